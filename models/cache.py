@@ -1,0 +1,98 @@
+"""Preallocated key/value cache: append in place, attend by a tree mask, compact the accepted path in place.
+
+Dimensions: L layers, R rows (images x guidance), C slots, H key/value heads, E head size, N nodes of a pass, M tree slots.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Where one pass of N nodes a row lies in the cache, and what each node may attend to."""
+
+    slots: Tensor  # [R, N] int64: the slot each node's key and value are written to
+    positions: Tensor  # [R, N] int64: rotary position
+    mask: Tensor  # [R, 1, N, context] additive, in the cache's dtype: 0 where a node may attend, -inf elsewhere
+    context: int  # slots read: no node attends beyond
+
+
+class KVCache:
+    """Keys and values of every layer, one row an image and guidance branch, each row at its own length.
+
+    Invariant: slots [0, length[r]) of row r hold exactly the committed prefix, at positions equal to their slots.
+    What lies beyond is scratch of the current tree. Nothing is ever concatenated or reallocated.
+    """
+
+    def __init__(self, store: Tensor, length: Tensor) -> None:
+        """Wrap store [L, R, C, 2, H, E] and length [R] int64 (committed slots a row)."""
+        self.store = store
+        self.length = length
+        rows = torch.arange(store.shape[1], device=store.device)
+        self._rows = rows[:, None]
+        self._columns = torch.arange(store.shape[2], device=store.device)
+
+    @classmethod
+    def allocate(cls, layers: int, rows: int, capacity: int, heads: int, head_dim: int, dtype: torch.dtype,
+                 device: torch.device) -> KVCache:
+        """An empty cache of layers * rows * capacity * 2 * heads * head_dim elements."""
+        store = torch.zeros(layers, rows, capacity, 2, heads, head_dim, dtype=dtype, device=device)
+        return cls(store, torch.zeros(rows, dtype=torch.int64, device=device))
+
+    @property
+    def capacity(self) -> int:
+        """Slots a row."""
+        return self.store.shape[2]
+
+    def row(self, index: int) -> KVCache:
+        """The one-row cache over the same memory."""
+        return KVCache(self.store[:, index : index + 1], self.length[index : index + 1])
+
+    def span(self, depths: Tensor, ancestors: Tensor, reach: int, offset: int = 0) -> Span:
+        """Place N nodes behind the committed prefix: node n goes to slot length + offset + n.
+
+        depths [R, N] int64: rotary position relative to length.
+        ancestors [R, N, M] bool: node n attends to the whole prefix and to slot length + m where ancestors[., n, m].
+        reach: a bound on length known to the host, so that reading it needs no synchronisation.
+        Raises ValueError if the nodes do not fit behind `reach` committed slots.
+        """
+        nodes, tree_slots = ancestors.shape[1:]
+        context = reach + max(tree_slots, offset + nodes)
+        if context > self.capacity:
+            raise ValueError(f"the cache has {self.capacity} slots a row, {context} are needed")
+        length = self.length[:, None]
+        relative = self._columns[None, :context] - length
+        in_tree = (relative >= 0) & (relative < tree_slots)
+        column = relative.clamp(0, tree_slots - 1)[:, None].expand(-1, nodes, -1)
+        allowed = (ancestors.gather(2, column) & in_tree[:, None]) | (relative < 0)[:, None]
+        # SDPA would turn a boolean mask into this additive one in every layer; once a pass is enough.
+        mask = torch.zeros(allowed.shape, dtype=self.store.dtype, device=allowed.device)
+        mask.masked_fill_(~allowed, float("-inf"))
+        slots = length + offset + torch.arange(nodes, device=length.device)
+        return Span(slots, length + depths, mask[:, None], context)
+
+    def write(self, layer: int, span: Span, kv: Tensor) -> tuple[Tensor, Tensor]:
+        """Store kv [R, N, 2, H, E] at the span's slots; return the keys and values [R, H, context, E] in view."""
+        held = self.store[layer]
+        held.index_put_((self._rows, span.slots), kv)
+        seen = held[:, : span.context]
+        return seen[:, :, 0].transpose(1, 2), seen[:, :, 1].transpose(1, 2)
+
+    def commit(self, path: Tensor, count: Tensor) -> None:
+        """Make the tree nodes path[r, :count[r]] the continuation of row r's prefix, in place.
+
+        path [R, A] int64, strictly increasing along the accepted part, path[r, j] >= j; entries beyond count are
+        ignored by every later pass. count [R] int64. Slots length + path[j] move to length + j.
+        """
+        base = self.length[:, None]
+        target = base + torch.arange(path.shape[1], device=path.device)
+        self.store[:, self._rows, target] = self.store[:, self._rows, base + path]
+        self.length += count
+
+    def rewind(self) -> None:
+        """Forget every row's prefix."""
+        self.length.zero_()

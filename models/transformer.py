@@ -1,0 +1,186 @@
+"""One decoder for every autoregressive image model of this project, driven by a configuration.
+
+RMSNorm, SwiGLU, optional LayerNorm on queries and keys per head, rotary positions in fp32, attention through
+scaled_dot_product_attention over a preallocated cache. Query and key dimensions are stored in interleaved rotary
+order (pairs 2j, 2j+1), so that the rotation is one complex product; key maps permute checkpoints on load.
+
+Dimensions: R rows, N nodes, T tokens, D features, H heads, E head size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.cache import KVCache, Span
+
+QK_NORM_EPS = 1e-5  # fixed in the published Chameleon code, not in its configuration
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderConfig:
+    """Shape of a decoder; every value is read from the checkpoint's own configuration."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int = 0  # 0: as many as num_heads
+    norm_eps: float = 1e-5
+    rope_theta: float = 10000.0
+    max_positions: int = 4096
+    qk_norm: bool = True
+    input_norm: bool = True  # the LlamaGen drafter's layer has no norm before attention
+
+    def __post_init__(self) -> None:
+        if self.num_kv_heads == 0:
+            object.__setattr__(self, "num_kv_heads", self.num_heads)
+        for name in ("hidden_size", "num_heads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: it must be positive")
+        if self.hidden_size % self.num_heads or self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"hidden_size {self.hidden_size}, num_heads {self.num_heads} and num_kv_heads {self.num_kv_heads} "
+                "do not divide one another"
+            )
+
+    @property
+    def head_dim(self) -> int:
+        """Size of one attention head."""
+        return self.hidden_size // self.num_heads
+
+
+def rotary_table(config: DecoderConfig, device: torch.device | str | None = None) -> Tensor:
+    """exp(i * position * theta^(-2j/E)): complex64 [max_positions, E/2], computed in fp64 and kept out of casts."""
+    exponent = torch.arange(0, config.head_dim, 2, dtype=torch.float64, device=device) / config.head_dim
+    # fp32 frequencies, as every published implementation has them: the tables agree to the last bit that matters.
+    frequency = (1.0 / config.rope_theta**exponent).float()
+    angles = torch.arange(config.max_positions, device=device).float()[:, None] * frequency
+    return torch.polar(torch.ones_like(angles), angles)
+
+
+def rotate(x: Tensor, turn: Tensor) -> Tensor:
+    """Rotate x [R, N, H, E] by turn [R, N, 1, E/2] (complex) in fp32; returns x's dtype."""
+    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs * turn).flatten(-2).to(x.dtype)
+
+
+class Attention(nn.Module):
+    """Multi-head attention with one fused projection for queries, keys and values."""
+
+    def __init__(self, config: DecoderConfig, bias: bool = False) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        self.qkv = nn.Linear(config.hidden_size, (self.heads + 2 * self.kv_heads) * self.head_dim, bias=bias)
+        self.out = nn.Linear(config.hidden_size, config.hidden_size, bias=bias)
+        self.qk_norm = config.qk_norm
+        if config.qk_norm:
+            shape = (self.heads + self.kv_heads, self.head_dim)
+            self.qk_weight = nn.Parameter(torch.ones(shape))
+            self.qk_bias = nn.Parameter(torch.zeros(shape))
+
+    def project(self, x: Tensor, turn: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries [R, N, H, E] and stacked keys and values [R, N, 2, Hkv, E], normed and rotated."""
+        fused = self.qkv(x).unflatten(-1, (-1, self.head_dim))
+        qk, value = fused.split((self.heads + self.kv_heads, self.kv_heads), dim=2)
+        if self.qk_norm:
+            qk = torch.addcmul(self.qk_bias, F.layer_norm(qk, (self.head_dim,), eps=QK_NORM_EPS), self.qk_weight)
+        query, key = rotate(qk, turn).split((self.heads, self.kv_heads), dim=2)
+        return query, torch.stack((key, value), dim=2)
+
+    def forward(self, x: Tensor, turn: Tensor, layer: int, cache: KVCache, span: Span) -> Tensor:
+        """Attend from N tree nodes a row to the committed prefix and their ancestors; x [R, N, D]."""
+        query, kv = self.project(x, turn)
+        key, value = cache.write(layer, span, kv)
+        mixed = F.scaled_dot_product_attention(
+            query.transpose(1, 2), key, value, attn_mask=span.mask, enable_gqa=self.heads != self.kv_heads
+        )
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+    def causal(self, x: Tensor, turn: Tensor) -> Tensor:
+        """Attend from every token to itself and all before it, without a cache; x [R, T, D]."""
+        query, kv = self.project(x, turn)
+        key, value = kv.transpose(1, 3).unbind(2)
+        mixed = F.scaled_dot_product_attention(
+            query.transpose(1, 2), key, value, is_causal=True, enable_gqa=self.heads != self.kv_heads
+        )
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+class MLP(nn.Module):
+    """SwiGLU with gate and up projections fused."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.gate_up = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
+        self.down = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """down(silu(gate(x)) * up(x)); x [R, N, D]."""
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.down(F.silu(gate) * up)
+
+
+class Block(nn.Module):
+    """One pre-norm decoder layer."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.attention_norm: nn.Module = (
+            nn.RMSNorm(config.hidden_size, config.norm_eps) if config.input_norm else nn.Identity()
+        )
+        self.attention = Attention(config)
+        self.mlp_norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
+        self.mlp = MLP(config)
+
+    def forward(self, x: Tensor, turn: Tensor, layer: int, cache: KVCache, span: Span) -> Tensor:
+        """x [R, N, D] -> [R, N, D], writing this layer's keys and values at the span."""
+        x = x + self.attention(self.attention_norm(x), turn, layer, cache, span)
+        return x + self.mlp(self.mlp_norm(x))
+
+    def causal(self, x: Tensor, turn: Tensor) -> Tensor:
+        """The same layer over whole sequences, without a cache."""
+        x = x + self.attention.causal(self.attention_norm(x), turn)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class Decoder(nn.Module):
+    """Token embedding, blocks, final norm and head. `forward` is for decoding, `causal` for training and scoring."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
+        self.norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
+        self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        # A plain attribute: a cast of the module must not touch it (a bf16 table is off by .6 rad at position 500).
+        self.rotary = rotary_table(config)
+
+    def turn(self, positions: Tensor) -> Tensor:
+        """Rotations [R, N, 1, E/2] at positions [R, N]."""
+        if self.rotary.device != positions.device:
+            self.rotary = self.rotary.to(positions.device)
+        return self.rotary[positions].unsqueeze(2)
+
+    def forward(self, x: Tensor, cache: KVCache, span: Span) -> Tensor:
+        """Features [R, N, D] after the final norm of embedded nodes x [R, N, D], placed in the cache by span."""
+        turn = self.turn(span.positions)
+        for layer, block in enumerate(self.blocks):
+            x = block(x, turn, layer, cache, span)
+        return self.norm(x)
+
+    def causal(self, tokens: Tensor) -> Tensor:
+        """Features [R, T, D] after the final norm of whole sequences tokens [R, T]; position = index.
+
+        Right padding cannot reach an earlier token. Equals `forward` over the same tokens up to rounding.
+        """
+        turn = self.turn(torch.arange(tokens.shape[1], device=tokens.device)[None])
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block.causal(x, turn)
+        return self.norm(x)
