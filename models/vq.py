@@ -1,0 +1,304 @@
+"""Chameleon VQGAN: images <-> codes. Encoder keys as in transformers' ChameleonVQVAE, decoder keys as published.
+
+B images, C channels, H x W pixels, h x w cells (the grid), K codes, E size of a code vector.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+NUM_GROUPS = 32
+NORM_EPS = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class VQConfig:
+    """Shape of a VQGAN, field names of the HF `vq_config`."""
+
+    base_channels: int = 128
+    channel_multiplier: tuple[int, ...] = (1, 1, 2, 2, 4)
+    num_res_blocks: int = 2
+    embed_dim: int = 256
+    latent_channels: int = 256
+    num_embeddings: int = 8192
+    resolution: int = 512
+    attn_resolutions: tuple[int, ...] = ()
+    attn_type: str = "vanilla"
+    in_channels: int = 3
+
+    def __post_init__(self) -> None:
+        if self.base_channels % NUM_GROUPS:
+            raise ValueError(f"base_channels must be a multiple of {NUM_GROUPS}, got {self.base_channels}")
+        if self.attn_type not in ("vanilla", "none"):
+            raise ValueError(f"attn_type must be 'vanilla' or 'none', got {self.attn_type!r}")
+
+    @property
+    def patch_size(self) -> int:
+        """Pixels along the side of a cell."""
+        return 2 ** (len(self.channel_multiplier) - 1)
+
+    @classmethod
+    def from_hf(cls, fields: dict) -> VQConfig:
+        """From the `vq_config` of a Chameleon config.json."""
+        if fields.get("double_latent", False):
+            raise ValueError("vq_config.double_latent must be false")
+        names = ("base_channels", "num_res_blocks", "embed_dim", "latent_channels", "num_embeddings", "resolution")
+        return cls(
+            **{name: fields[name] for name in names},
+            channel_multiplier=tuple(fields["channel_multiplier"]),
+            attn_resolutions=tuple(fields.get("attn_resolutions") or ()),
+            attn_type=fields.get("attn_type", "vanilla"),
+            in_channels=fields.get("in_channels", 3),
+        )
+
+    @classmethod
+    def from_yaml(cls, path: Path) -> VQConfig:
+        """From a published vgan.yaml (taming layout: model.params.ddconfig)."""
+        import yaml
+
+        params = yaml.safe_load(Path(path).read_text())["model"]["params"]
+        shape = params["ddconfig"]
+        if shape["double_z"] or shape["in_channels"] != shape["out_ch"]:
+            raise ValueError(f"{path}: double_z must be false and in_channels must equal out_ch")
+        return cls(
+            base_channels=shape["ch"],
+            channel_multiplier=tuple(shape["ch_mult"]),
+            num_res_blocks=shape["num_res_blocks"],
+            embed_dim=params["embed_dim"],
+            latent_channels=shape["z_channels"],
+            num_embeddings=params["n_embed"],
+            resolution=shape["resolution"],
+            attn_resolutions=tuple(shape["attn_resolutions"]),
+            in_channels=shape["in_channels"],
+        )
+
+
+def group_norm(channels: int) -> nn.GroupNorm:
+    """The only normalisation of the model."""
+    return nn.GroupNorm(NUM_GROUPS, channels, eps=NORM_EPS)
+
+
+class ResnetBlock(nn.Module):
+    """x + conv(swish(norm(conv(swish(norm(x)))))), the sum through a 1x1 convolution where the width changes."""
+
+    def __init__(self, channels_in: int, channels_out: int) -> None:
+        super().__init__()
+        self.norm1 = group_norm(channels_in)
+        self.conv1 = nn.Conv2d(channels_in, channels_out, 3, padding=1)
+        self.norm2 = group_norm(channels_out)
+        self.conv2 = nn.Conv2d(channels_out, channels_out, 3, padding=1)
+        if channels_in != channels_out:
+            self.nin_shortcut = nn.Conv2d(channels_in, channels_out, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C_in, H, W] -> [B, C_out, H, W]."""
+        hidden = self.conv1(F.silu(self.norm1(x)))
+        hidden = self.conv2(F.silu(self.norm2(hidden)))
+        return hidden + (self.nin_shortcut(x) if hasattr(self, "nin_shortcut") else x)
+
+
+class AttnBlock(nn.Module):
+    """x + single-head attention over all positions."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = group_norm(channels)
+        self.q = nn.Conv2d(channels, channels, 1)
+        self.k = nn.Conv2d(channels, channels, 1)
+        self.v = nn.Conv2d(channels, channels, 1)
+        self.proj_out = nn.Conv2d(channels, channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C, H, W] -> the same shape; logits scaled by C^-1/2."""
+        hidden = self.norm(x)
+        q, k, v = (conv(hidden).flatten(2).transpose(1, 2) for conv in (self.q, self.k, self.v))
+        hidden = F.scaled_dot_product_attention(q, k, v)
+        return x + self.proj_out(hidden.transpose(1, 2).reshape(x.shape))
+
+
+class Downsample(nn.Module):
+    """Halve the side; zero padding right and below only."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, stride=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C, H, W] -> [B, C, H/2, W/2]."""
+        return self.conv(F.pad(x, (0, 1, 0, 1)))
+
+
+class Upsample(nn.Module):
+    """Double the side by nearest neighbour, then convolve."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C, H, W] -> [B, C, 2H, 2W]."""
+        return self.conv(F.interpolate(x, scale_factor=2.0, mode="nearest"))
+
+
+class Middle(nn.Module):
+    """Two residual blocks at the lowest resolution with attention between them."""
+
+    def __init__(self, channels: int, attn_type: str) -> None:
+        super().__init__()
+        self.block_1 = ResnetBlock(channels, channels)
+        self.attn_1 = AttnBlock(channels) if attn_type == "vanilla" else nn.Identity()
+        self.block_2 = ResnetBlock(channels, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C, h, w] -> the same shape."""
+        return self.block_2(self.attn_1(self.block_1(x)))
+
+
+class Level(nn.Module):
+    """Residual blocks (and attention) at one resolution; the change of resolution is an attribute set by the owner."""
+
+    def __init__(self, channels_in: int, channels_out: int, num_blocks: int, attention: bool) -> None:
+        super().__init__()
+        widths = [channels_in] + [channels_out] * num_blocks
+        self.block = nn.ModuleList(ResnetBlock(a, b) for a, b in zip(widths, widths[1:], strict=False))
+        self.attn = nn.ModuleList(AttnBlock(channels_out) for _ in range(num_blocks if attention else 0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C_in, H, W] -> [B, C_out, H, W]."""
+        for index, block in enumerate(self.block):
+            x = block(x)
+            if len(self.attn):
+                x = self.attn[index](x)
+        return x
+
+
+class Encoder(nn.Module):
+    """Images [B, 3, H, W] in [-1, 1] -> latents [B, latent_channels, h, w]."""
+
+    def __init__(self, config: VQConfig) -> None:
+        super().__init__()
+        widths = [config.base_channels * m for m in (1, *config.channel_multiplier)]
+        last = len(config.channel_multiplier) - 1
+        self.conv_in = nn.Conv2d(config.in_channels, config.base_channels, 3, padding=1)
+        self.down = nn.ModuleList()
+        for i in range(last + 1):
+            attention = config.attn_type == "vanilla" and config.resolution >> i in config.attn_resolutions
+            level = Level(widths[i], widths[i + 1], config.num_res_blocks, attention)
+            if i < last:
+                level.downsample = Downsample(widths[i + 1])
+            self.down.append(level)
+        self.mid = Middle(widths[-1], config.attn_type)
+        self.norm_out = group_norm(widths[-1])
+        self.conv_out = nn.Conv2d(widths[-1], config.latent_channels, 3, padding=1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Encode; see the class."""
+        x = self.conv_in(images)
+        for level in self.down:
+            x = level(x)
+            if hasattr(level, "downsample"):
+                x = level.downsample(x)
+        return self.conv_out(F.silu(self.norm_out(self.mid(x))))
+
+
+class Decoder(nn.Module):
+    """Latents [B, latent_channels, h, w] -> images [B, 3, H, W], nominally in [-1, 1]; `up` is indexed by level."""
+
+    def __init__(self, config: VQConfig) -> None:
+        super().__init__()
+        widths = [config.base_channels * m for m in config.channel_multiplier]
+        last = len(widths) - 1
+        self.conv_in = nn.Conv2d(config.latent_channels, widths[-1], 3, padding=1)
+        self.mid = Middle(widths[-1], config.attn_type)
+        self.up = nn.ModuleList()
+        for i in range(last + 1):
+            attention = config.attn_type == "vanilla" and config.resolution >> i in config.attn_resolutions
+            level = Level(widths[min(i + 1, last)], widths[i], config.num_res_blocks + 1, attention)
+            if i > 0:
+                level.upsample = Upsample(widths[i])
+            self.up.append(level)
+        self.norm_out = group_norm(widths[0])
+        self.conv_out = nn.Conv2d(widths[0], config.in_channels, 3, padding=1)
+
+    def forward(self, latents: Tensor) -> Tensor:
+        """Decode; see the class."""
+        x = self.mid(self.conv_in(latents))
+        for level in reversed(self.up):
+            x = level(x)
+            if hasattr(level, "upsample"):
+                x = level.upsample(x)
+        return self.conv_out(F.silu(self.norm_out(x)))
+
+
+class Quantizer(nn.Module):
+    """The codebook, `embedding.weight` [K, E]."""
+
+    def __init__(self, num_embeddings: int, embed_dim: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(num_embeddings, embed_dim)
+
+    def nearest(self, vectors: Tensor) -> Tensor:
+        """[..., E] -> [...] int64: the code at the least Euclidean distance, in its expanded form."""
+        flat, book = vectors.reshape(-1, vectors.shape[-1]), self.embedding.weight
+        distance = flat.square().sum(1, keepdim=True) + book.square().sum(1) - 2 * flat @ book.T
+        return distance.argmin(1).view(vectors.shape[:-1])
+
+
+class VQModel(nn.Module):
+    """Encoder, codebook and decoder."""
+
+    def __init__(self, config: VQConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = Encoder(config)
+        self.decoder = Decoder(config)
+        self.quantize = Quantizer(config.num_embeddings, config.embed_dim)
+        self.quant_conv = nn.Conv2d(config.latent_channels, config.embed_dim, 1)
+        self.post_quant_conv = nn.Conv2d(config.embed_dim, config.latent_channels, 1)
+
+    def latents(self, images: Tensor) -> Tensor:
+        """Images [B, 3, H, W] in [-1, 1] -> unquantised vectors [B, h, w, E]."""
+        return self.quant_conv(self.encoder(images)).permute(0, 2, 3, 1)
+
+    def encode(self, images: Tensor) -> Tensor:
+        """Images [B, 3, H, W] in [-1, 1] -> codes [B, h, w] int64."""
+        return self.quantize.nearest(self.latents(images))
+
+    def decode_vectors(self, vectors: Tensor) -> Tensor:
+        """Vectors [B, h, w, E] -> images [B, 3, H, W], not clamped."""
+        return self.decoder(self.post_quant_conv(vectors.permute(0, 3, 1, 2)))
+
+    def decode(self, codes: Tensor) -> Tensor:
+        """Codes [B, h, w] int64 -> images [B, 3, H, W], not clamped."""
+        return self.decode_vectors(self.quantize.embedding(codes))
+
+    def load_vq_state(self, state: dict[str, Tensor]) -> None:
+        """Load a `vqgan.ckpt` state dict; tensors of the training loss are ignored, a missing one is an error."""
+        keys = self.state_dict().keys()
+        missing = [key for key in keys if key not in state]
+        if missing:
+            raise ValueError(f"the VQ checkpoint lacks {len(missing)} tensors, first {missing[0]}")
+        self.load_state_dict({key: state[key] for key in keys})
+
+
+def to_uint8(images: Tensor) -> Tensor:
+    """Images [B, 3, H, W] in [-1, 1] -> uint8 [B, H, W, 3]: clamped, (x + 1) / 2 * 255, truncated."""
+    pixels = (images.detach().float().clamp(-1, 1) + 1) / 2 * 255
+    return pixels.to(torch.uint8).permute(0, 2, 3, 1).contiguous()
+
+
+def from_uint8(images: Tensor) -> Tensor:
+    """uint8 [B, H, W, 3] -> float32 [B, 3, H, W] in [-1, 1]."""
+    return images.permute(0, 3, 1, 2).float() / 127.5 - 1
+
+
+def load_vqgan(yaml_path: Path, ckpt_path: Path) -> VQModel:
+    """The model of a published vqgan.yaml and vqgan.ckpt, float32, evaluation mode."""
+    model = VQModel(VQConfig.from_yaml(yaml_path))
+    model.load_vq_state(torch.load(ckpt_path, map_location="cpu", weights_only=True)["state_dict"])
+    return model.eval()

@@ -1,0 +1,224 @@
+"""Data of the embedded model: npm emoji sets -> 64 px RGB images, captions, split, licences, checksums.
+
+Everything written is a pure function of the package versions, the flags and the seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import io
+import json
+import random
+import subprocess
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from tqdm import tqdm
+
+EMOJIBASE = "emojibase-data@17.0.0"
+STYLES = {
+    "noto": "@iconify-json/noto@1.2.9",
+    "twemoji": "@iconify-json/twemoji@1.2.5",
+    "fluent": "@iconify-json/fluent-emoji-flat@1.2.6",
+    "fluent3d": "@iconify-json/fluent-emoji@1.2.7",
+}
+SUBGROUPS = {
+    "face-smiling": 14, "face-affection": 9, "face-tongue": 5, "face-glasses": 2, "face-costume": 8, "heart": 25,
+    "animal-mammal": 66, "animal-bird": 22, "animal-amphibian": 1, "animal-reptile": 8, "animal-marine": 17,
+    "animal-bug": 10, "plant-flower": 11, "plant-other": 16, "food-fruit": 20, "food-vegetable": 18,
+    "food-prepared": 34, "food-asian": 17, "food-sweet": 14, "drink": 20, "sky-weather": 47,
+    "transport-ground": 34, "transport-water": 9, "transport-air": 13, "event": 8, "award-medal": 2, "sport": 12,
+    "musical-instrument": 11, "light-video": 12, "lock": 6, "place-building": 12, "game": 8, "tool": 8,
+}  # fmt: skip
+PINNED = (("noto", "red heart"), ("twemoji", "pizza"), ("fluent", "cat face"))
+DROPPED_WORDS = frozenset(
+    "oncoming moon guide service decoration exclamation mending revolving anger departure arrival shallow pouring "
+    "clinking parachute seat railway suspension aerial lorry wheelchair construction derelict post love "
+    "department convenience japanese medium sign mailbox flag head shaking bacteria carp tanabata pine dolls "
+    "behind cableway minibus trolleybus melting".split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One emoji of emojibase: caption name, keywords without the words of the name, code points, subgroup."""
+
+    name: str
+    keywords: tuple[str, ...]
+    hexcode: str
+    subgroup: str
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `train_emoji data`."""
+    parser.add_argument("--work_dir", default="data/emoji", help="folder of everything built")
+    parser.add_argument("--npm_cache", default=None, help="folder of the npm tarballs (default WORK_DIR/npm)")
+    parser.add_argument("--styles", nargs="+", choices=sorted(STYLES), default=["noto", "twemoji", "fluent"])
+    parser.add_argument("--max_names", type=int, default=420, help="names kept, spread over the subgroups; 0: all")
+    parser.add_argument("--subgroups", nargs="+", default=None, help="emojibase subgroups (default: a list, capped)")
+    parser.add_argument("--image_size", type=int, default=64, help="side of an image, pixels")
+    parser.add_argument("--num_held_out", type=int, default=48, help="(name, style) pairs kept out of training")
+    parser.add_argument("--seed", type=int, default=0)
+
+
+def fetch(package: str, cache: Path) -> Path:
+    """Path of the tarball of NAME@VERSION; `npm pack` brings it into cache when it is absent there."""
+    name, version = package.lstrip("@").rsplit("@", 1)
+    path = cache / f"{name.replace('/', '-')}-{version}.tgz"
+    if not path.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["npm", "pack", "--silent", package], cwd=cache, check=True)
+    return path
+
+
+def read_member(tarball: Path, member: str) -> dict | list:
+    """The JSON file `package/MEMBER` of an npm tarball."""
+    with tarfile.open(tarball, "r:gz") as archive:
+        stream = archive.extractfile(f"package/{member}")
+        assert stream is not None
+        return json.load(stream)
+
+
+def plain(hexcode: str) -> str:
+    """Code points in lower case without variation selectors, the form in which sets are compared."""
+    return hexcode.lower().replace("-fe0f", "")
+
+
+def read_entries(tarball: Path) -> list[Entry]:
+    """All emojis of emojibase that belong to a group, in its own order."""
+    names = read_member(tarball, "meta/groups.json")["subgroups"]
+    entries = []
+    for item in sorted(read_member(tarball, "en/data.json"), key=lambda item: item.get("order", 10**6)):
+        if "group" not in item:
+            continue
+        name = item["label"].lower().replace("’", "'")
+        words = set(name.replace("-", " ").split())
+        keywords = tuple(tag for tag in item.get("tags", []) if not set(tag.lower().split()) & words)
+        entries.append(Entry(name, keywords, plain(item["hexcode"]), names[str(item["subgroup"])]))
+    return entries
+
+
+def choose(entries: list[Entry], icons: dict[str, dict], args: argparse.Namespace) -> list[Entry]:
+    """The names present in all styles, capped by subgroup, thinned evenly to max_names; pinned names stay."""
+    caps = {name: 10**6 for name in args.subgroups} if args.subgroups else SUBGROUPS
+    count, kept = dict.fromkeys(caps, 0), []
+    for entry in entries:
+        words = set(entry.name.replace("-", " ").split())
+        if entry.subgroup not in caps or not all(entry.hexcode in icons[style] for style in args.styles):
+            continue
+        if not args.subgroups and words & DROPPED_WORDS or count[entry.subgroup] >= caps[entry.subgroup]:
+            continue
+        count[entry.subgroup] += 1
+        kept.append(entry)
+    pinned = {name for _, name in PINNED}
+    surplus = len(kept) - args.max_names if args.max_names else 0
+    if surplus > 0:
+        free = [entry for entry in kept if entry.name not in pinned]
+        drop = {free[(2 * i + 1) * len(free) // (2 * surplus)].name for i in range(surplus)}
+        kept = [entry for entry in kept if entry.name not in drop]
+    return kept
+
+
+def load_icons(tarball: Path) -> dict[str, str]:
+    """Code points -> complete SVG text, for every icon of an iconify set that has code points or an alias with."""
+    sheet, chars = read_member(tarball, "icons.json"), read_member(tarball, "chars.json")
+    default = sheet.get("width", 16), sheet.get("height", 16)
+    icons = {}
+    for hexcode, name in chars.items():
+        icon = sheet["icons"].get(sheet.get("aliases", {}).get(name, {}).get("parent", name))
+        if icon is None:
+            continue
+        width, height = icon.get("width", default[0]), icon.get("height", default[1])
+        side = max(width, height)
+        left, top = icon.get("left", 0) - (side - width) / 2, icon.get("top", 0) - (side - height) / 2
+        space = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
+        frame = f'{space} viewBox="{left} {top} {side} {side}" width="{side}" height="{side}"'
+        icons[plain(hexcode)] = f"<svg {frame}>{icon['body']}</svg>"
+    return icons
+
+
+def rasterise(svg: str, size: int) -> np.ndarray:
+    """uint8 [size, size, 3]: rendered at twice the size on white, averaged over 2x2 pixels."""
+    from resvg_py import svg_to_bytes
+
+    png = svg_to_bytes(svg_string=svg, width=2 * size, height=2 * size, dpi=90, background="#ffffff")
+    image = np.asarray(Image.open(io.BytesIO(bytes(png))).convert("RGB"), dtype=np.float32)
+    if image.shape != (2 * size, 2 * size, 3):
+        raise ValueError(f"icon rendered as {image.shape}, expected a square of {2 * size}")
+    return (image.reshape(size, 2, size, 2, 3).mean((1, 3)) + 0.5).astype(np.uint8)
+
+
+def held_out_pairs(names: list[str], styles: list[str], count: int, seed: int) -> set[tuple[str, str]]:
+    """count (style, name) pairs, at most one a name, so that each name stays seen in the other styles."""
+    rng = random.Random(seed)
+    pairs = [(rng.choice(styles), name) for name in rng.sample(names, len(names))]
+    pairs = [pair for pair in pairs if pair not in PINNED and len(styles) > 1]
+    return set(pairs[:count])
+
+
+def sha256(path: Path) -> str:
+    """Hexadecimal SHA-256 of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def licence_record(styles: list[str], cache: Path) -> list[dict[str, str]]:
+    """Title, author and licence of each source, read from the packages themselves."""
+    record = []
+    for style in styles:
+        info = read_member(fetch(STYLES[style], cache), "info.json")
+        licence, author = info["license"], info["author"]
+        record.append(
+            {"style": style, "package": STYLES[style], "title": info["name"], "author": author["name"],
+             "source": author["url"], "licence": licence["spdx"], "licence_url": licence["url"]}
+        )  # fmt: skip
+    package = read_member(fetch(EMOJIBASE, cache), "package.json")
+    record.append(
+        {"style": "(names and keywords)", "package": EMOJIBASE, "title": "emojibase-data",
+         "author": "Miles Johnson", "source": "https://github.com/milesj/emojibase", "licence": package["license"],
+         "licence_url": "https://opensource.org/license/mit"}
+    )  # fmt: skip
+    return record
+
+
+def run(args: argparse.Namespace) -> None:
+    """Fetch, choose, rasterise and write images.npy, captions.jsonl, licences.json, checksums.json."""
+    work = Path(args.work_dir)
+    work.mkdir(parents=True, exist_ok=True)
+    cache = Path(args.npm_cache) if args.npm_cache else work / "npm"
+    icons = {style: load_icons(fetch(STYLES[style], cache)) for style in args.styles}
+    entries = choose(read_entries(fetch(EMOJIBASE, cache)), icons, args)
+    held_out = held_out_pairs([entry.name for entry in entries], args.styles, args.num_held_out, args.seed)
+    images, lines = [], []
+    for entry in tqdm(entries, desc="rasterise", unit="name"):
+        for style in args.styles:
+            split = "held_out" if (style, entry.name) in held_out else "train"
+            row = {"index": len(images), "style": style, "name": entry.name, "keywords": entry.keywords,
+                   "subgroup": entry.subgroup, "split": split}  # fmt: skip
+            lines.append(json.dumps(row))
+            images.append(rasterise(icons[style][entry.hexcode], args.image_size))
+    np.save(work / "images.npy", np.stack(images))
+    (work / "captions.jsonl").write_text("\n".join(lines) + "\n")
+    (work / "licences.json").write_text(json.dumps(licence_record(args.styles, cache), indent=1) + "\n")
+    sums = {name: sha256(work / name) for name in ("images.npy", "captions.jsonl", "licences.json")}
+    (work / "checksums.json").write_text(json.dumps(sums, indent=1) + "\n")
+    print(json.dumps({"names": len(entries), "images": len(images), "held_out": len(held_out), **sums}))
+
+
+def read_captions(work: Path) -> list[dict]:
+    """Rows of captions.jsonl in image order."""
+    return [json.loads(line) for line in (work / "captions.jsonl").read_text().splitlines()]
+
+
+def main() -> None:
+    """Run as `python -m training.data`."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_arguments(parser)
+    run(parser.parse_args())
+
+
+if __name__ == "__main__":
+    main()
