@@ -1,0 +1,28 @@
+"""The raster of image codes: position <-> cell."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A height x width raster of codes, emitted row by row; positions run from 0 to size - 1."""
+
+    height: int
+    width: int
+
+    def __post_init__(self) -> None:
+        if self.height < 1 or self.width < 1:
+            raise ValueError(f"grid {self.height} x {self.width}: both sides must be positive")
+
+    @property
+    def size(self) -> int:
+        """Codes an image."""
+        return self.height * self.width
+
+    def cell(self, position: int) -> tuple[int, int]:
+        """(row, column) of a position; ValueError outside the raster."""
+        if not 0 <= position < self.size:
+            raise ValueError(f"position {position} is outside a grid of {self.size} cells")
+        return divmod(position, self.width)

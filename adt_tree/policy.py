@@ -1,0 +1,139 @@
+"""Which tree shape at which cell: fixed (EAGLE-2, EAGLE-1) and adjacency-adaptive (ADT-Tree). No torch here."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Protocol
+
+Cell = tuple[int, int]  # (row, column)
+
+
+@dataclass(frozen=True, slots=True)
+class TreeShape:
+    """Levels below the root, children a node and nodes a level, and drafted nodes in all (root excluded)."""
+
+    depth: int
+    width: int
+    budget: int
+
+    def __post_init__(self) -> None:
+        if min(self.depth, self.width, self.budget) < 0:
+            raise ValueError(f"tree shape {self.depth} x {self.width}, budget {self.budget}: none may be negative")
+
+    def cut(self, levels: int) -> TreeShape:
+        """The same shape with at most `levels` levels: no code beyond the image is drafted."""
+        return self if self.depth <= levels else TreeShape(levels, self.width, self.budget)
+
+
+class Policy(Protocol):
+    """Chooses a shape for the tree rooted at a cell; learns from what was accepted. One state a slot."""
+
+    def reset(self, slot: int, seed: int) -> None:
+        """A new image takes the slot."""
+
+    def shape(self, slot: int, cell: Cell) -> TreeShape:
+        """The shape of the tree whose root (the last committed code) lies at cell."""
+
+    def observe(self, slot: int, accepted: int, drafted_depth: int, committed: list[Cell]) -> None:
+        """Of drafted_depth levels, `accepted` draft codes were taken; the step committed these cells."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """One shape everywhere: EAGLE-2, and EAGLE-1 with the shape of its static tree."""
+
+    constant: TreeShape
+
+    def reset(self, slot: int, seed: int) -> None:
+        """Nothing to forget."""
+
+    def shape(self, slot: int, cell: Cell) -> TreeShape:
+        """The constant."""
+        return self.constant
+
+    def observe(self, slot: int, accepted: int, drafted_depth: int, committed: list[Cell]) -> None:
+        """Nothing to learn."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptConstants:
+    """Constants of the adaptive tree. The paper publishes none of these values: ours come from a sweep (docs/LOG.md)."""
+
+    beta: float = 0.5  # acceptance rate from which the tree deepens
+    step_depth: int = 1  # l_d, levels
+    step_width: int = 1  # l_k, nodes a level
+    depth_min: int = 1
+    depth_max: int = 8
+    width_min: int = 1
+    width_max: int = 8
+    depth_start: int = 5
+    width_start: int = 4
+    budget: int = 24  # drafted nodes, root excluded
+    init: str = "horizontal"  # horizontal, vertical or random repeat of a decoded neighbour's state
+
+    def __post_init__(self) -> None:
+        if self.init not in ("horizontal", "vertical", "random"):
+            raise ValueError(f"adt_init {self.init!r}: choose horizontal, vertical or random")
+        if not 0 <= self.beta <= 1:
+            raise ValueError(f"adt_beta {self.beta}: an acceptance rate lies in [0, 1]")
+        for name in ("depth", "width"):
+            low, start, high = (getattr(self, f"{name}_{end}") for end in ("min", "start", "max"))
+            if not 1 <= low <= start <= high:
+                raise ValueError(f"adt {name}: 1 <= min {low} <= start {start} <= max {high} does not hold")
+        if self.step_depth < 0 or self.step_width < 0 or self.budget < 1:
+            raise ValueError("adt: steps must not be negative and the budget must be positive")
+
+
+@dataclass(slots=True)
+class _Memory:
+    """One image's states by cell, and the rate of its last step."""
+
+    random: random.Random
+    states: dict[Cell, tuple[int, int]] = field(default_factory=dict)
+    current: tuple[int, int] = (0, 0)
+    rate: float | None = None
+
+
+class AdjacencyAdaptive:
+    """ADT-Tree (arXiv 2512.21857): start from the adjacent cell's (depth, width), then one bisectional update.
+
+    alpha = accepted / depth of the previous tree. alpha >= beta: deeper and narrower; else shallower and wider, each
+    clamped to its bounds. The first tree has the start values. All cells a step commits get its state.
+    """
+
+    def __init__(self, constants: AdaptConstants, slots: int) -> None:
+        self.constants = constants
+        self._memory = [_Memory(random.Random(0)) for _ in range(slots)]
+
+    def reset(self, slot: int, seed: int) -> None:
+        """Forget the slot's image; the seed drives the random initialisation only."""
+        start = (self.constants.depth_start, self.constants.width_start)
+        self._memory[slot] = _Memory(random.Random(seed), current=start)
+
+    def shape(self, slot: int, cell: Cell) -> TreeShape:
+        """The adjacent state, moved once by the last acceptance rate."""
+        memory, constants = self._memory[slot], self.constants
+        depth, width = self._adjacent(memory, cell)
+        if memory.rate is not None:
+            sign = 1 if memory.rate >= constants.beta else -1
+            depth = min(max(depth + sign * constants.step_depth, constants.depth_min), constants.depth_max)
+            width = min(max(width - sign * constants.step_width, constants.width_min), constants.width_max)
+        memory.current = (depth, width)
+        return TreeShape(depth, width, constants.budget)
+
+    def observe(self, slot: int, accepted: int, drafted_depth: int, committed: list[Cell]) -> None:
+        """Store the step's state in its cells; a step that drafted nothing leaves the rate as it was."""
+        memory = self._memory[slot]
+        if drafted_depth:
+            memory.rate = accepted / drafted_depth
+        memory.states.update(dict.fromkeys(committed, memory.current))
+
+    def _adjacent(self, memory: _Memory, cell: Cell) -> tuple[int, int]:
+        row, column = cell
+        start = (self.constants.depth_start, self.constants.width_start)
+        if self.constants.init == "random":
+            return memory.random.choice(list(memory.states.values())) if memory.states else start
+        above, left = (row - 1, column), (row, column - 1)
+        first, second = (left, above) if self.constants.init == "horizontal" else (above, left)
+        return memory.states.get(first) or memory.states.get(second) or start

@@ -1,0 +1,81 @@
+"""From logits to the law that is sampled: guidance, temperature, top-k, top-p. The only definition of each.
+
+Dimensions: G guidance branches (2: conditional, unconditional; 1: no guidance), V codes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """The sampling law. temperature 0 is greedy; top_k 0, top_p 1 and guidance 1 switch their step off."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    guidance: float = 3.0
+    top_p_first: bool = False  # the released EAGLE code's order of the two filters
+
+    def __post_init__(self) -> None:
+        if not self.temperature >= 0:
+            raise ValueError(f"temperature {self.temperature}: it must not be negative")
+        if self.top_k < 0:
+            raise ValueError(f"top_k {self.top_k}: it must not be negative (0 keeps every code)")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p {self.top_p}: it must lie in (0, 1]")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the law is the argmax; the published code draws that line at 1e-5."""
+        return self.temperature <= 1e-5
+
+    @property
+    def branches(self) -> int:
+        """Rows an image: 2 under classifier-free guidance, else 1."""
+        return 1 if self.guidance == 1 else 2
+
+
+def guide(logits: Tensor, guidance: float) -> Tensor:
+    """u + s (c - u) over logits [G, ..., V], branch 0 conditional; with one branch, that branch."""
+    if logits.shape[0] == 1:
+        return logits[0]
+    return torch.lerp(logits[1], logits[0], guidance)
+
+
+def keep_top_k(logits: Tensor, top_k: int) -> Tensor:
+    """Set everything below the top_k-th largest logit to -inf; ties with it stay. 0 keeps all."""
+    if top_k == 0 or top_k >= logits.shape[-1]:
+        return logits
+    least = logits.topk(top_k, dim=-1).values[..., -1:]
+    return logits.masked_fill(logits < least, float("-inf"))
+
+
+def keep_top_p(logits: Tensor, top_p: float) -> Tensor:
+    """Keep the smallest set of most probable codes whose mass reaches top_p; the most probable always stays."""
+    if top_p >= 1:
+        return logits
+    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
+    probability = ordered.softmax(dim=-1)
+    before = probability.cumsum(dim=-1) - probability
+    drop = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, before >= top_p)
+    return logits.masked_fill(drop, float("-inf"))
+
+
+def log_probs(logits: Tensor, sampling: Sampling) -> Tensor:
+    """log p = log softmax(filter(guided / T)) in fp32, [..., V] from logits [G, ..., V].
+
+    At temperature 0 the filters are void and log softmax(guided) is returned: its argmax is the law, and its values
+    are the confidences by which trees grow and relaxation is measured (LANTERN, greedy).
+    """
+    guided = guide(logits.float(), sampling.guidance)
+    if sampling.greedy:
+        return guided.log_softmax(dim=-1)
+    scaled = guided / sampling.temperature
+    if sampling.top_p_first:
+        return keep_top_k(keep_top_p(scaled, sampling.top_p), sampling.top_k).log_softmax(dim=-1)
+    return keep_top_p(keep_top_k(scaled, sampling.top_k), sampling.top_p).log_softmax(dim=-1)

@@ -1,0 +1,123 @@
+"""Draft trees as arrays: topology, ancestor masks, the static trees of EAGLE-1 and the selection step of EAGLE-2.
+
+Dimensions: B images, N nodes (root included), P pool candidates, V codes. Node 0 is the root: the last committed
+code, not yet seen by the target. Parents precede children. Rows shorter than N are padded with invalid leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Paths = Sequence[Sequence[int]]  # a static tree: each node as its path of child ranks from the root
+
+MC_SIM_7B_63: Paths = (
+    [0], [1], [2], [3],
+    [0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [2, 0], [2, 1], [3, 0],
+    [0, 0, 0], [0, 0, 1], [0, 0, 2], [0, 1, 0], [0, 1, 1], [0, 2, 0], [0, 2, 1], [1, 0, 0],
+    [0, 0, 0, 0], [0, 0, 0, 1], [0, 0, 0, 2],
+    [0, 0, 0, 0, 0], [0, 0, 0, 0, 1],
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTree:
+    """One tree an image, padded to N nodes."""
+
+    codes: Tensor  # [B, N] int64, codebook ids; codes[:, 0] is the root
+    parents: Tensor  # [B, N] int64, parents[:, 0] = 0
+    depths: Tensor  # [B, N] int64
+    ancestors: Tensor  # [B, N, N] bool: ancestors[b, n, m] where m is n or above n
+    valid: Tensor  # [B, N] bool
+    depth: int  # bound on depths known to the host
+    width: int  # bound on the children of one node known to the host
+    q: Tensor | None = None  # [B, N, V] the law a node's children were drawn from; None: deterministic candidates
+
+    @property
+    def nodes(self) -> int:
+        """N, padding included."""
+        return self.codes.shape[1]
+
+
+def ancestor_mask(parents: Tensor, depth: int) -> Tensor:
+    """[B, N, N] bool from parents [B, N]: row n marks n itself and everything above it; depth bounds the tree."""
+    nodes = parents.shape[1]
+    eye = torch.eye(nodes, device=parents.device)
+    reach = (eye + torch.nn.functional.one_hot(parents, nodes)).clamp(max=1)
+    for _ in range(max(depth - 1, 0).bit_length()):  # reach covers 1, 2, 4, ... steps
+        reach = (reach @ reach).clamp(max=1)
+    return reach > 0
+
+
+def lone_roots(codes: Tensor) -> DraftTree:
+    """Trees of the root alone, codes [B]: what plain AR feeds the target."""
+    zero = torch.zeros_like(codes)[:, None]
+    seen = torch.ones_like(zero, dtype=torch.bool)
+    return DraftTree(codes[:, None], zero, zero, seen[..., None], seen, depth=0, width=0)
+
+
+def select(codes: Tensor, scores: Tensor, parents: Tensor, depths: Tensor, budget: Tensor, roots: Tensor,
+           bounds: tuple[int, int, int]) -> DraftTree:
+    """Keep the best `budget` candidates of a pool as a tree (EAGLE-2, re-ranking).
+
+    codes, scores, parents [B, P] and depths [P]: candidates in an order that puts parents first; parents holds pool
+    indices, -1 the root. A child's score never exceeds its parent's and ties keep pool order, so the kept set is
+    closed under parents. budget [B]: nodes without the root. roots [B]. bounds: (largest budget, depth, width).
+    """
+    images, pool = scores.shape
+    most, depth, width = bounds
+    kept = min(most, pool)
+    order = scores.sort(dim=1, descending=True, stable=True)
+    rank = torch.arange(kept, device=scores.device)
+    usable = (rank < budget[:, None]) & order.values[:, :kept].isfinite()
+    chosen = order.indices[:, :kept].masked_fill(~usable, pool).sort(dim=1).values
+    valid = chosen < pool
+    index = chosen.clamp(max=pool - 1)
+    node_of = scores.new_zeros((images, pool + 2), dtype=torch.int64)  # column 0: the root; the last: padding
+    node_of.scatter_(1, chosen + 1, (rank + 1).expand(images, -1))
+    above = node_of.gather(1, parents.gather(1, index) + 1).masked_fill(~valid | (parents.gather(1, index) < 0), 0)
+    first = torch.zeros_like(roots)[:, None]
+    all_parents = torch.cat((first, above), dim=1)
+    return DraftTree(
+        codes=torch.cat((roots[:, None], codes.gather(1, index).masked_fill(~valid, 0)), dim=1),
+        parents=all_parents,
+        depths=torch.cat((first, depths[index].masked_fill(~valid, 1)), dim=1),
+        ancestors=ancestor_mask(all_parents, depth),
+        valid=torch.cat((torch.ones_like(first, dtype=torch.bool), valid), dim=1),
+        depth=depth,
+        width=width,
+    )
+
+
+class StaticTree:
+    """A fixed topology: nodes sorted by (depth, path), and what each drafting level expands (EAGLE-1)."""
+
+    def __init__(self, paths: Paths) -> None:
+        """Index the tree; ValueError if a node's parent is missing or a path stands twice."""
+        nodes = sorted((tuple(path) for path in paths), key=lambda path: (len(path), path))
+        index = {(): 0} | {path: number for number, path in enumerate(nodes, start=1)}
+        if len(index) != len(nodes) + 1:
+            raise ValueError("static tree: a path stands twice")
+        for path in nodes:
+            if path[:-1] not in index:
+                raise ValueError(f"static tree: node {list(path)} has no parent {list(path[:-1])}")
+        self.parents = [0] + [index[path[:-1]] for path in nodes]
+        self.ranks = [0] + [path[-1] for path in nodes]
+        self.depths = [0] + [len(path) for path in nodes]
+        self.depth = max(self.depths)
+        self.width = 1 + max(self.ranks)
+        inner = set(self.parents)
+        # levels[d]: the nodes at depth d that have children, in node order
+        self.levels = [[n for n in sorted(inner) if self.depths[n] == d] for d in range(self.depth)]
+
+    def ancestors(self) -> Tensor:
+        """[N, N] bool."""
+        return ancestor_mask(torch.tensor([self.parents]), self.depth)[0]
+
+
+def chain(length: int) -> Paths:
+    """A tree of one child a node."""
+    return tuple([0] * depth for depth in range(1, length + 1))
