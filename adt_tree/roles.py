@@ -1,0 +1,86 @@
+"""Who plays: the protocols by which the loop knows its target, drafter and proposer.
+
+Dimensions: G guidance branches, B images in flight (slots), N nodes, A path slots, V codes, D features.
+Codes are codebook ids everywhere; a target maps them to the token ids of its model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from adt_tree.grid import Grid
+from adt_tree.policy import TreeShape
+from adt_tree.tree import DraftTree
+from adt_tree.verify import Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One image to make. prompt is whatever the target's own text side produced; the loop passes it through."""
+
+    name: str
+    prompt: Any
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """What a prefill leaves for the first code: logits [G, V] fp32, and the features [T_g, D] of every branch."""
+
+    logits: Tensor
+    features: Sequence[Tensor]
+
+
+class Target(Protocol):
+    """The model whose law is sampled. Row b of every tensor is slot b; all slots share each forward pass."""
+
+    grid: Grid
+    num_codes: int
+    slots: int
+    device: torch.device
+
+    def prefill(self, slot: int, prompt: Any) -> Prefix:
+        """Forget the slot's image and commit the prompt."""
+
+    def forward(self, tree: DraftTree, reach: int) -> tuple[Tensor, Tensor]:
+        """logits [G, B, N, V] fp32 and features [G, B, N, D] of every node; no slot has committed more than `reach`
+        image codes (a host bound: it limits what attention reads)."""
+
+    def commit(self, verdict: Verdict) -> None:
+        """Append the accepted path, root first, to each slot's prefix, in place."""
+
+
+class Drafter(Protocol):
+    """The network of EAGLE: predicts features, and codes through the target's head."""
+
+    device: torch.device
+
+    def prefill(self, slot: int, prompt: Any, prefix: Prefix) -> None:
+        """Forget the slot's image and take in the prompt, but for its last feature, which pairs with the first code."""
+
+    def extend(self, features: Tensor, codes: Tensor, count: Tensor, reach: int) -> tuple[Tensor, Tensor]:
+        """Commit pairs (feature at p [G, B, A, D], code at p + 1 [B, A]), `count` [B] of them valid; return logits
+        [G, B, V] fp32 and feature [G, B, D] at the last valid pair."""
+
+    def expand(self, codes: Tensor, features: Tensor, ancestors: Tensor, depth: int, reach: int) -> tuple[Tensor, Tensor]:
+        """Run W tree nodes a slot: codes [B, W], their parents' features [G, B, W, D], ancestors [B, W, E] over all
+        nodes expanded since extend, these last; depth levels below the root's children. Returns logits [G, B, W, V]
+        fp32 and features [G, B, W, D]."""
+
+
+class Proposer(Protocol):
+    """Who drafts. The loop does not know which."""
+
+    def prefill(self, slot: int, prompt: Any, prefix: Prefix, code: Tensor) -> None:
+        """A new image takes the slot; code [] is its first."""
+
+    def propose(self, shapes: Sequence[TreeShape], roots: Tensor, gumbel: Tensor, reach: int) -> DraftTree:
+        """A tree per slot below roots [B]. gumbel [B, >= depth, V]: row l is the noise of level l + 1."""
+
+    def observe(self, tree: DraftTree, features: Tensor, verdict: Verdict) -> None:
+        """Take in what was accepted: features [G, B, N, D] of the target at every node."""

@@ -1,0 +1,100 @@
+"""What every training stage shares: the time budget, the log, atomic checkpoints, picture sheets."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+
+class Budget:
+    """Progress of a run bounded by wall-clock minutes; time spent before a resume counts.
+
+    `fraction()` is in [0, 1] and drives the schedules, so a longer budget on resume stretches them.
+    """
+
+    def __init__(self, minutes: float, spent_s: float = 0.0) -> None:
+        if minutes <= 0:
+            raise ValueError(f"minutes must be positive, got {minutes}")
+        self.total_s = 60.0 * minutes
+        self.before_s = spent_s
+        self.start = time.monotonic()
+
+    def spent_s(self) -> float:
+        """Seconds trained so far, all resumes together."""
+        return self.before_s + time.monotonic() - self.start
+
+    def fraction(self) -> float:
+        """Share of the budget used, at most 1."""
+        return min(self.spent_s() / self.total_s, 1.0)
+
+    def done(self) -> bool:
+        """Whether the budget is used up."""
+        return self.fraction() >= 1.0
+
+
+class Every:
+    """True at most once in `period_s` seconds; the first time after one period."""
+
+    def __init__(self, period_s: float) -> None:
+        self.period_s = period_s
+        self.last = time.monotonic()
+
+    def due(self) -> bool:
+        """Whether a period has passed; if so the next one starts."""
+        if time.monotonic() - self.last < self.period_s:
+            return False
+        self.last = time.monotonic()
+        return True
+
+
+def cosine(fraction: float, warmup: float = 0.02) -> float:
+    """Factor of the learning rate: linear to 1 over `warmup`, then half a cosine to 0 at fraction 1."""
+    if fraction < warmup:
+        return max(fraction / warmup, 0.01)
+    return 0.5 * (1 + math.cos(math.pi * (fraction - warmup) / (1 - warmup)))
+
+
+def append_jsonl(path: Path, row: dict[str, float | int | str]) -> None:
+    """Add one line."""
+    with path.open("a") as stream:
+        stream.write(json.dumps(row) + "\n")
+
+
+def save_checkpoint(path: Path, payload: dict) -> None:
+    """Write by torch.save, then rename: a killed run never leaves half a file."""
+    part = path.with_suffix(".part")
+    torch.save(payload, part)
+    os.replace(part, path)
+
+
+def load_checkpoint(path: Path) -> dict | None:
+    """The payload, on the CPU, or None if there is no such file."""
+    return torch.load(path, map_location="cpu", weights_only=True) if path.exists() else None
+
+
+def sheet(images: np.ndarray, columns: int, path: Path) -> None:
+    """Write uint8 images [N, H, W, 3] row by row on a white sheet."""
+    count, height, width, _ = images.shape
+    rows = -(-count // columns)
+    page = np.full((rows * columns, height, width, 3), 255, np.uint8)
+    page[:count] = images
+    page = page.reshape(rows, columns, height, width, 3).transpose(0, 2, 1, 3, 4)
+    Image.fromarray(page.reshape(rows * height, columns * width, 3)).save(path)
+
+
+def add_loop_arguments(parser: argparse.ArgumentParser, minutes: float, checkpoint_minutes: float) -> None:
+    """Options that every trained stage has."""
+    parser.add_argument("--work_dir", default="data/emoji", help="folder of the data and of everything built")
+    parser.add_argument("--minutes", type=float, default=minutes, help="wall-clock budget, resumed time included")
+    parser.add_argument("--checkpoint_minutes", type=float, default=checkpoint_minutes)
+    parser.add_argument("--restart", action="store_true", help="ignore the checkpoint of an earlier run")
+    parser.add_argument("--threads", type=int, default=2, help="torch threads on the CPU")
+    parser.add_argument("--seed", type=int, default=0)
