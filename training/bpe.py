@@ -1,0 +1,130 @@
+"""Byte-level BPE over the captions, written in the Chameleon token layout as text_tokenizer.json.
+
+Ids: <s> 0, <pad> 1, </s> 2, <unk> 3, K image codes from 4, then <eoss> (image end), <racm3:break> (image begin),
+separator, image placeholder, newline, then text. Names are those of the published vocabulary.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from training.data import read_captions
+
+IMAGE_FIRST = 4
+SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
+AFTER_IMAGE = ("<eoss>", "<racm3:break>", "<reserved08706>", "<reserved08707>", "<reserved08799>")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Token ids that depend on the number K of image codes."""
+
+    num_codes: int
+
+    @property
+    def image_end(self) -> int:
+        """<eoss>."""
+        return IMAGE_FIRST + self.num_codes
+
+    @property
+    def image_begin(self) -> int:
+        """<racm3:break>."""
+        return self.image_end + 1
+
+    @property
+    def separator(self) -> int:
+        """<reserved08706>: end of the prompt."""
+        return self.image_end + 2
+
+    @property
+    def placeholder(self) -> int:
+        """<reserved08707>, `<image>` in config.json."""
+        return self.image_end + 3
+
+    @property
+    def text_first(self) -> int:
+        """First id of the text vocabulary."""
+        return self.image_end + len(AFTER_IMAGE)
+
+
+def image_token(code: int) -> str:
+    """Name of an image code: its decimal digits as letters A-J."""
+    return "IMGIMG" + "".join(chr(ord("A") + int(digit)) for digit in str(code)) + "Z"
+
+
+def caption(style: str, name: str, keywords: list[str]) -> str:
+    """The prompt text of one image."""
+    return ", ".join([f"{style} emoji of {name}", *keywords])
+
+
+def random_caption(row: dict, rng: random.Random) -> str:
+    """Half of the time the bare caption, else with one to three of the row's keywords in random order."""
+    keywords = row["keywords"]
+    count = min(rng.randint(1, 3), len(keywords)) if rng.random() < 0.5 else 0
+    return caption(row["style"], row["name"], rng.sample(keywords, count))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `train_emoji bpe`."""
+    parser.add_argument("--work_dir", default="data/emoji", help="folder of the data and of everything built")
+    parser.add_argument("--num_embeddings", type=int, default=1024, help="image codes")
+    parser.add_argument("--vocab_size", type=int, default=2816, help="all tokens together")
+
+
+def train_text(texts: list[str], size: int) -> dict:
+    """JSON form of a byte-level BPE of `size` tokens without special tokens."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(texts, trainer)
+    return json.loads(tokenizer.to_str())
+
+
+def chameleon_layout(trained: dict, num_codes: int, vocab_size: int) -> dict:
+    """The trained tokenizer with its ids moved behind the special and image tokens; unused ids are <extraN>."""
+    layout = Layout(num_codes)
+    names = [*SPECIAL, *(image_token(code) for code in range(num_codes)), *AFTER_IMAGE]
+    text = sorted(trained["model"]["vocab"], key=trained["model"]["vocab"].__getitem__)
+    names += text
+    names += [f"<extra{index}>" for index in range(len(names), vocab_size)]
+    if len(names) != vocab_size:
+        raise ValueError(f"vocab_size {vocab_size} is less than the {len(names)} tokens of the layout and the text")
+    special = [*range(IMAGE_FIRST), *range(layout.image_end, layout.text_first)]
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    trained["added_tokens"] = [{"id": index, "content": names[index], **flags} for index in special]
+    trained["model"]["vocab"] = {name: index for index, name in enumerate(names)}
+    return trained
+
+
+def run(args: argparse.Namespace) -> None:
+    """Train on all captions and write text_tokenizer.json."""
+    work = Path(args.work_dir)
+    rows = read_captions(work)
+    texts = [caption(row["style"], row["name"], row["keywords"]) for row in rows]
+    texts += [" ".join(["", row["name"]]) for row in rows for _ in range(3)]
+    text_size = args.vocab_size - Layout(args.num_embeddings).text_first
+    trained = chameleon_layout(train_text(texts, text_size), args.num_embeddings, args.vocab_size)
+    (work / "text_tokenizer.json").write_text(json.dumps(trained, ensure_ascii=False) + "\n")
+    tokenizer = Tokenizer.from_file(str(work / "text_tokenizer.json"))
+    lengths = [len(tokenizer.encode(caption(row["style"], row["name"], []))) for row in rows]
+    print(json.dumps({"vocab_size": args.vocab_size, "mean_caption_tokens": sum(lengths) / len(lengths),
+                      "max_caption_tokens": max(lengths)}))  # fmt: skip
+
+
+def main() -> None:
+    """Run as `python -m training.bpe`."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_arguments(parser)
+    run(parser.parse_args())
+
+
+if __name__ == "__main__":
+    main()
