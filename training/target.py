@@ -1,0 +1,230 @@
+"""Train the target: captions -> image codes, cross-entropy on the codes only, a share of empty prompts for guidance.
+
+Hidden matrices by Muon, the rest by AdamW; linear decay to zero over the time budget; the exported weights are an
+average over the last part of training. A sequence is [bos] text [separator, image begin] codes, or
+[bos, image begin] codes for an empty prompt; right padding is harmless under causal attention.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+from torch.nn import functional as F
+from tqdm import tqdm
+
+from models.transformer import Decoder, DecoderConfig
+from training.bpe import IMAGE_FIRST, Layout, caption, random_caption
+from training.data import read_captions
+from training.loop import Budget, Every, add_loop_arguments, append_jsonl, load_checkpoint, save_checkpoint
+from training.muon import Muon
+
+BOS = 0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `train_emoji target`."""
+    add_loop_arguments(parser, minutes=75, checkpoint_minutes=3)
+    parser.add_argument("--batch_size", type=int, default=16)
+    parser.add_argument("--muon_lr", type=float, default=8e-3, help="for hidden matrices")
+    parser.add_argument("--adam_lr", type=float, default=3e-3, help="for embedding, head and norms")
+    parser.add_argument("--weight_decay", type=float, default=0.02, help="times the learning rate, hidden matrices")
+    parser.add_argument("--dropped", type=float, default=0.1, help="share of empty prompts")
+    parser.add_argument("--ema", type=float, default=0.99, help="per-step decay of the exported average")
+    parser.add_argument("--hidden_size", type=int, default=192)
+    parser.add_argument("--num_layers", type=int, default=16)
+    parser.add_argument("--num_heads", type=int, default=6)
+    parser.add_argument("--intermediate_size", type=int, default=512)
+    parser.add_argument("--max_positions", type=int, default=512)
+    parser.add_argument("--num_embeddings", type=int, default=1024, help="image codes")
+    parser.add_argument("--compile", action="store_true", help="torch.compile the loss")
+
+
+class Prompts:
+    """Text -> prefix ids ending in image begin."""
+
+    def __init__(self, tokenizer_path: Path, num_codes: int) -> None:
+        self.tokenizer = Tokenizer.from_file(str(tokenizer_path))
+        self.layout = Layout(num_codes)
+
+    def prefix(self, text: str) -> list[int]:
+        """Prefix of a caption; the empty caption gives the unconditional prefix."""
+        if not text:
+            return [BOS, self.layout.image_begin]
+        ids = self.tokenizer.encode(text, add_special_tokens=False).ids
+        return [BOS, *ids, self.layout.separator, self.layout.image_begin]
+
+
+def pack(prefixes: list[list[int]], codes: Tensor) -> tuple[Tensor, Tensor]:
+    """Inputs [R, T] (prefix, codes but the last, padding) and the index [R, n] of the features that predict codes.
+
+    codes [R, n]: codebook ids, 0-based.
+    """
+    num = codes.shape[1]
+    length = max(map(len, prefixes)) + num - 1
+    tokens = torch.zeros(len(prefixes), length, dtype=torch.int64)
+    where = torch.empty(codes.shape, dtype=torch.int64)
+    for row, prefix in enumerate(prefixes):
+        tokens[row, : len(prefix)] = torch.tensor(prefix)
+        tokens[row, len(prefix) : len(prefix) + num - 1] = codes[row, :-1] + IMAGE_FIRST
+        where[row] = torch.arange(num) + len(prefix) - 1
+    return tokens, where
+
+
+def code_loss(decoder: Decoder, tokens: Tensor, where: Tensor, codes: Tensor, num_codes: int) -> Tensor:
+    """Mean cross-entropy in nats a code, over the image codes' rows of the head only."""
+    features = decoder.causal(tokens)
+    features = features.gather(1, where[..., None].expand(-1, -1, features.shape[-1]))
+    logits = F.linear(features, decoder.head.weight[IMAGE_FIRST : IMAGE_FIRST + num_codes])
+    return F.cross_entropy(logits.flatten(0, 1), codes.flatten())
+
+
+def initialise(decoder: Decoder) -> None:
+    """Normal weights of standard deviation 0.02, residual outputs smaller by the root of twice the depth."""
+    depth = decoder.config.num_layers
+    for name, param in decoder.named_parameters():
+        if param.ndim == 2 and "qk_" not in name:
+            residual = name.endswith(("attention.out.weight", "mlp.down.weight"))
+            nn.init.normal_(param, std=0.02 if "blocks" not in name else 0.04 / (2 * depth) ** (0.5 * residual))
+
+
+def optimisers(decoder: Decoder, args: argparse.Namespace) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices of the blocks, AdamW for everything else."""
+    hidden, rest = [], []
+    for name, param in decoder.named_parameters():
+        is_matrix = name.startswith("blocks.") and param.ndim == 2 and "qk_" not in name
+        (hidden if is_matrix else rest).append(param)
+        if is_matrix:
+            param.muon_parts = {"qkv": 3, "gate_up": 2}.get(name.split(".")[-2], 1)
+    muon = Muon(hidden, lr=args.muon_lr, weight_decay=args.weight_decay)
+    return [muon, torch.optim.AdamW(rest, lr=args.adam_lr, betas=(0.9, 0.95), weight_decay=0.0)]
+
+
+def schedule(fraction: float, step: int) -> float:
+    """Factor of the learning rates: 20 steps of warm-up, flat to 30 % of the budget, then linear to 0.02 at its end."""
+    return min((step + 1) / 20, 1.0) * max(min(1.0, (1 - fraction) / 0.7), 0.02)
+
+
+class Trainer:
+    """Data, model, its average, optimisers and random stream of a run."""
+
+    def __init__(self, args: argparse.Namespace, work: Path) -> None:
+        torch.manual_seed(args.seed)
+        self.args, self.rng = args, random.Random(args.seed)
+        self.prompts = Prompts(work / "text_tokenizer.json", args.num_embeddings)
+        rows = read_captions(work)
+        self.codes = torch.from_numpy(np.load(work / "codes.npy")).long()
+        self.train = [row for row in rows if row["split"] == "train"]
+        self.held_out = [row for row in rows if row["split"] == "held_out"]
+        config = DecoderConfig(
+            vocab_size=self.prompts.tokenizer.get_vocab_size(),
+            hidden_size=args.hidden_size,
+            intermediate_size=args.intermediate_size,
+            num_layers=args.num_layers,
+            num_heads=args.num_heads,
+            max_positions=args.max_positions,
+        )
+        self.decoder = Decoder(config)
+        initialise(self.decoder)
+        self.average = {name: value.clone() for name, value in self.decoder.state_dict().items()}
+        self.optimisers = optimisers(self.decoder, args)
+        self.loss = torch.compile(code_loss, dynamic=True) if args.compile else code_loss
+        self.order: list[int] = []
+        self.step, self.spent_s = 0, 0.0
+
+    def payload(self, spent_s: float) -> dict:
+        """What a resume needs, and what the export reads."""
+        return {"model": self.decoder.state_dict(), "average": self.average, "step": self.step, "spent_s": spent_s,
+                "optimisers": [optimiser.state_dict() for optimiser in self.optimisers],
+                "config": dataclasses.asdict(self.decoder.config), "num_codes": self.args.num_embeddings}  # fmt: skip
+
+    def resume(self, payload: dict) -> None:
+        """Continue a saved run; the data order restarts from a seed that depends on the step."""
+        self.decoder.load_state_dict(payload["model"])
+        self.average = payload["average"]
+        for optimiser, state in zip(self.optimisers, payload["optimisers"], strict=True):
+            optimiser.load_state_dict(state)
+        self.step, self.spent_s = payload["step"], payload["spent_s"]
+        self.rng = random.Random(self.args.seed + self.step)
+
+    def batch(self) -> tuple[list[list[int]], Tensor]:
+        """Prefixes and codes of the next images; every epoch is a new permutation of the training pairs."""
+        chosen = []
+        while len(chosen) < self.args.batch_size:
+            if not self.order:
+                self.order = self.rng.sample(range(len(self.train)), len(self.train))
+            chosen.append(self.train[self.order.pop()])
+        texts = ["" if self.rng.random() < self.args.dropped else random_caption(row, self.rng) for row in chosen]
+        return [self.prompts.prefix(text) for text in texts], self.codes[[row["index"] for row in chosen]]
+
+    def train_step(self, factor: float) -> float:
+        """One update at `factor` of the learning rates; the loss."""
+        prefixes, codes = self.batch()
+        loss = self.loss(self.decoder, *pack(prefixes, codes), codes, self.args.num_embeddings)
+        for optimiser, rate in zip(self.optimisers, (self.args.muon_lr, self.args.adam_lr), strict=True):
+            optimiser.zero_grad(set_to_none=True)
+            optimiser.param_groups[0]["lr"] = rate * factor
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.decoder.parameters(), 1.0)
+        for optimiser in self.optimisers:
+            optimiser.step()
+        self.step += 1
+        decay = min(self.args.ema, self.step / (self.step + 10))
+        with torch.no_grad():
+            for name, value in self.decoder.state_dict().items():
+                self.average[name].lerp_(value, 1 - decay)
+        return loss.item()
+
+    @torch.no_grad()
+    def validation(self) -> dict[str, float]:
+        """Loss with bare captions on the held-out pairs, and on as many training pairs, current weights."""
+        losses = {}
+        for label, rows in (("held_out", self.held_out), ("seen", self.train[:: len(self.train) // 48][:48])):
+            codes = self.codes[[row["index"] for row in rows]]
+            prefixes = [self.prompts.prefix(caption(row["style"], row["name"], [])) for row in rows]
+            tokens, where = pack(prefixes, codes)
+            losses[label] = code_loss(self.decoder, tokens, where, codes, self.args.num_embeddings).item()
+        return losses
+
+
+def run(args: argparse.Namespace) -> None:
+    """Train within the budget; write target.pt and losses_target.jsonl."""
+    torch.set_num_threads(args.threads)
+    work = Path(args.work_dir)
+    trainer = Trainer(args, work)
+    saved = None if args.restart else load_checkpoint(work / "target.pt")
+    if saved:
+        trainer.resume(saved)
+    budget, save = Budget(args.minutes, trainer.spent_s), Every(60 * args.checkpoint_minutes)
+    losses: list[float] = []
+    with tqdm(desc="target", unit="step", initial=trainer.step, mininterval=5) as bar:
+        while not budget.done():
+            losses.append(trainer.train_step(schedule(budget.fraction(), trainer.step)))
+            bar.update()
+            if save.due() or budget.done():
+                row = {"step": trainer.step, "spent_s": round(budget.spent_s(), 1),
+                       "train": sum(losses) / len(losses), **trainer.validation()}  # fmt: skip
+                append_jsonl(work / "losses_target.jsonl", row)
+                save_checkpoint(work / "target.pt", trainer.payload(budget.spent_s()))
+                losses.clear()
+            elif trainer.step % 10 == 0:
+                bar.set_postfix(loss=sum(losses[-10:]) / len(losses[-10:]))
+    print(json.dumps({"steps": trainer.step, "spent_s": budget.spent_s(), **trainer.validation()}))
+
+
+def main() -> None:
+    """Run as `python -m training.target`."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_arguments(parser)
+    run(parser.parse_args())
+
+
+if __name__ == "__main__":
+    main()
