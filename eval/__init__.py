@@ -1,0 +1,1 @@
+"""Commands that run models: image generation, benchmark, sweep; their options, prompts and outputs."""

@@ -1,0 +1,150 @@
+"""What is decoded with: options -> one checked description of the method. Impossible combinations end here. No torch."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+
+from adt_tree.policy import AdaptConstants, TreeShape
+from eval.errors import UserError
+from eval.options import ADAPT, ADAPT_FIELDS, DEFAULT_DELTA, DEFAULT_DEPTH, DEFAULT_TREE, DEFAULT_WIDTH
+
+PUBLISHED = ("lumina_mgpt", "anole", "llamagen", "llamagen2")
+GREEDY = 1e-5  # the published code's bound of temperature 0
+
+
+@dataclass(frozen=True, slots=True)
+class Lantern:
+    """Relaxed acceptance: neighbours (None: chosen by the size of the codebook) and budget."""
+
+    k: int | None
+    delta: float
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A sampling law and how it is decoded. At most one of static, shape and adapt; none: plain autoregressive."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    cfg: float
+    static: str | None = None
+    shape: TreeShape | None = None
+    adapt: AdaptConstants | None = None
+    lantern: Lantern | None = None
+    verify: str = "coupled"
+    rules: str = "fixed"
+
+    @property
+    def drafting(self) -> bool:
+        """Whether there are draft trees at all."""
+        return any(tree is not None for tree in (self.static, self.shape, self.adapt))
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the law is the argmax."""
+        return self.temperature <= GREEDY
+
+    @property
+    def exact(self) -> bool:
+        """Whether one seed gives plain decoding's image: coupled (or greedy) verification without relaxation."""
+        return self.lantern is None and (self.verify == "coupled" or self.greedy)
+
+
+def check_model(args: argparse.Namespace) -> None:
+    """Refuse models that this version does not run, and options that belong to them alone."""
+    if args.model in PUBLISHED:
+        raise UserError(f"--model {args.model}: published models come with a later version; use --model emoji")
+    if args.model != "emoji":
+        raise UserError(f"--model {args.model}: there is no such model; use --model emoji (--model_path for other weights)")
+    if args.cfg_mode == "sequential":
+        raise UserError("--cfg_mode sequential: both guidance rows always share a pass here; leave it out or say parallel")
+    if args.end_idx <= args.start_idx:
+        raise UserError(f"--end_idx {args.end_idx}: it must exceed --start_idx {args.start_idx}")
+
+
+def adapt_constants(args: argparse.Namespace) -> AdaptConstants:
+    """The adaptive tree's constants; UserError where they contradict one another."""
+    given = {field: getattr(args, option) for option, field in ADAPT_FIELDS.items()}
+    values = {field: value for field, value in given.items() if value is not None}
+    if args.total_token is not None:
+        values["budget"] = args.total_token - 1
+    for side in ("depth", "width"):  # a bound moved past the default start takes the start with it
+        if f"{side}_start" not in values:
+            low = values.get(f"{side}_min", getattr(ADAPT, f"{side}_min"))
+            high = values.get(f"{side}_max", getattr(ADAPT, f"{side}_max"))
+            values[f"{side}_start"] = max(low, min(high, getattr(ADAPT, f"{side}_start")))
+    try:
+        return AdaptConstants(**values)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+def fixed_shape(args: argparse.Namespace) -> TreeShape:
+    """The shape of EAGLE-2's trees."""
+    budget = (args.total_token or ADAPT.budget + 1) - 1
+    return TreeShape(args.depth or DEFAULT_DEPTH, args.draft_top_k or DEFAULT_WIDTH, budget)
+
+
+def lantern(args: argparse.Namespace, delta: float = DEFAULT_DELTA, k: int | None = None) -> Lantern:
+    """Relaxation with the given defaults."""
+    return Lantern(k if args.lantern_k is None else args.lantern_k,
+                   delta if args.lantern_delta is None else args.lantern_delta)
+
+
+def _refuse(args: argparse.Namespace, names: tuple[str, ...], reason: str) -> None:
+    """UserError if any of the options was given."""
+    for name in names:
+        value = getattr(args, name)
+        if value is not None and value is not False:
+            shown = f"--{name}" if value is True else f"--{name} {value}"
+            raise UserError(f"{shown}: {reason}")
+
+
+def _check_combination(args: argparse.Namespace) -> None:
+    """No option may be given where it would do nothing."""
+    adt, fixed = tuple(ADAPT_FIELDS), ("depth", "draft_top_k")
+    _refuse(args, ("grid_search",), "the published flag is never read; `main.py sweep` searches the constants")
+    _refuse(args, ("eagle_version",), "it belongs to lumina_mgpt; choose --static_tree (1) or leave it out (2)")
+    if args.model_type == "vllm":
+        raise UserError("--model_type vllm: not available; choose eagle or base")
+    if args.model_type == "base":
+        unused = ("drafter_path", "peanut", "static_tree", "lantern", "tree_choices", "total_token", *fixed, "verify",
+                  "rules", *adt)
+        _refuse(args, unused, "plain decoding (--model_type base) has no draft trees; leave it out")
+    if not args.lantern:
+        _refuse(args, ("lantern_k", "lantern_delta"), "it needs --lantern")
+    if args.peanut and args.static_tree:
+        raise UserError("--peanut with --static_tree: an adaptive tree is not static; choose one")
+    if not args.peanut:
+        _refuse(args, adt, "it needs --peanut")
+    if args.peanut:
+        _refuse(args, fixed, "with --peanut the shape adapts; use --adt_depth_start, --adt_width_start and the bounds")
+    if args.static_tree:
+        _refuse(args, ("total_token", *fixed), "with --static_tree the shape is that of --tree_choices")
+    else:
+        _refuse(args, ("tree_choices",), "it needs --static_tree")
+    if args.rules == "reference" and args.verify != "rejection":
+        raise UserError("--rules reference: the released arithmetic is of the rejection rules; add --verify rejection")
+    if args.rules == "reference" and args.temperature <= GREEDY:
+        raise UserError("--rules reference: it changes nothing at --temperature 0; leave it out")
+
+
+def method_from(args: argparse.Namespace) -> Method:
+    """The method that generate_images was asked for; UserError for what cannot be."""
+    check_model(args)
+    _check_combination(args)
+    law = {"temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p, "cfg": args.cfg}
+    if args.model_type == "base":
+        return Method(**law)
+    dynamic = not (args.static_tree or args.peanut)
+    return Method(
+        **law,
+        static=(args.tree_choices or DEFAULT_TREE) if args.static_tree else None,
+        shape=fixed_shape(args) if dynamic else None,
+        adapt=adapt_constants(args) if args.peanut else None,
+        lantern=lantern(args) if args.lantern else None,
+        verify=args.verify or "coupled",
+        rules=args.rules or "fixed",
+    )

@@ -1,0 +1,101 @@
+"""The dispatcher: `python main.py COMMAND [options]`. Commands are imported late, so that --help answers at once.
+
+Exit status: 0 done, 1 a fault of ours, 2 something for the user to put right, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib import import_module
+
+from eval.errors import UserError
+from eval.options import Parser
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """Where a command's options and its work live: modules with add_arguments(parser) and run(args)."""
+
+    options: str
+    work: str
+    help: str
+
+
+COMMANDS = {
+    "generate_images": Command("eval.options", "eval.generate", "make images from prompts, with statistics and maps"),
+    "bench": Command("eval.bench_options", "eval.bench", "time every method against plain decoding in one run"),
+    "sweep": Command("eval.sweep_options", "eval.sweep", "try constants of the adaptive tree, one table"),
+}
+STAGES = {
+    "data": Command("training.data", "training.data", "fetch and rasterise the emoji sets, write captions"),
+    "tokenizer": Command("training.tokenizer", "training.tokenizer", "train the VQ tokenizer"),
+    "target": Command("training.target", "training.target", "train the target"),
+    "drafter": Command("training.drafter", "training.drafter", "train the drafter on what the target generates"),
+}
+
+
+def _overview(prog: str, commands: dict[str, Command]) -> str:
+    lines = [f"usage: {prog} {'STAGE' if commands is STAGES else 'COMMAND'} [options]", ""]
+    lines += [f"  {name:<16} {command.help}" for name, command in commands.items()]
+    if commands is COMMANDS:
+        lines.append(f"  {'train_emoji':<16} build the embedded model, stage by stage: {', '.join(STAGES)}")
+    return "\n".join([*lines, "", f"`{prog} NAME --help` shows the options."])
+
+
+def _pick(prog: str, word: str, commands: dict[str, Command], others: Sequence[str] = ()) -> Command:
+    if word not in commands:
+        near = get_close_matches(word, [*commands, *others], n=1)
+        hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join([*commands, *others])}"
+        raise UserError(f"{prog}: there is no {word!r}; {hint}")
+    return commands[word]
+
+
+def _dispatch(argv: Sequence[str]) -> None:
+    """Parse and run one command."""
+    prog, commands, others, words = "main.py", COMMANDS, ("train_emoji",), list(argv)
+    if words[:1] == ["train_emoji"]:
+        prog, commands, others, words = "main.py train_emoji", STAGES, (), words[1:]
+    if not words or words[0] in ("-h", "--help"):
+        print(_overview(prog, commands))
+        return
+    command = _pick(prog, words[0], commands, others)
+    parser = Parser(f"{prog} {words[0]}", command.help)
+    import_module(command.options).add_arguments(parser)
+    args = parser.with_config(words[1:]) if commands is COMMANDS else parser.parse(words[1:])
+    import_module(command.work).run(args)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run a command; every error becomes one line on stderr and an exit status."""
+    debug = "--debug" in argv or bool(os.environ.get("ADT_DEBUG"))
+    try:
+        _dispatch(argv)
+        sys.stdout.flush()
+        return 0
+    except SystemExit as stop:  # argparse after --help
+        return stop.code if isinstance(stop.code, int) else 2
+    except KeyboardInterrupt:
+        status, line = 130, "interrupted; finished images are kept, the same command goes on from there"
+        if debug:
+            raise
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (UserError, OSError, MemoryError) as error:
+        if debug:
+            raise
+        status, line = 2, f"error: {error or type(error).__name__}"
+    except Exception as error:
+        if debug:
+            raise
+        status, line = 1, f"internal error: {type(error).__name__}: {error} (--debug shows where)"
+    print(" ".join(line.split()), file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
