@@ -6,6 +6,7 @@ Dimensions: G guidance branches, B images, W nodes a level, E nodes expanded so 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from adt_tree.policy import TreeShape
 from adt_tree.roles import Drafter, Prefix
 from adt_tree.sampling import Sampling, log_probs
-from adt_tree.tree import DraftTree, StaticTree, select
+from adt_tree.tree import DraftTree, StaticTree, lone_roots, select
 from adt_tree.verify import Verdict
 
 
@@ -31,6 +32,7 @@ class EagleProposer:
 
     def __init__(self, drafter: Drafter, sampling: Sampling, growth: Growth, slots: int) -> None:
         self.drafter, self.sampling, self.growth = drafter, sampling, growth
+        self.calls = 0
         self._slots = slots
         self._features = torch.empty(0)  # [G, B, A, D] target features not yet shown to the drafter
         self._codes = torch.empty(0)  # [B, A] the code after each
@@ -47,8 +49,13 @@ class EagleProposer:
         self._codes[slot, 0] = code
         self._count[slot] = 1
 
+    def release(self, slot: int) -> None:
+        """See Proposer."""
+        self.drafter.release(slot)
+
     def propose(self, shapes: Sequence[TreeShape], roots: Tensor, gumbel: Tensor, reach: int) -> DraftTree:
         """See Proposer."""
+        self.calls = max([1, *(shape.depth for shape in shapes)])  # one extend, and one expand a level below the first
         logits, feature = self.drafter.extend(self._features, self._codes, self._count, reach)
         start = (log_probs(logits, self.sampling), feature)
         return self.growth(self.drafter, self.sampling, start, roots, shapes, gumbel, reach)
@@ -64,21 +71,103 @@ def grow_dynamic(drafter: Drafter, sampling: Sampling, start: tuple[Tensor, Tens
                  shapes: Sequence[TreeShape], gumbel: Tensor, reach: int) -> DraftTree:
     """EAGLE-2: level by level, the best `width` nodes expand to their `width` best children; the best `budget` stay.
 
-    Children of a node are the top of log q + G (G = 0: the top of q), its confidence is log softmax(log q + G), a
-    node's score the sum along its path. Images of smaller shapes take part with -inf scores where theirs ends.
+    Children of a node are the top of log q + G (G = 0: the top of q), a child's confidence is log softmax(log q + G),
+    a node's score the sum along its path. Images of smaller shapes take part with -inf scores where theirs ends.
     """
-    most_depth, most_width = max(s.depth for s in shapes), max(s.width for s in shapes)
     limits = torch.tensor([(s.depth, s.width, s.budget) for s in shapes], device=roots.device)
+    bounds = max(s.budget for s in shapes), max(s.depth for s in shapes), max(s.width for s in shapes)
     depth, width, budget = limits.unbind(1)
+    if min(bounds) == 0:
+        return lone_roots(roots)
+    images, most_width = len(shapes), min(bounds[2], gumbel.shape[-1])
+    beyond = torch.arange(most_width, device=roots.device) >= width[:, None]  # [B, W] ranks an image does not use
+    eye = torch.eye(most_width, dtype=torch.bool, device=roots.device).expand(images, -1, -1)
+
     log_q, feature = start
-    pool = _Pool(most_width, width)
-    codes, scores = pool.add(_confidence(log_q, gumbel[:, 0])[:, None] if most_depth else log_q[:, None, :],
-                             roots.new_zeros((len(shapes), 1), dtype=torch.float32), depth >= 1)
+    score, code = (log_q + gumbel[:, 0]).log_softmax(dim=-1).topk(most_width, dim=-1)
+    score = score.masked_fill(beyond | (depth < 1)[:, None], float("-inf"))
+    pool = [(code, score, torch.full_like(code, -1))]
+    node = torch.arange(most_width, device=roots.device).expand(images, -1)  # pool index of each frontier node
     features = feature[:, :, None].expand(-1, -1, most_width, -1)
-    ancestors = torch.eye(most_width, dtype=torch.bool, device=roots.device).expand(len(shapes), -1, -1)
-    for level in range(2, most_depth + 1):
-        logits, features = drafter.expand(codes, features, ancestors, level - 2, reach)
-        confidence = _confidence(log_probs(logits, sampling), gumbel[:, level - 1, None])
-        codes, scores = pool.add(confidence, scores, depth >= level)
-        raise NotImplementedError
-    raise NotImplementedError
+    ancestors = eye
+    for level in range(2, bounds[1] + 1):
+        logits, features = drafter.expand(code, features, ancestors, level - 2, reach)
+        confidence = (log_probs(logits, sampling) + gumbel[:, level - 1, None]).log_softmax(dim=-1)
+        value, child = confidence.topk(most_width, dim=-1)  # [B, W, W]
+        total = value + score[..., None]
+        total = total.masked_fill((beyond | (depth < level)[:, None])[:, None], float("-inf")).flatten(1)
+        child = child.flatten(1)
+        pool.append((child, total, node.repeat_interleave(most_width, dim=1)))
+        score, best = total.topk(most_width, dim=1)
+        score = score.masked_fill(beyond, float("-inf"))
+        code, parent = child.gather(1, best), best // most_width
+        node = most_width + (level - 2) * most_width**2 + best
+        features = features.gather(2, parent[None, ..., None].expand_as(features))
+        ancestors = torch.cat((ancestors.gather(1, parent[..., None].expand_as(ancestors)), eye), dim=2)
+    codes, scores, parents = (torch.cat(column, dim=1) for column in zip(*pool, strict=True))
+    levels = [torch.full((block[0].shape[1],), number, device=roots.device) for number, block in enumerate(pool, 1)]
+    return select(codes, scores, parents, torch.cat(levels), budget, roots, (bounds[0], bounds[1], most_width))
+
+
+class StaticGrowth:
+    """EAGLE-1: a fixed topology; child r of a node is the r-th of the top of log q + G, which is a draw without
+    replacement from q (Gumbel-top-k, Kool et al. 1903.06059) and the r-th best code where G = 0."""
+
+    def __init__(self, tree: StaticTree, keep_q: bool, device: torch.device) -> None:
+        """keep_q: hand the laws the children were drawn from to the verifier (recursive rejection needs them)."""
+        self.tree, self.keep_q = tree, keep_q
+        self._parents = torch.tensor(tree.parents, device=device)
+        self._depths = torch.tensor(tree.depths, device=device)
+        self._ancestors = tree.ancestors().to(device)
+        self._levels = [self._level(nodes) for nodes in tree.levels]
+
+    def _level(self, nodes: list[int]) -> _Level:
+        """Index tensors of the nodes expanded at one depth and of their children."""
+        device = self._parents.device
+        below = [n for n in range(1, len(self.tree.parents)) if self.tree.parents[n] in nodes]
+        above = [self.tree.parents[n] for n in nodes]
+        earlier = self.tree.levels[self.tree.depths[nodes[0]] - 1] if nodes != [0] else [0]
+        return _Level(
+            nodes=torch.tensor(nodes, device=device),
+            parents=torch.tensor([earlier.index(n) if nodes != [0] else 0 for n in above], device=device),
+            children=torch.tensor(below, device=device),
+            slots=torch.tensor([nodes.index(self.tree.parents[n]) for n in below], device=device),
+            ranks=torch.tensor([self.tree.ranks[n] for n in below], device=device),
+        )
+
+    def __call__(self, drafter: Drafter, sampling: Sampling, start: tuple[Tensor, Tensor], roots: Tensor,
+                 shapes: Sequence[TreeShape], gumbel: Tensor, reach: int) -> DraftTree:
+        """See Growth."""
+        most_depth = max(s.depth for s in shapes)
+        images, nodes = len(shapes), sum(depth <= most_depth for depth in self.tree.depths)
+        log_q, features = start[0][:, None], start[1][:, :, None]
+        codes = roots[:, None].repeat(1, nodes)
+        valid = self._depths[:nodes] <= torch.tensor([s.depth for s in shapes], device=roots.device)[:, None]
+        q = log_q.new_zeros(images, nodes, log_q.shape[-1]) if self.keep_q else None
+        expanded = roots.new_empty(0)
+        for depth, level in enumerate(self._levels[:most_depth]):
+            if depth:
+                expanded = torch.cat((expanded, level.nodes))
+                seen = self._ancestors[level.nodes][:, expanded].expand(images, -1, -1)
+                features = features[:, :, level.parents]
+                logits, features = drafter.expand(codes[:, level.nodes], features, seen, depth - 1, reach)
+                log_q = log_probs(logits, sampling)
+            value, table = (log_q + gumbel[:, depth, None]).topk(self.tree.width, dim=-1)
+            codes[:, level.children] = table[:, level.slots, level.ranks]
+            valid[:, level.children] &= value[:, level.slots, level.ranks].isfinite()
+            if q is not None:
+                q[:, level.nodes] = log_q.exp()
+        parents, depths = (x[:nodes].expand(images, -1) for x in (self._parents, self._depths))
+        ancestors = self._ancestors[:nodes, :nodes].expand(images, -1, -1)
+        return DraftTree(codes, parents, depths, ancestors, valid, depth=most_depth, width=self.tree.width, q=q)
+
+
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """One drafting level of a static tree: nodes expanded, their parents' slots one level up, their children."""
+
+    nodes: Tensor
+    parents: Tensor
+    children: Tensor
+    slots: Tensor
+    ranks: Tensor

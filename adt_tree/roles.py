@@ -54,6 +54,9 @@ class Target(Protocol):
     def commit(self, verdict: Verdict) -> None:
         """Append the accepted path, root first, to each slot's prefix, in place."""
 
+    def release(self, slot: int) -> None:
+        """Empty an idle slot: until the next prefill it takes part in passes as an image of its own, unread."""
+
 
 class Drafter(Protocol):
     """The network of EAGLE: predicts features, and codes through the target's head."""
@@ -62,6 +65,9 @@ class Drafter(Protocol):
 
     def prefill(self, slot: int, prompt: Any, prefix: Prefix) -> None:
         """Forget the slot's image and take in the prompt, but for its last feature, which pairs with the first code."""
+
+    def release(self, slot: int) -> None:
+        """As Target.release."""
 
     def extend(self, features: Tensor, codes: Tensor, count: Tensor, reach: int) -> tuple[Tensor, Tensor]:
         """Commit pairs (feature at p [G, B, A, D], code at p + 1 [B, A]), `count` [B] of them valid; return logits
@@ -76,8 +82,13 @@ class Drafter(Protocol):
 class Proposer(Protocol):
     """Who drafts. The loop does not know which."""
 
+    calls: int  # drafter passes of the last propose()
+
     def prefill(self, slot: int, prompt: Any, prefix: Prefix, code: Tensor) -> None:
         """A new image takes the slot; code [] is its first."""
+
+    def release(self, slot: int) -> None:
+        """As Target.release."""
 
     def propose(self, shapes: Sequence[TreeShape], roots: Tensor, gumbel: Tensor, reach: int) -> DraftTree:
         """A tree per slot below roots [B]. gumbel [B, >= depth, V]: row l is the noise of level l + 1."""

@@ -78,7 +78,7 @@ def select(codes: Tensor, scores: Tensor, parents: Tensor, depths: Tensor, budge
     index = chosen.clamp(max=pool - 1)
     node_of = scores.new_zeros((images, pool + 2), dtype=torch.int64)  # column 0: the root; the last: padding
     node_of.scatter_(1, chosen + 1, (rank + 1).expand(images, -1))
-    above = node_of.gather(1, parents.gather(1, index) + 1).masked_fill(~valid | (parents.gather(1, index) < 0), 0)
+    above = node_of.gather(1, parents.gather(1, index) + 1).masked_fill(~valid, 0)
     first = torch.zeros_like(roots)[:, None]
     all_parents = torch.cat((first, above), dim=1)
     return DraftTree(

@@ -1,0 +1,59 @@
+"""Anole and the embedded emoji model: the Chameleon layout with a raster of codes and no line tokens.
+
+Everything is read from the checkpoint's own files: ids from config.json's vocabulary_map, the grid from vq_config.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from adt_tree.grid import Grid
+from models.target import Prompt
+
+BEGIN_OF_IMAGE = "<racm3:break>"
+SEPARATOR = "<reserved08706>"  # closes the user's turn
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLayout:
+    """Where the vocabulary keeps what a prompt needs. Codebook id = token id - first_code."""
+
+    first_code: int
+    num_codes: int
+    begin_of_text: int
+    begin_of_image: int
+    separator: int
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> TokenLayout:
+        """From config.json. ValueError names what the vocabulary lacks."""
+        vocabulary = config.get("vocabulary_map")
+        if not vocabulary:
+            raise ValueError("config.json has no vocabulary_map: this is not a Chameleon checkpoint")
+        codes = sorted(index for name, index in vocabulary.items() if name.startswith("IMGIMG"))
+        if not codes or codes[-1] - codes[0] + 1 != len(codes):
+            raise ValueError("vocabulary_map: the image tokens (IMGIMG...Z) are missing or not contiguous")
+        for name in ("<s>", BEGIN_OF_IMAGE, SEPARATOR):
+            if name not in vocabulary:
+                raise ValueError(f"vocabulary_map: token {name} is missing")
+        return cls(codes[0], len(codes), vocabulary["<s>"], vocabulary[BEGIN_OF_IMAGE], vocabulary[SEPARATOR])
+
+
+def grid_of(config: Mapping[str, Any]) -> Grid:
+    """The raster of one image: resolution over the encoder's stride, 2 for each level but the first."""
+    vq = config["vq_config"]
+    side = vq["resolution"] >> (len(vq["channel_multiplier"]) - 1)
+    return Grid(side, side)
+
+
+def encode(text: str, tokenizer: Tokenizer, layout: TokenLayout) -> Prompt:
+    """cond = <s> text <sep> <begin of image>; uncond = <s> <begin of image> at positions of its own from 0."""
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    return Prompt(
+        [layout.begin_of_text, *ids, layout.separator, layout.begin_of_image],
+        [layout.begin_of_text, layout.begin_of_image],
+    )

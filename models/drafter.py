@@ -1,0 +1,139 @@
+"""The EAGLE drafter: one decoder layer over fc(cat(embedding of code p + 1, feature at p)), read by the target's head.
+
+Facts of the published layout (LANTERN): own embedding table, fc with or without bias, no final norm.
+Dimensions: G guidance branches, B slots, R = G * B rows, A path slots, W nodes, E nodes expanded so far, D features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from adt_tree.roles import Prefix
+from models.cache import KVCache, Span
+from models.chameleon import block_from_chameleon, block_to_chameleon, decoder_config
+from models.target import ARTarget, Prompt, by_branch, chain_mask
+from models.transformer import Block, DecoderConfig, rotary_table
+
+
+class DrafterNet(nn.Module):
+    """The drafter's network. `causal` serves training, `forward` decoding."""
+
+    def __init__(self, config: DecoderConfig, bias: bool = True) -> None:
+        super().__init__()
+        self.config = config
+        self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=bias)
+        self.block = Block(config)
+        self.rotary = rotary_table(config)
+
+    def fuse(self, tokens: Tensor, features: Tensor) -> Tensor:
+        """fc(cat(embedding, feature)): tokens [R, N], features [R, N, D]; the embedding comes first."""
+        return self.fc(torch.cat((self.embed(tokens), features), dim=-1))
+
+    def turn(self, positions: Tensor) -> Tensor:
+        """Rotations [R, N, 1, E/2]."""
+        if self.rotary.device != positions.device:
+            self.rotary = self.rotary.to(positions.device)
+        return self.rotary[positions].unsqueeze(2)
+
+    def forward(self, tokens: Tensor, features: Tensor, cache: KVCache, span: Span) -> Tensor:
+        """Predicted features [R, N, D] of pairs placed in the cache by span."""
+        return self.block(self.fuse(tokens, features), self.turn(span.positions), 0, cache, span)
+
+    def causal(self, tokens: Tensor, features: Tensor) -> Tensor:
+        """Predicted features [R, T, D]: at p from (feature at p, token at p + 1) and all before; position = index."""
+        turn = self.turn(torch.arange(tokens.shape[1], device=tokens.device)[None])
+        return self.block.causal(self.fuse(tokens, features), turn)
+
+
+def drafter_config(config: Mapping[str, Any]) -> DecoderConfig:
+    """A drafter's config.json: the Chameleon fields with one layer."""
+    return decoder_config(config)
+
+
+def from_published(state: Mapping[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
+    """A DrafterNet's state dict from the published keys; KeyError names what is missing."""
+    block = block_from_chameleon(state, "layers.0.", config)
+    ours = {f"block.{name}": tensor for name, tensor in block.items()}
+    ours |= {"embed.weight": state["embed_tokens.weight"], "fc.weight": state["fc.weight"]}
+    if "fc.bias" in state:
+        ours["fc.bias"] = state["fc.bias"]
+    return ours
+
+
+def to_published(state: Mapping[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
+    """The inverse of from_published."""
+    block = {name[len("block.") :]: tensor for name, tensor in state.items() if name.startswith("block.")}
+    theirs = block_to_chameleon(block, "layers.0.", config)
+    theirs |= {"embed_tokens.weight": state["embed.weight"], "fc.weight": state["fc.weight"]}
+    if "fc.bias" in state:
+        theirs["fc.bias"] = state["fc.bias"]
+    return theirs
+
+
+class EagleDrafter:
+    """See adt_tree.roles.Drafter: the network with its own preallocated cache, beside one target's slots.
+
+    Guidance lives inside: both branches run, each on its own features, with the same codes. Entry p of the cache is
+    the pair (feature at p, token at p + 1), so a row is one entry shorter than the target's.
+    """
+
+    def __init__(self, net: DrafterNet, target: ARTarget, max_depth: int, max_width: int) -> None:
+        """max_depth, max_width: of the largest tree; they size the scratch behind the committed entries."""
+        self.net, self.target = net, target
+        self.device = target.device
+        config = net.config
+        scratch = max(max_depth + 1, max_depth * max_width)
+        self.cache = KVCache.allocate(1, target.branches * target.slots, target.max_prompt + target.grid.size + scratch,
+                                      config.num_kv_heads, config.head_dim, net.fc.weight.dtype, self.device)
+
+    def prefill(self, slot: int, prompt: Prompt, prefix: Prefix) -> None:
+        """See Drafter."""
+        for branch, features in enumerate(prefix.features):
+            tokens = (prompt.unconditional if branch else prompt.conditional)[1:]
+            cache = self.cache.row(branch * self.target.slots + slot)
+            cache.length.zero_()
+            if tokens:
+                order = torch.arange(len(tokens), device=self.device)[None]
+                span = cache.span(order, chain_mask(len(tokens), self.device), reach=0)
+                self.net(torch.tensor([tokens], device=self.device), features[None, :-1], cache, span)
+                cache.length += len(tokens)
+
+    def release(self, slot: int) -> None:
+        """See Drafter."""
+        self.cache.length[slot :: self.target.slots] = 0
+
+    def extend(self, features: Tensor, codes: Tensor, count: Tensor, reach: int) -> tuple[Tensor, Tensor]:
+        """See Drafter."""
+        branches, images, pairs, _ = features.shape
+        order = torch.arange(pairs, device=self.device).expand(branches * images, -1)
+        ancestors = chain_mask(pairs, self.device).expand(branches * images, -1, -1)
+        span = self.cache.span(order, ancestors, reach + self.target.max_prompt)
+        hidden = self._run(codes, features, span)
+        self.cache.length += by_branch(count, branches)
+        last = (count - 1)[None, :, None, None].expand(branches, -1, 1, hidden.shape[-1])
+        feature = hidden.gather(2, last)[:, :, 0]
+        return self._logits(feature), feature
+
+    def expand(self, codes: Tensor, features: Tensor, ancestors: Tensor, depth: int, reach: int) -> tuple[Tensor, Tensor]:
+        """See Drafter. `reach` bounds the target's cache; this one may be one entry longer by now."""
+        branches, images, width, _ = features.shape
+        earlier = ancestors.shape[2] - width
+        depths = torch.full((branches * images, width), depth, device=self.device)
+        seen = by_branch(ancestors, branches)
+        span = self.cache.span(depths, seen, reach + self.target.max_prompt, offset=earlier)
+        hidden = self._run(codes, features, span)
+        return self._logits(hidden), hidden
+
+    def _run(self, codes: Tensor, features: Tensor, span: Span) -> Tensor:
+        tokens = by_branch(codes + self.target.first_code, features.shape[0])
+        hidden = self.net(tokens, features.flatten(0, 1), self.cache, span)
+        return hidden.unflatten(0, features.shape[:2])
+
+    def _logits(self, features: Tensor) -> Tensor:
+        return F.linear(features, self.target.head).float()

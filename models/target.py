@@ -1,0 +1,103 @@
+"""A decoder with its cache, its code range and its prompts as the Target of adt_tree.
+
+Dimensions: G guidance branches, B slots, R = G * B rows (branch-major: row g * B + b), N nodes, D features.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from adt_tree.grid import Grid
+from adt_tree.roles import Prefix
+from adt_tree.tree import DraftTree
+from adt_tree.verify import Verdict
+from models.cache import KVCache
+from models.transformer import Decoder
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Token ids of the conditional and the unconditional prefix, each ending where the first code is predicted."""
+
+    conditional: list[int]
+    unconditional: list[int]
+
+    @property
+    def length(self) -> int:
+        """Tokens of the longer prefix."""
+        return max(len(self.conditional), len(self.unconditional))
+
+
+def by_branch(x: Tensor, branches: int) -> Tensor:
+    """[B, ...] -> [G * B, ...]: both guidance branches see the same tree."""
+    return x.repeat(branches, *([1] * (x.dim() - 1)))
+
+
+def chain_mask(length: int, device: torch.device) -> Tensor:
+    """[1, T, T] bool: a chain as a tree."""
+    return torch.ones(1, length, length, dtype=torch.bool, device=device).tril()
+
+
+class ARTarget:
+    """See adt_tree.roles.Target. Every row has its own prefix length; positions equal cache slots, nothing is padded.
+
+    The head is sliced to the image codes: logits of other tokens are never computed. The cache holds
+    max_prompt + grid.size + max_nodes slots a row and nothing else grows.
+    """
+
+    def __init__(self, decoder: Decoder, grid: Grid, first_code: int, num_codes: int, slots: int, branches: int,
+                 max_prompt: int, max_nodes: int) -> None:
+        """first_code: token id of code 0. branches: 2 under guidance, else 1. max_nodes: largest tree, root included."""
+        weight = decoder.embed.weight
+        self.decoder, self.grid, self.slots = decoder, grid, slots
+        self.num_codes, self.first_code, self.branches, self.max_prompt = num_codes, first_code, branches, max_prompt
+        self.device = weight.device
+        self.head = decoder.head.weight[first_code : first_code + num_codes].clone()
+        config = decoder.config
+        capacity = max_prompt + grid.size + max_nodes
+        if capacity > config.max_positions:
+            raise ValueError(
+                f"{max_prompt} prompt tokens, {grid.size} codes and a tree of {max_nodes} nodes need {capacity} "
+                f"positions; the model has {config.max_positions}: shorten the prompt or the tree"
+            )
+        self.cache = KVCache.allocate(config.num_layers, branches * slots, capacity, config.num_kv_heads,
+                                      config.head_dim, weight.dtype, self.device)
+
+    def prefill(self, slot: int, prompt: Prompt) -> Prefix:
+        """See Target. Each branch is its own causal pass: no padding exists that could leak between them."""
+        if prompt.length > self.max_prompt:
+            raise ValueError(f"a prompt of {prompt.length} tokens; the cache was sized for {self.max_prompt}")
+        features, logits = [], []
+        for branch in range(self.branches):
+            tokens = prompt.unconditional if branch else prompt.conditional
+            x = self.decoder.embed(torch.tensor([tokens], device=self.device))
+            cache = self.cache.row(branch * self.slots + slot)
+            cache.length.zero_()
+            order = torch.arange(len(tokens), device=self.device)[None]
+            span = cache.span(order, chain_mask(len(tokens), self.device), reach=0)
+            hidden = self.decoder(x, cache, span)[0]
+            cache.length += len(tokens)
+            features.append(hidden)
+            logits.append(F.linear(hidden[-1], self.head).float())
+        return Prefix(torch.stack(logits), features)
+
+    def forward(self, tree: DraftTree, reach: int) -> tuple[Tensor, Tensor]:
+        """See Target."""
+        x = by_branch(self.decoder.embed(tree.codes + self.first_code), self.branches)
+        depths, ancestors = (by_branch(t, self.branches) for t in (tree.depths, tree.ancestors))
+        span = self.cache.span(depths, ancestors, reach + self.max_prompt)
+        hidden = self.decoder(x, self.cache, span)
+        hidden = hidden.unflatten(0, (self.branches, self.slots))
+        return F.linear(hidden, self.head).float(), hidden
+
+    def commit(self, verdict: Verdict) -> None:
+        """See Target."""
+        self.cache.commit(by_branch(verdict.path, self.branches), by_branch(verdict.count, self.branches))
+
+    def release(self, slot: int) -> None:
+        """See Target."""
+        self.cache.length[slot :: self.slots] = 0
