@@ -1,0 +1,103 @@
+"""Pictures of a run: the contact sheet, and an image beside the maps of where its trees were deep and accepted."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from PIL import Image, ImageDraw, ImageFont
+
+from eval.outputs import png_bytes, write_atomic
+
+MOST_ON_SHEET = 64
+TILE = 160  # pixels at least along a tile's side
+MARGIN, CAPTION = 10, 34  # pixels
+PAPER, INK = (255, 255, 255), (40, 40, 40)
+
+
+def contact_sheet(images: Sequence[tuple[Path, str]], path: Path) -> None:
+    """Up to 64 pictures in a near-square grid, each above its prompt (two lines at most)."""
+    images = images[:MOST_ON_SHEET]
+    columns = min(len(images), max(4, round(len(images) ** 0.5)))
+    rows = -(-len(images) // columns)
+    pictures = [Image.open(file).convert("RGB") for file, _ in images]
+    side = max(TILE, max(picture.width for picture in pictures))
+    sheet = Image.new("RGB", (columns * (side + MARGIN) + MARGIN, rows * (side + CAPTION + MARGIN) + MARGIN), PAPER)
+    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(13)
+    for number, (picture, (_, text)) in enumerate(zip(pictures, images, strict=True)):
+        left = MARGIN + number % columns * (side + MARGIN)
+        top = MARGIN + number // columns * (side + CAPTION + MARGIN)
+        if picture.width < side:
+            picture = picture.resize((side, side * picture.height // picture.width), Image.Resampling.LANCZOS)
+        sheet.paste(picture, (left, top))
+        draw.multiline_text((left, top + side + 2), _wrap(text, font, side), fill=INK, font=font, spacing=2)
+    write_atomic(path, png_bytes(sheet))
+
+
+def _wrap(text: str, font: Any, width: int) -> str:
+    """At most two lines of a text, no wider than the tile."""
+    lines, line = [], ""
+    for word in text[:200].split():
+        longer = f"{line} {word}".strip()
+        if line and font.getlength(longer) > width:
+            lines.append(line)
+            longer = word
+        line = longer
+    lines = [*lines, line]
+    if len(lines) > 2:
+        lines = [lines[0], lines[1] + " …"]
+    for row, entry in enumerate(lines):
+        while font.getlength(entry) > width and len(entry) > 1:
+            entry = entry.rstrip("…")[:-1] + "…"
+        lines[row] = entry
+    return "\n".join(lines)
+
+
+def maps(steps: Sequence[dict[str, Any]], height: int, width: int) -> tuple[list[list[float]], list[list[float]]]:
+    """Codes committed by the target call that made each cell, and the depth of its tree; NaN where no call did (the
+    first cell comes from the prompt's pass)."""
+    committed = [[float("nan")] * width for _ in range(height)]
+    depth = [[float("nan")] * width for _ in range(height)]
+    for step in steps:
+        for position in range(step["position"], step["position"] + step["accepted"] + 1):
+            row, column = divmod(position, width)
+            committed[row][column] = step["accepted"] + 1
+            depth[row][column] = step["depth"]
+    return committed, depth
+
+
+def heatmap(picture: Path, text: str, steps: Sequence[dict[str, Any]], grid: tuple[int, int], path: Path) -> None:
+    """The image, the map of codes a target call and the map of tree depth, side by side."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # a second of import that --help need not wait for
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 3.9), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(1, 3, width_ratios=(1, 1.13, 1.13))
+    axes[0].imshow(Image.open(picture), interpolation="lanczos")
+    committed, depth = maps(steps, *grid)
+    mean = sum(step["accepted"] + 1 for step in steps) / max(len(steps), 1)
+    titles = (f"codes a target call, mean {mean:.2f}", "depth of the draft tree")
+    for axis, values, colours, title in zip(axes[1:], (committed, depth), ("magma", "viridis"), titles, strict=True):
+        shown = axis.imshow(values, cmap=colours, interpolation="nearest", vmin=0)
+        axis.set_facecolor("0.85")
+        axis.set_title(title, fontsize=10)
+        bar = figure.colorbar(shown, ax=axis, fraction=0.046, pad=0.03)
+        bar.ax.yaxis.get_major_locator().set_params(integer=True)
+        bar.outline.set_visible(False)
+    axes[0].set_title(_shorten(text, 46), fontsize=10)
+    for axis in axes:
+        axis.set_xticks([])
+        axis.set_yticks([])
+        for spine in axis.spines.values():
+            spine.set_visible(False)
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png", metadata={"Software": None})
+    write_atomic(path, stream.getvalue())
+
+
+def _shorten(text: str, most: int) -> str:
+    plain = text.replace("$", r"\$")
+    return plain if len(plain) <= most else plain[: most - 1] + "…"

@@ -1,0 +1,119 @@
+"""generate_images: prompts -> images, statistics, maps. Stops and goes on without losing a finished image."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from eval import arms, figures
+from eval.errors import UserError
+from eval.method import Method, method_from
+from eval.outputs import RunFolder
+from eval.prompts import Prompt, load_prompts
+from eval.session import load_model, make_requests, pick_device, synchronise
+from models.registry import Model
+
+
+def run(args: argparse.Namespace) -> None:
+    """Do what the command line says; the last line printed is one JSON document."""
+    method = method_from(args)
+    prompts = load_prompts(args)
+    folder = RunFolder(Path(args.output_dir), (args.start_idx, args.end_idx), prompts)
+    model = load_model(args, need_drafter=method.drafting)
+    folder.open(determining(args, method, model), vars(args))
+    pending = [prompt for prompt in prompts if prompt.name not in folder.statistics]
+    skipped, started = len(prompts) - len(pending), time.perf_counter()
+    if pending:
+        try:
+            _decode(args, method, model, folder, pending)
+        finally:
+            folder.flush()
+    wall = time.perf_counter() - started
+    _draw(args, method, model, folder, prompts)
+    summary = summarise(folder.finished(), skipped, wall)
+    print(table(summary))
+    print(json.dumps({**summary, "output_dir": args.output_dir}))
+
+
+def determining(args: argparse.Namespace, method: Method, model: Model) -> dict[str, Any]:
+    """Everything that changes an image or its record, flat: what a folder's runs must share."""
+    flat = {key: value for key, value in asdict(method).items() if not isinstance(value, dict)}
+    for name, part in (("tree", method.shape), ("adt", method.adapt), ("lantern", method.lantern)):
+        flat[name] = None if part is None else asdict(part)
+    for name in ("shape", "adapt"):
+        flat.pop(name, None)
+    return {**flat, "model": args.model, "weights": model.weights_sha, "drafter_path": args.drafter_path,
+            "precision": args.precision, "device": pick_device(args.device), "random_seed": args.random_seed}
+
+
+def _decode(args: argparse.Namespace, method: Method, model: Model, folder: RunFolder, prompts: Sequence[Prompt]) -> None:
+    """Decode the prompts and keep each image as it finishes, under a progress bar."""
+    try:
+        requests, longest = make_requests(model, prompts, args.random_seed)
+        arm = arms.build(model, method, min(args.batch_size, len(requests)), longest)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    codes = calls = 0
+    with tqdm(total=len(requests), unit="image", disable=None, smoothing=0.1) as bar:
+        started = time.perf_counter()
+        for number, decoded in enumerate(arm.decode(iter(requests)), start=1):
+            clock = time.perf_counter()
+            image = model.image(decoded.codes)
+            synchronise(arm.target.device)
+            folder.add(decoded, image, time.perf_counter() - clock)
+            codes += sum(step.accepted + 1 for step in decoded.steps)
+            calls += decoded.target_calls
+            rate = number / (time.perf_counter() - started)
+            bar.set_postfix_str(f"tau {codes / max(calls, 1):.2f}, {rate:.2f} images/s", refresh=False)
+            bar.update()
+
+
+def _draw(args: argparse.Namespace, method: Method, model: Model, folder: RunFolder, prompts: Sequence[Prompt]) -> None:
+    """The contact sheet, and the maps of the first images where there are trees to map."""
+    figures.contact_sheet([(folder.png(prompt.name), prompt.text) for prompt in prompts], folder.root / "contact_sheet.png")
+    if not method.drafting:
+        return
+    first = prompts[: args.heatmaps]
+    steps = folder.steps(prompt.name for prompt in first)
+    for prompt in first:
+        path = folder.root / f"heatmap_{folder.files[prompt.name]}.png"
+        figures.heatmap(folder.png(prompt.name), prompt.text, steps[prompt.name], (model.grid.height, model.grid.width), path)
+
+
+def summarise(entries: dict[str, dict[str, Any]], skipped: int, wall: float) -> dict[str, Any]:
+    """Means over images; tau weighs every target call alike."""
+    count, calls = len(entries), sum(entry["target_calls"] for entry in entries.values())
+
+    def mean(key: str) -> float:
+        return sum(entry[key] for entry in entries.values()) / count
+
+    made = count - skipped
+    tau = sum(entry["acceptance_length"] * entry["target_calls"] for entry in entries.values()) / max(calls, 1)
+    return {
+        "images": count, "skipped": skipped, "tau": round(tau, 4), "target_calls": round(mean("target_calls"), 2),
+        "drafter_calls": round(mean("drafter_calls"), 2), "mean_depth": round(mean("mean_depth"), 3),
+        "mean_nodes": round(mean("mean_nodes"), 3), "latency_s": round(mean("latency"), 4),
+        "wall_s": round(wall, 3), "images_per_s": round(made / wall, 4) if made else None,
+    }  # fmt: skip
+
+
+def table(summary: dict[str, Any]) -> str:
+    """The summary for a reader."""
+    rows = [
+        ("images", f"{summary['images']} ({summary['skipped']} of them from an earlier run)"),
+        ("tau, codes a target call", f"{summary['tau']:.2f}"),
+        ("target calls an image", f"{summary['target_calls']:.1f}"),
+        ("drafter calls an image", f"{summary['drafter_calls']:.1f}"),
+        ("mean depth, nodes of a tree", f"{summary['mean_depth']:.2f}, {summary['mean_nodes']:.1f}"),
+        ("seconds an image", f"{summary['latency_s']:.3f}"),
+    ]
+    if summary["images_per_s"] is not None:
+        rows.append(("images a second", f"{summary['images_per_s']:.2f}"))
+    return "\n".join(f"  {label:<28} {value}" for label, value in rows)

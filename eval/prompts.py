@@ -1,0 +1,175 @@
+"""Prompts with the names that travel with them, and the seed of each image. Nothing is paired by rank. No torch here."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import hashlib
+import io
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from eval.errors import UserError
+
+NAMED = {  # prompt set -> file names looked for in --prompt_dir, the COCO annotation files first
+    "PartiPrompts": ("PartiPrompts.tsv",),
+    "SJDPrompts": ("SJDPrompts.tsv",),
+    "MSCOCO2017Val": ("captions_val2017.json", "captions_val2017_longest.json"),
+    "MSCOCO2017Train": ("captions_train2017.json",),
+    "MSCOCO2014Val": ("captions_val2014.json", "captions_val_2014.json"),
+}
+SUFFIXES = (".txt", ".tsv", ".csv", ".json")
+TEXT_COLUMNS = ("prompt", "caption", "text")
+CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+DEFAULT_FILE = CONFIGS / "emoji_prompts.txt"
+HELD_OUT_FILE = CONFIGS / "emoji_held_out.txt"
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A text to draw. name: its row in the source (from 0) or its annotation id; number: the same as an integer."""
+
+    name: str
+    text: str
+    number: int | None
+
+
+def image_seed(run_seed: int, name: str) -> int:
+    """The seed of one image, 48 bits: the same in any order, batch and subset."""
+    digest = hashlib.sha256(f"{run_seed}\n{name}".encode("utf-8", "surrogatepass")).digest()
+    return int.from_bytes(digest[:6], "big")
+
+
+def load_prompts(args: argparse.Namespace, default: Path = DEFAULT_FILE) -> list[Prompt]:
+    """The prompts a run asks for: read, then --slice, --num_images, --start_idx/--end_idx. UserError if none is left."""
+    prompts = _read(args, default)
+    _refuse_duplicates(prompts, args.prompt or str(default))
+    total = len(prompts)
+    if args.slice:
+        first, last = map(int, args.slice.split("-"))
+        prompts = prompts[first:last]
+    if 0 < args.num_images < len(prompts):
+        prompts = random.Random(args.random_seed).sample(prompts, args.num_images)
+    prompts = prompts[args.start_idx : args.end_idx]
+    if not prompts:
+        raise UserError(f"no prompt is left of {total}: check --slice, --num_images, --start_idx and --end_idx")
+    return prompts
+
+
+def _read(args: argparse.Namespace, default: Path) -> list[Prompt]:
+    source = args.prompt
+    if source is None:
+        return read_file(default)
+    if source in NAMED:
+        return read_file(_find(source, Path(args.prompt_dir)))
+    if source.lower().endswith(SUFFIXES):
+        return read_file(Path(source))
+    if not source.strip():
+        raise UserError("--prompt is empty: give a text, a file or the name of a prompt set")
+    if args.num_images < 1:
+        raise UserError(f"--num_images {args.num_images}: a text is repeated, so give the number of images")
+    return [Prompt(str(row), source, row) for row in range(args.num_images)]
+
+
+def _find(name: str, folder: Path) -> Path:
+    for file_name in NAMED[name]:
+        if (folder / file_name).is_file():
+            return folder / file_name
+    raise UserError(f"--prompt {name}: {folder} holds no {' or '.join(NAMED[name])}; put it there or give --prompt_dir")
+
+
+def read_file(path: Path) -> list[Prompt]:
+    """All prompts of a .txt (one a line), .tsv or .csv (a column Prompt, Caption or Text; Name or Id optional) or .json
+    file (a list of texts or of objects with those keys, or COCO annotations: the first caption of every image)."""
+    try:
+        content = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"prompt file {path}: not UTF-8 text (byte {error.start})") from None
+    except OSError as error:
+        raise UserError(f"prompt file {path}: cannot be read ({error.strerror or error})") from None
+    suffix = path.suffix.lower()
+    if suffix == ".json":
+        prompts = _from_json(content, path)
+    elif suffix == ".txt":
+        lines = [line.strip() for line in content.splitlines()]
+        prompts = _numbered([line for line in lines if line and not line.startswith("#")])
+    else:
+        prompts = _from_table(content, "\t" if suffix == ".tsv" else ",", path)
+    if not prompts:
+        raise UserError(f"prompt file {path}: it holds no prompt")
+    return prompts
+
+
+def _numbered(texts: Sequence[str]) -> list[Prompt]:
+    return [Prompt(str(row), text, row) for row, text in enumerate(texts)]
+
+
+def _from_table(content: str, delimiter: str, path: Path) -> list[Prompt]:
+    """Rows of a table with a header; PartiPrompts quotes nothing, so in .tsv a quote is a character."""
+    quoting = csv.QUOTE_NONE if delimiter == "\t" else csv.QUOTE_MINIMAL
+    reader = csv.reader(io.StringIO(content), delimiter=delimiter, quoting=quoting)
+    try:
+        rows = list(reader)
+    except csv.Error as error:
+        raise UserError(f"prompt file {path}: line {reader.line_num}: {error}") from None
+    header = [cell.strip().lower() for cell in rows[0]] if rows else []
+    column = next((header.index(name) for name in TEXT_COLUMNS if name in header), None)
+    if column is None:
+        raise UserError(f"prompt file {path}: its first line names no column Prompt, Caption or Text")
+    named = next((header.index(name) for name in ("name", "id") if name in header), None)
+    records = [(row[column] if len(row) > column else "", row[named] if named is not None and len(row) > named else None)
+               for row in rows[1:] if any(row)]
+    return _from_records(records, path)
+
+
+def _from_json(content: str, path: Path) -> list[Prompt]:
+    try:
+        data = json.loads(content)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise UserError(f"prompt file {path}: not JSON ({error})") from None
+    if isinstance(data, dict) and "annotations" in data:
+        return _from_coco(data, path)
+    if isinstance(data, list) and all(isinstance(item, str) for item in data):
+        return _from_records([(text, None) for text in data], path)
+    if isinstance(data, list) and all(isinstance(item, dict) for item in data):
+        lowered = [{str(key).lower(): value for key, value in item.items()} for item in data]
+        return _from_records([(_first(item, TEXT_COLUMNS), _first(item, ("name", "id"))) for item in lowered], path)
+    raise UserError(f"prompt file {path}: neither a list of texts, nor of objects, nor COCO annotations")
+
+
+def _first(item: dict[str, object], keys: Sequence[str]) -> object:
+    return next((item[key] for key in keys if key in item), None)
+
+
+def _from_records(records: Sequence[tuple[object, object]], path: Path) -> list[Prompt]:
+    """(text, name or None) -> prompts; a missing text is an error that names its row."""
+    prompts = []
+    for row, (text, name) in enumerate(records):
+        if not isinstance(text, str) or not text.strip():
+            raise UserError(f"prompt file {path}: row {row} has no prompt")
+        label = str(row) if name is None or not str(name).strip() else str(name).strip()
+        prompts.append(Prompt(label, text.strip(), int(label) if label.isascii() and label.isdigit() else None))
+    return prompts
+
+
+def _from_coco(data: dict, path: Path) -> list[Prompt]:
+    """The first caption of every image, images in file order, named by annotation id."""
+    try:
+        first: dict[int, tuple[int, str]] = {}
+        for note in data["annotations"]:
+            first.setdefault(note["image_id"], (int(note["id"]), " ".join(str(note["caption"]).split())))
+        order = [image["id"] for image in data["images"]] if "images" in data else list(first)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"prompt file {path}: damaged COCO annotations ({type(error).__name__}: {error})") from None
+    return [Prompt(str(first[image][0]), first[image][1], first[image][0]) for image in order if image in first]
+
+
+def _refuse_duplicates(prompts: Sequence[Prompt], source: str) -> None:
+    seen: set[str] = set()
+    for prompt in prompts:
+        if prompt.name in seen:
+            raise UserError(f"prompts of {source}: the name {prompt.name!r} stands twice, and names its image")
+        seen.add(prompt.name)

@@ -1,0 +1,87 @@
+"""What every command does before it decodes: pick the device, load the model, turn prompts into requests."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import subprocess
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from adt_tree.roles import Request
+from eval.errors import UserError
+from eval.prompts import Prompt, image_seed
+from models.registry import Model, load
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def pick_device(name: str) -> str:
+    """auto -> cuda where there is one. UserError if cuda is asked for and missing."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda: no CUDA device is visible; use --device cpu or auto")
+    return name
+
+
+def load_model(args: argparse.Namespace, need_drafter: bool) -> Model:
+    """The model of --model, --model_path and --drafter_path; a bad checkpoint or --target_size is a UserError."""
+    if args.set_seed:
+        torch.manual_seed(args.random_seed)
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+    try:
+        model = load(args.model, args.model_path, args.drafter_path, args.precision, pick_device(args.device), need_drafter)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    size = image_side(model)
+    if args.target_size not in (None, size):
+        raise UserError(f"--target_size {args.target_size}: this model draws {size} px and no other size; leave it out")
+    return model
+
+
+def image_side(model: Model) -> int:
+    """Pixels along the side of an image."""
+    patch = model.codec.config.patch_size if model.codec is not None else 16
+    return model.grid.height * patch
+
+
+def make_requests(model: Model, prompts: Sequence[Prompt], run_seed: int) -> tuple[list[Request], int]:
+    """Requests with their seeds, and the longest prompt in cache slots."""
+    requests = [Request(p.name, model.encode(p.text), image_seed(run_seed, p.name)) for p in prompts]
+    return requests, max((model.prompt_length(request.prompt) for request in requests), default=1)
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait for the accelerator, so that a clock read next is true."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def circumstances(model: Model, args: argparse.Namespace) -> dict[str, Any]:
+    """What a figure needs to be repeated: commit, device, precision, versions, date."""
+    device = pick_device(args.device)
+    name = torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()} CPU"
+    return {
+        "commit": _git("rev-parse", "--short", "HEAD"),
+        "dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "device": name,
+        "threads": torch.get_num_threads(),
+        "precision": args.precision,
+        "torch": torch.__version__,
+        "weights": model.weights_sha,
+        "grid": [model.grid.height, model.grid.width],
+    }
+
+
+def _git(*words: str) -> str:
+    try:
+        answer = subprocess.run(("git", *words), cwd=ROOT, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return answer.stdout.strip() if answer.returncode == 0 else ""

@@ -1,0 +1,80 @@
+"""A tiny random checkpoint in the layout of the embedded model: 2 layers, a 4 x 4 grid, 64 codes, with a drafter."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+
+from models.chameleon import decoder_config, to_chameleon
+from models.drafter import DrafterNet, drafter_config, to_published
+from models.transformer import Decoder
+from models.vq import VQConfig, VQModel
+
+CODES, FIRST_CODE, GRID = 64, 4, 4
+VQ = {
+    "base_channels": 32, "channel_multiplier": [1, 1], "num_res_blocks": 1, "embed_dim": 16, "latent_channels": 32,
+    "num_embeddings": CODES, "resolution": 2 * GRID, "attn_resolutions": None, "attn_type": "vanilla", "in_channels": 3,
+    "double_latent": False, "dropout": 0.0, "initializer_range": 0.02, "model_type": "chameleon_vqgan",
+}  # fmt: skip
+
+
+def _image_token(code: int) -> str:
+    return "IMGIMG" + "".join("ABCDEFGHIJ"[int(digit)] for digit in str(code)) + "Z"
+
+
+def vocabulary() -> dict[str, int]:
+    """Specials, image tokens from FIRST_CODE on, the begin of image, the separator, then bytes."""
+    names = ["<pad>", "<s>", "</s>", "<unk>", *map(_image_token, range(CODES)), "<racm3:break>", "<reserved08706>"]
+    names += ["<image>", "<eoss>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    return {name: index for index, name in enumerate(names)}
+
+
+def _config() -> dict:
+    words = vocabulary()
+    return {
+        "architectures": ["ChameleonForConditionalGeneration"], "model_type": "chameleon", "vocab_size": len(words),
+        "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 4, "rms_norm_eps": 1e-5, "max_position_embeddings": 512, "rope_theta": 10000.0,
+        "hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "swin_norm": False,
+        "tie_word_embeddings": False, "model_parallel_size": 1, "vocabulary_map": words, "vq_config": VQ,
+        "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+    }  # fmt: skip
+
+
+def _sharpen(state: dict[str, torch.Tensor], head: str) -> dict[str, torch.Tensor]:
+    """Make the random law peaked enough that options matter."""
+    state[head] = state[head] * 12
+    return {name: tensor.contiguous() for name, tensor in state.items()}
+
+
+def build(folder: Path) -> Path:
+    """Write the checkpoint and its drafter; returns the folder."""
+    torch.manual_seed(0)
+    config = _config()
+    (folder / "drafter").mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    decoder = Decoder(decoder_config(config))
+    vq = VQModel(VQConfig.from_hf(VQ))
+    torch.nn.init.normal_(vq.quantize.embedding.weight)
+    state = to_chameleon(decoder.state_dict(), decoder.config)
+    state |= {f"model.vqmodel.{name}": tensor for name, tensor in vq.state_dict().items()}
+    save_file(_sharpen(state, "lm_head.weight"), folder / "model.safetensors", metadata={"format": "pt"})
+    small = config | {"num_hidden_layers": 1}
+    net = DrafterNet(drafter_config(small))
+    net.block.load_state_dict(decoder.blocks[-1].state_dict())
+    net.embed.load_state_dict(decoder.embed.state_dict())
+    with torch.no_grad():
+        net.fc.weight.copy_(torch.cat((0.5 * torch.eye(32), torch.eye(32)), dim=1))
+    (folder / "drafter" / "config.json").write_text(json.dumps(small))
+    save_file({n: t.contiguous() for n, t in to_published(net.state_dict(), net.config).items()},
+              folder / "drafter" / "model.safetensors", metadata={"format": "pt"})
+    tokenizer = Tokenizer(BPE(vocabulary(), [], unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "text_tokenizer.json"))
+    return folder
