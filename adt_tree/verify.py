@@ -146,7 +146,7 @@ class GreedyRelaxed:
         """The deepest passing node [B]; at ties the one above the first leaf."""
         nodes = tree.nodes
         number = torch.arange(nodes, device=alive.device)
-        order = number if self.static_order is None else self.static_order
+        order = number if self.static_order is None else self.static_order[:nodes]  # the last trees are cut
         inner = torch.zeros_like(alive).scatter(1, tree.parents[:, 1:], True)
         row = order.expand_as(alive).masked_fill(inner | ~tree.valid, nodes)
         first = row[:, :, None].masked_fill(~tree.ancestors, nodes).amin(dim=1)  # over the leaves below each node
