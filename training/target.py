@@ -95,11 +95,11 @@ def initialise(decoder: Decoder) -> None:
             nn.init.normal_(param, std=0.02 if "blocks" not in name else 0.04 / (2 * depth) ** (0.5 * residual))
 
 
-def optimisers(decoder: Decoder, args: argparse.Namespace) -> list[torch.optim.Optimizer]:
+def optimisers(decoder: nn.Module, args: argparse.Namespace) -> list[torch.optim.Optimizer]:
     """Muon for the matrices of the blocks, AdamW for everything else."""
     hidden, rest = [], []
     for name, param in decoder.named_parameters():
-        is_matrix = name.startswith("blocks.") and param.ndim == 2 and "qk_" not in name
+        is_matrix = name.startswith(("blocks.", "block.", "fc.")) and param.ndim == 2 and "qk_" not in name
         (hidden if is_matrix else rest).append(param)
         if is_matrix:
             param.muon_parts = {"qkv": 3, "gate_up": 2}.get(name.split(".")[-2], 1)
