@@ -1,0 +1,16 @@
+.PHONY: setup check test types demo
+
+setup:
+	bash scripts/setup.sh
+
+test:
+	bash scripts/test.sh
+
+types:
+	bash scripts/setup.sh requirements-dev.txt
+	.venv/bin/python -m mypy
+
+check: types test
+
+demo: setup
+	.venv/bin/python main.py generate_images --peanut
