@@ -31,10 +31,17 @@ COMMANDS = {
     "sweep": Command("eval.sweep_options", "eval.sweep", "try constants of the adaptive tree, one table"),
 }
 STAGES = {
-    "data": Command("training.data", "training.data", "fetch and rasterise the emoji sets, write captions"),
-    "tokenizer": Command("training.tokenizer", "training.tokenizer", "train the VQ tokenizer"),
-    "target": Command("training.target", "training.target", "train the target"),
-    "drafter": Command("training.drafter", "training.drafter", "train the drafter on what the target generates"),
+    name: Command(f"training.{name}", f"training.{name}", text)
+    for name, text in {
+        "data": "fetch and rasterise the emoji sets, write captions",
+        "tokenizer": "train the VQ tokenizer",
+        "bpe": "train the text vocabulary",
+        "target": "train the target",
+        "distil": "let the target draw what the drafter learns from",
+        "drafter": "train the drafter on what the target draws",
+        "export": "write the checkpoint and its model card",
+        "contact": "draw the contact sheet of seen and held-out prompts",
+    }.items()
 }
 
 
@@ -79,7 +86,7 @@ def main(argv: Sequence[str]) -> int:
     except SystemExit as stop:  # argparse after --help
         return stop.code if isinstance(stop.code, int) else 2
     except KeyboardInterrupt:
-        status, line = 130, "interrupted; finished images are kept, the same command goes on from there"
+        status, line = 130, "interrupted: what was finished is kept"
         if debug:
             raise
     except BrokenPipeError:

@@ -23,7 +23,6 @@ from eval.method import Method
 from models.registry import Model
 
 CHAIN = 5  # the published list's length
-WIDEST = 1000  # the published default of lantern_k, for codebooks of 8,192
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +50,10 @@ def static_tree(name: str) -> StaticTree:
 
 
 def neighbours(method: Method, num_codes: int) -> int:
-    """lantern_k for a codebook: as given, else 1000 or an eighth of a smaller codebook. UserError if there are fewer."""
+    """lantern_k for a codebook: as given, else chosen by its size. UserError if it has fewer neighbours."""
     k = method.lantern.k
     if k is None:
-        return min(WIDEST, num_codes // 8)
+        return min(method.lantern.most, num_codes // 8)
     if k > num_codes - 2:
         raise UserError(f"--lantern_k {k}: the codebook has {num_codes} codes; give at most {num_codes - 2}")
     return k

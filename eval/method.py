@@ -15,10 +15,11 @@ GREEDY = 1e-5  # the published code's bound of temperature 0
 
 @dataclass(frozen=True, slots=True)
 class Lantern:
-    """Relaxed acceptance: neighbours (None: chosen by the size of the codebook) and budget."""
+    """Relaxed acceptance: neighbours (None: `most`, or an eighth of a smaller codebook) and budget."""
 
     k: int | None
     delta: float
+    most: int = 1000  # the published default, for codebooks of 8,192
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +88,9 @@ def fixed_shape(args: argparse.Namespace) -> TreeShape:
     return TreeShape(args.depth or DEFAULT_DEPTH, args.draft_top_k or DEFAULT_WIDTH, budget)
 
 
-def lantern(args: argparse.Namespace, delta: float = DEFAULT_DELTA, k: int | None = None) -> Lantern:
+def lantern(args: argparse.Namespace, delta: float = DEFAULT_DELTA, most: int = 1000) -> Lantern:
     """Relaxation with the given defaults."""
-    return Lantern(k if args.lantern_k is None else args.lantern_k,
-                   delta if args.lantern_delta is None else args.lantern_delta)
+    return Lantern(args.lantern_k, delta if args.lantern_delta is None else args.lantern_delta, most)
 
 
 def _refuse(args: argparse.Namespace, names: tuple[str, ...], reason: str) -> None:

@@ -1,0 +1,83 @@
+"""The outside yardstick: transformers' Chameleon on the same checkpoint, one code a pass, with a static cache.
+
+Its generate() masks image tokens, so this is the loop generate() would run: both guidance rows in one batch, the next
+code appended to a StaticCache. Dimensions: R rows (guidance branches), T tokens, V codes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import ChameleonForConditionalGeneration, StaticCache
+from transformers.utils import logging
+
+from adt_tree.noise import Noise
+from adt_tree.records import Decoded, Step
+from adt_tree.roles import Request
+from adt_tree.sampling import Sampling, log_probs
+from models.registry import DTYPES, EMOJI, Model
+
+
+class TransformersDecoder:
+    """Plain decoding by transformers, drawing with the same law and noise as ours."""
+
+    def __init__(self, net: ChameleonForConditionalGeneration, model: Model, sampling: Sampling, max_prompt: int) -> None:
+        """net: shared by every temperature; a cache of its own for each decoder."""
+        self.net, self.model, self.sampling = net, model, sampling
+        self.noise = Noise(model.num_codes, silent=sampling.greedy)
+        self.most = max_prompt + model.grid.size
+        self.cache = StaticCache(config=net.config, max_cache_len=self.most)
+
+    @torch.inference_mode()
+    def decode(self, requests: Iterable[Request]) -> Iterator[Decoded]:
+        """One image at a time."""
+        for request in requests:
+            started = time.perf_counter()
+            image = Decoded(request.name, request.seed, [])
+            for number, code in enumerate(self._codes(request)):
+                row, column = self.model.grid.cell(number)
+                image.codes.append(code)
+                if number:
+                    image.steps.append(Step(number, row, column, 0, 0, 0, 0, 0.0))
+                    image.target_calls += 1
+            image.seconds = time.perf_counter() - started
+            yield image
+
+    def _codes(self, request: Request) -> Iterator[int]:
+        """Codes in raster order; rows are padded on the left and their positions start after the padding."""
+        device, rows = self.net.device, self.sampling.branches
+        prompts = [request.prompt.conditional, request.prompt.unconditional][:rows]
+        width = max(map(len, prompts))
+        tokens = torch.tensor([[0] * (width - len(p)) + p for p in prompts], device=device)
+        pad = torch.tensor([[width - len(p)] for p in prompts], device=device)
+        seen = torch.arange(self.most, device=device)[None] >= pad
+        positions = (torch.arange(width, device=device) - pad).clamp(min=0)
+        seed = torch.tensor([request.seed], device=device)
+        self.cache.reset()
+        for number in range(self.model.grid.size):
+            logits = self._pass(tokens, seen[:, : width + number], positions)
+            at = torch.full((1, 1), number, device=device)
+            code = (log_probs(logits[:, None, None], self.sampling) + self.noise.gumbel(seed, at)).argmax()
+            yield int(code)
+            tokens = (code + self.model.layout.first_code).expand(rows, 1)
+            positions = width + number - pad
+
+    def _pass(self, tokens: Tensor, seen: Tensor, positions: Tensor) -> Tensor:
+        """Logits [R, V] of the image codes after the last token."""
+        hidden = self.net.model(input_ids=tokens, attention_mask=seen, position_ids=positions, past_key_values=self.cache,
+                                use_cache=True).last_hidden_state
+        first = self.model.layout.first_code
+        return self.net.lm_head(hidden[:, -1])[:, first : first + self.model.num_codes].float()
+
+
+def load_net(model_path: str | None, precision: str, device: torch.device) -> ChameleonForConditionalGeneration:
+    """The checkpoint as transformers loads it."""
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    folder = Path(model_path) if model_path else EMOJI
+    net = ChameleonForConditionalGeneration.from_pretrained(folder, dtype=DTYPES[precision], local_files_only=True)
+    return net.to(device).eval()

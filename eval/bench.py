@@ -1,0 +1,109 @@
+"""bench: every arm on the same prompts and seeds in one run, against plain decoding and, if asked, transformers."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from adt_tree.roles import Request
+from adt_tree.sampling import Sampling
+from eval import arms
+from eval.bench_options import arm_methods
+from eval.errors import UserError
+from eval.measure import Lane, measure, summaries, table
+from eval.method import Method
+from eval.outputs import write_json
+from eval.profiling import PARTS, profile
+from eval.prompts import HELD_OUT_FILE, load_prompts
+from eval.session import circumstances, load_model, make_requests, synchronise
+from models.registry import Model
+
+PROFILED = 4  # images
+
+
+def run(args: argparse.Namespace) -> None:
+    """Measure, print the table, store the results; the last line printed is one JSON document."""
+    methods = arm_methods(args)
+    prompts = load_prompts(args, HELD_OUT_FILE)
+    folder = Path(args.output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    model = load_model(args, need_drafter=any(method.drafting for _, method in methods))
+    clock = time.perf_counter()
+    requests, longest = make_requests(model, prompts, args.random_seed)
+    encode_s = (time.perf_counter() - clock) / len(requests)
+    lanes = make_lanes(model, methods, args.batch_size, longest)
+    ours = [lane.decoder for lane in lanes]
+    if args.reference:
+        lanes += _reference_lanes(args, model, lanes, longest)
+    device = ours[0].target.device
+    measure(lanes, requests, args.batch_size, args.warmup, device)
+    result: dict[str, Any] = {
+        "command": f"python main.py {shlex.join(sys.argv[1:])}",
+        **circumstances(model, args),
+        "prompts": len(prompts),
+        "batch_size": args.batch_size,
+        "cfg": args.cfg,
+        "text_encode_s": round(encode_s, 6),
+        "vq_decode_s": round(_vq_seconds(model, lanes[0]), 5),
+        "options": vars(args),
+        "results": summaries(lanes),
+    }
+    print(table(result["results"]))
+    print(f"\nSR: seconds of plain decoding (ar) / seconds, median of {len(prompts)} prompts. VQ decoding, not counted: "
+          f"{result['vq_decode_s']:.4f} s an image.")
+    if args.profile:
+        result["profile"] = _profiles(lanes, requests[:PROFILED])
+        print(_profile_table(result["profile"]))
+    write_json(folder / "bench.json", result)
+    print(json.dumps(result))
+
+
+def make_lanes(model: Model, methods: Sequence[tuple[str, Method]], slots: int, longest: int) -> list[Lane]:
+    """A lane a method. UserError for what the model cannot do."""
+    try:
+        return [Lane(name, method.temperature, arms.build(model, method, slots, longest), method.exact)
+                for name, method in methods]
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+def _reference_lanes(args: argparse.Namespace, model: Model, lanes: Sequence[Lane], longest: int) -> list[Lane]:
+    """transformers' plain decoding at every temperature."""
+    from eval.baseline import TransformersDecoder, load_net  # seconds of import that other runs need not wait for
+
+    net = load_net(args.model_path, args.precision, lanes[0].decoder.target.device)
+    plain = [lane for lane in lanes if lane.name == "ar"]
+    laws = [Sampling(lane.temperature, args.top_k, args.top_p, args.cfg) for lane in plain]
+    return [Lane("transformers", law.temperature, TransformersDecoder(net, model, law, longest), True) for law in laws]
+
+
+def _vq_seconds(model: Model, lane: Lane) -> float:
+    """Median seconds of turning one image's codes into pixels."""
+    seconds = []
+    for image in lane.images:
+        started = time.perf_counter()
+        model.image(image.codes)
+        synchronise(lane.decoder.target.device)
+        seconds.append(time.perf_counter() - started)
+    return float(np.median(seconds))
+
+
+def _profiles(lanes: Sequence[Lane], requests: Sequence[Request]) -> list[dict[str, Any]]:
+    """The split of time of every arm of ours."""
+    ours = [lane for lane in lanes if isinstance(lane.decoder, arms.Arm)]
+    return [{"arm": lane.name, "temperature": lane.temperature, **profile(lane.decoder, requests)} for lane in ours]
+
+
+def _profile_table(rows: Sequence[dict[str, Any]]) -> str:
+    lines = ["", f"{'share of time':<13} {'T':>4} " + " ".join(f"{part:>8}" for part in PARTS)]
+    for row in rows:
+        lines.append(f"{row['arm']:<13} {row['temperature']:>4g} " + " ".join(f"{row[part]:>8.1%}" for part in PARTS))
+    return "\n".join(lines)

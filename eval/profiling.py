@@ -1,0 +1,183 @@
+"""Where the time of a decode goes: stopwatches around the roles, none inside the loop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adt_tree.policy import TreeShape
+from adt_tree.roles import Drafter, Prefix, Proposer, Request, Target
+from adt_tree.tree import DraftTree
+from adt_tree.verify import Rule, Verdict
+from eval.arms import Arm
+from eval.session import synchronise
+
+PARTS = ("target", "drafter", "tree", "verify", "host")
+
+
+class Stopwatch:
+    """Seconds by part; time inside a nested part counts for that part only."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.seconds = dict.fromkeys(PARTS, 0.0)
+        self._device, self._stack, self._mark = device, ["host"], time.perf_counter()
+
+    def restart(self) -> None:
+        """Forget everything up to now."""
+        self.seconds = dict.fromkeys(PARTS, 0.0)
+        self._turn()
+
+    def _turn(self) -> None:
+        synchronise(self._device)
+        now = time.perf_counter()
+        self.seconds[self._stack[-1]] += now - self._mark
+        self._mark = now
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Attribute what happens inside to `name`."""
+        self._turn()
+        self._stack.append(name)
+        try:
+            yield
+        finally:
+            self._turn()
+            self._stack.pop()
+
+    def shares(self) -> dict[str, float]:
+        """Fractions of the time since the restart."""
+        self._turn()
+        total = sum(self.seconds.values())
+        return {name: round(value / total, 4) for name, value in self.seconds.items()}
+
+
+class TimedTarget:
+    """A target under the stopwatch."""
+
+    def __init__(self, inner: Target, watch: Stopwatch) -> None:
+        self._inner, self._watch = inner, watch
+        self.grid, self.num_codes, self.slots, self.device = inner.grid, inner.num_codes, inner.slots, inner.device
+
+    def prefill(self, slot: int, prompt: Any) -> Prefix:
+        """See Target."""
+        with self._watch.part("target"):
+            return self._inner.prefill(slot, prompt)
+
+    def forward(self, tree: DraftTree, reach: int) -> tuple[Tensor, Tensor]:
+        """See Target."""
+        with self._watch.part("target"):
+            return self._inner.forward(tree, reach)
+
+    def commit(self, verdict: Verdict) -> None:
+        """See Target."""
+        with self._watch.part("target"):
+            self._inner.commit(verdict)
+
+    def release(self, slot: int) -> None:
+        """See Target."""
+        self._inner.release(slot)
+
+
+class TimedDrafter:
+    """A drafter under the stopwatch."""
+
+    def __init__(self, inner: Drafter, watch: Stopwatch) -> None:
+        self._inner, self._watch, self.device = inner, watch, inner.device
+
+    def prefill(self, slot: int, prompt: Any, prefix: Prefix) -> None:
+        """See Drafter."""
+        with self._watch.part("drafter"):
+            self._inner.prefill(slot, prompt, prefix)
+
+    def release(self, slot: int) -> None:
+        """See Drafter."""
+        self._inner.release(slot)
+
+    def extend(self, features: Tensor, codes: Tensor, count: Tensor, reach: int) -> tuple[Tensor, Tensor]:
+        """See Drafter."""
+        with self._watch.part("drafter"):
+            return self._inner.extend(features, codes, count, reach)
+
+    def expand(self, codes: Tensor, features: Tensor, ancestors: Tensor, depth: int, reach: int) -> tuple[Tensor, Tensor]:
+        """See Drafter."""
+        with self._watch.part("drafter"):
+            return self._inner.expand(codes, features, ancestors, depth, reach)
+
+
+class TimedProposer:
+    """A proposer under the stopwatch: what is not its drafter's is the tree's."""
+
+    def __init__(self, inner: Proposer, watch: Stopwatch) -> None:
+        self._inner, self._watch = inner, watch
+
+    @property
+    def calls(self) -> int:
+        """See Proposer."""
+        return self._inner.calls
+
+    def prefill(self, slot: int, prompt: Any, prefix: Prefix, code: Tensor) -> None:
+        """See Proposer."""
+        with self._watch.part("tree"):
+            self._inner.prefill(slot, prompt, prefix, code)
+
+    def release(self, slot: int) -> None:
+        """See Proposer."""
+        self._inner.release(slot)
+
+    def propose(self, shapes: Sequence[TreeShape], roots: Tensor, gumbel: Tensor, reach: int) -> DraftTree:
+        """See Proposer."""
+        with self._watch.part("tree"):
+            return self._inner.propose(shapes, roots, gumbel, reach)
+
+    def observe(self, tree: DraftTree, features: Tensor, verdict: Verdict) -> None:
+        """See Proposer."""
+        with self._watch.part("tree"):
+            self._inner.observe(tree, features, verdict)
+
+
+class TimedRule:
+    """A rule under the stopwatch, the drawing of its noise included."""
+
+    def __init__(self, inner: Rule, watch: Stopwatch) -> None:
+        self._inner, self._watch = inner, watch
+        self.noise = self
+
+    def gumbel(self, seeds: Tensor, positions: Tensor) -> Tensor:
+        """See Noise."""
+        with self._watch.part("verify"):
+            return self._inner.noise.gumbel(seeds, positions)
+
+    def choose(self, log_p: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+        """See Rule."""
+        with self._watch.part("verify"):
+            return self._inner.choose(log_p, seeds, positions)
+
+    def __call__(self, tree: DraftTree, log_p: Tensor, gumbel: Tensor, seeds: Tensor, positions: Tensor) -> Verdict:
+        """See Rule."""
+        with self._watch.part("verify"):
+            return self._inner(tree, log_p, gumbel, seeds, positions)
+
+
+def profile(arm: Arm, requests: Sequence[Request]) -> dict[str, float]:
+    """Fractions of the time an arm spends in target, drafter, tree, verify and host (the loop, the sampling law and,
+    in plain decoding, its rule). The stopwatches cost some microseconds a call, which fall on the parts timed."""
+    watch = Stopwatch(arm.target.device)
+    timed = replace(arm, target=TimedTarget(arm.target, watch))
+    if arm.proposer is not None:
+        drafter = arm.proposer.drafter
+        arm.proposer.drafter = TimedDrafter(drafter, watch)
+        timed = replace(timed, proposer=TimedProposer(arm.proposer, watch), rule=TimedRule(arm.rule, watch))
+    watch.restart()
+    try:
+        for _ in timed.decode(iter(requests)):
+            pass
+        return watch.shares()
+    finally:
+        if arm.proposer is not None:
+            arm.proposer.drafter = drafter
