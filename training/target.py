@@ -186,7 +186,7 @@ class Trainer:
     def validation(self) -> dict[str, float]:
         """Loss with bare captions on the held-out pairs, and on as many training pairs, current weights."""
         losses = {}
-        for label, rows in (("held_out", self.held_out), ("seen", self.train[:: len(self.train) // 48][:48])):
+        for label, rows in (("held_out", self.held_out), ("seen", self.train[:: max(1, len(self.train) // 48)][:48])):
             codes = self.codes[[row["index"] for row in rows]]
             prefixes = [self.prompts.prefix(caption(row["style"], row["name"], [])) for row in rows]
             tokens, where = pack(prefixes, codes)
@@ -205,10 +205,10 @@ def run(args: argparse.Namespace) -> None:
     budget, save = Budget(args.minutes, trainer.spent_s), Every(60 * args.checkpoint_minutes)
     losses: list[float] = []
     with tqdm(desc="target", unit="step", initial=trainer.step, mininterval=5) as bar:
-        while not budget.done():
+        while not budget.done() and trainer.step != args.max_steps:
             losses.append(trainer.train_step(schedule(budget.fraction(), trainer.step)))
             bar.update()
-            if save.due() or budget.done():
+            if save.due() or budget.done() or trainer.step == args.max_steps:
                 row = {"step": trainer.step, "spent_s": round(budget.spent_s(), 1),
                        "train": sum(losses) / len(losses), **trainer.validation()}  # fmt: skip
                 append_jsonl(work / "losses_target.jsonl", row)
