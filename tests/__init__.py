@@ -1,0 +1,1 @@
+"""Tests. CPU only, no network."""

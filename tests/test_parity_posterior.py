@@ -1,0 +1,158 @@
+"""Parity with the released evaluate_posterior functions: relaxed greedy, rejection on dynamic and static trees, filters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from adt_tree.noise import Noise
+from adt_tree.relax import Relaxation
+from adt_tree.sampling import Sampling, log_probs
+from adt_tree.tree import STATIC_TREES, DraftTree, StaticTree, ancestor_mask
+from adt_tree.verify import Coupled, GreedyRelaxed, Rejection, Verdict, verdict_from_hits
+from tests.golden import tensors, values
+
+CODES = 64
+CASES = range(6)
+ZERO = torch.zeros(1, dtype=torch.int64)
+
+
+def nearest() -> Tensor:
+    """The recorded table of 63 neighbours."""
+    return tensors("posterior_nearest")["table"].long()
+
+
+def tree_of(tokens: Tensor, parents: Tensor, q: Tensor | None = None) -> DraftTree:
+    """One tree from its node lists."""
+    depths = torch.zeros_like(parents)
+    for node in range(1, len(parents)):
+        depths[node] = depths[parents[node]] + 1
+    width = int(parents[1:].bincount().max())
+    depth = int(depths.max())
+    parents = parents[None]
+    return DraftTree(tokens[None], parents, depths[None], ancestor_mask(parents, depth),
+                     torch.ones_like(parents, dtype=torch.bool), depth, width, q)
+
+
+def relaxation(result: dict[str, Any]) -> Relaxation | None:
+    """The relaxation a result was recorded with."""
+    return Relaxation(nearest(), result["k"], result["delta"]) if result["lantern"] else None
+
+
+def path_of(tree: DraftTree, verdict: Verdict) -> list[int]:
+    """Codes along the accepted path, the root first."""
+    return tree.codes[0, verdict.path[0, : int(verdict.count)]].tolist()
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("family", ["t0_llamagen", "t0_anole"])
+def test_greedy(family: str, case: int) -> None:
+    data, results = tensors("posterior_greedy"), values("posterior")[family][case]
+    key = f"{family}.{case}"
+    # The root is its own parent here and has none there.
+    tree = tree_of(data[f"{key}.tokens"], data[f"{key}.parents"].clamp_min(0))
+    log_p = data[f"{key}.node_logits"][None].log_softmax(-1)
+    gumbel = torch.zeros(1, tree.depth + 1, CODES)
+    for result in results:
+        relaxed = relaxation(result)
+        rule = GreedyRelaxed(CODES, relaxed) if relaxed else Coupled(Noise(CODES, silent=True))
+        verdict = rule(tree, log_p, gumbel, ZERO, ZERO)
+        assert int(verdict.count) == result["accept_length"] + 1
+        assert path_of(tree, verdict) == result["accepted_tokens"]
+        assert int(verdict.codes[0, result["accept_length"]]) == result["bonus"]
+
+
+def node_tested(tree: DraftTree, rows: Tensor, test: list[Any]) -> int:
+    """The node a recorded comparison was about."""
+    depth, row, code = test[:3]
+    node = int(rows[row, depth])
+    assert int(tree.codes[0, node]) == code
+    return node
+
+
+def check_sampled(tree: DraftTree, rows: Tensor, law: Tensor, result: dict[str, Any], bonus: Tensor) -> None:
+    """Feed the recorded uniforms to the nodes they were compared at and expect the recorded outcome."""
+    nodes = [node_tested(tree, rows, test) for test in result["tests"]]
+    chances = torch.full((1, tree.nodes), 2.0)
+    for node, test in zip(nodes, result["tests"], strict=True):
+        chances[0, node] = test[3]
+    rule = Rejection(CODES, tree.q is not None, relaxation(result), reference=True)
+    hit, residual = rule.judge(tree, law, chances)
+    taken = [node for node, test in zip(nodes, result["tests"], strict=True) if test[5]]
+    verdict = verdict_from_hits(tree, hit, residual.argmax(-1))
+    length = int(verdict.count)
+    assert length == result["accept_length"] + 1
+    assert verdict.path[0, 1:length].tolist() == taken
+    torch.testing.assert_close(residual[0, verdict.path[0, length - 1]], bonus, atol=2e-6, rtol=1e-4)
+    check_until_relaxed(tree, law, chances, result, nodes)
+
+
+def check_until_relaxed(tree: DraftTree, law: Tensor, chances: Tensor, result: dict[str, Any], nodes: list[int]) -> None:
+    """The corrected rule decides every comparison alike up to the first rejection with a borrowed mass."""
+    hit, _ = Rejection(CODES, tree.q is not None, relaxation(result)).judge(tree, law, chances)
+    for node, test in zip(nodes, result["tests"], strict=True):
+        accepted, borrowed = test[5], test[6] is not None and test[6] >= 0
+        assert bool(hit[0, node]) == accepted
+        if borrowed and not accepted:
+            return
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("family", ["dyn_llamagen", "dyn_anole"])
+def test_dynamic_rejection(family: str, case: int) -> None:
+    data, results = tensors("posterior_sampled"), values("posterior")[family][case]["results"]
+    key = f"{family}.{case}"
+    tree = tree_of(data[f"{key}.tokens"], data[f"{key}.parents"].clamp_min(0))
+    for number, result in enumerate(results):
+        law = log_probs(data[f"{key}.node_logits"][None, None], sampling(result["processor"])).exp()
+        check_sampled(tree, data[f"{key}.retrieve_indices"], law, result, data[f"{key}.{number}.sample_p"])
+
+
+def sampling(processor: dict[str, Any]) -> Sampling:
+    """The released code's filters, in its order."""
+    return Sampling(processor["temperature"], processor["top_k"], processor["top_p"], guidance=1.0, top_p_first=True)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_static_rejection(case: int) -> None:
+    data, recorded = tensors("posterior_sampled"), values("posterior")["static_llamagen"][case]
+    key, static = f"static_llamagen.{case}", StaticTree(STATIC_TREES[recorded["tree"]])
+    tokens = data[f"{key}.tokens"]
+    expanded = [node for level in static.levels for node in level]
+    q = torch.zeros(1, len(tokens), CODES)
+    q[0, expanded] = data[f"{key}.draft_distributions"]
+    tree = tree_of(tokens, torch.tensor(static.parents), q)
+    rows = torch.tensor(values("static_trees")[recorded["tree"]]["retrieve"])
+    law = log_probs(data[f"{key}.node_logits"][None, None], sampling(recorded["processor"])).exp()
+    for number, result in enumerate(recorded["results"]):
+        check_sampled(tree, rows, law, result, data[f"{key}.{number}.sample_p"])
+
+
+def test_first_sibling() -> None:
+    data, recorded = tensors("posterior_greedy"), values("posterior")["first_sibling"]
+    p, codes = data["first_sibling.logits"].softmax(-1), data["first_sibling.x"]
+    ambiguous = {tuple(entry) for entry in recorded["ambiguous"]}
+    for setting in recorded["settings"]:
+        k, delta = setting["k"], setting["delta"]
+        value, last = p.gather(-1, codes[:, None])[:, 0], torch.full_like(codes, -1)
+        if setting["lantern"]:
+            _, admissible, mass = Relaxation(nearest(), k, delta).aggregate(p, codes)
+            value, last = value + mass, admissible.sum(-1) - 1
+        clear = torch.tensor([(k, delta, row) not in ambiguous for row in range(len(codes))])
+        torch.testing.assert_close(value[clear], torch.tensor(setting["accept_value"])[clear], atol=1e-6, rtol=1e-5)
+        if setting["lantern"]:
+            assert last[clear].tolist() == torch.tensor(setting["jstar"])[clear].tolist()
+
+
+@pytest.mark.parametrize("order", ["topk_then_topp", "topp_then_topk"])
+def test_filters(order: str) -> None:
+    data = tensors("posterior_greedy")
+    for number, setting in enumerate(values("posterior")["filters"]):
+        law = Sampling(setting["temperature"], setting["top_k"], setting["top_p"], 1.0, order == "topp_then_topk")
+        got = log_probs(data["filters.logits"][None], law).exp()
+        expected = data[f"filters.{number}.probs_{order}"]
+        torch.testing.assert_close(got, expected, atol=1e-6, rtol=1e-5)
+        assert torch.equal(got > 0, expected > 0)
