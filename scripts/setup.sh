@@ -23,14 +23,14 @@ if ! { [ -x .venv/bin/python ] && recent .venv/bin/python && .venv/bin/python -m
 fi
 
 # requirements-dev.txt and requirements-train.txt include requirements.txt, so both files make the mark.
-mark=.venv/.installed-$(basename "$wanted")
-sum=$(cat requirements.txt "$wanted" | cksum)
-if [ "$(cat "$mark" 2>/dev/null)" != "$sum" ]; then
+sum_of() { cat requirements.txt "$1" | cksum; }
+mark_of() { echo ".venv/.installed-$(basename "$1")"; }
+if [ "$(cat "$(mark_of "$wanted")" 2>/dev/null)" != "$(sum_of "$wanted")" ]; then
     echo "setup: installing $wanted into .venv (some minutes the first time)"
     torch=$(grep '^torch==' requirements.txt)
     # torch first and alone: what follows then finds its pin satisfied and cannot bring another build.
     .venv/bin/python -m pip install --quiet --disable-pip-version-check \
         ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} "$torch"
     .venv/bin/python -m pip install --quiet --disable-pip-version-check -r "$wanted"
-    echo "$sum" >"$mark"
+    for file in requirements.txt "$wanted"; do sum_of "$file" >"$(mark_of "$file")"; done
 fi
