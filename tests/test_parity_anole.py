@@ -1,0 +1,126 @@
+"""Parity of the target with transformers' Chameleon: recorded values through the cache, and random models side by side."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from adt_tree.grid import Grid
+from adt_tree.tree import DraftTree, ancestor_mask
+from adt_tree.verify import Verdict
+from models.chameleon import decoder_config, from_chameleon, to_chameleon
+from models.target import ARTarget, Prompt
+from models.transformer import Decoder
+from tests.golden import FIRST_CODE, tensors, values
+
+CODES, PROMPT, PREFIX = 256, 9, 17  # recorded: prompt tokens, tokens in the cache before the tree pass
+
+
+def close(got: Tensor, expected: Tensor) -> None:
+    """Within the recorded tolerance."""
+    torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def decoder() -> Decoder:
+    """The recorded model."""
+    config = decoder_config(values("anole_tiny"))
+    model = Decoder(config)
+    model.load_state_dict(from_chameleon(tensors("anole_tiny_weights"), config))
+    return model.eval().requires_grad_(False)
+
+
+def branches(recorded: dict[str, Tensor]) -> list[Tensor]:
+    """The conditional row and the unconditional one without its padding."""
+    return [ids[mask.bool()] for ids, mask in zip(recorded["input_ids"], recorded["attention_mask"], strict=True)]
+
+
+def chain(codes: list[int]) -> DraftTree:
+    """A path as a tree."""
+    order = torch.arange(len(codes))[None]
+    parents = (order - 1).clamp_min(0)
+    return DraftTree(torch.tensor([codes]), parents, order, ancestor_mask(parents, len(codes)),
+                     torch.ones_like(order, dtype=torch.bool), len(codes) - 1, 1)
+
+
+def test_causal(decoder: Decoder) -> None:
+    recorded = tensors("anole_tiny_expected")
+    for row, tokens in enumerate(branches(recorded)):
+        hidden = decoder.causal(tokens[None])[0]
+        close(hidden, recorded["hidden"][row, -len(tokens) :])
+        logits = decoder.head(hidden)[:, FIRST_CODE : FIRST_CODE + CODES]
+        close(logits, recorded["logits"][row, -len(tokens) :])
+
+
+def test_through_the_cache(decoder: Decoder) -> None:
+    """Prefill, a chain of committed codes, then a tree: both guidance rows, the unconditional one without padding."""
+    recorded = tensors("anole_tiny_expected")
+    rows = branches(recorded)
+    length = recorded["input_ids"].shape[1]
+    prompts = [tokens[: len(tokens) - (length - PROMPT)].tolist() for tokens in rows]
+    target = ARTarget(decoder, Grid(8, 8), FIRST_CODE, CODES, 1, 2, PROMPT, 16)
+    prefix = target.prefill(0, Prompt(*prompts))
+    for row, features in enumerate(prefix.features):
+        close(features, recorded["hidden"][row, PROMPT - len(features) : PROMPT])
+    close(prefix.logits, recorded["logits"][:, PROMPT - 1])
+
+    committed = (rows[0][PROMPT:PREFIX] - FIRST_CODE).tolist()
+    tree = chain(committed)
+    logits, hidden = target.forward(tree, 0)
+    close(logits[:, 0], recorded["logits"][:, PROMPT:PREFIX])
+    close(hidden[:, 0], recorded["hidden"][:, PROMPT:PREFIX])
+    order = torch.arange(len(committed))[None]
+    target.commit(Verdict(order, torch.tensor([len(committed)]), order))
+
+    parents = recorded["tree_parents"].clamp_min(0)[None]
+    depths = (recorded["tree_position_ids"][0] - recorded["tree_position_ids"][0, 0])[None]
+    ancestors = ancestor_mask(parents, 9)
+    assert torch.equal(ancestors[0], recorded["tree_mask"].bool())
+    tree = DraftTree(recorded["tree_tokens"][None] - FIRST_CODE, parents, depths, ancestors,
+                     torch.ones_like(parents, dtype=torch.bool), int(depths.max()), 9)
+    logits, hidden = target.forward(tree, len(committed))
+    close(logits[:, 0], recorded["tree_logits"])
+    close(hidden[:, 0], recorded["tree_hidden"])
+
+
+CONFIGS = [
+    {"hidden_size": 32, "intermediate_size": 88, "num_hidden_layers": 2, "num_attention_heads": 4},
+    {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 2},
+    {"hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 8},
+    {"hidden_size": 32, "intermediate_size": 88, "num_hidden_layers": 2, "num_attention_heads": 4,
+     "num_key_value_heads": 2},
+    {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 6,
+     "num_key_value_heads": 1},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("fields", CONFIGS)
+def test_random_chameleon(fields: dict[str, int], seed: int) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(seed)
+    vq = {"base_channels": 32, "channel_multiplier": [1], "num_res_blocks": 1, "latent_channels": 8, "embed_dim": 4,
+          "num_embeddings": 16, "resolution": 8}
+    config = transformers.ChameleonConfig(
+        vocab_size=96, max_position_embeddings=128, rope_theta=500.0 if seed else 10000.0, vq_config=vq,
+        vocabulary_map={"<image>": 5, "IMGIMGAZ": 6}, attn_implementation="sdpa",
+        num_key_value_heads=fields.get("num_key_value_heads", fields["num_attention_heads"]),
+        **{name: value for name, value in fields.items() if name != "num_key_value_heads"},
+    )
+    theirs = transformers.ChameleonForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        for name, parameter in theirs.named_parameters():
+            if "vqmodel" not in name:
+                parameter.normal_(0.1, 0.3)
+    state = theirs.state_dict()
+    shape = decoder_config(config.to_dict())
+    ours = Decoder(shape)
+    ours.load_state_dict(from_chameleon(state, shape))
+    ids = torch.randint(7, 96, (2, 23))
+    with torch.no_grad():
+        hidden = theirs.model(input_ids=ids).last_hidden_state
+        close(ours.causal(ids), hidden)
+        close(ours.head(ours.causal(ids)), theirs.lm_head(hidden))
+    for name, tensor in to_chameleon(ours.state_dict(), shape).items():
+        assert torch.equal(tensor, state[name]), name
