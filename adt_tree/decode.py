@@ -42,7 +42,8 @@ class Slots:
         self._exhausted = False
 
     def refill(self, begin: Callable[[int, Request], Tensor]) -> bool:
-        """Give every free slot the next request; begin prefills and returns the first code. False: all is done."""
+        """Give every free slot the next request; begin prefills and returns the first code. False: all is
+        done."""
         for slot, flight in enumerate(self._flights):
             if flight is not None or self._exhausted:
                 continue
@@ -81,22 +82,26 @@ class Slots:
         return max((len(image.codes) for _, image in self.flying()), default=1) - 1
 
     def land(self, release: Callable[[int], None]) -> Iterator[Decoded]:
-        """Yield finished images and free their slots; release empties a slot's caches, which idle from now on."""
+        """Yield finished images and free their slots; release empties a slot's caches, which idle from now
+        on."""
         now = time.perf_counter()
-        for slot, image in list(self.flying()):
-            if len(image.codes) >= self.grid.size:
-                image.seconds = now - self._flights[slot].started
+        for slot, flight in enumerate(self._flights):
+            if flight is not None and len(flight.image.codes) >= self.grid.size:
+                flight.image.seconds = now - flight.started
                 self._flights[slot] = None
                 release(slot)
-                yield image
+                yield flight.image
 
     def _column(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.target.device)
 
 
 @torch.inference_mode()
-def autoregressive(target: Target, requests: Iterable[Request], sampling: Sampling, noise: Noise) -> Iterator[Decoded]:
-    """Plain AR, one code an image and target call: y = argmax(log p + G). The reference every exact run must equal."""
+def autoregressive(
+    target: Target, requests: Iterable[Request], sampling: Sampling, noise: Noise
+) -> Iterator[Decoded]:
+    """Plain AR, one code an image and target call: y = argmax(log p + G). The reference every exact run
+    must equal."""
     rule, slots = Coupled(noise), Slots(target, requests)
 
     def begin(slot: int, request: Request) -> Tensor:
@@ -119,9 +124,16 @@ def autoregressive(target: Target, requests: Iterable[Request], sampling: Sampli
 
 
 @torch.inference_mode()
-def speculative(target: Target, proposer: Proposer, policy: Policy, rule: Rule, requests: Iterable[Request],
-                sampling: Sampling) -> Iterator[Decoded]:
-    """Draft a tree, score it in one target pass, accept a path, adapt the shape. Exact rules keep the target's law;
+def speculative(
+    target: Target,
+    proposer: Proposer,
+    policy: Policy,
+    rule: Rule,
+    requests: Iterable[Request],
+    sampling: Sampling,
+) -> Iterator[Decoded]:
+    """Draft a tree, score it in one target pass, accept a path, adapt the shape. Exact rules keep the
+    target's law;
     coupled ones give the very codes of autoregressive() at the same seed."""
     slots = Slots(target, requests)
 
@@ -148,7 +160,9 @@ def speculative(target: Target, proposer: Proposer, policy: Policy, rule: Rule, 
         proposer.observe(tree, features, verdict)
         slots.roots = verdict.codes.gather(1, verdict.count[:, None] - 1)[:, 0]
         drafted = tree.valid.sum(dim=1) - 1
-        outcome = torch.cat((verdict.count[:, None], drafted[:, None], verdict.codes), dim=1).tolist()  # one transfer
+        outcome = torch.cat(
+            (verdict.count[:, None], drafted[:, None], verdict.codes), dim=1
+        ).tolist()  # one transfer
         ms = 1e3 * (time.perf_counter() - clock)
         for slot, image in slots.flying():
             count, nodes, *codes = outcome[slot]
@@ -158,7 +172,9 @@ def speculative(target: Target, proposer: Proposer, policy: Policy, rule: Rule, 
         yield from slots.land(release)
 
 
-def _first(target: Target, rule: Rule, sampling: Sampling, slot: int, request: Request) -> tuple[Tensor, Prefix]:
+def _first(
+    target: Target, rule: Rule, sampling: Sampling, slot: int, request: Request
+) -> tuple[Tensor, Prefix]:
     """Prefill a slot and draw the image's first code."""
     prefix = target.prefill(slot, request.prompt)
     zero = torch.zeros(1, dtype=torch.int64, device=target.device)
@@ -175,7 +191,9 @@ def _shapes(policy: Policy, slots: Slots) -> list[TreeShape]:
     return shapes
 
 
-def _record(image: Decoded, slots: Slots, shape: TreeShape, nodes: int, codes: list[int], ms: float) -> list[Cell]:
+def _record(
+    image: Decoded, slots: Slots, shape: TreeShape, nodes: int, codes: list[int], ms: float
+) -> list[Cell]:
     """Append a cycle's codes and its Step; returns the cells committed."""
     position = len(image.codes)
     row, column = slots.grid.cell(position)

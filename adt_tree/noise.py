@@ -1,6 +1,8 @@
-"""Counter-based noise: a pure function of (seed, stream, position, code), the same on every device and in any batch.
+"""Counter-based noise: a pure function of (seed, stream, position, code), the same on every device and in
+any batch.
 
-Integer mixing (the splitmix64 finaliser) is exact everywhere; logarithms are taken in fp64 and rounded once to fp32.
+Integer mixing (the splitmix64 finaliser) is exact everywhere; logarithms are taken in fp64 and rounded
+once to fp32.
 Dimensions: B images, N positions, V codes.
 """
 
@@ -27,7 +29,8 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def uniform(seeds: Tensor, positions: Tensor, count: int, stream: int) -> Tensor:
-    """Uniforms in (0, 1), fp64 [B, N, count], keyed by seeds [B] and positions [B, N] (int64) and the stream."""
+    """Uniforms in (0, 1), fp64 [B, N, count], keyed by seeds [B] and positions [B, N] (int64) and the
+    stream."""
     key = _mix(seeds * _GOLDEN + stream)[:, None]
     key = _mix(key + positions * _GOLDEN)[..., None]
     counter = torch.arange(1, count + 1, device=seeds.device) * _GOLDEN
@@ -37,7 +40,8 @@ def uniform(seeds: Tensor, positions: Tensor, count: int, stream: int) -> Tensor
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """Gumbel noise over V codes on one stream; silent (all zero) at temperature 0, where the argmax needs none."""
+    """Gumbel noise over V codes on one stream; silent (all zero) at temperature 0, where the argmax needs
+    none."""
 
     num_codes: int
     silent: bool

@@ -1,4 +1,5 @@
-"""Which tree shape at which cell: fixed (EAGLE-2, EAGLE-1) and adjacency-adaptive (ADT-Tree). No torch here."""
+"""Which tree shape at which cell: fixed (EAGLE-2, EAGLE-1) and adjacency-adaptive (ADT-Tree). No torch
+here."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ class TreeShape:
 
     def __post_init__(self) -> None:
         if min(self.depth, self.width, self.budget) < 0:
-            raise ValueError(f"tree shape {self.depth} x {self.width}, budget {self.budget}: none may be negative")
+            raise ValueError(
+                f"tree shape {self.depth} x {self.width}, budget {self.budget}: none may be negative"
+            )
 
     def cut(self, levels: int) -> TreeShape:
         """The same shape with at most `levels` levels: no code beyond the image is drafted."""
@@ -58,7 +61,8 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True)
 class AdaptConstants:
-    """Constants of the adaptive tree. The paper publishes none of these values: ours come from a sweep (docs/LOG.md)."""
+    """Constants of the adaptive tree. The paper publishes none of these values: ours come from a sweep
+    (docs/LOG.md)."""
 
     beta: float = 0.5  # acceptance rate from which the tree deepens
     step_depth: int = 1  # l_d, levels
@@ -96,9 +100,11 @@ class _Memory:
 
 
 class AdjacencyAdaptive:
-    """ADT-Tree (arXiv 2512.21857): start from the adjacent cell's (depth, width), then one bisectional update.
+    """ADT-Tree (arXiv 2512.21857): start from the adjacent cell's (depth, width), then one bisectional
+    update.
 
-    alpha = accepted / depth of the previous tree. alpha >= beta: deeper and narrower; else shallower and wider, each
+    alpha = accepted / depth of the previous tree. alpha >= beta: deeper and narrower; else shallower and
+    wider, each
     clamped to its bounds. The first tree has the start values. All cells a step commits get its state.
     """
 

@@ -22,8 +22,16 @@ from adt_tree.verify import Verdict
 class Growth(Protocol):
     """How a tree grows from the drafter's law at the root."""
 
-    def __call__(self, drafter: Drafter, sampling: Sampling, start: tuple[Tensor, Tensor], roots: Tensor,
-                 shapes: Sequence[TreeShape], gumbel: Tensor, reach: int) -> DraftTree:
+    def __call__(
+        self,
+        drafter: Drafter,
+        sampling: Sampling,
+        start: tuple[Tensor, Tensor],
+        roots: Tensor,
+        shapes: Sequence[TreeShape],
+        gumbel: Tensor,
+        reach: int,
+    ) -> DraftTree:
         """start: log q [B, V] and feature [G, B, D] at the root; otherwise as Proposer.propose."""
 
 
@@ -55,7 +63,9 @@ class EagleProposer:
 
     def propose(self, shapes: Sequence[TreeShape], roots: Tensor, gumbel: Tensor, reach: int) -> DraftTree:
         """See Proposer."""
-        self.calls = max([1, *(shape.depth for shape in shapes)])  # one extend, and one expand a level below the first
+        self.calls = max(
+            [1, *(shape.depth for shape in shapes)]
+        )  # one extend, and one expand a level below the first
         logits, feature = self.drafter.extend(self._features, self._codes, self._count, reach)
         start = (log_probs(logits, self.sampling), feature)
         return self.growth(self.drafter, self.sampling, start, roots, shapes, gumbel, reach)
@@ -67,12 +77,22 @@ class EagleProposer:
         self._codes, self._count = verdict.codes, verdict.count
 
 
-def grow_dynamic(drafter: Drafter, sampling: Sampling, start: tuple[Tensor, Tensor], roots: Tensor,
-                 shapes: Sequence[TreeShape], gumbel: Tensor, reach: int) -> DraftTree:
-    """EAGLE-2: level by level, the best `width` nodes expand to their `width` best children; the best `budget` stay.
+def grow_dynamic(
+    drafter: Drafter,
+    sampling: Sampling,
+    start: tuple[Tensor, Tensor],
+    roots: Tensor,
+    shapes: Sequence[TreeShape],
+    gumbel: Tensor,
+    reach: int,
+) -> DraftTree:
+    """EAGLE-2: level by level, the best `width` nodes expand to their `width` best children; the best
+    `budget` stay.
 
-    Children of a node are the top of log q + G (G = 0: the top of q), a child's confidence is log softmax(log q + G),
-    a node's score the sum along its path. Images of smaller shapes take part with -inf scores where theirs ends.
+    Children of a node are the top of log q + G (G = 0: the top of q), a child's confidence is log
+    softmax(log q + G),
+    a node's score the sum along its path. Images of smaller shapes take part with -inf scores where theirs
+    ends.
     """
     limits = torch.tensor([(s.depth, s.width, s.budget) for s in shapes], device=roots.device)
     bounds = max(s.budget for s in shapes), max(s.depth for s in shapes), max(s.width for s in shapes)
@@ -80,14 +100,18 @@ def grow_dynamic(drafter: Drafter, sampling: Sampling, start: tuple[Tensor, Tens
     if min(bounds) == 0:
         return lone_roots(roots)
     images, most_width = len(shapes), min(bounds[2], gumbel.shape[-1])
-    beyond = torch.arange(most_width, device=roots.device) >= width[:, None]  # [B, W] ranks an image does not use
+    beyond = (
+        torch.arange(most_width, device=roots.device) >= width[:, None]
+    )  # [B, W] ranks an image does not use
     eye = torch.eye(most_width, dtype=torch.bool, device=roots.device).expand(images, -1, -1)
 
     log_q, feature = start
     score, code = (log_q + gumbel[:, 0]).log_softmax(dim=-1).topk(most_width, dim=-1)
     score = score.masked_fill(beyond | (depth < 1)[:, None], float("-inf"))
     pool = [(code, score, torch.full_like(code, -1))]
-    node = torch.arange(most_width, device=roots.device).expand(images, -1)  # pool index of each frontier node
+    node = torch.arange(most_width, device=roots.device).expand(
+        images, -1
+    )  # pool index of each frontier node
     features = feature[:, :, None].expand(-1, -1, most_width, -1)
     ancestors = eye
     for level in range(2, bounds[1] + 1):
@@ -105,16 +129,22 @@ def grow_dynamic(drafter: Drafter, sampling: Sampling, start: tuple[Tensor, Tens
         features = features.gather(2, parent[None, ..., None].expand_as(features))
         ancestors = torch.cat((ancestors.gather(1, parent[..., None].expand_as(ancestors)), eye), dim=2)
     codes, scores, parents = (torch.cat(column, dim=1) for column in zip(*pool, strict=True))
-    levels = [torch.full((block[0].shape[1],), number, device=roots.device) for number, block in enumerate(pool, 1)]
-    return select(codes, scores, parents, torch.cat(levels), budget, roots, (bounds[0], bounds[1], most_width))
+    levels = [
+        torch.full((block[0].shape[1],), number, device=roots.device) for number, block in enumerate(pool, 1)
+    ]
+    return select(
+        codes, scores, parents, torch.cat(levels), budget, roots, (bounds[0], bounds[1], most_width)
+    )
 
 
 class StaticGrowth:
-    """EAGLE-1: a fixed topology; child r of a node is the r-th of the top of log q + G, which is a draw without
+    """EAGLE-1: a fixed topology; child r of a node is the r-th of the top of log q + G, which is a draw
+    without
     replacement from q (Gumbel-top-k, Kool et al. 1903.06059) and the r-th best code where G = 0."""
 
     def __init__(self, tree: StaticTree, keep_q: bool, device: torch.device) -> None:
-        """keep_q: hand the laws the children were drawn from to the verifier (recursive rejection needs them)."""
+        """keep_q: hand the laws the children were drawn from to the verifier (recursive rejection needs
+        them)."""
         self.tree, self.keep_q = tree, keep_q
         self._parents = torch.tensor(tree.parents, device=device)
         self._depths = torch.tensor(tree.depths, device=device)
@@ -135,8 +165,16 @@ class StaticGrowth:
             ranks=torch.tensor([self.tree.ranks[n] for n in below], device=device),
         )
 
-    def __call__(self, drafter: Drafter, sampling: Sampling, start: tuple[Tensor, Tensor], roots: Tensor,
-                 shapes: Sequence[TreeShape], gumbel: Tensor, reach: int) -> DraftTree:
+    def __call__(
+        self,
+        drafter: Drafter,
+        sampling: Sampling,
+        start: tuple[Tensor, Tensor],
+        roots: Tensor,
+        shapes: Sequence[TreeShape],
+        gumbel: Tensor,
+        reach: int,
+    ) -> DraftTree:
         """See Growth."""
         most_depth = max(s.depth for s in shapes)
         images, nodes = len(shapes), sum(depth <= most_depth for depth in self.tree.depths)
@@ -159,12 +197,15 @@ class StaticGrowth:
                 q[:, level.nodes] = log_q.exp()
         parents, depths = (x[:nodes].expand(images, -1) for x in (self._parents, self._depths))
         ancestors = self._ancestors[:nodes, :nodes].expand(images, -1, -1)
-        return DraftTree(codes, parents, depths, ancestors, valid, depth=most_depth, width=self.tree.width, q=q)
+        return DraftTree(
+            codes, parents, depths, ancestors, valid, depth=most_depth, width=self.tree.width, q=q
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class _Level:
-    """One drafting level of a static tree: nodes expanded, their parents' slots one level up, their children."""
+    """One drafting level of a static tree: nodes expanded, their parents' slots one level up, their
+    children."""
 
     nodes: Tensor
     parents: Tensor

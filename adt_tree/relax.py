@@ -1,7 +1,9 @@
 """LANTERN's relaxed acceptance (2410.03355, ++ 2502.06352): mass borrowed from the nearest codebook latents.
 
-For a drafted code x: B = its k nearest codes, self excluded, in ascending latent distance; S_j = p(b_1)+...+p(b_j).
-Admissible: S_j <= delta (delta <= 1: a bound on total variation) or S_j <= (delta - 1) p(x) (delta > 1, LANTERN++).
+For a drafted code x: B = its k nearest codes, self excluded, in ascending latent distance; S_j =
+p(b_1)+...+p(b_j).
+Admissible: S_j <= delta (delta <= 1: a bound on total variation) or S_j <= (delta - 1) p(x) (delta > 1,
+LANTERN++).
 A(x) = {x, b_1 .. b_j*} with j* the largest admissible index. Dimensions: V codes, K neighbours.
 """
 
@@ -25,12 +27,15 @@ class Relaxation:
         if self.delta < 0:
             raise ValueError(f"lantern_delta {self.delta}: it must not be negative")
         if not 0 <= self.k < self.table.shape[1]:
-            raise ValueError(f"lantern_k {self.k}: the table of nearest codes allows 0 to {self.table.shape[1] - 1}")
+            raise ValueError(
+                f"lantern_k {self.k}: the table of nearest codes allows 0 to {self.table.shape[1] - 1}"
+            )
 
     def aggregate(self, p: Tensor, codes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """What each drafted code may borrow under the law it is tested against.
 
-        p [..., V] fp32, codes [...] int64. Returns (neighbours [..., K], admissible [..., K] bool - a prefix - and
+        p [..., V] fp32, codes [...] int64. Returns (neighbours [..., K], admissible [..., K] bool - a
+        prefix - and
         the mass S_j* [...]).
         """
         near = self.table[codes][..., : self.k]
@@ -48,13 +53,14 @@ class Relaxation:
 def nearest_table(codebook: Tensor, width: int) -> Tensor:
     """[V, width] int64: every code's nearest others by raw L2 distance, ascending, self excluded.
 
-    codebook [V, C]; distances in fp64, so that near-ties order the same on every device. ValueError if width > V - 1.
+    codebook [V, C]; distances in fp64, so that near-ties order the same on every device. ValueError if
+    width > V - 1.
     """
     codes = codebook.shape[0]
     if not 0 <= width < codes:
         raise ValueError(f"lantern_k {width}: a codebook of {codes} codes has {codes - 1} neighbours each")
     points = codebook.double()
-    rows = []
+    rows: list[Tensor] = []
     for block in points.split(1024):  # bounded memory for 16,384 codes
         distance = torch.cdist(block, points, compute_mode="donot_use_mm_for_euclid_dist")
         own = torch.arange(len(block), device=points.device)

@@ -21,7 +21,8 @@ from adt_tree.verify import Verdict
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One image to make. prompt is whatever the target's own text side produced; the loop passes it through."""
+    """One image to make. prompt is whatever the target's own text side produced; the loop passes it
+    through."""
 
     name: str
     prompt: Any
@@ -30,7 +31,8 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """What a prefill leaves for the first code: logits [G, V] fp32, and the features [T_g, D] of every branch."""
+    """What a prefill leaves for the first code: logits [G, V] fp32, and the features [T_g, D] of every
+    branch."""
 
     logits: Tensor
     features: Sequence[Tensor]
@@ -48,14 +50,16 @@ class Target(Protocol):
         """Forget the slot's image and commit the prompt."""
 
     def forward(self, tree: DraftTree, reach: int) -> tuple[Tensor, Tensor]:
-        """logits [G, B, N, V] fp32 and features [G, B, N, D] of every node; no slot has committed more than `reach`
+        """logits [G, B, N, V] fp32 and features [G, B, N, D] of every node; no slot has committed more
+        than `reach`
         image codes (a host bound: it limits what attention reads)."""
 
     def commit(self, verdict: Verdict) -> None:
         """Append the accepted path, root first, to each slot's prefix, in place."""
 
     def release(self, slot: int) -> None:
-        """Empty an idle slot: until the next prefill it takes part in passes as an image of its own, unread."""
+        """Empty an idle slot: until the next prefill it takes part in passes as an image of its own,
+        unread."""
 
 
 class Drafter(Protocol):
@@ -64,18 +68,24 @@ class Drafter(Protocol):
     device: torch.device
 
     def prefill(self, slot: int, prompt: Any, prefix: Prefix) -> None:
-        """Forget the slot's image and take in the prompt, but for its last feature, which pairs with the first code."""
+        """Forget the slot's image and take in the prompt, but for its last feature, which pairs with the
+        first code."""
 
     def release(self, slot: int) -> None:
         """As Target.release."""
 
     def extend(self, features: Tensor, codes: Tensor, count: Tensor, reach: int) -> tuple[Tensor, Tensor]:
-        """Commit pairs (feature at p [G, B, A, D], code at p + 1 [B, A]), `count` [B] of them valid; return logits
+        """Commit pairs (feature at p [G, B, A, D], code at p + 1 [B, A]), `count` [B] of them valid;
+        return logits
         [G, B, V] fp32 and feature [G, B, D] at the last valid pair."""
 
-    def expand(self, codes: Tensor, features: Tensor, ancestors: Tensor, depth: int, reach: int) -> tuple[Tensor, Tensor]:
-        """Run W tree nodes a slot: codes [B, W], their parents' features [G, B, W, D], ancestors [B, W, E] over all
-        nodes expanded since extend, these last; depth levels below the root's children. Returns logits [G, B, W, V]
+    def expand(
+        self, codes: Tensor, features: Tensor, ancestors: Tensor, depth: int, reach: int
+    ) -> tuple[Tensor, Tensor]:
+        """Run W tree nodes a slot: codes [B, W], their parents' features [G, B, W, D], ancestors [B, W, E]
+        over all
+        nodes expanded since extend, these last; depth levels below the root's children. Returns logits [G,
+        B, W, V]
         fp32 and features [G, B, W, D]."""
 
 

@@ -56,7 +56,8 @@ def keep_top_k(logits: Tensor, top_k: int) -> Tensor:
 
 
 def keep_top_p(logits: Tensor, top_p: float) -> Tensor:
-    """Keep the smallest set of most probable codes whose mass reaches top_p; the most probable always stays."""
+    """Keep the smallest set of most probable codes whose mass reaches top_p; the most probable always
+    stays."""
     if top_p >= 1:
         return logits
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
@@ -69,7 +70,8 @@ def keep_top_p(logits: Tensor, top_p: float) -> Tensor:
 def log_probs(logits: Tensor, sampling: Sampling) -> Tensor:
     """log p = log softmax(filter(guided / T)) in fp32, [..., V] from logits [G, ..., V].
 
-    At temperature 0 the filters are void and log softmax(guided) is returned: its argmax is the law, and its values
+    At temperature 0 the filters are void and log softmax(guided) is returned: its argmax is the law, and
+    its values
     are the confidences by which trees grow and relaxation is measured (LANTERN, greedy).
     """
     guided = guide(logits.float(), sampling.guidance)

@@ -1,7 +1,10 @@
-"""Draft trees as arrays: topology, ancestor masks, the static trees of EAGLE-1 and the selection step of EAGLE-2.
+"""Draft trees as arrays: topology, ancestor masks, the static trees of EAGLE-1 and the selection step of
+EAGLE-2.
 
-Dimensions: B images, N nodes (root included), P pool candidates, V codes. Node 0 is the root: the last committed
-code, not yet seen by the target. Parents precede children. Rows shorter than N are padded with invalid leaves.
+Dimensions: B images, N nodes (root included), P pool candidates, V codes. Node 0 is the root: the last
+committed
+code, not yet seen by the target. Parents precede children. Rows shorter than N are padded with invalid
+leaves.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ Paths = Sequence[Sequence[int]]  # a static tree: each node as its path of child
 
 
 def _paths(listing: str) -> Paths:
-    """"0 01 012": one path a word, one rank a digit."""
+    """ "0 01 012": one path a word, one rank a digit."""
     return tuple(tuple(int(digit) for digit in word) for word in listing.split())
 
 
@@ -48,7 +51,9 @@ class DraftTree:
     valid: Tensor  # [B, N] bool
     depth: int  # bound on depths known to the host
     width: int  # bound on the children of one node known to the host
-    q: Tensor | None = None  # [B, N, V] the law a node's children were drawn from; None: deterministic candidates
+    q: Tensor | None = (
+        None  # [B, N, V] the law a node's children were drawn from; None: deterministic candidates
+    )
 
     @property
     def nodes(self) -> int:
@@ -57,7 +62,8 @@ class DraftTree:
 
 
 def ancestor_mask(parents: Tensor, depth: int) -> Tensor:
-    """[B, N, N] bool from parents [B, N]: row n marks n itself and everything above it; depth bounds the tree."""
+    """[B, N, N] bool from parents [B, N]: row n marks n itself and everything above it; depth bounds the
+    tree."""
     nodes = parents.shape[1]
     eye = torch.eye(nodes, device=parents.device)
     reach = (eye + torch.nn.functional.one_hot(parents, nodes)).clamp(max=1)
@@ -73,13 +79,23 @@ def lone_roots(codes: Tensor) -> DraftTree:
     return DraftTree(codes[:, None], zero, zero, seen[..., None], seen, depth=0, width=0)
 
 
-def select(codes: Tensor, scores: Tensor, parents: Tensor, depths: Tensor, budget: Tensor, roots: Tensor,
-           bounds: tuple[int, int, int]) -> DraftTree:
+def select(
+    codes: Tensor,
+    scores: Tensor,
+    parents: Tensor,
+    depths: Tensor,
+    budget: Tensor,
+    roots: Tensor,
+    bounds: tuple[int, int, int],
+) -> DraftTree:
     """Keep the best `budget` candidates of a pool as a tree (EAGLE-2, re-ranking).
 
-    codes, scores, parents [B, P] and depths [P]: candidates in an order that puts parents first; parents holds pool
-    indices, -1 the root. A child's score never exceeds its parent's and ties keep pool order, so the kept set is
-    closed under parents. budget [B]: nodes without the root. roots [B]. bounds: (largest budget, depth, width).
+    codes, scores, parents [B, P] and depths [P]: candidates in an order that puts parents first; parents
+    holds pool
+    indices, -1 the root. A child's score never exceeds its parent's and ties keep pool order, so the kept
+    set is
+    closed under parents. budget [B]: nodes without the root. roots [B]. bounds: (largest budget, depth,
+    width).
     """
     images, pool = scores.shape
     most, depth, width = bounds

@@ -1,4 +1,5 @@
-"""Tree + laws -> accepted path and next code. Every rule is vectorised over images and nodes and never reads back.
+"""Tree + laws -> accepted path and next code. Every rule is vectorised over images and nodes and never
+reads back.
 
 Dimensions: B images, N nodes, V codes, A path slots (tree depth + 1), K neighbours.
 """
@@ -16,13 +17,13 @@ from adt_tree.noise import ACCEPT, DRAFT, RESIDUAL, Noise, uniform
 from adt_tree.relax import Relaxation
 from adt_tree.tree import DraftTree
 
-
 TINY = torch.finfo(torch.float32).tiny  # a divisor where the quotient is not used
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The outcome of a cycle. An image commits `count` codes: count - 1 accepted draft codes and the next one."""
+    """The outcome of a cycle. An image commits `count` codes: count - 1 accepted draft codes and the next
+    one."""
 
     path: Tensor  # [B, A] int64: nodes walked, the root first; beyond count: anything valid as an index
     count: Tensor  # [B] int64, >= 1: nodes on the path, the root included
@@ -37,13 +38,17 @@ class Rule(Protocol):
     def choose(self, log_p: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
         """Draw codes [B] from log_p [B, V] at positions [B] (the first code of an image)."""
 
-    def __call__(self, tree: DraftTree, log_p: Tensor, gumbel: Tensor, seeds: Tensor, positions: Tensor) -> Verdict:
-        """Judge a tree: log_p [B, N, V], gumbel [B, D, V] for the positions below the root, positions [B] of the
+    def __call__(
+        self, tree: DraftTree, log_p: Tensor, gumbel: Tensor, seeds: Tensor, positions: Tensor
+    ) -> Verdict:
+        """Judge a tree: log_p [B, N, V], gumbel [B, D, V] for the positions below the root, positions [B]
+        of the
         first code not yet committed."""
 
 
 def verdict_from_hits(tree: DraftTree, hit: Tensor, choice: Tensor) -> Verdict:
-    """Walk down accepted children: hit [B, N] (at most one child of a node), choice [B, N] the code after each node."""
+    """Walk down accepted children: hit [B, N] (at most one child of a node), choice [B, N] the code after
+    each node."""
     blocked = tree.ancestors & ~hit[:, None, :]
     return _walk(tree, ~blocked.any(dim=2), choice)
 
@@ -64,16 +69,20 @@ def _walk(tree: DraftTree, alive: Tensor, choice: Tensor) -> Verdict:
 
 def at_parents(values: Tensor, parents: Tensor) -> Tensor:
     """values [B, N, ...] read at every node's parent."""
-    index = parents.reshape(*parents.shape, *([1] * (values.dim() - 2))).expand(*parents.shape, *values.shape[2:])
+    index = parents.reshape(*parents.shape, *([1] * (values.dim() - 2))).expand(
+        *parents.shape, *values.shape[2:]
+    )
     return values.gather(1, index)
 
 
 class Coupled:
     """Coupled verification, lossless at every temperature.
 
-    The choice after node v at position i is y = argmax(log p_v + G_i), exactly what plain AR commits; a child is
+    The choice after node v at position i is y = argmax(log p_v + G_i), exactly what plain AR commits; a
+    child is
     accepted iff it carries y. So the output depends on neither tree nor drafter. Daliri et al. 2408.07978.
-    With a relaxation a child x is accepted iff y is in A(x): an exact match first, then the child in whose list y
+    With a relaxation a child x is accepted iff y is in A(x): an exact match first, then the child in whose
+    list y
     ranks nearest. Randomness: the position-keyed noise, nothing else.
     """
 
@@ -84,7 +93,9 @@ class Coupled:
         """argmax(log p + G) [B]."""
         return (log_p + self.noise.gumbel(seeds, positions[:, None])[:, 0]).argmax(dim=-1)
 
-    def __call__(self, tree: DraftTree, log_p: Tensor, gumbel: Tensor, seeds: Tensor, positions: Tensor) -> Verdict:
+    def __call__(
+        self, tree: DraftTree, log_p: Tensor, gumbel: Tensor, seeds: Tensor, positions: Tensor
+    ) -> Verdict:
         """See Rule."""
         level = tree.depths[..., None].expand(-1, -1, gumbel.shape[2])
         choice = (log_p + gumbel.gather(1, level)).argmax(dim=-1)
@@ -92,12 +103,13 @@ class Coupled:
         if self.relaxation is None:
             hit = (tree.codes == wanted) & tree.valid
         else:
-            hit = self._relaxed(tree, log_p, wanted)
+            hit = self._relaxed(tree, log_p, wanted, self.relaxation)
         hit[:, 0] = True
         return verdict_from_hits(tree, hit, choice)
 
-    def _relaxed(self, tree: DraftTree, log_p: Tensor, wanted: Tensor) -> Tensor:
-        near, admissible, _ = self.relaxation.aggregate(at_parents(log_p.exp(), tree.parents), tree.codes)
+    @staticmethod
+    def _relaxed(tree: DraftTree, log_p: Tensor, wanted: Tensor, relaxation: Relaxation) -> Tensor:
+        near, admissible, _ = relaxation.aggregate(at_parents(log_p.exp(), tree.parents), tree.codes)
         match = (near == wanted[..., None]) & admissible
         far = near.shape[-1] + 1
         rank = torch.where(match.any(dim=-1), match.int().argmax(dim=-1) + 1, far)
@@ -113,8 +125,10 @@ class Coupled:
 class GreedyRelaxed:
     """LANTERN at temperature 0 as published: x passes iff p(x) + S_j* makes it the mode of its parent's law.
 
-    p = softmax of the unfiltered guided logits. Several children of a node may pass: the longest path wins, at ties
-    the one whose leaf comes first in `leaf_order` (the released code's candidate rows). The next code is the argmax.
+    p = softmax of the unfiltered guided logits. Several children of a node may pass: the longest path
+    wins, at ties
+    the one whose leaf comes first in `leaf_order` (the released code's candidate rows). The next code is
+    the argmax.
     """
 
     def __init__(self, num_codes: int, relaxation: Relaxation, static_order: Tensor | None = None) -> None:
@@ -126,7 +140,9 @@ class GreedyRelaxed:
         """argmax log p [B]."""
         return log_p.argmax(dim=-1)
 
-    def __call__(self, tree: DraftTree, log_p: Tensor, gumbel: Tensor, seeds: Tensor, positions: Tensor) -> Verdict:
+    def __call__(
+        self, tree: DraftTree, log_p: Tensor, gumbel: Tensor, seeds: Tensor, positions: Tensor
+    ) -> Verdict:
         """See Rule."""
         choice = log_p.argmax(dim=-1)
         mode = choice.gather(1, tree.parents)
@@ -149,7 +165,9 @@ class GreedyRelaxed:
         order = number if self.static_order is None else self.static_order[:nodes]  # the last trees are cut
         inner = torch.zeros_like(alive).scatter(1, tree.parents[:, 1:], True)
         row = order.expand_as(alive).masked_fill(inner | ~tree.valid, nodes)
-        first = row[:, :, None].masked_fill(~tree.ancestors, nodes).amin(dim=1)  # over the leaves below each node
+        first = (
+            row[:, :, None].masked_fill(~tree.ancestors, nodes).amin(dim=1)
+        )  # over the leaves below each node
         key = (tree.depth - tree.depths) * (nodes + 1) + first
         return key.masked_fill(~alive, (tree.depth + 1) * (nodes + 1)).argmin(dim=1)
 
@@ -157,17 +175,23 @@ class GreedyRelaxed:
 class Rejection:
     """The published sampling rules, lossless: recursive rejection over each node's children in node order.
 
-    Static trees (tree.q given; RRSw, 2402.14160): accept x with p(x) / q(x); on rejection p <- norm(max(p - q, 0)),
-    q <- norm(q without x). Dynamic trees (EAGLE-2, ADT-Tree; q = 1): accept x with p(x); on rejection p(x) <- 0.
+    Static trees (tree.q given; RRSw, 2402.14160): accept x with p(x) / q(x); on rejection p <- norm(max(p
+    - q, 0)),
+    q <- norm(q without x). Dynamic trees (EAGLE-2, ADT-Tree; q = 1): accept x with p(x); on rejection p(x)
+    <- 0.
     Nothing accepted: the next code is drawn from the residual; path exhausted: from p at the leaf.
-    LANTERN: accept with (p(x) + S_j*) / q(x); a rejection takes the mass of A(x), and only that, from the residual.
-    reference=True keeps the released code's arithmetic instead (its k + 1 zeroing, in q for static trees, and a
-    uniform residual where nothing is left). Randomness: one uniform a node and one Gumbel vector an image, keyed by
+    LANTERN: accept with (p(x) + S_j*) / q(x); a rejection takes the mass of A(x), and only that, from the
+    residual.
+    reference=True keeps the released code's arithmetic instead (its k + 1 zeroing, in q for static trees,
+    and a
+    uniform residual where nothing is left). Randomness: one uniform a node and one Gumbel vector an image,
+    keyed by
     the root's position on streams of their own.
     """
 
-    def __init__(self, num_codes: int, static: bool, relaxation: Relaxation | None = None,
-                 reference: bool = False) -> None:
+    def __init__(
+        self, num_codes: int, static: bool, relaxation: Relaxation | None = None, reference: bool = False
+    ) -> None:
         """static: drafts are drawn from q on a stream of their own; else they are the top codes of q."""
         self.noise = Noise(num_codes, silent=not static, stream=DRAFT)
         self._residual_noise = Noise(num_codes, silent=False, stream=RESIDUAL)
@@ -177,7 +201,9 @@ class Rejection:
         """A draw [B] by the Gumbel-max trick on the residual stream."""
         return (log_p + self._residual_noise.gumbel(seeds, positions[:, None])[:, 0]).argmax(dim=-1)
 
-    def __call__(self, tree: DraftTree, log_p: Tensor, gumbel: Tensor, seeds: Tensor, positions: Tensor) -> Verdict:
+    def __call__(
+        self, tree: DraftTree, log_p: Tensor, gumbel: Tensor, seeds: Tensor, positions: Tensor
+    ) -> Verdict:
         """See Rule."""
         chances = uniform(seeds, positions[:, None], tree.nodes, ACCEPT)[:, 0].float()
         hit, residual = self.judge(tree, log_p.exp(), chances)
@@ -185,7 +211,8 @@ class Rejection:
         return verdict_from_hits(tree, hit, (residual.log() + noise).argmax(dim=-1))
 
     def judge(self, tree: DraftTree, p: Tensor, chances: Tensor) -> tuple[Tensor, Tensor]:
-        """Accepted nodes hit [B, N] and the law [B, N, V] left at each node after its children, from p [B, N, V] and
+        """Accepted nodes hit [B, N] and the law [B, N, V] left at each node after its children, from p [B,
+        N, V] and
         one uniform a node, chances [B, N]. Deterministic given these."""
         hit = torch.zeros_like(tree.valid)
         hit[:, 0] = True
@@ -235,7 +262,8 @@ class Rejection:
 
 
 def children(tree: DraftTree) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield (child [B, N] int64, exists [B, N] bool) for the first, second, ... child of every node in node order."""
+    """Yield (child [B, N] int64, exists [B, N] bool) for the first, second, ... child of every node in
+    node order."""
     same = (tree.parents[:, :, None] == tree.parents[:, None, :]) & tree.valid[:, None, :]
     same[:, :, 0] = False  # the root is its own parent in the arrays, and nobody's child
     rank = (same & torch.ones_like(same[0]).tril(-1)).sum(dim=2).masked_fill(~tree.valid, tree.nodes)

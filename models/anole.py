@@ -1,6 +1,7 @@
 """Anole and the embedded emoji model: the Chameleon layout with a raster of codes and no line tokens.
 
-Everything is read from the checkpoint's own files: ids from config.json's vocabulary_map, the grid from vq_config.
+Everything is read from the checkpoint's own files: ids from config.json's vocabulary_map, the grid from
+vq_config.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ def grid_of(config: Mapping[str, Any]) -> Grid:
 
 
 def encode(text: str, tokenizer: Tokenizer, layout: TokenLayout) -> Prompt:
-    """cond = <s> text <sep> <begin of image>; uncond = <s> <begin of image> at positions of its own from 0."""
+    """cond = <s> text <sep> <begin of image>; uncond = <s> <begin of image> at positions of its own from
+    0."""
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     return Prompt(
         [layout.begin_of_text, *ids, layout.separator, layout.begin_of_image],

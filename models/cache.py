@@ -1,6 +1,7 @@
 """Preallocated key/value cache: append in place, attend by a tree mask, compact the accepted path in place.
 
-Dimensions: L layers, R rows (images x guidance), C slots, H key/value heads, E head size, N nodes of a pass, M tree slots.
+Dimensions: L layers, R rows (images x guidance), C slots, H key/value heads, E head size, N nodes of a
+pass, M tree slots.
 """
 
 from __future__ import annotations
@@ -17,14 +18,17 @@ class Span:
 
     slots: Tensor  # [R, N] int64: the slot each node's key and value are written to
     positions: Tensor  # [R, N] int64: rotary position
-    mask: Tensor  # [R, 1, N, context] additive, in the cache's dtype: 0 where a node may attend, -inf elsewhere
+    mask: (
+        Tensor  # [R, 1, N, context] additive, in the cache's dtype: 0 where a node may attend, -inf elsewhere
+    )
     context: int  # slots read: no node attends beyond
 
 
 class KVCache:
     """Keys and values of every layer, one row an image and guidance branch, each row at its own length.
 
-    Invariant: slots [0, length[r]) of row r hold exactly the committed prefix, at positions equal to their slots.
+    Invariant: slots [0, length[r]) of row r hold exactly the committed prefix, at positions equal to their
+    slots.
     What lies beyond is scratch of the current tree. Nothing is ever concatenated or reallocated.
     """
 
@@ -37,8 +41,16 @@ class KVCache:
         self._columns = torch.arange(store.shape[2], device=store.device)
 
     @classmethod
-    def allocate(cls, layers: int, rows: int, capacity: int, heads: int, head_dim: int, dtype: torch.dtype,
-                 device: torch.device) -> KVCache:
+    def allocate(
+        cls,
+        layers: int,
+        rows: int,
+        capacity: int,
+        heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> KVCache:
         """An empty cache of layers * rows * capacity * 2 * heads * head_dim elements."""
         store = torch.zeros(layers, rows, capacity, 2, heads, head_dim, dtype=dtype, device=device)
         return cls(store, torch.zeros(rows, dtype=torch.int64, device=device))
@@ -56,7 +68,8 @@ class KVCache:
         """Place N nodes behind the committed prefix: node n goes to slot length + offset + n.
 
         depths [R, N] int64: rotary position relative to length.
-        ancestors [R, N, M] bool: node n attends to the whole prefix and to slot length + m where ancestors[., n, m].
+        ancestors [R, N, M] bool: node n attends to the whole prefix and to slot length + m where
+        ancestors[., n, m].
         reach: a bound on length known to the host, so that reading it needs no synchronisation.
         Raises ValueError if the nodes do not fit behind `reach` committed slots.
         """
@@ -76,7 +89,8 @@ class KVCache:
         return Span(slots, length + depths, mask[:, None], context)
 
     def write(self, layer: int, span: Span, kv: Tensor) -> tuple[Tensor, Tensor]:
-        """Store kv [R, N, 2, H, E] at the span's slots; return the keys and values [R, H, context, E] in view."""
+        """Store kv [R, N, 2, H, E] at the span's slots; return the keys and values [R, H, context, E] in
+        view."""
         held = self.store[layer]
         held.index_put_((self._rows, span.slots), kv)
         seen = held[:, : span.context]
@@ -85,7 +99,8 @@ class KVCache:
     def commit(self, path: Tensor, count: Tensor) -> None:
         """Make the tree nodes path[r, :count[r]] the continuation of row r's prefix, in place.
 
-        path [R, A] int64, strictly increasing along the accepted part, path[r, j] >= j; entries beyond count are
+        path [R, A] int64, strictly increasing along the accepted part, path[r, j] >= j; entries beyond
+        count are
         ignored by every later pass. count [R] int64. Slots length + path[j] move to length + j.
         """
         base = self.length[:, None]

@@ -1,7 +1,9 @@
 """The Chameleon family's checkpoint layout: configuration, token ids and key map (Anole, Lumina-mGPT, emoji).
 
-Facts: transformers' ChameleonForConditionalGeneration. Queries and keys are half-split there (dimension j pairs with
-j + E/2); the decoder here keeps pairs adjacent, so rows of q, k and their norms are permuted on load and on export.
+Facts: transformers' ChameleonForConditionalGeneration. Queries and keys are half-split there (dimension j
+pairs with
+j + E/2); the decoder here keeps pairs adjacent, so rows of q, k and their norms are permuted on load and
+on export.
 """
 
 from __future__ import annotations
@@ -49,8 +51,11 @@ def _norm_rows(x: Tensor, heads: int, head_dim: int) -> Tensor:
     return interleave(rows.flatten(), head_dim).view(heads, head_dim)
 
 
-def block_from_chameleon(state: Mapping[str, Tensor], prefix: str, config: DecoderConfig) -> dict[str, Tensor]:
-    """One decoder layer's tensors under our names; prefix ends in a dot ("model.layers.3."). KeyError names a gap."""
+def block_from_chameleon(
+    state: Mapping[str, Tensor], prefix: str, config: DecoderConfig
+) -> dict[str, Tensor]:
+    """One decoder layer's tensors under our names; prefix ends in a dot ("model.layers.3."). KeyError
+    names a gap."""
     size = config.head_dim
     attention = prefix + "self_attn."
     query = interleave(state[attention + "q_proj.weight"], size)
@@ -58,7 +63,9 @@ def block_from_chameleon(state: Mapping[str, Tensor], prefix: str, config: Decod
     ours = {
         "attention.qkv.weight": torch.cat((query, key, state[attention + "v_proj.weight"])),
         "attention.out.weight": state[attention + "o_proj.weight"],
-        "mlp.gate_up.weight": torch.cat((state[prefix + "mlp.gate_proj.weight"], state[prefix + "mlp.up_proj.weight"])),
+        "mlp.gate_up.weight": torch.cat(
+            (state[prefix + "mlp.gate_proj.weight"], state[prefix + "mlp.up_proj.weight"])
+        ),
         "mlp.down.weight": state[prefix + "mlp.down_proj.weight"],
         "mlp_norm.weight": state[prefix + "post_attention_layernorm.weight"],
     }
@@ -98,7 +105,8 @@ def block_to_chameleon(state: Mapping[str, Tensor], prefix: str, config: Decoder
 
 
 def from_chameleon(state: Mapping[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
-    """A Decoder's state dict from Chameleon keys ("model.*", "lm_head.weight"); KeyError names what is missing."""
+    """A Decoder's state dict from Chameleon keys ("model.*", "lm_head.weight"); KeyError names what is
+    missing."""
     ours = {
         "embed.weight": state["model.embed_tokens.weight"],
         "norm.weight": state["model.norm.weight"],

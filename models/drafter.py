@@ -1,7 +1,9 @@
-"""The EAGLE drafter: one decoder layer over fc(cat(embedding of code p + 1, feature at p)), read by the target's head.
+"""The EAGLE drafter: one decoder layer over fc(cat(embedding of code p + 1, feature at p)), read by the
+target's head.
 
 Facts of the published layout (LANTERN): own embedding table, fc with or without bias, no final norm.
-Dimensions: G guidance branches, B slots, R = G * B rows, A path slots, W nodes, E nodes expanded so far, D features.
+Dimensions: G guidance branches, B slots, R = G * B rows, A path slots, W nodes, E nodes expanded so far, D
+features.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ class DrafterNet(nn.Module):
         return self.block(self.fuse(tokens, features), self.turn(span.positions), 0, cache, span)
 
     def causal(self, tokens: Tensor, features: Tensor) -> Tensor:
-        """Predicted features [R, T, D]: at p from (feature at p, token at p + 1) and all before; position = index."""
+        """Predicted features [R, T, D]: at p from (feature at p, token at p + 1) and all before; position
+        = index."""
         turn = self.turn(torch.arange(tokens.shape[1], device=tokens.device)[None])
         return self.block.causal(self.fuse(tokens, features), turn)
 
@@ -79,7 +82,8 @@ def to_published(state: Mapping[str, Tensor], config: DecoderConfig) -> dict[str
 class EagleDrafter:
     """See adt_tree.roles.Drafter: the network with its own preallocated cache, beside one target's slots.
 
-    Guidance lives inside: both branches run, each on its own features, with the same codes. Entry p of the cache is
+    Guidance lives inside: both branches run, each on its own features, with the same codes. Entry p of the
+    cache is
     the pair (feature at p, token at p + 1), so a row is one entry shorter than the target's.
     """
 
@@ -89,8 +93,15 @@ class EagleDrafter:
         self.device = target.device
         config = net.config
         scratch = max(max_depth + 1, max_depth * max_width)
-        self.cache = KVCache.allocate(1, target.branches * target.slots, target.max_prompt + target.grid.size + scratch,
-                                      config.num_kv_heads, config.head_dim, net.fc.weight.dtype, self.device)
+        self.cache = KVCache.allocate(
+            1,
+            target.branches * target.slots,
+            target.max_prompt + target.grid.size + scratch,
+            config.num_kv_heads,
+            config.head_dim,
+            net.fc.weight.dtype,
+            self.device,
+        )
 
     def prefill(self, slot: int, prompt: Prompt, prefix: Prefix) -> None:
         """See Drafter."""
@@ -120,7 +131,9 @@ class EagleDrafter:
         feature = hidden.gather(2, last)[:, :, 0]
         return self._logits(feature), feature
 
-    def expand(self, codes: Tensor, features: Tensor, ancestors: Tensor, depth: int, reach: int) -> tuple[Tensor, Tensor]:
+    def expand(
+        self, codes: Tensor, features: Tensor, ancestors: Tensor, depth: int, reach: int
+    ) -> tuple[Tensor, Tensor]:
         """See Drafter. `reach` bounds the target's cache; this one may be one entry longer by now."""
         branches, images, width, _ = features.shape
         earlier = ancestors.shape[2] - width

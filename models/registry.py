@@ -1,4 +1,5 @@
-"""Name or path -> a model that can make targets, drafters and images. The only file that opens checkpoints."""
+"""Name or path -> a model that can make targets, drafters and images. The only file that opens
+checkpoints."""
 
 from __future__ import annotations
 
@@ -63,9 +64,18 @@ class Model:
         return prompt.length
 
     def target(self, slots: int, sampling: Sampling, max_nodes: int, max_prompt: int) -> ARTarget:
-        """A target with room for `slots` images, trees of max_nodes nodes and prompts of max_prompt tokens."""
-        return ARTarget(self.decoder, self.grid, self.layout.first_code, self.num_codes, slots, sampling.branches,
-                        max_prompt, max_nodes)
+        """A target with room for `slots` images, trees of max_nodes nodes and prompts of max_prompt
+        tokens."""
+        return ARTarget(
+            self.decoder,
+            self.grid,
+            self.layout.first_code,
+            self.num_codes,
+            slots,
+            sampling.branches,
+            max_prompt,
+            max_nodes,
+        )
 
     def drafter(self, target: ARTarget, max_depth: int, max_width: int) -> EagleDrafter:
         """The drafter beside a target. CheckpointError if the model came without one."""
@@ -77,7 +87,9 @@ class Model:
     def image(self, codes: list[int]) -> Image.Image:
         """Codes in raster order -> an RGB picture. CheckpointError if the checkpoint has no VQ decoder."""
         if self.codec is None:
-            raise CheckpointError(f"model {self.name}: the checkpoint holds no VQ decoder (model.vqmodel.decoder.*)")
+            raise CheckpointError(
+                f"model {self.name}: the checkpoint holds no VQ decoder (model.vqmodel.decoder.*)"
+            )
         grid = torch.tensor(codes, device=self.codebook.device).view(1, self.grid.height, self.grid.width)
         return Image.fromarray(to_uint8(self.codec.decode(grid))[0].cpu().numpy())
 
@@ -86,11 +98,18 @@ class Model:
         return nearest_table(self.codebook, k)
 
 
-def load(model: str, model_path: str | None, drafter_path: str | None, precision: str, device: str,
-         need_drafter: bool) -> Model:
+def load(
+    model: str,
+    model_path: str | None,
+    drafter_path: str | None,
+    precision: str,
+    device: str,
+    need_drafter: bool,
+) -> Model:
     """Load a checkpoint in the Chameleon layout.
 
-    model: "emoji" for the embedded one (its folder unless model_path is given). drafter_path: default the `drafter`
+    model: "emoji" for the embedded one (its folder unless model_path is given). drafter_path: default the
+    `drafter`
     folder inside the checkpoint. Weights are cast to `precision` as they are read; the codec stays fp32.
     Raises CheckpointError.
     """
@@ -102,7 +121,9 @@ def load(model: str, model_path: str | None, drafter_path: str | None, precision
         raise CheckpointError(f"{folder / 'config.json'}: {_reason(error)}") from None
     dtype, place = DTYPES[precision], torch.device(device)
     decoder = _build(lambda: Decoder(shape), lambda: from_chameleon(state, shape), dtype, place, folder)
-    vq_state = {name[len("model.vqmodel.") :]: t for name, t in state.items() if name.startswith("model.vqmodel.")}
+    vq_state = {
+        name[len("model.vqmodel.") :]: t for name, t in state.items() if name.startswith("model.vqmodel.")
+    }
     if "quantize.embedding.weight" not in vq_state:
         raise CheckpointError(f"{folder}: tensor model.vqmodel.quantize.embedding.weight is missing")
     codec = None
@@ -110,8 +131,13 @@ def load(model: str, model_path: str | None, drafter_path: str | None, precision
         make = lambda: VQModel(VQConfig.from_hf(config["vq_config"]))  # noqa: E731
         codec = _build(make, lambda: vq_state, torch.float32, place, folder)
     codebook = vq_state["quantize.embedding.weight"].to(place, torch.float32)
-    net = _load_drafter(Path(drafter_path) if drafter_path else folder / "drafter", shape.hidden_size, dtype, place) \
-        if need_drafter else None
+    net = (
+        _load_drafter(
+            Path(drafter_path) if drafter_path else folder / "drafter", shape.hidden_size, dtype, place
+        )
+        if need_drafter
+        else None
+    )
     return Model(model, grid, layout, decoder, read_tokenizer(folder), codebook, codec, net, _digest(state))
 
 
@@ -119,14 +145,23 @@ def _load_drafter(folder: Path, hidden_size: int, dtype: torch.dtype, device: to
     config, state = read_config(folder), read_weights(folder)
     shape = drafter_config(config)
     if shape.hidden_size != hidden_size:
-        raise CheckpointError(f"{folder}: hidden_size {shape.hidden_size}, the target has {hidden_size}: "
-                              "this drafter belongs to another target")
+        raise CheckpointError(
+            f"{folder}: hidden_size {shape.hidden_size}, the target has {hidden_size}: "
+            "this drafter belongs to another target"
+        )
     bias = "fc.bias" in state
-    return _build(lambda: DrafterNet(shape, bias), lambda: from_published(state, shape), dtype, device, folder)
+    return _build(
+        lambda: DrafterNet(shape, bias), lambda: from_published(state, shape), dtype, device, folder
+    )
 
 
-def _build(make: Callable[[], nn.Module], weights: Callable[[], Mapping[str, Tensor]], dtype: torch.dtype,
-           device: torch.device, folder: Path) -> Any:
+def _build(
+    make: Callable[[], nn.Module],
+    weights: Callable[[], Mapping[str, Tensor]],
+    dtype: torch.dtype,
+    device: torch.device,
+    folder: Path,
+) -> Any:
     """Make a module without memory and hand it the weights, cast and moved one by one."""
     with torch.device("meta"):
         module = make()
@@ -134,7 +169,9 @@ def _build(make: Callable[[], nn.Module], weights: Callable[[], Mapping[str, Ten
         state = {name: tensor.to(device, dtype) for name, tensor in weights().items()}
         module.load_state_dict(state, assign=True)
     except KeyError as error:
-        raise CheckpointError(f"{folder}: tensor {error.args[0]} is missing: the checkpoint is incomplete") from None
+        raise CheckpointError(
+            f"{folder}: tensor {error.args[0]} is missing: the checkpoint is incomplete"
+        ) from None
     except RuntimeError as error:
         lines = [line.strip() for line in str(error).splitlines()[1:]] or [str(error)]
         raise CheckpointError(f"{folder}: the weights do not fit config.json: {lines[0]}") from None
@@ -153,7 +190,8 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a folder: model.safetensors, its shards by their index, or pytorch_model.bin (weights only)."""
+    """All tensors of a folder: model.safetensors, its shards by their index, or pytorch_model.bin (weights
+    only)."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:
@@ -178,7 +216,9 @@ def _read_file(path: Path) -> dict[str, Tensor]:
     except FileNotFoundError:
         raise CheckpointError(f"{path} does not exist: the index names it, fetch it again") from None
     except (SafetensorError, RuntimeError, pickle.UnpicklingError, EOFError, OSError) as error:
-        raise CheckpointError(f"{path} cannot be read ({_reason(error)}): truncated or damaged, fetch it again") from None
+        raise CheckpointError(
+            f"{path} cannot be read ({_reason(error)}): truncated or damaged, fetch it again"
+        ) from None
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:

@@ -21,7 +21,8 @@ from models.transformer import Decoder
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Token ids of the conditional and the unconditional prefix, each ending where the first code is predicted."""
+    """Token ids of the conditional and the unconditional prefix, each ending where the first code is
+    predicted."""
 
     conditional: list[int]
     unconditional: list[int]
@@ -43,29 +44,53 @@ def chain_mask(length: int, device: torch.device) -> Tensor:
 
 
 class ARTarget:
-    """See adt_tree.roles.Target. Every row has its own prefix length; positions equal cache slots, nothing is padded.
+    """See adt_tree.roles.Target. Every row has its own prefix length; positions equal cache slots, nothing
+    is padded.
 
     The head is sliced to the image codes: logits of other tokens are never computed. The cache holds
     max_prompt + grid.size + max_nodes slots a row and nothing else grows.
     """
 
-    def __init__(self, decoder: Decoder, grid: Grid, first_code: int, num_codes: int, slots: int, branches: int,
-                 max_prompt: int, max_nodes: int) -> None:
-        """first_code: token id of code 0. branches: 2 under guidance, else 1. max_nodes: largest tree, root included."""
+    def __init__(
+        self,
+        decoder: Decoder,
+        grid: Grid,
+        first_code: int,
+        num_codes: int,
+        slots: int,
+        branches: int,
+        max_prompt: int,
+        max_nodes: int,
+    ) -> None:
+        """first_code: token id of code 0. branches: 2 under guidance, else 1. max_nodes: largest tree,
+        root included."""
         weight = decoder.embed.weight
         self.decoder, self.grid, self.slots = decoder, grid, slots
-        self.num_codes, self.first_code, self.branches, self.max_prompt = num_codes, first_code, branches, max_prompt
+        self.num_codes, self.first_code, self.branches, self.max_prompt = (
+            num_codes,
+            first_code,
+            branches,
+            max_prompt,
+        )
         self.device = weight.device
         self.head = decoder.head.weight[first_code : first_code + num_codes].clone()
         config = decoder.config
         capacity = max_prompt + grid.size + max_nodes
         if capacity > config.max_positions:
             raise ValueError(
-                f"{max_prompt} prompt tokens, {grid.size} codes and a tree of {max_nodes} nodes need {capacity} "
+                f"{max_prompt} prompt tokens, {grid.size} codes and a tree of {max_nodes} nodes need
+                {capacity} "
                 f"positions; the model has {config.max_positions}: shorten the prompt or the tree"
             )
-        self.cache = KVCache.allocate(config.num_layers, branches * slots, capacity, config.num_kv_heads,
-                                      config.head_dim, weight.dtype, self.device)
+        self.cache = KVCache.allocate(
+            config.num_layers,
+            branches * slots,
+            capacity,
+            config.num_kv_heads,
+            config.head_dim,
+            weight.dtype,
+            self.device,
+        )
 
     def prefill(self, slot: int, prompt: Prompt) -> Prefix:
         """See Target. Each branch is its own causal pass: no padding exists that could leak between them."""

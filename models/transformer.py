@@ -1,7 +1,8 @@
 """One decoder for every autoregressive image model of this project, driven by a configuration.
 
 RMSNorm, SwiGLU, optional LayerNorm on queries and keys per head, rotary positions in fp32, attention through
-scaled_dot_product_attention over a preallocated cache. Query and key dimensions are stored in interleaved rotary
+scaled_dot_product_attention over a preallocated cache. Query and key dimensions are stored in interleaved
+rotary
 order (pairs 2j, 2j+1), so that the rotation is one complex product; key maps permute checkpoints on load.
 
 Dimensions: R rows, N nodes, T tokens, D features, H heads, E head size.
@@ -44,7 +45,8 @@ class DecoderConfig:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be positive")
         if self.hidden_size % self.num_heads or self.num_heads % self.num_kv_heads:
             raise ValueError(
-                f"hidden_size {self.hidden_size}, num_heads {self.num_heads} and num_kv_heads {self.num_kv_heads} "
+                f"hidden_size {self.hidden_size}, num_heads {self.num_heads} and num_kv_heads
+                {self.num_kv_heads} "
                 "do not divide one another"
             )
 
@@ -55,9 +57,11 @@ class DecoderConfig:
 
 
 def rotary_table(config: DecoderConfig, device: torch.device | str | None = None) -> Tensor:
-    """exp(i * position * theta^(-2j/E)): complex64 [max_positions, E/2], computed in fp64 and kept out of casts."""
+    """exp(i * position * theta^(-2j/E)): complex64 [max_positions, E/2], computed in fp64 and kept out of
+    casts."""
     exponent = torch.arange(0, config.head_dim, 2, dtype=torch.float64, device=device) / config.head_dim
-    # fp32 frequencies, as every published implementation has them: the tables agree to the last bit that matters.
+    # fp32 frequencies, as every published implementation has them: the tables agree to the last bit that
+    # matters.
     frequency = (1.0 / config.rope_theta**exponent).float()
     angles = torch.arange(config.max_positions, device=device).float()[:, None] * frequency
     return torch.polar(torch.ones_like(angles), angles)
@@ -88,7 +92,9 @@ class Attention(nn.Module):
         fused = self.qkv(x).unflatten(-1, (-1, self.head_dim))
         qk, value = fused.split((self.heads + self.kv_heads, self.kv_heads), dim=2)
         if self.qk_norm:
-            qk = torch.addcmul(self.qk_bias, F.layer_norm(qk, (self.head_dim,), eps=QK_NORM_EPS), self.qk_weight)
+            qk = torch.addcmul(
+                self.qk_bias, F.layer_norm(qk, (self.head_dim,), eps=QK_NORM_EPS), self.qk_weight
+            )
         query, key = rotate(qk, turn).split((self.heads, self.kv_heads), dim=2)
         return query, torch.stack((key, value), dim=2)
 
@@ -149,7 +155,8 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Token embedding, blocks, final norm and head. `forward` is for decoding, `causal` for training and scoring."""
+    """Token embedding, blocks, final norm and head. `forward` is for decoding, `causal` for training and
+    scoring."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -158,7 +165,8 @@ class Decoder(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
         self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        # A plain attribute: a cast of the module must not touch it (a bf16 table is off by .6 rad at position 500).
+        # A plain attribute: a cast of the module must not touch it (a bf16 table is off by .6 rad at
+        # position 500).
         self.rotary = rotary_table(config)
 
     def turn(self, positions: Tensor) -> Tensor:
@@ -168,7 +176,8 @@ class Decoder(nn.Module):
         return self.rotary[positions].unsqueeze(2)
 
     def forward(self, x: Tensor, cache: KVCache, span: Span) -> Tensor:
-        """Features [R, N, D] after the final norm of embedded nodes x [R, N, D], placed in the cache by span."""
+        """Features [R, N, D] after the final norm of embedded nodes x [R, N, D], placed in the cache by
+        span."""
         turn = self.turn(span.positions)
         for layer, block in enumerate(self.blocks):
             x = block(x, turn, layer, cache, span)

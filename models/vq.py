@@ -1,4 +1,5 @@
-"""Chameleon VQGAN: images <-> codes. Encoder keys as in transformers' ChameleonVQVAE, decoder keys as published.
+"""Chameleon VQGAN: images <-> codes. Encoder keys as in transformers' ChameleonVQVAE, decoder keys as
+published.
 
 B images, C channels, H x W pixels, h x w cells (the grid), K codes, E size of a code vector.
 """
@@ -47,7 +48,14 @@ class VQConfig:
         """From the `vq_config` of a Chameleon config.json."""
         if fields.get("double_latent", False):
             raise ValueError("vq_config.double_latent must be false")
-        names = ("base_channels", "num_res_blocks", "embed_dim", "latent_channels", "num_embeddings", "resolution")
+        names = (
+            "base_channels",
+            "num_res_blocks",
+            "embed_dim",
+            "latent_channels",
+            "num_embeddings",
+            "resolution",
+        )
         return cls(
             **{name: fields[name] for name in names},
             channel_multiplier=tuple(fields["channel_multiplier"]),
@@ -84,7 +92,8 @@ def group_norm(channels: int) -> nn.GroupNorm:
 
 
 class ResnetBlock(nn.Module):
-    """x + conv(swish(norm(conv(swish(norm(x)))))), the sum through a 1x1 convolution where the width changes."""
+    """x + conv(swish(norm(conv(swish(norm(x)))))), the sum through a 1x1 convolution where the width
+    changes."""
 
     def __init__(self, channels_in: int, channels_out: int) -> None:
         super().__init__()
@@ -160,7 +169,8 @@ class Middle(nn.Module):
 
 
 class Level(nn.Module):
-    """Residual blocks (and attention) at one resolution; the change of resolution is an attribute set by the owner."""
+    """Residual blocks (and attention) at one resolution; the change of resolution is an attribute set by
+    the owner."""
 
     def __init__(self, channels_in: int, channels_out: int, num_blocks: int, attention: bool) -> None:
         super().__init__()
@@ -207,7 +217,8 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Latents [B, latent_channels, h, w] -> images [B, 3, H, W], nominally in [-1, 1]; `up` is indexed by level."""
+    """Latents [B, latent_channels, h, w] -> images [B, 3, H, W], nominally in [-1, 1]; `up` is indexed by
+    level."""
 
     def __init__(self, config: VQConfig) -> None:
         super().__init__()
@@ -278,7 +289,8 @@ class VQModel(nn.Module):
         return self.decode_vectors(self.quantize.embedding(codes))
 
     def load_vq_state(self, state: dict[str, Tensor]) -> None:
-        """Load a `vqgan.ckpt` state dict; tensors of the training loss are ignored, a missing one is an error."""
+        """Load a `vqgan.ckpt` state dict; tensors of the training loss are ignored, a missing one is an
+        error."""
         keys = self.state_dict().keys()
         missing = [key for key in keys if key not in state]
         if missing:
