@@ -1,4 +1,4 @@
-"""The dispatcher: `python main.py COMMAND [options]`. Commands are imported late, so that --help answers at once.
+"""The dispatcher: `python main.py COMMAND [options]`. Commands are imported late: --help answers at once.
 
 Exit status: 0 done, 1 a fault of ours, 2 something for the user to put right, 130 interrupted.
 """
@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from importlib import import_module
 
 from eval.errors import UserError
-from eval.options import Parser
+from eval.parser import Parser
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +26,12 @@ class Command:
 
 
 COMMANDS = {
-    "generate_images": Command("eval.options", "eval.generate", "make images from prompts, with statistics and maps"),
-    "bench": Command("eval.bench_options", "eval.bench", "time every method against plain decoding in one run"),
+    "generate_images": Command(
+        "eval.options", "eval.generate", "make images from prompts, with statistics and maps"
+    ),
+    "bench": Command(
+        "eval.bench_options", "eval.bench", "time every method against plain decoding in one run"
+    ),
     "sweep": Command("eval.sweep_options", "eval.sweep", "try constants of the adaptive tree, one table"),
 }
 STAGES = {
@@ -53,23 +57,24 @@ def _overview(prog: str, commands: dict[str, Command]) -> str:
     return "\n".join([*lines, "", f"`{prog} NAME --help` shows the options."])
 
 
-def _pick(prog: str, word: str, commands: dict[str, Command], others: Sequence[str] = ()) -> Command:
+def _pick(prog: str, word: str, commands: dict[str, Command]) -> Command:
     if word not in commands:
-        near = get_close_matches(word, [*commands, *others], n=1)
-        hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join([*commands, *others])}"
+        names = [*commands, *(("train_emoji",) if commands is COMMANDS else ())]
+        near = get_close_matches(word, names, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(names)}"
         raise UserError(f"{prog}: there is no {word!r}; {hint}")
     return commands[word]
 
 
 def _dispatch(argv: Sequence[str]) -> None:
     """Parse and run one command."""
-    prog, commands, others, words = "main.py", COMMANDS, ("train_emoji",), list(argv)
+    prog, commands, words = "main.py", COMMANDS, list(argv)
     if words[:1] == ["train_emoji"]:
-        prog, commands, others, words = "main.py train_emoji", STAGES, (), words[1:]
+        prog, commands, words = "main.py train_emoji", STAGES, words[1:]
     if not words or words[0] in ("-h", "--help"):
         print(_overview(prog, commands))
         return
-    command = _pick(prog, words[0], commands, others)
+    command = _pick(prog, words[0], commands)
     parser = Parser(f"{prog} {words[0]}", command.help)
     import_module(command.options).add_arguments(parser)
     args = parser.with_config(words[1:]) if commands is COMMANDS else parser.parse(words[1:])

@@ -61,8 +61,9 @@ def neighbours(method: Method, num_codes: int) -> int:
 
 def build(model: Model, method: Method, slots: int, max_prompt: int) -> Arm:
     """The arm of a method with room for `slots` images in flight."""
-    sampling = Sampling(method.temperature, method.top_k, method.top_p, method.cfg,
-                        top_p_first=method.rules == "reference")
+    sampling = Sampling(
+        method.temperature, method.top_k, method.top_p, method.cfg, top_p_first=method.rules == "reference"
+    )
     if not method.drafting:
         return Arm(method, sampling, model.target(slots, sampling, 1, max_prompt))
     static = static_tree(method.static) if method.static else None
@@ -77,7 +78,7 @@ def build(model: Model, method: Method, slots: int, max_prompt: int) -> Arm:
 
 
 def largest(method: Method, static: StaticTree | None, num_codes: int) -> TreeShape:
-    """The greatest depth, width and budget a tree of the method can have. UserError if the codebook is smaller."""
+    """The greatest depth, width and budget of the method's trees. UserError if the codebook is smaller."""
     if static is not None:
         shape = TreeShape(static.depth, static.width, len(static.parents) - 1)
     elif method.adapt is not None:
@@ -85,8 +86,10 @@ def largest(method: Method, static: StaticTree | None, num_codes: int) -> TreeSh
     else:
         shape = method.shape
     if shape.width > num_codes:
-        raise UserError(f"a tree {shape.width} nodes wide: the codebook has {num_codes} codes; give less "
-                        "(--draft_top_k, --adt_width_max)")
+        raise UserError(
+            f"a tree {shape.width} nodes wide: the codebook has {num_codes} codes; give less "
+            "(--draft_top_k, --adt_width_max)"
+        )
     return shape
 
 

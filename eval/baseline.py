@@ -1,7 +1,7 @@
-"""The outside yardstick: transformers' Chameleon on the same checkpoint, one code a pass, with a static cache.
+"""The outside yardstick: transformers' Chameleon on the same checkpoint, one code a pass, a static cache.
 
-Its generate() masks image tokens, so this is the loop generate() would run: both guidance rows in one batch, the next
-code appended to a StaticCache. Dimensions: R rows (guidance branches), T tokens, V codes.
+Its generate() masks image tokens, so this is the loop generate() would run: both guidance rows in one
+batch, the next code appended to a StaticCache. Dimensions: R rows (guidance branches), T tokens, V codes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from models.registry import DTYPES, EMOJI, Model
 class TransformersDecoder:
     """Plain decoding by transformers, drawing with the same law and noise as ours."""
 
-    def __init__(self, net: ChameleonForConditionalGeneration, model: Model, sampling: Sampling, max_prompt: int) -> None:
+    def __init__(
+        self, net: ChameleonForConditionalGeneration, model: Model, sampling: Sampling, max_prompt: int
+    ) -> None:
         """net: shared by every temperature; a cache of its own for each decoder."""
         self.net, self.model, self.sampling = net, model, sampling
         self.noise = Noise(model.num_codes, silent=sampling.greedy)
@@ -68,16 +70,25 @@ class TransformersDecoder:
 
     def _pass(self, tokens: Tensor, seen: Tensor, positions: Tensor) -> Tensor:
         """Logits [R, V] of the image codes after the last token."""
-        hidden = self.net.model(input_ids=tokens, attention_mask=seen, position_ids=positions, past_key_values=self.cache,
-                                use_cache=True).last_hidden_state
+        hidden = self.net.model(
+            input_ids=tokens,
+            attention_mask=seen,
+            position_ids=positions,
+            past_key_values=self.cache,
+            use_cache=True,
+        ).last_hidden_state
         first = self.model.layout.first_code
         return self.net.lm_head(hidden[:, -1])[:, first : first + self.model.num_codes].float()
 
 
-def load_net(model_path: str | None, precision: str, device: torch.device) -> ChameleonForConditionalGeneration:
+def load_net(
+    model_path: str | None, precision: str, device: torch.device
+) -> ChameleonForConditionalGeneration:
     """The checkpoint as transformers loads it."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     folder = Path(model_path) if model_path else EMOJI
-    net = ChameleonForConditionalGeneration.from_pretrained(folder, dtype=DTYPES[precision], local_files_only=True)
+    net = ChameleonForConditionalGeneration.from_pretrained(
+        folder, dtype=DTYPES[precision], local_files_only=True
+    )
     return net.to(device).eval()

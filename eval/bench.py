@@ -1,4 +1,4 @@
-"""bench: every arm on the same prompts and seeds in one run, against plain decoding and, if asked, transformers."""
+"""bench: every arm on the same prompts and seeds in one run, against plain decoding and transformers."""
 
 from __future__ import annotations
 
@@ -57,8 +57,10 @@ def run(args: argparse.Namespace) -> None:
         "results": summaries(lanes),
     }
     print(table(result["results"]))
-    print(f"\nSR: seconds of plain decoding (ar) / seconds, median of {len(prompts)} prompts. VQ decoding, not counted: "
-          f"{result['vq_decode_s']:.4f} s an image.")
+    print(
+        f"\nSR: seconds of plain decoding (ar) / seconds, median of {len(prompts)} prompts. "
+        f"VQ decoding, not counted: {result['vq_decode_s']:.4f} s an image."
+    )
     if args.profile:
         result["profile"] = _profiles(lanes, requests[:PROFILED])
         print(_profile_table(result["profile"]))
@@ -69,20 +71,30 @@ def run(args: argparse.Namespace) -> None:
 def make_lanes(model: Model, methods: Sequence[tuple[str, Method]], slots: int, longest: int) -> list[Lane]:
     """A lane a method. UserError for what the model cannot do."""
     try:
-        return [Lane(name, method.temperature, arms.build(model, method, slots, longest), method.exact)
-                for name, method in methods]
+        return [
+            Lane(name, method.temperature, arms.build(model, method, slots, longest), method.exact)
+            for name, method in methods
+        ]
     except ValueError as error:
         raise UserError(str(error)) from error
 
 
-def _reference_lanes(args: argparse.Namespace, model: Model, lanes: Sequence[Lane], longest: int) -> list[Lane]:
+def _reference_lanes(
+    args: argparse.Namespace, model: Model, lanes: Sequence[Lane], longest: int
+) -> list[Lane]:
     """transformers' plain decoding at every temperature."""
-    from eval.baseline import TransformersDecoder, load_net  # seconds of import that other runs need not wait for
+    from eval.baseline import (
+        TransformersDecoder,
+        load_net,
+    )  # seconds of import that other runs need not wait for
 
     net = load_net(args.model_path, args.precision, lanes[0].decoder.target.device)
     plain = [lane for lane in lanes if lane.name == "ar"]
     laws = [Sampling(lane.temperature, args.top_k, args.top_p, args.cfg) for lane in plain]
-    return [Lane("transformers", law.temperature, TransformersDecoder(net, model, law, longest), True) for law in laws]
+    return [
+        Lane("transformers", law.temperature, TransformersDecoder(net, model, law, longest), True)
+        for law in laws
+    ]
 
 
 def _vq_seconds(model: Model, lane: Lane) -> float:
@@ -99,11 +111,16 @@ def _vq_seconds(model: Model, lane: Lane) -> float:
 def _profiles(lanes: Sequence[Lane], requests: Sequence[Request]) -> list[dict[str, Any]]:
     """The split of time of every arm of ours."""
     ours = [lane for lane in lanes if isinstance(lane.decoder, arms.Arm)]
-    return [{"arm": lane.name, "temperature": lane.temperature, **profile(lane.decoder, requests)} for lane in ours]
+    return [
+        {"arm": lane.name, "temperature": lane.temperature, **profile(lane.decoder, requests)}
+        for lane in ours
+    ]
 
 
 def _profile_table(rows: Sequence[dict[str, Any]]) -> str:
     lines = ["", f"{'share of time':<13} {'T':>4} " + " ".join(f"{part:>8}" for part in PARTS)]
     for row in rows:
-        lines.append(f"{row['arm']:<13} {row['temperature']:>4g} " + " ".join(f"{row[part]:>8.1%}" for part in PARTS))
+        lines.append(
+            f"{row['arm']:<13} {row['temperature']:>4g} " + " ".join(f"{row[part]:>8.1%}" for part in PARTS)
+        )
     return "\n".join(lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 
 from eval.errors import UserError
 from eval.method import Method, adapt_constants, check_model, fixed_shape, lantern
@@ -15,9 +16,8 @@ from eval.options import (
     add_prompt_arguments,
     add_run_arguments,
     add_tree_arguments,
-    at_least,
-    within,
 )
+from eval.parser import at_least, within
 
 ARMS = ("ar", "eagle1", "eagle2", "adt", "lantern", "adt_lantern")
 LANTERN_K, LANTERN_DELTA = 100, 0.5
@@ -29,17 +29,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_prompt_arguments(parser, "configs/emoji_held_out.txt", 16)
     add_law_arguments(parser, temperature=False)
     group = parser.add_argument_group("arms")
-    group.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), help="ar: plain decoding, always taken along; "
-                       "eagle1: --tree_choices; eagle2: trees of fixed shape; adt: adaptive trees; lantern: eagle2 relaxed; "
-                       "adt_lantern: adt relaxed")
-    group.add_argument("--temperatures", nargs="+", type=within(0, 100), default=[0.0, 1.0], metavar="T", help="every arm "
-                       "runs at each")
-    group.add_argument("--warmup", type=at_least(0), default=1, metavar="IMAGES", help="images an arm makes before timing")
-    group.add_argument("--reference", choices=("transformers",), help="also time transformers' decoder with a static cache "
-                       "on the same checkpoint (default: none)")
-    group.add_argument("--profile", action=argparse.BooleanOptionalAction, default=False, help="after timing, split the "
-                       "time of the first images into target, drafter, tree, verify and host")
-    add_lantern_arguments(parser, switch=False, delta=LANTERN_DELTA, k=f"{LANTERN_K}, or an eighth of a smaller codebook")
+    group.add_argument(
+        "--arms",
+        nargs="+",
+        choices=ARMS,
+        default=list(ARMS),
+        help="ar: plain decoding, always taken along; "
+        "eagle1: --tree_choices; eagle2: trees of fixed shape; adt: adaptive trees; lantern: eagle2 relaxed; "
+        "adt_lantern: adt relaxed",
+    )
+    group.add_argument(
+        "--temperatures",
+        nargs="+",
+        type=within(0, 100),
+        default=[0.0, 1.0],
+        metavar="T",
+        help="every arm runs at each",
+    )
+    group.add_argument(
+        "--warmup", type=at_least(0), default=1, metavar="IMAGES", help="images an arm makes before timing"
+    )
+    group.add_argument(
+        "--reference",
+        choices=("transformers",),
+        help="also time transformers' decoder with a static cache on the same checkpoint (default: none)",
+    )
+    group.add_argument(
+        "--profile",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="after timing, split the time of the first images into target, drafter, tree, verify and host",
+    )
+    add_lantern_arguments(
+        parser, switch=False, delta=LANTERN_DELTA, k=f"{LANTERN_K}, or an eighth of a smaller codebook"
+    )
     add_tree_arguments(parser)
     add_adapt_arguments(parser)
     add_run_arguments(parser, "runs/bench")
@@ -47,14 +70,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def arm_method(args: argparse.Namespace, arm: str, temperature: float) -> Method:
     """The method of one arm. UserError for constants that contradict one another."""
-    law = {"temperature": temperature, "top_k": args.top_k, "top_p": args.top_p, "cfg": args.cfg}
+    plain = Method(temperature, args.top_k, args.top_p, args.cfg)
     if arm == "ar":
-        return Method(**law)
-    rules = {"verify": args.verify or "coupled", "rules": args.rules or "fixed"}
+        return plain
     relaxed = arm in ("lantern", "adt_lantern")
-    return Method(
-        **law,
-        **rules,
+    return replace(
+        plain,
+        verify=args.verify or "coupled",
+        rules=args.rules or "fixed",
         static=(args.tree_choices or DEFAULT_TREE) if arm == "eagle1" else None,
         shape=fixed_shape(args) if arm in ("eagle2", "lantern") else None,
         adapt=adapt_constants(args) if arm in ("adt", "adt_lantern") else None,
@@ -66,6 +89,8 @@ def arm_methods(args: argparse.Namespace) -> list[tuple[str, Method]]:
     """(arm, method) for every arm at every temperature, plain decoding first at each."""
     check_model(args)
     if args.rules == "reference" and args.verify != "rejection":
-        raise UserError("--rules reference: the released arithmetic is of the rejection rules; add --verify rejection")
+        raise UserError(
+            "--rules reference: the released arithmetic is of the rejection rules; add --verify rejection"
+        )
     names = ["ar", *(arm for arm in ARMS if arm in args.arms and arm != "ar")]
     return [(name, arm_method(args, name, t)) for t in dict.fromkeys(args.temperatures) for name in names]

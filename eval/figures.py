@@ -1,4 +1,4 @@
-"""Pictures of a run: the contact sheet, and an image beside the maps of where its trees were deep and accepted."""
+"""Pictures of a run: the contact sheet, and images beside maps of where trees were deep and accepted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ def contact_sheet(images: Sequence[tuple[Path, str]], path: Path) -> None:
     rows = -(-len(images) // columns)
     pictures = [Image.open(file).convert("RGB") for file, _ in images]
     side = max(TILE, max(picture.width for picture in pictures))
-    sheet = Image.new("RGB", (columns * (side + MARGIN) + MARGIN, rows * (side + CAPTION + MARGIN) + MARGIN), PAPER)
+    sheet = Image.new(
+        "RGB", (columns * (side + MARGIN) + MARGIN, rows * (side + CAPTION + MARGIN) + MARGIN), PAPER
+    )
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(13)
     for number, (picture, (_, text)) in enumerate(zip(pictures, images, strict=True)):
         left = MARGIN + number % columns * (side + MARGIN)
@@ -55,9 +57,13 @@ def _wrap(text: str, font: Any, width: int) -> str:
     return "\n".join(lines)
 
 
-def maps(steps: Sequence[dict[str, Any]], height: int, width: int) -> tuple[list[list[float]], list[list[float]]]:
-    """Codes committed by the target call that made each cell, and the depth of its tree; NaN where no call did (the
-    first cell comes from the prompt's pass)."""
+def maps(
+    steps: Sequence[dict[str, Any]], height: int, width: int
+) -> tuple[list[list[float]], list[list[float]]]:
+    """Codes committed by the target call that made each cell, and the depth of its tree.
+
+    NaN where no call did: the first cell comes from the prompt's pass.
+    """
     committed = [[float("nan")] * width for _ in range(height)]
     depth = [[float("nan")] * width for _ in range(height)]
     for step in steps:
@@ -68,10 +74,15 @@ def maps(steps: Sequence[dict[str, Any]], height: int, width: int) -> tuple[list
     return committed, depth
 
 
-def heatmap(picture: Path, text: str, steps: Sequence[dict[str, Any]], grid: tuple[int, int], path: Path) -> None:
+def heatmap(
+    picture: Path, text: str, steps: Sequence[dict[str, Any]], grid: tuple[int, int], path: Path
+) -> None:
     """The image, the map of codes a target call and the map of tree depth, side by side."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # a second of import that --help need not wait for
+    from matplotlib.backends.backend_agg import (
+        FigureCanvasAgg,
+    )  # a second of import that --help need not wait for
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(11, 3.9), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
@@ -80,12 +91,14 @@ def heatmap(picture: Path, text: str, steps: Sequence[dict[str, Any]], grid: tup
     committed, depth = maps(steps, *grid)
     mean = sum(step["accepted"] + 1 for step in steps) / max(len(steps), 1)
     titles = (f"codes a target call, mean {mean:.2f}", "depth of the draft tree")
-    for axis, values, colours, title in zip(axes[1:], (committed, depth), ("magma", "viridis"), titles, strict=True):
+    for axis, values, colours, title in zip(
+        axes[1:], (committed, depth), ("magma", "viridis"), titles, strict=True
+    ):
         shown = axis.imshow(values, cmap=colours, interpolation="nearest", vmin=0)
         axis.set_facecolor("0.85")
         axis.set_title(title, fontsize=10)
         bar = figure.colorbar(shown, ax=axis, fraction=0.046, pad=0.03)
-        bar.ax.yaxis.get_major_locator().set_params(integer=True)
+        bar.ax.yaxis.set_major_locator(MaxNLocator(integer=True))
         bar.outline.set_visible(False)
     axes[0].set_title(_shorten(text, 46), fontsize=10)
     for axis in axes:

@@ -49,11 +49,20 @@ def determining(args: argparse.Namespace, method: Method, model: Model) -> dict[
         flat[name] = None if part is None else asdict(part)
     for name in ("shape", "adapt"):
         flat.pop(name, None)
-    return {**flat, "model": args.model, "weights": model.weights_sha, "drafter_path": args.drafter_path,
-            "precision": args.precision, "device": pick_device(args.device), "random_seed": args.random_seed}
+    return {
+        **flat,
+        "model": args.model,
+        "weights": model.weights_sha,
+        "drafter_path": args.drafter_path,
+        "precision": args.precision,
+        "device": pick_device(args.device),
+        "random_seed": args.random_seed,
+    }
 
 
-def _decode(args: argparse.Namespace, method: Method, model: Model, folder: RunFolder, prompts: Sequence[Prompt]) -> None:
+def _decode(
+    args: argparse.Namespace, method: Method, model: Model, folder: RunFolder, prompts: Sequence[Prompt]
+) -> None:
     """Decode the prompts and keep each image as it finishes, under a progress bar."""
     try:
         requests, longest = make_requests(model, prompts, args.random_seed)
@@ -75,16 +84,26 @@ def _decode(args: argparse.Namespace, method: Method, model: Model, folder: RunF
             bar.update()
 
 
-def _draw(args: argparse.Namespace, method: Method, model: Model, folder: RunFolder, prompts: Sequence[Prompt]) -> None:
+def _draw(
+    args: argparse.Namespace, method: Method, model: Model, folder: RunFolder, prompts: Sequence[Prompt]
+) -> None:
     """The contact sheet, and the maps of the first images where there are trees to map."""
-    figures.contact_sheet([(folder.png(prompt.name), prompt.text) for prompt in prompts], folder.root / "contact_sheet.png")
+    figures.contact_sheet(
+        [(folder.png(prompt.name), prompt.text) for prompt in prompts], folder.root / "contact_sheet.png"
+    )
     if not method.drafting:
         return
     first = prompts[: args.heatmaps]
     steps = folder.steps(prompt.name for prompt in first)
     for prompt in first:
         path = folder.root / f"heatmap_{folder.files[prompt.name]}.png"
-        figures.heatmap(folder.png(prompt.name), prompt.text, steps[prompt.name], (model.grid.height, model.grid.width), path)
+        figures.heatmap(
+            folder.png(prompt.name),
+            prompt.text,
+            steps[prompt.name],
+            (model.grid.height, model.grid.width),
+            path,
+        )
 
 
 def summarise(entries: dict[str, dict[str, Any]], skipped: int, wall: float) -> dict[str, Any]:
@@ -95,9 +114,12 @@ def summarise(entries: dict[str, dict[str, Any]], skipped: int, wall: float) -> 
         return sum(entry[key] for entry in entries.values()) / count
 
     made = count - skipped
-    tau = sum(entry["acceptance_length"] * entry["target_calls"] for entry in entries.values()) / max(calls, 1)
+    tau = sum(entry["acceptance_length"] * entry["target_calls"] for entry in entries.values()) / max(
+        calls, 1
+    )
     return {
-        "images": count, "skipped": skipped, "tau": round(tau, 4), "target_calls": round(mean("target_calls"), 2),
+        "images": count, "skipped": skipped, "tau": round(tau, 4),
+        "target_calls": round(mean("target_calls"), 2),
         "drafter_calls": round(mean("drafter_calls"), 2), "mean_depth": round(mean("mean_depth"), 3),
         "mean_nodes": round(mean("mean_nodes"), 3), "latency_s": round(mean("latency"), 4),
         "wall_s": round(wall, 3), "images_per_s": round(made / wall, 4) if made else None,

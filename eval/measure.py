@@ -1,4 +1,4 @@
-"""Timing several ways of decoding fairly: interleaved prompt by prompt in one process, warmed up, clock synchronised."""
+"""Timing ways of decoding fairly: interleaved by prompt in one process, warmed up, clock synchronised."""
 
 from __future__ import annotations
 
@@ -37,8 +37,10 @@ class Lane:
     images: list[Decoded] = field(default_factory=list)
 
 
-def measure(lanes: Sequence[Lane], requests: Sequence[Request], batch: int, warmup: int, device: torch.device) -> None:
-    """Fill the lanes: each batch of prompts goes through every lane before the next; who comes first rotates."""
+def measure(
+    lanes: Sequence[Lane], requests: Sequence[Request], batch: int, warmup: int, device: torch.device
+) -> None:
+    """Fill the lanes: a batch of prompts goes through every lane before the next; who is first rotates."""
     chunks = [requests[start : start + batch] for start in range(0, len(requests), batch)]
     with tqdm(total=len(lanes) * (len(chunks) + (warmup > 0)), unit="run", disable=None) as bar:
         for lane in lanes if warmup else ():
@@ -77,7 +79,9 @@ def summarise(lane: Lane, plain: Lane) -> dict[str, Any]:
         "temperature": lane.temperature,
         "SR": round(float(np.median(ratios)), 3),
         "SR_95": [round(low, 3), round(high, 3)],
-        "tau": round(sum(step.accepted + 1 for image in lane.images for step in image.steps) / max(calls, 1), 3),
+        "tau": round(
+            sum(step.accepted + 1 for image in lane.images for step in image.steps) / max(calls, 1), 3
+        ),
         "mean_depth": round(sum(image.mean_depth for image in lane.images) / count, 3),
         "mean_nodes": round(sum(image.mean_nodes for image in lane.images) / count, 2),
         "target_calls": round(calls / count, 2),
@@ -97,13 +101,17 @@ def summaries(lanes: Sequence[Lane]) -> list[dict[str, Any]]:
 
 def table(rows: Sequence[dict[str, Any]], label: int = 12) -> str:
     """Rows for a reader."""
-    head = (f"{'arm':<{label}} {'T':>4} {'SR':>6} {'95 %':>13} {'tau':>6} {'depth':>6} {'nodes':>6} {'target':>7} "
-            f"{'drafter':>8} {'seconds':>8} {'= AR':>6}")
+    head = (
+        f"{'arm':<{label}} {'T':>4} {'SR':>6} {'95 %':>13} {'tau':>6} {'depth':>6} {'nodes':>6} "
+        f"{'target':>7} {'drafter':>8} {'seconds':>8} {'= AR':>6}"
+    )
     lines = [head, "-" * len(head)]
     for row in rows:
         low, high = row["SR_95"]
         span = f"{low:.2f}-{high:.2f}"
-        lines.append(f"{row['arm']:<{label}} {row['temperature']:>4g} {row['SR']:>6.2f} {span:>13} {row['tau']:>6.2f} "
-                     f"{row['mean_depth']:>6.2f} {row['mean_nodes']:>6.1f} {row['target_calls']:>7.1f} "
-                     f"{row['drafter_calls']:>8.1f} {row['median_s']:>8.3f} {row['same_image']:>6.0%}")
+        lines.append(
+            f"{row['arm']:<{label}} {row['temperature']:>4g} {row['SR']:>6.2f} {span:>13} {row['tau']:>6.2f} "
+            f"{row['mean_depth']:>6.2f} {row['mean_nodes']:>6.1f} {row['target_calls']:>7.1f} "
+            f"{row['drafter_calls']:>8.1f} {row['median_s']:>8.3f} {row['same_image']:>6.0%}"
+        )
     return "\n".join(lines)

@@ -1,9 +1,9 @@
-"""What is decoded with: options -> one checked description of the method. Impossible combinations end here. No torch."""
+"""Options -> one checked description of the method. Impossible combinations end here. No torch."""
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from adt_tree.policy import AdaptConstants, TreeShape
 from eval.errors import UserError
@@ -24,7 +24,7 @@ class Lantern:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A sampling law and how it is decoded. At most one of static, shape and adapt; none: plain autoregressive."""
+    """A sampling law and how it is decoded. At most one of static, shape and adapt; none: plain decoding."""
 
     temperature: float
     top_k: int
@@ -49,18 +49,24 @@ class Method:
 
     @property
     def exact(self) -> bool:
-        """Whether one seed gives plain decoding's image: coupled (or greedy) verification without relaxation."""
+        """Whether one seed gives plain decoding's image: coupled or greedy verification, no relaxation."""
         return self.lantern is None and (self.verify == "coupled" or self.greedy)
 
 
 def check_model(args: argparse.Namespace) -> None:
     """Refuse models that this version does not run, and options that belong to them alone."""
     if args.model in PUBLISHED:
-        raise UserError(f"--model {args.model}: published models come with a later version; use --model emoji")
+        raise UserError(
+            f"--model {args.model}: published models come with a later version; use --model emoji"
+        )
     if args.model != "emoji":
-        raise UserError(f"--model {args.model}: there is no such model; use --model emoji (--model_path for other weights)")
+        raise UserError(
+            f"--model {args.model}: no such model; use --model emoji (--model_path for other weights)"
+        )
     if args.cfg_mode == "sequential":
-        raise UserError("--cfg_mode sequential: both guidance rows always share a pass here; leave it out or say parallel")
+        raise UserError(
+            "--cfg_mode sequential: both guidance rows always share a pass here; leave it out or say parallel"
+        )
     if args.end_idx <= args.start_idx:
         raise UserError(f"--end_idx {args.end_idx}: it must exceed --start_idx {args.start_idx}")
 
@@ -105,13 +111,27 @@ def _refuse(args: argparse.Namespace, names: tuple[str, ...], reason: str) -> No
 def _check_combination(args: argparse.Namespace) -> None:
     """No option may be given where it would do nothing."""
     adt, fixed = tuple(ADAPT_FIELDS), ("depth", "draft_top_k")
-    _refuse(args, ("grid_search",), "the published flag is never read; `main.py sweep` searches the constants")
-    _refuse(args, ("eagle_version",), "it belongs to lumina_mgpt; choose --static_tree (1) or leave it out (2)")
+    _refuse(
+        args, ("grid_search",), "the published flag is never read; `main.py sweep` searches the constants"
+    )
+    _refuse(
+        args, ("eagle_version",), "it belongs to lumina_mgpt; choose --static_tree (1) or leave it out (2)"
+    )
     if args.model_type == "vllm":
         raise UserError("--model_type vllm: not available; choose eagle or base")
     if args.model_type == "base":
-        unused = ("drafter_path", "peanut", "static_tree", "lantern", "tree_choices", "total_token", *fixed, "verify",
-                  "rules", *adt)
+        unused = (
+            "drafter_path",
+            "peanut",
+            "static_tree",
+            "lantern",
+            "tree_choices",
+            "total_token",
+            *fixed,
+            "verify",
+            "rules",
+            *adt,
+        )
         _refuse(args, unused, "plain decoding (--model_type base) has no draft trees; leave it out")
     if not args.lantern:
         _refuse(args, ("lantern_k", "lantern_delta"), "it needs --lantern")
@@ -120,13 +140,19 @@ def _check_combination(args: argparse.Namespace) -> None:
     if not args.peanut:
         _refuse(args, adt, "it needs --peanut")
     if args.peanut:
-        _refuse(args, fixed, "with --peanut the shape adapts; use --adt_depth_start, --adt_width_start and the bounds")
+        _refuse(
+            args,
+            fixed,
+            "with --peanut the shape adapts; use --adt_depth_start, --adt_width_start and the bounds",
+        )
     if args.static_tree:
         _refuse(args, ("total_token", *fixed), "with --static_tree the shape is that of --tree_choices")
     else:
         _refuse(args, ("tree_choices",), "it needs --static_tree")
     if args.rules == "reference" and args.verify != "rejection":
-        raise UserError("--rules reference: the released arithmetic is of the rejection rules; add --verify rejection")
+        raise UserError(
+            "--rules reference: the released arithmetic is of the rejection rules; add --verify rejection"
+        )
     if args.rules == "reference" and args.temperature <= GREEDY:
         raise UserError("--rules reference: it changes nothing at --temperature 0; leave it out")
 
@@ -135,12 +161,12 @@ def method_from(args: argparse.Namespace) -> Method:
     """The method that generate_images was asked for; UserError for what cannot be."""
     check_model(args)
     _check_combination(args)
-    law = {"temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p, "cfg": args.cfg}
+    plain = Method(args.temperature, args.top_k, args.top_p, args.cfg)
     if args.model_type == "base":
-        return Method(**law)
+        return plain
     dynamic = not (args.static_tree or args.peanut)
-    return Method(
-        **law,
+    return replace(
+        plain,
         static=(args.tree_choices or DEFAULT_TREE) if args.static_tree else None,
         shape=fixed_shape(args) if dynamic else None,
         adapt=adapt_constants(args) if args.peanut else None,

@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import difflib
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import NoReturn
-
-import yaml
 
 from adt_tree.policy import AdaptConstants
-from eval.errors import UserError
+from eval.parser import at_least, within
 
 STATIC_TREES = ("mc_sim_7b_63", "naive_extend_57", "chain")
 ADAPT = AdaptConstants()
@@ -24,117 +18,6 @@ ADAPT_FIELDS = {
     "adt_depth_min": "depth_min", "adt_depth_max": "depth_max", "adt_width_min": "width_min",
     "adt_width_max": "width_max", "adt_depth_start": "depth_start", "adt_width_start": "width_start",
 }  # fmt: skip
-
-
-class _Formatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Adds the default to every option that does not state its own."""
-
-    def _get_help_string(self, action: argparse.Action) -> str:
-        text = action.help or ""
-        return text if "(default" in text or action.dest == "help" else super()._get_help_string(action) or text
-
-
-class Parser(argparse.ArgumentParser):
-    """argparse without abbreviations, whose errors are one line with a suggestion."""
-
-    def __init__(self, prog: str, description: str) -> None:
-        super().__init__(prog=prog, description=description, allow_abbrev=False, formatter_class=_Formatter)
-
-    def error(self, message: str) -> NoReturn:
-        """Raise instead of printing the usage."""
-        raise UserError(f"{message} (see {self.prog} --help)")
-
-    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Parse; an option that does not exist is answered by the nearest one that does."""
-        args, unknown = self.parse_known_args(argv)
-        if unknown:
-            self.error(f"unknown option {unknown[0]}{self._suggest(unknown[0].partition('=')[0])}")
-        return args
-
-    def with_config(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Parse argv over the flat YAML file that --config names, if it names one: the command line wins."""
-        first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-        first.add_argument("--config")
-        try:
-            path = first.parse_known_args(argv)[0].config
-        except argparse.ArgumentError:
-            path = None  # the full parser says what is wrong
-        return self.parse([*(self._tokens(Path(path)) if path else []), *argv])
-
-    def _tokens(self, path: Path) -> list[str]:
-        """A configuration file as command-line words, so that types and choices are checked once."""
-        tokens: list[str] = []
-        for key, value in read_config(path).items():
-            action = self._option_string_actions.get(f"--{key}")
-            if action is None or key in ("help", "config", "debug"):
-                raise UserError(f"config {path}: unknown key {key!r}{self._suggest(f'--{key}', strip=True)}")
-            switch = isinstance(action, argparse.BooleanOptionalAction)
-            if switch != isinstance(value, bool):
-                raise UserError(f"config {path}: {key} is {value!r}, it must be {'true or false' if switch else 'a value'}")
-            if switch:
-                tokens.append(f"--{key}" if value else f"--no-{key}")
-            elif isinstance(value, list):
-                tokens += [f"--{key}", *map(str, value)]
-            else:
-                tokens.append(f"--{key}={value}")
-        return tokens
-
-    def _suggest(self, word: str, strip: bool = False) -> str:
-        near = difflib.get_close_matches(word, self._option_string_actions, n=1)
-        return f"; did you mean {near[0].lstrip('-') if strip else near[0]}?" if near else ""
-
-
-def read_config(path: Path) -> dict[str, object]:
-    """A flat YAML file as a dictionary; UserError if it is missing, damaged or not flat."""
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"config {path}: cannot be read ({_reason(error)})") from error
-    except yaml.YAMLError as error:
-        raise UserError(f"config {path}: not YAML ({' '.join(str(error).split())})") from error
-    if content is None:
-        return {}
-    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
-        raise UserError(f"config {path}: it must be a flat list of `option: value` lines")
-    for key, value in content.items():
-        if value is None or isinstance(value, dict):
-            raise UserError(f"config {path}: {key} has no plain value; write `{key}: value`")
-    return content
-
-
-def _reason(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error)
-
-
-def at_least(low: int) -> Callable[[str], int]:
-    """A parser of integers >= low."""
-
-    def integer(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not an integer") from None
-        if value < low:
-            raise argparse.ArgumentTypeError(f"{value} is too small: give {low} or more")
-        return value
-
-    return integer
-
-
-def within(low: float, high: float, open_low: bool = False) -> Callable[[str], float]:
-    """A parser of numbers in [low, high], or (low, high]; NaN never passes."""
-
-    def number(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
-        if not (low < value if open_low else low <= value) or not value <= high:
-            bracket = "(" if open_low else "["
-            raise argparse.ArgumentTypeError(f"{text} is outside {bracket}{low:g}, {high:g}]")
-        return value
-
-    return number
 
 
 def _image_count(text: str) -> int:
@@ -154,100 +37,226 @@ def _window(text: str) -> str:
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """Which model, from where, in which precision, on which device."""
     group = parser.add_argument_group("model")
-    group.add_argument("--model", default="emoji", metavar="NAME", help="emoji: the embedded model; other names of the "
-                       "published code (lumina_mgpt, anole, llamagen, llamagen2) are refused for now")
-    group.add_argument("--model_path", metavar="DIR", help="folder of the target's checkpoint (default: the one of --model)")
-    group.add_argument("--drafter_path", metavar="DIR", help="folder of the drafter's checkpoint (default: the one of --model)")
-    group.add_argument("--precision", choices=("bf16", "fp16", "fp32"), default="bf16", help="of weights and activations; "
-                       "guidance, filters and probabilities are fp32 always")
-    group.add_argument("--target_size", type=at_least(1), metavar="PIXELS", help="side of the image; every model has one, "
-                       "and any other is refused (default: the model's)")
-    group.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: cuda where there is one")
-    group.add_argument("--batch_size", type=at_least(1), default=1, metavar="IMAGES", help="images in flight at once")
+    group.add_argument(
+        "--model",
+        default="emoji",
+        metavar="NAME",
+        help="emoji: the embedded model; other names of the "
+        "published code (lumina_mgpt, anole, llamagen, llamagen2) are refused for now",
+    )
+    group.add_argument(
+        "--model_path", metavar="DIR", help="folder of the target's checkpoint (default: the one of --model)"
+    )
+    group.add_argument(
+        "--drafter_path",
+        metavar="DIR",
+        help="folder of the drafter's checkpoint (default: the one of --model)",
+    )
+    group.add_argument(
+        "--precision",
+        choices=("bf16", "fp16", "fp32"),
+        default="bf16",
+        help="of weights and activations; guidance, filters and probabilities are fp32 always",
+    )
+    group.add_argument(
+        "--target_size",
+        type=at_least(1),
+        metavar="PIXELS",
+        help="side of the image; every model has one, and any other is refused (default: the model's)",
+    )
+    group.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: cuda where there is one"
+    )
+    group.add_argument(
+        "--batch_size", type=at_least(1), default=1, metavar="IMAGES", help="images in flight at once"
+    )
 
 
 def add_prompt_arguments(parser: argparse.ArgumentParser, source: str, count: int) -> None:
-    """Which prompts; source is the file used when --prompt is not given, count the images when --num_images is not."""
-    group = parser.add_argument_group("prompts", "Selected in this order: --slice, --num_images, --start_idx/--end_idx.")
-    group.add_argument("--prompt", metavar="TEXT", help="a text, repeated num_images times under different seeds; a .txt, "
-                       ".tsv, .csv or .json file; or PartiPrompts, MSCOCO2017Val, MSCOCO2014Val, MSCOCO2017Train, "
-                       f"SJDPrompts from --prompt_dir (default: {source})")
-    group.add_argument("--prompt_dir", default="data/prompts", metavar="DIR", help="folder of the named prompt sets")
-    group.add_argument("--num_images", type=_image_count, default=count, metavar="N", help="images; of a longer list of "
-                       "prompts a sample drawn with --random_seed; -1: all")
-    group.add_argument("--slice", type=_window, metavar="START-END", help="rows of the list, half open, before --num_images "
-                       "(default: all)")
-    group.add_argument("--start_idx", type=at_least(0), default=0, metavar="ROW", help="first of the selected prompts")
-    group.add_argument("--end_idx", type=at_least(1), default=10000, metavar="ROW", help="end of the selected prompts, exclusive")
-    group.add_argument("--random_seed", type=int, default=42, metavar="SEED", help="run seed; an image's seed is a hash of "
-                       "it and the prompt's name, so runs repeat with or without --set_seed")
-    group.add_argument("--set_seed", action=argparse.BooleanOptionalAction, default=False, help="also seed torch's own "
-                       "generator and choose deterministic cuDNN kernels")
+    """Which prompts. source: the file used without --prompt; count: the default of --num_images."""
+    group = parser.add_argument_group(
+        "prompts", "Selected in this order: --slice, --num_images, --start_idx/--end_idx."
+    )
+    group.add_argument(
+        "--prompt",
+        metavar="TEXT",
+        help="a text, repeated num_images times under different seeds; a .txt, "
+        ".tsv, .csv or .json file; or PartiPrompts, MSCOCO2017Val, MSCOCO2014Val, MSCOCO2017Train, "
+        f"SJDPrompts from --prompt_dir (default: {source})",
+    )
+    group.add_argument(
+        "--prompt_dir", default="data/prompts", metavar="DIR", help="folder of the named prompt sets"
+    )
+    group.add_argument(
+        "--num_images",
+        type=_image_count,
+        default=count,
+        metavar="N",
+        help="images; of a longer list of prompts a sample drawn with --random_seed; -1: all",
+    )
+    group.add_argument(
+        "--slice",
+        type=_window,
+        metavar="START-END",
+        help="rows of the list, half open, before --num_images (default: all)",
+    )
+    group.add_argument(
+        "--start_idx", type=at_least(0), default=0, metavar="ROW", help="first of the selected prompts"
+    )
+    group.add_argument(
+        "--end_idx",
+        type=at_least(1),
+        default=10000,
+        metavar="ROW",
+        help="end of the selected prompts, exclusive",
+    )
+    group.add_argument(
+        "--random_seed",
+        type=int,
+        default=42,
+        metavar="SEED",
+        help="run seed; an image's seed is a hash of "
+        "it and the prompt's name, so runs repeat with or without --set_seed",
+    )
+    group.add_argument(
+        "--set_seed",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="also seed torch's own generator and choose deterministic cuDNN kernels",
+    )
 
 
 def add_law_arguments(parser: argparse.ArgumentParser, temperature: bool) -> None:
     """The sampling law; with temperature: the single --temperature."""
     group = parser.add_argument_group("sampling")
     if temperature:
-        group.add_argument("--temperature", type=within(0, 100), default=1.0, metavar="T", help="0 (up to 1e-5): greedy")
-    group.add_argument("--top_k", type=at_least(0), default=2000, metavar="CODES", help="most probable codes kept; 0: all")
-    group.add_argument("--top_p", type=within(0, 1, open_low=True), default=1.0, metavar="P", help="probability mass kept")
-    group.add_argument("--cfg", type=within(0, 100), default=3.0, metavar="SCALE", help="guidance scale; 1: none, one row an "
-                       "image instead of two")
-    group.add_argument("--cfg_mode", choices=("sequential", "parallel"), metavar="MODE", help="parallel: both guidance rows "
-                       "in one batch; sequential is refused (default: parallel)")
+        group.add_argument(
+            "--temperature", type=within(0, 100), default=1.0, metavar="T", help="0 (up to 1e-5): greedy"
+        )
+    group.add_argument(
+        "--top_k", type=at_least(0), default=2000, metavar="CODES", help="most probable codes kept; 0: all"
+    )
+    group.add_argument(
+        "--top_p", type=within(0, 1, open_low=True), default=1.0, metavar="P", help="probability mass kept"
+    )
+    group.add_argument(
+        "--cfg",
+        type=within(0, 100),
+        default=3.0,
+        metavar="SCALE",
+        help="guidance scale; 1: none, one row an image instead of two",
+    )
+    group.add_argument(
+        "--cfg_mode",
+        choices=("sequential", "parallel"),
+        metavar="MODE",
+        help="parallel: both guidance rows in one batch; sequential is refused (default: parallel)",
+    )
 
 
 def add_lantern_arguments(parser: argparse.ArgumentParser, switch: bool, delta: float, k: str) -> None:
     """Relaxed acceptance; with switch: the flag --lantern. delta and k: the defaults."""
     group = parser.add_argument_group("relaxed acceptance (LANTERN)")
     if switch:
-        group.add_argument("--lantern", action=argparse.BooleanOptionalAction, default=False, help="accept codes for the "
-                           "mass of their nearest neighbours: faster, no longer the target's law")
-    group.add_argument("--lantern_k", type=at_least(0), metavar="CODES", help=f"neighbours looked at (default: {k})")
-    group.add_argument("--lantern_delta", type=within(0, 1e6), metavar="D", help="up to 1: bound on the borrowed mass; above "
-                       f"1: LANTERN++'s factor on the code's own probability (default: {delta:g})")
+        group.add_argument(
+            "--lantern",
+            action=argparse.BooleanOptionalAction,
+            default=False,
+            help="accept codes for the mass of their nearest neighbours: faster, no longer the target's law",
+        )
+    group.add_argument(
+        "--lantern_k", type=at_least(0), metavar="CODES", help=f"neighbours looked at (default: {k})"
+    )
+    group.add_argument(
+        "--lantern_delta",
+        type=within(0, 1e6),
+        metavar="D",
+        help="up to 1: bound on the borrowed mass; above "
+        f"1: LANTERN++'s factor on the code's own probability (default: {delta:g})",
+    )
 
 
 def add_tree_arguments(parser: argparse.ArgumentParser) -> None:
     """Shape of static and dynamic trees, and how they are verified."""
     group = parser.add_argument_group("draft trees")
-    group.add_argument("--tree_choices", choices=STATIC_TREES, help=f"the static tree (default: {DEFAULT_TREE})")
-    group.add_argument("--total_token", type=at_least(2), metavar="NODES", help="nodes of a dynamic tree, root included "
-                       f"(default: {ADAPT.budget + 1})")
-    group.add_argument("--depth", type=at_least(1), metavar="LEVELS", help="levels below the root of a dynamic tree of fixed "
-                       f"shape (default: {DEFAULT_DEPTH})")
-    group.add_argument("--draft_top_k", "--drafter_top_k", type=at_least(1), metavar="NODES", help="children a node and nodes "
-                       f"a level of a dynamic tree of fixed shape (default: {DEFAULT_WIDTH})")
-    group.add_argument("--verify", choices=("coupled", "rejection"), help="coupled: the image of plain decoding at the same "
-                       "seed; rejection: the published rules (default: coupled)")
-    group.add_argument("--rules", choices=("fixed", "reference"), help="reference: the released code's arithmetic where it "
-                       "differs; needs --verify rejection (default: fixed)")
+    group.add_argument(
+        "--tree_choices", choices=STATIC_TREES, help=f"the static tree (default: {DEFAULT_TREE})"
+    )
+    group.add_argument(
+        "--total_token",
+        type=at_least(2),
+        metavar="NODES",
+        help=f"nodes of a dynamic tree, root included (default: {ADAPT.budget + 1})",
+    )
+    group.add_argument(
+        "--depth",
+        type=at_least(1),
+        metavar="LEVELS",
+        help=f"levels below the root of a dynamic tree of fixed shape (default: {DEFAULT_DEPTH})",
+    )
+    group.add_argument(
+        "--draft_top_k",
+        "--drafter_top_k",
+        type=at_least(1),
+        metavar="NODES",
+        help=f"children a node and nodes a level of a dynamic tree of fixed shape (default: {DEFAULT_WIDTH})",
+    )
+    group.add_argument(
+        "--verify",
+        choices=("coupled", "rejection"),
+        help="coupled: the image of plain decoding at the same "
+        "seed; rejection: the published rules (default: coupled)",
+    )
+    group.add_argument(
+        "--rules",
+        choices=("fixed", "reference"),
+        help="reference: the released code's arithmetic where it "
+        "differs; needs --verify rejection (default: fixed)",
+    )
 
 
 def add_adapt_arguments(parser: argparse.ArgumentParser) -> None:
     """The constants of the adaptive tree."""
-    group = parser.add_argument_group("adaptive trees (ADT-Tree)", "These constants need --peanut where it exists.")
-    group.add_argument("--adt_init", choices=("horizontal", "vertical", "random"), help="the decoded neighbour whose state a "
-                       f"tree starts from (default: {ADAPT.init})")
-    group.add_argument("--adt_beta", type=within(0, 1), metavar="RATE", help="acceptance rate from which trees deepen "
-                       f"(default: {ADAPT.beta:g})")
+    group = parser.add_argument_group(
+        "adaptive trees (ADT-Tree)", "These constants need --peanut where it exists."
+    )
+    group.add_argument(
+        "--adt_init",
+        choices=("horizontal", "vertical", "random"),
+        help=f"the decoded neighbour whose state a tree starts from (default: {ADAPT.init})",
+    )
+    group.add_argument(
+        "--adt_beta",
+        type=within(0, 1),
+        metavar="RATE",
+        help=f"acceptance rate from which trees deepen (default: {ADAPT.beta:g})",
+    )
     words = {
         "step_depth": (0, "LEVELS", "l_d, change of depth a step"),
         "step_width": (0, "NODES", "l_k, change of width a step"),
         "depth_min": (1, "LEVELS", "least depth"), "depth_max": (1, "LEVELS", "greatest depth"),
         "width_min": (1, "NODES", "least width"), "width_max": (1, "NODES", "greatest width"),
-        "depth_start": (1, "LEVELS", "depth of the first tree"), "width_start": (1, "NODES", "width of the first tree"),
+        "depth_start": (1, "LEVELS", "depth of the first tree"),
+        "width_start": (1, "NODES", "width of the first tree"),
     }  # fmt: skip
     for name, (low, unit, text) in words.items():
-        group.add_argument(f"--adt_{name}", type=at_least(low), metavar=unit, help=f"{text} (default: {getattr(ADAPT, name)})")
+        group.add_argument(
+            f"--adt_{name}",
+            type=at_least(low),
+            metavar=unit,
+            help=f"{text} (default: {getattr(ADAPT, name)})",
+        )
 
 
 def add_run_arguments(parser: argparse.ArgumentParser, output_dir: str) -> None:
     """Where results go and where options come from."""
     group = parser.add_argument_group("run")
     group.add_argument("--output_dir", default=output_dir, metavar="DIR", help="folder of everything written")
-    group.add_argument("--config", metavar="FILE", help="flat YAML file of these options; the command line wins (default: none)")
+    group.add_argument(
+        "--config",
+        metavar="FILE",
+        help="flat YAML file of these options; the command line wins (default: none)",
+    )
     group.add_argument("--debug", action="store_true", help="show the traceback of an error")
 
 
@@ -257,19 +266,47 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_prompt_arguments(parser, "configs/emoji_prompts.txt", 10)
     add_law_arguments(parser, temperature=True)
     group = parser.add_argument_group("method")
-    group.add_argument("--model_type", choices=("eagle", "base", "vllm"), default="eagle", help="eagle: draft trees; base: "
-                       "plain autoregressive decoding; vllm is refused")
-    group.add_argument("--peanut", action=argparse.BooleanOptionalAction, default=False, help="ADT-Tree: depth and width of "
-                       "each tree from the adjacent cell and the last acceptance rate")
-    group.add_argument("--static_tree", action=argparse.BooleanOptionalAction, default=False, help="EAGLE-1: a static tree; "
-                       "without it and --peanut: EAGLE-2")
-    group.add_argument("--eagle_version", type=int, metavar="N", help="lumina_mgpt's switch between static and dynamic trees; "
-                       "refused for other models (default: none)")
-    group.add_argument("--grid_search", action=argparse.BooleanOptionalAction, default=False, help="never read by the "
-                       "published code: refused; `main.py sweep` searches")
-    add_lantern_arguments(parser, switch=True, delta=DEFAULT_DELTA, k="1000, or an eighth of a smaller codebook")
+    group.add_argument(
+        "--model_type",
+        choices=("eagle", "base", "vllm"),
+        default="eagle",
+        help="eagle: draft trees; base: plain autoregressive decoding; vllm is refused",
+    )
+    group.add_argument(
+        "--peanut",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="ADT-Tree: depth and width of each tree from the adjacent cell and the last acceptance rate",
+    )
+    group.add_argument(
+        "--static_tree",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="EAGLE-1: a static tree; without it and --peanut: EAGLE-2",
+    )
+    group.add_argument(
+        "--eagle_version",
+        type=int,
+        metavar="N",
+        help="lumina_mgpt's switch between static and dynamic trees; "
+        "refused for other models (default: none)",
+    )
+    group.add_argument(
+        "--grid_search",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="never read by the published code: refused; `main.py sweep` searches",
+    )
+    add_lantern_arguments(
+        parser, switch=True, delta=DEFAULT_DELTA, k="1000, or an eighth of a smaller codebook"
+    )
     add_tree_arguments(parser)
     add_adapt_arguments(parser)
     add_run_arguments(parser, "generated_images")
-    parser.add_argument("--heatmaps", type=at_least(0), default=4, metavar="N", help="first images drawn beside their maps of "
-                        "accepted codes and tree depth")
+    parser.add_argument(
+        "--heatmaps",
+        type=at_least(0),
+        default=4,
+        metavar="N",
+        help="first images drawn beside their maps of accepted codes and tree depth",
+    )

@@ -1,4 +1,4 @@
-"""A run's folder: images, statistics, steps and configuration, each written whole or not at all. No torch here."""
+"""A run's folder: images, statistics, steps and configuration, each written whole or not at all. No torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FLUSH_SHARE = 20  # statistics are rewritten as often as keeps the writing below
 
 
 def file_name(name: str) -> str:
-    """A prompt's name as a file name: unchanged where it is harmless, else cleaned and made unique by a hash."""
+    """A prompt's name as a file name: unchanged where harmless, else cleaned and made unique by a hash."""
     clean = re.sub(r"[^A-Za-z0-9._-]", "_", name).lstrip(".-")[:MOST_NAME]
     if clean == name:
         return name
@@ -77,13 +77,13 @@ def _step(line: str) -> dict[str, Any]:
 
 
 class RunFolder:
-    """Everything generate_images leaves behind, and what an earlier run of the same configuration left already.
+    """Everything generate_images leaves behind, and what an earlier run of the same configuration left.
 
     An image counts as finished once its PNG exists and the statistics name it; anything else is made anew.
     """
 
     def __init__(self, root: Path, window: tuple[int, int], prompts: Sequence[Prompt]) -> None:
-        """window: --start_idx and --end_idx, which name the statistics file. UserError if two names give one file."""
+        """window: --start_idx, --end_idx, for the statistics' name. UserError if two names give one file."""
         self.root, self.images = root, root / "img"
         self.statistics_path = root / f"global_statistics_{window[0]}_{window[1]}.json"
         self.steps_path = root / "steps.jsonl"
@@ -95,11 +95,16 @@ class RunFolder:
         for name, file in self.files.items():
             other = seen.setdefault(file.lower(), name)
             if other != name:
-                raise UserError(f"prompt names {other[:80]!r} and {name[:80]!r} give the same file {file}.png: rename one")
+                raise UserError(
+                    f"prompt names {other[:80]!r} and {name[:80]!r} give the same file {file}.png: rename one"
+                )
 
     def open(self, determines: Mapping[str, Any], options: Mapping[str, Any]) -> None:
-        """Create the folder or take up the run in it. determines: all that changes an image or its record; UserError
-        if the folder's differ. options: the parsed command line, stored as it is."""
+        """Create the folder or take up the run in it.
+
+        determines: all that changes an image or its record; UserError if the folder's differ.
+        options: the parsed command line, stored as it is.
+        """
         if self.root.exists() and not self.root.is_dir():
             raise UserError(f"--output_dir {self.root}: it is a file; give a folder")
         self.images.mkdir(parents=True, exist_ok=True)
@@ -113,24 +118,34 @@ class RunFolder:
 
     def _check(self, stored: Mapping[str, Any] | None, wanted: Mapping[str, Any]) -> None:
         if not stored:
-            raise UserError(f"--output_dir {self.root}: it belongs to another program's run; choose another folder")
+            raise UserError(
+                f"--output_dir {self.root}: it belongs to another program's run; choose another folder"
+            )
         for key in sorted(set(stored) | set(wanted)):
             if stored.get(key) != wanted.get(key):
-                raise UserError(f"--output_dir {self.root} holds images made with {key} = {stored.get(key)!r}, now it is "
-                                f"{wanted.get(key)!r}: choose another folder or the same options")
+                raise UserError(
+                    f"--output_dir {self.root} holds images made with {key} = {stored.get(key)!r}, now it is "
+                    f"{wanted.get(key)!r}: choose another folder or the same options"
+                )
 
     def _load(self) -> None:
         """Take over finished images; drop steps of images that will be made anew."""
         for name, entry in (_read_json(self.statistics_path) or {}).items():
             prompt = self._prompts.get(name)
             if prompt is not None and entry.get("prompt") != prompt.text:
-                raise UserError(f"--output_dir {self.root}: image {name} was made from another prompt; choose another folder")
+                raise UserError(
+                    f"--output_dir {self.root}: image {name} has another prompt; choose another folder"
+                )
             if self.png(name).is_file():
                 self.statistics[name] = entry
         if self.steps_path.exists():
             pending = set(self._prompts) - set(self.statistics)
             lines = self.steps_path.read_text(encoding="utf-8").splitlines(keepends=True)
-            kept = [line for line in lines if line.endswith("\n") and _step(line).get("name", "") not in {*pending, ""}]
+            kept = [
+                line
+                for line in lines
+                if line.endswith("\n") and _step(line).get("name", "") not in {*pending, ""}
+            ]
             if len(kept) != len(lines):
                 write_atomic(self.steps_path, "".join(kept).encode())
 

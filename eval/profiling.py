@@ -62,7 +62,12 @@ class TimedTarget:
 
     def __init__(self, inner: Target, watch: Stopwatch) -> None:
         self._inner, self._watch = inner, watch
-        self.grid, self.num_codes, self.slots, self.device = inner.grid, inner.num_codes, inner.slots, inner.device
+        self.grid, self.num_codes, self.slots, self.device = (
+            inner.grid,
+            inner.num_codes,
+            inner.slots,
+            inner.device,
+        )
 
     def prefill(self, slot: int, prompt: Any) -> Prefix:
         """See Target."""
@@ -104,7 +109,9 @@ class TimedDrafter:
         with self._watch.part("drafter"):
             return self._inner.extend(features, codes, count, reach)
 
-    def expand(self, codes: Tensor, features: Tensor, ancestors: Tensor, depth: int, reach: int) -> tuple[Tensor, Tensor]:
+    def expand(
+        self, codes: Tensor, features: Tensor, ancestors: Tensor, depth: int, reach: int
+    ) -> tuple[Tensor, Tensor]:
         """See Drafter."""
         with self._watch.part("drafter"):
             return self._inner.expand(codes, features, ancestors, depth, reach)
@@ -158,15 +165,19 @@ class TimedRule:
         with self._watch.part("verify"):
             return self._inner.choose(log_p, seeds, positions)
 
-    def __call__(self, tree: DraftTree, log_p: Tensor, gumbel: Tensor, seeds: Tensor, positions: Tensor) -> Verdict:
+    def __call__(
+        self, tree: DraftTree, log_p: Tensor, gumbel: Tensor, seeds: Tensor, positions: Tensor
+    ) -> Verdict:
         """See Rule."""
         with self._watch.part("verify"):
             return self._inner(tree, log_p, gumbel, seeds, positions)
 
 
 def profile(arm: Arm, requests: Sequence[Request]) -> dict[str, float]:
-    """Fractions of the time an arm spends in target, drafter, tree, verify and host (the loop, the sampling law and,
-    in plain decoding, its rule). The stopwatches cost some microseconds a call, which fall on the parts timed."""
+    """Fractions of the time an arm spends in target, drafter, tree, verify and host.
+
+    host: the loop, the sampling law and, in plain decoding, its rule. The stopwatches cost some microseconds.
+    """
     watch = Stopwatch(arm.target.device)
     timed = replace(arm, target=TimedTarget(arm.target, watch))
     if arm.proposer is not None:

@@ -1,4 +1,4 @@
-"""Prompts with the names that travel with them, and the seed of each image. Nothing is paired by rank. No torch here."""
+"""Prompts with the names that travel with them, and the seed of each image; nothing is paired by rank."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HELD_OUT_FILE = CONFIGS / "emoji_held_out.txt"
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A text to draw. name: its row in the source (from 0) or its annotation id; number: the same as an integer."""
+    """A text to draw. name: its row in the source (from 0) or annotation id; number: the same as integer."""
 
     name: str
     text: str
@@ -44,7 +44,7 @@ def image_seed(run_seed: int, name: str) -> int:
 
 
 def load_prompts(args: argparse.Namespace, default: Path = DEFAULT_FILE) -> list[Prompt]:
-    """The prompts a run asks for: read, then --slice, --num_images, --start_idx/--end_idx. UserError if none is left."""
+    """The prompts of a run: read, --slice, --num_images, --start_idx/--end_idx. UserError if none is left."""
     prompts = _read(args, default)
     _refuse_duplicates(prompts, args.prompt or str(default))
     total = len(prompts)
@@ -55,7 +55,9 @@ def load_prompts(args: argparse.Namespace, default: Path = DEFAULT_FILE) -> list
         prompts = random.Random(args.random_seed).sample(prompts, args.num_images)
     prompts = prompts[args.start_idx : args.end_idx]
     if not prompts:
-        raise UserError(f"no prompt is left of {total}: check --slice, --num_images, --start_idx and --end_idx")
+        raise UserError(
+            f"no prompt is left of {total}: check --slice, --num_images, --start_idx and --end_idx"
+        )
     return prompts
 
 
@@ -78,12 +80,17 @@ def _find(name: str, folder: Path) -> Path:
     for file_name in NAMED[name]:
         if (folder / file_name).is_file():
             return folder / file_name
-    raise UserError(f"--prompt {name}: {folder} holds no {' or '.join(NAMED[name])}; put it there or give --prompt_dir")
+    raise UserError(
+        f"--prompt {name}: {folder} holds no {' or '.join(NAMED[name])}; put it there or give --prompt_dir"
+    )
 
 
 def read_file(path: Path) -> list[Prompt]:
-    """All prompts of a .txt (one a line), .tsv or .csv (a column Prompt, Caption or Text; Name or Id optional) or .json
-    file (a list of texts or of objects with those keys, or COCO annotations: the first caption of every image)."""
+    """All prompts of a file, by its suffix.
+
+    .txt: one a line. .tsv, .csv: a column Prompt, Caption or Text, and Name or Id if there is one. .json: a
+    list of texts or of objects with those keys, or COCO annotations (the first caption of every image).
+    """
     try:
         content = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -109,8 +116,9 @@ def _numbered(texts: Sequence[str]) -> list[Prompt]:
 
 def _from_table(content: str, delimiter: str, path: Path) -> list[Prompt]:
     """Rows of a table with a header; PartiPrompts quotes nothing, so in .tsv a quote is a character."""
-    quoting = csv.QUOTE_NONE if delimiter == "\t" else csv.QUOTE_MINIMAL
-    reader = csv.reader(io.StringIO(content), delimiter=delimiter, quoting=quoting)
+    stream = io.StringIO(content)
+    tabs = csv.reader(stream, delimiter="\t", quoting=csv.QUOTE_NONE)
+    reader = tabs if delimiter == "\t" else csv.reader(stream)
     try:
         rows = list(reader)
     except csv.Error as error:
@@ -120,8 +128,14 @@ def _from_table(content: str, delimiter: str, path: Path) -> list[Prompt]:
     if column is None:
         raise UserError(f"prompt file {path}: its first line names no column Prompt, Caption or Text")
     named = next((header.index(name) for name in ("name", "id") if name in header), None)
-    records = [(row[column] if len(row) > column else "", row[named] if named is not None and len(row) > named else None)
-               for row in rows[1:] if any(row)]
+    records = [
+        (
+            row[column] if len(row) > column else "",
+            row[named] if named is not None and len(row) > named else None,
+        )
+        for row in rows[1:]
+        if any(row)
+    ]
     return _from_records(records, path)
 
 
@@ -136,7 +150,9 @@ def _from_json(content: str, path: Path) -> list[Prompt]:
         return _from_records([(text, None) for text in data], path)
     if isinstance(data, list) and all(isinstance(item, dict) for item in data):
         lowered = [{str(key).lower(): value for key, value in item.items()} for item in data]
-        return _from_records([(_first(item, TEXT_COLUMNS), _first(item, ("name", "id"))) for item in lowered], path)
+        return _from_records(
+            [(_first(item, TEXT_COLUMNS), _first(item, ("name", "id"))) for item in lowered], path
+        )
     raise UserError(f"prompt file {path}: neither a list of texts, nor of objects, nor COCO annotations")
 
 
@@ -151,7 +167,9 @@ def _from_records(records: Sequence[tuple[object, object]], path: Path) -> list[
         if not isinstance(text, str) or not text.strip():
             raise UserError(f"prompt file {path}: row {row} has no prompt")
         label = str(row) if name is None or not str(name).strip() else str(name).strip()
-        prompts.append(Prompt(label, text.strip(), int(label) if label.isascii() and label.isdigit() else None))
+        prompts.append(
+            Prompt(label, text.strip(), int(label) if label.isascii() and label.isdigit() else None)
+        )
     return prompts
 
 
@@ -163,13 +181,19 @@ def _from_coco(data: dict, path: Path) -> list[Prompt]:
             first.setdefault(note["image_id"], (int(note["id"]), " ".join(str(note["caption"]).split())))
         order = [image["id"] for image in data["images"]] if "images" in data else list(first)
     except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"prompt file {path}: damaged COCO annotations ({type(error).__name__}: {error})") from None
-    return [Prompt(str(first[image][0]), first[image][1], first[image][0]) for image in order if image in first]
+        raise UserError(
+            f"prompt file {path}: damaged COCO annotations ({type(error).__name__}: {error})"
+        ) from None
+    return [
+        Prompt(str(first[image][0]), first[image][1], first[image][0]) for image in order if image in first
+    ]
 
 
 def _refuse_duplicates(prompts: Sequence[Prompt], source: str) -> None:
     seen: set[str] = set()
     for prompt in prompts:
         if prompt.name in seen:
-            raise UserError(f"prompts of {source}: the name {prompt.name!r} stands twice, and names its image")
+            raise UserError(
+                f"prompts of {source}: the name {prompt.name!r} stands twice, and names its image"
+            )
         seen.add(prompt.name)

@@ -30,17 +30,26 @@ def pick_device(name: str) -> str:
 
 
 def load_model(args: argparse.Namespace, need_drafter: bool) -> Model:
-    """The model of --model, --model_path and --drafter_path; a bad checkpoint or --target_size is a UserError."""
+    """The model the options name; a bad checkpoint or --target_size is a UserError."""
     if args.set_seed:
         torch.manual_seed(args.random_seed)
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
     try:
-        model = load(args.model, args.model_path, args.drafter_path, args.precision, pick_device(args.device), need_drafter)
+        model = load(
+            args.model,
+            args.model_path,
+            args.drafter_path,
+            args.precision,
+            pick_device(args.device),
+            need_drafter,
+        )
     except ValueError as error:
         raise UserError(str(error)) from error
     size = image_side(model)
     if args.target_size not in (None, size):
-        raise UserError(f"--target_size {args.target_size}: this model draws {size} px and no other size; leave it out")
+        raise UserError(
+            f"--target_size {args.target_size}: this model draws {size} px and no other size; leave it out"
+        )
     return model
 
 
@@ -81,7 +90,9 @@ def circumstances(model: Model, args: argparse.Namespace) -> dict[str, Any]:
 
 def _git(*words: str) -> str:
     try:
-        answer = subprocess.run(("git", *words), cwd=ROOT, capture_output=True, text=True, timeout=10, check=False)
+        answer = subprocess.run(
+            ("git", *words), cwd=ROOT, capture_output=True, text=True, timeout=10, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return answer.stdout.strip() if answer.returncode == 0 else ""

@@ -15,16 +15,21 @@ from eval.options import (
     add_model_arguments,
     add_prompt_arguments,
     add_run_arguments,
-    at_least,
-    within,
 )
+from eval.parser import at_least, within
 
 
 def bounds(text: str) -> tuple[int, int, int]:
     """LOW:START:HIGH."""
     parts = text.split(":")
-    if len(parts) != 3 or not all(part.isdigit() for part in parts) or not 1 <= int(parts[0]) <= int(parts[1]) <= int(parts[2]):
-        raise argparse.ArgumentTypeError(f"{text!r} is not LOW:START:HIGH with 1 <= LOW <= START <= HIGH, such as 1:5:8")
+    if (
+        len(parts) != 3
+        or not all(part.isdigit() for part in parts)
+        or not 1 <= int(parts[0]) <= int(parts[1]) <= int(parts[2])
+    ):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not LOW:START:HIGH with 1 <= LOW <= START <= HIGH, such as 1:5:8"
+        )
     return int(parts[0]), int(parts[1]), int(parts[2])
 
 
@@ -33,24 +38,71 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     add_prompt_arguments(parser, "configs/emoji_prompts.txt", 8)
     add_law_arguments(parser, temperature=True)
-    group = parser.add_argument_group("grid", "Every combination is a point; each option takes one or more values.")
-    group.add_argument("--betas", nargs="+", type=within(0, 1), default=[0.3, 0.5, 0.7], metavar="RATE", help="beta")
-    group.add_argument("--step_depths", nargs="+", type=at_least(0), default=[1, 2], metavar="LEVELS", help="l_d")
-    group.add_argument("--step_widths", nargs="+", type=at_least(0), default=[0, 1, 2], metavar="NODES", help="l_k")
-    group.add_argument("--depths", nargs="+", type=bounds, metavar="LOW:START:HIGH", help="bounds and start of the depth, "
-                       f"levels (default: {ADAPT.depth_min}:{ADAPT.depth_start}:{ADAPT.depth_max})")
-    group.add_argument("--widths", nargs="+", type=bounds, metavar="LOW:START:HIGH", help="bounds and start of the width, "
-                       f"nodes (default: {ADAPT.width_min}:{ADAPT.width_start}:{ADAPT.width_max})")
-    group.add_argument("--budgets", nargs="+", type=at_least(1), default=[ADAPT.budget], metavar="NODES", help="drafted nodes "
-                       "of a tree, root excluded")
-    group.add_argument("--inits", nargs="+", choices=("horizontal", "vertical", "random"), default=[ADAPT.init],
-                       help="where a tree's state starts")
-    group.add_argument("--fixed_depths", nargs="+", type=at_least(1), default=[ADAPT.depth_start], metavar="LEVELS",
-                       help="fixed trees (EAGLE-2) measured beside the grid, at every budget")
-    group.add_argument("--fixed_widths", nargs="+", type=at_least(1), default=[ADAPT.width_start], metavar="NODES",
-                       help="their widths")
-    group.add_argument("--warmup", type=at_least(0), default=1, metavar="IMAGES", help="images a point makes before timing")
-    group.add_argument("--top", type=at_least(1), default=20, metavar="ROWS", help="rows of the table; the JSON has all")
+    group = parser.add_argument_group(
+        "grid", "Every combination is a point; each option takes one or more values."
+    )
+    group.add_argument(
+        "--betas", nargs="+", type=within(0, 1), default=[0.3, 0.5, 0.7], metavar="RATE", help="beta"
+    )
+    group.add_argument(
+        "--step_depths", nargs="+", type=at_least(0), default=[1, 2], metavar="LEVELS", help="l_d"
+    )
+    group.add_argument(
+        "--step_widths", nargs="+", type=at_least(0), default=[0, 1, 2], metavar="NODES", help="l_k"
+    )
+    group.add_argument(
+        "--depths",
+        nargs="+",
+        type=bounds,
+        metavar="LOW:START:HIGH",
+        help="bounds and start of the depth, "
+        f"levels (default: {ADAPT.depth_min}:{ADAPT.depth_start}:{ADAPT.depth_max})",
+    )
+    group.add_argument(
+        "--widths",
+        nargs="+",
+        type=bounds,
+        metavar="LOW:START:HIGH",
+        help="bounds and start of the width, "
+        f"nodes (default: {ADAPT.width_min}:{ADAPT.width_start}:{ADAPT.width_max})",
+    )
+    group.add_argument(
+        "--budgets",
+        nargs="+",
+        type=at_least(1),
+        default=[ADAPT.budget],
+        metavar="NODES",
+        help="drafted nodes of a tree, root excluded",
+    )
+    group.add_argument(
+        "--inits",
+        nargs="+",
+        choices=("horizontal", "vertical", "random"),
+        default=[ADAPT.init],
+        help="where a tree's state starts",
+    )
+    group.add_argument(
+        "--fixed_depths",
+        nargs="+",
+        type=at_least(1),
+        default=[ADAPT.depth_start],
+        metavar="LEVELS",
+        help="fixed trees (EAGLE-2) measured beside the grid, at every budget",
+    )
+    group.add_argument(
+        "--fixed_widths",
+        nargs="+",
+        type=at_least(1),
+        default=[ADAPT.width_start],
+        metavar="NODES",
+        help="their widths",
+    )
+    group.add_argument(
+        "--warmup", type=at_least(0), default=1, metavar="IMAGES", help="images a point makes before timing"
+    )
+    group.add_argument(
+        "--top", type=at_least(1), default=20, metavar="ROWS", help="rows of the table; the JSON has all"
+    )
     add_run_arguments(parser, "runs/sweep")
 
 
@@ -60,13 +112,26 @@ def points(args: argparse.Namespace) -> list[tuple[str, Method]]:
     plain = Method(temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, cfg=args.cfg)
     found = [("ar", plain)]
     for depth, width, budget in product(args.fixed_depths, args.fixed_widths, args.budgets):
-        found.append((f"fixed d{depth} k{width} n{budget}", replace(plain, shape=TreeShape(depth, width, budget))))
+        found.append(
+            (f"fixed d{depth} k{width} n{budget}", replace(plain, shape=TreeShape(depth, width, budget)))
+        )
     depths = args.depths or [(ADAPT.depth_min, ADAPT.depth_start, ADAPT.depth_max)]
     widths = args.widths or [(ADAPT.width_min, ADAPT.width_start, ADAPT.width_max)]
     grid = product(args.betas, args.step_depths, args.step_widths, depths, widths, args.budgets, args.inits)
     for beta, step_depth, step_width, depth, width, budget, init in grid:
-        constants = AdaptConstants(beta, step_depth, step_width, depth[0], depth[2], width[0], width[2], depth[1], width[1],
-                                   budget, init)
+        constants = AdaptConstants(
+            beta,
+            step_depth,
+            step_width,
+            depth[0],
+            depth[2],
+            width[0],
+            width[2],
+            depth[1],
+            width[1],
+            budget,
+            init,
+        )
         found.append((_label(constants), replace(plain, adapt=constants)))
     if len({name for name, _ in found}) != len(found):
         raise UserError("sweep: a value stands twice in one of the lists; give each once")
@@ -74,5 +139,8 @@ def points(args: argparse.Namespace) -> list[tuple[str, Method]]:
 
 
 def _label(c: AdaptConstants) -> str:
-    return (f"{c.init[0]} b{c.beta:g} ld{c.step_depth} lk{c.step_width} d{c.depth_min}:{c.depth_start}:{c.depth_max} "
-            f"k{c.width_min}:{c.width_start}:{c.width_max} n{c.budget}")
+    return (
+        f"{c.init[0]} b{c.beta:g} ld{c.step_depth} lk{c.step_width} "
+        f"d{c.depth_min}:{c.depth_start}:{c.depth_max} "
+        f"k{c.width_min}:{c.width_start}:{c.width_max} n{c.budget}"
+    )

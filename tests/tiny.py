@@ -1,4 +1,4 @@
-"""A tiny random checkpoint in the layout of the embedded model: 2 layers, a 4 x 4 grid, 64 codes, with a drafter."""
+"""A tiny random checkpoint laid out as the embedded model: 2 layers, 4 x 4 grid, 64 codes, a drafter."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from models.vq import VQConfig, VQModel
 
 CODES, FIRST_CODE, GRID = 64, 4, 4
 VQ = {
-    "base_channels": 32, "channel_multiplier": [1, 1], "num_res_blocks": 1, "embed_dim": 16, "latent_channels": 32,
-    "num_embeddings": CODES, "resolution": 2 * GRID, "attn_resolutions": None, "attn_type": "vanilla", "in_channels": 3,
+    "base_channels": 32, "channel_multiplier": [1, 1], "num_res_blocks": 1, "embed_dim": 16,
+    "latent_channels": 32, "num_embeddings": CODES, "resolution": 2 * GRID, "attn_resolutions": None,
+    "attn_type": "vanilla", "in_channels": 3,
     "double_latent": False, "dropout": 0.0, "initializer_range": 0.02, "model_type": "chameleon_vqgan",
 }  # fmt: skip
 
@@ -29,7 +30,15 @@ def _image_token(code: int) -> str:
 
 def vocabulary() -> dict[str, int]:
     """Specials, image tokens from FIRST_CODE on, the begin of image, the separator, then bytes."""
-    names = ["<pad>", "<s>", "</s>", "<unk>", *map(_image_token, range(CODES)), "<racm3:break>", "<reserved08706>"]
+    names = [
+        "<pad>",
+        "<s>",
+        "</s>",
+        "<unk>",
+        *map(_image_token, range(CODES)),
+        "<racm3:break>",
+        "<reserved08706>",
+    ]
     names += ["<image>", "<eoss>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
     return {name: index for index, name in enumerate(names)}
 
@@ -37,11 +46,13 @@ def vocabulary() -> dict[str, int]:
 def _config() -> dict:
     words = vocabulary()
     return {
-        "architectures": ["ChameleonForConditionalGeneration"], "model_type": "chameleon", "vocab_size": len(words),
-        "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "architectures": ["ChameleonForConditionalGeneration"], "model_type": "chameleon",
+        "vocab_size": len(words), "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 4, "rms_norm_eps": 1e-5, "max_position_embeddings": 512, "rope_theta": 10000.0,
         "hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "swin_norm": False,
-        "tie_word_embeddings": False, "model_parallel_size": 1, "vocabulary_map": words, "vq_config": VQ,
+
+        "tie_word_embeddings": False,
+        "model_parallel_size": 1, "vocabulary_map": words, "vq_config": VQ,
         "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
     }  # fmt: skip
 
@@ -71,8 +82,11 @@ def build(folder: Path) -> Path:
     with torch.no_grad():
         net.fc.weight.copy_(torch.cat((0.5 * torch.eye(32), torch.eye(32)), dim=1))
     (folder / "drafter" / "config.json").write_text(json.dumps(small))
-    save_file({n: t.contiguous() for n, t in to_published(net.state_dict(), net.config).items()},
-              folder / "drafter" / "model.safetensors", metadata={"format": "pt"})
+    save_file(
+        {n: t.contiguous() for n, t in to_published(net.state_dict(), net.config).items()},
+        folder / "drafter" / "model.safetensors",
+        metadata={"format": "pt"},
+    )
     tokenizer = Tokenizer(BPE(vocabulary(), [], unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -1,0 +1,148 @@
+"""Options become one checked method; what cannot be is refused in one line. No model, no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from adt_tree.policy import TreeShape
+from eval import bench_options, options, sweep_options
+from eval.errors import UserError
+from eval.method import Lantern, Method, method_from
+from eval.parser import Parser
+
+
+def parse(*words: str) -> Method:
+    """generate_images' method for a command line."""
+    parser = Parser("test", "test")
+    options.add_arguments(parser)
+    return method_from(parser.with_config(words))
+
+
+def test_defaults_are_lossless_dynamic_trees() -> None:
+    method = parse()
+    assert method.shape is not None and method.adapt is None and method.static is None
+    assert method.exact and method.drafting and not method.greedy
+    assert (method.temperature, method.top_k, method.top_p, method.cfg) == (1.0, 2000, 1.0, 3.0)
+
+
+def test_total_token_counts_the_root() -> None:
+    assert parse("--total_token", "59", "--depth", "4", "--draft_top_k", "10").shape == TreeShape(4, 10, 58)
+    assert parse("--drafter_top_k", "3").shape.width == 3
+    assert parse("--peanut", "--total_token", "9").adapt.budget == 8
+
+
+def test_adaptive_constants_and_their_starts() -> None:
+    constants = parse("--peanut", "--adt_depth_max", "3", "--adt_beta", "0.25", "--adt_init", "random").adapt
+    assert (constants.depth_max, constants.depth_start, constants.beta, constants.init) == (
+        3,
+        3,
+        0.25,
+        "random",
+    )
+
+
+def test_relaxation_is_not_exact_and_greedy_rejection_is() -> None:
+    assert parse("--lantern", "--lantern_k", "7").lantern == Lantern(7, 0.1)
+    assert not parse("--lantern").exact
+    assert not parse("--verify", "rejection").exact
+    assert parse("--verify", "rejection", "--temperature", "0").exact
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--model lumina_mgpt", "--model anole", "--model llamagen", "--model nonsense", "--model_type vllm",
+        "--grid_search", "--eagle_version 1", "--cfg_mode sequential", "--lantern_k 10", "--lantern_delta 0.2",
+        "--peanut --static_tree", "--peanut --depth 3", "--adt_beta 0.4", "--adt_init random", "--tree_choices chain",
+        "--static_tree --total_token 9", "--rules reference", "--rules reference --verify rejection --temperature 0",
+        "--model_type base --peanut", "--model_type base --lantern", "--model_type base --verify coupled",
+        "--model_type base --drafter_path x", "--start_idx 5 --end_idx 5",
+        "--adt_depth_min 4 --adt_depth_max 2 --peanut", "--adt_depth_start 90 --peanut",
+        "--temperature nan", "--temperature -1", "--top_p 0", "--top_p 1.5", "--top_k -1", "--cfg -2", "--num_images 0",
+        "--num_images -2", "--slice 5", "--slice 5-5", "--batch_size 0", "--total_token 1", "--depth 0",
+        "--tree_choices oak", "--precision int8", "--adt_bet 0.5", "--lanter", "--temp 0", "--adt_beta 2 --peanut",
+    ],
+)  # fmt: skip
+def test_refused(words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        parse(*words.split())
+    message = str(caught.value)
+    assert "\n" not in message and words.split()[0].lstrip("-").split("_")[0][:3] in message
+
+
+def test_misspelt_option_is_answered_by_the_nearest() -> None:
+    with pytest.raises(UserError, match="did you mean --adt_beta"):
+        parse("--adt_bet", "0.5")
+
+
+def test_config_file_gives_options_and_the_command_line_wins(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("temperature: 0.5\npeanut: true\nset_seed: false\nnum_images: -1\nadt_init: vertical\n")
+    method = parse("--config", str(file), "--temperature", "0.7")
+    assert (method.temperature, method.adapt.init) == (0.7, "vertical")
+    file.write_text("lantern: true\n")
+    assert parse("--config", str(file), "--no-lantern").lantern is None
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("temprature: 0\n", "did you mean temperature"),
+        ("peanut: 1\n", "true or false"),
+        ("top_k: true\n", "a value"),
+        ("top_k:\n", "no plain value"),
+        ("tree:\n  depth: 3\n", "no plain value"),
+        ("- a\n- b\n", "flat"),
+        ("a: [\n", "not YAML"),
+        ("temperature: warm\n", "not a number"),
+        ("config: other.yaml\n", "unknown key"),
+    ],
+)
+def test_bad_config_files(tmp_path: Path, text: str, says: str) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(text)
+    with pytest.raises(UserError, match=says):
+        parse("--config", str(file))
+
+
+def test_missing_config_file(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot be read"):
+        parse("--config", str(tmp_path / "none.yaml"))
+
+
+def test_shipped_configs_parse() -> None:
+    files = sorted((Path(__file__).resolve().parent.parent / "configs").glob("*.yaml"))
+    assert files
+    methods = [parse("--config", str(file)) for file in files]
+    assert len(set(map(repr, methods))) == len(files)
+
+
+def test_every_option_states_its_default(capsys: pytest.CaptureFixture[str]) -> None:
+    for module in (options, bench_options, sweep_options):
+        parser = Parser("test", "test")
+        module.add_arguments(parser)
+        text = parser.format_help()
+        assert "default: None" not in text
+        for action in parser._actions:
+            assert action.help, action.dest
+
+
+def test_bench_arms() -> None:
+    parser = Parser("test", "test")
+    bench_options.add_arguments(parser)
+    methods = bench_options.arm_methods(
+        parser.with_config(["--temperatures", "0", "1", "--arms", "adt", "eagle1"])
+    )
+    assert [(name, m.temperature) for name, m in methods] == [
+        ("ar", 0), ("eagle1", 0), ("adt", 0), ("ar", 1), ("eagle1", 1), ("adt", 1)
+    ]  # fmt: skip
+
+
+def test_sweep_points() -> None:
+    parser = Parser("test", "test")
+    sweep_options.add_arguments(parser)
+    found = sweep_options.points(parser.with_config(["--betas", "0.1", "0.9", "--depths", "1:2:3", "2:2:2"]))
+    assert len(found) == 2 + 2 * 2 * 3 * 2
+    assert {m.adapt.depth_start for _, m in found if m.adapt} == {2}

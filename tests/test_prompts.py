@@ -1,0 +1,116 @@
+"""Prompts: sources, selection, names and seeds."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+from eval.errors import UserError
+from eval.prompts import DEFAULT_FILE, HELD_OUT_FILE, image_seed, load_prompts, read_file
+
+COCO = {
+    "images": [{"id": 9}, {"id": 4}, {"id": 7}],
+    "annotations": [
+        {"id": 100, "image_id": 4, "caption": "A  cat.\n"},
+        {"id": 50, "image_id": 9, "caption": "A dog."},
+        {"id": 51, "image_id": 9, "caption": "Another dog."},
+    ],
+}
+
+
+def select(source: str | None, count: int = -1, window: tuple[int, int] = (0, 10000), part: str | None = None,
+           folder: str = ".") -> list[tuple[str, str]]:  # fmt: skip
+    """(name, text) of the prompts a command line selects."""
+    args = Namespace(prompt=source, prompt_dir=folder, num_images=count, slice=part, start_idx=window[0],
+                     end_idx=window[1], random_seed=42)  # fmt: skip
+    return [(prompt.name, prompt.text) for prompt in load_prompts(args)]
+
+
+def test_literal_text_is_repeated() -> None:
+    assert select("a cat", 3) == [("0", "a cat"), ("1", "a cat"), ("2", "a cat")]
+    with pytest.raises(UserError, match="number of images"):
+        select("a cat", -1)
+    with pytest.raises(UserError, match="empty"):
+        select("  ", 1)
+
+
+def test_text_file(tmp_path: Path) -> None:
+    file = tmp_path / "p.txt"
+    file.write_text("# a comment\nred\n\n  green \nblau ü\n", encoding="utf-8")
+    assert select(str(file)) == [("0", "red"), ("1", "green"), ("2", "blau ü")]
+    assert select(str(file), window=(1, 2)) == [("1", "green")]
+    assert select(str(file), part="1-3") == [("1", "green"), ("2", "blau ü")]
+
+
+def test_sample_keeps_row_names_and_is_repeatable(tmp_path: Path) -> None:
+    file = tmp_path / "p.txt"
+    file.write_text("\n".join(f"prompt {i}" for i in range(50)))
+    first = select(str(file), 5)
+    assert len(first) == 5 and first == select(str(file), 5)
+    assert all(text == f"prompt {name}" for name, text in first)
+
+
+def test_tables(tmp_path: Path) -> None:
+    tsv = tmp_path / "PartiPrompts.tsv"
+    tsv.write_text('Prompt\tCategory\na "red" cat\tAnimals\n"half\tAnimals\n')
+    assert select("PartiPrompts", folder=str(tmp_path)) == [("0", 'a "red" cat'), ("1", '"half')]
+    file = tmp_path / "p.csv"
+    file.write_text('id,caption\nx7,"a, b"\n12,c\n')
+    assert select(str(file)) == [("x7", "a, b"), ("12", "c")]
+
+
+def test_json(tmp_path: Path) -> None:
+    file = tmp_path / "p.json"
+    file.write_text(json.dumps(["a", "b"]))
+    assert select(str(file)) == [("0", "a"), ("1", "b")]
+    file.write_text(json.dumps([{"Prompt": "a", "name": "n"}, {"prompt": "b"}]))
+    assert select(str(file)) == [("n", "a"), ("1", "b")]
+
+
+def test_coco_takes_first_captions_named_by_annotation(tmp_path: Path) -> None:
+    (tmp_path / "captions_val2017.json").write_text(json.dumps(COCO))
+    assert select("MSCOCO2017Val", folder=str(tmp_path)) == [("50", "A dog."), ("100", "A cat.")]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("p.txt", b"", "no prompt"),
+        ("p.txt", b"\xff\xfe\x00", "not UTF-8"),
+        ("p.tsv", b"Text1\tB\nx\ty\n", "no column"),
+        ("p.csv", b"prompt\n   \n", "row 0 has no prompt"),
+        ("p.csv", b"name,prompt\na,x\na,y\n", "stands twice"),
+        ("p.json", b"[1, 2]", "neither"),
+        ("p.json", b"{", "not JSON"),
+        ("p.json", b'{"annotations": [{"id": 1}]}', "damaged COCO"),
+        ("p.json", b'[{"caption": null}]', "row 0"),
+    ],
+)
+def test_bad_files(tmp_path: Path, name: str, content: bytes, says: str) -> None:
+    file = tmp_path / name
+    file.write_bytes(content)
+    with pytest.raises(UserError, match=says):
+        select(str(file))
+
+
+def test_missing_sources(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot be read"):
+        select(str(tmp_path / "none.txt"))
+    with pytest.raises(UserError, match="--prompt_dir"):
+        select("MSCOCO2014Val", folder=str(tmp_path))
+    with pytest.raises(UserError, match="no prompt is left"):
+        select("a cat", 2, part="7-9")
+
+
+def test_shipped_files() -> None:
+    assert len(read_file(DEFAULT_FILE)) == 8
+    assert len(read_file(HELD_OUT_FILE)) == 16
+
+
+def test_seeds_depend_on_run_and_name_only() -> None:
+    seeds = {image_seed(run, name) for run in (0, 1) for name in ("0", "1", "ü")}
+    assert len(seeds) == 6 and max(seeds) < 2**48
+    assert image_seed(42, "0") == image_seed(42, "0")
