@@ -78,8 +78,8 @@ class ARTarget:
         capacity = max_prompt + grid.size + max_nodes
         if capacity > config.max_positions:
             raise ValueError(
-                f"{max_prompt} prompt tokens, {grid.size} codes and a tree of {max_nodes} nodes need
-                {capacity} "
+                f"{max_prompt} prompt tokens, {grid.size} codes and a tree of {max_nodes} nodes "
+                f"need {capacity} "
                 f"positions; the model has {config.max_positions}: shorten the prompt or the tree"
             )
         self.cache = KVCache.allocate(

@@ -45,8 +45,8 @@ class DecoderConfig:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be positive")
         if self.hidden_size % self.num_heads or self.num_heads % self.num_kv_heads:
             raise ValueError(
-                f"hidden_size {self.hidden_size}, num_heads {self.num_heads} and num_kv_heads
-                {self.num_kv_heads} "
+                f"hidden_size {self.hidden_size}, num_heads {self.num_heads} and "
+                f"num_kv_heads {self.num_kv_heads} "
                 "do not divide one another"
             )
 
