@@ -33,7 +33,7 @@ class Muon(torch.optim.Optimizer):
     """
 
     def __init__(self, params: list[nn.Parameter], lr: float, momentum: float = 0.95, weight_decay: float = 0.0,
-                 steps: int = 5) -> None:
+                 steps: int = 4) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "steps": steps})
 
     @torch.no_grad()
