@@ -100,7 +100,8 @@ def make_rule(model: Model, method: Method, static: StaticTree | None) -> Rule:
         k = neighbours(method, model.num_codes)
         relaxation = Relaxation(model.nearest(k + 1), k, method.lantern.delta)
     if method.greedy and relaxation is not None:
-        return GreedyRelaxed(model.num_codes, relaxation, None if static is None else row_order(static))
+        order = None if static is None else row_order(static).to(model.codebook.device)
+        return GreedyRelaxed(model.num_codes, relaxation, order)
     if method.greedy or method.verify == "coupled":
         return Coupled(Noise(model.num_codes, silent=method.greedy), relaxation)
     return Rejection(model.num_codes, static is not None, relaxation, reference=method.rules == "reference")

@@ -45,18 +45,16 @@ def load_model(args: argparse.Namespace, need_drafter: bool) -> Model:
         )
     except ValueError as error:
         raise UserError(str(error)) from error
-    size = image_side(model)
+    if model.codec is None:
+        raise UserError(
+            f"{args.model_path or args.model}: the checkpoint holds no VQ decoder, so it can draw nothing"
+        )
+    size = model.grid.height * model.codec.config.patch_size
     if args.target_size not in (None, size):
         raise UserError(
             f"--target_size {args.target_size}: this model draws {size} px and no other size; leave it out"
         )
     return model
-
-
-def image_side(model: Model) -> int:
-    """Pixels along the side of an image."""
-    patch = model.codec.config.patch_size if model.codec is not None else 16
-    return model.grid.height * patch
 
 
 def make_requests(model: Model, prompts: Sequence[Prompt], run_seed: int) -> tuple[list[Request], int]:

@@ -47,7 +47,8 @@ def _config() -> dict:
     words = vocabulary()
     return {
         "architectures": ["ChameleonForConditionalGeneration"], "model_type": "chameleon",
-        "vocab_size": len(words), "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "vocab_size": len(words), "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 4,
         "num_key_value_heads": 4, "rms_norm_eps": 1e-5, "max_position_embeddings": 512, "rope_theta": 10000.0,
         "hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "swin_norm": False,
 
