@@ -33,11 +33,8 @@ def bounds(text: str) -> tuple[int, int, int]:
     return int(parts[0]), int(parts[1]), int(parts[2])
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of sweep."""
-    add_model_arguments(parser)
-    add_prompt_arguments(parser, "configs/emoji_prompts.txt", 8)
-    add_law_arguments(parser, temperature=True)
+def _add_grid_arguments(parser: argparse.ArgumentParser) -> None:
+    """The lists whose product is the grid."""
     group = parser.add_argument_group(
         "grid", "Every combination is a point; each option takes one or more values."
     )
@@ -81,6 +78,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[ADAPT.init],
         help="where a tree's state starts",
     )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of sweep."""
+    add_model_arguments(parser)
+    add_prompt_arguments(parser, "configs/emoji_prompts.txt", 8)
+    add_law_arguments(parser, temperature=True)
+    _add_grid_arguments(parser)
+    group = parser.add_argument_group("measuring")
     group.add_argument(
         "--fixed_depths",
         nargs="+",
