@@ -223,7 +223,9 @@ class Rejection:
             mass, merged = self._credit(residual, code[..., 0])
             chance = residual.gather(-1, code)[..., 0] + mass
             if q is not None:
-                chance = chance / q.gather(-1, code)[..., 0].clamp_min(TINY)
+                drawn = q.gather(-1, code)[..., 0]
+                exists = exists & (drawn > 0)  # drawn where q underflows: passed over, as if absent
+                chance = chance / drawn.clamp_min(TINY)
             accepted = exists & ~done & (chances.gather(1, child) <= chance)
             hit |= torch.zeros_like(hit).scatter(1, child, accepted)
             done |= accepted
@@ -231,8 +233,7 @@ class Rejection:
             left = self._take(residual, q, code, merged)
             residual = torch.where(rejected, self._renormalise(left, p), residual)
             if q is not None:
-                without = q.scatter(-1, code, 0.0)
-                q = torch.where(rejected, without / without.sum(-1, keepdim=True).clamp_min(TINY), q)
+                q = torch.where(rejected, self._exclude(q, code), q)
         return hit, residual
 
     def _credit(self, p: Tensor, code: Tensor) -> tuple[Tensor, Tensor]:
@@ -253,6 +254,11 @@ class Rejection:
         if self.reference:  # the released code spares the neighbours in q, so that they keep their mass in p
             return (p - q.masked_fill(merged, 0.0)).clamp_min(0.0)
         return (p - q).clamp_min(0.0).masked_fill(merged, 0.0)
+
+    def _exclude(self, q: Tensor, code: Tensor) -> Tensor:
+        """The law of the next draw without replacement: q [B, N, V] without x = code [B, N, 1]."""
+        without = q.scatter(-1, code, 0.0)
+        return without / without.sum(-1, keepdim=True).clamp_min(TINY)
 
     def _renormalise(self, left: Tensor, law: Tensor) -> Tensor:
         """left / sum; where nothing is left, the node's own law (reference: uniform over everything)."""
