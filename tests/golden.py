@@ -32,7 +32,7 @@ def values(name: str) -> Any:
 
 @dataclass(frozen=True)
 class Anole:
-    """The recorded target and drafter. Rows that no recorded run reads, of embeddings and neighbours, are zero."""
+    """The recorded target and drafter; rows of the tables that no recorded run reads are zero."""
 
     decoder: Decoder
     net: DrafterNet
@@ -57,4 +57,6 @@ def anole() -> Anole:
     decoder.load_state_dict(from_chameleon(state, shape))
     net.load_state_dict(from_published(drafter, drafter_shape))
     nearest = _spread(state["nearest_rows"], state["nearest"].long(), len(head))
-    return Anole(decoder.eval().requires_grad_(False), net.eval().requires_grad_(False), nearest, config["prompts"])
+    return Anole(
+        decoder.eval().requires_grad_(False), net.eval().requires_grad_(False), nearest, config["prompts"]
+    )

@@ -1,4 +1,4 @@
-"""Parity of the target with transformers' Chameleon: recorded values through the cache, and random models side by side."""
+"""Parity of the target with transformers' Chameleon: recorded values, and random models side by side."""
 
 from __future__ import annotations
 
@@ -33,15 +33,24 @@ def decoder() -> Decoder:
 
 def branches(recorded: dict[str, Tensor]) -> list[Tensor]:
     """The conditional row and the unconditional one without its padding."""
-    return [ids[mask.bool()] for ids, mask in zip(recorded["input_ids"], recorded["attention_mask"], strict=True)]
+    return [
+        ids[mask.bool()] for ids, mask in zip(recorded["input_ids"], recorded["attention_mask"], strict=True)
+    ]
 
 
 def chain(codes: list[int]) -> DraftTree:
     """A path as a tree."""
     order = torch.arange(len(codes))[None]
     parents = (order - 1).clamp_min(0)
-    return DraftTree(torch.tensor([codes]), parents, order, ancestor_mask(parents, len(codes)),
-                     torch.ones_like(order, dtype=torch.bool), len(codes) - 1, 1)
+    return DraftTree(
+        torch.tensor([codes]),
+        parents,
+        order,
+        ancestor_mask(parents, len(codes)),
+        torch.ones_like(order, dtype=torch.bool),
+        len(codes) - 1,
+        1,
+    )
 
 
 def test_causal(decoder: Decoder) -> None:
@@ -54,7 +63,7 @@ def test_causal(decoder: Decoder) -> None:
 
 
 def test_through_the_cache(decoder: Decoder) -> None:
-    """Prefill, a chain of committed codes, then a tree: both guidance rows, the unconditional one without padding."""
+    """Prefill, a chain of committed codes, then a tree: both guidance rows, none of them padded."""
     recorded = tensors("anole_tiny_expected")
     rows = branches(recorded)
     length = recorded["input_ids"].shape[1]
@@ -77,8 +86,15 @@ def test_through_the_cache(decoder: Decoder) -> None:
     depths = (recorded["tree_position_ids"][0] - recorded["tree_position_ids"][0, 0])[None]
     ancestors = ancestor_mask(parents, 9)
     assert torch.equal(ancestors[0], recorded["tree_mask"].bool())
-    tree = DraftTree(recorded["tree_tokens"][None] - FIRST_CODE, parents, depths, ancestors,
-                     torch.ones_like(parents, dtype=torch.bool), int(depths.max()), 9)
+    tree = DraftTree(
+        recorded["tree_tokens"][None] - FIRST_CODE,
+        parents,
+        depths,
+        ancestors,
+        torch.ones_like(parents, dtype=torch.bool),
+        int(depths.max()),
+        9,
+    )
     logits, hidden = target.forward(tree, len(committed))
     close(logits[:, 0], recorded["tree_logits"])
     close(hidden[:, 0], recorded["tree_hidden"])
@@ -100,11 +116,22 @@ CONFIGS = [
 def test_random_chameleon(fields: dict[str, int], seed: int) -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(seed)
-    vq = {"base_channels": 32, "channel_multiplier": [1], "num_res_blocks": 1, "latent_channels": 8, "embed_dim": 4,
-          "num_embeddings": 16, "resolution": 8}
+    vq = {
+        "base_channels": 32,
+        "channel_multiplier": [1],
+        "num_res_blocks": 1,
+        "latent_channels": 8,
+        "embed_dim": 4,
+        "num_embeddings": 16,
+        "resolution": 8,
+    }
     config = transformers.ChameleonConfig(
-        vocab_size=96, max_position_embeddings=128, rope_theta=500.0 if seed else 10000.0, vq_config=vq,
-        vocabulary_map={"<image>": 5, "IMGIMGAZ": 6}, attn_implementation="sdpa",
+        vocab_size=96,
+        max_position_embeddings=128,
+        rope_theta=500.0 if seed else 10000.0,
+        vq_config=vq,
+        vocabulary_map={"<image>": 5, "IMGIMGAZ": 6},
+        attn_implementation="sdpa",
         num_key_value_heads=fields.get("num_key_value_heads", fields["num_attention_heads"]),
         **{name: value for name, value in fields.items() if name != "num_key_value_heads"},
     )

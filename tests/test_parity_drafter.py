@@ -42,7 +42,9 @@ class Recorder:
     drafter: EagleDrafter
     levels: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
-    def expand(self, codes: Tensor, features: Tensor, ancestors: Tensor, depth: int, reach: int) -> tuple[Tensor, Tensor]:
+    def expand(
+        self, codes: Tensor, features: Tensor, ancestors: Tensor, depth: int, reach: int
+    ) -> tuple[Tensor, Tensor]:
         """As Drafter.expand."""
         logits, hidden = self.drafter.expand(codes, features, ancestors, depth, reach)
         self.levels.append((codes[0], hidden[:, 0]))
@@ -59,7 +61,9 @@ def started(models: Anole, cycle: dict[str, Tensor]) -> EagleDrafter:
     return drafter
 
 
-def extend(drafter: EagleDrafter, cycle: dict[str, Tensor], pairs: int, reach: int, columns: Tensor) -> tuple[Tensor, Tensor]:
+def extend(
+    drafter: EagleDrafter, cycle: dict[str, Tensor], pairs: int, reach: int, columns: Tensor
+) -> tuple[Tensor, Tensor]:
     """Feed the cycle's new pairs; compare features and guided logits; returns the growth's start."""
     codes = cycle["input_ids"][:1, -pairs:].long() - FIRST_CODE
     hidden = cycle["target_hidden"][:, None, -pairs:]
@@ -89,7 +93,9 @@ def check_levels(recorder: Recorder, cycle: dict[str, Tensor]) -> None:
     assert len(recorder.levels) == 4
 
 
-def grow(growth: Any, recorder: Drafter, start: tuple[Tensor, Tensor], cycle: dict[str, Tensor], reach: int) -> DraftTree:
+def grow(
+    growth: Any, recorder: Drafter, start: tuple[Tensor, Tensor], cycle: dict[str, Tensor], reach: int
+) -> DraftTree:
     """The tree below the cycle's last code."""
     root = cycle["input_ids"][0, -1:].long() - FIRST_CODE
     return growth(recorder, SAMPLING, start, root, [SHAPE], torch.zeros(1, SHAPE.depth + 1, CODES), reach)

@@ -1,4 +1,4 @@
-"""Parity with the released decoder: greedy tokens and accept lengths of whole runs, two prompts side by side."""
+"""Parity with the released decoder: greedy tokens and accept lengths, two prompts side by side."""
 
 from __future__ import annotations
 

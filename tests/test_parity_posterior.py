@@ -1,4 +1,4 @@
-"""Parity with the released evaluate_posterior functions: relaxed greedy, rejection on dynamic and static trees, filters."""
+"""Parity with the released evaluate_posterior functions: relaxed greedy, rejection, filters."""
 
 from __future__ import annotations
 
@@ -33,8 +33,16 @@ def tree_of(tokens: Tensor, parents: Tensor, q: Tensor | None = None) -> DraftTr
     width = int(parents[1:].bincount().max())
     depth = int(depths.max())
     parents = parents[None]
-    return DraftTree(tokens[None], parents, depths[None], ancestor_mask(parents, depth),
-                     torch.ones_like(parents, dtype=torch.bool), depth, width, q)
+    return DraftTree(
+        tokens[None],
+        parents,
+        depths[None],
+        ancestor_mask(parents, depth),
+        torch.ones_like(parents, dtype=torch.bool),
+        depth,
+        width,
+        q,
+    )
 
 
 def relaxation(result: dict[str, Any]) -> Relaxation | None:
@@ -90,7 +98,9 @@ def check_sampled(tree: DraftTree, rows: Tensor, law: Tensor, result: dict[str, 
     check_until_relaxed(tree, law, chances, result, nodes)
 
 
-def check_until_relaxed(tree: DraftTree, law: Tensor, chances: Tensor, result: dict[str, Any], nodes: list[int]) -> None:
+def check_until_relaxed(
+    tree: DraftTree, law: Tensor, chances: Tensor, result: dict[str, Any], nodes: list[int]
+) -> None:
     """The corrected rule decides every comparison alike up to the first rejection with a borrowed mass."""
     hit, _ = Rejection(CODES, tree.q is not None, relaxation(result)).judge(tree, law, chances)
     for node, test in zip(nodes, result["tests"], strict=True):
@@ -113,7 +123,9 @@ def test_dynamic_rejection(family: str, case: int) -> None:
 
 def sampling(processor: dict[str, Any]) -> Sampling:
     """The released code's filters, in its order."""
-    return Sampling(processor["temperature"], processor["top_k"], processor["top_p"], guidance=1.0, top_p_first=True)
+    return Sampling(
+        processor["temperature"], processor["top_k"], processor["top_p"], guidance=1.0, top_p_first=True
+    )
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -142,7 +154,9 @@ def test_first_sibling() -> None:
             _, admissible, mass = Relaxation(nearest(), k, delta).aggregate(p, codes)
             value, last = value + mass, admissible.sum(-1) - 1
         clear = torch.tensor([(k, delta, row) not in ambiguous for row in range(len(codes))])
-        torch.testing.assert_close(value[clear], torch.tensor(setting["accept_value"])[clear], atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(
+            value[clear], torch.tensor(setting["accept_value"])[clear], atol=1e-6, rtol=1e-5
+        )
         if setting["lantern"]:
             assert last[clear].tolist() == torch.tensor(setting["jstar"])[clear].tolist()
 
@@ -151,7 +165,9 @@ def test_first_sibling() -> None:
 def test_filters(order: str) -> None:
     data = tensors("posterior_greedy")
     for number, setting in enumerate(values("posterior")["filters"]):
-        law = Sampling(setting["temperature"], setting["top_k"], setting["top_p"], 1.0, order == "topp_then_topk")
+        law = Sampling(
+            setting["temperature"], setting["top_k"], setting["top_p"], 1.0, order == "topp_then_topk"
+        )
         got = log_probs(data["filters.logits"][None], law).exp()
         expected = data[f"filters.{number}.probs_{order}"]
         torch.testing.assert_close(got, expected, atol=1e-6, rtol=1e-5)

@@ -1,0 +1,157 @@
+"""A target and a drafter whose laws are tables over all prefixes: the law of an image can be enumerated.
+
+A prefix is a state: 0 is empty, state * V + 1 + code appends a code. Features are the states themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adt_tree.grid import Grid
+from adt_tree.records import Decoded
+from adt_tree.roles import Prefix, Request
+from adt_tree.sampling import Sampling, log_probs
+from adt_tree.tree import DraftTree
+from adt_tree.verify import Verdict
+
+CODES = 4
+CPU = torch.device("cpu")
+
+
+def states(length: int) -> int:
+    """Prefixes of at most `length` codes."""
+    return sum(CODES**n for n in range(length + 1))
+
+
+def table(seed: int, length: int, scale: float = 1.5, branches: int = 2) -> Tensor:
+    """Random logits [G, S, V] for every prefix shorter than `length`."""
+    generator = torch.Generator().manual_seed(seed)
+    return scale * torch.randn(branches, states(length - 1), CODES, generator=generator)
+
+
+def append(state: Tensor, codes: Tensor) -> Tensor:
+    """The state one code later."""
+    return state * CODES + 1 + codes
+
+
+class TabularTarget:
+    """See adt_tree.roles.Target."""
+
+    num_codes, device = CODES, CPU
+
+    def __init__(self, logits: Tensor, grid: Grid, slots: int) -> None:
+        self.logits, self.grid, self.slots = logits, grid, slots
+        self.committed = torch.zeros(slots, dtype=torch.int64)
+        self.calls = 0
+        self._states = torch.zeros(slots, 1, dtype=torch.int64)
+
+    def read(self, state: Tensor) -> Tensor:
+        """Logits [G, ..., V]; what lies beyond the image (idle slots) wraps around."""
+        return self.logits[:, state % self.logits.shape[1]]
+
+    def prefill(self, slot: int, prompt: Any) -> Prefix:
+        """See Target."""
+        self.committed[slot] = 0
+        return Prefix(self.logits[:, 0], [torch.zeros(1, 1)] * self.logits.shape[0])
+
+    def forward(self, tree: DraftTree, reach: int) -> tuple[Tensor, Tensor]:
+        """See Target."""
+        self.calls += 1
+        state = append(self.committed[:, None], tree.codes)
+        for depth in range(1, tree.depth + 1):
+            below = append(state.gather(1, tree.parents), tree.codes)
+            state = torch.where(tree.depths == depth, below, state)
+        self._states = state
+        features = state[None, ..., None].float().expand(self.logits.shape[0], -1, -1, -1)
+        return self.read(state), features
+
+    def commit(self, verdict: Verdict) -> None:
+        """See Target."""
+        last = verdict.path.gather(1, verdict.count[:, None] - 1)
+        self.committed = self._states.gather(1, last)[:, 0]
+
+    def release(self, slot: int) -> None:
+        """See Target."""
+        self.committed[slot] = 0
+
+
+class TabularDrafter:
+    """See adt_tree.roles.Drafter: a law of its own over the same states."""
+
+    device = CPU
+
+    def __init__(self, logits: Tensor) -> None:
+        self.logits = logits
+
+    def prefill(self, slot: int, prompt: Any, prefix: Prefix) -> None:
+        """See Drafter: a table remembers nothing."""
+
+    def release(self, slot: int) -> None:
+        """See Drafter."""
+
+    def extend(self, features: Tensor, codes: Tensor, count: Tensor, reach: int) -> tuple[Tensor, Tensor]:
+        """See Drafter."""
+        last = (count - 1)[:, None]
+        before = features[0, ..., 0].gather(1, last)
+        return self._after(before.long(), codes.gather(1, last), features.shape[0], squeeze=True)
+
+    def expand(
+        self, codes: Tensor, features: Tensor, ancestors: Tensor, depth: int, reach: int
+    ) -> tuple[Tensor, Tensor]:
+        """See Drafter."""
+        return self._after(features[0, ..., 0].long(), codes, features.shape[0])
+
+    def _after(
+        self, state: Tensor, codes: Tensor, branches: int, squeeze: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        # States beyond the image occur below leaves that are never accepted; their law does not matter.
+        state = append(state, codes)
+        state = state[:, 0] if squeeze else state
+        logits = self.logits[:, state % self.logits.shape[1]]
+        return logits, (state % 2**20)[None, ..., None].float().expand(branches, *state.shape, 1)
+
+
+def requests(count: int, first_seed: int = 0) -> list[Request]:
+    """Images that differ in their seed alone."""
+    return [Request(str(n), None, first_seed + n) for n in range(count)]
+
+
+def image_law(logits: Tensor, sampling: Sampling, length: int) -> Tensor:
+    """The exact law [V ** length] of an image's codes, the first code most significant."""
+    p = log_probs(logits, sampling).double()
+    if sampling.greedy:
+        p = torch.full_like(p, float("-inf")).scatter(-1, p.argmax(-1, keepdim=True), 0.0)
+    total, state = torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.int64)
+    for _ in range(length):
+        total = (total[:, None] + p[state]).flatten()
+        state = append(state[:, None], torch.arange(CODES)).flatten()
+    return total.exp()
+
+
+def index_of(codes: Iterable[int]) -> int:
+    """An image's place in image_law."""
+    place = 0
+    for code in codes:
+        place = place * CODES + code
+    return place
+
+
+def deviation(images: Iterator[Decoded], law: Tensor) -> float:
+    """Chi-square against the law as a standard score; rare outcomes are pooled, impossible ones count 1e9."""
+    counts = torch.bincount(
+        torch.tensor([index_of(image.codes) for image in images]), minlength=len(law)
+    ).double()
+    if bool((counts[law == 0] > 0).any()):
+        return 1e9
+    expected = law * counts.sum()
+    rare = expected < 5
+    expected = torch.cat((expected[~rare], expected[rare].sum()[None]))
+    counts = torch.cat((counts[~rare], counts[rare].sum()[None]))
+    kept = expected > 1e-6
+    square = ((counts - expected)[kept] ** 2 / expected[kept]).sum()
+    freedom = int(kept.sum()) - 1
+    return float((square - freedom) / (2 * freedom) ** 0.5)
