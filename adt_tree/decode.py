@@ -167,7 +167,7 @@ def speculative(
         for slot, image in slots.flying():
             count, nodes, *codes = outcome[slot]
             cells = _record(image, slots, shapes[slot], nodes, codes[:count], ms)
-            image.drafter_calls += proposer.calls
+            image.drafter_calls += proposer.calls(shapes[slot])
             policy.observe(slot, count - 1, shapes[slot].depth, cells)
         yield from slots.land(release)
 

@@ -40,7 +40,6 @@ class EagleProposer:
 
     def __init__(self, drafter: Drafter, sampling: Sampling, growth: Growth, slots: int) -> None:
         self.drafter, self.sampling, self.growth = drafter, sampling, growth
-        self.calls = 0
         self._slots = slots
         self._features = torch.empty(0)  # [G, B, A, D] target features not yet shown to the drafter
         self._codes = torch.empty(0)  # [B, A] the code after each
@@ -57,15 +56,16 @@ class EagleProposer:
         self._codes[slot, 0] = code
         self._count[slot] = 1
 
+    def calls(self, shape: TreeShape) -> int:
+        """See Proposer: one extend, and one expand a level below the first."""
+        return max(1, shape.depth)
+
     def release(self, slot: int) -> None:
         """See Proposer."""
         self.drafter.release(slot)
 
     def propose(self, shapes: Sequence[TreeShape], roots: Tensor, gumbel: Tensor, reach: int) -> DraftTree:
         """See Proposer."""
-        self.calls = max(
-            [1, *(shape.depth for shape in shapes)]
-        )  # one extend, and one expand a level below the first
         logits, feature = self.drafter.extend(self._features, self._codes, self._count, reach)
         start = (log_probs(logits, self.sampling), feature)
         return self.growth(self.drafter, self.sampling, start, roots, shapes, gumbel, reach)

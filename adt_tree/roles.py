@@ -92,7 +92,8 @@ class Drafter(Protocol):
 class Proposer(Protocol):
     """Who drafts. The loop does not know which."""
 
-    calls: int  # drafter passes of the last propose()
+    def calls(self, shape: TreeShape) -> int:
+        """Drafter passes that a tree of this shape takes, whatever its company in the batch."""
 
     def prefill(self, slot: int, prompt: Any, prefix: Prefix, code: Tensor) -> None:
         """A new image takes the slot; code [] is its first."""

@@ -123,10 +123,9 @@ class TimedProposer:
     def __init__(self, inner: Proposer, watch: Stopwatch) -> None:
         self._inner, self._watch = inner, watch
 
-    @property
-    def calls(self) -> int:
+    def calls(self, shape: TreeShape) -> int:
         """See Proposer."""
-        return self._inner.calls
+        return self._inner.calls(shape)
 
     def prefill(self, slot: int, prompt: Any, prefix: Prefix, code: Tensor) -> None:
         """See Proposer."""

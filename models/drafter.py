@@ -31,7 +31,7 @@ class DrafterNet(nn.Module):
         self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
         self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=bias)
         self.block = Block(config)
-        self.rotary = rotary_table(config)
+        self.rotary = rotary_table(config, "cpu")
 
     def fuse(self, tokens: Tensor, features: Tensor) -> Tensor:
         """fc(cat(embedding, feature)): tokens [R, N], features [R, N, D]; the embedding comes first."""

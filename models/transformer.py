@@ -167,7 +167,7 @@ class Decoder(nn.Module):
         self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         # A plain attribute: a cast of the module must not touch it (a bf16 table is off by .6 rad at
         # position 500).
-        self.rotary = rotary_table(config)
+        self.rotary = rotary_table(config, "cpu")  # real even where the module is built on the meta device
 
     def turn(self, positions: Tensor) -> Tensor:
         """Rotations [R, N, 1, E/2] at positions [R, N]."""
