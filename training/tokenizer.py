@@ -1,7 +1,8 @@
 """Train the VQGAN of the embedded model: reconstruction + EfficientNet-Lite0 features + commitment, no adversary.
 
 The codebook starts from k-means on the latents of a short unquantised warm-up, then follows its vectors by moving
-averages; a code that nothing chooses is moved onto a latent drawn at random.
+averages. With --rate the quantiser is entropy-constrained: a rare code must save more distance than a common one,
+so that equal-looking cells (white ground above all) share few codes and the target has less noise to learn.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--channel_multiplier", type=int, nargs="+", default=[1, 1, 2])
     parser.add_argument("--num_embeddings", type=int, default=1024)
     parser.add_argument("--embed_dim", type=int, default=32)
-    parser.add_argument("--warmup_steps", type=int, default=300, help="steps without the codebook")
+    parser.add_argument("--warmup_steps", type=int, default=1200, help="steps without the codebook")
+    parser.add_argument("--rate", type=float, default=0.0, help="squared distance that one nat of a code's rarity costs")
+    parser.add_argument("--recluster_step", type=int, default=-1, help="cluster anew at this step, as on adding a rate")
 
 
 class Perceptual(nn.Module):
@@ -101,32 +104,42 @@ class Codebook:
         """Tensors to save."""
         return {"count": self.count, "total": self.total}
 
+    def assign(self, vectors: Tensor, rate: float) -> Tensor:
+        """Codes [N] of vectors [N, E]: least squared distance - rate * log(share of the code); rate 0: the nearest."""
+        penalty = -rate * (self.count / self.count.sum()).clamp(min=1e-6).log()
+        parts = [torch.cdist(part, self.weight).square() + penalty for part in vectors.split(8192)]
+        return torch.cat([part.argmin(1) for part in parts])
+
     @torch.no_grad()
-    def kmeans(self, vectors: Tensor, rounds: int, rng: torch.Generator) -> None:
-        """Lloyd's rounds from randomly drawn vectors [N, E]; empty cells are redrawn."""
+    def cluster(self, vectors: Tensor, rounds: int, rate: float, rng: torch.Generator) -> None:
+        """Lloyd's rounds on vectors [N, E] from the present codes; an empty code is redrawn, or stays under a rate."""
         num = len(self.weight)
-        centres = vectors[torch.randperm(len(vectors), generator=rng)[:num]].clone()
         for _ in range(rounds):
-            nearest = torch.cat([torch.cdist(part, centres).argmin(1) for part in vectors.split(8192)])
-            count = torch.bincount(nearest, minlength=num).float()
-            total = torch.zeros_like(centres).index_add_(0, nearest, vectors)
+            codes = self.assign(vectors, rate)
+            count = torch.bincount(codes, minlength=num).float()
+            total = torch.zeros_like(self.weight).index_add_(0, codes, vectors)
             empty = count == 0
-            centres = total / count.clamp(min=1)[:, None]
-            centres[empty] = vectors[torch.randint(len(vectors), (int(empty.sum()),), generator=rng)]
-        self.weight.copy_(centres)
-        self.count = count * (2048 / len(vectors)) + 0.05
-        self.total = centres * self.count[:, None]
+            kept = self.weight[empty]
+            self.weight.copy_(total / count.clamp(min=1)[:, None])
+            fresh = vectors[torch.randint(len(vectors), (int(empty.sum()),), generator=rng)]
+            self.weight[empty] = kept if rate else fresh
+            self.count = count * (2048 / len(vectors)) + 0.05
+        self.total = self.weight * self.count[:, None]
 
     @torch.no_grad()
     def follow(self, vectors: Tensor, codes: Tensor, rng: torch.Generator) -> None:
-        """One moving-average update from vectors [N, E] and their codes [N]; codes of weight < 0.02 move."""
+        """One moving-average update from vectors [N, E] and their codes [N].
+
+        A code of weight < 0.02 moves onto a vector drawn in proportion to its squared distance from its own code.
+        """
         num = len(self.weight)
         self.count.mul_(DECAY).add_(torch.bincount(codes, minlength=num).float(), alpha=1 - DECAY)
         total = torch.zeros_like(self.total).index_add_(0, codes, vectors)
         self.total.mul_(DECAY).add_(total, alpha=1 - DECAY)
         dead = self.count < 0.02
         if dead.any():
-            fresh = vectors[torch.randint(len(vectors), (int(dead.sum()),), generator=rng)]
+            error = (vectors - self.weight[codes]).square().sum(1) + 1e-6
+            fresh = vectors[torch.multinomial(error, int(dead.sum()), replacement=True, generator=rng)]
             self.count[dead], self.total[dead] = 0.2, fresh * 0.2
         self.weight.copy_(self.total / self.count[:, None])
 
@@ -141,15 +154,19 @@ def augment(images: Tensor, rng: torch.Generator) -> Tensor:
 
 
 @torch.no_grad()
-def encode_all(model: VQModel, images: Tensor, batch: int = 32) -> Tensor:
-    """uint8 images [N, H, W, 3] -> codes [N, h, w]."""
-    return torch.cat([model.encode(from_uint8(part)) for part in images.split(batch)])
+def encode_all(trainer: Trainer, images: Tensor) -> Tensor:
+    """uint8 images [N, H, W, 3] -> codes [N, h, w] under the run's rate."""
+    codes = []
+    for part in images.split(32):
+        vectors = trainer.model.latents(from_uint8(part))
+        codes.append(trainer.book.assign(vectors.flatten(0, 2), trainer.args.rate).view(vectors.shape[:-1]))
+    return torch.cat(codes)
 
 
 @torch.no_grad()
-def reconstruction(model: VQModel, images: Tensor) -> dict[str, float]:
+def reconstruction(trainer: Trainer, images: Tensor) -> dict[str, float]:
     """PSNR in dB (mean over images) and mean absolute error in 8-bit levels, through codes and uint8."""
-    levels = [to_uint8(model.decode(encode_all(model, part))) for part in images.split(32)]
+    levels = [to_uint8(trainer.model.decode(encode_all(trainer, part))) for part in images.split(32)]
     error = torch.cat(levels).float() - images.float()
     mse = error.square().flatten(1).mean(1).clamp(min=1e-3)
     return {"psnr_db": (10 * (255**2 / mse).log10()).mean().item(), "l1_levels": error.abs().mean().item()}
@@ -200,14 +217,17 @@ class Trainer:
         chosen = torch.randperm(len(self.images), generator=self.rng)[:400]
         parts = [self.model.latents(from_uint8(self.images[part])) for part in chosen.split(32)]
         vectors = torch.cat(parts).reshape(-1, self.args.embed_dim)
-        keep = torch.randperm(len(vectors), generator=self.rng)[:60000]
-        self.book.kmeans(vectors[keep], rounds=8, rng=self.rng)
+        vectors = vectors[torch.randperm(len(vectors), generator=self.rng)[:60000]]
+        if self.step == self.args.warmup_steps:
+            self.model.quantize.embedding.weight.data.copy_(vectors[: self.args.num_embeddings])
+            self.book.count.fill_(1.0)
+        self.book.cluster(vectors, rounds=8, rate=self.args.rate, rng=self.rng)
 
     def train_step(self, factor: float) -> dict[str, float]:
         """One update at `factor` of the learning rate; the losses."""
         for group in self.optimiser.param_groups:
             group["lr"] = self.args.learning_rate * factor
-        if self.step == self.args.warmup_steps:
+        if self.step in (self.args.warmup_steps, self.args.recluster_step):
             self.start_codebook()
         rows = torch.randint(len(self.images), (self.args.batch_size,), generator=self.rng)
         targets = augment(from_uint8(self.images[rows]), self.rng)
@@ -215,11 +235,12 @@ class Trainer:
         commitment = torch.zeros(())
         inputs = vectors
         if self.step >= self.args.warmup_steps:
-            codes = self.model.quantize.nearest(vectors.detach())
+            flat = vectors.detach().flatten(0, 2)
+            codes = self.book.assign(flat, self.args.rate).view(vectors.shape[:-1])
             chosen = self.model.quantize.embedding(codes)
             commitment = F.mse_loss(vectors, chosen)
             inputs = vectors + (chosen - vectors).detach()
-            self.book.follow(vectors.detach().flatten(0, 2), codes.flatten(), self.rng)
+            self.book.follow(flat, codes.flatten(), self.rng)
         output = self.model.decode_vectors(inputs)
         pixel = pixel_error(output, targets)
         feature = self.perceptual(output.clamp(-1, 1), targets)
@@ -255,29 +276,29 @@ def run(args: argparse.Namespace) -> None:
                 bar.set_postfix(losses)
             if save.due():
                 save_checkpoint(work / "tokenizer.pt", trainer.payload(budget.spent_s()))
-                report(trainer.model, images, seen, work, 240)
+                report(trainer, images, seen, work, 240)
     save_checkpoint(work / "tokenizer.pt", trainer.payload(budget.spent_s()))
-    result = report(trainer.model, images, seen, work, len(images))
-    codes = encode_all(trainer.model.eval(), images)
+    result = report(trainer, images, seen, work, len(images))
+    codes = encode_all(trainer, images)
     np.save(work / "codes.npy", codes.flatten(1).to(torch.int16).numpy())
+    share = torch.bincount(codes.flatten()).double() / codes.numel()
+    result["code_entropy_nats"] = -torch.special.xlogy(share, share).sum().item()
     result |= {"codes_used": len(codes.unique()), "steps": trainer.step, "spent_s": budget.spent_s()}
     (work / "tokenizer_report.json").write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result))
 
 
-def report(model: VQModel, images: Tensor, seen: Tensor, work: Path, count: int) -> dict[str, float]:
+def report(trainer: Trainer, images: Tensor, seen: Tensor, work: Path, count: int) -> dict[str, float]:
     """Reconstruction errors on up to `count` seen and all held-out images; a sheet of pairs, original above."""
-    model.eval()
     spread = torch.nonzero(seen).flatten()
     spread = spread[torch.linspace(0, len(spread) - 1, min(count, len(spread))).long()]
-    result = {f"train_{k}": v for k, v in reconstruction(model, images[spread]).items()}
-    result |= {f"held_out_{k}": v for k, v in reconstruction(model, images[~seen]).items()} if count > 240 else {}
+    result = {f"train_{k}": v for k, v in reconstruction(trainer, images[spread]).items()}
+    result |= {f"held_out_{k}": v for k, v in reconstruction(trainer, images[~seen]).items()} if count > 240 else {}
     shown = images[torch.linspace(0, len(images) - 1, 48).long()]
     with torch.no_grad():
-        again = to_uint8(model.decode(encode_all(model, shown)))
+        again = to_uint8(trainer.model.decode(encode_all(trainer, shown)))
     rows = torch.stack((shown.view(3, 16, *shown.shape[1:]), again.view(3, 16, *shown.shape[1:])), 1)
     sheet(rows.flatten(0, 2).numpy(), 16, work / "sheet_tokenizer.png")
-    model.train()
     print(json.dumps(result), flush=True)
     return result
 
