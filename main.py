@@ -33,6 +33,7 @@ COMMANDS = {
         "eval.bench_options", "eval.bench", "time every method against plain decoding in one run"
     ),
     "sweep": Command("eval.sweep_options", "eval.sweep", "try constants of the adaptive tree, one table"),
+    "report": Command("eval.report", "eval.report", "stored results -> tables, into a document"),
 }
 STAGES = {
     name: Command(f"training.{name}", f"training.{name}", text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,14 @@ from eval.outputs import png_bytes, write_atomic
 MOST_ON_SHEET = 64
 TILE = 160  # pixels at least along a tile's side
 MARGIN, CAPTION = 10, 34  # pixels
-PAPER, INK = (255, 255, 255), (40, 40, 40)
+PAPER, INK, UNSEEN = (255, 255, 255), (40, 40, 40), (0, 90, 200)
 
 
-def contact_sheet(images: Sequence[tuple[Path, str]], path: Path) -> None:
-    """Up to 64 pictures in a near-square grid, each above its prompt (two lines at most)."""
+def contact_sheet(images: Sequence[tuple[Path, str]], held_out: Collection[str], path: Path) -> None:
+    """Up to 64 pictures in a near-square grid, each above its prompt (two lines at most).
+
+    Prompts among held_out, (name, style) pairs that training never saw, are set in colour and framed.
+    """
     images = images[:MOST_ON_SHEET]
     columns = min(len(images), max(4, round(len(images) ** 0.5)))
     rows = -(-len(images) // columns)
@@ -34,7 +37,10 @@ def contact_sheet(images: Sequence[tuple[Path, str]], path: Path) -> None:
         if picture.width < side:
             picture = picture.resize((side, side * picture.height // picture.width), Image.Resampling.LANCZOS)
         sheet.paste(picture, (left, top))
-        draw.multiline_text((left, top + side + 2), _wrap(text, font, side), fill=INK, font=font, spacing=2)
+        ink = UNSEEN if text in held_out else INK
+        if text in held_out:
+            draw.rectangle((left - 2, top - 2, left + side + 1, top + side + 1), outline=UNSEEN, width=2)
+        draw.multiline_text((left, top + side + 2), _wrap(text, font, side), fill=ink, font=font, spacing=2)
     write_atomic(path, png_bytes(sheet))
 
 

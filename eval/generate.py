@@ -16,8 +16,8 @@ from eval import arms, figures
 from eval.errors import UserError
 from eval.method import Method, method_from
 from eval.outputs import RunFolder
-from eval.prompts import Prompt, load_prompts
-from eval.session import load_model, make_requests, pick_device, synchronise
+from eval.prompts import Prompt, held_out_texts, load_prompts
+from eval.session import load_model, make_requests, synchronise
 from models.registry import Model
 
 
@@ -55,7 +55,7 @@ def determining(args: argparse.Namespace, method: Method, model: Model) -> dict[
         "weights": model.weights_sha,
         "drafter_path": args.drafter_path,
         "precision": args.precision,
-        "device": pick_device(args.device),
+        "device": args.device,
         "random_seed": args.random_seed,
     }
 
@@ -89,7 +89,9 @@ def _draw(
 ) -> None:
     """The contact sheet, and the maps of the first images where there are trees to map."""
     figures.contact_sheet(
-        [(folder.png(prompt.name), prompt.text) for prompt in prompts], folder.root / "contact_sheet.png"
+        [(folder.png(prompt.name), prompt.text) for prompt in prompts],
+        held_out_texts(),
+        folder.root / "contact_sheet.png",
     )
     if not method.drafting:
         return

@@ -54,9 +54,10 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--precision",
-        choices=("bf16", "fp16", "fp32"),
-        default="bf16",
-        help="of weights and activations; guidance, filters and probabilities are fp32 always",
+        choices=("auto", "bf16", "fp16", "fp32"),
+        default="auto",
+        help="of weights and activations; auto: bf16 where the device multiplies it, else fp32; guidance, "
+        "filters and probabilities are fp32 always",
     )
     group.add_argument(
         "--target_size",

@@ -43,6 +43,11 @@ def image_seed(run_seed: int, name: str) -> int:
     return int.from_bytes(digest[:6], "big")
 
 
+def held_out_texts() -> frozenset[str]:
+    """The embedded model's prompts that name a (name, style) pair its training never saw."""
+    return frozenset(HELD_OUT_FILE.read_text(encoding="utf-8").splitlines())
+
+
 def load_prompts(args: argparse.Namespace, default: Path = DEFAULT_FILE) -> list[Prompt]:
     """The prompts of a run: read, --slice, --num_images, --start_idx/--end_idx. UserError if none is left."""
     prompts = _read(args, default)

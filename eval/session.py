@@ -29,8 +29,22 @@ def pick_device(name: str) -> str:
     return name
 
 
+def pick_precision(name: str, device: str) -> str:
+    """auto -> bf16 where the device multiplies it in hardware, else fp32: emulated bf16 is slower than that."""
+    if name != "auto":
+        return name
+    if device == "cuda":
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+    return "bf16" if torch.cpu.get_capabilities().get("avx512_bf16", False) else "fp32"
+
+
 def load_model(args: argparse.Namespace, need_drafter: bool) -> Model:
-    """The model the options name; a bad checkpoint or --target_size is a UserError."""
+    """The model the options name; a bad checkpoint or --target_size is a UserError.
+
+    What the options leave to the machine (device and precision auto) is settled in args, for the record.
+    """
+    args.device = pick_device(args.device)
+    args.precision = pick_precision(args.precision, args.device)
     if args.set_seed:
         torch.manual_seed(args.random_seed)
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
@@ -40,7 +54,7 @@ def load_model(args: argparse.Namespace, need_drafter: bool) -> Model:
             args.model_path,
             args.drafter_path,
             args.precision,
-            pick_device(args.device),
+            args.device,
             need_drafter,
         )
     except ValueError as error:
@@ -71,8 +85,8 @@ def synchronise(device: torch.device) -> None:
 
 def circumstances(model: Model, args: argparse.Namespace) -> dict[str, Any]:
     """What a figure needs to be repeated: commit, device, precision, versions, date."""
-    device = pick_device(args.device)
-    name = torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()} CPU"
+    cuda = args.device == "cuda"
+    name = torch.cuda.get_device_name() if cuda else f"{platform.machine()} CPU, {_cpu_name()}"
     return {
         "commit": _git("rev-parse", "--short", "HEAD"),
         "dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
@@ -84,6 +98,10 @@ def circumstances(model: Model, args: argparse.Namespace) -> dict[str, Any]:
         "weights": model.weights_sha,
         "grid": [model.grid.height, model.grid.width],
     }
+
+
+def _cpu_name() -> str:
+    return str(torch.cpu.get_capabilities().get("cpu_name", "unknown"))
 
 
 def _git(*words: str) -> str:

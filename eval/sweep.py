@@ -38,6 +38,7 @@ def run(args: argparse.Namespace) -> None:
         "command": f"python main.py {shlex.join(sys.argv[1:])}",
         **circumstances(model, args),
         "prompts": len(prompts),
+        "cfg": args.cfg,
         "options": vars(args),
         "results": rows,
     }

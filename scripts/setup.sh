@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A virtual environment in .venv with everything pinned. Usage: bash scripts/setup.sh [requirements file]
 # Does nothing when .venv already holds what the file asks for. PYTHON=... picks the interpreter (3.11 or later);
-# TORCH_INDEX_URL=... fetches torch alone from another index, such as https://download.pytorch.org/whl/cpu.
+# TORCH_INDEX_URL=... fetches torch alone from another index.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 wanted=${1:-requirements.txt}

@@ -120,9 +120,10 @@ def test_figures_are_deterministic(tmp_path: Path) -> None:
     Image.new("RGB", (8, 8), "red").save(picture)
     steps = [{"position": 1, "accepted": 1, "depth": 2}, {"position": 3, "accepted": 0, "depth": 1}]
     for turn in ("a", "b"):
-        contact_sheet(
-            [(picture, "a very long prompt " * 20), (picture, "w" * 300)], tmp_path / f"{turn}.sheet.png"
-        )
+        pictures = [(picture, "a very long prompt " * 20), (picture, "w" * 300)]
+        contact_sheet(pictures, [], tmp_path / f"{turn}.sheet.png")
         heatmap(picture, "costs $5 and $6", steps, (2, 2), tmp_path / f"{turn}.heat.png")
     assert (tmp_path / "a.sheet.png").read_bytes() == (tmp_path / "b.sheet.png").read_bytes()
+    contact_sheet(pictures, ["w" * 300], tmp_path / "marked.png")
+    assert (tmp_path / "a.sheet.png").read_bytes() != (tmp_path / "marked.png").read_bytes()
     assert (tmp_path / "a.heat.png").read_bytes() == (tmp_path / "b.heat.png").read_bytes()

@@ -1,0 +1,112 @@
+"""report: stored results -> tables in Markdown, and into a document between its markers. No torch."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from eval.errors import UserError
+from eval.outputs import write_atomic
+
+COLUMNS = {
+    "arm": "arm",
+    "temperature": "T",
+    "SR": "SR (95 %)",
+    "tau": "tau",
+    "mean_depth": "depth",
+    "mean_nodes": "nodes",
+    "target_calls": "target calls",
+    "drafter_calls": "drafter calls",
+    "median_s": "seconds",
+    "same_image": "= AR",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of report."""
+    group = parser.add_argument_group("report")
+    group.add_argument("results", nargs="+", metavar="RESULT", help="JSON files that bench or sweep stored")
+    group.add_argument(
+        "--into",
+        metavar="FILE",
+        help="document to update between <!-- NAME:start --> and <!-- NAME:end -->, NAME being the result's "
+        "file name without suffix (default: print)",
+    )
+    group.add_argument("--top", type=int, metavar="ROWS", help="rows kept, as stored (default: all)")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Print the tables, or put each between its markers."""
+    for name in args.results:
+        path = Path(name)
+        text = markdown(read_result(path), args.top)
+        if args.into is None:
+            print(text)
+        else:
+            insert(Path(args.into), path.stem, text)
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """A stored result. UserError if it is not one."""
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; give a JSON file that bench or sweep stored") from None
+    except (UnicodeDecodeError, json.JSONDecodeError):
+        raise UserError(f"{path}: not JSON; give a file that bench or sweep stored") from None
+    if not isinstance(result, dict) or not result.get("results"):
+        raise UserError(f"{path}: it holds no results; give a file that bench or sweep stored")
+    return result
+
+
+def markdown(result: dict[str, Any], top: int | None = None) -> str:
+    """The rows as a table, under what a reader needs to repeat them."""
+    rows = [list(COLUMNS.values())] + [_cells(row) for row in result["results"][:top]]
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    lines.insert(1, "|---|" + "---:|" * (len(COLUMNS) - 1))
+    dirty = ", with uncommitted changes" if result["dirty"] else ""
+    source = (
+        f"`{result['command']}`, {result['prompts']} prompts, guidance {result['cfg']:g}, "
+        f"{result['precision']}, {result['threads']} threads, {result['device']}, torch {result['torch']}, "
+        f"commit {result['commit']}{dirty}, {result['date']}."
+    )
+    lines += ["", source, *_profile(result.get("profile", []))]
+    return "\n".join(lines)
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    low, high = row["SR_95"]
+    shown = dict(row, SR=f"{row['SR']:.2f} ({low:.2f}-{high:.2f})", same_image=f"{row['same_image']:.0%}")
+    shown |= {key: f"{row[key]:.2f}" for key in ("tau", "mean_depth")}
+    shown |= {key: f"{row[key]:.1f}" for key in ("mean_nodes", "target_calls", "drafter_calls")}
+    shown |= {"median_s": f"{row['median_s']:.2f}", "temperature": f"{row['temperature']:g}"}
+    return [str(shown[key]) for key in COLUMNS]
+
+
+def _profile(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Where the time of each arm goes, if the run profiled it."""
+    if not rows:
+        return []
+    parts = [key for key in rows[0] if key not in ("arm", "temperature")]
+    lines = ["", "| share of time | T | " + " | ".join(parts) + " |", "|---|" + "---:|" * (1 + len(parts))]
+    for row in rows:
+        shares = " | ".join(f"{row[part]:.0%}" for part in parts)
+        lines.append(f"| {row['arm']} | {row['temperature']:g} | {shares} |")
+    return lines
+
+
+def insert(document: Path, name: str, text: str) -> None:
+    """Replace what stands between a document's markers. UserError if it has none of that name."""
+    first, last = f"<!-- {name}:start -->", f"<!-- {name}:end -->"
+    try:
+        before = document.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--into {document}: {error.strerror}") from None
+    head, found, rest = before.partition(first)
+    _, closed, tail = rest.partition(last)
+    if not (found and closed):
+        raise UserError(f"--into {document}: it has no lines {first} and {last}")
+    write_atomic(document, f"{head}{first}\n{text}\n{last}{tail}".encode())
