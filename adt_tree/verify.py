@@ -18,6 +18,7 @@ from adt_tree.relax import Relaxation
 from adt_tree.tree import DraftTree
 
 TINY = torch.finfo(torch.float32).tiny  # a divisor where the quotient is not used
+LEAST = 1e-25  # mass below which the smallest normal number is no longer small
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +225,7 @@ class Rejection:
             chance = residual.gather(-1, code)[..., 0] + mass
             if q is not None:
                 drawn = q.gather(-1, code)[..., 0]
-                exists = exists & (drawn > 0)  # drawn where q underflows: passed over, as if absent
+                exists = exists & (drawn > 0)  # passed over whatever was drawn, so no law changes
                 chance = chance / drawn.clamp_min(TINY)
             accepted = exists & ~done & (chances.gather(1, child) <= chance)
             hit |= torch.zeros_like(hit).scatter(1, child, accepted)
@@ -256,9 +257,13 @@ class Rejection:
         return (p - q).clamp_min(0.0).masked_fill(merged, 0.0)
 
     def _exclude(self, q: Tensor, code: Tensor) -> Tensor:
-        """The law of the next draw without replacement: q [B, N, V] without x = code [B, N, 1]."""
+        """The law of the next draw without replacement: q [B, N, V] without x = code [B, N, 1].
+
+        All zero where fp32 no longer holds the proportions of what is left: such draws are passed over.
+        """
         without = q.scatter(-1, code, 0.0)
-        return without / without.sum(-1, keepdim=True).clamp_min(TINY)
+        total = without.sum(-1, keepdim=True)
+        return torch.where(total > LEAST, without / total.clamp_min(LEAST), 0.0)
 
     def _renormalise(self, left: Tensor, law: Tensor) -> Tensor:
         """left / sum; where nothing is left, the node's own law (reference: uniform over everything)."""
