@@ -1,0 +1,221 @@
+"""The law of whole images through the real loop, against the enumerated one, for every rule and policy.
+
+A test passes at |z| < 4 with fixed seeds; every rule has a broken twin that must fail the same test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+
+import pytest
+from torch import Tensor
+
+from adt_tree.decode import autoregressive, speculative
+from adt_tree.grid import Grid
+from adt_tree.noise import COUPLED, DRAFT, Noise, uniform
+from adt_tree.policy import AdaptConstants, AdjacencyAdaptive, Fixed, Policy, TreeShape
+from adt_tree.propose import EagleProposer, Growth, StaticGrowth, grow_dynamic
+from adt_tree.records import Decoded
+from adt_tree.sampling import Sampling
+from adt_tree.tree import STATIC_TREES, DraftTree, StaticTree
+from adt_tree.verify import Coupled, Rejection, Rule, Verdict, verdict_from_hits
+from tests.tabular import CODES, CPU, TabularDrafter, TabularTarget, deviation, image_law, requests, table
+
+LENGTH, IMAGES, SLOTS, LIMIT = 4, 8192, 256, 4.0
+GRIDS = {"row": Grid(1, 4), "square": Grid(2, 2)}
+FIXED = TreeShape(3, 2, 6)
+# A small model has short images: narrow bounds let every branch of the policy act within them.
+STATIC = ("mc_sim_7b_63", "chain")  # the other list is wider than four codes
+CONSTANTS = {"depth_max": 3, "depth_start": 2, "width_max": 3, "width_start": 2, "budget": 8}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One way to decode images of the tables."""
+
+    tree: str = "fixed"
+    sampling: Sampling = field(default_factory=lambda: Sampling(guidance=1.5))
+    grid: str = "row"
+    slots: int = SLOTS
+
+    def policy(self) -> Policy:
+        """fixed, an initialisation of the adaptive tree, or a static tree's shape."""
+        if self.tree == "fixed":
+            return Fixed(FIXED)
+        if self.tree in STATIC_TREES:
+            static = StaticTree(STATIC_TREES[self.tree])
+            return Fixed(TreeShape(static.depth, static.width, len(static.parents) - 1))
+        return AdjacencyAdaptive(AdaptConstants(init=self.tree, **CONSTANTS), self.slots)
+
+    def growth(self, keep_q: bool) -> Growth:
+        """Static trees grow by their list, all others dynamically."""
+        if self.tree in STATIC_TREES:
+            return StaticGrowth(StaticTree(STATIC_TREES[self.tree]), keep_q, CPU)
+        return grow_dynamic
+
+    def tables(self) -> tuple[Tensor, Tensor]:
+        """Laws of target and drafter, quite unlike one another."""
+        branches = self.sampling.branches
+        return table(1, LENGTH, branches=branches), table(2, LENGTH, branches=branches)
+
+    def target(self) -> TabularTarget:
+        """The tabular target."""
+        return TabularTarget(self.tables()[0], GRIDS[self.grid], self.slots)
+
+    def law(self) -> Tensor:
+        """What images must follow."""
+        return image_law(self.tables()[0], self.sampling, LENGTH)
+
+    def speculate(self, rule: Rule, images: int = IMAGES, keep_q: bool = False) -> Iterator[Decoded]:
+        """Images of the speculative loop."""
+        drafter = TabularDrafter(self.tables()[1])
+        proposer = EagleProposer(drafter, self.sampling, self.growth(keep_q), self.slots)
+        return speculative(self.target(), proposer, self.policy(), rule, requests(images), self.sampling)
+
+
+PLAIN = Sampling(guidance=1.0)
+FILTERED = Sampling(temperature=0.8, top_k=3, top_p=0.9, guidance=1.5)
+COOL = Sampling(temperature=0.5, guidance=2.0)
+NOISE = Noise(CODES, silent=False)
+
+
+@cache
+def plain_codes(sampling: Sampling, images: int) -> dict[str, list[int]]:
+    """Plain decoding's images by name."""
+    setup = Setup(sampling=sampling)
+    noise = Noise(CODES, silent=sampling.greedy)
+    decoded = autoregressive(setup.target(), requests(images), sampling, noise)
+    return {image.name: image.codes for image in decoded}
+
+
+@pytest.mark.parametrize("sampling", [Sampling(guidance=1.5), PLAIN, FILTERED])
+def test_plain(sampling: Sampling) -> None:
+    images = autoregressive(Setup(sampling=sampling).target(), requests(IMAGES), sampling, NOISE)
+    assert abs(deviation(images, Setup(sampling=sampling).law())) < LIMIT
+
+
+COUPLED_SETUPS = [
+    Setup(tree, grid=grid) for tree in ("fixed", "horizontal", "vertical", "random") for grid in GRIDS
+]
+COUPLED_SETUPS += [Setup(tree) for tree in STATIC]
+COUPLED_SETUPS += [Setup("horizontal", sampling) for sampling in (PLAIN, FILTERED, COOL)]
+COUPLED_SETUPS += [Setup("vertical", slots=1), Setup("mc_sim_7b_63", FILTERED, slots=7)]
+
+
+@pytest.mark.parametrize("setup", COUPLED_SETUPS, ids=str)
+def test_coupled_is_plain_decoding(setup: Setup) -> None:
+    """Token for token the images of plain decoding, so its law as well; and drafts are taken."""
+    count = 64 if setup.slots < SLOTS else 1024
+    images = list(setup.speculate(Coupled(NOISE), count))
+    plain = plain_codes(setup.sampling, count)
+    assert {image.name: image.codes for image in images} == plain
+    assert sum(image.target_calls for image in images) < 0.9 * (LENGTH - 1) * count
+
+
+@pytest.mark.parametrize("tree", ["fixed", "horizontal", "vertical", "random", "mc_sim_7b_63"])
+def test_coupled(tree: str) -> None:
+    setup = Setup(tree, grid="square")
+    assert abs(deviation(setup.speculate(Coupled(NOISE), 4096), setup.law())) < LIMIT
+
+
+REJECTION_SETUPS = [Setup(tree) for tree in ("fixed", "horizontal", "vertical", "random")]
+REJECTION_SETUPS += [Setup(tree) for tree in STATIC]
+REJECTION_SETUPS += [
+    Setup(tree, law) for tree in ("fixed", "mc_sim_7b_63") for law in (PLAIN, FILTERED, COOL)
+]
+
+
+def rejection(setup: Setup, kind: type[Rejection] = Rejection) -> tuple[Rejection, bool]:
+    """The rule and whether it needs q."""
+    static = setup.tree in STATIC_TREES
+    return kind(CODES, static), static
+
+
+@pytest.mark.parametrize("setup", REJECTION_SETUPS, ids=str)
+def test_rejection(setup: Setup) -> None:
+    rule, keep_q = rejection(setup)
+    assert abs(deviation(setup.speculate(rule, keep_q=keep_q), setup.law())) < LIMIT
+
+
+@pytest.mark.parametrize("scale", [30, 300])
+def test_rejection_where_the_draft_underflows(scale: float) -> None:
+    """A drafter so sure that fp32 hardly holds mass for its second choice, or none."""
+    setup = Setup("mc_sim_7b_63")
+    drafter = TabularDrafter(scale * setup.tables()[1])
+    proposer = EagleProposer(drafter, setup.sampling, setup.growth(True), SLOTS)
+    rule = Rejection(CODES, static=True)
+    images = speculative(setup.target(), proposer, setup.policy(), rule, requests(IMAGES), setup.sampling)
+    assert abs(deviation(images, setup.law())) < LIMIT
+
+
+class NeighbourNoise(Noise):
+    """Broken: two positions share their noise."""
+
+    def gumbel(self, seeds: Tensor, positions: Tensor) -> Tensor:
+        """Noise of the wrong position at odd ones."""
+        return super().gumbel(seeds, positions - positions % 2)
+
+
+class KeepsRejected(Rejection):
+    """Broken: a rejected code stays in the residual."""
+
+    def _take(self, p: Tensor, q: Tensor | None, code: Tensor, merged: Tensor) -> Tensor:
+        return p
+
+
+class KeepsDraft(Rejection):
+    """Broken: the law of the next draw still holds the drawn code."""
+
+    def _exclude(self, q: Tensor, code: Tensor) -> Tensor:
+        return q
+
+
+class ReusesDraftNoise(Rejection):
+    """Broken: a code is judged by the very uniform it was drawn with."""
+
+    def __call__(
+        self, tree: DraftTree, log_p: Tensor, gumbel: Tensor, seeds: Tensor, positions: Tensor
+    ) -> Verdict:
+        """See Rule."""
+        below = positions[:, None] + (tree.depths - 1).clamp_min(0)
+        chances = uniform(seeds, below, CODES, DRAFT).gather(2, tree.codes[..., None])[..., 0].float()
+        hit, residual = self.judge(tree, log_p.exp(), chances)
+        noise = self._residual_noise.gumbel(seeds, positions[:, None])
+        return verdict_from_hits(tree, hit, (residual.log() + noise).argmax(dim=-1))
+
+
+class ReusesResidualNoise(Rejection):
+    """Broken: the first code and the bonus codes come from one vector of noise."""
+
+    def choose(self, log_p: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+        """The noise of position 1, which the first cycle uses again."""
+        return super().choose(log_p, seeds, positions + 1)
+
+
+@pytest.mark.parametrize("tree", ["fixed", "horizontal", "vertical", "random", "mc_sim_7b_63", "chain"])
+def test_control_coupled(tree: str) -> None:
+    setup = Setup(tree)
+    rule = Coupled(NeighbourNoise(CODES, silent=False, stream=COUPLED))
+    assert abs(deviation(setup.speculate(rule, 4096), setup.law())) > LIMIT
+
+
+CONTROLS = [(KeepsRejected, tree) for tree in ("fixed", "horizontal", "vertical", "random", *STATIC)]
+CONTROLS += [(KeepsDraft, "mc_sim_7b_63")]
+CONTROLS += [(ReusesDraftNoise, tree) for tree in STATIC]
+CONTROLS += [(ReusesResidualNoise, "fixed"), (ReusesResidualNoise, "chain")]
+
+
+@pytest.mark.parametrize(("kind", "tree"), CONTROLS)
+def test_control_rejection(kind: type[Rejection], tree: str) -> None:
+    setup = Setup(tree)
+    rule, keep_q = rejection(setup, kind)
+    assert abs(deviation(setup.speculate(rule, 4096, keep_q), setup.law())) > LIMIT
+
+
+def test_control_other_law() -> None:
+    """The test tells this law from that of another guidance."""
+    setup = Setup()
+    law = Setup(sampling=Sampling(guidance=1.7)).law()
+    assert abs(deviation(setup.speculate(Coupled(NOISE)), law)) > LIMIT
