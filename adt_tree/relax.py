@@ -34,20 +34,18 @@ class Relaxation:
     def aggregate(self, p: Tensor, codes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """What each drafted code may borrow under the law it is tested against.
 
-        p [..., V] fp32, codes [...] int64. Returns (neighbours [..., K], admissible [..., K] bool - a
-        prefix - and
-        the mass S_j* [...]).
+        p [..., V] fp32, codes [...] int64. Returns neighbours [..., K], admissible [..., K] bool (a prefix)
+        and the mass S_j* [...]. K is k, but one column that is never admissible stands for k = 0.
         """
-        near = self.table[codes][..., : self.k]
+        near = self.table[codes][..., : max(self.k, 1)]
         mass = p.gather(-1, near).cumsum(dim=-1)
         if self.delta <= 1:
             admissible = mass <= self.delta
         else:
             admissible = mass <= (self.delta - 1) * p.gather(-1, codes[..., None])
-        if self.delta == 0:  # a budget of nothing is the exact rule: sets without mass are not merged either
+        if self.k == 0 or self.delta == 0:  # the exact rule: sets without mass are not merged either
             admissible = torch.zeros_like(admissible)
-        borrowed = mass.masked_fill(~admissible, 0)
-        return near, admissible, borrowed.amax(dim=-1) if self.k else borrowed.sum(dim=-1)
+        return near, admissible, mass.masked_fill(~admissible, 0).amax(dim=-1)
 
 
 def nearest_table(codebook: Tensor, width: int) -> Tensor:
