@@ -1,0 +1,125 @@
+"""Relaxed acceptance: no budget is the exact rule, and the law moves no further than the stated bound."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from adt_tree.noise import Noise
+from adt_tree.relax import Relaxation, nearest_table
+from adt_tree.sampling import Sampling
+from adt_tree.tree import DraftTree, ancestor_mask
+from adt_tree.verify import Coupled, GreedyRelaxed, Rejection, Rule
+from tests.tabular import CODES
+from tests.test_law import NOISE, Setup
+
+GREEDY = Sampling(temperature=0.0, guidance=1.5)
+NOTHING = [(0, 0.5), (0, 3.0), (2, 0.0)]
+TABLE = nearest_table(torch.tensor([[0.0], [1.0], [2.1], [3.3]]), 3)
+RULES: dict[str, tuple[str, Sampling, Callable[[Relaxation | None], Rule]]] = {
+    "coupled": ("horizontal", Sampling(guidance=1.5), lambda r: Coupled(NOISE, r)),
+    "coupled static": ("mc_sim_7b_63", Sampling(guidance=1.5), lambda r: Coupled(NOISE, r)),
+    "rejection dynamic": ("vertical", Sampling(guidance=1.5), lambda r: Rejection(CODES, False, r)),
+    "rejection static": ("mc_sim_7b_63", Sampling(guidance=1.5), lambda r: Rejection(CODES, True, r)),
+    "reference dynamic": ("fixed", Sampling(guidance=1.5), lambda r: Rejection(CODES, False, r, True)),
+    "reference static": ("chain", Sampling(guidance=1.5), lambda r: Rejection(CODES, True, r, True)),
+    "greedy": ("fixed", GREEDY, lambda r: GreedyRelaxed(CODES, r) if r else Coupled(Noise(CODES, True))),
+}
+
+
+def codes(name: str, relaxation: Relaxation | None) -> dict[str, list[int]]:
+    """Images by name under one rule."""
+    tree, sampling, make = RULES[name]
+    setup = Setup(tree, sampling, slots=64)
+    return {image.name: image.codes for image in setup.speculate(make(relaxation), 512, "static" in name)}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_budget_of_nothing_is_exact(name: str) -> None:
+    exact = codes(name, None)
+    for k, delta in NOTHING:
+        assert codes(name, Relaxation(TABLE, k, delta)) == exact
+    assert codes(name, Relaxation(TABLE, 2, 0.9)) != exact
+
+
+SAMPLES, WIDE = 40_000, 12
+
+
+def siblings(drafts: list[int], q: Tensor | None = None) -> DraftTree:
+    """SAMPLES roots with the same children."""
+    nodes = len(drafts) + 1
+    parents = torch.zeros(SAMPLES, nodes, dtype=torch.int64)
+    depths = torch.ones_like(parents)
+    depths[:, 0] = 0
+    law = None if q is None else q.expand(SAMPLES, nodes, -1)
+    tokens = torch.tensor([0, *drafts]).expand(SAMPLES, -1)
+    ones = torch.ones_like(parents, dtype=torch.bool)
+    return DraftTree(tokens, parents, depths, ancestor_mask(parents, 1), ones, 1, nodes - 1, law)
+
+
+def one_step(rule: Rule, tree: DraftTree, p: Tensor) -> Tensor:
+    """The measured law of the first code a cycle commits."""
+    seeds, positions = torch.arange(SAMPLES), torch.ones(SAMPLES, dtype=torch.int64)
+    gumbel = rule.noise.gumbel(seeds, positions[:, None] + torch.arange(2))
+    verdict = rule(tree, p.log().expand(SAMPLES, tree.nodes, -1), gumbel, seeds, positions)
+    return torch.bincount(verdict.codes[:, 0], minlength=len(p)) / SAMPLES
+
+
+def wide_law() -> tuple[Tensor, Tensor]:
+    """A law over WIDE codes and a table of their neighbours."""
+    generator = torch.Generator().manual_seed(5)
+    p = (1.3 * torch.randn(WIDE, generator=generator)).softmax(-1)
+    return p, nearest_table(torch.randn(WIDE, 3, generator=generator), WIDE - 1)
+
+
+DELTAS = [(3, 0.05), (8, 0.1), (8, 0.4), (4, 2.0), (8, 3.0)]
+
+
+@pytest.mark.parametrize(("k", "delta"), DELTAS)
+@pytest.mark.parametrize("kind", ["coupled", "rejection"])
+def test_total_variation_is_within_the_budget(kind: str, k: int, delta: float) -> None:
+    """Given the drafted code, a step's law differs from p by the mass borrowed, which the budget bounds."""
+    p, near = wide_law()
+    noise = Noise(WIDE, silent=False)
+    relaxation = Relaxation(near, k, delta)
+    moved = 0.0
+    for draft in range(0, WIDE, 2):
+        rule = Coupled(noise, relaxation) if kind == "coupled" else Rejection(WIDE, False, relaxation)
+        _, _, mass = relaxation.aggregate(p, torch.tensor(draft))
+        measured = one_step(rule, siblings([draft]), p)
+        variation = 0.5 * float((measured - p).abs().sum())
+        assert float(mass) <= (delta if delta <= 1 else (delta - 1) * float(p[draft])) + 1e-6
+        assert variation == pytest.approx(float(mass), abs=0.012)
+        assert float(measured[draft] - p[draft]) == pytest.approx(float(mass), abs=0.012)
+        moved = max(moved, float(mass))
+    assert moved > 0.012
+
+
+@pytest.mark.parametrize("kind", ["coupled", "rejection"])
+def test_siblings_borrow_once_each(kind: str) -> None:
+    """With w children the budgets add up at most; codes in no set keep their probability."""
+    p, near = wide_law()
+    relaxation = Relaxation(near, 3, 0.08)
+    rule = Coupled(Noise(WIDE, silent=False), relaxation) if kind == "coupled" else None
+    measured = one_step(rule or Rejection(WIDE, False, relaxation), siblings([1, 4, 7]), p)
+    assert 0.5 * float((measured - p).abs().sum()) <= 3 * 0.08 + 0.012
+    exact = one_step(Coupled(Noise(WIDE, silent=False)), siblings([1, 4, 7]), p)
+    assert 0.5 * float((exact - p).abs().sum()) < 0.012
+
+
+def test_coupled_prefers_the_exact_match_then_the_nearest() -> None:
+    """Every drafted code that y equals wins over sets that hold y; among sets the one that ranks y first."""
+    p = torch.full((4,), 0.25)
+    table = torch.tensor([[1, 2, 3], [2, 0, 3], [3, 1, 0], [2, 1, 0]])
+    rule = Coupled(Noise(4, silent=False), Relaxation(table, 2, 1.0))
+    tree = siblings([0, 1])  # y = 2: second neighbour of 0, first of 1
+    log_p = p.log().expand(SAMPLES, 3, -1)
+    for wanted, taken in ((0, 0), (1, 1), (2, 1), (3, 3)):
+        gumbel = torch.zeros(SAMPLES, 2, 4)
+        gumbel[:, 0, wanted] = 9.0
+        verdict = rule(tree, log_p, gumbel, torch.arange(SAMPLES), torch.ones(SAMPLES, dtype=torch.int64))
+        assert bool((verdict.codes[:, 0] == taken).all())
+        assert bool((verdict.count == (2 if taken < 2 else 1)).all())
