@@ -1,4 +1,4 @@
-"""The embedded model's pipeline on seconds-long runs: data rules, token layout, packing, Muon, resume, export."""
+"""The embedded model's pipeline on seconds-long runs: data rules, token layout, packing, Muon, export."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from training import bpe, data, export, loop, target
+from training import bpe, data, export, loop, target, tokenizer
 from training.muon import orthogonalise
 
 STYLES = ["noto", "twemoji", "fluent"]
@@ -41,14 +41,19 @@ def work(tmp_path: Path) -> Path:
     np.save(tmp_path / "images.npy", rng.integers(0, 256, (len(rows), 16, 16, 3)).astype(np.uint8))
     (tmp_path / "licences.json").write_text("[]")
     (tmp_path / "checksums.json").write_text("{}")
-    bpe.run(parse(bpe, "--work_dir", str(tmp_path), "--num_embeddings", str(NUM_CODES), "--vocab_size", "320"))
+    bpe.run(
+        parse(bpe, "--work_dir", str(tmp_path), "--num_embeddings", str(NUM_CODES), "--vocab_size", "320")
+    )
     return tmp_path
 
 
 def train(work: Path, *words: str) -> dict:
     """Run the target stage for about a second; the checkpoint."""
-    shape = "--hidden_size 32 --num_layers 2 --num_heads 2 --intermediate_size 64 --max_positions 64 --batch_size 4"
-    target.run(parse(target, "--work_dir", str(work), "--num_embeddings", str(NUM_CODES), *shape.split(), *words))
+    shape = "--hidden_size 32 --num_layers 2 --num_heads 2 --intermediate_size 64"
+    shape += " --max_positions 64 --batch_size 4"
+    target.run(
+        parse(target, "--work_dir", str(work), "--num_embeddings", str(NUM_CODES), *shape.split(), *words)
+    )
     return torch.load(work / "target.pt", weights_only=True)
 
 
@@ -109,7 +114,8 @@ def test_packing_points_every_code_at_the_feature_before_it() -> None:
 def test_padding_does_not_change_the_loss(work: Path) -> None:
     """A short prompt scores the same alone and beside a long one."""
     trainer = target.Trainer(parse(target, "--work_dir", str(work), "--num_embeddings", str(NUM_CODES),
-                                   "--hidden_size", "32", "--num_layers", "2", "--num_heads", "2"), work)  # fmt: skip
+                                   "--hidden_size", "32", "--num_layers", "2",
+                                   "--num_heads", "2"), work)  # fmt: skip
     prefixes = [trainer.prompts.prefix("noto emoji of red heart, warm"), trainer.prompts.prefix("")]
     codes = trainer.codes[:2]
     with torch.no_grad():
@@ -161,11 +167,13 @@ def check_export(work: Path, trained: dict) -> None:
              "latent_channels": 4, "num_embeddings": NUM_CODES, "resolution": 16, "attn_resolutions": (),
              "attn_type": "vanilla", "in_channels": 3}  # fmt: skip
     torch.save({"model": VQModel(VQConfig(**shape)).state_dict(), "config": shape}, work / "tokenizer.pt")
-    figures = {"train_psnr_db": 1.0, "train_l1_levels": 1.0, "held_out_psnr_db": 1.0, "held_out_l1_levels": 1.0,
-               "codes_used": 3, "steps": 1, "spent_s": 60.0}  # fmt: skip
+    figures = {"train_psnr_db": 1.0, "train_l1_levels": 1.0, "held_out_psnr_db": 1.0,
+               "held_out_l1_levels": 1.0, "codes_used": 3, "steps": 1, "spent_s": 60.0}  # fmt: skip
     (work / "tokenizer_report.json").write_text(json.dumps(figures))
     export.run(parse(export, "--work_dir", str(work), "--out", str(work / "ckpt")))
-    theirs = transformers.ChameleonForConditionalGeneration.from_pretrained(work / "ckpt", dtype=torch.float32).eval()
+    theirs = transformers.ChameleonForConditionalGeneration.from_pretrained(
+        work / "ckpt", dtype=torch.float32
+    ).eval()
     ours = target.Decoder(target.DecoderConfig(**trained["config"]))
     average = {name: tensor.to(torch.bfloat16).float() for name, tensor in trained["average"].items()}
     ours.load_state_dict(average)
@@ -185,3 +193,26 @@ def test_large_checkpoints_are_sharded(tmp_path: Path) -> None:
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
     assert set(index["weight_map"]) == set(state)
     assert not (tmp_path / "model.safetensors").exists()
+
+
+def test_rate_zero_is_the_nearest_code_and_a_rate_shrinks_the_entropy() -> None:
+    """Clustering noise around two points: a rate ends with fewer codes in use; without it all stay in use."""
+    rng = torch.Generator().manual_seed(0)
+    vectors = torch.randn(2000, 4, generator=rng) * 0.3
+    vectors[:300] += 8
+    used = []
+    for rate in (0.0, 2.0):
+        book = tokenizer.Codebook(vectors[:16].clone())
+        book.cluster(vectors, 6, rate, rng)
+        codes = book.assign(vectors, rate)
+        used.append(len(codes.unique()))
+        if rate == 0.0:
+            assert torch.equal(codes, torch.cdist(vectors, book.weight).argmin(1))
+    assert used[0] == 16 and 2 <= used[1] < 8
+
+
+def test_pixels_beyond_white_and_black_are_free() -> None:
+    """Overshoot where decoding clamps costs nothing; undershoot does."""
+    targets = torch.tensor([1.0, 1.0, -1.0, 0.0])
+    assert tokenizer.pixel_error(torch.tensor([1.7, 1.0, -3.0, 0.0]), targets) == 0
+    assert tokenizer.pixel_error(torch.tensor([0.7, 1.0, -1.0, 0.0]), targets) > 0

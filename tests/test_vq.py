@@ -45,7 +45,8 @@ def test_encoder_equals_transformers(attention: tuple[int, ...]) -> None:
 
     fields = {"base_channels": 32, "channel_multiplier": [1, 2], "num_res_blocks": 2, "embed_dim": 8,
               "latent_channels": 12, "num_embeddings": 64, "resolution": 32, "attn_type": "vanilla",
-              "attn_resolutions": list(attention) or None, "in_channels": 3, "double_latent": False}  # fmt: skip
+              "attn_resolutions": list(attention) or None, "in_channels": 3,
+              "double_latent": False}  # fmt: skip
     torch.manual_seed(0)
     theirs = chameleon.ChameleonVQVAE(ChameleonVQVAEConfig(**fields)).eval()
     ours = VQModel(VQConfig.from_hf(fields)).eval()

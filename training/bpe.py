@@ -1,7 +1,7 @@
 """Byte-level BPE over the captions, written in the Chameleon token layout as text_tokenizer.json.
 
-Ids: <s> 0, <pad> 1, </s> 2, <unk> 3, K image codes from 4, then <eoss> (image end), <racm3:break> (image begin),
-separator, image placeholder, newline, then text. Names are those of the published vocabulary.
+Ids: <s> 0, <pad> 1, </s> 2, <unk> 3, K image codes from 4, then <eoss> (image end), <racm3:break> (image
+begin), separator, image placeholder, newline, then text. Names are those of the published vocabulary.
 """
 
 from __future__ import annotations
@@ -89,14 +89,16 @@ def train_text(texts: list[str], size: int) -> dict:
 
 
 def chameleon_layout(trained: dict, num_codes: int, vocab_size: int) -> dict:
-    """The trained tokenizer with its ids moved behind the special and image tokens; unused ids are <extraN>."""
+    """The trained tokenizer, ids moved behind the special and image tokens; unused ids are <extraN>."""
     layout = Layout(num_codes)
     names = [*SPECIAL, *(image_token(code) for code in range(num_codes)), *AFTER_IMAGE]
     text = sorted(trained["model"]["vocab"], key=trained["model"]["vocab"].__getitem__)
     names += text
     names += [f"<extra{index}>" for index in range(len(names), vocab_size)]
     if len(names) != vocab_size:
-        raise ValueError(f"vocab_size {vocab_size} is less than the {len(names)} tokens of the layout and the text")
+        raise ValueError(
+            f"vocab_size {vocab_size} is less than the {len(names)} tokens of the layout and the text"
+        )
     special = [*range(IMAGE_FIRST), *range(layout.image_end, layout.text_first)]
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     trained["added_tokens"] = [{"id": index, "content": names[index], **flags} for index in special]

@@ -1,4 +1,4 @@
-"""A contact sheet of the exported target: pictures it draws for seen and held-out captions, under the originals."""
+"""A contact sheet of the exported target: its drawings for seen and held-out captions, under originals."""
 
 from __future__ import annotations
 

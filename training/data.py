@@ -27,18 +27,20 @@ STYLES = {
     "fluent3d": "@iconify-json/fluent-emoji@1.2.7",
 }
 SUBGROUPS = {
-    "face-smiling": 14, "face-affection": 9, "face-tongue": 5, "face-glasses": 2, "face-costume": 8, "heart": 25,
+    "face-smiling": 14, "face-affection": 9, "face-tongue": 5, "face-glasses": 2, "face-costume": 8,
+    "heart": 25,
     "animal-mammal": 66, "animal-bird": 22, "animal-amphibian": 1, "animal-reptile": 8, "animal-marine": 17,
     "animal-bug": 10, "plant-flower": 11, "plant-other": 16, "food-fruit": 20, "food-vegetable": 18,
     "food-prepared": 34, "food-asian": 17, "food-sweet": 14, "drink": 20, "sky-weather": 47,
-    "transport-ground": 34, "transport-water": 9, "transport-air": 13, "event": 8, "award-medal": 2, "sport": 12,
+    "transport-ground": 34, "transport-water": 9, "transport-air": 13, "event": 8, "award-medal": 2,
+    "sport": 12,
     "musical-instrument": 11, "light-video": 12, "lock": 6, "place-building": 12, "game": 8, "tool": 8,
 }  # fmt: skip
 PINNED = (("noto", "red heart"), ("twemoji", "pizza"), ("fluent", "cat face"))
 DROPPED_WORDS = frozenset(
-    "oncoming moon guide service decoration exclamation mending revolving anger departure arrival shallow pouring "
-    "clinking parachute seat railway suspension aerial lorry wheelchair construction derelict post love "
-    "department convenience japanese medium sign mailbox flag head shaking bacteria carp tanabata pine dolls "
+    "oncoming moon guide service decoration exclamation mending revolving anger departure arrival shallow "
+    "pouring clinking parachute seat railway suspension aerial lorry wheelchair construction derelict post "
+    "love department convenience japanese medium sign mailbox flag head shaking bacteria carp tanabata pine dolls "
     "behind cableway minibus trolleybus melting".split()
 )
 
@@ -58,10 +60,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--work_dir", default="data/emoji", help="folder of everything built")
     parser.add_argument("--npm_cache", default=None, help="folder of the npm tarballs (default WORK_DIR/npm)")
     parser.add_argument("--styles", nargs="+", choices=sorted(STYLES), default=["noto", "twemoji", "fluent"])
-    parser.add_argument("--max_names", type=int, default=420, help="names kept, spread over the subgroups; 0: all")
-    parser.add_argument("--subgroups", nargs="+", default=None, help="emojibase subgroups (default: a list, capped)")
+    parser.add_argument(
+        "--max_names", type=int, default=420, help="names kept, spread over the subgroups; 0: all"
+    )
+    parser.add_argument(
+        "--subgroups", nargs="+", default=None, help="emojibase subgroups (default: a list, capped)"
+    )
     parser.add_argument("--image_size", type=int, default=64, help="side of an image, pixels")
-    parser.add_argument("--num_held_out", type=int, default=48, help="(name, style) pairs kept out of training")
+    parser.add_argument(
+        "--num_held_out", type=int, default=48, help="(name, style) pairs kept out of training"
+    )
     parser.add_argument("--seed", type=int, default=0)
 
 
@@ -124,7 +132,7 @@ def choose(entries: list[Entry], icons: dict[str, dict], args: argparse.Namespac
 
 
 def load_icons(tarball: Path) -> dict[str, str]:
-    """Code points -> complete SVG text, for every icon of an iconify set that has code points or an alias with."""
+    """Code points -> complete SVG text, for every icon of an iconify set that has code points."""
     sheet, chars = read_member(tarball, "icons.json"), read_member(tarball, "chars.json")
     default = sheet.get("width", 16), sheet.get("height", 16)
     icons = {}
@@ -178,8 +186,8 @@ def licence_record(styles: list[str], cache: Path) -> list[dict[str, str]]:
     package = read_member(fetch(EMOJIBASE, cache), "package.json")
     record.append(
         {"style": "(names and keywords)", "package": EMOJIBASE, "title": "emojibase-data",
-         "author": "Miles Johnson", "source": "https://github.com/milesj/emojibase", "licence": package["license"],
-         "licence_url": "https://opensource.org/license/mit"}
+         "author": "Miles Johnson", "source": "https://github.com/milesj/emojibase",
+         "licence": package["license"], "licence_url": "https://opensource.org/license/mit"}
     )  # fmt: skip
     return record
 

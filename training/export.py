@@ -1,4 +1,4 @@
-"""Write the trained parts as a checkpoint of the Hugging Face Chameleon layout, with model card and licences."""
+"""Write the trained parts as a checkpoint in the Hugging Face Chameleon layout, with model card, licences."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `train_emoji export`."""
     parser.add_argument("--work_dir", default="data/emoji", help="folder that the training stages filled")
     parser.add_argument("--out", default="ckpts/emoji", help="folder of the checkpoint")
-    parser.add_argument("--device_name", default="2 CPU cores", help="words of the model card for the machine")
+    parser.add_argument(
+        "--device_name", default="2 CPU cores", help="words of the model card for the machine"
+    )
     parser.add_argument("--date", default="", help="date of the training run, for the model card")
 
 
@@ -36,14 +38,15 @@ def vocabulary_map(num_codes: int, vocab: dict[str, int]) -> dict[str, int]:
 def model_config(shape: DecoderConfig, vq: dict, vocab: dict[str, int]) -> dict:
     """Fields of a ChameleonConfig as transformers 5 writes it."""
     num_codes = vq["num_embeddings"]
-    vq_config = {**vq, "channel_multiplier": list(vq["channel_multiplier"]), "dropout": 0.0, "double_latent": False,
-                 "attn_resolutions": list(vq["attn_resolutions"]) or None, "model_type": "chameleon_vqgan"}  # fmt: skip
+    vq_config = {**vq, "channel_multiplier": list(vq["channel_multiplier"]), "dropout": 0.0,
+                 "double_latent": False, "attn_resolutions": list(vq["attn_resolutions"]) or None,
+                 "model_type": "chameleon_vqgan"}  # fmt: skip
     return {
-        "architectures": ["ChameleonForConditionalGeneration"], "model_type": "chameleon", "dtype": "bfloat16",
-        "vocab_size": shape.vocab_size, "hidden_size": shape.hidden_size,
+        "architectures": ["ChameleonForConditionalGeneration"], "model_type": "chameleon",
+        "dtype": "bfloat16", "vocab_size": shape.vocab_size, "hidden_size": shape.hidden_size,
         "intermediate_size": shape.intermediate_size, "num_hidden_layers": shape.num_layers,
-        "num_attention_heads": shape.num_heads, "num_key_value_heads": shape.num_kv_heads, "hidden_act": "silu",
-        "max_position_embeddings": shape.max_positions, "rms_norm_eps": shape.norm_eps,
+        "num_attention_heads": shape.num_heads, "num_key_value_heads": shape.num_kv_heads,
+        "hidden_act": "silu", "max_position_embeddings": shape.max_positions, "rms_norm_eps": shape.norm_eps,
         "rope_parameters": {"rope_theta": shape.rope_theta, "rope_type": "default"},
         "attention_bias": False, "attention_dropout": 0.0, "mlp_bias": False, "model_parallel_size": 1,
         "swin_norm": False, "tie_word_embeddings": False, "use_cache": True, "initializer_range": 0.02,
@@ -71,8 +74,10 @@ def write_shards(state: dict[str, Tensor], folder: Path) -> list[Path]:
     for name, shard in zip(names, shards, strict=True):
         save_file(shard, folder / name, metadata={"format": "pt"})
     if len(shards) > 1:
-        index = {"metadata": {"total_size": sum(tensor.nbytes for tensor in state.values())},
-                 "weight_map": {key: name for name, shard in zip(names, shards, strict=True) for key in shard}}
+        index = {
+            "metadata": {"total_size": sum(tensor.nbytes for tensor in state.values())},
+            "weight_map": {key: name for name, shard in zip(names, shards, strict=True) for key in shard},
+        }
         (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1) + "\n")
     return [folder / name for name in names]
 
@@ -126,7 +131,7 @@ The target's losses are of the last training step; the shipped weights are a run
 Trained for little more than an hour on two CPU cores. Words outside the training captions mean nothing to it;
 held-out pairs come out worse than seen ones; fine detail is lost in the {grid} x {grid} grid. No person, flag or
 letter is in the data. Not for use as a picture source: it is an instrument for measuring decoders.
-"""
+"""  # noqa: E501
 
 
 def collect_facts(work: Path, target: dict, tokenizer: dict, args: argparse.Namespace) -> dict:
@@ -168,7 +173,9 @@ def run(args: argparse.Namespace) -> None:
     if vocab.get(image_token(tokenizer["config"]["num_embeddings"] - 1)) is None:
         raise ValueError("text_tokenizer.json has fewer image codes than the VQGAN: run the bpe stage again")
     (out / "text_tokenizer.json").write_text(text)
-    (out / "config.json").write_text(json.dumps(model_config(shape, tokenizer["config"], vocab), indent=1) + "\n")
+    (out / "config.json").write_text(
+        json.dumps(model_config(shape, tokenizer["config"], vocab), indent=1) + "\n"
+    )
     generation = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "use_cache": True}
     (out / "generation_config.json").write_text(json.dumps(generation, indent=1) + "\n")
     licences = json.loads((work / "licences.json").read_text())
@@ -177,7 +184,11 @@ def run(args: argparse.Namespace) -> None:
     sums = json.loads((work / "checksums.json").read_text())
     sums |= {path.name: sha256(path) for path in [*shards, out / "text_tokenizer.json", out / "config.json"]}
     (out / "checksums.json").write_text(json.dumps(sums, indent=1) + "\n")
-    print(json.dumps({"out": str(out), "bytes": sum(path.stat().st_size for path in shards), "shards": len(shards)}))
+    print(
+        json.dumps(
+            {"out": str(out), "bytes": sum(path.stat().st_size for path in shards), "shards": len(shards)}
+        )
+    )
 
 
 def main() -> None:

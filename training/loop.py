@@ -93,7 +93,9 @@ def sheet(images: np.ndarray, columns: int, path: Path) -> None:
 def add_loop_arguments(parser: argparse.ArgumentParser, minutes: float, checkpoint_minutes: float) -> None:
     """Options that every trained stage has."""
     parser.add_argument("--work_dir", default="data/emoji", help="folder of the data and of everything built")
-    parser.add_argument("--minutes", type=float, default=minutes, help="wall-clock budget, resumed time included")
+    parser.add_argument(
+        "--minutes", type=float, default=minutes, help="wall-clock budget, resumed time included"
+    )
     parser.add_argument("--max_steps", type=int, default=-1, help="stop at this step although time is left")
     parser.add_argument("--checkpoint_minutes", type=float, default=checkpoint_minutes)
     parser.add_argument("--restart", action="store_true", help="ignore the checkpoint of an earlier run")

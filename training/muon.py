@@ -1,7 +1,7 @@
-"""Muon for stacks of hidden matrices: momentum, then orthogonalisation by Newton-Schulz, batched over equal shapes.
+"""Muon for stacks of hidden matrices: momentum, then Newton-Schulz rounds, batched over equal shapes.
 
-torch.optim.Muon computes in bfloat16, one matrix at a time; on a CPU without bfloat16 units that costs several times
-more than fp32 in batches. Fused projections are orthogonalised part by part (q, k and v apart; gate and up apart).
+torch.optim.Muon computes in bfloat16, one matrix at a time; on a CPU without bfloat16 units that costs
+several times more than fp32 in batches. Fused projections are orthogonalised part by part (q, k, v; gate, up).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
 def orthogonalise(matrices: Tensor, steps: int) -> Tensor:
-    """Matrices [G, m, n] -> about U V^T of each one's singular value decomposition (singular values 0.7 to 1.2)."""
+    """Matrices [G, m, n] -> about U V^T of each singular value decomposition (values 0.7 to 1.2)."""
     a, b, c = COEFFICIENTS
     wide = matrices.shape[1] <= matrices.shape[2]
     x = matrices if wide else matrices.mT
@@ -27,14 +27,22 @@ def orthogonalise(matrices: Tensor, steps: int) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Update of root mean square 0.2 * lr per element (that of AdamW), decoupled weight decay, Nesterov momentum.
+    """Updates of root mean square 0.2 * lr (that of AdamW), decoupled weight decay, Nesterov momentum.
 
     params: 2-D parameters with attribute `muon_parts` (number of equal blocks of rows; absent means one).
     """
 
-    def __init__(self, params: list[nn.Parameter], lr: float, momentum: float = 0.95, weight_decay: float = 0.0,
-                 steps: int = 4) -> None:
-        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "steps": steps})
+    def __init__(
+        self,
+        params: list[nn.Parameter],
+        lr: float,
+        momentum: float = 0.95,
+        weight_decay: float = 0.0,
+        steps: int = 4,
+    ) -> None:
+        super().__init__(
+            params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "steps": steps}
+        )
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:

@@ -1,7 +1,7 @@
-"""Train the target: captions -> image codes, cross-entropy on the codes only, a share of empty prompts for guidance.
+"""Train the target: captions -> image codes, cross-entropy on the codes, some prompts empty for guidance.
 
-Hidden matrices by Muon, the rest by AdamW; linear decay to zero over the time budget; the exported weights are an
-average over the last part of training. A sequence is [bos] text [separator, image begin] codes, or
+Hidden matrices by Muon, the rest by AdamW; linear decay to zero over the time budget; the exported weights
+are an average over the last part of training. A sequence is [bos] text [separator, image begin] codes, or
 [bos, image begin] codes for an empty prompt; right padding is harmless under causal attention.
 """
 
@@ -35,7 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch_size", type=int, default=16)
     parser.add_argument("--muon_lr", type=float, default=8e-3, help="for hidden matrices")
     parser.add_argument("--adam_lr", type=float, default=3e-3, help="for embedding, head and norms")
-    parser.add_argument("--weight_decay", type=float, default=0.02, help="times the learning rate, hidden matrices")
+    parser.add_argument(
+        "--weight_decay", type=float, default=0.02, help="times the learning rate, hidden matrices"
+    )
     parser.add_argument("--dropped", type=float, default=0.1, help="share of empty prompts")
     parser.add_argument("--ema", type=float, default=0.99, help="per-step decay of the exported average")
     parser.add_argument("--hidden_size", type=int, default=192)
@@ -63,7 +65,7 @@ class Prompts:
 
 
 def pack(prefixes: list[list[int]], codes: Tensor) -> tuple[Tensor, Tensor]:
-    """Inputs [R, T] (prefix, codes but the last, padding) and the index [R, n] of the features that predict codes.
+    """Inputs [R, T] (prefix, codes but the last, padding) and index [R, n] of features that predict codes.
 
     codes [R, n]: codebook ids, 0-based.
     """
@@ -92,7 +94,9 @@ def initialise(decoder: Decoder) -> None:
     for name, param in decoder.named_parameters():
         if param.ndim == 2 and "qk_" not in name:
             residual = name.endswith(("attention.out.weight", "mlp.down.weight"))
-            nn.init.normal_(param, std=0.02 if "blocks" not in name else 0.04 / (2 * depth) ** (0.5 * residual))
+            nn.init.normal_(
+                param, std=0.02 if "blocks" not in name else 0.04 / (2 * depth) ** (0.5 * residual)
+            )
 
 
 def optimisers(decoder: nn.Module, args: argparse.Namespace) -> list[torch.optim.Optimizer]:
@@ -108,7 +112,7 @@ def optimisers(decoder: nn.Module, args: argparse.Namespace) -> list[torch.optim
 
 
 def schedule(fraction: float, step: int) -> float:
-    """Factor of the learning rates: 20 steps of warm-up, flat to 30 % of the budget, then linear to 0.02 at its end."""
+    """Factor of the learning rates: 20 steps of warm-up, flat to 30 % of the budget, then linear to 0.02."""
     return min((step + 1) / 20, 1.0) * max(min(1.0, (1 - fraction) / 0.7), 0.02)
 
 
@@ -141,9 +145,10 @@ class Trainer:
 
     def payload(self, spent_s: float) -> dict:
         """What a resume needs, and what the export reads."""
-        return {"model": self.decoder.state_dict(), "average": self.average, "step": self.step, "spent_s": spent_s,
-                "optimisers": [optimiser.state_dict() for optimiser in self.optimisers],
-                "config": dataclasses.asdict(self.decoder.config), "num_codes": self.args.num_embeddings}  # fmt: skip
+        return {"model": self.decoder.state_dict(), "average": self.average, "step": self.step,
+                "spent_s": spent_s, "optimisers": [optimiser.state_dict() for optimiser in self.optimisers],
+                "config": dataclasses.asdict(self.decoder.config),
+                "num_codes": self.args.num_embeddings}  # fmt: skip
 
     def resume(self, payload: dict) -> None:
         """Continue a saved run; the data order restarts from a seed that depends on the step."""
@@ -161,7 +166,9 @@ class Trainer:
             if not self.order:
                 self.order = self.rng.sample(range(len(self.train)), len(self.train))
             chosen.append(self.train[self.order.pop()])
-        texts = ["" if self.rng.random() < self.args.dropped else random_caption(row, self.rng) for row in chosen]
+        texts = [
+            "" if self.rng.random() < self.args.dropped else random_caption(row, self.rng) for row in chosen
+        ]
         return [self.prompts.prefix(text) for text in texts], self.codes[[row["index"] for row in chosen]]
 
     def train_step(self, factor: float) -> float:
@@ -186,7 +193,10 @@ class Trainer:
     def validation(self) -> dict[str, float]:
         """Loss with bare captions on the held-out pairs, and on as many training pairs, current weights."""
         losses = {}
-        for label, rows in (("held_out", self.held_out), ("seen", self.train[:: max(1, len(self.train) // 48)][:48])):
+        for label, rows in (
+            ("held_out", self.held_out),
+            ("seen", self.train[:: max(1, len(self.train) // 48)][:48]),
+        ):
             codes = self.codes[[row["index"] for row in rows]]
             prefixes = [self.prompts.prefix(caption(row["style"], row["name"], [])) for row in rows]
             tokens, where = pack(prefixes, codes)

@@ -1,8 +1,9 @@
-"""Train the VQGAN of the embedded model: reconstruction + EfficientNet-Lite0 features + commitment, no adversary.
+"""Train the VQGAN of the embedded model: pixels + EfficientNet-Lite0 features + commitment, no adversary.
 
-The codebook starts from k-means on the latents of a short unquantised warm-up, then follows its vectors by moving
-averages. With --rate the quantiser is entropy-constrained: a rare code must save more distance than a common one,
-so that equal-looking cells (white ground above all) share few codes and the target has less noise to learn.
+The codebook starts from k-means on the latents of a short unquantised warm-up, then follows its vectors by
+moving averages. With --rate the quantiser is entropy-constrained: a rare code must save more distance than a
+common one, so that equal-looking cells (white ground above all) share few codes and the
+target has less noise to learn.
 """
 
 from __future__ import annotations
@@ -46,8 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num_embeddings", type=int, default=1024)
     parser.add_argument("--embed_dim", type=int, default=32)
     parser.add_argument("--warmup_steps", type=int, default=1200, help="steps without the codebook")
-    parser.add_argument("--rate", type=float, default=0.0, help="squared distance that one nat of a code's rarity costs")
-    parser.add_argument("--recluster_step", type=int, default=-1, help="cluster anew at this step, as on adding a rate")
+    parser.add_argument(
+        "--rate", type=float, default=0.0, help="squared distance that one nat of a code's rarity costs"
+    )
+    parser.add_argument(
+        "--recluster_step", type=int, default=-1, help="cluster anew at this step, as on adding a rate"
+    )
 
 
 class Perceptual(nn.Module):
@@ -85,7 +90,7 @@ class Perceptual(nn.Module):
 
 
 def pixel_error(images: Tensor, targets: Tensor) -> Tensor:
-    """Scalar: |error| + error^2 per pixel; beyond white and black, which decoding clamps, nothing is charged."""
+    """Scalar: |error| + error^2 per pixel; beyond white and black, which decoding clamps, it is free."""
     error = images - targets
     free = ((targets > 0.99) & (error > 0)) | ((targets < -0.99) & (error < 0))
     error = error.masked_fill(free, 0.0)
@@ -105,14 +110,14 @@ class Codebook:
         return {"count": self.count, "total": self.total}
 
     def assign(self, vectors: Tensor, rate: float) -> Tensor:
-        """Codes [N] of vectors [N, E]: least squared distance - rate * log(share of the code); rate 0: the nearest."""
+        """Codes [N] of vectors [N, E]: least squared distance - rate * log(share); rate 0: the nearest."""
         penalty = -rate * (self.count / self.count.sum()).clamp(min=1e-6).log()
         parts = [torch.cdist(part, self.weight).square() + penalty for part in vectors.split(8192)]
         return torch.cat([part.argmin(1) for part in parts])
 
     @torch.no_grad()
     def cluster(self, vectors: Tensor, rounds: int, rate: float, rng: torch.Generator) -> None:
-        """Lloyd's rounds on vectors [N, E] from the present codes; an empty code is redrawn, or stays under a rate."""
+        """Lloyd's rounds on vectors [N, E] from the present codes; an empty code is redrawn or (rate) stays."""
         num = len(self.weight)
         for _ in range(rounds):
             codes = self.assign(vectors, rate)
@@ -130,7 +135,7 @@ class Codebook:
     def follow(self, vectors: Tensor, codes: Tensor, rng: torch.Generator) -> None:
         """One moving-average update from vectors [N, E] and their codes [N].
 
-        A code of weight < 0.02 moves onto a vector drawn in proportion to its squared distance from its own code.
+        A code of weight < 0.02 moves onto a vector drawn by its squared distance from its own code.
         """
         num = len(self.weight)
         self.count.mul_(DECAY).add_(torch.bincount(codes, minlength=num).float(), alpha=1 - DECAY)
@@ -192,7 +197,9 @@ class Trainer:
         self.book = Codebook(self.model.quantize.embedding.weight.data)
         self.perceptual = Perceptual()
         weights = [p for p in self.model.parameters() if p.requires_grad]
-        self.optimiser = torch.optim.AdamW(weights, lr=args.learning_rate, betas=(0.9, 0.99), weight_decay=1e-4)
+        self.optimiser = torch.optim.AdamW(
+            weights, lr=args.learning_rate, betas=(0.9, 0.99), weight_decay=1e-4
+        )
         self.rng = torch.Generator().manual_seed(args.seed)
         self.step, self.spent_s = 0, 0.0
 
@@ -254,7 +261,7 @@ class Trainer:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Train within the budget; write tokenizer.pt, codes.npy, losses, a sheet and the reconstruction errors."""
+    """Train within the budget; write tokenizer.pt, codes.npy, losses, a sheet, reconstruction errors."""
     torch.set_num_threads(args.threads)
     work = Path(args.work_dir)
     images = torch.from_numpy(np.load(work / "images.npy"))
@@ -289,11 +296,13 @@ def run(args: argparse.Namespace) -> None:
 
 
 def report(trainer: Trainer, images: Tensor, seen: Tensor, work: Path, count: int) -> dict[str, float]:
-    """Reconstruction errors on up to `count` seen and all held-out images; a sheet of pairs, original above."""
+    """Reconstruction errors on `count` seen and all held-out images; a sheet of pairs, original above."""
     spread = torch.nonzero(seen).flatten()
     spread = spread[torch.linspace(0, len(spread) - 1, min(count, len(spread))).long()]
     result = {f"train_{k}": v for k, v in reconstruction(trainer, images[spread]).items()}
-    result |= {f"held_out_{k}": v for k, v in reconstruction(trainer, images[~seen]).items()} if count > 240 else {}
+    result |= (
+        {f"held_out_{k}": v for k, v in reconstruction(trainer, images[~seen]).items()} if count > 240 else {}
+    )
     shown = images[torch.linspace(0, len(images) - 1, 48).long()]
     with torch.no_grad():
         again = to_uint8(trainer.model.decode(encode_all(trainer, shown)))
