@@ -23,7 +23,7 @@ from adt_tree.tree import STATIC_TREES, DraftTree, StaticTree
 from adt_tree.verify import Coupled, Rejection, Rule, Verdict, verdict_from_hits
 from tests.tabular import CODES, CPU, TabularDrafter, TabularTarget, deviation, image_law, requests, table
 
-LENGTH, IMAGES, SLOTS, LIMIT = 4, 8192, 256, 4.0
+LENGTH, IMAGES, SLOTS, LIMIT = 4, 4096, 256, 4.0
 GRIDS = {"row": Grid(1, 4), "square": Grid(2, 2)}
 FIXED = TreeShape(3, 2, 6)
 # A small model has short images: narrow bounds let every branch of the policy act within them.
@@ -107,7 +107,7 @@ COUPLED_SETUPS += [Setup("vertical", slots=1), Setup("mc_sim_7b_63", FILTERED, s
 @pytest.mark.parametrize("setup", COUPLED_SETUPS, ids=str)
 def test_coupled_is_plain_decoding(setup: Setup) -> None:
     """Token for token the images of plain decoding, so its law as well; and drafts are taken."""
-    count = 64 if setup.slots < SLOTS else 1024
+    count = 64 if setup.slots < SLOTS else 512
     images = list(setup.speculate(Coupled(NOISE), count))
     plain = plain_codes(setup.sampling, count)
     assert {image.name: image.codes for image in images} == plain
@@ -198,7 +198,7 @@ class ReusesResidualNoise(Rejection):
 def test_control_coupled(tree: str) -> None:
     setup = Setup(tree)
     rule = Coupled(NeighbourNoise(CODES, silent=False, stream=COUPLED))
-    assert abs(deviation(setup.speculate(rule, 4096), setup.law())) > LIMIT
+    assert abs(deviation(setup.speculate(rule, 2560), setup.law())) > LIMIT
 
 
 CONTROLS = [(KeepsRejected, tree) for tree in ("fixed", "horizontal", "vertical", "random", *STATIC)]
@@ -211,7 +211,7 @@ CONTROLS += [(ReusesResidualNoise, "fixed"), (ReusesResidualNoise, "chain")]
 def test_control_rejection(kind: type[Rejection], tree: str) -> None:
     setup = Setup(tree)
     rule, keep_q = rejection(setup, kind)
-    assert abs(deviation(setup.speculate(rule, 4096, keep_q), setup.law())) > LIMIT
+    assert abs(deviation(setup.speculate(rule, 2560, keep_q), setup.law())) > LIMIT
 
 
 def test_control_other_law() -> None:
