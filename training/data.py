@@ -40,8 +40,8 @@ PINNED = (("noto", "red heart"), ("twemoji", "pizza"), ("fluent", "cat face"))
 DROPPED_WORDS = frozenset(
     "oncoming moon guide service decoration exclamation mending revolving anger departure arrival shallow "
     "pouring clinking parachute seat railway suspension aerial lorry wheelchair construction derelict post "
-    "love department convenience japanese medium sign mailbox flag head shaking bacteria carp tanabata pine dolls "
-    "behind cableway minibus trolleybus melting".split()
+    "love department convenience japanese medium sign mailbox flag head shaking bacteria carp tanabata pine "
+    "dolls behind cableway minibus trolleybus melting".split()
 )
 
 

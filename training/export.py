@@ -126,6 +126,8 @@ Target: {layers} layers, hidden {hidden}, {heads} heads, MLP {intermediate}, voc
 | target loss, held-out pairs | {held_out:.3f} nats a code | the same |
 
 The target's losses are of the last training step; the shipped weights are a running average near its end.
+The VQGAN was trained in resumed phases (no quantiser to step 1230, then the codebook at `--rate 0`, from step 1566
+`--rate 4`, from step 1972 `--rate 8`); the stage's defaults give the same recipe in one go, not the same bits.
 
 ## Limits
 Trained for little more than an hour on two CPU cores. Words outside the training captions mean nothing to it;

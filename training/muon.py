@@ -1,7 +1,7 @@
 """Muon for stacks of hidden matrices: momentum, then Newton-Schulz rounds, batched over equal shapes.
 
 torch.optim.Muon computes in bfloat16, one matrix at a time; on a CPU without bfloat16 units that costs
-several times more than fp32 in batches. Fused projections are orthogonalised part by part (q, k, v; gate, up).
+several times more than fp32 in batches. Fused projections are orthogonalised part by part (q, k, v).
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ DECAY = 0.99
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `train_emoji tokenizer`."""
-    add_loop_arguments(parser, minutes=18, checkpoint_minutes=2)
+    add_loop_arguments(parser, minutes=26, checkpoint_minutes=2)
     parser.add_argument("--batch_size", type=int, default=8)
     parser.add_argument("--learning_rate", type=float, default=2e-3)
     parser.add_argument("--perceptual", type=float, default=1.0, help="weight of the feature loss")
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--embed_dim", type=int, default=32)
     parser.add_argument("--warmup_steps", type=int, default=1200, help="steps without the codebook")
     parser.add_argument(
-        "--rate", type=float, default=0.0, help="squared distance that one nat of a code's rarity costs"
+        "--rate", type=float, default=8.0, help="squared distance that one nat of a code's rarity costs"
     )
     parser.add_argument(
         "--recluster_step", type=int, default=-1, help="cluster anew at this step, as on adding a rate"
@@ -117,7 +117,7 @@ class Codebook:
 
     @torch.no_grad()
     def cluster(self, vectors: Tensor, rounds: int, rate: float, rng: torch.Generator) -> None:
-        """Lloyd's rounds on vectors [N, E] from the present codes; an empty code is redrawn or (rate) stays."""
+        """Lloyd's rounds on vectors [N, E] from the present codes; an empty one is redrawn or (rate) stays."""
         num = len(self.weight)
         for _ in range(rounds):
             codes = self.assign(vectors, rate)
