@@ -117,7 +117,7 @@ class Codebook:
 
     @torch.no_grad()
     def cluster(self, vectors: Tensor, rounds: int, rate: float, rng: torch.Generator) -> None:
-        """Lloyd's rounds on vectors [N, E] from the present codes; an empty one is redrawn or (rate) stays."""
+        """Lloyd's rounds on vectors [N, E] from the codes; empty ones are redrawn, or (rate) stay."""
         num = len(self.weight)
         for _ in range(rounds):
             codes = self.assign(vectors, rate)
