@@ -29,13 +29,12 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def uniform(seeds: Tensor, positions: Tensor, count: int, stream: int) -> Tensor:
-    """Uniforms in (0, 1), fp64 [B, N, count], keyed by seeds [B] and positions [B, N] (int64) and the
-    stream."""
+    """Uniforms in (0, 1), fp64 [B, N, count], keyed by seeds [B], positions [B, N] and the stream."""
     key = _mix(seeds * _GOLDEN + stream)[:, None]
     key = _mix(key + positions * _GOLDEN)[..., None]
     counter = torch.arange(1, count + 1, device=seeds.device) * _GOLDEN
-    bits = (_mix(key + counter) >> 11) & (2**53 - 1)
-    return (bits.double() + 0.5) * 2.0**-53
+    bits = (_mix(key + counter) >> 12) & (2**52 - 1)  # with the half, 53 bits: exact in fp64, so never 0 or 1
+    return (bits.double() + 0.5) * 2.0**-52
 
 
 @dataclass(frozen=True, slots=True)
