@@ -1,4 +1,4 @@
-"""The engine on a tiny random transformer in fp32: images of plain decoding, and caches that hold their prefix."""
+"""The engine on a tiny random transformer in fp32: plain decoding's images, caches that hold the prefix."""
 
 from __future__ import annotations
 

@@ -1,0 +1,171 @@
+"""Which shape at which cell: the adaptive tree's update as a table."""
+
+from __future__ import annotations
+
+import pytest
+
+from adt_tree.policy import AdaptConstants, AdjacencyAdaptive, Cell, Fixed, TreeShape
+
+START = {"depth_start": 4, "width_start": 4, "depth_max": 6, "width_max": 6, "depth_min": 2, "width_min": 2}
+
+
+def adaptive(init: str = "horizontal", slots: int = 1, **changes: float) -> AdjacencyAdaptive:
+    """A policy with every slot reset."""
+    policy = AdjacencyAdaptive(AdaptConstants(**{**START, "init": init, **changes}), slots)
+    for slot in range(slots):
+        policy.reset(slot, seed=slot)
+    return policy
+
+
+def step(policy: AdjacencyAdaptive, cell: Cell, accepted: int, committed: list[Cell]) -> tuple[int, int]:
+    """Ask for a shape, report its outcome; the shape."""
+    shape = policy.shape(0, cell)
+    policy.observe(0, accepted, shape.depth, committed)
+    return shape.depth, shape.width
+
+
+def after(depth: int, width: int, accepted: int, **changes: float) -> tuple[int, int]:
+    """The shape that follows a tree of the given shape and outcome."""
+    policy = adaptive(depth_start=depth, width_start=width, **changes)
+    assert step(policy, (0, 0), accepted, [(0, 1)]) == (depth, width)
+    shape = policy.shape(0, (0, 1))
+    return shape.depth, shape.width
+
+
+@pytest.mark.parametrize(
+    ("depth", "width", "accepted", "expected"),
+    [
+        (4, 4, 4, (5, 3)),  # alpha 1: deeper and narrower
+        (4, 4, 2, (5, 3)),  # alpha = beta counts as success
+        (4, 4, 1, (3, 5)),  # below: shallower and wider
+        (4, 4, 0, (3, 5)),
+        (5, 4, 2, (4, 5)),  # 2 / 5 < 0.5
+        (5, 4, 3, (6, 3)),
+        (6, 2, 6, (6, 2)),  # both clamped
+        (6, 4, 6, (6, 3)),  # depth clamped
+        (4, 2, 4, (5, 2)),  # width clamped
+        (2, 6, 0, (2, 6)),
+        (2, 4, 0, (2, 5)),
+        (4, 6, 0, (3, 6)),
+    ],
+)
+def test_update(depth: int, width: int, accepted: int, expected: tuple[int, int]) -> None:
+    assert after(depth, width, accepted) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "accepted", "expected"),
+    [
+        ({"step_depth": 2}, 4, (6, 3)),
+        ({"step_depth": 3}, 4, (6, 3)),  # a step may be cut by the bound
+        ({"step_width": 2}, 0, (3, 6)),
+        ({"step_depth": 0, "step_width": 0}, 4, (4, 4)),
+        ({"beta": 0.0}, 0, (5, 3)),
+        ({"beta": 1.0}, 3, (3, 5)),
+    ],
+)
+def test_constants(changes: dict[str, float], accepted: int, expected: tuple[int, int]) -> None:
+    assert after(4, 4, accepted, **changes) == expected
+
+
+def test_the_rate_is_that_of_the_drafted_levels() -> None:
+    """A tree that was cut is judged by what it drafted; one that drafted nothing teaches nothing."""
+    policy = adaptive()
+    policy.shape(0, (0, 0))
+    policy.observe(0, 1, 2, [(0, 1)])  # of 4 levels asked for, 2 were drafted
+    assert policy.shape(0, (0, 1)).depth == 5
+    policy.observe(0, 0, 0, [(0, 2)])
+    assert policy.shape(0, (0, 2)).depth == 5  # the state 4 of (0, 1), moved by the rate of before
+
+
+# A raster of 3 columns whose first row ends with three distinct states.
+def painted(init: str) -> AdjacencyAdaptive:
+    """(0, 1) holds (4, 4), (0, 2) and (1, 0) hold (3, 5); the last rate failed."""
+    policy = adaptive(init)
+    assert step(policy, (0, 0), 0, [(0, 1)]) == (4, 4)
+    assert step(policy, (0, 1), 0, [(0, 2), (1, 0)]) == (3, 5)
+    return policy
+
+
+def test_horizontal_repeat() -> None:
+    policy = painted("horizontal")
+    shape = policy.shape(0, (1, 1))  # its left neighbour (1, 0): (3, 5)
+    assert (shape.depth, shape.width) == (2, 6)
+
+
+def test_horizontal_repeat_in_the_first_column_looks_above() -> None:
+    policy = painted("horizontal")
+    policy.observe(0, 0, 3, [(1, 1), (1, 2)])
+    shape = policy.shape(0, (2, 0))
+    assert (shape.depth, shape.width) == (2, 6)  # (1, 0): (3, 5)
+
+
+def test_vertical_repeat() -> None:
+    policy = painted("vertical")
+    shape = policy.shape(0, (1, 1))  # above: (0, 1) with (4, 4)
+    assert (shape.depth, shape.width) == (3, 5)
+
+
+def test_vertical_repeat_in_the_first_row_looks_left() -> None:
+    policy = adaptive("vertical")
+    assert step(policy, (0, 0), 4, [(0, 1)]) == (4, 4)
+    assert step(policy, (0, 2), 4, [(0, 2)]) == (5, 3)
+
+
+def test_nothing_known_is_the_start() -> None:
+    for init in ("horizontal", "vertical", "random"):
+        assert adaptive(init).shape(0, (0, 0)) == TreeShape(4, 4, 24)
+
+
+def test_random_repeat_takes_a_decoded_cell_and_follows_the_seed() -> None:
+    def shapes(seed: int) -> list[TreeShape]:
+        policy = adaptive("random", step_depth=0, step_width=0)
+        policy.reset(0, seed)
+        policy._memory[0].states.update({(0, n): (2 + n % 5, 6 - n % 5) for n in range(10)})
+        return [policy.shape(0, (1, n)) for n in range(40)]
+
+    drawn = shapes(1)
+    assert {(shape.depth, shape.width) for shape in drawn} == {(2 + n, 6 - n) for n in range(5)}
+    assert shapes(1) == drawn
+    assert shapes(2) != drawn
+
+
+def test_a_new_image_starts_over_and_slots_are_apart() -> None:
+    policy = adaptive(slots=2)
+    assert step(policy, (0, 0), 4, [(0, 1)]) == (4, 4)
+    assert policy.shape(1, (0, 1)) == TreeShape(4, 4, 24)
+    assert policy.shape(0, (0, 1)).depth == 5
+    policy.reset(0, seed=3)
+    assert policy.shape(0, (0, 1)) == TreeShape(4, 4, 24)
+
+
+def test_cut_at_the_end() -> None:
+    shape = TreeShape(5, 4, 20)
+    assert shape.cut(7) is shape
+    assert shape.cut(5) is shape
+    assert shape.cut(2) == TreeShape(2, 4, 20)
+    assert shape.cut(0) == TreeShape(0, 4, 20)
+
+
+def test_fixed_learns_nothing() -> None:
+    policy = Fixed(TreeShape(5, 4, 20))
+    policy.reset(0, 1)
+    policy.observe(0, 5, 5, [(0, 1)])
+    assert policy.shape(0, (3, 3)) == TreeShape(5, 4, 20)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"beta": 1.1}, {"beta": -0.1}, {"init": "diagonal"}, {"depth_min": 0}, {"depth_start": 7},
+        {"width_start": 1}, {"width_min": 5}, {"step_depth": -1}, {"step_width": -1}, {"budget": 0},
+    ],
+)  # fmt: skip
+def test_wrong_constants_are_refused(wrong: dict[str, float | str]) -> None:
+    with pytest.raises(ValueError, match="adt"):
+        AdaptConstants(**{**START, **wrong})
+
+
+def test_negative_shapes_are_refused() -> None:
+    with pytest.raises(ValueError, match="negative"):
+        TreeShape(-1, 2, 3)

@@ -1,0 +1,103 @@
+"""Guidance, temperature and filters on laws small enough to do by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from adt_tree.sampling import Sampling, guide, keep_top_k, keep_top_p, log_probs
+
+
+def law(*probabilities: float) -> Tensor:
+    """Logits of a law."""
+    return torch.tensor(probabilities).log()
+
+
+def kept(logits: Tensor) -> list[int]:
+    """Codes that survived."""
+    return logits.isfinite().nonzero().flatten().tolist()
+
+
+@pytest.mark.parametrize(("top_k", "survivors"), [(0, 4), (1, 1), (2, 2), (3, 3), (4, 4), (9, 4)])
+def test_top_k(top_k: int, survivors: int) -> None:
+    assert kept(keep_top_k(law(0.4, 0.3, 0.2, 0.1), top_k)) == list(range(survivors))
+
+
+def test_top_k_keeps_ties_with_the_last() -> None:
+    assert kept(keep_top_k(law(0.4, 0.2, 0.2, 0.2), 2)) == [0, 1, 2, 3]
+    assert kept(keep_top_k(law(0.3, 0.3, 0.3, 0.1), 1)) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("top_p", "survivors"),
+    # The smallest set that reaches top_p: a boundary met exactly needs no further code.
+    [(1.0, [0, 1, 2, 3]), (0.875, [0, 1, 2]), (0.8751, [0, 1, 2, 3]), (0.75, [0, 1]), (0.7501, [0, 1, 2]),
+     (0.5, [0]), (0.5001, [0, 1]), (0.01, [0])],
+)  # fmt: skip
+def test_top_p_boundary(top_p: float, survivors: list[int]) -> None:
+    # Powers of two: the softmax is exact.
+    assert kept(keep_top_p(law(0.5, 0.25, 0.125, 0.125), top_p)) == survivors
+
+
+def test_top_p_breaks_ties_by_the_lower_code_and_ignores_order() -> None:
+    assert kept(keep_top_p(law(0.25, 0.25, 0.25, 0.25), 0.5)) == [0, 1]
+    assert kept(keep_top_p(law(0.125, 0.5, 0.125, 0.25), 0.75)) == [1, 3]
+
+
+def test_filters_in_both_orders() -> None:
+    logits = law(0.4, 0.3, 0.2, 0.1)[None]
+    # k = 3 leaves 4/9, 3/9, 2/9, of which two reach 0.75; of the whole law two reach 0.7 only.
+    for top_p_first, survivors in ((False, [0, 1]), (True, [0, 1, 2])):
+        sampling = Sampling(top_k=3, top_p=0.75, guidance=1.0, top_p_first=top_p_first)
+        law_kept = log_probs(logits, sampling)
+        assert kept(law_kept) == survivors
+        assert law_kept.exp().sum().item() == pytest.approx(1.0)
+    # Both filters bind: two codes by mass, one by number.
+    for top_p_first in (False, True):
+        sampling = Sampling(top_k=1, top_p=0.6, guidance=1.0, top_p_first=top_p_first)
+        assert kept(log_probs(logits, sampling)) == [0]
+
+
+def test_guidance() -> None:
+    both = torch.tensor([[1.0, 2.0, -1.0], [0.0, 3.0, 1.0]])
+    assert guide(both, 3.0).tolist() == [3.0, 0.0, -5.0]  # u + 3 (c - u)
+    assert torch.equal(guide(both, 1.0), both[0])
+    assert torch.equal(guide(both, 0.0), both[1])
+    assert torch.equal(guide(both[:1], 3.0), both[0])
+    assert (Sampling(guidance=1.0).branches, Sampling(guidance=3.0).branches) == (1, 2)
+
+
+def test_temperature() -> None:
+    logits = torch.tensor([[2.0, 0.0]])
+    expected = [1 / (1 + math.exp(-4.0)), 1 / (1 + math.exp(4.0))]
+    assert log_probs(logits, Sampling(temperature=0.5, guidance=1.0)).exp().tolist() == pytest.approx(
+        expected
+    )
+
+
+def test_greedy_reads_the_unfiltered_guided_law() -> None:
+    logits = torch.tensor([[1.0, 3.0, 2.0, 0.0], [0.5, 0.0, 2.5, 1.0]])
+    sampling = Sampling(temperature=0.0, top_k=1, top_p=0.1, guidance=2.0)
+    assert sampling.greedy
+    expected = guide(logits, 2.0).log_softmax(-1)
+    assert torch.equal(log_probs(logits, sampling), expected)
+    assert int(expected.argmax()) == 1
+    assert Sampling(temperature=1e-5).greedy
+    assert not Sampling(temperature=1e-4).greedy
+
+
+def test_law_is_fp32_for_bf16_logits() -> None:
+    logits = torch.tensor([[0.1, 1.7, -0.3]]).bfloat16()
+    assert torch.equal(log_probs(logits, Sampling(guidance=1.0)), logits.float()[0].log_softmax(-1))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"temperature": -0.1}, {"temperature": float("nan")}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.1}],
+)
+def test_wrong_values_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Sampling(**wrong)

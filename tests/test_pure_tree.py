@@ -1,0 +1,176 @@
+"""Trees as arrays: ancestor masks, the selection step of EAGLE-2, the published static lists."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from adt_tree.tree import (
+    MC_SIM_7B_63,
+    NAIVE_EXTEND_57,
+    STATIC_TREES,
+    DraftTree,
+    StaticTree,
+    ancestor_mask,
+    chain,
+    lone_roots,
+    select,
+)
+from tests.golden import values
+
+INF = float("inf")
+
+
+def slow_ancestors(parents: list[int]) -> Tensor:
+    """One walk a node."""
+    mask = torch.zeros(len(parents), len(parents), dtype=torch.bool)
+    for node in range(len(parents)):
+        above = node
+        mask[node, above] = True
+        while above:
+            above = parents[above]
+            mask[node, above] = True
+    return mask
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_ancestor_mask(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    nodes = 23
+    rows = [
+        [0] + [int(torch.randint(0, n, (), generator=generator)) for n in range(1, nodes)] for _ in range(3)
+    ]
+    rows[2] = [max(0, node - 1) for node in range(nodes)]  # a chain: the deepest tree there is
+    mask = ancestor_mask(torch.tensor(rows), nodes - 1)
+    for row, parents in enumerate(rows):
+        assert torch.equal(mask[row], slow_ancestors(parents))
+
+
+def test_lone_roots() -> None:
+    tree = lone_roots(torch.tensor([5, 9]))
+    assert tree.codes.tolist() == [[5], [9]]
+    assert tree.nodes == 1
+    assert tree.ancestors.tolist() == [[[True]], [[True]]]
+    assert bool(tree.valid.all())
+    assert (tree.depth, tree.width) == (0, 0)
+
+
+# A pool of two levels: nodes 0-2 below the root, then two children each of 0 and 1.
+PARENTS = torch.tensor([[-1, -1, -1, 0, 0, 1, 1]])
+DEPTHS = torch.tensor([1, 1, 1, 2, 2, 2, 2])
+CODES = torch.tensor([[10, 11, 12, 20, 21, 22, 23]])
+
+
+def pick(scores: list[float], budget: int, most: int | None = None) -> DraftTree:
+    """Select from the pool."""
+    bounds = (budget if most is None else most, 2, 3)
+    return select(
+        CODES, torch.tensor([scores]), PARENTS, DEPTHS, torch.tensor([budget]), torch.tensor([7]), bounds
+    )
+
+
+def test_select_takes_the_best() -> None:
+    tree = pick([-0.1, -0.5, -3.0, -0.3, -2.0, -0.6, -4.0], 4)
+    assert tree.codes.tolist() == [[7, 10, 11, 20, 22]]
+    assert tree.parents.tolist() == [[0, 0, 0, 1, 2]]
+    assert tree.depths.tolist() == [[0, 1, 1, 2, 2]]
+    assert torch.equal(tree.ancestors[0], slow_ancestors(tree.parents[0].tolist()))
+    assert bool(tree.valid.all())
+
+
+@pytest.mark.parametrize("budget", range(8))
+def test_select_is_closed_at_ties(budget: int) -> None:
+    """Where a child's score equals its parent's the parent goes first, whatever the budget."""
+    for scores in (
+        [0.0] * 7,
+        [-1.0, 0.0, -1.0, -1.0, -1.0, 0.0, 0.0],
+        [-2.0, -1.0, -2.0, -2.0, -2.0, -1.0, -1.0],
+    ):
+        tree = pick(scores, budget)
+        assert tree.nodes == budget + 1
+        names = {code: place for place, code in enumerate(CODES[0].tolist())}
+        for node in range(1, tree.nodes):
+            parent = int(PARENTS[0, names[int(tree.codes[0, node])]])
+            held = int(tree.codes[0, int(tree.parents[0, node])])
+            assert held == (7 if parent < 0 else int(CODES[0, parent]))
+            assert int(tree.parents[0, node]) < node
+
+
+def test_select_pads_smaller_images_with_invalid_leaves() -> None:
+    scores = torch.tensor(
+        [[-0.1, -0.5, -3.0, -0.3, -2.0, -0.6, -4.0], [-0.1, -0.2, -INF, -INF, -INF, -0.4, -INF]]
+    )
+    two = [x.expand(2, -1) for x in (CODES, PARENTS)]
+    roots = torch.tensor([7, 8])
+    tree = select(two[0], scores, two[1], DEPTHS, torch.tensor([2, 5]), roots, (5, 2, 3))
+    assert tree.valid.sum(1).tolist() == [3, 4]
+    assert tree.codes[0, :3].tolist() == [7, 10, 20]
+    assert tree.codes[1, :4].tolist() == [8, 10, 11, 22]
+    assert tree.parents[1, :4].tolist() == [0, 0, 0, 2]
+    padding = ~tree.valid
+    assert not bool(tree.parents[padding].any())
+    for row in range(2):
+        assert torch.equal(tree.ancestors[row], slow_ancestors(tree.parents[row].tolist()))
+        inner = set(tree.parents[row, tree.valid[row]].tolist())
+        assert not inner & set(padding[row].nonzero().flatten().tolist())
+
+
+def test_select_with_a_budget_beyond_the_pool() -> None:
+    tree = pick([-0.1, -0.5, -3.0, -0.3, -2.0, -0.6, -4.0], 50)
+    assert tree.nodes == 8
+    assert bool(tree.valid.all())
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes", "by_depth", "leaves"),
+    [
+        ("mc_sim_7b_63", 26, [4, 8, 8, 3, 2], 15),
+        ("naive_extend_57", 58, [5, 13, 16, 14, 9], 33),
+        ("chain", 6, [1] * 5, 1),
+    ],
+)
+def test_published_sizes(name: str, nodes: int, by_depth: list[int], leaves: int) -> None:
+    tree = StaticTree(STATIC_TREES[name])
+    assert len(tree.parents) == nodes
+    assert [tree.depths.count(depth) for depth in range(1, 6)] == by_depth
+    assert nodes - len(set(tree.parents)) == leaves
+    assert tree.depth == 5
+
+
+@pytest.mark.parametrize("name", STATIC_TREES)
+def test_static_trees_are_the_released_ones(name: str) -> None:
+    recorded, tree = values("static_trees")[name], StaticTree(STATIC_TREES[name])
+    assert sorted(map(list, STATIC_TREES[name])) == sorted(recorded["choices"])
+    assert tree.depths == recorded["positions"]
+    mask = torch.tensor([[int(digit) for digit in row] for row in recorded["mask"]], dtype=torch.bool)
+    assert torch.equal(tree.ancestors(), mask)
+    rows = []
+    for leaf in sorted(set(range(len(tree.parents))) - set(tree.parents)):
+        path = [leaf]
+        while path[0]:
+            path.insert(0, tree.parents[path[0]])
+        rows.append(path + [-1] * (tree.depth + 1 - len(path)))
+    assert sorted(rows) == sorted(recorded["retrieve"])
+    # Where a node's code stands in the root and the flattened top-10 tables of the expanded nodes.
+    expanded = [node for level in tree.levels for node in level]
+    places = [
+        1 + 10 * expanded.index(parent) + rank for parent, rank in zip(tree.parents, tree.ranks, strict=True)
+    ]
+    assert [0, *places[1:]] == recorded["tree_indices"]
+    below = [[level.index(node) for node in level] for level in tree.levels]
+    assert [len(level) for level in below[1:]] == [len(level) for level in recorded["drafter_indices"]]
+
+
+def test_malformed_lists_are_refused() -> None:
+    with pytest.raises(ValueError, match="no parent"):
+        StaticTree([[0], [1, 0]])
+    with pytest.raises(ValueError, match="twice"):
+        StaticTree([[0], [0]])
+
+
+def test_order_of_a_list_does_not_matter() -> None:
+    shuffled = [list(path) for path in reversed(MC_SIM_7B_63)]
+    assert StaticTree(shuffled).parents == StaticTree(MC_SIM_7B_63).parents
+    assert len(NAIVE_EXTEND_57) == 57
+    assert StaticTree(chain(3)).parents == [0, 0, 1, 2]
