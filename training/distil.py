@@ -1,7 +1,7 @@
 """Images the target makes itself, as the drafter's training data: training prompts -> codes under guidance.
 
-The drafter must predict the target as it decodes, so it learns from the target's own samples (LANTERN, section on
-drafter training), not from the data set. Features are recomputed from the codes in training and never stored.
+The drafter must predict the target as it decodes, so it learns from the target's own samples (as LANTERN's
+drafters do), not from the data set. Features are recomputed from the codes in training and never stored.
 """
 
 from __future__ import annotations
@@ -26,8 +26,12 @@ from training.loop import append_jsonl
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `train_emoji distil`."""
-    parser.add_argument("--work_dir", default="data/emoji", help="folder of the captions; distilled.jsonl goes there")
-    parser.add_argument("--model_path", default=None, help="exported target; default: the embedded checkpoint")
+    parser.add_argument(
+        "--work_dir", default="data/emoji", help="folder of the captions; distilled.jsonl goes there"
+    )
+    parser.add_argument(
+        "--model_path", default=None, help="exported target; default: the embedded checkpoint"
+    )
     parser.add_argument("--num_images", type=int, default=640, help="images to make, earlier runs' included")
     parser.add_argument("--batch_size", type=int, default=16, help="images in flight")
     parser.add_argument("--cfg", type=float, default=3.0, help="guidance scale")
@@ -43,7 +47,7 @@ def read_distilled(work: Path) -> list[dict]:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Append images to distilled.jsonl until there are num_images; image n is the same however often it was resumed."""
+    """Append to distilled.jsonl until it has num_images; image n is the same however often it was resumed."""
     torch.set_num_threads(args.threads)
     work = Path(args.work_dir)
     rows = [row for row in read_captions(work) if row["split"] == "train"]
@@ -58,8 +62,8 @@ def run(args: argparse.Namespace) -> None:
     requests = (Request(name, prompt, args.seed * 1_000_003 + int(name)) for name, prompt in prompts.items())
     images = autoregressive(target, requests, sampling, Noise(model.num_codes, sampling.greedy))
     for image in tqdm(images, total=len(prompts), desc="distil", unit="image"):
-        append_jsonl(work / "distilled.jsonl",
-                     {"name": image.name, "caption": captions[int(image.name)], "codes": image.codes})  # fmt: skip
+        row = {"name": image.name, "caption": captions[int(image.name)], "codes": image.codes}
+        append_jsonl(work / "distilled.jsonl", row)
 
 
 def main() -> None:

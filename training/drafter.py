@@ -1,9 +1,10 @@
-"""Train the EAGLE drafter on the target's own images: feature regression, guided cross-entropy, training-time test.
+"""Train the EAGLE drafter on the target's own images: features, guided cross-entropy, training-time test.
 
-Step 1 reads the target's features; step j reads the drafter's own features of step j - 1, as decoding does j levels
-into a tree (EAGLE-3's training-time test): entry e of step j attends to target entries up to e - j + 1 and to its own
-ancestors, entries e - j + i of steps i = 2..j. Loss a step: SmoothL1 on both guidance branches' features, and soft
-cross-entropy between the guided laws of target and drafter, which is what verification compares.
+Step 1 reads the target's features; step j reads the drafter's own features of step j - 1, as decoding does j
+levels into a tree (EAGLE-3's training-time test): entry e of step j attends to target entries up to e - j + 1
+and to its own ancestors, entries e - j + i of steps i = 2..j. Loss a step: SmoothL1 on the features of
+both guidance branches, and soft cross-entropy between the guided laws of target and drafter, which is what verification
+compares.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 from adt_tree.sampling import guide
 from models.drafter import DrafterNet, to_published
 from models.registry import EMOJI, Model, load
-from models.target import Prompt
 from models.transformer import DecoderConfig
 from training.distil import read_distilled
 from training.loop import Budget, Every, add_loop_arguments, append_jsonl, load_checkpoint, save_checkpoint
@@ -35,12 +36,20 @@ from training.target import optimisers, schedule
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `train_emoji drafter`."""
     add_loop_arguments(parser, minutes=12, checkpoint_minutes=2)
-    parser.add_argument("--model_path", default=None, help="exported target; default: the embedded checkpoint")
-    parser.add_argument("--batch_size", type=int, default=16, help="images a step, two guidance branches each")
+    parser.add_argument(
+        "--model_path", default=None, help="exported target; default: the embedded checkpoint"
+    )
+    parser.add_argument(
+        "--batch_size", type=int, default=16, help="images a step, two guidance branches each"
+    )
     parser.add_argument("--steps", type=int, default=3, help="unrolled steps of the training-time test")
     parser.add_argument("--cfg", type=float, default=3.0, help="guidance scale of the cross-entropy")
-    parser.add_argument("--feature_weight", type=float, default=1.0, help="of SmoothL1 beside the cross-entropy")
-    parser.add_argument("--step_decay", type=float, default=0.8, help="weight of step j is step_decay^(j - 1)")
+    parser.add_argument(
+        "--feature_weight", type=float, default=1.0, help="of SmoothL1 beside the cross-entropy"
+    )
+    parser.add_argument(
+        "--step_decay", type=float, default=0.8, help="weight of step j is step_decay^(j - 1)"
+    )
     parser.add_argument("--muon_lr", type=float, default=5e-3, help="for matrices")
     parser.add_argument("--adam_lr", type=float, default=1e-3, help="for everything else")
     parser.add_argument("--weight_decay", type=float, default=0.02, help="times the learning rate, matrices")
@@ -82,9 +91,11 @@ def at_codes(x: Tensor, where: Tensor) -> Tensor:
     return x.gather(1, where[..., None].expand(-1, -1, x.shape[-1]))
 
 
-def drafter_loss(net: DrafterNet, batch: Batch, head: Tensor, args: argparse.Namespace) -> tuple[Tensor, list[float]]:
-    """The weighted sum over steps, and the agreement a step: sum over codes of min(p, q), the mass a draw from q
-    would have accepted."""
+def drafter_loss(
+    net: DrafterNet, batch: Batch, head: Tensor, args: argparse.Namespace
+) -> tuple[Tensor, list[float]]:
+    """The weighted sum over steps, and each step's agreement: sum over codes of min(p, q), the share of draws
+    from q that the best rule accepts."""
     wanted = at_codes(batch.features, batch.where + 1)
     law = guide(F.linear(wanted, head).unflatten(0, (2, -1)), args.cfg).softmax(dim=-1)
     total, agreement = torch.zeros(()), []
@@ -99,34 +110,44 @@ def drafter_loss(net: DrafterNet, batch: Batch, head: Tensor, args: argparse.Nam
 
 
 class Images:
-    """Distilled images as batches; the target's features are recomputed, so nothing vocabulary-sized is stored."""
+    """Distilled images with the target's features of both branches, computed once and kept in memory."""
 
-    def __init__(self, model: Model, rows: list[dict]) -> None:
-        self.model = model
-        self.images = [(model.encode(row["caption"]), torch.tensor(row["codes"])) for row in rows]
+    def __init__(self, model: Model, rows: list[dict], batch_size: int) -> None:
+        self.first_code = model.layout.first_code
+        self.codes = [torch.tensor(row["codes"]) for row in rows]
+        prompts = [model.encode(row["caption"]) for row in rows]
+        self.prefixes = [(prompt.conditional, prompt.unconditional) for prompt in prompts]
+        self.features: list[list[Tensor]] = []  # an image's branches, [T_g, D] each
+        for start in tqdm(range(0, len(rows), batch_size), desc="features", unit="batch"):
+            indices = list(range(start, min(start + batch_size, len(rows))))
+            tokens, lengths = self._tokens(indices)
+            with torch.no_grad():
+                hidden = model.decoder.causal(tokens)
+            kept = [row[:length].clone() for row, length in zip(hidden, lengths, strict=True)]
+            self.features += [
+                list(pair) for pair in zip(kept[: len(indices)], kept[len(indices) :], strict=True)
+            ]
 
-    @torch.no_grad()
+    def _tokens(self, indices: list[int]) -> tuple[Tensor, list[int]]:
+        """Right-padded sequences [R, T], all conditional ones first, and their lengths."""
+        rows = [
+            torch.cat((torch.tensor(self.prefixes[i][branch]), self.codes[i] + self.first_code))
+            for branch in (0, 1)
+            for i in indices
+        ]
+        return pad_sequence(rows, batch_first=True), [len(row) for row in rows]
+
     def batch(self, indices: list[int]) -> Batch:
         """The images' conditional rows, then their unconditional rows."""
-        chosen = [self.images[index] for index in indices]
-        prefixes = [self._prefix(prompt, branch) for branch in (0, 1) for prompt, _ in chosen]
-        codes = torch.stack([codes for _, codes in chosen]).repeat(2, 1)
-        length = max(map(len, prefixes)) + codes.shape[1]
-        tokens = torch.zeros(len(prefixes), length, dtype=torch.int64)
-        where = torch.empty(len(prefixes), codes.shape[1] - 1, dtype=torch.int64)
-        for row, prefix in enumerate(prefixes):
-            tokens[row, : len(prefix)] = torch.tensor(prefix)
-            tokens[row, len(prefix) : len(prefix) + codes.shape[1]] = codes[row] + self.model.layout.first_code
-            where[row] = torch.arange(codes.shape[1] - 1) + len(prefix) - 1
-        return Batch(tokens[:, 1:], self.model.decoder.causal(tokens)[:, :-1], where)
-
-    @staticmethod
-    def _prefix(prompt: Prompt, branch: int) -> list[int]:
-        return prompt.unconditional if branch else prompt.conditional
+        tokens, _ = self._tokens(indices)
+        rows = [self.features[i][branch] for branch in (0, 1) for i in indices]
+        starts = torch.tensor([len(self.prefixes[i][branch]) - 1 for branch in (0, 1) for i in indices])
+        where = starts[:, None] + torch.arange(len(self.codes[0]) - 1)
+        return Batch(tokens[:, 1:], pad_sequence(rows, batch_first=True)[:, :-1], where)
 
 
 def new_drafter(config: DecoderConfig, model: Model) -> DrafterNet:
-    """A drafter of the target's width that starts from the target's embedding, kept frozen, and its last layer."""
+    """A drafter that starts from the target's embedding, kept frozen, and the target's last layer."""
     net = DrafterNet(config)
     net.embed.load_state_dict(model.decoder.embed.state_dict())
     net.embed.requires_grad_(False)
@@ -139,7 +160,7 @@ def new_drafter(config: DecoderConfig, model: Model) -> DrafterNet:
     return net
 
 
-def export(net: DrafterNet, average: dict[str, Tensor], model: Model, folder: Path) -> None:
+def export(net: DrafterNet, average: dict[str, Tensor], folder: Path) -> None:
     """Write config.json and model.safetensors (bf16) in the published drafter layout."""
     shape = net.config
     folder.mkdir(parents=True, exist_ok=True)
@@ -153,60 +174,84 @@ def export(net: DrafterNet, average: dict[str, Tensor], model: Model, folder: Pa
     save_file(weights, folder / "model.safetensors")
 
 
+class Trainer:
+    """Network, its running average, optimisers, images and random stream of a run."""
+
+    def __init__(self, args: argparse.Namespace, model: Model, rows: list[dict]) -> None:
+        torch.manual_seed(args.seed)
+        self.args, self.rng = args, random.Random(args.seed)
+        self.images = Images(model, rows, args.batch_size)
+        first = model.layout.first_code
+        self.head = model.decoder.head.weight[first : first + model.num_codes]
+        self.net = new_drafter(dataclasses.replace(model.decoder.config, num_layers=1), model)
+        self.optimisers = optimisers(self.net, args)
+        self.average = {name: value.clone() for name, value in self.net.state_dict().items()}
+        self.step, self.spent_s = 0, 0.0
+
+    def payload(self, spent_s: float) -> dict:
+        """What a resume needs."""
+        states = [optimiser.state_dict() for optimiser in self.optimisers]
+        return {"model": self.net.state_dict(), "average": self.average, "step": self.step,
+                "spent_s": spent_s, "optimisers": states}  # fmt: skip
+
+    def resume(self, payload: dict) -> None:
+        """Continue a saved run; the order of images restarts from a seed that depends on the step."""
+        self.net.load_state_dict(payload["model"])
+        self.average, self.step, self.spent_s = payload["average"], payload["step"], payload["spent_s"]
+        for optimiser, state in zip(self.optimisers, payload["optimisers"], strict=True):
+            optimiser.load_state_dict(state)
+        self.rng = random.Random(self.args.seed + self.step)
+
+    def train_step(self, factor: float) -> tuple[float, list[float]]:
+        """One update at `factor` of the learning rates: loss and agreements. The first images stay unseen."""
+        indices = self.rng.sample(range(self.args.batch_size, len(self.images.codes)), self.args.batch_size)
+        loss, agreement = drafter_loss(self.net, self.images.batch(indices), self.head, self.args)
+        for optimiser, rate in zip(self.optimisers, (self.args.muon_lr, self.args.adam_lr), strict=True):
+            optimiser.zero_grad(set_to_none=True)
+            optimiser.param_groups[0]["lr"] = rate * factor
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.net.parameters(), 1.0)
+        for optimiser in self.optimisers:
+            optimiser.step()
+        self.step += 1
+        blend(self.average, self.net, min(self.args.ema, self.step / (self.step + 10)))
+        return loss.item(), agreement
+
+    @torch.no_grad()
+    def validation(self) -> dict[str, float]:
+        """Agreement of each unrolled step on the images kept out of training."""
+        batch = self.images.batch(list(range(self.args.batch_size)))
+        _, agreement = drafter_loss(self.net, batch, self.head, self.args)
+        return {f"agreement_{number}": round(value, 4) for number, value in enumerate(agreement, 1)}
+
+
 def run(args: argparse.Namespace) -> None:
     """Train within the budget; write drafter.pt, losses_drafter.jsonl and the checkpoint's drafter folder."""
     torch.set_num_threads(args.threads)
-    torch.manual_seed(args.seed)
     work = Path(args.work_dir)
+    rows = read_distilled(work)
+    if len(rows) < 2 * args.batch_size:
+        raise ValueError(
+            f"{work / 'distilled.jsonl'}: {len(rows)} images, {2 * args.batch_size} needed: run `distil`"
+        )
     model = load("emoji", args.model_path, None, "fp32", "cpu", need_drafter=False)
-    images = Images(model, read_distilled(work))
-    if len(images.images) <= args.batch_size:
-        raise ValueError(f"{work / 'distilled.jsonl'} holds {len(images.images)} images: run `distil` first")
-    held_out, head = args.batch_size, model.decoder.head.weight
-    head = head[model.layout.first_code : model.layout.first_code + model.num_codes]
-    net = new_drafter(dataclasses.replace(model.decoder.config, num_layers=1), model)
-    trained = optimisers(net, args)
+    trainer = Trainer(args, model, rows)
     saved = None if args.restart else load_checkpoint(work / "drafter.pt")
     if saved:
-        net.load_state_dict(saved["model"])
-        for optimiser, state in zip(trained, saved["optimisers"], strict=True):
-            optimiser.load_state_dict(state)
-    average = saved["average"] if saved else {name: value.clone() for name, value in net.state_dict().items()}
-    step = saved["step"] if saved else 0
-    budget, save = Budget(args.minutes, saved["spent_s"] if saved else 0.0), Every(60 * args.checkpoint_minutes)
-    rng = random.Random(args.seed + step)
-    with tqdm(desc="drafter", unit="step", initial=step, mininterval=5) as bar:
+        trainer.resume(saved)
+    budget, save = Budget(args.minutes, trainer.spent_s), Every(60 * args.checkpoint_minutes)
+    with tqdm(desc="drafter", unit="step", initial=trainer.step, mininterval=5) as bar:
         while not budget.done():
-            batch = images.batch(rng.sample(range(held_out, len(images.images)), args.batch_size))
-            loss, agreement = drafter_loss(net, batch, head, args)
-            update(net, loss, trained, args, schedule(budget.fraction(), step))
-            step += 1
-            blend(average, net, min(args.ema, step / (step + 10)))
+            loss, agreement = trainer.train_step(schedule(budget.fraction(), trainer.step))
             bar.update()
             if save.due() or budget.done():
-                with torch.no_grad():
-                    _, unseen = drafter_loss(net, images.batch(list(range(held_out))), head, args)
-                append_jsonl(work / "losses_drafter.jsonl", {
-                    "step": step, "spent_s": round(budget.spent_s(), 1), "loss": loss.item(),
-                    **{f"agreement_{n}": round(value, 4) for n, value in enumerate(unseen, 1)}})  # fmt: skip
-                save_checkpoint(work / "drafter.pt", {
-                    "model": net.state_dict(), "average": average, "step": step, "spent_s": budget.spent_s(),
-                    "optimisers": [optimiser.state_dict() for optimiser in trained]})  # fmt: skip
-            elif step % 10 == 0:
-                bar.set_postfix(loss=loss.item(), agreement=" ".join(f"{a:.2f}" for a in agreement))
-    export(net, average, model, (Path(args.model_path) if args.model_path else EMOJI) / "drafter")
-
-
-def update(net: nn.Module, loss: Tensor, trained: list[torch.optim.Optimizer], args: argparse.Namespace,
-           factor: float) -> None:
-    """One optimiser step at `factor` of the learning rates."""
-    for optimiser, rate in zip(trained, (args.muon_lr, args.adam_lr), strict=True):
-        optimiser.zero_grad(set_to_none=True)
-        optimiser.param_groups[0]["lr"] = rate * factor
-    loss.backward()
-    nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-    for optimiser in trained:
-        optimiser.step()
+                row = {"step": trainer.step, "spent_s": round(budget.spent_s(), 1), "loss": round(loss, 4)}
+                append_jsonl(work / "losses_drafter.jsonl", {**row, **trainer.validation()})
+                save_checkpoint(work / "drafter.pt", trainer.payload(budget.spent_s()))
+            elif trainer.step % 10 == 0:
+                bar.set_postfix(loss=loss, agreement=" ".join(f"{value:.2f}" for value in agreement))
+    export(trainer.net, trainer.average, (Path(args.model_path) if args.model_path else EMOJI) / "drafter")
+    print(json.dumps({"steps": trainer.step, "spent_s": round(budget.spent_s(), 1), **trainer.validation()}))
 
 
 @torch.no_grad()
