@@ -2,9 +2,8 @@
 
 Step 1 reads the target's features; step j reads the drafter's own features of step j - 1, as decoding does j
 levels into a tree (EAGLE-3's training-time test): entry e of step j attends to target entries up to e - j + 1
-and to its own ancestors, entries e - j + i of steps i = 2..j. Loss a step: SmoothL1 on the features of
-both guidance branches, and soft cross-entropy between the guided laws of target and drafter, which is what verification
-compares.
+and to its own ancestors, entries e - j + i of steps i = 2..j. Loss a step: SmoothL1 on the features of both
+guidance branches, and soft cross-entropy between the guided laws, which are what verification compares.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ the SHA-256 of the data built and of every file of this folder that holds weight
 
 ## Sizes
 Target: {layers} layers, hidden {hidden}, {heads} heads, MLP {intermediate}, vocabulary {vocab_size},
-{target_params:.2f} M parameters. VQGAN: {vq_params:.2f} M parameters, codebook {num_codes} x {embed_dim}. bfloat16.
+{target_params:.2f} M parameters. Drafter: one such layer and its input projection. VQGAN: {vq_params:.2f} M parameters, codebook {num_codes} x {embed_dim}. bfloat16.
 
 ## Figures (device: {device_name}; {date})
 | figure | value | command |
@@ -124,6 +124,7 @@ Target: {layers} layers, hidden {hidden}, {heads} heads, MLP {intermediate}, voc
 | codes used | {codes_used} of {num_codes} | the same |
 | target loss, seen pairs | {seen:.3f} nats a code | `main.py train_emoji target` ({target_steps} steps, {target_minutes:.0f} min) |
 | target loss, held-out pairs | {held_out:.3f} nats a code | the same |
+{drafter}
 
 The target's losses are of the last training step; the shipped weights are a running average near its end.
 The VQGAN was trained in resumed phases (no quantiser to step 1230, then the codebook at `--rate 0`, from step 1566
@@ -136,6 +137,22 @@ letter is in the data. Not for use as a picture source: it is an instrument for 
 """  # noqa: E501
 
 
+def drafter_lines(work: Path) -> str:
+    """Rows of the model card on the drafter: agreement is the sum over codes of min(p, q), guided laws."""
+    path = work / "losses_drafter.jsonl"
+    if not path.exists():
+        return "| drafter | not trained yet | `main.py train_emoji drafter` |"
+    last = json.loads(path.read_text().splitlines()[-1])
+    levels = [value for name, value in last.items() if name.startswith("agreement_")]
+    shown = ", ".join(f"{value:.3f}" for value in levels)
+    images = sum(1 for _ in (work / "distilled.jsonl").open())
+    return (
+        f"| drafter, agreement with the target at tree levels 1 to {len(levels)} | {shown} | `main.py train_emoji "
+        f"distil`, `main.py train_emoji drafter` ({images} images, {last['step']} steps, "
+        f"{last['spent_s'] / 60:.0f} min) |"
+    )
+
+
 def collect_facts(work: Path, target: dict, tokenizer: dict, args: argparse.Namespace) -> dict:
     """Values of the model card, all read from what the stages wrote."""
     rows = [json.loads(line) for line in (work / "captions.jsonl").read_text().splitlines()]
@@ -146,6 +163,7 @@ def collect_facts(work: Path, target: dict, tokenizer: dict, args: argparse.Name
         **report, "seen": last["seen"], "held_out": last["held_out"], "target_steps": target["step"],
         "target_minutes": target["spent_s"] / 60, "tokenizer_steps": report["steps"],
         "tokenizer_minutes": report["spent_s"] / 60, "device_name": args.device_name, "date": args.date,
+        "drafter": drafter_lines(work),
         "image_size": vq["resolution"], "num_codes": vq["num_embeddings"], "embed_dim": vq["embed_dim"],
         "grid": vq["resolution"] >> (len(vq["channel_multiplier"]) - 1),
         "styles": ", ".join(f"`{style}`" for style in dict.fromkeys(row["style"] for row in rows)),
