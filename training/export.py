@@ -148,7 +148,7 @@ def drafter_lines(work: Path) -> str:
     images = sum(1 for _ in (work / "distilled.jsonl").open())
     return (
         f"| drafter, agreement with the target at tree levels 1 to {len(levels)} | {shown} | "
-        f"`main.py train_emoji distil`, `main.py train_emoji drafter` ({images} images, {last['step']} steps, "
+        f"`main.py train_emoji distil`, `… drafter` ({images} images, {last['step']} steps, "
         f"{last['spent_s'] / 60:.0f} min) |"
     )
 
