@@ -115,10 +115,9 @@ def load(
     """
     folder = Path(model_path) if model_path else EMOJI
     config, state = read_config(folder), read_weights(folder)
-    try:
-        layout, grid, shape = anole.TokenLayout.read(config), anole.grid_of(config), decoder_config(config)
-    except (KeyError, ValueError) as error:
-        raise CheckpointError(f"{folder / 'config.json'}: {_reason(error)}") from None
+    layout, grid, shape = _read_fields(
+        folder, lambda: (anole.TokenLayout.read(config), anole.grid_of(config), decoder_config(config))
+    )
     dtype, place = DTYPES[precision], torch.device(device)
     decoder = _build(lambda: Decoder(shape), lambda: from_chameleon(state, shape), dtype, place, folder)
     vq_state = {
@@ -128,8 +127,8 @@ def load(
         raise CheckpointError(f"{folder}: tensor model.vqmodel.quantize.embedding.weight is missing")
     codec = None
     if any(name.startswith("decoder.") for name in vq_state):
-        make = lambda: VQModel(VQConfig.from_hf(config["vq_config"]))  # noqa: E731
-        codec = _build(make, lambda: vq_state, torch.float32, place, folder)
+        vq = _read_fields(folder, lambda: VQConfig.from_hf(config["vq_config"]))
+        codec = _build(lambda: VQModel(vq), lambda: vq_state, torch.float32, place, folder)
     codebook = vq_state["quantize.embedding.weight"].to(place, torch.float32)
     net = (
         _load_drafter(
@@ -143,7 +142,7 @@ def load(
 
 def _load_drafter(folder: Path, hidden_size: int, dtype: torch.dtype, device: torch.device) -> DrafterNet:
     config, state = read_config(folder), read_weights(folder)
-    shape = drafter_config(config)
+    shape = _read_fields(folder, lambda: drafter_config(config))
     if shape.hidden_size != hidden_size:
         raise CheckpointError(
             f"{folder}: hidden_size {shape.hidden_size}, the target has {hidden_size}: "
@@ -184,9 +183,22 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise CheckpointError(f"{path} does not exist: give the folder of a checkpoint")
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(path.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise CheckpointError(f"{path} is not JSON ({error}): fetch it again") from None
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{path} is not a JSON object: fetch it again")
+    return config
+
+
+def _read_fields(folder: Path, read: Callable[[], Any]) -> Any:
+    """What read makes of config.json; a field that is missing or senseless is a CheckpointError."""
+    try:
+        return read()
+    except KeyError as error:
+        raise CheckpointError(f"{folder / 'config.json'}: {error.args[0]} is missing") from None
+    except (ValueError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{folder / 'config.json'}: {_reason(error)}") from None
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
