@@ -18,7 +18,15 @@ from models.transformer import DecoderConfig
 
 
 def decoder_config(config: Mapping[str, Any]) -> DecoderConfig:
-    """Read a ChameleonConfig (config.json of transformers 4.4x or 5.x) into a DecoderConfig."""
+    """Read a ChameleonConfig (config.json of transformers 4.4x or 5.x) into a DecoderConfig.
+
+    ValueError for variants that the decoder would otherwise run wrongly without a word.
+    """
+    for name in ("swin_norm", "attention_bias", "mlp_bias"):
+        if config.get(name):
+            raise ValueError(f"{name} is {config[name]!r}: this decoder has no such variant")
+    if config.get("hidden_act", "silu") != "silu":
+        raise ValueError(f"hidden_act is {config['hidden_act']!r}: this decoder has silu only")
     rope = config.get("rope_parameters") or {}
     return DecoderConfig(
         vocab_size=config["vocab_size"],
