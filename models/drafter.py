@@ -83,8 +83,8 @@ class EagleDrafter:
     """See adt_tree.roles.Drafter: the network with its own preallocated cache, beside one target's slots.
 
     Guidance lives inside: both branches run, each on its own features, with the same codes. Entry p of the
-    cache is
-    the pair (feature at p, token at p + 1), so a row is one entry shorter than the target's.
+    cache is the pair (feature at p, token at p + 1): a row is one entry shorter than the target's until
+    extend() pairs the last feature with the root.
     """
 
     def __init__(self, net: DrafterNet, target: ARTarget, max_depth: int, max_width: int) -> None:
@@ -134,7 +134,7 @@ class EagleDrafter:
     def expand(
         self, codes: Tensor, features: Tensor, ancestors: Tensor, depth: int, reach: int
     ) -> tuple[Tensor, Tensor]:
-        """See Drafter. `reach` bounds the target's cache; this one may be one entry longer by now."""
+        """See Drafter. After extend() a row is as long as the target's, which `reach` bounds."""
         branches, images, width, _ = features.shape
         earlier = ancestors.shape[2] - width
         depths = torch.full((branches * images, width), depth, device=self.device)
