@@ -92,7 +92,7 @@ def main(argv: Sequence[str]) -> int:
     except SystemExit as stop:  # argparse after --help
         return stop.code if isinstance(stop.code, int) else 2
     except KeyboardInterrupt:
-        status, line = 130, "interrupted: what was finished is kept"
+        status, line = 130, "interrupted: finished images and training checkpoints are kept"
         if debug:
             raise
     except BrokenPipeError:
