@@ -131,9 +131,10 @@ The VQGAN was trained in resumed phases (no quantiser to step 1230, then the cod
 `--rate 4`, from step 1972 `--rate 8`); the stage's defaults give the same recipe in one go, not the same bits.
 
 ## Limits
-Trained for little more than an hour on two CPU cores. Words outside the training captions mean nothing to it;
-held-out pairs come out worse than seen ones; fine detail is lost in the {grid} x {grid} grid. No person, flag or
-letter is in the data. Not for use as a picture source: it is an instrument for measuring decoders.
+Trained for {target_minutes:.0f} minutes ({device_name}). Words outside the training captions mean nothing to it;
+held-out pairs come out worse than seen ones; fine detail is lost in the {grid} x {grid} grid. Persons and flags are
+not in the data, letters only as parts of things. Not for use as a picture source: it is an instrument for measuring
+decoders.
 """  # noqa: E501
 
 
@@ -202,7 +203,8 @@ def run(args: argparse.Namespace) -> None:
     (out / "licences.json").write_text(json.dumps(licences, indent=1) + "\n")
     (out / "README.md").write_text(model_card(collect_facts(work, target, tokenizer, args), licences))
     sums = json.loads((work / "checksums.json").read_text())
-    sums |= {path.name: sha256(path) for path in [*shards, out / "text_tokenizer.json", out / "config.json"]}
+    files = [*shards, *sorted(out.glob("drafter/*")), out / "text_tokenizer.json", out / "config.json"]
+    sums |= {path.relative_to(out).as_posix(): sha256(path) for path in files}
     (out / "checksums.json").write_text(json.dumps(sums, indent=1) + "\n")
     print(
         json.dumps(
