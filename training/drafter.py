@@ -240,10 +240,12 @@ def run(args: argparse.Namespace) -> None:
         trainer.resume(saved)
     budget, save = Budget(args.minutes, trainer.spent_s), Every(60 * args.checkpoint_minutes)
     with tqdm(desc="drafter", unit="step", initial=trainer.step, mininterval=5) as bar:
-        while not budget.done():
+        done = budget.ends(trainer.step, args.max_steps)
+        while not done:
             loss, agreement = trainer.train_step(schedule(budget.fraction(), trainer.step))
             bar.update()
-            if save.due() or budget.done():
+            done = budget.ends(trainer.step, args.max_steps)
+            if save.due() or done:
                 row = {"step": trainer.step, "spent_s": round(budget.spent_s(), 1), "loss": round(loss, 4)}
                 append_jsonl(work / "losses_drafter.jsonl", {**row, **trainer.validation()})
                 save_checkpoint(work / "drafter.pt", trainer.payload(budget.spent_s()))

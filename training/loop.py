@@ -39,6 +39,10 @@ class Budget:
         """Whether the budget is used up."""
         return self.fraction() >= 1.0
 
+    def ends(self, step: int, max_steps: int) -> bool:
+        """Whether a run ends before its next step. Ask once a step: the clock goes on between questions."""
+        return self.done() or 0 <= max_steps <= step
+
 
 class Every:
     """True at most once in `period_s` seconds; the first time after one period."""

@@ -215,10 +215,12 @@ def run(args: argparse.Namespace) -> None:
     budget, save = Budget(args.minutes, trainer.spent_s), Every(60 * args.checkpoint_minutes)
     losses: list[float] = []
     with tqdm(desc="target", unit="step", initial=trainer.step, mininterval=5) as bar:
-        while not budget.done() and trainer.step != args.max_steps:
+        done = budget.ends(trainer.step, args.max_steps)
+        while not done:
             losses.append(trainer.train_step(schedule(budget.fraction(), trainer.step)))
             bar.update()
-            if save.due() or budget.done() or trainer.step == args.max_steps:
+            done = budget.ends(trainer.step, args.max_steps)
+            if save.due() or done:
                 row = {"step": trainer.step, "spent_s": round(budget.spent_s(), 1),
                        "train": sum(losses) / len(losses), **trainer.validation()}  # fmt: skip
                 append_jsonl(work / "losses_target.jsonl", row)

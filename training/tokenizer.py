@@ -274,7 +274,7 @@ def run(args: argparse.Namespace) -> None:
     budget, save = Budget(args.minutes, trainer.spent_s), Every(60 * args.checkpoint_minutes)
     losses = {}
     with tqdm(desc="tokenizer", unit="step", mininterval=5) as bar:
-        while not budget.done() and trainer.step != args.max_steps:
+        while not budget.ends(trainer.step, args.max_steps):
             losses = trainer.train_step(cosine(budget.fraction()))
             bar.update()
             if trainer.step % 25 == 0:
