@@ -155,9 +155,10 @@ def speculative(
         gumbel = rule.noise.gumbel(seeds, below)
         tree = proposer.propose(shapes, slots.roots, gumbel, reach)
         logits, features = target.forward(tree, reach)
-        verdict = rule(tree, log_probs(logits, sampling), gumbel, seeds, positions)
+        log_p = log_probs(logits, sampling)
+        verdict = rule(tree, log_p, gumbel, seeds, positions)
         target.commit(verdict)
-        proposer.observe(tree, features, verdict)
+        proposer.observe(tree, log_p, gumbel, features, verdict)
         slots.roots = verdict.codes.gather(1, verdict.count[:, None] - 1)[:, 0]
         drafted = tree.valid.sum(dim=1) - 1
         outcome = torch.cat(

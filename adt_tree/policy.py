@@ -89,6 +89,12 @@ class AdaptConstants:
             raise ValueError("adt: steps must not be negative and the budget must be positive")
 
 
+# Self-drafting: depth is the length of the main chain, which costs no drafter pass, so it starts longer.
+SELF_DRAFTED = AdaptConstants(
+    step_depth=2, depth_max=24, depth_start=12, width_max=4, width_start=2, budget=31
+)
+
+
 @dataclass(slots=True)
 class _Memory:
     """One image's states by cell, and the rate of its last step."""

@@ -70,7 +70,9 @@ class EagleProposer:
         start = (log_probs(logits, self.sampling), feature)
         return self.growth(self.drafter, self.sampling, start, roots, shapes, gumbel, reach)
 
-    def observe(self, tree: DraftTree, features: Tensor, verdict: Verdict) -> None:
+    def observe(
+        self, tree: DraftTree, log_p: Tensor, gumbel: Tensor, features: Tensor, verdict: Verdict
+    ) -> None:
         """See Proposer: pair the features along the path with the codes that follow."""
         index = verdict.path[None, ..., None].expand(features.shape[0], -1, -1, features.shape[-1])
         self._features = features.gather(2, index)

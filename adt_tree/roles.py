@@ -104,5 +104,8 @@ class Proposer(Protocol):
     def propose(self, shapes: Sequence[TreeShape], roots: Tensor, gumbel: Tensor, reach: int) -> DraftTree:
         """A tree per slot below roots [B]. gumbel [B, >= depth, V]: row l is the noise of level l + 1."""
 
-    def observe(self, tree: DraftTree, features: Tensor, verdict: Verdict) -> None:
-        """Take in what was accepted: features [G, B, N, D] of the target at every node."""
+    def observe(
+        self, tree: DraftTree, log_p: Tensor, gumbel: Tensor, features: Tensor, verdict: Verdict
+    ) -> None:
+        """Take in what was accepted: log_p [B, N, V] and the target's features [G, B, N, D] at every node,
+        gumbel as in propose()."""

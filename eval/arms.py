@@ -9,6 +9,7 @@ import torch
 
 from adt_tree import tree as trees
 from adt_tree.decode import autoregressive, speculative
+from adt_tree.jacobi import JacobiProposer
 from adt_tree.noise import Noise
 from adt_tree.policy import AdjacencyAdaptive, Fixed, Policy, TreeShape
 from adt_tree.propose import EagleProposer, StaticGrowth, grow_dynamic
@@ -69,10 +70,14 @@ def build(model: Model, method: Method, slots: int, max_prompt: int) -> Arm:
     static = static_tree(method.static) if method.static else None
     shape = largest(method, static, model.num_codes)
     target = model.target(slots, sampling, shape.budget + 1, max_prompt)
-    drafter = model.drafter(target, shape.depth, shape.width)
-    keep_q = method.verify == "rejection" and not method.greedy
-    growth = grow_dynamic if static is None else StaticGrowth(static, keep_q, target.device)
-    proposer = EagleProposer(drafter, sampling, growth, slots)
+    proposer: Proposer
+    if method.drafter == "jacobi":
+        proposer = JacobiProposer(model.grid, slots, shape.width, method.seed_cells, target.device)
+    else:
+        drafter = model.drafter(target, shape.depth, shape.width)
+        keep_q = method.verify == "rejection" and not method.greedy
+        growth = grow_dynamic if static is None else StaticGrowth(static, keep_q, target.device)
+        proposer = EagleProposer(drafter, sampling, growth, slots)
     policy = Fixed(shape) if method.adapt is None else AdjacencyAdaptive(method.adapt, slots)
     return Arm(method, sampling, target, proposer, policy, make_rule(model, method, static))
 

@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> None:
     prompts = load_prompts(args, HELD_OUT_FILE)
     folder = Path(args.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    model = load_model(args, need_drafter=any(method.drafting for _, method in methods))
+    model = load_model(args, need_drafter=any(method.needs_drafter for _, method in methods))
     clock = time.perf_counter()
     requests, longest = make_requests(model, prompts, args.random_seed)
     encode_s = (time.perf_counter() - clock) / len(requests)

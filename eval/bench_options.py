@@ -19,7 +19,8 @@ from eval.options import (
 )
 from eval.parser import at_least, within
 
-ARMS = ("ar", "eagle1", "eagle2", "adt", "lantern", "adt_lantern")
+PAPER_ARMS = ("ar", "eagle1", "eagle2", "adt", "lantern", "adt_lantern")
+ARMS = (*PAPER_ARMS, "jacobi", "adt_jacobi")
 LANTERN_K, LANTERN_DELTA = 100, 0.5
 
 
@@ -33,10 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--arms",
         nargs="+",
         choices=ARMS,
-        default=list(ARMS),
+        default=list(PAPER_ARMS),
         help="ar: plain decoding, always taken along; "
         "eagle1: --tree_choices; eagle2: trees of fixed shape; adt: adaptive trees; lantern: eagle2 relaxed; "
-        "adt_lantern: adt relaxed",
+        "adt_lantern: adt relaxed; jacobi, adt_jacobi: self-drafted trees, fixed and adaptive "
+        "(default: all but the last two)",
     )
     group.add_argument(
         "--temperatures",
@@ -73,6 +75,10 @@ def arm_method(args: argparse.Namespace, arm: str, temperature: float) -> Method
     plain = Method(temperature, args.top_k, args.top_p, args.cfg)
     if arm == "ar":
         return plain
+    if arm in ("jacobi", "adt_jacobi"):
+        own = argparse.Namespace(**{**vars(args), "drafter_type": "jacobi"})
+        tree = {"adapt": adapt_constants(own)} if arm == "adt_jacobi" else {"shape": fixed_shape(own)}
+        return replace(plain, drafter="jacobi", seed_cells=args.seed_cells or "above", **tree)
     relaxed = arm in ("lantern", "adt_lantern")
     return replace(
         plain,

@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> None:
     method = method_from(args)
     prompts = load_prompts(args)
     folder = RunFolder(Path(args.output_dir), (args.start_idx, args.end_idx), prompts)
-    model = load_model(args, need_drafter=method.drafting)
+    model = load_model(args, need_drafter=method.needs_drafter)
     folder.open(determining(args, method, model), vars(args))
     pending = [prompt for prompt in prompts if prompt.name not in folder.statistics]
     skipped, started = len(prompts) - len(pending), time.perf_counter()

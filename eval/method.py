@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from adt_tree.policy import AdaptConstants, TreeShape
 from eval.errors import UserError
-from eval.options import ADAPT, ADAPT_FIELDS, DEFAULT_DELTA, DEFAULT_DEPTH, DEFAULT_TREE, DEFAULT_WIDTH
+from eval.options import ADAPT_FIELDS, ADAPT_OF, DEFAULT_DELTA, DEFAULT_TREE, SHAPE_OF
 
 PUBLISHED = ("lumina_mgpt", "anole", "llamagen", "llamagen2")
 GREEDY = 1e-5  # the published code's bound of temperature 0
@@ -36,11 +36,18 @@ class Method:
     lantern: Lantern | None = None
     verify: str = "coupled"
     rules: str = "fixed"
+    drafter: str = "eagle"
+    seed_cells: str = "above"  # of self-drafting
 
     @property
     def drafting(self) -> bool:
         """Whether there are draft trees at all."""
         return any(tree is not None for tree in (self.static, self.shape, self.adapt))
+
+    @property
+    def needs_drafter(self) -> bool:
+        """Whether a drafter network drafts."""
+        return self.drafting and self.drafter == "eagle"
 
     @property
     def greedy(self) -> bool:
@@ -73,25 +80,27 @@ def check_model(args: argparse.Namespace) -> None:
 
 def adapt_constants(args: argparse.Namespace) -> AdaptConstants:
     """The adaptive tree's constants; UserError where they contradict one another."""
+    base = ADAPT_OF[args.drafter_type]
     given = {field: getattr(args, option) for option, field in ADAPT_FIELDS.items()}
     values = {field: value for field, value in given.items() if value is not None}
     if args.total_token is not None:
         values["budget"] = args.total_token - 1
     for side in ("depth", "width"):  # a bound moved past the default start takes the start with it
         if f"{side}_start" not in values:
-            low = values.get(f"{side}_min", getattr(ADAPT, f"{side}_min"))
-            high = values.get(f"{side}_max", getattr(ADAPT, f"{side}_max"))
-            values[f"{side}_start"] = max(low, min(high, getattr(ADAPT, f"{side}_start")))
+            low = values.get(f"{side}_min", getattr(base, f"{side}_min"))
+            high = values.get(f"{side}_max", getattr(base, f"{side}_max"))
+            values[f"{side}_start"] = max(low, min(high, getattr(base, f"{side}_start")))
     try:
-        return AdaptConstants(**values)
+        return replace(base, **values)
     except ValueError as error:
         raise UserError(str(error)) from error
 
 
 def fixed_shape(args: argparse.Namespace) -> TreeShape:
-    """The shape of EAGLE-2's trees."""
-    budget = (args.total_token or ADAPT.budget + 1) - 1
-    return TreeShape(args.depth or DEFAULT_DEPTH, args.draft_top_k or DEFAULT_WIDTH, budget)
+    """The shape of EAGLE-2's trees, or of self-drafted ones."""
+    base = SHAPE_OF[args.drafter_type]
+    budget = (args.total_token or base.budget + 1) - 1
+    return TreeShape(args.depth or base.depth, args.draft_top_k or base.width, budget)
 
 
 def lantern(args: argparse.Namespace, delta: float = DEFAULT_DELTA, most: int = 1000) -> Lantern:
@@ -106,6 +115,19 @@ def _refuse(args: argparse.Namespace, names: tuple[str, ...], reason: str) -> No
         if value is not None and value is not False:
             shown = f"--{name}" if value is True else f"--{name} {value}"
             raise UserError(f"{shown}: {reason}")
+
+
+def check_drafter(args: argparse.Namespace) -> None:
+    """What self-drafting cannot be combined with, and what needs it."""
+    if args.drafter_type != "jacobi":
+        _refuse(args, ("seed_cells",), "it needs --drafter_type jacobi")
+        return
+    _refuse(args, ("drafter_path",), "--drafter_type jacobi has no drafter network; leave it out")
+    if args.verify == "rejection":
+        raise UserError(
+            "--verify rejection with --drafter_type jacobi: its drafts share the target's noise, which only "
+            "the coupled rule may test; leave --verify out"
+        )
 
 
 def _check_combination(args: argparse.Namespace) -> None:
@@ -126,6 +148,7 @@ def _check_combination(args: argparse.Namespace) -> None:
             "static_tree",
             "lantern",
             "tree_choices",
+            "seed_cells",
             "total_token",
             *fixed,
             "verify",
@@ -133,6 +156,7 @@ def _check_combination(args: argparse.Namespace) -> None:
             *adt,
         )
         _refuse(args, unused, "plain decoding (--model_type base) has no draft trees; leave it out")
+    check_drafter(args)
     if not args.lantern:
         _refuse(args, ("lantern_k", "lantern_delta"), "it needs --lantern")
     if args.peanut and args.static_tree:
@@ -145,6 +169,8 @@ def _check_combination(args: argparse.Namespace) -> None:
             fixed,
             "with --peanut the shape adapts; use --adt_depth_start, --adt_width_start and the bounds",
         )
+    if args.static_tree and args.drafter_type == "jacobi":
+        raise UserError("--static_tree with --drafter_type jacobi: static trees need a drafter; choose one")
     if args.static_tree:
         _refuse(args, ("total_token", *fixed), "with --static_tree the shape is that of --tree_choices")
     else:
@@ -173,4 +199,6 @@ def method_from(args: argparse.Namespace) -> Method:
         lantern=lantern(args) if args.lantern else None,
         verify=args.verify or "coupled",
         rules=args.rules or "fixed",
+        drafter=args.drafter_type,
+        seed_cells=args.seed_cells or "above",
     )

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 
-from adt_tree.policy import AdaptConstants
+from adt_tree.policy import SELF_DRAFTED, AdaptConstants, TreeShape
 from eval.parser import at_least, within
 
 STATIC_TREES = ("mc_sim_7b_63", "naive_extend_57", "chain")
 ADAPT = AdaptConstants()
 DEFAULT_TREE = "mc_sim_7b_63"
-DEFAULT_DEPTH, DEFAULT_WIDTH = ADAPT.depth_start, ADAPT.width_start
+DRAFTERS = ("eagle", "jacobi")
+ADAPT_OF = {"eagle": ADAPT, "jacobi": SELF_DRAFTED}
+SHAPE_OF = {"eagle": TreeShape(5, 4, 24), "jacobi": TreeShape(12, 3, 31)}
+SEED_CELLS = ("above", "left", "both")
 DEFAULT_DELTA = 0.1
 # option -> field of AdaptConstants; the budget is --total_token less the root
 ADAPT_FIELDS = {
@@ -177,9 +180,25 @@ def add_lantern_arguments(parser: argparse.ArgumentParser, switch: bool, delta: 
     )
 
 
+def _both(field: str, more: int = 0) -> str:
+    """The default of a fixed shape's field for either drafter."""
+    return ", ".join(str(getattr(SHAPE_OF[drafter], field) + more) for drafter in DRAFTERS)
+
+
 def add_tree_arguments(parser: argparse.ArgumentParser) -> None:
     """Shape of static and dynamic trees, and how they are verified."""
-    group = parser.add_argument_group("draft trees")
+    group = parser.add_argument_group("draft trees", "Two defaults are those of eagle and of jacobi.")
+    group.add_argument(
+        "--drafter_type",
+        choices=DRAFTERS,
+        default="eagle",
+        help="eagle: the drafter network; jacobi: the target's own choices at rejected nodes, no network",
+    )
+    group.add_argument(
+        "--seed_cells",
+        choices=SEED_CELLS,
+        help="jacobi: the cell that drafts of positions not seen yet are copied from (default: above)",
+    )
     group.add_argument(
         "--tree_choices", choices=STATIC_TREES, help=f"the static tree (default: {DEFAULT_TREE})"
     )
@@ -187,20 +206,22 @@ def add_tree_arguments(parser: argparse.ArgumentParser) -> None:
         "--total_token",
         type=at_least(2),
         metavar="NODES",
-        help=f"nodes of a dynamic tree, root included (default: {ADAPT.budget + 1})",
+        help=f"nodes of a dynamic tree, root included (default: {_both('budget', 1)})",
     )
     group.add_argument(
         "--depth",
         type=at_least(1),
         metavar="LEVELS",
-        help=f"levels below the root of a dynamic tree of fixed shape (default: {DEFAULT_DEPTH})",
+        help="levels below the root of a dynamic tree of fixed shape; jacobi: codes of its main chain "
+        f"(default: {_both('depth')})",
     )
     group.add_argument(
         "--draft_top_k",
         "--drafter_top_k",
         type=at_least(1),
         metavar="NODES",
-        help=f"children a node and nodes a level of a dynamic tree of fixed shape (default: {DEFAULT_WIDTH})",
+        help="children a node and nodes a level of a dynamic tree of fixed shape; jacobi: candidates a "
+        f"cell (default: {_both('width')})",
     )
     group.add_argument(
         "--verify",
@@ -245,7 +266,7 @@ def add_adapt_arguments(parser: argparse.ArgumentParser) -> None:
             f"--adt_{name}",
             type=at_least(low),
             metavar=unit,
-            help=f"{text} (default: {getattr(ADAPT, name)})",
+            help=f"{text} (default: {getattr(ADAPT, name)}, {getattr(SELF_DRAFTED, name)})",
         )
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from adt_tree.policy import TreeShape
+from adt_tree.propose import EagleProposer
 from adt_tree.roles import Drafter, Prefix, Proposer, Request, Target
 from adt_tree.tree import DraftTree
 from adt_tree.verify import Rule, Verdict
@@ -141,10 +142,12 @@ class TimedProposer:
         with self._watch.part("tree"):
             return self._inner.propose(shapes, roots, gumbel, reach)
 
-    def observe(self, tree: DraftTree, features: Tensor, verdict: Verdict) -> None:
+    def observe(
+        self, tree: DraftTree, log_p: Tensor, gumbel: Tensor, features: Tensor, verdict: Verdict
+    ) -> None:
         """See Proposer."""
         with self._watch.part("tree"):
-            self._inner.observe(tree, features, verdict)
+            self._inner.observe(tree, log_p, gumbel, features, verdict)
 
 
 class TimedRule:
@@ -179,15 +182,16 @@ def profile(arm: Arm, requests: Sequence[Request]) -> dict[str, float]:
     """
     watch = Stopwatch(arm.target.device)
     timed = replace(arm, target=TimedTarget(arm.target, watch))
+    eagle = arm.proposer if isinstance(arm.proposer, EagleProposer) else None
     if arm.proposer is not None:
-        drafter = arm.proposer.drafter
-        arm.proposer.drafter = TimedDrafter(drafter, watch)
         timed = replace(timed, proposer=TimedProposer(arm.proposer, watch), rule=TimedRule(arm.rule, watch))
+    if eagle is not None:
+        drafter, eagle.drafter = eagle.drafter, TimedDrafter(eagle.drafter, watch)
     watch.restart()
     try:
         for _ in timed.decode(iter(requests)):
             pass
         return watch.shares()
     finally:
-        if arm.proposer is not None:
-            arm.proposer.drafter = drafter
+        if eagle is not None:
+            eagle.drafter = drafter

@@ -125,7 +125,7 @@ def test_one_seed_one_image_for_every_exact_method(generate: Run, tmp_path: Path
 
 
 EAGLE, ADT, STATIC = "", "--peanut", "--static_tree"
-REJECTION = "--verify rejection"
+REJECTION, JACOBI = "--verify rejection", "--drafter_type jacobi"
 RELAXED = "--lantern --lantern_delta 0.9"
 CHANGES = [
     (EAGLE, "--temperature 0.3"), (EAGLE, "--top_k 2"), (EAGLE, "--top_p 0.2"), (EAGLE, "--cfg 1"),
@@ -142,7 +142,8 @@ CHANGES = [
     (f"{ADT} --adt_beta 0 --total_token 90", "--adt_width_min 3"),
     (f"{ADT} --total_token 90", "--adt_width_max 4"),
     (ADT, "--adt_depth_start 2"), (f"{ADT} --total_token 90", "--adt_width_start 7"),
-    (ADT, "--total_token 4"),
+    (ADT, "--total_token 4"), (EAGLE, JACOBI), 
+    (JACOBI, "--depth 2"), (JACOBI, "--draft_top_k 1"), (JACOBI, ADT),
 ]  # fmt: skip
 
 

@@ -67,7 +67,9 @@ def test_relaxation_is_not_exact_and_greedy_rejection_is() -> None:
         "--num_images 0",
         "--num_images -2", "--slice 5", "--slice 5-5", "--batch_size 0", "--total_token 1", "--depth 0",
         "--tree_choices oak", "--precision int8", "--adt_bet 0.5", "--lanter", "--temp 0",
-        "--adt_beta 2 --peanut",
+        "--adt_beta 2 --peanut", "--seed_cells left", "--verify rejection --drafter_type jacobi",
+        "--static_tree --drafter_type jacobi", "--drafter_path x --drafter_type jacobi",
+        "--drafter_type medusa",
     ],
 )  # fmt: skip
 def test_refused(words: str) -> None:

@@ -1,0 +1,115 @@
+"""Self-drafting: plain decoding's images whatever it drafts, drafts worth having, and what it remembers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from adt_tree.decode import speculative
+from adt_tree.grid import Grid
+from adt_tree.jacobi import SEED_CELLS, JacobiProposer
+from adt_tree.noise import Noise
+from adt_tree.policy import AdjacencyAdaptive, Fixed, TreeShape
+from adt_tree.records import Decoded
+from adt_tree.sampling import Sampling
+from adt_tree.tree import DraftTree
+from adt_tree.verify import Coupled, Verdict
+from tests.test_engine import ADAPT, CODES, GRID, IMAGES, LAWS, make_target, plain
+
+CPU = torch.device("cpu")
+SHAPES = {"chain": TreeShape(6, 1, 6), "tree": TreeShape(5, 3, 14), "longer than a row": TreeShape(11, 2, 20)}
+
+
+def drafted(law: Sampling, slots: int, policy: object, seed_cells: str = "above") -> dict[str, Decoded]:
+    """Self-drafted images by name."""
+    proposer = JacobiProposer(GRID, slots, 5, seed_cells, CPU)
+    rule = Coupled(Noise(CODES, silent=law.greedy))
+    target = make_target(slots, law.branches)
+    return {image.name: image for image in speculative(target, proposer, policy, rule, IMAGES, law)}
+
+
+@pytest.mark.parametrize("slots", [1, 4])
+@pytest.mark.parametrize("name", LAWS)
+@pytest.mark.parametrize("shape", [*SHAPES, "adaptive"])
+def test_images_are_those_of_plain_decoding(shape: str, name: str, slots: int) -> None:
+    law = LAWS[name]
+    policy = AdjacencyAdaptive(ADAPT, slots) if shape == "adaptive" else Fixed(SHAPES[shape])
+    expected = plain(law, 1)
+    images = drafted(law, slots, policy)
+    assert {n: i.codes for n, i in images.items()} == {n: i.codes for n, i in expected.items()}
+    assert all(image.drafter_calls == 0 for image in images.values())
+
+
+@pytest.mark.parametrize("seed_cells", SEED_CELLS)
+def test_stale_choices_are_accepted_more_often_than_chance(seed_cells: str) -> None:
+    images = drafted(LAWS["sampled"], 2, Fixed(SHAPES["tree"]), seed_cells).values()
+    calls = sum(image.target_calls for image in images)
+    assert sum(len(image.codes) - 1 for image in images) / calls > 1.25
+
+
+def test_an_image_does_not_depend_on_the_last_one_in_its_slot() -> None:
+    alone = drafted(LAWS["sampled"], 5, Fixed(SHAPES["tree"]))
+    queued = drafted(LAWS["sampled"], 1, Fixed(SHAPES["tree"]))
+    for name, image in alone.items():
+        assert [(s.position, s.accepted, s.nodes) for s in image.steps] == [
+            (s.position, s.accepted, s.nodes) for s in queued[name].steps
+        ]
+
+
+def verdict(path: list[int], codes: list[int]) -> Verdict:
+    count = torch.tensor([len(codes)])
+    padding = [0] * (4 - len(codes))
+    return Verdict(torch.tensor([path + [0] * (4 - len(path))]), count, torch.tensor([codes + padding]))
+
+
+def favour(codes: list[int]) -> torch.Tensor:
+    """Laws [1, N, 9] whose best code at node n is codes[n], and the next best the code after it."""
+    law = torch.full((1, len(codes), 9), -9.0)
+    for node, code in enumerate(codes):
+        law[0, node, code], law[0, node, (code + 1) % 9] = 0.0, -1.0
+    return law
+
+
+def test_the_next_chain_is_the_latest_law_on_the_best_path() -> None:
+    """Node 4 is an alternative to node 1 and goes on to node 5: accepted, its law replaces the chain's
+    behind it."""
+    proposer = JacobiProposer(Grid(3, 5), 1, 2, "above", CPU)
+    parents = torch.tensor([[0, 0, 1, 2, 0, 4]])
+    depths = torch.tensor([[0, 1, 2, 3, 1, 2]])
+    ancestors = torch.eye(6, dtype=torch.bool)[None].clone()
+    for node in range(1, 6):
+        ancestors[0, node] |= ancestors[0, parents[0, node]]
+    tree = DraftTree(
+        torch.tensor([[3, 1, 1, 1, 7, 6]]),
+        parents,
+        depths,
+        ancestors,
+        torch.ones(1, 6, dtype=torch.bool),
+        3,
+        2,
+    )
+    laws, silent = favour([7, 2, 4, 5, 8, 2]), torch.zeros(1, 4, 9)
+    proposer.observe(tree, laws, silent, torch.empty(0), verdict([0, 4], [7, 8]))
+    grown = proposer.propose([TreeShape(2, 1, 2)], torch.tensor([8]), silent, reach=3)
+    # Positions 1 and 2 are committed; 3 comes from node 5 (below the accepted node), 4 from node 3 of the
+    # chain.
+    assert grown.codes.tolist() == [[8, 2, 5]]
+    wider = proposer.propose([TreeShape(2, 2, 3)], torch.tensor([8]), silent, reach=3)
+    assert wider.codes[0, :3].tolist() == [8, 2, 5] and wider.codes[0, 3] in (3, 6)
+
+
+def test_positions_never_scored_copy_their_neighbours() -> None:
+    chains = {}
+    for seed_cells in SEED_CELLS:
+        proposer = JacobiProposer(Grid(2, 3), 1, 2, seed_cells, CPU)
+        proposer._codes[0, :4] = torch.tensor([5, 6, 7, 8])
+        proposer._position[0] = 4
+        tree = proposer.propose([TreeShape(2, 2, 4)], torch.tensor([8]), torch.zeros(1, 3, 9), reach=3)
+        chains[seed_cells] = tree.codes[0].tolist()
+    assert chains["above"][:3] == [8, 6, 7] and chains["left"][:3] == [8, 8, 8]
+    assert chains["both"][:3] == [8, 6, 7] and 8 in chains["both"][3:]
+
+
+def test_unknown_seed_cells_are_refused() -> None:
+    with pytest.raises(ValueError, match="below"):
+        JacobiProposer(GRID, 1, 2, "below", CPU)
