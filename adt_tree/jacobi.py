@@ -170,5 +170,5 @@ def _pool(codes: Tensor, confidence: Tensor) -> tuple[Tensor, Tensor, Tensor, Te
         blocks.append((code, score, parent))
         depths.append(below + further + 1)
         offset += below.numel()
-    pooled = (torch.cat(column, dim=1) for column in zip(*blocks, strict=True))
-    return (*pooled, torch.cat(depths))
+    pooled = [torch.cat(column, dim=1) for column in zip(*blocks, strict=True)]
+    return pooled[0], pooled[1], pooled[2], torch.cat(depths)

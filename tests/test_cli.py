@@ -142,7 +142,7 @@ CHANGES = [
     (f"{ADT} --adt_beta 0 --total_token 90", "--adt_width_min 3"),
     (f"{ADT} --total_token 90", "--adt_width_max 4"),
     (ADT, "--adt_depth_start 2"), (f"{ADT} --total_token 90", "--adt_width_start 7"),
-    (ADT, "--total_token 4"), (EAGLE, JACOBI), 
+    (ADT, "--total_token 4"), (EAGLE, JACOBI),
     (JACOBI, "--depth 2"), (JACOBI, "--draft_top_k 1"), (JACOBI, ADT),
 ]  # fmt: skip
 
