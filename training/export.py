@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from datetime import date
 from pathlib import Path
 
 import torch
@@ -25,7 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device_name", default="2 CPU cores", help="words of the model card for the machine"
     )
-    parser.add_argument("--date", default="", help="date of the training run, for the model card")
+    parser.add_argument(
+        "--date", default=date.today().isoformat(), help="date of the training run, for the model card"
+    )
 
 
 def vocabulary_map(num_codes: int, vocab: dict[str, int]) -> dict[str, int]:
