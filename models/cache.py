@@ -107,7 +107,3 @@ class KVCache:
         target = base + torch.arange(path.shape[1], device=path.device)
         self.store[:, self._rows, target] = self.store[:, self._rows, base + path]
         self.length += count
-
-    def rewind(self) -> None:
-        """Forget every row's prefix."""
-        self.length.zero_()

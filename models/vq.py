@@ -307,10 +307,3 @@ def to_uint8(images: Tensor) -> Tensor:
 def from_uint8(images: Tensor) -> Tensor:
     """uint8 [B, H, W, 3] -> float32 [B, 3, H, W] in [-1, 1]."""
     return images.permute(0, 3, 1, 2).float() / 127.5 - 1
-
-
-def load_vqgan(yaml_path: Path, ckpt_path: Path) -> VQModel:
-    """The model of a published vqgan.yaml and vqgan.ckpt, float32, evaluation mode."""
-    model = VQModel(VQConfig.from_yaml(yaml_path))
-    model.load_vq_state(torch.load(ckpt_path, map_location="cpu", weights_only=True)["state_dict"])
-    return model.eval()
