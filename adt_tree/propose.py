@@ -29,10 +29,12 @@ class Growth(Protocol):
         start: tuple[Tensor, Tensor],
         roots: Tensor,
         shapes: Sequence[TreeShape],
+        limits: Tensor,
         gumbel: Tensor,
         reach: int,
     ) -> DraftTree:
-        """start: log q [B, V] and feature [G, B, D] at the root; otherwise as Proposer.propose."""
+        """start: log q [B, V] and feature [G, B, D] at the root; limits [B, 3]: the shapes on the device;
+        otherwise as Proposer.propose."""
 
 
 class EagleProposer:
@@ -66,9 +68,11 @@ class EagleProposer:
 
     def propose(self, shapes: Sequence[TreeShape], roots: Tensor, gumbel: Tensor, reach: int) -> DraftTree:
         """See Proposer."""
+        # Copied to the device before anything is queued on it, so that the copy waits for nothing.
+        limits = torch.tensor([(s.depth, s.width, s.budget) for s in shapes], device=roots.device)
         logits, feature = self.drafter.extend(self._features, self._codes, self._count, reach)
         start = (log_probs(logits, self.sampling), feature)
-        return self.growth(self.drafter, self.sampling, start, roots, shapes, gumbel, reach)
+        return self.growth(self.drafter, self.sampling, start, roots, shapes, limits, gumbel, reach)
 
     def observe(
         self, tree: DraftTree, log_p: Tensor, gumbel: Tensor, features: Tensor, verdict: Verdict
@@ -85,6 +89,7 @@ def grow_dynamic(
     start: tuple[Tensor, Tensor],
     roots: Tensor,
     shapes: Sequence[TreeShape],
+    limits: Tensor,
     gumbel: Tensor,
     reach: int,
 ) -> DraftTree:
@@ -96,7 +101,6 @@ def grow_dynamic(
     a node's score the sum along its path. Images of smaller shapes take part with -inf scores where theirs
     ends.
     """
-    limits = torch.tensor([(s.depth, s.width, s.budget) for s in shapes], device=roots.device)
     bounds = max(s.budget for s in shapes), max(s.depth for s in shapes), max(s.width for s in shapes)
     depth, width, budget = limits.unbind(1)
     if min(bounds) == 0:
@@ -174,6 +178,7 @@ class StaticGrowth:
         start: tuple[Tensor, Tensor],
         roots: Tensor,
         shapes: Sequence[TreeShape],
+        limits: Tensor,
         gumbel: Tensor,
         reach: int,
     ) -> DraftTree:
@@ -182,7 +187,7 @@ class StaticGrowth:
         images, nodes = len(shapes), sum(depth <= most_depth for depth in self.tree.depths)
         log_q, features = start[0][:, None], start[1][:, :, None]
         codes = roots[:, None].repeat(1, nodes)
-        valid = self._depths[:nodes] <= torch.tensor([s.depth for s in shapes], device=roots.device)[:, None]
+        valid = self._depths[:nodes] <= limits[:, :1]
         q = log_q.new_zeros(images, nodes, log_q.shape[-1]) if self.keep_q else None
         expanded = roots.new_empty(0)
         for depth, level in enumerate(self._levels[:most_depth]):

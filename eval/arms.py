@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 
-from adt_tree import tree as trees
 from adt_tree.decode import autoregressive, speculative
 from adt_tree.jacobi import JacobiProposer
 from adt_tree.noise import Noise
@@ -17,13 +16,11 @@ from adt_tree.records import Decoded
 from adt_tree.relax import Relaxation
 from adt_tree.roles import Proposer, Request, Target
 from adt_tree.sampling import Sampling
-from adt_tree.tree import StaticTree
+from adt_tree.tree import STATIC_TREES, StaticTree
 from adt_tree.verify import Coupled, GreedyRelaxed, Rejection, Rule
 from eval.errors import UserError
 from eval.method import Method
 from models.registry import Model
-
-CHAIN = 5  # the published list's length
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +44,7 @@ class Arm:
 
 def static_tree(name: str) -> StaticTree:
     """A published static tree by its list's name."""
-    return StaticTree(trees.chain(CHAIN) if name == "chain" else getattr(trees, name.upper()))
+    return StaticTree(STATIC_TREES[name])
 
 
 def neighbours(method: Method, num_codes: int) -> int:

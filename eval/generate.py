@@ -15,6 +15,7 @@ from tqdm import tqdm
 from eval import arms, figures
 from eval.errors import UserError
 from eval.method import Method, method_from
+from eval.options import DEFAULT_END
 from eval.outputs import RunFolder
 from eval.prompts import Prompt, held_out_texts, load_prompts
 from eval.session import load_model, make_requests, synchronise
@@ -25,7 +26,7 @@ def run(args: argparse.Namespace) -> None:
     """Do what the command line says; the last line printed is one JSON document."""
     method = method_from(args)
     prompts = load_prompts(args)
-    folder = RunFolder(Path(args.output_dir), (args.start_idx, args.end_idx), prompts)
+    folder = RunFolder(Path(args.output_dir), (args.start_idx, args.end_idx or DEFAULT_END), prompts)
     model = load_model(args, need_drafter=method.needs_drafter)
     folder.open(determining(args, method, model), vars(args))
     pending = [prompt for prompt in prompts if prompt.name not in folder.statistics]
@@ -53,7 +54,7 @@ def determining(args: argparse.Namespace, method: Method, model: Model) -> dict[
         **flat,
         "model": args.model,
         "weights": model.weights_sha,
-        "drafter_path": args.drafter_path,
+        "drafter": model.drafter_sha,
         "precision": args.precision,
         "device": args.device,
         "random_seed": args.random_seed,

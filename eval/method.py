@@ -74,7 +74,12 @@ def check_model(args: argparse.Namespace) -> None:
         raise UserError(
             "--cfg_mode sequential: both guidance rows always share a pass here; leave it out or say parallel"
         )
-    if args.end_idx <= args.start_idx:
+    _refuse(
+        args,
+        ("tokenizer_base_path",),
+        "the text tokenizer is read from the checkpoint's folder; leave it out",
+    )
+    if args.end_idx is not None and args.end_idx <= args.start_idx:
         raise UserError(f"--end_idx {args.end_idx}: it must exceed --start_idx {args.start_idx}")
 
 

@@ -15,6 +15,7 @@ ADAPT_OF = {"eagle": ADAPT, "jacobi": SELF_DRAFTED}
 SHAPE_OF = {"eagle": TreeShape(5, 4, 24), "jacobi": TreeShape(12, 3, 31)}
 SEED_CELLS = ("above", "left", "both")
 DEFAULT_DELTA = 0.1
+DEFAULT_END = 10000
 # option -> field of AdaptConstants; the budget is --total_token less the root
 ADAPT_FIELDS = {
     "adt_init": "init", "adt_beta": "beta", "adt_step_depth": "step_depth", "adt_step_width": "step_width",
@@ -49,6 +50,11 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--model_path", metavar="DIR", help="folder of the target's checkpoint (default: the one of --model)"
+    )
+    group.add_argument(
+        "--tokenizer_base_path",
+        metavar="DIR",
+        help="refused: the text tokenizer is read from the checkpoint's own folder (default: none)",
     )
     group.add_argument(
         "--drafter_path",
@@ -110,9 +116,8 @@ def add_prompt_arguments(parser: argparse.ArgumentParser, source: str, count: in
     group.add_argument(
         "--end_idx",
         type=at_least(1),
-        default=10000,
         metavar="ROW",
-        help="end of the selected prompts, exclusive",
+        help=f"end of the selected prompts, exclusive (default: {DEFAULT_END}; more are refused, not cut)",
     )
     group.add_argument(
         "--random_seed",

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eval.errors import UserError
+from eval.options import DEFAULT_END
 
 NAMED = {  # prompt set -> file names looked for in --prompt_dir, the COCO annotation files first
     "PartiPrompts": ("PartiPrompts.tsv",),
@@ -58,6 +59,8 @@ def load_prompts(args: argparse.Namespace, default: Path = DEFAULT_FILE) -> list
         prompts = prompts[first:last]
     if 0 < args.num_images < len(prompts):
         prompts = random.Random(args.random_seed).sample(prompts, args.num_images)
+    if args.end_idx is None and len(prompts) > DEFAULT_END:
+        raise UserError(f"{len(prompts)} prompts: more than {DEFAULT_END} need an explicit --end_idx")
     prompts = prompts[args.start_idx : args.end_idx]
     if not prompts:
         raise UserError(

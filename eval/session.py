@@ -96,6 +96,7 @@ def circumstances(model: Model, args: argparse.Namespace) -> dict[str, Any]:
         "precision": args.precision,
         "torch": torch.__version__,
         "weights": model.weights_sha,
+        "drafter": model.drafter_sha,
         "grid": [model.grid.height, model.grid.width],
     }
 

@@ -25,7 +25,7 @@ from models import anole
 from models.chameleon import decoder_config, from_chameleon
 from models.drafter import DrafterNet, EagleDrafter, drafter_config, from_published
 from models.target import ARTarget, Prompt
-from models.transformer import Decoder
+from models.transformer import Decoder, DecoderConfig
 from models.vq import VQConfig, VQModel, to_uint8
 
 EMOJI = Path(__file__).resolve().parent.parent / "ckpts" / "emoji"
@@ -49,6 +49,7 @@ class Model:
     codec: VQModel | None  # None: the checkpoint has no decoder
     drafter_net: DrafterNet | None
     weights_sha: str
+    drafter_sha: str | None
 
     @property
     def num_codes(self) -> int:
@@ -130,28 +131,39 @@ def load(
         vq = _read_fields(folder, lambda: VQConfig.from_hf(config["vq_config"]))
         codec = _build(lambda: VQModel(vq), lambda: vq_state, torch.float32, place, folder)
     codebook = vq_state["quantize.embedding.weight"].to(place, torch.float32)
-    net = (
-        _load_drafter(
-            Path(drafter_path) if drafter_path else folder / "drafter", shape.hidden_size, dtype, place
-        )
-        if need_drafter
-        else None
+    net, drafter_sha = None, None
+    if need_drafter:
+        home = Path(drafter_path) if drafter_path else folder / "drafter"
+        net, drafter_sha = _load_drafter(home, shape, dtype, place)
+    return Model(
+        model,
+        grid,
+        layout,
+        decoder,
+        read_tokenizer(folder),
+        codebook,
+        codec,
+        net,
+        _digest(state),
+        drafter_sha,
     )
-    return Model(model, grid, layout, decoder, read_tokenizer(folder), codebook, codec, net, _digest(state))
 
 
-def _load_drafter(folder: Path, hidden_size: int, dtype: torch.dtype, device: torch.device) -> DrafterNet:
+def _load_drafter(
+    folder: Path, target: DecoderConfig, dtype: torch.dtype, device: torch.device
+) -> tuple[DrafterNet, str]:
+    """The network and the digest of its weights."""
     config, state = read_config(folder), read_weights(folder)
     shape = _read_fields(folder, lambda: drafter_config(config))
-    if shape.hidden_size != hidden_size:
-        raise CheckpointError(
-            f"{folder}: hidden_size {shape.hidden_size}, the target has {hidden_size}: "
-            "this drafter belongs to another target"
-        )
+    for name in ("hidden_size", "vocab_size"):
+        if getattr(shape, name) != getattr(target, name):
+            raise CheckpointError(
+                f"{folder}: {name} {getattr(shape, name)}, the target has {getattr(target, name)}: "
+                "this drafter belongs to another target"
+            )
     bias = "fc.bias" in state
-    return _build(
-        lambda: DrafterNet(shape, bias), lambda: from_published(state, shape), dtype, device, folder
-    )
+    net = _build(lambda: DrafterNet(shape, bias), lambda: from_published(state, shape), dtype, device, folder)
+    return net, _digest(state)
 
 
 def _build(

@@ -69,7 +69,7 @@ def test_relaxation_is_not_exact_and_greedy_rejection_is() -> None:
         "--tree_choices oak", "--precision int8", "--adt_bet 0.5", "--lanter", "--temp 0",
         "--adt_beta 2 --peanut", "--seed_cells left", "--verify rejection --drafter_type jacobi",
         "--static_tree --drafter_type jacobi", "--drafter_path x --drafter_type jacobi",
-        "--drafter_type medusa",
+        "--drafter_type medusa", "--tokenizer_base_path x",
     ],
 )  # fmt: skip
 def test_refused(words: str) -> None:

@@ -119,14 +119,3 @@ def run(args: argparse.Namespace) -> None:
     lengths = [len(tokenizer.encode(caption(row["style"], row["name"], []))) for row in rows]
     print(json.dumps({"vocab_size": args.vocab_size, "mean_caption_tokens": sum(lengths) / len(lengths),
                       "max_caption_tokens": max(lengths)}))  # fmt: skip
-
-
-def main() -> None:
-    """Run as `python -m training.bpe`."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    add_arguments(parser)
-    run(parser.parse_args())
-
-
-if __name__ == "__main__":
-    main()

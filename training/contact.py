@@ -62,14 +62,3 @@ def run(args: argparse.Namespace) -> None:
              for picture in part[start : start + 8]]  # fmt: skip
     sheet(np.stack(lines), 8, Path(args.out) if args.out else work / "contact.png")
     print(json.dumps(texts))
-
-
-def main() -> None:
-    """Run as `python -m training.contact`."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    add_arguments(parser)
-    run(parser.parse_args())
-
-
-if __name__ == "__main__":
-    main()

@@ -219,14 +219,3 @@ def run(args: argparse.Namespace) -> None:
 def read_captions(work: Path) -> list[dict]:
     """Rows of captions.jsonl in image order."""
     return [json.loads(line) for line in (work / "captions.jsonl").read_text().splitlines()]
-
-
-def main() -> None:
-    """Run as `python -m training.data`."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    add_arguments(parser)
-    run(parser.parse_args())
-
-
-if __name__ == "__main__":
-    main()

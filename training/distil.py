@@ -64,14 +64,3 @@ def run(args: argparse.Namespace) -> None:
     for image in tqdm(images, total=len(prompts), desc="distil", unit="image"):
         row = {"name": image.name, "caption": captions[int(image.name)], "codes": image.codes}
         append_jsonl(work / "distilled.jsonl", row)
-
-
-def main() -> None:
-    """Run as `python -m training.distil`."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    add_arguments(parser)
-    run(parser.parse_args())
-
-
-if __name__ == "__main__":
-    main()

@@ -260,14 +260,3 @@ def blend(average: dict[str, Tensor], net: nn.Module, decay: float) -> None:
     """Move the running average towards the current weights."""
     for name, value in net.state_dict().items():
         average[name].lerp_(value, 1 - decay)
-
-
-def main() -> None:
-    """Run as `python -m training.drafter`."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    add_arguments(parser)
-    run(parser.parse_args())
-
-
-if __name__ == "__main__":
-    main()

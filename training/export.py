@@ -214,14 +214,3 @@ def run(args: argparse.Namespace) -> None:
             {"out": str(out), "bytes": sum(path.stat().st_size for path in shards), "shards": len(shards)}
         )
     )
-
-
-def main() -> None:
-    """Run as `python -m training.export`."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    add_arguments(parser)
-    run(parser.parse_args())
-
-
-if __name__ == "__main__":
-    main()

@@ -39,6 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--weight_decay", type=float, default=0.02, help="times the learning rate, hidden matrices"
     )
     parser.add_argument("--dropped", type=float, default=0.1, help="share of empty prompts")
+    parser.add_argument(
+        "--corrupted", type=float, default=0.75, help="share of rows with wrong codes in context"
+    )
     parser.add_argument("--ema", type=float, default=0.99, help="per-step decay of the exported average")
     parser.add_argument("--hidden_size", type=int, default=192)
     parser.add_argument("--num_layers", type=int, default=16)
@@ -78,6 +81,19 @@ def pack(prefixes: list[list[int]], codes: Tensor) -> tuple[Tensor, Tensor]:
         tokens[row, len(prefix) : len(prefix) + num - 1] = codes[row, :-1] + IMAGE_FIRST
         where[row] = torch.arange(num) + len(prefix) - 1
     return tokens, where
+
+
+def corrupt(codes: Tensor, share: float, generator: torch.Generator) -> Tensor:
+    """Inputs for targets codes [R, n]: in `share` of the rows, a fraction drawn from U(0, 1) of the codes is
+    replaced by codes of other cells of the batch.
+
+    A small data set is memorised by its contexts alone; where the context lies, only the text says what
+    comes next, and a sampled context, which is never quite a training image, has been seen.
+    """
+    rows, num = codes.shape
+    fraction = torch.rand(rows, 1, generator=generator) * (torch.rand(rows, 1, generator=generator) < share)
+    strange = codes.flatten()[torch.randint(codes.numel(), (rows, num), generator=generator)]
+    return torch.where(torch.rand(rows, num, generator=generator) < fraction, strange, codes)
 
 
 def code_loss(decoder: Decoder, tokens: Tensor, where: Tensor, codes: Tensor, num_codes: int) -> Tensor:
@@ -140,6 +156,7 @@ class Trainer:
         self.average = {name: value.clone() for name, value in self.decoder.state_dict().items()}
         self.optimisers = optimisers(self.decoder, args)
         self.loss = torch.compile(code_loss, dynamic=True) if args.compile else code_loss
+        self.noise = torch.Generator().manual_seed(args.seed)
         self.order: list[int] = []
         self.step, self.spent_s = 0, 0.0
 
@@ -158,6 +175,7 @@ class Trainer:
             optimiser.load_state_dict(state)
         self.step, self.spent_s = payload["step"], payload["spent_s"]
         self.rng = random.Random(self.args.seed + self.step)
+        self.noise.manual_seed(self.args.seed + self.step)
 
     def batch(self) -> tuple[list[list[int]], Tensor]:
         """Prefixes and codes of the next images; every epoch is a new permutation of the training pairs."""
@@ -174,7 +192,8 @@ class Trainer:
     def train_step(self, factor: float) -> float:
         """One update at `factor` of the learning rates; the loss."""
         prefixes, codes = self.batch()
-        loss = self.loss(self.decoder, *pack(prefixes, codes), codes, self.args.num_embeddings)
+        inputs = corrupt(codes, self.args.corrupted, self.noise)
+        loss = self.loss(self.decoder, *pack(prefixes, inputs), codes, self.args.num_embeddings)
         for optimiser, rate in zip(self.optimisers, (self.args.muon_lr, self.args.adam_lr), strict=True):
             optimiser.zero_grad(set_to_none=True)
             optimiser.param_groups[0]["lr"] = rate * factor
@@ -229,14 +248,3 @@ def run(args: argparse.Namespace) -> None:
             elif trainer.step % 10 == 0:
                 bar.set_postfix(loss=sum(losses[-10:]) / len(losses[-10:]))
     print(json.dumps({"steps": trainer.step, "spent_s": budget.spent_s(), **trainer.validation()}))
-
-
-def main() -> None:
-    """Run as `python -m training.target`."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    add_arguments(parser)
-    run(parser.parse_args())
-
-
-if __name__ == "__main__":
-    main()

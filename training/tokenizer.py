@@ -310,14 +310,3 @@ def report(trainer: Trainer, images: Tensor, seen: Tensor, work: Path, count: in
     sheet(rows.flatten(0, 2).numpy(), 16, work / "sheet_tokenizer.png")
     print(json.dumps(result), flush=True)
     return result
-
-
-def main() -> None:
-    """Run as `python -m training.tokenizer`."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    add_arguments(parser)
-    run(parser.parse_args())
-
-
-if __name__ == "__main__":
-    main()
