@@ -26,7 +26,8 @@ SUFFIXES = (".txt", ".tsv", ".csv", ".json")
 TEXT_COLUMNS = ("prompt", "caption", "text")
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 DEFAULT_FILE = CONFIGS / "emoji_prompts.txt"
-HELD_OUT_FILE = CONFIGS / "emoji_held_out.txt"
+HELD_OUT_FILE = CONFIGS / "emoji_held_out.txt"  # bench's 16
+UNSEEN_FILE = CONFIGS / "emoji_unseen.txt"  # all pairs kept out of training
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ def image_seed(run_seed: int, name: str) -> int:
 
 def held_out_texts() -> frozenset[str]:
     """The embedded model's prompts that name a (name, style) pair its training never saw."""
-    return frozenset(HELD_OUT_FILE.read_text(encoding="utf-8").splitlines())
+    return frozenset(UNSEEN_FILE.read_text(encoding="utf-8").splitlines())
 
 
 def load_prompts(args: argparse.Namespace, default: Path = DEFAULT_FILE) -> list[Prompt]:

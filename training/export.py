@@ -27,6 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--device_name", default="2 CPU cores", help="words of the model card for the machine"
     )
     parser.add_argument(
+        "--history",
+        default="Every stage ran in one go with its defaults.",
+        help="words of the model card on how this training differed from the stages' defaults",
+    )
+    parser.add_argument(
         "--date", default=date.today().isoformat(), help="date of the training run, for the model card"
     )
 
@@ -130,8 +135,7 @@ Target: {layers} layers, hidden {hidden}, {heads} heads, MLP {intermediate}, voc
 {drafter}
 
 The target's losses are of the last training step; the shipped weights are a running average near its end.
-The VQGAN was trained in resumed phases (no quantiser to step 1230, then the codebook at `--rate 0`, from step 1566
-`--rate 4`, from step 1972 `--rate 8`); the stage's defaults give the same recipe in one go, not the same bits.
+{history}
 
 ## Limits
 Trained for {target_minutes:.0f} minutes ({device_name}). Words outside the training captions mean nothing to it;
@@ -166,7 +170,7 @@ def collect_facts(work: Path, target: dict, tokenizer: dict, args: argparse.Name
     return {
         **report, "seen": last["seen"], "held_out": last["held_out"], "target_steps": target["step"],
         "target_minutes": target["spent_s"] / 60, "tokenizer_steps": report["steps"],
-        "tokenizer_minutes": report["spent_s"] / 60, "device_name": args.device_name, "date": args.date,
+        "tokenizer_minutes": report["spent_s"] / 60, "device_name": args.device_name, "history": args.history, "date": args.date,
         "drafter": drafter_lines(work),
         "image_size": vq["resolution"], "num_codes": vq["num_embeddings"], "embed_dim": vq["embed_dim"],
         "grid": vq["resolution"] >> (len(vq["channel_multiplier"]) - 1),
