@@ -170,7 +170,8 @@ def collect_facts(work: Path, target: dict, tokenizer: dict, args: argparse.Name
     return {
         **report, "seen": last["seen"], "held_out": last["held_out"], "target_steps": target["step"],
         "target_minutes": target["spent_s"] / 60, "tokenizer_steps": report["steps"],
-        "tokenizer_minutes": report["spent_s"] / 60, "device_name": args.device_name, "history": args.history, "date": args.date,
+        "tokenizer_minutes": report["spent_s"] / 60, "device_name": args.device_name,
+        "history": args.history, "date": args.date,
         "drafter": drafter_lines(work),
         "image_size": vq["resolution"], "num_codes": vq["num_embeddings"], "embed_dim": vq["embed_dim"],
         "grid": vq["resolution"] >> (len(vq["channel_multiplier"]) - 1),
