@@ -18,6 +18,7 @@ from adt_tree.roles import Proposer, Request, Target
 from adt_tree.sampling import Sampling
 from adt_tree.tree import STATIC_TREES, StaticTree
 from adt_tree.verify import Coupled, GreedyRelaxed, Rejection, Rule
+from eval.controls import Control
 from eval.errors import UserError
 from eval.method import Method
 from models.registry import Model
@@ -97,6 +98,9 @@ def largest(method: Method, static: StaticTree | None, num_codes: int) -> TreeSh
 
 def make_rule(model: Model, method: Method, static: StaticTree | None) -> Rule:
     """The verification rule of a method; greedy decoding without relaxation is coupled with silent noise."""
+    noise = Noise(model.num_codes, silent=method.greedy)
+    if method.control is not None:
+        return Control(noise, accept=method.control == "ceiling")
     relaxation = None
     if method.lantern is not None:
         k = neighbours(method, model.num_codes)
@@ -105,7 +109,7 @@ def make_rule(model: Model, method: Method, static: StaticTree | None) -> Rule:
         order = None if static is None else row_order(static).to(model.codebook.device)
         return GreedyRelaxed(model.num_codes, relaxation, order)
     if method.greedy or method.verify == "coupled":
-        return Coupled(Noise(model.num_codes, silent=method.greedy), relaxation)
+        return Coupled(noise, relaxation)
     return Rejection(model.num_codes, static is not None, relaxation, reference=method.rules == "reference")
 
 

@@ -17,6 +17,7 @@ from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
 from eval import arms
 from eval.bench_options import arm_methods
+from eval.controls import roofline
 from eval.errors import UserError
 from eval.measure import Lane, measure, summaries, table
 from eval.method import Method
@@ -53,10 +54,16 @@ def run(args: argparse.Namespace) -> None:
         "cfg": args.cfg,
         "text_encode_s": round(encode_s, 6),
         "vq_decode_s": round(_vq_seconds(model, lanes[0]), 5),
+        "roofline": roofline(model),
         "options": vars(args),
         "results": summaries(lanes),
     }
     print(table(result["results"]))
+    bound = result["roofline"]
+    print(
+        f"\nReading the target's {bound['weights_mb']:.1f} MB once at the copy bandwidth of "
+        f"{bound['copy_gb_per_s']:.1f} GB/s: {bound['read_ms']:.2f} ms."
+    )
     print(
         f"\nSR: seconds of plain decoding (ar) / seconds, median of {len(prompts)} prompts. "
         f"VQ decoding, not counted: {result['vq_decode_s']:.4f} s an image."

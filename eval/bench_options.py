@@ -20,7 +20,7 @@ from eval.options import (
 from eval.parser import at_least, within
 
 PAPER_ARMS = ("ar", "eagle1", "eagle2", "adt", "lantern", "adt_lantern")
-ARMS = (*PAPER_ARMS, "jacobi", "adt_jacobi")
+ARMS = (*PAPER_ARMS, "jacobi", "adt_jacobi", "floor", "ceiling")
 LANTERN_K, LANTERN_DELTA = 100, 0.5
 
 
@@ -37,8 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=list(PAPER_ARMS),
         help="ar: plain decoding, always taken along; "
         "eagle1: --tree_choices; eagle2: trees of fixed shape; adt: adaptive trees; lantern: eagle2 relaxed; "
-        "adt_lantern: adt relaxed; jacobi, adt_jacobi: self-drafted trees, fixed and adaptive "
-        "(default: all but the last two)",
+        "adt_lantern: adt relaxed; jacobi, adt_jacobi: self-drafted trees, fixed and adaptive; "
+        "floor, ceiling: eagle2 with no draft or every first draft accepted, bounds and no images "
+        "(default: ar to adt_lantern)",
     )
     group.add_argument(
         "--temperatures",
@@ -85,7 +86,8 @@ def arm_method(args: argparse.Namespace, arm: str, temperature: float) -> Method
         verify=args.verify or "coupled",
         rules=args.rules or "fixed",
         static=(args.tree_choices or DEFAULT_TREE) if arm == "eagle1" else None,
-        shape=fixed_shape(args) if arm in ("eagle2", "lantern") else None,
+        shape=fixed_shape(args) if arm in ("eagle2", "lantern", "floor", "ceiling") else None,
+        control=arm if arm in ("floor", "ceiling") else None,
         adapt=adapt_constants(args) if arm in ("adt", "adt_lantern") else None,
         lantern=lantern(args, LANTERN_DELTA, LANTERN_K) if relaxed else None,
     )

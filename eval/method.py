@@ -36,6 +36,7 @@ class Method:
     lantern: Lantern | None = None
     verify: str = "coupled"
     rules: str = "fixed"
+    control: str | None = None  # floor or ceiling: a verdict that ignores the law
     drafter: str = "eagle"
     seed_cells: str = "above"  # of self-drafting
 
@@ -57,7 +58,7 @@ class Method:
     @property
     def exact(self) -> bool:
         """Whether one seed gives plain decoding's image: coupled or greedy verification, no relaxation."""
-        return self.lantern is None and (self.verify == "coupled" or self.greedy)
+        return self.lantern is None and self.control is None and (self.verify == "coupled" or self.greedy)
 
 
 def check_model(args: argparse.Namespace) -> None:

@@ -266,6 +266,20 @@ def test_overviews(run: Run) -> None:
         assert status == 0 and not err and "tokenizer" in out
 
 
+def test_controls_bound_what_drafts_give(tiny_checkpoint: Path, run: Run, tmp_path: Path) -> None:
+    words = "--temperatures 1 --num_images 2 --warmup 0 --depth 3 --draft_top_k 2 --prompt cat".split()
+    arms = ["--arms", "floor", "eagle2", "ceiling"]
+    status, out, err = run("bench", "--model_path", str(tiny_checkpoint), "--precision", "fp32", *words, *arms,
+                           "--output_dir", str(tmp_path))  # fmt: skip
+    assert status == 0, err
+    result = json.loads(out.splitlines()[-1])
+    rows = {row["arm"]: row for row in result["results"]}
+    assert rows["floor"]["tau"] == 1 and rows["ceiling"]["tau"] > 3
+    assert 1 <= rows["eagle2"]["tau"] < rows["ceiling"]["tau"]
+    assert not rows["floor"]["exact"] and rows["eagle2"]["exact"]
+    assert result["roofline"]["read_ms"] > 0
+
+
 def test_bench(run: Run, tiny_checkpoint: Path, tmp_path: Path) -> None:
     status, out, err = run("bench", "--model_path", str(tiny_checkpoint), "--precision", "fp32",
         "--num_images", "2",
