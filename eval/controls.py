@@ -1,4 +1,4 @@
-"""What bounds a measurement: verdicts that accept nothing or all, and the time of reading the weights once."""
+"""What bounds a measurement: verdicts that accept nothing or all, and reading the weights once."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Control:
 def roofline(model: Model) -> dict[str, float]:
     """Milliseconds to read the target's weights once at the measured copy bandwidth.
 
-    No step can be faster, unless the weights stay in a cache. Embedding and unused rows of the head are not read.
+    No step can be faster unless the weights stay in a cache. Embedding and unused head rows are not read.
     """
     device = model.decoder.embed.weight.device
     head = model.num_codes * model.decoder.config.hidden_size

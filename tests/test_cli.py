@@ -266,7 +266,7 @@ def test_overviews(run: Run) -> None:
         assert status == 0 and not err and "tokenizer" in out
 
 
-def test_controls_bound_what_drafts_give(tiny_checkpoint: Path, run: Run, tmp_path: Path) -> None:
+def test_controls_bound_drafts(tiny_checkpoint: Path, run: Run, tmp_path: Path) -> None:
     words = "--temperatures 1 --num_images 2 --warmup 0 --depth 3 --draft_top_k 2 --prompt cat".split()
     arms = ["--arms", "floor", "eagle2", "ceiling"]
     status, out, err = run("bench", "--model_path", str(tiny_checkpoint), "--precision", "fp32", *words, *arms,
