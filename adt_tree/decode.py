@@ -133,8 +133,7 @@ def speculative(
     sampling: Sampling,
 ) -> Iterator[Decoded]:
     """Draft a tree, score it in one target pass, accept a path, adapt the shape. Exact rules keep the
-    target's law;
-    coupled ones give the very codes of autoregressive() at the same seed."""
+    target's law; coupled ones give the very codes of autoregressive() at the same seed."""
     slots = Slots(target, requests)
 
     def begin(slot: int, request: Request) -> Tensor:

@@ -1,9 +1,8 @@
 """Counter-based noise: a pure function of (seed, stream, position, code), the same on every device and in
 any batch.
 
-Integer mixing (the splitmix64 finaliser) is exact everywhere; logarithms are taken in fp64 and rounded
-once to fp32.
-Dimensions: B images, N positions, V codes.
+Integer mixing (the splitmix64 finaliser) is exact everywhere; logarithms are taken in fp64 and rounded once
+to fp32. Dimensions: B images, N positions, V codes.
 """
 
 from __future__ import annotations

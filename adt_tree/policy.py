@@ -110,8 +110,8 @@ class AdjacencyAdaptive:
     update.
 
     alpha = accepted / depth of the previous tree. alpha >= beta: deeper and narrower; else shallower and
-    wider, each
-    clamped to its bounds. The first tree has the start values. All cells a step commits get its state.
+    wider, each clamped to its bounds. The first tree has the start values. All cells a step commits get its
+    state.
     """
 
     def __init__(self, constants: AdaptConstants, slots: int) -> None:

@@ -145,8 +145,7 @@ def grow_dynamic(
 
 class StaticGrowth:
     """EAGLE-1: a fixed topology; child r of a node is the r-th of the top of log q + G, which is a draw
-    without
-    replacement from q (Gumbel-top-k, Kool et al. 1903.06059) and the r-th best code where G = 0."""
+    without replacement from q (Gumbel-top-k, Kool et al. 1903.06059) and the r-th best code where G = 0."""
 
     def __init__(self, tree: StaticTree, keep_q: bool, device: torch.device) -> None:
         """keep_q: hand the laws the children were drawn from to the verifier (recursive rejection needs

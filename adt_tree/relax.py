@@ -1,10 +1,9 @@
 """LANTERN's relaxed acceptance (2410.03355, ++ 2502.06352): mass borrowed from the nearest codebook latents.
 
 For a drafted code x: B = its k nearest codes, self excluded, in ascending latent distance; S_j =
-p(b_1)+...+p(b_j).
-Admissible: S_j <= delta (delta <= 1: a bound on total variation) or S_j <= (delta - 1) p(x) (delta > 1,
-LANTERN++).
-A(x) = {x, b_1 .. b_j*} with j* the largest admissible index. Dimensions: V codes, K neighbours.
+p(b_1)+...+p(b_j). Admissible: S_j <= delta (delta <= 1: a bound on total variation) or S_j <= (delta - 1)
+p(x) (delta > 1, LANTERN++). A(x) = {x, b_1 .. b_j*} with j* the largest admissible index. Dimensions: V
+codes, K neighbours.
 """
 
 from __future__ import annotations

@@ -50,9 +50,8 @@ class Target(Protocol):
         """Forget the slot's image and commit the prompt."""
 
     def forward(self, tree: DraftTree, reach: int) -> tuple[Tensor, Tensor]:
-        """logits [G, B, N, V] fp32 and features [G, B, N, D] of every node; no slot has committed more
-        than `reach`
-        image codes (a host bound: it limits what attention reads)."""
+        """logits [G, B, N, V] fp32 and features [G, B, N, D] of every node; no slot has committed more than
+        `reach` image codes (a host bound: it limits what attention reads)."""
 
     def commit(self, verdict: Verdict) -> None:
         """Append the accepted path, root first, to each slot's prefix, in place."""
@@ -75,18 +74,15 @@ class Drafter(Protocol):
         """As Target.release."""
 
     def extend(self, features: Tensor, codes: Tensor, count: Tensor, reach: int) -> tuple[Tensor, Tensor]:
-        """Commit pairs (feature at p [G, B, A, D], code at p + 1 [B, A]), `count` [B] of them valid;
-        return logits
-        [G, B, V] fp32 and feature [G, B, D] at the last valid pair."""
+        """Commit pairs (feature at p [G, B, A, D], code at p + 1 [B, A]), `count` [B] of them valid; return
+        logits [G, B, V] fp32 and feature [G, B, D] at the last valid pair."""
 
     def expand(
         self, codes: Tensor, features: Tensor, ancestors: Tensor, depth: int, reach: int
     ) -> tuple[Tensor, Tensor]:
         """Run W tree nodes a slot: codes [B, W], their parents' features [G, B, W, D], ancestors [B, W, E]
-        over all
-        nodes expanded since extend, these last; depth levels below the root's children. Returns logits [G,
-        B, W, V]
-        fp32 and features [G, B, W, D]."""
+        over all nodes expanded since extend, these last; depth levels below the root's children. Returns
+        logits [G, B, W, V] fp32 and features [G, B, W, D]."""
 
 
 class Proposer(Protocol):

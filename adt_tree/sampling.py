@@ -70,9 +70,8 @@ def keep_top_p(logits: Tensor, top_p: float) -> Tensor:
 def log_probs(logits: Tensor, sampling: Sampling) -> Tensor:
     """log p = log softmax(filter(guided / T)) in fp32, [..., V] from logits [G, ..., V].
 
-    At temperature 0 the filters are void and log softmax(guided) is returned: its argmax is the law, and
-    its values
-    are the confidences by which trees grow and relaxation is measured (LANTERN, greedy).
+    At temperature 0 the filters are void and log softmax(guided) is returned: its argmax is the law, and its
+    values are the confidences by which trees grow and relaxation is measured (LANTERN, greedy).
     """
     guided = guide(logits.float(), sampling.guidance)
     if sampling.greedy:

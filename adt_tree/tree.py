@@ -2,9 +2,8 @@
 EAGLE-2.
 
 Dimensions: B images, N nodes (root included), P pool candidates, V codes. Node 0 is the root: the last
-committed
-code, not yet seen by the target. Parents precede children. Rows shorter than N are padded with invalid
-leaves.
+committed code, not yet seen by the target. Parents precede children. Rows shorter than N are padded with
+invalid leaves.
 """
 
 from __future__ import annotations
@@ -91,11 +90,9 @@ def select(
     """Keep the best `budget` candidates of a pool as a tree (EAGLE-2, re-ranking).
 
     codes, scores, parents [B, P] and depths [P]: candidates in an order that puts parents first; parents
-    holds pool
-    indices, -1 the root. A child's score never exceeds its parent's and ties keep pool order, so the kept
-    set is
-    closed under parents. budget [B]: nodes without the root. roots [B]. bounds: (largest budget, depth,
-    width).
+    holds pool indices, -1 the root. A child's score never exceeds its parent's and ties keep pool order, so
+    the kept set is closed under parents. budget [B]: nodes without the root. roots [B]. bounds: (largest
+    budget, depth, width).
     """
     images, pool = scores.shape
     most, depth, width = bounds

@@ -42,9 +42,8 @@ class Rule(Protocol):
     def __call__(
         self, tree: DraftTree, log_p: Tensor, gumbel: Tensor, seeds: Tensor, positions: Tensor
     ) -> Verdict:
-        """Judge a tree: log_p [B, N, V], gumbel [B, D, V] for the positions below the root, positions [B]
-        of the
-        first code not yet committed."""
+        """Judge a tree: log_p [B, N, V], gumbel [B, D, V] for the positions below the root, positions [B] of
+        the first code not yet committed."""
 
 
 def verdict_from_hits(tree: DraftTree, hit: Tensor, choice: Tensor) -> Verdict:
@@ -80,11 +79,9 @@ class Coupled:
     """Coupled verification, lossless at every temperature.
 
     The choice after node v at position i is y = argmax(log p_v + G_i), exactly what plain AR commits; a
-    child is
-    accepted iff it carries y. So the output depends on neither tree nor drafter. Daliri et al. 2408.07978.
-    With a relaxation a child x is accepted iff y is in A(x): an exact match first, then the child in whose
-    list y
-    ranks nearest. Randomness: the position-keyed noise, nothing else.
+    child is accepted iff it carries y. So the output depends on neither tree nor drafter. Daliri et al.
+    2408.07978. With a relaxation a child x is accepted iff y is in A(x): an exact match first, then the
+    child in whose list y ranks nearest. Randomness: the position-keyed noise, nothing else.
     """
 
     def __init__(self, noise: Noise, relaxation: Relaxation | None = None) -> None:
@@ -126,10 +123,9 @@ class Coupled:
 class GreedyRelaxed:
     """LANTERN at temperature 0 as published: x passes iff p(x) + S_j* makes it the mode of its parent's law.
 
-    p = softmax of the unfiltered guided logits. Several children of a node may pass: the longest path
-    wins, at ties
-    the one whose leaf comes first in `leaf_order` (the released code's candidate rows). The next code is
-    the argmax.
+    p = softmax of the unfiltered guided logits. Several children of a node may pass: the longest path wins,
+    at ties the one whose leaf comes first in `leaf_order` (the released code's candidate rows). The next
+    code is the argmax.
     """
 
     def __init__(self, num_codes: int, relaxation: Relaxation, static_order: Tensor | None = None) -> None:
@@ -176,18 +172,13 @@ class GreedyRelaxed:
 class Rejection:
     """The published sampling rules, lossless: recursive rejection over each node's children in node order.
 
-    Static trees (tree.q given; RRSw, 2402.14160): accept x with p(x) / q(x); on rejection p <- norm(max(p
-    - q, 0)),
-    q <- norm(q without x). Dynamic trees (EAGLE-2, ADT-Tree; q = 1): accept x with p(x); on rejection p(x)
-    <- 0.
-    Nothing accepted: the next code is drawn from the residual; path exhausted: from p at the leaf.
-    LANTERN: accept with (p(x) + S_j*) / q(x); a rejection takes the mass of A(x), and only that, from the
-    residual.
-    reference=True keeps the released code's arithmetic instead (its k + 1 zeroing, in q for static trees,
-    and a
-    uniform residual where nothing is left). Randomness: one uniform a node and one Gumbel vector an image,
-    keyed by
-    the root's position on streams of their own.
+    Static trees (tree.q given; RRSw, 2402.14160): accept x with p(x) / q(x); on rejection p <- norm(max(p -
+    q, 0)), q <- norm(q without x). Dynamic trees (EAGLE-2, ADT-Tree; q = 1): accept x with p(x); on
+    rejection p(x) <- 0. Nothing accepted: the next code is drawn from the residual; path exhausted: from p
+    at the leaf. LANTERN: accept with (p(x) + S_j*) / q(x); a rejection takes the mass of A(x), and only
+    that, from the residual. reference=True keeps the released code's arithmetic instead (its k + 1 zeroing,
+    in q for static trees, and a uniform residual where nothing is left). Randomness: one uniform a node and
+    one Gumbel vector an image, keyed by the root's position on streams of their own.
     """
 
     def __init__(
@@ -213,8 +204,7 @@ class Rejection:
 
     def judge(self, tree: DraftTree, p: Tensor, chances: Tensor) -> tuple[Tensor, Tensor]:
         """Accepted nodes hit [B, N] and the law [B, N, V] left at each node after its children, from p [B,
-        N, V] and
-        one uniform a node, chances [B, N]. Deterministic given these."""
+        N, V] and one uniform a node, chances [B, N]. Deterministic given these."""
         hit = torch.zeros_like(tree.valid)
         hit[:, 0] = True
         residual, q = p, tree.q

@@ -28,8 +28,7 @@ class KVCache:
     """Keys and values of every layer, one row an image and guidance branch, each row at its own length.
 
     Invariant: slots [0, length[r]) of row r hold exactly the committed prefix, at positions equal to their
-    slots.
-    What lies beyond is scratch of the current tree. Nothing is ever concatenated or reallocated.
+    slots. What lies beyond is scratch of the current tree. Nothing is ever concatenated or reallocated.
     """
 
     def __init__(self, store: Tensor, length: Tensor) -> None:
@@ -69,9 +68,8 @@ class KVCache:
 
         depths [R, N] int64: rotary position relative to length.
         ancestors [R, N, M] bool: node n attends to the whole prefix and to slot length + m where
-        ancestors[., n, m].
-        reach: a bound on length known to the host, so that reading it needs no synchronisation.
-        Raises ValueError if the nodes do not fit behind `reach` committed slots.
+        ancestors[., n, m]. reach: a bound on length known to the host, so that reading it needs no
+        synchronisation. Raises ValueError if the nodes do not fit behind `reach` committed slots.
         """
         nodes, tree_slots = ancestors.shape[1:]
         context = reach + max(tree_slots, offset + nodes)
@@ -99,9 +97,8 @@ class KVCache:
     def commit(self, path: Tensor, count: Tensor) -> None:
         """Make the tree nodes path[r, :count[r]] the continuation of row r's prefix, in place.
 
-        path [R, A] int64, strictly increasing along the accepted part, path[r, j] >= j; entries beyond
-        count are
-        ignored by every later pass. count [R] int64. Slots length + path[j] move to length + j.
+        path [R, A] int64, strictly increasing along the accepted part, path[r, j] >= j; entries beyond count
+        are ignored by every later pass. count [R] int64. Slots length + path[j] move to length + j.
         """
         base = self.length[:, None]
         target = base + torch.arange(path.shape[1], device=path.device)

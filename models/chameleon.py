@@ -1,9 +1,8 @@
 """The Chameleon family's checkpoint layout: configuration, token ids and key map (Anole, Lumina-mGPT, emoji).
 
 Facts: transformers' ChameleonForConditionalGeneration. Queries and keys are half-split there (dimension j
-pairs with
-j + E/2); the decoder here keeps pairs adjacent, so rows of q, k and their norms are permuted on load and
-on export.
+pairs with j + E/2); the decoder here keeps pairs adjacent, so rows of q, k and their norms are permuted on
+load and on export.
 """
 
 from __future__ import annotations

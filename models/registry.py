@@ -110,9 +110,8 @@ def load(
     """Load a checkpoint in the Chameleon layout.
 
     model: "emoji" for the embedded one (its folder unless model_path is given). drafter_path: default the
-    `drafter`
-    folder inside the checkpoint. Weights are cast to `precision` as they are read; the codec stays fp32.
-    Raises CheckpointError.
+    `drafter` folder inside the checkpoint. Weights are cast to `precision` as they are read; the codec stays
+    fp32. Raises CheckpointError.
     """
     folder = Path(model_path) if model_path else EMOJI
     config, state = read_config(folder), read_weights(folder)

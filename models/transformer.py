@@ -2,8 +2,8 @@
 
 RMSNorm, SwiGLU, optional LayerNorm on queries and keys per head, rotary positions in fp32, attention through
 scaled_dot_product_attention over a preallocated cache. Query and key dimensions are stored in interleaved
-rotary
-order (pairs 2j, 2j+1), so that the rotation is one complex product; key maps permute checkpoints on load.
+rotary order (pairs 2j, 2j+1), so that the rotation is one complex product; key maps permute checkpoints on
+load.
 
 Dimensions: R rows, N nodes, T tokens, D features, H heads, E head size.
 """

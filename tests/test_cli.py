@@ -269,8 +269,8 @@ def test_overviews(run: Run) -> None:
 def test_controls_bound_drafts(tiny_checkpoint: Path, run: Run, tmp_path: Path) -> None:
     words = "--temperatures 1 --num_images 2 --warmup 0 --depth 3 --draft_top_k 2 --prompt cat".split()
     arms = ["--arms", "floor", "eagle2", "ceiling"]
-    status, out, err = run("bench", "--model_path", str(tiny_checkpoint), "--precision", "fp32", *words, *arms,
-                           "--output_dir", str(tmp_path))  # fmt: skip
+    status, out, err = run("bench", "--model_path", str(tiny_checkpoint), "--precision", "fp32", *words,
+                           *arms, "--output_dir", str(tmp_path))  # fmt: skip
     assert status == 0, err
     result = json.loads(out.splitlines()[-1])
     rows = {row["arm"]: row for row in result["results"]}
