@@ -98,7 +98,9 @@ def grow(
 ) -> DraftTree:
     """The tree below the cycle's last code."""
     root = cycle["input_ids"][0, -1:].long() - FIRST_CODE
-    return growth(recorder, SAMPLING, start, root, [SHAPE], torch.zeros(1, SHAPE.depth + 1, CODES), reach)
+    limits = torch.tensor([[SHAPE.depth, SHAPE.width, SHAPE.budget]])
+    silent = torch.zeros(1, SHAPE.depth + 1, CODES)
+    return growth(recorder, SAMPLING, start, root, [SHAPE], limits, silent, reach)
 
 
 def check_tree(tree: DraftTree, cycle: dict[str, Tensor]) -> None:
