@@ -61,7 +61,7 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True)
 class AdaptConstants:
-    """Constants of the adaptive tree. The paper publishes none; ours are guesses until `main.py sweep` sets them."""
+    """Constants of the adaptive tree. The paper publishes none; ours are guesses until a sweep sets them."""
 
     beta: float = 0.5  # acceptance rate from which the tree deepens
     step_depth: int = 1  # l_d, levels
