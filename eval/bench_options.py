@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from dataclasses import replace
 
 from eval.errors import UserError
-from eval.method import Method, adapt_constants, check_model, fixed_shape, lantern
+from eval.method import Method, adapt_constants, check_model, fixed_shape, lantern, shown, unused
 from eval.options import (
     DEFAULT_TREE,
     add_adapt_arguments,
@@ -20,7 +21,22 @@ from eval.options import (
 from eval.parser import at_least, within
 
 PAPER_ARMS = ("ar", "eagle1", "eagle2", "adt", "lantern", "adt_lantern")
-ARMS = (*PAPER_ARMS, "jacobi", "adt_jacobi", "floor", "ceiling")
+BOUNDS = ("floor", "ceiling")  # eagle2 with a verdict of their own
+ARMS = (*PAPER_ARMS, "jacobi", "adt_jacobi", *BOUNDS)
+EAGLE2 = {
+    "model_type": "eagle",
+    "drafter_type": "eagle",
+    "peanut": False,
+    "static_tree": False,
+    "lantern": False,
+}
+# arm -> what generate_images is given for the same method, beside EAGLE2
+FLAGS: dict[str, dict[str, object]] = {
+    "ar": {"model_type": "base"}, "eagle1": {"static_tree": True}, "eagle2": {}, "adt": {"peanut": True},
+    "lantern": {"lantern": True}, "adt_lantern": {"lantern": True, "peanut": True},
+    "jacobi": {"drafter_type": "jacobi"}, "adt_jacobi": {"drafter_type": "jacobi", "peanut": True},
+    "floor": {}, "ceiling": {},
+}  # fmt: skip
 LANTERN_K, LANTERN_DELTA = 100, 0.5
 
 
@@ -86,19 +102,49 @@ def arm_method(args: argparse.Namespace, arm: str, temperature: float) -> Method
         verify=args.verify or "coupled",
         rules=args.rules or "fixed",
         static=(args.tree_choices or DEFAULT_TREE) if arm == "eagle1" else None,
-        shape=fixed_shape(args) if arm in ("eagle2", "lantern", "floor", "ceiling") else None,
-        control=arm if arm in ("floor", "ceiling") else None,
+        shape=fixed_shape(args) if arm in ("eagle2", "lantern", *BOUNDS) else None,
+        control=arm if arm in BOUNDS else None,
         adapt=adapt_constants(args) if arm in ("adt", "adt_lantern") else None,
         lantern=lantern(args, LANTERN_DELTA, LANTERN_K) if relaxed else None,
     )
 
 
+def _unused(args: argparse.Namespace, arm: str) -> dict[str, str]:
+    """Options that would do nothing in an arm, at any of the temperatures, by the definition in method."""
+    laws = [
+        unused(argparse.Namespace(**{**vars(args), **EAGLE2, "temperature": t, **FLAGS[arm]}))
+        for t in args.temperatures
+    ]
+    found = {name: reason for name, reason in laws[0].items() if all(name in law for law in laws)}
+    if arm in BOUNDS:
+        found |= dict.fromkeys(("verify", "rules"), "floor and ceiling are verdicts of their own")
+    return found
+
+
+def _check_used(args: argparse.Namespace, arms: Iterable[str]) -> None:
+    """UserError for an option that none of the arms uses."""
+    if args.drafter_type != "eagle":
+        raise UserError(
+            f"--drafter_type {args.drafter_type}: an arm has its drafter; choose --arms jacobi or adt_jacobi"
+        )
+    idle = {arm: _unused(args, arm) for arm in ARMS}
+    chosen = list(arms)
+    for name in sorted(set().union(*idle.values()) & set(vars(args))):
+        given = shown(args, name)
+        if given is None or not all(name in idle[arm] for arm in chosen):
+            continue
+        users = [arm for arm in ARMS if name not in idle[arm]]
+        if not users:
+            raise UserError(f"{given}: {idle['eagle2'][name]}")
+        raise UserError(
+            f"{given}: no chosen arm uses it (--arms {' '.join(chosen)}); "
+            f"leave it out or add one that does: {', '.join(users)}"
+        )
+
+
 def arm_methods(args: argparse.Namespace) -> list[tuple[str, Method]]:
     """(arm, method) for every arm at every temperature, plain decoding first at each."""
     check_model(args)
-    if args.rules == "reference" and args.verify != "rejection":
-        raise UserError(
-            "--rules reference: the released arithmetic is of the rejection rules; add --verify rejection"
-        )
     names = ["ar", *(arm for arm in ARMS if arm in args.arms and arm != "ar")]
+    _check_used(args, names)
     return [(name, arm_method(args, name, t)) for t in dict.fromkeys(args.temperatures) for name in names]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from adt_tree.policy import AdaptConstants, TreeShape
@@ -114,31 +115,66 @@ def lantern(args: argparse.Namespace, delta: float = DEFAULT_DELTA, most: int = 
     return Lantern(args.lantern_k, delta if args.lantern_delta is None else args.lantern_delta, most)
 
 
-def _refuse(args: argparse.Namespace, names: tuple[str, ...], reason: str) -> None:
+def shown(args: argparse.Namespace, name: str) -> str | None:
+    """An option as it was given on the command line; None if it was not."""
+    value = getattr(args, name)
+    if value is None or value is False:
+        return None
+    return f"--{name}" if value is True else f"--{name} {value}"
+
+
+def _refuse(args: argparse.Namespace, names: Iterable[str], reason: str) -> None:
     """UserError if any of the options was given."""
     for name in names:
-        value = getattr(args, name)
-        if value is not None and value is not False:
-            shown = f"--{name}" if value is True else f"--{name} {value}"
-            raise UserError(f"{shown}: {reason}")
+        if given := shown(args, name):
+            raise UserError(f"{given}: {reason}")
 
 
-def check_drafter(args: argparse.Namespace) -> None:
-    """What self-drafting cannot be combined with, and what needs it."""
-    if args.drafter_type != "jacobi":
-        _refuse(args, ("seed_cells",), "it needs --drafter_type jacobi")
-        return
-    _refuse(args, ("drafter_path",), "--drafter_type jacobi has no drafter network; leave it out")
-    if args.verify == "rejection":
-        raise UserError(
-            "--verify rejection with --drafter_type jacobi: its drafts share the target's noise, which only "
-            "the coupled rule may test; leave --verify out"
-        )
+def unused(args: argparse.Namespace) -> dict[str, str]:
+    """Options, given or not, that would do nothing in the method that args choose, each with the reason."""
+    adt, fixed = tuple(ADAPT_FIELDS), ("depth", "draft_top_k")
+    trees = ("static_tree", "tree_choices", "seed_cells", "total_token", *fixed, "verify", "rules", *adt)
+    jacobi, reference = args.drafter_type == "jacobi", args.rules == "reference"
+    base = ("drafter_path", "peanut", "lantern", *trees, *(("drafter_type",) if jacobi else ()))
+    cases = (
+        (
+            args.model_type == "base",
+            base,
+            "plain decoding (--model_type base) has no draft trees; leave it out",
+        ),
+        (not jacobi, ("seed_cells",), "it needs --drafter_type jacobi"),
+        (jacobi, ("drafter_path",), "--drafter_type jacobi has no drafter network; leave it out"),
+        (
+            jacobi and args.verify == "rejection",
+            ("verify",),
+            "drafts of --drafter_type jacobi share the target's noise, which only the coupled rule may test; "
+            "leave it out",
+        ),
+        (not args.lantern, ("lantern_k", "lantern_delta"), "it needs --lantern"),
+        (not args.peanut, adt, "it needs --peanut"),
+        (
+            args.peanut,
+            fixed,
+            "with --peanut the shape adapts; use --adt_depth_start, --adt_width_start and the bounds",
+        ),
+        (args.static_tree, ("total_token", *fixed), "with --static_tree the shape is that of --tree_choices"),
+        (not args.static_tree, ("tree_choices",), "it needs --static_tree"),
+        (
+            reference and args.verify != "rejection",
+            ("rules",),
+            "the released arithmetic is of the rejection rules; add --verify rejection",
+        ),
+        (reference and args.temperature <= GREEDY, ("rules",), "it changes nothing at temperature 0"),
+    )
+    found: dict[str, str] = {}
+    for holds, names, reason in cases:
+        for name in names if holds else ():
+            found.setdefault(name, reason)
+    return found
 
 
 def _check_combination(args: argparse.Namespace) -> None:
     """No option may be given where it would do nothing."""
-    adt, fixed = tuple(ADAPT_FIELDS), ("depth", "draft_top_k")
     _refuse(
         args, ("grid_search",), "the published flag is never read; `main.py sweep` searches the constants"
     )
@@ -147,46 +183,12 @@ def _check_combination(args: argparse.Namespace) -> None:
     )
     if args.model_type == "vllm":
         raise UserError("--model_type vllm: not available; choose eagle or base")
-    if args.model_type == "base":
-        unused = (
-            "drafter_path",
-            "peanut",
-            "static_tree",
-            "lantern",
-            "tree_choices",
-            "seed_cells",
-            "total_token",
-            *fixed,
-            "verify",
-            "rules",
-            *adt,
-        )
-        _refuse(args, unused, "plain decoding (--model_type base) has no draft trees; leave it out")
-    check_drafter(args)
-    if not args.lantern:
-        _refuse(args, ("lantern_k", "lantern_delta"), "it needs --lantern")
     if args.peanut and args.static_tree:
         raise UserError("--peanut with --static_tree: an adaptive tree is not static; choose one")
-    if not args.peanut:
-        _refuse(args, adt, "it needs --peanut")
-    if args.peanut:
-        _refuse(
-            args,
-            fixed,
-            "with --peanut the shape adapts; use --adt_depth_start, --adt_width_start and the bounds",
-        )
     if args.static_tree and args.drafter_type == "jacobi":
         raise UserError("--static_tree with --drafter_type jacobi: static trees need a drafter; choose one")
-    if args.static_tree:
-        _refuse(args, ("total_token", *fixed), "with --static_tree the shape is that of --tree_choices")
-    else:
-        _refuse(args, ("tree_choices",), "it needs --static_tree")
-    if args.rules == "reference" and args.verify != "rejection":
-        raise UserError(
-            "--rules reference: the released arithmetic is of the rejection rules; add --verify rejection"
-        )
-    if args.rules == "reference" and args.temperature <= GREEDY:
-        raise UserError("--rules reference: it changes nothing at --temperature 0; leave it out")
+    for name, reason in unused(args).items():
+        _refuse(args, (name,), reason)
 
 
 def method_from(args: argparse.Namespace) -> Method:

@@ -69,7 +69,7 @@ def test_relaxation_is_not_exact_and_greedy_rejection_is() -> None:
         "--tree_choices oak", "--precision int8", "--adt_bet 0.5", "--lanter", "--temp 0",
         "--adt_beta 2 --peanut", "--seed_cells left", "--verify rejection --drafter_type jacobi",
         "--static_tree --drafter_type jacobi", "--drafter_path x --drafter_type jacobi",
-        "--drafter_type medusa", "--tokenizer_base_path x",
+        "--drafter_type medusa", "--tokenizer_base_path x", "--drafter_type jacobi --model_type base",
     ],
 )  # fmt: skip
 def test_refused(words: str) -> None:
@@ -145,6 +145,61 @@ def test_bench_arms() -> None:
     assert [(name, m.temperature) for name, m in methods] == [
         ("ar", 0), ("eagle1", 0), ("adt", 0), ("ar", 1), ("eagle1", 1), ("adt", 1)
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arms", "words", "users"),
+    [
+        ("eagle2", "--adt_beta 0.3", "adt, adt_lantern, adt_jacobi"),
+        ("eagle2", "--lantern_k 50", "lantern, adt_lantern"),
+        ("adt", "--lantern_delta 0.2", "lantern, adt_lantern"),
+        ("eagle2", "--tree_choices chain", "eagle1"),
+        ("eagle1", "--total_token 20", "eagle2, adt,"),
+        ("adt eagle1", "--depth 3", "eagle2, lantern, jacobi, floor, ceiling"),
+        ("adt", "--draft_top_k 3", "eagle2, lantern, jacobi, floor, ceiling"),
+        ("eagle2 adt", "--seed_cells left", "jacobi, adt_jacobi"),
+        ("jacobi", "--drafter_path x", "eagle1, eagle2"),
+        ("ar", "--verify rejection", "eagle1, eagle2"),
+        ("jacobi", "--verify rejection", "eagle1, eagle2"),
+        ("floor ceiling", "--verify rejection", "eagle1, eagle2"),
+        ("eagle2", "--rules reference", "add --verify rejection"),
+        ("eagle2", "--rules reference --verify rejection --temperatures 0", "changes nothing"),
+        ("jacobi", "--drafter_type jacobi", "--arms jacobi or adt_jacobi"),
+    ],
+)
+def test_bench_refuses_what_no_arm_uses(arms: str, words: str, users: str) -> None:
+    parser = Parser("test", "test")
+    bench_options.add_arguments(parser)
+    with pytest.raises(UserError) as caught:
+        bench_options.arm_methods(parser.with_config(["--arms", *arms.split(), *words.split()]))
+    message = str(caught.value)
+    assert message.startswith(" ".join(words.split()[:2])) and users in message and "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("arms", "words"),
+    [
+        ("eagle2 adt", "--adt_beta 0.3 --depth 3"),
+        ("eagle1 adt", "--total_token 20 --tree_choices chain"),
+        ("eagle1 jacobi", "--total_token 20 --seed_cells left --verify rejection"),
+        ("lantern", "--lantern_k 50 --drafter_path x"),
+        ("adt", "--rules reference --verify rejection --temperatures 0 1"),
+        ("ceiling", "--depth 3 --total_token 9"),
+    ],
+)
+def test_bench_takes_what_one_arm_uses(arms: str, words: str) -> None:
+    parser = Parser("test", "test")
+    bench_options.add_arguments(parser)
+    args = parser.with_config(["--arms", *arms.split(), *words.split()])
+    assert len(bench_options.arm_methods(args)) == (1 + len(arms.split())) * len(set(args.temperatures))
+
+
+@pytest.mark.parametrize("words", ["--lantern_k 50", "--adt_beta 0.3", "--total_token 9", "--arms adt"])
+def test_sweep_has_no_option_that_its_grid_ignores(words: str) -> None:
+    parser = Parser("test", "test")
+    sweep_options.add_arguments(parser)
+    with pytest.raises(UserError, match=f"unknown option {words.split()[0]}"):
+        parser.with_config(words.split())
 
 
 def test_sweep_points() -> None:
