@@ -76,6 +76,32 @@ def _step(line: str) -> dict[str, Any]:
         return {}
 
 
+def claim(path: Path, made: str, determines: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """Create a run's folder, or check that the run in it had the same configuration.
+
+    path: the folder's configuration file. made: what the folder holds. determines: all that changes what is
+    made or its record; UserError if the folder's differ. options: the parsed command line, stored as it is.
+    """
+    root, key = path.parent, f"determines_{made}"
+    if root.exists() and not root.is_dir():
+        raise UserError(f"--output_dir {root}: it is a file; give a folder")
+    root.mkdir(parents=True, exist_ok=True)
+    wanted, stored = json.loads(json.dumps(determines)), _read_json(path)
+    if stored is not None:
+        before = stored.get(key) if isinstance(stored, dict) else None
+        if not before:
+            raise UserError(
+                f"--output_dir {root}: it belongs to another program's run; choose another folder"
+            )
+        for name in sorted(set(before) | set(wanted)):
+            if before.get(name) != wanted.get(name):
+                raise UserError(
+                    f"--output_dir {root} holds {made} made with {name} = {before.get(name)!r}, now it is "
+                    f"{wanted.get(name)!r}: choose another folder or the same options"
+                )
+    write_json(path, {**options, key: wanted})
+
+
 class RunFolder:
     """Everything generate_images leaves behind, and what an earlier run of the same configuration left.
 
@@ -105,28 +131,9 @@ class RunFolder:
         determines: all that changes an image or its record; UserError if the folder's differ.
         options: the parsed command line, stored as it is.
         """
-        if self.root.exists() and not self.root.is_dir():
-            raise UserError(f"--output_dir {self.root}: it is a file; give a folder")
-        self.images.mkdir(parents=True, exist_ok=True)
-        path = self.root / "generation_configs.json"
-        wanted = json.loads(json.dumps(determines))
-        stored = _read_json(path)
-        if stored is not None:
-            self._check(stored.get("determines_images") if isinstance(stored, dict) else None, wanted)
-        write_json(path, {**options, "determines_images": wanted})
+        claim(self.root / "generation_configs.json", "images", determines, options)
+        self.images.mkdir(exist_ok=True)
         self._load()
-
-    def _check(self, stored: Mapping[str, Any] | None, wanted: Mapping[str, Any]) -> None:
-        if not stored:
-            raise UserError(
-                f"--output_dir {self.root}: it belongs to another program's run; choose another folder"
-            )
-        for key in sorted(set(stored) | set(wanted)):
-            if stored.get(key) != wanted.get(key):
-                raise UserError(
-                    f"--output_dir {self.root} holds images made with {key} = {stored.get(key)!r}, now it is "
-                    f"{wanted.get(key)!r}: choose another folder or the same options"
-                )
 
     def _load(self) -> None:
         """Take over finished images; drop steps of images that will be made anew."""
