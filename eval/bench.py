@@ -19,7 +19,7 @@ from eval import arms
 from eval.bench_options import arm_methods
 from eval.controls import roofline
 from eval.errors import UserError
-from eval.measure import Lane, measure, summaries, table
+from eval.measure import Lane, keep, measure, print_runs, summaries, table, warm_up
 from eval.method import Method
 from eval.outputs import write_json
 from eval.profiling import PARTS, profile
@@ -35,7 +35,6 @@ def run(args: argparse.Namespace) -> None:
     methods = arm_methods(args)
     prompts = load_prompts(args, HELD_OUT_FILE)
     folder = Path(args.output_dir)
-    folder.mkdir(parents=True, exist_ok=True)
     model = load_model(args, need_drafter=any(method.needs_drafter for _, method in methods))
     clock = time.perf_counter()
     requests, longest = make_requests(model, prompts, args.random_seed)
@@ -44,11 +43,13 @@ def run(args: argparse.Namespace) -> None:
     ours = [lane.decoder for lane in lanes]
     if args.reference:
         lanes += _reference_lanes(args, model, lanes, longest)
-    device = ours[0].target.device
-    measure(lanes, requests, args.batch_size, args.warmup, device)
+    facts = circumstances(model, args)
+    store = keep(args, "bench", facts, prompts, lanes)
+    measure(lanes, requests, args.batch_size, args.warmup, ours[0].target.device, store)
     result: dict[str, Any] = {
         "command": f"python main.py {shlex.join(sys.argv[1:])}",
-        **circumstances(model, args),
+        **facts,
+        "runs": store.runs(),
         "prompts": len(prompts),
         "batch_size": args.batch_size,
         "cfg": args.cfg,
@@ -68,8 +69,10 @@ def run(args: argparse.Namespace) -> None:
         f"\nSR: seconds of plain decoding (ar) / seconds, median of {len(prompts)} prompts. "
         f"VQ decoding, not counted: {result['vq_decode_s']:.4f} s an image."
     )
+    print_runs(result["runs"])
     if args.profile:
-        result["profile"] = _profiles(lanes, requests[:PROFILED])
+        cold = 0 if store.added else args.warmup
+        result["profile"] = _profiles(lanes, requests[:PROFILED], cold)
         print(_profile_table(result["profile"]))
     write_json(folder / "bench.json", result)
     print(json.dumps(result))
@@ -115,9 +118,11 @@ def _vq_seconds(model: Model, lane: Lane) -> float:
     return float(np.median(seconds))
 
 
-def _profiles(lanes: Sequence[Lane], requests: Sequence[Request]) -> list[dict[str, Any]]:
-    """The split of time of every arm of ours."""
+def _profiles(lanes: Sequence[Lane], requests: Sequence[Request], warmup: int) -> list[dict[str, Any]]:
+    """The split of time of every arm of ours, after `warmup` images of each."""
     ours = [lane for lane in lanes if isinstance(lane.decoder, arms.Arm)]
+    for lane in ours if warmup else ():
+        warm_up(lane, requests[0], warmup)
     return [
         {"arm": lane.name, "temperature": lane.temperature, **profile(lane.decoder, requests)}
         for lane in ours

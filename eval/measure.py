@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
+import hashlib
+import json
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,6 +17,8 @@ from tqdm import tqdm
 
 from adt_tree.records import Decoded
 from adt_tree.roles import Request
+from eval.measurements import FREE, Key, Measured, Measurements
+from eval.prompts import Prompt
 from eval.session import synchronise
 
 RESAMPLES = 10_000
@@ -36,29 +42,91 @@ class Lane:
     seconds: list[float] = field(default_factory=list)  # an image; one entry a batch of prompts
     images: list[Decoded] = field(default_factory=list)
 
+    @property
+    def key(self) -> Key:
+        """What tells it from the other lanes."""
+        return self.name, self.temperature
+
+    def take(self, measured: Measured) -> None:
+        """Count a batch of prompts."""
+        self.seconds.append(measured.seconds)
+        self.images += measured.images
+
+
+def keep(
+    args: argparse.Namespace,
+    command: str,
+    facts: Mapping[str, Any],
+    prompts: Sequence[Prompt],
+    lanes: Sequence[Lane],
+) -> Measurements:
+    """The measurements in --output_dir, tied to all they depend on. UserError if the folder's are of others.
+
+    facts: the run's circumstances.
+    """
+    texts = json.dumps([(prompt.name, prompt.text) for prompt in prompts])
+    determines = {
+        **{name: value for name, value in vars(args).items() if name not in FREE},
+        **{name: value for name, value in facts.items() if name not in ("date", "dirty")},
+        "command": command,
+        "prompts": hashlib.sha256(texts.encode()).hexdigest()[:16],
+    }
+    store = Measurements(Path(args.output_dir), [lane.key for lane in lanes], facts["date"])
+    store.open(determines, vars(args))
+    return store
+
 
 def measure(
-    lanes: Sequence[Lane], requests: Sequence[Request], batch: int, warmup: int, device: torch.device
+    lanes: Sequence[Lane],
+    requests: Sequence[Request],
+    batch: int,
+    warmup: int,
+    device: torch.device,
+    store: Measurements,
 ) -> None:
-    """Fill the lanes: a batch of prompts goes through every lane before the next; who is first rotates."""
+    """Fill the lanes: a batch of prompts goes through every lane before the next; who is first rotates.
+
+    What the store has is taken from it, and what is measured goes there at once.
+    """
     chunks = [requests[start : start + batch] for start in range(0, len(requests), batch)]
-    with tqdm(total=len(lanes) * (len(chunks) + (warmup > 0)), unit="run", disable=None) as bar:
+    known = [store.finished(_names(chunk)) for chunk in chunks]
+    pending = known.count(None)
+    warmup = warmup if pending else 0
+    with tqdm(total=len(lanes) * (pending + (warmup > 0)), unit="run", disable=None) as bar:
         for lane in lanes if warmup else ():
             bar.set_postfix_str(f"warming up {lane.name} at T = {lane.temperature:g}")
-            first = requests[0]
-            list(lane.decoder.decode(iter([Request("warm-up", first.prompt, first.seed + 1)] * warmup)))
+            warm_up(lane, requests[0], warmup)
             bar.update()
-        for number, chunk in enumerate(chunks):
+        for number, (chunk, before) in enumerate(zip(chunks, known, strict=True)):
             turn = number % len(lanes)
             for lane in (*lanes[turn:], *lanes[:turn]):
+                if before is not None:
+                    lane.take(before[lane.key])
+                    continue
                 bar.set_postfix_str(f"{lane.name} at T = {lane.temperature:g}")
-                synchronise(device)
-                started = time.perf_counter()
-                made = list(lane.decoder.decode(iter(chunk)))
-                synchronise(device)
-                lane.seconds.append((time.perf_counter() - started) / len(chunk))
-                lane.images += sorted(made, key=lambda image: image.name)
+                measured = _timed(lane, chunk, device)
+                store.add(_names(chunk), lane.key, measured)
+                lane.take(measured)
                 bar.update()
+
+
+def warm_up(lane: Lane, request: Request, images: int) -> None:
+    """Decode outside the clock: the request's prompt under another seed."""
+    list(lane.decoder.decode(iter([Request("warm-up", request.prompt, request.seed + 1)] * images)))
+
+
+def _names(requests: Sequence[Request]) -> list[str]:
+    return [request.name for request in requests]
+
+
+def _timed(lane: Lane, requests: Sequence[Request], device: torch.device) -> Measured:
+    """Decode a batch of prompts by the clock."""
+    synchronise(device)
+    started = time.perf_counter()
+    made = list(lane.decoder.decode(iter(requests)))
+    synchronise(device)
+    seconds = (time.perf_counter() - started) / len(requests)
+    return Measured(seconds, sorted(made, key=lambda image: image.name))
 
 
 def interval(ratios: np.ndarray, seed: int = 0) -> tuple[float, float]:
@@ -97,6 +165,13 @@ def summaries(lanes: Sequence[Lane]) -> list[dict[str, Any]]:
     """A row a lane, each against plain decoding at its own temperature."""
     plain = {lane.temperature: lane for lane in lanes if lane.name == "ar"}
     return [summarise(lane, plain[lane.temperature]) for lane in lanes]
+
+
+def print_runs(runs: Sequence[Mapping[str, Any]]) -> None:
+    """Tell a reader where the measurements come from, if from several runs."""
+    if len(runs) > 1:
+        parts = ", ".join(f"{run['measurements']} ({run['started']})" for run in runs)
+        print(f"\nAssembled from {len(runs)} runs; measurements of each: {parts}.")
 
 
 def table(rows: Sequence[dict[str, Any]], label: int = 12) -> str:

@@ -67,11 +67,13 @@ def markdown(result: dict[str, Any], top: int | None = None) -> str:
     rows = [list(COLUMNS.values())] + [_cells(row) for row in result["results"][:top]]
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     lines.insert(1, "|---|" + "---:|" * (len(COLUMNS) - 1))
+    runs = len(result.get("runs", []))
     dirty = ", with uncommitted changes" if result["dirty"] else ""
     source = (
         f"`{result['command']}`, {result['prompts']} prompts, guidance {result['cfg']:g}, "
         f"{result['precision']}, {result['threads']} threads, {result['device']}, torch {result['torch']}, "
-        f"commit {result['commit']}{dirty}, {result['date']}."
+        f"commit {result['commit']}{dirty}, {result['date']}"
+        f"{f', assembled from {runs} runs' if runs > 1 else ''}."
     )
     lines += ["", source, *_profile(result.get("profile", []))]
     return "\n".join(lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import platform
 import subprocess
 from collections.abc import Sequence
@@ -90,6 +91,7 @@ def circumstances(model: Model, args: argparse.Namespace) -> dict[str, Any]:
     return {
         "commit": _git("rev-parse", "--short", "HEAD"),
         "dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "changes": _changes(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "device": name,
         "threads": torch.get_num_threads(),
@@ -99,6 +101,12 @@ def circumstances(model: Model, args: argparse.Namespace) -> dict[str, Any]:
         "drafter": model.drafter_sha,
         "grid": [model.grid.height, model.grid.width],
     }
+
+
+def _changes() -> str | None:
+    """A hash of the uncommitted changes to the code that runs; None where there are none."""
+    changes = _git("diff", "HEAD", "--", "adt_tree", "models", "eval")
+    return hashlib.sha256(changes.encode()).hexdigest()[:16] if changes else None
 
 
 def _cpu_name() -> str:

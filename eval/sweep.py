@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from eval.bench import make_lanes
-from eval.measure import measure, summaries, table
+from eval.measure import keep, measure, print_runs, summaries, table
 from eval.outputs import write_json
 from eval.prompts import load_prompts
 from eval.session import circumstances, load_model, make_requests
@@ -22,11 +22,12 @@ def run(args: argparse.Namespace) -> None:
     methods = points(args)
     prompts = load_prompts(args)
     folder = Path(args.output_dir)
-    folder.mkdir(parents=True, exist_ok=True)
     model = load_model(args, need_drafter=True)
     requests, longest = make_requests(model, prompts, args.random_seed)
     lanes = make_lanes(model, methods, args.batch_size, longest)
-    measure(lanes, requests, args.batch_size, args.warmup, lanes[0].decoder.target.device)
+    facts = circumstances(model, args)
+    store = keep(args, "sweep", facts, prompts, lanes)
+    measure(lanes, requests, args.batch_size, args.warmup, lanes[0].decoder.target.device, store)
     constants = {name: asdict(method.adapt) for name, method in methods if method.adapt is not None}
     rows = [{**row, "constants": constants.get(row["arm"])} for row in summaries(lanes)]
     rows.sort(key=lambda row: -row["SR"])
@@ -34,9 +35,11 @@ def run(args: argparse.Namespace) -> None:
     adaptive = [row for row in rows if row["constants"] is not None]
     width = max(len(row["arm"]) for row in rows)
     print(table([*baselines, *adaptive[: args.top]], width))
+    print_runs(store.runs())
     result = {
         "command": f"python main.py {shlex.join(sys.argv[1:])}",
-        **circumstances(model, args),
+        **facts,
+        "runs": store.runs(),
         "prompts": len(prompts),
         "cfg": args.cfg,
         "options": vars(args),
@@ -44,4 +47,5 @@ def run(args: argparse.Namespace) -> None:
     }
     write_json(folder / "sweep.json", result)
     best = adaptive[0] if adaptive else None
-    print(json.dumps({"points": len(rows), "best": best, "stored": str(folder / "sweep.json")}))
+    stored = str(folder / "sweep.json")
+    print(json.dumps({"points": len(rows), "best": best, "runs": store.runs(), "stored": stored}))

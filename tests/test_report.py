@@ -31,6 +31,9 @@ def test_table_names_figures_and_circumstances(stored: Path, capsys: pytest.Capt
     out = capsys.readouterr().out
     assert "| eagle2 | 1 | 1.50 (1.40-1.60) | 3.25 |" in out and "| adt | 1 | 60% | 40% |" in out
     assert all(word in out for word in ("abc1234", "a CPU", "16 prompts", "`python main.py bench`", "fp32"))
+    assert "assembled" not in out
+    stored.write_text(json.dumps({**RESULT, "runs": [{"measurements": 3}, {"measurements": 1}]}))
+    assert main.main(["report", str(stored)]) == 0 and "assembled from 2 runs." in capsys.readouterr().out
     assert main.main(["report", str(stored), "--top", "1"]) == 0
     assert "| adt | 1 | 1.50" not in capsys.readouterr().out
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from training import bpe, data, export, loop, target, tokenizer
+from training.errors import StageError
 from training.muon import orthogonalise
 
 STYLES = ["noto", "twemoji", "fluent"]
@@ -115,7 +116,7 @@ def test_padding_does_not_change_the_loss(work: Path) -> None:
     """A short prompt scores the same alone and beside a long one."""
     trainer = target.Trainer(parse(target, "--work_dir", str(work), "--num_embeddings", str(NUM_CODES),
                                    "--hidden_size", "32", "--num_layers", "2",
-                                   "--num_heads", "2"), work)  # fmt: skip
+                                   "--num_heads", "2"), work, torch.device("cpu"))  # fmt: skip
     prefixes = [trainer.prompts.prefix("noto emoji of red heart, warm"), trainer.prompts.prefix("")]
     codes = trainer.codes[:2]
     with torch.no_grad():
@@ -156,6 +157,28 @@ def test_target_learns_resumes_and_exports(work: Path) -> None:
     lines = [json.loads(line) for line in (work / "losses_target.jsonl").read_text().splitlines()]
     assert lines[-1]["train"] < lines[0]["train"] - 0.05
     check_export(work, second)
+
+
+def test_a_restart_discards_the_earlier_run_and_its_losses(work: Path) -> None:
+    """Steps and log begin anew; without --restart the same call goes on (the control)."""
+    assert train(work, "--max_steps", "3")["step"] == 3
+    assert train(work, "--max_steps", "4")["step"] == 4
+    assert train(work, "--max_steps", "2", "--restart")["step"] == 2
+    lines = (work / "losses_target.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [2]
+
+
+@pytest.mark.parametrize("module", [tokenizer, target])
+def test_stages_choose_their_device(module: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """auto takes cuda where there is one; cuda without one is refused; every such stage has --restart too."""
+    auto, cpu, cuda = (parse(module, *words) for words in ((), ("--device", "cpu"), ("--device", "cuda")))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert [loop.use_device(args).type for args in (auto, cpu, cuda)] == ["cuda", "cpu", "cuda"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert [loop.use_device(args).type for args in (auto, cpu)] == ["cpu", "cpu"]
+    with pytest.raises(StageError, match="--device cuda: no CUDA device"):
+        loop.use_device(cuda)
+    assert parse(module, "--restart").restart and not auto.restart
 
 
 def check_export(work: Path, trained: dict) -> None:

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from PIL import Image
 
+from training.errors import StageError
+
 
 class Budget:
     """Progress of a run bounded by wall-clock minutes; time spent before a resume counts.
@@ -94,14 +96,38 @@ def sheet(images: np.ndarray, columns: int, path: Path) -> None:
     Image.fromarray(page.reshape(rows * height, columns * width, 3)).save(path)
 
 
+def add_stage_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options that every resumable stage has."""
+    parser.add_argument("--work_dir", default="data/emoji", help="folder of the data and of everything built")
+    parser.add_argument(
+        "--restart", action="store_true", help="discard what an earlier run of this stage made and begin anew"
+    )
+    parser.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: cuda where there is one"
+    )
+    parser.add_argument("--threads", type=int, default=2, help="torch threads on the CPU")
+    parser.add_argument("--seed", type=int, default=0)
+
+
 def add_loop_arguments(parser: argparse.ArgumentParser, minutes: float, checkpoint_minutes: float) -> None:
     """Options that every trained stage has."""
-    parser.add_argument("--work_dir", default="data/emoji", help="folder of the data and of everything built")
+    add_stage_arguments(parser)
     parser.add_argument(
         "--minutes", type=float, default=minutes, help="wall-clock budget, resumed time included"
     )
     parser.add_argument("--max_steps", type=int, default=-1, help="stop at this step although time is left")
     parser.add_argument("--checkpoint_minutes", type=float, default=checkpoint_minutes)
-    parser.add_argument("--restart", action="store_true", help="ignore the checkpoint of an earlier run")
-    parser.add_argument("--threads", type=int, default=2, help="torch threads on the CPU")
-    parser.add_argument("--seed", type=int, default=0)
+
+
+def use_device(args: argparse.Namespace) -> torch.device:
+    """The device of --device, after setting --threads. StageError if cuda is asked for and missing."""
+    torch.set_num_threads(args.threads)
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise StageError("--device cuda: no CUDA device is visible; use --device cpu or auto")
+    return torch.device("cuda" if args.device != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def discard(*paths: Path) -> None:
+    """Remove what --restart discards: a later resume must not find the old run, nor the log mix both."""
+    for path in paths:
+        path.unlink(missing_ok=True)

@@ -23,7 +23,16 @@ from tqdm import tqdm
 from models.transformer import Decoder, DecoderConfig
 from training.bpe import IMAGE_FIRST, Layout, caption, random_caption
 from training.data import read_captions
-from training.loop import Budget, Every, add_loop_arguments, append_jsonl, load_checkpoint, save_checkpoint
+from training.loop import (
+    Budget,
+    Every,
+    add_loop_arguments,
+    append_jsonl,
+    discard,
+    load_checkpoint,
+    save_checkpoint,
+    use_device,
+)
 from training.muon import Muon
 
 BOS = 0
@@ -135,9 +144,10 @@ def schedule(fraction: float, step: int) -> float:
 class Trainer:
     """Data, model, its average, optimisers and random stream of a run."""
 
-    def __init__(self, args: argparse.Namespace, work: Path) -> None:
+    def __init__(self, args: argparse.Namespace, work: Path, device: torch.device) -> None:
+        """Data and random streams stay on the CPU: draws are the same on every device."""
         torch.manual_seed(args.seed)
-        self.args, self.rng = args, random.Random(args.seed)
+        self.args, self.rng, self.device = args, random.Random(args.seed), device
         self.prompts = Prompts(work / "text_tokenizer.json", args.num_embeddings)
         rows = read_captions(work)
         self.codes = torch.from_numpy(np.load(work / "codes.npy")).long()
@@ -153,6 +163,7 @@ class Trainer:
         )
         self.decoder = Decoder(config)
         initialise(self.decoder)
+        self.decoder.to(device)
         self.average = {name: value.clone() for name, value in self.decoder.state_dict().items()}
         self.optimisers = optimisers(self.decoder, args)
         self.loss = torch.compile(code_loss, dynamic=True) if args.compile else code_loss
@@ -170,7 +181,7 @@ class Trainer:
     def resume(self, payload: dict) -> None:
         """Continue a saved run; the data order restarts from a seed that depends on the step."""
         self.decoder.load_state_dict(payload["model"])
-        self.average = payload["average"]
+        self.average = {name: value.to(self.device) for name, value in payload["average"].items()}
         for optimiser, state in zip(self.optimisers, payload["optimisers"], strict=True):
             optimiser.load_state_dict(state)
         self.step, self.spent_s = payload["step"], payload["spent_s"]
@@ -193,7 +204,8 @@ class Trainer:
         """One update at `factor` of the learning rates; the loss."""
         prefixes, codes = self.batch()
         inputs = corrupt(codes, self.args.corrupted, self.noise)
-        loss = self.loss(self.decoder, *pack(prefixes, inputs), codes, self.args.num_embeddings)
+        placed = (x.to(self.device) for x in (*pack(prefixes, inputs), codes))
+        loss = self.loss(self.decoder, *placed, self.args.num_embeddings)
         for optimiser, rate in zip(self.optimisers, (self.args.muon_lr, self.args.adam_lr), strict=True):
             optimiser.zero_grad(set_to_none=True)
             optimiser.param_groups[0]["lr"] = rate * factor
@@ -218,18 +230,19 @@ class Trainer:
         ):
             codes = self.codes[[row["index"] for row in rows]]
             prefixes = [self.prompts.prefix(caption(row["style"], row["name"], [])) for row in rows]
-            tokens, where = pack(prefixes, codes)
-            losses[label] = code_loss(self.decoder, tokens, where, codes, self.args.num_embeddings).item()
+            placed = (x.to(self.device) for x in (*pack(prefixes, codes), codes))
+            losses[label] = code_loss(self.decoder, *placed, self.args.num_embeddings).item()
         return losses
 
 
 def run(args: argparse.Namespace) -> None:
     """Train within the budget; write target.pt and losses_target.jsonl."""
-    torch.set_num_threads(args.threads)
+    device = use_device(args)
     work = Path(args.work_dir)
-    trainer = Trainer(args, work)
-    saved = None if args.restart else load_checkpoint(work / "target.pt")
-    if saved:
+    trainer = Trainer(args, work, device)
+    if args.restart:
+        discard(work / "target.pt", work / "losses_target.jsonl")
+    if saved := load_checkpoint(work / "target.pt"):
         trainer.resume(saved)
     budget, save = Budget(args.minutes, trainer.spent_s), Every(60 * args.checkpoint_minutes)
     losses: list[float] = []

@@ -27,9 +27,11 @@ from training.loop import (
     add_loop_arguments,
     append_jsonl,
     cosine,
+    discard,
     load_checkpoint,
     save_checkpoint,
     sheet,
+    use_device,
 )
 
 COMMITMENT = 0.25
@@ -102,7 +104,7 @@ class Codebook:
 
     def __init__(self, weight: Tensor) -> None:
         self.weight = weight
-        self.count = torch.ones(len(weight))
+        self.count = torch.ones(len(weight), device=weight.device)
         self.total = weight.clone()
 
     def state(self) -> dict[str, Tensor]:
@@ -144,7 +146,8 @@ class Codebook:
         dead = self.count < 0.02
         if dead.any():
             error = (vectors - self.weight[codes]).square().sum(1) + 1e-6
-            fresh = vectors[torch.multinomial(error, int(dead.sum()), replacement=True, generator=rng)]
+            drawn = torch.multinomial(error.cpu(), int(dead.sum()), replacement=True, generator=rng)
+            fresh = vectors[drawn]
             self.count[dead], self.total[dead] = 0.2, fresh * 0.2
         self.weight.copy_(self.total / self.count[:, None])
 
@@ -152,7 +155,7 @@ class Codebook:
 def augment(images: Tensor, rng: torch.Generator) -> Tensor:
     """Images [B, 3, H, W]: half of them mirrored; the batch moved by up to two pixels on white."""
     flip = torch.rand(len(images), generator=rng) < 0.5
-    images = torch.where(flip[:, None, None, None], images.flip(3), images)
+    images = torch.where(flip[:, None, None, None].to(images.device), images.flip(3), images)
     down, right = torch.randint(0, 5, (2,), generator=rng).tolist()
     height, width = images.shape[2:]
     return F.pad(images, (2, 2, 2, 2), value=1.0)[:, :, down : down + height, right : right + width]
@@ -160,10 +163,10 @@ def augment(images: Tensor, rng: torch.Generator) -> Tensor:
 
 @torch.no_grad()
 def encode_all(trainer: Trainer, images: Tensor) -> Tensor:
-    """uint8 images [N, H, W, 3] -> codes [N, h, w] under the run's rate."""
+    """uint8 images [N, H, W, 3] -> codes [N, h, w] under the run's rate, on the run's device."""
     codes = []
     for part in images.split(32):
-        vectors = trainer.model.latents(from_uint8(part))
+        vectors = trainer.model.latents(trainer.pixels(part))
         codes.append(trainer.book.assign(vectors.flatten(0, 2), trainer.args.rate).view(vectors.shape[:-1]))
     return torch.cat(codes)
 
@@ -171,7 +174,7 @@ def encode_all(trainer: Trainer, images: Tensor) -> Tensor:
 @torch.no_grad()
 def reconstruction(trainer: Trainer, images: Tensor) -> dict[str, float]:
     """PSNR in dB (mean over images) and mean absolute error in 8-bit levels, through codes and uint8."""
-    levels = [to_uint8(trainer.model.decode(encode_all(trainer, part))) for part in images.split(32)]
+    levels = [to_uint8(trainer.model.decode(encode_all(trainer, part))).cpu() for part in images.split(32)]
     error = torch.cat(levels).float() - images.float()
     mse = error.square().flatten(1).mean(1).clamp(min=1e-3)
     return {"psnr_db": (10 * (255**2 / mse).log10()).mean().item(), "l1_levels": error.abs().mean().item()}
@@ -180,9 +183,10 @@ def reconstruction(trainer: Trainer, images: Tensor) -> dict[str, float]:
 class Trainer:
     """State of the run: model, codebook averages, optimiser, random stream."""
 
-    def __init__(self, args: argparse.Namespace, images: Tensor) -> None:
+    def __init__(self, args: argparse.Namespace, images: Tensor, device: torch.device) -> None:
+        """images: uint8 [N, H, W, 3], kept on the CPU, as is the random stream: draws are those of a CPU."""
         torch.manual_seed(args.seed)
-        self.args, self.images = args, images
+        self.args, self.images, self.device = args, images, device
         config = VQConfig(
             base_channels=args.base_channels,
             channel_multiplier=tuple(args.channel_multiplier),
@@ -192,16 +196,20 @@ class Trainer:
             num_embeddings=args.num_embeddings,
             resolution=images.shape[1],
         )
-        self.model = VQModel(config)
+        self.model = VQModel(config).to(device)
         self.model.quantize.requires_grad_(False)
         self.book = Codebook(self.model.quantize.embedding.weight.data)
-        self.perceptual = Perceptual()
+        self.perceptual = Perceptual().to(device)
         weights = [p for p in self.model.parameters() if p.requires_grad]
         self.optimiser = torch.optim.AdamW(
             weights, lr=args.learning_rate, betas=(0.9, 0.99), weight_decay=1e-4
         )
         self.rng = torch.Generator().manual_seed(args.seed)
         self.step, self.spent_s = 0, 0.0
+
+    def pixels(self, images: Tensor) -> Tensor:
+        """uint8 [B, H, W, 3] on the CPU -> float32 [B, 3, H, W] in [-1, 1] on the run's device."""
+        return from_uint8(images.to(self.device))
 
     def payload(self, spent_s: float) -> dict:
         """What a resume needs, and what the export reads."""
@@ -213,7 +221,8 @@ class Trainer:
     def resume(self, payload: dict) -> None:
         """Continue a saved run."""
         self.model.load_state_dict(payload["model"])
-        self.book.count, self.book.total = payload["book"]["count"], payload["book"]["total"]
+        self.book.count = payload["book"]["count"].to(self.device)
+        self.book.total = payload["book"]["total"].to(self.device)
         self.optimiser.load_state_dict(payload["optimiser"])
         self.rng.set_state(payload["rng"])
         self.step, self.spent_s = payload["step"], payload["spent_s"]
@@ -222,7 +231,7 @@ class Trainer:
     def start_codebook(self) -> None:
         """k-means on the latents of a sample of the images."""
         chosen = torch.randperm(len(self.images), generator=self.rng)[:400]
-        parts = [self.model.latents(from_uint8(self.images[part])) for part in chosen.split(32)]
+        parts = [self.model.latents(self.pixels(self.images[part])) for part in chosen.split(32)]
         vectors = torch.cat(parts).reshape(-1, self.args.embed_dim)
         vectors = vectors[torch.randperm(len(vectors), generator=self.rng)[:60000]]
         if self.step == self.args.warmup_steps:
@@ -237,7 +246,7 @@ class Trainer:
         if self.step in (self.args.warmup_steps, self.args.recluster_step):
             self.start_codebook()
         rows = torch.randint(len(self.images), (self.args.batch_size,), generator=self.rng)
-        targets = augment(from_uint8(self.images[rows]), self.rng)
+        targets = augment(self.pixels(self.images[rows]), self.rng)
         vectors = self.model.latents(targets)
         commitment = torch.zeros(())
         inputs = vectors
@@ -262,14 +271,15 @@ class Trainer:
 
 def run(args: argparse.Namespace) -> None:
     """Train within the budget; write tokenizer.pt, codes.npy, losses, a sheet, reconstruction errors."""
-    torch.set_num_threads(args.threads)
+    device = use_device(args)
     work = Path(args.work_dir)
     images = torch.from_numpy(np.load(work / "images.npy"))
     split = [row["split"] for row in read_captions(work)]
     seen = torch.tensor([name == "train" for name in split])
-    trainer = Trainer(args, images[seen])
-    saved = None if args.restart else load_checkpoint(work / "tokenizer.pt")
-    if saved:
+    trainer = Trainer(args, images[seen], device)
+    if args.restart:
+        discard(work / "tokenizer.pt", work / "losses_tokenizer.jsonl")
+    if saved := load_checkpoint(work / "tokenizer.pt"):
         trainer.resume(saved)
     budget, save = Budget(args.minutes, trainer.spent_s), Every(60 * args.checkpoint_minutes)
     losses = {}
@@ -286,7 +296,7 @@ def run(args: argparse.Namespace) -> None:
                 report(trainer, images, seen, work, 240)
     save_checkpoint(work / "tokenizer.pt", trainer.payload(budget.spent_s()))
     result = report(trainer, images, seen, work, len(images))
-    codes = encode_all(trainer, images)
+    codes = encode_all(trainer, images).cpu()
     np.save(work / "codes.npy", codes.flatten(1).to(torch.int16).numpy())
     share = torch.bincount(codes.flatten()).double() / codes.numel()
     result["code_entropy_nats"] = -torch.special.xlogy(share, share).sum().item()
@@ -305,7 +315,7 @@ def report(trainer: Trainer, images: Tensor, seen: Tensor, work: Path, count: in
     )
     shown = images[torch.linspace(0, len(images) - 1, 48).long()]
     with torch.no_grad():
-        again = to_uint8(trainer.model.decode(encode_all(trainer, shown)))
+        again = to_uint8(trainer.model.decode(encode_all(trainer, shown))).cpu()
     rows = torch.stack((shown.view(3, 16, *shown.shape[1:]), again.view(3, 16, *shown.shape[1:])), 1)
     sheet(rows.flatten(0, 2).numpy(), 16, work / "sheet_tokenizer.png")
     print(json.dumps(result), flush=True)
