@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from training import bpe, data, export, loop, target, tokenizer
+from training import bpe, data, distil, drafter, export, loop, target, tokenizer
 from training.errors import StageError
 from training.muon import orthogonalise
 
@@ -168,7 +168,7 @@ def test_a_restart_discards_the_earlier_run_and_its_losses(work: Path) -> None:
     assert [json.loads(line)["step"] for line in lines] == [2]
 
 
-@pytest.mark.parametrize("module", [tokenizer, target])
+@pytest.mark.parametrize("module", [tokenizer, target, distil, drafter])
 def test_stages_choose_their_device(module: object, monkeypatch: pytest.MonkeyPatch) -> None:
     """auto takes cuda where there is one; cuda without one is refused; every such stage has --restart too."""
     auto, cpu, cuda = (parse(module, *words) for words in ((), ("--device", "cpu"), ("--device", "cuda")))

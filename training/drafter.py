@@ -9,6 +9,7 @@ guidance branches, and soft cross-entropy between the guided laws, which are wha
 from __future__ import annotations
 
 import argparse
+import copy
 import dataclasses
 import json
 import random
@@ -25,10 +26,20 @@ from tqdm import tqdm
 
 from adt_tree.sampling import guide
 from models.drafter import DrafterNet, to_published
-from models.registry import EMOJI, Model, load
+from models.registry import EMOJI, Model
 from models.transformer import DecoderConfig
-from training.distil import read_distilled
-from training.loop import Budget, Every, add_loop_arguments, append_jsonl, load_checkpoint, save_checkpoint
+from training.distil import load_target, read_distilled, refuse_other_target
+from training.errors import StageError
+from training.loop import (
+    Budget,
+    Every,
+    add_loop_arguments,
+    append_jsonl,
+    discard,
+    load_checkpoint,
+    save_checkpoint,
+    use_device,
+)
 from training.target import optimisers, schedule
 
 
@@ -112,7 +123,7 @@ class Images:
     """Distilled images with the target's features of both branches, computed once and kept in memory."""
 
     def __init__(self, model: Model, rows: list[dict], batch_size: int) -> None:
-        self.first_code = model.layout.first_code
+        self.first_code, self.device = model.layout.first_code, model.codebook.device
         self.codes = [torch.tensor(row["codes"]) for row in rows]
         prompts = [model.encode(row["caption"]) for row in rows]
         self.prefixes = [(prompt.conditional, prompt.unconditional) for prompt in prompts]
@@ -121,7 +132,7 @@ class Images:
             indices = list(range(start, min(start + batch_size, len(rows))))
             tokens, lengths = self._tokens(indices)
             with torch.no_grad():
-                hidden = model.decoder.causal(tokens)
+                hidden = model.decoder.causal(tokens.to(self.device))
             kept = [row[:length].clone() for row, length in zip(hidden, lengths, strict=True)]
             self.features += [
                 list(pair) for pair in zip(kept[: len(indices)], kept[len(indices) :], strict=True)
@@ -142,7 +153,8 @@ class Images:
         rows = [self.features[i][branch] for branch in (0, 1) for i in indices]
         starts = torch.tensor([len(self.prefixes[i][branch]) - 1 for branch in (0, 1) for i in indices])
         where = starts[:, None] + torch.arange(len(self.codes[0]) - 1)
-        return Batch(tokens[:, 1:], pad_sequence(rows, batch_first=True)[:, :-1], where)
+        features = pad_sequence(rows, batch_first=True)[:, :-1]
+        return Batch(tokens[:, 1:].to(self.device), features, where.to(self.device))
 
 
 def new_drafter(config: DecoderConfig, model: Model) -> DrafterNet:
@@ -156,7 +168,7 @@ def new_drafter(config: DecoderConfig, model: Model) -> DrafterNet:
         net.fc.weight[:, half:] = torch.eye(half)
         nn.init.normal_(net.fc.weight[:, :half], std=0.02)
         net.fc.bias.zero_()
-    return net
+    return net.to(model.codebook.device)
 
 
 def export(net: DrafterNet, average: dict[str, Tensor], folder: Path) -> None:
@@ -174,29 +186,31 @@ def export(net: DrafterNet, average: dict[str, Tensor], folder: Path) -> None:
 
 
 class Trainer:
-    """Network, its running average, optimisers, images and random stream of a run."""
+    """Network, its running average, optimisers, images and random stream of a run, on the model's device."""
 
     def __init__(self, args: argparse.Namespace, model: Model, rows: list[dict]) -> None:
         torch.manual_seed(args.seed)
-        self.args, self.rng = args, random.Random(args.seed)
+        self.args, self.rng, self.weights_sha = args, random.Random(args.seed), model.weights_sha
         self.images = Images(model, rows, args.batch_size)
         first = model.layout.first_code
         self.head = model.decoder.head.weight[first : first + model.num_codes]
         self.net = new_drafter(dataclasses.replace(model.decoder.config, num_layers=1), model)
         self.optimisers = optimisers(self.net, args)
-        self.average = {name: value.clone() for name, value in self.net.state_dict().items()}
+        self.averaged = copy.deepcopy(self.net).requires_grad_(False)
+        self.average = self.averaged.state_dict()  # its very tensors: blend() moves the network
         self.step, self.spent_s = 0, 0.0
 
     def payload(self, spent_s: float) -> dict:
         """What a resume needs."""
         states = [optimiser.state_dict() for optimiser in self.optimisers]
         return {"model": self.net.state_dict(), "average": self.average, "step": self.step,
-                "spent_s": spent_s, "optimisers": states}  # fmt: skip
+                "spent_s": spent_s, "optimisers": states, "target": self.weights_sha}  # fmt: skip
 
     def resume(self, payload: dict) -> None:
         """Continue a saved run; the order of images restarts from a seed that depends on the step."""
         self.net.load_state_dict(payload["model"])
-        self.average, self.step, self.spent_s = payload["average"], payload["step"], payload["spent_s"]
+        self.averaged.load_state_dict(payload["average"])
+        self.step, self.spent_s = payload["step"], payload["spent_s"]
         for optimiser, state in zip(self.optimisers, payload["optimisers"], strict=True):
             optimiser.load_state_dict(state)
         self.rng = random.Random(self.args.seed + self.step)
@@ -218,24 +232,28 @@ class Trainer:
 
     @torch.no_grad()
     def validation(self) -> dict[str, float]:
-        """Agreement of each unrolled step on the images kept out of training."""
+        """Agreement of each unrolled step on the images kept out of training, averaged weights: those that
+        are exported."""
         batch = self.images.batch(list(range(self.args.batch_size)))
-        _, agreement = drafter_loss(self.net, batch, self.head, self.args)
+        _, agreement = drafter_loss(self.averaged, batch, self.head, self.args)
         return {f"agreement_{number}": round(value, 4) for number, value in enumerate(agreement, 1)}
 
 
 def run(args: argparse.Namespace) -> None:
     """Train within the budget; write drafter.pt, losses_drafter.jsonl and the checkpoint's drafter folder."""
-    torch.set_num_threads(args.threads)
     work = Path(args.work_dir)
-    rows = read_distilled(work)
+    model = load_target(args.model_path, use_device(args))
+    rows = read_distilled(work, model.weights_sha)
     if len(rows) < 2 * args.batch_size:
-        raise ValueError(
+        raise StageError(
             f"{work / 'distilled.jsonl'}: {len(rows)} images, {2 * args.batch_size} needed: run `distil`"
         )
-    model = load("emoji", args.model_path, None, "fp32", "cpu", need_drafter=False)
+    if args.restart:
+        discard(work / "drafter.pt", work / "losses_drafter.jsonl")
+    saved = load_checkpoint(work / "drafter.pt")
+    if saved:
+        refuse_other_target(work / "drafter.pt", saved.get("target"), model.weights_sha, "drafter")
     trainer = Trainer(args, model, rows)
-    saved = None if args.restart else load_checkpoint(work / "drafter.pt")
     if saved:
         trainer.resume(saved)
     budget, save = Budget(args.minutes, trainer.spent_s), Every(60 * args.checkpoint_minutes)
