@@ -93,7 +93,8 @@ def main(argv: Sequence[str]) -> int:
     except SystemExit as stop:  # argparse after --help
         return stop.code if isinstance(stop.code, int) else 2
     except KeyboardInterrupt:
-        status, line = 130, "interrupted: finished images and training checkpoints are kept"
+        kept = "finished images, measurements and training checkpoints are kept"
+        status, line = 130, f"interrupted: {kept}; the same command goes on from there"
         if debug:
             raise
     except BrokenPipeError:
