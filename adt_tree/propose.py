@@ -15,7 +15,7 @@ from torch import Tensor
 from adt_tree.policy import TreeShape
 from adt_tree.roles import Drafter, Prefix
 from adt_tree.sampling import Sampling, log_probs
-from adt_tree.tree import DraftTree, StaticTree, lone_roots, select
+from adt_tree.tree import DraftTree, Pool, StaticTree, lone_roots, select
 from adt_tree.verify import Verdict
 
 
@@ -114,7 +114,7 @@ def grow_dynamic(
     log_q, feature = start
     score, code = (log_q + gumbel[:, 0]).log_softmax(dim=-1).topk(most_width, dim=-1)
     score = score.masked_fill(beyond | (depth < 1)[:, None], float("-inf"))
-    pool = [(code, score, torch.full_like(code, -1))]
+    pools = [Pool(code, score, torch.full_like(code, -1), code.new_ones(most_width))]
     node = torch.arange(most_width, device=roots.device).expand(
         images, -1
     )  # pool index of each frontier node
@@ -127,20 +127,15 @@ def grow_dynamic(
         total = value + score[..., None]
         total = total.masked_fill((beyond | (depth < level)[:, None])[:, None], float("-inf")).flatten(1)
         child = child.flatten(1)
-        pool.append((child, total, node.repeat_interleave(most_width, dim=1)))
+        depths = child.new_full((child.shape[1],), level)
+        pools.append(Pool(child, total, node.repeat_interleave(most_width, dim=1), depths))
         score, best = total.topk(most_width, dim=1)
         score = score.masked_fill(beyond, float("-inf"))
         code, parent = child.gather(1, best), best // most_width
         node = most_width + (level - 2) * most_width**2 + best
         features = features.gather(2, parent[None, ..., None].expand_as(features))
         ancestors = torch.cat((ancestors.gather(1, parent[..., None].expand_as(ancestors)), eye), dim=2)
-    codes, scores, parents = (torch.cat(column, dim=1) for column in zip(*pool, strict=True))
-    levels = [
-        torch.full((block[0].shape[1],), number, device=roots.device) for number, block in enumerate(pool, 1)
-    ]
-    return select(
-        codes, scores, parents, torch.cat(levels), budget, roots, (bounds[0], bounds[1], most_width)
-    )
+    return select(Pool.join(pools), budget, roots, (bounds[0], bounds[1], most_width))
 
 
 class StaticGrowth:

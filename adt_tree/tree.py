@@ -53,6 +53,7 @@ class DraftTree:
     q: Tensor | None = (
         None  # [B, N, V] the law a node's children were drawn from; None: deterministic candidates
     )
+    bins: Tensor | None = None  # [B, N] int64: a node's calibration bin; None: nobody calibrates
 
     @property
     def nodes(self) -> int:
@@ -78,44 +79,66 @@ def lone_roots(codes: Tensor) -> DraftTree:
     return DraftTree(codes[:, None], zero, zero, seen[..., None], seen, depth=0, width=0)
 
 
-def select(
-    codes: Tensor,
-    scores: Tensor,
-    parents: Tensor,
-    depths: Tensor,
-    budget: Tensor,
-    roots: Tensor,
-    bounds: tuple[int, int, int],
-) -> DraftTree:
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Candidates for a tree. Parents come before children, and no child scores more than its parent."""
+
+    codes: Tensor  # [B, P] int64
+    scores: Tensor  # [B, P]; -inf: not a candidate
+    parents: Tensor  # [B, P] int64 pool indices, -1 the root
+    depths: Tensor  # [P]
+    bins: Tensor | None = None  # [B, P] int64: calibration bins
+
+    @staticmethod
+    def flat(codes: Tensor, scores: Tensor, parents: Tensor, depths: Tensor, bins: Tensor) -> Pool:
+        """From blocks [B, ...] and depths [...]."""
+        codes, scores, parents, bins = (x.flatten(1) for x in (codes, scores, parents, bins))
+        return Pool(codes, scores, parents, depths.flatten(), bins)
+
+    @staticmethod
+    def join(pools: Sequence[Pool]) -> Pool:
+        """One pool after the other; parents index the whole. All have bins, or none has."""
+        bins = [p.bins for p in pools if p.bins is not None]
+        return Pool(
+            torch.cat([p.codes for p in pools], dim=1),
+            torch.cat([p.scores for p in pools], dim=1),
+            torch.cat([p.parents for p in pools], dim=1),
+            torch.cat([p.depths for p in pools]),
+            torch.cat(bins, dim=1) if bins else None,
+        )
+
+
+def select(pool: Pool, budget: Tensor, roots: Tensor, bounds: tuple[int, int, int]) -> DraftTree:
     """Keep the best `budget` candidates of a pool as a tree (EAGLE-2, re-ranking).
 
-    codes, scores, parents [B, P] and depths [P]: candidates in an order that puts parents first; parents
-    holds pool indices, -1 the root. A child's score never exceeds its parent's and ties keep pool order, so
-    the kept set is closed under parents. budget [B]: nodes without the root. roots [B]. bounds: (largest
-    budget, depth, width).
+    Ties keep pool order, so the kept set is closed under parents. budget [B]: nodes without the root.
+    roots [B]. bounds: (largest budget, depth, width).
     """
-    images, pool = scores.shape
+    images, size = pool.scores.shape
     most, depth, width = bounds
-    kept = min(most, pool)
-    order = scores.sort(dim=1, descending=True, stable=True)
-    rank = torch.arange(kept, device=scores.device)
+    kept = min(most, size)
+    order = pool.scores.sort(dim=1, descending=True, stable=True)
+    rank = torch.arange(kept, device=roots.device)
     usable = (rank < budget[:, None]) & order.values[:, :kept].isfinite()
-    chosen = order.indices[:, :kept].masked_fill(~usable, pool).sort(dim=1).values
-    valid = chosen < pool
-    index = chosen.clamp(max=pool - 1)
-    node_of = scores.new_zeros((images, pool + 2), dtype=torch.int64)  # column 0: the root; the last: padding
+    chosen = order.indices[:, :kept].masked_fill(~usable, size).sort(dim=1).values
+    valid = chosen < size
+    index = chosen.clamp(max=size - 1)
+    node_of = pool.scores.new_zeros(
+        (images, size + 2), dtype=torch.int64
+    )  # column 0: the root; the last: padding
     node_of.scatter_(1, chosen + 1, (rank + 1).expand(images, -1))
-    above = node_of.gather(1, parents.gather(1, index) + 1).masked_fill(~valid, 0)
+    above = node_of.gather(1, pool.parents.gather(1, index) + 1).masked_fill(~valid, 0)
     first = torch.zeros_like(roots)[:, None]
     all_parents = torch.cat((first, above), dim=1)
     return DraftTree(
-        codes=torch.cat((roots[:, None], codes.gather(1, index).masked_fill(~valid, 0)), dim=1),
+        codes=torch.cat((roots[:, None], pool.codes.gather(1, index).masked_fill(~valid, 0)), dim=1),
         parents=all_parents,
-        depths=torch.cat((first, depths[index].masked_fill(~valid, 1)), dim=1),
+        depths=torch.cat((first, pool.depths[index].masked_fill(~valid, 1)), dim=1),
         ancestors=ancestor_mask(all_parents, depth),
         valid=torch.cat((torch.ones_like(first, dtype=torch.bool), valid), dim=1),
         depth=depth,
         width=width,
+        bins=None if pool.bins is None else torch.cat((first, pool.bins.gather(1, index)), dim=1),
     )
 
 

@@ -67,6 +67,13 @@ def _walk(tree: DraftTree, alive: Tensor, choice: Tensor) -> Verdict:
     return Verdict(path, count, follow.scatter(1, last, choice.gather(1, path.gather(1, last))))
 
 
+def accepted_nodes(tree: DraftTree, verdict: Verdict) -> Tensor:
+    """[B, N] bool: the nodes on the accepted path, the root included."""
+    slot = torch.arange(verdict.path.shape[1], device=verdict.path.device)
+    path = verdict.path.masked_fill(slot >= verdict.count[:, None], 0)
+    return torch.zeros_like(tree.valid).scatter_(1, path, True)
+
+
 def at_parents(values: Tensor, parents: Tensor) -> Tensor:
     """values [B, N, ...] read at every node's parent."""
     index = parents.reshape(*parents.shape, *([1] * (values.dim() - 2))).expand(

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
+from adt_tree.calibrate import Calibration
 from adt_tree.decode import autoregressive, speculative
+from adt_tree.hybrid import HybridProposer
 from adt_tree.jacobi import JacobiProposer
 from adt_tree.noise import Noise
 from adt_tree.policy import AdjacencyAdaptive, Fixed, Policy, TreeShape
@@ -16,6 +18,7 @@ from adt_tree.records import Decoded
 from adt_tree.relax import Relaxation
 from adt_tree.roles import Proposer, Request, Target
 from adt_tree.sampling import Sampling
+from adt_tree.stale import StaleCodes
 from adt_tree.tree import STATIC_TREES, StaticTree
 from adt_tree.verify import Coupled, GreedyRelaxed, Rejection, Rule
 from eval.controls import Control
@@ -68,16 +71,32 @@ def build(model: Model, method: Method, slots: int, max_prompt: int) -> Arm:
     static = static_tree(method.static) if method.static else None
     shape = largest(method, static, model.num_codes)
     target = model.target(slots, sampling, shape.budget + 1, max_prompt)
-    proposer: Proposer
-    if method.drafter == "jacobi":
-        proposer = JacobiProposer(model.grid, slots, shape.width, method.seed_cells, target.device)
-    else:
-        drafter = model.drafter(target, shape.depth, shape.width)
-        keep_q = method.verify == "rejection" and not method.greedy
-        growth = grow_dynamic if static is None else StaticGrowth(static, keep_q, target.device)
-        proposer = EagleProposer(drafter, sampling, growth, slots)
+    proposer = make_proposer(model, method, target, sampling, shape, static)
     policy = Fixed(shape) if method.adapt is None else AdjacencyAdaptive(method.adapt, slots)
     return Arm(method, sampling, target, proposer, policy, make_rule(model, method, static))
+
+
+def make_proposer(
+    model: Model,
+    method: Method,
+    target: Target,
+    sampling: Sampling,
+    shape: TreeShape,
+    static: StaticTree | None,
+) -> Proposer:
+    """Who drafts, with room for trees of `shape`."""
+    slots, device = target.slots, target.device
+    if method.drafter == "eagle":
+        drafter = model.drafter(target, shape.depth, shape.width)
+        keep_q = method.verify == "rejection" and not method.greedy
+        growth = grow_dynamic if static is None else StaticGrowth(static, keep_q, device)
+        return EagleProposer(drafter, sampling, growth, slots)
+    stale = StaleCodes(model.grid, slots, shape.width, method.seed_cells, device)
+    calibration = Calibration(shape.width, device)
+    if method.drafter == "jacobi":
+        return JacobiProposer(stale, calibration)
+    drafter = model.drafter(target, shape.depth, shape.width)
+    return HybridProposer(drafter, sampling, stale, calibration, slots)
 
 
 def largest(method: Method, static: StaticTree | None, num_codes: int) -> TreeShape:

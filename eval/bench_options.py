@@ -22,7 +22,8 @@ from eval.parser import at_least, within
 
 PAPER_ARMS = ("ar", "eagle1", "eagle2", "adt", "lantern", "adt_lantern")
 BOUNDS = ("floor", "ceiling")  # eagle2 with a verdict of their own
-ARMS = (*PAPER_ARMS, "jacobi", "adt_jacobi", *BOUNDS)
+STALE_ARMS = ("jacobi", "adt_jacobi", "hybrid", "adt_hybrid")
+ARMS = (*PAPER_ARMS, *STALE_ARMS, *BOUNDS)
 EAGLE2 = {
     "model_type": "eagle",
     "drafter_type": "eagle",
@@ -35,6 +36,7 @@ FLAGS: dict[str, dict[str, object]] = {
     "ar": {"model_type": "base"}, "eagle1": {"static_tree": True}, "eagle2": {}, "adt": {"peanut": True},
     "lantern": {"lantern": True}, "adt_lantern": {"lantern": True, "peanut": True},
     "jacobi": {"drafter_type": "jacobi"}, "adt_jacobi": {"drafter_type": "jacobi", "peanut": True},
+    "hybrid": {"drafter_type": "hybrid"}, "adt_hybrid": {"drafter_type": "hybrid", "peanut": True},
     "floor": {}, "ceiling": {},
 }  # fmt: skip
 LANTERN_K, LANTERN_DELTA = 100, 0.5
@@ -54,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="ar: plain decoding, always taken along; "
         "eagle1: --tree_choices; eagle2: trees of fixed shape; adt: adaptive trees; lantern: eagle2 relaxed; "
         "adt_lantern: adt relaxed; jacobi, adt_jacobi: self-drafted trees, fixed and adaptive; "
+        "hybrid, adt_hybrid: drafter network and self-drafting in one tree; "
         "floor, ceiling: eagle2 with no draft or every first draft accepted, bounds and no images "
         "(default: ar to adt_lantern)",
     )
@@ -92,10 +95,10 @@ def arm_method(args: argparse.Namespace, arm: str, temperature: float) -> Method
     plain = Method(temperature, args.top_k, args.top_p, args.cfg)
     if arm == "ar":
         return plain
-    if arm in ("jacobi", "adt_jacobi"):
-        own = argparse.Namespace(**{**vars(args), "drafter_type": "jacobi"})
-        tree = {"adapt": adapt_constants(own)} if arm == "adt_jacobi" else {"shape": fixed_shape(own)}
-        return replace(plain, drafter="jacobi", seed_cells=args.seed_cells or "above", **tree)
+    if arm in STALE_ARMS:
+        own = argparse.Namespace(**{**vars(args), **FLAGS[arm]})
+        tree = {"adapt": adapt_constants(own)} if "peanut" in FLAGS[arm] else {"shape": fixed_shape(own)}
+        return replace(plain, drafter=own.drafter_type, seed_cells=args.seed_cells or "above", **tree)
     relaxed = arm in ("lantern", "adt_lantern")
     return replace(
         plain,
@@ -124,9 +127,7 @@ def _unused(args: argparse.Namespace, arm: str) -> dict[str, str]:
 def _check_used(args: argparse.Namespace, arms: Iterable[str]) -> None:
     """UserError for an option that none of the arms uses."""
     if args.drafter_type != "eagle":
-        raise UserError(
-            f"--drafter_type {args.drafter_type}: an arm has its drafter; choose --arms jacobi or adt_jacobi"
-        )
+        raise UserError(f"--drafter_type {args.drafter_type}: choose --arms {', '.join(STALE_ARMS)}")
     idle = {arm: _unused(args, arm) for arm in ARMS}
     chosen = list(arms)
     for name in sorted(set().union(*idle.values()) & set(vars(args))):

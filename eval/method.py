@@ -49,7 +49,7 @@ class Method:
     @property
     def needs_drafter(self) -> bool:
         """Whether a drafter network drafts."""
-        return self.drafting and self.drafter == "eagle"
+        return self.drafting and self.drafter != "jacobi"
 
     @property
     def greedy(self) -> bool:
@@ -134,20 +134,21 @@ def unused(args: argparse.Namespace) -> dict[str, str]:
     """Options, given or not, that would do nothing in the method that args choose, each with the reason."""
     adt, fixed = tuple(ADAPT_FIELDS), ("depth", "draft_top_k")
     trees = ("static_tree", "tree_choices", "seed_cells", "total_token", *fixed, "verify", "rules", *adt)
-    jacobi, reference = args.drafter_type == "jacobi", args.rules == "reference"
-    base = ("drafter_path", "peanut", "lantern", *trees, *(("drafter_type",) if jacobi else ()))
+    kind, reference = args.drafter_type, args.rules == "reference"
+    jacobi, stale = kind == "jacobi", kind in ("jacobi", "hybrid")
+    base = ("drafter_path", "peanut", "lantern", *trees, *(("drafter_type",) if stale else ()))
     cases = (
         (
             args.model_type == "base",
             base,
             "plain decoding (--model_type base) has no draft trees; leave it out",
         ),
-        (not jacobi, ("seed_cells",), "it needs --drafter_type jacobi"),
+        (not stale, ("seed_cells",), "it needs --drafter_type jacobi or hybrid"),
         (jacobi, ("drafter_path",), "--drafter_type jacobi has no drafter network; leave it out"),
         (
-            jacobi and args.verify == "rejection",
+            stale and args.verify == "rejection",
             ("verify",),
-            "drafts of --drafter_type jacobi share the target's noise, which only the coupled rule may test; "
+            f"drafts of --drafter_type {kind} share the target's noise: only the coupled rule may test them; "
             "leave it out",
         ),
         (not args.lantern, ("lantern_k", "lantern_delta"), "it needs --lantern"),
@@ -185,8 +186,11 @@ def _check_combination(args: argparse.Namespace) -> None:
         raise UserError("--model_type vllm: not available; choose eagle or base")
     if args.peanut and args.static_tree:
         raise UserError("--peanut with --static_tree: an adaptive tree is not static; choose one")
-    if args.static_tree and args.drafter_type == "jacobi":
-        raise UserError("--static_tree with --drafter_type jacobi: static trees need a drafter; choose one")
+    if args.static_tree and args.drafter_type != "eagle":
+        raise UserError(
+            f"--static_tree with --drafter_type {args.drafter_type}: static trees need a network alone; "
+            "choose one"
+        )
     for name, reason in unused(args).items():
         _refuse(args, (name,), reason)
 

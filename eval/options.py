@@ -10,9 +10,9 @@ from eval.parser import at_least, within
 STATIC_TREES = ("mc_sim_7b_63", "naive_extend_57", "chain")
 ADAPT = AdaptConstants()
 DEFAULT_TREE = "mc_sim_7b_63"
-DRAFTERS = ("eagle", "jacobi")
-ADAPT_OF = {"eagle": ADAPT, "jacobi": SELF_DRAFTED}
-SHAPE_OF = {"eagle": TreeShape(5, 4, 24), "jacobi": TreeShape(12, 3, 31)}
+DRAFTERS = ("eagle", "jacobi", "hybrid")
+ADAPT_OF = {"eagle": ADAPT, "jacobi": SELF_DRAFTED, "hybrid": SELF_DRAFTED}
+SHAPE_OF = {"eagle": TreeShape(5, 4, 24), "jacobi": TreeShape(12, 3, 31), "hybrid": TreeShape(12, 3, 31)}
 SEED_CELLS = ("above", "left", "both")
 DEFAULT_DELTA = 0.1
 DEFAULT_END = 10000
@@ -192,17 +192,19 @@ def _both(field: str, more: int = 0) -> str:
 
 def add_tree_arguments(parser: argparse.ArgumentParser) -> None:
     """Shape of static and dynamic trees, and how they are verified."""
-    group = parser.add_argument_group("draft trees", "Two defaults are those of eagle and of jacobi.")
+    group = parser.add_argument_group("draft trees", "Three defaults are those of eagle, jacobi and hybrid.")
     group.add_argument(
         "--drafter_type",
         choices=DRAFTERS,
         default="eagle",
-        help="eagle: the drafter network; jacobi: the target's own choices at rejected nodes, no network",
+        help="eagle: the drafter network; jacobi: the target's own choices at rejected nodes, no network; "
+        "hybrid: both in one tree, the network for its first levels",
     )
     group.add_argument(
         "--seed_cells",
         choices=SEED_CELLS,
-        help="jacobi: the cell that drafts of positions not seen yet are copied from (default: above)",
+        help="jacobi, hybrid: the cell that drafts of positions not seen yet are copied from "
+        "(default: above)",
     )
     group.add_argument(
         "--tree_choices", choices=STATIC_TREES, help=f"the static tree (default: {DEFAULT_TREE})"
@@ -217,7 +219,8 @@ def add_tree_arguments(parser: argparse.ArgumentParser) -> None:
         "--depth",
         type=at_least(1),
         metavar="LEVELS",
-        help="levels below the root of a dynamic tree of fixed shape; jacobi: codes of its main chain "
+        help="levels below the root of a dynamic tree of fixed shape; jacobi, hybrid: codes of its main "
+        f"chain "
         f"(default: {_both('depth')})",
     )
     group.add_argument(
@@ -225,8 +228,8 @@ def add_tree_arguments(parser: argparse.ArgumentParser) -> None:
         "--drafter_top_k",
         type=at_least(1),
         metavar="NODES",
-        help="children a node and nodes a level of a dynamic tree of fixed shape; jacobi: candidates a "
-        f"cell (default: {_both('width')})",
+        help="children a node and nodes a level of a dynamic tree of fixed shape; jacobi, hybrid: "
+        f"candidates a cell (default: {_both('width')})",
     )
     group.add_argument(
         "--verify",

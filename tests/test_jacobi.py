@@ -1,43 +1,66 @@
-"""Self-drafting: plain decoding's images whatever it drafts, drafts worth having, and what it remembers."""
+"""Self-drafting and the hybrid: plain decoding's images, drafts worth having, and what is remembered."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
+from adt_tree.calibrate import Calibration
 from adt_tree.decode import speculative
 from adt_tree.grid import Grid
-from adt_tree.jacobi import SEED_CELLS, JacobiProposer
+from adt_tree.hybrid import HybridProposer
+from adt_tree.jacobi import JacobiProposer
 from adt_tree.noise import Noise
 from adt_tree.policy import AdjacencyAdaptive, Fixed, TreeShape
 from adt_tree.records import Decoded
+from adt_tree.roles import Proposer
 from adt_tree.sampling import Sampling
+from adt_tree.stale import SEED_CELLS, StaleCodes
 from adt_tree.tree import DraftTree
 from adt_tree.verify import Coupled, Verdict
-from tests.test_engine import ADAPT, CODES, GRID, IMAGES, LAWS, make_target, plain
+from models.drafter import EagleDrafter
+from models.target import ARTarget
+from tests.test_engine import ADAPT, CODES, GRID, IMAGES, LAWS, make_target, net, plain
 
 CPU = torch.device("cpu")
 SHAPES = {"chain": TreeShape(6, 1, 6), "tree": TreeShape(5, 3, 14), "longer than a row": TreeShape(11, 2, 20)}
 
 
-def drafted(law: Sampling, slots: int, policy: object, seed_cells: str = "above") -> dict[str, Decoded]:
-    """Self-drafted images by name."""
-    proposer = JacobiProposer(GRID, slots, 5, seed_cells, CPU)
+def self_drafter(grid: Grid, slots: int, candidates: int, seed_cells: str) -> JacobiProposer:
+    """A fresh proposer."""
+    return JacobiProposer(StaleCodes(grid, slots, candidates, seed_cells, CPU), Calibration(candidates, CPU))
+
+
+def hybrid(target: ARTarget, law: Sampling, slots: int, candidates: int) -> HybridProposer:
+    """A fresh proposer with the engine tests' drafter."""
+    drafter = EagleDrafter(net(), target, max(s.depth for s in SHAPES.values()), candidates)
+    stale = StaleCodes(GRID, slots, candidates, "above", CPU)
+    return HybridProposer(drafter, law, stale, Calibration(candidates, CPU), slots)
+
+
+def drafted(
+    law: Sampling, slots: int, policy: object, seed_cells: str = "above", kind: str = "jacobi"
+) -> dict[str, Decoded]:
+    """Images drafted without or with a network, by name."""
     rule = Coupled(Noise(CODES, silent=law.greedy))
     target = make_target(slots, law.branches)
+    proposer: Proposer = (
+        self_drafter(GRID, slots, 5, seed_cells) if kind == "jacobi" else hybrid(target, law, slots, 5)
+    )
     return {image.name: image for image in speculative(target, proposer, policy, rule, IMAGES, law)}
 
 
 @pytest.mark.parametrize("slots", [1, 4])
 @pytest.mark.parametrize("name", LAWS)
 @pytest.mark.parametrize("shape", [*SHAPES, "adaptive"])
-def test_images_are_those_of_plain_decoding(shape: str, name: str, slots: int) -> None:
+@pytest.mark.parametrize("kind", ["jacobi", "hybrid"])
+def test_images_are_those_of_plain_decoding(kind: str, shape: str, name: str, slots: int) -> None:
     law = LAWS[name]
     policy = AdjacencyAdaptive(ADAPT, slots) if shape == "adaptive" else Fixed(SHAPES[shape])
     expected = plain(law, 1)
-    images = drafted(law, slots, policy)
+    images = drafted(law, slots, policy, kind=kind)
     assert {n: i.codes for n, i in images.items()} == {n: i.codes for n, i in expected.items()}
-    assert all(image.drafter_calls == 0 for image in images.values())
+    assert all((image.drafter_calls == 0) == (kind == "jacobi") for image in images.values())
 
 
 @pytest.mark.parametrize("seed_cells", SEED_CELLS)
@@ -47,9 +70,14 @@ def test_stale_choices_are_accepted_more_often_than_chance(seed_cells: str) -> N
     assert sum(len(image.codes) - 1 for image in images) / calls > 1.25
 
 
-def test_an_image_does_not_depend_on_the_last_one_in_its_slot() -> None:
-    alone = drafted(LAWS["sampled"], 5, Fixed(SHAPES["tree"]))
-    queued = drafted(LAWS["sampled"], 1, Fixed(SHAPES["tree"]))
+@pytest.mark.parametrize("kind", ["jacobi", "hybrid"])
+def test_an_image_does_not_depend_on_the_last_one_in_its_slot(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for what all images share: the calibration."""
+    monkeypatch.setattr(Calibration, "observe", lambda *_: None)
+    alone = drafted(LAWS["sampled"], 5, Fixed(SHAPES["tree"]), kind=kind)
+    queued = drafted(LAWS["sampled"], 1, Fixed(SHAPES["tree"]), kind=kind)
     for name, image in alone.items():
         assert [(s.position, s.accepted, s.nodes) for s in image.steps] == [
             (s.position, s.accepted, s.nodes) for s in queued[name].steps
@@ -73,7 +101,7 @@ def favour(codes: list[int]) -> torch.Tensor:
 def test_the_next_chain_is_the_latest_law_on_the_best_path() -> None:
     """Node 4 is an alternative to node 1 and goes on to node 5: accepted, its law replaces the chain's
     behind it."""
-    proposer = JacobiProposer(Grid(3, 5), 1, 2, "above", CPU)
+    proposer = self_drafter(Grid(3, 5), 1, 2, "above")
     parents = torch.tensor([[0, 0, 1, 2, 0, 4]])
     depths = torch.tensor([[0, 1, 2, 3, 1, 2]])
     ancestors = torch.eye(6, dtype=torch.bool)[None].clone()
@@ -101,9 +129,9 @@ def test_the_next_chain_is_the_latest_law_on_the_best_path() -> None:
 def test_positions_never_scored_copy_their_neighbours() -> None:
     chains = {}
     for seed_cells in SEED_CELLS:
-        proposer = JacobiProposer(Grid(2, 3), 1, 2, seed_cells, CPU)
-        proposer._codes[0, :4] = torch.tensor([5, 6, 7, 8])
-        proposer._position[0] = 4
+        proposer = self_drafter(Grid(2, 3), 1, 2, seed_cells)
+        proposer.stale._codes[0, :4] = torch.tensor([5, 6, 7, 8])
+        proposer.stale._position[0] = 4
         tree = proposer.propose([TreeShape(2, 2, 4)], torch.tensor([8]), torch.zeros(1, 3, 9), reach=3)
         chains[seed_cells] = tree.codes[0].tolist()
     assert chains["above"][:3] == [8, 6, 7] and chains["left"][:3] == [8, 8, 8]
@@ -112,4 +140,4 @@ def test_positions_never_scored_copy_their_neighbours() -> None:
 
 def test_unknown_seed_cells_are_refused() -> None:
     with pytest.raises(ValueError, match="below"):
-        JacobiProposer(GRID, 1, 2, "below", CPU)
+        StaleCodes(GRID, 1, 2, "below", CPU)

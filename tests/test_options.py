@@ -68,7 +68,8 @@ def test_relaxation_is_not_exact_and_greedy_rejection_is() -> None:
         "--num_images -2", "--slice 5", "--slice 5-5", "--batch_size 0", "--total_token 1", "--depth 0",
         "--tree_choices oak", "--precision int8", "--adt_bet 0.5", "--lanter", "--temp 0",
         "--adt_beta 2 --peanut", "--seed_cells left", "--verify rejection --drafter_type jacobi",
-        "--static_tree --drafter_type jacobi", "--drafter_path x --drafter_type jacobi",
+        "--static_tree --drafter_type jacobi", "--static_tree --drafter_type hybrid",
+        "--verify rejection --drafter_type hybrid", "--drafter_path x --drafter_type jacobi",
         "--drafter_type medusa", "--tokenizer_base_path x", "--drafter_type jacobi --model_type base",
     ],
 )  # fmt: skip
@@ -150,21 +151,21 @@ def test_bench_arms() -> None:
 @pytest.mark.parametrize(
     ("arms", "words", "users"),
     [
-        ("eagle2", "--adt_beta 0.3", "adt, adt_lantern, adt_jacobi"),
+        ("eagle2", "--adt_beta 0.3", "adt, adt_lantern, adt_jacobi, adt_hybrid"),
         ("eagle2", "--lantern_k 50", "lantern, adt_lantern"),
         ("adt", "--lantern_delta 0.2", "lantern, adt_lantern"),
         ("eagle2", "--tree_choices chain", "eagle1"),
         ("eagle1", "--total_token 20", "eagle2, adt,"),
-        ("adt eagle1", "--depth 3", "eagle2, lantern, jacobi, floor, ceiling"),
-        ("adt", "--draft_top_k 3", "eagle2, lantern, jacobi, floor, ceiling"),
-        ("eagle2 adt", "--seed_cells left", "jacobi, adt_jacobi"),
+        ("adt eagle1", "--depth 3", "eagle2, lantern, jacobi, hybrid, floor, ceiling"),
+        ("adt", "--draft_top_k 3", "eagle2, lantern, jacobi, hybrid, floor, ceiling"),
+        ("eagle2 adt", "--seed_cells left", "jacobi, adt_jacobi, hybrid, adt_hybrid"),
         ("jacobi", "--drafter_path x", "eagle1, eagle2"),
         ("ar", "--verify rejection", "eagle1, eagle2"),
         ("jacobi", "--verify rejection", "eagle1, eagle2"),
         ("floor ceiling", "--verify rejection", "eagle1, eagle2"),
         ("eagle2", "--rules reference", "add --verify rejection"),
         ("eagle2", "--rules reference --verify rejection --temperatures 0", "changes nothing"),
-        ("jacobi", "--drafter_type jacobi", "--arms jacobi or adt_jacobi"),
+        ("jacobi", "--drafter_type jacobi", "--arms jacobi, adt_jacobi, hybrid"),
     ],
 )
 def test_bench_refuses_what_no_arm_uses(arms: str, words: str, users: str) -> None:

@@ -11,6 +11,7 @@ from adt_tree.tree import (
     NAIVE_EXTEND_57,
     STATIC_TREES,
     DraftTree,
+    Pool,
     StaticTree,
     ancestor_mask,
     chain,
@@ -65,9 +66,8 @@ CODES = torch.tensor([[10, 11, 12, 20, 21, 22, 23]])
 def pick(scores: list[float], budget: int, most: int | None = None) -> DraftTree:
     """Select from the pool."""
     bounds = (budget if most is None else most, 2, 3)
-    return select(
-        CODES, torch.tensor([scores]), PARENTS, DEPTHS, torch.tensor([budget]), torch.tensor([7]), bounds
-    )
+    pool = Pool(CODES, torch.tensor([scores]), PARENTS, DEPTHS)
+    return select(pool, torch.tensor([budget]), torch.tensor([7]), bounds)
 
 
 def test_select_takes_the_best() -> None:
@@ -103,7 +103,7 @@ def test_select_pads_smaller_images_with_invalid_leaves() -> None:
     )
     two = [x.expand(2, -1) for x in (CODES, PARENTS)]
     roots = torch.tensor([7, 8])
-    tree = select(two[0], scores, two[1], DEPTHS, torch.tensor([2, 5]), roots, (5, 2, 3))
+    tree = select(Pool(two[0], scores, two[1], DEPTHS), torch.tensor([2, 5]), roots, (5, 2, 3))
     assert tree.valid.sum(1).tolist() == [3, 4]
     assert tree.codes[0, :3].tolist() == [7, 10, 20]
     assert tree.codes[1, :4].tolist() == [8, 10, 11, 22]

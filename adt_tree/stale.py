@@ -1,0 +1,174 @@
+"""Stale codes: the target's own choices behind rejected nodes, kept by position, and the chains made of them.
+
+Dimensions: B images, L levels, K candidates a position, W anchors, N nodes, P pool entries, V codes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from adt_tree.calibrate import SEED, STALE
+from adt_tree.grid import Grid
+from adt_tree.tree import DraftTree, Pool
+from adt_tree.verify import Verdict, accepted_nodes
+
+SEED_CELLS = ("above", "left", "both")
+SEED_CONFIDENCE = -1.0  # raw log-confidence of a code copied from a neighbouring cell
+KEPT = 1e6  # a score no confidence reaches: the main chain stays whatever the budget leaves out
+CONTINUED = 6  # levels an alternative is continued along the main chain's candidates
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """What is known of the next L positions, best first."""
+
+    codes: Tensor  # [B, L, K] int64
+    confidence: Tensor  # [B, L, K] raw log-confidence, -inf where there is no candidate
+    source: Tensor  # [B, L, 1] int64: STALE, or SEED where the position was never scored
+
+
+@dataclass(frozen=True, slots=True)
+class Anchors:
+    """Nodes under which chains hang."""
+
+    index: Tensor  # [B, W] pool index, -1 the root; the first is the main chain's
+    score: Tensor  # [B, W]
+    depth: int  # of every anchor
+    offset: int  # pool entries before the chains
+
+    @staticmethod
+    def root(images: int, device: torch.device) -> Anchors:
+        """The root alone."""
+        index = torch.full((images, 1), -1, dtype=torch.int64, device=device)
+        return Anchors(index, index.new_zeros(images, 1, dtype=torch.float32), depth=0, offset=0)
+
+
+class StaleCodes:
+    """For every position ahead the K best codes of the latest law seen there, and their confidences.
+
+    State: K codes and confidences a position and slot, nothing of the vocabulary's size.
+    """
+
+    def __init__(
+        self, grid: Grid, slots: int, candidates: int, seed_cells: str, device: torch.device
+    ) -> None:
+        """candidates: K; seed_cells: what a position not seen yet is copied from."""
+        if seed_cells not in SEED_CELLS:
+            raise ValueError(f"seed_cells {seed_cells!r}: choose one of {', '.join(SEED_CELLS)}")
+        self.grid, self.seed_cells = grid, seed_cells
+        size = grid.size + 1  # the last column takes what falls outside an image
+        self._codes = torch.zeros(slots, size, dtype=torch.int64, device=device)
+        self._stale = torch.zeros(slots, size, candidates, dtype=torch.int64, device=device)
+        self._confidence = torch.full((slots, size, candidates), float("-inf"), device=device)
+        self._position = torch.ones(slots, dtype=torch.int64, device=device)
+
+    def prefill(self, slot: int, code: Tensor) -> None:
+        """A new image takes the slot; code [] is its first."""
+        self._confidence[slot] = float("-inf")
+        self._codes[slot, 0] = code
+        self._position[slot] = 1
+
+    def release(self, slot: int) -> None:
+        """The slot idles."""
+        self._position[slot] = 1
+
+    def observe(self, tree: DraftTree, log_p: Tensor, gumbel: Tensor, verdict: Verdict) -> None:
+        """Keep the best codes of the law at one node a level; write down what was committed.
+
+        The node with the most accepted nodes above it wins: fewest of its prefix's codes are wrong. Ties
+        keep tree order, which puts the main chain first.
+        """
+        images, nodes = tree.codes.shape
+        levels = tree.depth + 1
+        number = torch.arange(nodes, device=tree.codes.device)
+        shared = (tree.ancestors & accepted_nodes(tree, verdict)[:, None]).sum(dim=2)
+        key = (number - shared * nodes).masked_fill(~tree.valid, nodes)
+        best = torch.full((images, levels), nodes, device=key.device)
+        best = best.scatter_reduce(1, tree.depths, key, "amin")
+        node = (best % nodes)[..., None].expand(-1, -1, log_p.shape[-1])
+        law = log_p.gather(1, node) + gumbel[:, :levels]
+        value, code = law.log_softmax(dim=-1).topk(self._stale.shape[-1], dim=-1)
+        column = torch.arange(levels, device=key.device)
+        at = (self._position[:, None] + column).clamp(max=self.grid.size)
+        kept = at.masked_fill(best == nodes, self.grid.size)[..., None].expand_as(code)
+        self._stale.scatter_(1, kept, code)
+        self._confidence.scatter_(1, kept, value)
+        done = at.masked_fill(column >= verdict.count[:, None], self.grid.size)
+        self._codes.scatter_(1, done, verdict.codes)
+        self._position += verdict.count
+
+    def candidates(self, length: int, width: int) -> Candidates:
+        """The best `width` of the next `length` positions; those never scored copy a neighbour."""
+        column = torch.arange(length, device=self._codes.device)
+        at = (self._position[:, None] + column).clamp(max=self.grid.size)
+        index = at[..., None].expand(-1, -1, width)
+        codes, confidence = self._stale.gather(1, index), self._confidence.gather(1, index)
+        known = confidence[..., 0].isfinite()
+        self._codes.scatter_(1, at, codes[..., 0])  # candidates stand in for codes that do not exist yet
+        left = self._last_known(at, codes[..., 0], known)
+        # A row at a time: the copied row may itself be copied.
+        for start in range(0, length, self.grid.width):
+            part = slice(start, start + self.grid.width)
+            cells, fresh = at[:, part], ~known[:, part]
+            row_above = self._codes.gather(1, (cells - self.grid.width).clamp(min=0))
+            above = torch.where(cells >= self.grid.width, row_above, left[:, part])
+            first, second = (left[:, part], above) if self.seed_cells == "left" else (above, left[:, part])
+            codes[:, part, 0] = torch.where(fresh, first, codes[:, part, 0])
+            confidence[:, part, 0] = torch.where(fresh, SEED_CONFIDENCE, confidence[:, part, 0])
+            if self.seed_cells == "both" and width > 1:
+                fresh = fresh & (first != second)
+                codes[:, part, 1] = torch.where(fresh, second, codes[:, part, 1])
+                confidence[:, part, 1] = torch.where(fresh, 2 * SEED_CONFIDENCE, confidence[:, part, 1])
+            self._codes.scatter_(1, cells, codes[:, part, 0])
+        return Candidates(codes, confidence, torch.where(known, STALE, SEED)[..., None])
+
+    def _last_known(self, at: Tensor, codes: Tensor, known: Tensor) -> Tensor:
+        """[B, L]: the nearest candidate before each position that was ever scored, else the root."""
+        root = self._codes.gather(1, (at[:, :1] - 1).clamp(min=0))
+        column = torch.arange(1, at.shape[1] + 1, device=at.device)
+        latest = torch.where(known, column, 0).cummax(dim=1).values.roll(1, dims=1)
+        latest[:, 0] = 0
+        return torch.cat((root, codes), dim=1).gather(1, latest)
+
+
+def chains(codes: Tensor, gain: Tensor, bins: Tensor, anchors: Anchors) -> Pool:
+    """Under every anchor a chain of the best candidates, each level's alternatives and their continuations.
+
+    codes, gain (log acceptance rate, -inf: none) and bins [B, L, K] of the levels below the anchors. An
+    alternative at level l follows the chain's first l - 1 codes and goes on with the chain's later ones. A
+    score is the sum of gains on the path; the first anchor's chain scores KEPT less its depth.
+    """
+    images, length, width = codes.shape
+    many = anchors.index.shape[1]
+    level = torch.arange(length, device=codes.device)
+    grid: tuple[int, ...] = (images, many, length)
+    sure = gain[:, None, :, 0].expand(grid)
+    before = torch.cat((torch.zeros_like(sure[..., :1]), sure[..., :-1]), dim=2).cumsum(dim=2)
+    before = before + anchors.score[..., None]
+    score = before + sure
+    score[:, 0] = (KEPT - anchors.depth - 1 - level).where(score[:, 0].isfinite(), score[:, 0])
+    own = anchors.offset + torch.arange(many * length, device=codes.device).view(many, length)
+    parent = torch.cat((anchors.index[..., None], own[:, :-1].expand(images, -1, -1)), dim=2)
+    below = anchors.depth + 1 + level
+    main, said = codes[:, None, :, 0].expand(grid), bins[:, None, :, 0].expand(grid)
+    pools = [Pool.flat(main, score, parent, below.expand(many, -1), said)]
+    if width == 1:
+        return pools[0]
+    grid = (*grid, width - 1)
+    code, bucket = codes[:, None, :, 1:].expand(grid), bins[:, None, :, 1:].expand(grid)
+    score, parent = before[..., None] + gain[:, None, :, 1:], parent[..., None].expand(grid)
+    offset = anchors.offset + many * length
+    for further in range(1 + min(CONTINUED, length - 1)):
+        if further:
+            block = torch.arange(many * length * (width - 1), device=codes.device).view(1, *grid[1:])
+            parent, offset = (offset + block).expand(grid), offset + block.numel()
+            along = (level + further).clamp(max=length - 1)
+            inside = (level + further < length)[:, None]
+            code, bucket = (x[..., along, None].expand(grid) for x in (main, said))
+            score = (score + sure[..., along, None]).masked_fill(~inside, float("-inf"))
+        depths = (below + further)[:, None].expand(grid[1:])
+        pools.append(Pool.flat(code, score, parent, depths, bucket))
+    return Pool.join(pools)
