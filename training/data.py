@@ -1,6 +1,7 @@
 """Data of the embedded model: npm emoji sets -> 64 px RGB images, captions, split, licences, checksums.
 
-Everything written is a pure function of the package versions, the flags and the seed.
+With --openclipart the drawings of a Debian package follow them. Everything written is a pure function of the
+package versions, the flags and the seed.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 from tqdm import tqdm
+
+from training import clipart
 
 EMOJIBASE = "emojibase-data@17.0.0"
 STYLES = {
@@ -65,6 +68,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--subgroups", nargs="+", default=None, help="emojibase subgroups (default: a list, capped)"
+    )
+    parser.add_argument(
+        "--openclipart",
+        action="store_true",
+        help="also drawings of Debian's openclipart-svg (needs apt-get); the shipped model has none",
     )
     parser.add_argument("--image_size", type=int, default=64, help="side of an image, pixels")
     parser.add_argument(
@@ -208,9 +216,15 @@ def run(args: argparse.Namespace) -> None:
                    "subgroup": entry.subgroup, "split": split}  # fmt: skip
             lines.append(json.dumps(row))
             images.append(rasterise(icons[style][entry.hexcode], args.image_size))
+    licences = licence_record(args.styles, cache)
+    if args.openclipart:
+        for row, image in tqdm(clipart.pictures(clipart.fetch(cache), args.image_size), unit="drawing"):
+            lines.append(json.dumps({"index": len(images), **row}))
+            images.append(image)
+        licences.append(clipart.LICENCE)
     np.save(work / "images.npy", np.stack(images))
     (work / "captions.jsonl").write_text("\n".join(lines) + "\n")
-    (work / "licences.json").write_text(json.dumps(licence_record(args.styles, cache), indent=1) + "\n")
+    (work / "licences.json").write_text(json.dumps(licences, indent=1) + "\n")
     sums = {name: sha256(work / name) for name in ("images.npy", "captions.jsonl", "licences.json")}
     (work / "checksums.json").write_text(json.dumps(sums, indent=1) + "\n")
     print(json.dumps({"names": len(entries), "images": len(images), "held_out": len(held_out), **sums}))
