@@ -109,7 +109,7 @@ without a download. It draws emoji-like pictures and nothing else.
 Prompts: `<style> emoji of <name>[, keyword, keyword]`, style one of {styles}. Example: `noto emoji of red heart`.
 
 ## Data and licences
-{num_images} icons: {num_names} names, each in {num_styles} styles, {image_size} px on white. {num_held_out} (style, name)
+{num_images} pictures: {num_names} names in {num_styles} styles, {image_size} px on white. {num_held_out} (style, name)
 pairs were kept out of training; each of those names was seen in the other styles.
 
 | style | source | author | licence |
@@ -134,7 +134,8 @@ Target: {layers} layers, hidden {hidden}, {heads} heads, MLP {intermediate}, voc
 | target loss, held-out pairs | {held_out:.3f} nats a code | the same |
 {drafter}
 
-The target's losses are of the last training step; the shipped weights are a running average near its end.
+The target's losses are of the last training step; the shipped weights are a running average near its end. The
+drafter's agreement is of its shipped average.
 {history}
 
 ## Limits
