@@ -30,17 +30,19 @@ class Calibration:
         """ranks: candidates of one source told apart."""
         self.ranks = ranks
         self._edges = torch.tensor(EDGES, device=device).log()
-        said = torch.tensor(MIDDLES, device=device).repeat(SOURCES * ranks)
-        self.hits, self.visits = PRIOR * said, torch.full_like(said, PRIOR)
+        self._said = torch.tensor(MIDDLES, device=device).repeat(SOURCES * ranks)
+        self.hits, self.visits = PRIOR * self._said, torch.full_like(self._said, PRIOR)
 
     def bins(self, source: Tensor | int, rank: Tensor, confidence: Tensor) -> Tensor:
         """Bins, int64, of codes with that log-confidence; the three broadcast, rank counts from 0."""
         place = rank.clamp(max=self.ranks - 1) + self.ranks * source
         return place * len(MIDDLES) + torch.bucketize(confidence.contiguous(), self._edges)
 
-    def log_rate(self, bins: Tensor) -> Tensor:
-        """Log of the acceptance rate of every bin in `bins`; at most 0."""
-        return (self.hits / self.visits).log()[bins]
+    def log_rate(self, bins: Tensor, confidence: Tensor) -> Tensor:
+        """Log of the acceptance rate of codes with those bins; at most 0. The log-confidence plus its bin's
+        correction, so that the order within a bin stays."""
+        correction = (self.hits / (self.visits * self._said)).log()
+        return (confidence + correction[bins]).clamp(max=0)
 
     def observe(self, tree: DraftTree, verdict: Verdict) -> None:
         """Count the reached nodes; a tree without bins (a lone root) has none."""

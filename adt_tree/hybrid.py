@@ -94,7 +94,7 @@ class HybridGrowth:
         codes, said, source = (x[:, anchors.depth :] for x in (found.codes, found.confidence, found.source))
         bins = self.calibration.bins(source, rank, said)
         none = absent[:, anchors.depth :] | ~said.isfinite()
-        gain = self.calibration.log_rate(bins).masked_fill(none, float("-inf"))
+        gain = self.calibration.log_rate(bins, said).masked_fill(none, float("-inf"))
         pool = Pool.join([trunk, chains(codes, gain, bins, anchors)])
         return select(pool, budget, roots, bounds)
 
@@ -162,7 +162,8 @@ class HybridGrowth:
             dim=2,
         )
         none = torch.cat((unnamed, unseen | same.any(dim=2)), dim=2)
-        gain = self.calibration.log_rate(bins).masked_fill(none, float("-inf"))
+        gain = self.calibration.log_rate(bins, torch.cat((value, said), dim=2))
+        gain = gain.masked_fill(none, float("-inf"))
         return torch.cat((child, stale), dim=2), gain, bins
 
 

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adt_tree.calibrate import Calibration
 from adt_tree.policy import TreeShape
 from adt_tree.roles import Prefix
 from adt_tree.stale import Anchors, StaleCodes, chains
@@ -23,14 +22,15 @@ from adt_tree.verify import Verdict
 
 
 class JacobiProposer:
-    """A main chain of the best stale code a position, and alternatives by summed calibrated confidence.
+    """A main chain of the best stale code a position, and alternatives by summed confidence.
 
     A shape's depth is the length of the main chain, its width the candidates a position, its budget all
-    drafted nodes.
+    drafted nodes. The confidences are the stale laws' own: correcting them by observed rates cost acceptance
+    (docs/LOG.md).
     """
 
-    def __init__(self, stale: StaleCodes, calibration: Calibration) -> None:
-        self.stale, self.calibration = stale, calibration
+    def __init__(self, stale: StaleCodes) -> None:
+        self.stale = stale
 
     def calls(self, shape: TreeShape) -> int:
         """No drafter passes."""
@@ -53,16 +53,15 @@ class JacobiProposer:
         depth, width, budget = limits.unbind(1)
         found = self.stale.candidates(bounds[1], bounds[2])
         rank = torch.arange(bounds[2], device=roots.device)
-        bins = self.calibration.bins(found.source, rank, found.confidence)
         below = torch.arange(bounds[1], device=roots.device) >= depth[:, None]
         absent = below[..., None] | (rank >= width[:, None])[:, None] | ~found.confidence.isfinite()
-        gain = self.calibration.log_rate(bins).masked_fill(absent, float("-inf"))
-        pool = chains(found.codes, gain, bins, Anchors.root(len(shapes), roots.device))
+        gain = found.confidence.masked_fill(absent, float("-inf"))
+        nobody = torch.zeros_like(found.codes)  # one bin for all: there is one source
+        pool = chains(found.codes, gain, nobody, Anchors.root(len(shapes), roots.device))
         return select(pool, budget, roots, bounds)
 
     def observe(
         self, tree: DraftTree, log_p: Tensor, gumbel: Tensor, features: Tensor, verdict: Verdict
     ) -> None:
         """See Proposer."""
-        self.calibration.observe(tree, verdict)
         self.stale.observe(tree, log_p, gumbel, verdict)

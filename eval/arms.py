@@ -92,11 +92,10 @@ def make_proposer(
         growth = grow_dynamic if static is None else StaticGrowth(static, keep_q, device)
         return EagleProposer(drafter, sampling, growth, slots)
     stale = StaleCodes(model.grid, slots, shape.width, method.seed_cells, device)
-    calibration = Calibration(shape.width, device)
     if method.drafter == "jacobi":
-        return JacobiProposer(stale, calibration)
+        return JacobiProposer(stale)
     drafter = model.drafter(target, shape.depth, shape.width)
-    return HybridProposer(drafter, sampling, stale, calibration, slots)
+    return HybridProposer(drafter, sampling, stale, Calibration(shape.width, device), slots)
 
 
 def largest(method: Method, static: StaticTree | None, num_codes: int) -> TreeShape:

@@ -28,7 +28,7 @@ SHAPES = {"chain": TreeShape(6, 1, 6), "tree": TreeShape(5, 3, 14), "longer than
 
 def self_drafter(grid: Grid, slots: int, candidates: int, seed_cells: str) -> JacobiProposer:
     """A fresh proposer."""
-    return JacobiProposer(StaleCodes(grid, slots, candidates, seed_cells, CPU), Calibration(candidates, CPU))
+    return JacobiProposer(StaleCodes(grid, slots, candidates, seed_cells, CPU))
 
 
 def hybrid(target: ARTarget, law: Sampling, slots: int, candidates: int) -> HybridProposer:

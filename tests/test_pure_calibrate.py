@@ -43,15 +43,16 @@ def test_rates_converge_to_what_is_seen_and_start_at_what_is_said() -> None:
     calibration = Calibration(2, CPU)
     said = torch.tensor([0.95, 0.03]).log()
     bins = calibration.bins(STALE, torch.zeros(2, dtype=torch.int64), said)
-    assert calibration.log_rate(bins).exp() == pytest.approx([0.97, 0.035], abs=1e-5)
+    assert calibration.log_rate(bins, said).exp() == pytest.approx([0.95, 0.03], abs=1e-5)
     sure = int(bins[0])
     for turn in range(200):
         path = [0, 1, 0] if turn % 4 == 0 else [0, 0, 0]
         count = 2 if turn % 4 == 0 else 1
         verdict = Verdict(torch.tensor([path]), torch.tensor([count]), torch.zeros(1, 3))
         calibration.observe(tree([0, sure, 0, 0, 0, 0]), verdict)
-    expected = (50 + PRIOR * 0.97) / (200 + PRIOR)
-    assert calibration.log_rate(bins[:1]).exp().item() == pytest.approx(expected, abs=1e-5)
+    seen = (50 + PRIOR * 0.97) / (200 + PRIOR)
+    assert calibration.log_rate(bins, said).exp() == pytest.approx([0.95 * seen / 0.97, 0.03], abs=1e-5)
+    assert calibration.log_rate(bins[:1], torch.zeros(1)) > calibration.log_rate(bins[:1], said[:1])
 
 
 def test_sources_and_ranks_have_bins_of_their_own() -> None:
