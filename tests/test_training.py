@@ -119,11 +119,29 @@ def test_padding_does_not_change_the_loss(work: Path) -> None:
                                    "--num_heads", "2"), work, torch.device("cpu"))  # fmt: skip
     prefixes = [trainer.prompts.prefix("noto emoji of red heart, warm"), trainer.prompts.prefix("")]
     codes = trainer.codes[:2]
+
+    def loss(prefixes: list[list[int]], codes: torch.Tensor) -> torch.Tensor:
+        batch = (*target.pack(prefixes, codes), codes)
+        return target.training_loss(trainer.decoder, trainer.heads, batch, trainer.args)
+
     with torch.no_grad():
-        both = target.code_loss(trainer.decoder, *target.pack(prefixes, codes), codes, NUM_CODES)
-        alone = [target.code_loss(trainer.decoder, *target.pack([p], c[None]), c[None], NUM_CODES)
-                 for p, c in zip(prefixes, codes, strict=True)]  # fmt: skip
+        both = loss(prefixes, codes)
+        alone = [loss([p], c[None]) for p, c in zip(prefixes, codes, strict=True)]
     torch.testing.assert_close(both, (alone[0] + alone[1]) / 2)
+
+
+def test_ahead_heads_are_taught_the_codes_after_the_next() -> None:
+    """One-hot features and heads that shift by k have no loss; heads that shift by another number have."""
+    codes = torch.randperm(12)[None]
+    features = torch.eye(12) * 50.0  # the feature that predicts code p is the unit vector p
+    heads = torch.nn.ModuleList(torch.nn.Linear(12, 12, bias=False) for _ in range(2))
+    with torch.no_grad():
+        for k, head in enumerate(heads, 1):
+            head.weight.zero_()
+            for p in range(12 - k):
+                head.weight[codes[0, p + k], p] = 1.0
+    assert target.ahead_loss(heads, features[None], codes).item() < 1e-6
+    assert target.ahead_loss(heads[::-1], features[None], codes).item() > 1.0
 
 
 @pytest.mark.parametrize("shape", [(3, 12, 12), (2, 8, 20), (2, 20, 8)])

@@ -51,6 +51,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--corrupted", type=float, default=0.75, help="share of rows with wrong codes in context"
     )
+    parser.add_argument(
+        "--smoothing", type=float, default=0.01, help="label smoothing: bounds what guidance makes of tails"
+    )
+    parser.add_argument(
+        "--ahead", type=int, default=2, help="codes after the next that features learn to tell, for drafters"
+    )
+    parser.add_argument("--ahead_weight", type=float, default=0.3, help="share of their mean loss")
     parser.add_argument("--ema", type=float, default=0.99, help="per-step decay of the exported average")
     parser.add_argument("--hidden_size", type=int, default=192)
     parser.add_argument("--num_layers", type=int, default=16)
@@ -105,12 +112,43 @@ def corrupt(codes: Tensor, share: float, generator: torch.Generator) -> Tensor:
     return torch.where(torch.rand(rows, num, generator=generator) < fraction, strange, codes)
 
 
-def code_loss(decoder: Decoder, tokens: Tensor, where: Tensor, codes: Tensor, num_codes: int) -> Tensor:
-    """Mean cross-entropy in nats a code, over the image codes' rows of the head only."""
+def code_features(decoder: Decoder, tokens: Tensor, where: Tensor) -> Tensor:
+    """Features [R, n, D] that predict the n codes; tokens [R, T], where [R, n]."""
     features = decoder.causal(tokens)
-    features = features.gather(1, where[..., None].expand(-1, -1, features.shape[-1]))
+    return features.gather(1, where[..., None].expand(-1, -1, features.shape[-1]))
+
+
+def code_loss(decoder: Decoder, features: Tensor, codes: Tensor, num_codes: int, smoothing: float) -> Tensor:
+    """Mean cross-entropy in nats a code, over the image codes' rows of the head only.
+
+    smoothing: share of the target law that is uniform over the codes. Guidance extrapolates the difference of
+    two logits; in the tails, which nothing else teaches, that difference is noise times the scale.
+    """
     logits = F.linear(features, decoder.head.weight[IMAGE_FIRST : IMAGE_FIRST + num_codes])
-    return F.cross_entropy(logits.flatten(0, 1), codes.flatten())
+    return F.cross_entropy(logits.flatten(0, 1), codes.flatten(), label_smoothing=smoothing)
+
+
+def ahead_loss(heads: nn.ModuleList, features: Tensor, codes: Tensor) -> Tensor:
+    """Mean cross-entropy of head k on code p + 1 + k from the feature that predicts code p, k = 1, 2, ...
+
+    A drafter knows the future only through the target's features; these heads (discarded at export) make the
+    features hold it (multi-token prediction: Gloeckle et al., arXiv 2404.19737).
+    """
+    losses = [
+        F.cross_entropy(head(features[:, :-k]).flatten(0, 1), codes[:, k:].flatten())
+        for k, head in enumerate(heads, 1)
+    ]
+    return torch.stack(losses).mean()
+
+
+def training_loss(
+    decoder: Decoder, heads: nn.ModuleList, batch: tuple[Tensor, Tensor, Tensor], args: argparse.Namespace
+) -> Tensor:
+    """code_loss of a batch (tokens, where, codes), and ahead_loss where there are heads."""
+    tokens, where, codes = batch
+    features = code_features(decoder, tokens, where)
+    loss = code_loss(decoder, features, codes, args.num_embeddings, args.smoothing)
+    return loss + args.ahead_weight * ahead_loss(heads, features, codes) if len(heads) else loss
 
 
 def initialise(decoder: Decoder) -> None:
@@ -124,14 +162,17 @@ def initialise(decoder: Decoder) -> None:
             )
 
 
-def optimisers(decoder: nn.Module, args: argparse.Namespace) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of the blocks, AdamW for everything else."""
+def optimisers(
+    decoder: nn.Module, args: argparse.Namespace, heads: nn.ModuleList | None = None
+) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices of the blocks, AdamW for everything else, `heads` of ahead_loss last."""
     hidden, rest = [], []
     for name, param in decoder.named_parameters():
         is_matrix = name.startswith(("blocks.", "block.", "fc.")) and param.ndim == 2 and "qk_" not in name
         (hidden if is_matrix else rest).append(param)
         if is_matrix:
             param.muon_parts = {"qkv": 3, "gate_up": 2}.get(name.split(".")[-2], 1)
+    rest.extend(heads.parameters() if heads else ())
     muon = Muon(hidden, lr=args.muon_lr, weight_decay=args.weight_decay)
     return [muon, torch.optim.AdamW(rest, lr=args.adam_lr, betas=(0.9, 0.95), weight_decay=0.0)]
 
@@ -164,9 +205,12 @@ class Trainer:
         self.decoder = Decoder(config)
         initialise(self.decoder)
         self.decoder.to(device)
+        self.heads = nn.ModuleList(
+            nn.Linear(args.hidden_size, args.num_embeddings, bias=False) for _ in range(args.ahead)
+        ).to(device)
         self.average = {name: value.clone() for name, value in self.decoder.state_dict().items()}
-        self.optimisers = optimisers(self.decoder, args)
-        self.loss = torch.compile(code_loss, dynamic=True) if args.compile else code_loss
+        self.optimisers = optimisers(self.decoder, args, self.heads)
+        self.loss = torch.compile(training_loss, dynamic=True) if args.compile else training_loss
         self.noise = torch.Generator().manual_seed(args.seed)
         self.order: list[int] = []
         self.step, self.spent_s = 0, 0.0
@@ -175,12 +219,14 @@ class Trainer:
         """What a resume needs, and what the export reads."""
         return {"model": self.decoder.state_dict(), "average": self.average, "step": self.step,
                 "spent_s": spent_s, "optimisers": [optimiser.state_dict() for optimiser in self.optimisers],
+                "heads": self.heads.state_dict(),
                 "config": dataclasses.asdict(self.decoder.config),
                 "num_codes": self.args.num_embeddings}  # fmt: skip
 
     def resume(self, payload: dict) -> None:
         """Continue a saved run; the data order restarts from a seed that depends on the step."""
         self.decoder.load_state_dict(payload["model"])
+        self.heads.load_state_dict(payload["heads"])
         self.average = {name: value.to(self.device) for name, value in payload["average"].items()}
         for optimiser, state in zip(self.optimisers, payload["optimisers"], strict=True):
             optimiser.load_state_dict(state)
@@ -204,8 +250,9 @@ class Trainer:
         """One update at `factor` of the learning rates; the loss."""
         prefixes, codes = self.batch()
         inputs = corrupt(codes, self.args.corrupted, self.noise)
-        placed = (x.to(self.device) for x in (*pack(prefixes, inputs), codes))
-        loss = self.loss(self.decoder, *placed, self.args.num_embeddings)
+        tokens, where = pack(prefixes, inputs)
+        placed = tokens.to(self.device), where.to(self.device), codes.to(self.device)
+        loss = self.loss(self.decoder, self.heads, placed, self.args)
         for optimiser, rate in zip(self.optimisers, (self.args.muon_lr, self.args.adam_lr), strict=True):
             optimiser.zero_grad(set_to_none=True)
             optimiser.param_groups[0]["lr"] = rate * factor
@@ -230,8 +277,11 @@ class Trainer:
         ):
             codes = self.codes[[row["index"] for row in rows]]
             prefixes = [self.prompts.prefix(caption(row["style"], row["name"], [])) for row in rows]
-            placed = (x.to(self.device) for x in (*pack(prefixes, codes), codes))
-            losses[label] = code_loss(self.decoder, *placed, self.args.num_embeddings).item()
+            tokens, where = (x.to(self.device) for x in pack(prefixes, codes))
+            features = code_features(self.decoder, tokens, where)
+            losses[label] = code_loss(
+                self.decoder, features, codes.to(self.device), self.args.num_embeddings, smoothing=0.0
+            ).item()
         return losses
 
 
