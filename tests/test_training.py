@@ -117,16 +117,15 @@ def test_padding_does_not_change_the_loss(work: Path) -> None:
     trainer = target.Trainer(parse(target, "--work_dir", str(work), "--num_embeddings", str(NUM_CODES),
                                    "--hidden_size", "32", "--num_layers", "2",
                                    "--num_heads", "2"), work, torch.device("cpu"))  # fmt: skip
-    prefixes = [trainer.prompts.prefix("noto emoji of red heart, warm"), trainer.prompts.prefix("")]
-    codes = trainer.codes[:2]
+    texts, codes = ["noto emoji of red heart, warm", ""], trainer.codes[:2]
 
-    def loss(prefixes: list[list[int]], codes: torch.Tensor) -> torch.Tensor:
-        batch = (*target.pack(prefixes, codes), codes)
-        return target.training_loss(trainer.decoder, trainer.heads, batch, trainer.args)
+    def loss(texts: list[str], codes: torch.Tensor) -> torch.Tensor:
+        batch = target.make_batch(trainer.prompts, texts, codes, codes, trainer.device)
+        return sum(target.training_loss(trainer.decoder, trainer.heads, batch, trainer.args, 0.0))
 
     with torch.no_grad():
-        both = loss(prefixes, codes)
-        alone = [loss([p], c[None]) for p, c in zip(prefixes, codes, strict=True)]
+        both = loss(texts, codes)
+        alone = [loss([t], c[None]) for t, c in zip(texts, codes, strict=True)]
     torch.testing.assert_close(both, (alone[0] + alone[1]) / 2)
 
 

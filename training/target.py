@@ -1,7 +1,9 @@
 """Train the target: captions -> image codes, cross-entropy on the codes, some prompts empty for guidance.
 
 Hidden matrices by Muon, the rest by AdamW; linear decay to zero over the time budget; the exported weights
-are an average over the last part of training. A sequence is [bos] text [separator, image begin] codes, or
+are an average over the last part of training. What is fitted is the guided law, at the scale the model is
+decoded with (`--cfg`), so that guidance sharpens by what the text says and not by what was memorised twice.
+A sequence is [bos] text [separator, image begin] codes, or
 [bos, image begin] codes for an empty prompt; right padding is harmless under causal attention.
 """
 
@@ -11,6 +13,7 @@ import argparse
 import dataclasses
 import json
 import random
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
 
+from adt_tree.sampling import guide
 from models.transformer import Decoder, DecoderConfig
 from training.bpe import IMAGE_FIRST, Layout, caption, random_caption
 from training.data import read_captions
@@ -36,6 +40,7 @@ from training.loop import (
 from training.muon import Muon
 
 BOS = 0
+Packed = tuple[Tensor, Tensor]  # what pack() returns
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--corrupted", type=float, default=0.75, help="share of rows with wrong codes in context"
     )
+    parser.add_argument("--cfg", type=float, default=3.0, help="guidance scale of the law that is fitted")
     parser.add_argument(
         "--smoothing", type=float, default=0.01, help="label smoothing: bounds what guidance makes of tails"
     )
@@ -99,6 +105,27 @@ def pack(prefixes: list[list[int]], codes: Tensor) -> tuple[Tensor, Tensor]:
     return tokens, where
 
 
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Inputs with their prompts, the same inputs without, and the codes [R, n] to predict."""
+
+    prompted: Packed
+    unprompted: Packed
+    codes: Tensor
+
+
+def make_batch(
+    prompts: Prompts, texts: list[str], inputs: Tensor, codes: Tensor, device: torch.device
+) -> Batch:
+    """texts: R captions, some empty; inputs [R, n]: the codes as the model sees them in its context."""
+
+    def packed(texts: list[str]) -> Packed:
+        tokens, where = pack([prompts.prefix(text) for text in texts], inputs)
+        return tokens.to(device), where.to(device)
+
+    return Batch(packed(texts), packed([""] * len(texts)), codes.to(device))
+
+
 def corrupt(codes: Tensor, share: float, generator: torch.Generator) -> Tensor:
     """Inputs for targets codes [R, n]: in `share` of the rows, a fraction drawn from U(0, 1) of the codes is
     replaced by codes of other cells of the batch.
@@ -118,13 +145,27 @@ def code_features(decoder: Decoder, tokens: Tensor, where: Tensor) -> Tensor:
     return features.gather(1, where[..., None].expand(-1, -1, features.shape[-1]))
 
 
-def code_loss(decoder: Decoder, features: Tensor, codes: Tensor, num_codes: int, smoothing: float) -> Tensor:
-    """Mean cross-entropy in nats a code, over the image codes' rows of the head only.
+def guided_logits(decoder: Decoder, features: Tensor, unprompted: Packed, args: argparse.Namespace) -> Tensor:
+    """u + cfg (c - u) [R, n, V] over the image codes' rows of the head only; features [R, n, D] give c.
 
-    smoothing: share of the target law that is uniform over the codes. Guidance extrapolates the difference of
-    two logits; in the tails, which nothing else teaches, that difference is noise times the scale.
+    u is held constant, and is c in rows without a prompt: these train u itself. Fitting the combination makes
+    decoding at this scale calibrated (guidance-free training, Chen et al., arXiv 2501.15420, read backwards);
+    fitting c, guidance extrapolates the noise between two memories of the same image.
     """
-    logits = F.linear(features, decoder.head.weight[IMAGE_FIRST : IMAGE_FIRST + num_codes])
+    head = decoder.head.weight[IMAGE_FIRST : IMAGE_FIRST + args.num_embeddings]
+    conditional = F.linear(features, head)
+    if args.cfg == 1:
+        return conditional
+    with torch.no_grad():
+        unconditional = F.linear(code_features(decoder, *unprompted), head)
+    return guide(torch.stack((conditional, unconditional)), args.cfg)
+
+
+def code_loss(logits: Tensor, codes: Tensor, smoothing: float) -> Tensor:
+    """Mean cross-entropy in nats a code of logits [R, n, V].
+
+    smoothing: share of the target law that is uniform over the codes: it bounds what guidance makes of tails.
+    """
     return F.cross_entropy(logits.flatten(0, 1), codes.flatten(), label_smoothing=smoothing)
 
 
@@ -142,13 +183,12 @@ def ahead_loss(heads: nn.ModuleList, features: Tensor, codes: Tensor) -> Tensor:
 
 
 def training_loss(
-    decoder: Decoder, heads: nn.ModuleList, batch: tuple[Tensor, Tensor, Tensor], args: argparse.Namespace
-) -> Tensor:
-    """code_loss of a batch (tokens, where, codes), and ahead_loss where there are heads."""
-    tokens, where, codes = batch
-    features = code_features(decoder, tokens, where)
-    loss = code_loss(decoder, features, codes, args.num_embeddings, args.smoothing)
-    return loss + args.ahead_weight * ahead_loss(heads, features, codes) if len(heads) else loss
+    decoder: Decoder, heads: nn.ModuleList, batch: Batch, args: argparse.Namespace, smoothing: float
+) -> tuple[Tensor, Tensor]:
+    """code_loss of the guided law, and ahead_loss (0 without heads)."""
+    features = code_features(decoder, *batch.prompted)
+    loss = code_loss(guided_logits(decoder, features, batch.unprompted, args), batch.codes, smoothing)
+    return loss, ahead_loss(heads, features, batch.codes) if len(heads) else torch.zeros(())
 
 
 def initialise(decoder: Decoder) -> None:
@@ -234,8 +274,8 @@ class Trainer:
         self.rng = random.Random(self.args.seed + self.step)
         self.noise.manual_seed(self.args.seed + self.step)
 
-    def batch(self) -> tuple[list[list[int]], Tensor]:
-        """Prefixes and codes of the next images; every epoch is a new permutation of the training pairs."""
+    def batch(self) -> tuple[list[str], Tensor]:
+        """Captions and codes of the next images; every epoch is a new permutation of the training pairs."""
         chosen = []
         while len(chosen) < self.args.batch_size:
             if not self.order:
@@ -244,19 +284,18 @@ class Trainer:
         texts = [
             "" if self.rng.random() < self.args.dropped else random_caption(row, self.rng) for row in chosen
         ]
-        return [self.prompts.prefix(text) for text in texts], self.codes[[row["index"] for row in chosen]]
+        return texts, self.codes[[row["index"] for row in chosen]]
 
     def train_step(self, factor: float) -> float:
         """One update at `factor` of the learning rates; the loss."""
-        prefixes, codes = self.batch()
+        texts, codes = self.batch()
         inputs = corrupt(codes, self.args.corrupted, self.noise)
-        tokens, where = pack(prefixes, inputs)
-        placed = tokens.to(self.device), where.to(self.device), codes.to(self.device)
-        loss = self.loss(self.decoder, self.heads, placed, self.args)
+        batch = make_batch(self.prompts, texts, inputs, codes, self.device)
+        loss, ahead = self.loss(self.decoder, self.heads, batch, self.args, self.args.smoothing)
         for optimiser, rate in zip(self.optimisers, (self.args.muon_lr, self.args.adam_lr), strict=True):
             optimiser.zero_grad(set_to_none=True)
             optimiser.param_groups[0]["lr"] = rate * factor
-        loss.backward()
+        (loss + self.args.ahead_weight * ahead).backward()
         nn.utils.clip_grad_norm_(self.decoder.parameters(), 1.0)
         for optimiser in self.optimisers:
             optimiser.step()
@@ -276,12 +315,9 @@ class Trainer:
             ("seen", self.train[:: max(1, len(self.train) // 48)][:48]),
         ):
             codes = self.codes[[row["index"] for row in rows]]
-            prefixes = [self.prompts.prefix(caption(row["style"], row["name"], [])) for row in rows]
-            tokens, where = (x.to(self.device) for x in pack(prefixes, codes))
-            features = code_features(self.decoder, tokens, where)
-            losses[label] = code_loss(
-                self.decoder, features, codes.to(self.device), self.args.num_embeddings, smoothing=0.0
-            ).item()
+            texts = [caption(row["style"], row["name"], []) for row in rows]
+            batch = make_batch(self.prompts, texts, codes, codes, self.device)
+            losses[label] = training_loss(self.decoder, self.heads, batch, self.args, 0.0)[0].item()
         return losses
 
 
