@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 Cell = tuple[int, int]  # (row, column)
+INITS = ("horizontal", "vertical", "both", "random")  # the decoded neighbours a state is repeated from
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +74,11 @@ class AdaptConstants:
     depth_start: int = 5
     width_start: int = 4
     budget: int = 24  # drafted nodes, root excluded
-    init: str = "horizontal"  # horizontal, vertical or random repeat of a decoded neighbour's state
+    init: str = "horizontal"  # one of INITS
 
     def __post_init__(self) -> None:
-        if self.init not in ("horizontal", "vertical", "random"):
-            raise ValueError(f"adt_init {self.init!r}: choose horizontal, vertical or random")
+        if self.init not in INITS:
+            raise ValueError(f"adt_init {self.init!r}: choose one of {', '.join(INITS)}")
         if not 0 <= self.beta <= 1:
             raise ValueError(f"adt_beta {self.beta}: an acceptance rate lies in [0, 1]")
         for name in ("depth", "width"):
@@ -145,6 +146,8 @@ class AdjacencyAdaptive:
         start = (self.constants.depth_start, self.constants.width_start)
         if self.constants.init == "random":
             return memory.random.choice(list(memory.states.values())) if memory.states else start
-        above, left = (row - 1, column), (row, column - 1)
-        first, second = (left, above) if self.constants.init == "horizontal" else (above, left)
-        return memory.states.get(first) or memory.states.get(second) or start
+        above, left = memory.states.get((row - 1, column)), memory.states.get((row, column - 1))
+        if self.constants.init == "both" and above and left:
+            return (above[0] + left[0] + 1) // 2, (above[1] + left[1] + 1) // 2
+        first, second = (above, left) if self.constants.init == "vertical" else (left, above)
+        return first or second or start

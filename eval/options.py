@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from adt_tree.policy import SELF_DRAFTED, AdaptConstants, TreeShape
+from adt_tree.policy import INITS, SELF_DRAFTED, AdaptConstants, TreeShape
 from eval.parser import at_least, within
 
 STATIC_TREES = ("mc_sim_7b_63", "naive_extend_57", "chain")
@@ -252,8 +252,9 @@ def add_adapt_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--adt_init",
-        choices=("horizontal", "vertical", "random"),
-        help=f"the decoded neighbour whose state a tree starts from (default: {ADAPT.init})",
+        choices=INITS,
+        help="the decoded neighbour whose state a tree starts from: left, above, the mean of both, or any "
+        f"cell (default: {ADAPT.init})",
     )
     group.add_argument(
         "--adt_beta",

@@ -137,7 +137,7 @@ CHANGES = [
     (STATIC, "--tree_choices naive_extend_57"), (RELAXED, "--lantern_k 40"),
     (RELAXED, "--lantern_delta 0.01"),
     (f"{REJECTION} {RELAXED} --static_tree", "--rules reference"), (ADT, "--adt_init vertical"),
-    (ADT, "--adt_init random"), (ADT, "--adt_beta 0"), (ADT, "--adt_step_depth 4"),
+    (ADT, "--adt_init both"), (ADT, "--adt_init random"), (ADT, "--adt_beta 0"), (ADT, "--adt_step_depth 4"),
     (f"{ADT} --total_token 40", "--adt_step_width 3"), (ADT, "--adt_depth_min 3"), (ADT, "--adt_depth_max 2"),
     (f"{ADT} --adt_beta 0 --total_token 90", "--adt_width_min 3"),
     (f"{ADT} --total_token 90", "--adt_width_max 4"),

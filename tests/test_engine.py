@@ -13,7 +13,7 @@ from torch import Tensor
 from adt_tree.decode import autoregressive, speculative
 from adt_tree.grid import Grid
 from adt_tree.noise import Noise
-from adt_tree.policy import AdaptConstants, AdjacencyAdaptive, Fixed, Policy, TreeShape
+from adt_tree.policy import INITS, AdaptConstants, AdjacencyAdaptive, Fixed, Policy, TreeShape
 from adt_tree.propose import EagleProposer, Growth, StaticGrowth, grow_dynamic
 from adt_tree.records import Decoded
 from adt_tree.relax import Relaxation, nearest_table
@@ -123,7 +123,7 @@ def coupled(law: Sampling) -> Coupled:
 
 
 @pytest.mark.parametrize("slots", [1, 4])
-@pytest.mark.parametrize("tree", ["fixed", "horizontal", "vertical", "random", *STATIC_TREES])
+@pytest.mark.parametrize("tree", ["fixed", *INITS, *STATIC_TREES])
 @pytest.mark.parametrize("law", LAWS)
 def test_speculation_is_plain_decoding(law: str, tree: str, slots: int) -> None:
     images = list(Method(tree, coupled(LAWS[law])).decode(LAWS[law], slots))
