@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 Cell = tuple[int, int]  # (row, column)
+POLICIES = ("adjacent", "prior")  # AdjacencyAdaptive, prior.SpatialPrior
 INITS = ("horizontal", "vertical", "both", "random")  # the decoded neighbours a state is repeated from
 
 
@@ -75,10 +76,16 @@ class AdaptConstants:
     width_start: int = 4
     budget: int = 24  # drafted nodes, root excluded
     init: str = "horizontal"  # one of INITS
+    policy: str = "adjacent"  # one of POLICIES
+    level_cost: float = 0.06  # of the prior policy: cost of one more level, in target passes
 
     def __post_init__(self) -> None:
         if self.init not in INITS:
             raise ValueError(f"adt_init {self.init!r}: choose one of {', '.join(INITS)}")
+        if self.policy not in POLICIES:
+            raise ValueError(f"adt_policy {self.policy!r}: choose one of {', '.join(POLICIES)}")
+        if not 0 <= self.level_cost < float("inf"):
+            raise ValueError(f"adt_level_cost {self.level_cost}: a cost must not be negative")
         if not 0 <= self.beta <= 1:
             raise ValueError(f"adt_beta {self.beta}: an acceptance rate lies in [0, 1]")
         for name in ("depth", "width"):
@@ -91,7 +98,7 @@ class AdaptConstants:
 
 # Self-drafting: depth is the length of the main chain, which costs no drafter pass, so it starts longer.
 SELF_DRAFTED = AdaptConstants(
-    step_depth=2, depth_max=24, depth_start=12, width_max=4, width_start=2, budget=31
+    step_depth=2, depth_max=24, depth_start=12, width_max=4, width_start=2, budget=31, level_cost=0.01
 )
 
 
