@@ -96,9 +96,20 @@ class AdaptConstants:
             raise ValueError("adt: steps must not be negative and the budget must be positive")
 
 
-# Self-drafting: depth is the length of the main chain, which costs no drafter pass, so it starts longer.
+# Self-drafting: depth is the length of the main chain. A level costs a row of the target's pass, no drafter
+# pass. The update rests at d = ln 2 / (beta ln 1/a), at acceptance a a level: beta 0.5 gives 1.5 to 6 levels
+# where a is 0.4 to 0.8; 0.2 gives 4 to 15, the best at this cost. At least 8, as every pass that scores a
+# position refines its draft for the next.
 SELF_DRAFTED = AdaptConstants(
-    step_depth=2, depth_max=24, depth_start=12, width_max=4, width_start=2, budget=31, level_cost=0.01
+    beta=0.2,
+    step_depth=2,
+    depth_min=8,
+    depth_max=24,
+    depth_start=12,
+    width_max=4,
+    width_start=2,
+    budget=31,
+    level_cost=0.01,
 )
 
 

@@ -96,7 +96,9 @@ def adapt_constants(args: argparse.Namespace) -> AdaptConstants:
     values = {field: value for field, value in given.items() if value is not None}
     if args.total_token is not None:
         values["budget"] = args.total_token - 1
-    for side in ("depth", "width"):  # a bound moved past the default start takes the start with it
+    for side in ("depth", "width"):  # a bound moved past other defaults takes them with it
+        if f"{side}_max" in values and f"{side}_min" not in values:
+            values[f"{side}_min"] = min(values[f"{side}_max"], getattr(base, f"{side}_min"))
         if f"{side}_start" not in values:
             low = values.get(f"{side}_min", getattr(base, f"{side}_min"))
             high = values.get(f"{side}_max", getattr(base, f"{side}_max"))

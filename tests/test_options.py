@@ -43,6 +43,14 @@ def test_adaptive_constants_and_their_starts() -> None:
     )
 
 
+def test_a_bound_below_the_other_takes_it_along() -> None:
+    words = ["--peanut", "--drafter_type", "jacobi", "--adt_depth_max", "5"]
+    constants = parse(*words).adapt
+    assert (constants.depth_min, constants.depth_start, constants.depth_max) == (5, 5, 5)
+    with pytest.raises(UserError, match="min 6"):
+        parse(*words, "--adt_depth_min", "6")
+
+
 def test_the_prior_policy_and_its_constants() -> None:
     words = ["--peanut", "--adt_policy", "prior"]
     constants = parse(*words, "--adt_level_cost", "0.2", "--adt_depth_max", "3").adapt
