@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 Cell = tuple[int, int]  # (row, column)
+POLICIES = ("adjacent", "prior")  # AdjacencyAdaptive, prior.SpatialPrior
+INITS = ("horizontal", "vertical", "both", "random")  # the decoded neighbours a state is repeated from
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +75,17 @@ class AdaptConstants:
     depth_start: int = 5
     width_start: int = 4
     budget: int = 24  # drafted nodes, root excluded
-    init: str = "horizontal"  # horizontal, vertical or random repeat of a decoded neighbour's state
+    init: str = "horizontal"  # one of INITS
+    policy: str = "adjacent"  # one of POLICIES
+    level_cost: float = 0.06  # of the prior policy: cost of one more level, in target passes
 
     def __post_init__(self) -> None:
-        if self.init not in ("horizontal", "vertical", "random"):
-            raise ValueError(f"adt_init {self.init!r}: choose horizontal, vertical or random")
+        if self.init not in INITS:
+            raise ValueError(f"adt_init {self.init!r}: choose one of {', '.join(INITS)}")
+        if self.policy not in POLICIES:
+            raise ValueError(f"adt_policy {self.policy!r}: choose one of {', '.join(POLICIES)}")
+        if not 0 <= self.level_cost < float("inf"):
+            raise ValueError(f"adt_level_cost {self.level_cost}: a cost must not be negative")
         if not 0 <= self.beta <= 1:
             raise ValueError(f"adt_beta {self.beta}: an acceptance rate lies in [0, 1]")
         for name in ("depth", "width"):
@@ -88,9 +96,20 @@ class AdaptConstants:
             raise ValueError("adt: steps must not be negative and the budget must be positive")
 
 
-# Self-drafting: depth is the length of the main chain, which costs no drafter pass, so it starts longer.
+# Self-drafting: depth is the length of the main chain. A level costs a row of the target's pass, no drafter
+# pass. The update rests at d = ln 2 / (beta ln 1/a), at acceptance a a level: beta 0.5 gives 1.5 to 6 levels
+# where a is 0.4 to 0.8; 0.2 gives 4 to 15, the best at this cost. At least 8, as every pass that scores a
+# position refines its draft for the next.
 SELF_DRAFTED = AdaptConstants(
-    step_depth=2, depth_max=24, depth_start=12, width_max=4, width_start=2, budget=31
+    beta=0.2,
+    step_depth=2,
+    depth_min=8,
+    depth_max=24,
+    depth_start=12,
+    width_max=4,
+    width_start=2,
+    budget=31,
+    level_cost=0.01,
 )
 
 
@@ -145,6 +164,8 @@ class AdjacencyAdaptive:
         start = (self.constants.depth_start, self.constants.width_start)
         if self.constants.init == "random":
             return memory.random.choice(list(memory.states.values())) if memory.states else start
-        above, left = (row - 1, column), (row, column - 1)
-        first, second = (left, above) if self.constants.init == "horizontal" else (above, left)
-        return memory.states.get(first) or memory.states.get(second) or start
+        above, left = memory.states.get((row - 1, column)), memory.states.get((row, column - 1))
+        if self.constants.init == "both" and above and left:
+            return (above[0] + left[0] + 1) // 2, (above[1] + left[1] + 1) // 2
+        first, second = (above, left) if self.constants.init == "vertical" else (left, above)
+        return first or second or start

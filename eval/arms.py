@@ -13,6 +13,7 @@ from adt_tree.hybrid import HybridProposer
 from adt_tree.jacobi import JacobiProposer
 from adt_tree.noise import Noise
 from adt_tree.policy import AdjacencyAdaptive, Fixed, Policy, TreeShape
+from adt_tree.prior import SpatialPrior
 from adt_tree.propose import EagleProposer, StaticGrowth, grow_dynamic
 from adt_tree.records import Decoded
 from adt_tree.relax import Relaxation
@@ -72,8 +73,16 @@ def build(model: Model, method: Method, slots: int, max_prompt: int) -> Arm:
     shape = largest(method, static, model.num_codes)
     target = model.target(slots, sampling, shape.budget + 1, max_prompt)
     proposer = make_proposer(model, method, target, sampling, shape, static)
-    policy = Fixed(shape) if method.adapt is None else AdjacencyAdaptive(method.adapt, slots)
+    policy = make_policy(method, shape, slots)
     return Arm(method, sampling, target, proposer, policy, make_rule(model, method, static))
+
+
+def make_policy(method: Method, shape: TreeShape, slots: int) -> Policy:
+    """Who chooses the shapes; `shape` everywhere where nothing adapts."""
+    if method.adapt is None:
+        return Fixed(shape)
+    kinds = {"adjacent": AdjacencyAdaptive, "prior": SpatialPrior}
+    return kinds[method.adapt.policy](method.adapt, slots)
 
 
 def make_proposer(

@@ -16,7 +16,7 @@ import numpy as np
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
 from eval import arms
-from eval.bench_options import arm_methods
+from eval.bench_options import ARMS, arm_methods
 from eval.controls import roofline
 from eval.errors import UserError
 from eval.measure import Lane, keep, measure, print_runs, summaries, table, warm_up
@@ -28,6 +28,7 @@ from eval.session import circumstances, load_model, make_requests, synchronise
 from models.registry import Model
 
 PROFILED = 4  # images
+LABEL = 1 + max(map(len, ARMS))  # columns of an arm's name
 
 
 def run(args: argparse.Namespace) -> None:
@@ -59,7 +60,7 @@ def run(args: argparse.Namespace) -> None:
         "options": vars(args),
         "results": summaries(lanes),
     }
-    print(table(result["results"]))
+    print(table(result["results"], LABEL))
     bound = result["roofline"]
     print(
         f"\nReading the target's {bound['weights_mb']:.1f} MB once at the copy bandwidth of "
@@ -130,9 +131,10 @@ def _profiles(lanes: Sequence[Lane], requests: Sequence[Request], warmup: int) -
 
 
 def _profile_table(rows: Sequence[dict[str, Any]]) -> str:
-    lines = ["", f"{'share of time':<13} {'T':>4} " + " ".join(f"{part:>8}" for part in PARTS)]
+    lines = ["", f"{'share of time':<{LABEL}} {'T':>4} " + " ".join(f"{part:>8}" for part in PARTS)]
     for row in rows:
         lines.append(
-            f"{row['arm']:<13} {row['temperature']:>4g} " + " ".join(f"{row[part]:>8.1%}" for part in PARTS)
+            f"{row['arm']:<{LABEL}} {row['temperature']:>4g} "
+            + " ".join(f"{row[part]:>8.1%}" for part in PARTS)
         )
     return "\n".join(lines)

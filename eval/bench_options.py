@@ -23,11 +23,13 @@ from eval.parser import at_least, within
 PAPER_ARMS = ("ar", "eagle1", "eagle2", "adt", "lantern", "adt_lantern")
 BOUNDS = ("floor", "ceiling")  # eagle2 with a verdict of their own
 STALE_ARMS = ("jacobi", "adt_jacobi", "hybrid", "adt_hybrid")
-ARMS = (*PAPER_ARMS, *STALE_ARMS, *BOUNDS)
+PRIOR_ARMS = ("adt_prior", "adt_jacobi_prior", "adt_hybrid_prior")
+ARMS = (*PAPER_ARMS, *STALE_ARMS, *PRIOR_ARMS, *BOUNDS)
 EAGLE2 = {
     "model_type": "eagle",
     "drafter_type": "eagle",
     "peanut": False,
+    "adt_policy": None,
     "static_tree": False,
     "lantern": False,
 }
@@ -37,6 +39,9 @@ FLAGS: dict[str, dict[str, object]] = {
     "lantern": {"lantern": True}, "adt_lantern": {"lantern": True, "peanut": True},
     "jacobi": {"drafter_type": "jacobi"}, "adt_jacobi": {"drafter_type": "jacobi", "peanut": True},
     "hybrid": {"drafter_type": "hybrid"}, "adt_hybrid": {"drafter_type": "hybrid", "peanut": True},
+    "adt_prior": {"peanut": True, "adt_policy": "prior"},
+    "adt_jacobi_prior": {"drafter_type": "jacobi", "peanut": True, "adt_policy": "prior"},
+    "adt_hybrid_prior": {"drafter_type": "hybrid", "peanut": True, "adt_policy": "prior"},
     "floor": {}, "ceiling": {},
 }  # fmt: skip
 LANTERN_K, LANTERN_DELTA = 100, 0.5
@@ -57,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "eagle1: --tree_choices; eagle2: trees of fixed shape; adt: adaptive trees; lantern: eagle2 relaxed; "
         "adt_lantern: adt relaxed; jacobi, adt_jacobi: self-drafted trees, fixed and adaptive; "
         "hybrid, adt_hybrid: drafter network and self-drafting in one tree; "
+        "adt_prior, adt_jacobi_prior, adt_hybrid_prior: adaptive trees of --adt_policy prior; "
         "floor, ceiling: eagle2 with no draft or every first draft accepted, bounds and no images "
         "(default: ar to adt_lantern)",
     )
@@ -95,9 +101,10 @@ def arm_method(args: argparse.Namespace, arm: str, temperature: float) -> Method
     plain = Method(temperature, args.top_k, args.top_p, args.cfg)
     if arm == "ar":
         return plain
-    if arm in STALE_ARMS:
-        own = argparse.Namespace(**{**vars(args), **FLAGS[arm]})
-        tree = {"adapt": adapt_constants(own)} if "peanut" in FLAGS[arm] else {"shape": fixed_shape(own)}
+    own = argparse.Namespace(**{**vars(args), **EAGLE2, **FLAGS[arm]})
+    adapt = adapt_constants(own) if own.peanut else None
+    if own.drafter_type != "eagle":
+        tree = {"shape": fixed_shape(own)} if adapt is None else {"adapt": adapt}
         return replace(plain, drafter=own.drafter_type, seed_cells=args.seed_cells or "above", **tree)
     relaxed = arm in ("lantern", "adt_lantern")
     return replace(
@@ -107,7 +114,7 @@ def arm_method(args: argparse.Namespace, arm: str, temperature: float) -> Method
         static=(args.tree_choices or DEFAULT_TREE) if arm == "eagle1" else None,
         shape=fixed_shape(args) if arm in ("eagle2", "lantern", *BOUNDS) else None,
         control=arm if arm in BOUNDS else None,
-        adapt=adapt_constants(args) if arm in ("adt", "adt_lantern") else None,
+        adapt=adapt,
         lantern=lantern(args, LANTERN_DELTA, LANTERN_K) if relaxed else None,
     )
 
@@ -128,6 +135,8 @@ def _check_used(args: argparse.Namespace, arms: Iterable[str]) -> None:
     """UserError for an option that none of the arms uses."""
     if args.drafter_type != "eagle":
         raise UserError(f"--drafter_type {args.drafter_type}: choose --arms {', '.join(STALE_ARMS)}")
+    if args.adt_policy is not None:
+        raise UserError(f"--adt_policy {args.adt_policy}: choose --arms adt or {', '.join(PRIOR_ARMS)}")
     idle = {arm: _unused(args, arm) for arm in ARMS}
     chosen = list(arms)
     for name in sorted(set().union(*idle.values()) & set(vars(args))):

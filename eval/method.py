@@ -11,6 +11,10 @@ from eval.errors import UserError
 from eval.options import ADAPT_FIELDS, ADAPT_OF, DEFAULT_DELTA, DEFAULT_TREE, SHAPE_OF
 
 PUBLISHED = ("lumina_mgpt", "anole", "llamagen", "llamagen2")
+# Constants of --adt_policy adjacent alone
+OF_ADJACENT = (
+    "adt_init", "adt_beta", "adt_step_depth", "adt_step_width", "adt_depth_start", "adt_width_start",
+)  # fmt: skip
 GREEDY = 1e-5  # the published code's bound of temperature 0
 
 
@@ -92,7 +96,9 @@ def adapt_constants(args: argparse.Namespace) -> AdaptConstants:
     values = {field: value for field, value in given.items() if value is not None}
     if args.total_token is not None:
         values["budget"] = args.total_token - 1
-    for side in ("depth", "width"):  # a bound moved past the default start takes the start with it
+    for side in ("depth", "width"):  # a bound moved past other defaults takes them with it
+        if f"{side}_max" in values and f"{side}_min" not in values:
+            values[f"{side}_min"] = min(values[f"{side}_max"], getattr(base, f"{side}_min"))
         if f"{side}_start" not in values:
             low = values.get(f"{side}_min", getattr(base, f"{side}_min"))
             high = values.get(f"{side}_max", getattr(base, f"{side}_max"))
@@ -136,6 +142,7 @@ def unused(args: argparse.Namespace) -> dict[str, str]:
     trees = ("static_tree", "tree_choices", "seed_cells", "total_token", *fixed, "verify", "rules", *adt)
     kind, reference = args.drafter_type, args.rules == "reference"
     jacobi, stale = kind == "jacobi", kind in ("jacobi", "hybrid")
+    prior = args.adt_policy == "prior"
     base = ("drafter_path", "peanut", "lantern", *trees, *(("drafter_type",) if stale else ()))
     cases = (
         (
@@ -153,6 +160,8 @@ def unused(args: argparse.Namespace) -> dict[str, str]:
         ),
         (not args.lantern, ("lantern_k", "lantern_delta"), "it needs --lantern"),
         (not args.peanut, adt, "it needs --peanut"),
+        (prior, OF_ADJACENT, "--adt_policy prior neither starts from a state nor steps; leave it out"),
+        (not prior, ("adt_level_cost",), "it needs --adt_policy prior"),
         (
             args.peanut,
             fixed,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from adt_tree.policy import SELF_DRAFTED, AdaptConstants, TreeShape
+from adt_tree.policy import INITS, POLICIES, SELF_DRAFTED, AdaptConstants, TreeShape
 from eval.parser import at_least, within
 
 STATIC_TREES = ("mc_sim_7b_63", "naive_extend_57", "chain")
@@ -18,6 +18,7 @@ DEFAULT_DELTA = 0.1
 DEFAULT_END = 10000
 # option -> field of AdaptConstants; the budget is --total_token less the root
 ADAPT_FIELDS = {
+    "adt_policy": "policy", "adt_level_cost": "level_cost",
     "adt_init": "init", "adt_beta": "beta", "adt_step_depth": "step_depth", "adt_step_width": "step_width",
     "adt_depth_min": "depth_min", "adt_depth_max": "depth_max", "adt_width_min": "width_min",
     "adt_width_max": "width_max", "adt_depth_start": "depth_start", "adt_width_start": "width_start",
@@ -251,15 +252,29 @@ def add_adapt_arguments(parser: argparse.ArgumentParser) -> None:
         "adaptive trees (ADT-Tree)", "These constants need --peanut where it exists."
     )
     group.add_argument(
+        "--adt_policy",
+        choices=POLICIES,
+        help="adjacent: ADT-Tree, the adjacent cell's shape moved by the last acceptance rate; prior: the "
+        f"shape of least cost at the acceptance around the cell (default: {ADAPT.policy})",
+    )
+    group.add_argument(
+        "--adt_level_cost",
+        type=within(0, 100),
+        metavar="PASSES",
+        help="prior: cost of one more level, in target passes "
+        f"(default: {ADAPT.level_cost:g}, {SELF_DRAFTED.level_cost:g})",
+    )
+    group.add_argument(
         "--adt_init",
-        choices=("horizontal", "vertical", "random"),
-        help=f"the decoded neighbour whose state a tree starts from (default: {ADAPT.init})",
+        choices=INITS,
+        help="the decoded neighbour whose state a tree starts from: left, above, the mean of both, or any "
+        f"cell (default: {ADAPT.init})",
     )
     group.add_argument(
         "--adt_beta",
         type=within(0, 1),
         metavar="RATE",
-        help=f"acceptance rate from which trees deepen (default: {ADAPT.beta:g})",
+        help=f"acceptance rate from which trees deepen (default: {ADAPT.beta:g}, {SELF_DRAFTED.beta:g})",
     )
     words = {
         "step_depth": (0, "LEVELS", "l_d, change of depth a step"),

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import replace
 from itertools import product
 
-from adt_tree.policy import AdaptConstants, TreeShape
+from adt_tree.policy import INITS, AdaptConstants, TreeShape
 from eval.errors import UserError
 from eval.method import Method, check_model
 from eval.options import (
@@ -74,7 +74,7 @@ def _add_grid_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--inits",
         nargs="+",
-        choices=("horizontal", "vertical", "random"),
+        choices=INITS,
         default=[ADAPT.init],
         help="where a tree's state starts",
     )

@@ -12,7 +12,7 @@ case "$phase" in
   bounds) grid="--betas 0.5 --step_depths 1 --step_widths 1 --depths 1:3:6 1:5:8 2:6:12 --widths 1:2:3 1:3:6
                 --budgets 10 16 24 --fixed_depths 3 5 8 --fixed_widths 2 4" ;;
   steps) grid="--betas 0.3 0.5 0.7 0.9 --step_depths 1 2 --step_widths 0 1" ;;
-  init) grid="--betas 0.3 0.5 --step_depths 1 2 --step_widths 1 --inits horizontal vertical random" ;;
+  init) grid="--betas 0.3 0.5 --step_depths 1 2 --step_widths 1 --inits horizontal vertical both random" ;;
   *) echo "sweep_adt: no phase $phase; choose bounds, steps or init" >&2; exit 2 ;;
 esac
 # shellcheck disable=SC2086 -- the grid is a list of words

@@ -113,6 +113,7 @@ def test_one_seed_one_image_for_every_exact_method(generate: Run, tmp_path: Path
         "base": ["--model_type", "base"], "eagle2": [], "eagle1": ["--static_tree"],
         "adt": ["--peanut"],
         "three": ["--peanut", "--batch_size", "3"],
+        "prior": PRIOR.split(),
         "chain": ["--static_tree", "--tree_choices", "chain"],
     }  # fmt: skip
     for temperature in ("0", "1"):
@@ -125,6 +126,7 @@ def test_one_seed_one_image_for_every_exact_method(generate: Run, tmp_path: Path
 
 
 EAGLE, ADT, STATIC = "", "--peanut", "--static_tree"
+PRIOR = "--peanut --adt_policy prior"
 REJECTION, JACOBI = "--verify rejection", "--drafter_type jacobi"
 RELAXED = "--lantern --lantern_delta 0.9"
 CHANGES = [
@@ -137,13 +139,17 @@ CHANGES = [
     (STATIC, "--tree_choices naive_extend_57"), (RELAXED, "--lantern_k 40"),
     (RELAXED, "--lantern_delta 0.01"),
     (f"{REJECTION} {RELAXED} --static_tree", "--rules reference"), (ADT, "--adt_init vertical"),
-    (ADT, "--adt_init random"), (ADT, "--adt_beta 0"), (ADT, "--adt_step_depth 4"),
+    (ADT, "--adt_init both"), (ADT, "--adt_init random"), (ADT, "--adt_beta 0"), (ADT, "--adt_step_depth 4"),
     (f"{ADT} --total_token 40", "--adt_step_width 3"), (ADT, "--adt_depth_min 3"), (ADT, "--adt_depth_max 2"),
     (f"{ADT} --adt_beta 0 --total_token 90", "--adt_width_min 3"),
     (f"{ADT} --total_token 90", "--adt_width_max 4"),
     (ADT, "--adt_depth_start 2"), (f"{ADT} --total_token 90", "--adt_width_start 7"),
     (ADT, "--total_token 4"), (EAGLE, JACOBI),
-    (JACOBI, "--depth 2"), (JACOBI, "--draft_top_k 1"), (JACOBI, ADT),
+    (JACOBI, "--depth 2"), (JACOBI, "--draft_top_k 1"), (JACOBI, ADT), (ADT, "--adt_policy prior"),
+    (PRIOR, "--adt_level_cost 1"), (PRIOR, "--adt_depth_min 5"), (PRIOR, "--adt_depth_max 2"),
+    (f"{PRIOR} --total_token 90", "--adt_width_max 4"),
+    (f"{PRIOR} --total_token 4 --adt_depth_min 3", "--adt_width_min 3"), (PRIOR, "--total_token 4"),
+    (PRIOR, JACOBI),
 ]  # fmt: skip
 
 

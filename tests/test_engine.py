@@ -13,7 +13,8 @@ from torch import Tensor
 from adt_tree.decode import autoregressive, speculative
 from adt_tree.grid import Grid
 from adt_tree.noise import Noise
-from adt_tree.policy import AdaptConstants, AdjacencyAdaptive, Fixed, Policy, TreeShape
+from adt_tree.policy import INITS, AdaptConstants, AdjacencyAdaptive, Fixed, Policy, TreeShape
+from adt_tree.prior import SpatialPrior
 from adt_tree.propose import EagleProposer, Growth, StaticGrowth, grow_dynamic
 from adt_tree.records import Decoded
 from adt_tree.relax import Relaxation, nearest_table
@@ -91,12 +92,14 @@ class Method:
     rule: Rule
 
     def policy(self, slots: int) -> Policy:
-        """Fixed for dynamic and static trees, else adaptive by its initialisation."""
+        """Fixed for dynamic and static trees, the spatial prior, else adaptive by its initialisation."""
         if self.tree == "fixed":
             return Fixed(TreeShape(4, 3, 12))
         if self.tree in STATIC_TREES:
             tree = StaticTree(STATIC_TREES[self.tree])
             return Fixed(TreeShape(tree.depth, tree.width, len(tree.parents) - 1))
+        if self.tree == "prior":
+            return SpatialPrior(ADAPT, slots)
         return AdjacencyAdaptive(AdaptConstants(**{**_fields(ADAPT), "init": self.tree}), slots)
 
     def growth(self) -> Growth:
@@ -123,7 +126,7 @@ def coupled(law: Sampling) -> Coupled:
 
 
 @pytest.mark.parametrize("slots", [1, 4])
-@pytest.mark.parametrize("tree", ["fixed", "horizontal", "vertical", "random", *STATIC_TREES])
+@pytest.mark.parametrize("tree", ["fixed", *INITS, "prior", *STATIC_TREES])
 @pytest.mark.parametrize("law", LAWS)
 def test_speculation_is_plain_decoding(law: str, tree: str, slots: int) -> None:
     images = list(Method(tree, coupled(LAWS[law])).decode(LAWS[law], slots))
@@ -146,6 +149,7 @@ def sampled_methods() -> list[Method]:
     return [
         Method("fixed", Rejection(CODES, False)),
         Method("horizontal", Rejection(CODES, False, relaxed)),
+        Method("prior", Rejection(CODES, False)),
         Method("mc_sim_7b_63", Rejection(CODES, True, relaxed, reference=True)),
         Method("naive_extend_57", Rejection(CODES, True)),
         Method("random", Coupled(Noise(CODES, silent=False), relaxed)),

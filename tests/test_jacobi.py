@@ -12,6 +12,7 @@ from adt_tree.hybrid import HybridProposer
 from adt_tree.jacobi import JacobiProposer
 from adt_tree.noise import Noise
 from adt_tree.policy import AdjacencyAdaptive, Fixed, TreeShape
+from adt_tree.prior import SpatialPrior
 from adt_tree.records import Decoded
 from adt_tree.roles import Proposer
 from adt_tree.sampling import Sampling
@@ -24,6 +25,7 @@ from tests.test_engine import ADAPT, CODES, GRID, IMAGES, LAWS, make_target, net
 
 CPU = torch.device("cpu")
 SHAPES = {"chain": TreeShape(6, 1, 6), "tree": TreeShape(5, 3, 14), "longer than a row": TreeShape(11, 2, 20)}
+ADAPTIVE = {"adaptive": AdjacencyAdaptive, "prior": SpatialPrior}
 
 
 def self_drafter(grid: Grid, slots: int, candidates: int, seed_cells: str) -> JacobiProposer:
@@ -52,11 +54,11 @@ def drafted(
 
 @pytest.mark.parametrize("slots", [1, 4])
 @pytest.mark.parametrize("name", LAWS)
-@pytest.mark.parametrize("shape", [*SHAPES, "adaptive"])
+@pytest.mark.parametrize("shape", [*SHAPES, *ADAPTIVE])
 @pytest.mark.parametrize("kind", ["jacobi", "hybrid"])
 def test_images_are_those_of_plain_decoding(kind: str, shape: str, name: str, slots: int) -> None:
     law = LAWS[name]
-    policy = AdjacencyAdaptive(ADAPT, slots) if shape == "adaptive" else Fixed(SHAPES[shape])
+    policy = ADAPTIVE[shape](ADAPT, slots) if shape in ADAPTIVE else Fixed(SHAPES[shape])
     expected = plain(law, 1)
     images = drafted(law, slots, policy, kind=kind)
     assert {n: i.codes for n, i in images.items()} == {n: i.codes for n, i in expected.items()}

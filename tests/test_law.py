@@ -16,6 +16,7 @@ from adt_tree.decode import autoregressive, speculative
 from adt_tree.grid import Grid
 from adt_tree.noise import COUPLED, DRAFT, Noise, uniform
 from adt_tree.policy import AdaptConstants, AdjacencyAdaptive, Fixed, Policy, TreeShape
+from adt_tree.prior import SpatialPrior
 from adt_tree.propose import EagleProposer, Growth, StaticGrowth, grow_dynamic
 from adt_tree.records import Decoded
 from adt_tree.sampling import Sampling
@@ -26,6 +27,7 @@ from tests.tabular import CODES, CPU, TabularDrafter, TabularTarget, deviation, 
 LENGTH, IMAGES, SLOTS, LIMIT = 4, 4096, 256, 4.0
 GRIDS = {"row": Grid(1, 4), "square": Grid(2, 2)}
 FIXED = TreeShape(3, 2, 6)
+DYNAMIC = ("fixed", "horizontal", "vertical", "random", "prior")
 # A small model has short images: narrow bounds let every branch of the policy act within them.
 STATIC = ("mc_sim_7b_63", "chain")  # the other list is wider than four codes
 CONSTANTS = {"depth_max": 3, "depth_start": 2, "width_max": 3, "width_start": 2, "budget": 8}
@@ -41,12 +43,14 @@ class Setup:
     slots: int = SLOTS
 
     def policy(self) -> Policy:
-        """fixed, an initialisation of the adaptive tree, or a static tree's shape."""
+        """fixed, prior, an initialisation of the adaptive tree, or a static tree's shape."""
         if self.tree == "fixed":
             return Fixed(FIXED)
         if self.tree in STATIC_TREES:
             static = StaticTree(STATIC_TREES[self.tree])
             return Fixed(TreeShape(static.depth, static.width, len(static.parents) - 1))
+        if self.tree == "prior":
+            return SpatialPrior(AdaptConstants(**CONSTANTS), self.slots)
         return AdjacencyAdaptive(AdaptConstants(init=self.tree, **CONSTANTS), self.slots)
 
     def growth(self, keep_q: bool) -> Growth:
@@ -96,9 +100,7 @@ def test_plain(sampling: Sampling) -> None:
     assert abs(deviation(images, Setup(sampling=sampling).law())) < LIMIT
 
 
-COUPLED_SETUPS = [
-    Setup(tree, grid=grid) for tree in ("fixed", "horizontal", "vertical", "random") for grid in GRIDS
-]
+COUPLED_SETUPS = [Setup(tree, grid=grid) for tree in DYNAMIC for grid in GRIDS]
 COUPLED_SETUPS += [Setup(tree) for tree in STATIC]
 COUPLED_SETUPS += [Setup("horizontal", sampling) for sampling in (PLAIN, FILTERED, COOL)]
 COUPLED_SETUPS += [Setup("vertical", slots=1), Setup("mc_sim_7b_63", FILTERED, slots=7)]
@@ -114,13 +116,13 @@ def test_coupled_is_plain_decoding(setup: Setup) -> None:
     assert sum(image.target_calls for image in images) < 0.9 * (LENGTH - 1) * count
 
 
-@pytest.mark.parametrize("tree", ["fixed", "horizontal", "vertical", "random", "mc_sim_7b_63"])
+@pytest.mark.parametrize("tree", [*DYNAMIC, "mc_sim_7b_63"])
 def test_coupled(tree: str) -> None:
     setup = Setup(tree, grid="square")
     assert abs(deviation(setup.speculate(Coupled(NOISE), 4096), setup.law())) < LIMIT
 
 
-REJECTION_SETUPS = [Setup(tree) for tree in ("fixed", "horizontal", "vertical", "random")]
+REJECTION_SETUPS = [Setup(tree) for tree in DYNAMIC]
 REJECTION_SETUPS += [Setup(tree) for tree in STATIC]
 REJECTION_SETUPS += [
     Setup(tree, law) for tree in ("fixed", "mc_sim_7b_63") for law in (PLAIN, FILTERED, COOL)
@@ -194,14 +196,14 @@ class ReusesResidualNoise(Rejection):
         return super().choose(log_p, seeds, positions + 1)
 
 
-@pytest.mark.parametrize("tree", ["fixed", "horizontal", "vertical", "random", "mc_sim_7b_63", "chain"])
+@pytest.mark.parametrize("tree", [*DYNAMIC, *STATIC])
 def test_control_coupled(tree: str) -> None:
     setup = Setup(tree)
     rule = Coupled(NeighbourNoise(CODES, silent=False, stream=COUPLED))
     assert abs(deviation(setup.speculate(rule, 2560), setup.law())) > LIMIT
 
 
-CONTROLS = [(KeepsRejected, tree) for tree in ("fixed", "horizontal", "vertical", "random", *STATIC)]
+CONTROLS = [(KeepsRejected, tree) for tree in (*DYNAMIC, *STATIC)]
 CONTROLS += [(KeepsDraft, "mc_sim_7b_63")]
 CONTROLS += [(ReusesDraftNoise, tree) for tree in STATIC]
 CONTROLS += [(ReusesResidualNoise, "fixed"), (ReusesResidualNoise, "chain")]

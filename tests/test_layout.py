@@ -24,7 +24,7 @@ FOR_MODELS = {
     ("adt_tree.roles", None), ("adt_tree.tree", None), ("adt_tree.grid", None),
     ("adt_tree.verify", "Verdict"), ("adt_tree.sampling", "Sampling"), ("adt_tree.relax", "nearest_table"),
 }  # fmt: skip
-NO_TORCH = ("adt_tree/policy.py", "adt_tree/records.py", "adt_tree/grid.py")
+NO_TORCH = ("adt_tree/policy.py", "adt_tree/prior.py", "adt_tree/records.py", "adt_tree/grid.py")
 LONGEST_FILE, LONGEST_FUNCTION, LONGEST_LOOP = 400, 60, 40
 
 

@@ -43,6 +43,23 @@ def test_adaptive_constants_and_their_starts() -> None:
     )
 
 
+def test_a_bound_below_the_other_takes_it_along() -> None:
+    words = ["--peanut", "--drafter_type", "jacobi", "--adt_depth_max", "5"]
+    constants = parse(*words).adapt
+    assert (constants.depth_min, constants.depth_start, constants.depth_max) == (5, 5, 5)
+    with pytest.raises(UserError, match="min 6"):
+        parse(*words, "--adt_depth_min", "6")
+
+
+def test_the_prior_policy_and_its_constants() -> None:
+    words = ["--peanut", "--adt_policy", "prior"]
+    constants = parse(*words, "--adt_level_cost", "0.2", "--adt_depth_max", "3").adapt
+    assert (constants.policy, constants.level_cost, constants.depth_max) == ("prior", 0.2, 3)
+    assert parse("--peanut").adapt.policy == "adjacent"
+    drafted, self_drafted = parse(*words).adapt, parse(*words, "--drafter_type", "jacobi").adapt
+    assert drafted.level_cost > self_drafted.level_cost
+
+
 def test_relaxation_is_not_exact_and_greedy_rejection_is() -> None:
     assert parse("--lantern", "--lantern_k", "7").lantern == Lantern(7, 0.1)
     assert not parse("--lantern").exact
@@ -70,6 +87,11 @@ def test_relaxation_is_not_exact_and_greedy_rejection_is() -> None:
         "--adt_beta 2 --peanut", "--seed_cells left", "--verify rejection --drafter_type jacobi",
         "--static_tree --drafter_type jacobi", "--static_tree --drafter_type hybrid",
         "--verify rejection --drafter_type hybrid", "--drafter_path x --drafter_type jacobi",
+        "--adt_policy prior", "--adt_policy prior --static_tree", "--adt_policy adjacent --model_type base",
+        "--adt_policy nearest --peanut", "--adt_level_cost 0.1 --peanut",
+        "--adt_level_cost -1 --peanut --adt_policy prior", "--adt_beta 0.4 --peanut --adt_policy prior",
+        "--adt_init both --peanut --adt_policy prior", "--adt_depth_start 2 --peanut --adt_policy prior",
+        "--adt_step_width 2 --peanut --adt_policy prior",
         "--drafter_type medusa", "--tokenizer_base_path x", "--drafter_type jacobi --model_type base",
     ],
 )  # fmt: skip
@@ -148,10 +170,32 @@ def test_bench_arms() -> None:
     ]  # fmt: skip
 
 
+def test_bench_arms_of_the_prior_policy() -> None:
+    parser = Parser("test", "test")
+    bench_options.add_arguments(parser)
+    arms = ["adt", "adt_hybrid", "adt_prior", "adt_jacobi_prior", "adt_hybrid_prior"]
+    words = ["--temperatures", "1", "--arms", *arms, "--adt_level_cost", "0.2", "--verify", "rejection"]
+    methods = dict(bench_options.arm_methods(parser.with_config(words)))
+    found = {
+        name: (m.drafter, m.verify, m.adapt.policy, m.adapt.level_cost)
+        for name, m in methods.items()
+        if m.adapt
+    }
+    assert found == {
+        "adt": ("eagle", "rejection", "adjacent", 0.2), "adt_hybrid": ("hybrid", "coupled", "adjacent", 0.2),
+        "adt_prior": ("eagle", "rejection", "prior", 0.2),
+        "adt_jacobi_prior": ("jacobi", "coupled", "prior", 0.2),
+        "adt_hybrid_prior": ("hybrid", "coupled", "prior", 0.2),
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("arms", "words", "users"),
     [
         ("eagle2", "--adt_beta 0.3", "adt, adt_lantern, adt_jacobi, adt_hybrid"),
+        ("adt_prior", "--adt_beta 0.3", "adt, adt_lantern, adt_jacobi, adt_hybrid"),
+        ("adt eagle2", "--adt_level_cost 0.1", "adt_prior, adt_jacobi_prior, adt_hybrid_prior"),
+        ("adt", "--adt_policy prior", "adt_prior, adt_jacobi_prior, adt_hybrid_prior"),
         ("eagle2", "--lantern_k 50", "lantern, adt_lantern"),
         ("adt", "--lantern_delta 0.2", "lantern, adt_lantern"),
         ("eagle2", "--tree_choices chain", "eagle1"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from adt_tree.policy import AdaptConstants, AdjacencyAdaptive, Cell, Fixed, TreeShape
+from adt_tree.policy import INITS, AdaptConstants, AdjacencyAdaptive, Cell, Fixed, TreeShape
 
 START = {"depth_start": 4, "width_start": 4, "depth_max": 6, "width_max": 6, "depth_min": 2, "width_min": 2}
 
@@ -112,8 +112,24 @@ def test_vertical_repeat_in_the_first_row_looks_left() -> None:
     assert step(policy, (0, 2), 4, [(0, 2)]) == (5, 3)
 
 
+def test_both_is_the_mean_rounded_up() -> None:
+    policy = painted("both")
+    shape = policy.shape(0, (1, 1))  # left (3, 5), above (4, 4): (4, 5), moved by the failure
+    assert (shape.depth, shape.width) == (3, 6)
+    policy._memory[0].states.update({(1, 1): (2, 2), (0, 2): (6, 5)})
+    shape = policy.shape(0, (1, 2))  # (4, 4), as 3.5 goes up
+    assert (shape.depth, shape.width) == (3, 5)
+
+
+@pytest.mark.parametrize("known", [(1, 0), (0, 1)])
+def test_both_takes_the_one_there_is(known: Cell) -> None:
+    policy = adaptive("both", step_depth=0, step_width=0)
+    policy._memory[0].states[known] = (2, 6)
+    assert policy.shape(0, (1, 1)) == TreeShape(2, 6, 24)
+
+
 def test_nothing_known_is_the_start() -> None:
-    for init in ("horizontal", "vertical", "random"):
+    for init in INITS:
         assert adaptive(init).shape(0, (0, 0)) == TreeShape(4, 4, 24)
 
 
