@@ -130,9 +130,9 @@ def _profiles(lanes: Sequence[Lane], requests: Sequence[Request], warmup: int) -
 
 
 def _profile_table(rows: Sequence[dict[str, Any]]) -> str:
-    lines = ["", f"{'share of time':<13} {'T':>4} " + " ".join(f"{part:>8}" for part in PARTS)]
+    lines = ["", f"{'share of time':<14} {'T':>4} " + " ".join(f"{part:>8}" for part in PARTS)]
     for row in rows:
         lines.append(
-            f"{row['arm']:<13} {row['temperature']:>4g} " + " ".join(f"{row[part]:>8.1%}" for part in PARTS)
+            f"{row['arm']:<14} {row['temperature']:>4g} " + " ".join(f"{row[part]:>8.1%}" for part in PARTS)
         )
     return "\n".join(lines)

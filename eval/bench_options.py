@@ -22,7 +22,7 @@ from eval.parser import at_least, within
 
 PAPER_ARMS = ("ar", "eagle1", "eagle2", "adt", "lantern", "adt_lantern")
 BOUNDS = ("floor", "ceiling")  # eagle2 with a verdict of their own
-STALE_ARMS = ("jacobi", "adt_jacobi", "hybrid", "adt_hybrid")
+STALE_ARMS = ("jacobi", "adt_jacobi", "jacobi_lantern", "hybrid", "adt_hybrid", "hybrid_lantern")
 ARMS = (*PAPER_ARMS, *STALE_ARMS, *BOUNDS)
 EAGLE2 = {
     "model_type": "eagle",
@@ -37,6 +37,8 @@ FLAGS: dict[str, dict[str, object]] = {
     "lantern": {"lantern": True}, "adt_lantern": {"lantern": True, "peanut": True},
     "jacobi": {"drafter_type": "jacobi"}, "adt_jacobi": {"drafter_type": "jacobi", "peanut": True},
     "hybrid": {"drafter_type": "hybrid"}, "adt_hybrid": {"drafter_type": "hybrid", "peanut": True},
+    "jacobi_lantern": {"drafter_type": "jacobi", "lantern": True},
+    "hybrid_lantern": {"drafter_type": "hybrid", "lantern": True},
     "floor": {}, "ceiling": {},
 }  # fmt: skip
 LANTERN_K, LANTERN_DELTA = 100, 0.5
@@ -57,6 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "eagle1: --tree_choices; eagle2: trees of fixed shape; adt: adaptive trees; lantern: eagle2 relaxed; "
         "adt_lantern: adt relaxed; jacobi, adt_jacobi: self-drafted trees, fixed and adaptive; "
         "hybrid, adt_hybrid: drafter network and self-drafting in one tree; "
+        "jacobi_lantern, hybrid_lantern: jacobi and hybrid relaxed; "
         "floor, ceiling: eagle2 with no draft or every first draft accepted, bounds and no images "
         "(default: ar to adt_lantern)",
     )
@@ -92,23 +95,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def arm_method(args: argparse.Namespace, arm: str, temperature: float) -> Method:
     """The method of one arm. UserError for constants that contradict one another."""
-    plain = Method(temperature, args.top_k, args.top_p, args.cfg)
+    base = Method(temperature, args.top_k, args.top_p, args.cfg)
     if arm == "ar":
-        return plain
+        return base
+    if "lantern" in FLAGS[arm]:
+        base = replace(base, lantern=lantern(args, LANTERN_DELTA, LANTERN_K))
     if arm in STALE_ARMS:
         own = argparse.Namespace(**{**vars(args), **FLAGS[arm]})
         tree = {"adapt": adapt_constants(own)} if "peanut" in FLAGS[arm] else {"shape": fixed_shape(own)}
-        return replace(plain, drafter=own.drafter_type, seed_cells=args.seed_cells or "above", **tree)
-    relaxed = arm in ("lantern", "adt_lantern")
+        return replace(base, drafter=own.drafter_type, seed_cells=args.seed_cells or "above", **tree)
     return replace(
-        plain,
+        base,
         verify=args.verify or "coupled",
         rules=args.rules or "fixed",
         static=(args.tree_choices or DEFAULT_TREE) if arm == "eagle1" else None,
         shape=fixed_shape(args) if arm in ("eagle2", "lantern", *BOUNDS) else None,
         control=arm if arm in BOUNDS else None,
         adapt=adapt_constants(args) if arm in ("adt", "adt_lantern") else None,
-        lantern=lantern(args, LANTERN_DELTA, LANTERN_K) if relaxed else None,
     )
 
 
