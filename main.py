@@ -34,6 +34,9 @@ COMMANDS = {
         "eval.bench_options", "eval.bench", "time every method against plain decoding in one run"
     ),
     "sweep": Command("eval.sweep_options", "eval.sweep", "try constants of the adaptive tree, one table"),
+    "reliability": Command(
+        "eval.reliability_options", "eval.reliability", "how far drafts are accepted as often as predicted"
+    ),
     "report": Command("eval.report", "eval.report", "stored results -> tables, into a document"),
 }
 STAGES = {

@@ -38,6 +38,11 @@ class Calibration:
         place = rank.clamp(max=self.ranks - 1) + self.ranks * source
         return place * len(MIDDLES) + torch.bucketize(confidence.contiguous(), self._edges)
 
+    def places(self, bins: Tensor) -> tuple[Tensor, Tensor]:
+        """Source and rank that bins stand for."""
+        place = bins // len(MIDDLES)
+        return place // self.ranks, place % self.ranks
+
     def log_rate(self, bins: Tensor, confidence: Tensor) -> Tensor:
         """Log of the acceptance rate of codes with those bins; at most 0. The log-confidence plus its bin's
         correction, so that the order within a bin stays."""

@@ -22,7 +22,7 @@ from eval.parser import at_least, within
 
 PAPER_ARMS = ("ar", "eagle1", "eagle2", "adt", "lantern", "adt_lantern")
 BOUNDS = ("floor", "ceiling")  # eagle2 with a verdict of their own
-STALE_ARMS = ("jacobi", "adt_jacobi", "hybrid", "adt_hybrid")
+STALE_ARMS = ("jacobi", "adt_jacobi", "jacobi_lantern", "hybrid", "adt_hybrid", "hybrid_lantern")
 PRIOR_ARMS = ("adt_prior", "adt_jacobi_prior", "adt_hybrid_prior")
 ARMS = (*PAPER_ARMS, *STALE_ARMS, *PRIOR_ARMS, *BOUNDS)
 EAGLE2 = {
@@ -42,6 +42,8 @@ FLAGS: dict[str, dict[str, object]] = {
     "adt_prior": {"peanut": True, "adt_policy": "prior"},
     "adt_jacobi_prior": {"drafter_type": "jacobi", "peanut": True, "adt_policy": "prior"},
     "adt_hybrid_prior": {"drafter_type": "hybrid", "peanut": True, "adt_policy": "prior"},
+    "jacobi_lantern": {"drafter_type": "jacobi", "lantern": True},
+    "hybrid_lantern": {"drafter_type": "hybrid", "lantern": True},
     "floor": {}, "ceiling": {},
 }  # fmt: skip
 LANTERN_K, LANTERN_DELTA = 100, 0.5
@@ -63,6 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "adt_lantern: adt relaxed; jacobi, adt_jacobi: self-drafted trees, fixed and adaptive; "
         "hybrid, adt_hybrid: drafter network and self-drafting in one tree; "
         "adt_prior, adt_jacobi_prior, adt_hybrid_prior: adaptive trees of --adt_policy prior; "
+        "jacobi_lantern, hybrid_lantern: jacobi and hybrid relaxed; "
         "floor, ceiling: eagle2 with no draft or every first draft accepted, bounds and no images "
         "(default: ar to adt_lantern)",
     )
@@ -98,24 +101,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def arm_method(args: argparse.Namespace, arm: str, temperature: float) -> Method:
     """The method of one arm. UserError for constants that contradict one another."""
-    plain = Method(temperature, args.top_k, args.top_p, args.cfg)
+    base = Method(temperature, args.top_k, args.top_p, args.cfg)
     if arm == "ar":
-        return plain
+        return base
     own = argparse.Namespace(**{**vars(args), **EAGLE2, **FLAGS[arm]})
     adapt = adapt_constants(own) if own.peanut else None
+    if own.lantern:
+        base = replace(base, lantern=lantern(args, LANTERN_DELTA, LANTERN_K))
     if own.drafter_type != "eagle":
         tree = {"shape": fixed_shape(own)} if adapt is None else {"adapt": adapt}
-        return replace(plain, drafter=own.drafter_type, seed_cells=args.seed_cells or "above", **tree)
-    relaxed = arm in ("lantern", "adt_lantern")
+        return replace(base, drafter=own.drafter_type, seed_cells=args.seed_cells or "above", **tree)
     return replace(
-        plain,
+        base,
         verify=args.verify or "coupled",
         rules=args.rules or "fixed",
         static=(args.tree_choices or DEFAULT_TREE) if arm == "eagle1" else None,
         shape=fixed_shape(args) if arm in ("eagle2", "lantern", *BOUNDS) else None,
         control=arm if arm in BOUNDS else None,
         adapt=adapt,
-        lantern=lantern(args, LANTERN_DELTA, LANTERN_K) if relaxed else None,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,9 +112,51 @@ def heatmap(
         axis.set_yticks([])
         for spine in axis.spines.values():
             spine.set_visible(False)
+    _save(figure, path)
+
+
+def _save(figure: Any, path: Path) -> None:
+    """A figure of matplotlib as PNG without metadata."""
     stream = io.BytesIO()
     figure.savefig(stream, format="png", metadata={"Software": None})
     write_atomic(path, stream.getvalue())
+
+
+def reliability(
+    arms: Mapping[str, Mapping[str, Mapping[int, Sequence[tuple[int, float, float]]]]], path: Path
+) -> None:
+    """A row an arm, a panel a source of drafts: observed against predicted rate of acceptance.
+
+    arms: arm -> source -> rank -> points (nodes reached, mean predicted rate, observed rate). A point's area
+    follows its nodes, its colour the rank; on the diagonal drafts are accepted as often as predicted.
+    """
+    from matplotlib import colormaps
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    every = dict.fromkeys(source for found in arms.values() for source in found)
+    sources = [source for source in every if any(found[source] for found in arms.values())]
+    figure = Figure(figsize=(0.9 + 2.8 * len(sources), 0.3 + 2.8 * len(arms)), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(len(arms), len(sources), squeeze=False)
+    ranks = sorted({rank for found in arms.values() for curve in found.values() for rank in curve})
+    colours = {rank: colormaps["viridis"](number / len(ranks)) for number, rank in enumerate(ranks)}
+    for row, (name, found) in zip(axes, arms.items(), strict=True):
+        for axis, source in zip(row, sources, strict=True):
+            curve = [(rank, *point) for rank, points in found[source].items() for point in points]
+            if not curve:
+                axis.set_axis_off()
+                continue
+            axis.plot((0, 1), (0, 1), color="0.6", linewidth=1, zorder=0)
+            rank, count, said, seen = zip(*curve, strict=True)
+            areas = [8 + 120 * n / max(count) for n in count]
+            axis.scatter(said, seen, areas, [colours[r] for r in rank], alpha=0.75, linewidths=0)
+            axis.set(xticks=(0, 0.5, 1), yticks=(0, 0.5, 1), xlabel=f"predicted, {name}", ylabel="observed")
+    for axis, source in zip(axes[0], sources, strict=True):
+        axis.set_title(source, fontsize=10)
+    dots = [axes[0, 0].scatter([], [], color=of, label=f"rank {rank}") for rank, of in colours.items()]
+    figure.legend(handles=dots, loc="outside right upper", fontsize=8, frameon=False)
+    _save(figure, path)
 
 
 def _shorten(text: str, most: int) -> str:

@@ -174,7 +174,7 @@ def print_runs(runs: Sequence[Mapping[str, Any]]) -> None:
         print(f"\nAssembled from {len(runs)} runs; measurements of each: {parts}.")
 
 
-def table(rows: Sequence[dict[str, Any]], label: int = 12) -> str:
+def table(rows: Sequence[dict[str, Any]], label: int) -> str:
     """Rows for a reader."""
     head = (
         f"{'arm':<{label}} {'T':>4} {'SR':>6} {'95 %':>13} {'tau':>6} {'depth':>6} {'nodes':>6} "

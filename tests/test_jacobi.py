@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
 from adt_tree.calibrate import Calibration
 from adt_tree.decode import speculative
@@ -14,11 +15,12 @@ from adt_tree.noise import Noise
 from adt_tree.policy import AdjacencyAdaptive, Fixed, TreeShape
 from adt_tree.prior import SpatialPrior
 from adt_tree.records import Decoded
+from adt_tree.relax import Relaxation, nearest_table
 from adt_tree.roles import Proposer
 from adt_tree.sampling import Sampling
 from adt_tree.stale import SEED_CELLS, StaleCodes
 from adt_tree.tree import DraftTree
-from adt_tree.verify import Coupled, Verdict
+from adt_tree.verify import Coupled, GreedyRelaxed, Rule, Verdict
 from models.drafter import EagleDrafter
 from models.target import ARTarget
 from tests.test_engine import ADAPT, CODES, GRID, IMAGES, LAWS, make_target, net, plain
@@ -126,6 +128,41 @@ def test_the_next_chain_is_the_latest_law_on_the_best_path() -> None:
     assert grown.codes.tolist() == [[8, 2, 5]]
     wider = proposer.propose([TreeShape(2, 2, 3)], torch.tensor([8]), silent, reach=3)
     assert wider.codes[0, :3].tolist() == [8, 2, 5] and wider.codes[0, 3] in (3, 6)
+
+
+@pytest.mark.parametrize("name", ["sampled", "greedy"])
+@pytest.mark.parametrize("kind", ["jacobi", "hybrid"])
+def test_under_relaxation_what_was_committed_is_remembered(
+    kind: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A relaxed rule commits a draft in its choice's place. The store, which later cells are copied from,
+    holds that draft after every cycle, and so does what the network is shown."""
+    law, borrowed, seen = LAWS[name], 0, []
+    codebook = torch.randn(CODES, 3, generator=torch.Generator().manual_seed(3))
+    relaxation = Relaxation(nearest_table(codebook, 8), 7, 0.8)
+    rule: Rule = GreedyRelaxed(CODES, relaxation) if law.greedy else Coupled(Noise(CODES, False), relaxation)
+    take = StaleCodes.observe
+
+    def observe(stale: StaleCodes, tree: DraftTree, log_p: Tensor, gumbel: Tensor, of: Verdict) -> None:
+        nonlocal borrowed
+        level = tree.depths[..., None].expand(-1, -1, gumbel.shape[2])
+        choice = (log_p + gumbel.gather(1, level)).argmax(dim=-1).gather(1, of.path)
+        borrowed += int((choice != of.codes)[0, : of.count[0]].sum())
+        take(stale, tree, log_p, gumbel, of)
+        seen.append(stale._codes[0, 1 : stale._position[0]].tolist())
+
+    monkeypatch.setattr(StaleCodes, "observe", observe)
+    target = make_target(1, law.branches)
+    drafter = self_drafter(GRID, 1, 5, "above") if kind == "jacobi" else hybrid(target, law, 1, 5)
+    for request in IMAGES:
+        seen.clear()
+        (image,) = speculative(target, drafter, Fixed(SHAPES["tree"]), rule, [request], law)
+        assert seen == [image.codes[1 : step.position + step.accepted + 1] for step in image.steps]
+        if isinstance(drafter, HybridProposer):
+            last = image.steps[-1]
+            shown = drafter.eagle._codes[0, : last.accepted + 1].tolist()
+            assert shown == image.codes[last.position :]
+    assert borrowed > 5  # codes committed that were no choice of the target
 
 
 def test_positions_never_scored_copy_their_neighbours() -> None:

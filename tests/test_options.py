@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from adt_tree.policy import TreeShape
-from eval import bench_options, options, sweep_options
+from eval import bench_options, options, reliability_options, sweep_options
 from eval.errors import UserError
 from eval.method import Lantern, Method, method_from
 from eval.parser import Parser
@@ -150,7 +151,7 @@ def test_shipped_configs_parse() -> None:
 
 
 def test_every_option_states_its_default(capsys: pytest.CaptureFixture[str]) -> None:
-    for module in (options, bench_options, sweep_options):
+    for module in (options, bench_options, sweep_options, reliability_options):
         parser = Parser("test", "test")
         module.add_arguments(parser)
         text = parser.format_help()
@@ -196,20 +197,22 @@ def test_bench_arms_of_the_prior_policy() -> None:
         ("adt_prior", "--adt_beta 0.3", "adt, adt_lantern, adt_jacobi, adt_hybrid"),
         ("adt eagle2", "--adt_level_cost 0.1", "adt_prior, adt_jacobi_prior, adt_hybrid_prior"),
         ("adt", "--adt_policy prior", "adt_prior, adt_jacobi_prior, adt_hybrid_prior"),
-        ("eagle2", "--lantern_k 50", "lantern, adt_lantern"),
+        ("eagle2", "--lantern_k 50", "lantern, adt_lantern, jacobi_lantern, hybrid_lantern"),
         ("adt", "--lantern_delta 0.2", "lantern, adt_lantern"),
         ("eagle2", "--tree_choices chain", "eagle1"),
         ("eagle1", "--total_token 20", "eagle2, adt,"),
-        ("adt eagle1", "--depth 3", "eagle2, lantern, jacobi, hybrid, floor, ceiling"),
-        ("adt", "--draft_top_k 3", "eagle2, lantern, jacobi, hybrid, floor, ceiling"),
-        ("eagle2 adt", "--seed_cells left", "jacobi, adt_jacobi, hybrid, adt_hybrid"),
+        ("adt eagle1", "--depth 3", "eagle2, lantern, jacobi, jacobi_lantern, hybrid, hybrid_lantern, floor"),
+        ("adt", "--draft_top_k 3", "eagle2, lantern, jacobi, jacobi_lantern, hybrid, hybrid_lantern, floor"),
+        ("eagle2 adt", "--seed_cells left", "jacobi, adt_jacobi, jacobi_lantern, hybrid, adt_hybrid"),
         ("jacobi", "--drafter_path x", "eagle1, eagle2"),
         ("ar", "--verify rejection", "eagle1, eagle2"),
         ("jacobi", "--verify rejection", "eagle1, eagle2"),
+        ("jacobi_lantern hybrid_lantern", "--verify rejection", "eagle1, eagle2"),
+        ("hybrid", "--lantern_k 50", "jacobi_lantern, hybrid_lantern"),
         ("floor ceiling", "--verify rejection", "eagle1, eagle2"),
         ("eagle2", "--rules reference", "add --verify rejection"),
         ("eagle2", "--rules reference --verify rejection --temperatures 0", "changes nothing"),
-        ("jacobi", "--drafter_type jacobi", "--arms jacobi, adt_jacobi, hybrid"),
+        ("jacobi", "--drafter_type jacobi", "--arms jacobi, adt_jacobi, jacobi_lantern"),
     ],
 )
 def test_bench_refuses_what_no_arm_uses(arms: str, words: str, users: str) -> None:
@@ -230,6 +233,7 @@ def test_bench_refuses_what_no_arm_uses(arms: str, words: str, users: str) -> No
         ("lantern", "--lantern_k 50 --drafter_path x"),
         ("adt", "--rules reference --verify rejection --temperatures 0 1"),
         ("ceiling", "--depth 3 --total_token 9"),
+        ("jacobi_lantern hybrid_lantern", "--lantern_k 50 --lantern_delta 0.2 --depth 3 --seed_cells left"),
     ],
 )
 def test_bench_takes_what_one_arm_uses(arms: str, words: str) -> None:
@@ -237,6 +241,19 @@ def test_bench_takes_what_one_arm_uses(arms: str, words: str) -> None:
     bench_options.add_arguments(parser)
     args = parser.with_config(["--arms", *arms.split(), *words.split()])
     assert len(bench_options.arm_methods(args)) == (1 + len(arms.split())) * len(set(args.temperatures))
+
+
+def test_bench_relaxes_self_drafted_trees() -> None:
+    """The relaxed arms are jacobi and hybrid with lantern's constants, and nothing else."""
+    parser = Parser("test", "test")
+    bench_options.add_arguments(parser)
+    words = "--temperatures 1 --lantern_k 7 --lantern_delta 0.2 --depth 3 --arms lantern jacobi hybrid"
+    args = parser.with_config([*words.split(), "jacobi_lantern", "hybrid_lantern"])
+    methods = dict(bench_options.arm_methods(args))
+    for kind in ("jacobi", "hybrid"):
+        exact, relaxed = methods[kind], methods[f"{kind}_lantern"]
+        assert relaxed == replace(exact, lantern=methods["lantern"].lantern) and relaxed.drafter == kind
+        assert exact.exact and not relaxed.exact and relaxed.lantern.k == 7 and relaxed.shape.depth == 3
 
 
 @pytest.mark.parametrize("words", ["--lantern_k 50", "--adt_beta 0.3", "--total_token 9", "--arms adt"])

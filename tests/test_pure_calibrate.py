@@ -63,6 +63,9 @@ def test_sources_and_ranks_have_bins_of_their_own() -> None:
         for rank in range(3)
     }
     assert len(bins) == 12 and max(bins) < len(calibration.visits)
+    for source in (DRAFTER, STALE, BOTH, SEED):
+        places = calibration.places(calibration.bins(source, torch.arange(3), said))
+        assert [place.tolist() for place in places] == [[source] * 3, [0, 1, 2]]
     far = calibration.bins(SEED, torch.tensor(9), said)
     assert far == calibration.bins(SEED, torch.tensor(2), said)
 
