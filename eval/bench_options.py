@@ -116,7 +116,7 @@ def arm_method(args: argparse.Namespace, arm: str, temperature: float) -> Method
         verify=args.verify or "coupled",
         rules=args.rules or "fixed",
         static=(args.tree_choices or DEFAULT_TREE) if arm == "eagle1" else None,
-        shape=fixed_shape(args) if arm in ("eagle2", "lantern", *BOUNDS) else None,
+        shape=fixed_shape(own) if arm in ("eagle2", "lantern", *BOUNDS) else None,
         control=arm if arm in BOUNDS else None,
         adapt=adapt,
     )
@@ -136,7 +136,7 @@ def _unused(args: argparse.Namespace, arm: str) -> dict[str, str]:
 
 def _check_used(args: argparse.Namespace, arms: Iterable[str]) -> None:
     """UserError for an option that none of the arms uses."""
-    if args.drafter_type != "eagle":
+    if args.drafter_type is not None:
         raise UserError(f"--drafter_type {args.drafter_type}: choose --arms {', '.join(STALE_ARMS)}")
     if args.adt_policy is not None:
         raise UserError(f"--adt_policy {args.adt_policy}: choose --arms adt or {', '.join(PRIOR_ARMS)}")

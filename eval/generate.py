@@ -54,7 +54,7 @@ def determining(args: argparse.Namespace, method: Method, model: Model) -> dict[
         **flat,
         "model": args.model,
         "weights": model.weights_sha,
-        "drafter": model.drafter_sha,
+        "drafter_weights": model.drafter_sha,
         "precision": args.precision,
         "device": args.device,
         "random_seed": args.random_seed,

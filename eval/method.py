@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from adt_tree.policy import AdaptConstants, TreeShape
 from eval.errors import UserError
-from eval.options import ADAPT_FIELDS, ADAPT_OF, DEFAULT_DELTA, DEFAULT_TREE, SHAPE_OF
+from eval.options import ADAPT_FIELDS, ADAPT_OF, DEFAULT_DELTA, DEFAULT_TREE, FASTEST, SHAPE_OF
 
 PUBLISHED = ("lumina_mgpt", "anole", "llamagen", "llamagen2")
 # Constants of --adt_policy adjacent alone
@@ -143,12 +143,17 @@ def unused(args: argparse.Namespace) -> dict[str, str]:
     kind, reference = args.drafter_type, args.rules == "reference"
     jacobi, stale = kind == "jacobi", kind in ("jacobi", "hybrid")
     prior = args.adt_policy == "prior"
-    base = ("drafter_path", "peanut", "lantern", *trees, *(("drafter_type",) if stale else ()))
+    no_trees = ("drafter_path", "peanut", "lantern", *trees)
     cases = (
         (
             args.model_type == "base",
-            base,
+            ("drafter_type", *no_trees),
             "plain decoding (--model_type base) has no draft trees; leave it out",
+        ),
+        (
+            kind == "none",
+            no_trees,
+            "--drafter_type none has no draft trees; leave it out",
         ),
         (not stale, ("seed_cells",), "it needs --drafter_type jacobi or hybrid"),
         (jacobi, ("drafter_path",), "--drafter_type jacobi has no drafter network; leave it out"),
@@ -183,8 +188,21 @@ def unused(args: argparse.Namespace) -> dict[str, str]:
     return found
 
 
-def _check_combination(args: argparse.Namespace) -> None:
-    """No option may be given where it would do nothing."""
+def drafter_type(args: argparse.Namespace) -> str:
+    """--drafter_type, or its default for the other options and the model."""
+    if args.drafter_type is not None:
+        return args.drafter_type
+    network = args.static_tree or args.verify == "rejection" or args.drafter_path is not None
+    return "eagle" if network else FASTEST[args.model]
+
+
+def drafted_by(args: argparse.Namespace, drafter: str) -> argparse.Namespace:
+    """The options with that --drafter_type."""
+    return argparse.Namespace(**{**vars(args), "drafter_type": drafter})
+
+
+def _check_combination(args: argparse.Namespace, drafter: str) -> None:
+    """No option may be given where it would do nothing; drafter: who drafts, given or not."""
     _refuse(
         args, ("grid_search",), "the published flag is never read; `main.py sweep` searches the constants"
     )
@@ -195,21 +213,22 @@ def _check_combination(args: argparse.Namespace) -> None:
         raise UserError("--model_type vllm: not available; choose eagle or base")
     if args.peanut and args.static_tree:
         raise UserError("--peanut with --static_tree: an adaptive tree is not static; choose one")
-    if args.static_tree and args.drafter_type != "eagle":
+    if args.static_tree and drafter in ("jacobi", "hybrid"):
         raise UserError(
-            f"--static_tree with --drafter_type {args.drafter_type}: static trees need a network alone; "
-            "choose one"
+            f"--static_tree with --drafter_type {drafter}: static trees need a network alone; choose one"
         )
-    for name, reason in unused(args).items():
+    for name, reason in unused(drafted_by(args, drafter)).items():
         _refuse(args, (name,), reason)
 
 
 def method_from(args: argparse.Namespace) -> Method:
     """The method that generate_images was asked for; UserError for what cannot be."""
     check_model(args)
-    _check_combination(args)
+    drafter = drafter_type(args)
+    _check_combination(args, drafter)
+    args = drafted_by(args, drafter)
     plain = Method(args.temperature, args.top_k, args.top_p, args.cfg)
-    if args.model_type == "base":
+    if args.model_type == "base" or drafter == "none":
         return plain
     dynamic = not (args.static_tree or args.peanut)
     return replace(
@@ -220,6 +239,6 @@ def method_from(args: argparse.Namespace) -> Method:
         lantern=lantern(args) if args.lantern else None,
         verify=args.verify or "coupled",
         rules=args.rules or "fixed",
-        drafter=args.drafter_type,
+        drafter=drafter,
         seed_cells=args.seed_cells or "above",
     )

@@ -11,6 +11,7 @@ STATIC_TREES = ("mc_sim_7b_63", "naive_extend_57", "chain")
 ADAPT = AdaptConstants()
 DEFAULT_TREE = "mc_sim_7b_63"
 DRAFTERS = ("eagle", "jacobi", "hybrid")
+FASTEST = {"emoji": "jacobi"}  # model -> the drafter that is fastest and exact there, as bench measured it
 ADAPT_OF = {"eagle": ADAPT, "jacobi": SELF_DRAFTED, "hybrid": SELF_DRAFTED}
 SHAPE_OF = {"eagle": TreeShape(5, 4, 24), "jacobi": TreeShape(12, 3, 31), "hybrid": TreeShape(12, 3, 31)}
 SEED_CELLS = ("above", "left", "both")
@@ -196,10 +197,11 @@ def add_tree_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("draft trees", "Three defaults are those of eagle, jacobi and hybrid.")
     group.add_argument(
         "--drafter_type",
-        choices=DRAFTERS,
-        default="eagle",
+        choices=(*DRAFTERS, "none"),
         help="eagle: the drafter network; jacobi: the target's own choices at rejected nodes, no network; "
-        "hybrid: both in one tree, the network for its first levels",
+        "hybrid: both in one tree, the network for its first levels; none: plain decoding (default: eagle "
+        "with --static_tree, --verify rejection or --drafter_path, else the fastest exact one of the model: "
+        f"{', '.join(f'{model} {drafter}' for model, drafter in FASTEST.items())})",
     )
     group.add_argument(
         "--seed_cells",

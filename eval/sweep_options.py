@@ -6,11 +6,14 @@ import argparse
 from dataclasses import replace
 from itertools import product
 
-from adt_tree.policy import INITS, AdaptConstants, TreeShape
+from adt_tree.policy import INITS, SELF_DRAFTED, AdaptConstants, TreeShape
 from eval.errors import UserError
 from eval.method import Method, check_model
 from eval.options import (
     ADAPT,
+    ADAPT_OF,
+    DRAFTERS,
+    SHAPE_OF,
     add_law_arguments,
     add_model_arguments,
     add_prompt_arguments,
@@ -33,6 +36,15 @@ def bounds(text: str) -> tuple[int, int, int]:
     return int(parts[0]), int(parts[1]), int(parts[2])
 
 
+def _bounds(side: str) -> str:
+    """The default bounds and start of a side for either kind of drafter."""
+    eagle, own = (
+        ":".join(str(getattr(constants, f"{side}_{end}")) for end in ("min", "start", "max"))
+        for constants in (ADAPT, SELF_DRAFTED)
+    )
+    return f"{eagle}; jacobi, hybrid: {own}"
+
+
 def _add_grid_arguments(parser: argparse.ArgumentParser) -> None:
     """The lists whose product is the grid."""
     group = parser.add_argument_group(
@@ -52,24 +64,22 @@ def _add_grid_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         type=bounds,
         metavar="LOW:START:HIGH",
-        help="bounds and start of the depth, "
-        f"levels (default: {ADAPT.depth_min}:{ADAPT.depth_start}:{ADAPT.depth_max})",
+        help=f"bounds and start of the depth, levels (default: {_bounds('depth')})",
     )
     group.add_argument(
         "--widths",
         nargs="+",
         type=bounds,
         metavar="LOW:START:HIGH",
-        help="bounds and start of the width, "
-        f"nodes (default: {ADAPT.width_min}:{ADAPT.width_start}:{ADAPT.width_max})",
+        help=f"bounds and start of the width, nodes (default: {_bounds('width')})",
     )
     group.add_argument(
         "--budgets",
         nargs="+",
         type=at_least(1),
-        default=[ADAPT.budget],
         metavar="NODES",
-        help="drafted nodes of a tree, root excluded",
+        help="drafted nodes of a tree, root excluded "
+        f"(default: {ADAPT.budget}; jacobi, hybrid: {SELF_DRAFTED.budget})",
     )
     group.add_argument(
         "--inits",
@@ -88,20 +98,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_grid_arguments(parser)
     group = parser.add_argument_group("measuring")
     group.add_argument(
+        "--drafter_type",
+        choices=DRAFTERS,
+        default="eagle",
+        help="who drafts; also whose defaults stand where the grid has none (default: eagle)",
+    )
+    group.add_argument(
         "--fixed_depths",
         nargs="+",
         type=at_least(1),
-        default=[ADAPT.depth_start],
         metavar="LEVELS",
-        help="fixed trees (EAGLE-2) measured beside the grid, at every budget",
+        help="fixed trees measured beside the grid, at every budget "
+        f"(default: {', '.join(f'{kind} {SHAPE_OF[kind].depth}' for kind in DRAFTERS)})",
     )
     group.add_argument(
         "--fixed_widths",
         nargs="+",
         type=at_least(1),
-        default=[ADAPT.width_start],
         metavar="NODES",
-        help="their widths",
+        help=f"their widths (default: {', '.join(f'{kind} {SHAPE_OF[kind].width}' for kind in DRAFTERS)})",
     )
     group.add_argument(
         "--warmup", type=at_least(0), default=1, metavar="IMAGES", help="images a point makes before timing"
@@ -116,29 +131,26 @@ def points(args: argparse.Namespace) -> list[tuple[str, Method]]:
     """(label, method): plain decoding, the fixed trees, then the grid."""
     check_model(args)
     plain = Method(temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, cfg=args.cfg)
+    drafted = replace(plain, drafter=args.drafter_type)
+    base, shape = ADAPT_OF[args.drafter_type], SHAPE_OF[args.drafter_type]
+    budgets = args.budgets or [base.budget]
     found = [("ar", plain)]
-    for depth, width, budget in product(args.fixed_depths, args.fixed_widths, args.budgets):
-        found.append(
-            (f"fixed d{depth} k{width} n{budget}", replace(plain, shape=TreeShape(depth, width, budget)))
-        )
-    depths = args.depths or [(ADAPT.depth_min, ADAPT.depth_start, ADAPT.depth_max)]
-    widths = args.widths or [(ADAPT.width_min, ADAPT.width_start, ADAPT.width_max)]
-    grid = product(args.betas, args.step_depths, args.step_widths, depths, widths, args.budgets, args.inits)
+    for depth, width, budget in product(
+        args.fixed_depths or [shape.depth], args.fixed_widths or [shape.width], budgets
+    ):
+        fixed = TreeShape(depth, width, budget)
+        found.append((f"fixed d{depth} k{width} n{budget}", replace(drafted, shape=fixed)))
+    depths = args.depths or [(base.depth_min, base.depth_start, base.depth_max)]
+    widths = args.widths or [(base.width_min, base.width_start, base.width_max)]
+    grid = product(args.betas, args.step_depths, args.step_widths, depths, widths, budgets, args.inits)
     for beta, step_depth, step_width, depth, width, budget, init in grid:
         constants = AdaptConstants(
-            beta,
-            step_depth,
-            step_width,
-            depth[0],
-            depth[2],
-            width[0],
-            width[2],
-            depth[1],
-            width[1],
-            budget,
-            init,
-        )
-        found.append((_label(constants), replace(plain, adapt=constants)))
+            beta=beta, step_depth=step_depth, step_width=step_width,
+            depth_min=depth[0], depth_start=depth[1], depth_max=depth[2],
+            width_min=width[0], width_start=width[1], width_max=width[2],
+            budget=budget, init=init,
+        )  # fmt: skip
+        found.append((_label(constants), replace(drafted, adapt=constants)))
     if len({name for name, _ in found}) != len(found):
         raise UserError("sweep: a value stands twice in one of the lists; give each once")
     return found

@@ -2,18 +2,21 @@
 # The search behind the defaults of the adaptive tree (AdaptConstants in adt_tree/policy.py), on training prompts of the
 # embedded model. Three phases, run one by one: every phase starts from the defaults in the code, so put a phase's winner
 # there before the next. Tables on stdout, all points as JSON under runs/. Results with date and device: docs/LOG.md.
-# Usage: scripts/sweep_adt.sh bounds|steps|init TEMPERATURE [options of `main.py sweep`]
+# Usage: scripts/sweep_adt.sh bounds|steps|init TEMPERATURE [options of `main.py sweep`]     trees of the drafter network
+#        scripts/sweep_adt.sh stale TEMPERATURE --drafter_type jacobi|hybrid [options]       self-drafted trees
 set -eu
 cd "$(dirname "$0")/.."
-phase="${1:?bounds, steps or init}"
+phase="${1:?bounds, steps, init or stale}"
 t="${2:?a temperature, such as 1}"
 shift 2
 case "$phase" in
+  stale) grid="--betas 0.1 0.2 0.4 --step_depths 2 --step_widths 1 --depths 4:12:24 8:12:24 --widths 1:2:3
+               --budgets 15 23 31 --fixed_depths 8 12 16 --fixed_widths 2 3" ;;
   bounds) grid="--betas 0.5 --step_depths 1 --step_widths 1 --depths 1:3:6 1:5:8 2:6:12 --widths 1:2:3 1:3:6
                 --budgets 10 16 24 --fixed_depths 3 5 8 --fixed_widths 2 4" ;;
   steps) grid="--betas 0.3 0.5 0.7 0.9 --step_depths 1 2 --step_widths 0 1" ;;
   init) grid="--betas 0.3 0.5 --step_depths 1 2 --step_widths 1 --inits horizontal vertical both random" ;;
-  *) echo "sweep_adt: no phase $phase; choose bounds, steps or init" >&2; exit 2 ;;
+  *) echo "sweep_adt: no phase $phase; choose bounds, steps, init or stale" >&2; exit 2 ;;
 esac
 # shellcheck disable=SC2086 -- the grid is a list of words
 exec "${PYTHON:-.venv/bin/python}" main.py sweep --temperature "$t" --num_images 4 \

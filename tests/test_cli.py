@@ -87,7 +87,7 @@ def test_help_needs_no_torch_and_less_than_a_second(command: str) -> None:
 
 
 def test_outputs(generate: Run, tmp_path: Path) -> None:
-    status, out, err = generate("o", "--peanut", "--heatmaps", "2", "--start_idx", "1", "--end_idx", "4")
+    status, out, err = generate("o", *ADT.split(), "--heatmaps", "2", "--start_idx", "1", "--end_idx", "4")
     assert (status, err) == (0, "")
     summary = json.loads(out.splitlines()[-1])
     assert summary["images"] == 3 and summary["tau"] >= 1 and "tau" in out.splitlines()[1]
@@ -110,9 +110,9 @@ def test_outputs(generate: Run, tmp_path: Path) -> None:
 
 def test_one_seed_one_image_for_every_exact_method(generate: Run, tmp_path: Path) -> None:
     methods = {
-        "base": ["--model_type", "base"], "eagle2": [], "eagle1": ["--static_tree"],
-        "adt": ["--peanut"],
-        "three": ["--peanut", "--batch_size", "3"],
+        "base": ["--model_type", "base"], "default": [], "eagle2": EAGLE.split(), "eagle1": STATIC.split(),
+        "adt": ADT.split(), "hybrid": ["--drafter_type", "hybrid"], "none": ["--drafter_type", "none"],
+        "three": [*ADT.split(), "--batch_size", "3"],
         "prior": PRIOR.split(),
         "chain": ["--static_tree", "--tree_choices", "chain"],
     }  # fmt: skip
@@ -125,14 +125,14 @@ def test_one_seed_one_image_for_every_exact_method(generate: Run, tmp_path: Path
         assert all(images == found[0] for images in found[1:])
 
 
-EAGLE, ADT, STATIC = "", "--peanut", "--static_tree"
-PRIOR = "--peanut --adt_policy prior"
+EAGLE, ADT, STATIC = "--drafter_type eagle", "--drafter_type eagle --peanut", "--static_tree"
+PRIOR = f"{ADT} --adt_policy prior"
 REJECTION, JACOBI = "--verify rejection", "--drafter_type jacobi"
 RELAXED = "--lantern --lantern_delta 0.9"
 CHANGES = [
     (EAGLE, "--temperature 0.3"), (EAGLE, "--top_k 2"), (EAGLE, "--top_p 0.2"), (EAGLE, "--cfg 1"),
     (EAGLE, "--cfg 9"),
-    (EAGLE, "--random_seed 7"), (EAGLE, "--precision bf16"), (EAGLE, "--model_type base"), (EAGLE, ADT),
+    (EAGLE, "--random_seed 7"), (EAGLE, "--precision bf16"), ("", "--model_type base"), ("", "--drafter_type none"), (EAGLE, ADT),
     (EAGLE, STATIC), (EAGLE, REJECTION), (EAGLE, RELAXED), (EAGLE, "--total_token 4"), (EAGLE, "--depth 1"),
     (EAGLE, "--draft_top_k 1"), (EAGLE, "--slice 1-3"), (EAGLE, "--num_images 2"), (EAGLE, "--start_idx 2"),
     (EAGLE, "--end_idx 2"), (EAGLE, "--prompt moon"), (STATIC, "--tree_choices chain"),
@@ -145,7 +145,7 @@ CHANGES = [
     (f"{ADT} --total_token 90", "--adt_width_max 4"),
     (ADT, "--adt_depth_start 2"), (f"{ADT} --total_token 90", "--adt_width_start 7"),
     (ADT, "--total_token 4"), (EAGLE, JACOBI),
-    (JACOBI, "--depth 2"), (JACOBI, "--draft_top_k 1"), (JACOBI, ADT), (ADT, "--adt_policy prior"),
+    (JACOBI, "--depth 2"), (JACOBI, "--draft_top_k 1"), (JACOBI, "--peanut"), (ADT, "--adt_policy prior"),
     (PRIOR, "--adt_level_cost 1"), (PRIOR, "--adt_depth_min 5"), (PRIOR, "--adt_depth_max 2"),
     (f"{PRIOR} --total_token 90", "--adt_width_max 4"),
     (f"{PRIOR} --total_token 4 --adt_depth_min 3", "--adt_width_min 3"), (PRIOR, "--total_token 4"),

@@ -57,8 +57,15 @@ def test_the_prior_policy_and_its_constants() -> None:
     constants = parse(*words, "--adt_level_cost", "0.2", "--adt_depth_max", "3").adapt
     assert (constants.policy, constants.level_cost, constants.depth_max) == ("prior", 0.2, 3)
     assert parse("--peanut").adapt.policy == "adjacent"
-    drafted, self_drafted = parse(*words).adapt, parse(*words, "--drafter_type", "jacobi").adapt
+    drafted, self_drafted = (parse(*words, "--drafter_type", kind).adapt for kind in ("eagle", "jacobi"))
     assert drafted.level_cost > self_drafted.level_cost
+
+
+def test_who_drafts_without_being_told() -> None:
+    assert parse().drafter == options.FASTEST["emoji"] and parse("--peanut").exact
+    for words in ("--static_tree", "--verify rejection", "--drafter_path x"):
+        assert parse(*words.split()).drafter == "eagle"
+    assert parse("--drafter_type", "none") == parse("--model_type", "base")
 
 
 def test_relaxation_is_not_exact_and_greedy_rejection_is() -> None:
@@ -85,7 +92,7 @@ def test_relaxation_is_not_exact_and_greedy_rejection_is() -> None:
         "--num_images 0",
         "--num_images -2", "--slice 5", "--slice 5-5", "--batch_size 0", "--total_token 1", "--depth 0",
         "--tree_choices oak", "--precision int8", "--adt_bet 0.5", "--lanter", "--temp 0",
-        "--adt_beta 2 --peanut", "--seed_cells left", "--verify rejection --drafter_type jacobi",
+        "--adt_beta 2 --peanut", "--verify rejection --drafter_type jacobi",
         "--static_tree --drafter_type jacobi", "--static_tree --drafter_type hybrid",
         "--verify rejection --drafter_type hybrid", "--drafter_path x --drafter_type jacobi",
         "--adt_policy prior", "--adt_policy prior --static_tree", "--adt_policy adjacent --model_type base",
@@ -93,6 +100,8 @@ def test_relaxation_is_not_exact_and_greedy_rejection_is() -> None:
         "--adt_level_cost -1 --peanut --adt_policy prior", "--adt_beta 0.4 --peanut --adt_policy prior",
         "--adt_init both --peanut --adt_policy prior", "--adt_depth_start 2 --peanut --adt_policy prior",
         "--adt_step_width 2 --peanut --adt_policy prior",
+        "--seed_cells left --drafter_type eagle", "--drafter_type none --model_type base",
+        "--drafter_type none --peanut", "--drafter_type eagle --model_type base",
         "--drafter_type medusa", "--tokenizer_base_path x", "--drafter_type jacobi --model_type base",
     ],
 )  # fmt: skip
