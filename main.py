@@ -34,6 +34,9 @@ COMMANDS = {
         "eval.bench_options", "eval.bench", "time every method against plain decoding in one run"
     ),
     "sweep": Command("eval.sweep_options", "eval.sweep", "try constants of the adaptive tree, one table"),
+    "budget": Command(
+        "eval.budget_options", "eval.budget", "tau and speed-up as functions of the nodes drafted"
+    ),
     "reliability": Command(
         "eval.reliability_options", "eval.reliability", "how far drafts are accepted as often as predicted"
     ),

@@ -159,6 +159,42 @@ def reliability(
     _save(figure, path)
 
 
+def budget(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """tau, and the speed-up over plain decoding with its 95 % interval, by drafted nodes; a line a drafter.
+
+    rows: as `main.py budget` stores them, plain decoding left out: it is the line at 1.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import NullLocator, ScalarFormatter
+
+    figure = Figure(figsize=(9, 3.6), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(1, 2)
+    for drafter in dict.fromkeys(row["drafter"] for row in rows):
+        own = sorted(
+            (row for row in rows if row["drafter"] == drafter), key=lambda row: row["shape"]["budget"]
+        )
+        nodes = [row["shape"]["budget"] for row in own]
+        axes[0].plot(nodes, [row["tau"] for row in own], marker="o", label=drafter)
+        below = [row["SR"] - row["SR_95"][0] for row in own]
+        above = [row["SR_95"][1] - row["SR"] for row in own]
+        axes[1].errorbar(
+            nodes, [row["SR"] for row in own], (below, above), marker="o", capsize=3, label=drafter
+        )
+    titles = ("tau, codes a target call", "SR, speed-up in wall clock")
+    for axis, title in zip(axes, titles, strict=True):
+        axis.axhline(1, color="0.6", linewidth=1, label="plain decoding")
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(sorted({row["shape"]["budget"] for row in rows}))
+        axis.xaxis.set_major_formatter(ScalarFormatter())
+        axis.xaxis.set_minor_locator(NullLocator())
+        axis.set_xlabel("drafted nodes a tree")
+        axis.set_title(title, fontsize=10)
+    axes[0].legend(fontsize=8, frameon=False)
+    _save(figure, path)
+
+
 def _shorten(text: str, most: int) -> str:
     plain = text.replace("$", r"\$")
     return plain if len(plain) <= most else plain[: most - 1] + "…"

@@ -1,4 +1,4 @@
-"""What bench and sweep measured, a line each, kept as it is made: an interrupted run goes on. No torch."""
+"""What bench, sweep and budget measured, a line each, kept as made: interrupted runs go on. No torch."""
 
 from __future__ import annotations
 

@@ -28,7 +28,9 @@ COLUMNS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of report."""
     group = parser.add_argument_group("report")
-    group.add_argument("results", nargs="+", metavar="RESULT", help="JSON files that bench or sweep stored")
+    group.add_argument(
+        "results", nargs="+", metavar="RESULT", help="JSON files that bench, sweep or budget stored"
+    )
     group.add_argument(
         "--into",
         metavar="FILE",

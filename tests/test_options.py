@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from adt_tree.policy import TreeShape
-from eval import bench_options, options, reliability_options, sweep_options
+from eval import bench_options, budget_options, options, reliability_options, sweep_options
 from eval.errors import UserError
 from eval.method import Lantern, Method, method_from
 from eval.parser import Parser
@@ -160,7 +160,7 @@ def test_shipped_configs_parse() -> None:
 
 
 def test_every_option_states_its_default(capsys: pytest.CaptureFixture[str]) -> None:
-    for module in (options, bench_options, sweep_options, reliability_options):
+    for module in (options, bench_options, sweep_options, reliability_options, budget_options):
         parser = Parser("test", "test")
         module.add_arguments(parser)
         text = parser.format_help()
