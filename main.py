@@ -34,6 +34,9 @@ COMMANDS = {
         "eval.bench_options", "eval.bench", "time every method against plain decoding in one run"
     ),
     "sweep": Command("eval.sweep_options", "eval.sweep", "try constants of the adaptive tree, one table"),
+    "replay": Command(
+        "eval.replay_options", "eval.replay", "try proposers, policies and rules on a run's dump, offline"
+    ),
     "report": Command("eval.report", "eval.report", "stored results -> tables, into a document"),
 }
 STAGES = {

@@ -136,7 +136,7 @@ def unused(args: argparse.Namespace) -> dict[str, str]:
     trees = ("static_tree", "tree_choices", "seed_cells", "total_token", *fixed, "verify", "rules", *adt)
     kind, reference = args.drafter_type, args.rules == "reference"
     jacobi, stale = kind == "jacobi", kind in ("jacobi", "hybrid")
-    base = ("drafter_path", "peanut", "lantern", *trees, *(("drafter_type",) if stale else ()))
+    base = ("drafter_path", "peanut", "lantern", "dump", *trees, *(("drafter_type",) if stale else ()))
     cases = (
         (
             args.model_type == "base",
@@ -152,6 +152,12 @@ def unused(args: argparse.Namespace) -> dict[str, str]:
             "leave it out",
         ),
         (not args.lantern, ("lantern_k", "lantern_delta"), "it needs --lantern"),
+        (
+            args.lantern
+            or (args.verify == "rejection" and args.temperature > GREEDY and not args.static_tree),
+            ("dump",),
+            "replay plays exact runs, and --verify rejection only with --static_tree; leave it out",
+        ),
         (not args.peanut, adt, "it needs --peanut"),
         (
             args.peanut,
