@@ -40,6 +40,9 @@ COMMANDS = {
     "reliability": Command(
         "eval.reliability_options", "eval.reliability", "how far drafts are accepted as often as predicted"
     ),
+    "replay": Command(
+        "eval.replay_options", "eval.replay", "try proposers, policies and rules on a run's dump, offline"
+    ),
     "report": Command("eval.report", "eval.report", "stored results -> tables, into a document"),
 }
 STAGES = {

@@ -102,9 +102,26 @@ def grow_dynamic(
     ends.
     """
     bounds = max(s.budget for s in shapes), max(s.depth for s in shapes), max(s.width for s in shapes)
-    depth, width, budget = limits.unbind(1)
     if min(bounds) == 0:
         return lone_roots(roots)
+    pool = grow_pool(drafter, sampling, start, roots, shapes, limits, gumbel, reach)
+    return select(pool, limits[:, 2], roots, (bounds[0], bounds[1], min(bounds[2], gumbel.shape[-1])))
+
+
+def grow_pool(
+    drafter: Drafter,
+    sampling: Sampling,
+    start: tuple[Tensor, Tensor],
+    roots: Tensor,
+    shapes: Sequence[TreeShape],
+    limits: Tensor,
+    gumbel: Tensor,
+    reach: int,
+) -> Pool:
+    """The candidates of grow_dynamic, level after level; no budget is looked at, and no shape may be empty in
+    all images. A level does not depend on whether deeper ones follow."""
+    bounds = max(s.budget for s in shapes), max(s.depth for s in shapes), max(s.width for s in shapes)
+    depth, width, _ = limits.unbind(1)
     images, most_width = len(shapes), min(bounds[2], gumbel.shape[-1])
     beyond = (
         torch.arange(most_width, device=roots.device) >= width[:, None]
@@ -135,7 +152,7 @@ def grow_dynamic(
         node = most_width + (level - 2) * most_width**2 + best
         features = features.gather(2, parent[None, ..., None].expand_as(features))
         ancestors = torch.cat((ancestors.gather(1, parent[..., None].expand_as(ancestors)), eye), dim=2)
-    return select(Pool.join(pools), budget, roots, (bounds[0], bounds[1], most_width))
+    return Pool.join(pools)
 
 
 class StaticGrowth:

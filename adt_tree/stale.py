@@ -76,24 +76,11 @@ class StaleCodes:
         self._position[slot] = 1
 
     def observe(self, tree: DraftTree, log_p: Tensor, gumbel: Tensor, verdict: Verdict) -> None:
-        """Keep the best codes of the law at one node a level; write down what was committed.
-
-        The node with the most accepted nodes above it wins: fewest of its prefix's codes are wrong. Ties
-        keep tree order, which puts the main chain first.
-        """
-        images, nodes = tree.codes.shape
-        levels = tree.depth + 1
-        number = torch.arange(nodes, device=tree.codes.device)
-        shared = (tree.ancestors & accepted_nodes(tree, verdict)[:, None]).sum(dim=2)
-        key = (number - shared * nodes).masked_fill(~tree.valid, nodes)
-        best = torch.full((images, levels), nodes, device=key.device)
-        best = best.scatter_reduce(1, tree.depths, key, "amin")
-        node = (best % nodes)[..., None].expand(-1, -1, log_p.shape[-1])
-        law = log_p.gather(1, node) + gumbel[:, :levels]
-        value, code = law.log_softmax(dim=-1).topk(self._stale.shape[-1], dim=-1)
-        column = torch.arange(levels, device=key.device)
+        """Keep the best codes of the law at one node a level (latest_laws); write down what was committed."""
+        code, value, scored = latest_laws(tree, log_p, gumbel, verdict, self._stale.shape[-1])
+        column = torch.arange(scored.shape[1], device=scored.device)
         at = (self._position[:, None] + column).clamp(max=self.grid.size)
-        kept = at.masked_fill(best == nodes, self.grid.size)[..., None].expand_as(code)
+        kept = at.masked_fill(~scored, self.grid.size)[..., None].expand_as(code)
         self._stale.scatter_(1, kept, code)
         self._confidence.scatter_(1, kept, value)
         done = at.masked_fill(column >= verdict.count[:, None], self.grid.size)
@@ -132,6 +119,28 @@ class StaleCodes:
         latest = torch.where(known, column, 0).cummax(dim=1).values.roll(1, dims=1)
         latest[:, 0] = 0
         return torch.cat((root, codes), dim=1).gather(1, latest)
+
+
+def latest_laws(
+    tree: DraftTree, log_p: Tensor, gumbel: Tensor, verdict: Verdict, candidates: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What a pass says of each position ahead: codes and log-confidences [B, L, K], and scored [B, L] bool.
+
+    Row l is of the position l after the first open one, read at one node of depth l: the one with the most
+    accepted nodes above it, for fewest of its prefix's codes are wrong. Ties keep tree order, which puts the
+    main chain first. Where scored is False no node stands at that depth.
+    """
+    images, nodes = tree.codes.shape
+    levels = tree.depth + 1
+    number = torch.arange(nodes, device=tree.codes.device)
+    shared = (tree.ancestors & accepted_nodes(tree, verdict)[:, None]).sum(dim=2)
+    key = (number - shared * nodes).masked_fill(~tree.valid, nodes)
+    best = torch.full((images, levels), nodes, device=key.device)
+    best = best.scatter_reduce(1, tree.depths, key, "amin")
+    node = (best % nodes)[..., None].expand(-1, -1, log_p.shape[-1])
+    law = log_p.gather(1, node) + gumbel[:, :levels]
+    value, code = law.log_softmax(dim=-1).topk(candidates, dim=-1)
+    return code, value, best < nodes
 
 
 def chains(codes: Tensor, gain: Tensor, bins: Tensor, anchors: Anchors) -> Pool:

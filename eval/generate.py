@@ -5,14 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
+from adt_tree.records import Decoded
+from adt_tree.roles import Request
 from eval import arms, figures
+from eval.dump import Recorder, dump_bytes
 from eval.errors import UserError
 from eval.method import Method, method_from
 from eval.options import DEFAULT_END
@@ -26,7 +29,8 @@ def run(args: argparse.Namespace) -> None:
     """Do what the command line says; the last line printed is one JSON document."""
     method = method_from(args)
     prompts = load_prompts(args)
-    folder = RunFolder(Path(args.output_dir), (args.start_idx, args.end_idx or DEFAULT_END), prompts)
+    window = (args.start_idx, args.end_idx or DEFAULT_END)
+    folder = RunFolder(Path(args.output_dir), window, prompts, args.dump or 0)
     model = load_model(args, need_drafter=method.needs_drafter)
     folder.open(determining(args, method, model), vars(args))
     pending = [prompt for prompt in prompts if prompt.name not in folder.statistics]
@@ -70,19 +74,43 @@ def _decode(
         arm = arms.build(model, method, min(args.batch_size, len(requests)), longest)
     except ValueError as error:
         raise UserError(str(error)) from error
+    recorder = _recorder(arm) if args.dump else None
     codes = calls = 0
     with tqdm(total=len(requests), unit="image", disable=None, smoothing=0.1) as bar:
         started = time.perf_counter()
-        for number, decoded in enumerate(arm.decode(iter(requests)), start=1):
+        for number, (decoded, dump) in enumerate(_decoded(arm, recorder, requests, folder), start=1):
             clock = time.perf_counter()
             image = model.image(decoded.codes)
             synchronise(arm.target.device)
-            folder.add(decoded, image, time.perf_counter() - clock)
+            folder.add(decoded, image, time.perf_counter() - clock, dump)
             codes += sum(step.accepted + 1 for step in decoded.steps)
             calls += decoded.target_calls
             rate = number / (time.perf_counter() - started)
             bar.set_postfix_str(f"tau {codes / max(calls, 1):.2f}, {rate:.2f} images/s", refresh=False)
             bar.update()
+
+
+def _recorder(arm: arms.Arm) -> Recorder:
+    """What notes the arm's images; the trees as well where other rules can be tried on them."""
+    method = arm.method
+    sampled = method.static is not None and method.verify == "rejection" and not method.greedy
+    inner = sorted(set(arms.static_tree(method.static).parents)) if sampled else None
+    return Recorder(arm.proposer, arm.sampling, inner)
+
+
+def _decoded(
+    arm: arms.Arm, recorder: Recorder | None, requests: Sequence[Request], folder: RunFolder
+) -> Iterator[tuple[Decoded, bytes | None]]:
+    """Images with their dumps: those that leave one first, with nothing else in flight."""
+    noted = [request for request in requests if request.name in folder.dumped]
+    if noted:
+        order = {name: number for number, name in enumerate(folder.files)}
+        law = asdict(arm.sampling)
+        for decoded in replace(arm, proposer=recorder).decode(iter(noted)):
+            facts = {"name": decoded.name, "seed": decoded.seed, "number": order[decoded.name], **law}
+            yield decoded, dump_bytes(recorder.finished, facts)
+    others = [request for request in requests if request.name not in folder.dumped]
+    yield from ((decoded, None) for decoded in arm.decode(iter(others)))
 
 
 def _draw(

@@ -143,7 +143,7 @@ def unused(args: argparse.Namespace) -> dict[str, str]:
     kind, reference = args.drafter_type, args.rules == "reference"
     jacobi, stale = kind == "jacobi", kind in ("jacobi", "hybrid")
     prior = args.adt_policy == "prior"
-    no_trees = ("drafter_path", "peanut", "lantern", *trees)
+    no_trees = ("drafter_path", "peanut", "lantern", "dump", *trees)
     cases = (
         (
             args.model_type == "base",
@@ -164,6 +164,12 @@ def unused(args: argparse.Namespace) -> dict[str, str]:
             "leave it out",
         ),
         (not args.lantern, ("lantern_k", "lantern_delta"), "it needs --lantern"),
+        (
+            args.lantern
+            or (args.verify == "rejection" and args.temperature > GREEDY and not args.static_tree),
+            ("dump",),
+            "replay plays exact runs, and --verify rejection only with --static_tree; leave it out",
+        ),
         (not args.peanut, adt, "it needs --peanut"),
         (prior, OF_ADJACENT, "--adt_policy prior neither starts from a state nor steps; leave it out"),
         (not prior, ("adt_level_cost",), "it needs --adt_policy prior"),

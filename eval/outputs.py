@@ -21,6 +21,7 @@ from eval.errors import UserError
 from eval.prompts import Prompt
 
 MOST_NAME = 100  # characters of a file name that come from the prompt's name
+DUMP = "dump"  # the folder of a run's dumps
 FLUSH_SHARE = 20  # statistics are rewritten as often as keeps the writing below 1/20 of the time
 
 
@@ -105,12 +106,17 @@ def claim(path: Path, made: str, determines: Mapping[str, Any], options: Mapping
 class RunFolder:
     """Everything generate_images leaves behind, and what an earlier run of the same configuration left.
 
-    An image counts as finished once its PNG exists and the statistics name it; anything else is made anew.
+    An image counts as finished once its PNG, and its dump if it is to have one, exist and the statistics name
+    it; anything else is made anew.
     """
 
-    def __init__(self, root: Path, window: tuple[int, int], prompts: Sequence[Prompt]) -> None:
-        """window: --start_idx, --end_idx, for the statistics' name. UserError if two names give one file."""
-        self.root, self.images = root, root / "img"
+    def __init__(
+        self, root: Path, window: tuple[int, int], prompts: Sequence[Prompt], dumped: int = 0
+    ) -> None:
+        """window: --start_idx, --end_idx, for the statistics' name. dumped: the first prompts that must leave
+        a dump. UserError if two names give one file."""
+        self.root, self.images, self.dumps = root, root / "img", root / DUMP
+        self.dumped = {prompt.name for prompt in prompts[:dumped]}
         self.statistics_path = root / f"global_statistics_{window[0]}_{window[1]}.json"
         self.steps_path = root / "steps.jsonl"
         self.files = {prompt.name: file_name(prompt.name) for prompt in prompts}
@@ -133,6 +139,8 @@ class RunFolder:
         """
         claim(self.root / "generation_configs.json", "images", determines, options)
         self.images.mkdir(exist_ok=True)
+        if self.dumped:
+            self.dumps.mkdir(exist_ok=True)
         self._load()
 
     def _load(self) -> None:
@@ -143,7 +151,7 @@ class RunFolder:
                 raise UserError(
                     f"--output_dir {self.root}: image {name} has another prompt; choose another folder"
                 )
-            if self.png(name).is_file():
+            if self.png(name).is_file() and (name not in self.dumped or self.dump(name).is_file()):
                 self.statistics[name] = entry
         if self.steps_path.exists():
             pending = set(self._prompts) - set(self.statistics)
@@ -160,16 +168,22 @@ class RunFolder:
         """Where an image lies."""
         return self.images / f"{self.files.get(name) or file_name(name)}.png"
 
+    def dump(self, name: str) -> Path:
+        """Where an image's dump lies."""
+        return self.dumps / f"{self.files.get(name) or file_name(name)}.safetensors"
+
     def finished(self) -> dict[str, dict[str, Any]]:
         """Statistics of this run's finished images, in the order of the prompts."""
         return {name: self.statistics[name] for name in self._prompts if name in self.statistics}
 
-    def add(self, decoded: Decoded, image: Image.Image, decode_s: float) -> None:
-        """Keep a finished image: steps, PNG, then the statistics that declare it finished."""
+    def add(self, decoded: Decoded, image: Image.Image, decode_s: float, dump: bytes | None = None) -> None:
+        """Keep a finished image: steps, dump, PNG, then the statistics that declare it finished."""
         prompt = self._prompts[decoded.name]
         lines = [json.dumps({"name": decoded.name, **asdict(step)}) + "\n" for step in decoded.steps]
         with self.steps_path.open("a", encoding="utf-8") as stream:
             stream.write("".join(lines))
+        if dump is not None:
+            write_atomic(self.dump(decoded.name), dump)
         write_atomic(self.png(decoded.name), png_bytes(image))
         self.statistics[decoded.name] = {
             "prompt": prompt.text,

@@ -74,7 +74,9 @@ def one_line(err: str) -> str:
     return lines[0]
 
 
-@pytest.mark.parametrize("command", ["", "generate_images", "bench", "sweep", "reliability", "budget"])
+@pytest.mark.parametrize(
+    "command", ["", "generate_images", "bench", "sweep", "reliability", "budget", "replay"]
+)
 def test_help_needs_no_torch_and_less_than_a_second(command: str) -> None:
     code = "import sys, main; s = main.main(sys.argv[1:]); assert 'torch' not in sys.modules; sys.exit(s)"
     words = [sys.executable, "-c", code, *([command] if command else []), "--help"]
@@ -132,7 +134,8 @@ RELAXED = "--lantern --lantern_delta 0.9"
 CHANGES = [
     (EAGLE, "--temperature 0.3"), (EAGLE, "--top_k 2"), (EAGLE, "--top_p 0.2"), (EAGLE, "--cfg 1"),
     (EAGLE, "--cfg 9"),
-    (EAGLE, "--random_seed 7"), (EAGLE, "--precision bf16"), ("", "--model_type base"), ("", "--drafter_type none"), (EAGLE, ADT),
+    (EAGLE, "--random_seed 7"), (EAGLE, "--precision bf16"), ("", "--model_type base"),
+    ("", "--drafter_type none"), (EAGLE, ADT),
     (EAGLE, STATIC), (EAGLE, REJECTION), (EAGLE, RELAXED), (EAGLE, "--total_token 4"), (EAGLE, "--depth 1"),
     (EAGLE, "--draft_top_k 1"), (EAGLE, "--slice 1-3"), (EAGLE, "--num_images 2"), (EAGLE, "--start_idx 2"),
     (EAGLE, "--end_idx 2"), (EAGLE, "--prompt moon"), (STATIC, "--tree_choices chain"),

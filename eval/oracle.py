@@ -1,0 +1,186 @@
+"""The least cost of an image, were the best tree shape at every cell known: a bound for every policy.
+
+Drafts of the eagle network depend on the image's own path alone, so the accepted length of every shape at
+every root can be read off a recording. Dimensions: B images, P pool entries, D depths, S shapes, n codes an
+image, V codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adt_tree.decode import speculative
+from adt_tree.grid import Grid
+from adt_tree.noise import Noise
+from adt_tree.policy import Fixed, TreeShape
+from adt_tree.propose import EagleProposer, grow_pool
+from adt_tree.records import Decoded, Step
+from adt_tree.roles import Drafter, Request
+from adt_tree.sampling import Sampling
+from adt_tree.tree import DraftTree, Pool, lone_roots
+from adt_tree.verify import Coupled
+from eval.recorded import AS_RECORDED, RecordedModel, RecordedTarget, Recording
+
+NOTHING = TreeShape(0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Of a cycle, in target passes over one node, the pass itself being 1."""
+
+    level: float  # of a drafter pass
+    node: float  # of a drafted node
+
+    def of(self, target_calls: Any, drafter_calls: Any, nodes: Any) -> Any:
+        """Cost of so many cycles, drafter passes and nodes; numbers or tensors."""
+        return target_calls + self.level * drafter_calls + self.node * nodes
+
+
+class Probe:
+    """A growth (see Growth) that drafts nothing, so that every code of an image is a root once; notes what a
+    tree of every shape would have had accepted there, and how many nodes it would have had.
+
+    Dynamic trees of one width share their levels: one pool of the greatest depth holds all of them.
+    """
+
+    def __init__(self, shapes: Sequence[TreeShape], target: RecordedTarget) -> None:
+        self.shapes, self.target = list(shapes), target
+        self.accepted: list[Tensor] = []  # [B, S] a root
+        self.nodes: list[Tensor] = []  # [B, S]
+        self._deepest = max(shape.depth for shape in shapes)
+        self._depths, self._widths, self._budgets = torch.tensor(
+            [(shape.depth, shape.width, shape.budget) for shape in shapes], device=target.device
+        ).unbind(1)
+
+    def __call__(
+        self,
+        drafter: Drafter,
+        sampling: Sampling,
+        start: tuple[Tensor, Tensor],
+        roots: Tensor,
+        shapes: Sequence[TreeShape],
+        limits: Tensor,
+        gumbel: Tensor,
+        reach: int,
+    ) -> DraftTree:
+        """See Growth; shapes hold what remains of each image."""
+        accepted = roots.new_zeros(len(roots), len(self.shapes))
+        nodes = torch.zeros_like(accepted)
+        fits = max(shape.depth for shape in shapes)
+        for width in {shape.width for shape in self.shapes if shape.depth and fits}:
+            wide = [TreeShape(shape.depth, width, shape.budget) for shape in shapes]
+            bounds = torch.tensor([(s.depth, s.width, s.budget) for s in wide], device=roots.device)
+            pool = grow_pool(drafter, sampling, start, roots, wide, bounds, gumbel, reach)
+            mine = self._widths == width
+            found = outcome(pool, self._path(pool), self._depths[mine], self._budgets[mine])
+            accepted[:, mine], nodes[:, mine] = found
+        self.accepted.append(accepted)
+        self.nodes.append(nodes)
+        return lone_roots(roots)
+
+    def _path(self, pool: Pool) -> Tensor:
+        """[B, L]: the pool entries of the image's own codes, level by level; P where the pool has none."""
+        images, size = pool.codes.shape
+        right = pool.codes == self.target.own_codes(pool.depths.expand(images, -1))
+        entry, path = torch.full((images, 1), -1, device=pool.codes.device), []
+        for depth in range(1, 1 + self._deepest):
+            match = right & (pool.parents == entry) & (pool.depths == depth)
+            entry = match.int().argmax(dim=1, keepdim=True).masked_fill(~match.any(dim=1, keepdim=True), size)
+            path.append(entry)
+        return torch.cat(path, dim=1)
+
+
+def outcome(pool: Pool, path: Tensor, depths: Tensor, budgets: Tensor) -> tuple[Tensor, Tensor]:
+    """(accepted codes, drafted nodes) [B, S] int64 of the trees that `select` would cut from a pool.
+
+    path [B, L]: the pool entries of the image's own codes, P where there is none. depths, budgets [S]. An
+    entry is in a tree if fewer than its budget of the entries not below its depth come before it.
+    """
+    size = pool.codes.shape[1]
+    usable = pool.scores.isfinite()
+    there = path < size
+    own = path.clamp(max=size - 1)
+    there = there & usable.gather(1, own)
+    score = pool.scores.gather(1, own)[..., None]
+    earlier = torch.arange(size, device=own.device) < own[..., None]
+    before = (pool.scores[:, None] > score) | ((pool.scores[:, None] == score) & earlier)  # [B, L, P]
+    inside = (pool.depths[:, None] <= depths).float()  # [P, S]
+    rank = before.float() @ inside
+    level = torch.arange(1, path.shape[1] + 1, device=own.device)
+    kept = there[..., None] & (level[:, None] <= depths) & (rank < budgets)
+    return kept.sum(dim=1), (usable.float() @ inside).long().minimum(budgets)
+
+
+def cheapest_way(accepted: Tensor, costs: Tensor) -> list[tuple[int, int]]:
+    """(root, shape) of every cycle of the cheapest way through an image, by dynamic programming from its end.
+
+    accepted [n - 1, S] int64 and costs [n - 1, S] of a cycle at root r with shape s; the next root is then
+    r + 1 + accepted[r, s]. Ties take the first shape.
+    """
+    steps, prices = accepted.tolist(), costs.tolist()
+    roots = len(steps)
+    least, choice = [0.0] * (roots + 1), [0] * roots
+    for root in reversed(range(roots)):
+        totals = [c + least[root + 1 + a] for c, a in zip(prices[root], steps[root], strict=True)]
+        choice[root] = totals.index(min(totals))
+        least[root] = totals[choice[root]]
+    way, root = [], 0
+    while root < roots:
+        way.append((root, choice[root]))
+        root += 1 + steps[root][choice[root]]
+    return way
+
+
+def oracle(
+    model: RecordedModel,
+    recordings: Sequence[Recording],
+    sampling: Sampling,
+    shapes: Sequence[TreeShape],
+    costs: Costs,
+    slots: int,
+) -> Iterator[Decoded]:
+    """The recorded images in their cheapest cycles with the eagle drafter, trees of `shapes` or none."""
+    shapes = [NOTHING, *shapes]
+    deepest, widest = max(s.depth for s in shapes), max(s.width for s in shapes)
+    target = model.target(slots, sampling, 1, max(recording.length for recording in recordings))
+    probe = Probe(shapes, target)
+    proposer = EagleProposer(model.drafter(target, deepest, widest), sampling, probe, slots)
+    policy = Fixed(TreeShape(deepest, 1, 1))
+    rule = Coupled(Noise(model.num_codes, silent=sampling.greedy))
+    for start in range(0, len(recordings), slots):
+        chunk = recordings[start : start + slots]
+        requests = iter([Request(recording.name, recording, recording.seed) for recording in chunk])
+        probe.accepted, probe.nodes = [], []
+        list(speculative(target, proposer, policy, rule, requests, AS_RECORDED))
+        accepted, nodes = (torch.stack(x).cpu() for x in (probe.accepted, probe.nodes))  # [n - 1, B, S]
+        for slot, recording in enumerate(chunk):
+            yield _image(recording, model.grid, shapes, costs, accepted[:, slot], nodes[:, slot])
+
+
+def _image(
+    recording: Recording,
+    grid: Grid,
+    shapes: Sequence[TreeShape],
+    costs: Costs,
+    accepted: Tensor,
+    nodes: Tensor,
+) -> Decoded:
+    """One image in its cheapest cycles; accepted and nodes [n - 1, S]."""
+    levels = torch.tensor([shape.depth for shape in shapes])
+    left = torch.arange(grid.size - 2, -1, -1)[:, None]  # levels that still fit below each root
+    passes = levels.minimum(left).clamp(min=1)  # as EagleProposer.calls
+    price = costs.of(1.0, passes.double(), nodes.double())
+    steps, calls = [], 0
+    for root, index in cheapest_way(accepted, price):
+        shape, position = shapes[index].cut(int(left[root])), root + 1
+        row, column = grid.cell(position)
+        taken, drafted = int(accepted[root, index]), int(nodes[root, index])
+        steps.append(Step(position, row, column, shape.depth, shape.width, drafted, taken, 0.0))
+        calls += int(passes[root, index])
+    codes = recording.codes.tolist()
+    return Decoded(recording.name, recording.seed, codes, steps, 0.0, len(steps), calls)

@@ -1,0 +1,219 @@
+"""replay: other proposers, policies and rules on a run's dump, without a pass of the target.
+
+What the coupled rule commits does not depend on drafts, so a recorded image is the image of every arm. The
+real loop, proposers, policies and rule run against a target that plays it (eval/recorded.py): exact for
+eagle, for self-drafting only in the recorded arm itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from adt_tree.policy import TreeShape
+from adt_tree.records import Decoded
+from adt_tree.roles import Request
+from adt_tree.sampling import Sampling
+from eval import arms
+from eval.errors import UserError
+from eval.method import Method, method_from
+from eval.oracle import Costs, oracle
+from eval.outputs import write_json
+from eval.recorded import AS_RECORDED, RecordedModel, Recording, read_recordings
+from eval.replay_options import methods, proposers
+from eval.session import circumstances, load_model
+from models.registry import Model
+
+CONFIGURATION = "generation_configs.json"
+WANTED = "give the folder of generate_images --dump N"
+
+
+def run(args: argparse.Namespace) -> None:
+    """Replay, print the table, store it; the last line printed is one JSON document."""
+    options, weights = read_options(args)
+    recorded = method_from(argparse.Namespace(**{**vars(options), "drafter_path": None}))
+    if not recorded.exact:
+        raise UserError(
+            f"{args.run}: not a run of an exact rule, so other drafts would give other images; dump one with "
+            "--verify coupled and without --lantern"
+        )
+    chosen = list(methods(args, recorded))
+    model = load_model(options, need_drafter=any(method.needs_drafter for _, method in chosen))
+    check_weights(args, model, weights)
+    recordings = read_recordings(Path(args.run), model.codebook.device)[: args.num_images]
+    costs = Costs(args.level_cost, args.node_cost)
+    slots = min(options.batch_size, len(recordings))
+    # The hybrid's calibration is shared by all images, so it is that of the run in the run's batches alone.
+    shared = args.batch_size is None or recorded.drafter != "hybrid"
+    rows = []
+    bar = tqdm(chosen, unit="row", disable=None)
+    for policy, method in bar:
+        bar.set_postfix_str(f"{method.drafter} {policy}")
+        started = time.perf_counter()
+        images = list(played(model, method, recordings, slots))
+        facts = {
+            **_arm(policy, method),
+            "exact": method.drafter == "eagle" or (shared and method == recorded),
+        }
+        rows.append(row(facts, images, costs, time.perf_counter() - started))
+    if args.oracle and "eagle" in proposers(args, recorded):
+        rows.append(_oracle_row(args, model, recorded, recordings, costs, slots))
+    print(table(rows))
+    print(_legend(rows, len(recordings), costs))
+    result = {
+        "command": f"python main.py {shlex.join(sys.argv[1:])}",
+        **circumstances(model, options),
+        "images": len(recordings),
+        "recorded": _arm("adt" if recorded.adapt else "fixed", recorded),
+        "level_cost": costs.level,
+        "node_cost": costs.node,
+        "options": vars(args),
+        "results": rows,
+    }
+    store(args, result)
+
+
+def read_options(args: argparse.Namespace) -> tuple[argparse.Namespace, str]:
+    """The run's own command line, with what replay overrides, and the digest of its target's weights.
+    UserError if RUN is no run of generate_images."""
+    path = Path(args.run) / CONFIGURATION
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        determines = stored.pop("determines_images")
+        weights, stored["drafter_type"] = determines["weights"], determines["drafter"]
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; {WANTED}") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(f"{path}: not of generate_images; {WANTED}") from None
+    given = ("model_path", "drafter_path", "batch_size")
+    stored |= {name: getattr(args, name) for name in given if getattr(args, name) is not None}
+    return argparse.Namespace(**{**stored, "device": args.device}), weights
+
+
+def check_weights(args: argparse.Namespace, model: Model, weights: str) -> None:
+    """UserError if the run is of another target: its features would mislead the drafter."""
+    if model.weights_sha != weights:
+        raise UserError(
+            f"{args.run}: dumped with the weights {weights}, the checkpoint has {model.weights_sha}; give "
+            "--model_path, or dump again"
+        )
+
+
+def store(args: argparse.Namespace, result: dict[str, Any]) -> None:
+    """Into --output_dir, and as the last line printed."""
+    folder = Path(args.output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "replay.json", result)
+    print(json.dumps(result))
+
+
+def requests(recordings: Sequence[Recording]) -> Iterator[Request]:
+    """The recorded images, to be played."""
+    return (Request(recording.name, recording, recording.seed) for recording in recordings)
+
+
+def played(model: Model, method: Method, recordings: Sequence[Recording], slots: int) -> Iterator[Decoded]:
+    """The recorded images as the method would have made them. UserError if one departs from its codes."""
+    _check_width(method, recordings)
+    longest = max(recording.length for recording in recordings)
+    arm = replace(arms.build(RecordedModel(model), method, slots, longest), sampling=AS_RECORDED)
+    own = {recording.name: recording.codes.tolist() for recording in recordings}
+    for image in arm.decode(requests(recordings)):
+        if image.codes != own[image.name]:
+            raise UserError(
+                f"image {image.name}: its replay departs from the recorded codes; its dump is of another "
+                "commit, delete it and run generate_images with --dump again"
+            )
+        yield image
+
+
+def _check_width(method: Method, recordings: Sequence[Recording]) -> None:
+    """Self-drafting reads no more candidates than were kept."""
+    kept = min(recording.ahead_codes.shape[1] for recording in recordings)
+    width = method.shape.width if method.adapt is None else method.adapt.width_max
+    if method.drafter != "eagle" and width > kept:
+        raise UserError(
+            f"trees {width} nodes wide: a dump keeps {kept} candidates a cell; give at most {kept}"
+        )
+
+
+def _arm(policy: str, method: Method) -> dict[str, Any]:
+    """What names a row."""
+    shape, adapt = method.shape, method.adapt
+    if adapt is not None:
+        words = f"d{adapt.depth_min}-{adapt.depth_max} k{adapt.width_min}-{adapt.width_max}"
+        return {"proposer": method.drafter, "policy": policy, "shape": words, "budget": adapt.budget}
+    words = method.static if shape is None else f"d{shape.depth} k{shape.width}"
+    budget = None if shape is None else shape.budget
+    return {"proposer": method.drafter, "policy": policy, "shape": words, "budget": budget}
+
+
+def _oracle_row(
+    args: argparse.Namespace,
+    model: Model,
+    recorded: Method,
+    recordings: Sequence[Recording],
+    costs: Costs,
+    slots: int,
+) -> dict[str, Any]:
+    """The row of the best shape at every cell."""
+    shapes = [TreeShape(*x) for x in product(args.oracle_depths, args.oracle_widths, args.budgets)]
+    shapes = [shape for shape in dict.fromkeys(shapes) if shape.width <= model.num_codes]
+    law = Sampling(recorded.temperature, recorded.top_k, recorded.top_p, recorded.cfg)
+    started = time.perf_counter()
+    images = list(oracle(RecordedModel(model), recordings, law, shapes, costs, slots))
+    facts = {"proposer": "eagle", "policy": "oracle", "shape": f"{len(shapes)} shapes", "budget": None}
+    return row({**facts, "exact": True}, images, costs, time.perf_counter() - started)
+
+
+def row(facts: dict[str, Any], images: Sequence[Decoded], costs: Costs, seconds: float) -> dict[str, Any]:
+    """Means over all cycles, and counts an image. SR: passes of plain decoding / cost, as `costs` has it."""
+    steps = [step for image in images for step in image.steps]
+    calls, drafted = len(steps), sum(step.nodes for step in steps)
+    codes, passes = sum(step.accepted + 1 for step in steps), sum(image.drafter_calls for image in images)
+    return {
+        **facts, "tau": round(codes / calls, 4), "mean_depth": round(sum(s.depth for s in steps) / calls, 3),
+        "mean_nodes": round(drafted / calls, 3), "tau_per_node": round(codes / max(drafted, 1), 4),
+        "target_calls": round(calls / len(images), 2), "drafter_calls": round(passes / len(images), 2),
+        "SR": round(codes / costs.of(calls, passes, drafted), 3), "replay_s": round(seconds, 3),
+    }  # fmt: skip
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Rows for a reader; a star marks approximations."""
+    head = (
+        f"{'proposer':<9} {'policy':<7} {'shape':<12} {'budget':>6} {'tau':>7} {'depth':>6} {'nodes':>6} "
+        f"{'tau/node':>8} {'target':>7} {'drafter':>8} {'SR':>5} {'seconds':>8}"
+    )
+    lines = [head, "-" * len(head)]
+    for r in rows:
+        tau = f"{r['tau']:.2f}{' ' if r['exact'] else '*'}"
+        lines.append(
+            f"{r['proposer']:<9} {r['policy']:<7} {r['shape']:<12} {r['budget'] or '-':>6} {tau:>7} "
+            f"{r['mean_depth']:>6.2f} {r['mean_nodes']:>6.1f} {r['tau_per_node']:>8.3f} "
+            f"{r['target_calls']:>7.1f} {r['drafter_calls']:>8.1f} {r['SR']:>5.2f} {r['replay_s']:>8.2f}"
+        )
+    return "\n".join(lines)
+
+
+def _legend(rows: Sequence[dict[str, Any]], images: int, costs: Costs) -> str:
+    lines = [
+        f"\n{images} images. target, drafter: passes an image. SR: passes of plain decoding / (target passes"
+        f" + {costs.level:g} drafter passes + {costs.node:g} nodes); a model of cost, not a measurement."
+    ]
+    if not all(r["exact"] for r in rows):
+        lines.append(
+            "*: off the image's path the laws are those that the recorded arm's drafts led to; the nearer an "
+            "arm is to the recorded one, the nearer its tau."
+        )
+    return "\n".join(lines)

@@ -1,0 +1,253 @@
+# ruff: noqa: F811  (fixtures of the other file)
+"""Replay: a dump played again gives the live run's cycles, other arms theirs, and errors are one line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from eval.oracle import cheapest_way
+from eval.outputs import RunFolder
+from eval.recorded import RecordedTarget
+from tests.test_cli import generate, one_line, record, run  # noqa: F401
+
+Run = Callable[..., tuple[int, str, str]]
+SMALL = "--depth 3 --draft_top_k 2 --total_token 7"
+AS_SMALL = "--policies fixed --depth 3 --draft_top_k 2 --budgets 6"
+ADT = "--peanut --adt_depth_max 4 --total_token 9"
+
+
+@pytest.fixture
+def replay(run: Run, tmp_path: Path) -> Run:
+    """replay of a folder: (status, the JSON document, stderr)."""
+
+    def call(folder: str, *words: str) -> tuple[int, Any, str]:
+        status, out, err = run("replay", str(tmp_path / folder), *words, "--output_dir", str(tmp_path / "r"))
+        return status, json.loads(out.splitlines()[-1]) if status == 0 else None, err
+
+    return call
+
+
+def live(folder: Path) -> tuple[list[tuple[int, ...]], dict[str, float]]:
+    """Cycles of a run without their clocks, by image; and what its rows would say."""
+    (path,) = folder.glob("global_statistics_*.json")
+    images = json.loads(path.read_text()).values()
+    lines = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
+    cycles = [tuple(s[k] for k in ("position", "depth", "width", "nodes", "accepted")) for s in lines]
+    calls = sum(image["target_calls"] for image in images)
+    return cycles, {
+        "tau": round(sum(s["accepted"] + 1 for s in lines) / calls, 4),
+        "mean_depth": round(sum(s["depth"] for s in lines) / calls, 3),
+        "mean_nodes": round(sum(s["nodes"] for s in lines) / calls, 3),
+        "drafter_calls": round(sum(image["drafter_calls"] for image in images) / len(images), 2),
+    }
+
+
+def matches(row: dict[str, Any], expected: dict[str, float]) -> bool:
+    """Whether a row of a replay says what the run said."""
+    return all(row[name] == value for name, value in expected.items())
+
+
+ARMS = {  # drafter and tree of a run -> how replay is asked for the same arm
+    "eagle fixed": (SMALL, AS_SMALL),
+    "eagle adt": (ADT, "--policies adt --adt_depth_max 4 --budgets 8"),
+    "jacobi fixed": (
+        f"{SMALL} --drafter_type jacobi",
+        "--policies fixed --depth 3 --draft_top_k 2 --budgets 6",
+    ),
+    "jacobi adt": (f"{ADT} --drafter_type jacobi", "--policies adt --adt_depth_max 4 --budgets 8"),
+    "hybrid fixed": (
+        f"{SMALL} --drafter_type hybrid",
+        "--policies fixed --depth 3 --draft_top_k 2 --budgets 6",
+    ),
+    "hybrid adt": (f"{ADT} --drafter_type hybrid", "--policies adt --adt_depth_max 4 --budgets 8"),
+}
+
+
+LAWS = ("--temperature 0", "--cfg 1", "--top_k 20 --top_p 0.8", "--batch_size 3")
+CASES = [(arm, "") for arm in ARMS] + [(arm, law) for arm in ("eagle fixed", "hybrid adt") for law in LAWS]
+
+
+@pytest.mark.parametrize(("arm", "law"), CASES)
+def test_the_recorded_arm_is_replayed_exactly(
+    generate: Run,
+    replay: Run,
+    tmp_path: Path,
+    arm: str,
+    law: str,
+) -> None:
+    words, same = ARMS[arm]
+    assert generate("d", *words.split(), *law.split(), "--dump", "9")[0] == 0
+    proposer = arm.split()[0]
+    status, result, err = replay("d", "--proposers", proposer, *same.split(), "--no-oracle")
+    assert status == 0, err
+    (row,) = result["results"]
+    assert row["exact"] and matches(row, live(tmp_path / "d")[1]), (row, live(tmp_path / "d")[1])
+
+
+def test_control_other_laws_ahead_are_noticed(
+    generate: Run,
+    replay: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The test above fails where self-drafting is shown other laws than it saw."""
+    words, same = ARMS["jacobi fixed"]
+    assert generate("d", *words.split(), "--dump", "9")[0] == 0
+    monkeypatch.setattr(
+        RecordedTarget, "_ahead", lambda self, playing, known, at: torch.zeros(len(at), self.num_codes)
+    )
+    _, result, _ = replay("d", "--proposers", "jacobi", *same.split())
+    assert not matches(result["results"][0], live(tmp_path / "d")[1])
+
+
+@pytest.mark.parametrize("recorded", ["--drafter_type jacobi", "--static_tree"])
+def test_eagle_is_replayed_exactly_whoever_drafted(
+    generate: Run,
+    replay: Run,
+    tmp_path: Path,
+    recorded: str,
+) -> None:
+    assert generate("d", *recorded.split(), "--dump", "9")[0] == 0
+    assert generate("fixed", *SMALL.split())[0] == 0
+    assert generate("adt", *ADT.split())[0] == 0
+    words = "--proposers eagle --depth 3 --draft_top_k 2 --budgets 6 8 --adt_depth_max 4 --no-oracle"
+    status, result, err = replay("d", *words.split())
+    assert status == 0, err
+    rows = {(row["policy"], row["budget"]): row for row in result["results"]}
+    assert len(rows) == 4 and all(row["exact"] for row in rows.values())
+    assert matches(rows["fixed", 6], live(tmp_path / "fixed")[1])
+    assert matches(rows["adt", 8], live(tmp_path / "adt")[1])
+
+
+def test_a_dump_changes_no_image_and_survives_resumption(
+    generate: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    words = [*SMALL.split(), "--drafter_type", "hybrid"]
+    assert generate("plain", *words)[0] == 0
+    assert generate("d", *words, "--dump", "2")[0] == 0
+    assert record(tmp_path / "d") == record(tmp_path / "plain")
+    dumps = sorted((tmp_path / "d" / "dump").iterdir())
+    assert [path.name for path in dumps] == ["0.safetensors", "1.safetensors"]
+    whole = load_file(dumps[1])
+    dumps[1].unlink()
+    status, out, _ = generate("d", *words, "--dump", "3")
+    assert status == 0 and json.loads(out.splitlines()[-1])["skipped"] == 3
+    assert len(list((tmp_path / "d" / "dump").iterdir())) == 3
+    assert {name: tensor.shape for name, tensor in load_file(dumps[1]).items()}.keys() == whole.keys()
+    assert len(live(tmp_path / "d")[0]) == sum(
+        entry["target_calls"] for entry in record(tmp_path / "d")[0].values()
+    )
+
+
+def test_a_full_disk_leaves_no_finished_image_without_its_dump(
+    generate: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "dump", lambda folder, name: tmp_path / "nowhere" / name)
+        assert generate("d", "--dump", "2")[0] == 2
+    assert record(tmp_path / "d")[0] == {}
+
+
+def test_the_oracle_bounds_every_shape_of_its_grid(generate: Run, replay: Run) -> None:
+    assert generate("d", *SMALL.split(), "--dump", "9")[0] == 0
+    words = "--policies fixed --depth 1 3 --draft_top_k 2 4 --budgets 2 12"
+    grid = "--oracle_depths 1 3 --oracle_widths 2 4"
+    costs = "--level_cost 0.2 --node_cost 0.05"
+    status, result, err = replay("d", *words.split(), *grid.split(), *costs.split())
+    assert status == 0, err
+    *fixed, best = result["results"]
+    assert best["policy"] == "oracle" and len(fixed) == 8
+    assert best["SR"] > max(row["SR"] for row in fixed)
+
+
+def test_the_oracle_sees_the_tree_that_would_have_grown(
+    generate: Run,
+    tmp_path: Path,
+    replay: Run,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At every root the live run visited, what was accepted there and how many nodes were drafted."""
+    tables: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def listen(accepted: torch.Tensor, costs: torch.Tensor) -> list[tuple[int, int]]:
+        tables.append((accepted, costs))
+        return cheapest_way(accepted, costs)
+
+    monkeypatch.setattr("eval.oracle.cheapest_way", listen)
+    assert generate("d", *SMALL.split(), "--dump", "9", "--batch_size", "2")[0] == 0
+    words = "--policies fixed --budgets 6 --oracle_depths 3 --oracle_widths 2 --level_cost 0 --node_cost 1"
+    assert replay("d", *words.split())[0] == 0
+    steps = [json.loads(line) for line in (tmp_path / "d" / "steps.jsonl").read_text().splitlines()]
+    assert len(tables) == 5 and steps
+    for step in steps:
+        accepted, costs = tables[int(step["name"])]
+        root = step["position"] - 1
+        assert (int(accepted[root, 1]), float(costs[root, 1])) == (step["accepted"], 1 + step["nodes"])
+
+
+def test_the_cheapest_way() -> None:
+    """Root 1 is worth reaching: from there one cycle ends the image; greedy acceptance would pass it by."""
+    accepted = torch.tensor([[0, 1], [0, 2], [0, 0], [0, 0]])
+    costs = torch.tensor([[1.0, 1.0], [1.0, 1.5], [1.0, 1.0], [1.0, 1.0]])
+    assert cheapest_way(accepted, costs) == [(0, 0), (1, 1)]
+    assert cheapest_way(accepted, costs + torch.tensor([0.0, 9.0])) == [(0, 0), (1, 0), (2, 0), (3, 0)]
+
+
+@pytest.mark.parametrize(
+    ("made", "asked", "says"),
+    [
+        (SMALL, "", "--dump N"),
+        (f"{SMALL} --dump 1", "--proposers jacobi", "--proposers jacobi"),
+        (f"{SMALL} --dump 1 --drafter_type jacobi", "--proposers jacobi --draft_top_k 17", "at most 16"),
+        ("--static_tree --verify rejection --dump 1", "", "exact rule"),
+        (f"{SMALL} --dump 1", "--drafter_path nowhere", "nowhere"),
+        (f"{SMALL} --dump 1", "--adt_depth_min 9", "adt depth"),
+    ],
+)
+def test_what_the_user_can_put_right_is_one_line(
+    generate: Run,
+    replay: Run,
+    made: str,
+    asked: str,
+    says: str,
+) -> None:
+    assert generate("d", *made.split())[0] == 0
+    status, _, err = replay("d", *asked.split())
+    assert status == 2 and says in one_line(err)
+
+
+def test_damage_and_strangers_are_named(generate: Run, replay: Run, tmp_path: Path) -> None:
+    assert "nowhere" in one_line(replay("nowhere")[2])
+    assert generate("d", *SMALL.split(), "--dump", "1", "--num_images", "1")[0] == 0
+    (dump,) = (tmp_path / "d" / "dump").iterdir()
+    tensors, raw = load_file(dump), dump.read_bytes()
+    dump.write_bytes(raw[:-10])
+    assert "0.safetensors is damaged" in one_line(replay("d")[2])
+    save_file(tensors, dump)
+    assert "0.safetensors is damaged" in one_line(replay("d")[2])
+    dump.write_bytes(raw)
+    path = tmp_path / "d" / "generation_configs.json"
+    stored = json.loads(path.read_text())
+    path.write_text(
+        json.dumps({**stored, "determines_images": {**stored["determines_images"], "weights": "x"}})
+    )
+    assert "dumped with the weights x" in one_line(replay("d")[2])
+    path.write_text("[]")
+    assert "not of generate_images" in one_line(replay("d")[2])
+
+
+@pytest.mark.parametrize("words", ["--lantern", "--verify rejection", "--model_type base"])
+def test_runs_that_cannot_be_replayed_leave_no_dump(generate: Run, words: str) -> None:
+    status, _, err = generate("d", *words.split(), "--dump", "1")
+    assert status == 2 and "--dump 1" in one_line(err)
