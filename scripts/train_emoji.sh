@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The embedded model from nothing: about three hours on two CPU cores. Every stage resumes where it was stopped.
+# The embedded model from nothing: about four hours on two CPU cores. Every stage resumes where it was stopped.
 # Needs `bash scripts/setup.sh requirements-train.txt` and npm. Usage: bash scripts/train_emoji.sh [work folder]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -73,5 +73,5 @@ def test_exact_methods_draw_the_image_of_plain_decoding(model: Model, temperatur
 
 def test_shipped_prompts_say_what_they_are() -> None:
     unseen = UNSEEN_FILE.read_text().splitlines()
-    assert set(HELD_OUT_FILE.read_text().splitlines()) <= set(unseen) and len(set(unseen)) == 48
+    assert set(HELD_OUT_FILE.read_text().splitlines()) <= set(unseen) and len(set(unseen)) == 24
     assert not set(DEFAULT_FILE.read_text().splitlines()) & set(unseen)

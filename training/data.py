@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--npm_cache", default=None, help="folder of the npm tarballs (default WORK_DIR/npm)")
     parser.add_argument("--styles", nargs="+", choices=sorted(STYLES), default=["noto", "twemoji", "fluent"])
     parser.add_argument(
-        "--max_names", type=int, default=420, help="names kept, spread over the subgroups; 0: all"
+        "--max_names", type=int, default=140, help="names kept, spread over the subgroups; 0: all"
     )
     parser.add_argument(
         "--subgroups", nargs="+", default=None, help="emojibase subgroups (default: a list, capped)"
@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--image_size", type=int, default=64, help="side of an image, pixels")
     parser.add_argument(
-        "--num_held_out", type=int, default=48, help="(name, style) pairs kept out of training"
+        "--num_held_out", type=int, default=24, help="(name, style) pairs kept out of training"
     )
     parser.add_argument("--seed", type=int, default=0)
 

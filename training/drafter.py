@@ -45,7 +45,7 @@ from training.target import optimisers, schedule
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `train_emoji drafter`."""
-    add_loop_arguments(parser, minutes=12, checkpoint_minutes=2)
+    add_loop_arguments(parser, minutes=18, checkpoint_minutes=2)
     parser.add_argument(
         "--model_path", default=None, help="exported target; default: the embedded checkpoint"
     )

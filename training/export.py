@@ -134,7 +134,7 @@ Target: {layers} layers, hidden {hidden}, {heads} heads, MLP {intermediate}, voc
 | target loss, held-out pairs | {held_out:.3f} nats a code | the same |
 {drafter}
 
-The target's losses are of the last training step; the shipped weights are a running average near its end. The
+The target's losses are of the guided law, which is what training fits, at the last step; the shipped weights are a running average near its end. The
 drafter's agreement is of its shipped average.
 {history}
 

@@ -45,8 +45,8 @@ Packed = tuple[Tensor, Tensor]  # what pack() returns
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `train_emoji target`."""
-    add_loop_arguments(parser, minutes=75, checkpoint_minutes=3)
-    parser.add_argument("--batch_size", type=int, default=16)
+    add_loop_arguments(parser, minutes=150, checkpoint_minutes=3)
+    parser.add_argument("--batch_size", type=int, default=8)
     parser.add_argument("--muon_lr", type=float, default=8e-3, help="for hidden matrices")
     parser.add_argument("--adam_lr", type=float, default=3e-3, help="for embedding, head and norms")
     parser.add_argument(
