@@ -95,7 +95,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     lines += [
         "",
         "tau: codes a target call; +-: its standard error over cycles. rejection, traversal and block",
-        "(traversal on a chain) are exact expectations on the run's trees and, as chain, on their first draws;",
+        "(traversal on a chain) are exact expectations on the run's trees, as chain on their first draws;",
         "as run: what the run counted; coupled: counted on the same prompts and seeds with its own drafts.",
     ]
     return "\n".join(lines)
