@@ -78,11 +78,11 @@ def _decode(
     codes = calls = 0
     with tqdm(total=len(requests), unit="image", disable=None, smoothing=0.1) as bar:
         started = time.perf_counter()
-        for number, (decoded, dump) in enumerate(_decoded(arm, recorder, requests, folder), start=1):
+        for number, decoded in enumerate(_decoded(arm, recorder, requests, folder), start=1):
             clock = time.perf_counter()
             image = model.image(decoded.codes)
             synchronise(arm.target.device)
-            folder.add(decoded, image, time.perf_counter() - clock, dump)
+            folder.add(decoded, image, time.perf_counter() - clock)
             codes += sum(step.accepted + 1 for step in decoded.steps)
             calls += decoded.target_calls
             rate = number / (time.perf_counter() - started)
@@ -100,17 +100,18 @@ def _recorder(arm: arms.Arm) -> Recorder:
 
 def _decoded(
     arm: arms.Arm, recorder: Recorder | None, requests: Sequence[Request], folder: RunFolder
-) -> Iterator[tuple[Decoded, bytes | None]]:
-    """Images with their dumps: those that leave one first, with nothing else in flight."""
+) -> Iterator[Decoded]:
+    """Images as they finish: those that leave a dump first, with nothing else in flight, their dumps kept."""
     noted = [request for request in requests if request.name in folder.dumped]
     if noted:
         order = {name: number for number, name in enumerate(folder.files)}
         law = asdict(arm.sampling)
         for decoded in replace(arm, proposer=recorder).decode(iter(noted)):
             facts = {"name": decoded.name, "seed": decoded.seed, "number": order[decoded.name], **law}
-            yield decoded, dump_bytes(recorder.finished, facts)
+            folder.add_dump(decoded.name, dump_bytes(recorder.finished, facts))
+            yield decoded
     others = [request for request in requests if request.name not in folder.dumped]
-    yield from ((decoded, None) for decoded in arm.decode(iter(others)))
+    yield from arm.decode(iter(others))
 
 
 def _draw(

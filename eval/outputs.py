@@ -176,14 +176,16 @@ class RunFolder:
         """Statistics of this run's finished images, in the order of the prompts."""
         return {name: self.statistics[name] for name in self._prompts if name in self.statistics}
 
-    def add(self, decoded: Decoded, image: Image.Image, decode_s: float, dump: bytes | None = None) -> None:
-        """Keep a finished image: steps, dump, PNG, then the statistics that declare it finished."""
+    def add_dump(self, name: str, data: bytes) -> None:
+        """Keep an image's dump, before the image is declared finished."""
+        write_atomic(self.dump(name), data)
+
+    def add(self, decoded: Decoded, image: Image.Image, decode_s: float) -> None:
+        """Keep a finished image: steps, PNG, then the statistics that declare it finished."""
         prompt = self._prompts[decoded.name]
         lines = [json.dumps({"name": decoded.name, **asdict(step)}) + "\n" for step in decoded.steps]
         with self.steps_path.open("a", encoding="utf-8") as stream:
             stream.write("".join(lines))
-        if dump is not None:
-            write_atomic(self.dump(decoded.name), dump)
         write_atomic(self.png(decoded.name), png_bytes(image))
         self.statistics[decoded.name] = {
             "prompt": prompt.text,

@@ -7,7 +7,7 @@ laws ahead, K candidates, C cycles, I inner nodes of a static tree, V codes, D f
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from adt_tree.grid import Grid
 from adt_tree.noise import Noise
-from adt_tree.roles import Prefix
+from adt_tree.roles import Prefix, Request
 from adt_tree.sampling import Sampling
 from adt_tree.tree import DraftTree
 from adt_tree.verify import Verdict
@@ -73,6 +73,11 @@ def read_recordings(run: Path, device: torch.device) -> list[Recording]:
     if not paths:
         raise UserError(f"{run}: it holds no dump; run generate_images with --dump N on this folder")
     return sorted((_read(path, device) for path in paths), key=lambda recording: recording.number)
+
+
+def requests(recordings: Sequence[Recording]) -> Iterator[Request]:
+    """The recorded images, to be played or, their prompts being in them, to be made again."""
+    return (Request(recording.name, recording, recording.seed) for recording in recordings)
 
 
 def _read(path: Path, device: torch.device) -> Recording:

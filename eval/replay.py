@@ -1,8 +1,8 @@
-"""replay: other proposers, policies and rules on a run's dump, without a pass of the target.
+"""replay: other proposers and policies, or rules, on a run's dump.
 
-What the coupled rule commits does not depend on drafts, so a recorded image is the image of every arm. The
-real loop, proposers, policies and rule run against a target that plays it (eval/recorded.py): exact for
-eagle, for self-drafting only in the recorded arm itself.
+Arms need no pass of the target: what the coupled rule commits does not depend on drafts, so a recorded image
+is the image of every arm. The real loop, proposers, policies and rule run against a target that plays it
+(eval/recorded.py): exact for eagle, for self-drafting only in the recorded arm itself.
 """
 
 from __future__ import annotations
@@ -22,15 +22,14 @@ from tqdm import tqdm
 
 from adt_tree.policy import TreeShape
 from adt_tree.records import Decoded
-from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
-from eval import arms
+from eval import arms, rules
 from eval.errors import UserError
 from eval.method import Method, method_from
 from eval.oracle import Costs, oracle
 from eval.outputs import write_json
-from eval.recorded import AS_RECORDED, RecordedModel, Recording, read_recordings
-from eval.replay_options import methods, proposers
+from eval.recorded import AS_RECORDED, RecordedModel, Recording, read_recordings, requests
+from eval.replay_options import check_used, methods, proposers
 from eval.session import circumstances, load_model
 from models.registry import Model
 
@@ -39,20 +38,57 @@ WANTED = "give the folder of generate_images --dump N"
 
 
 def run(args: argparse.Namespace) -> None:
-    """Replay, print the table, store it; the last line printed is one JSON document."""
+    """Replay or compare rules, print the table, store it; the last line printed is one JSON document."""
     options, weights = read_options(args)
     recorded = method_from(argparse.Namespace(**{**vars(options), "drafter_path": None}))
+    chosen = [] if args.rules else exact_methods(args, recorded)
+    check_used(args, recorded)
+    model = load_model(options, args.rules or any(method.needs_drafter for _, method in chosen))
+    check_weights(args, model, weights)
+    recordings = read_recordings(Path(args.run), model.codebook.device)[: args.num_images]
+    slots = min(options.batch_size, len(recordings))
+    if args.rules:
+        rules.check(Path(args.run), recorded, recordings)
+        rows = rules.compare(model, recorded, recordings, slots)
+        print(rules.table(rows))
+    else:
+        rows = arm_rows(args, model, recorded, chosen, recordings, slots)
+        print(table(rows))
+        print(_legend(rows, len(recordings), _costs(args)))
+    result = {
+        "command": f"python main.py {shlex.join(sys.argv[1:])}",
+        **circumstances(model, options),
+        "images": len(recordings),
+        "recorded": _arm("adt" if recorded.adapt else "fixed", recorded),
+        "options": vars(args),
+        "results": rows,
+    }
+    folder = Path(args.output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "replay.json", result)
+    print(json.dumps(result))
+
+
+def exact_methods(args: argparse.Namespace, recorded: Method) -> list[tuple[str, Method]]:
+    """(policy, method) of every row. UserError if the run's images depend on its drafts."""
     if not recorded.exact:
         raise UserError(
             f"{args.run}: not a run of an exact rule, so other drafts would give other images; dump one with "
-            "--verify coupled and without --lantern"
+            "--verify coupled and without --lantern, or add --rules"
         )
-    chosen = list(methods(args, recorded))
-    model = load_model(options, need_drafter=any(method.needs_drafter for _, method in chosen))
-    check_weights(args, model, weights)
-    recordings = read_recordings(Path(args.run), model.codebook.device)[: args.num_images]
-    costs = Costs(args.level_cost, args.node_cost)
-    slots = min(options.batch_size, len(recordings))
+    return list(methods(args, recorded))
+
+
+def arm_rows(
+    args: argparse.Namespace,
+    model: Model,
+    recorded: Method,
+    chosen: Sequence[tuple[str, Method]],
+    recordings: Sequence[Recording],
+    slots: int,
+) -> list[dict[str, Any]]:
+    """Every arm's row, and the oracle's."""
+    costs = _costs(args)
     # The hybrid's calibration is shared by all images, so it is that of the run in the run's batches alone.
     shared = args.batch_size is None or recorded.drafter != "hybrid"
     rows = []
@@ -61,26 +97,16 @@ def run(args: argparse.Namespace) -> None:
         bar.set_postfix_str(f"{method.drafter} {policy}")
         started = time.perf_counter()
         images = list(played(model, method, recordings, slots))
-        facts = {
-            **_arm(policy, method),
-            "exact": method.drafter == "eagle" or (shared and method == recorded),
-        }
+        exact = method.drafter == "eagle" or (shared and method == recorded)
+        facts = {**_arm(policy, method), "exact": exact}
         rows.append(row(facts, images, costs, time.perf_counter() - started))
     if args.oracle and "eagle" in proposers(args, recorded):
         rows.append(_oracle_row(args, model, recorded, recordings, costs, slots))
-    print(table(rows))
-    print(_legend(rows, len(recordings), costs))
-    result = {
-        "command": f"python main.py {shlex.join(sys.argv[1:])}",
-        **circumstances(model, options),
-        "images": len(recordings),
-        "recorded": _arm("adt" if recorded.adapt else "fixed", recorded),
-        "level_cost": costs.level,
-        "node_cost": costs.node,
-        "options": vars(args),
-        "results": rows,
-    }
-    store(args, result)
+    return rows
+
+
+def _costs(args: argparse.Namespace) -> Costs:
+    return Costs(args.level_cost, args.node_cost)
 
 
 def read_options(args: argparse.Namespace) -> tuple[argparse.Namespace, str]:
@@ -107,19 +133,6 @@ def check_weights(args: argparse.Namespace, model: Model, weights: str) -> None:
             f"{args.run}: dumped with the weights {weights}, the checkpoint has {model.weights_sha}; give "
             "--model_path, or dump again"
         )
-
-
-def store(args: argparse.Namespace, result: dict[str, Any]) -> None:
-    """Into --output_dir, and as the last line printed."""
-    folder = Path(args.output_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "replay.json", result)
-    print(json.dumps(result))
-
-
-def requests(recordings: Sequence[Recording]) -> Iterator[Request]:
-    """The recorded images, to be played."""
-    return (Request(recording.name, recording, recording.seed) for recording in recordings)
 
 
 def played(model: Model, method: Method, recordings: Sequence[Recording], slots: int) -> Iterator[Decoded]:

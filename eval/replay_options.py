@@ -9,8 +9,8 @@ from itertools import product
 
 from eval.errors import UserError
 from eval.method import Method, adapt_constants, fixed_shape
-from eval.options import DRAFTERS, SEED_CELLS, SHAPE_OF, add_adapt_arguments, add_run_arguments
-from eval.parser import at_least, within
+from eval.options import ADAPT_FIELDS, DRAFTERS, SEED_CELLS, SHAPE_OF, add_adapt_arguments, add_run_arguments
+from eval.parser import Parser, at_least, within
 
 POLICIES = ("fixed", "adt")
 
@@ -20,6 +20,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="output folder of generate_images with --dump")
     _add_arm_arguments(parser)
     _add_oracle_arguments(parser)
+    parser.add_argument(
+        "--rules",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="instead of arms: expected codes a target call of the rejection rule, of traversal and block "
+        "verification on the trees of a run with --verify rejection --static_tree, and of the coupled rule, "
+        "for which the prompts are decoded once more",
+    )
     group = parser.add_argument_group("model")
     group.add_argument(
         "--model_path", metavar="DIR", help="the run's checkpoint (default: where the run had it)"
@@ -128,6 +136,35 @@ def _add_oracle_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PASSES",
         help="of one more node in a target pass, in target passes over one node",
     )
+
+
+def check_used(args: argparse.Namespace, recorded: Method) -> None:
+    """UserError for an option that would do nothing."""
+    parser = Parser("replay", "")
+    add_arguments(parser)
+    given = [name for name, value in vars(args).items() if value != parser.get_default(name)]
+    oracle = ("oracle_depths", "oracle_widths")
+    everywhere = (
+        "run",
+        "rules",
+        "model_path",
+        "drafter_path",
+        "device",
+        "batch_size",
+        "num_images",
+        "output_dir",
+    )
+    drafters = [] if args.rules else proposers(args, recorded)
+    cases = (
+        (args.rules, set(given) - {*everywhere, "config", "debug"}, "--rules takes the run's own trees"),
+        ("fixed" not in args.policies, ("depth", "draft_top_k"), "it needs --policies fixed"),
+        ("adt" not in args.policies, tuple(ADAPT_FIELDS), "it needs --policies adt"),
+        (drafters == ["eagle"], ("seed_cells",), "it needs --proposers jacobi or hybrid"),
+        (not args.oracle or "eagle" not in drafters, oracle, "it needs --oracle and --proposers eagle"),
+    )
+    for holds, names, reason in cases:
+        for name in sorted(set(names) & set(given)) if holds else ():
+            raise UserError(f"--{name}: {reason}; leave it out")
 
 
 def proposers(args: argparse.Namespace, recorded: Method) -> list[str]:

@@ -247,6 +247,47 @@ def test_damage_and_strangers_are_named(generate: Run, replay: Run, tmp_path: Pa
     assert "not of generate_images" in one_line(replay("d")[2])
 
 
+@pytest.mark.parametrize("choices", ["mc_sim_7b_63", "chain"])
+def test_rules(generate: Run, replay: Run, choices: str) -> None:
+    """The rule's exact expectation against what the run counted, and every row."""
+    words = f"--static_tree --tree_choices {choices} --verify rejection --batch_size 2 --dump 9"
+    assert generate("d", *words.split())[0] == 0
+    status, result, err = replay("d", "--rules")
+    assert status == 0, err
+    rows = {(row["tree"], row["rule"]): row for row in result["results"]}
+    trees = dict.fromkeys((choices, "chain"))
+    assert {tree for tree, _ in rows} == set(trees)
+    for tree in trees:
+        assert (
+            rows[tree, "block" if tree == "chain" else "traversal"]["tau"]
+            > 1
+            < rows[tree, "rejection"]["tau"]
+        )
+        assert rows[tree, "coupled"]["tau"] >= 1 and rows[tree, "coupled"]["over_coupled"] == 0
+    counted, meant = rows[choices, "as run"], rows[choices, "rejection"]
+    assert abs(counted["tau"] - meant["tau"]) < 4 * counted["tau_se"]
+    if choices != "chain":
+        assert rows[choices, "rejection"]["tau"] > rows["chain", "rejection"]["tau"]
+
+
+@pytest.mark.parametrize(
+    ("made", "asked", "says"),
+    [
+        (SMALL, "--rules", "dynamic"),
+        ("--static_tree --verify rejection", "--rules --budgets 4", "--budgets"),
+        ("--static_tree --verify rejection", "", "or add --rules"),
+        (SMALL, "--policies fixed --adt_beta 0.4", "--adt_beta"),
+        (SMALL, "--seed_cells left", "--seed_cells"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(
+    generate: Run, replay: Run, made: str, asked: str, says: str
+) -> None:
+    assert generate("d", *made.split(), "--dump", "1", "--num_images", "1")[0] == 0
+    status, _, err = replay("d", *asked.split())
+    assert status == 2 and says in one_line(err)
+
+
 @pytest.mark.parametrize("words", ["--lantern", "--verify rejection", "--model_type base"])
 def test_runs_that_cannot_be_replayed_leave_no_dump(generate: Run, words: str) -> None:
     status, _, err = generate("d", *words.split(), "--dump", "1")
