@@ -6,6 +6,7 @@ Dimensions: G guidance branches, B images, F frontier nodes, W the largest width
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from adt_tree.calibrate import BOTH, DRAFTER, Calibration
 from adt_tree.policy import TreeShape
-from adt_tree.propose import EagleProposer
+from adt_tree.propose import EagleProposer, Stem
 from adt_tree.roles import Drafter, Prefix
 from adt_tree.sampling import Sampling, log_probs
 from adt_tree.stale import KEPT, Anchors, Candidates, StaleCodes, chains
@@ -67,27 +68,17 @@ class HybridGrowth:
     def __init__(self, stale: StaleCodes, calibration: Calibration) -> None:
         self.stale, self.calibration = stale, calibration
 
-    def __call__(
-        self,
-        drafter: Drafter,
-        sampling: Sampling,
-        start: tuple[Tensor, Tensor],
-        roots: Tensor,
-        shapes: Sequence[TreeShape],
-        limits: Tensor,
-        gumbel: Tensor,
-        reach: int,
-    ) -> DraftTree:
+    def __call__(self, drafter: Drafter, sampling: Sampling, stem: Stem) -> DraftTree:
         """See Growth."""
-        bounds = max(s.budget for s in shapes), max(s.depth for s in shapes), max(s.width for s in shapes)
+        roots, bounds = stem.roots, stem.bounds
         if min(bounds) == 0:
             return lone_roots(roots)
-        depth, width, budget = limits.unbind(1)
+        depth, width, budget = stem.limits.unbind(1)
         rank = torch.arange(bounds[2], device=roots.device)
         level = torch.arange(bounds[1], device=roots.device)
         absent = (level >= depth[:, None])[..., None] | (rank >= width[:, None])[:, None]  # [B, L, W]
         found = self.stale.candidates(bounds[1], bounds[2])
-        trunk, anchors = self._trunk(drafter, sampling, start, found, absent, gumbel, reach)
+        trunk, anchors = self._trunk(drafter, sampling, stem, found, absent)
         trunk = _keep_path(trunk, anchors)
         if anchors.depth == bounds[1]:
             return select(trunk, budget, roots, bounds)
@@ -102,24 +93,24 @@ class HybridGrowth:
         self,
         drafter: Drafter,
         sampling: Sampling,
-        start: tuple[Tensor, Tensor],
+        stem: Stem,
         found: Candidates,
         absent: Tensor,
-        gumbel: Tensor,
-        reach: int,
     ) -> tuple[Pool, Anchors]:
         """The drafted levels, and their last frontier."""
         images, depth, wide = absent.shape
         anchors = Anchors.root(images, absent.device)
-        log_q, features = start[0][:, None], start[1][:, :, None]
+        log_q, features = stem.log_q[:, None], stem.feature[:, :, None]
         eye = torch.eye(wide, dtype=torch.bool, device=absent.device).expand(images, -1, -1)
         code, ancestors = found.codes[:, 0], eye[..., :0]
         pools = []
         for level in range(min(DRAFTED_LEVELS, depth)):
             if level:
-                logits, features = drafter.expand(code, features, ancestors, level - 1, reach)
+                logits, features = drafter.expand(code, features, ancestors, level - 1, stem.reach)
                 log_q = log_probs(logits, sampling)
-            child, gain, bins = self._children(log_q + gumbel[:, level, None], found, absent[:, level], level)
+            child, gain, bins = self._children(
+                log_q + stem.gumbel[:, level, None], found, absent[:, level], level
+            )
             total = gain + anchors.score[..., None]
             parents = anchors.index[..., None].expand_as(child)
             depths = torch.full(child.shape[1:], level + 1, device=child.device)
@@ -174,4 +165,4 @@ def _keep_path(trunk: Pool, anchors: Anchors) -> Pool:
         score = scores.gather(1, node)
         scores.scatter_(1, node, torch.where(score.isfinite(), KEPT - depth, score))
         node = trunk.parents.gather(1, node)
-    return Pool(trunk.codes, scores, trunk.parents, trunk.depths, trunk.bins)
+    return replace(trunk, scores=scores)

@@ -19,22 +19,30 @@ from adt_tree.tree import DraftTree, Pool, StaticTree, lone_roots, select
 from adt_tree.verify import Verdict
 
 
+@dataclass(frozen=True, slots=True)
+class Stem:
+    """What trees grow from: the drafter's law at their roots, and how far they may go."""
+
+    log_q: Tensor  # [B, V] after the root
+    feature: Tensor  # [G, B, D] the drafter's at the root
+    roots: Tensor  # [B]
+    shapes: Sequence[TreeShape]
+    limits: Tensor  # [B, 3]: the shapes' depth, width and budget, on the device
+    gumbel: Tensor  # as Proposer.propose
+    reach: int
+
+    @property
+    def bounds(self) -> tuple[int, int, int]:
+        """The greatest budget, depth and width of all images."""
+        shapes = self.shapes
+        return max(s.budget for s in shapes), max(s.depth for s in shapes), max(s.width for s in shapes)
+
+
 class Growth(Protocol):
     """How a tree grows from the drafter's law at the root."""
 
-    def __call__(
-        self,
-        drafter: Drafter,
-        sampling: Sampling,
-        start: tuple[Tensor, Tensor],
-        roots: Tensor,
-        shapes: Sequence[TreeShape],
-        limits: Tensor,
-        gumbel: Tensor,
-        reach: int,
-    ) -> DraftTree:
-        """start: log q [B, V] and feature [G, B, D] at the root; limits [B, 3]: the shapes on the device;
-        otherwise as Proposer.propose."""
+    def __call__(self, drafter: Drafter, sampling: Sampling, stem: Stem) -> DraftTree:
+        """A tree per image."""
 
 
 class EagleProposer:
@@ -71,8 +79,9 @@ class EagleProposer:
         # Copied to the device before anything is queued on it, so that the copy waits for nothing.
         limits = torch.tensor([(s.depth, s.width, s.budget) for s in shapes], device=roots.device)
         logits, feature = self.drafter.extend(self._features, self._codes, self._count, reach)
-        start = (log_probs(logits, self.sampling), feature)
-        return self.growth(self.drafter, self.sampling, start, roots, shapes, limits, gumbel, reach)
+        log_q = log_probs(logits, self.sampling)
+        stem = Stem(log_q, feature, roots, shapes, limits, gumbel, reach)
+        return self.growth(self.drafter, self.sampling, stem)
 
     def observe(
         self, tree: DraftTree, log_p: Tensor, gumbel: Tensor, features: Tensor, verdict: Verdict
@@ -83,16 +92,7 @@ class EagleProposer:
         self._codes, self._count = verdict.codes, verdict.count
 
 
-def grow_dynamic(
-    drafter: Drafter,
-    sampling: Sampling,
-    start: tuple[Tensor, Tensor],
-    roots: Tensor,
-    shapes: Sequence[TreeShape],
-    limits: Tensor,
-    gumbel: Tensor,
-    reach: int,
-) -> DraftTree:
+def grow_dynamic(drafter: Drafter, sampling: Sampling, stem: Stem) -> DraftTree:
     """EAGLE-2: level by level, the best `width` nodes expand to their `width` best children; the best
     `budget` stay.
 
@@ -101,44 +101,35 @@ def grow_dynamic(
     a node's score the sum along its path. Images of smaller shapes take part with -inf scores where theirs
     ends.
     """
-    bounds = max(s.budget for s in shapes), max(s.depth for s in shapes), max(s.width for s in shapes)
-    if min(bounds) == 0:
-        return lone_roots(roots)
-    pool = grow_pool(drafter, sampling, start, roots, shapes, limits, gumbel, reach)
-    return select(pool, limits[:, 2], roots, (bounds[0], bounds[1], min(bounds[2], gumbel.shape[-1])))
+    budget, depth, width = stem.bounds
+    if min(stem.bounds) == 0:
+        return lone_roots(stem.roots)
+    pool = grow_pool(drafter, sampling, stem)
+    return select(pool, stem.limits[:, 2], stem.roots, (budget, depth, min(width, stem.gumbel.shape[-1])))
 
 
-def grow_pool(
-    drafter: Drafter,
-    sampling: Sampling,
-    start: tuple[Tensor, Tensor],
-    roots: Tensor,
-    shapes: Sequence[TreeShape],
-    limits: Tensor,
-    gumbel: Tensor,
-    reach: int,
-) -> Pool:
+def grow_pool(drafter: Drafter, sampling: Sampling, stem: Stem) -> Pool:
     """The candidates of grow_dynamic, level after level; no budget is looked at, and no shape may be empty in
     all images. A level does not depend on whether deeper ones follow."""
-    bounds = max(s.budget for s in shapes), max(s.depth for s in shapes), max(s.width for s in shapes)
-    depth, width, _ = limits.unbind(1)
-    images, most_width = len(shapes), min(bounds[2], gumbel.shape[-1])
+    roots, gumbel = stem.roots, stem.gumbel
+    _, most_depth, most_width = stem.bounds
+    depth, width, _ = stem.limits.unbind(1)
+    images, most_width = len(roots), min(most_width, gumbel.shape[-1])
     beyond = (
         torch.arange(most_width, device=roots.device) >= width[:, None]
     )  # [B, W] ranks an image does not use
     eye = torch.eye(most_width, dtype=torch.bool, device=roots.device).expand(images, -1, -1)
 
-    log_q, feature = start
-    score, code = (log_q + gumbel[:, 0]).log_softmax(dim=-1).topk(most_width, dim=-1)
+    score, code = (stem.log_q + gumbel[:, 0]).log_softmax(dim=-1).topk(most_width, dim=-1)
     score = score.masked_fill(beyond | (depth < 1)[:, None], float("-inf"))
     pools = [Pool(code, score, torch.full_like(code, -1), code.new_ones(most_width))]
     node = torch.arange(most_width, device=roots.device).expand(
         images, -1
     )  # pool index of each frontier node
-    features = feature[:, :, None].expand(-1, -1, most_width, -1)
+    features = stem.feature[:, :, None].expand(-1, -1, most_width, -1)
     ancestors = eye
-    for level in range(2, bounds[1] + 1):
-        logits, features = drafter.expand(code, features, ancestors, level - 2, reach)
+    for level in range(2, most_depth + 1):
+        logits, features = drafter.expand(code, features, ancestors, level - 2, stem.reach)
         confidence = (log_probs(logits, sampling) + gumbel[:, level - 1, None]).log_softmax(dim=-1)
         value, child = confidence.topk(most_width, dim=-1)  # [B, W, W]
         total = value + score[..., None]
@@ -182,23 +173,13 @@ class StaticGrowth:
             ranks=torch.tensor([self.tree.ranks[n] for n in below], device=device),
         )
 
-    def __call__(
-        self,
-        drafter: Drafter,
-        sampling: Sampling,
-        start: tuple[Tensor, Tensor],
-        roots: Tensor,
-        shapes: Sequence[TreeShape],
-        limits: Tensor,
-        gumbel: Tensor,
-        reach: int,
-    ) -> DraftTree:
+    def __call__(self, drafter: Drafter, sampling: Sampling, stem: Stem) -> DraftTree:
         """See Growth."""
-        most_depth = max(s.depth for s in shapes)
-        images, nodes = len(shapes), sum(depth <= most_depth for depth in self.tree.depths)
-        log_q, features = start[0][:, None], start[1][:, :, None]
+        most_depth, roots = stem.bounds[1], stem.roots
+        images, nodes = len(roots), sum(depth <= most_depth for depth in self.tree.depths)
+        log_q, features = stem.log_q[:, None], stem.feature[:, :, None]
         codes = roots[:, None].repeat(1, nodes)
-        valid = self._depths[:nodes] <= limits[:, :1]
+        valid = self._depths[:nodes] <= stem.limits[:, :1]
         q = log_q.new_zeros(images, nodes, log_q.shape[-1]) if self.keep_q else None
         expanded = roots.new_empty(0)
         for depth, level in enumerate(self._levels[:most_depth]):
@@ -206,9 +187,11 @@ class StaticGrowth:
                 expanded = torch.cat((expanded, level.nodes))
                 seen = self._ancestors[level.nodes][:, expanded].expand(images, -1, -1)
                 features = features[:, :, level.parents]
-                logits, features = drafter.expand(codes[:, level.nodes], features, seen, depth - 1, reach)
+                logits, features = drafter.expand(
+                    codes[:, level.nodes], features, seen, depth - 1, stem.reach
+                )
                 log_q = log_probs(logits, sampling)
-            value, table = (log_q + gumbel[:, depth, None]).topk(self.tree.width, dim=-1)
+            value, table = (log_q + stem.gumbel[:, depth, None]).topk(self.tree.width, dim=-1)
             codes[:, level.children] = table[:, level.slots, level.ranks]
             valid[:, level.children] &= value[:, level.slots, level.ranks].isfinite()
             if q is not None:

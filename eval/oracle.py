@@ -8,7 +8,7 @@ image, V codes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from adt_tree.decode import speculative
 from adt_tree.grid import Grid
 from adt_tree.noise import Noise
 from adt_tree.policy import Fixed, TreeShape
-from adt_tree.propose import EagleProposer, grow_pool
+from adt_tree.propose import EagleProposer, Stem, grow_pool
 from adt_tree.records import Decoded, Step
 from adt_tree.roles import Drafter, Request
 from adt_tree.sampling import Sampling
@@ -57,25 +57,16 @@ class Probe:
             [(shape.depth, shape.width, shape.budget) for shape in shapes], device=target.device
         ).unbind(1)
 
-    def __call__(
-        self,
-        drafter: Drafter,
-        sampling: Sampling,
-        start: tuple[Tensor, Tensor],
-        roots: Tensor,
-        shapes: Sequence[TreeShape],
-        limits: Tensor,
-        gumbel: Tensor,
-        reach: int,
-    ) -> DraftTree:
-        """See Growth; shapes hold what remains of each image."""
+    def __call__(self, drafter: Drafter, sampling: Sampling, stem: Stem) -> DraftTree:
+        """See Growth; the stem's shapes hold what remains of each image."""
+        roots = stem.roots
         accepted = roots.new_zeros(len(roots), len(self.shapes))
         nodes = torch.zeros_like(accepted)
-        fits = max(shape.depth for shape in shapes)
+        fits = stem.bounds[1]
         for width in {shape.width for shape in self.shapes if shape.depth and fits}:
-            wide = [TreeShape(shape.depth, width, shape.budget) for shape in shapes]
-            bounds = torch.tensor([(s.depth, s.width, s.budget) for s in wide], device=roots.device)
-            pool = grow_pool(drafter, sampling, start, roots, wide, bounds, gumbel, reach)
+            wide = [TreeShape(shape.depth, width, shape.budget) for shape in stem.shapes]
+            limits = torch.tensor([(s.depth, s.width, s.budget) for s in wide], device=roots.device)
+            pool = grow_pool(drafter, sampling, replace(stem, shapes=wide, limits=limits))
             mine = self._widths == width
             found = outcome(pool, self._path(pool), self._depths[mine], self._budgets[mine])
             accepted[:, mine], nodes[:, mine] = found

@@ -1,6 +1,6 @@
 #!/bin/sh
-# The search behind the defaults of the adaptive tree (AdaptConstants in adt_tree/policy.py), on training prompts of the
-# embedded model. Three phases, run one by one: every phase starts from the defaults in the code, so put a phase's winner
+# The search behind the defaults of the adaptive tree (AdaptConstants in adt_tree/policy.py), on pairs of the embedded model
+# that neither training nor bench has. Phases are run one by one: each starts from the defaults in the code, so put its winner
 # there before the next. Tables on stdout, all points as JSON under runs/. Results with date and device: docs/LOG.md.
 # Usage: scripts/sweep_adt.sh bounds|steps|init TEMPERATURE [options of `main.py sweep`]     trees of the drafter network
 #        scripts/sweep_adt.sh stale TEMPERATURE --drafter_type jacobi|hybrid [options]       self-drafted trees
@@ -19,5 +19,6 @@ case "$phase" in
   *) echo "sweep_adt: no phase $phase; choose bounds, steps, init or stale" >&2; exit 2 ;;
 esac
 # shellcheck disable=SC2086 -- the grid is a list of words
-exec "${PYTHON:-.venv/bin/python}" main.py sweep --temperature "$t" --num_images 4 \
+exec "${PYTHON:-.venv/bin/python}" main.py sweep --temperature "$t" \
+  --prompt configs/emoji_unseen.txt --slice 16-24 --num_images 4 \
   --output_dir "runs/sweep_${phase}_t$t" $grid "$@"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from adt_tree.grid import Grid
 from adt_tree.policy import TreeShape
-from adt_tree.propose import StaticGrowth, grow_dynamic
+from adt_tree.propose import StaticGrowth, Stem, grow_dynamic
 from adt_tree.roles import Drafter, Prefix
 from adt_tree.sampling import Sampling, guide, log_probs
 from adt_tree.tree import STATIC_TREES, DraftTree, StaticTree
@@ -100,7 +100,7 @@ def grow(
     root = cycle["input_ids"][0, -1:].long() - FIRST_CODE
     limits = torch.tensor([[SHAPE.depth, SHAPE.width, SHAPE.budget]])
     silent = torch.zeros(1, SHAPE.depth + 1, CODES)
-    return growth(recorder, SAMPLING, start, root, [SHAPE], limits, silent, reach)
+    return growth(recorder, SAMPLING, Stem(*start, root, [SHAPE], limits, silent, reach))
 
 
 def check_tree(tree: DraftTree, cycle: dict[str, Tensor]) -> None:

@@ -18,9 +18,9 @@ from eval.recorded import RecordedTarget
 from tests.test_cli import generate, one_line, record, run  # noqa: F401
 
 Run = Callable[..., tuple[int, str, str]]
-SMALL = "--depth 3 --draft_top_k 2 --total_token 7"
+SMALL = "--drafter_type eagle --depth 3 --draft_top_k 2 --total_token 7"
 AS_SMALL = "--policies fixed --depth 3 --draft_top_k 2 --budgets 6"
-ADT = "--peanut --adt_depth_max 4 --total_token 9"
+ADT = "--drafter_type eagle --peanut --adt_depth_max 4 --total_token 9"
 
 
 @pytest.fixture
