@@ -30,7 +30,7 @@ class _Evidence:
 class SpatialPrior:
     """Depth where one more level stops paying, at the acceptance rate estimated around the root's cell.
 
-    With s_j = 1 where cell j took a draft, 0 where the drafts offered there were all rejected:
+    With s_j = 1 where cell j took a draft, 0 where none of the drafts was the choice:
 
         alpha0 = (1 + sum s_j) / (2 + n)                          over the image's n tested cells
         a      = (kappa alpha0 + sum w_j s_j) / (kappa + sum w_j)    over tested cells within RADIUS
@@ -39,8 +39,9 @@ class SpatialPrior:
     w_j falls off as a Gaussian of the distance, c is constants.level_cost; depth is sought within its bounds,
     the least at a tie. The width shares the budget among the levels: budget / depth, halves rounded up,
     within its bounds. An untested cell is no evidence (right-censoring): the code after a tree whose levels
-    were all accepted. The policy is not told where the budget ended a path above the depth asked for; the
-    code there counts as rejected. The root itself is left out: the last tree ended there, whatever the rate.
+    were all accepted. The policy is not told where the budget or the beam ended a path above the depth asked
+    for; the code there counts as rejected. The root itself is left out: the last tree ended there, whatever
+    the rate.
 
     Shapes depend on earlier cycles alone, so every rule stays lossless. The objective is Leviathan et al.'s
     (2211.17192, theorem 3.8); a neighbourhood's rate in place of ADT-Tree's copy of one cell is ours.

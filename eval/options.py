@@ -329,7 +329,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--static_tree",
         action=argparse.BooleanOptionalAction,
         default=False,
-        help="EAGLE-1: a static tree; without it and --peanut: EAGLE-2",
+        help="EAGLE-1: a static tree of the drafter network; without it and --peanut: dynamic trees of fixed "
+        "shape (with --drafter_type eagle, EAGLE-2)",
     )
     group.add_argument(
         "--eagle_version",

@@ -180,6 +180,9 @@ def test_a_restart_discards_the_earlier_run_and_its_losses(work: Path) -> None:
     """Steps and log begin anew; without --restart the same call goes on (the control)."""
     assert train(work, "--max_steps", "3")["step"] == 3
     assert train(work, "--max_steps", "4")["step"] == 4
+    for law in (("--cfg", "1"), ("--ahead", "1")):
+        with pytest.raises(StageError, match="target --restart"):
+            train(work, "--max_steps", "5", *law)
     assert train(work, "--max_steps", "2", "--restart")["step"] == 2
     lines = (work / "losses_target.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [2]

@@ -130,11 +130,11 @@ Target: {layers} layers, hidden {hidden}, {heads} heads, MLP {intermediate}, voc
 | VQ reconstruction, seen images | {train_psnr_db:.2f} dB PSNR, {train_l1_levels:.2f} levels of 255 mean error | `main.py train_emoji tokenizer` ({tokenizer_steps} steps, {tokenizer_minutes:.0f} min) |
 | VQ reconstruction, held-out images | {held_out_psnr_db:.2f} dB PSNR, {held_out_l1_levels:.2f} levels | the same |
 | codes used | {codes_used} of {num_codes} | the same |
-| target loss, seen pairs | {seen:.3f} nats a code | `main.py train_emoji target` ({target_steps} steps, {target_minutes:.0f} min) |
+| target loss, seen pairs, law at guidance {cfg:g} | {seen:.3f} nats a code | `main.py train_emoji target` ({target_steps} steps, {target_minutes:.0f} min) |
 | target loss, held-out pairs | {held_out:.3f} nats a code | the same |
 {drafter}
 
-The target's losses are of the guided law, which is what training fits, at the last step; the shipped weights are a running average near its end. The
+The target's losses are of the law at that guidance scale, which is what training fits, at the last step; the shipped weights are a running average near its end. The
 drafter's agreement is of its shipped average.
 {history}
 
@@ -170,6 +170,7 @@ def collect_facts(work: Path, target: dict, tokenizer: dict, args: argparse.Name
     vq, shape = tokenizer["config"], target["config"]
     return {
         **report, "seen": last["seen"], "held_out": last["held_out"], "target_steps": target["step"],
+        "cfg": target["cfg"],
         "target_minutes": target["spent_s"] / 60, "tokenizer_steps": report["steps"],
         "tokenizer_minutes": report["spent_s"] / 60, "device_name": args.device_name,
         "history": args.history, "date": args.date,

@@ -27,6 +27,7 @@ from adt_tree.sampling import guide
 from models.transformer import Decoder, DecoderConfig
 from training.bpe import IMAGE_FIRST, Layout, caption, random_caption
 from training.data import read_captions
+from training.errors import StageError
 from training.loop import (
     Budget,
     Every,
@@ -40,6 +41,7 @@ from training.loop import (
 from training.muon import Muon
 
 BOS = 0
+SEEN = 48  # training pairs of the validation
 Packed = tuple[Tensor, Tensor]  # what pack() returns
 
 
@@ -259,12 +261,21 @@ class Trainer:
         """What a resume needs, and what the export reads."""
         return {"model": self.decoder.state_dict(), "average": self.average, "step": self.step,
                 "spent_s": spent_s, "optimisers": [optimiser.state_dict() for optimiser in self.optimisers],
-                "heads": self.heads.state_dict(),
+                "heads": self.heads.state_dict(), "cfg": self.args.cfg,
                 "config": dataclasses.asdict(self.decoder.config),
                 "num_codes": self.args.num_embeddings}  # fmt: skip
 
     def resume(self, payload: dict) -> None:
-        """Continue a saved run; the data order restarts from a seed that depends on the step."""
+        """Continue a saved run; the data order restarts from a seed that depends on the step.
+
+        StageError if it fits another law, or has other heads.
+        """
+        heads = payload.get("heads", {})
+        if payload.get("cfg") != self.args.cfg or heads.keys() != self.heads.state_dict().keys():
+            raise StageError(
+                f"target.pt was trained with --cfg {payload.get('cfg')} and --ahead {len(heads)}, not with "
+                f"--cfg {self.args.cfg:g} and --ahead {self.args.ahead}: give the same, or `target --restart`"
+            )
         self.decoder.load_state_dict(payload["model"])
         self.heads.load_state_dict(payload["heads"])
         self.average = {name: value.to(self.device) for name, value in payload["average"].items()}
@@ -296,7 +307,7 @@ class Trainer:
             optimiser.zero_grad(set_to_none=True)
             optimiser.param_groups[0]["lr"] = rate * factor
         (loss + self.args.ahead_weight * ahead).backward()
-        nn.utils.clip_grad_norm_(self.decoder.parameters(), 1.0)
+        nn.utils.clip_grad_norm_([*self.decoder.parameters(), *self.heads.parameters()], 1.0)
         for optimiser in self.optimisers:
             optimiser.step()
         self.step += 1
@@ -308,11 +319,11 @@ class Trainer:
 
     @torch.no_grad()
     def validation(self) -> dict[str, float]:
-        """Loss with bare captions on the held-out pairs, and on as many training pairs, current weights."""
+        """Loss with bare captions on the held-out pairs and on SEEN training pairs, current weights."""
         losses = {}
         for label, rows in (
             ("held_out", self.held_out),
-            ("seen", self.train[:: max(1, len(self.train) // 48)][:48]),
+            ("seen", self.train[:: max(1, len(self.train) // SEEN)][:SEEN]),
         ):
             codes = self.codes[[row["index"] for row in rows]]
             texts = [caption(row["style"], row["name"], []) for row in rows]
