@@ -47,7 +47,7 @@ def compare(
     for recording in tqdm(recordings, unit="image", disable=None):
         drafts = sampled(tree, recording.trees)
         found.setdefault((recorded.static, "as run"), []).append(recording.trees.accepted.double())
-        for name, on in ((recorded.static, drafts), (CHAIN, drafts.first_path())):
+        for name, on in {recorded.static: drafts, CHAIN: drafts.first_path()}.items():
             for rule in (rejection, traversal):
                 found.setdefault((name, rule.__name__), []).append(accepted(on, rule(on)))
     for name in dict.fromkeys((recorded.static, CHAIN)):

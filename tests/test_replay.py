@@ -266,6 +266,7 @@ def test_rules(generate: Run, replay: Run, choices: str) -> None:
         assert rows[tree, "coupled"]["tau"] >= 1 and rows[tree, "coupled"]["over_coupled"] == 0
     counted, meant = rows[choices, "as run"], rows[choices, "rejection"]
     assert abs(counted["tau"] - meant["tau"]) < 4 * counted["tau_se"]
+    assert {row["cycles"] for row in rows.values() if row["rule"] != "coupled"} == {counted["cycles"]}
     if choices != "chain":
         assert rows[choices, "rejection"]["tau"] > rows["chain", "rejection"]["tau"]
 
