@@ -49,7 +49,7 @@ class _Trace:
     cycles: list[_Cycle] = field(default_factory=list)
 
     def tensors(self) -> dict[str, Tensor]:
-        """What is stored; see Recording in eval/recorded.py."""
+        """What is stored; see DumpedImage in eval/dumped.py."""
         counts = torch.stack([cycle.count for cycle in self.cycles]).tolist()
         taken = list(zip(self.cycles, counts, strict=True))
         found = {

@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from eval.dumped import RecordedTarget
 from eval.oracle import cheapest_way
 from eval.outputs import RunFolder
-from eval.recorded import RecordedTarget
 from tests.test_cli import generate, one_line, record, run  # noqa: F401
 
 Run = Callable[..., tuple[int, str, str]]

@@ -127,7 +127,7 @@ def stale_says(stale: StaleCodes, tree: DraftTree) -> Said:
     )
 
 
-class Recording:
+class HeardProposer:
     """A proposer that records what it said of the trees that were judged; what it drafts is unchanged."""
 
     def __init__(self, inner: Proposer, says: Callable[[DraftTree, Tensor], Said], record: Record) -> None:
@@ -159,10 +159,10 @@ class Recording:
         self._inner.observe(tree, log_p, gumbel, features, verdict)
 
 
-def recording(proposer: Proposer, record: Record) -> Recording:
+def hear(proposer: Proposer, record: Record) -> HeardProposer:
     """The proposer under a record. Its drafter, if it has one, is replaced for good by one that is heard."""
     if isinstance(proposer, JacobiProposer):
-        return Recording(proposer, lambda tree, gumbel: stale_says(proposer.stale, tree), record)
+        return HeardProposer(proposer, lambda tree, gumbel: stale_says(proposer.stale, tree), record)
     eagle = proposer.eagle if isinstance(proposer, HybridProposer) else proposer
     if not isinstance(eagle, EagleProposer):
         raise TypeError(f"{type(proposer).__name__}: nobody knows what it says of its drafts")
@@ -178,4 +178,4 @@ def recording(proposer: Proposer, record: Record) -> Recording:
         raw = torch.where(ours, heard.said(tree, gumbel)[1], stale_says(proposer.stale, tree).log_rate)
         return Said(source, rank, proposer.calibration.log_rate(tree.bins, raw))
 
-    return Recording(proposer, both if isinstance(proposer, HybridProposer) else network, record)
+    return HeardProposer(proposer, both if isinstance(proposer, HybridProposer) else network, record)
