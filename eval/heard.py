@@ -22,7 +22,7 @@ from adt_tree.roles import Drafter, Prefix, Proposer
 from adt_tree.sampling import Sampling, log_probs
 from adt_tree.stale import StaleCodes
 from adt_tree.tree import DraftTree
-from adt_tree.verify import Verdict, accepted_nodes
+from adt_tree.verify import Verdict, reached_nodes
 
 BINS = len(EDGES) + 1
 
@@ -50,12 +50,10 @@ class Record:
 
     def add(self, tree: DraftTree, verdict: Verdict, said: Said) -> None:
         """Count a cycle's trees."""
-        alive = accepted_nodes(tree, verdict)
-        reached = alive.gather(1, tree.parents) & tree.valid
-        reached[:, 0] = False
+        reached, accepted = reached_nodes(tree, verdict)
         rate = said.log_rate.exp()
         place = (said.source, said.rank, tree.depths - 1, torch.bucketize(rate, self._edges))
-        seen = torch.stack((torch.ones_like(rate), alive.to(rate.dtype), rate), dim=2)
+        seen = torch.stack((torch.ones_like(rate), accepted.to(rate.dtype), rate), dim=2)
         self.counts.index_put_(tuple(x[reached] for x in place), seen[reached].double(), accumulate=True)
 
 
