@@ -47,7 +47,7 @@ class DumpedImage:
 
     name: str
     seed: int
-    number: int  # place among the run's prompts
+    number: int  # place among the prompts that all runs in the folder select from
     conditional: list[int]  # token ids of the prompt, which the drafter reads
     unconditional: list[int]
     codes: Tensor  # [n] int64

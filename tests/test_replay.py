@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from eval.dumped import RecordedTarget
+from eval.dumped import RecordedTarget, read_dumps
 from eval.oracle import cheapest_way
 from eval.outputs import RunFolder
 from tests.test_cli import generate, one_line, record, run  # noqa: F401
@@ -146,6 +147,17 @@ def test_a_dump_changes_no_image_and_survives_resumption(
     assert len(live(tmp_path / "d")[0]) == sum(
         entry["target_calls"] for entry in record(tmp_path / "d")[0].values()
     )
+
+
+def test_dumps_of_two_windows_keep_the_order_of_the_prompts(generate: Run, tmp_path: Path) -> None:
+    """As they are numbered, and with no other fact but the name and the seed."""
+    for first in (2, 0):
+        window = ["--start_idx", str(first), "--end_idx", str(first + 2)]
+        assert generate("d", *SMALL.split(), *window, "--dump", "9")[0] == 0
+    dumps = read_dumps(tmp_path / "d", torch.device("cpu"))
+    assert [(dump.name, dump.number) for dump in dumps] == [(str(row), row) for row in range(4)]
+    with safe_open(tmp_path / "d" / "dump" / "0.safetensors", framework="pt") as file:
+        assert file.metadata().keys() == {"name", "seed", "number"}
 
 
 def test_a_full_disk_leaves_no_finished_image_without_its_dump(
