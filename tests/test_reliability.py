@@ -209,6 +209,7 @@ def test_command(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture
         ("--arms ar", "'ar'"),
         ("--arms floor", "'floor'"),
         ("--arms jacobi --verify rejection", "--verify rejection"),
+        ("--arms eagle1 --verify rejection", "coupled rule alone"),
         ("--arms eagle2 --adt_beta 0.3", "--adt_beta 0.3"),
         ("--arms eagle2 --lantern_k 4", "--lantern_k 4"),
         ("--arms jacobi --draft_top_k 65", "65 nodes wide"),
