@@ -273,6 +273,15 @@ def test_sweep_has_no_option_that_its_grid_ignores(words: str) -> None:
         parser.with_config(words.split())
 
 
+def test_sweep_of_self_drafted_trees_reads_no_drafter() -> None:
+    parser = Parser("test", "test")
+    sweep_options.add_arguments(parser)
+    words = ["--drafter_path", "x", "--drafter_type"]
+    assert sweep_options.points(parser.with_config([*words, "hybrid"]))
+    with pytest.raises(UserError, match="--drafter_path x: no drafter network"):
+        sweep_options.points(parser.with_config([*words, "jacobi"]))
+
+
 def test_sweep_points() -> None:
     parser = Parser("test", "test")
     sweep_options.add_arguments(parser)
