@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from adt_tree.tree import DraftTree
-from adt_tree.verify import Verdict, accepted_nodes
+from adt_tree.verify import Verdict, reached_nodes
 
 DRAFTER, STALE, BOTH, SEED = range(4)  # who names a code: the network, a stale law, both, a neighbouring cell
 SOURCES = 4
@@ -53,9 +53,7 @@ class Calibration:
         """Count the reached nodes; a tree without bins (a lone root) has none."""
         if tree.bins is None:
             return
-        alive = accepted_nodes(tree, verdict)
-        reached = alive.gather(1, tree.parents) & tree.valid
-        reached[:, 0] = False
+        reached, accepted = reached_nodes(tree, verdict)
         bins = tree.bins.flatten()
         self.visits.scatter_add_(0, bins, reached.flatten().to(self.visits.dtype))
-        self.hits.scatter_add_(0, bins, (reached & alive).flatten().to(self.hits.dtype))
+        self.hits.scatter_add_(0, bins, accepted.flatten().to(self.hits.dtype))

@@ -74,6 +74,15 @@ def accepted_nodes(tree: DraftTree, verdict: Verdict) -> Tensor:
     return torch.zeros_like(tree.valid).scatter_(1, path, True)
 
 
+def reached_nodes(tree: DraftTree, verdict: Verdict) -> tuple[Tensor, Tensor]:
+    """(reached, accepted) [B, N] bool: the drafted nodes whose parent was accepted, so that their own fate is
+    known, and those of them that were accepted too. Neither holds the root or padding."""
+    alive = accepted_nodes(tree, verdict)
+    reached = alive.gather(1, tree.parents) & tree.valid
+    reached[:, 0] = False
+    return reached, reached & alive
+
+
 def at_parents(values: Tensor, parents: Tensor) -> Tensor:
     """values [B, N, ...] read at every node's parent."""
     index = parents.reshape(*parents.shape, *([1] * (values.dim() - 2))).expand(

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from adt_tree.policy import TreeShape
 from eval.errors import UserError
-from eval.method import Method, check_model
+from eval.method import Method, check_drafter, check_model
 from eval.options import (
     DRAFTERS,
     add_law_arguments,
@@ -74,11 +74,13 @@ def lanes_of(args: argparse.Namespace) -> list[tuple[str, Method]]:
         if twice:
             raise UserError(f"--{name}: {twice[0]} stands twice; give it once")
     plain = Method(temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, cfg=args.cfg)
-    return [("ar", plain)] + [
+    found = [("ar", plain)] + [
         (label_of(drafter, budget), replace(plain, drafter=drafter, shape=shape_of(drafter, budget)))
         for drafter in args.drafters
         for budget in args.budgets
     ]
+    check_drafter(args, (method for _, method in found))
+    return found
 
 
 def label_of(drafter: str, budget: int) -> str:

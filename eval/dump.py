@@ -49,7 +49,7 @@ class _Trace:
     cycles: list[_Cycle] = field(default_factory=list)
 
     def tensors(self) -> dict[str, Tensor]:
-        """What is stored; see Recording in eval/recorded.py."""
+        """What is stored; see DumpedImage in eval/dumped.py."""
         counts = torch.stack([cycle.count for cycle in self.cycles]).tolist()
         taken = list(zip(self.cycles, counts, strict=True))
         found = {
@@ -138,10 +138,9 @@ class Recorder:
 
     def _tree(self, tree: DraftTree, log_p: Tensor, slot: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         inner = [node for node in self.inner if node < tree.nodes]
-        q = log_p.new_zeros(log_p.shape) if tree.q is None else tree.q  # a lone root drew nothing
-        return tree.codes[slot], tree.valid[slot], log_p[slot, inner], q[slot, inner]
+        return tree.codes[slot], tree.valid[slot], log_p[slot, inner], tree.q[slot, inner]
 
 
 def dump_bytes(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> bytes:
-    """An image's dump as a file. facts: name, seed, prompt and sampling settings; stored as JSON values."""
+    """An image's dump as a file. facts: the image's name, seed and number; stored as JSON values."""
     return save(dict(tensors), {name: json.dumps(value) for name, value in facts.items()})

@@ -104,10 +104,9 @@ def _decoded(
     """Images as they finish: those that leave a dump first, with nothing else in flight, their dumps kept."""
     noted = [request for request in requests if request.name in folder.dumped]
     if noted:
-        order = {name: number for number, name in enumerate(folder.files)}
-        law = asdict(arm.sampling)
+        order = {name: number for number, name in enumerate(folder.files, start=folder.first)}
         for decoded in replace(arm, proposer=recorder).decode(iter(noted)):
-            facts = {"name": decoded.name, "seed": decoded.seed, "number": order[decoded.name], **law}
+            facts = {"name": decoded.name, "seed": decoded.seed, "number": order[decoded.name]}
             folder.add_dump(decoded.name, dump_bytes(recorder.finished, facts))
             yield decoded
     others = [request for request in requests if request.name not in folder.dumped]

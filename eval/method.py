@@ -194,6 +194,12 @@ def unused(args: argparse.Namespace) -> dict[str, str]:
     return found
 
 
+def check_drafter(args: argparse.Namespace, methods: Iterable[Method]) -> None:
+    """UserError for a --drafter_path that no method reads."""
+    if not any(method.needs_drafter for method in methods):
+        _refuse(args, ("drafter_path",), "no drafter network drafts here; leave it out")
+
+
 def drafter_type(args: argparse.Namespace) -> str:
     """--drafter_type, or its default for the other options and the model."""
     if args.drafter_type is not None:

@@ -364,5 +364,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="first images that leave DIR/dump/NAME.safetensors, which `main.py replay DIR` plays: fp32 laws "
         "and features along the codes (1.5 MB an image of the embedded model), with --verify rejection "
-        "--static_tree the laws of the trees as well (about 12 MB) (default: none)",
+        "--static_tree the laws of the trees as well (about 12 MB); the latency "
+        "of these images includes the recording (default: none)",
     )

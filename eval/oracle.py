@@ -1,7 +1,7 @@
 """The least cost of an image, were the best tree shape at every cell known: a bound for every policy.
 
 Drafts of the eagle network depend on the image's own path alone, so the accepted length of every shape at
-every root can be read off a recording. Dimensions: B images, P pool entries, D depths, S shapes, n codes an
+every root can be read off a dump. Dimensions: B images, P pool entries, D depths, S shapes, n codes an
 image, V codes.
 """
 
@@ -24,7 +24,7 @@ from adt_tree.roles import Drafter, Request
 from adt_tree.sampling import Sampling
 from adt_tree.tree import DraftTree, Pool, lone_roots
 from adt_tree.verify import Coupled
-from eval.recorded import AS_RECORDED, RecordedModel, RecordedTarget, Recording
+from eval.dumped import AS_RECORDED, DumpedImage, RecordedModel, RecordedTarget
 
 NOTHING = TreeShape(0, 0, 0)
 
@@ -129,7 +129,7 @@ def cheapest_way(accepted: Tensor, costs: Tensor) -> list[tuple[int, int]]:
 
 def oracle(
     model: RecordedModel,
-    recordings: Sequence[Recording],
+    dumps: Sequence[DumpedImage],
     sampling: Sampling,
     shapes: Sequence[TreeShape],
     costs: Costs,
@@ -138,23 +138,23 @@ def oracle(
     """The recorded images in their cheapest cycles with the eagle drafter, trees of `shapes` or none."""
     shapes = [NOTHING, *shapes]
     deepest, widest = max(s.depth for s in shapes), max(s.width for s in shapes)
-    target = model.target(slots, sampling, 1, max(recording.length for recording in recordings))
+    target = model.target(slots, sampling, 1, max(dump.length for dump in dumps))
     probe = Probe(shapes, target)
     proposer = EagleProposer(model.drafter(target, deepest, widest), sampling, probe, slots)
     policy = Fixed(TreeShape(deepest, 1, 1))
     rule = Coupled(Noise(model.num_codes, silent=sampling.greedy))
-    for start in range(0, len(recordings), slots):
-        chunk = recordings[start : start + slots]
-        requests = iter([Request(recording.name, recording, recording.seed) for recording in chunk])
+    for start in range(0, len(dumps), slots):
+        chunk = dumps[start : start + slots]
+        requests = iter([Request(dump.name, dump, dump.seed) for dump in chunk])
         probe.accepted, probe.nodes = [], []
         list(speculative(target, proposer, policy, rule, requests, AS_RECORDED))
         accepted, nodes = (torch.stack(x).cpu() for x in (probe.accepted, probe.nodes))  # [n - 1, B, S]
-        for slot, recording in enumerate(chunk):
-            yield _image(recording, model.grid, shapes, costs, accepted[:, slot], nodes[:, slot])
+        for slot, dump in enumerate(chunk):
+            yield _image(dump, model.grid, shapes, costs, accepted[:, slot], nodes[:, slot])
 
 
 def _image(
-    recording: Recording,
+    dump: DumpedImage,
     grid: Grid,
     shapes: Sequence[TreeShape],
     costs: Costs,
@@ -173,5 +173,5 @@ def _image(
         taken, drafted = int(accepted[root, index]), int(nodes[root, index])
         steps.append(Step(position, row, column, shape.depth, shape.width, drafted, taken, 0.0))
         calls += int(passes[root, index])
-    codes = recording.codes.tolist()
-    return Decoded(recording.name, recording.seed, codes, steps, 0.0, len(steps), calls)
+    codes = dump.codes.tolist()
+    return Decoded(dump.name, dump.seed, codes, steps, 0.0, len(steps), calls)

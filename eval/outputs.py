@@ -113,9 +113,10 @@ class RunFolder:
     def __init__(
         self, root: Path, window: tuple[int, int], prompts: Sequence[Prompt], dumped: int = 0
     ) -> None:
-        """window: --start_idx, --end_idx, for the statistics' name. dumped: the first prompts that must leave
-        a dump. UserError if two names give one file."""
+        """window: --start_idx, --end_idx, which selected the prompts. dumped: the first prompts that must
+        leave a dump. UserError if two names give one file."""
         self.root, self.images, self.dumps = root, root / "img", root / DUMP
+        self.first = window[0]  # the first prompt's place among all that the folder's runs select from
         self.dumped = {prompt.name for prompt in prompts[:dumped]}
         self.statistics_path = root / f"global_statistics_{window[0]}_{window[1]}.json"
         self.steps_path = root / "steps.jsonl"

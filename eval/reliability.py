@@ -17,10 +17,10 @@ from adt_tree.calibrate import EDGES
 from adt_tree.roles import Request
 from eval import arms, figures
 from eval.bench import make_lanes
+from eval.heard import Record, hear
 from eval.measure import Lane
 from eval.outputs import write_json
 from eval.prompts import HELD_OUT_FILE, load_prompts
-from eval.recording import Record, recording
 from eval.reliability_options import recorded_methods
 from eval.session import circumstances, load_model, make_requests
 
@@ -65,7 +65,7 @@ def _record(lane: Lane, requests: Sequence[Request], bar: tqdm) -> Record:
     static = arms.static_tree(arm.method.static) if arm.method.static else None
     shape = arms.largest(arm.method, static, arm.target.num_codes)
     record = Record(shape.width, shape.depth, arm.target.device)
-    heard = replace(arm, proposer=recording(arm.proposer, record))
+    heard = replace(arm, proposer=hear(arm.proposer, record))
     for _ in heard.decode(iter(requests)):
         bar.update()
     return record

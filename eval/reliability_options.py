@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from eval.bench_options import ARMS, BOUNDS, LANTERN_DELTA, LANTERN_K, arm_methods
+from eval.errors import UserError
 from eval.method import Method
 from eval.options import (
     add_adapt_arguments,
@@ -41,6 +42,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def recorded_methods(args: argparse.Namespace) -> list[tuple[str, Method]]:
-    """(arm, method) of every arm, as bench has it. UserError for what cannot be, or would do nothing."""
+    """(arm, method) of every arm, as bench has it. UserError for what cannot be, or would do nothing.
+
+    The coupled rule alone: a confidence says how often a code is the coupled choice.
+    """
+    if args.verify == "rejection":
+        raise UserError(
+            "--verify rejection: a confidence is a rate of acceptance under the coupled rule alone; "
+            "leave it out"
+        )
     methods = arm_methods(argparse.Namespace(**vars(args), temperatures=[args.temperature]))
     return [(name, method) for name, method in methods if method.drafting]

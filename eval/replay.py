@@ -2,7 +2,7 @@
 
 Arms need no pass of the target: what the coupled rule commits does not depend on drafts, so a recorded image
 is the image of every arm. The real loop, proposers, policies and rule run against a target that plays it
-(eval/recorded.py): exact for eagle, for self-drafting only in the recorded arm itself.
+(eval/dumped.py): exact for eagle, for self-drafting only in the recorded arm itself.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from adt_tree.policy import TreeShape
 from adt_tree.records import Decoded
 from adt_tree.sampling import Sampling
 from eval import arms, rules
+from eval.dumped import AS_RECORDED, DumpedImage, RecordedModel, read_dumps, requests
 from eval.errors import UserError
 from eval.method import Method, method_from
 from eval.oracle import Costs, oracle
 from eval.outputs import write_json
-from eval.recorded import AS_RECORDED, RecordedModel, Recording, read_recordings, requests
 from eval.replay_options import check_used, methods, proposers
 from eval.session import circumstances, load_model
 from models.registry import Model
@@ -45,20 +45,20 @@ def run(args: argparse.Namespace) -> None:
     check_used(args, recorded)
     model = load_model(options, args.rules or any(method.needs_drafter for _, method in chosen))
     check_weights(args, model, weights)
-    recordings = read_recordings(Path(args.run), model.codebook.device)[: args.num_images]
-    slots = min(options.batch_size, len(recordings))
+    dumps = read_dumps(Path(args.run), model.codebook.device)[: args.num_images]
+    slots = min(options.batch_size, len(dumps))
     if args.rules:
-        rules.check(Path(args.run), recorded, recordings)
-        rows = rules.compare(model, recorded, recordings, slots)
+        rules.check(Path(args.run), recorded, dumps)
+        rows = rules.compare(model, recorded, dumps, slots)
         print(rules.table(rows))
     else:
-        rows = arm_rows(args, model, recorded, chosen, recordings, slots)
+        rows = arm_rows(args, model, recorded, chosen, dumps, slots)
         print(table(rows))
-        print(_legend(rows, len(recordings), _costs(args)))
+        print(_legend(rows, len(dumps), _costs(args)))
     result = {
         "command": f"python main.py {shlex.join(sys.argv[1:])}",
         **circumstances(model, options),
-        "images": len(recordings),
+        "images": len(dumps),
         "recorded": _arm("adt" if recorded.adapt else "fixed", recorded),
         "options": vars(args),
         "results": rows,
@@ -84,7 +84,7 @@ def arm_rows(
     model: Model,
     recorded: Method,
     chosen: Sequence[tuple[str, Method]],
-    recordings: Sequence[Recording],
+    dumps: Sequence[DumpedImage],
     slots: int,
 ) -> list[dict[str, Any]]:
     """Every arm's row, and the oracle's."""
@@ -96,12 +96,12 @@ def arm_rows(
     for policy, method in bar:
         bar.set_postfix_str(f"{method.drafter} {policy}")
         started = time.perf_counter()
-        images = list(played(model, method, recordings, slots))
+        images = list(played(model, method, dumps, slots))
         exact = method.drafter == "eagle" or (shared and method == recorded)
         facts = {**_arm(policy, method), "exact": exact}
         rows.append(row(facts, images, costs, time.perf_counter() - started))
     if args.oracle and "eagle" in proposers(args, recorded):
-        rows.append(_oracle_row(args, model, recorded, recordings, costs, slots))
+        rows.append(_oracle_row(args, model, recorded, dumps, costs, slots))
     return rows
 
 
@@ -135,13 +135,13 @@ def check_weights(args: argparse.Namespace, model: Model, weights: str) -> None:
         )
 
 
-def played(model: Model, method: Method, recordings: Sequence[Recording], slots: int) -> Iterator[Decoded]:
+def played(model: Model, method: Method, dumps: Sequence[DumpedImage], slots: int) -> Iterator[Decoded]:
     """The recorded images as the method would have made them. UserError if one departs from its codes."""
-    _check_width(method, recordings)
-    longest = max(recording.length for recording in recordings)
+    _check_width(method, dumps)
+    longest = max(dump.length for dump in dumps)
     arm = replace(arms.build(RecordedModel(model), method, slots, longest), sampling=AS_RECORDED)
-    own = {recording.name: recording.codes.tolist() for recording in recordings}
-    for image in arm.decode(requests(recordings)):
+    own = {dump.name: dump.codes.tolist() for dump in dumps}
+    for image in arm.decode(requests(dumps)):
         if image.codes != own[image.name]:
             raise UserError(
                 f"image {image.name}: its replay departs from the recorded codes; its dump is of another "
@@ -150,9 +150,9 @@ def played(model: Model, method: Method, recordings: Sequence[Recording], slots:
         yield image
 
 
-def _check_width(method: Method, recordings: Sequence[Recording]) -> None:
+def _check_width(method: Method, dumps: Sequence[DumpedImage]) -> None:
     """Self-drafting reads no more candidates than were kept."""
-    kept = min(recording.ahead_codes.shape[1] for recording in recordings)
+    kept = min(dump.ahead_codes.shape[1] for dump in dumps)
     width = method.shape.width if method.adapt is None else method.adapt.width_max
     if method.drafter != "eagle" and width > kept:
         raise UserError(
@@ -175,7 +175,7 @@ def _oracle_row(
     args: argparse.Namespace,
     model: Model,
     recorded: Method,
-    recordings: Sequence[Recording],
+    dumps: Sequence[DumpedImage],
     costs: Costs,
     slots: int,
 ) -> dict[str, Any]:
@@ -184,7 +184,7 @@ def _oracle_row(
     shapes = [shape for shape in dict.fromkeys(shapes) if shape.width <= model.num_codes]
     law = Sampling(recorded.temperature, recorded.top_k, recorded.top_p, recorded.cfg)
     started = time.perf_counter()
-    images = list(oracle(RecordedModel(model), recordings, law, shapes, costs, slots))
+    images = list(oracle(RecordedModel(model), dumps, law, shapes, costs, slots))
     facts = {"proposer": "eagle", "policy": "oracle", "shape": f"{len(shapes)} shapes", "budget": None}
     return row({**facts, "exact": True}, images, costs, time.perf_counter() - started)
 

@@ -61,6 +61,11 @@ def read_result(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: not JSON; give a file that bench or sweep stored") from None
     if not isinstance(result, dict) or not result.get("results"):
         raise UserError(f"{path}: it holds no results; give a file that bench or sweep stored")
+    missing = [key for key in (*COLUMNS, "SR_95") if any(key not in row for row in result["results"])]
+    if missing:
+        raise UserError(
+            f"{path}: its rows have no {', '.join(missing)}; give a file that bench, sweep or budget stored"
+        )
     return result
 
 

@@ -18,18 +18,18 @@ from tqdm import tqdm
 
 from adt_tree.tree import STATIC_TREES, StaticTree
 from eval import arms
+from eval.dumped import DumpedImage, Trees, requests
 from eval.errors import UserError
 from eval.method import Method
-from eval.recorded import Recording, Trees, requests
 from eval.traversal import Sampled, accepted, rejection, traversal
 from models.registry import Model
 
 CHAIN = "chain"
 
 
-def check(run: Path, recorded: Method, recordings: Sequence[Recording]) -> None:
+def check(run: Path, recorded: Method, dumps: Sequence[DumpedImage]) -> None:
     """UserError if the run has no sampled trees."""
-    if any(recording.trees is None for recording in recordings):
+    if any(dump.trees is None for dump in dumps):
         how = "static" if recorded.static else "dynamic"
         raise UserError(
             f"{run}: --rules needs sampled trees, this run has {how} ones under {recorded.verify} "
@@ -37,23 +37,21 @@ def check(run: Path, recorded: Method, recordings: Sequence[Recording]) -> None:
         )
 
 
-def compare(
-    model: Model, recorded: Method, recordings: Sequence[Recording], slots: int
-) -> list[dict[str, Any]]:
+def compare(model: Model, recorded: Method, dumps: Sequence[DumpedImage], slots: int) -> list[dict[str, Any]]:
     """A row a rule: on the run's trees, and on their first draws alone where a coupled chain of that length
     exists."""
     tree = StaticTree(STATIC_TREES[recorded.static])
     found: dict[tuple[str, str], list[Tensor]] = {}
-    for recording in tqdm(recordings, unit="image", disable=None):
-        drafts = sampled(tree, recording.trees)
-        found.setdefault((recorded.static, "as run"), []).append(recording.trees.accepted.double())
-        for name, on in ((recorded.static, drafts), (CHAIN, drafts.first_path())):
+    for dump in tqdm(dumps, unit="image", disable=None):
+        drafts = sampled(tree, dump.trees)
+        found.setdefault((recorded.static, "as run"), []).append(dump.trees.accepted.double())
+        for name, on in {recorded.static: drafts, CHAIN: drafts.first_path()}.items():
             for rule in (rejection, traversal):
                 found.setdefault((name, rule.__name__), []).append(accepted(on, rule(on)))
     for name in dict.fromkeys((recorded.static, CHAIN)):
         if StaticTree(STATIC_TREES[name]).depth == tree.depth:
             method = replace(recorded, static=name, verify="coupled", rules="fixed")
-            found[name, "coupled"] = list(coupled(model, method, recordings, slots))
+            found[name, "coupled"] = list(coupled(model, method, dumps, slots))
     rows = [_row(name, rule, torch.cat(lengths)) for (name, rule), lengths in found.items()]
     taus = {row["tree"]: row["tau"] for row in rows if row["rule"] == "coupled"}
     for row in rows:
@@ -66,11 +64,11 @@ def sampled(tree: StaticTree, trees: Trees) -> Sampled:
     return Sampled(tree, trees.codes, trees.valid, trees.log_p.double().exp(), trees.q.double())
 
 
-def coupled(model: Model, method: Method, recordings: Sequence[Recording], slots: int) -> Iterator[Tensor]:
+def coupled(model: Model, method: Method, dumps: Sequence[DumpedImage], slots: int) -> Iterator[Tensor]:
     """Accepted codes of every cycle, an image at a time, of the coupled rule on the recorded prompts."""
-    longest = max(recording.length for recording in recordings)
+    longest = max(dump.length for dump in dumps)
     arm = arms.build(model, method, slots, longest)
-    for image in arm.decode(requests(recordings)):
+    for image in arm.decode(requests(dumps)):
         yield torch.tensor([step.accepted for step in image.steps], dtype=torch.float64)
 
 

@@ -22,7 +22,7 @@ def run(args: argparse.Namespace) -> None:
     methods = points(args)
     prompts = load_prompts(args)
     folder = Path(args.output_dir)
-    model = load_model(args, need_drafter=True)
+    model = load_model(args, need_drafter=any(method.needs_drafter for _, method in methods))
     requests, longest = make_requests(model, prompts, args.random_seed)
     lanes = make_lanes(model, methods, args.batch_size, longest)
     facts = circumstances(model, args)

@@ -8,7 +8,7 @@ from itertools import product
 
 from adt_tree.policy import INITS, SELF_DRAFTED, AdaptConstants, TreeShape
 from eval.errors import UserError
-from eval.method import Method, check_model
+from eval.method import Method, check_drafter, check_model
 from eval.options import (
     ADAPT,
     ADAPT_OF,
@@ -153,6 +153,7 @@ def points(args: argparse.Namespace) -> list[tuple[str, Method]]:
         found.append((_label(constants), replace(drafted, adapt=constants)))
     if len({name for name, _ in found}) != len(found):
         raise UserError("sweep: a value stands twice in one of the lists; give each once")
+    check_drafter(args, (method for _, method in found))
     return found
 
 

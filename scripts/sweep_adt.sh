@@ -18,7 +18,16 @@ case "$phase" in
   init) grid="--betas 0.3 0.5 --step_depths 1 2 --step_widths 1 --inits horizontal vertical both random" ;;
   *) echo "sweep_adt: no phase $phase; choose bounds, steps, init or stale" >&2; exit 2 ;;
 esac
+drafter=eagle
+previous=""
+for word in "$@"; do
+  case "$previous $word" in
+    "--drafter_type "*) drafter="$word" ;;
+    *" --drafter_type="*) drafter="${word#*=}" ;;
+  esac
+  previous="$word"
+done
 # shellcheck disable=SC2086 -- the grid is a list of words
 exec "${PYTHON:-.venv/bin/python}" main.py sweep --temperature "$t" \
   --prompt configs/emoji_unseen.txt --slice 16-24 --num_images 4 \
-  --output_dir "runs/sweep_${phase}_t$t" $grid "$@"
+  --output_dir "runs/sweep_${phase}_${drafter}_t$t" $grid "$@"

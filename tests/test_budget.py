@@ -93,6 +93,7 @@ def test_an_interrupted_run_goes_on(run: Run, tmp_path: Path, monkeypatch: pytes
         ("--budgets 8 4 8", "--budgets: 8 stands twice"),
         ("--drafters jacobi jacobi", "--drafters: jacobi stands twice"),
         ("--drafters medusa", "medusa"),
+        ("--drafters jacobi --drafter_path D", "--drafter_path D: no drafter network"),
         ("--arms jacobi", "unknown option --arms"),
     ],
 )

@@ -331,3 +331,15 @@ def test_sweep(run: Run, tiny_checkpoint: Path, tmp_path: Path) -> None:
     assert json.loads(out.splitlines()[-1])["points"] == 4
     stored = json.loads((tmp_path / "sweep.json").read_text())["results"]
     assert {row["constants"]["step_width"] for row in stored if row["constants"]} == {0, 1}
+
+
+def test_sweep_of_self_drafted_trees_loads_no_drafter(
+    run: Run, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(tiny_checkpoint, copy)
+    shutil.rmtree(copy / "drafter")
+    grid = "--betas 0.5 --step_depths 1 --step_widths 1 --num_images 1 --warmup 0".split()
+    words = ["--model_path", str(copy), "--precision", "fp32", *grid, "--output_dir", str(tmp_path / "o")]
+    assert run("sweep", *words, "--drafter_type", "jacobi")[0] == 0
+    assert run("sweep", *words, "--drafter_type", "hybrid")[0] == 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +14,8 @@ from eval import bench_options, budget_options, options, reliability_options, sw
 from eval.errors import UserError
 from eval.method import Lantern, Method, method_from
 from eval.parser import Parser
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def parse(*words: str) -> Method:
@@ -153,7 +157,7 @@ def test_missing_config_file(tmp_path: Path) -> None:
 
 
 def test_shipped_configs_parse() -> None:
-    files = sorted((Path(__file__).resolve().parent.parent / "configs").glob("*.yaml"))
+    files = sorted((ROOT / "configs").glob("*.yaml"))
     assert files
     methods = [parse("--config", str(file)) for file in files]
     assert len(set(map(repr, methods))) == len(files)
@@ -271,6 +275,32 @@ def test_sweep_has_no_option_that_its_grid_ignores(words: str) -> None:
     sweep_options.add_arguments(parser)
     with pytest.raises(UserError, match=f"unknown option {words.split()[0]}"):
         parser.with_config(words.split())
+
+
+def test_sweep_of_self_drafted_trees_reads_no_drafter() -> None:
+    parser = Parser("test", "test")
+    sweep_options.add_arguments(parser)
+    words = ["--drafter_path", "x", "--drafter_type"]
+    assert sweep_options.points(parser.with_config([*words, "hybrid"]))
+    with pytest.raises(UserError, match="--drafter_path x: no drafter network"):
+        sweep_options.points(parser.with_config([*words, "jacobi"]))
+
+
+@pytest.mark.parametrize("given", [["--drafter_type", "hybrid"], ["--drafter_type=hybrid"]])
+def test_sweep_script_keeps_drafters_in_folders_of_their_own(given: list[str]) -> None:
+    """Echoed instead of run; what is printed is sweep's own command line."""
+    parser = Parser("test", "test")
+    sweep_options.add_arguments(parser)
+    folders = {}
+    for drafter, words in (("jacobi", ["--drafter_type", "jacobi"]), ("hybrid", given), ("eagle", [])):
+        line = subprocess.run(
+            ["sh", ROOT / "scripts" / "sweep_adt.sh", "stale", "1", *words],
+            env={**os.environ, "PYTHON": "echo"}, capture_output=True, text=True, check=True,
+        ).stdout.split()  # fmt: skip
+        args = parser.with_config(line[2:])
+        assert args.drafter_type == drafter
+        folders[drafter] = args.output_dir
+    assert len(set(folders.values())) == 3 and all(name in folder for name, folder in folders.items())
 
 
 def test_sweep_points() -> None:

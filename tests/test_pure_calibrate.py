@@ -11,7 +11,7 @@ from adt_tree.hybrid import HybridProposer
 from adt_tree.noise import Noise
 from adt_tree.policy import Fixed, TreeShape
 from adt_tree.tree import DraftTree, ancestor_mask
-from adt_tree.verify import Coupled, Verdict
+from adt_tree.verify import Coupled, Verdict, reached_nodes
 from tests.test_engine import CODES, IMAGES, LAWS, make_target
 from tests.test_jacobi import hybrid
 
@@ -37,6 +37,14 @@ def test_only_reached_nodes_count() -> None:
     calibration.observe(tree([0, 1, 2, 3, 4, 5]), verdict)
     assert (calibration.visits - before[0])[:7].tolist() == [0, 1, 1, 1, 0, 0, 0]
     assert (calibration.hits - before[1])[:7].tolist() == [0, 1, 0, 0, 0, 0, 0]
+
+
+def test_reached_nodes_leave_out_root_and_padding() -> None:
+    """Node 1 and 3 below it are accepted: 1, 2 and 3 were reached, the root and padding (5) never are."""
+    verdict = Verdict(torch.tensor([[0, 1, 3]]), torch.tensor([3]), torch.zeros(1, 3))
+    reached, accepted = reached_nodes(tree([0] * 6), verdict)
+    assert reached.tolist() == [[False, True, True, True, False, False]]
+    assert accepted.tolist() == [[False, True, False, True, False, False]]
 
 
 def test_rates_converge_to_what_is_seen_and_start_at_what_is_said() -> None:

@@ -24,7 +24,7 @@ from adt_tree.roles import Proposer
 from adt_tree.stale import KEPT
 from adt_tree.tree import STATIC_TREES, DraftTree, Pool, StaticTree, ancestor_mask, select
 from adt_tree.verify import Coupled, Verdict
-from eval.recording import Record, Said, recording
+from eval.heard import Record, Said, hear
 from eval.reliability import Curves, cells_of, curves, errors
 from models.drafter import EagleDrafter
 from models.target import ARTarget
@@ -110,7 +110,7 @@ def decode(kind: str, law: str, policy: Policy, record: Record | None) -> list[D
     target = make_target(2, LAWS[law].branches)
     proposer = make(kind, target, law)
     rule = Coupled(Noise(CODES, silent=LAWS[law].greedy))
-    heard = proposer if record is None else recording(proposer, record)
+    heard = proposer if record is None else hear(proposer, record)
     return list(speculative(target, heard, policy, rule, IMAGES, LAWS[law]))
 
 
@@ -209,6 +209,7 @@ def test_command(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture
         ("--arms ar", "'ar'"),
         ("--arms floor", "'floor'"),
         ("--arms jacobi --verify rejection", "--verify rejection"),
+        ("--arms eagle1 --verify rejection", "coupled rule alone"),
         ("--arms eagle2 --adt_beta 0.3", "--adt_beta 0.3"),
         ("--arms eagle2 --lantern_k 4", "--lantern_k 4"),
         ("--arms jacobi --draft_top_k 65", "65 nodes wide"),

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from eval.dumped import RecordedTarget, read_dumps
 from eval.oracle import cheapest_way
 from eval.outputs import RunFolder
-from eval.recorded import RecordedTarget
 from tests.test_cli import generate, one_line, record, run  # noqa: F401
 
 Run = Callable[..., tuple[int, str, str]]
@@ -148,6 +149,17 @@ def test_a_dump_changes_no_image_and_survives_resumption(
     )
 
 
+def test_dumps_of_two_windows_keep_the_order_of_the_prompts(generate: Run, tmp_path: Path) -> None:
+    """As they are numbered, and with no other fact but the name and the seed."""
+    for first in (2, 0):
+        window = ["--start_idx", str(first), "--end_idx", str(first + 2)]
+        assert generate("d", *SMALL.split(), *window, "--dump", "9")[0] == 0
+    dumps = read_dumps(tmp_path / "d", torch.device("cpu"))
+    assert [(dump.name, dump.number) for dump in dumps] == [(str(row), row) for row in range(4)]
+    with safe_open(tmp_path / "d" / "dump" / "0.safetensors", framework="pt") as file:
+        assert file.metadata().keys() == {"name", "seed", "number"}
+
+
 def test_a_full_disk_leaves_no_finished_image_without_its_dump(
     generate: Run,
     tmp_path: Path,
@@ -266,6 +278,7 @@ def test_rules(generate: Run, replay: Run, choices: str) -> None:
         assert rows[tree, "coupled"]["tau"] >= 1 and rows[tree, "coupled"]["over_coupled"] == 0
     counted, meant = rows[choices, "as run"], rows[choices, "rejection"]
     assert abs(counted["tau"] - meant["tau"]) < 4 * counted["tau_se"]
+    assert {row["cycles"] for row in rows.values() if row["rule"] != "coupled"} == {counted["cycles"]}
     if choices != "chain":
         assert rows[choices, "rejection"]["tau"] > rows["chain", "rejection"]["tau"]
 

@@ -60,6 +60,14 @@ def test_what_is_no_result_is_refused_in_one_line(
     assert len(err.splitlines()) == 2 and "bad.json" in err and "absent.json" in err
 
 
+def test_results_of_another_command_are_named(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"proposer": "eagle", "policy": "fixed", "tau": 2.0, "SR": 1.4}
+    stored.write_text(json.dumps({**RESULT, "results": [row]}))
+    assert main.main(["report", str(stored)]) == 2
+    err = capsys.readouterr().err
+    assert len(err.splitlines()) == 1 and "SR_95" in err and "bench, sweep or budget" in err
+
+
 def test_a_document_without_markers(stored: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "page.md"
     page.write_text("nothing here\n")

@@ -22,7 +22,7 @@ from adt_tree.roles import Drafter, Prefix, Proposer
 from adt_tree.sampling import Sampling, log_probs
 from adt_tree.stale import StaleCodes
 from adt_tree.tree import DraftTree
-from adt_tree.verify import Verdict, accepted_nodes
+from adt_tree.verify import Verdict, reached_nodes
 
 BINS = len(EDGES) + 1
 
@@ -50,12 +50,10 @@ class Record:
 
     def add(self, tree: DraftTree, verdict: Verdict, said: Said) -> None:
         """Count a cycle's trees."""
-        alive = accepted_nodes(tree, verdict)
-        reached = alive.gather(1, tree.parents) & tree.valid
-        reached[:, 0] = False
+        reached, accepted = reached_nodes(tree, verdict)
         rate = said.log_rate.exp()
         place = (said.source, said.rank, tree.depths - 1, torch.bucketize(rate, self._edges))
-        seen = torch.stack((torch.ones_like(rate), alive.to(rate.dtype), rate), dim=2)
+        seen = torch.stack((torch.ones_like(rate), accepted.to(rate.dtype), rate), dim=2)
         self.counts.index_put_(tuple(x[reached] for x in place), seen[reached].double(), accumulate=True)
 
 
@@ -127,7 +125,7 @@ def stale_says(stale: StaleCodes, tree: DraftTree) -> Said:
     )
 
 
-class Recording:
+class HeardProposer:
     """A proposer that records what it said of the trees that were judged; what it drafts is unchanged."""
 
     def __init__(self, inner: Proposer, says: Callable[[DraftTree, Tensor], Said], record: Record) -> None:
@@ -159,10 +157,10 @@ class Recording:
         self._inner.observe(tree, log_p, gumbel, features, verdict)
 
 
-def recording(proposer: Proposer, record: Record) -> Recording:
+def hear(proposer: Proposer, record: Record) -> HeardProposer:
     """The proposer under a record. Its drafter, if it has one, is replaced for good by one that is heard."""
     if isinstance(proposer, JacobiProposer):
-        return Recording(proposer, lambda tree, gumbel: stale_says(proposer.stale, tree), record)
+        return HeardProposer(proposer, lambda tree, gumbel: stale_says(proposer.stale, tree), record)
     eagle = proposer.eagle if isinstance(proposer, HybridProposer) else proposer
     if not isinstance(eagle, EagleProposer):
         raise TypeError(f"{type(proposer).__name__}: nobody knows what it says of its drafts")
@@ -178,4 +176,4 @@ def recording(proposer: Proposer, record: Record) -> Recording:
         raw = torch.where(ours, heard.said(tree, gumbel)[1], stale_says(proposer.stale, tree).log_rate)
         return Said(source, rank, proposer.calibration.log_rate(tree.bins, raw))
 
-    return Recording(proposer, both if isinstance(proposer, HybridProposer) else network, record)
+    return HeardProposer(proposer, both if isinstance(proposer, HybridProposer) else network, record)

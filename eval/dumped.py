@@ -42,12 +42,12 @@ class Trees:
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class DumpedImage:
     """One image as its run left it; stands for the prompt in requests of a replay."""
 
     name: str
     seed: int
-    number: int  # place among the run's prompts
+    number: int  # place among the prompts that all runs in the folder select from
     conditional: list[int]  # token ids of the prompt, which the drafter reads
     unconditional: list[int]
     codes: Tensor  # [n] int64
@@ -66,25 +66,25 @@ class Recording:
         return max(len(self.conditional), len(self.unconditional))
 
 
-def read_recordings(run: Path, device: torch.device) -> list[Recording]:
+def read_dumps(run: Path, device: torch.device) -> list[DumpedImage]:
     """The dumped images of a run, in the order of its prompts. UserError if there are none, or one is
     damaged."""
     paths = sorted((run / DUMP).glob("*.safetensors"))
     if not paths:
         raise UserError(f"{run}: it holds no dump; run generate_images with --dump N on this folder")
-    return sorted((_read(path, device) for path in paths), key=lambda recording: recording.number)
+    return sorted((_read(path, device) for path in paths), key=lambda dump: dump.number)
 
 
-def requests(recordings: Sequence[Recording]) -> Iterator[Request]:
+def requests(dumps: Sequence[DumpedImage]) -> Iterator[Request]:
     """The recorded images, to be played or, their prompts being in them, to be made again."""
-    return (Request(recording.name, recording, recording.seed) for recording in recordings)
+    return (Request(dump.name, dump, dump.seed) for dump in dumps)
 
 
-def _read(path: Path, device: torch.device) -> Recording:
+def _read(path: Path, device: torch.device) -> DumpedImage:
     try:
         with safe_open(path, framework="pt", device=str(device)) as file:
             facts = {key: json.loads(value) for key, value in (file.metadata() or {}).items()}
-            return _recording(facts, {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+            return _image(facts, {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
     except (SafetensorError, KeyError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise UserError(
@@ -92,13 +92,13 @@ def _read(path: Path, device: torch.device) -> Recording:
         ) from None
 
 
-def _recording(facts: dict[str, Any], found: dict[str, Tensor]) -> Recording:
+def _image(facts: dict[str, Any], found: dict[str, Tensor]) -> DumpedImage:
     trees = None
     if "tree_codes" in found:
         names = ("codes", "valid", "log_p", "q", "accepted")
         trees = Trees(*(found[f"tree_{name}"] for name in names))
     branches = sum(name.startswith("prompt_features_") for name in found)
-    return Recording(
+    return DumpedImage(
         name=facts["name"],
         seed=facts["seed"],
         number=facts["number"],
@@ -116,7 +116,7 @@ def _recording(facts: dict[str, Any], found: dict[str, Tensor]) -> Recording:
 
 
 def _newest(known: Tensor, positions: Tensor, size: int) -> Tensor:
-    """Recording.newest from entries in the order of their cycles, each of which knew more codes than the
+    """DumpedImage.newest from entries in the order of their cycles, each of which knew more codes than the
     last."""
     entries = torch.full((size, size), -1, dtype=torch.int64, device=known.device)
     entries[known, positions] = torch.arange(len(known), device=known.device)
@@ -124,7 +124,7 @@ def _newest(known: Tensor, positions: Tensor, size: int) -> Tensor:
 
 
 class RecordedTarget:
-    """See adt_tree.roles.Target: plays Recordings, one a slot, without a pass.
+    """See adt_tree.roles.Target: plays DumpedImages, one a slot, without a pass.
 
     On the image's own path laws and features are the recorded ones, so whatever reads no others is replayed
     exactly: the coupled rule, and the drafter network. Off the path the law is unknown, and features are
@@ -145,10 +145,10 @@ class RecordedTarget:
         self.head = model.decoder.head.weight[first : first + count]
         self.device = self.head.device
         self._noise = Noise(count, silent=sampling.greedy)
-        self._playing: list[Recording | None] = [None] * slots
+        self._playing: list[DumpedImage | None] = [None] * slots
         self._position = torch.ones(slots, dtype=torch.int64, device=self.device)
 
-    def prefill(self, slot: int, prompt: Recording) -> Prefix:
+    def prefill(self, slot: int, prompt: DumpedImage) -> Prefix:
         """See Target."""
         self._playing[slot] = prompt
         self._position[slot] = 1
@@ -183,7 +183,7 @@ class RecordedTarget:
         pairs = zip(self._playing, at, strict=True)
         return torch.stack([none if playing is None else playing.codes[row] for playing, row in pairs])
 
-    def _ahead(self, playing: Recording, known: Tensor, at: Tensor) -> Tensor:
+    def _ahead(self, playing: DumpedImage, known: Tensor, at: Tensor) -> Tensor:
         """Laws [L, V] of the positions `at` [L] by the newest cycle that knew at most the first `known`
         codes."""
         entry = playing.newest[known, at]
@@ -208,7 +208,7 @@ class RecordedTarget:
 
 @dataclass(frozen=True, slots=True)
 class RecordedModel:
-    """Stands for a model wherever an arm is built, but its targets play recordings."""
+    """Stands for a model wherever an arm is built, but its targets play dumps."""
 
     model: Model
 
