@@ -63,7 +63,8 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True)
 class AdaptConstants:
-    """Constants of the adaptive tree. The paper publishes none; ours are guesses until a sweep sets them."""
+    """Constants of the adaptive tree. The paper publishes none; these are of a sweep on the embedded model
+    (docs/LOG.md)."""
 
     beta: float = 0.5  # acceptance rate from which the tree deepens
     step_depth: int = 1  # l_d, levels
@@ -71,10 +72,10 @@ class AdaptConstants:
     depth_min: int = 1
     depth_max: int = 8
     width_min: int = 1
-    width_max: int = 8
+    width_max: int = 4
     depth_start: int = 5
-    width_start: int = 4
-    budget: int = 24  # drafted nodes, root excluded
+    width_start: int = 2
+    budget: int = 10  # drafted nodes, root excluded
     init: str = "horizontal"  # one of INITS
     policy: str = "adjacent"  # one of POLICIES
     level_cost: float = 0.06  # of the prior policy: cost of one more level, in target passes
@@ -98,17 +99,17 @@ class AdaptConstants:
 
 # Self-drafting: depth is the length of the main chain. A level costs a row of the target's pass, no drafter
 # pass. The update rests at d = ln 2 / (beta ln 1/a), at acceptance a a level: beta 0.5 gives 1.5 to 6 levels
-# where a is 0.4 to 0.8; 0.2 gives 4 to 15, the best at this cost. At least 8, as every pass that scores a
-# position refines its draft for the next.
+# where a is 0.4 to 0.8; 0.2 gives 4 to 15, the best at this cost. At least 12, as every pass that scores a
+# position refines its draft for the next (docs/LOG.md).
 SELF_DRAFTED = AdaptConstants(
     beta=0.2,
     step_depth=2,
-    depth_min=8,
+    depth_min=12,
     depth_max=24,
-    depth_start=12,
+    depth_start=16,
     width_max=4,
     width_start=2,
-    budget=31,
+    budget=23,
     level_cost=0.01,
 )
 

@@ -22,7 +22,9 @@ from eval.parser import at_least, within
 
 PAPER_ARMS = ("ar", "eagle1", "eagle2", "adt", "lantern", "adt_lantern")
 BOUNDS = ("floor", "ceiling")  # eagle2 with a verdict of their own
-STALE_ARMS = ("jacobi", "adt_jacobi", "jacobi_lantern", "hybrid", "adt_hybrid", "hybrid_lantern")
+STALE_ARMS = (
+    "jacobi", "adt_jacobi", "jacobi_lantern", "adt_jacobi_lantern", "hybrid", "adt_hybrid", "hybrid_lantern"
+)  # fmt: skip
 PRIOR_ARMS = ("adt_prior", "adt_jacobi_prior", "adt_hybrid_prior")
 ARMS = (*PAPER_ARMS, *STALE_ARMS, *PRIOR_ARMS, *BOUNDS)
 EAGLE2 = {
@@ -43,6 +45,7 @@ FLAGS: dict[str, dict[str, object]] = {
     "adt_jacobi_prior": {"drafter_type": "jacobi", "peanut": True, "adt_policy": "prior"},
     "adt_hybrid_prior": {"drafter_type": "hybrid", "peanut": True, "adt_policy": "prior"},
     "jacobi_lantern": {"drafter_type": "jacobi", "lantern": True},
+    "adt_jacobi_lantern": {"drafter_type": "jacobi", "lantern": True, "peanut": True},
     "hybrid_lantern": {"drafter_type": "hybrid", "lantern": True},
     "floor": {}, "ceiling": {},
 }  # fmt: skip
@@ -65,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "adt_lantern: adt relaxed; jacobi, adt_jacobi: self-drafted trees, fixed and adaptive; "
         "hybrid, adt_hybrid: drafter network and self-drafting in one tree; "
         "adt_prior, adt_jacobi_prior, adt_hybrid_prior: adaptive trees of --adt_policy prior; "
-        "jacobi_lantern, hybrid_lantern: jacobi and hybrid relaxed; "
+        "jacobi_lantern, adt_jacobi_lantern, hybrid_lantern: those relaxed; "
         "floor, ceiling: eagle2 with no draft or every first draft accepted, bounds and no images "
         "(default: ar to adt_lantern)",
     )

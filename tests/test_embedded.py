@@ -59,7 +59,7 @@ def test_exact_methods_draw_the_image_of_plain_decoding(model: Model, temperatur
         Method(**law, shape=TreeShape(5, 4, 24)),
         Method(**law, adapt=AdaptConstants()),
         Method(**law, static="mc_sim_7b_63"),
-        Method(**law, shape=TreeShape(12, 3, 31), drafter="jacobi"),
+        Method(**law, shape=TreeShape(16, 3, 23), drafter="jacobi"),
     ]
     prompt = model.encode("twemoji emoji of pizza")
     images = []
