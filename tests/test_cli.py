@@ -145,12 +145,12 @@ CHANGES = [
     (ADT, "--adt_init both"), (ADT, "--adt_init random"), (ADT, "--adt_beta 0"), (ADT, "--adt_step_depth 4"),
     (f"{ADT} --total_token 40", "--adt_step_width 3"), (ADT, "--adt_depth_min 3"), (ADT, "--adt_depth_max 2"),
     (f"{ADT} --adt_beta 0 --total_token 90", "--adt_width_min 3"),
-    (f"{ADT} --total_token 90", "--adt_width_max 4"),
-    (ADT, "--adt_depth_start 2"), (f"{ADT} --total_token 90", "--adt_width_start 7"),
+    (f"{ADT} --total_token 90", "--adt_width_max 2"),
+    (ADT, "--adt_depth_start 2"), (f"{ADT} --total_token 90", "--adt_width_start 4"),
     (ADT, "--total_token 4"), (EAGLE, JACOBI),
     (JACOBI, "--depth 2"), (JACOBI, "--draft_top_k 1"), (JACOBI, "--peanut"), (ADT, "--adt_policy prior"),
     (PRIOR, "--adt_level_cost 1"), (PRIOR, "--adt_depth_min 5"), (PRIOR, "--adt_depth_max 2"),
-    (f"{PRIOR} --total_token 90", "--adt_width_max 4"),
+    (f"{PRIOR} --total_token 90", "--adt_width_max 2"),
     (f"{PRIOR} --total_token 4 --adt_depth_min 3", "--adt_width_min 3"), (PRIOR, "--total_token 4"),
     (PRIOR, JACOBI),
 ]  # fmt: skip
@@ -208,7 +208,7 @@ def test_damaged_checkpoints(generate: Run, tiny_checkpoint: Path, tmp_path: Pat
     shutil.copytree(tiny_checkpoint, copy)
     weights = copy / "drafter" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
-    status, _, err = generate("o", "--model_path", str(copy))
+    status, _, err = generate("o", "--model_path", str(copy), *EAGLE.split())
     assert status == 2 and str(weights) in one_line(err)
     assert generate("base", "--model_path", str(copy), "--model_type", "base")[0] == 0
     (copy / "config.json").write_text("{")

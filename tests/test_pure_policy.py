@@ -6,6 +6,7 @@ import pytest
 
 from adt_tree.policy import INITS, AdaptConstants, AdjacencyAdaptive, Cell, Fixed, TreeShape
 
+BUDGET = AdaptConstants().budget
 START = {"depth_start": 4, "width_start": 4, "depth_max": 6, "width_max": 6, "depth_min": 2, "width_min": 2}
 
 
@@ -125,12 +126,12 @@ def test_both_is_the_mean_rounded_up() -> None:
 def test_both_takes_the_one_there_is(known: Cell) -> None:
     policy = adaptive("both", step_depth=0, step_width=0)
     policy._memory[0].states[known] = (2, 6)
-    assert policy.shape(0, (1, 1)) == TreeShape(2, 6, 24)
+    assert policy.shape(0, (1, 1)) == TreeShape(2, 6, BUDGET)
 
 
 def test_nothing_known_is_the_start() -> None:
     for init in INITS:
-        assert adaptive(init).shape(0, (0, 0)) == TreeShape(4, 4, 24)
+        assert adaptive(init).shape(0, (0, 0)) == TreeShape(4, 4, BUDGET)
 
 
 def test_random_repeat_takes_a_decoded_cell_and_follows_the_seed() -> None:
@@ -149,10 +150,10 @@ def test_random_repeat_takes_a_decoded_cell_and_follows_the_seed() -> None:
 def test_a_new_image_starts_over_and_slots_are_apart() -> None:
     policy = adaptive(slots=2)
     assert step(policy, (0, 0), 4, [(0, 1)]) == (4, 4)
-    assert policy.shape(1, (0, 1)) == TreeShape(4, 4, 24)
+    assert policy.shape(1, (0, 1)) == TreeShape(4, 4, BUDGET)
     assert policy.shape(0, (0, 1)).depth == 5
     policy.reset(0, seed=3)
-    assert policy.shape(0, (0, 1)) == TreeShape(4, 4, 24)
+    assert policy.shape(0, (0, 1)) == TreeShape(4, 4, BUDGET)
 
 
 def test_cut_at_the_end() -> None:
