@@ -29,7 +29,7 @@ from eval.errors import UserError
 from eval.method import Method, method_from
 from eval.oracle import Costs, oracle
 from eval.outputs import write_json
-from eval.replay_options import check_used, methods, proposers
+from eval.replay_options import FIXED, ORACLE, check_used, methods, proposers, with_defaults
 from eval.session import circumstances, load_model
 from models.registry import Model
 
@@ -41,9 +41,10 @@ def run(args: argparse.Namespace) -> None:
     """Replay or compare rules, print the table, store it; the last line printed is one JSON document."""
     options, weights = read_options(args)
     recorded = method_from(argparse.Namespace(**{**vars(options), "drafter_path": None}))
-    chosen = [] if args.rules else exact_methods(args, recorded)
     check_used(args, recorded)
-    model = load_model(options, args.rules or any(method.needs_drafter for _, method in chosen))
+    args = with_defaults(args)
+    chosen = [] if args.rules else exact_methods(args, recorded)
+    model = load_model(options, args.rules or any(method.needs_drafter for method in chosen))
     check_weights(args, model, weights)
     dumps = read_dumps(Path(args.run), model.codebook.device)[: args.num_images]
     slots = min(options.batch_size, len(dumps))
@@ -59,7 +60,7 @@ def run(args: argparse.Namespace) -> None:
         "command": f"python main.py {shlex.join(sys.argv[1:])}",
         **circumstances(model, options),
         "images": len(dumps),
-        "recorded": _arm("adt" if recorded.adapt else "fixed", recorded),
+        "recorded": _arm(recorded),
         "options": vars(args),
         "results": rows,
     }
@@ -69,8 +70,8 @@ def run(args: argparse.Namespace) -> None:
     print(json.dumps(result))
 
 
-def exact_methods(args: argparse.Namespace, recorded: Method) -> list[tuple[str, Method]]:
-    """(policy, method) of every row. UserError if the run's images depend on its drafts."""
+def exact_methods(args: argparse.Namespace, recorded: Method) -> list[Method]:
+    """The method of every row. UserError if the run's images depend on its drafts."""
     if not recorded.exact:
         raise UserError(
             f"{args.run}: not a run of an exact rule, so other drafts would give other images; dump one with "
@@ -83,7 +84,7 @@ def arm_rows(
     args: argparse.Namespace,
     model: Model,
     recorded: Method,
-    chosen: Sequence[tuple[str, Method]],
+    chosen: Sequence[Method],
     dumps: Sequence[DumpedImage],
     slots: int,
 ) -> list[dict[str, Any]]:
@@ -93,12 +94,12 @@ def arm_rows(
     shared = args.batch_size is None or recorded.drafter != "hybrid"
     rows = []
     bar = tqdm(chosen, unit="row", disable=None)
-    for policy, method in bar:
-        bar.set_postfix_str(f"{method.drafter} {policy}")
+    for method in bar:
+        bar.set_postfix_str(f"{method.drafter} {policy_of(method)}")
         started = time.perf_counter()
         images = list(played(model, method, dumps, slots))
         exact = method.drafter == "eagle" or (shared and method == recorded)
-        facts = {**_arm(policy, method), "exact": exact}
+        facts = {**_arm(method), "exact": exact}
         rows.append(row(facts, images, costs, time.perf_counter() - started))
     if args.oracle and "eagle" in proposers(args, recorded):
         rows.append(_oracle_row(args, model, recorded, dumps, costs, slots))
@@ -160,9 +161,14 @@ def _check_width(method: Method, dumps: Sequence[DumpedImage]) -> None:
         )
 
 
-def _arm(policy: str, method: Method) -> dict[str, Any]:
+def policy_of(method: Method) -> str:
+    """Who shapes its trees, as --policies names it."""
+    return FIXED if method.adapt is None else method.adapt.policy
+
+
+def _arm(method: Method) -> dict[str, Any]:
     """What names a row."""
-    shape, adapt = method.shape, method.adapt
+    shape, adapt, policy = method.shape, method.adapt, policy_of(method)
     if adapt is not None:
         words = f"d{adapt.depth_min}-{adapt.depth_max} k{adapt.width_min}-{adapt.width_max}"
         return {"proposer": method.drafter, "policy": policy, "shape": words, "budget": adapt.budget}
@@ -185,7 +191,7 @@ def _oracle_row(
     law = Sampling(recorded.temperature, recorded.top_k, recorded.top_p, recorded.cfg)
     started = time.perf_counter()
     images = list(oracle(RecordedModel(model), dumps, law, shapes, costs, slots))
-    facts = {"proposer": "eagle", "policy": "oracle", "shape": f"{len(shapes)} shapes", "budget": None}
+    facts = {"proposer": "eagle", "policy": ORACLE, "shape": f"{len(shapes)} shapes", "budget": None}
     return row({**facts, "exact": True}, images, costs, time.perf_counter() - started)
 
 
@@ -205,14 +211,14 @@ def row(facts: dict[str, Any], images: Sequence[Decoded], costs: Costs, seconds:
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Rows for a reader; a star marks approximations."""
     head = (
-        f"{'proposer':<9} {'policy':<7} {'shape':<12} {'budget':>6} {'tau':>7} {'depth':>6} {'nodes':>6} "
+        f"{'proposer':<9} {'policy':<8} {'shape':<12} {'budget':>6} {'tau':>7} {'depth':>6} {'nodes':>6} "
         f"{'tau/node':>8} {'target':>7} {'drafter':>8} {'SR':>5} {'seconds':>8}"
     )
     lines = [head, "-" * len(head)]
     for r in rows:
         tau = f"{r['tau']:.2f}{' ' if r['exact'] else '*'}"
         lines.append(
-            f"{r['proposer']:<9} {r['policy']:<7} {r['shape']:<12} {r['budget'] or '-':>6} {tau:>7} "
+            f"{r['proposer']:<9} {r['policy']:<8} {r['shape']:<12} {r['budget'] or '-':>6} {tau:>7} "
             f"{r['mean_depth']:>6.2f} {r['mean_nodes']:>6.1f} {r['tau_per_node']:>8.3f} "
             f"{r['target_calls']:>7.1f} {r['drafter_calls']:>8.1f} {r['SR']:>5.2f} {r['replay_s']:>8.2f}"
         )
