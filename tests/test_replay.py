@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,34 @@ def test_the_recorded_arm_is_replayed_exactly(
     assert status == 0, err
     (row,) = result["results"]
     assert row["exact"] and matches(row, live(tmp_path / "d")[1]), (row, live(tmp_path / "d")[1])
+
+
+def test_only_what_the_run_vouches_for_is_exact(
+    generate: Run, replay: Run, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    """Another network unmarks every row that runs it, and another cycle of a replayed image its own arm's."""
+    shutil.copytree(tiny_checkpoint / "drafter", tmp_path / "other")
+    weights = load_file(tmp_path / "other" / "model.safetensors")
+    noise = torch.Generator().manual_seed(3)
+    weights = {name: torch.randn(x.shape, generator=noise).to(x.dtype) for name, x in weights.items()}
+    save_file(weights, tmp_path / "other" / "model.safetensors", metadata={"format": "pt"})
+    made, asked = ARMS["hybrid fixed"]
+    assert generate("d", *made.split(), "--dump", "9")[0] == 0
+
+    def marks(*words: str) -> dict[str, bool]:
+        status, result, err = replay("d", *asked.split(), *words)
+        assert status == 0, err
+        return {f"{row['proposer']} {row['policy']}": row["exact"] for row in result["results"]}
+
+    right = {"eagle fixed": True, "jacobi fixed": False, "hybrid fixed": True, "eagle oracle": True}
+    assert marks() == marks("--num_images", "2") == right
+    assert not any(marks("--drafter_path", str(tmp_path / "other")).values())
+    path = tmp_path / "d" / "steps.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[-1]["nodes"] += 1
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert marks("--num_images", "2") == right
+    assert marks() == {**right, "hybrid fixed": False}
 
 
 @pytest.mark.parametrize("policy", ["adjacent", "prior"])
