@@ -9,6 +9,9 @@ from typing import Protocol
 
 Cell = tuple[int, int]  # (row, column)
 POLICIES = ("adjacent", "prior")  # AdjacencyAdaptive, prior.SpatialPrior
+# Costs in target passes over one node; ours, to be measured where they matter (bench --profile).
+LEVEL_COST = 0.06  # of one pass of the drafter network: what one more level of its trees takes
+NODE_COST = 0.01  # of one more node in the target's pass: all that one more self-drafted level takes
 INITS = ("horizontal", "vertical", "both", "random")  # the decoded neighbours a state is repeated from
 
 
@@ -78,7 +81,7 @@ class AdaptConstants:
     budget: int = 10  # drafted nodes, root excluded
     init: str = "horizontal"  # one of INITS
     policy: str = "adjacent"  # one of POLICIES
-    level_cost: float = 0.06  # of the prior policy: cost of one more level, in target passes
+    level_cost: float = LEVEL_COST  # of the prior policy: cost of one more level, in target passes
 
     def __post_init__(self) -> None:
         if self.init not in INITS:
@@ -110,7 +113,7 @@ SELF_DRAFTED = AdaptConstants(
     width_max=4,
     width_start=2,
     budget=23,
-    level_cost=0.01,
+    level_cost=NODE_COST,
 )
 
 

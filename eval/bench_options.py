@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from eval.errors import UserError
-from eval.method import Method, adapt_constants, check_model, fixed_shape, lantern, shown, unused
+from eval.method import Method, adapt_constants, check_model, fixed_shape, lantern, refuse_idle, unused
 from eval.options import (
     DEFAULT_TREE,
     add_adapt_arguments,
@@ -145,17 +145,7 @@ def _check_used(args: argparse.Namespace, arms: Iterable[str]) -> None:
         raise UserError(f"--adt_policy {args.adt_policy}: choose --arms adt or {', '.join(PRIOR_ARMS)}")
     idle = {arm: _unused(args, arm) for arm in ARMS}
     chosen = list(arms)
-    for name in sorted(set().union(*idle.values()) & set(vars(args))):
-        given = shown(args, name)
-        if given is None or not all(name in idle[arm] for arm in chosen):
-            continue
-        users = [arm for arm in ARMS if name not in idle[arm]]
-        if not users:
-            raise UserError(f"{given}: {idle['eagle2'][name]}")
-        raise UserError(
-            f"{given}: no chosen arm uses it (--arms {' '.join(chosen)}); "
-            f"leave it out or add one that does: {', '.join(users)}"
-        )
+    refuse_idle(args, idle, chosen, f"--arms {' '.join(chosen)}", plain="eagle2")
 
 
 def arm_methods(args: argparse.Namespace) -> list[tuple[str, Method]]:

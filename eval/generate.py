@@ -19,7 +19,7 @@ from eval.dump import Recorder, dump_bytes
 from eval.errors import UserError
 from eval.method import Method, method_from
 from eval.options import DEFAULT_END
-from eval.outputs import RunFolder
+from eval.outputs import RunFolder, read_steps
 from eval.prompts import Prompt, held_out_texts, load_prompts
 from eval.session import load_model, make_requests, synchronise
 from models.registry import Model
@@ -125,7 +125,7 @@ def _draw(
     if not method.drafting:
         return
     first = prompts[: args.heatmaps]
-    steps = folder.steps(prompt.name for prompt in first)
+    steps = read_steps(folder.steps_path, (prompt.name for prompt in first))
     for prompt in first:
         path = folder.root / f"heatmap_{folder.files[prompt.name]}.png"
         figures.heatmap(

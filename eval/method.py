@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from adt_tree.policy import AdaptConstants, TreeShape
@@ -126,7 +126,8 @@ def shown(args: argparse.Namespace, name: str) -> str | None:
     value = getattr(args, name)
     if value is None or value is False:
         return None
-    return f"--{name}" if value is True else f"--{name} {value}"
+    words = " ".join(map(str, value)) if isinstance(value, list) else value
+    return f"--{name}" if value is True else f"--{name} {words}"
 
 
 def _refuse(args: argparse.Namespace, names: Iterable[str], reason: str) -> None:
@@ -192,6 +193,31 @@ def unused(args: argparse.Namespace) -> dict[str, str]:
         for name in names if holds else ():
             found.setdefault(name, reason)
     return found
+
+
+def refuse_idle(
+    args: argparse.Namespace,
+    idle: Mapping[str, Mapping[str, str]],
+    chosen: Sequence[str],
+    asked: str,
+    plain: str,
+) -> None:
+    """UserError for an option that was given and that none of the chosen arms uses.
+
+    idle: of every arm there is, the options that do nothing in it, each with the reason, as `unused` has
+    them. asked: how the chosen ones were asked for. plain: the arm whose reason is given where no arm at all
+    uses the option.
+    """
+    for name in sorted(set().union(*idle.values()) & set(vars(args))):
+        given = shown(args, name)
+        if given is None or not all(name in idle[arm] for arm in chosen):
+            continue
+        users = [arm for arm in idle if name not in idle[arm]]
+        if not users:
+            raise UserError(f"{given}: {idle[plain][name]}")
+        raise UserError(
+            f"{given}: no chosen arm uses it ({asked}); leave it out or add one that does: {', '.join(users)}"
+        )
 
 
 def check_drafter(args: argparse.Namespace, methods: Iterable[Method]) -> None:

@@ -22,6 +22,7 @@ from eval.prompts import Prompt
 
 MOST_NAME = 100  # characters of a file name that come from the prompt's name
 DUMP = "dump"  # the folder of a run's dumps
+STEPS = "steps.jsonl"  # its cycles, one a line
 FLUSH_SHARE = 20  # statistics are rewritten as often as keeps the writing below 1/20 of the time
 
 
@@ -77,6 +78,18 @@ def _step(line: str) -> dict[str, Any]:
         return {}
 
 
+def read_steps(path: Path, names: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
+    """The cycles of some images stored in a steps.jsonl; none where it, or the image, is missing."""
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    if found and path.exists():
+        with path.open(encoding="utf-8") as stream:
+            for line in stream:
+                step = _step(line)
+                if step.get("name") in found:
+                    found[step["name"]].append(step)
+    return found
+
+
 def claim(path: Path, made: str, determines: Mapping[str, Any], options: Mapping[str, Any]) -> None:
     """Create a run's folder, or check that the run in it had the same configuration.
 
@@ -119,7 +132,7 @@ class RunFolder:
         self.first = window[0]  # the first prompt's place among all that the folder's runs select from
         self.dumped = {prompt.name for prompt in prompts[:dumped]}
         self.statistics_path = root / f"global_statistics_{window[0]}_{window[1]}.json"
-        self.steps_path = root / "steps.jsonl"
+        self.steps_path = root / STEPS
         self.files = {prompt.name: file_name(prompt.name) for prompt in prompts}
         self._prompts = {prompt.name: prompt for prompt in prompts}
         self.statistics: dict[str, dict[str, Any]] = {}
@@ -210,14 +223,3 @@ class RunFolder:
     def flush(self) -> None:
         """Write the statistics."""
         write_json(self.statistics_path, self.statistics)
-
-    def steps(self, names: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
-        """The stored cycles of some images."""
-        found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
-        if found and self.steps_path.exists():
-            with self.steps_path.open(encoding="utf-8") as stream:
-                for line in stream:
-                    step = _step(line)
-                    if step.get("name") in found:
-                        found[step["name"]].append(step)
-        return found

@@ -2,7 +2,7 @@
 
 Arms need no pass of the target: what the coupled rule commits does not depend on drafts, so a recorded image
 is the image of every arm. The real loop, proposers, policies and rule run against a target that plays it
-(eval/dumped.py): exact for eagle, for self-drafting only in the recorded arm itself.
+(eval/dumped.py): exact for eagle, for self-drafting in the recorded arm at most.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,8 @@ from eval.dumped import AS_RECORDED, DumpedImage, RecordedModel, read_dumps, req
 from eval.errors import UserError
 from eval.method import Method, method_from
 from eval.oracle import Costs, oracle
-from eval.outputs import write_json
-from eval.replay_options import check_used, methods, proposers
+from eval.outputs import STEPS, read_steps, write_json
+from eval.replay_options import FIXED, ORACLE, check_used, methods, proposers, with_defaults
 from eval.session import circumstances, load_model
 from models.registry import Model
 
@@ -39,11 +39,12 @@ WANTED = "give the folder of generate_images --dump N"
 
 def run(args: argparse.Namespace) -> None:
     """Replay or compare rules, print the table, store it; the last line printed is one JSON document."""
-    options, weights = read_options(args)
+    options, weights, drafter = read_options(args)
     recorded = method_from(argparse.Namespace(**{**vars(options), "drafter_path": None}))
-    chosen = [] if args.rules else exact_methods(args, recorded)
     check_used(args, recorded)
-    model = load_model(options, args.rules or any(method.needs_drafter for _, method in chosen))
+    args = with_defaults(args)
+    chosen = [] if args.rules else exact_methods(args, recorded)
+    model = load_model(options, args.rules or any(method.needs_drafter for method in chosen))
     check_weights(args, model, weights)
     dumps = read_dumps(Path(args.run), model.codebook.device)[: args.num_images]
     slots = min(options.batch_size, len(dumps))
@@ -52,14 +53,15 @@ def run(args: argparse.Namespace) -> None:
         rows = rules.compare(model, recorded, dumps, slots)
         print(rules.table(rows))
     else:
-        rows = arm_rows(args, model, recorded, chosen, dumps, slots)
+        same_drafter = drafter in (None, model.drafter_sha)
+        rows = arm_rows(args, model, recorded, chosen, dumps, slots, same_drafter)
         print(table(rows))
         print(_legend(rows, len(dumps), _costs(args)))
     result = {
         "command": f"python main.py {shlex.join(sys.argv[1:])}",
         **circumstances(model, options),
         "images": len(dumps),
-        "recorded": _arm("adt" if recorded.adapt else "fixed", recorded),
+        "recorded": _arm(recorded),
         "options": vars(args),
         "results": rows,
     }
@@ -69,8 +71,8 @@ def run(args: argparse.Namespace) -> None:
     print(json.dumps(result))
 
 
-def exact_methods(args: argparse.Namespace, recorded: Method) -> list[tuple[str, Method]]:
-    """(policy, method) of every row. UserError if the run's images depend on its drafts."""
+def exact_methods(args: argparse.Namespace, recorded: Method) -> list[Method]:
+    """The method of every row. UserError if the run's images depend on its drafts."""
     if not recorded.exact:
         raise UserError(
             f"{args.run}: not a run of an exact rule, so other drafts would give other images; dump one with "
@@ -83,47 +85,63 @@ def arm_rows(
     args: argparse.Namespace,
     model: Model,
     recorded: Method,
-    chosen: Sequence[tuple[str, Method]],
+    chosen: Sequence[Method],
     dumps: Sequence[DumpedImage],
     slots: int,
+    same_drafter: bool,
 ) -> list[dict[str, Any]]:
-    """Every arm's row, and the oracle's."""
+    """Every arm's row, and the oracle's. same_drafter: the run had this network, or none.
+
+    A row is marked exact where the run vouches for it: of eagle, which reads the image's path alone, if the
+    drafter is the same; self-drafted or hybrid, if the arm is the recorded one and its cycles are those in
+    the run's steps.jsonl. They need not be: the laws off the path are those of the recorded drafts, and the
+    hybrid's calibration is shared by the images of a batch, and begins anew when a run is resumed.
+    """
     costs = _costs(args)
-    # The hybrid's calibration is shared by all images, so it is that of the run in the run's batches alone.
-    shared = args.batch_size is None or recorded.drafter != "hybrid"
     rows = []
     bar = tqdm(chosen, unit="row", disable=None)
-    for policy, method in bar:
-        bar.set_postfix_str(f"{method.drafter} {policy}")
+    for method in bar:
+        bar.set_postfix_str(f"{method.drafter} {policy_of(method)}")
         started = time.perf_counter()
         images = list(played(model, method, dumps, slots))
-        exact = method.drafter == "eagle" or (shared and method == recorded)
-        facts = {**_arm(policy, method), "exact": exact}
+        told = same_drafter if method.drafter == "eagle" else method == recorded and as_run(args.run, images)
+        facts = {**_arm(method), "exact": told}
         rows.append(row(facts, images, costs, time.perf_counter() - started))
     if args.oracle and "eagle" in proposers(args, recorded):
-        rows.append(_oracle_row(args, model, recorded, dumps, costs, slots))
+        rows.append(_oracle_row(args, model, recorded, dumps, costs, slots) | {"exact": same_drafter})
     return rows
+
+
+def as_run(run: str, images: Sequence[Decoded]) -> bool:
+    """Whether the cycles of these images are those that the run stored, but for their clocks."""
+    stored = read_steps(Path(run) / STEPS, (image.name for image in images))
+    return all(
+        [{**asdict(step), "name": image.name, "ms": None} for step in image.steps]
+        == [{**step, "ms": None} for step in stored[image.name]]
+        for image in images
+    )
 
 
 def _costs(args: argparse.Namespace) -> Costs:
     return Costs(args.level_cost, args.node_cost)
 
 
-def read_options(args: argparse.Namespace) -> tuple[argparse.Namespace, str]:
-    """The run's own command line, with what replay overrides, and the digest of its target's weights.
-    UserError if RUN is no run of generate_images."""
+def read_options(args: argparse.Namespace) -> tuple[argparse.Namespace, str, str | None]:
+    """The run's own command line, with what replay overrides, and the digests of the weights of its target
+    and, if it had one, its drafter. UserError if RUN is no run of generate_images."""
     path = Path(args.run) / CONFIGURATION
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
         determines = stored.pop("determines_images")
-        weights, stored["drafter_type"] = determines["weights"], determines["drafter"]
+        weights, drafter = determines["weights"], determines["drafter_weights"]
+        stored["drafter_type"] = determines["drafter"]
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; {WANTED}") from None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise UserError(f"{path}: not of generate_images; {WANTED}") from None
     given = ("model_path", "drafter_path", "batch_size")
     stored |= {name: getattr(args, name) for name in given if getattr(args, name) is not None}
-    return argparse.Namespace(**{**stored, "device": args.device}), weights
+    return argparse.Namespace(**{**stored, "device": args.device}), weights, drafter
 
 
 def check_weights(args: argparse.Namespace, model: Model, weights: str) -> None:
@@ -160,9 +178,14 @@ def _check_width(method: Method, dumps: Sequence[DumpedImage]) -> None:
         )
 
 
-def _arm(policy: str, method: Method) -> dict[str, Any]:
+def policy_of(method: Method) -> str:
+    """Who shapes its trees, as --policies names it."""
+    return FIXED if method.adapt is None else method.adapt.policy
+
+
+def _arm(method: Method) -> dict[str, Any]:
     """What names a row."""
-    shape, adapt = method.shape, method.adapt
+    shape, adapt, policy = method.shape, method.adapt, policy_of(method)
     if adapt is not None:
         words = f"d{adapt.depth_min}-{adapt.depth_max} k{adapt.width_min}-{adapt.width_max}"
         return {"proposer": method.drafter, "policy": policy, "shape": words, "budget": adapt.budget}
@@ -185,8 +208,8 @@ def _oracle_row(
     law = Sampling(recorded.temperature, recorded.top_k, recorded.top_p, recorded.cfg)
     started = time.perf_counter()
     images = list(oracle(RecordedModel(model), dumps, law, shapes, costs, slots))
-    facts = {"proposer": "eagle", "policy": "oracle", "shape": f"{len(shapes)} shapes", "budget": None}
-    return row({**facts, "exact": True}, images, costs, time.perf_counter() - started)
+    facts = {"proposer": "eagle", "policy": ORACLE, "shape": f"{len(shapes)} shapes", "budget": None}
+    return row(facts, images, costs, time.perf_counter() - started)
 
 
 def row(facts: dict[str, Any], images: Sequence[Decoded], costs: Costs, seconds: float) -> dict[str, Any]:
@@ -205,14 +228,14 @@ def row(facts: dict[str, Any], images: Sequence[Decoded], costs: Costs, seconds:
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Rows for a reader; a star marks approximations."""
     head = (
-        f"{'proposer':<9} {'policy':<7} {'shape':<12} {'budget':>6} {'tau':>7} {'depth':>6} {'nodes':>6} "
+        f"{'proposer':<9} {'policy':<8} {'shape':<12} {'budget':>6} {'tau':>7} {'depth':>6} {'nodes':>6} "
         f"{'tau/node':>8} {'target':>7} {'drafter':>8} {'SR':>5} {'seconds':>8}"
     )
     lines = [head, "-" * len(head)]
     for r in rows:
         tau = f"{r['tau']:.2f}{' ' if r['exact'] else '*'}"
         lines.append(
-            f"{r['proposer']:<9} {r['policy']:<7} {r['shape']:<12} {r['budget'] or '-':>6} {tau:>7} "
+            f"{r['proposer']:<9} {r['policy']:<8} {r['shape']:<12} {r['budget'] or '-':>6} {tau:>7} "
             f"{r['mean_depth']:>6.2f} {r['mean_nodes']:>6.1f} {r['tau_per_node']:>8.3f} "
             f"{r['target_calls']:>7.1f} {r['drafter_calls']:>8.1f} {r['SR']:>5.2f} {r['replay_s']:>8.2f}"
         )
@@ -226,7 +249,8 @@ def _legend(rows: Sequence[dict[str, Any]], images: int, costs: Costs) -> str:
     ]
     if not all(r["exact"] for r in rows):
         lines.append(
-            "*: off the image's path the laws are those that the recorded arm's drafts led to; the nearer an "
-            "arm is to the recorded one, the nearer its tau."
+            "*: the run does not vouch for it. eagle: the run had another drafter. jacobi, hybrid: off the "
+            "image's path the laws are those that the recorded arm's drafts led to; the nearer an arm is to "
+            "the recorded one, the nearer its tau."
         )
     return "\n".join(lines)

@@ -7,12 +7,25 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
+from adt_tree.policy import LEVEL_COST, NODE_COST, POLICIES
+from eval.budget_options import BUDGETS
 from eval.errors import UserError
-from eval.method import Method, adapt_constants, fixed_shape
-from eval.options import ADAPT_FIELDS, DRAFTERS, SEED_CELLS, SHAPE_OF, add_adapt_arguments, add_run_arguments
-from eval.parser import Parser, at_least, within
+from eval.method import Method, adapt_constants, fixed_shape, refuse_idle, shown, unused
+from eval.options import DRAFTERS, SEED_CELLS, SHAPE_OF, add_adapt_arguments, add_run_arguments
+from eval.parser import at_least, within
 
-POLICIES = ("fixed", "adt")
+FIXED, ORACLE = "fixed", "oracle"
+SHAPED_BY = (FIXED, *POLICIES)
+OF_ORACLE = ("oracle", "oracle_depths", "oracle_widths")
+# What options are where they are not given; the parser's own defaults are None, so that given ones are known.
+DEFAULTS: dict[str, object] = {
+    "policies": SHAPED_BY, "budgets": BUDGETS, "oracle": True, "oracle_depths": (1, 2, 3, 4, 5, 6, 8),
+    "oracle_widths": (1, 2, 4, 8), "level_cost": LEVEL_COST, "node_cost": NODE_COST,
+}  # fmt: skip
+WITH_RULES = (
+    "run", "rules", "model_path", "drafter_path", "device", "batch_size", "num_images", "output_dir",
+    "config", "debug",
+)  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,6 +63,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser, "runs/replay")
 
 
+def _default(name: str) -> str:
+    """An option's default in words."""
+    value = DEFAULTS[name]
+    return f"(default: {' '.join(map(str, value)) if isinstance(value, tuple) else value})"
+
+
 def _add_arm_arguments(parser: argparse.ArgumentParser) -> None:
     """Rows of the table."""
     group = parser.add_argument_group(
@@ -65,15 +84,17 @@ def _add_arm_arguments(parser: argparse.ArgumentParser) -> None:
         "one of them, and are exact for its own arm alone (default: all that the run allows)",
     )
     group.add_argument(
-        "--policies", nargs="+", choices=POLICIES, default=list(POLICIES), help="who shapes trees"
+        "--policies",
+        nargs="+",
+        choices=SHAPED_BY,
+        help="who shapes trees: nobody, or --peanut with that --adt_policy " + _default("policies"),
     )
     group.add_argument(
         "--budgets",
         nargs="+",
         type=at_least(1),
-        default=[8, 16, 32, 64, 128],
         metavar="NODES",
-        help="drafted nodes of a tree, root excluded",
+        help="drafted nodes of a tree, root excluded " + _default("budgets"),
     )
     shapes = [SHAPE_OF[drafter] for drafter in DRAFTERS]
     group.add_argument(
@@ -103,76 +124,96 @@ def _add_oracle_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--oracle",
         action=argparse.BooleanOptionalAction,
-        default=True,
-        help="add its row, where eagle is replayed",
+        help="add its row (default: where eagle is replayed)",
     )
     group.add_argument(
         "--oracle_depths",
         nargs="+",
         type=at_least(1),
-        default=[1, 2, 3, 4, 5, 6, 8],
         metavar="LEVELS",
-        help="of its shapes, combined with --oracle_widths and --budgets; it may also draft nothing",
+        help="of its shapes, combined with --oracle_widths and --budgets; it may also draft nothing "
+        + _default("oracle_depths"),
     )
     group.add_argument(
         "--oracle_widths",
         nargs="+",
         type=at_least(1),
-        default=[1, 2, 4, 8],
         metavar="NODES",
-        help="of its shapes",
+        help="of its shapes " + _default("oracle_widths"),
     )
     group.add_argument(
         "--level_cost",
         type=within(0, 100),
-        default=0.1,
         metavar="PASSES",
-        help="of one drafter pass, in target passes over one node (bench --profile measures it)",
+        help="of one pass of the drafter network, in target passes over one node (bench --profile "
+        "measures it) " + _default("level_cost"),
     )
     group.add_argument(
         "--node_cost",
         type=within(0, 100),
-        default=0.02,
         metavar="PASSES",
-        help="of one more node in a target pass, in target passes over one node",
+        help="of one more node in a target pass, in target passes over one node " + _default("node_cost"),
     )
 
 
 def check_used(args: argparse.Namespace, recorded: Method) -> None:
     """UserError for an option that would do nothing."""
-    parser = Parser("replay", "")
-    add_arguments(parser)
-    given = [name for name, value in vars(args).items() if value != parser.get_default(name)]
-    oracle = ("oracle_depths", "oracle_widths")
-    everywhere = (
-        "run",
-        "rules",
-        "model_path",
-        "drafter_path",
-        "device",
-        "batch_size",
-        "num_images",
-        "output_dir",
-    )
-    drafters = [] if args.rules else proposers(args, recorded)
-    cases = (
-        (args.rules, set(given) - {*everywhere, "config", "debug"}, "--rules takes the run's own trees"),
-        ("fixed" not in args.policies, ("depth", "draft_top_k"), "it needs --policies fixed"),
-        ("adt" not in args.policies, tuple(ADAPT_FIELDS), "it needs --policies adt"),
-        (drafters == ["eagle"], ("seed_cells",), "it needs --proposers jacobi or hybrid"),
-        (not args.oracle or "eagle" not in drafters, oracle, "it needs --oracle and --proposers eagle"),
-    )
-    for holds, names, reason in cases:
-        for name in sorted(set(names) & set(given)) if holds else ():
-            raise UserError(f"--{name}: {reason}; leave it out")
+    if args.rules:
+        for name in sorted(set(vars(args)) - set(WITH_RULES)):
+            if given := shown(args, name):
+                raise UserError(f"{given}: --rules takes the run's own trees; leave it out")
+        return
+    if args.adt_policy is not None:
+        raise UserError(f"--adt_policy {args.adt_policy}: choose --policies {args.adt_policy}")
+    drafters, policies = proposers(args, recorded), args.policies or SHAPED_BY
+    chosen = [_name(drafter, policy) for drafter, policy in product(drafters, policies)]
+    if "eagle" in drafters and args.oracle is not False:
+        chosen.append(_name("eagle", ORACLE))
+    idle = {
+        _name(drafter, policy): _unused(args, recorded, drafter, policy)
+        for drafter, policy in (*product(_possible(recorded), SHAPED_BY), ("eagle", ORACLE))
+    }
+    asked = f"--proposers {' '.join(drafters)} --policies {' '.join(policies)}"
+    refuse_idle(args, idle, chosen, asked, plain=_name("eagle", FIXED))
+
+
+def _name(drafter: str, policy: str) -> str:
+    return f"{drafter} {policy}"
+
+
+def _unused(args: argparse.Namespace, recorded: Method, drafter: str, policy: str) -> dict[str, str]:
+    """Options that would do nothing in a row, by the definition in method."""
+    like = {  # what generate_images is given for the same method
+        "model_type": "eagle", "drafter_type": drafter, "temperature": recorded.temperature,
+        "peanut": policy in POLICIES, "adt_policy": policy if policy in POLICIES else None,
+        "static_tree": False, "lantern": False, "verify": "coupled", "rules": "fixed",
+    }  # fmt: skip
+    found = unused(argparse.Namespace(**{**vars(args), **like}))
+    if policy == ORACLE:
+        return found | dict.fromkeys(("depth", "draft_top_k"), "the oracle's are --oracle_depths and _widths")
+    found |= dict.fromkeys(OF_ORACLE, "it needs --proposers eagle")
+    if drafter == "jacobi":
+        found["level_cost"] = "self-drafting runs no drafter pass"
+    return found
+
+
+def with_defaults(args: argparse.Namespace) -> argparse.Namespace:
+    """The options with those that were not given as they are then."""
+    missing = {name: value for name, value in DEFAULTS.items() if getattr(args, name) is None}
+    return argparse.Namespace(**{**vars(args), **missing})
+
+
+def _possible(recorded: Method) -> tuple[str, ...]:
+    """Whose drafts the run can tell."""
+    return ("eagle",) if recorded.drafter == "eagle" else DRAFTERS
 
 
 def proposers(args: argparse.Namespace, recorded: Method) -> list[str]:
     """Who drafts in the replay. UserError for proposers whose drafts the run cannot tell."""
-    stale = recorded.drafter != "eagle"
-    chosen = args.proposers or (DRAFTERS if stale else ("eagle",))
+    possible = _possible(recorded)
+    chosen = args.proposers or possible
     for name in chosen:
-        if name != "eagle" and not stale:
+        if name not in possible:
             raise UserError(
                 f"--proposers {name}: trees of --drafter_type eagle score too few cells ahead; dump a run "
                 "with --drafter_type jacobi or hybrid"
@@ -180,19 +221,21 @@ def proposers(args: argparse.Namespace, recorded: Method) -> list[str]:
     return [name for name in DRAFTERS if name in chosen]
 
 
-def methods(args: argparse.Namespace, recorded: Method) -> Iterator[tuple[str, Method]]:
-    """(policy, method) of every row. recorded: the run's method. UserError for contradicting constants."""
-    budgets, depths, widths = (
-        list(dict.fromkeys(x or [None])) for x in (args.budgets, args.depth, args.draft_top_k)
+def methods(args: argparse.Namespace, recorded: Method) -> Iterator[Method]:
+    """The method of every row. args: with_defaults; recorded: the run's method. UserError for contradicting
+    constants."""
+    policies, budgets, depths, widths = (
+        list(dict.fromkeys(x or [None])) for x in (args.policies, args.budgets, args.depth, args.draft_top_k)
     )
-    for drafter, policy, budget in product(proposers(args, recorded), args.policies, budgets):
+    for drafter, policy, budget in product(proposers(args, recorded), policies, budgets):
         law = replace(
             recorded, static=None, shape=None, adapt=None, drafter=drafter,
             seed_cells=args.seed_cells or recorded.seed_cells,
         )  # fmt: skip
         own = argparse.Namespace(**{**vars(args), "drafter_type": drafter, "total_token": budget + 1})
-        if policy == "adt":
-            yield policy, replace(law, adapt=adapt_constants(own))
+        if policy != FIXED:
+            own.adt_policy = policy
+            yield replace(law, adapt=adapt_constants(own))
             continue
         for own.depth, own.draft_top_k in product(depths, widths):
-            yield policy, replace(law, shape=fixed_shape(own))
+            yield replace(law, shape=fixed_shape(own))

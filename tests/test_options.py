@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from adt_tree.policy import TreeShape
-from eval import bench_options, budget_options, options, reliability_options, sweep_options
+from eval import bench_options, budget_options, options, reliability_options, replay_options, sweep_options
 from eval.errors import UserError
 from eval.method import Lantern, Method, method_from
 from eval.parser import Parser
@@ -164,7 +164,14 @@ def test_shipped_configs_parse() -> None:
 
 
 def test_every_option_states_its_default(capsys: pytest.CaptureFixture[str]) -> None:
-    for module in (options, bench_options, sweep_options, reliability_options, budget_options):
+    for module in (
+        options,
+        bench_options,
+        sweep_options,
+        reliability_options,
+        budget_options,
+        replay_options,
+    ):
         parser = Parser("test", "test")
         module.add_arguments(parser)
         text = parser.format_help()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,18 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from adt_tree.policy import SELF_DRAFTED, AdaptConstants
+from eval import replay_options
 from eval.dumped import RecordedTarget, read_dumps
 from eval.oracle import cheapest_way
 from eval.outputs import RunFolder
+from eval.parser import Parser
 from tests.test_cli import generate, one_line, record, run  # noqa: F401
 
 Run = Callable[..., tuple[int, str, str]]
 SMALL = "--drafter_type eagle --depth 3 --draft_top_k 2 --total_token 7"
 AS_SMALL = "--policies fixed --depth 3 --draft_top_k 2 --budgets 6"
+JACOBI = f"{SMALL} --drafter_type jacobi"
 ADT = "--drafter_type eagle --peanut --adt_depth_max 4 --total_token 9"
 
 
@@ -57,17 +62,17 @@ def matches(row: dict[str, Any], expected: dict[str, float]) -> bool:
 
 ARMS = {  # drafter and tree of a run -> how replay is asked for the same arm
     "eagle fixed": (SMALL, AS_SMALL),
-    "eagle adt": (ADT, "--policies adt --adt_depth_max 4 --budgets 8"),
+    "eagle adt": (ADT, "--policies adjacent --adt_depth_max 4 --budgets 8"),
     "jacobi fixed": (
         f"{SMALL} --drafter_type jacobi",
         "--policies fixed --depth 3 --draft_top_k 2 --budgets 6",
     ),
-    "jacobi adt": (f"{ADT} --drafter_type jacobi", "--policies adt --adt_depth_max 4 --budgets 8"),
+    "jacobi adt": (f"{ADT} --drafter_type jacobi", "--policies adjacent --adt_depth_max 4 --budgets 8"),
     "hybrid fixed": (
         f"{SMALL} --drafter_type hybrid",
         "--policies fixed --depth 3 --draft_top_k 2 --budgets 6",
     ),
-    "hybrid adt": (f"{ADT} --drafter_type hybrid", "--policies adt --adt_depth_max 4 --budgets 8"),
+    "hybrid adt": (f"{ADT} --drafter_type hybrid", "--policies adjacent --adt_depth_max 4 --budgets 8"),
 }
 
 
@@ -90,6 +95,60 @@ def test_the_recorded_arm_is_replayed_exactly(
     assert status == 0, err
     (row,) = result["results"]
     assert row["exact"] and matches(row, live(tmp_path / "d")[1]), (row, live(tmp_path / "d")[1])
+
+
+def test_only_what_the_run_vouches_for_is_exact(
+    generate: Run, replay: Run, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    """Another network unmarks every row that runs it, and another cycle of a replayed image its own arm's."""
+    shutil.copytree(tiny_checkpoint / "drafter", tmp_path / "other")
+    weights = load_file(tmp_path / "other" / "model.safetensors")
+    noise = torch.Generator().manual_seed(3)
+    weights = {name: torch.randn(x.shape, generator=noise).to(x.dtype) for name, x in weights.items()}
+    save_file(weights, tmp_path / "other" / "model.safetensors", metadata={"format": "pt"})
+    made, asked = ARMS["hybrid fixed"]
+    assert generate("d", *made.split(), "--dump", "9")[0] == 0
+
+    def marks(*words: str) -> dict[str, bool]:
+        status, result, err = replay("d", *asked.split(), *words)
+        assert status == 0, err
+        return {f"{row['proposer']} {row['policy']}": row["exact"] for row in result["results"]}
+
+    right = {"eagle fixed": True, "jacobi fixed": False, "hybrid fixed": True, "eagle oracle": True}
+    assert marks() == marks("--num_images", "2") == right
+    assert not any(marks("--drafter_path", str(tmp_path / "other")).values())
+    path = tmp_path / "d" / "steps.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[-1]["nodes"] += 1
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert marks("--num_images", "2") == right
+    assert marks() == {**right, "hybrid fixed": False}
+
+
+@pytest.mark.parametrize("policy", ["adjacent", "prior"])
+def test_adaptive_rows_bear_their_policy(generate: Run, replay: Run, tmp_path: Path, policy: str) -> None:
+    words = [*ADT.split(), "--adt_policy", policy]
+    assert generate("d", *words, "--dump", "9")[0] == 0
+    asked = "--adt_depth_max 4 --budgets 8 --no-oracle --policies fixed prior adjacent"
+    status, result, err = replay("d", *asked.split())
+    assert status == 0, err
+    rows = {row["policy"]: row for row in result["results"]}
+    assert list(rows) == ["fixed", "prior", "adjacent"] and result["recorded"]["policy"] == policy
+    expected = live(tmp_path / "d")[1]
+    assert matches(rows[policy], expected)
+    assert not matches(rows["fixed"], expected)
+
+
+def test_costs_are_those_of_the_prior_policy() -> None:
+    """A level is a drafter pass, or, self-drafted, a node of the target's pass."""
+    for words, level, node in (
+        ([], AdaptConstants().level_cost, SELF_DRAFTED.level_cost),
+        (["--level_cost", "0.2", "--node_cost", "0"], 0.2, 0),
+    ):
+        parser = Parser("replay", "")
+        replay_options.add_arguments(parser)
+        args = replay_options.with_defaults(parser.with_config(["d", *words]))
+        assert (args.level_cost, args.node_cost) == (level, node)
 
 
 def test_control_other_laws_ahead_are_noticed(
@@ -118,13 +177,14 @@ def test_eagle_is_replayed_exactly_whoever_drafted(
     assert generate("d", *recorded.split(), "--dump", "9")[0] == 0
     assert generate("fixed", *SMALL.split())[0] == 0
     assert generate("adt", *ADT.split())[0] == 0
-    words = "--proposers eagle --depth 3 --draft_top_k 2 --budgets 6 8 --adt_depth_max 4 --no-oracle"
+    words = "--policies fixed adjacent --depth 3 --draft_top_k 2 --budgets 6 8 --adt_depth_max 4"
+    words += " --proposers eagle --no-oracle"
     status, result, err = replay("d", *words.split())
     assert status == 0, err
     rows = {(row["policy"], row["budget"]): row for row in result["results"]}
     assert len(rows) == 4 and all(row["exact"] for row in rows.values())
     assert matches(rows["fixed", 6], live(tmp_path / "fixed")[1])
-    assert matches(rows["adt", 8], live(tmp_path / "adt")[1])
+    assert matches(rows["adjacent", 8], live(tmp_path / "adt")[1])
 
 
 def test_a_dump_changes_no_image_and_survives_resumption(
@@ -289,8 +349,17 @@ def test_rules(generate: Run, replay: Run, choices: str) -> None:
         (SMALL, "--rules", "dynamic"),
         ("--static_tree --verify rejection", "--rules --budgets 4", "--budgets"),
         ("--static_tree --verify rejection", "", "or add --rules"),
-        (SMALL, "--policies fixed --adt_beta 0.4", "--adt_beta"),
+        ("--static_tree --verify rejection", "--rules --budgets 8 16 32 64 128", "--budgets 8 16 32"),
+        (SMALL, "--policies fixed --adt_beta 0.4", "--adt_beta 0.4: no chosen arm uses it"),
+        (SMALL, "--policies fixed adjacent --adt_level_cost 0.1", "add one that does: eagle prior"),
+        (SMALL, "--policies prior --adt_beta 0.9", "add one that does: eagle adjacent"),
+        (SMALL, "--policies prior --depth 3", "add one that does: eagle fixed"),
+        (SMALL, "--adt_policy prior", "choose --policies prior"),
         (SMALL, "--seed_cells left", "--seed_cells"),
+        (SMALL, "--no-oracle --oracle_depths 1 2 3 4 5 6 8", "add one that does: eagle oracle"),
+        (JACOBI, "--proposers jacobi --drafter_path D", "--drafter_path D: no chosen arm uses it"),
+        (JACOBI, "--proposers jacobi --level_cost 0.06", "--level_cost 0.06: no chosen arm uses it"),
+        (JACOBI, "--proposers jacobi --oracle", "add one that does: eagle oracle"),
     ],
 )
 def test_options_that_would_do_nothing_are_refused(
