@@ -107,6 +107,12 @@ def make_proposer(
     return HybridProposer(drafter, sampling, stale, Calibration(shape.width, device), slots)
 
 
+def network(proposer: Proposer | None) -> EagleProposer | None:
+    """The part of a proposer that asks the drafter network; None if it has none."""
+    inner = proposer.eagle if isinstance(proposer, HybridProposer) else proposer
+    return inner if isinstance(inner, EagleProposer) else None
+
+
 def largest(method: Method, static: StaticTree | None, num_codes: int) -> TreeShape:
     """The greatest depth, width and budget of the method's trees. UserError if the codebook is smaller."""
     if static is not None:

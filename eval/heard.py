@@ -17,12 +17,12 @@ from adt_tree.calibrate import BOTH, DRAFTER, EDGES, SOURCES
 from adt_tree.hybrid import HybridProposer
 from adt_tree.jacobi import JacobiProposer
 from adt_tree.policy import TreeShape
-from adt_tree.propose import EagleProposer
 from adt_tree.roles import Drafter, Prefix, Proposer
 from adt_tree.sampling import Sampling, log_probs
 from adt_tree.stale import StaleCodes
 from adt_tree.tree import DraftTree
 from adt_tree.verify import Verdict, reached_nodes
+from eval import arms
 
 BINS = len(EDGES) + 1
 
@@ -161,8 +161,8 @@ def hear(proposer: Proposer, record: Record) -> HeardProposer:
     """The proposer under a record. Its drafter, if it has one, is replaced for good by one that is heard."""
     if isinstance(proposer, JacobiProposer):
         return HeardProposer(proposer, lambda tree, gumbel: stale_says(proposer.stale, tree), record)
-    eagle = proposer.eagle if isinstance(proposer, HybridProposer) else proposer
-    if not isinstance(eagle, EagleProposer):
+    eagle = arms.network(proposer)
+    if eagle is None:
         raise TypeError(f"{type(proposer).__name__}: nobody knows what it says of its drafts")
     heard = eagle.drafter = HeardDrafter(eagle.drafter, eagle.sampling)
 

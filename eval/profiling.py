@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from adt_tree.policy import TreeShape
-from adt_tree.propose import EagleProposer
 from adt_tree.roles import Drafter, Prefix, Proposer, Request, Target
 from adt_tree.tree import DraftTree
 from adt_tree.verify import Rule, Verdict
-from eval.arms import Arm
+from eval.arms import Arm, network
 from eval.session import synchronise
 
 PARTS = ("target", "drafter", "tree", "verify", "host")
@@ -182,7 +181,7 @@ def profile(arm: Arm, requests: Sequence[Request]) -> dict[str, float]:
     """
     watch = Stopwatch(arm.target.device)
     timed = replace(arm, target=TimedTarget(arm.target, watch))
-    eagle = arm.proposer if isinstance(arm.proposer, EagleProposer) else None
+    eagle = network(arm.proposer)
     if arm.proposer is not None:
         timed = replace(timed, proposer=TimedProposer(arm.proposer, watch), rule=TimedRule(arm.rule, watch))
     if eagle is not None:

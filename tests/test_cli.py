@@ -311,6 +311,24 @@ def test_bench(run: Run, tiny_checkpoint: Path, tmp_path: Path) -> None:
         )
 
 
+def test_the_profile_sees_the_drafter_of_the_hybrid(run: Run, tiny_checkpoint: Path, tmp_path: Path) -> None:
+    words = [
+        "--precision",
+        "fp32",
+        "--num_images",
+        "1",
+        "--temperatures",
+        "1",
+        "--arms",
+        "hybrid",
+        "--profile",
+    ]
+    status, out, _ = run("bench", "--model_path", str(tiny_checkpoint), *words, "--output_dir", str(tmp_path))
+    assert status == 0
+    shares = {row["arm"]: row for row in json.loads(out.splitlines()[-1])["profile"]}
+    assert shares["hybrid"]["drafter"] > 0 and shares["ar"]["drafter"] == 0
+
+
 def test_sweep(run: Run, tiny_checkpoint: Path, tmp_path: Path) -> None:
     words = [
         "--betas",
