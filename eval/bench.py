@@ -23,7 +23,7 @@ from eval.measure import Lane, keep, measure, print_runs, summaries, table, warm
 from eval.method import Method
 from eval.outputs import write_json
 from eval.profiling import PARTS, profile
-from eval.prompts import HELD_OUT_FILE, load_prompts
+from eval.prompts import HELD_OUT_FILE, Prompt, load_prompts
 from eval.session import circumstances, load_model, make_requests, synchronise
 from models.registry import Model
 
@@ -77,6 +77,29 @@ def run(args: argparse.Namespace) -> None:
         print(_profile_table(result["profile"]))
     write_json(folder / "bench.json", result)
     print(json.dumps(result))
+
+
+def time_points(
+    args: argparse.Namespace, command: str, methods: Sequence[tuple[str, Method]], prompts: Sequence[Prompt]
+) -> tuple[list[Lane], dict[str, Any]]:
+    """Measure methods that need a lane each and no more: filled lanes, and what their document opens with.
+
+    Interrupted, the same command goes on from --output_dir (see keep).
+    """
+    model = load_model(args, need_drafter=any(method.needs_drafter for _, method in methods))
+    requests, longest = make_requests(model, prompts, args.random_seed)
+    lanes = make_lanes(model, methods, args.batch_size, longest)
+    facts = circumstances(model, args)
+    store = keep(args, command, facts, prompts, lanes)
+    measure(lanes, requests, args.batch_size, args.warmup, lanes[0].decoder.target.device, store)
+    return lanes, {
+        "command": f"python main.py {shlex.join(sys.argv[1:])}",
+        **facts,
+        "runs": store.runs(),
+        "prompts": len(prompts),
+        "cfg": args.cfg,
+        "options": vars(args),
+    }
 
 
 def make_lanes(model: Model, methods: Sequence[tuple[str, Method]], slots: int, longest: int) -> list[Lane]:

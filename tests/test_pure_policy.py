@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from adt_tree.policy import INITS, AdaptConstants, AdjacencyAdaptive, Cell, Fixed, TreeShape
+from adt_tree.policy import INITS, SELF_DRAFTED, AdaptConstants, AdjacencyAdaptive, Cell, Fixed, TreeShape
 
 BUDGET = AdaptConstants().budget
 START = {"depth_start": 4, "width_start": 4, "depth_max": 6, "width_max": 6, "depth_min": 2, "width_min": 2}
@@ -186,3 +188,21 @@ def test_wrong_constants_are_refused(wrong: dict[str, float | str]) -> None:
 def test_negative_shapes_are_refused() -> None:
     with pytest.raises(ValueError, match="negative"):
         TreeShape(-1, 2, 3)
+
+
+def test_the_method_states_the_constants_of_the_code() -> None:
+    """docs/METHOD.md, section 4: one column for the network's trees, one for self-drafted ones."""
+    text = (Path(__file__).resolve().parent.parent / "docs" / "METHOD.md").read_text()
+    block = text.split("<!-- constants:start -->")[1].split("<!-- constants:end -->")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in block.strip().splitlines()[2:]]
+    fields = (
+        ("beta",),
+        ("step_depth", "step_width"),
+        ("depth_min", "depth_max"),
+        ("width_min", "width_max"),
+        ("depth_start", "width_start"),
+        ("budget",),
+    )
+    for column, constants in ((2, AdaptConstants()), (3, SELF_DRAFTED)):
+        said = [row[column] for row in rows]
+        assert said == [", ".join(f"{getattr(constants, name):g}" for name in names) for names in fields]
