@@ -129,6 +129,27 @@ def test_padding_does_not_change_the_loss(work: Path) -> None:
     torch.testing.assert_close(both, (alone[0] + alone[1]) / 2)
 
 
+def test_the_guided_law_is_fitted_with_the_unconditional_one_held(work: Path) -> None:
+    """u + 3 (c - u) from separate passes, c alone in a row without a prompt; no gradient but through c."""
+    trainer = target.Trainer(parse(target, "--work_dir", str(work), "--num_embeddings", str(NUM_CODES),
+                                   "--hidden_size", "32", "--num_layers", "2",
+                                   "--num_heads", "2"), work, torch.device("cpu"))  # fmt: skip
+    decoder, codes = trainer.decoder, trainer.codes[:2]
+    batch = target.make_batch(trainer.prompts, ["noto emoji of red heart", ""], codes, codes, trainer.device)
+    head = decoder.head.weight[bpe.IMAGE_FIRST : bpe.IMAGE_FIRST + NUM_CODES]
+    features = target.code_features(decoder, *batch.prompted)
+    guided = target.guided_logits(decoder, features.detach(), batch.unprompted, trainer.args)
+    with torch.no_grad():
+        c = features @ head.T
+        u = target.code_features(decoder, *batch.unprompted) @ head.T
+        torch.testing.assert_close(guided, u + 3 * (c - u), atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(guided[1], c[1], atol=1e-5, rtol=1e-4)
+        assert (guided[0] - c[0]).abs().max() > 1e-3
+    guided.sum().backward()
+    assert decoder.head.weight.grad is not None
+    assert all(param.grad is None for param in decoder.blocks.parameters())
+
+
 def test_ahead_heads_are_taught_the_codes_after_the_next() -> None:
     """One-hot features and heads that shift by k have no loss; heads that shift by another number have."""
     codes = torch.randperm(12)[None]
