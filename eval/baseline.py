@@ -65,7 +65,7 @@ class TransformersDecoder:
             at = torch.full((1, 1), number, device=device)
             code = (log_probs(logits[:, None, None], self.sampling) + self.noise.gumbel(seed, at)).argmax()
             yield int(code)
-            tokens = (code + self.model.layout.first_code).expand(rows, 1)
+            tokens = (code + self.model.first_code).expand(rows, 1)
             positions = width + number - pad
 
     def _pass(self, tokens: Tensor, seen: Tensor, positions: Tensor) -> Tensor:
@@ -77,7 +77,7 @@ class TransformersDecoder:
             past_key_values=self.cache,
             use_cache=True,
         ).last_hidden_state
-        first = self.model.layout.first_code
+        first = self.model.first_code
         return self.net.lm_head(hidden[:, -1])[:, first : first + self.model.num_codes].float()
 
 

@@ -138,7 +138,7 @@ class RecordedTarget:
 
     def __init__(self, model: Model, slots: int, sampling: Sampling, max_prompt: int) -> None:
         """sampling: the run's."""
-        first, count = model.layout.first_code, model.num_codes
+        first, count = model.first_code, model.num_codes
         self.grid: Grid = model.grid
         self.slots, self.num_codes, self.first_code = slots, count, first
         self.branches, self.max_prompt = sampling.branches, max_prompt

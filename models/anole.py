@@ -51,11 +51,29 @@ def grid_of(config: Mapping[str, Any]) -> Grid:
     return Grid(side, side)
 
 
-def encode(text: str, tokenizer: Tokenizer, layout: TokenLayout) -> Prompt:
-    """cond = <s> text <sep> <begin of image>; uncond = <s> <begin of image> at positions of its own from
-    0."""
-    ids = tokenizer.encode(text, add_special_tokens=False).ids
-    return Prompt(
-        [layout.begin_of_text, *ids, layout.separator, layout.begin_of_image],
-        [layout.begin_of_text, layout.begin_of_image],
-    )
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """See models.target.PromptEncoder."""
+
+    tokenizer: Tokenizer
+    layout: TokenLayout
+
+    @property
+    def first_code(self) -> int:
+        """Token id of code 0."""
+        return self.layout.first_code
+
+    @property
+    def num_codes(self) -> int:
+        """Size of the codebook."""
+        return self.layout.num_codes
+
+    def encode(self, text: str) -> Prompt:
+        """cond = <s> text <sep> <begin of image>; uncond = <s> <begin of image> at positions of its own from
+        0."""
+        ids = self.tokenizer.encode(text, add_special_tokens=False).ids
+        layout = self.layout
+        return Prompt(
+            [layout.begin_of_text, *ids, layout.separator, layout.begin_of_image],
+            [layout.begin_of_text, layout.begin_of_image],
+        )

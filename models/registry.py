@@ -1,39 +1,35 @@
-"""Name or path -> a model that can make targets, drafters and images. The only file that opens
-checkpoints."""
+"""Name or path -> a model that can make targets, drafters and images."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import pickle
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from PIL import Image
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from tokenizers import Tokenizer
-from torch import Tensor, nn
+from torch import Tensor
 
 from adt_tree.grid import Grid
 from adt_tree.relax import nearest_table
 from adt_tree.sampling import Sampling
 from models import anole
 from models.chameleon import decoder_config, from_chameleon
+from models.checkpoint import (
+    CheckpointError,
+    build,
+    digest_of,
+    read_config,
+    read_fields,
+    read_tokenizer,
+    read_weights,
+)
 from models.drafter import DrafterNet, EagleDrafter, drafter_config, from_published
-from models.target import ARTarget, Prompt
+from models.target import ARTarget, Prompt, PromptEncoder
 from models.transformer import Decoder, DecoderConfig
 from models.vq import VQConfig, VQModel, to_uint8
 
 EMOJI = Path(__file__).resolve().parent.parent / "ckpts" / "emoji"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-class CheckpointError(ValueError):
-    """A checkpoint that is missing, damaged or does not fit; the message is one line that says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +38,8 @@ class Model:
 
     name: str
     grid: Grid
-    layout: anole.TokenLayout
+    prompts: PromptEncoder
     decoder: Decoder
-    tokenizer: Tokenizer
     codebook: Tensor  # [V, C] raw latents
     codec: VQModel | None  # None: the checkpoint has no decoder
     drafter_net: DrafterNet | None
@@ -54,11 +49,16 @@ class Model:
     @property
     def num_codes(self) -> int:
         """Size of the codebook."""
-        return self.layout.num_codes
+        return self.prompts.num_codes
+
+    @property
+    def first_code(self) -> int:
+        """Token id of code 0."""
+        return self.prompts.first_code
 
     def encode(self, text: str) -> Prompt:
-        """The prompt's token ids."""
-        return anole.encode(text, self.tokenizer, self.layout)
+        """The prompt as the target takes it."""
+        return self.prompts.encode(text)
 
     def prompt_length(self, prompt: Prompt) -> int:
         """Cache slots the prompt needs."""
@@ -70,7 +70,7 @@ class Model:
         return ARTarget(
             self.decoder,
             self.grid,
-            self.layout.first_code,
+            self.first_code,
             self.num_codes,
             slots,
             sampling.branches,
@@ -115,11 +115,11 @@ def load(
     """
     folder = Path(model_path) if model_path else EMOJI
     config, state = read_config(folder), read_weights(folder)
-    layout, grid, shape = _read_fields(
+    layout, grid, shape = read_fields(
         folder, lambda: (anole.TokenLayout.read(config), anole.grid_of(config), decoder_config(config))
     )
     dtype, place = DTYPES[precision], torch.device(device)
-    decoder = _build(lambda: Decoder(shape), lambda: from_chameleon(state, shape), dtype, place, folder)
+    decoder = build(lambda: Decoder(shape), lambda: from_chameleon(state, shape), dtype, place, folder)
     vq_state = {
         name[len("model.vqmodel.") :]: t for name, t in state.items() if name.startswith("model.vqmodel.")
     }
@@ -127,8 +127,8 @@ def load(
         raise CheckpointError(f"{folder}: tensor model.vqmodel.quantize.embedding.weight is missing")
     codec = None
     if any(name.startswith("decoder.") for name in vq_state):
-        vq = _read_fields(folder, lambda: VQConfig.from_hf(config["vq_config"]))
-        codec = _build(lambda: VQModel(vq), lambda: vq_state, torch.float32, place, folder)
+        vq = read_fields(folder, lambda: VQConfig.from_hf(config["vq_config"]))
+        codec = build(lambda: VQModel(vq), lambda: vq_state, torch.float32, place, folder)
     codebook = vq_state["quantize.embedding.weight"].to(place, torch.float32)
     net, drafter_sha = None, None
     if need_drafter:
@@ -137,13 +137,12 @@ def load(
     return Model(
         model,
         grid,
-        layout,
+        anole.Prompts(read_tokenizer(folder), layout),
         decoder,
-        read_tokenizer(folder),
         codebook,
         codec,
         net,
-        _digest(state),
+        digest_of(state),
         drafter_sha,
     )
 
@@ -153,7 +152,7 @@ def _load_drafter(
 ) -> tuple[DrafterNet, str]:
     """The network and the digest of its weights."""
     config, state = read_config(folder), read_weights(folder)
-    shape = _read_fields(folder, lambda: drafter_config(config))
+    shape = read_fields(folder, lambda: drafter_config(config))
     for name in ("hidden_size", "vocab_size"):
         if getattr(shape, name) != getattr(target, name):
             raise CheckpointError(
@@ -161,108 +160,5 @@ def _load_drafter(
                 "this drafter belongs to another target"
             )
     bias = "fc.bias" in state
-    net = _build(lambda: DrafterNet(shape, bias), lambda: from_published(state, shape), dtype, device, folder)
-    return net, _digest(state)
-
-
-def _build(
-    make: Callable[[], nn.Module],
-    weights: Callable[[], Mapping[str, Tensor]],
-    dtype: torch.dtype,
-    device: torch.device,
-    folder: Path,
-) -> Any:
-    """Make a module without memory and hand it the weights, cast and moved one by one."""
-    with torch.device("meta"):
-        module = make()
-    try:
-        state = {name: tensor.to(device, dtype) for name, tensor in weights().items()}
-        module.load_state_dict(state, assign=True)
-    except KeyError as error:
-        raise CheckpointError(
-            f"{folder}: tensor {error.args[0]} is missing: the checkpoint is incomplete"
-        ) from None
-    except RuntimeError as error:
-        lines = [line.strip() for line in str(error).splitlines()[1:]] or [str(error)]
-        raise CheckpointError(f"{folder}: the weights do not fit config.json: {lines[0]}") from None
-    return module.requires_grad_(False).eval()
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """config.json of a checkpoint folder."""
-    path = folder / "config.json"
-    if not path.is_file():
-        raise CheckpointError(f"{path} does not exist: give the folder of a checkpoint")
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"{path} is not JSON ({error}): fetch it again") from None
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{path} is not a JSON object: fetch it again")
-    return config
-
-
-def _read_fields(folder: Path, read: Callable[[], Any]) -> Any:
-    """What read makes of config.json; a field that is missing or senseless is a CheckpointError."""
-    try:
-        return read()
-    except KeyError as error:
-        raise CheckpointError(f"{folder / 'config.json'}: {error.args[0]} is missing") from None
-    except (ValueError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{folder / 'config.json'}: {_reason(error)}") from None
-
-
-def read_weights(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a folder: model.safetensors, its shards by their index, or pytorch_model.bin (weights
-    only)."""
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (UnicodeDecodeError, json.JSONDecodeError, KeyError, AttributeError):
-            raise CheckpointError(f"{index} is not an index of safetensors shards: fetch it again") from None
-    else:
-        names = [n for n in ("model.safetensors", "pytorch_model.bin") if (folder / n).is_file()][:1]
-    if not names:
-        raise CheckpointError(f"{folder} holds no model.safetensors and no pytorch_model.bin")
-    state: dict[str, Tensor] = {}
-    for name in names:
-        state.update(_read_file(folder / name))
-    return state
-
-
-def _read_file(path: Path) -> dict[str, Tensor]:
-    try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} does not exist: the index names it, fetch it again") from None
-    except (SafetensorError, RuntimeError, pickle.UnpicklingError, EOFError, OSError) as error:
-        raise CheckpointError(
-            f"{path} cannot be read ({_reason(error)}): truncated or damaged, fetch it again"
-        ) from None
-
-
-def read_tokenizer(folder: Path) -> Tokenizer:
-    """text_tokenizer.json, or tokenizer.json."""
-    for name in ("text_tokenizer.json", "tokenizer.json"):
-        if (folder / name).is_file():
-            try:
-                return Tokenizer.from_file(str(folder / name))
-            except Exception as error:  # tokenizers raises bare Exception
-                raise CheckpointError(f"{folder / name} is not a tokenizer ({_reason(error)})") from None
-    raise CheckpointError(f"{folder} holds no text_tokenizer.json and no tokenizer.json")
-
-
-def _digest(state: Mapping[str, Tensor]) -> str:
-    """sha256 over names and bytes of the weights, first 16 digits."""
-    digest = hashlib.sha256()
-    for name in sorted(state):
-        digest.update(name.encode())
-        digest.update(state[name].contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:16]
-
-
-def _reason(error: Exception) -> str:
-    return str(error).splitlines()[0].strip("'\"") if str(error) else type(error).__name__
+    net = build(lambda: DrafterNet(shape, bias), lambda: from_published(state, shape), dtype, device, folder)
+    return net, digest_of(state)

@@ -6,6 +6,7 @@ Dimensions: G guidance branches, B slots, R = G * B rows (branch-major: row g * 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +32,21 @@ class Prompt:
     def length(self) -> int:
         """Tokens of the longer prefix."""
         return max(len(self.conditional), len(self.unconditional))
+
+
+class PromptEncoder(Protocol):
+    """A model's text side: what the user wrote -> what prefill takes; and where codes lie."""
+
+    @property
+    def first_code(self) -> int:
+        """Token id of code 0."""
+
+    @property
+    def num_codes(self) -> int:
+        """Size of the codebook."""
+
+    def encode(self, text: str) -> Prompt:
+        """The prefix of one image, up to where its first code is predicted."""
 
 
 def by_branch(x: Tensor, branches: int) -> Tensor:

@@ -43,7 +43,7 @@ def test_logits_are_those_of_transformers(model: Model) -> None:
     net = ChameleonForConditionalGeneration.from_pretrained(EMOJI, dtype=torch.float32).eval()
     prompt = model.encode("noto emoji of red heart").conditional
     codes = torch.randint(model.num_codes, (60,), generator=torch.Generator().manual_seed(0))
-    tokens = torch.tensor([prompt + (codes + model.layout.first_code).tolist()])
+    tokens = torch.tensor([prompt + (codes + model.first_code).tolist()])
     with torch.inference_mode():
         theirs = net.lm_head(net.model(input_ids=tokens).last_hidden_state)
         ours = model.decoder.head(model.decoder.causal(tokens))

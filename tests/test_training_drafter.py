@@ -91,11 +91,11 @@ def test_unrolled_steps_are_the_levels_of_a_tree(model: Model) -> None:
     codes = torch.randint(model.num_codes, (ENTRIES + 3,))
     features = torch.randn(1, ENTRIES + 3, net.config.hidden_size)
     levels = decoded_levels(net, model, codes, features)
-    steps = list(drafter.unroll(net, codes[None] + model.layout.first_code, features, steps=4))
+    steps = list(drafter.unroll(net, codes[None] + model.first_code, features, steps=4))
     for step, (out, level) in enumerate(zip(steps, levels, strict=True)):
         torch.testing.assert_close(out[0, ENTRIES - 1 + step], level, atol=1e-5, rtol=1e-5)
     # The control: a step that read the target's feature instead of its own would not be that level.
-    wrong = net.causal(codes[None] + model.layout.first_code, features)[0, ENTRIES]
+    wrong = net.causal(codes[None] + model.first_code, features)[0, ENTRIES]
     assert (wrong - levels[1]).abs().max() > 1e-2
 
 

@@ -20,7 +20,8 @@ from adt_tree.decode import autoregressive
 from adt_tree.noise import Noise
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
-from models.registry import CheckpointError, Model, load
+from models.checkpoint import CheckpointError
+from models.registry import Model, load
 from training.bpe import random_caption
 from training.data import read_captions
 from training.errors import StageError

@@ -123,7 +123,7 @@ class Images:
     """Distilled images with the target's features of both branches, computed once and kept in memory."""
 
     def __init__(self, model: Model, rows: list[dict], batch_size: int) -> None:
-        self.first_code, self.device = model.layout.first_code, model.codebook.device
+        self.first_code, self.device = model.first_code, model.codebook.device
         self.codes = [torch.tensor(row["codes"]) for row in rows]
         prompts = [model.encode(row["caption"]) for row in rows]
         self.prefixes = [(prompt.conditional, prompt.unconditional) for prompt in prompts]
@@ -192,7 +192,7 @@ class Trainer:
         torch.manual_seed(args.seed)
         self.args, self.rng, self.weights_sha = args, random.Random(args.seed), model.weights_sha
         self.images = Images(model, rows, args.batch_size)
-        first = model.layout.first_code
+        first = model.first_code
         self.head = model.decoder.head.weight[first : first + model.num_codes]
         self.net = new_drafter(dataclasses.replace(model.decoder.config, num_layers=1), model)
         self.optimisers = optimisers(self.net, args)
