@@ -27,14 +27,18 @@ class Span:
 class KVCache:
     """Keys and values of every layer, one row an image and guidance branch, each row at its own length.
 
-    Invariant: slots [0, length[r]) of row r hold exactly the committed prefix, at positions equal to their
-    slots. What lies beyond is scratch of the current tree. Nothing is ever concatenated or reallocated.
+    Invariant: slots [0, length[r]) of row r hold exactly the committed prefix; the next node's rotary
+    position is position[r]. That is length[r], in one tensor, but for families that leave padding out of the
+    cache. What lies beyond is scratch of the current tree. Nothing is ever concatenated or reallocated.
     """
 
-    def __init__(self, store: Tensor, length: Tensor) -> None:
-        """Wrap store [L, R, C, 2, H, E] and length [R] int64 (committed slots a row)."""
+    def __init__(self, store: Tensor, length: Tensor, position: Tensor | None = None) -> None:
+        """Wrap store [L, R, C, 2, H, E], length [R] int64 (committed slots a row) and position [R] int64
+        where it differs from length."""
         self.store = store
         self.length = length
+        self.position = length if position is None else position
+        self._counters = (length,) if position is None else (length, position)
         rows = torch.arange(store.shape[1], device=store.device)
         self._rows = rows[:, None]
         self._columns = torch.arange(store.shape[2], device=store.device)
@@ -49,10 +53,13 @@ class KVCache:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
+        padded: bool = False,
     ) -> KVCache:
-        """An empty cache of layers * rows * capacity * 2 * heads * head_dim elements."""
+        """An empty cache of layers * rows * capacity * 2 * heads * head_dim elements. padded: prefixes may
+        leave padding out, so that positions run ahead of slots."""
         store = torch.zeros(layers, rows, capacity, 2, heads, head_dim, dtype=dtype, device=device)
-        return cls(store, torch.zeros(rows, dtype=torch.int64, device=device))
+        length = torch.zeros(rows, dtype=torch.int64, device=device)
+        return cls(store, length, torch.zeros_like(length) if padded else None)
 
     @property
     def capacity(self) -> int:
@@ -61,12 +68,29 @@ class KVCache:
 
     def row(self, index: int) -> KVCache:
         """The one-row cache over the same memory."""
-        return KVCache(self.store[:, index : index + 1], self.length[index : index + 1])
+        return KVCache(
+            self.store[:, index : index + 1], *(counter[index : index + 1] for counter in self._counters)
+        )
+
+    def clear(self, rows: slice = slice(None)) -> None:
+        """Forget the prefix of the rows."""
+        for counter in self._counters:
+            counter[rows] = 0
+
+    def begin(self, count: int, padding: int = 0) -> None:
+        """Commit the first `count` slots of an empty cache, but for `padding` leading ones: the others close
+        up, and positions go on from count."""
+        if padding:
+            assert self.position is not self.length, "this cache was not allocated for padding"
+            self.store[:, :, : count - padding] = self.store[:, :, padding:count].clone()
+            self.position += padding
+        for counter in self._counters:
+            counter += count - padding
 
     def span(self, depths: Tensor, ancestors: Tensor, reach: int, offset: int = 0) -> Span:
         """Place N nodes behind the committed prefix: node n goes to slot length + offset + n.
 
-        depths [R, N] int64: rotary position relative to length.
+        depths [R, N] int64: rotary position relative to the next node's.
         ancestors [R, N, M] bool: node n attends to the whole prefix and to slot length + m where
         ancestors[., n, m]. reach: a bound on length known to the host, so that reading it needs no
         synchronisation. Raises ValueError if the nodes do not fit behind `reach` committed slots.
@@ -84,7 +108,7 @@ class KVCache:
         mask = torch.zeros(allowed.shape, dtype=self.store.dtype, device=allowed.device)
         mask.masked_fill_(~allowed, float("-inf"))
         slots = length + offset + torch.arange(nodes, device=length.device)
-        return Span(slots, length + depths, mask[:, None], context)
+        return Span(slots, self.position[:, None] + depths, mask[:, None], context)
 
     def write(self, layer: int, span: Span, kv: Tensor) -> tuple[Tensor, Tensor]:
         """Store kv [R, N, 2, H, E] at the span's slots; return the keys and values [R, H, context, E] in
@@ -103,4 +127,5 @@ class KVCache:
         base = self.length[:, None]
         target = base + torch.arange(path.shape[1], device=path.device)
         self.store[:, self._rows, target] = self.store[:, self._rows, base + path]
-        self.length += count
+        for counter in self._counters:
+            counter += count

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from adt_tree.roles import Prefix
 from models.cache import KVCache, Span
 from models.chameleon import block_from_chameleon, block_to_chameleon, decoder_config
-from models.target import ARTarget, Prompt, by_branch, chain_mask
+from models.target import ARTarget, Opening, by_branch, chain_mask
 from models.transformer import Block, DecoderConfig, rotary_table
 
 
@@ -103,21 +103,21 @@ class EagleDrafter:
             self.device,
         )
 
-    def prefill(self, slot: int, prompt: Prompt, prefix: Prefix) -> None:
+    def prefill(self, slot: int, prompt: Opening, prefix: Prefix) -> None:
         """See Drafter."""
         for branch, features in enumerate(prefix.features):
-            tokens = (prompt.unconditional if branch else prompt.conditional)[1:]
+            tokens = prompt.tokens(branch)[1:]
             cache = self.cache.row(branch * self.target.slots + slot)
-            cache.length.zero_()
+            cache.clear()
             if tokens:
                 order = torch.arange(len(tokens), device=self.device)[None]
                 span = cache.span(order, chain_mask(len(tokens), self.device), reach=0)
                 self.net(torch.tensor([tokens], device=self.device), features[None, :-1], cache, span)
-                cache.length += len(tokens)
+                cache.begin(len(tokens))
 
     def release(self, slot: int) -> None:
         """See Drafter."""
-        self.cache.length[slot :: self.target.slots] = 0
+        self.cache.clear(slice(slot, None, self.target.slots))
 
     def extend(self, features: Tensor, codes: Tensor, count: Tensor, reach: int) -> tuple[Tensor, Tensor]:
         """See Drafter."""

@@ -24,7 +24,7 @@ from models.checkpoint import (
     read_weights,
 )
 from models.drafter import DrafterNet, EagleDrafter, drafter_config, from_published
-from models.target import ARTarget, Prompt, PromptEncoder
+from models.target import ARTarget, Opening, PromptEncoder
 from models.transformer import Decoder, DecoderConfig
 from models.vq import VQConfig, VQModel, to_uint8
 
@@ -56,11 +56,11 @@ class Model:
         """Token id of code 0."""
         return self.prompts.first_code
 
-    def encode(self, text: str) -> Prompt:
+    def encode(self, text: str) -> Opening:
         """The prompt as the target takes it."""
         return self.prompts.encode(text)
 
-    def prompt_length(self, prompt: Prompt) -> int:
+    def prompt_length(self, prompt: Opening) -> int:
         """Cache slots the prompt needs."""
         return prompt.length
 

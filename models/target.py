@@ -21,9 +21,31 @@ from models.transformer import Decoder
 
 
 @dataclass(frozen=True, slots=True)
+class Lead:
+    """One branch's prefix as the decoder takes it in, ending where the first code is predicted."""
+
+    rows: Tensor  # [1, T, D] embedded
+    seen: Tensor  # [1, T, T] bool: which rows each row attends to
+    padding: int = 0  # leading rows that no later row attends to; the cache leaves them out
+
+
+class Opening(Protocol):
+    """What an image begins with, in both guidance branches."""
+
+    @property
+    def length(self) -> int:
+        """Rows of the longer prefix."""
+
+    def lead(self, branch: int, decoder: Decoder) -> Lead:
+        """The prefix of a branch, 0 the conditional one."""
+
+    def tokens(self, branch: int) -> list[int]:
+        """As many token ids as the branch has rows: a drafter embeds them beside the rows' features."""
+
+
+@dataclass(frozen=True, slots=True)
 class Prompt:
-    """Token ids of the conditional and the unconditional prefix, each ending where the first code is
-    predicted."""
+    """An Opening of token ids, each branch ending where the first code is predicted."""
 
     conditional: list[int]
     unconditional: list[int]
@@ -32,6 +54,15 @@ class Prompt:
     def length(self) -> int:
         """Tokens of the longer prefix."""
         return max(len(self.conditional), len(self.unconditional))
+
+    def lead(self, branch: int, decoder: Decoder) -> Lead:
+        """See Opening."""
+        tokens = torch.tensor([self.tokens(branch)], device=decoder.embed.weight.device)
+        return Lead(decoder.embed(tokens), chain_mask(tokens.shape[1], tokens.device))
+
+    def tokens(self, branch: int) -> list[int]:
+        """See Opening."""
+        return self.unconditional if branch else self.conditional
 
 
 class PromptEncoder(Protocol):
@@ -45,7 +76,7 @@ class PromptEncoder(Protocol):
     def num_codes(self) -> int:
         """Size of the codebook."""
 
-    def encode(self, text: str) -> Prompt:
+    def encode(self, text: str) -> Opening:
         """The prefix of one image, up to where its first code is predicted."""
 
 
@@ -60,8 +91,7 @@ def chain_mask(length: int, device: torch.device) -> Tensor:
 
 
 class ARTarget:
-    """See adt_tree.roles.Target. Every row has its own prefix length; positions equal cache slots, nothing
-    is padded.
+    """See adt_tree.roles.Target. Every row has its own prefix length; the cache holds no padding.
 
     The head is sliced to the image codes: logits of other tokens are never computed. The cache holds
     max_prompt + grid.size + max_nodes slots a row and nothing else grows.
@@ -106,22 +136,22 @@ class ARTarget:
             config.head_dim,
             weight.dtype,
             self.device,
+            padded=config.raster_side > 0,
         )
 
-    def prefill(self, slot: int, prompt: Prompt) -> Prefix:
-        """See Target. Each branch is its own causal pass: no padding exists that could leak between them."""
+    def prefill(self, slot: int, prompt: Opening) -> Prefix:
+        """See Target. Each branch is its own pass: nothing leaks between them."""
         if prompt.length > self.max_prompt:
             raise ValueError(f"a prompt of {prompt.length} tokens; the cache was sized for {self.max_prompt}")
         features, logits = [], []
         for branch in range(self.branches):
-            tokens = prompt.unconditional if branch else prompt.conditional
-            x = self.decoder.embed(torch.tensor([tokens], device=self.device))
+            lead = prompt.lead(branch, self.decoder)
+            count = lead.rows.shape[1]
             cache = self.cache.row(branch * self.slots + slot)
-            cache.length.zero_()
-            order = torch.arange(len(tokens), device=self.device)[None]
-            span = cache.span(order, chain_mask(len(tokens), self.device), reach=0)
-            hidden = self.decoder(x, cache, span)[0]
-            cache.length += len(tokens)
+            cache.clear()
+            order = torch.arange(count, device=self.device)[None]
+            hidden = self.decoder(lead.rows, cache, cache.span(order, lead.seen, reach=0))[0]
+            cache.begin(count, lead.padding)
             features.append(hidden)
             logits.append(F.linear(hidden[-1], self.head).float())
         return Prefix(torch.stack(logits), features)
@@ -141,4 +171,4 @@ class ARTarget:
 
     def release(self, slot: int) -> None:
         """See Target."""
-        self.cache.length[slot :: self.slots] = 0
+        self.cache.clear(slice(slot, None, self.slots))

@@ -36,6 +36,8 @@ class DecoderConfig:
     max_positions: int = 4096
     qk_norm: bool = True
     input_norm: bool = True  # the LlamaGen drafter's layer has no norm before attention
+    raster_side: int = 0  # > 0: two-dimensional rotary positions over a raster of this side (LlamaGen)
+    raster_start: int = 0  # position of its first code; what lies before is zeroed, not rotated
 
     def __post_init__(self) -> None:
         if self.num_kv_heads == 0:
@@ -49,6 +51,8 @@ class DecoderConfig:
                 f"num_kv_heads {self.num_kv_heads} "
                 "do not divide one another"
             )
+        if self.raster_side and self.head_dim % 4:
+            raise ValueError(f"head size {self.head_dim}: positions by row and column need a multiple of 4")
 
     @property
     def head_dim(self) -> int:
@@ -58,13 +62,34 @@ class DecoderConfig:
 
 def rotary_table(config: DecoderConfig, device: torch.device | str | None = None) -> Tensor:
     """exp(i * position * theta^(-2j/E)): complex64 [max_positions, E/2], computed in fp64 and kept out of
-    casts."""
-    exponent = torch.arange(0, config.head_dim, 2, dtype=torch.float64, device=device) / config.head_dim
+    casts; by row and column where the configuration has a raster."""
+    if config.raster_side:
+        return _raster_table(config, device)
+    return _turns(config.max_positions, config.head_dim, config.rope_theta, device)
+
+
+def _turns(count: int, size: int, theta: float, device: torch.device | str | None) -> Tensor:
+    """exp(i * n * theta^(-2j/size)) for n < count: [count, size/2]."""
+    exponent = torch.arange(0, size, 2, dtype=torch.float64, device=device) / size
     # fp32 frequencies, as every published implementation has them: the tables agree to the last bit that
     # matters.
-    frequency = (1.0 / config.rope_theta**exponent).float()
-    angles = torch.arange(config.max_positions, device=device).float()[:, None] * frequency
+    frequency = (1.0 / theta**exponent).float()
+    angles = torch.arange(count, device=device).float()[:, None] * frequency
     return torch.polar(torch.ones_like(angles), angles)
+
+
+def _raster_table(config: DecoderConfig, device: torch.device | str | None) -> Tensor:
+    """LlamaGen's table: the first half of the pairs turns by the row, the second by the column.
+
+    Zero before and behind the raster: queries and keys there become zero, so a text prefix attends and is
+    attended to evenly, whatever its order.
+    """
+    side, start = config.raster_side, config.raster_start
+    turn = _turns(side, config.head_dim // 2, config.rope_theta, device)
+    rows, columns = turn[:, None].expand(-1, side, -1), turn[None].expand(side, -1, -1)
+    table = turn.new_zeros(config.max_positions, config.head_dim // 2)
+    table[start : start + side * side] = torch.cat((rows, columns), dim=-1).flatten(0, 1)
+    return table
 
 
 def rotate(x: Tensor, turn: Tensor) -> Tensor:
