@@ -25,7 +25,7 @@ from adt_tree.verify import Coupled, GreedyRelaxed, Rejection, Rule
 from eval.controls import Control
 from eval.errors import UserError
 from eval.method import Method
-from models.registry import Model
+from models.model import Model
 
 
 @dataclass(frozen=True, slots=True)

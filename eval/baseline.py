@@ -19,7 +19,8 @@ from adt_tree.noise import Noise
 from adt_tree.records import Decoded, Step
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling, log_probs
-from models.registry import DTYPES, EMOJI, Model
+from models.model import Model
+from models.registry import DTYPES, EMOJI
 
 
 class TransformersDecoder:

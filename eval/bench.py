@@ -25,7 +25,7 @@ from eval.outputs import write_json
 from eval.profiling import PARTS, profile
 from eval.prompts import HELD_OUT_FILE, Prompt, load_prompts
 from eval.session import circumstances, load_model, make_requests, synchronise
-from models.registry import Model
+from models.model import Model
 
 PROFILED = 4  # images
 LABEL = 1 + max(map(len, ARMS))  # columns of an arm's name

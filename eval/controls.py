@@ -11,7 +11,7 @@ from adt_tree.noise import Noise
 from adt_tree.tree import DraftTree
 from adt_tree.verify import Coupled, Verdict, children, verdict_from_hits
 from eval.session import synchronise
-from models.registry import Model
+from models.model import Model
 
 CONTROLS = ("floor", "ceiling")
 PROBE_BYTES = 2**28

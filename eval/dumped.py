@@ -25,7 +25,7 @@ from adt_tree.verify import Verdict
 from eval.errors import UserError
 from eval.outputs import DUMP
 from models.drafter import EagleDrafter
-from models.registry import Model
+from models.model import Model
 
 AS_RECORDED = Sampling(temperature=1.0, guidance=1.0)  # recorded laws are guided and filtered already
 

@@ -22,7 +22,7 @@ from eval.options import DEFAULT_END
 from eval.outputs import RunFolder, read_steps
 from eval.prompts import Prompt, held_out_texts, load_prompts
 from eval.session import load_model, make_requests, synchronise
-from models.registry import Model
+from models.model import Model
 
 
 def run(args: argparse.Namespace) -> None:

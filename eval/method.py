@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 from adt_tree.policy import AdaptConstants, TreeShape
 from eval.errors import UserError
-from eval.options import ADAPT_FIELDS, ADAPT_OF, DEFAULT_DELTA, DEFAULT_TREE, FASTEST, SHAPE_OF
+from eval.options import ADAPT_FIELDS, ADAPT_OF, DEFAULT_DELTA, DEFAULT_TREE, FASTEST, MODELS, SHAPE_OF
 
-PUBLISHED = ("lumina_mgpt", "anole", "llamagen", "llamagen2")
+LATER = ("lumina_mgpt", "llamagen", "llamagen2")
 # Constants of --adt_policy adjacent alone
 OF_ADJACENT = (
     "adt_init", "adt_beta", "adt_step_depth", "adt_step_width", "adt_depth_start", "adt_width_start",
@@ -67,24 +67,26 @@ class Method:
 
 
 def check_model(args: argparse.Namespace) -> None:
-    """Refuse models that this version does not run, and options that belong to them alone."""
-    if args.model in PUBLISHED:
+    """Refuse models that this version does not run, and options that belong to others alone."""
+    if args.model in LATER:
         raise UserError(
-            f"--model {args.model}: published models come with a later version; use --model emoji"
+            f"--model {args.model}: it comes with a later version; use one of {', '.join(MODELS)}"
         )
-    if args.model != "emoji":
+    if args.model not in MODELS:
         raise UserError(
-            f"--model {args.model}: no such model; use --model emoji (--model_path for other weights)"
+            f"--model {args.model}: no such model; use one of {', '.join(MODELS)} (--model_path for other "
+            "weights)"
         )
     if args.cfg_mode == "sequential":
         raise UserError(
             "--cfg_mode sequential: both guidance rows always share a pass here; leave it out or say parallel"
         )
-    _refuse(
-        args,
-        ("tokenizer_base_path",),
-        "the text tokenizer is read from the checkpoint's folder; leave it out",
-    )
+    if args.model == "emoji":
+        _refuse(
+            args,
+            ("tokenizer_base_path",),
+            "the text tokenizer and the VQGAN of --model emoji lie in the checkpoint's folder; leave it out",
+        )
     if args.end_idx is not None and args.end_idx <= args.start_idx:
         raise UserError(f"--end_idx {args.end_idx}: it must exceed --start_idx {args.start_idx}")
 
@@ -231,7 +233,7 @@ def drafter_type(args: argparse.Namespace) -> str:
     if args.drafter_type is not None:
         return args.drafter_type
     network = args.static_tree or args.verify == "rejection" or args.drafter_path is not None
-    return "eagle" if network else FASTEST[args.model]
+    return "eagle" if network else FASTEST.get(args.model, "eagle")
 
 
 def drafted_by(args: argparse.Namespace, drafter: str) -> argparse.Namespace:

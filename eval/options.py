@@ -11,6 +11,7 @@ STATIC_TREES = ("mc_sim_7b_63", "naive_extend_57", "chain")
 ADAPT = AdaptConstants()
 DEFAULT_TREE = "mc_sim_7b_63"
 DRAFTERS = ("eagle", "jacobi", "hybrid")
+MODELS = ("emoji", "anole")
 FASTEST = {"emoji": "jacobi"}  # model -> the drafter that is fastest and exact there, as bench measured it
 ADAPT_OF = {"eagle": ADAPT, "jacobi": SELF_DRAFTED, "hybrid": SELF_DRAFTED}
 SHAPE_OF = {"eagle": TreeShape(5, 4, 10), "jacobi": TreeShape(16, 3, 23), "hybrid": TreeShape(16, 3, 23)}
@@ -47,8 +48,8 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "--model",
         default="emoji",
         metavar="NAME",
-        help="emoji: the embedded model; other names of the "
-        "published code (lumina_mgpt, anole, llamagen, llamagen2) are refused for now",
+        help="emoji: the embedded model; anole: Anole-7b; other names of the published code (lumina_mgpt, "
+        "llamagen, llamagen2) are refused for now",
     )
     group.add_argument(
         "--model_path", metavar="DIR", help="folder of the target's checkpoint (default: the one of --model)"
@@ -56,7 +57,9 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--tokenizer_base_path",
         metavar="DIR",
-        help="refused: the text tokenizer is read from the checkpoint's own folder (default: none)",
+        help="where text_tokenizer.json, vqgan.ckpt and vqgan.yaml lie, or chameleon/tokenizer below it has "
+        "them (default: the target's folder, else chameleon/tokenizer beside it or in ckpts/MODEL); refused "
+        "for emoji",
     )
     group.add_argument(
         "--drafter_path",
@@ -201,7 +204,7 @@ def add_tree_arguments(parser: argparse.ArgumentParser) -> None:
         help="eagle: the drafter network; jacobi: the target's own choices at rejected nodes, no network; "
         "hybrid: both in one tree, the network for its first levels; none: plain decoding (default: eagle "
         "with --static_tree, --verify rejection or --drafter_path, else the fastest exact one of the model: "
-        f"{', '.join(f'{model} {drafter}' for model, drafter in FASTEST.items())})",
+        f"{', '.join(f'{model} {drafter}' for model, drafter in FASTEST.items())}; others eagle)",
     )
     group.add_argument(
         "--seed_cells",

@@ -31,7 +31,7 @@ from eval.oracle import Costs, oracle
 from eval.outputs import STEPS, read_steps, write_json
 from eval.replay_options import FIXED, ORACLE, check_used, methods, proposers, with_defaults
 from eval.session import circumstances, load_model
-from models.registry import Model
+from models.model import Model
 
 CONFIGURATION = "generation_configs.json"
 WANTED = "give the folder of generate_images --dump N"

@@ -22,7 +22,7 @@ from eval.dumped import DumpedImage, Trees, requests
 from eval.errors import UserError
 from eval.method import Method
 from eval.traversal import Sampled, accepted, rejection, traversal
-from models.registry import Model
+from models.model import Model
 
 CHAIN = "chain"
 

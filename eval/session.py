@@ -16,7 +16,8 @@ import torch
 from adt_tree.roles import Request
 from eval.errors import UserError
 from eval.prompts import Prompt, image_seed
-from models.registry import Model, load
+from models.model import Model
+from models.registry import load
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -50,26 +51,18 @@ def load_model(args: argparse.Namespace, need_drafter: bool) -> Model:
         torch.manual_seed(args.random_seed)
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
     try:
-        model = load(
+        return load(
             args.model,
             args.model_path,
             args.drafter_path,
             args.precision,
             args.device,
             need_drafter,
+            args.target_size,
+            args.tokenizer_base_path,
         )
     except ValueError as error:
         raise UserError(str(error)) from error
-    if model.codec is None:
-        raise UserError(
-            f"{args.model_path or args.model}: the checkpoint holds no VQ decoder, so it can draw nothing"
-        )
-    size = model.grid.height * model.codec.config.patch_size
-    if args.target_size not in (None, size):
-        raise UserError(
-            f"--target_size {args.target_size}: this model draws {size} px and no other size; leave it out"
-        )
-    return model
 
 
 def make_requests(model: Model, prompts: Sequence[Prompt], run_seed: int) -> tuple[list[Request], int]:

@@ -13,7 +13,22 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from adt_tree.grid import Grid
-from models.target import Prompt
+from models.chameleon import decoder_config, from_chameleon
+from models.checkpoint import (
+    CheckpointError,
+    build,
+    digest_of,
+    read_config,
+    read_fields,
+    read_tokenizer,
+    read_weights,
+)
+from models.codec import read_codec
+from models.drafter import DrafterNet, load_drafter
+from models.model import Model, Source
+from models.target import Prompt, PromptEncoder
+from models.transformer import Decoder
+from models.vq import VQModel
 
 BEGIN_OF_IMAGE = "<racm3:break>"
 SEPARATOR = "<reserved08706>"  # closes the user's turn
@@ -77,3 +92,59 @@ class Prompts:
             [layout.begin_of_text, *ids, layout.separator, layout.begin_of_image],
             [layout.begin_of_text, layout.begin_of_image],
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Chameleon:
+    """What every checkpoint of this layout holds, whatever images are drawn with it."""
+
+    config: Mapping[str, Any]
+    tokenizer: Tokenizer
+    layout: TokenLayout
+    decoder: Decoder
+    codec: VQModel
+    drafter_net: DrafterNet | None
+    weights_sha: str
+    drafter_sha: str | None
+
+    def model(self, name: str, grid: Grid, prompts: PromptEncoder) -> Model:
+        """The model that draws this grid from these prompts."""
+        codebook = self.codec.quantize.embedding.weight
+        return Model(
+            name, grid, prompts, self.decoder, codebook, self.codec, self.drafter_net,
+            self.weights_sha, self.drafter_sha,
+        )  # fmt: skip
+
+
+def read_chameleon(source: Source) -> Chameleon:
+    """Everything but grid and prompts. CheckpointError names what is missing or does not fit."""
+    folder = source.folder
+    config = read_config(folder)
+    layout, shape = read_fields(folder, lambda: (TokenLayout.read(config), decoder_config(config)))
+    state, tokenizer = read_weights(folder), read_tokenizer(*source.places)
+    decoder = build(
+        lambda: Decoder(shape), lambda: from_chameleon(state, shape), source.dtype, source.device, folder
+    )
+    codec = read_codec(config, state, folder, source.places, source.device)
+    codes = codec.config.num_embeddings
+    if codes != layout.num_codes:
+        raise CheckpointError(
+            f"{folder}: the vocabulary has {layout.num_codes} image tokens, the VQGAN {codes} codes: "
+            "they belong to different models"
+        )
+    net, drafter_sha = None, None
+    if source.drafter is not None:
+        net, drafter_sha = load_drafter(source.drafter, shape, source.dtype, source.device)
+    return Chameleon(config, tokenizer, layout, decoder, codec, net, digest_of(state), drafter_sha)
+
+
+def load(source: Source) -> Model:
+    """Anole, or the embedded model. A --target_size that is not the checkpoint's own is refused."""
+    parts = read_chameleon(source)
+    grid = read_fields(source.folder, lambda: grid_of(parts.config))
+    size = grid.height * parts.codec.config.patch_size
+    if source.target_size not in (None, size):
+        raise CheckpointError(
+            f"--target_size {source.target_size}: this model draws {size} px and no other size; leave it out"
+        )
+    return parts.model(source.name, grid, Prompts(parts.tokenizer, parts.layout))

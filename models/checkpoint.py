@@ -70,7 +70,10 @@ def read_fields(folder: Path, read: Callable[[], Any]) -> Any:
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
     """All tensors of a folder: model.safetensors, its shards by their index, or pytorch_model.bin (weights
-    only)."""
+    only). Or of one file, which may keep them under "state_dict"."""
+    if folder.is_file():
+        state = _read_file(folder)
+        return state.get("state_dict", state)  # type: ignore[return-value]
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:
@@ -81,10 +84,10 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         names = [n for n in ("model.safetensors", "pytorch_model.bin") if (folder / n).is_file()][:1]
     if not names:
         raise CheckpointError(f"{folder} holds no model.safetensors and no pytorch_model.bin")
-    state: dict[str, Tensor] = {}
+    joined: dict[str, Tensor] = {}
     for name in names:
-        state.update(_read_file(folder / name))
-    return state
+        joined.update(_read_file(folder / name))
+    return joined
 
 
 def _read_file(path: Path) -> dict[str, Tensor]:
@@ -100,15 +103,15 @@ def _read_file(path: Path) -> dict[str, Tensor]:
         ) from None
 
 
-def read_tokenizer(folder: Path) -> Tokenizer:
-    """text_tokenizer.json, or tokenizer.json."""
-    for name in ("text_tokenizer.json", "tokenizer.json"):
-        if (folder / name).is_file():
+def read_tokenizer(*folders: Path) -> Tokenizer:
+    """text_tokenizer.json, or tokenizer.json, of the first folder that has one."""
+    for path in (folder / name for folder in folders for name in ("text_tokenizer.json", "tokenizer.json")):
+        if path.is_file():
             try:
-                return Tokenizer.from_file(str(folder / name))
+                return Tokenizer.from_file(str(path))
             except Exception as error:  # tokenizers raises bare Exception
-                raise CheckpointError(f"{folder / name} is not a tokenizer ({_reason(error)})") from None
-    raise CheckpointError(f"{folder} holds no text_tokenizer.json and no tokenizer.json")
+                raise CheckpointError(f"{path} is not a tokenizer ({_reason(error)})") from None
+    raise CheckpointError(f"{folders[0]} holds no text_tokenizer.json and no tokenizer.json")
 
 
 def digest_of(state: Mapping[str, Tensor]) -> str:

@@ -9,6 +9,7 @@ features.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from adt_tree.roles import Prefix
 from models.cache import KVCache, Span
 from models.chameleon import block_from_chameleon, block_to_chameleon, decoder_config
+from models.checkpoint import CheckpointError, build, digest_of, read_config, read_fields, read_weights
 from models.target import ARTarget, Opening, by_branch, chain_mask
 from models.transformer import Block, DecoderConfig, rotary_table
 
@@ -77,6 +79,23 @@ def to_published(state: Mapping[str, Tensor], config: DecoderConfig) -> dict[str
     if "fc.bias" in state:
         theirs["fc.bias"] = state["fc.bias"]
     return theirs
+
+
+def load_drafter(
+    folder: Path, target: DecoderConfig, dtype: torch.dtype, device: torch.device
+) -> tuple[DrafterNet, str]:
+    """The network in a folder and the digest of its weights. CheckpointError if it is another target's."""
+    config, state = read_config(folder), read_weights(folder)
+    shape = read_fields(folder, lambda: drafter_config(config))
+    for name in ("hidden_size", "vocab_size"):
+        if getattr(shape, name) != getattr(target, name):
+            raise CheckpointError(
+                f"{folder}: {name} {getattr(shape, name)}, the target has {getattr(target, name)}: "
+                "this drafter belongs to another target"
+            )
+    bias = "fc.bias" in state
+    net = build(lambda: DrafterNet(shape, bias), lambda: from_published(state, shape), dtype, device, folder)
+    return net, digest_of(state)
 
 
 class EagleDrafter:

@@ -14,7 +14,8 @@ from adt_tree.roles import Request
 from eval import arms
 from eval.method import Method
 from eval.prompts import DEFAULT_FILE, HELD_OUT_FILE, UNSEEN_FILE
-from models.registry import EMOJI, Model, load
+from models.model import Model
+from models.registry import EMOJI, load
 
 LAW = {"temperature": 1.0, "top_k": 2000, "top_p": 1.0, "cfg": 3.0}
 

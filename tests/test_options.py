@@ -82,7 +82,7 @@ def test_relaxation_is_not_exact_and_greedy_rejection_is() -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        "--model lumina_mgpt", "--model anole", "--model llamagen", "--model nonsense", "--model_type vllm",
+        "--model lumina_mgpt", "--model llamagen", "--model nonsense", "--model_type vllm",
         "--grid_search", "--eagle_version 1", "--cfg_mode sequential", "--lantern_k 10",
         "--lantern_delta 0.2",
         "--peanut --static_tree", "--peanut --depth 3", "--adt_beta 0.4", "--adt_init random",

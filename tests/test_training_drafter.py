@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 from adt_tree.sampling import Sampling
 from main import main
 from models.drafter import DrafterNet, EagleDrafter
-from models.registry import Model, load
+from models.model import Model
+from models.registry import load
 from training import distil, drafter
 from training.errors import StageError
 from training.loop import append_jsonl

@@ -21,7 +21,8 @@ from adt_tree.noise import Noise
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
 from models.checkpoint import CheckpointError
-from models.registry import Model, load
+from models.model import Model
+from models.registry import load
 from training.bpe import random_caption
 from training.data import read_captions
 from training.errors import StageError

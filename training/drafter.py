@@ -26,7 +26,8 @@ from tqdm import tqdm
 
 from adt_tree.sampling import guide
 from models.drafter import DrafterNet, to_published
-from models.registry import EMOJI, Model
+from models.model import Model
+from models.registry import EMOJI
 from models.transformer import DecoderConfig
 from training.distil import load_target, read_distilled, refuse_other_target
 from training.errors import StageError

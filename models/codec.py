@@ -1,0 +1,66 @@
+"""Where a Chameleon model's VQGAN comes from: the checkpoint itself, or Meta's vqgan.ckpt and vqgan.yaml."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from models.checkpoint import CheckpointError, build, read_fields, read_weights
+from models.vq import VQConfig, VQModel
+
+PREFIX = "model.vqmodel."
+CODEBOOK = "quantize.embedding.weight"
+
+
+def read_codec(
+    config: Mapping[str, Any],
+    state: Mapping[str, Tensor],
+    folder: Path,
+    places: Sequence[Path],
+    device: torch.device,
+) -> VQModel:
+    """The codec, fp32: from the checkpoint where it has a decoder (the embedded model), else from the first
+    of `places` that holds vqgan.ckpt.
+
+    config, state: those of the checkpoint in folder. CheckpointError if there is no decoder
+    anywhere, or if the one found decodes another codebook.
+    """
+    own = {name[len(PREFIX) :]: tensor for name, tensor in state.items() if name.startswith(PREFIX)}
+    if any(name.startswith("decoder.") for name in own):
+        shape = read_fields(folder, lambda: VQConfig.from_hf(config["vq_config"]))
+        return build(lambda: VQModel(shape), lambda: own, torch.float32, device, folder)
+    home = next((place for place in places if (place / "vqgan.ckpt").is_file()), None)
+    if home is None:
+        wanted = " or ".join(str(place) for place in places)
+        raise CheckpointError(
+            f"{folder} holds no VQ decoder ({PREFIX}decoder.*): put Meta's vqgan.ckpt and vqgan.yaml into "
+            f"{wanted}, or say where they are by --tokenizer_base_path"
+        )
+    codec = _from_meta(home, device)
+    if CODEBOOK in own:
+        mine, theirs = own[CODEBOOK].to(device, torch.float32), codec.quantize.embedding.weight
+        # The checkpoint's copy may be rounded to its own precision.
+        if mine.shape != theirs.shape or not torch.allclose(mine, theirs, atol=1e-2, rtol=2e-2):
+            raise CheckpointError(
+                f"{home / 'vqgan.ckpt'}: its codebook is not that of {folder}: give this model's VQGAN"
+            )
+    return codec
+
+
+def _from_meta(folder: Path, device: torch.device) -> VQModel:
+    """The VQGAN as Meta published it; tensors of its training loss are left out."""
+    path = folder / "vqgan.yaml"
+    if not path.is_file():
+        raise CheckpointError(f"{path} does not exist: it belongs beside vqgan.ckpt, fetch both")
+    try:
+        shape = VQConfig.from_yaml(path)
+    except Exception as error:  # yaml's errors, and whatever a file of another layout leads to
+        text = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise CheckpointError(f"{path} does not describe a VQGAN ({text}): fetch it again") from None
+    state = read_weights(folder / "vqgan.ckpt")
+    kept = {name: tensor for name, tensor in state.items() if not name.startswith("loss.")}
+    return build(lambda: VQModel(shape), lambda: kept, torch.float32, device, folder / "vqgan.ckpt")

@@ -1,0 +1,95 @@
+"""One loaded checkpoint, whatever its family: what to load, and what makes targets, drafters and images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from adt_tree.grid import Grid
+from adt_tree.relax import nearest_table
+from adt_tree.sampling import Sampling
+from models.checkpoint import CheckpointError
+from models.drafter import DrafterNet, EagleDrafter
+from models.target import ARTarget, Opening, PromptEncoder
+from models.transformer import Decoder
+from models.vq import VQModel, to_uint8
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What to load, and how."""
+
+    name: str  # of the model, as --model has it
+    folder: Path  # of the target
+    drafter: Path | None  # folder of the drafter; None: not wanted
+    dtype: torch.dtype  # of weights and activations; the codec stays fp32
+    device: torch.device
+    target_size: int | None = None  # pixels along the side of an image; None: the model's own
+    places: tuple[Path, ...] = ()  # where the text tokenizer and vqgan.ckpt are looked for, in this order
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """One loaded checkpoint: weights once, from which any number of targets and drafters are made."""
+
+    name: str
+    grid: Grid
+    prompts: PromptEncoder
+    decoder: Decoder
+    codebook: Tensor  # [V, C] raw latents
+    codec: VQModel
+    drafter_net: DrafterNet | None
+    weights_sha: str
+    drafter_sha: str | None
+
+    @property
+    def num_codes(self) -> int:
+        """Size of the codebook."""
+        return self.prompts.num_codes
+
+    @property
+    def first_code(self) -> int:
+        """Token id of code 0."""
+        return self.prompts.first_code
+
+    def encode(self, text: str) -> Opening:
+        """The prompt as the target takes it."""
+        return self.prompts.encode(text)
+
+    def prompt_length(self, prompt: Opening) -> int:
+        """Cache slots the prompt needs."""
+        return prompt.length
+
+    def target(self, slots: int, sampling: Sampling, max_nodes: int, max_prompt: int) -> ARTarget:
+        """A target with room for `slots` images, trees of max_nodes nodes and prompts of max_prompt
+        tokens."""
+        return ARTarget(
+            self.decoder,
+            self.grid,
+            self.first_code,
+            self.num_codes,
+            slots,
+            sampling.branches,
+            max_prompt,
+            max_nodes,
+        )
+
+    def drafter(self, target: ARTarget, max_depth: int, max_width: int) -> EagleDrafter:
+        """The drafter beside a target. CheckpointError if the model came without one."""
+        if self.drafter_net is None:
+            raise CheckpointError(f"model {self.name} was loaded without a drafter: pass --drafter_path")
+        return EagleDrafter(self.drafter_net, target, max_depth, max_width)
+
+    @torch.inference_mode()
+    def image(self, codes: list[int]) -> Image.Image:
+        """Codes in raster order -> an RGB picture."""
+        grid = torch.tensor(codes, device=self.codebook.device).view(1, self.grid.height, self.grid.width)
+        return Image.fromarray(to_uint8(self.codec.decode(grid))[0].cpu().numpy())
+
+    def nearest(self, k: int) -> Tensor:
+        """Nearest-latent table [V, k] int64 of the codec's codebook."""
+        return nearest_table(self.codebook, k)
