@@ -13,22 +13,17 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from adt_tree.grid import Grid
-from models.chameleon import decoder_config, from_chameleon
-from models.checkpoint import (
-    CheckpointError,
-    build,
-    digest_of,
-    read_config,
-    read_fields,
-    read_tokenizer,
-    read_weights,
-)
+from models.chameleon import decoder_config, from_chameleon, to_chameleon
+from models.checkpoint import build, read_config, read_fields, read_tokenizer
 from models.codec import read_codec
 from models.drafter import DrafterNet, load_drafter
+from models.errors import CheckpointError
+from models.fit import expected, require
 from models.model import Model, Source
 from models.target import Prompt, PromptEncoder
 from models.transformer import Decoder
 from models.vq import VQModel
+from models.weights import read_weights
 
 BEGIN_OF_IMAGE = "<racm3:break>"
 SEPARATOR = "<reserved08706>"  # closes the user's turn
@@ -122,9 +117,9 @@ def read_chameleon(source: Source) -> Chameleon:
     config = read_config(folder)
     layout, shape = read_fields(folder, lambda: (TokenLayout.read(config), decoder_config(config)))
     state, tokenizer = read_weights(folder), read_tokenizer(*source.places)
-    decoder = build(
-        lambda: Decoder(shape), lambda: from_chameleon(state, shape), source.dtype, source.device, folder
-    )
+    wanted = expected(lambda: Decoder(shape), lambda own: to_chameleon(own, shape))
+    require(folder, state, wanted, "fetch it again, or the config.json that belongs to it")
+    # The small parts first, so that what is wrong with them is known before the target is read.
     codec = read_codec(config, state, folder, source.places, source.device)
     codes = codec.config.num_embeddings
     if codes != layout.num_codes:
@@ -135,7 +130,11 @@ def read_chameleon(source: Source) -> Chameleon:
     net, drafter_sha = None, None
     if source.drafter is not None:
         net, drafter_sha = load_drafter(source.drafter, shape, source.dtype, source.device)
-    return Chameleon(config, tokenizer, layout, decoder, codec, net, digest_of(state), drafter_sha)
+    placed = state.placed(source.device, source.dtype)
+    decoder = build(
+        lambda: Decoder(shape), lambda: from_chameleon(placed, shape), source.dtype, source.device, folder
+    )
+    return Chameleon(config, tokenizer, layout, decoder, codec, net, state.digest(), drafter_sha)
 
 
 def load(source: Source) -> Model:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from models.transformer import DecoderConfig
+from models.weights import stacked
 
 
 def decoder_config(config: Mapping[str, Any]) -> DecoderConfig:
@@ -70,8 +71,8 @@ def block_from_chameleon(
     ours = {
         "attention.qkv.weight": torch.cat((query, key, state[attention + "v_proj.weight"])),
         "attention.out.weight": state[attention + "o_proj.weight"],
-        "mlp.gate_up.weight": torch.cat(
-            (state[prefix + "mlp.gate_proj.weight"], state[prefix + "mlp.up_proj.weight"])
+        "mlp.gate_up.weight": stacked(
+            state, (prefix + "mlp.gate_proj.weight", prefix + "mlp.up_proj.weight")
         ),
         "mlp.down.weight": state[prefix + "mlp.down_proj.weight"],
         "mlp_norm.weight": state[prefix + "post_attention_layernorm.weight"],

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from models.checkpoint import CheckpointError, build, read_fields, read_weights
+from models.checkpoint import build, read_fields
+from models.errors import CheckpointError
 from models.vq import VQConfig, VQModel
+from models.weights import Weights, read_weights
 
 PREFIX = "model.vqmodel."
 CODEBOOK = "quantize.embedding.weight"
@@ -18,7 +19,7 @@ CODEBOOK = "quantize.embedding.weight"
 
 def read_codec(
     config: Mapping[str, Any],
-    state: Mapping[str, Tensor],
+    state: Weights,
     folder: Path,
     places: Sequence[Path],
     device: torch.device,
@@ -29,7 +30,7 @@ def read_codec(
     config, state: those of the checkpoint in folder. CheckpointError if there is no decoder
     anywhere, or if the one found decodes another codebook.
     """
-    own = {name[len(PREFIX) :]: tensor for name, tensor in state.items() if name.startswith(PREFIX)}
+    own = state.below(PREFIX).placed(device, torch.float32)
     if any(name.startswith("decoder.") for name in own):
         shape = read_fields(folder, lambda: VQConfig.from_hf(config["vq_config"]))
         return build(lambda: VQModel(shape), lambda: own, torch.float32, device, folder)
@@ -42,7 +43,7 @@ def read_codec(
         )
     codec = _from_meta(home, device)
     if CODEBOOK in own:
-        mine, theirs = own[CODEBOOK].to(device, torch.float32), codec.quantize.embedding.weight
+        mine, theirs = own[CODEBOOK], codec.quantize.embedding.weight
         # The checkpoint's copy may be rounded to its own precision.
         if mine.shape != theirs.shape or not torch.allclose(mine, theirs, atol=1e-2, rtol=2e-2):
             raise CheckpointError(
@@ -61,6 +62,12 @@ def _from_meta(folder: Path, device: torch.device) -> VQModel:
     except Exception as error:  # yaml's errors, and whatever a file of another layout leads to
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(f"{path} does not describe a VQGAN ({text}): fetch it again") from None
-    state = read_weights(folder / "vqgan.ckpt")
-    kept = {name: tensor for name, tensor in state.items() if not name.startswith("loss.")}
-    return build(lambda: VQModel(shape), lambda: kept, torch.float32, device, folder / "vqgan.ckpt")
+    state = read_weights(folder / "vqgan.ckpt").placed(device, torch.float32)
+    kept = [name for name in state if not name.startswith("loss.")]
+    return build(
+        lambda: VQModel(shape),
+        lambda: {name: state[name] for name in kept},
+        torch.float32,
+        device,
+        folder / "vqgan.ckpt",
+    )

@@ -19,9 +19,12 @@ from torch import Tensor, nn
 from adt_tree.roles import Prefix
 from models.cache import KVCache, Span
 from models.chameleon import block_from_chameleon, block_to_chameleon, decoder_config
-from models.checkpoint import CheckpointError, build, digest_of, read_config, read_fields, read_weights
+from models.checkpoint import build, read_config, read_fields
+from models.errors import CheckpointError
+from models.fit import expected, require
 from models.target import ARTarget, Opening, by_branch, chain_mask
 from models.transformer import Block, DecoderConfig, rotary_table
+from models.weights import read_weights
 
 
 class DrafterNet(nn.Module):
@@ -94,8 +97,11 @@ def load_drafter(
                 "this drafter belongs to another target"
             )
     bias = "fc.bias" in state
-    net = build(lambda: DrafterNet(shape, bias), lambda: from_published(state, shape), dtype, device, folder)
-    return net, digest_of(state)
+    wanted = expected(lambda: DrafterNet(shape, bias), lambda own: to_published(own, shape))
+    require(folder, state, wanted, "fetch it again, or give the drafter of this model")
+    placed = state.placed(device, dtype)
+    net = build(lambda: DrafterNet(shape, bias), lambda: from_published(placed, shape), dtype, device, folder)
+    return net, state.digest()
 
 
 class EagleDrafter:

@@ -12,8 +12,8 @@ from torch import Tensor
 from adt_tree.grid import Grid
 from adt_tree.relax import nearest_table
 from adt_tree.sampling import Sampling
-from models.checkpoint import CheckpointError
 from models.drafter import DrafterNet, EagleDrafter
+from models.errors import CheckpointError
 from models.target import ARTarget, Opening, PromptEncoder
 from models.transformer import Decoder
 from models.vq import VQModel, to_uint8

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from models import anole
-from models.checkpoint import CheckpointError
+from models.errors import CheckpointError
 from models.model import Model, Source
 
 CKPTS = Path(__file__).resolve().parent.parent / "ckpts"

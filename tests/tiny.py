@@ -64,10 +64,10 @@ def _sharpen(state: dict[str, torch.Tensor], head: str) -> dict[str, torch.Tenso
     return {name: tensor.contiguous() for name, tensor in state.items()}
 
 
-def build(folder: Path) -> Path:
-    """Write the checkpoint and its drafter; returns the folder."""
+def build(folder: Path, **changes: int) -> Path:
+    """Write the checkpoint and its drafter, with other values in its configuration; returns the folder."""
     torch.manual_seed(0)
-    config = _config()
+    config = _config() | changes
     (folder / "drafter").mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
     decoder = Decoder(decoder_config(config))
@@ -80,8 +80,9 @@ def build(folder: Path) -> Path:
     net = DrafterNet(drafter_config(small))
     net.block.load_state_dict(decoder.blocks[-1].state_dict())
     net.embed.load_state_dict(decoder.embed.state_dict())
+    eye = torch.eye(config["hidden_size"])
     with torch.no_grad():
-        net.fc.weight.copy_(torch.cat((0.5 * torch.eye(32), torch.eye(32)), dim=1))
+        net.fc.weight.copy_(torch.cat((0.5 * eye, eye), dim=1))
     (folder / "drafter" / "config.json").write_text(json.dumps(small))
     save_file(
         {n: t.contiguous() for n, t in to_published(net.state_dict(), net.config).items()},

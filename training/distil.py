@@ -20,7 +20,7 @@ from adt_tree.decode import autoregressive
 from adt_tree.noise import Noise
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
-from models.checkpoint import CheckpointError
+from models.errors import CheckpointError
 from models.model import Model
 from models.registry import load
 from training.bpe import random_caption

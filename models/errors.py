@@ -1,0 +1,12 @@
+"""The exception of the loading side, whose message is meant for the user."""
+
+from __future__ import annotations
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that is missing, damaged or does not fit; the message is one line that says what to do."""
+
+
+def reason(error: Exception) -> str:
+    """An exception's first line, or its name."""
+    return str(error).splitlines()[0].strip("'\"") if str(error) else type(error).__name__

@@ -1,0 +1,186 @@
+"""Weights are read lazily, once, to where they belong; what is damaged is one line that names the file."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from models import weights as module
+from models.checkpoint import build
+from models.errors import CheckpointError
+from models.fit import misfits, require
+from models.registry import EMOJI, load
+from models.weights import read_weights, stacked
+from tests import tiny
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def tensors() -> dict[str, torch.Tensor]:
+    """Some tensors of several types."""
+    torch.manual_seed(0)
+    return {"a.w": torch.randn(4, 3), "a.b": torch.randn(5).bfloat16(), "n": torch.arange(7)}
+
+
+def shard(folder: Path, state: dict[str, torch.Tensor], parts: int = 2) -> Path:
+    """The state in shards with their index."""
+    where = {}
+    for number in range(parts):
+        name = f"model-{number + 1:05}-of-{parts:05}.safetensors"
+        part = dict(list(state.items())[number::parts])
+        save_file(part, folder / name)
+        where |= dict.fromkeys(part, name)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    return folder
+
+
+@pytest.mark.parametrize("form", ["safetensors", "shards", "bin", "model", "module", "state_dict", "legacy"])
+def test_every_published_form(tmp_path: Path, form: str) -> None:
+    state, path = tensors(), tmp_path
+    if form == "safetensors":
+        save_file(state, tmp_path / "model.safetensors")
+    elif form == "shards":
+        shard(tmp_path, state)
+    elif form == "bin":
+        torch.save(state, tmp_path / "pytorch_model.bin")
+    else:
+        path = tmp_path / "x.pt"
+        content = state if form == "legacy" else {form: state, "steps": 3}
+        torch.save(content, path, _use_new_zipfile_serialization=form != "legacy")
+    found = read_weights(path)
+    assert set(found) == set(state) and found.shapes["a.w"] == (4, 3) and found.nbytes == 48 + 10 + 56
+    for name, tensor in state.items():
+        assert torch.equal(found[name], tensor) and found[name].dtype == tensor.dtype
+    placed = found.placed(torch.device("cpu"), torch.float64).below("a.")
+    assert set(placed) == {"w", "b"} and placed["b"].dtype == torch.float64
+    assert found.placed(torch.device("cpu"), torch.float16)["n"].dtype == torch.int64
+    with pytest.raises(KeyError, match="absent"):
+        found["absent"]
+    pair = ["a.w", "a.w"]
+    assert torch.equal(
+        found.placed(torch.device("cpu"), torch.float16).stacked(pair), stacked(state, pair).half()
+    )
+
+
+def test_nothing_is_read_before_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, read = read_weights(shard(tmp_path, tensors())), []
+    get = module.Safetensors.read
+    monkeypatch.setattr(
+        module.Safetensors, "read", lambda self, name: (read.append(name), get(self, name))[1]
+    )
+    assert len(found) == 3 and found.nbytes and "a.w" in found and not read
+    assert found["a.w"].shape == (4, 3) and read == ["a.w"]
+
+
+def test_digests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read_weights(EMOJI).digest() == "975204dbdcabfdf0"
+    torch.manual_seed(0)
+    state = {"w": torch.randn(64, 256), "v": torch.randn(3)}
+    save_file(state, tmp_path / "model.safetensors")
+    whole = read_weights(tmp_path).digest()
+    monkeypatch.setattr(module, "WHOLE_DIGEST", 100)
+    sampled = read_weights(tmp_path).digest()
+    state["w"][-1, -1] += 1
+    save_file(state, tmp_path / "model.safetensors")
+    assert len({whole, sampled, read_weights(tmp_path).digest()}) == 3
+
+
+def damage(folder: Path, how: str) -> Path:
+    """Shards, one of them spoilt; returns the path the message must name."""
+    shard(folder, tensors())
+    second = folder / "model-00002-of-00002.safetensors"
+    index = folder / "model.safetensors.index.json"
+    if how == "missing":
+        second.unlink()
+    elif how == "truncated":
+        second.write_bytes(second.read_bytes()[:-1])
+    elif how == "header":
+        second.write_bytes(second.read_bytes()[:20])
+    elif how == "swapped":
+        second.write_bytes((folder / "model-00001-of-00002.safetensors").read_bytes())
+    else:
+        index.write_text({"index": "{}", "json": "{", "list": "[]"}[how])
+        return index
+    return second
+
+
+@pytest.mark.parametrize("how", ["missing", "truncated", "header", "swapped", "index", "json", "list"])
+def test_damaged_shards(tmp_path: Path, how: str) -> None:
+    named = damage(tmp_path, how)
+    with pytest.raises(CheckpointError) as caught:
+        read_weights(tmp_path)
+    assert named.name in str(caught.value) and "fetch" in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("how", ["truncated", "empty", "code", "list"])
+def test_damaged_pickles(tmp_path: Path, how: str) -> None:
+    path = tmp_path / "pytorch_model.bin"
+    torch.save(Path("x") if how == "code" else [1] if how == "list" else tensors(), path)
+    if how in ("truncated", "empty"):
+        path.write_bytes(path.read_bytes()[: 200 if how == "truncated" else 0])
+    with pytest.raises(CheckpointError) as caught:
+        read_weights(tmp_path)
+    assert path.name in str(caught.value) and "\n" not in str(caught.value)
+    with pytest.raises(CheckpointError, match="holds no model.safetensors"):
+        read_weights(tmp_path / "nowhere")
+
+
+def test_headers_against_a_configuration(tmp_path: Path) -> None:
+    save_file({"x.q_norm.weight": torch.ones(1, 8), "w": torch.ones(2, 3)}, tmp_path / "model.safetensors")
+    found = read_weights(tmp_path)
+    assert not misfits(found, {"x.q_norm.weight": (4, 8), "w": (2, 3)})
+    assert misfits(found, {"w": (3, 2)}) == [
+        "tensor w in model.safetensors is [2, 3], config.json asks for [3, 2]"
+    ]
+    assert misfits(found, {"x.q_norm.weight": (4, 9)}) and misfits(found, {"w": (4, 3)})
+    with pytest.raises(
+        CheckpointError, match=r"tensor v \[1\] is missing \(and 1 more of 2 tensors\): fetch"
+    ):
+        require(tmp_path, found, {"v": (1,), "w": (1,)}, "fetch it again")
+
+
+def test_out_of_memory_is_told_apart(tmp_path: Path) -> None:
+    def full() -> dict[str, torch.Tensor]:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(CheckpointError, match="no room for the weights on cpu"):
+        build(lambda: torch.nn.Linear(1, 1), full, torch.float32, torch.device("cpu"), tmp_path)
+
+
+PEAK = """
+import sys
+from pathlib import Path
+from models.registry import load
+def status(key):
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(key)) * 1024
+load("emoji", sys.argv[1], None, "bf16", "cpu", True)
+before = status("VmRSS:")
+Path("/proc/self/clear_refs").write_text("5")
+model = load("emoji", sys.argv[2], None, "bf16", "cpu", False)
+print(status("VmHWM:") - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's peak counters")
+def test_loading_takes_little_more_memory_than_the_file(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    large = tiny.build(tmp_path / "large", hidden_size=512, intermediate_size=1408, num_hidden_layers=16)
+    state = {name: tensor.bfloat16() for name, tensor in load_file(large / "model.safetensors").items()}
+    (large / "model.safetensors").unlink()
+    size = sum(path.stat().st_size for path in shard(large, state, 3).glob("*.safetensors"))
+    words = [sys.executable, "-c", PEAK, str(tiny_checkpoint), str(large)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert size > 90e6 and int(done.stdout) < 1.2 * size, (int(done.stdout), size)
+
+
+def test_a_model_is_what_its_file_says(tiny_checkpoint: Path) -> None:
+    model = load("emoji", str(tiny_checkpoint), None, "fp32", "cpu", True)
+    stored = load_file(tiny_checkpoint / "model.safetensors")
+    assert torch.equal(model.decoder.head.weight, stored["lm_head.weight"])
+    assert torch.equal(model.codebook, stored["model.vqmodel.quantize.embedding.weight"])
+    assert model.weights_sha == read_weights(tiny_checkpoint).digest()
