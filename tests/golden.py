@@ -11,8 +11,14 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from adt_tree.grid import Grid
 from models.chameleon import decoder_config, from_chameleon
 from models.drafter import DrafterNet, drafter_config, from_published
+from models.llama import decoder_names, drafter_names, gather
+from models.llamagen import CaptionProjector, LabelEmbedder, Opening, original_config
+from models.llamagen import decoder_config as llamagen_config
+from models.llamagen import drafter_config as llamagen_drafter_config
+from models.target import ARTarget
 from models.transformer import Decoder
 
 FOLDER = Path(__file__).parent / "goldens"
@@ -23,6 +29,11 @@ UNCONDITIONAL = [0, 8197]
 def tensors(name: str) -> dict[str, Tensor]:
     """One safetensors file."""
     return load_file(FOLDER / f"{name}.safetensors")
+
+
+def close(got: Tensor, expected: Tensor) -> None:
+    """Within the recorded tolerance."""
+    torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
 
 
 def values(name: str) -> Any:
@@ -60,3 +71,63 @@ def anole() -> Anole:
     return Anole(
         decoder.eval().requires_grad_(False), net.eval().requires_grad_(False), nearest, config["prompts"]
     )
+
+
+@dataclass(frozen=True)
+class LlamaGen:
+    """A recorded LlamaGen model."""
+
+    decoder: Decoder
+    conditioner: CaptionProjector | LabelEmbedder
+
+    @property
+    def num_codes(self) -> int:
+        """Size of the codebook."""
+        return self.decoder.config.vocab_size
+
+    def openings(self, ahead: bool = False) -> list[Opening]:
+        """The recorded prompts: texts of 120 and of 9 rows, or two classes."""
+        if isinstance(self.conditioner, LabelEmbedder):
+            table = self.conditioner.embedding_table.weight
+            return [
+                Opening(table[n][None], table[-1:]) for n in tensors("llamagen/c2i_expected")["class_ids"]
+            ]
+        recorded, project = tensors("llamagen/t2i_expected"), self.conditioner
+        nothing = project(project.uncond_embedding)
+        return [Opening(project(recorded[f"t5_{n}"]), nothing, ahead) for n in ("long", "short")]
+
+    def drafter_net(self) -> DrafterNet:
+        """The recorded drafter."""
+        state = tensors("llamagen/drafter")
+        config = llamagen_drafter_config(values("llamagen/configs")["drafter"], self.decoder.config)
+        net = DrafterNet(config)
+        net.load_state_dict(gather(state, drafter_names(config, bias=True)))
+        return net.eval().requires_grad_(False)
+
+    def target(self, slots: int, nodes: int, codes: int | None = None) -> ARTarget:
+        """A target under guidance; of an image only the first `codes` codes are made."""
+        config = self.decoder.config
+        side = config.raster_side
+        grid = Grid(side, side) if codes is None else Grid(codes, 1)
+        return ARTarget(self.decoder, grid, 0, config.vocab_size, slots, 2, config.raster_start, nodes)
+
+
+def llamagen(family: str, side: int) -> LlamaGen:
+    """Read a recorded model: t2i from the HF-style layout, c2i from the original one."""
+    fields = values("llamagen/configs")
+    conditioner: CaptionProjector | LabelEmbedder
+    if family == "c2i":
+        state, start = tensors("llamagen/c2i"), "cls_embedding."
+        shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
+        config = original_config(shapes, fields["c2i"], side * side)
+        conditioner = LabelEmbedder(*state["cls_embedding.embedding_table.weight"].shape)
+    else:
+        state, start = tensors("llamagen/t2i-1") | tensors("llamagen/t2i-2"), "model.cls_embedding."
+        config = llamagen_config({**fields["t2i"], "block_size": side * side})
+        rows, features = state["model.cls_embedding.uncond_embedding"].shape
+        conditioner = CaptionProjector(rows, features, config.hidden_size)
+    decoder = Decoder(config)
+    decoder.load_state_dict(gather(state, decoder_names(config, original=family == "c2i")))
+    own = {name[len(start) :]: tensor for name, tensor in state.items() if name.startswith(start)}
+    conditioner.load_state_dict(own)
+    return LlamaGen(decoder.eval().requires_grad_(False), conditioner.eval().requires_grad_(False))

@@ -1,0 +1,154 @@
+"""LlamaGen: a Llama decoder over a square of codes behind 120 projected text rows, or one class row.
+
+Published facts: two-dimensional rotary positions that are zero on the prefix, token id = codebook id, a
+learned unconditional embedding under the conditional row's padding mask.
+
+Dimensions: T rows of the prefix (120, or 1 for a class), C size of a text feature, D features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import isqrt
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.target import Lead
+from models.transformer import Decoder, DecoderConfig
+
+SPARE = 4096  # positions behind the raster: more than any tree has nodes
+HEADS = {768: 12, 1024: 16, 1280: 20, 1536: 24, 3200: 32}  # of the published widths: B, L, XL, XXL, 3B
+
+
+def _over_raster(config: DecoderConfig, cells: int, rows: int) -> DecoderConfig:
+    """The decoder for images of `cells` codes behind a prefix of `rows`."""
+    side = isqrt(cells)
+    if side < 1 or side * side != cells:
+        raise ValueError(f"block_size {cells}: an image is a square of codes")
+    return replace(config, raster_side=side, raster_start=rows, max_positions=rows + cells + SPARE)
+
+
+def decoder_config(config: Mapping[str, Any]) -> DecoderConfig:
+    """From the config.json of the HF-style layout. KeyError or ValueError names what is missing or unfit."""
+    for name in ("attention_bias", "mlp_bias"):
+        if config.get(name):
+            raise ValueError(f"{name} is {config[name]!r}: this decoder has no such variant")
+    shape = DecoderConfig(
+        vocab_size=config["vocab_size"],
+        hidden_size=config["hidden_size"],
+        intermediate_size=config["intermediate_size"],
+        num_layers=config["num_hidden_layers"],
+        num_heads=config["num_attention_heads"],
+        num_kv_heads=config.get("num_key_value_heads") or config["num_attention_heads"],
+        norm_eps=config.get("rms_norm_eps", 1e-5),
+        rope_theta=config.get("rope_base", 10000.0),
+        qk_norm=False,
+    )
+    return _over_raster(shape, config["block_size"], config["cls_token_num"])
+
+
+def original_config(
+    shapes: Mapping[str, tuple[int, ...]], fields: Mapping[str, Any], cells: int
+) -> DecoderConfig:
+    """From the tensors of LlamaGen's own .pt, which comes without a configuration.
+
+    fields: ModelArgs under their own names, as far as known. cells: codes of an image. KeyError names a
+    tensor that is missing; ValueError a width whose number of heads is not known.
+    """
+    vocab_size, width = shapes["tok_embeddings.weight"]
+    heads = fields.get("n_head") or HEADS.get(width)
+    if not heads:
+        raise ValueError(
+            f"width {width} is none of LlamaGen's ({', '.join(map(str, HEADS))}) and the file does not say "
+            "how many heads share it: put a config.json with n_head beside it"
+        )
+    fused = shapes["layers.0.attention.wqkv.weight"][0]
+    text = shapes.get("cls_embedding.uncond_embedding")
+    shape = DecoderConfig(
+        vocab_size=vocab_size,
+        hidden_size=width,
+        intermediate_size=shapes["layers.0.feed_forward.w1.weight"][0],
+        num_layers=1 + max(int(name.split(".")[1]) for name in shapes if name.startswith("layers.")),
+        num_heads=heads,
+        num_kv_heads=(fused - width) // (2 * (width // heads)),
+        norm_eps=fields.get("norm_eps", 1e-5),
+        rope_theta=fields.get("rope_base", 10000.0),
+        qk_norm=False,
+    )
+    return _over_raster(shape, cells, text[0] if text else 1)
+
+
+def drafter_config(config: Mapping[str, Any], target: DecoderConfig) -> DecoderConfig:
+    """From a drafter's config.json, over the target's raster. KeyError names a field that is missing.
+
+    A drafter pairs a row with the token behind it, so a prefix is one entry shorter than the target's and its
+    codes keep their own row and column. Its layer has no norm before attention.
+    """
+    rows, cells = target.raster_start, target.raster_side**2
+    return replace(
+        decoder_config({**config, "block_size": cells, "cls_token_num": rows - 1}), input_norm=False
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """See models.target.Opening: rows of text or of a class, behind padding up to the T rows of no text.
+
+    Both branches share the conditional's padding. A real row sees none of it; a row of padding sees the
+    padding up to itself, as in the released code in bf16, the regime of the published drafters, which read
+    the features of these rows; with `ahead` also the real rows behind, as in that code in fp32.
+    """
+
+    conditional: Tensor  # [n, D], n <= T
+    unconditional: Tensor  # [T, D]
+    ahead: bool = False
+
+    @property
+    def length(self) -> int:
+        """Rows, padding included."""
+        return len(self.unconditional)
+
+    def lead(self, branch: int, decoder: Decoder) -> Lead:
+        """See models.target.Opening."""
+        padding = self.length - len(self.conditional)
+        rows = self.unconditional if branch else F.pad(self.conditional, (0, 0, padding, 0))
+        order = torch.arange(self.length, device=rows.device)
+        padded = order < padding
+        seen = (order[:, None] >= order) & (padded[:, None] | ~padded)
+        if self.ahead:
+            seen |= padded[:, None] & ~padded
+        return Lead(rows[None], seen[None], padding)
+
+    def tokens(self, branch: int) -> list[int]:
+        """See models.target.Opening: the drafter takes the prefix for so many codes 0."""
+        return [0] * self.length
+
+
+class CaptionProjector(nn.Module):
+    """Text features [..., C] -> rows [..., D], zeros to zeros; and the learned features of no text."""
+
+    def __init__(self, rows: int, features: int, hidden_size: int) -> None:
+        super().__init__()
+        self.uncond_embedding = nn.Parameter(torch.zeros(rows, features))
+        self.cap_proj = nn.ModuleDict(
+            {
+                "fc1": nn.Linear(features, hidden_size, bias=False),
+                "fc2": nn.Linear(hidden_size, hidden_size, bias=False),
+            }
+        )
+
+    def forward(self, features: Tensor) -> Tensor:
+        """fc2(gelu(fc1(x))), gelu by its tanh form."""
+        return self.cap_proj["fc2"](F.gelu(self.cap_proj["fc1"](features), approximate="tanh"))
+
+
+class LabelEmbedder(nn.Module):
+    """Class ids -> rows; the last of the table is no class."""
+
+    def __init__(self, rows: int, hidden_size: int) -> None:
+        super().__init__()
+        self.embedding_table = nn.Embedding(rows, hidden_size)

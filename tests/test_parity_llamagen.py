@@ -1,0 +1,113 @@
+"""Parity of LlamaGen's targets with the official class and with the released HF-style one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from adt_tree.decode import autoregressive
+from adt_tree.noise import Noise
+from adt_tree.roles import Request
+from adt_tree.sampling import Sampling
+from adt_tree.tree import DraftTree, ancestor_mask
+from adt_tree.verify import Verdict
+from models.transformer import rotary_table
+from tests.golden import close, llamagen, tensors
+
+
+def chain(codes: Tensor) -> DraftTree:
+    """Paths [B, N] as trees."""
+    order = torch.arange(codes.shape[1]).expand_as(codes)
+    parents = (order - 1).clamp_min(0)
+    every = torch.ones_like(codes, dtype=torch.bool)
+    return DraftTree(
+        codes.long(), parents, order, ancestor_mask(parents, codes.shape[1]), every, codes.shape[1] - 1, 1
+    )
+
+
+def greedy(family: str, side: int, guidance: float) -> list[list[int]]:
+    """Plain greedy decoding of the recorded prompts, both in flight at once."""
+    model = llamagen(family, side)
+    sampling = Sampling(temperature=0.0, guidance=guidance)
+    requests = [Request(str(n), opening, 0) for n, opening in enumerate(model.openings())]
+    images = autoregressive(model.target(2, 1), requests, sampling, Noise(model.num_codes, silent=True))
+    return [image.codes for image in sorted(images, key=lambda image: image.name)]
+
+
+@pytest.mark.parametrize(("family", "side"), [("t2i", 8), ("t2i", 16), ("c2i", 6)])
+def test_teacher_logits(family: str, side: int) -> None:
+    """Prompts of 120 rows and of 9 behind padding share a pass; then the recorded codes as one chain."""
+    recorded = tensors(f"llamagen/{family}_expected")
+    start = f"grid{side}." if family == "t2i" else ""
+    tokens, expected = recorded[f"{start}teacher_tokens"], recorded[f"{start}teacher_logits"]
+    every = torch.arange(0, 36, 3)
+    positions = recorded[f"{start}teacher_positions"].long() if start else every
+    model = llamagen(family, side)
+    target = model.target(2, tokens.shape[1])
+    prefixes = [target.prefill(slot, opening) for slot, opening in enumerate(model.openings())]
+    first = torch.stack([prefix.logits for prefix in prefixes], dim=1)
+    logits, _ = target.forward(chain(tokens), 0)
+    got = torch.cat((first[:, :, None], logits), dim=2)[:, :, positions]
+    close(got.flatten(0, 1), expected)
+    close(first.flatten(0, 1), expected[:, 0])
+
+
+def test_rotary_table() -> None:
+    model, expected = llamagen("t2i", 8), tensors("llamagen/t2i_expected")["grid8.table"]
+    table = torch.view_as_real(rotary_table(model.decoder.config))
+    torch.testing.assert_close(table[: len(expected)], expected, atol=1e-6, rtol=1e-6)
+    assert not table[len(expected) :].any() and not table[:120].any()
+
+
+def test_prefill_logits_of_real_rows() -> None:
+    recorded = tensors("llamagen/t2i_expected")
+    model = llamagen("t2i", 8)
+    target, positions = model.target(2, 1), recorded["grid8.prefill_positions"].long()
+    for slot, opening in enumerate(model.openings()):
+        real = positions >= 120 - len(opening.conditional)
+        for branch, features in enumerate(target.prefill(slot, opening).features):
+            expected = recorded["grid8.prefill_logits"][2 * branch + slot]
+            close(model.decoder.head(features[positions[real]]), expected[real])
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_prefill_features(ahead: bool) -> None:
+    """Every row, those of padding by either rule of the released class."""
+    recorded = tensors("llamagen/t2i_hf_expected")
+    expected = recorded["prefill_hidden_padrule_fp32"].clone()
+    if not ahead:
+        expected[[1, 3]] = recorded["prefill_hidden_padrule_bf16"]
+    model = llamagen("t2i", 16)
+    target = model.target(2, 1)
+    for slot, opening in enumerate(model.openings(ahead)):
+        for branch, features in enumerate(target.prefill(slot, opening).features):
+            close(features, expected[2 * branch + slot])
+
+
+def test_tree_pass() -> None:
+    """A recorded tree behind ten committed codes, and the features on the way there."""
+    recorded = tensors("llamagen/t2i_hf_expected")
+    tokens = tensors("llamagen/t2i_expected")["grid16.teacher_tokens"]
+    model = llamagen("t2i", 16)
+    target = model.target(1, 26)
+    target.prefill(0, model.openings()[0])
+    prefix = recorded["tree_prefix_tokens"][None]
+    assert prefix.tolist() == tokens[:1, :10].tolist()
+    _, hidden = target.forward(chain(prefix), 0)
+    close(hidden[:, 0], recorded["teacher_hidden_first24"][[0, 2], :10])
+    target.commit(Verdict(torch.arange(10)[None], torch.tensor([10]), prefix))
+    mask = recorded["tree_mask"].bool()[None]
+    depths = recorded["tree_position_ids_relative"].long()[None]
+    codes = recorded["tree_tokens"].long()
+    tree = DraftTree(codes, torch.zeros_like(codes), depths, mask, mask[:, :, 0], int(depths.max()), 10)
+    logits, hidden = target.forward(tree, 10)
+    close(hidden[:, 0], recorded["tree_hidden"])
+    close(logits[:, 0], recorded["tree_logits"])
+
+
+@pytest.mark.parametrize(("family", "side", "guidance"), [("t2i", 8, 3.0), ("t2i", 16, 3.0), ("c2i", 6, 4.0)])
+def test_greedy_tokens(family: str, side: int, guidance: float) -> None:
+    recorded = tensors(f"llamagen/{family}_expected")
+    expected = recorded[f"grid{side}.greedy_tokens" if family == "t2i" else "greedy_tokens"]
+    assert greedy(family, side, guidance) == expected.tolist()
