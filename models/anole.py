@@ -102,12 +102,12 @@ class Chameleon:
     weights_sha: str
     drafter_sha: str | None
 
-    def model(self, name: str, grid: Grid, prompts: PromptEncoder) -> Model:
-        """The model that draws this grid from these prompts."""
+    def model(self, name: str, grid: Grid, prompts: PromptEncoder, row_end: int | None = None) -> Model:
+        """The model that draws this grid from these prompts; row_end: token id, None without row ends."""
         codebook = self.codec.quantize.embedding.weight
         return Model(
             name, grid, prompts, self.decoder, codebook, self.codec, self.drafter_net,
-            self.weights_sha, self.drafter_sha,
+            self.weights_sha, self.drafter_sha, row_end,
         )  # fmt: skip
 
 

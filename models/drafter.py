@@ -23,7 +23,7 @@ from models.checkpoint import build, read_config, read_fields
 from models.errors import CheckpointError
 from models.fit import expected, require
 from models.target import ARTarget, Opening, by_branch, chain_mask
-from models.transformer import Block, DecoderConfig, rotary_table
+from models.transformer import Block, DecoderConfig, reserve, rotary_table
 from models.weights import read_weights
 
 
@@ -118,10 +118,12 @@ class EagleDrafter:
         self.device = target.device
         config = net.config
         scratch = max(max_depth + 1, max_depth * max_width)
+        capacity = target.max_prompt + target.grid.size + scratch
+        net.rotary = reserve(net.rotary, config, capacity)
         self.cache = KVCache.allocate(
             1,
             target.branches * target.slots,
-            target.max_prompt + target.grid.size + scratch,
+            capacity,
             config.num_kv_heads,
             config.head_dim,
             net.fc.weight.dtype,
@@ -160,9 +162,15 @@ class EagleDrafter:
         self, codes: Tensor, features: Tensor, ancestors: Tensor, depth: int, reach: int
     ) -> tuple[Tensor, Tensor]:
         """See Drafter. After extend() a row is as long as the target's, which `reach` bounds."""
-        branches, images, width, _ = features.shape
+        depths = torch.full((features.shape[0] * len(codes), codes.shape[1]), depth, device=self.device)
+        return self.place(codes, features, ancestors, depths, reach)
+
+    def place(
+        self, codes: Tensor, features: Tensor, ancestors: Tensor, depths: Tensor, reach: int
+    ) -> tuple[Tensor, Tensor]:
+        """expand() with a depth [R, W] for every node."""
+        branches, _, width, _ = features.shape
         earlier = ancestors.shape[2] - width
-        depths = torch.full((branches * images, width), depth, device=self.device)
         seen = by_branch(ancestors, branches)
         span = self.cache.span(depths, seen, reach + self.target.max_prompt, offset=earlier)
         hidden = self._run(codes, features, span)

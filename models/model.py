@@ -11,9 +11,12 @@ from torch import Tensor
 
 from adt_tree.grid import Grid
 from adt_tree.relax import nearest_table
+from adt_tree.roles import Drafter
 from adt_tree.sampling import Sampling
 from models.drafter import DrafterNet, EagleDrafter
 from models.errors import CheckpointError
+from models.line_drafter import LineDrafter
+from models.lines import LineTarget
 from models.target import ARTarget, Opening, PromptEncoder
 from models.transformer import Decoder
 from models.vq import VQModel, to_uint8
@@ -45,6 +48,7 @@ class Model:
     drafter_net: DrafterNet | None
     weights_sha: str
     drafter_sha: str | None
+    row_end: int | None = None  # token id behind every row of codes; None: rows have no end
 
     @property
     def num_codes(self) -> int:
@@ -64,24 +68,33 @@ class Model:
         """Cache slots the prompt needs."""
         return prompt.length
 
-    def target(self, slots: int, sampling: Sampling, max_nodes: int, max_prompt: int) -> ARTarget:
+    def target(
+        self, slots: int, sampling: Sampling, max_nodes: int, max_prompt: int
+    ) -> ARTarget | LineTarget:
         """A target with room for `slots` images, trees of max_nodes nodes and prompts of max_prompt
         tokens."""
-        return ARTarget(
+        tokens, nodes = self.grid, max_nodes
+        if self.row_end is not None:
+            tokens, nodes = Grid(self.grid.height, self.grid.width + 1), 2 * max_nodes
+        target = ARTarget(
             self.decoder,
-            self.grid,
+            tokens,
             self.first_code,
             self.num_codes,
             slots,
             sampling.branches,
             max_prompt,
-            max_nodes,
+            nodes,
         )
+        return target if self.row_end is None else LineTarget(target, self.grid, self.row_end)
 
-    def drafter(self, target: ARTarget, max_depth: int, max_width: int) -> EagleDrafter:
-        """The drafter beside a target. CheckpointError if the model came without one."""
+    def drafter(self, target: ARTarget | LineTarget, max_depth: int, max_width: int) -> Drafter:
+        """The drafter beside a target of this model. CheckpointError if the model came without one."""
         if self.drafter_net is None:
             raise CheckpointError(f"model {self.name} was loaded without a drafter: pass --drafter_path")
+        if isinstance(target, LineTarget):
+            tokens = EagleDrafter(self.drafter_net, target.tokens, 2 * max_depth + 1, max_width)
+            return LineDrafter(tokens, target)
         return EagleDrafter(self.drafter_net, target, max_depth, max_width)
 
     @torch.inference_mode()

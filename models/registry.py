@@ -7,18 +7,26 @@ from pathlib import Path
 
 import torch
 
-from models import anole
+from models import anole, lumina_mgpt
 from models.errors import CheckpointError
 from models.model import Model, Source
 
 CKPTS = Path(__file__).resolve().parent.parent / "ckpts"
 EMOJI = CKPTS / "emoji"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-FAMILIES: dict[str, Callable[[Source], Model]] = {"emoji": anole.load, "anole": anole.load}
+FAMILIES: dict[str, Callable[[Source], Model]] = {
+    "emoji": anole.load,
+    "anole": anole.load,
+    "lumina_mgpt": lumina_mgpt.load,
+}
 # name -> where the target and its drafter lie unless the command line says otherwise
 HOMES = {
     "emoji": (EMOJI, EMOJI / "drafter"),
     "anole": (CKPTS / "anole" / "Anole-7b-v0.1-hf", CKPTS / "anole" / "trained_drafters" / "anole_drafter"),
+    "lumina_mgpt": (
+        CKPTS / "lumina_mgpt" / "Lumina-mGPT-7B-768",
+        CKPTS / "lumina_mgpt" / "trained_drafters",
+    ),
 }
 
 

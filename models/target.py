@@ -17,7 +17,7 @@ from adt_tree.roles import Prefix
 from adt_tree.tree import DraftTree
 from adt_tree.verify import Verdict
 from models.cache import KVCache
-from models.transformer import Decoder
+from models.transformer import Decoder, reserve
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +122,14 @@ class ARTarget:
         self.head = decoder.head.weight[first_code : first_code + num_codes].clone()
         config = decoder.config
         capacity = max_prompt + grid.size + max_nodes
-        if capacity > config.max_positions:
+        # A checkpoint whose own image does not fit its max_position_embeddings was not made to keep to it.
+        if capacity > config.max_positions >= grid.size:
             raise ValueError(
                 f"{max_prompt} prompt tokens, {grid.size} codes and a tree of {max_nodes} nodes "
                 f"need {capacity} "
                 f"positions; the model has {config.max_positions}: shorten the prompt or the tree"
             )
+        decoder.rotary = reserve(decoder.rotary, config, capacity)
         self.cache = KVCache.allocate(
             config.num_layers,
             branches * slots,
@@ -153,17 +155,25 @@ class ARTarget:
             hidden = self.decoder(lead.rows, cache, cache.span(order, lead.seen, reach=0))[0]
             cache.begin(count, lead.padding)
             features.append(hidden)
-            logits.append(F.linear(hidden[-1], self.head).float())
+            logits.append(self.logits(hidden[-1]))
         return Prefix(torch.stack(logits), features)
 
     def forward(self, tree: DraftTree, reach: int) -> tuple[Tensor, Tensor]:
         """See Target."""
-        x = by_branch(self.decoder.embed(tree.codes + self.first_code), self.branches)
-        depths, ancestors = (by_branch(t, self.branches) for t in (tree.depths, tree.ancestors))
+        hidden = self.run(tree.codes, tree.depths, tree.ancestors, reach)
+        return self.logits(hidden), hidden
+
+    def run(self, codes: Tensor, depths: Tensor, ancestors: Tensor, reach: int) -> Tensor:
+        """Features [G, B, N, D] of nodes: codes and depths [B, N], ancestors [B, N, N]; reach as in
+        forward."""
+        x = by_branch(self.decoder.embed(codes + self.first_code), self.branches)
+        depths, ancestors = (by_branch(t, self.branches) for t in (depths, ancestors))
         span = self.cache.span(depths, ancestors, reach + self.max_prompt)
-        hidden = self.decoder(x, self.cache, span)
-        hidden = hidden.unflatten(0, (self.branches, self.slots))
-        return F.linear(hidden, self.head).float(), hidden
+        return self.decoder(x, self.cache, span).unflatten(0, (self.branches, self.slots))
+
+    def logits(self, features: Tensor) -> Tensor:
+        """[..., D] -> [..., V] fp32, over the image codes."""
+        return F.linear(features, self.head).float()
 
     def commit(self, verdict: Verdict) -> None:
         """See Target."""

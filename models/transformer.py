@@ -10,7 +10,7 @@ Dimensions: R rows, N nodes, T tokens, D features, H heads, E head size.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -66,6 +66,13 @@ def rotary_table(config: DecoderConfig, device: torch.device | str | None = None
     if config.raster_side:
         return _raster_table(config, device)
     return _turns(config.max_positions, config.head_dim, config.rope_theta, device)
+
+
+def reserve(table: Tensor, config: DecoderConfig, positions: int) -> Tensor:
+    """The rotary table, made longer where it has fewer positions."""
+    if positions <= len(table):
+        return table
+    return rotary_table(replace(config, max_positions=positions), table.device)
 
 
 def _turns(count: int, size: int, theta: float, device: torch.device | str | None) -> Tensor:

@@ -1,0 +1,87 @@
+"""Lumina-mGPT: the Chameleon layout with square images of several sizes, told by tokens, rows ended by one.
+
+A sequence is: prompt, begin of image, height, width, then rows of codes, each followed by a row end. Height
+and width count pairs of cells. Facts: reference code of Alpha-VLLM/Lumina-mGPT and jadohu/LANTERN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from adt_tree.grid import Grid
+from models.anole import TokenLayout, read_chameleon
+from models.checkpoint import read_fields
+from models.errors import CheckpointError
+from models.model import Model, Source
+from models.target import Prompt
+
+ROW_END = "<reserved08799>"
+SIZES = 8800  # <reserved0NNNN> of NNNN = SIZES + n: n pairs of cells
+DEFAULT_SIZE = 768
+TEMPLATE = "Generate an image of {size}x{size} according to the following prompt:\n{text}"
+
+
+def token_of(config: Mapping[str, Any], name: str) -> int:
+    """A token's id. ValueError if the vocabulary has no such token."""
+    vocabulary = config["vocabulary_map"]
+    if name not in vocabulary:
+        raise ValueError(f"vocabulary_map: token {name} is missing: this is no checkpoint of Lumina-mGPT")
+    return vocabulary[name]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """See models.target.PromptEncoder."""
+
+    tokenizer: Tokenizer
+    layout: TokenLayout
+    size: int  # pixels along the side
+    opening: tuple[int, int, int]  # begin of image, height, width
+
+    @property
+    def first_code(self) -> int:
+        """Token id of code 0."""
+        return self.layout.first_code
+
+    @property
+    def num_codes(self) -> int:
+        """Size of the codebook."""
+        return self.layout.num_codes
+
+    def encode(self, text: str) -> Prompt:
+        """cond = <s> instruction <sep> <begin of image> height width; uncond = the last three, at positions
+        of their own from 0."""
+        asked = TEMPLATE.format(size=self.size, text=text)
+        ids = self.tokenizer.encode(asked, add_special_tokens=False).ids
+        layout, opening = self.layout, list(self.opening)
+        return Prompt([layout.begin_of_text, *ids, layout.separator, *opening], opening)
+
+
+def grid_of(size: int, patch: int) -> Grid:
+    """The raster of a square image of `size` pixels in cells of `patch`. ValueError if it is not whole pairs
+    of cells."""
+    if size % (2 * patch):
+        raise ValueError(
+            f"--target_size {size}: it must be a multiple of {2 * patch}, two cells of the VQGAN"
+        )
+    return Grid(size // patch, size // patch)
+
+
+def load(source: Source) -> Model:
+    """Lumina-mGPT drawing images of --target_size (default DEFAULT_SIZE)."""
+    parts = read_chameleon(source)
+    size = source.target_size or DEFAULT_SIZE
+    try:
+        grid = grid_of(size, parts.codec.config.patch_size)
+    except ValueError as error:
+        raise CheckpointError(str(error)) from None
+    side = f"<reserved{SIZES + grid.height // 2:05d}>"
+    row_end, side_token = read_fields(
+        source.folder, lambda: (token_of(parts.config, ROW_END), token_of(parts.config, side))
+    )
+    opening = (parts.layout.begin_of_image, side_token, side_token)
+    return parts.model(source.name, grid, Prompts(parts.tokenizer, parts.layout, size, opening), row_end)

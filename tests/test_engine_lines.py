@@ -1,0 +1,201 @@
+"""Row ends: plain decoding's images whoever drafts, and a cache that holds the whole token sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor
+
+from adt_tree.decode import autoregressive, speculative
+from adt_tree.grid import Grid
+from adt_tree.jacobi import JacobiProposer
+from adt_tree.noise import Noise
+from adt_tree.policy import Fixed, TreeShape
+from adt_tree.propose import EagleProposer, StaticGrowth, grow_dynamic
+from adt_tree.records import Decoded
+from adt_tree.roles import Proposer, Request
+from adt_tree.sampling import Sampling, log_probs
+from adt_tree.stale import StaleCodes
+from adt_tree.tree import STATIC_TREES, DraftTree, StaticTree, ancestor_mask
+from adt_tree.verify import Coupled, Verdict
+from models.drafter import EagleDrafter
+from models.line_drafter import LineDrafter
+from models.lines import LineTarget
+from models.target import ARTarget, Prompt
+from tests.test_engine import CODES, FIRST, decoder, net, path_to, random_tree
+
+ROW_END, MAX_PROMPT, MAX_NODES = 29, 8, 30
+OPENING = [39, 31, 32]
+IMAGES = [
+    Request(str(n), Prompt([0, *[33 + n] * (n % 3 + 1), 38, *OPENING], OPENING), 77 + n) for n in range(4)
+]
+LAWS = {"sampled": Sampling(), "greedy": Sampling(temperature=0.0), "unguided": Sampling(guidance=1.0)}
+
+
+def make_target(slots: int, branches: int, grid: Grid) -> LineTarget:
+    """Over the random network of the engine's tests."""
+    lines = Grid(grid.height, grid.width + 1)
+    tokens = ARTarget(decoder(), lines, FIRST, CODES, slots, branches, MAX_PROMPT, 2 * MAX_NODES)
+    return LineTarget(tokens, grid, ROW_END)
+
+
+def chain(codes: list[int]) -> DraftTree:
+    """A path as a tree."""
+    order = torch.arange(len(codes))[None]
+    parents = (order - 1).clamp(min=0)
+    valid = torch.ones_like(order, dtype=torch.bool)
+    return DraftTree(
+        torch.tensor([codes]), parents, order, ancestor_mask(parents, len(codes)), valid, len(codes) - 1, 1
+    )
+
+
+def with_ends(codes: Sequence[int], width: int) -> list[int]:
+    """Token ids of committed codes: a row end behind every full row."""
+    tokens = []
+    for index, code in enumerate(codes):
+        tokens.append(code + FIRST)
+        if index % width == width - 1:
+            tokens.append(ROW_END)
+    return tokens
+
+
+def after(prompt: Prompt, tokens: list[int], branches: int) -> Tensor:
+    """Logits [G, V] behind a prompt and tokens, without a cache."""
+    rows = (prompt.conditional, prompt.unconditional)[:branches]
+    hidden = [decoder().causal(torch.tensor([row + tokens]))[0, -1] for row in rows]
+    return torch.stack([decoder().head(x)[FIRST : FIRST + CODES] for x in hidden])
+
+
+@cache
+def reference(law: str, height: int, width: int) -> list[list[int]]:
+    """Images by the definition: no cache, no tree, one token after the other."""
+    sampling, images = LAWS[law], []
+    noise = Noise(CODES, silent=sampling.greedy)
+    rule = Coupled(noise)
+    for request in IMAGES:
+        codes: list[int] = []
+        for position in range(height * width):
+            logits = after(request.prompt, with_ends(codes, width), sampling.branches)
+            seed, at = torch.tensor([request.seed]), torch.tensor([position])
+            codes.append(int(rule.choose(log_probs(logits[:, None], sampling), seed, at)))
+        images.append(codes)
+    return images
+
+
+def proposer_of(kind: str, target: LineTarget, law: Sampling) -> tuple[Proposer, TreeShape]:
+    """A proposer and the shape of its trees."""
+    if kind == "jacobi":
+        stale = StaleCodes(target.grid, target.slots, 3, "above", target.device)
+        return JacobiProposer(stale), TreeShape(9, 3, 20)
+    static = StaticTree(STATIC_TREES["mc_sim_7b_63"])
+    shape = TreeShape(static.depth, static.width, len(static.parents) - 1)
+    growth = StaticGrowth(static, False, target.device)
+    if kind == "dynamic":
+        shape, growth = TreeShape(5, 4, 14), grow_dynamic
+    tokens = EagleDrafter(net(), target.tokens, 2 * shape.depth + 1, shape.width)
+    return EagleProposer(LineDrafter(tokens, target), law, growth, target.slots), shape
+
+
+def drawn(law: Sampling, slots: int, grid: Grid, kind: str) -> list[Decoded]:
+    """All images, by name."""
+    target, noise = make_target(slots, law.branches, grid), Noise(CODES, silent=law.greedy)
+    if kind == "plain":
+        images = autoregressive(target, IMAGES, law, noise)
+    else:
+        proposer, shape = proposer_of(kind, target, law)
+        images = speculative(target, proposer, Fixed(shape), Coupled(noise), IMAGES, law)
+    return sorted(images, key=lambda image: int(image.name))
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+@pytest.mark.parametrize("kind", ["plain", "dynamic", "static", "jacobi"])
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("sides", [(4, 4), (2, 6), (5, 1), (3, 2)])
+def test_images_are_those_of_the_definition(sides: tuple[int, int], law: str, kind: str, slots: int) -> None:
+    images = drawn(LAWS[law], slots, Grid(*sides), kind)
+    assert [image.codes for image in images] == reference(law, *sides)
+
+
+def committed(target: LineTarget, seed: int) -> list[list[int]]:
+    """Commit two random paths of different lengths in every slot; the codes committed."""
+    taken: list[list[int]] = [[] for _ in range(target.slots)]
+    for slot in range(target.slots):
+        target.prefill(slot, IMAGES[slot].prompt)
+    for turn in range(2):
+        tree = random_tree(target.slots, 9, seed + turn)
+        target.forward(tree, max(map(len, taken)))
+        paths = [path_to(tree, slot, (3 * slot + 5 * turn + 2) % 9) for slot in range(target.slots)]
+        longest = max(map(len, paths))
+        index = torch.tensor([path + [0] * (longest - len(path)) for path in paths])
+        target.commit(Verdict(index, torch.tensor([len(path) for path in paths]), index))
+        for slot, path in enumerate(paths):
+            taken[slot] += tree.codes[slot, path].tolist()
+    return taken
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 7])
+def test_nodes_see_their_path_and_its_row_ends(width: int) -> None:
+    """Logits of every node of random trees, at several progresses, and what the cache then holds."""
+    target = make_target(3, 2, Grid(15 // width, width))
+    taken = committed(target, seed=10 * width)
+    tree = random_tree(3, 12, seed=5)
+    logits, features = target.forward(tree, max(map(len, taken)))
+    size = features.shape[-1] // 2
+    for slot, request in enumerate(IMAGES[:3]):
+        tokens = with_ends(taken[slot], width)
+        assert target.tokens.cache.length.view(2, 3)[0, slot] == len(request.prompt.conditional) + len(tokens)
+        for node in range(tree.nodes):
+            codes = taken[slot] + tree.codes[slot, path_to(tree, slot, node)].tolist()
+            expected = after(request.prompt, with_ends(codes, width), 2)
+            torch.testing.assert_close(logits[:, slot, node], expected, atol=1e-5, rtol=1e-5)
+            ended = len(codes) % width == 0
+            halves = features[:, slot, node].split(size, dim=-1)
+            assert torch.equal(*halves) is not ended
+
+
+def said(tokens: list[int], drafted: list[int], width: int, codes: int) -> list[Tensor]:
+    """The drafter's feature behind tokens, of which `codes` are codes and the last one open, and behind each
+    drafted code: from true features up to there, then from its own, row ends passed on the way."""
+    hidden, found = decoder().causal(torch.tensor([tokens]))[0, :-1], []
+    for number in range(len(drafted) + 1):
+        feature = net().causal(torch.tensor([tokens[1:]]), hidden[None])[0, -1]
+        if (codes + number) % width == 0:
+            tokens, hidden = [*tokens, ROW_END], torch.cat((hidden, feature[None]))
+            feature = net().causal(torch.tensor([tokens[1:]]), hidden[None])[0, -1]
+        found.append(feature)
+        tokens, hidden = [*tokens, *drafted[number : number + 1]], torch.cat((hidden, feature[None]))
+    return found
+
+
+@pytest.mark.parametrize("width", [1, 2, 3])
+@pytest.mark.parametrize("step", [1, 2, 4])
+def test_the_drafter_reads_and_drafts_row_ends(width: int, step: int) -> None:
+    """Its features are those of a pass over all pairs (feature, next token) of the token sequence."""
+    target = make_target(1, 1, Grid(12 // width, width))
+    drafter = LineDrafter(EagleDrafter(net(), target.tokens, 9, 1), target)
+    codes = [(7 * n + 3) % CODES for n in range(12)]
+    prompt = IMAGES[0].prompt
+    prefix = target.prefill(0, prompt)
+    drafter.prefill(0, prompt, prefix)
+    features, root = prefix.features[0][None, None, -1:], 0
+    while root < 9:
+        pairs = features.shape[2]
+        new = torch.tensor([codes[root - pairs + 1 : root + 1]])
+        _, feature = drafter.extend(features, new, torch.tensor([pairs]), root)
+        got = [feature[0, 0]]
+        for depth, code in enumerate(codes[root + 1 : root + 4]):
+            seen = torch.ones(1, 1, depth + 1, dtype=torch.bool)
+            _, grown = drafter.expand(torch.tensor([[code]]), feature[:, :, None], seen, depth, root)
+            feature = grown[:, :, 0]
+            got.append(feature[0, 0])
+        tokens = prompt.conditional + with_ends(codes[:root], width) + [codes[root] + FIRST]
+        drafted = [code + FIRST for code in codes[root + 1 : root + 4]]
+        expected = said(tokens, drafted, width, root + 1)
+        torch.testing.assert_close(torch.stack(got), torch.stack(expected), atol=1e-5, rtol=1e-5)
+        path = torch.arange(min(step, 10 - root))[None]
+        _, features = target.forward(chain(codes[root : root + path.shape[1]]), root)
+        target.commit(Verdict(path, torch.tensor([path.shape[1]]), path))
+        root += path.shape[1]
