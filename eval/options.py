@@ -52,7 +52,16 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "llamagen, llamagen2) are refused for now",
     )
     group.add_argument(
-        "--model_path", metavar="DIR", help="folder of the target's checkpoint (default: the one of --model)"
+        "--model_path",
+        metavar="PATH",
+        help="the target's checkpoint: a folder, or a Hugging Face hub id OWNER/NAME, which is fetched into "
+        "the hub's cache (HF_HOME) and used without a network from then on (default: the one of --model)",
+    )
+    group.add_argument(
+        "--revision",
+        metavar="REV",
+        help="branch, tag or commit of a hub id given as --model_path; OWNER/NAME@REV says the same, for a "
+        "drafter too (default: the repository's own)",
     )
     group.add_argument(
         "--tokenizer_base_path",
@@ -63,8 +72,8 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--drafter_path",
-        metavar="DIR",
-        help="folder of the drafter's checkpoint (default: the one of --model)",
+        metavar="PATH",
+        help="the drafter's checkpoint, a folder or a hub id (default: the one of --model)",
     )
     group.add_argument(
         "--precision",

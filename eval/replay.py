@@ -34,6 +34,7 @@ from eval.session import circumstances, load_model
 from models.model import Model
 
 CONFIGURATION = "generation_configs.json"
+LATER = {"revision": None}  # options that older runs did not have, as they would have had them
 WANTED = "give the folder of generate_images --dump N"
 
 
@@ -141,7 +142,7 @@ def read_options(args: argparse.Namespace) -> tuple[argparse.Namespace, str, str
         raise UserError(f"{path}: not of generate_images; {WANTED}") from None
     given = ("model_path", "drafter_path", "batch_size")
     stored |= {name: getattr(args, name) for name in given if getattr(args, name) is not None}
-    return argparse.Namespace(**{**stored, "device": args.device}), weights, drafter
+    return argparse.Namespace(**{**LATER, **stored, "device": args.device}), weights, drafter
 
 
 def check_weights(args: argparse.Namespace, model: Model, weights: str) -> None:

@@ -60,6 +60,7 @@ def load_model(args: argparse.Namespace, need_drafter: bool) -> Model:
             need_drafter,
             args.target_size,
             args.tokenizer_base_path,
+            args.revision,
         )
     except ValueError as error:
         raise UserError(str(error)) from error

@@ -9,6 +9,7 @@ import torch
 
 from models import anole, lumina_mgpt
 from models.errors import CheckpointError
+from models.hub import locate
 from models.model import Model, Source
 
 CKPTS = Path(__file__).resolve().parent.parent / "ckpts"
@@ -39,21 +40,27 @@ def load(
     need_drafter: bool,
     target_size: int | None = None,
     tokenizer_base_path: str | None = None,
+    revision: str | None = None,
 ) -> Model:
     """Load the checkpoint of a model named in FAMILIES.
 
-    model_path, drafter_path: default the model's places in HOMES; a drafter beside its target, in the folder
-    `drafter`, goes first. Weights are cast to `precision` as they are read; the codec stays fp32. Raises
-    CheckpointError.
+    model_path, drafter_path: paths or hub ids (models.hub), default the model's places in HOMES; a drafter
+    beside its target, in the folder `drafter`, goes first. revision: of the hub id model_path. Weights are
+    cast to `precision` as they are read; the codec stays fp32. Raises CheckpointError.
     """
     if model not in FAMILIES:
         raise CheckpointError(f"there is no model {model}: choose one of {', '.join(FAMILIES)}")
     home, drafter_home = HOMES[model]
-    folder = Path(model_path) if model_path else home
+    folder = locate(model_path, revision) if model_path else home
+    if not folder.exists():
+        raise CheckpointError(
+            f"{folder} does not exist: fetch it by `bash scripts/get_ckpts.sh {model}`, or give "
+            "--model_path (a folder or a hub id)"
+        )
     drafter = None
     if need_drafter:
         beside = folder / "drafter"
-        drafter = Path(drafter_path) if drafter_path else beside if beside.is_dir() else drafter_home
+        drafter = locate(drafter_path) if drafter_path else beside if beside.is_dir() else drafter_home
     places = _places(model, folder, tokenizer_base_path)
     source = Source(model, folder, drafter, DTYPES[precision], torch.device(device), target_size, places)
     return FAMILIES[model](source)

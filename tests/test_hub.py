@@ -1,0 +1,123 @@
+"""Hub ids become folders; what cannot be had is one line. The hub is a fake: no network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import huggingface_hub
+import pytest
+from huggingface_hub import errors
+
+from models.errors import CheckpointError
+from models.hub import HubId, locate
+
+RESPONSE = SimpleNamespace(headers={}, request=None, status_code=403, url="u")
+Hub = Callable[..., list]
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
+    """A hub that answers every fetch with a folder or an error; returns the calls it gets."""
+
+    def install(answer: object, sizes: dict[str, int] | None = None, reachable: bool = True) -> list:
+        calls: list = []
+
+        def snapshot(
+            repo: str, revision: str | None, allow_patterns: list[str], dry_run: bool = False
+        ) -> object:
+            if dry_run and not reachable:
+                raise errors.DryRunError("no connection")
+            if dry_run:
+                return [
+                    SimpleNamespace(file_size=s, will_download=True, filename=n)
+                    for n, s in (sizes or {}).items()
+                ]
+            calls.append((repo, revision, allow_patterns))
+            if isinstance(answer, Exception):
+                raise answer
+            return str(answer)
+
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+        return calls
+
+    return install
+
+
+def test_ids() -> None:
+    assert HubId.read("leloy/Anole-7b-v0.1-hf") == HubId("leloy/Anole-7b-v0.1-hf", None, None)
+    assert HubId.read("a/b@v1.0") == HubId("a/b", "v1.0", None)
+    assert HubId.read("a/b/c/x.pt") == HubId("a/b", None, "c/x.pt")
+    assert str(HubId.read("a/b@main/x.pt")) == "a/b@main/x.pt"
+    for text in ("name", "/a/b", "./a/b", "a/b/c", "~/a", "../a", "a//b", ""):
+        assert HubId.read(text) is None
+
+
+def test_what_is_here_is_not_fetched(hub: Hub, tmp_path: Path) -> None:
+    calls = hub(errors.OfflineModeIsEnabled("asked"))
+    assert locate(str(tmp_path)) == tmp_path and not calls
+    with pytest.raises(CheckpointError, match="revision"):
+        locate(str(tmp_path), "main")
+
+
+def test_safetensors_before_pickles(hub: Hub, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").touch()
+    calls = hub(tmp_path)
+    assert locate("a/b", "v2") == tmp_path
+    ((repo, revision, patterns),) = calls
+    assert (repo, revision) == ("a/b", "v2") and "*.safetensors" in patterns and "*.bin" not in patterns
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    calls.clear()
+    assert locate("a/b@v1") == tmp_path and ["*.bin" in call[2] for call in calls] == [False, True]
+    assert {call[1] for call in calls} == {"v1"}
+
+
+def test_one_file(hub: Hub, tmp_path: Path) -> None:
+    calls = hub(tmp_path)
+    assert locate("a/b/sub/x.pt") == tmp_path / "sub" / "x.pt" and calls == [("a/b", None, ["sub/x.pt"])]
+
+
+ERRORS = [
+    (
+        errors.GatedRepoError("x", response=RESPONSE),
+        "gated: accept its licence at https://huggingface.co/a/b",
+    ),
+    (errors.RepositoryNotFoundError("x", response=RESPONSE), "no path here and no repository"),
+    (errors.RevisionNotFoundError("x", response=RESPONSE), "no revision v9"),
+    (errors.LocalEntryNotFoundError("two\nlines"), "hub cannot be reached"),
+    (errors.HfHubHTTPError("503 busy\nmore", response=RESPONSE), "failed: 503 busy"),
+    (errors.HFValidationError("bad id"), "failed: bad id"),
+    (ConnectionError("refused"), "failed: refused"),
+    (OSError(28, "No space left on device"), "more room"),
+]
+
+
+@pytest.mark.parametrize("reachable", [True, False])
+@pytest.mark.parametrize(("error", "says"), ERRORS, ids=lambda value: type(value).__name__)
+def test_what_cannot_be_had_is_one_line(hub: Hub, error: Exception, says: str, reachable: bool) -> None:
+    hub(error, reachable=reachable)
+    with pytest.raises(CheckpointError) as caught:
+        locate("a/b@v9")
+    assert says in str(caught.value) and "a/b@v9" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_disk_too_small_is_known_beforehand(hub: Hub, tmp_path: Path) -> None:
+    calls = hub(tmp_path, sizes={"model.safetensors": 10**18})
+    with pytest.raises(CheckpointError, match="needs 1000000000.0 GB at .* GB are free: free some"):
+        locate("a/b")
+    assert not calls
+
+
+def test_neither_path_nor_id() -> None:
+    with pytest.raises(
+        CheckpointError, match="nowhere does not exist: give a checkpoint's folder, or a hub id"
+    ):
+        locate("nowhere")
+
+
+def test_without_a_network_the_real_client_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(CheckpointError, match="hub cannot be reached"):
+        locate("owner/name")
