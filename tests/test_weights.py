@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -169,13 +170,15 @@ print(status("VmHWM:") - before)
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's peak counters")
 def test_loading_takes_little_more_memory_than_the_file(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    large = tiny.build(tmp_path / "large", hidden_size=512, intermediate_size=1408, num_hidden_layers=16)
+    large = tiny.build(tmp_path / "large", hidden_size=1024, intermediate_size=2816, num_hidden_layers=3)
     state = {name: tensor.bfloat16() for name, tensor in load_file(large / "model.safetensors").items()}
     (large / "model.safetensors").unlink()
     size = sum(path.stat().st_size for path in shard(large, state, 3).glob("*.safetensors"))
     words = [sys.executable, "-c", PEAK, str(tiny_checkpoint), str(large)]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert size > 90e6 and int(done.stdout) < 1.2 * size, (int(done.stdout), size)
+    # As large tensors do, memory goes back as soon as it is freed; else the heap's holes are measured.
+    own = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
+    done = subprocess.run(words, cwd=ROOT, env=own, capture_output=True, text=True, check=True)
+    assert size > 70e6 and int(done.stdout) < 1.2 * size, (int(done.stdout), size)
 
 
 def test_a_model_is_what_its_file_says(tiny_checkpoint: Path) -> None:
