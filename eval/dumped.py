@@ -65,6 +65,10 @@ class DumpedImage:
         """Tokens of the longer prefix."""
         return max(len(self.conditional), len(self.unconditional))
 
+    def tokens(self, branch: int) -> list[int]:
+        """See models.target.Opening."""
+        return self.unconditional if branch else self.conditional
+
 
 def read_dumps(run: Path, device: torch.device) -> list[DumpedImage]:
     """The dumped images of a run, in the order of its prompts. UserError if there are none, or one is
