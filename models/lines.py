@@ -22,6 +22,12 @@ from adt_tree.verify import Verdict
 from models.target import ARTarget
 
 
+def tokens_in(codes: int, width: int) -> int:
+    """Tokens that the first `codes` codes take, and the place of the next one: a full row is followed by its
+    end."""
+    return codes + codes // width
+
+
 class Progress:
     """Codes each slot has committed, on the device, and on the host without waiting for the device.
 
@@ -163,8 +169,8 @@ class LineTarget:
         self.tokens.release(slot)
 
     def tokens_in(self, codes: int) -> int:
-        """Tokens that so many committed codes take: every full row is followed by its end."""
-        return codes + codes // self.grid.width
+        """Tokens that so many committed codes take."""
+        return tokens_in(codes, self.grid.width)
 
     def _most_ends(self, tree: DraftTree) -> int:
         """A bound on the row ends any tree needs, known to the host: a level of depth d holds at most N - d

@@ -1,0 +1,110 @@
+"""Parity with Lumina-mGPT: hidden states with one norm for all heads, the line grammar, greedy tokens."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from adt_tree.decode import autoregressive, speculative
+from adt_tree.grid import Grid
+from adt_tree.jacobi import JacobiProposer
+from adt_tree.noise import Noise
+from adt_tree.policy import Fixed, TreeShape
+from adt_tree.propose import EagleProposer, grow_dynamic
+from adt_tree.roles import Proposer, Request
+from adt_tree.sampling import Sampling
+from adt_tree.stale import StaleCodes
+from adt_tree.verify import Coupled
+from models.chameleon import decoder_config, from_chameleon
+from models.drafter import DrafterNet, EagleDrafter
+from models.line_drafter import LineDrafter
+from models.lines import LineTarget, tokens_in
+from models.lumina_mgpt import SIZES, grid_of
+from models.target import ARTarget, Prompt
+from models.transformer import Decoder
+from tests.golden import FIRST_CODE, anole, close, tensors, values
+
+BEGIN, ROW_END, END = 8197, 8803, 8196
+CODES = 8192
+RUNS = ("grid2x2.cfg3.0", "grid1x3.cfg4.0", "grid3x2.cfg3.0", "grid24x24.cfg3.0", "grid24x24.cfg1.0")
+
+
+def test_hidden_states_and_logits() -> None:
+    """Norms of queries and keys are stored once for all heads; a left-padded row without its padding."""
+    shape = decoder_config(values("lumina/meta")["target"])
+    decoder, recorded = Decoder(shape), tensors("lumina/expected")
+    decoder.load_state_dict(from_chameleon(tensors("lumina/target"), shape))
+    first, count = FIRST_CODE, recorded["logits"].shape[-1]
+    for row, mask in enumerate(recorded["attention_mask"].bool()):
+        with torch.no_grad():
+            hidden = decoder.causal(recorded["input_ids"][row, mask][None])[0]
+            close(hidden, recorded["hidden"][row, mask])
+            close(decoder.head(hidden)[:, first : first + count], recorded["logits"][row, mask])
+
+
+@pytest.fixture(scope="module")
+def models() -> tuple[Decoder, DrafterNet]:
+    """The recorded Anole with the norms of Lumina, and a drafter of the same shape."""
+    recorded, models = tensors("lumina/e2e"), anole()
+    config = values("anole")["target"]
+    shape, state = decoder_config(config), tensors("anole_target")
+    table = models.decoder.embed.weight.clone()
+    table[recorded["rows"]] = recorded["embed_rows"]
+    state["model.embed_tokens.weight"], state["lm_head.weight"] = table, models.decoder.head.weight
+    state |= {name: tensor for name, tensor in recorded.items() if "_norm." in name}
+    decoder = Decoder(shape)
+    decoder.load_state_dict(from_chameleon(state, shape))
+    return decoder.eval().requires_grad_(False), models.net
+
+
+def drafting(kind: str, net: DrafterNet, target: LineTarget, law: Sampling) -> tuple[Proposer, TreeShape]:
+    """A proposer and its trees."""
+    if kind == "jacobi":
+        return JacobiProposer(StaleCodes(target.grid, 1, 3, "above", target.device)), TreeShape(9, 3, 20)
+    drafter = LineDrafter(EagleDrafter(net, target.tokens, 11, 4), target)
+    return EagleProposer(drafter, law, grow_dynamic, 1), TreeShape(5, 4, 14)
+
+
+@pytest.mark.parametrize("kind", ["plain", "eagle", "jacobi"])
+@pytest.mark.parametrize("run", RUNS)
+def test_greedy_tokens(models: tuple[Decoder, DrafterNet], run: str, kind: str) -> None:
+    """The reference's tokens, row ends included; of the large grid its first rows."""
+    recorded, facts = tensors("lumina/e2e"), values("lumina/meta")["runs"][run]
+    expected = recorded[f"{run}.tokens"].tolist()
+    rows, width = min(2 * facts["h_grids"], 3), 2 * facts["w_grids"]
+    rows = rows if facts["w_grids"] == 24 else 2 * facts["h_grids"]
+    law = Sampling(temperature=0.0, guidance=facts["cfg"])
+    tokens = ARTarget(models[0], Grid(rows, width + 1), FIRST_CODE, CODES, 1, law.branches, 12, 2 * 21)
+    target = LineTarget(tokens, Grid(rows, width), ROW_END)
+    opening = [BEGIN, *(SIZES + 4 + facts[side] for side in ("h_grids", "w_grids"))]
+    images = [Request("0", Prompt(recorded["prompt_ids"].tolist() + opening, opening), 0)]
+    noise = Noise(CODES, silent=True)
+    if kind == "plain":
+        decoded = autoregressive(target, images, law, noise)
+    else:
+        proposer, shape = drafting(kind, models[1], target, law)
+        decoded = speculative(target, proposer, Fixed(shape), Coupled(noise), images, law)
+    codes = next(iter(decoded)).codes
+    got = []
+    for start in range(0, len(codes), width):
+        got += [code + FIRST_CODE for code in codes[start : start + width]] + [ROW_END]
+    assert [*got, END][: len(expected)] == expected
+
+
+@pytest.mark.parametrize("name", values("lumina/meta")["grammar"])
+def test_grammar(name: str) -> None:
+    """Codes stand wherever the reference forces nothing: row ends and the end of the image are left."""
+    facts = values("lumina/meta")["grammar"][name]
+    rows, columns = facts["rows"], facts["columns"]
+    ours = {tokens_in(code, columns) for code in range(rows * columns)}
+    forced = [[place, ROW_END] for place in range(rows * (columns + 1)) if place not in ours]
+    assert facts["forced"] == [*forced, [tokens_in(rows * columns, columns), END]]
+    assert facts["tokens"] == facts["forced"][-1][0] + 1
+
+
+def test_grids_of_sizes() -> None:
+    """48 x 48 cells at 768 pixels; a size that is no whole number of pairs of cells is refused."""
+    assert [grid_of(size, 16).width for size in (512, 768, 1024)] == [32, 48, 64]
+    for size in (100, 16, 776):
+        with pytest.raises(ValueError, match="multiple of 32"):
+            grid_of(size, 16)
