@@ -26,6 +26,8 @@ from eval.errors import UserError
 from eval.outputs import DUMP
 from models.drafter import EagleDrafter
 from models.model import Model
+from models.target import Lead, Prompt
+from models.transformer import Decoder
 
 AS_RECORDED = Sampling(temperature=1.0, guidance=1.0)  # recorded laws are guided and filtered already
 
@@ -68,6 +70,10 @@ class DumpedImage:
     def tokens(self, branch: int) -> list[int]:
         """See models.target.Opening."""
         return self.unconditional if branch else self.conditional
+
+    def lead(self, branch: int, decoder: Decoder) -> Lead:
+        """See models.target.Opening."""
+        return Prompt(self.conditional, self.unconditional).lead(branch, decoder)
 
 
 def read_dumps(run: Path, device: torch.device) -> list[DumpedImage]:
