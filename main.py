@@ -14,6 +14,7 @@ from importlib import import_module
 
 from eval.errors import UserError
 from eval.parser import Parser
+from models.errors import CheckpointError
 from training.errors import StageError
 
 
@@ -109,7 +110,7 @@ def main(argv: Sequence[str]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except (UserError, StageError, OSError, MemoryError) as error:
+    except (UserError, StageError, CheckpointError, OSError, MemoryError) as error:
         if debug:
             raise
         status, line = 2, f"error: {error or type(error).__name__}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -137,7 +138,8 @@ def make_rule(model: Model, method: Method, static: StaticTree | None) -> Rule:
     relaxation = None
     if method.lantern is not None:
         k = neighbours(method, model.num_codes)
-        relaxation = Relaxation(model.nearest(k + 1), k, method.lantern.delta)
+        table = Path(method.lantern.table) if method.lantern.table else None
+        relaxation = Relaxation(model.nearest(k + 1, table), k, method.lantern.delta)
     if method.greedy and relaxation is not None:
         order = None if static is None else row_order(static).to(model.codebook.device)
         return GreedyRelaxed(model.num_codes, relaxation, order)

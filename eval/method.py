@@ -25,6 +25,7 @@ class Lantern:
     k: int | None
     delta: float
     most: int = 1000  # the published default, for codebooks of 8,192
+    table: str | None = None  # of nearest codes: a file or folder; None: the model's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +121,8 @@ def fixed_shape(args: argparse.Namespace) -> TreeShape:
 
 def lantern(args: argparse.Namespace, delta: float = DEFAULT_DELTA, most: int = 1000) -> Lantern:
     """Relaxation with the given defaults."""
-    return Lantern(args.lantern_k, delta if args.lantern_delta is None else args.lantern_delta, most)
+    budget = delta if args.lantern_delta is None else args.lantern_delta
+    return Lantern(args.lantern_k, budget, most, args.lantern_table)
 
 
 def shown(args: argparse.Namespace, name: str) -> str | None:
@@ -166,7 +168,7 @@ def unused(args: argparse.Namespace) -> dict[str, str]:
             f"drafts of --drafter_type {kind} share the target's noise: only the coupled rule may test them; "
             "leave it out",
         ),
-        (not args.lantern, ("lantern_k", "lantern_delta"), "it needs --lantern"),
+        (not args.lantern, ("lantern_k", "lantern_delta", "lantern_table"), "it needs --lantern"),
         (
             args.lantern
             or (args.verify == "rejection" and args.temperature > GREEDY and not args.static_tree),

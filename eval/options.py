@@ -197,6 +197,12 @@ def add_lantern_arguments(parser: argparse.ArgumentParser, switch: bool, delta: 
         help="up to 1: bound on the borrowed mass; above "
         f"1: LANTERN++'s factor on the code's own probability (default: {delta:g})",
     )
+    group.add_argument(
+        "--lantern_table",
+        metavar="PATH",
+        help="table of nearest codes, top_{V - 1}_indices.npy or its folder (default: the one in the "
+        "checkpoint's or drafter's folder or in ckpts/MODEL/vq_distances, else computed from the codebook)",
+    )
 
 
 def _both(field: str, more: int = 0) -> str:

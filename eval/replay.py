@@ -34,7 +34,10 @@ from eval.session import circumstances, load_model
 from models.model import Model
 
 CONFIGURATION = "generation_configs.json"
-LATER = {"revision": None}  # options that older runs did not have, as they would have had them
+LATER = {
+    "revision": None,
+    "lantern_table": None,
+}  # options that older runs did not have, as they would have had them
 WANTED = "give the folder of generate_images --dump N"
 
 

@@ -17,6 +17,7 @@ from models.drafter import DrafterNet, EagleDrafter
 from models.errors import CheckpointError
 from models.line_drafter import LineDrafter
 from models.lines import LineTarget
+from models.neighbours import find_table, read_table
 from models.target import ARTarget, Opening, PromptEncoder
 from models.transformer import Decoder
 from models.vq import VQModel, to_uint8
@@ -49,6 +50,7 @@ class Model:
     weights_sha: str
     drafter_sha: str | None
     row_end: int | None = None  # token id behind every row of codes; None: rows have no end
+    tables: tuple[Path, ...] = ()  # where a table of nearest codes may lie
 
     @property
     def num_codes(self) -> int:
@@ -103,6 +105,12 @@ class Model:
         grid = torch.tensor(codes, device=self.codebook.device).view(1, self.grid.height, self.grid.width)
         return Image.fromarray(to_uint8(self.codec.decode(grid))[0].cpu().numpy())
 
-    def nearest(self, k: int) -> Tensor:
-        """Nearest-latent table [V, k] int64 of the codec's codebook."""
-        return nearest_table(self.codebook, k)
+    def nearest(self, k: int, table: Path | None = None) -> Tensor:
+        """Nearest-latent table [V, k] int64 of the codec's codebook: from the given file or folder, else from
+        where the published layout keeps one, else computed. CheckpointError if a table found does not fit."""
+        path = find_table((table,) if table else self.tables, self.num_codes)
+        if table is not None and path is None:
+            raise CheckpointError(
+                f"--lantern_table {table}: no such file, nor a top_{self.num_codes - 1}_indices.npy in it"
+            )
+        return nearest_table(self.codebook, k) if path is None else read_table(path, self.codebook, k)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -63,7 +64,8 @@ def load(
         drafter = locate(drafter_path) if drafter_path else beside if beside.is_dir() else drafter_home
     places = _places(model, folder, tokenizer_base_path)
     source = Source(model, folder, drafter, DTYPES[precision], torch.device(device), target_size, places)
-    return FAMILIES[model](source)
+    tables = (folder, *([drafter] if drafter else []), CKPTS / model / "vq_distances")
+    return replace(FAMILIES[model](source), tables=tables)
 
 
 def _places(model: str, folder: Path, base: str | None) -> tuple[Path, ...]:

@@ -194,6 +194,8 @@ def test_flags_that_change_no_image_stand_in_the_record(generate: Run, tmp_path:
         (["--prompt", "word " * 2000], "prompt"),
         (["--drafter_path", "nowhere"], "nowhere"),
         (["--model_path", "nowhere"], "nowhere"),
+        (["--lantern", "--lantern_table", "nowhere"], "--lantern_table nowhere"),
+        (["--revision", "main", "--model_path", "configs"], "configs"),
         (["--lantern_kk", "3"], "did you mean --lantern_k"),
         (["--prompt", "none.txt"], "none.txt"),
     ],

@@ -1,0 +1,119 @@
+"""Tables of nearest codes: the published file is read, checked against the codebook, and equals our own."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from adt_tree.relax import nearest_table
+from models.errors import CheckpointError
+from models.neighbours import find_table, read_table
+from models.registry import load
+from tests.golden import tensors
+
+AMBIGUOUS = 5748  # the recorded row whose order fp32 rounding decided
+
+
+@pytest.fixture(scope="module")
+def codebook() -> Tensor:
+    """LlamaGen's recorded codebook [256, 8]."""
+    return tensors("llamagen/vq-3")["quantize.embedding.weight"]
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """The released code's table of it, as it writes it."""
+    path = tmp_path / "top_255_indices.npy"
+    np.save(path, tensors("nearest")["llamagen_table"].numpy().astype(np.uint16))
+    return path
+
+
+def test_the_released_table_is_read_and_computed(codebook: Tensor, table: Path) -> None:
+    read, computed = read_table(table, codebook, 200), nearest_table(codebook, 255)
+    assert read.dtype == torch.int64 and read.shape == (256, 200)
+    assert torch.equal(read[:, :16], computed[:, :16])
+    assert int((read_table(table, codebook, 255) != computed).any(dim=1).sum()) <= 1  # recorded: one near-tie
+
+
+def test_columns_of_the_chameleon_table(tmp_path: Path) -> None:
+    recorded = tensors("nearest")
+    rows, codebook = recorded["chameleon_rows"], recorded["chameleon_codebook"]
+    computed, expected = nearest_table(codebook, 12), recorded["chameleon_first12"].long()
+    differing = rows[(computed[rows] != expected).any(dim=1)]
+    assert set(differing.tolist()) <= {AMBIGUOUS}
+    path = tmp_path / "top_8191_indices.npy"
+    np.save(path, computed.numpy().astype(np.uint16))
+    assert torch.equal(read_table(path, codebook, 5), computed[:, :5])
+
+
+def test_only_the_columns_asked_for_are_read(
+    codebook: Tensor, table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modes, load = [], np.load
+    monkeypatch.setattr(np, "load", lambda path, **how: (modes.append(how), load(path, **how))[1])
+    assert read_table(table, codebook, 0).shape == (256, 0)
+    assert modes == [{"mmap_mode": "r", "allow_pickle": False}]
+
+
+def test_where_tables_lie(table: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert find_table((tmp_path / "empty", tmp_path), 256) == table
+    assert find_table((table,), 9) == table  # a file given is read, whatever its name
+    assert find_table((tmp_path,), 9) is None and find_table((), 256) is None
+
+
+DAMAGE: dict[str, tuple[Callable[[np.ndarray], np.ndarray], str]] = {
+    "rows": (lambda t: t[:100], "100 rows: the table of another codebook"),
+    "columns": (lambda t: t[:, :3], "smaller --lantern_k"),
+    "range": (lambda t: t + 1, "another codebook"),
+    "self": (lambda t: np.where(t == 7, np.arange(256)[:, None], t).astype(np.uint16), "own neighbour"),
+    "order": (lambda t: t[:, ::-1], "do not ascend"),
+    "other": (lambda t: np.roll(t, 1, axis=1), "do not ascend"),
+    "floats": (lambda t: t.astype(np.float32), "not a table of code numbers"),
+    "flat": (lambda t: t[0], "not a table of code numbers"),
+}
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+def test_what_does_not_fit_is_one_line(codebook: Tensor, table: Path, how: str) -> None:
+    change, says = DAMAGE[how]
+    np.save(table, change(np.load(table)))
+    with pytest.raises(CheckpointError, match=says) as caught:
+        read_table(table, codebook, 40)
+    assert str(table) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_another_codebook_of_the_same_size(codebook: Tensor, table: Path) -> None:
+    other = torch.randn(codebook.shape, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(CheckpointError, match="do not ascend in this codebook's distances"):
+        read_table(table, other, 10)
+
+
+@pytest.mark.parametrize("size", [0, 60, 5000])
+def test_truncated(codebook: Tensor, table: Path, size: int) -> None:
+    table.write_bytes(table.read_bytes()[:size])
+    with pytest.raises(CheckpointError, match="truncated or damaged"):
+        read_table(table, codebook, 10)
+
+
+def test_a_model_reads_its_table_where_it_lies(
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_checkpoint, folder)
+    computed = load("emoji", str(folder), None, "fp32", "cpu", False).nearest(9)
+    np.save(folder / "top_63_indices.npy", computed.numpy().astype(np.uint16))
+    monkeypatch.setattr("models.model.nearest_table", None)
+    model = load("emoji", str(folder), None, "fp32", "cpu", False)
+    assert torch.equal(model.nearest(5), computed[:, :5])
+    assert torch.equal(model.nearest(5, folder), computed[:, :5])
+    with pytest.raises(CheckpointError, match="smaller --lantern_k"):
+        model.nearest(20)
+    with pytest.raises(CheckpointError, match="--lantern_table nowhere: no such file"):
+        model.nearest(5, Path("nowhere"))
