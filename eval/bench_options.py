@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from eval.errors import UserError
+from eval.families import static_of
 from eval.method import Method, adapt_constants, check_model, fixed_shape, lantern, refuse_idle, unused
 from eval.options import (
-    DEFAULT_TREE,
     add_adapt_arguments,
     add_lantern_arguments,
     add_law_arguments,
@@ -118,7 +118,7 @@ def arm_method(args: argparse.Namespace, arm: str, temperature: float) -> Method
         base,
         verify=args.verify or "coupled",
         rules=args.rules or "fixed",
-        static=(args.tree_choices or DEFAULT_TREE) if arm == "eagle1" else None,
+        static=static_of(args) if arm == "eagle1" else None,
         shape=fixed_shape(own) if arm in ("eagle2", "lantern", *BOUNDS) else None,
         control=arm if arm in BOUNDS else None,
         adapt=adapt,

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 from adt_tree.policy import AdaptConstants, TreeShape
 from eval.errors import UserError
-from eval.options import ADAPT_FIELDS, ADAPT_OF, DEFAULT_DELTA, DEFAULT_TREE, FASTEST, MODELS, SHAPE_OF
+from eval.families import FASTEST, by_eagle_version, check_family, constants_of, shape_of, static_of
+from eval.options import ADAPT_FIELDS, DEFAULT_DELTA
 
-LATER = ("lumina_mgpt", "llamagen", "llamagen2")
 # Constants of --adt_policy adjacent alone
 OF_ADJACENT = (
     "adt_init", "adt_beta", "adt_step_depth", "adt_step_width", "adt_depth_start", "adt_width_start",
@@ -68,33 +68,15 @@ class Method:
 
 
 def check_model(args: argparse.Namespace) -> None:
-    """Refuse models that this version does not run, and options that belong to others alone."""
-    if args.model in LATER:
-        raise UserError(
-            f"--model {args.model}: it comes with a later version; use one of {', '.join(MODELS)}"
-        )
-    if args.model not in MODELS:
-        raise UserError(
-            f"--model {args.model}: no such model; use one of {', '.join(MODELS)} (--model_path for other "
-            "weights)"
-        )
-    if args.cfg_mode == "sequential":
-        raise UserError(
-            "--cfg_mode sequential: both guidance rows always share a pass here; leave it out or say parallel"
-        )
-    if args.model == "emoji":
-        _refuse(
-            args,
-            ("tokenizer_base_path",),
-            "the text tokenizer and the VQGAN of --model emoji lie in the checkpoint's folder; leave it out",
-        )
+    """Refuse models that this version does not run, options of others, and an empty window of prompts."""
+    check_family(args)
     if args.end_idx is not None and args.end_idx <= args.start_idx:
         raise UserError(f"--end_idx {args.end_idx}: it must exceed --start_idx {args.start_idx}")
 
 
 def adapt_constants(args: argparse.Namespace) -> AdaptConstants:
     """The adaptive tree's constants; UserError where they contradict one another."""
-    base = ADAPT_OF[args.drafter_type]
+    base = constants_of(args)
     given = {field: getattr(args, option) for option, field in ADAPT_FIELDS.items()}
     values = {field: value for field, value in given.items() if value is not None}
     if args.total_token is not None:
@@ -114,7 +96,7 @@ def adapt_constants(args: argparse.Namespace) -> AdaptConstants:
 
 def fixed_shape(args: argparse.Namespace) -> TreeShape:
     """The shape of EAGLE-2's trees, or of self-drafted ones."""
-    base = SHAPE_OF[args.drafter_type]
+    base = shape_of(args)
     budget = (args.total_token or base.budget + 1) - 1
     return TreeShape(args.depth or base.depth, args.draft_top_k or base.width, budget)
 
@@ -248,9 +230,8 @@ def _check_combination(args: argparse.Namespace, drafter: str) -> None:
     _refuse(
         args, ("grid_search",), "the published flag is never read; `main.py sweep` searches the constants"
     )
-    _refuse(
-        args, ("eagle_version",), "it belongs to lumina_mgpt; choose --static_tree (1) or leave it out (2)"
-    )
+    if args.model == "lumina_mgpt":
+        _refuse(args, ("dump",), "replay knows no row ends; leave it out")
     if args.model_type == "vllm":
         raise UserError("--model_type vllm: not available; choose eagle or base")
     if args.peanut and args.static_tree:
@@ -266,6 +247,7 @@ def _check_combination(args: argparse.Namespace, drafter: str) -> None:
 def method_from(args: argparse.Namespace) -> Method:
     """The method that generate_images was asked for; UserError for what cannot be."""
     check_model(args)
+    args = by_eagle_version(args)
     drafter = drafter_type(args)
     _check_combination(args, drafter)
     args = drafted_by(args, drafter)
@@ -275,7 +257,7 @@ def method_from(args: argparse.Namespace) -> Method:
     dynamic = not (args.static_tree or args.peanut)
     return replace(
         plain,
-        static=(args.tree_choices or DEFAULT_TREE) if args.static_tree else None,
+        static=static_of(args) if args.static_tree else None,
         shape=fixed_shape(args) if dynamic else None,
         adapt=adapt_constants(args) if args.peanut else None,
         lantern=lantern(args) if args.lantern else None,

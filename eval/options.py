@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 
-from adt_tree.policy import INITS, POLICIES, SELF_DRAFTED, AdaptConstants, TreeShape
+from adt_tree.policy import INITS, POLICIES, SELF_DRAFTED
+from eval.families import ADAPT, DEFAULT_TREE, FASTEST, RELEASED, SHAPE_OF, STATIC_OF
 from eval.parser import at_least, within
 
 STATIC_TREES = ("mc_sim_7b_63", "naive_extend_57", "chain")
-ADAPT = AdaptConstants()
-DEFAULT_TREE = "mc_sim_7b_63"
 DRAFTERS = ("eagle", "jacobi", "hybrid")
-MODELS = ("emoji", "anole")
-FASTEST = {"emoji": "jacobi"}  # model -> the drafter that is fastest and exact there, as bench measured it
-ADAPT_OF = {"eagle": ADAPT, "jacobi": SELF_DRAFTED, "hybrid": SELF_DRAFTED}
-SHAPE_OF = {"eagle": TreeShape(5, 4, 10), "jacobi": TreeShape(16, 3, 23), "hybrid": TreeShape(16, 3, 23)}
 SEED_CELLS = ("above", "left", "both")
 DEFAULT_DELTA = 0.1
 DEFAULT_END = 10000
@@ -48,8 +44,8 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "--model",
         default="emoji",
         metavar="NAME",
-        help="emoji: the embedded model; anole: Anole-7b; other names of the published code (lumina_mgpt, "
-        "llamagen, llamagen2) are refused for now",
+        help="emoji: the embedded model; anole: Anole-7b; lumina_mgpt: Lumina-mGPT-7B; other names of the "
+        "published code (llamagen, llamagen2) are refused for now",
     )
     group.add_argument(
         "--model_path",
@@ -86,7 +82,8 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "--target_size",
         type=at_least(1),
         metavar="PIXELS",
-        help="side of the image; every model has one, and any other is refused (default: the model's)",
+        help="side of the image. lumina_mgpt: 512, 768, 1024 or another multiple of 32 (default: 768, which "
+        "the model of that name was trained for); other models have one, and any other is refused",
     )
     group.add_argument(
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: cuda where there is one"
@@ -173,7 +170,9 @@ def add_law_arguments(parser: argparse.ArgumentParser, temperature: bool) -> Non
         "--cfg_mode",
         choices=("sequential", "parallel"),
         metavar="MODE",
-        help="parallel: both guidance rows in one batch; sequential is refused (default: parallel)",
+        help="sequential or parallel: for lumina_mgpt either name of the published code is taken, and means "
+        "that both guidance rows share a pass, each at positions of its own: the tokens of sequential; other "
+        "models refuse sequential (default: parallel)",
     )
 
 
@@ -205,14 +204,22 @@ def add_lantern_arguments(parser: argparse.ArgumentParser, switch: bool, delta: 
     )
 
 
+def _of_models(values: Mapping[str, object]) -> str:
+    """What other models have for a default."""
+    return "".join(f"; {model} {value}" for model, value in values.items())
+
+
 def _both(field: str, more: int = 0) -> str:
-    """The default of a fixed shape's field for either drafter."""
-    return ", ".join(str(getattr(SHAPE_OF[drafter], field) + more) for drafter in DRAFTERS)
+    """The default of a fixed shape's field for either drafter, and for models with trees of their own."""
+    own = {model: getattr(shape, field) + more for model, shape in RELEASED.items()}
+    return ", ".join(str(getattr(SHAPE_OF[kind], field) + more) for kind in DRAFTERS) + _of_models(own)
 
 
 def add_tree_arguments(parser: argparse.ArgumentParser) -> None:
     """Shape of static and dynamic trees, and how they are verified."""
-    group = parser.add_argument_group("draft trees", "Three defaults are those of eagle, jacobi and hybrid.")
+    group = parser.add_argument_group(
+        "draft trees", "Three defaults are those of eagle, jacobi and hybrid; one of a model is its eagle's."
+    )
     group.add_argument(
         "--drafter_type",
         choices=(*DRAFTERS, "none"),
@@ -228,7 +235,9 @@ def add_tree_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: above)",
     )
     group.add_argument(
-        "--tree_choices", choices=STATIC_TREES, help=f"the static tree (default: {DEFAULT_TREE})"
+        "--tree_choices",
+        choices=STATIC_TREES,
+        help=f"the static tree (default: {DEFAULT_TREE}{_of_models(STATIC_OF)})",
     )
     group.add_argument(
         "--total_token",
@@ -354,8 +363,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--eagle_version",
         type=int,
         metavar="N",
-        help="lumina_mgpt's switch between static and dynamic trees; "
-        "refused for other models (default: none)",
+        help="lumina_mgpt's switch between static (1) and dynamic trees (any other number); refused for "
+        "other models (default: none, which is dynamic)",
     )
     group.add_argument(
         "--grid_search",

@@ -10,8 +10,9 @@ from itertools import product
 from adt_tree.policy import LEVEL_COST, NODE_COST, POLICIES
 from eval.budget_options import BUDGETS
 from eval.errors import UserError
+from eval.families import SHAPE_OF
 from eval.method import Method, adapt_constants, fixed_shape, refuse_idle, shown, unused
-from eval.options import DRAFTERS, SEED_CELLS, SHAPE_OF, add_adapt_arguments, add_run_arguments
+from eval.options import DRAFTERS, SEED_CELLS, add_adapt_arguments, add_run_arguments
 from eval.parser import at_least, within
 
 FIXED, ORACLE = "fixed", "oracle"

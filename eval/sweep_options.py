@@ -8,12 +8,11 @@ from itertools import product
 
 from adt_tree.policy import INITS, SELF_DRAFTED, AdaptConstants, TreeShape
 from eval.errors import UserError
+from eval.families import SHAPE_OF, constants_of, shape_of
 from eval.method import Method, check_drafter, check_model
 from eval.options import (
     ADAPT,
-    ADAPT_OF,
     DRAFTERS,
-    SHAPE_OF,
     add_law_arguments,
     add_model_arguments,
     add_prompt_arguments,
@@ -132,7 +131,7 @@ def points(args: argparse.Namespace) -> list[tuple[str, Method]]:
     check_model(args)
     plain = Method(temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, cfg=args.cfg)
     drafted = replace(plain, drafter=args.drafter_type)
-    base, shape = ADAPT_OF[args.drafter_type], SHAPE_OF[args.drafter_type]
+    base, shape = constants_of(args), shape_of(args)
     budgets = args.budgets or [base.budget]
     found = [("ar", plain)]
     for depth, width, budget in product(

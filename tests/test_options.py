@@ -12,6 +12,7 @@ import pytest
 from adt_tree.policy import TreeShape
 from eval import bench_options, budget_options, options, reliability_options, replay_options, sweep_options
 from eval.errors import UserError
+from eval.families import FASTEST
 from eval.method import Lantern, Method, method_from
 from eval.parser import Parser
 
@@ -66,10 +67,30 @@ def test_the_prior_policy_and_its_constants() -> None:
 
 
 def test_who_drafts_without_being_told() -> None:
-    assert parse().drafter == options.FASTEST["emoji"] and parse("--peanut").exact
+    assert parse().drafter == FASTEST["emoji"] and parse("--peanut").exact
     for words in ("--static_tree", "--verify rejection", "--drafter_path x"):
         assert parse(*words.split()).drafter == "eagle"
     assert parse("--drafter_type", "none") == parse("--model_type", "base")
+
+
+def test_published_models_have_their_own_trees() -> None:
+    anole, lumina = ("--model", "anole"), ("--model", "lumina_mgpt")
+    assert parse(*anole).drafter == "eagle" and parse(*anole).shape == TreeShape(5, 10, 58)
+    assert parse(*anole, "--static_tree").static == "naive_extend_57"
+    assert parse(*anole, "--total_token", "26", "--depth", "3").shape == TreeShape(3, 10, 25)
+    assert parse(*anole, "--peanut").adapt.budget == 58
+    assert parse(*anole, "--drafter_type", "jacobi") == parse("--drafter_type", "jacobi")
+    assert parse(*lumina).shape == TreeShape(6, 10, 58)
+
+
+def test_switches_of_lumina_mgpt() -> None:
+    lumina = ("--model", "lumina_mgpt")
+    assert parse(*lumina, "--eagle_version", "1") == parse(*lumina, "--static_tree")
+    assert parse(*lumina, "--eagle_version", "2") == parse(*lumina)
+    assert parse(*lumina, "--cfg_mode", "sequential") == parse(*lumina, "--cfg_mode", "parallel")
+    for words in ("--eagle_version 2 --static_tree", "--dump 1"):
+        with pytest.raises(UserError, match=words.split()[0]):
+            parse(*lumina, *words.split())
 
 
 def test_relaxation_is_not_exact_and_greedy_rejection_is() -> None:
@@ -82,7 +103,7 @@ def test_relaxation_is_not_exact_and_greedy_rejection_is() -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        "--model lumina_mgpt", "--model llamagen", "--model nonsense", "--model_type vllm",
+        "--model llamagen", "--model nonsense", "--model_type vllm",
         "--grid_search", "--eagle_version 1", "--cfg_mode sequential", "--lantern_k 10",
         "--lantern_delta 0.2",
         "--peanut --static_tree", "--peanut --depth 3", "--adt_beta 0.4", "--adt_init random",

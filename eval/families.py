@@ -1,0 +1,82 @@
+"""What the command line knows of each model: names, who drafts, the trees it was published with. No torch."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+
+from adt_tree.policy import SELF_DRAFTED, AdaptConstants, TreeShape
+from eval.errors import UserError
+
+MODELS = ("emoji", "anole", "lumina_mgpt")
+LATER = ("llamagen", "llamagen2")
+FASTEST = {"emoji": "jacobi"}  # model -> the drafter that is fastest and exact there, as bench measured it
+ADAPT = AdaptConstants()
+ADAPT_OF = {"eagle": ADAPT, "jacobi": SELF_DRAFTED, "hybrid": SELF_DRAFTED}
+SHAPE_OF = {"eagle": TreeShape(5, 4, 10), "jacobi": TreeShape(16, 3, 23), "hybrid": TreeShape(16, 3, 23)}
+DEFAULT_TREE = "mc_sim_7b_63"
+# The released code's EAGLE trees of these models: 58 drafted nodes, 10 wide. Those above are the embedded
+# model's, which is far smaller: a node costs it more of a pass.
+RELEASED = {"anole": TreeShape(5, 10, 58), "lumina_mgpt": TreeShape(6, 10, 58)}
+STATIC_OF = {"anole": "naive_extend_57"}
+
+
+def shape_of(args: argparse.Namespace) -> TreeShape:
+    """The default shape of fixed trees for a model and --drafter_type."""
+    released = RELEASED.get(args.model) if args.drafter_type == "eagle" else None
+    return released or SHAPE_OF[args.drafter_type]
+
+
+def constants_of(args: argparse.Namespace) -> AdaptConstants:
+    """The adaptive tree's defaults. A released tree is the budget and the first cell's shape; nothing of it
+    was tuned, for want of the weights."""
+    base, released = ADAPT_OF[args.drafter_type], RELEASED.get(args.model)
+    if released is None or args.drafter_type != "eagle":
+        return base
+    width = released.width
+    return replace(
+        base, depth_start=released.depth, width_max=width, width_start=width, budget=released.budget
+    )
+
+
+def static_of(args: argparse.Namespace) -> str:
+    """The static tree that --static_tree means."""
+    return args.tree_choices or STATIC_OF.get(args.model, DEFAULT_TREE)
+
+
+def check_family(args: argparse.Namespace) -> None:
+    """Refuse models that this version does not run, and options that belong to others alone."""
+    if args.model in LATER:
+        raise UserError(
+            f"--model {args.model}: it comes with a later version; use one of {', '.join(MODELS)}"
+        )
+    if args.model not in MODELS:
+        raise UserError(
+            f"--model {args.model}: no such model; use one of {', '.join(MODELS)} (--model_path for other "
+            "weights)"
+        )
+    if args.cfg_mode == "sequential" and args.model != "lumina_mgpt":
+        raise UserError(
+            "--cfg_mode sequential: it belongs to lumina_mgpt; both guidance rows share a pass, leave it out"
+        )
+    if args.model == "emoji" and args.tokenizer_base_path is not None:
+        raise UserError(
+            f"--tokenizer_base_path {args.tokenizer_base_path}: the text tokenizer and the VQGAN of --model "
+            "emoji lie in the checkpoint's folder; leave it out"
+        )
+
+
+def by_eagle_version(args: argparse.Namespace) -> argparse.Namespace:
+    """The options with --static_tree in place of --eagle_version, lumina_mgpt's switch: 1 is static, any
+    other dynamic."""
+    version = args.eagle_version
+    if version is None:
+        return args
+    if args.model != "lumina_mgpt":
+        raise UserError(
+            f"--eagle_version {version}: it belongs to lumina_mgpt; choose --static_tree (1) or leave it out "
+            "(2)"
+        )
+    if args.static_tree and version != 1:
+        raise UserError(f"--eagle_version {version} with --static_tree: one says dynamic trees, choose one")
+    return argparse.Namespace(**{**vars(args), "static_tree": version == 1})
