@@ -44,6 +44,9 @@ COMMANDS = {
     "replay": Command(
         "eval.replay_options", "eval.replay", "try proposers, policies and rules on a run's dump, offline"
     ),
+    "check_ckpts": Command(
+        "eval.check_ckpts", "eval.check_ckpts", "name what is wrong with a model's files, from headers"
+    ),
     "report": Command("eval.report", "eval.report", "stored results -> tables, into a document"),
 }
 STAGES = {

@@ -37,8 +37,8 @@ def _window(text: str) -> str:
     return text
 
 
-def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which model, from where, in which precision, on which device."""
+def add_checkpoint_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Which model, and where its files are."""
     group = parser.add_argument_group("model")
     group.add_argument(
         "--model",
@@ -72,18 +72,24 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         help="the drafter's checkpoint, a folder or a hub id (default: the one of --model)",
     )
     group.add_argument(
-        "--precision",
-        choices=("auto", "bf16", "fp16", "fp32"),
-        default="auto",
-        help="of weights and activations; auto: bf16 where the device multiplies it, else fp32; guidance, "
-        "filters and probabilities are fp32 always",
-    )
-    group.add_argument(
         "--target_size",
         type=at_least(1),
         metavar="PIXELS",
         help="side of the image. lumina_mgpt: 512, 768, 1024 or another multiple of 32 (default: 768, which "
         "the model of that name was trained for); other models have one, and any other is refused",
+    )
+    return group
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which model, from where, in which precision, on which device."""
+    group = add_checkpoint_arguments(parser)
+    group.add_argument(
+        "--precision",
+        choices=("auto", "bf16", "fp16", "fp32"),
+        default="auto",
+        help="of weights and activations; auto: bf16 where the device multiplies it, else fp32; guidance, "
+        "filters and probabilities are fp32 always",
     )
     group.add_argument(
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: cuda where there is one"

@@ -111,12 +111,30 @@ class Chameleon:
         )  # fmt: skip
 
 
+def check_tokenizer(tokenizer: Tokenizer, vocabulary: Mapping[str, int], size: int) -> None:
+    """CheckpointError if text would become token ids of another vocabulary."""
+    highest = max(tokenizer.get_vocab().values(), default=0)
+    if highest >= size:
+        raise CheckpointError(
+            f"the text tokenizer has token ids up to {highest}, config.json's vocab_size is {size}: give the "
+            "text_tokenizer.json of this model"
+        )
+    for name in (BEGIN_OF_IMAGE, SEPARATOR):
+        found = tokenizer.token_to_id(name)
+        if found not in (None, vocabulary[name]):
+            raise CheckpointError(
+                f"the text tokenizer has {name} at {found}, config.json at {vocabulary[name]}: give the "
+                "text_tokenizer.json of this model"
+            )
+
+
 def read_chameleon(source: Source) -> Chameleon:
     """Everything but grid and prompts. CheckpointError names what is missing or does not fit."""
     folder = source.folder
     config = read_config(folder)
     layout, shape = read_fields(folder, lambda: (TokenLayout.read(config), decoder_config(config)))
     state, tokenizer = read_weights(folder), read_tokenizer(*source.places)
+    check_tokenizer(tokenizer, config["vocabulary_map"], shape.vocab_size)
     wanted = expected(lambda: Decoder(shape), lambda own: to_chameleon(own, shape))
     require(folder, state, wanted, "fetch it again, or the config.json that belongs to it")
     # The small parts first, so that what is wrong with them is known before the target is read.
@@ -134,7 +152,7 @@ def read_chameleon(source: Source) -> Chameleon:
     decoder = build(
         lambda: Decoder(shape), lambda: from_chameleon(placed, shape), source.dtype, source.device, folder
     )
-    return Chameleon(config, tokenizer, layout, decoder, codec, net, state.digest(), drafter_sha)
+    return Chameleon(config, tokenizer, layout, decoder, codec, net, placed.digest(), drafter_sha)
 
 
 def load(source: Source) -> Model:

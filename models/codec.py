@@ -30,7 +30,8 @@ def read_codec(
     config, state: those of the checkpoint in folder. CheckpointError if there is no decoder
     anywhere, or if the one found decodes another codebook.
     """
-    own = state.below(PREFIX).placed(device, torch.float32)
+    stored = state.below(PREFIX)
+    own = stored.placed(device, torch.float32)
     if any(name.startswith("decoder.") for name in own):
         shape = read_fields(folder, lambda: VQConfig.from_hf(config["vq_config"]))
         return build(lambda: VQModel(shape), lambda: own, torch.float32, device, folder)
@@ -41,18 +42,18 @@ def read_codec(
             f"{folder} holds no VQ decoder ({PREFIX}decoder.*): put Meta's vqgan.ckpt and vqgan.yaml into "
             f"{wanted}, or say where they are by --tokenizer_base_path"
         )
-    codec = _from_meta(home, device)
-    if CODEBOOK in own:
-        mine, theirs = own[CODEBOOK], codec.quantize.embedding.weight
+    meta = read_weights(home / "vqgan.ckpt")
+    if CODEBOOK in stored and CODEBOOK in meta:
+        mine, theirs = stored[CODEBOOK].float(), meta[CODEBOOK].float()
         # The checkpoint's copy may be rounded to its own precision.
         if mine.shape != theirs.shape or not torch.allclose(mine, theirs, atol=1e-2, rtol=2e-2):
             raise CheckpointError(
                 f"{home / 'vqgan.ckpt'}: its codebook is not that of {folder}: give this model's VQGAN"
             )
-    return codec
+    return _from_meta(home, meta.placed(device, torch.float32), device)
 
 
-def _from_meta(folder: Path, device: torch.device) -> VQModel:
+def _from_meta(folder: Path, state: Weights, device: torch.device) -> VQModel:
     """The VQGAN as Meta published it; tensors of its training loss are left out."""
     path = folder / "vqgan.yaml"
     if not path.is_file():
@@ -62,7 +63,6 @@ def _from_meta(folder: Path, device: torch.device) -> VQModel:
     except Exception as error:  # yaml's errors, and whatever a file of another layout leads to
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(f"{path} does not describe a VQGAN ({text}): fetch it again") from None
-    state = read_weights(folder / "vqgan.ckpt").placed(device, torch.float32)
     kept = [name for name in state if not name.startswith("loss.")]
     return build(
         lambda: VQModel(shape),

@@ -101,7 +101,7 @@ def load_drafter(
     require(folder, state, wanted, "fetch it again, or give the drafter of this model")
     placed = state.placed(device, dtype)
     net = build(lambda: DrafterNet(shape, bias), lambda: from_published(placed, shape), dtype, device, folder)
-    return net, state.digest()
+    return net, placed.digest()
 
 
 class EagleDrafter:

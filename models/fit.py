@@ -46,7 +46,7 @@ def require(folder: Path, weights: Weights, wanted: Shapes, hint: str) -> None:
     """CheckpointError with the first misfit, how many there are, and what to do (hint)."""
     if found := misfits(weights, wanted):
         more = f" (and {len(found) - 1} more of {len(wanted)} tensors)" if len(found) > 1 else ""
-        raise CheckpointError(f"{folder}: {found[0]}{more}: {hint}")
+        raise CheckpointError(f"{folder}: {found[0]}{more}: {hint}", [f"{folder}: {line}" for line in found])
 
 
 def _fits(name: str, have: tuple[int, ...], wanted: tuple[int, ...]) -> bool:

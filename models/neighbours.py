@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +22,28 @@ def find_table(places: Sequence[Path], codes: int) -> Path | None:
     return next((path for path in paths if path.is_file() and path.suffix == ".npy"), None)
 
 
+def other_codebook(codes: int) -> str:
+    """What a table that does not fit is, and what to do."""
+    return f"the table of another codebook: make or fetch that of this model's {codes} codes, or leave it out"
+
+
+def check_table(path: Path, codes: int) -> Any:
+    """The file's array, mapped. CheckpointError if truncated, no table, or of other rows than codes."""
+    import numpy as np
+
+    try:
+        stored = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise CheckpointError(f"{path} cannot be read ({reason(error)}): truncated or damaged") from None
+    if stored.ndim != 2 or stored.dtype.kind not in "ui":
+        raise CheckpointError(
+            f"{path} holds {stored.dtype} {list(stored.shape)}, not a table of code numbers"
+        )
+    if len(stored) != codes:
+        raise CheckpointError(f"{path} has {len(stored)} rows: {other_codebook(codes)}")
+    return stored
+
+
 def read_table(path: Path, codebook: Tensor, width: int) -> Tensor:
     """The first `width` columns [V, width] int64 of a table of uint16 [V, at least width], self excluded.
 
@@ -31,19 +54,7 @@ def read_table(path: Path, codebook: Tensor, width: int) -> Tensor:
     import numpy as np
 
     codes = len(codebook)
-    try:
-        stored = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise CheckpointError(f"{path} cannot be read ({reason(error)}): truncated or damaged") from None
-    if stored.ndim != 2 or stored.dtype.kind not in "ui":
-        raise CheckpointError(
-            f"{path} holds {stored.dtype} {list(stored.shape)}, not a table of code numbers"
-        )
-    other = (
-        f"the table of another codebook: make or fetch that of this model's {codes} codes, or leave it out"
-    )
-    if len(stored) != codes:
-        raise CheckpointError(f"{path} has {len(stored)} rows: {other}")
+    stored, other = check_table(path, codes), other_codebook(codes)
     if stored.shape[1] < width:
         raise CheckpointError(
             f"{path} has {stored.shape[1]} columns, {width} are needed: choose a smaller --lantern_k"

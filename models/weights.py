@@ -98,8 +98,10 @@ class Weights(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         source, stored = self._places[name]
-        tensor = source.read(stored)
-        return tensor.to(self._device, self._type_of(tensor.dtype), copy=True)
+        kind = self._type_of(source.dtypes[stored])
+        if self._device.type == "meta":  # a check of headers: nothing is read
+            return torch.empty(source.shapes[stored], dtype=kind, device="meta")
+        return source.read(stored).to(self._device, kind, copy=True)
 
     def __contains__(self, name: object) -> bool:
         return name in self._places  # the inherited one would read the tensor
@@ -121,7 +123,8 @@ class Weights(Mapping[str, Tensor]):
             (sum(rows), *shapes[0][1:]), dtype=self._type_of(source.dtypes[stored]), device=self._device
         )
         for place, (source, stored) in zip(whole.split(rows), files, strict=True):
-            place.copy_(source.read(stored))
+            if self._device.type != "meta":
+                place.copy_(source.read(stored))
         return whole
 
     def _type_of(self, stored: torch.dtype) -> torch.dtype:
@@ -158,6 +161,8 @@ class Weights(Mapping[str, Tensor]):
         Of more than WHOLE_DIGEST bytes, which would be read a second time for it: over names, types, shapes
         and the first and last SAMPLE elements of every tensor. Training changes all of these.
         """
+        if self._device.type == "meta":
+            return "unread"
         digest, whole = hashlib.sha256(), self.nbytes <= WHOLE_DIGEST
         for name in sorted(self._places):
             source, stored = self._places[name]
@@ -201,17 +206,21 @@ def _sharded(index: Path) -> Weights:
         paths = {name: index.parent / name for name in shards}
     except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, AttributeError):
         raise CheckpointError(f"{index} is not an index of shards: fetch it again") from None
-    if missing := [name for name in shards if not paths[name].is_file()]:
-        raise CheckpointError(
-            f"{paths[missing[0]]} does not exist ({len(missing)} of the {len(shards)} shards that "
-            f"{index.name} names are missing): fetch it again"
-        )
-    sources = {name: _open(path) for name, path in paths.items()}
+    sources: dict[str, Source] = {}
+    faults: list[str] = []
+    for name, path in paths.items():
+        try:
+            sources[name] = _open(path)
+        except CheckpointError as error:
+            faults.append(str(error))
     for name, shard in where.items():
-        if name not in sources[shard].shapes:
-            raise CheckpointError(
+        if shard in sources and name not in sources[shard].shapes:
+            faults.append(
                 f"{paths[shard]} lacks tensor {name}, which {index.name} says it holds: fetch both again"
             )
+    if faults:
+        more = f" (and {len(faults) - 1} more faults in {len(shards)} shards)" if len(faults) > 1 else ""
+        raise CheckpointError(faults[0] + more, faults)
     return Weights({name: (sources[shard], name) for name, shard in where.items()})
 
 
