@@ -6,8 +6,9 @@ import argparse
 import json
 from dataclasses import asdict
 
+from eval.checkpoint_options import add_checkpoint_arguments
 from eval.errors import UserError
-from eval.options import MODELS, add_checkpoint_arguments
+from eval.families import MODELS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,5 +56,5 @@ def run(args: argparse.Namespace) -> None:
     print(json.dumps({"ok": not faults, "faults": faults, "models": found}))
     if faults:
         raise UserError(
-            f"check_ckpts {' '.join(names)}: {faults} faults, listed above; fetch what is named anew"
+            f"check_ckpts {' '.join(names)}: faults, {faults} in all, stand above; fetch what is named anew"
         )

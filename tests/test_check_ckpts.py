@@ -71,7 +71,7 @@ def test_every_shard_at_fault_is_named(check: Check, copy: Path) -> None:
     first.unlink()
     second.write_bytes(second.read_bytes()[:-9])
     status, faults, err = check()
-    assert status == 2 and len(faults) == 2 and "2 faults" in err
+    assert status == 2 and len(faults) == 2 and "2 in all" in err
     assert "does not exist" in faults[0] and first.name in faults[0]
     assert "truncated" in faults[1] and second.name in faults[1]
     assert first.name in refused(copy) and "1 more" in refused(copy)
