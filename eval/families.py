@@ -21,17 +21,21 @@ RELEASED = {"anole": TreeShape(5, 10, 58), "lumina_mgpt": TreeShape(6, 10, 58)}
 STATIC_OF = {"anole": "naive_extend_57"}
 
 
+def _released(args: argparse.Namespace) -> TreeShape | None:
+    """The model's own tree. Commands without --model play the embedded one."""
+    return RELEASED.get(vars(args).get("model", "emoji")) if args.drafter_type == "eagle" else None
+
+
 def shape_of(args: argparse.Namespace) -> TreeShape:
     """The default shape of fixed trees for a model and --drafter_type."""
-    released = RELEASED.get(args.model) if args.drafter_type == "eagle" else None
-    return released or SHAPE_OF[args.drafter_type]
+    return _released(args) or SHAPE_OF[args.drafter_type]
 
 
 def constants_of(args: argparse.Namespace) -> AdaptConstants:
     """The adaptive tree's defaults. A released tree is the budget and the first cell's shape; nothing of it
     was tuned, for want of the weights."""
-    base, released = ADAPT_OF[args.drafter_type], RELEASED.get(args.model)
-    if released is None or args.drafter_type != "eagle":
+    base, released = ADAPT_OF[args.drafter_type], _released(args)
+    if released is None:
         return base
     width = released.width
     return replace(
