@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# Fetch published checkpoints into ckpts/, where the published layout has them; an interrupted download goes on.
+# Usage: bash scripts/get_ckpts.sh NAME...    NAME: anole lumina_mgpt llamagen llamagen2 llamagen_c2i
+#        REVISION=... pins the target's; FILE=c2i_L_384.pt picks llamagen_c2i's; HF=... is the hub's client (hf)
+# Gated repositories: accept the licence on their page, then `hf auth login`. What is where: ckpts/README.md.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+usage() { sed -n '2,5s/^# //p' "${BASH_SOURCE[0]}"; }
+
+hf=${HF:-.venv/bin/hf}
+get() { # repository, folder, files ...
+    "$hf" download "$1" --local-dir "$2" "${@:3}"
+}
+target() { # as get, at the revision asked for
+    get "$@" ${REVISION:+--revision "$REVISION"}
+}
+by_hand() {
+    if [ ! -f "$1/vqgan.ckpt" ]; then
+        echo "get_ckpts: put Meta's text_tokenizer.json, vqgan.yaml and vqgan.ckpt into $1" \
+            "(https://github.com/facebookresearch/chameleon: its form mails a link)" >&2
+    fi
+}
+shared_llamagen() {
+    get peizesun/llamagen_t2i ckpts/llamagen vq_ds16_t2i.pt
+    get google/flan-t5-xl ckpts/llamagen/t5/flan-t5-xl --include "*.json" --include "*.safetensors" --include spiece.model
+}
+
+[ $# -gt 0 ] || { usage >&2; exit 2; }
+for name in "$@"; do
+    case $name in
+        -h | --help) usage; exit 0 ;;
+        anole | lumina_mgpt | llamagen | llamagen2 | llamagen_c2i) ;;
+        *) echo "get_ckpts: there is no $name; choose from anole lumina_mgpt llamagen llamagen2 llamagen_c2i" >&2; exit 2 ;;
+    esac
+done
+for name in "$@"; do
+    case $name in
+        anole)
+            target leloy/Anole-7b-v0.1-hf ckpts/anole/Anole-7b-v0.1-hf
+            get jadohu/anole_drafter ckpts/anole/trained_drafters/anole_drafter
+            by_hand ckpts/anole/chameleon/tokenizer
+            ;;
+        lumina_mgpt)
+            target Alpha-VLLM/Lumina-mGPT-7B-768 ckpts/lumina_mgpt/Lumina-mGPT-7B-768
+            by_hand ckpts/lumina_mgpt/chameleon/tokenizer
+            ;;
+        llamagen)
+            target jadohu/LlamaGen-T2I ckpts/llamagen/LlamaGen-T2I
+            get jadohu/llamagen_drafter ckpts/llamagen/trained_drafters/llamagen_drafter
+            shared_llamagen
+            ;;
+        llamagen2)
+            target jadohu/LlamaGen-T2I-2 ckpts/llamagen/LlamaGen-T2I-2
+            get jadohu/llamagen2_drafter ckpts/llamagen/trained_drafters/llamagen2_drafter
+            shared_llamagen
+            ;;
+        llamagen_c2i)
+            target FoundationVision/LlamaGen ckpts/llamagen "${FILE:-c2i_XL_384.pt}"
+            get FoundationVision/LlamaGen ckpts/llamagen vq_ds16_c2i.pt
+            ;;
+    esac
+done
