@@ -1,0 +1,84 @@
+"""The tiny checkpoint in the published layouts: sharded weights without a VQ decoder, Meta's VQGAN beside
+them, a pickled drafter; and Lumina-mGPT's tokens and norms."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tests import tiny
+
+SIZES = range(1, 5)  # sides, in pairs of cells, that the vocabulary can say
+LUMINA = ["<reserved08799>", *(f"<reserved{8800 + n:05d}>" for n in SIZES)]
+
+
+def _shard(state: dict[str, Tensor], folder: Path) -> None:
+    """Two shards and their index."""
+    names = sorted(state)
+    parts = {"model-00001-of-00002.safetensors": names[::2], "model-00002-of-00002.safetensors": names[1::2]}
+    for file, part in parts.items():
+        save_file({name: state[name].contiguous() for name in part}, folder / file, {"format": "pt"})
+    where = {name: file for file, part in parts.items() for name in part}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+
+
+def _vqgan(state: dict[str, Tensor], folder: Path) -> None:
+    """vqgan.ckpt and vqgan.yaml."""
+    fields = tiny.VQ
+    shape = {
+        "double_z": False, "z_channels": fields["latent_channels"], "resolution": fields["resolution"],
+        "in_channels": 3, "out_ch": 3, "ch": fields["base_channels"],
+        "ch_mult": fields["channel_multiplier"], "num_res_blocks": fields["num_res_blocks"],
+        "attn_resolutions": [], "dropout": 0.0,
+    }  # fmt: skip
+    params = {"embed_dim": fields["embed_dim"], "n_embed": fields["num_embeddings"], "ddconfig": shape}
+    folder.mkdir(parents=True)
+    (folder / "vqgan.yaml").write_text(json.dumps({"model": {"params": params}}))  # JSON is YAML
+    torch.save({"state_dict": {**state, "loss.logvar": torch.zeros(1)}}, folder / "vqgan.ckpt")
+
+
+def _config(path: Path, more: list[str]) -> None:
+    """A configuration with more tokens at the end of its vocabulary."""
+    config = json.loads(path.read_text())
+    size = config["vocab_size"]
+    config["vocab_size"] = size + len(more)
+    config["vocabulary_map"] |= {name: size + n for n, name in enumerate(more)}
+    path.write_text(json.dumps(config))
+
+
+def _widen(state: dict[str, Tensor], rows: int) -> dict[str, Tensor]:
+    """More rows in the tables, and one norm for all heads."""
+    generator = torch.Generator().manual_seed(1)
+    for name in ("model.embed_tokens.weight", "lm_head.weight", "embed_tokens.weight"):
+        if name in state:
+            more = torch.randn(rows, state[name].shape[1], generator=generator)
+            state[name] = torch.cat((state[name], more))
+    return {name: t[:1] + 0.1 if "_norm." in name else t for name, t in state.items()}
+
+
+def build(root: Path, lumina: bool) -> tuple[Path, Path]:
+    """Write a checkpoint with what belongs beside it; returns the folders of target and drafter."""
+    source = tiny.build(root / "source")
+    target, drafter = root / "ckpts" / "target", root / "ckpts" / "trained_drafters" / "drafter"
+    target.mkdir(parents=True)
+    drafter.mkdir(parents=True)
+    state, own = load_file(source / "model.safetensors"), load_file(source / "drafter" / "model.safetensors")
+    prefix = "model.vqmodel."
+    vqgan = {n.removeprefix(prefix): tensor for n, tensor in state.items() if n.startswith(prefix)}
+    state = {n: tensor for n, tensor in state.items() if not n.startswith(prefix + "decoder.")}
+    shutil.copy(source / "config.json", target)
+    shutil.copy(source / "text_tokenizer.json", target / "tokenizer.json")
+    shutil.copy(source / "drafter" / "config.json", drafter)
+    if lumina:
+        state, own = (_widen(part, len(LUMINA)) for part in (state, own))
+        _config(target / "config.json", LUMINA)
+        _config(drafter / "config.json", LUMINA)
+    _shard(state, target)
+    torch.save(own, drafter / "pytorch_model.bin")
+    _vqgan(vqgan, root / "ckpts" / "chameleon" / "tokenizer")
+    return target, drafter
