@@ -15,6 +15,7 @@ DRAFTERS = ("eagle", "jacobi", "hybrid")
 SEED_CELLS = ("above", "left", "both")
 DEFAULT_DELTA = 0.1
 DEFAULT_END = 10000
+CAPTIONS = ("first", "longest", "all")  # of the captions of a COCO image; the default first
 # option -> field of AdaptConstants; the budget is --total_token less the root
 ADAPT_FIELDS = {
     "adt_policy": "policy", "adt_level_cost": "level_cost",
@@ -70,6 +71,12 @@ def add_prompt_arguments(parser: argparse.ArgumentParser, source: str, count: in
     )
     group.add_argument(
         "--prompt_dir", default="data/prompts", metavar="DIR", help="folder of the named prompt sets"
+    )
+    group.add_argument(
+        "--captions",
+        choices=CAPTIONS,
+        help="of each image of COCO annotations: its first caption, its longest, or all; the paper's 100 are "
+        f"--num_images 100 of them (default: {CAPTIONS[0]})",
     )
     group.add_argument(
         "--num_images",

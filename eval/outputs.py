@@ -208,6 +208,7 @@ class RunFolder:
             "time": decoded.seconds + decode_s,
             "latency": decoded.seconds,
             "ann_id": prompt.number,
+            **dict(prompt.facts),
             "seed": decoded.seed,
             "target_calls": decoded.target_calls,
             "drafter_calls": decoded.drafter_calls,

@@ -8,12 +8,12 @@ import hashlib
 import io
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from eval.errors import UserError
-from eval.options import DEFAULT_END
+from eval.options import CAPTIONS, DEFAULT_END
 
 NAMED = {  # prompt set -> file names looked for in --prompt_dir, the COCO annotation files first
     "PartiPrompts": ("PartiPrompts.tsv",),
@@ -24,19 +24,27 @@ NAMED = {  # prompt set -> file names looked for in --prompt_dir, the COCO annot
 }
 SUFFIXES = (".txt", ".tsv", ".csv", ".json")
 TEXT_COLUMNS = ("prompt", "caption", "text")
+FACT_COLUMNS = ("category", "challenge")  # of PartiPrompts: they go into the statistics
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 DEFAULT_FILE = CONFIGS / "emoji_prompts.txt"
 HELD_OUT_FILE = CONFIGS / "emoji_held_out.txt"  # bench's 16
 UNSEEN_FILE = CONFIGS / "emoji_unseen.txt"  # all pairs kept out of training
 
 
+Facts = tuple[tuple[str, str | int], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A text to draw. name: its row in the source (from 0) or annotation id; number: the same as integer."""
+    """A text to draw. name: its row in the source (from 0) or annotation id; number: the same as integer.
+
+    facts: what else the source says of it, for the statistics: category, challenge, image_id.
+    """
 
     name: str
     text: str
     number: int | None
+    facts: Facts = ()
 
 
 def image_seed(run_seed: int, name: str) -> int:
@@ -73,11 +81,12 @@ def load_prompts(args: argparse.Namespace, default: Path = DEFAULT_FILE) -> list
 def _read(args: argparse.Namespace, default: Path) -> list[Prompt]:
     source = args.prompt
     if source is None:
-        return read_file(default)
+        return read_file(default, args.captions)
     if source in NAMED:
-        return read_file(_find(source, Path(args.prompt_dir)))
+        return read_file(_find(source, Path(args.prompt_dir)), args.captions)
     if source.lower().endswith(SUFFIXES):
-        return read_file(Path(source))
+        return read_file(Path(source), args.captions)
+    _refuse_captions(args.captions, f"--prompt {source[:40]!r}")
     if not source.strip():
         raise UserError("--prompt is empty: give a text, a file or the name of a prompt set")
     if args.num_images < 1:
@@ -90,15 +99,22 @@ def _find(name: str, folder: Path) -> Path:
         if (folder / file_name).is_file():
             return folder / file_name
     raise UserError(
-        f"--prompt {name}: {folder} holds no {' or '.join(NAMED[name])}; put it there or give --prompt_dir"
+        f"--prompt {name}: {folder} holds no {' or '.join(NAMED[name])}; `bash scripts/get_data.sh` fetches "
+        "it, or give --prompt_dir"
     )
 
 
-def read_file(path: Path) -> list[Prompt]:
+def _refuse_captions(captions: str | None, source: str) -> None:
+    if captions is not None:
+        raise UserError(f"--captions {captions}: {source} is no COCO annotation file; leave the option out")
+
+
+def read_file(path: Path, captions: str | None = None) -> list[Prompt]:
     """All prompts of a file, by its suffix.
 
     .txt: one a line. .tsv, .csv: a column Prompt, Caption or Text, and Name or Id if there is one. .json: a
-    list of texts or of objects with those keys, or COCO annotations (the first caption of every image).
+    list of texts or of objects with those keys, or COCO annotations, of which captions picks (one of
+    CAPTIONS, None: first). UserError if the file is damaged, or has nothing to pick from.
     """
     try:
         content = path.read_text(encoding="utf-8-sig")
@@ -108,15 +124,20 @@ def read_file(path: Path) -> list[Prompt]:
         raise UserError(f"prompt file {path}: cannot be read ({error.strerror or error})") from None
     suffix = path.suffix.lower()
     if suffix == ".json":
-        prompts = _from_json(content, path)
-    elif suffix == ".txt":
-        lines = [line.strip() for line in content.splitlines()]
-        prompts = _numbered([line for line in lines if line and not line.startswith("#")])
+        prompts = _from_json(content, path, captions)
     else:
-        prompts = _from_table(content, "\t" if suffix == ".tsv" else ",", path)
+        _refuse_captions(captions, str(path))
+        prompts = _from_text(content, suffix, path)
     if not prompts:
         raise UserError(f"prompt file {path}: it holds no prompt")
     return prompts
+
+
+def _from_text(content: str, suffix: str, path: Path) -> list[Prompt]:
+    if suffix == ".txt":
+        lines = [line.strip() for line in content.splitlines()]
+        return _numbered([line for line in lines if line and not line.startswith("#")])
+    return _from_table(content, "\t" if suffix == ".tsv" else ",", path)
 
 
 def _numbered(texts: Sequence[str]) -> list[Prompt]:
@@ -137,10 +158,12 @@ def _from_table(content: str, delimiter: str, path: Path) -> list[Prompt]:
     if column is None:
         raise UserError(f"prompt file {path}: its first line names no column Prompt, Caption or Text")
     named = next((header.index(name) for name in ("name", "id") if name in header), None)
+    facts = [(name, header.index(name)) for name in FACT_COLUMNS if name in header]
     records = [
         (
             row[column] if len(row) > column else "",
             row[named] if named is not None and len(row) > named else None,
+            tuple((name, row[at].strip()) for name, at in facts if len(row) > at and row[at].strip()),
         )
         for row in rows[1:]
         if any(row)
@@ -148,20 +171,27 @@ def _from_table(content: str, delimiter: str, path: Path) -> list[Prompt]:
     return _from_records(records, path)
 
 
-def _from_json(content: str, path: Path) -> list[Prompt]:
+def _from_json(content: str, path: Path, captions: str | None) -> list[Prompt]:
     try:
         data = json.loads(content)
     except (json.JSONDecodeError, RecursionError) as error:
         raise UserError(f"prompt file {path}: not JSON ({error})") from None
     if isinstance(data, dict) and "annotations" in data:
-        return _from_coco(data, path)
+        return _from_coco(data, path, captions or CAPTIONS[0])
+    _refuse_captions(captions, str(path))
     if isinstance(data, list) and all(isinstance(item, str) for item in data):
-        return _from_records([(text, None) for text in data], path)
+        return _from_records([(text, None, ()) for text in data], path)
     if isinstance(data, list) and all(isinstance(item, dict) for item in data):
         lowered = [{str(key).lower(): value for key, value in item.items()} for item in data]
-        return _from_records(
-            [(_first(item, TEXT_COLUMNS), _first(item, ("name", "id"))) for item in lowered], path
-        )
+        records = [
+            (
+                _first(item, TEXT_COLUMNS),
+                _first(item, ("name", "id")),
+                tuple((key, str(item[key])) for key in FACT_COLUMNS if item.get(key)),
+            )
+            for item in lowered
+        ]
+        return _from_records(records, path)
     raise UserError(f"prompt file {path}: neither a list of texts, nor of objects, nor COCO annotations")
 
 
@@ -169,32 +199,40 @@ def _first(item: dict[str, object], keys: Sequence[str]) -> object:
     return next((item[key] for key in keys if key in item), None)
 
 
-def _from_records(records: Sequence[tuple[object, object]], path: Path) -> list[Prompt]:
-    """(text, name or None) -> prompts; a missing text is an error that names its row."""
+def _from_records(records: Sequence[tuple[object, object, Facts]], path: Path) -> list[Prompt]:
+    """(text, name or None, facts) -> prompts; a missing text is an error that names its row."""
     prompts = []
-    for row, (text, name) in enumerate(records):
+    for row, (text, name, facts) in enumerate(records):
         if not isinstance(text, str) or not text.strip():
             raise UserError(f"prompt file {path}: row {row} has no prompt")
         label = str(row) if name is None or not str(name).strip() else str(name).strip()
-        prompts.append(
-            Prompt(label, text.strip(), int(label) if label.isascii() and label.isdigit() else None)
-        )
+        number = int(label) if label.isascii() and label.isdigit() else None
+        prompts.append(Prompt(label, text.strip(), number, facts))
     return prompts
 
 
-def _from_coco(data: dict, path: Path) -> list[Prompt]:
-    """The first caption of every image, images in file order, named by annotation id."""
+def _from_coco(data: dict, path: Path, captions: str) -> list[Prompt]:
+    """Captions named by annotation id, images in file order; of equally long ones the first."""
     try:
-        first: dict[int, tuple[int, str]] = {}
+        found: dict[int, list[tuple[int, str]]] = {}
         for note in data["annotations"]:
-            first.setdefault(note["image_id"], (int(note["id"]), " ".join(str(note["caption"]).split())))
-        order = [image["id"] for image in data["images"]] if "images" in data else list(first)
+            caption = int(note["id"]), " ".join(str(note["caption"]).split())
+            found.setdefault(int(note["image_id"]), []).append(caption)
+        order = [int(image["id"]) for image in data["images"]] if "images" in data else list(found)
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(
             f"prompt file {path}: damaged COCO annotations ({type(error).__name__}: {error})"
         ) from None
+    pick: dict[str, Callable[[list[tuple[int, str]]], list[tuple[int, str]]]] = {
+        "first": lambda own: own[:1],
+        "longest": lambda own: [max(own, key=lambda caption: len(caption[1]))],
+        "all": lambda own: own,
+    }
     return [
-        Prompt(str(first[image][0]), first[image][1], first[image][0]) for image in order if image in first
+        Prompt(str(number), text, number, (("image_id", image),))
+        for image in order
+        if image in found
+        for number, text in pick[captions](found[image])
     ]
 
 

@@ -15,7 +15,7 @@ from eval.figures import contact_sheet, heatmap, maps
 from eval.outputs import RunFolder, file_name, write_atomic
 from eval.prompts import Prompt
 
-PROMPTS = [Prompt("0", "a", 0), Prompt("1", "b", 1), Prompt("x/y", "c", None)]
+PROMPTS = [Prompt("0", "a", 0, (("category", "Animals"),)), Prompt("1", "b", 1), Prompt("x/y", "c", None)]
 SETTINGS = {"temperature": 1.0, "adt": {"beta": 0.5}}
 
 
@@ -88,7 +88,7 @@ def test_resume_takes_over_finished_images_only(tmp_path: Path) -> None:
     entry = again.finished()["0"]
     assert entry["acceptance_length"] == entry["step_compression"] == 1.5
     assert (entry["latency"], entry["time"], entry["ann_id"], entry["seed"]) == (0.5, 0.6, 0, 7)
-    assert (entry["mean_depth"], entry["mean_nodes"]) == (1.5, 4.5)
+    assert (entry["mean_depth"], entry["mean_nodes"], entry["category"]) == (1.5, 4.5, "Animals")
 
 
 def test_other_configurations_and_damage_are_refused(tmp_path: Path) -> None:

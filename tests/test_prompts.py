@@ -22,10 +22,10 @@ COCO = {
 
 
 def select(source: str | None, count: int = -1, window: tuple[int, int] = (0, 10000), part: str | None = None,
-           folder: str = ".") -> list[tuple[str, str]]:  # fmt: skip
+           folder: str = ".", captions: str | None = None) -> list[tuple[str, str]]:  # fmt: skip
     """(name, text) of the prompts a command line selects."""
     args = Namespace(prompt=source, prompt_dir=folder, num_images=count, slice=part, start_idx=window[0],
-                     end_idx=window[1], random_seed=42)  # fmt: skip
+                     end_idx=window[1], random_seed=42, captions=captions)  # fmt: skip
     return [(prompt.name, prompt.text) for prompt in load_prompts(args)]
 
 
@@ -75,6 +75,37 @@ def test_coco_takes_first_captions_named_by_annotation(tmp_path: Path) -> None:
     assert select("MSCOCO2017Val", folder=str(tmp_path)) == [("50", "A dog."), ("100", "A cat.")]
 
 
+def test_captions_choose_among_those_of_an_image(tmp_path: Path) -> None:
+    file = tmp_path / "c.json"
+    file.write_text(json.dumps(COCO))
+    assert select(str(file), captions="first") == select(str(file))
+    assert select(str(file), captions="longest") == [("51", "Another dog."), ("100", "A cat.")]
+    every = [("50", "A dog."), ("51", "Another dog."), ("100", "A cat.")]
+    assert select(str(file), captions="all") == every
+    sample = select(str(file), 2, captions="all")
+    assert len(sample) == 2 and sample == select(str(file), 2, captions="all") and set(sample) <= set(every)
+    assert [prompt.facts for prompt in read_file(file)] == [(("image_id", 9),), (("image_id", 4),)]
+
+
+def test_captions_of_no_annotations_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "p.json"
+    file.write_text(json.dumps(["a", "b"]))
+    for source in (str(file), str(DEFAULT_FILE), "a cat", None):
+        with pytest.raises(UserError, match="--captions longest: .* no COCO annotation file"):
+            select(source, 1, captions="longest")
+
+
+def test_facts_of_a_prompt_travel_with_it(tmp_path: Path) -> None:
+    file = tmp_path / "p.tsv"
+    file.write_text("Prompt\tCategory\tChallenge\tNote\na cat\tAnimals\tBasic\tx\na dog\tAnimals\t\n")
+    first, second = read_file(file)
+    assert dict(first.facts) == {"category": "Animals", "challenge": "Basic"}
+    assert dict(second.facts) == {"category": "Animals"}
+    file = tmp_path / "p.json"
+    file.write_text(json.dumps([{"Prompt": "a", "Category": "Animals", "Challenge": None}]))
+    assert read_file(file)[0].facts == (("category", "Animals"),)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
@@ -99,7 +130,7 @@ def test_bad_files(tmp_path: Path, name: str, content: bytes, says: str) -> None
 def test_missing_sources(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be read"):
         select(str(tmp_path / "none.txt"))
-    with pytest.raises(UserError, match="--prompt_dir"):
+    with pytest.raises(UserError, match=r"get_data\.sh.*--prompt_dir"):
         select("MSCOCO2014Val", folder=str(tmp_path))
     with pytest.raises(UserError, match="no prompt is left"):
         select("a cat", 2, part="7-9")
