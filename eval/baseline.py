@@ -20,7 +20,7 @@ from adt_tree.records import Decoded, Step
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling, log_probs
 from models.model import Model
-from models.registry import DTYPES, EMOJI
+from models.registry import DTYPES
 
 
 class TransformersDecoder:
@@ -82,13 +82,10 @@ class TransformersDecoder:
         return self.net.lm_head(hidden[:, -1])[:, first : first + self.model.num_codes].float()
 
 
-def load_net(
-    model_path: str | None, precision: str, device: torch.device
-) -> ChameleonForConditionalGeneration:
+def load_net(folder: Path, precision: str, device: torch.device) -> ChameleonForConditionalGeneration:
     """The checkpoint as transformers loads it."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    folder = Path(model_path) if model_path else EMOJI
     net = ChameleonForConditionalGeneration.from_pretrained(
         folder, dtype=DTYPES[precision], local_files_only=True
     )

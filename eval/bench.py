@@ -25,7 +25,9 @@ from eval.outputs import write_json
 from eval.profiling import PARTS, profile
 from eval.prompts import HELD_OUT_FILE, Prompt, load_prompts
 from eval.session import circumstances, load_model, make_requests, synchronise
+from models.hub import locate
 from models.model import Model
+from models.registry import HOMES
 
 PROFILED = 4  # images
 LABEL = 1 + max(map(len, ARMS))  # columns of an arm's name
@@ -122,7 +124,8 @@ def _reference_lanes(
         load_net,
     )  # seconds of import that other runs need not wait for
 
-    net = load_net(args.model_path, args.precision, lanes[0].decoder.target.device)
+    folder = locate(args.model_path, args.revision) if args.model_path else HOMES[args.model][0]
+    net = load_net(folder, args.precision, lanes[0].decoder.target.device)
     plain = [lane for lane in lanes if lane.name == "ar"]
     laws = [Sampling(lane.temperature, args.top_k, args.top_p, args.cfg) for lane in plain]
     return [

@@ -50,6 +50,7 @@ FLAGS: dict[str, dict[str, object]] = {
     "floor": {}, "ceiling": {},
 }  # fmt: skip
 LANTERN_K, LANTERN_DELTA = 100, 0.5
+REFERENCED = ("emoji", "anole")  # models that eval.baseline decodes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -151,6 +152,11 @@ def _check_used(args: argparse.Namespace, arms: Iterable[str]) -> None:
 def arm_methods(args: argparse.Namespace) -> list[tuple[str, Method]]:
     """(arm, method) for every arm at every temperature, plain decoding first at each."""
     check_model(args)
+    if args.reference and args.model not in REFERENCED:
+        raise UserError(
+            f"--reference {args.reference} with --model {args.model}: transformers' model is decoded for "
+            f"{' and '.join(REFERENCED)} only; leave it out"
+        )
     names = ["ar", *(arm for arm in ARMS if arm in args.arms and arm != "ar")]
     _check_used(args, names)
     return [(name, arm_method(args, name, t)) for t in dict.fromkeys(args.temperatures) for name in names]

@@ -124,7 +124,11 @@ def add_law_arguments(parser: argparse.ArgumentParser, temperature: bool) -> Non
             "--temperature", type=within(0, 100), default=1.0, metavar="T", help="0 (up to 1e-5): greedy"
         )
     group.add_argument(
-        "--top_k", type=at_least(0), default=2000, metavar="CODES", help="most probable codes kept; 0: all"
+        "--top_k",
+        type=at_least(0),
+        default=2000,
+        metavar="CODES",
+        help="most probable codes kept; 0: all (Lumina-mGPT's text top-k has no part: no text is generated)",
     )
     group.add_argument(
         "--top_p", type=within(0, 1, open_low=True), default=1.0, metavar="P", help="probability mass kept"

@@ -80,17 +80,26 @@ def test_published_models_have_their_own_trees() -> None:
     assert parse(*anole, "--total_token", "26", "--depth", "3").shape == TreeShape(3, 10, 25)
     assert parse(*anole, "--peanut").adapt.budget == 58
     assert parse(*anole, "--drafter_type", "jacobi") == parse("--drafter_type", "jacobi")
-    assert parse(*lumina).shape == TreeShape(6, 10, 58)
+    assert parse(*lumina, "--drafter_path", "x").shape == TreeShape(6, 10, 58)
+    assert parse(*lumina).drafter == "jacobi"
 
 
 def test_switches_of_lumina_mgpt() -> None:
     lumina = ("--model", "lumina_mgpt")
     assert parse(*lumina, "--eagle_version", "1") == parse(*lumina, "--static_tree")
-    assert parse(*lumina, "--eagle_version", "2") == parse(*lumina)
+    assert parse(*lumina, "--eagle_version", "2") == parse(*lumina, "--drafter_type", "eagle")
     assert parse(*lumina, "--cfg_mode", "sequential") == parse(*lumina, "--cfg_mode", "parallel")
     for words in ("--eagle_version 2 --static_tree", "--dump 1"):
         with pytest.raises(UserError, match=words.split()[0]):
             parse(*lumina, *words.split())
+
+
+def test_transformers_is_no_reference_for_row_ends() -> None:
+    parser = Parser("bench", "")
+    bench_options.add_arguments(parser)
+    args = parser.with_config(["--model", "lumina_mgpt", "--arms", "jacobi", "--reference", "transformers"])
+    with pytest.raises(UserError, match="--reference transformers"):
+        bench_options.arm_methods(args)
 
 
 def test_relaxation_is_not_exact_and_greedy_rejection_is() -> None:
