@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from torch import Tensor
@@ -12,30 +14,38 @@ from adt_tree.verify import Verdict
 from models.chameleon import decoder_config, from_chameleon, to_chameleon
 from models.target import ARTarget, Prompt
 from models.transformer import Decoder
-from tests.golden import FIRST_CODE, tensors, values
+from tests.golden import FIRST_CODE, anole, close, tensors, values
 
-CODES, PROMPT, PREFIX = 256, 9, 17  # recorded: prompt tokens, tokens in the cache before the tree pass
-
-
-def close(got: Tensor, expected: Tensor) -> None:
-    """Within the recorded tolerance."""
-    torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+PROMPT, PREFIX = 9, 17  # recorded: prompt tokens, tokens in the cache before the tree pass
 
 
-@pytest.fixture(scope="module")
-def decoder() -> Decoder:
-    """The recorded model."""
-    config = decoder_config(values("anole_tiny"))
+@dataclass(frozen=True)
+class Recorded:
+    """A recorded model: its logits are those of the image codes `columns`."""
+
+    decoder: Decoder
+    values: dict[str, Tensor]
+    codes: int
+    columns: Tensor
+
+    def branches(self) -> list[Tensor]:
+        """The conditional row and the unconditional one without its padding."""
+        pairs = zip(self.values["input_ids"], self.values["attention_mask"], strict=True)
+        return [ids[mask.bool()] for ids, mask in pairs]
+
+
+@pytest.fixture(scope="module", params=["tiny ids", "published ids"])
+def recorded(request: pytest.FixtureRequest) -> Recorded:
+    """Both recorded models."""
+    if request.param == "published ids":
+        found, models = tensors("anole_expected"), anole()
+        models.decoder.embed.weight[found["rows"]] = found["embed_rows"]
+        return Recorded(models.decoder, found, 8192, found["columns"])
+    config, codes = decoder_config(values("anole_tiny")), 256
     model = Decoder(config)
     model.load_state_dict(from_chameleon(tensors("anole_tiny_weights"), config))
-    return model.eval().requires_grad_(False)
-
-
-def branches(recorded: dict[str, Tensor]) -> list[Tensor]:
-    """The conditional row and the unconditional one without its padding."""
-    return [
-        ids[mask.bool()] for ids, mask in zip(recorded["input_ids"], recorded["attention_mask"], strict=True)
-    ]
+    model.eval().requires_grad_(False)
+    return Recorded(model, tensors("anole_tiny_expected"), codes, torch.arange(codes))
 
 
 def chain(codes: list[int]) -> DraftTree:
@@ -53,41 +63,39 @@ def chain(codes: list[int]) -> DraftTree:
     )
 
 
-def test_causal(decoder: Decoder) -> None:
-    recorded = tensors("anole_tiny_expected")
-    for row, tokens in enumerate(branches(recorded)):
-        hidden = decoder.causal(tokens[None])[0]
-        close(hidden, recorded["hidden"][row, -len(tokens) :])
-        logits = decoder.head(hidden)[:, FIRST_CODE : FIRST_CODE + CODES]
-        close(logits, recorded["logits"][row, -len(tokens) :])
+def test_causal(recorded: Recorded) -> None:
+    for row, tokens in enumerate(recorded.branches()):
+        hidden = recorded.decoder.causal(tokens[None])[0]
+        close(hidden, recorded.values["hidden"][row, -len(tokens) :])
+        logits = recorded.decoder.head(hidden)[:, FIRST_CODE + recorded.columns]
+        close(logits, recorded.values["logits"][row, -len(tokens) :])
 
 
-def test_through_the_cache(decoder: Decoder) -> None:
+def test_through_the_cache(recorded: Recorded) -> None:
     """Prefill, a chain of committed codes, then a tree: both guidance rows, none of them padded."""
-    recorded = tensors("anole_tiny_expected")
-    rows = branches(recorded)
-    length = recorded["input_ids"].shape[1]
+    rows, known, columns = recorded.branches(), recorded.values, recorded.columns
+    length = known["input_ids"].shape[1]
     prompts = [tokens[: len(tokens) - (length - PROMPT)].tolist() for tokens in rows]
-    target = ARTarget(decoder, Grid(8, 8), FIRST_CODE, CODES, 1, 2, PROMPT, 16)
+    target = ARTarget(recorded.decoder, Grid(8, 8), FIRST_CODE, recorded.codes, 1, 2, PROMPT, 16)
     prefix = target.prefill(0, Prompt(*prompts))
     for row, features in enumerate(prefix.features):
-        close(features, recorded["hidden"][row, PROMPT - len(features) : PROMPT])
-    close(prefix.logits, recorded["logits"][:, PROMPT - 1])
+        close(features, known["hidden"][row, PROMPT - len(features) : PROMPT])
+    close(prefix.logits[:, columns], known["logits"][:, PROMPT - 1])
 
     committed = (rows[0][PROMPT:PREFIX] - FIRST_CODE).tolist()
     tree = chain(committed)
     logits, hidden = target.forward(tree, 0)
-    close(logits[:, 0], recorded["logits"][:, PROMPT:PREFIX])
-    close(hidden[:, 0], recorded["hidden"][:, PROMPT:PREFIX])
+    close(logits[:, 0, :, columns], known["logits"][:, PROMPT:PREFIX])
+    close(hidden[:, 0], known["hidden"][:, PROMPT:PREFIX])
     order = torch.arange(len(committed))[None]
     target.commit(Verdict(order, torch.tensor([len(committed)]), order))
 
-    parents = recorded["tree_parents"].clamp_min(0)[None]
-    depths = (recorded["tree_position_ids"][0] - recorded["tree_position_ids"][0, 0])[None]
+    parents = known["tree_parents"].clamp_min(0)[None]
+    depths = (known["tree_position_ids"][0] - known["tree_position_ids"][0, 0])[None]
     ancestors = ancestor_mask(parents, 9)
-    assert torch.equal(ancestors[0], recorded["tree_mask"].bool())
+    assert torch.equal(ancestors[0], known["tree_mask"].bool())
     tree = DraftTree(
-        recorded["tree_tokens"][None] - FIRST_CODE,
+        known["tree_tokens"][None] - FIRST_CODE,
         parents,
         depths,
         ancestors,
@@ -96,8 +104,8 @@ def test_through_the_cache(decoder: Decoder) -> None:
         9,
     )
     logits, hidden = target.forward(tree, len(committed))
-    close(logits[:, 0], recorded["tree_logits"])
-    close(hidden[:, 0], recorded["tree_hidden"])
+    close(logits[:, 0, :, columns], known["tree_logits"])
+    close(hidden[:, 0], known["tree_hidden"])
 
 
 CONFIGS = [
