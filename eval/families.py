@@ -17,6 +17,8 @@ ADAPT = AdaptConstants()
 ADAPT_OF = {"eagle": ADAPT, "jacobi": SELF_DRAFTED, "hybrid": SELF_DRAFTED}
 SHAPE_OF = {"eagle": TreeShape(5, 4, 10), "jacobi": TreeShape(16, 3, 23), "hybrid": TreeShape(16, 3, 23)}
 DEFAULT_TREE = "mc_sim_7b_63"
+# How features and tokens of these models' drafters are paired; of the others it is known.
+ALIGNMENT = {"anole": "auto", "lumina_mgpt": "auto"}
 # The released code's EAGLE trees of these models: 58 drafted nodes, 10 wide. Those above are the embedded
 # model's, which is far smaller: a node costs it more of a pass.
 RELEASED = {"anole": TreeShape(5, 10, 58), "lumina_mgpt": TreeShape(6, 10, 58)}

@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> None:
     _draw(args, method, model, folder, prompts)
     summary = summarise(folder.finished(), skipped, wall)
     print(table(summary))
-    print(json.dumps({**summary, "output_dir": args.output_dir}))
+    print(json.dumps({**summary, "drafter_alignment": model.aligned, "output_dir": args.output_dir}))
 
 
 def determining(args: argparse.Namespace, method: Method, model: Model) -> dict[str, Any]:
@@ -59,6 +59,7 @@ def determining(args: argparse.Namespace, method: Method, model: Model) -> dict[
         "model": args.model,
         "weights": model.weights_sha,
         "drafter_weights": model.drafter_sha,
+        **({"drafter_alignment": model.pairing} if model.pairing != "published" else {}),
         "precision": args.precision,
         "device": args.device,
         "random_seed": args.random_seed,

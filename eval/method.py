@@ -130,7 +130,7 @@ def unused(args: argparse.Namespace) -> dict[str, str]:
     kind, reference = args.drafter_type, args.rules == "reference"
     jacobi, stale = kind == "jacobi", kind in ("jacobi", "hybrid")
     prior = args.adt_policy == "prior"
-    no_trees = ("drafter_path", "peanut", "lantern", "dump", *trees)
+    no_trees = ("drafter_path", "drafter_alignment", "peanut", "lantern", "dump", *trees)
     cases = (
         (
             args.model_type == "base",
@@ -143,7 +143,11 @@ def unused(args: argparse.Namespace) -> dict[str, str]:
             "--drafter_type none has no draft trees; leave it out",
         ),
         (not stale, ("seed_cells",), "it needs --drafter_type jacobi or hybrid"),
-        (jacobi, ("drafter_path",), "--drafter_type jacobi has no drafter network; leave it out"),
+        (
+            jacobi,
+            ("drafter_path", "drafter_alignment"),
+            "--drafter_type jacobi has no drafter network; leave it out",
+        ),
         (
             stale and args.verify == "rejection",
             ("verify",),
@@ -209,7 +213,7 @@ def refuse_idle(
 def check_drafter(args: argparse.Namespace, methods: Iterable[Method]) -> None:
     """UserError for a --drafter_path that no method reads."""
     if not any(method.needs_drafter for method in methods):
-        _refuse(args, ("drafter_path",), "no drafter network drafts here; leave it out")
+        _refuse(args, ("drafter_path", "drafter_alignment"), "no drafter network drafts here; leave it out")
 
 
 def drafter_type(args: argparse.Namespace) -> str:

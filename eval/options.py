@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from adt_tree.policy import INITS, POLICIES, SELF_DRAFTED
 from eval.checkpoint_options import add_checkpoint_arguments
-from eval.families import ADAPT, DEFAULT_TREE, FASTEST, RELEASED, SHAPE_OF, STATIC_OF
+from eval.families import ADAPT, ALIGNMENT, DEFAULT_TREE, FASTEST, RELEASED, SHAPE_OF, STATIC_OF
 from eval.parser import at_least, within
 
 STATIC_TREES = ("mc_sim_7b_63", "naive_extend_57", "chain")
@@ -42,6 +42,14 @@ def _window(text: str) -> str:
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """Which model, from where, in which precision, on which device."""
     group = add_checkpoint_arguments(parser)
+    group.add_argument(
+        "--drafter_alignment",
+        choices=("auto", "published", "unshifted"),
+        help="published: the drafter reads a feature with the code behind it, as the released code drafts; "
+        "unshifted: with its own code, as that code trains Anole's and Lumina's drafters; auto: the one that "
+        "agrees better with the target on 32 cells (default: "
+        f"{', '.join(f'{model} {choice}' for model, choice in ALIGNMENT.items())}; others published)",
+    )
     group.add_argument(
         "--precision",
         choices=("auto", "bf16", "fp16", "fp32"),

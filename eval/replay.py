@@ -35,6 +35,7 @@ from models.model import Model
 
 CONFIGURATION = "generation_configs.json"
 LATER = {
+    "drafter_alignment": None,
     "revision": None,
     "lantern_table": None,
 }  # options that older runs did not have, as they would have had them

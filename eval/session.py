@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from adt_tree.roles import Request
+from eval.alignment import settle
 from eval.errors import UserError
 from eval.prompts import Prompt, image_seed
 from models.model import Model
@@ -51,7 +52,7 @@ def load_model(args: argparse.Namespace, need_drafter: bool) -> Model:
         torch.manual_seed(args.random_seed)
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
     try:
-        return load(
+        model = load(
             args.model,
             args.model_path,
             args.drafter_path,
@@ -62,6 +63,7 @@ def load_model(args: argparse.Namespace, need_drafter: bool) -> Model:
             args.tokenizer_base_path,
             args.revision,
         )
+        return settle(args, model)
     except ValueError as error:
         raise UserError(str(error)) from error
 

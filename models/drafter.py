@@ -22,6 +22,7 @@ from models.chameleon import block_from_chameleon, block_to_chameleon, decoder_c
 from models.checkpoint import build, read_config, read_fields
 from models.errors import CheckpointError
 from models.fit import expected, require
+from models.pairing import make_pairing
 from models.target import ARTarget, Opening, by_branch, chain_mask
 from models.transformer import Block, DecoderConfig, reserve, rotary_table
 from models.weights import read_weights
@@ -108,14 +109,23 @@ class EagleDrafter:
     """See adt_tree.roles.Drafter: the network with its own preallocated cache, beside one target's slots.
 
     Guidance lives inside: both branches run, each on its own features, with the same codes. Entry p of the
-    cache is the pair (feature at p, token at p + 1): a row is one entry shorter than the target's until
-    extend() pairs the last feature with the root.
+    cache is the pair (feature at p, token at p + 1), or as `pairing` has it: a row is one entry shorter than
+    the target's until extend() pairs the last feature.
     """
 
-    def __init__(self, net: DrafterNet, target: ARTarget, max_depth: int, max_width: int) -> None:
-        """max_depth, max_width: of the largest tree; they size the scratch behind the committed entries."""
+    def __init__(
+        self,
+        net: DrafterNet,
+        target: ARTarget,
+        max_depth: int,
+        max_width: int,
+        pairing: str = "published",
+    ) -> None:
+        """max_depth, max_width: of the largest tree; they size the scratch behind the committed entries.
+        pairing: one of models.pairing.PAIRINGS."""
         self.net, self.target = net, target
         self.device = target.device
+        self.pairing = make_pairing(pairing, target.slots, target.first_code, target.device)
         config = net.config
         scratch = max(max_depth + 1, max_depth * max_width)
         capacity = target.max_prompt + target.grid.size + scratch
@@ -133,7 +143,7 @@ class EagleDrafter:
     def prefill(self, slot: int, prompt: Opening, prefix: Prefix) -> None:
         """See Drafter."""
         for branch, features in enumerate(prefix.features):
-            tokens = prompt.tokens(branch)[1:]
+            tokens = self.pairing.prompt(slot, prompt.tokens(branch))
             cache = self.cache.row(branch * self.target.slots + slot)
             cache.clear()
             if tokens:
@@ -152,7 +162,7 @@ class EagleDrafter:
         order = torch.arange(pairs, device=self.device).expand(branches * images, -1)
         ancestors = chain_mask(pairs, self.device).expand(branches * images, -1, -1)
         span = self.cache.span(order, ancestors, reach + self.target.max_prompt)
-        hidden = self._run(codes, features, span)
+        hidden = self._run(self.pairing.committed(codes, count), features, span)
         self.cache.length += by_branch(count, branches)
         last = (count - 1)[None, :, None, None].expand(branches, -1, 1, hidden.shape[-1])
         feature = hidden.gather(2, last)[:, :, 0]
@@ -173,7 +183,7 @@ class EagleDrafter:
         earlier = ancestors.shape[2] - width
         seen = by_branch(ancestors, branches)
         span = self.cache.span(depths, seen, reach + self.target.max_prompt, offset=earlier)
-        hidden = self._run(codes, features, span)
+        hidden = self._run(self.pairing.drafted(codes, ancestors), features, span)
         return self._logits(hidden), hidden
 
     def _run(self, codes: Tensor, features: Tensor, span: Span) -> Tensor:

@@ -50,7 +50,13 @@ class Model:
     weights_sha: str
     drafter_sha: str | None
     row_end: int | None = None  # token id behind every row of codes; None: rows have no end
+    pairing: str = "published"  # of the drafter's features and tokens (models.pairing)
     tables: tuple[Path, ...] = ()  # where a table of nearest codes may lie
+
+    @property
+    def aligned(self) -> str | None:
+        """The drafter's pairing; None without a drafter."""
+        return None if self.drafter_net is None else self.pairing
 
     @property
     def num_codes(self) -> int:
@@ -95,9 +101,9 @@ class Model:
         if self.drafter_net is None:
             raise CheckpointError(f"model {self.name} was loaded without a drafter: pass --drafter_path")
         if isinstance(target, LineTarget):
-            tokens = EagleDrafter(self.drafter_net, target.tokens, 2 * max_depth + 1, max_width)
+            tokens = EagleDrafter(self.drafter_net, target.tokens, 2 * max_depth + 1, max_width, self.pairing)
             return LineDrafter(tokens, target)
-        return EagleDrafter(self.drafter_net, target, max_depth, max_width)
+        return EagleDrafter(self.drafter_net, target, max_depth, max_width, self.pairing)
 
     @torch.inference_mode()
     def image(self, codes: list[int]) -> Image.Image:

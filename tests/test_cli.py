@@ -140,7 +140,7 @@ CHANGES = [
     (EAGLE, "--draft_top_k 1"), (EAGLE, "--slice 1-3"), (EAGLE, "--num_images 2"), (EAGLE, "--start_idx 2"),
     (EAGLE, "--end_idx 2"), (EAGLE, "--prompt moon"), (STATIC, "--tree_choices chain"),
     (STATIC, "--tree_choices naive_extend_57"), (RELAXED, "--lantern_k 40"),
-    (RELAXED, "--lantern_delta 0.01"),
+    (RELAXED, "--lantern_delta 0.01"), (EAGLE, "--drafter_alignment unshifted"),
     (f"{REJECTION} {RELAXED} --static_tree", "--rules reference"), (ADT, "--adt_init vertical"),
     (ADT, "--adt_init both"), (ADT, "--adt_init random"), (ADT, "--adt_beta 0"), (ADT, "--adt_step_depth 4"),
     (f"{ADT} --total_token 40", "--adt_step_width 3"), (ADT, "--adt_depth_min 3"), (ADT, "--adt_depth_max 2"),

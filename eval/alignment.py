@@ -1,0 +1,70 @@
+"""--drafter_alignment: how a drafter's features and tokens are paired, measured where nobody knows."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+
+import torch
+
+from adt_tree.noise import Noise
+from adt_tree.sampling import Sampling, log_probs
+from adt_tree.tree import lone_roots
+from adt_tree.verify import Coupled
+from eval.families import ALIGNMENT
+from models.model import Model
+from models.pairing import PAIRINGS
+
+CELLS = 32  # codes of one image that are looked at
+PROBE = "a photo of a red flower"
+
+
+def settle(args: argparse.Namespace, model: Model) -> Model:
+    """The model with the pairing that args ask for, or that auto finds the better; says on stderr which."""
+    wanted = args.drafter_alignment or ALIGNMENT.get(args.model, "published")
+    if model.drafter_net is None or wanted == "published":
+        return model
+    if wanted == "auto":
+        found = agreement(model, args.cfg)
+        wanted = max(PAIRINGS, key=lambda name: found[name])  # the first, published, where they tie
+        shares = ", ".join(f"{name} {share:.3f}" for name, share in found.items())
+        print(f"drafter alignment: {wanted} (shares of the law agreed on: {shares})", file=sys.stderr)
+    return replace(model, pairing=wanted)
+
+
+@torch.inference_mode()
+def agreement(model: Model, guidance: float) -> dict[str, float]:
+    """By pairing: the mean over an image's first cells of sum_x min(p(x), q(x)), p the target's guided law
+    and q the drafter's, both at temperature 1 without filters: the rate at which one draft would be accepted.
+
+    Both drafters are led along the codes that the target draws; one image, CELLS target passes.
+    """
+    sampling, device = Sampling(1.0, 0, 1.0, guidance), model.codebook.device
+    opening, cells = model.encode(PROBE), min(CELLS, model.grid.size - 1)
+    target = model.target(1, sampling, 1, model.prompt_length(opening))
+    drafters = {name: replace(model, pairing=name).drafter(target, 1, 1) for name in PAIRINGS}
+    prefix = target.prefill(0, opening)
+    rule, zero = (
+        Coupled(Noise(model.num_codes, silent=False)),
+        torch.zeros(1, dtype=torch.int64, device=device),
+    )
+    code = rule.choose(log_probs(prefix.logits[:, None], sampling), zero, zero)
+    features = torch.stack([branch[-1] for branch in prefix.features])[:, None, None]
+    for drafter in drafters.values():
+        drafter.prefill(0, opening, prefix)
+    shares = dict.fromkeys(PAIRINGS, 0.0)
+    for cell in range(cells):
+        laws = {}
+        for name, drafter in drafters.items():
+            logits, _ = drafter.extend(features, code[:, None], zero + 1, cell)
+            laws[name] = log_probs(logits, sampling)[0].exp()
+        tree = lone_roots(code)
+        logits, features = target.forward(tree, cell)
+        log_p, position = log_probs(logits, sampling), zero + cell + 1
+        verdict = rule(tree, log_p, rule.noise.gumbel(zero, position[:, None]), zero, position)
+        target.commit(verdict)
+        code = verdict.codes[:, 0]
+        for name, law in laws.items():
+            shares[name] += float(torch.minimum(law, log_p[0, 0].exp()).sum()) / cells
+    return shares

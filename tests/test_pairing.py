@@ -1,0 +1,139 @@
+"""Either pairing of features and tokens drafts what the network gives on whole sequences; auto measures."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import main
+from adt_tree.sampling import Sampling
+from eval import alignment
+from models.model import Model
+from models.pairing import PAIRINGS, NextToken, SameToken
+from models.registry import load
+
+SAMPLING = Sampling(1.0, 0, 1.0, 3.0)
+
+
+@pytest.fixture(scope="module")
+def model(tiny_checkpoint: Path) -> Model:
+    """The tiny model with its drafter."""
+    return load("emoji", str(tiny_checkpoint), None, "fp32", "cpu", True)
+
+
+def test_tokens_of_a_tree() -> None:
+    same = SameToken(2, 4, torch.device("cpu"))
+    assert same.prompt(0, [1, 9, 7]) == [1, 9] and same.prompt(1, [1, 6]) == [1]
+    codes = torch.tensor([[10, 11, 12], [20, 0, 0]])
+    count = torch.tensor([3, 1])
+    assert same.committed(codes, count).tolist() == [
+        [3, 10, 11],
+        [2, 20, 0],
+    ]  # 7 - 4 and 6 - 4 before the first
+    eye = torch.eye(2, dtype=torch.bool).expand(2, -1, -1)
+    level = torch.tensor([[30, 31], [40, 41]])
+    assert same.drafted(level, eye).tolist() == [[12, 12], [20, 20]]  # children of the roots
+    under = torch.tensor([[[False, True], [True, False]]]).expand(2, -1, -1)
+    seen = torch.cat((under, eye), dim=2)
+    below = torch.tensor([[50, 51], [60, 61]])
+    assert same.drafted(below, seen).tolist() == [[31, 30], [41, 40]]
+    deeper = torch.cat((under, eye, eye), dim=2)
+    assert same.drafted(below + 5, deeper).tolist() == [[50, 51], [60, 61]]
+    assert same.committed(codes[:, :1], torch.tensor([1, 1]))[:, 0].tolist() == [12, 20]
+    assert torch.equal(NextToken().drafted(level, eye), level)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", PAIRINGS)
+def test_a_chain_is_the_network_over_the_sequence(model: Model, name: str) -> None:
+    """Committed entries, then a drafted chain fed its own features, against one causal pass a length."""
+    opening, codes = model.encode("red heart"), [5, 9, 2, 7, 7, 1]
+    target = model.target(1, SAMPLING, 1, opening.length)
+    drafter = replace(model, pairing=name).drafter(target, 4, 1)
+    prefix = target.prefill(0, opening)
+    generator = torch.Generator().manual_seed(0)
+    width = prefix.features[0].shape[-1]
+    new = torch.randn(2, 1, 3, width, generator=generator)  # features at the codes 5, 9, 2 of both branches
+    own = torch.stack([branch[-1] for branch in prefix.features])[:, None, None]
+    drafter.prefill(0, opening, prefix)
+    one = torch.ones(1, dtype=torch.int64)
+    drafter.extend(own, torch.tensor([codes[:1]]), one, 0)
+    _, feature = drafter.extend(new, torch.tensor([codes[1:4]]), 3 * one, 1)
+    chain = [feature[:, 0]]
+    for depth, code in enumerate(codes[4:]):
+        seen = torch.ones(1, 1, depth + 1, dtype=torch.bool)
+        _, feature = drafter.expand(torch.tensor([[code]]), feature.view(2, 1, 1, -1), seen, depth, 4)
+        chain.append(feature[:, 0, 0])
+    for branch in range(2):
+        tokens = opening.tokens(branch) + [code + model.first_code for code in codes]
+        features = torch.cat((prefix.features[branch], new[branch, 0]))
+        for drafted in chain:
+            entries = tokens[1 : len(features) + 1] if name == "published" else tokens[: len(features)]
+            whole = drafter.net.causal(torch.tensor([entries]), features[None])[0, -1]
+            torch.testing.assert_close(drafted[branch], whole, atol=1e-5, rtol=1e-5)
+            features = torch.cat((features, drafted[branch][None]))
+
+
+def options(choice: str | None, name: str = "anole") -> argparse.Namespace:
+    """What settle() reads."""
+    return argparse.Namespace(model=name, drafter_alignment=choice, cfg=3.0)
+
+
+@pytest.mark.parametrize("better", PAIRINGS)
+def test_auto_keeps_the_better(
+    model: Model, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], better: str
+) -> None:
+    monkeypatch.setattr(
+        alignment, "agreement", lambda *_: {name: 0.2 + (name == better) for name in PAIRINGS}
+    )
+    assert alignment.settle(options("auto"), model).pairing == better
+    assert f"drafter alignment: {better}" in capsys.readouterr().err
+    assert alignment.settle(options(None), model).pairing == better
+    assert alignment.settle(options(None, "emoji"), model).pairing == "published"
+    assert alignment.settle(options("unshifted"), model).pairing == "unshifted"
+    assert alignment.settle(options(None), replace(model, drafter_net=None)).aligned is None
+
+
+def test_agreement_tells_the_pairings_apart(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both are led along the same codes, and their laws are their own."""
+    found = alignment.agreement(model, 3.0)
+    assert set(found) == set(PAIRINGS) and all(0 < share < 1 for share in found.values())
+    assert abs(found["published"] - found["unshifted"]) > 1e-3
+    assert found == alignment.agreement(model, 3.0)  # no randomness of its own
+    led: dict[str, list[Tensor]] = {}
+
+    def told(
+        self: object, features: Tensor, codes: Tensor, count: Tensor, reach: int
+    ) -> tuple[Tensor, Tensor]:
+        flat = torch.zeros(features.shape[0], 1, model.num_codes)
+        led.setdefault(type(self.pairing).__name__, []).append(codes)  # type: ignore[attr-defined]
+        return flat, features[:, :, 0]
+
+    monkeypatch.setattr("models.drafter.EagleDrafter.extend", told)
+    uniform = alignment.agreement(model, 3.0)
+    assert uniform["published"] == uniform["unshifted"] and set(led) == {"NextToken", "SameToken"}
+    assert all(torch.equal(a, b) for a, b in zip(*led.values(), strict=True))  # led along the same codes
+
+
+def test_on_the_command_line(
+    tiny_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["generate_images", "--model_path", str(tiny_checkpoint), "--prompt", "sun", "--num_images", "1",
+             "--precision", "fp32", "--heatmaps", "0", "--drafter_type", "eagle"]  # fmt: skip
+    pictures = []
+    for choice in ("auto", "published", "unshifted"):
+        folder = tmp_path / choice
+        assert main.main([*words, "--drafter_alignment", choice, "--output_dir", str(folder)]) == 0
+        out, err = capsys.readouterr()
+        assert ("drafter alignment:" in err) == (choice == "auto")
+        assert choice == "auto" or f'"drafter_alignment": "{choice}"' in out.splitlines()[-1]
+        (png,) = (folder / "img").iterdir()
+        pictures.append(png.read_bytes())
+    assert pictures[0] == pictures[1] == pictures[2]  # pairing is a matter of speed
+    jacobi = [*words[:-1], "jacobi", "--drafter_alignment", "auto", "--output_dir", str(tmp_path / "j")]
+    assert main.main(jacobi) == 2 and "--drafter_alignment auto" in capsys.readouterr().err
