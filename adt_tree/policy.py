@@ -107,12 +107,13 @@ class AdaptConstants:
 SELF_DRAFTED = AdaptConstants(
     beta=0.2,
     step_depth=2,
-    depth_min=12,
+    depth_min=16,
     depth_max=24,
-    depth_start=16,
-    width_max=4,
-    width_start=2,
-    budget=23,
+    depth_start=20,
+    width_min=4,
+    width_max=8,
+    width_start=6,
+    budget=34,
     level_cost=NODE_COST,
 )
 

@@ -1,6 +1,7 @@
 """Stale codes: the target's own choices behind rejected nodes, kept by position, and the chains made of them.
 
-Dimensions: B images, L levels, K candidates a position, W anchors, N nodes, P pool entries, V codes.
+Dimensions: B images, L levels, K candidates a position, W anchors, N nodes, P pool entries, V codes, C
+channels of a latent.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from adt_tree.verify import Verdict, accepted_nodes
 
 SEED_CELLS = ("above", "left", "both")
 SEED_CONFIDENCE = -1.0  # raw log-confidence of a code copied from a neighbouring cell
+# Laws of the first open position were read below a code that proved wrong: what they say with probability p
+# is right as often as SURPRISED * p + FLOOR (fitted on pairs that no bench draws, docs/LOG.md).
+SURPRISED, FLOOR = 0.67, 0.012
 KEPT = 1e6  # a score no confidence reaches: the main chain stays whatever the budget leaves out
 CONTINUED = 6  # levels an alternative is continued along the main chain's candidates
 
@@ -52,13 +56,13 @@ class StaleCodes:
     State: K codes and confidences a position and slot, nothing of the vocabulary's size.
     """
 
-    def __init__(
-        self, grid: Grid, slots: int, candidates: int, seed_cells: str, device: torch.device
-    ) -> None:
-        """candidates: K; seed_cells: what a position not seen yet is copied from."""
+    def __init__(self, grid: Grid, slots: int, candidates: int, seed_cells: str, latents: Tensor) -> None:
+        """candidates: K; seed_cells: what a position not seen yet is copied from; latents [V, C]: the
+        codebook."""
         if seed_cells not in SEED_CELLS:
             raise ValueError(f"seed_cells {seed_cells!r}: choose one of {', '.join(SEED_CELLS)}")
-        self.grid, self.seed_cells = grid, seed_cells
+        self.grid, self.seed_cells, self.latents = grid, seed_cells, latents
+        device = latents.device
         size = grid.size + 1  # the last column takes what falls outside an image
         self._codes = torch.zeros(slots, size, dtype=torch.int64, device=device)
         self._stale = torch.zeros(slots, size, candidates, dtype=torch.int64, device=device)
@@ -77,7 +81,7 @@ class StaleCodes:
 
     def observe(self, tree: DraftTree, log_p: Tensor, gumbel: Tensor, verdict: Verdict) -> None:
         """Keep the best codes of the law at one node a level (latest_laws); write down what was committed."""
-        code, value, scored = latest_laws(tree, log_p, gumbel, verdict, self._stale.shape[-1])
+        code, value, scored = latest_laws(tree, log_p, gumbel, verdict, self._stale.shape[-1], self.latents)
         column = torch.arange(scored.shape[1], device=scored.device)
         at = (self._position[:, None] + column).clamp(max=self.grid.size)
         kept = at.masked_fill(~scored, self.grid.size)[..., None].expand_as(code)
@@ -94,6 +98,8 @@ class StaleCodes:
         index = at[..., None].expand(-1, -1, width)
         codes, confidence = self._stale.gather(1, index), self._confidence.gather(1, index)
         known = confidence[..., 0].isfinite()
+        first = confidence[:, 0]
+        confidence[:, 0] = (SURPRISED * first.exp() + FLOOR).log().where(first.isfinite(), first)
         self._codes.scatter_(1, at, codes[..., 0])  # candidates stand in for codes that do not exist yet
         left = self._last_known(at, codes[..., 0], known)
         # A row at a time: the copied row may itself be copied.
@@ -122,25 +128,41 @@ class StaleCodes:
 
 
 def latest_laws(
-    tree: DraftTree, log_p: Tensor, gumbel: Tensor, verdict: Verdict, candidates: int
+    tree: DraftTree, log_p: Tensor, gumbel: Tensor, verdict: Verdict, candidates: int, latents: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What a pass says of each position ahead: codes and log-confidences [B, L, K], and scored [B, L] bool.
 
     Row l is of the position l after the first open one, read at one node of depth l: the one with the most
-    accepted nodes above it, for fewest of its prefix's codes are wrong. Ties keep tree order, which puts the
-    main chain first. Where scored is False no node stands at that depth.
+    accepted nodes above it, for fewest of its prefix's codes are wrong. Among siblings none of which was
+    accepted, the one whose latent [V, C] lies nearest to that of the code committed in their place goes
+    first; other ties keep tree order, which puts the main chain first. Where scored is False no node stands
+    at that depth.
     """
     images, nodes = tree.codes.shape
     levels = tree.depth + 1
     number = torch.arange(nodes, device=tree.codes.device)
     shared = (tree.ancestors & accepted_nodes(tree, verdict)[:, None]).sum(dim=2)
-    key = (number - shared * nodes).masked_fill(~tree.valid, nodes)
-    best = torch.full((images, levels), nodes, device=key.device)
+    order = (number + nodes).repeat(images, 1)
+    order.scatter_add_(
+        1, _nearest_rejected(tree, shared, verdict, latents), order.new_full((images, 1), -nodes)
+    )
+    beyond = 2 * nodes  # no key of a node reaches it
+    key = (order - shared * beyond).masked_fill(~tree.valid, beyond)
+    best = torch.full((images, levels), beyond, device=key.device)
     best = best.scatter_reduce(1, tree.depths, key, "amin")
     node = (best % nodes)[..., None].expand(-1, -1, log_p.shape[-1])
     law = log_p.gather(1, node) + gumbel[:, :levels]
     value, code = law.log_softmax(dim=-1).topk(candidates, dim=-1)
-    return code, value, best < nodes
+    return code, value, best < beyond
+
+
+def _nearest_rejected(tree: DraftTree, shared: Tensor, verdict: Verdict, latents: Tensor) -> Tensor:
+    """[B, 1]: of the rejected children of the last accepted node the one nearest to the code committed in
+    their place; the root where there are none. shared [B, N]: accepted nodes at and above each."""
+    committed = verdict.codes.gather(1, verdict.count[:, None] - 1)
+    distance = (latents[tree.codes] - latents[committed]).square().sum(dim=-1)
+    there = (tree.depths == verdict.count[:, None]) & (shared == verdict.count[:, None]) & tree.valid
+    return distance.masked_fill(~there, float("inf")).argmin(dim=1, keepdim=True)
 
 
 def chains(codes: Tensor, gain: Tensor, bins: Tensor, anchors: Anchors) -> Pool:

@@ -93,11 +93,13 @@ class Recorder:
 
     An image's tensors are complete when the loop releases its slot, which it does right before it hands out
     the image: `finished` then holds them. inner: the nodes of a static tree that have children, whose laws p
-    and q are kept as well; None: trees are not kept.
+    and q are kept as well; None: trees are not kept. latents [V, C]: the codebook.
     """
 
-    def __init__(self, proposer: Proposer, sampling: Sampling, inner: Sequence[int] | None) -> None:
-        self.proposer, self.sampling, self.inner = proposer, sampling, inner
+    def __init__(
+        self, proposer: Proposer, sampling: Sampling, inner: Sequence[int] | None, latents: Tensor
+    ) -> None:
+        self.proposer, self.sampling, self.inner, self.latents = proposer, sampling, inner, latents
         self.finished: dict[str, Tensor] = {}
         self._traces: dict[int, _Trace] = {}
 
@@ -128,7 +130,7 @@ class Recorder:
         laws = log_p.gather(1, path.expand(-1, -1, log_p.shape[-1]))
         index = path[None].expand(features.shape[0], -1, -1, features.shape[-1])
         along = features.gather(2, index)
-        ahead = latest_laws(tree, log_p, gumbel, verdict, min(CANDIDATES, log_p.shape[-1]))
+        ahead = latest_laws(tree, log_p, gumbel, verdict, min(CANDIDATES, log_p.shape[-1]), self.latents)
         for slot, trace in self._traces.items():
             seen = tuple(part[slot] for part in ahead)
             drafted = None if self.inner is None else self._tree(tree, log_p, slot)

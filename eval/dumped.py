@@ -232,6 +232,11 @@ class RecordedModel:
         """The model's."""
         return self.model.num_codes
 
+    @property
+    def codebook(self) -> Tensor:
+        """The model's."""
+        return self.model.codebook
+
     def target(self, slots: int, sampling: Sampling, max_nodes: int, max_prompt: int) -> RecordedTarget:
         """As Model.target; trees of any size fit."""
         return RecordedTarget(self.model, slots, sampling, max_prompt)

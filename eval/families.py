@@ -15,7 +15,7 @@ LATER = ("llamagen", "llamagen2")
 FASTEST = {"emoji": "jacobi", "lumina_mgpt": "jacobi"}
 ADAPT = AdaptConstants()
 ADAPT_OF = {"eagle": ADAPT, "jacobi": SELF_DRAFTED, "hybrid": SELF_DRAFTED}
-SHAPE_OF = {"eagle": TreeShape(5, 4, 10), "jacobi": TreeShape(16, 3, 23), "hybrid": TreeShape(16, 3, 23)}
+SHAPE_OF = {"eagle": TreeShape(5, 4, 10), "jacobi": TreeShape(20, 8, 34), "hybrid": TreeShape(20, 8, 34)}
 DEFAULT_TREE = "mc_sim_7b_63"
 # How features and tokens of these models' drafters are paired; of the others it is known.
 ALIGNMENT = {"anole": "auto", "lumina_mgpt": "auto"}

@@ -75,7 +75,7 @@ def _decode(
         arm = arms.build(model, method, min(args.batch_size, len(requests)), longest)
     except ValueError as error:
         raise UserError(str(error)) from error
-    recorder = _recorder(arm) if args.dump else None
+    recorder = _recorder(arm, model) if args.dump else None
     codes = calls = 0
     with tqdm(total=len(requests), unit="image", disable=None, smoothing=0.1) as bar:
         started = time.perf_counter()
@@ -91,12 +91,12 @@ def _decode(
             bar.update()
 
 
-def _recorder(arm: arms.Arm) -> Recorder:
+def _recorder(arm: arms.Arm, model: Model) -> Recorder:
     """What notes the arm's images; the trees as well where other rules can be tried on them."""
     method = arm.method
     sampled = method.static is not None and method.verify == "rejection" and not method.greedy
     inner = sorted(set(arms.static_tree(method.static).parents)) if sampled else None
-    return Recorder(arm.proposer, arm.sampling, inner)
+    return Recorder(arm.proposer, arm.sampling, inner, model.codebook)
 
 
 def _decoded(

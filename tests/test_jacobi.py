@@ -18,7 +18,7 @@ from adt_tree.records import Decoded
 from adt_tree.relax import Relaxation, nearest_table
 from adt_tree.roles import Proposer
 from adt_tree.sampling import Sampling
-from adt_tree.stale import SEED_CELLS, StaleCodes
+from adt_tree.stale import FLOOR, SEED_CELLS, SURPRISED, StaleCodes
 from adt_tree.tree import DraftTree
 from adt_tree.verify import Coupled, GreedyRelaxed, Rule, Verdict
 from models.drafter import EagleDrafter
@@ -26,19 +26,20 @@ from models.target import ARTarget
 from tests.test_engine import ADAPT, CODES, GRID, IMAGES, LAWS, make_target, net, plain
 
 CPU = torch.device("cpu")
+LATENTS = torch.randn(CODES, 3, generator=torch.Generator().manual_seed(0))
 SHAPES = {"chain": TreeShape(6, 1, 6), "tree": TreeShape(5, 3, 14), "longer than a row": TreeShape(11, 2, 20)}
 ADAPTIVE = {"adaptive": AdjacencyAdaptive, "prior": SpatialPrior}
 
 
 def self_drafter(grid: Grid, slots: int, candidates: int, seed_cells: str) -> JacobiProposer:
     """A fresh proposer."""
-    return JacobiProposer(StaleCodes(grid, slots, candidates, seed_cells, CPU))
+    return JacobiProposer(StaleCodes(grid, slots, candidates, seed_cells, LATENTS))
 
 
 def hybrid(target: ARTarget, law: Sampling, slots: int, candidates: int) -> HybridProposer:
     """A fresh proposer with the engine tests' drafter."""
     drafter = EagleDrafter(net(), target, max(s.depth for s in SHAPES.values()), candidates)
-    stale = StaleCodes(GRID, slots, candidates, "above", CPU)
+    stale = StaleCodes(GRID, slots, candidates, "above", LATENTS)
     return HybridProposer(drafter, law, stale, Calibration(candidates, CPU), slots)
 
 
@@ -130,6 +131,37 @@ def test_the_next_chain_is_the_latest_law_on_the_best_path() -> None:
     assert wider.codes[0, :3].tolist() == [8, 2, 5] and wider.codes[0, 3] in (3, 6)
 
 
+def lone_siblings() -> DraftTree:
+    """A root with code 3 and two children, codes 1 and 7, each with a child of its own."""
+    parents = torch.tensor([[0, 0, 0, 1, 2]])
+    ancestors = torch.eye(5, dtype=torch.bool)[None] | torch.nn.functional.one_hot(parents, 5).bool()
+    ancestors[..., 0] = True
+    depths = torch.tensor([[0, 1, 1, 2, 2]])
+    codes = torch.tensor([[3, 1, 7, 1, 1]])
+    return DraftTree(codes, parents, depths, ancestors, torch.ones(1, 5, dtype=torch.bool), 2, 2)
+
+
+@pytest.mark.parametrize(("committed", "read"), [(6, 4), (2, 2)])
+def test_where_all_siblings_failed_the_nearest_ones_law_is_kept(committed: int, read: int) -> None:
+    """Latents on a line: code 6 lies by 7, whose law says 4; code 2 by 1, whose law says 2."""
+    line = torch.arange(9.0)[:, None]
+    proposer = JacobiProposer(StaleCodes(Grid(3, 5), 1, 2, "above", line))
+    laws, silent = favour([committed, 2, 4, 5, 8]), torch.zeros(1, 3, 9)
+    proposer.observe(lone_siblings(), laws, silent, torch.empty(0), verdict([0], [committed]))
+    grown = proposer.propose([TreeShape(2, 1, 2)], torch.tensor([committed]), silent, reach=3)
+    assert grown.codes.tolist() == [[committed, read, 5]]  # below, the main chain's
+
+
+def test_confidence_behind_a_surprise_is_less() -> None:
+    """Only of the first open position, whose laws were read below a wrong code."""
+    stale = StaleCodes(Grid(3, 5), 1, 2, "above", LATENTS)
+    laws, silent = favour([6, 2, 4, 5, 8]), torch.zeros(1, 3, 9)
+    stale.observe(lone_siblings(), laws, silent, verdict([0], [6]))
+    said = laws[0, 1].log_softmax(dim=-1).max().exp()
+    first, second = stale.candidates(2, 1).confidence[0, :, 0].exp()
+    assert torch.isclose(first, SURPRISED * said + FLOOR) and torch.isclose(second, said)
+
+
 @pytest.mark.parametrize("name", ["sampled", "greedy"])
 @pytest.mark.parametrize("kind", ["jacobi", "hybrid"])
 def test_under_relaxation_what_was_committed_is_remembered(
@@ -179,4 +211,4 @@ def test_positions_never_scored_copy_their_neighbours() -> None:
 
 def test_unknown_seed_cells_are_refused() -> None:
     with pytest.raises(ValueError, match="below"):
-        StaleCodes(GRID, 1, 2, "below", CPU)
+        StaleCodes(GRID, 1, 2, "below", LATENTS)

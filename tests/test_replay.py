@@ -160,9 +160,11 @@ def test_control_other_laws_ahead_are_noticed(
     """The test above fails where self-drafting is shown other laws than it saw."""
     words, same = ARMS["jacobi fixed"]
     assert generate("d", *words.split(), "--dump", "9")[0] == 0
-    monkeypatch.setattr(
-        RecordedTarget, "_ahead", lambda self, playing, known, at: torch.zeros(len(at), self.num_codes)
-    )
+
+    def one_code(self: RecordedTarget, playing: object, known: object, at: torch.Tensor) -> torch.Tensor:
+        return (1e3 * torch.eye(self.num_codes)[0]).repeat(len(at), 1)
+
+    monkeypatch.setattr(RecordedTarget, "_ahead", one_code)
     _, result, _ = replay("d", "--proposers", "jacobi", *same.split())
     assert not matches(result["results"][0], live(tmp_path / "d")[1])
 
