@@ -7,6 +7,7 @@ channels of a latent.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ SEED_CONFIDENCE = -1.0  # raw log-confidence of a code copied from a neighbourin
 # is right as often as SURPRISED * p + FLOOR (fitted on pairs that no bench draws, docs/LOG.md).
 SURPRISED, FLOOR = 0.67, 0.012
 KEPT = 1e6  # a score no confidence reaches: the main chain stays whatever the budget leaves out
+NEVER = -1e4  # log acceptance rate of what cannot be
 CONTINUED = 6  # levels an alternative is continued along the main chain's candidates
 
 
@@ -165,41 +167,64 @@ def _nearest_rejected(tree: DraftTree, shared: Tensor, verdict: Verdict, latents
     return distance.masked_fill(~there, float("inf")).argmin(dim=1, keepdim=True)
 
 
-def chains(codes: Tensor, gain: Tensor, bins: Tensor, anchors: Anchors) -> Pool:
-    """Under every anchor a chain of the best candidates, each level's alternatives and their continuations.
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """What hangs under one anchor, for every image alike: E entries, parents before children."""
 
-    codes, gain (log acceptance rate, -inf: none) and bins [B, L, K] of the levels below the anchors. An
-    alternative at level l follows the chain's first l - 1 codes and goes on with the chain's later ones. A
-    score is the sum of gains on the path; the first anchor's chain scores KEPT less its depth.
+    level: Tensor  # [E] int64: where an entry leaves the main chain; on the chain, its own level
+    end: Tensor  # [E] int64: its own level
+    leaving: Tensor  # [E] int64: the candidate it leaves the chain by, as level * K + rank
+    carried: Tensor  # [E] int64: the candidate it is, as end * K + rank
+    parent: Tensor  # [E] int64: an entry, -1 the anchor
+
+    @property
+    def size(self) -> int:
+        """E."""
+        return len(self.level)
+
+
+@lru_cache(maxsize=256)
+def topology(length: int, width: int, device: torch.device) -> Topology:
+    """The main chain, `length` levels of it; at every level its width - 1 alternatives; under each of these
+    up to CONTINUED levels of the chain's own codes."""
+    chain = [(level, level, level * width, level * width, level - 1) for level in range(length)]
+    newest = [
+        (level, level, level * width + rank, level * width + rank, level - 1)
+        for level in range(length)
+        for rank in range(1, width)
+    ]
+    entries = chain + newest
+    for _ in range(CONTINUED):
+        first = len(entries) - len(newest)
+        newest = [
+            (level, end + 1, leaving, (end + 1) * width, first + number)
+            for number, (level, end, leaving, _, _) in enumerate(newest)
+            if end + 1 < length
+        ]
+        entries += newest
+    return Topology(*torch.tensor(entries, device=device).unbind(1))
+
+
+def chains(codes: Tensor, gain: Tensor, bins: Tensor, anchors: Anchors) -> Pool:
+    """Under every anchor a chain of the best candidates, each level's alternatives and their continuations
+    (topology).
+
+    codes, gain (log acceptance rate, -inf: none) and bins [B, L, K] of the levels below the anchors. A score
+    is the sum of gains on the path; the first anchor's chain scores KEPT less its depth.
     """
     images, length, width = codes.shape
-    many = anchors.index.shape[1]
-    level = torch.arange(length, device=codes.device)
-    grid: tuple[int, ...] = (images, many, length)
-    sure = gain[:, None, :, 0].expand(grid)
-    before = torch.cat((torch.zeros_like(sure[..., :1]), sure[..., :-1]), dim=2).cumsum(dim=2)
-    before = before + anchors.score[..., None]
-    score = before + sure
-    score[:, 0] = (KEPT - anchors.depth - 1 - level).where(score[:, 0].isfinite(), score[:, 0])
-    own = anchors.offset + torch.arange(many * length, device=codes.device).view(many, length)
-    parent = torch.cat((anchors.index[..., None], own[:, :-1].expand(images, -1, -1)), dim=2)
-    below = anchors.depth + 1 + level
-    main, said = codes[:, None, :, 0].expand(grid), bins[:, None, :, 0].expand(grid)
-    pools = [Pool.flat(main, score, parent, below.expand(many, -1), said)]
-    if width == 1:
-        return pools[0]
-    grid = (*grid, width - 1)
-    code, bucket = codes[:, None, :, 1:].expand(grid), bins[:, None, :, 1:].expand(grid)
-    score, parent = before[..., None] + gain[:, None, :, 1:], parent[..., None].expand(grid)
-    offset = anchors.offset + many * length
-    for further in range(1 + min(CONTINUED, length - 1)):
-        if further:
-            block = torch.arange(many * length * (width - 1), device=codes.device).view(1, *grid[1:])
-            parent, offset = (offset + block).expand(grid), offset + block.numel()
-            along = (level + further).clamp(max=length - 1)
-            inside = (level + further < length)[:, None]
-            code, bucket = (x[..., along, None].expand(grid) for x in (main, said))
-            score = (score + sure[..., along, None]).masked_fill(~inside, float("-inf"))
-        depths = (below + further)[:, None].expand(grid[1:])
-        pools.append(Pool.flat(code, score, parent, depths, bucket))
-    return Pool.join(pools)
+    hung, many = topology(length, width, codes.device), anchors.index.shape[1]
+    sure = gain[..., 0].clamp(min=NEVER)  # finite, so that sums can be subtracted
+    along = sure.cumsum(dim=1)
+    before = torch.cat((torch.zeros_like(sure[:, :1]), along[:, :-1]), dim=1)
+    left = before[:, hung.level] + gain.flatten(1)[:, hung.leaving]
+    path = left + (along[:, hung.end] - along[:, hung.level])  # falls along every path, rounding included
+    path = torch.cat((along, path[:, length:]), dim=1)
+    path = path.masked_fill(path <= NEVER, float("-inf"))
+    score = path[:, None] + anchors.score[..., None]
+    chain = score[:, 0, :length]
+    score[:, 0, :length] = (KEPT - anchors.depth - 1 - hung.end[:length]).where(chain.isfinite(), chain)
+    start = anchors.offset + hung.size * torch.arange(many, device=codes.device)
+    parent = torch.where(hung.parent < 0, anchors.index[..., None], hung.parent + start[:, None])
+    code, bucket = (x.flatten(1)[:, None, hung.carried].expand_as(score) for x in (codes, bins))
+    return Pool.flat(code, score, parent, (anchors.depth + 1 + hung.end).expand(many, -1), bucket)
