@@ -16,14 +16,14 @@ from adt_tree.grid import Grid
 from models.chameleon import decoder_config, from_chameleon, to_chameleon
 from models.checkpoint import build, read_config, read_fields, read_tokenizer
 from models.codec import read_codec
-from models.drafter import DrafterNet, load_drafter
+from models.drafter import load_drafter
 from models.errors import CheckpointError
 from models.fit import expected, require
 from models.model import Model, Source
 from models.target import Prompt, PromptEncoder
-from models.transformer import Decoder
+from models.transformer import Decoder, DecoderConfig
 from models.vq import VQModel
-from models.weights import read_weights
+from models.weights import Weights, read_weights
 
 BEGIN_OF_IMAGE = "<racm3:break>"
 SEPARATOR = "<reserved08706>"  # closes the user's turn
@@ -90,24 +90,36 @@ class Prompts:
 
 
 @dataclass(frozen=True, slots=True)
-class Chameleon:
-    """What every checkpoint of this layout holds, whatever images are drawn with it."""
+class Opened:
+    """A checkpoint of this layout before its large parts are read: enough to refuse what cannot be."""
 
+    source: Source
     config: Mapping[str, Any]
     tokenizer: Tokenizer
     layout: TokenLayout
-    decoder: Decoder
+    shape: DecoderConfig
+    state: Weights
     codec: VQModel
-    drafter_net: DrafterNet | None
-    weights_sha: str
-    drafter_sha: str | None
 
-    def model(self, name: str, grid: Grid, prompts: PromptEncoder, row_end: int | None = None) -> Model:
-        """The model that draws this grid from these prompts; row_end: token id, None without row ends."""
+    def model(self, grid: Grid, prompts: PromptEncoder, row_end: int | None = None) -> Model:
+        """The model that draws this grid from these prompts, its weights read; row_end: token id, None
+        without row ends."""
+        source, shape, net, drafter_sha = self.source, self.shape, None, None
+        # The drafter first: it is small, so what is wrong with it is known before the target is read.
+        if source.drafter is not None:
+            net, drafter_sha = load_drafter(source.drafter, shape, source.dtype, source.device)
+        placed = self.state.placed(source.device, source.dtype)
+        decoder = build(
+            lambda: Decoder(shape),
+            lambda: from_chameleon(placed, shape),
+            source.dtype,
+            source.device,
+            source.folder,
+        )
         codebook = self.codec.quantize.embedding.weight
         return Model(
-            name, grid, prompts, self.decoder, codebook, self.codec, self.drafter_net,
-            self.weights_sha, self.drafter_sha, row_end,
+            source.name, grid, prompts, decoder, codebook, self.codec, net, placed.digest(), drafter_sha,
+            row_end,
         )  # fmt: skip
 
 
@@ -128,8 +140,12 @@ def check_tokenizer(tokenizer: Tokenizer, vocabulary: Mapping[str, int], size: i
             )
 
 
-def read_chameleon(source: Source) -> Chameleon:
-    """Everything but grid and prompts. CheckpointError names what is missing or does not fit."""
+def open_chameleon(source: Source, shared_norms: bool) -> Opened:
+    """Read what is small, check the rest by headers. CheckpointError names what is missing or does not fit.
+
+    shared_norms: queries and keys have one norm for all heads of a shard, as Lumina-mGPT's checkpoints do;
+    Anole's have one a head. Either layout would run as the other, and draw noise.
+    """
     folder = source.folder
     config = read_config(folder)
     layout, shape = read_fields(folder, lambda: (TokenLayout.read(config), decoder_config(config)))
@@ -137,7 +153,13 @@ def read_chameleon(source: Source) -> Chameleon:
     check_tokenizer(tokenizer, config["vocabulary_map"], shape.vocab_size)
     wanted = expected(lambda: Decoder(shape), lambda own: to_chameleon(own, shape))
     require(folder, state, wanted, "fetch it again, or the config.json that belongs to it")
-    # The small parts first, so that what is wrong with them is known before the target is read.
+    norms = state.shapes["model.layers.0.self_attn.q_norm.weight"][0]
+    if shape.num_heads > 1 and (norms < shape.num_heads) != shared_norms:
+        whose = ("Anole", "anole") if shared_norms else ("Lumina-mGPT", "lumina_mgpt")
+        raise CheckpointError(
+            f"{folder}: {norms} norms of queries for {shape.num_heads} heads, as in {whose[0]}: this is no "
+            f"checkpoint of {source.name}, try --model {whose[1]}"
+        )
     codec = read_codec(config, state, folder, source.places, source.device)
     codes = codec.config.num_embeddings
     if codes != layout.num_codes:
@@ -145,23 +167,16 @@ def read_chameleon(source: Source) -> Chameleon:
             f"{folder}: the vocabulary has {layout.num_codes} image tokens, the VQGAN {codes} codes: "
             "they belong to different models"
         )
-    net, drafter_sha = None, None
-    if source.drafter is not None:
-        net, drafter_sha = load_drafter(source.drafter, shape, source.dtype, source.device)
-    placed = state.placed(source.device, source.dtype)
-    decoder = build(
-        lambda: Decoder(shape), lambda: from_chameleon(placed, shape), source.dtype, source.device, folder
-    )
-    return Chameleon(config, tokenizer, layout, decoder, codec, net, placed.digest(), drafter_sha)
+    return Opened(source, config, tokenizer, layout, shape, state, codec)
 
 
 def load(source: Source) -> Model:
     """Anole, or the embedded model. A --target_size that is not the checkpoint's own is refused."""
-    parts = read_chameleon(source)
-    grid = read_fields(source.folder, lambda: grid_of(parts.config))
-    size = grid.height * parts.codec.config.patch_size
+    opened = open_chameleon(source, shared_norms=False)
+    grid = read_fields(source.folder, lambda: grid_of(opened.config))
+    size = grid.height * opened.codec.config.patch_size
     if source.target_size not in (None, size):
         raise CheckpointError(
             f"--target_size {source.target_size}: this model draws {size} px and no other size; leave it out"
         )
-    return parts.model(source.name, grid, Prompts(parts.tokenizer, parts.layout))
+    return opened.model(grid, Prompts(opened.tokenizer, opened.layout))

@@ -13,7 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from adt_tree.grid import Grid
-from models.anole import TokenLayout, read_chameleon
+from models.anole import TokenLayout, open_chameleon
 from models.checkpoint import read_fields
 from models.errors import CheckpointError
 from models.model import Model, Source
@@ -73,15 +73,15 @@ def grid_of(size: int, patch: int) -> Grid:
 
 def load(source: Source) -> Model:
     """Lumina-mGPT drawing images of --target_size (default DEFAULT_SIZE)."""
-    parts = read_chameleon(source)
+    opened = open_chameleon(source, shared_norms=True)
     size = source.target_size or DEFAULT_SIZE
     try:
-        grid = grid_of(size, parts.codec.config.patch_size)
+        grid = grid_of(size, opened.codec.config.patch_size)
     except ValueError as error:
         raise CheckpointError(str(error)) from None
     side = f"<reserved{SIZES + grid.height // 2:05d}>"
     row_end, side_token = read_fields(
-        source.folder, lambda: (token_of(parts.config, ROW_END), token_of(parts.config, side))
+        source.folder, lambda: (token_of(opened.config, ROW_END), token_of(opened.config, side))
     )
-    opening = (parts.layout.begin_of_image, side_token, side_token)
-    return parts.model(source.name, grid, Prompts(parts.tokenizer, parts.layout, size, opening), row_end)
+    opening = (opened.layout.begin_of_image, side_token, side_token)
+    return opened.model(grid, Prompts(opened.tokenizer, opened.layout, size, opening), row_end)
