@@ -47,6 +47,7 @@ COMMANDS = {
     "check_ckpts": Command(
         "eval.check_ckpts", "eval.check_ckpts", "name what is wrong with a model's files, from headers"
     ),
+    "memory": Command("eval.memory", "eval.memory", "what each model needs in memory, from its dimensions"),
     "report": Command("eval.report", "eval.report", "stored results -> tables, into a document"),
 }
 STAGES = {

@@ -1,0 +1,77 @@
+"""What a model needs in memory while it draws, part by part, from configurations alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import nn
+
+from models.drafter import DrafterNet
+from models.skeleton import skeleton
+from models.transformer import Decoder, DecoderConfig
+from models.vq import VQConfig, VQModel
+
+FP32 = 4
+LAWS = 6  # [images, nodes, codes] fp32 tensors alive at once: logits, guided, filtered, noise, choice
+MAPS = 4  # pixel-sized feature maps of the codec alive at once
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A model and how it is used."""
+
+    decoder: DecoderConfig
+    drafter: DecoderConfig | None
+    vq: VQConfig
+    side: int  # pixels of one image
+    tokens: int  # of one image, row ends included
+    prompt: int  # tokens of the longest prompt
+    nodes: int  # of the largest tree, the root included
+    scratch: int  # entries of a tree in the drafter's cache
+    images: int  # in flight
+    branches: int  # 2 under guidance
+    element: int  # bytes of a weight or activation
+
+    @property
+    def rows(self) -> int:
+        """Rows of a pass."""
+        return self.images * self.branches
+
+
+def parts(use: Use) -> dict[str, int]:
+    """Bytes by part; `peak` is what lives on and the larger of a target pass and a decoding of pixels.
+
+    Weights and caches are exact, the two others estimates. The text encoder of LlamaGen is not in it: it is
+    given back before decoding begins. While loading, one tensor comes on top (models.weights).
+    """
+    config, codes = use.decoder, use.vq.num_embeddings
+    found = {
+        "target": (_count(lambda: Decoder(config)) + codes * config.hidden_size) * use.element,
+        "drafter": 0,
+        "codec": _count(lambda: VQModel(use.vq)) * FP32,
+        "cache": _cache(config, use, use.prompt + use.tokens + use.nodes),
+        "drafter cache": 0,
+    }
+    if use.drafter is not None:
+        small = use.drafter
+        found["drafter"] = _count(lambda: DrafterNet(small)) * use.element
+        found["drafter cache"] = _cache(small, use, use.prompt + use.tokens + use.scratch)
+    living = sum(found.values())
+    width = 6 * config.hidden_size + 4 * config.intermediate_size
+    found["pass"] = use.rows * use.nodes * width * use.element
+    found["pass"] += use.images * use.nodes * codes * FP32 * (LAWS + use.branches)
+    widest = max(
+        use.vq.base_channels * factor * (use.side >> level) ** 2
+        for level, factor in enumerate(use.vq.channel_multiplier)
+    )
+    found["pixels"] = MAPS * widest * FP32
+    return {**found, "peak": living + max(found["pass"], found["pixels"])}
+
+
+def _count(make: Callable[[], nn.Module]) -> int:
+    return sum(parameter.numel() for parameter in skeleton(make).parameters())
+
+
+def _cache(config: DecoderConfig, use: Use, slots: int) -> int:
+    return config.num_layers * use.rows * slots * 2 * config.num_kv_heads * config.head_dim * use.element

@@ -1,0 +1,115 @@
+"""The memory table: weights and caches to the byte, the peak as a process reaches it, the README's copy."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from argparse import Namespace
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import main
+from adt_tree.sampling import Sampling
+from eval.memory import NAMES, table, use_of
+from models.memory import Use, parts
+from models.model import Model
+from models.registry import CKPTS, load
+from tests import tiny
+
+ROOT = Path(__file__).resolve().parent.parent
+SAMPLING = Sampling(1.0, 0, 1.0, 3.0)
+DEPTH, WIDTH, NODES = 4, 3, 13
+
+
+def use(model: Model, images: int, prompt: int) -> Use:
+    """The model under guidance with trees of those sizes."""
+    net = model.drafter_net
+    assert net is not None
+    config, grid = model.codec.config, model.grid
+    side = grid.height * config.patch_size
+    scratch = max(DEPTH + 1, DEPTH * WIDTH)
+    element = model.decoder.embed.weight.element_size()
+    return Use(
+        model.decoder.config, net.config, config, side, grid.size, prompt, NODES, scratch, images, 2, element
+    )
+
+
+def held(modules: Iterable[nn.Module]) -> int:
+    """Bytes of parameters."""
+    return sum(p.nbytes for module in modules for p in module.parameters())
+
+
+def test_weights_and_caches_to_the_byte(tiny_checkpoint: Path) -> None:
+    model = load("emoji", str(tiny_checkpoint), None, "bf16", "cpu", True)
+    target = model.target(3, SAMPLING, NODES, 20)
+    drafter = model.drafter(target, DEPTH, WIDTH)
+    found = parts(use(model, 3, 20))
+    assert found["target"] == held([model.decoder]) + target.head.nbytes
+    assert found["drafter"] == held([model.drafter_net]) and found["codec"] == held([model.codec])
+    assert found["cache"] == target.cache.store.nbytes
+    assert found["drafter cache"] == drafter.cache.store.nbytes
+    assert found["peak"] > sum(found[name] for name in ("target", "drafter", "codec", "cache"))
+
+
+DRAW = """
+import sys, torch
+from pathlib import Path
+from adt_tree.policy import TreeShape
+from adt_tree.roles import Request
+from eval import arms
+from eval.method import Method
+from models.registry import load
+from tests.test_memory import DEPTH, NODES, WIDTH, use
+from models.memory import parts
+torch.set_num_threads(1)
+def status(key):
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(key)) * 1024
+def draw(folder, images):
+    model = load("emoji", folder, None, "fp32", "cpu", True)
+    method = Method(1.0, 0, 1.0, 3.0, shape=TreeShape(DEPTH, WIDTH, NODES - 1))
+    openings = [model.encode("sun") for _ in range(images)]
+    longest = max(model.prompt_length(opening) for opening in openings)
+    arm = arms.build(model, method, images, longest)
+    for decoded in arm.decode(Request(str(n), o, n) for n, o in enumerate(openings)):
+        model.image(decoded.codes)
+    return parts(use(model, images, longest))["peak"]
+draw(sys.argv[1], 1)
+before = status("VmRSS:")
+Path("/proc/self/clear_refs").write_text("5")
+computed = draw(sys.argv[2], 4)
+print(status("VmHWM:") - before, computed)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's peak counters")
+def test_the_peak_of_a_process(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    large = tiny.build(tmp_path / "large", hidden_size=512, intermediate_size=1408, num_hidden_layers=4)
+    words = [sys.executable, "-c", DRAW, str(tiny_checkpoint), str(large)]
+    own = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
+    done = subprocess.run(words, cwd=ROOT, env=own, capture_output=True, text=True, check=True)
+    measured, computed = map(int, done.stdout.split())
+    assert computed > 50e6 and 0.8 < measured / computed < 1.25, (measured, computed)
+
+
+def test_the_command_and_the_copy_in_the_readme(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["memory"]) == 0
+    out = capsys.readouterr().out
+    found = json.loads(out.splitlines()[-1])
+    text = (CKPTS / "README.md").read_text(encoding="utf-8")
+    assert list(found) == list(NAMES) and table(found) in text and table(found) in out
+    for name in NAMES:
+        more = parts(use_of(name, Namespace(total_token=None, batch_size=2, precision="fp32")))
+        assert more["target"] == 2 * found[name]["target"] and more["cache"] == 4 * found[name]["cache"]
+    assert main.main(["memory", "emoji"]) == 2 and "memory emoji" in capsys.readouterr().err
+
+
+def test_a_7b_model_is_as_large_as_its_files() -> None:
+    found = parts(use_of("anole", Namespace(total_token=None, batch_size=1, precision="bf16")))
+    assert found["target"] == pytest.approx(14.1e9, rel=0.01)  # published: 14.3 with the VQ encoder
+    assert torch.bfloat16.itemsize == 2 and found["cache"] < 1.3e9  # the released code allocates 4.3
