@@ -110,10 +110,21 @@ def check_until_relaxed(
             return
 
 
+@pytest.mark.parametrize("case", range(3))
+def test_dynamic_rejection_of_lumina(case: int) -> None:
+    """Trees of codes alone: row ends are never drafted here."""
+    check_dynamic("lumina/posterior", "lumina/posterior", "dyn_lumina", case)
+
+
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("family", ["dyn_llamagen", "dyn_anole"])
 def test_dynamic_rejection(family: str, case: int) -> None:
-    data, results = tensors("posterior_sampled"), values("posterior")[family][case]["results"]
+    check_dynamic("posterior_sampled", "posterior", family, case)
+
+
+def check_dynamic(arrays: str, facts: str, family: str, case: int) -> None:
+    """The recorded comparisons and outcomes of one tree under all settings."""
+    data, results = tensors(arrays), values(facts)[family][case]["results"]
     key = f"{family}.{case}"
     tree = tree_of(data[f"{key}.tokens"], data[f"{key}.parents"].clamp_min(0))
     for number, result in enumerate(results):
