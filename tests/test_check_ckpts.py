@@ -146,3 +146,48 @@ def test_table_of_another_codebook(check: Check, copy: Path) -> None:
 def test_what_the_user_can_put_right(capsys: pytest.CaptureFixture[str], words: list[str], says: str) -> None:
     assert main.main(["check_ckpts", *words]) == 2
     assert says in capsys.readouterr().err
+
+
+def spoil(folder: Path, how: str) -> list[str]:
+    """Damage a checkpoint; returns words that the line must hold."""
+    second = folder / "model-00002-of-00003.safetensors"
+    if how == "missing shard":
+        second.unlink()
+        return [second.name, "does not exist", "fetch it again"]
+    if how == "truncated shard":
+        second.write_bytes(second.read_bytes()[:-9])
+        return [second.name, "truncated", "fetch it again"]
+    if how == "wrong shape":
+        configure(folder, intermediate_size=32)
+        return ["mlp", "config.json asks for", "fetch it again"]
+    if how == "wrong vocabulary":
+        configure(folder, vocab_size=400)
+        return ["embed_tokens", "config.json asks for", "the config.json that belongs to it"]
+    if how == "drafter of another model":
+        configure(folder / "drafter", hidden_size=64)
+        return ["drafter", "belongs to another target"]
+    np.save(folder / "top_63_indices.npy", np.full((63, 62), 1, dtype=np.uint16))
+    return ["top_63_indices.npy", "another codebook", "leave it out"]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "missing shard",
+        "truncated shard",
+        "wrong shape",
+        "wrong vocabulary",
+        "drafter of another model",
+        "table",
+    ],
+)
+def test_generate_images_ends_in_one_line(
+    capsys: pytest.CaptureFixture[str], copy: Path, tmp_path: Path, how: str
+) -> None:
+    says = spoil(copy, how)
+    words = ["generate_images", "--model_path", str(copy), "--drafter_type", "eagle", "--lantern",
+             "--prompt", "sun",
+             "--num_images", "1", "--output_dir", str(tmp_path / "o")]  # fmt: skip
+    assert main.main(words) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert all(word in line for word in says), line

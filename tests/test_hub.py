@@ -10,6 +10,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub import errors
 
+import main
 from models.errors import CheckpointError
 from models.hub import HubId, locate
 
@@ -121,3 +122,15 @@ def test_without_a_network_the_real_client_says_so(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     with pytest.raises(CheckpointError, match="hub cannot be reached"):
         locate("owner/name")
+
+
+@pytest.mark.parametrize("option", ["--model_path", "--drafter_path"])
+@pytest.mark.parametrize(("error", "says"), [ERRORS[0], ERRORS[3]], ids=["gated", "no network"])
+def test_on_the_command_line(
+    hub: Hub, capsys: pytest.CaptureFixture[str], tmp_path: Path, option: str, error: Exception, says: str
+) -> None:
+    hub(error, reachable=False)
+    words = ["generate_images", option, "a/b", "--prompt", "sun", "--output_dir", str(tmp_path / "o")]
+    assert main.main(words) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert says in line and "a/b" in line and not (tmp_path / "o").exists()
