@@ -63,7 +63,7 @@ class LineDrafter:
         order = torch.arange(pairs, device=self.device)
         index = self._taken[:, None] + order
         self._taken += count
-        if any(self.first_columns(root, pairs) for root in self._known):
+        if any(self._first_columns(root, pairs) for root in self._known):
             new = order < count[:, None]
             keep = torch.stack((new & (index % width == 0) & (index > 0), new), dim=2)
             at = compact(keep)
@@ -76,7 +76,7 @@ class LineDrafter:
         logits, ended = self._end_row(None, logits[:, :, None], feature[:, :, None], 0, reach)
         return logits[:, :, 0], ended[:, :, 0]
 
-    def first_columns(self, root: int, pairs: int) -> int:
+    def _first_columns(self, root: int, pairs: int) -> int:
         """How many of the last `pairs` codes up to the root's index may begin a row, but for the first."""
         first = max(root - pairs + 1, 1)
         return root // self.target.grid.width - (first - 1) // self.target.grid.width

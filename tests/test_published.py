@@ -45,9 +45,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, P
 
 @pytest.fixture(scope="module")
 def models(folders: dict[str, tuple[Path, Path]]) -> dict[str, Model]:
-    """Both, loaded: grids of 4 x 4 and, with row ends, 6 x 6."""
+    """Both, loaded: grids of 4 x 4."""
     return {
-        name: load(name, str(target), str(drafter), "fp32", "cpu", True, 12 if "lumina" in name else None)
+        name: load(name, str(target), str(drafter), "fp32", "cpu", True, 8 if "lumina" in name else None)
         for name, (target, drafter) in folders.items()
     }
 
@@ -102,7 +102,7 @@ def drawn(model: Model, method: Method, slots: int) -> dict[str, list[int]]:
     requests = [Request(text, model.encode(text), 31 * n) for n, text in enumerate(texts)]
     longest = max(request.prompt.length for request in requests)
     decoded = list(arms.build(model, method, slots, longest).decode(iter(requests)))
-    if method.drafting:
+    if method.needs_drafter:  # random weights have no images in which stale codes come true
         assert sum(image.target_calls for image in decoded) < 4 * (model.grid.size - 1)
     return {image.name: image.codes for image in decoded}
 
@@ -125,12 +125,12 @@ def test_prompts_of_lumina_mgpt(models: dict[str, Model]) -> None:
     model = models["lumina_mgpt"]
     words = tiny.vocabulary() | {name: len(tiny.vocabulary()) + n for n, name in enumerate(published.LUMINA)}
     prompt = model.encode("cat")
-    opening = [words["<racm3:break>"], words["<reserved08803>"], words["<reserved08803>"]]
-    text = "Generate an image of 12x12 according to the following prompt:\ncat"
+    opening = [words["<racm3:break>"], words["<reserved08802>"], words["<reserved08802>"]]
+    text = "Generate an image of 8x8 according to the following prompt:\ncat"
     ids = [words[{" ": "Ġ", "\n": "Ċ"}.get(letter, letter)] for letter in text]
     assert prompt.unconditional == opening
     assert prompt.conditional == [words["<s>"], *ids, words["<reserved08706>"], *opening]
-    assert model.row_end == words["<reserved08799>"] and (model.grid.height, model.grid.width) == (6, 6)
+    assert model.row_end == words["<reserved08799>"] and (model.grid.height, model.grid.width) == (4, 4)
 
 
 def test_sizes_of_lumina_mgpt(
