@@ -16,6 +16,7 @@ FASTEST = {"emoji": "jacobi", "lumina_mgpt": "jacobi"}
 ADAPT = AdaptConstants()
 ADAPT_OF = {"eagle": ADAPT, "jacobi": SELF_DRAFTED, "hybrid": SELF_DRAFTED}
 SHAPE_OF = {"eagle": TreeShape(5, 4, 10), "jacobi": TreeShape(20, 8, 34), "hybrid": TreeShape(20, 8, 34)}
+SPLITTABLE = ("emoji", "anole", "lumina_mgpt")  # over several GPUs
 DEFAULT_TREE = "mc_sim_7b_63"
 # How features and tokens of these models' drafters are paired; of the others it is known.
 ALIGNMENT = {"anole": "auto", "lumina_mgpt": "auto"}

@@ -61,6 +61,12 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: cuda where there is one"
     )
     group.add_argument(
+        "--device_map",
+        choices=("auto",),
+        help="auto: share a model's layers out over all visible GPUs; for models that one cannot hold "
+        "(default: one device)",
+    )
+    group.add_argument(
         "--batch_size", type=at_least(1), default=1, metavar="IMAGES", help="images in flight at once"
     )
 

@@ -36,6 +36,7 @@ from models.model import Model
 CONFIGURATION = "generation_configs.json"
 LATER = {
     "drafter_alignment": None,
+    "device_map": None,
     "revision": None,
     "lantern_table": None,
 }  # options that older runs did not have, as they would have had them

@@ -16,9 +16,10 @@ import torch
 from adt_tree.roles import Request
 from eval.alignment import settle
 from eval.errors import UserError
+from eval.families import SPLITTABLE
 from eval.prompts import Prompt, image_seed
 from models.model import Model
-from models.registry import load
+from models.registry import SPLIT, load
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -41,6 +42,18 @@ def pick_precision(name: str, device: str) -> str:
     return "bf16" if torch.cpu.get_capabilities().get("avx512_bf16", False) else "fp32"
 
 
+def check_split(args: argparse.Namespace) -> None:
+    """UserError for --device_map where there is nothing to split, or no way to."""
+    if args.device_map is None:
+        return
+    given = f"--device_map {args.device_map}"
+    visible = torch.cuda.device_count() if args.device == "cuda" else 0
+    if visible < 2:
+        raise UserError(f"{given}: it needs two CUDA devices or more, {visible} can be used; leave it out")
+    if args.model not in SPLITTABLE:
+        raise UserError(f"{given}: --model {args.model} fits one GPU and is not split; leave it out")
+
+
 def load_model(args: argparse.Namespace, need_drafter: bool) -> Model:
     """The model the options name; a bad checkpoint or --target_size is a UserError.
 
@@ -48,6 +61,7 @@ def load_model(args: argparse.Namespace, need_drafter: bool) -> Model:
     """
     args.device = pick_device(args.device)
     args.precision = pick_precision(args.precision, args.device)
+    check_split(args)
     if args.set_seed:
         torch.manual_seed(args.random_seed)
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
@@ -57,7 +71,7 @@ def load_model(args: argparse.Namespace, need_drafter: bool) -> Model:
             args.model_path,
             args.drafter_path,
             args.precision,
-            args.device,
+            SPLIT if args.device_map else args.device,
             need_drafter,
             args.target_size,
             args.tokenizer_base_path,

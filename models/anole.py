@@ -20,6 +20,7 @@ from models.drafter import load_drafter
 from models.errors import CheckpointError
 from models.fit import expected, require
 from models.model import Model, Source
+from models.spread import by_layer, share_out, spread
 from models.target import Prompt, PromptEncoder
 from models.transformer import Decoder, DecoderConfig
 from models.vq import VQModel
@@ -108,14 +109,18 @@ class Opened:
         # The drafter first: it is small, so what is wrong with it is known before the target is read.
         if source.drafter is not None:
             net, drafter_sha = load_drafter(source.drafter, shape, source.dtype, source.device)
-        placed = self.state.placed(source.device, source.dtype)
+        devices = share_out(shape, source.dtype) if source.split else []
+        place = by_layer(devices, "model.layers.") if devices else source.device
+        placed = self.state.placed(place, source.dtype)
         decoder = build(
             lambda: Decoder(shape),
             lambda: from_chameleon(placed, shape),
             source.dtype,
-            source.device,
+            None if devices else source.device,
             source.folder,
         )
+        if devices:
+            spread(decoder, devices)
         codebook = self.codec.quantize.embedding.weight
         return Model(
             source.name, grid, prompts, decoder, codebook, self.codec, net, placed.digest(), drafter_sha,

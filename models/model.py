@@ -34,6 +34,7 @@ class Source:
     device: torch.device
     target_size: int | None = None  # pixels along the side of an image; None: the model's own
     places: tuple[Path, ...] = ()  # where the text tokenizer and vqgan.ckpt are looked for, in this order
+    split: bool = False  # the decoder's layers shared out over all GPUs, `device` being the first
 
 
 @dataclass(frozen=True, slots=True)

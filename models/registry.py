@@ -15,6 +15,7 @@ from models.model import Model, Source
 
 CKPTS = Path(__file__).resolve().parent.parent / "ckpts"
 EMOJI = CKPTS / "emoji"
+SPLIT = "split"  # a device: all GPUs, a part of the layers on each
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 FAMILIES: dict[str, Callable[[Source], Model]] = {
     "emoji": anole.load,
@@ -46,8 +47,9 @@ def load(
     """Load the checkpoint of a model named in FAMILIES.
 
     model_path, drafter_path: paths or hub ids (models.hub), default the model's places in HOMES; a drafter
-    beside its target, in the folder `drafter`, goes first. revision: of the hub id model_path. Weights are
-    cast to `precision` as they are read; the codec stays fp32. Raises CheckpointError.
+    beside its target, in the folder `drafter`, goes first. revision: of the hub id model_path. device: a
+    torch device, or SPLIT (families of the Chameleon layout alone). Weights are cast to `precision` as they
+    are read; the codec stays fp32. Raises CheckpointError.
     """
     if model not in FAMILIES:
         raise CheckpointError(f"there is no model {model}: choose one of {', '.join(FAMILIES)}")
@@ -63,7 +65,9 @@ def load(
         beside = folder / "drafter"
         drafter = locate(drafter_path) if drafter_path else beside if beside.is_dir() else drafter_home
     places = _places(model, folder, tokenizer_base_path)
-    source = Source(model, folder, drafter, DTYPES[precision], torch.device(device), target_size, places)
+    split = device == SPLIT
+    place = torch.device("cuda", 0) if split else torch.device(device)
+    source = Source(model, folder, drafter, DTYPES[precision], place, target_size, places, split)
     tables = (folder, *([drafter] if drafter else []), CKPTS / model / "vq_distances")
     return replace(FAMILIES[model](source), tables=tables)
 

@@ -16,7 +16,7 @@ from adt_tree.grid import Grid
 from adt_tree.roles import Prefix
 from adt_tree.tree import DraftTree
 from adt_tree.verify import Verdict
-from models.cache import KVCache
+from models.spread import allocate
 from models.transformer import Decoder, reserve
 
 
@@ -130,16 +130,7 @@ class ARTarget:
                 f"positions; the model has {config.max_positions}: shorten the prompt or the tree"
             )
         decoder.rotary = reserve(decoder.rotary, config, capacity)
-        self.cache = KVCache.allocate(
-            config.num_layers,
-            branches * slots,
-            capacity,
-            config.num_kv_heads,
-            config.head_dim,
-            weight.dtype,
-            self.device,
-            padded=config.raster_side > 0,
-        )
+        self.cache = allocate(decoder, branches * slots, capacity)
 
     def prefill(self, slot: int, prompt: Opening) -> Prefix:
         """See Target. Each branch is its own pass: nothing leaks between them."""

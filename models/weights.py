@@ -11,7 +11,7 @@ import json
 import math
 import pickle
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -24,6 +24,8 @@ from models.errors import CheckpointError, reason
 
 # Stem of a folder's weights, by the published naming; the first that is there is read.
 NAMES = ("model.safetensors", "pytorch_model.bin")
+CPU = torch.device("cpu")
+Place = torch.device | Callable[[str], torch.device]
 WRAPPERS = ("model", "module", "state_dict")  # what training code files its weights under in a .pt
 WHOLE_DIGEST = 1 << 28  # bytes up to which every one counts in a digest
 SAMPLE = 2048  # elements at either end of a tensor that count beyond
@@ -89,19 +91,19 @@ class Weights(Mapping[str, Tensor]):
     def __init__(
         self,
         places: Mapping[str, tuple[Source, str]],
-        device: torch.device | None = None,
+        device: Place = CPU,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """places: name -> (file, its name there). device, dtype: where tensors go and as what; None: as
-        stored. Integers keep their type."""
-        self._places, self._device, self._dtype = places, device or torch.device("cpu"), dtype
+        """places: name -> (file, its name there). device: where tensors go, one place or one by name. dtype:
+        as what they are read; None: as stored. Integers keep their type."""
+        self._places, self._device, self._dtype = places, device, dtype
 
     def __getitem__(self, name: str) -> Tensor:
         source, stored = self._places[name]
-        kind = self._type_of(source.dtypes[stored])
-        if self._device.type == "meta":  # a check of headers: nothing is read
+        kind, device = self._type_of(source.dtypes[stored]), self._device_of(name)
+        if device.type == "meta":  # a check of headers: nothing is read
             return torch.empty(source.shapes[stored], dtype=kind, device="meta")
-        return source.read(stored).to(self._device, kind, copy=True)
+        return source.read(stored).to(device, kind, copy=True)
 
     def __contains__(self, name: object) -> bool:
         return name in self._places  # the inherited one would read the tensor
@@ -120,19 +122,25 @@ class Weights(Mapping[str, Tensor]):
         source, stored = files[0]
         rows = [shape[0] for shape in shapes]
         whole = torch.empty(
-            (sum(rows), *shapes[0][1:]), dtype=self._type_of(source.dtypes[stored]), device=self._device
+            (sum(rows), *shapes[0][1:]),
+            dtype=self._type_of(source.dtypes[stored]),
+            device=self._device_of(names[0]),
         )
         for place, (source, stored) in zip(whole.split(rows), files, strict=True):
-            if self._device.type != "meta":
+            if place.device.type != "meta":
                 place.copy_(source.read(stored))
         return whole
+
+    def _device_of(self, name: str) -> torch.device:
+        """Where a tensor goes."""
+        return self._device if isinstance(self._device, torch.device) else self._device(name)
 
     def _type_of(self, stored: torch.dtype) -> torch.dtype:
         """What a stored type is read as."""
         return self._dtype if self._dtype is not None and stored.is_floating_point else stored
 
-    def placed(self, device: torch.device, dtype: torch.dtype) -> Weights:
-        """The same tensors, read to that device in that type."""
+    def placed(self, device: Place, dtype: torch.dtype) -> Weights:
+        """The same tensors, read to that device, or those devices by name, in that type."""
         return Weights(self._places, device, dtype)
 
     def below(self, prefix: str) -> Weights:
@@ -161,7 +169,7 @@ class Weights(Mapping[str, Tensor]):
         Of more than WHOLE_DIGEST bytes, which would be read a second time for it: over names, types, shapes
         and the first and last SAMPLE elements of every tensor. Training changes all of these.
         """
-        if self._device.type == "meta":
+        if any(self._device_of(name).type == "meta" for name in self._places):
             return "unread"
         digest, whole = hashlib.sha256(), self.nbytes <= WHOLE_DIGEST
         for name in sorted(self._places):

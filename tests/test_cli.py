@@ -196,6 +196,7 @@ def test_flags_that_change_no_image_stand_in_the_record(generate: Run, tmp_path:
         (["--model_path", "nowhere"], "nowhere"),
         (["--lantern", "--lantern_table", "nowhere"], "--lantern_table nowhere"),
         (["--revision", "main", "--model_path", "configs"], "configs"),
+        (["--device_map", "auto"], "it needs two CUDA devices or more"),
         (["--lantern_kk", "3"], "did you mean --lantern_k"),
         (["--prompt", "none.txt"], "none.txt"),
     ],
