@@ -16,8 +16,8 @@ from torch import Tensor
 
 from adt_tree.policy import TreeShape
 from adt_tree.roles import Prefix
-from adt_tree.stale import Anchors, StaleCodes, chains
-from adt_tree.tree import DraftTree, lone_roots, select
+from adt_tree.stale import StaleCodes, grow_chains
+from adt_tree.tree import DraftTree, lone_roots
 from adt_tree.verify import Verdict
 
 
@@ -50,15 +50,9 @@ class JacobiProposer:
         if min(bounds) == 0:
             return lone_roots(roots)
         limits = torch.tensor([(s.depth, s.width, s.budget) for s in shapes], device=roots.device)
-        depth, width, budget = limits.unbind(1)
         found = self.stale.candidates(bounds[1], bounds[2])
-        rank = torch.arange(bounds[2], device=roots.device)
-        below = torch.arange(bounds[1], device=roots.device) >= depth[:, None]
-        absent = below[..., None] | (rank >= width[:, None])[:, None] | ~found.confidence.isfinite()
-        gain = found.confidence.masked_fill(absent, float("-inf"))
         nobody = torch.zeros_like(found.codes)  # one bin for all: there is one source
-        pool = chains(found.codes, gain, nobody, Anchors.root(len(shapes), roots.device))
-        return select(pool, budget, roots, bounds)
+        return grow_chains(found, found.confidence, nobody, limits, bounds, roots)
 
     def observe(
         self, tree: DraftTree, log_p: Tensor, gumbel: Tensor, features: Tensor, verdict: Verdict

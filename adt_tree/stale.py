@@ -1,7 +1,6 @@
 """Stale codes: the target's own choices behind rejected nodes, kept by position, and the chains made of them.
 
-Dimensions: B images, L levels, K candidates a position, W anchors, N nodes, P pool entries, V codes, C
-channels of a latent.
+Dimensions: B images, L levels, K candidates a position, N nodes, V codes, C channels of a latent.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from adt_tree.calibrate import SEED, STALE
 from adt_tree.grid import Grid
-from adt_tree.tree import DraftTree, Pool
+from adt_tree.tree import DraftTree, Pool, select
 from adt_tree.verify import Verdict, accepted_nodes
 
 SEED_CELLS = ("above", "left", "both")
@@ -33,23 +32,7 @@ class Candidates:
 
     codes: Tensor  # [B, L, K] int64
     confidence: Tensor  # [B, L, K] raw log-confidence, -inf where there is no candidate
-    source: Tensor  # [B, L, 1] int64: STALE, or SEED where the position was never scored
-
-
-@dataclass(frozen=True, slots=True)
-class Anchors:
-    """Nodes under which chains hang."""
-
-    index: Tensor  # [B, W] pool index, -1 the root; the first is the main chain's
-    score: Tensor  # [B, W]
-    depth: int  # of every anchor
-    offset: int  # pool entries before the chains
-
-    @staticmethod
-    def root(images: int, device: torch.device) -> Anchors:
-        """The root alone."""
-        index = torch.full((images, 1), -1, dtype=torch.int64, device=device)
-        return Anchors(index, index.new_zeros(images, 1, dtype=torch.float32), depth=0, offset=0)
+    source: Tensor  # [B, L, K] int64: who names the code, see calibrate
 
 
 class StaleCodes:
@@ -118,7 +101,8 @@ class StaleCodes:
                 codes[:, part, 1] = torch.where(fresh, second, codes[:, part, 1])
                 confidence[:, part, 1] = torch.where(fresh, 2 * SEED_CONFIDENCE, confidence[:, part, 1])
             self._codes.scatter_(1, cells, codes[:, part, 0])
-        return Candidates(codes, confidence, torch.where(known, STALE, SEED)[..., None])
+        source = torch.where(known, STALE, SEED)[..., None].expand_as(codes)
+        return Candidates(codes, confidence, source)
 
     def _last_known(self, at: Tensor, codes: Tensor, known: Tensor) -> Tensor:
         """[B, L]: the nearest candidate before each position that was ever scored, else the root."""
@@ -169,18 +153,13 @@ def _nearest_rejected(tree: DraftTree, shared: Tensor, verdict: Verdict, latents
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """What hangs under one anchor, for every image alike: E entries, parents before children."""
+    """What hangs below a root, for every image alike: E entries, parents before children."""
 
     level: Tensor  # [E] int64: where an entry leaves the main chain; on the chain, its own level
     end: Tensor  # [E] int64: its own level
     leaving: Tensor  # [E] int64: the candidate it leaves the chain by, as level * K + rank
     carried: Tensor  # [E] int64: the candidate it is, as end * K + rank
-    parent: Tensor  # [E] int64: an entry, -1 the anchor
-
-    @property
-    def size(self) -> int:
-        """E."""
-        return len(self.level)
+    parent: Tensor  # [E] int64: an entry, -1 the root
 
 
 @lru_cache(maxsize=256)
@@ -205,26 +184,38 @@ def topology(length: int, width: int, device: torch.device) -> Topology:
     return Topology(*torch.tensor(entries, device=device).unbind(1))
 
 
-def chains(codes: Tensor, gain: Tensor, bins: Tensor, anchors: Anchors) -> Pool:
-    """Under every anchor a chain of the best candidates, each level's alternatives and their continuations
+def chains(codes: Tensor, gain: Tensor, bins: Tensor) -> Pool:
+    """Below the root a chain of the best candidates, each level's alternatives and their continuations
     (topology).
 
-    codes, gain (log acceptance rate, -inf: none) and bins [B, L, K] of the levels below the anchors. A score
-    is the sum of gains on the path; the first anchor's chain scores KEPT less its depth.
+    codes, gain (log acceptance rate, -inf: none) and bins [B, L, K]. A score is the sum of gains on the path;
+    the chain itself scores KEPT less its depth.
     """
     images, length, width = codes.shape
-    hung, many = topology(length, width, codes.device), anchors.index.shape[1]
+    hung = topology(length, width, codes.device)
     sure = gain[..., 0].clamp(min=NEVER)  # finite, so that sums can be subtracted
     along = sure.cumsum(dim=1)
     before = torch.cat((torch.zeros_like(sure[:, :1]), along[:, :-1]), dim=1)
     left = before[:, hung.level] + gain.flatten(1)[:, hung.leaving]
-    path = left + (along[:, hung.end] - along[:, hung.level])  # falls along every path, rounding included
-    path = torch.cat((along, path[:, length:]), dim=1)
-    path = path.masked_fill(path <= NEVER, float("-inf"))
-    score = path[:, None] + anchors.score[..., None]
-    chain = score[:, 0, :length]
-    score[:, 0, :length] = (KEPT - anchors.depth - 1 - hung.end[:length]).where(chain.isfinite(), chain)
-    start = anchors.offset + hung.size * torch.arange(many, device=codes.device)
-    parent = torch.where(hung.parent < 0, anchors.index[..., None], hung.parent + start[:, None])
-    code, bucket = (x.flatten(1)[:, None, hung.carried].expand_as(score) for x in (codes, bins))
-    return Pool.flat(code, score, parent, (anchors.depth + 1 + hung.end).expand(many, -1), bucket)
+    score = left + (along[:, hung.end] - along[:, hung.level])  # falls along every path, rounding included
+    kept = (KEPT - 1 - hung.end[:length]).where(along > NEVER, NEVER)
+    score = torch.cat((kept, score[:, length:]), dim=1)
+    score = score.masked_fill(score <= NEVER, float("-inf"))
+    code, bucket = (x.flatten(1)[:, hung.carried] for x in (codes, bins))
+    return Pool(code, score, hung.parent.expand(images, -1), 1 + hung.end, bucket)
+
+
+def grow_chains(
+    found: Candidates, gain: Tensor, bins: Tensor, limits: Tensor, bounds: tuple[int, int, int], roots: Tensor
+) -> DraftTree:
+    """The best `budget` nodes of chains() below roots [B].
+
+    gain (log acceptance rates) and bins [B, L, K] of the candidates found; limits [B, 3]: each image's depth,
+    width and budget; bounds: the largest budget, depth L and width K.
+    """
+    depth, width, budget = limits.unbind(1)
+    rank = torch.arange(bounds[2], device=roots.device)
+    below = torch.arange(bounds[1], device=roots.device) >= depth[:, None]
+    absent = below[..., None] | (rank >= width[:, None])[:, None] | ~found.confidence.isfinite()
+    pool = chains(found.codes, gain.masked_fill(absent, float("-inf")), bins)
+    return select(pool, budget, roots, bounds)

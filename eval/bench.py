@@ -16,7 +16,7 @@ import numpy as np
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
 from eval import arms
-from eval.bench_options import ARMS, arm_methods
+from eval.bench_options import ARMS, arm_methods, check_reference
 from eval.controls import roofline
 from eval.errors import UserError
 from eval.measure import Lane, keep, measure, print_runs, summaries, table, warm_up
@@ -35,6 +35,7 @@ LABEL = 1 + max(map(len, ARMS))  # columns of an arm's name
 
 def run(args: argparse.Namespace) -> None:
     """Measure, print the table, store the results; the last line printed is one JSON document."""
+    check_reference(args)
     methods = arm_methods(args)
     prompts = load_prompts(args, HELD_OUT_FILE)
     folder = Path(args.output_dir)

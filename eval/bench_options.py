@@ -149,14 +149,18 @@ def _check_used(args: argparse.Namespace, arms: Iterable[str]) -> None:
     refuse_idle(args, idle, chosen, f"--arms {' '.join(chosen)}", plain="eagle2")
 
 
-def arm_methods(args: argparse.Namespace) -> list[tuple[str, Method]]:
-    """(arm, method) for every arm at every temperature, plain decoding first at each."""
-    check_model(args)
+def check_reference(args: argparse.Namespace) -> None:
+    """UserError for a --reference of a model that it does not decode."""
     if args.reference and args.model not in REFERENCED:
         raise UserError(
             f"--reference {args.reference} with --model {args.model}: transformers' model is decoded for "
             f"{' and '.join(REFERENCED)} only; leave it out"
         )
+
+
+def arm_methods(args: argparse.Namespace) -> list[tuple[str, Method]]:
+    """(arm, method) for every arm at every temperature, plain decoding first at each."""
+    check_model(args)
     names = ["ar", *(arm for arm in ARMS if arm in args.arms and arm != "ar")]
     _check_used(args, names)
     return [(name, arm_method(args, name, t)) for t in dict.fromkeys(args.temperatures) for name in names]

@@ -7,19 +7,19 @@ level, K stale candidates, V codes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from adt_tree.calibrate import BOTH, DRAFTER, EDGES, SOURCES
+from adt_tree.calibrate import DRAFTER, EDGES, SOURCES
 from adt_tree.hybrid import HybridProposer
 from adt_tree.jacobi import JacobiProposer
 from adt_tree.policy import TreeShape
 from adt_tree.roles import Drafter, Prefix, Proposer
 from adt_tree.sampling import Sampling, log_probs
-from adt_tree.stale import StaleCodes
+from adt_tree.stale import Candidates
 from adt_tree.tree import DraftTree
 from adt_tree.verify import Verdict, reached_nodes
 from eval import arms
@@ -112,17 +112,16 @@ class HeardDrafter:
         return rank, confidence
 
 
-def stale_says(stale: StaleCodes, tree: DraftTree) -> Said:
-    """Of a tree whose every node is a stale candidate, before the store has seen its verdict."""
-    found = stale.candidates(tree.depth, tree.width)
-    level = (tree.depths - 1).clamp(min=0)[..., None]
-    wide = level.expand(-1, -1, found.codes.shape[2])
-    confidence = found.confidence.gather(1, wide)
-    named = (found.codes.gather(1, wide) == tree.codes[..., None]) & confidence.isfinite()
+def said_of(found: Candidates, tree: DraftTree) -> Said:
+    """What the candidates that a tree of chains grew from say of its nodes."""
+    level = (tree.depths - 1).clamp(min=0)[..., None].expand(-1, -1, found.codes.shape[2])
+    confidence = found.confidence.gather(1, level)
+    named = (found.codes.gather(1, level) == tree.codes[..., None]) & confidence.isfinite()
     rank = named.int().argmax(dim=2)
-    return Said(
-        found.source[..., 0].gather(1, level[..., 0]), rank, confidence.gather(2, rank[..., None])[..., 0]
+    source, log_rate = (
+        x.gather(2, rank[..., None])[..., 0] for x in (found.source.gather(1, level), confidence)
     )
+    return Said(source, rank, log_rate)
 
 
 class HeardProposer:
@@ -160,20 +159,24 @@ class HeardProposer:
 def hear(proposer: Proposer, record: Record) -> HeardProposer:
     """The proposer under a record. Its drafter, if it has one, is replaced for good by one that is heard."""
     if isinstance(proposer, JacobiProposer):
-        return HeardProposer(proposer, lambda tree, gumbel: stale_says(proposer.stale, tree), record)
+        stale = proposer.stale  # asked before it has seen the verdict
+        return HeardProposer(
+            proposer, lambda tree, gumbel: said_of(stale.candidates(tree.depth, tree.width), tree), record
+        )
+    if isinstance(proposer, HybridProposer):
+        growth = proposer.growth
+
+        def calibrated(tree: DraftTree, gumbel: Tensor) -> Said:
+            said = said_of(growth.found, tree)
+            return replace(said, log_rate=growth.calibration.log_rate(tree.bins, said.log_rate))
+
+        return HeardProposer(proposer, calibrated, record)
     eagle = arms.network(proposer)
     if eagle is None:
         raise TypeError(f"{type(proposer).__name__}: nobody knows what it says of its drafts")
     heard = eagle.drafter = HeardDrafter(eagle.drafter, eagle.sampling)
-
-    def network(tree: DraftTree, gumbel: Tensor) -> Said:
-        return Said(torch.full_like(tree.codes, DRAFTER), *heard.said(tree, gumbel))
-
-    def both(tree: DraftTree, gumbel: Tensor) -> Said:
-        """The calibrated rates by which the hybrid chose among its two sources."""
-        source, rank = proposer.calibration.places(tree.bins)
-        ours = (source == DRAFTER) | (source == BOTH)
-        raw = torch.where(ours, heard.said(tree, gumbel)[1], stale_says(proposer.stale, tree).log_rate)
-        return Said(source, rank, proposer.calibration.log_rate(tree.bins, raw))
-
-    return HeardProposer(proposer, both if isinstance(proposer, HybridProposer) else network, record)
+    return HeardProposer(
+        proposer,
+        lambda tree, gumbel: Said(torch.full_like(tree.codes, DRAFTER), *heard.said(tree, gumbel)),
+        record,
+    )

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 import main
-from adt_tree import hybrid as hybrid_module
-from adt_tree import jacobi as jacobi_module
 from adt_tree import propose as eagle_module
+from adt_tree import stale as stale_module
 from adt_tree.calibrate import DRAFTER, SEED, STALE
 from adt_tree.decode import speculative
 from adt_tree.noise import Noise
@@ -130,7 +129,7 @@ def test_what_is_recorded_is_what_trees_grew_by(
         pools.append((pool.scores, index))
         return select(pool, budget, roots, bounds)
 
-    for module in (eagle_module, jacobi_module, hybrid_module):
+    for module in (eagle_module, stale_module):
         monkeypatch.setattr(module, "select", seen)
     add = Record.add
 
