@@ -22,7 +22,7 @@ from adt_tree.stale import Candidates, StaleCodes, grow_chains
 from adt_tree.tree import DraftTree, lone_roots
 from adt_tree.verify import Verdict
 
-DRAFTER_WEIGHT = 0.5  # of the drafter's log-law beside the stale one's
+DRAFTER_WEIGHT = 0.25  # of the drafter's log-law beside the stale one's
 LEAST_LOG_Q = -12.0  # what the drafter's filters drop may still be the target's choice
 
 
