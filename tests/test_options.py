@@ -99,7 +99,7 @@ def test_transformers_is_no_reference_for_row_ends() -> None:
     bench_options.add_arguments(parser)
     args = parser.with_config(["--model", "lumina_mgpt", "--arms", "jacobi", "--reference", "transformers"])
     with pytest.raises(UserError, match="--reference transformers"):
-        bench_options.arm_methods(args)
+        bench_options.check_reference(args)
 
 
 def test_relaxation_is_not_exact_and_greedy_rejection_is() -> None:
