@@ -1,0 +1,79 @@
+"""A drafter for a target that has none yet, and its files in the layout that --drafter_path loads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from models.checkpoint import read_fields
+from models.drafter import DrafterNet, drafter_config, to_published
+from models.errors import CheckpointError, reason
+from models.model import Model
+from models.transformer import DecoderConfig
+
+
+def own_fields(model: Model) -> dict[str, Any]:
+    """config.json of a drafter whose layer has the shape of the target's."""
+    shape = model.decoder.config
+    return {
+        "model_type": "chameleon", "vocab_size": shape.vocab_size, "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size, "num_hidden_layers": 1,
+        "num_attention_heads": shape.num_heads, "num_key_value_heads": shape.num_kv_heads,
+        "rms_norm_eps": shape.norm_eps, "rope_theta": shape.rope_theta, "hidden_act": "silu",
+        "max_position_embeddings": shape.max_positions, "bias": True,
+    }  # fmt: skip
+
+
+def read_fields_of(path: Path, model: Model) -> dict[str, Any]:
+    """A drafter's config.json as the user wrote it. CheckpointError if it is none for this target."""
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        shape = read_fields(path.parent, lambda: drafter_config(fields))
+    except (OSError, UnicodeDecodeError, ValueError, TypeError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"--config_path {path}: no drafter's config.json ({reason(error)})") from None
+    for name in ("hidden_size", "vocab_size"):
+        if getattr(shape, name) != getattr(model.decoder.config, name):
+            raise CheckpointError(
+                f"--config_path {path}: {name} {getattr(shape, name)}, the target has "
+                f"{getattr(model.decoder.config, name)}: write the target's"
+            )
+    return fields
+
+
+def new_drafter(fields: Mapping[str, Any], model: Model) -> DrafterNet:
+    """A drafter, fp32, that starts from the target's embedding, kept frozen, and passes the feature through.
+
+    Its layer starts as the target's last, as far as the shapes are the same.
+    """
+    net = DrafterNet(drafter_config(fields), bool(fields.get("bias", True)))
+    net.embed.load_state_dict(model.decoder.embed.state_dict())
+    last, own = model.decoder.blocks[-1].state_dict(), net.block.state_dict()
+    same = {name: last[name] for name in own if name in last and last[name].shape == own[name].shape}
+    net.block.load_state_dict({**own, **same})
+    with torch.no_grad():
+        half = net.config.hidden_size
+        net.fc.weight[:, half:] = torch.eye(half)
+        nn.init.normal_(net.fc.weight[:, :half], std=0.02)
+        if net.fc.bias is not None:
+            net.fc.bias.zero_()
+    return net.float().to(model.codebook.device)
+
+
+def write_drafter(
+    folder: Path, fields: Mapping[str, Any], state: Mapping[str, Tensor], config: DecoderConfig
+) -> None:
+    """config.json and model.safetensors (bf16) of a DrafterNet's state."""
+    folder.mkdir(parents=True, exist_ok=True)
+    theirs = to_published(state, config)
+    weights = {name: tensor.detach().bfloat16().cpu().contiguous() for name, tensor in theirs.items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)
+    (folder / "config.json").write_text(json.dumps(dict(fields), indent=1) + "\n", encoding="utf-8")
