@@ -48,6 +48,18 @@ COMMANDS = {
         "eval.check_ckpts", "eval.check_ckpts", "name what is wrong with a model's files, from headers"
     ),
     "memory": Command("eval.memory", "eval.memory", "what each model needs in memory, from its dimensions"),
+    "generate_train_data": Command(
+        "eval.train_data_options", "eval.train_data", "let the target draw what its drafter learns from"
+    ),
+    "extract_code": Command(
+        "eval.extract_code_options", "eval.extract_code", "pictures with captions -> codes to learn from"
+    ),
+    "train_drafter": Command(
+        "eval.drafter_options", "training.train_drafter", "train a drafter for any of the models"
+    ),
+    "generate_codebook": Command(
+        "eval.codebook", "eval.codebook", "write the table of nearest codes that --lantern reads"
+    ),
     "report": Command("eval.report", "eval.report", "stored results -> tables, into a document"),
 }
 STAGES = {
@@ -57,8 +69,7 @@ STAGES = {
         "tokenizer": "train the VQ tokenizer",
         "bpe": "train the text vocabulary",
         "target": "train the target",
-        "distil": "let the target draw what the drafter learns from",
-        "drafter": "train the drafter on what the target draws",
+        "prompts": "write prompts for the drafter's data: things it knows and mixtures",
         "export": "write the checkpoint and its model card",
         "contact": "draw the contact sheet of seen and held-out prompts",
     }.items()
@@ -67,9 +78,9 @@ STAGES = {
 
 def _overview(prog: str, commands: dict[str, Command]) -> str:
     lines = [f"usage: {prog} {'STAGE' if commands is STAGES else 'COMMAND'} [options]", ""]
-    lines += [f"  {name:<16} {command.help}" for name, command in commands.items()]
+    lines += [f"  {name:<20} {command.help}" for name, command in commands.items()]
     if commands is COMMANDS:
-        lines.append(f"  {'train_emoji':<16} build the embedded model, stage by stage: {', '.join(STAGES)}")
+        lines.append(f"  {'train_emoji':<20} build the embedded model, stage by stage: {', '.join(STAGES)}")
     return "\n".join([*lines, "", f"`{prog} NAME --help` shows the options."])
 
 

@@ -16,7 +16,8 @@ import torch
 from adt_tree.roles import Request
 from eval.alignment import settle
 from eval.errors import UserError
-from eval.families import SPLITTABLE
+from eval.families import SPLITTABLE, check_family
+from eval.method import check_drafter
 from eval.prompts import Prompt, image_seed
 from models.model import Model
 from models.registry import SPLIT, load
@@ -131,3 +132,11 @@ def _git(*words: str) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return answer.stdout.strip() if answer.returncode == 0 else ""
+
+
+def load_undrawn(args: argparse.Namespace) -> Model:
+    """The model, without a drafter, for a command that draws nothing: it has no options of drawing."""
+    args = argparse.Namespace(**{**vars(args), "cfg_mode": None, "random_seed": 0, "set_seed": False})
+    check_family(args)
+    check_drafter(args, ())
+    return load_model(args, need_drafter=False)

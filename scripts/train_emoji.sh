@@ -10,7 +10,9 @@ $python main.py train_emoji tokenizer --work_dir "$work"
 $python main.py train_emoji bpe --work_dir "$work"
 $python main.py train_emoji target --work_dir "$work"
 $python main.py train_emoji export --work_dir "$work"
-$python main.py train_emoji distil --work_dir "$work"
-$python main.py train_emoji drafter --work_dir "$work"
+$python main.py train_emoji prompts --work_dir "$work"
+$python main.py generate_train_data --prompt "$work/drafter_prompts.txt" --output_dir "$work/drafter_data"
+$python main.py train_drafter --config configs/emoji-drafter.yaml --data_dir "$work/drafter_data" \
+  --save_dir "$work/drafter" --export ckpts/emoji/drafter
 $python main.py train_emoji export --work_dir "$work"  # again, for the drafter's rows of the model card
 $python main.py train_emoji contact --work_dir "$work"

@@ -187,7 +187,9 @@ def test_missing_config_file(tmp_path: Path) -> None:
 
 
 def test_shipped_configs_parse() -> None:
-    files = sorted((ROOT / "configs").glob("emoji-*.yaml"))  # of other models: tests/test_presets.py
+    files = [
+        path for path in sorted((ROOT / "configs").glob("emoji-*.yaml")) if path.stem != "emoji-drafter"
+    ]  # of other models: tests/test_presets.py
     assert files
     methods = [parse("--config", str(file)) for file in files]
     assert len(set(map(repr, methods))) == len(files)

@@ -18,7 +18,8 @@ from eval.parser import Parser
 from models.registry import CKPTS, HOMES
 
 ROOT = Path(__file__).resolve().parent.parent
-PRESETS = sorted((ROOT / "configs").glob("*.yaml"))
+TRAINING = ROOT / "configs" / "emoji-drafter.yaml"
+PRESETS = sorted(set((ROOT / "configs").glob("*.yaml")) - {TRAINING})
 PUBLISHED = ("anole", "lumina_mgpt", "llamagen", "llamagen2")
 MANIFEST = json.loads((CKPTS / "manifest.json").read_text(encoding="utf-8"))
 

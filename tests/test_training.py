@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from training import bpe, data, distil, drafter, export, loop, target, tokenizer
+from training import bpe, data, export, loop, prompts, target, tokenizer
 from training.errors import StageError
 from training.muon import orthogonalise
 
@@ -66,6 +66,23 @@ def test_held_out_names_stay_seen_in_other_styles_and_pins_stay_in_training() ->
     assert len(pairs) == 20 and len({name for _, name in pairs}) == 20
     for seed in range(50):
         assert not data.held_out_pairs(names, STYLES, 33, seed) & set(data.PINNED)
+
+
+def test_prompts_mix_two_names_and_keep_to_training_pairs(work: Path) -> None:
+    """Half are mixtures, none of them a thing's own name; none names a held-out pair; the seed decides."""
+    rows = data.read_captions(work)
+    names = {row["name"] for row in rows}
+    held_out = {bpe.caption(row["style"], row["name"], []) for row in rows if row["split"] != "train"}
+    found = prompts.compose(rows, 40, 0.5, seed=1)
+    assert found == prompts.compose(rows, 40, 0.5, seed=1) != prompts.compose(rows, 40, 0.5, seed=2)
+    bare = [text.split(",")[0] for text in found]
+    mixed = [text for text in bare if text.partition(" emoji of ")[2] not in names]
+    assert len(set(found)) == 40 and not held_out & set(bare) and 10 <= len(mixed) <= 30
+    assert prompts.mix("cat face", "red heart") == "cat heart"
+    with pytest.raises(StageError, match="--num_prompts 100000"):
+        prompts.compose(rows, 100_000, 0.0, seed=1)
+    prompts.run(parse(prompts, "--work_dir", str(work), "--num_prompts", "12"))
+    assert len((work / "drafter_prompts.txt").read_text().splitlines()) == 12
 
 
 def test_rasteriser_paints_on_white_and_averages() -> None:
@@ -209,7 +226,7 @@ def test_a_restart_discards_the_earlier_run_and_its_losses(work: Path) -> None:
     assert [json.loads(line)["step"] for line in lines] == [2]
 
 
-@pytest.mark.parametrize("module", [tokenizer, target, distil, drafter])
+@pytest.mark.parametrize("module", [tokenizer, target])
 def test_stages_choose_their_device(module: object, monkeypatch: pytest.MonkeyPatch) -> None:
     """auto takes cuda where there is one; cuda without one is refused; every such stage has --restart too."""
     auto, cpu, cuda = (parse(module, *words) for words in ((), ("--device", "cpu"), ("--device", "cuda")))

@@ -148,17 +148,18 @@ decoders.
 
 def drafter_lines(work: Path) -> str:
     """Rows of the model card on the drafter: agreement is the sum over codes of min(p, q), guided laws."""
-    path = work / "losses_drafter.jsonl"
+    path = work / "drafter" / "log.jsonl"
     if not path.exists():
-        return "| drafter | not trained yet | `main.py train_emoji drafter` |"
+        return "| drafter | not trained yet | `main.py train_drafter --config configs/emoji-drafter.yaml` |"
     last = json.loads(path.read_text().splitlines()[-1])
-    levels = [value for name, value in last.items() if name.startswith("agreement_")]
+    levels = last["agreement"]
     shown = ", ".join(f"{value:.3f}" for value in levels)
-    images = sum(1 for _ in (work / "distilled.jsonl").open())
+    shards = json.loads((work / "drafter_data" / "index.json").read_text())["shards"]
+    images = sum(len(shard["images"]) for shard in shards)
     return (
         f"| drafter, agreement with the target at tree levels 1 to {len(levels)} | {shown} | "
-        f"`main.py train_emoji distil`, `… drafter` ({images} images, {last['step']} steps, "
-        f"{last['spent_s'] / 60:.0f} min) |"
+        f"`main.py generate_train_data`, `main.py train_drafter --config configs/emoji-drafter.yaml` "
+        f"({images} images, {last['step']} steps, {last['spent_s'] / 60:.0f} min) |"
     )
 
 

@@ -66,3 +66,21 @@ class Muon(torch.optim.Optimizer):
                 scale = 0.2 * max(rows, columns) ** 0.5 * group["lr"]
                 for (weight, _), change in zip(pairs, update, strict=True):
                     weight.mul_(1 - group["lr"] * group["weight_decay"]).add_(change, alpha=-scale)
+
+
+def muon_and_adamw(
+    module: nn.Module, muon_lr: float, adam_lr: float, weight_decay: float, more: nn.Module | None = None
+) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices of a decoder's blocks or of a drafter, AdamW for everything else and for `more`.
+
+    weight_decay: times the learning rate, of the matrices alone.
+    """
+    hidden, rest = [], []
+    for name, param in module.named_parameters():
+        is_matrix = name.startswith(("blocks.", "block.", "fc.")) and param.ndim == 2 and "qk_" not in name
+        (hidden if is_matrix else rest).append(param)
+        if is_matrix:
+            param.muon_parts = {"qkv": 3, "gate_up": 2}.get(name.split(".")[-2], 1)
+    rest.extend(more.parameters() if more else ())
+    muon = Muon(hidden, lr=muon_lr, weight_decay=weight_decay)
+    return [muon, torch.optim.AdamW(rest, lr=adam_lr, betas=(0.9, 0.95), weight_decay=0.0)]

@@ -38,7 +38,7 @@ from training.loop import (
     save_checkpoint,
     use_device,
 )
-from training.muon import Muon
+from training.muon import muon_and_adamw
 
 BOS = 0
 SEEN = 48  # training pairs of the validation
@@ -204,21 +204,6 @@ def initialise(decoder: Decoder) -> None:
             )
 
 
-def optimisers(
-    decoder: nn.Module, args: argparse.Namespace, heads: nn.ModuleList | None = None
-) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of the blocks, AdamW for everything else, `heads` of ahead_loss last."""
-    hidden, rest = [], []
-    for name, param in decoder.named_parameters():
-        is_matrix = name.startswith(("blocks.", "block.", "fc.")) and param.ndim == 2 and "qk_" not in name
-        (hidden if is_matrix else rest).append(param)
-        if is_matrix:
-            param.muon_parts = {"qkv": 3, "gate_up": 2}.get(name.split(".")[-2], 1)
-    rest.extend(heads.parameters() if heads else ())
-    muon = Muon(hidden, lr=args.muon_lr, weight_decay=args.weight_decay)
-    return [muon, torch.optim.AdamW(rest, lr=args.adam_lr, betas=(0.9, 0.95), weight_decay=0.0)]
-
-
 def schedule(fraction: float, step: int) -> float:
     """Factor of the learning rates: 20 steps of warm-up, flat to 30 % of the budget, then linear to 0.02."""
     return min((step + 1) / 20, 1.0) * max(min(1.0, (1 - fraction) / 0.7), 0.02)
@@ -251,7 +236,9 @@ class Trainer:
             nn.Linear(args.hidden_size, args.num_embeddings, bias=False) for _ in range(args.ahead)
         ).to(device)
         self.average = {name: value.clone() for name, value in self.decoder.state_dict().items()}
-        self.optimisers = optimisers(self.decoder, args, self.heads)
+        self.optimisers = muon_and_adamw(
+            self.decoder, args.muon_lr, args.adam_lr, args.weight_decay, self.heads
+        )
         self.loss = torch.compile(training_loss, dynamic=True) if args.compile else training_loss
         self.noise = torch.Generator().manual_seed(args.seed)
         self.order: list[int] = []

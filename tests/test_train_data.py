@@ -1,0 +1,214 @@
+"""Stored images: what the target would draw, features as decoding sees them; and pictures encoded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+import main
+from adt_tree.relax import nearest_table
+from models.model import Model
+from models.neighbours import read_table
+from models.registry import load
+from models.shards import INDEX, read_shards
+from models.teacher import drafter_tokens, features
+from models.vq import from_uint8
+from tests import published, tiny
+
+FAMILIES = ("emoji", "anole", "lumina_mgpt")
+PROMPTS = ["red heart", "pizza", "cat face", "sun", "rocket"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Targets by family; do not write into them."""
+    made = {"emoji": tiny.build(tmp_path_factory.mktemp("tiny") / "emoji")}
+    for name in FAMILIES[1:]:
+        made[name], _ = published.build(tmp_path_factory.mktemp(name), lumina=name == "lumina_mgpt")
+    return made
+
+
+@pytest.fixture(scope="module")
+def models(folders: dict[str, Path]) -> dict[str, Model]:
+    return {
+        name: load(name, str(folder), None, "fp32", "cpu", False, 12 if "lumina" in name else None)
+        for name, folder in folders.items()
+    }
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.txt"
+    path.write_text("\n".join(PROMPTS) + "\n")
+    return path
+
+
+def words_of(name: str, folder: Path) -> list[str]:
+    """Options that name a family's tiny model."""
+    size = ["--target_size", "12"] if "lumina" in name else []
+    return ["--model", name, "--model_path", str(folder), "--precision", "fp32", *size]
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """The one line of a command that ends with status 2."""
+    capsys.readouterr()
+    assert main.main(list(words)) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    return line
+
+
+def by_name(root: Path, model: Model) -> dict[str, list[int]]:
+    """Codes of the folder's images."""
+    shards = read_shards([root], model)
+    return {
+        name.partition("/")[2]: codes.tolist() for name, codes in zip(shards.names, shards.codes, strict=True)
+    }
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_images_are_those_of_plain_decoding_however_often_resumed(
+    name: str, folders: dict[str, Path], models: dict[str, Model], prompts: Path, tmp_path: Path
+) -> None:
+    model = models[name]
+    words = [*words_of(name, folders[name]), "--prompt", str(prompts), "--shard_size", "2"]
+    whole, parts, drawn = tmp_path / "whole", tmp_path / "parts", tmp_path / "drawn"
+    assert main.main(["generate_train_data", *words, "--output_dir", str(whole)]) == 0
+    for window in (["--end_idx", "3"], ["--batch_size", "2"], []):
+        assert main.main(["generate_train_data", *words, "--output_dir", str(parts), *window]) == 0
+    assert by_name(parts, model) == by_name(whole, model) and len(by_name(whole, model)) == 5
+    base = [word for word in words if word not in ("--shard_size", "2")]
+    assert main.main(["generate_images", *base, "--model_type", "base", "--output_dir", str(drawn)]) == 0
+    for image, codes in by_name(whole, model).items():
+        png = np.asarray(Image.open(drawn / "img" / f"{image}.png"))
+        assert np.array_equal(np.asarray(model.image(codes)), png)
+    index = json.loads((whole / INDEX).read_text())
+    assert [len(shard["images"]) for shard in index["shards"]] == [2, 2, 1]
+    assert {image["prompt"] for shard in index["shards"] for image in shard["images"]} == set(PROMPTS)
+    assert index["weights"] == model.weights_sha
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_features_are_those_of_one_causal_pass(
+    name: str, folders: dict[str, Path], models: dict[str, Model], prompts: Path, tmp_path: Path
+) -> None:
+    """Both branches; row ends among the tokens. Stored features are the recomputed ones."""
+    model, out = models[name], tmp_path / "out"
+    words = [*words_of(name, folders[name]), "--prompt", str(prompts), "--features"]
+    assert main.main(["generate_train_data", *words, "--output_dir", str(out), "--end_idx", "2"]) == 0
+    shards = read_shards([out], model)
+    assert shards.has_features
+    openings = [model.encode(text) for text in shards.texts]
+    computed = features(model, openings, shards.codes)
+    for image, opening in enumerate(openings):
+        for branch, (stored, own) in enumerate(zip(shards.features(image), computed[image], strict=True)):
+            tokens = [opening.tokens(branch)[0], *drafter_tokens(model, opening, branch, shards.codes[image])]
+            expected = model.decoder.causal(torch.tensor([tokens]))[0]
+            torch.testing.assert_close(own, expected, atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(stored, own, atol=1e-4, rtol=1e-4)
+
+
+def test_a_folder_keeps_one_law_and_one_target(
+    folders: dict[str, Path], models: dict[str, Model], prompts: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    out = tmp_path / "out"
+    words = ["generate_train_data", *words_of("emoji", folders["emoji"]), "--prompt", str(prompts)]
+    words += ["--output_dir", str(out)]
+    assert main.main([*words, "--end_idx", "2"]) == 0
+    assert "cfg = 3.0, now it is 2.0" in refused(capsys, *words, "--cfg", "2")
+    assert "features = False" in refused(capsys, *words, "--features")
+    assert "--drafter_path" in refused(capsys, *words, "--drafter_path", "x")
+    other = tiny.build(tmp_path / "other", rms_norm_eps=1e-3)
+    tensors = load_file(other / "model.safetensors")
+    tensors["model.norm.weight"] = tensors["model.norm.weight"] * 1.5
+    save_file(tensors, other / "model.safetensors", metadata={"format": "pt"})
+    train = ["train_drafter", "--data_dir", str(out), "--save_dir", str(tmp_path / "run"), "--device", "cpu"]
+    line = refused(capsys, *train, "--model_path", str(other))
+    assert "another target (weights" in line and str(out) in line
+    (out / INDEX).write_text("{")
+    assert "index.json is damaged" in refused(capsys, *words)
+    assert "index.json is damaged" in refused(capsys, *train, "--model_path", str(folders["emoji"]))
+
+
+def test_a_torn_shard_and_a_foreign_grid_are_named(
+    folders: dict[str, Path], prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    words = ["generate_train_data", *words_of("emoji", folders["emoji"]), "--prompt", str(prompts)]
+    assert main.main([*words, "--output_dir", str(out)]) == 0
+    train = ["train_drafter", "--data_dir", str(out), "--save_dir", str(tmp_path / "run"), "--device", "cpu"]
+    lumina = words_of("lumina_mgpt", folders["lumina_mgpt"])
+    assert "grid" in refused(capsys, *train, *lumina)
+    shard = out / "data_00000.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-40])
+    assert str(shard) in refused(capsys, *train, "--model_path", str(folders["emoji"]))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_pictures_become_codes_of_their_centre(
+    name: str, folders: dict[str, Path], models: dict[str, Model], tmp_path: Path, capsys: Any
+) -> None:
+    model, data, out = models[name], tmp_path / "data", tmp_path / "out"
+    side = model.grid.height * model.codec.config.patch_size
+    rng = np.random.default_rng(0)
+    (data / "below").mkdir(parents=True)
+    pixels = {stem: rng.integers(0, 256, (side, side, 3), dtype=np.uint8) for stem in ("a", "below/b")}
+    for stem, array in pixels.items():
+        Image.fromarray(array).save(data / f"{stem}.png")
+        (data / f"{stem}.txt").write_text(f"a picture\n of {stem[-1]} ")
+    wide = rng.integers(0, 256, (side, 3 * side, 3), dtype=np.uint8)
+    Image.fromarray(wide).save(data / "wide.png")
+    (data / "wide.txt").write_text("wide")
+    pixels["wide"] = wide[:, side : 2 * side]
+    (data / "torn.jpg").write_bytes(b"no picture")
+    (data / "torn.txt").write_text("torn")
+    Image.fromarray(wide).save(data / "lonely.webp", lossless=True)
+    words = [
+        "extract_code",
+        *words_of(name, folders[name]),
+        "--data_path",
+        str(data),
+        "--output_dir",
+        str(out),
+    ]
+    assert main.main([*words, "--num_samples", "2"]) == 0
+    assert main.main(words) == 0
+    last = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    assert (last["damaged"], last["without_caption"], last["images"]) == (["torn"], 1, 3)
+    shards = read_shards([out], model)
+    assert sorted(shards.texts) == ["a picture of a", "a picture of b", "wide"]
+    for stem, codes in by_name(out, model).items():
+        expected = model.codec.encode(from_uint8(torch.from_numpy(pixels[stem].copy())[None]))
+        assert codes == expected.flatten().tolist()
+
+
+def test_pictures_without_captions_or_folder_are_refused(
+    folders: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["extract_code", *words_of("emoji", folders["emoji"]), "--output_dir", str(tmp_path / "out")]
+    assert "no such folder" in refused(capsys, *words, "--data_path", str(tmp_path / "nowhere"))
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.png").write_bytes(b"")
+    assert "none with a caption" in refused(capsys, *words, "--data_path", str(tmp_path / "data"))
+    (tmp_path / "data" / "a.txt").write_text("a")
+    assert "can be read" in refused(capsys, *words, "--data_path", str(tmp_path / "data"))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_table_of_nearest_codes_is_whole_and_read_back(
+    name: str, folders: dict[str, Path], models: dict[str, Model], tmp_path: Path
+) -> None:
+    model = models[name]
+    assert main.main(["generate_codebook", *words_of(name, folders[name]), "--save_path", str(tmp_path)]) == 0
+    path = tmp_path / f"top_{model.num_codes - 1}_indices.npy"
+    stored = np.load(path)
+    assert stored.dtype == np.uint16 and stored.shape == (model.num_codes, model.num_codes - 1)
+    width = model.num_codes - 1
+    assert torch.equal(read_table(path, model.codebook, width), nearest_table(model.codebook, width))

@@ -1,0 +1,141 @@
+"""What a drafter is trained for: features by SmoothL1, laws by cross-entropy, over unrolled steps.
+
+Step 1 reads the target's features; step j reads the drafter's own features of step j - 1, as decoding does j
+levels into a tree (EAGLE-3's training-time test): entry e of step j attends to target entries up to e - j + 1
+and to its own ancestors, entries e - j + i of steps i = 2..j. With one step it is EAGLE's loss.
+
+Dimensions: R rows (images, or branches of images), T entries, q code positions, D features, V codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from adt_tree.sampling import guide
+from models.drafter import DrafterNet
+from models.transformer import reserve
+
+RANKS = 3  # how many of the drafter's first choices are held against the target's
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows of some images. coupled: the first half conditional, the second their unconditional branches."""
+
+    tokens: Tensor  # [R, T] the token after each entry: entry e pairs feature e with token e + 1
+    features: Tensor  # [R, T, D] target features
+    where: Tensor  # [R, q] entries whose output predicts the feature of a token of the image
+    chooses: Tensor  # [q] bool: a code is chosen there, no row end
+    coupled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """L = sum_j decay^(j - 1) (SmoothL1 + p_w * CE) over steps j."""
+
+    steps: int = 1
+    p_w: float = 0.1
+    decay: float = 0.8
+    guidance: float | None = None  # of the laws in the cross-entropy; None: each branch's own law
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Loss and its parts, and what the laws have in common at each step, under the objective's guidance."""
+
+    loss: Tensor
+    regression: float  # of the first step
+    entropy: float
+    agreement: list[float]  # sum over codes of min(p, q): the share of draws from q that the best rule takes
+    hits: list[list[float]]  # a step: the target's first choice among the drafter's first 1 .. RANKS
+
+
+class Unrolled(nn.Module):
+    """The network as a function from a batch to every step's outputs, so that gradients are shared among
+    processes once a step."""
+
+    def __init__(self, net: DrafterNet) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, tokens: Tensor, features: Tensor, steps: int) -> list[Tensor]:
+        """See unroll()."""
+        return list(unroll(self.net, tokens, features, steps))
+
+
+def unroll(net: DrafterNet, tokens: Tensor, features: Tensor, steps: int) -> Iterator[Tensor]:
+    """Yield each step's predicted features [R, T, D]; output e of a step predicts feature e + 1."""
+    attention, length = net.block.attention, tokens.shape[1]
+    entry = torch.arange(length, device=tokens.device)
+    net.rotary = reserve(net.rotary, net.config, length)
+    turn = net.turn(entry[None])
+    distance = entry[:, None] - entry
+    held: list[Tensor] = []
+    for step in range(1, steps + 1):
+        x = net.fuse(tokens, features)
+        query, kv = attention.project(net.block.attention_norm(x), turn)
+        held.append(kv)
+        own = [distance == step - index for index in range(2, step + 1)]
+        key, value = torch.cat(held, dim=1).transpose(1, 3).unbind(2)
+        mask = torch.cat([distance >= step - 1, *own], dim=1)
+        mixed = F.scaled_dot_product_attention(
+            query.transpose(1, 2),
+            key,
+            value,
+            attn_mask=mask,
+            enable_gqa=attention.heads != attention.kv_heads,
+        )
+        x = x + attention.out(mixed.transpose(1, 2).flatten(2))
+        out = x + net.block.mlp(net.block.mlp_norm(x))
+        yield out
+        features = torch.cat((features[:, :1], out[:, :-1]), dim=1)
+
+
+def at(x: Tensor, where: Tensor) -> Tensor:
+    """x [R, T, D] at entries where [R, q] -> [R, q, D]."""
+    return x.gather(1, where[..., None].expand(-1, -1, x.shape[-1]))
+
+
+def laws(features: Tensor, batch: Batch, head: Tensor, guidance: float | None) -> Tensor:
+    """Logits [.., V] fp32 where codes are chosen: guided over both branches, or each row's own."""
+    logits = F.linear(features[:, batch.chooses], head).float()
+    if guidance is None:
+        return logits
+    assert batch.coupled, "guidance needs both branches of every image"
+    return guide(logits.unflatten(0, (2, -1)), guidance)
+
+
+def measure(outs: list[Tensor], batch: Batch, head: Tensor, objective: Objective) -> Outcome:
+    """The loss of the steps' outputs, and how far their laws are the target's. Means over positions, as the
+    published loss: its head is frozen, its temperature 1, its law that of the image codes."""
+    wanted = at(batch.features, batch.where + 1).float()
+    law = laws(wanted.to(head.dtype), batch, head, objective.guidance).softmax(dim=-1)
+    choice = law.argmax(dim=-1, keepdim=True)
+    total, parts, agreement, hits = wanted.new_zeros(()), (0.0, 0.0), [], []
+    for step, out in enumerate(outs):
+        drafted = at(out, batch.where)
+        log_q = laws(drafted.to(head.dtype), batch, head, objective.guidance).log_softmax(dim=-1)
+        entropy = -(law * log_q).sum(dim=-1).mean()
+        regression = F.smooth_l1_loss(drafted.float(), wanted)
+        total = total + objective.decay**step * (regression + objective.p_w * entropy)
+        if step == 0:
+            parts = regression.item(), entropy.item()
+        with torch.no_grad():
+            agreement.append(torch.minimum(law, log_q.exp()).sum(dim=-1).mean().item())
+            first = log_q.topk(min(RANKS, log_q.shape[-1]), dim=-1).indices == choice
+            hits.append(first.float().cumsum(dim=-1).flatten(0, -2).mean(dim=0).tolist())
+    return Outcome(total, *parts, agreement, hits)
+
+
+def expected_tau(agreement: list[float]) -> float:
+    """Codes a target call of a chain whose levels are accepted so often, one after another."""
+    tau, share = 1.0, 1.0
+    for value in agreement:
+        share *= value
+        tau += share
+    return tau

@@ -1,0 +1,122 @@
+"""What a drafter's training leaves behind: state_N with the drafter and what a resume needs, and the log.
+
+state_N/ holds config.json and model.safetensors, which --drafter_path loads, and trainer.pt, which only the
+newest keeps. A state appears whole, by a rename, or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from training.errors import StageError
+
+TRAINER = "trainer.pt"
+LOG = "log.jsonl"
+
+
+def states(root: Path) -> list[Path]:
+    """The folder's states, oldest first."""
+    found = [path for path in root.glob("state_*") if re.fullmatch(r"state_\d+", path.name)]
+    return sorted(found, key=lambda path: int(path.name.removeprefix("state_")))
+
+
+def discard(root: Path) -> None:
+    """Remove every state and the log, and nothing else."""
+    for path in states(root):
+        shutil.rmtree(path)
+    (root / LOG).unlink(missing_ok=True)
+
+
+def save(root: Path, epoch: int, payload: Mapping[str, Any], write: Callable[[Path], None]) -> Path:
+    """Make state_EPOCH; write puts the drafter into the folder it is given."""
+    home, part = root / f"state_{epoch}", root / f".state_{epoch}.part"
+    for stale in (part, root / f".state_{epoch}.old"):
+        shutil.rmtree(stale, ignore_errors=True)
+    part.mkdir(parents=True)
+    write(part)
+    torch.save(dict(payload), part / TRAINER)
+    if home.exists():
+        os.replace(home, root / f".state_{epoch}.old")
+    os.replace(part, home)
+    shutil.rmtree(root / f".state_{epoch}.old", ignore_errors=True)
+    for older in states(root):
+        if older != home:
+            (older / TRAINER).unlink(missing_ok=True)
+    return home
+
+
+def resume(root: Path, determines: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The newest payload, on the CPU; None if there is none. The log loses what came after it.
+
+    StageError if it was trained otherwise (determines), or cannot be read.
+    """
+    kept = [path for path in states(root) if (path / TRAINER).is_file()]
+    if not kept:
+        return None
+    path = kept[-1] / TRAINER
+    try:
+        payload = torch.load(path, map_location="cpu", weights_only=True)
+        before = payload["determines"]
+    except Exception as error:  # zip, pickle and torch each have their own
+        text = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise StageError(f"{path} cannot be read ({text}): remove {path.parent}, or --restart") from None
+    for name, value in determines.items():
+        if before.get(name) != value:
+            raise StageError(
+                f"{path} was trained with {name} = {before.get(name)!r}, now it is {value!r}: give the same, "
+                "choose another --save_dir, or --restart, which discards it"
+            )
+    _cut(root / LOG, payload["step"])
+    return payload
+
+
+def _cut(path: Path, step: int) -> None:
+    """Drop the log's rows of later steps, and a torn one."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if row.get("step", 0) <= step:
+            kept.append(line + "\n")
+    part = path.with_suffix(".part")
+    part.write_text("".join(kept), encoding="utf-8")
+    os.replace(part, path)
+
+
+class Log:
+    """log.jsonl, and TensorBoard's events where it is installed."""
+
+    def __init__(self, root: Path) -> None:
+        root.mkdir(parents=True, exist_ok=True)
+        self.path = root / LOG
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            self.board: Any = None
+        else:
+            self.board = SummaryWriter(str(root / "events"))
+
+    def add(self, step: int, row: Mapping[str, Any]) -> None:
+        """One row; numbers and lists of numbers become TensorBoard's scalars."""
+        with self.path.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps({"step": step, **row}) + "\n")
+        if self.board is None:
+            return
+        for name, value in row.items():
+            values = value if isinstance(value, list) else [value]
+            for level, number in enumerate(values, 1):
+                if isinstance(number, int | float):
+                    self.board.add_scalar(f"{name}/{level}" if value is values else name, number, step)
+        self.board.flush()

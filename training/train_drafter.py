@@ -1,0 +1,328 @@
+"""train_drafter: fit an EAGLE drafter to its target on stored images, on one process or many.
+
+Everything random is a function of seed, epoch and step: a resumed run goes on exactly as an uninterrupted one
+would have, if its length is counted in epochs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from tqdm import tqdm
+
+from models.errors import CheckpointError
+from models.model import Model
+from models.new_drafter import new_drafter, own_fields, read_fields_of, write_drafter
+from models.registry import load
+from models.shards import Shards, read_shards
+from training import drafter_states
+from training.drafter_data import Images, epoch_order, noised, split
+from training.drafter_loss import Objective, Outcome, Unrolled, expected_tau, measure
+from training.errors import StageError
+from training.muon import muon_and_adamw
+
+DETERMINES = (
+    "bs", "gradient_accumulation_steps", "optimizer", "lr", "muon_lr", "weight_decay", "p_w", "coupled",
+    "cfg_loss", "cfg_scale", "ttt_steps", "step_decay", "data_noise", "mean", "std", "ema", "seed",
+    "train_data_ratio", "precision", "grad_clip", "grad_clip_by",
+)  # fmt: skip
+
+
+class Course:
+    """How far a run is, and the learning rate there; of a run in minutes, former runs are a part."""
+
+    def __init__(self, args: argparse.Namespace, steps_an_epoch: int, step: int, spent_s: float) -> None:
+        self.args, self.steps_an_epoch, self.step = args, steps_an_epoch, step
+        self._before, self._start = spent_s, time.monotonic()
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds of training, all runs together."""
+        return self._before + time.monotonic() - self._start
+
+    @property
+    def epochs(self) -> int:
+        """Epochs begun."""
+        return -(-self.step // self.steps_an_epoch)
+
+    def fraction(self) -> float:
+        """Share of the run that is over, in [0, 1]."""
+        if self.args.minutes is not None:
+            return min(self.spent_s / (60 * self.args.minutes), 1.0)
+        return min(self.step / (self.args.num_epochs * self.steps_an_epoch), 1.0)
+
+    def factor(self, fraction: float) -> float:
+        """Of the learning rates: up over the warm-up, level to the end of --flat_ratio, then down to 0. Over
+        the whole run, not over its first epoch."""
+        warm = self.args.warmup_steps_ratio if self.args.is_warmup else 0.0
+        one = 1 / (self.args.num_epochs * self.steps_an_epoch)  # the first step is not idle
+        flat = min(max(self.args.flat_ratio, warm), 1 - 1e-9)
+        rise = min((fraction + one) / warm, 1.0) if warm else 1.0
+        return rise * min((1 - fraction) / (1 - flat), 1.0)
+
+    def due(self, epochs: int, first: int) -> bool:
+        """Whether a whole number of so many epochs has just ended, later than at step `first`."""
+        return self.step > first and self.step % (epochs * self.steps_an_epoch) == 0
+
+    def ended(self, fraction: float) -> bool:
+        """Whether no step follows."""
+        limit = self.args.max_steps
+        return fraction >= 1.0 or (limit is not None and self.step >= limit)
+
+
+class Trainer:
+    """Network, its average, optimisers and images of a run, one process of it."""
+
+    def __init__(self, args: argparse.Namespace, model: Model, shards: Shards, accelerator: Any) -> None:
+        torch.manual_seed(args.seed)
+        self.args, self.model, self.accelerator = args, model, accelerator
+        self.images = Images(model, shards, int(args.cache_gb * 1e9), args.max_len)
+        self.train, self.held_out = split(shards.names, args.train_data_ratio, args.seed)
+        self.pass_images = args.bs * accelerator.num_processes
+        self.step_images = self.pass_images * args.gradient_accumulation_steps
+        if len(self.train) < self.step_images:
+            raise StageError(
+                f"{len(shards)} images, of which {len(self.train)} for training: a step takes "
+                f"{self.step_images}; make more, or choose a smaller --bs"
+            )
+        first = model.first_code
+        self.head = model.decoder.head.weight[first : first + model.num_codes]
+        guidance = args.cfg_scale if args.cfg_loss else None
+        self.objective = Objective(args.ttt_steps, args.p_w, args.step_decay, guidance)
+        self.measured = Objective(args.eval_depth, args.p_w, args.step_decay, args.cfg_scale)
+        self.fields = read_fields_of(Path(args.config_path), model) if args.config_path else own_fields(model)
+        self.net = new_drafter(self.fields, model)
+        if model.drafter_net is not None:
+            self.net.load_state_dict({n: t.float() for n, t in model.drafter_net.state_dict().items()})
+        self.net.requires_grad_(True).embed.requires_grad_(False)
+        self.optimisers = self._optimisers()
+        self.averaged = copy.deepcopy(self.net).requires_grad_(False)
+        self.module = accelerator.prepare(Unrolled(self.net))
+
+    def _optimisers(self) -> list[torch.optim.Optimizer]:
+        args, trained = self.args, [p for p in self.net.parameters() if p.requires_grad]
+        if args.optimizer == "adamw":
+            adamw = torch.optim.AdamW(trained, lr=args.lr, betas=(0.9, 0.95), weight_decay=args.weight_decay)
+            made: list[torch.optim.Optimizer] = [adamw]
+        else:
+            made = muon_and_adamw(self.net, args.muon_lr, args.lr, args.weight_decay)
+        for group in (group for optimiser in made for group in optimiser.param_groups):
+            group["initial_lr"] = group["lr"]
+        return made
+
+    def payload(self, course: Course, determines: dict[str, Any]) -> dict[str, Any]:
+        """What a resume needs."""
+        return {
+            "net": self.net.state_dict(), "average": self.averaged.state_dict(), "step": course.step,
+            "spent_s": course.spent_s, "optimisers": [o.state_dict() for o in self.optimisers],
+            "determines": determines,
+        }  # fmt: skip
+
+    def resume(self, payload: dict[str, Any]) -> None:
+        """Go on from a payload."""
+        self.net.load_state_dict(payload["net"])
+        self.averaged.load_state_dict(payload["average"])
+        for optimiser, state in zip(self.optimisers, payload["optimisers"], strict=True):
+            optimiser.load_state_dict(state)
+
+    def pass_outcome(self, step: int, number: int) -> Outcome:
+        """One pass over this process' part of a step's images; its gradient is not yet applied."""
+        epoch, place = divmod(step, len(self.train) // self.step_images)
+        order = epoch_order(self.train, self.args.seed, epoch)
+        start = place * self.step_images + number * self.pass_images
+        rank = self.accelerator.process_index
+        images = order[start + rank : start + self.pass_images : self.accelerator.num_processes]
+        stream = ((self.args.seed * 1_000_003 + step) * 1009 + number) * 1009 + rank
+        batch = self.images.batch(images, None if self.args.coupled else random.Random(stream))
+        generator = torch.Generator().manual_seed(stream)
+        inputs = noised(batch, self.args.data_noise, self.args.mean, self.args.std, generator)
+        with self.accelerator.accumulate(self.module), self.accelerator.autocast():
+            outcome = measure(
+                self.module(batch.tokens, inputs, self.args.ttt_steps), batch, self.head, self.objective
+            )
+            self.accelerator.backward(outcome.loss)
+        return outcome
+
+    def train_step(self, step: int, factor: float) -> Outcome:
+        """One update at `factor` of the learning rates, from --gradient_accumulation_steps passes; the last
+        one's outcome."""
+        args = self.args
+        for optimiser in self.optimisers:
+            optimiser.zero_grad(set_to_none=True)
+            for group in optimiser.param_groups:
+                group["lr"] = group["initial_lr"] * factor
+        for number in range(args.gradient_accumulation_steps):
+            outcome = self.pass_outcome(step, number)
+        if args.grad_clip:
+            clip = nn.utils.clip_grad_value_ if args.grad_clip_by == "value" else nn.utils.clip_grad_norm_
+            clip(self.net.parameters(), args.grad_clip)
+        for optimiser in self.optimisers:
+            optimiser.step()
+        decay = min(args.ema, (step + 1) / (step + 11))
+        blend(self.averaged, self.net, decay)
+        return outcome
+
+    @torch.no_grad()
+    def validation(self) -> dict[str, Any]:
+        """Loss and acceptance by depth on the images kept out of training, of the weights that are saved."""
+        self.averaged.eval()
+        unrolled, found, size = Unrolled(self.averaged), list[Outcome](), self.args.bs
+        for start in range(0, len(self.held_out), size):
+            batch = self.images.batch(self.held_out[start : start + size], None)
+            with self.accelerator.autocast():
+                outs = unrolled(batch.tokens, batch.features, self.args.eval_depth)
+                found.append(measure(outs, batch, self.head, self.measured))
+        agreement = _mean([outcome.agreement for outcome in found])
+        return {
+            "val_regression": _mean([[outcome.regression] for outcome in found])[0],
+            "val_entropy": _mean([[outcome.entropy] for outcome in found])[0],
+            "agreement": agreement,
+            "top": _mean([outcome.hits[0] for outcome in found]),
+            "expected_tau": round(expected_tau(agreement), 4),
+        }
+
+    def write(self, folder: Path) -> None:
+        """The drafter as --drafter_path loads it."""
+        write_drafter(folder, self.fields, self.averaged.state_dict(), self.net.config)
+
+
+@torch.no_grad()
+def blend(average: nn.Module, net: nn.Module, decay: float) -> None:
+    """Move the running average towards the current weights."""
+    for kept, value in zip(average.parameters(), net.parameters(), strict=True):
+        kept.lerp_(value, 1 - decay)
+
+
+def _mean(rows: list[list[float]]) -> list[float]:
+    return [round(sum(column) / len(column), 4) for column in zip(*rows, strict=True)]
+
+
+def refuse(args: argparse.Namespace) -> None:
+    """StageError for what cannot be honoured."""
+    if args.wandb:
+        raise StageError("--wandb: nothing is uploaded from here; --save_dir gets log.jsonl, leave it out")
+    if args.embed_upscale != 1:
+        raise StageError(
+            f"--embed_upscale {args.embed_upscale:g}: it has no effect in the published code; leave it out"
+        )
+    if args.cfg_loss and not args.coupled:
+        raise StageError("--cfg_loss: guided laws need both branches of an image; add --coupled")
+
+
+def prepare(args: argparse.Namespace) -> Any:
+    """The accelerator of this process; args.device and args.precision become what they mean here."""
+    from accelerate import Accelerator
+
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise StageError("--device cuda: no CUDA device is visible; use --device cpu or auto")
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    on_cpu = args.device == "cpu" or not torch.cuda.is_available()
+    if args.precision == "auto":
+        args.precision = "fp32" if on_cpu else "bf16"
+    accelerator = Accelerator(
+        cpu=on_cpu,
+        mixed_precision="no" if args.precision == "fp32" else "bf16",
+        gradient_accumulation_steps=args.gradient_accumulation_steps,
+    )
+    args.device = str(accelerator.device)
+    return accelerator
+
+
+def run(args: argparse.Namespace) -> None:
+    """Train, measure and save; the last line printed is one JSON document."""
+    refuse(args)
+    accelerator = prepare(args)
+    root = Path(args.save_dir)
+    try:
+        model = _load(args)
+        shards = read_shards([Path(folder) for folder in args.data_dir], model)
+    except CheckpointError as error:
+        raise StageError(str(error)) from error
+    if len(shards) < 2:
+        raise StageError(f"{args.data_dir[0]} holds 1 image: one trains, one measures; make more")
+    determines = {name: getattr(args, name) for name in DETERMINES}
+    determines |= {
+        "target": model.weights_sha,
+        "data": shards.digest(),
+        "processes": accelerator.num_processes,
+    }
+    if args.restart and accelerator.is_main_process:
+        drafter_states.discard(root)
+    accelerator.wait_for_everyone()
+    saved = drafter_states.resume(root, determines)
+    trainer = Trainer(args, model, shards, accelerator)
+    step, spent = 0, 0.0
+    if saved is not None:
+        trainer.resume(saved)
+        step, spent = saved["step"], saved["spent_s"]
+    course = Course(args, len(trainer.train) // trainer.step_images, step, spent)
+    loop(trainer, course, determines, root)
+
+
+def _load(args: argparse.Namespace) -> Model:
+    """The target, and with --drafter_path the drafter that training starts from."""
+    return load(
+        args.model,
+        args.model_path,
+        args.drafter_path,
+        args.precision,
+        args.device,
+        args.drafter_path is not None,
+        args.target_size,
+        args.tokenizer_base_path,
+        args.revision,
+    )
+
+
+def loop(trainer: Trainer, course: Course, determines: dict[str, Any], root: Path) -> None:
+    """Steps until the end; the main process alone measures and writes."""
+    args, accelerator = trainer.args, trainer.accelerator
+    main, first, losses = accelerator.is_main_process, course.step, list[float]()
+    log = drafter_states.Log(root) if main else None
+    fraction = _shared(course.fraction(), accelerator)
+    row: dict[str, Any] = {}
+    with tqdm(desc="drafter", unit="step", initial=first, disable=None if main else True) as bar:
+        while True:
+            done = course.ended(fraction)
+            if log is not None and (done or course.due(args.eval_freq, first)):
+                row = {"epoch": round(course.step / course.steps_an_epoch, 3),
+                       "spent_s": round(course.spent_s, 1), "factor": round(course.factor(fraction), 5),
+                       "loss": round(sum(losses) / len(losses), 5) if losses else None,
+                       **trainer.validation()}  # fmt: skip
+                if losses or course.step == 0:
+                    log.add(course.step, row)
+                losses = []
+            if main and (done or course.due(args.save_freq, first)):
+                payload = trainer.payload(course, determines)
+                newest = drafter_states.save(root, course.epochs, payload, trainer.write)
+            if done:
+                break
+            outcome = trainer.train_step(course.step, course.factor(fraction))
+            losses.append(outcome.loss.item())
+            course.step += 1
+            fraction = _shared(course.fraction(), accelerator)
+            bar.update()
+            bar.set_postfix_str(f"loss {losses[-1]:.3f}, agreement {outcome.agreement[0]:.2f}", refresh=False)
+    if main:
+        if args.export:
+            trainer.write(Path(args.export))
+        print(json.dumps({"steps": course.step, "drafter": str(newest), **row}))
+    accelerator.wait_for_everyone()
+
+
+def _shared(fraction: float, accelerator: Any) -> float:
+    """The main process' value on every process: clocks differ, decisions must not."""
+    if accelerator.num_processes == 1:
+        return fraction
+    own = fraction if accelerator.is_main_process else 0.0
+    value = torch.tensor([own], dtype=torch.float64, device=accelerator.device)
+    return float(accelerator.reduce(value, reduction="sum"))
