@@ -1,0 +1,217 @@
+"""Images of a folder, paired with their prompts by name, and cut to size as the published metrics do.
+
+Nothing is paired by rank: a missing image is missing, and does not shift the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional as F
+
+from eval.errors import UserError
+from eval.outputs import file_name
+from eval.prompts import Prompt, read_file
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
+RANKED = re.compile(r"(?:prompt|image)_(\d+)")  # LANTERN's names: the row in the prompt file
+SHOWN = 3  # names an error gives
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """An image and the text it was drawn from."""
+
+    name: str
+    text: str
+    path: Path
+
+
+def images_in(folder: Path, option: str) -> list[Path]:
+    """The images right in a folder, or in its img/, in natural order. UserError if there is none."""
+    if not folder.is_dir():
+        raise UserError(f"{option} {folder}: it is no folder; give one that holds images")
+    place = folder / "img" if (folder / "img").is_dir() else folder
+    own = place is folder  # a run's maps and contact sheet lie beside img/, never in it
+    found = [path for path in place.iterdir() if path.suffix.lower() in SUFFIXES and path.is_file()]
+    if not found:
+        raise UserError(f"{option} {place}: it holds no {', '.join(SUFFIXES)}{own * ' and no folder img'}")
+    return sorted(found, key=_natural)
+
+
+def images_below(folder: Path, option: str) -> list[Path]:
+    """All images at any depth, in natural order: reference sets come in folders of classes."""
+    if not folder.is_dir():
+        raise UserError(f"{option} {folder}: it is no folder; give one that holds images")
+    found = [path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file()]
+    if not found:
+        raise UserError(f"{option} {folder}: no {', '.join(SUFFIXES)} lies in it")
+    return sorted(found, key=_natural)
+
+
+def reference_images(folder: str, count: int) -> list[Path]:
+    """The first count images of --ref_dir, all for -1. UserError if there are fewer."""
+    found = images_below(Path(folder), "--ref_dir")
+    if count > len(found):
+        raise UserError(
+            f"--ref_how_many {count}: --ref_dir {folder} holds {len(found)} images; state at most those"
+        )
+    return found if count < 0 else found[:count]
+
+
+def unpaired(folder: Path, count: int, options: tuple[str, str]) -> list[Path]:
+    """The first count images of a folder, all for -1, whatever they were drawn from.
+
+    options: the folder's and the count's, for the UserError if there are fewer than count.
+    """
+    found = images_in(folder, options[0])
+    if count > len(found):
+        raise UserError(
+            f"{options[1]} {count}: {options[0]} {folder} holds {len(found)} images; make the rest, or state "
+            "that number"
+        )
+    return found if count < 0 else found[:count]
+
+
+def _natural(path: Path) -> list[tuple[int, int | str]]:
+    """Sorts 2.png before 10.png."""
+    words = re.split(r"(\d+)", path.as_posix())
+    return [(0, int(word)) if word.isdigit() else (1, word) for word in words]
+
+
+def prompts_of(folder: Path, source: str | None, option: str) -> list[Prompt]:
+    """The prompts of a file or, without one, those that the run in the folder recorded."""
+    if source is not None:
+        return read_file(Path(source))
+    records = sorted(folder.glob("global_statistics_*.json"), key=_natural)
+    found: dict[str, Prompt] = {}
+    for path in records:
+        try:
+            entries = json.loads(path.read_text(encoding="utf-8"))
+            found |= {
+                name: Prompt(name, entry["prompt"], entry.get("ann_id")) for name, entry in entries.items()
+            }
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise UserError(f"{path}: damaged, or another program's; name the prompts by {option}") from None
+    if not found:
+        raise UserError(f"{folder} records no prompts: name the file they are in by {option}")
+    return list(found.values())
+
+
+def pair(paths: Sequence[Path], prompts: Sequence[Prompt], count: int, option: str) -> list[Pair]:
+    """The first count prompts that have an image, each with it; -1: all prompts.
+
+    An image is named after its prompt: name or annotation id (this program, ADT-Tree), or prompt_N and
+    image_N with N the row of the prompt file (LANTERN). UserError for images without a prompt, two for one,
+    fewer than count, and for -1 prompts without an image.
+    """
+    by_name = {file_name(prompt.name): prompt for prompt in prompts}
+    taken: dict[str, Path] = {}
+    strays: list[str] = []
+    for path in paths:
+        prompt = _prompt_of(path.stem, by_name, prompts)
+        if prompt is None:
+            strays.append(path.name)
+        elif prompt.name in taken:
+            raise UserError(
+                f"{path.name} and {taken[prompt.name].name} in {path.parent} are both of prompt "
+                f"{prompt.name[:80]!r}: remove one"
+            )
+        else:
+            taken[prompt.name] = path
+    if strays:
+        raise UserError(
+            f"{len(strays)} of {len(paths)} images in {paths[0].parent} are of no prompt ({_some(strays)}): "
+            "give the prompt file they were made from, or remove them"
+        )
+    pairs = [Pair(p.name, p.text, taken[p.name]) for p in prompts if p.name in taken]
+    missing = [prompt.name for prompt in prompts if prompt.name not in taken]
+    if len(pairs) < count or (count < 0 and missing):
+        raise UserError(
+            f"{option} {count}: {len(pairs)} of {len(prompts)} prompts have an image, missing are those of "
+            f"{_some(missing) or 'none'}; make the rest, or state the number that there is"
+        )
+    return pairs if count < 0 else pairs[:count]
+
+
+def _prompt_of(stem: str, by_name: dict[str, Prompt], prompts: Sequence[Prompt]) -> Prompt | None:
+    if stem in by_name:
+        return by_name[stem]
+    ranked = RANKED.fullmatch(stem)
+    if ranked is not None:
+        row = int(ranked[1])
+        return prompts[row] if row < len(prompts) else None
+    return by_name.get(str(int(stem))) if stem.isascii() and stem.isdigit() else None
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first few names."""
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(name[:60] for name in names[:SHOWN]) + more
+
+
+def read_image(path: Path) -> Image.Image:
+    """RGB; what is transparent keeps its stored colour, as in the published code. UserError if damaged."""
+    try:
+        with Image.open(path) as image:
+            return image.convert("RGB")
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise UserError(f"image {path}: cannot be read ({error}); make it anew or remove it") from None
+
+
+def centre_square(image: Image.Image) -> Image.Image:
+    """The middle square as wide as the short side."""
+    side = min(image.size)
+    left, top = (image.width - side) // 2, (image.height - side) // 2
+    return image.crop((left, top, left + side, top + side))
+
+
+def reference_crop(image: Image.Image, side: int) -> Image.Image:
+    """LANTERN's preprocessing: centre square, then Lanczos to side."""
+    return centre_square(image).resize((side, side), Image.Resampling.LANCZOS)
+
+
+def to_tensor(image: Image.Image) -> Tensor:
+    """float32 [3, H, W], 0 to 255."""
+    return torch.from_numpy(np.array(image, dtype=np.float32)).permute(2, 0, 1)
+
+
+def fine_resize(image: Image.Image, side: int) -> Tensor:
+    """clean-fid's: bicubic with anti-aliasing in float, clipped, not rounded. [3, side, side], 0 to 255."""
+    channels = [
+        np.asarray(Image.fromarray(channel).resize((side, side), Image.Resampling.BICUBIC))
+        for channel in np.array(image, dtype=np.float32).transpose(2, 0, 1)
+    ]
+    return torch.from_numpy(np.stack(channels)).clamp(0, 255)
+
+
+def short_side(image: Image.Image, side: int) -> Image.Image:
+    """CLIP's: bicubic so that the short side is side, then the middle square."""
+    scale = side / min(image.size)
+    size = [side if edge == min(image.size) else int(edge * scale) for edge in image.size]
+    shown = image.resize((size[0], size[1]), Image.Resampling.BICUBIC)
+    left, top = round((shown.width - side) / 2), round((shown.height - side) / 2)
+    return shown.crop((left, top, left + side, top + side))
+
+
+def long_side(image: Image.Image, side: int) -> Tensor:
+    """HPS's: bicubic in float so that the long side is side, the rest black. [3, side, side], 0 to 255."""
+    scale = side / max(image.size)
+    size = (round(image.height * scale), round(image.width * scale))
+    shown = F.interpolate(to_tensor(image)[None], size, mode="bicubic", antialias=True)[0]
+    high, wide = side - size[0], side - size[1]
+    return F.pad(shown, (wide // 2, wide - wide // 2, high // 2, high - high // 2))
+
+
+def normalise(pixels: Tensor, mean: Iterable[float], std: Iterable[float]) -> Tensor:
+    """Pixels of 0 to 255 as networks of ImageNet's tradition want them; mean and std of 0 to 1."""
+    centre, spread = (torch.tensor(list(values)).view(3, 1, 1) for values in (mean, std))
+    return (pixels / 255 - centre) / spread
