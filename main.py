@@ -60,6 +60,16 @@ COMMANDS = {
     "generate_codebook": Command(
         "eval.codebook", "eval.codebook", "write the table of nearest codes that --lantern reads"
     ),
+    "eval_fid_clip": Command(
+        "eval.eval_fid_clip", "eval.eval_fid_clip", "CLIP score of a run, FID against real images"
+    ),
+    "eval_prec_recall": Command(
+        "eval.eval_prec_recall", "eval.eval_prec_recall", "precision and recall against real images"
+    ),
+    "eval_hpsv2": Command("eval.eval_hpsv2", "eval.eval_hpsv2", "human preference score of a run"),
+    "eval_quality": Command(
+        "eval.eval_quality", "eval.eval_quality", "Inception Score, KID, aesthetic score, EffNet-FD"
+    ),
     "report": Command("eval.report", "eval.report", "stored results -> tables, into a document"),
 }
 STAGES = {

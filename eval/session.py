@@ -97,8 +97,18 @@ def synchronise(device: torch.device) -> None:
 
 def circumstances(model: Model, args: argparse.Namespace) -> dict[str, Any]:
     """What a figure needs to be repeated: commit, device, precision, versions, date."""
-    cuda = args.device == "cuda"
-    name = torch.cuda.get_device_name() if cuda else f"{platform.machine()} CPU, {_cpu_name()}"
+    return {
+        **environment(args.device),
+        "precision": args.precision,
+        "weights": model.weights_sha,
+        "drafter": model.drafter_sha,
+        "grid": [model.grid.height, model.grid.width],
+    }
+
+
+def environment(device: str) -> dict[str, Any]:
+    """The code and the machine a figure was made by, and when. device: cpu or cuda."""
+    name = torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()} CPU, {_cpu_name()}"
     return {
         "commit": _git("rev-parse", "--short", "HEAD"),
         "dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
@@ -106,11 +116,7 @@ def circumstances(model: Model, args: argparse.Namespace) -> dict[str, Any]:
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "device": name,
         "threads": torch.get_num_threads(),
-        "precision": args.precision,
         "torch": torch.__version__,
-        "weights": model.weights_sha,
-        "drafter": model.drafter_sha,
-        "grid": [model.grid.height, model.grid.width],
     }
 
 

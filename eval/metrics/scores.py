@@ -1,0 +1,77 @@
+"""scores.json: what was measured of a folder's images, with what one needs to measure it again."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from eval.errors import UserError
+from eval.outputs import write_json
+from eval.session import environment
+
+SCORES = "scores.json"
+
+
+def keep(
+    args: argparse.Namespace,
+    folder: Path,
+    device: str,
+    scores: Mapping[str, float],
+    weights: Mapping[str, str],
+    facts: Mapping[str, Any],
+) -> None:
+    """Print the scores of a folder's images and append them; the last line printed is one JSON document.
+
+    args: the parsed command line, --scores among it. weights: digest of every network used. facts: what else
+    a reader needs, the numbers of images above all.
+    """
+    entry = {
+        "line": " ".join(["python", *map(os.path.basename, sys.argv[:1]), *sys.argv[1:]]),
+        **environment(device),
+        "weights": dict(weights),
+        **facts,
+        "options": {name: value for name, value in vars(args).items() if name not in ("debug", "config")},
+        "scores": dict(scores),
+    }
+    append(Path(args.scores) if args.scores else folder / SCORES, entry)
+    for name, value in scores.items():
+        print(f"  {name:<24} {value:.6g}")
+    print(json.dumps(entry))
+
+
+def append(path: Path, entry: Mapping[str, Any]) -> None:
+    """Add an entry; the file is replaced whole, and two programs adding at once both get in."""
+    with _locked(path):
+        write_json(path, [*read(path), entry])
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """All entries, oldest first; none if there is no file. UserError if it is damaged."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return []
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise UserError(f"{path} is damaged ({error}): repair or move it, then score again") from None
+    if not isinstance(content, list) or not all(isinstance(entry, dict) for entry in content):
+        raise UserError(f"{path} is not a list of scores: move it, then score again")
+    return content
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the lock beside a file, where the system has locks."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    with (path.parent / f".{path.name}.lock").open("w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
