@@ -62,10 +62,9 @@ def test_what_a_pass_crosses(tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPa
 
 def test_weights_are_read_to_their_layers(tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("models.anole.share_out", lambda *_: [CPU, torch.device("cpu", 0)])
-    place = (tiny_checkpoint,)
-    source = Source(
-        "emoji", tiny_checkpoint, tiny_checkpoint / "drafter", torch.float32, CPU, None, place, True
-    )
+    folder = tiny_checkpoint
+    how = {"places": (folder,), "split": True}
+    source = Source("emoji", folder, folder / "drafter", torch.float32, CPU, **how)
     loaded = anole.load(source)
     assert [block.device for block in loaded.decoder.blocks] == [CPU, torch.device("cpu", 0)]
     method = Method(0.0, 0, 1.0, 3.0, static="chain")
