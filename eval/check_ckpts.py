@@ -34,18 +34,12 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(
             f"--{given[0]} {getattr(args, given[0])}: it is of one model; check one NAME at a time"
         )
+    from eval.session import extras_of
     from models.inspection import inspect
 
     found = {}
     for name in names:
-        parts = inspect(
-            name,
-            args.model_path,
-            args.drafter_path,
-            args.target_size,
-            args.tokenizer_base_path,
-            args.revision,
-        )
+        parts = inspect(name, args.model_path, args.drafter_path, extras_of(args))
         found[name] = [asdict(part) for part in parts]
         for part in parts:
             state = "FAULTY" if part.faults else part.note or "ok"

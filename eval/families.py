@@ -8,8 +8,12 @@ from dataclasses import replace
 from adt_tree.policy import SELF_DRAFTED, AdaptConstants, TreeShape
 from eval.errors import UserError
 
-MODELS = ("emoji", "anole", "lumina_mgpt")
-LATER = ("llamagen", "llamagen2")
+LLAMAGEN = ("llamagen", "llamagen2")
+MODELS = ("emoji", "anole", "lumina_mgpt", *LLAMAGEN)
+READ_BY = {  # option -> the only models that read it
+    "tokenizer_base_path": ("anole", "lumina_mgpt"),
+    **dict.fromkeys(("vq_path", "text_encoder", "keep_text_encoder", "class_labels"), LLAMAGEN),
+}
 # Who drafts unless a network is asked for: on emoji the fastest exact one, as bench measured it; for
 # lumina_mgpt no drafter network is published.
 FASTEST = {"emoji": "jacobi", "lumina_mgpt": "jacobi"}
@@ -22,8 +26,11 @@ DEFAULT_TREE = "mc_sim_7b_63"
 ALIGNMENT = {"anole": "auto", "lumina_mgpt": "auto"}
 # The released code's EAGLE trees of these models: 58 drafted nodes, 10 wide. Those above are the embedded
 # model's, which is far smaller: a node costs it more of a pass.
-RELEASED = {"anole": TreeShape(5, 10, 58), "lumina_mgpt": TreeShape(6, 10, 58)}
-STATIC_OF = {"anole": "naive_extend_57"}
+RELEASED = {
+    **dict.fromkeys(("anole", *LLAMAGEN), TreeShape(5, 10, 58)),
+    "lumina_mgpt": TreeShape(6, 10, 58),
+}
+STATIC_OF = dict.fromkeys(("anole", *LLAMAGEN), "naive_extend_57")
 
 
 def _released(args: argparse.Namespace) -> TreeShape | None:
@@ -55,10 +62,6 @@ def static_of(args: argparse.Namespace) -> str:
 
 def check_family(args: argparse.Namespace) -> None:
     """Refuse models that this version does not run, and options that belong to others alone."""
-    if args.model in LATER:
-        raise UserError(
-            f"--model {args.model}: it comes with a later version; use one of {', '.join(MODELS)}"
-        )
     if args.model not in MODELS:
         raise UserError(
             f"--model {args.model}: no such model; use one of {', '.join(MODELS)} (--model_path for other "
@@ -68,11 +71,11 @@ def check_family(args: argparse.Namespace) -> None:
         raise UserError(
             "--cfg_mode sequential: it belongs to lumina_mgpt; both guidance rows share a pass, leave it out"
         )
-    if args.model == "emoji" and args.tokenizer_base_path is not None:
-        raise UserError(
-            f"--tokenizer_base_path {args.tokenizer_base_path}: the text tokenizer and the VQGAN of --model "
-            "emoji lie in the checkpoint's folder; leave it out"
-        )
+    for name, models in READ_BY.items():
+        if getattr(args, name) and args.model not in models:
+            raise UserError(f"--{name}: it belongs to --model {' or '.join(models)}; leave it out")
+    if args.class_labels and args.prompt:
+        raise UserError("--class_labels with --prompt: choose one")
 
 
 def by_eagle_version(args: argparse.Namespace) -> argparse.Namespace:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from adt_tree.policy import INITS, POLICIES, SELF_DRAFTED
 from eval.checkpoint_options import add_checkpoint_arguments
 from eval.families import ADAPT, ALIGNMENT, DEFAULT_TREE, FASTEST, RELEASED, SHAPE_OF, STATIC_OF
+from eval.family_options import add_family_arguments
 from eval.parser import at_least, within
 
 STATIC_TREES = ("mc_sim_7b_63", "naive_extend_57", "chain")
@@ -69,6 +70,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--batch_size", type=at_least(1), default=1, metavar="IMAGES", help="images in flight at once"
     )
+    add_family_arguments(parser)
 
 
 def add_prompt_arguments(parser: argparse.ArgumentParser, source: str, count: int) -> None:

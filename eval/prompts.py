@@ -61,7 +61,7 @@ def held_out_texts() -> frozenset[str]:
 def load_prompts(args: argparse.Namespace, default: Path = DEFAULT_FILE) -> list[Prompt]:
     """The prompts of a run: read, --slice, --num_images, --start_idx/--end_idx. UserError if none is left."""
     prompts = _read(args, default)
-    _refuse_duplicates(prompts, args.prompt or str(default))
+    _refuse_duplicates(prompts, _source(args, default))
     total = len(prompts)
     if args.slice:
         first, last = map(int, args.slice.split("-"))
@@ -78,8 +78,15 @@ def load_prompts(args: argparse.Namespace, default: Path = DEFAULT_FILE) -> list
     return prompts
 
 
+def _source(args: argparse.Namespace, default: Path) -> str:
+    """What the prompts come from, for messages."""
+    return "--class_labels" if args.class_labels else args.prompt or str(default)
+
+
 def _read(args: argparse.Namespace, default: Path) -> list[Prompt]:
     source = args.prompt
+    if args.class_labels:
+        return [Prompt(str(label), str(label), label) for label in args.class_labels]
     if source is None:
         return read_file(default, args.captions)
     if source in NAMED:

@@ -35,10 +35,18 @@ from models.model import Model
 
 CONFIGURATION = "generation_configs.json"
 LATER = {
-    "drafter_alignment": None,
-    "device_map": None,
-    "revision": None,
-    "lantern_table": None,
+    **dict.fromkeys(
+        (
+            "drafter_alignment",
+            "device_map",
+            "revision",
+            "lantern_table",
+            "vq_path",
+            "text_encoder",
+            "class_labels",
+        )
+    ),
+    "keep_text_encoder": False,
 }  # options that older runs did not have, as they would have had them
 WANTED = "give the folder of generate_images --dump N"
 

@@ -19,7 +19,7 @@ from eval.errors import UserError
 from eval.families import SPLITTABLE, check_family
 from eval.method import check_drafter
 from eval.prompts import Prompt, image_seed
-from models.model import Model
+from models.model import Extras, Model
 from models.registry import SPLIT, load
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -55,6 +55,18 @@ def check_split(args: argparse.Namespace) -> None:
         raise UserError(f"{given}: --model {args.model} fits one GPU and is not split; leave it out")
 
 
+def extras_of(args: argparse.Namespace) -> Extras:
+    """The options that only some families read; a check of files has no --keep_text_encoder."""
+    return Extras(
+        target_size=args.target_size,
+        tokenizer_base_path=args.tokenizer_base_path,
+        vq_path=args.vq_path,
+        text_encoder=args.text_encoder,
+        revision=args.revision,
+        keep_text_encoder=getattr(args, "keep_text_encoder", False),
+    )
+
+
 def load_model(args: argparse.Namespace, need_drafter: bool) -> Model:
     """The model the options name; a bad checkpoint or --target_size is a UserError.
 
@@ -74,18 +86,26 @@ def load_model(args: argparse.Namespace, need_drafter: bool) -> Model:
             args.precision,
             SPLIT if args.device_map else args.device,
             need_drafter,
-            args.target_size,
-            args.tokenizer_base_path,
-            args.revision,
+            extras_of(args),
         )
+        if args.class_labels and not model.num_classes:
+            raise UserError(f"--class_labels: {args.model_path or model.name} draws texts; give --prompt")
         return settle(args, model)
     except ValueError as error:
         raise UserError(str(error)) from error
 
 
 def make_requests(model: Model, prompts: Sequence[Prompt], run_seed: int) -> tuple[list[Request], int]:
-    """Requests with their seeds, and the longest prompt in cache slots."""
-    requests = [Request(p.name, model.encode(p.text), image_seed(run_seed, p.name)) for p in prompts]
+    """Requests with their seeds, and the longest prompt in cache slots. UserError for a text the model cannot
+    draw."""
+    try:
+        openings = model.encode_all([prompt.text for prompt in prompts])
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    requests = [
+        Request(prompt.name, opening, image_seed(run_seed, prompt.name))
+        for prompt, opening in zip(prompts, openings, strict=True)
+    ]
     return requests, max((model.prompt_length(request.prompt) for request in requests), default=1)
 
 

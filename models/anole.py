@@ -89,6 +89,9 @@ class Prompts:
             [layout.begin_of_text, layout.begin_of_image],
         )
 
+    def release(self) -> None:
+        """See PromptEncoder: a tokenizer is small."""
+
 
 @dataclass(frozen=True, slots=True)
 class Opened:

@@ -48,9 +48,13 @@ def build(
     return module.requires_grad_(False).eval()
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """config.json of a checkpoint folder."""
-    path = folder / "config.json"
+def read_config(folder: Path, name: str = "config.json") -> dict[str, Any]:
+    """config.json of a checkpoint folder, or its counterpart of another name."""
+    path = folder / name
+    if folder.is_file():
+        raise CheckpointError(
+            f"{folder} is a file: give the folder of a checkpoint (a .pt is --model llamagen's)"
+        )
     if not path.is_file():
         raise CheckpointError(f"{path} does not exist: give the folder of a checkpoint")
     try:

@@ -8,7 +8,8 @@ features.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -85,12 +86,28 @@ def to_published(state: Mapping[str, Tensor], config: DecoderConfig) -> dict[str
     return theirs
 
 
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a family publishes its drafters."""
+
+    config: Callable[[Mapping[str, Any]], DecoderConfig] = drafter_config
+    from_published: Callable[[Mapping[str, Tensor], DecoderConfig], dict[str, Tensor]] = from_published
+    to_published: Callable[[Mapping[str, Tensor], DecoderConfig], dict[str, Tensor]] = to_published
+
+
+CHAMELEON = Layout()
+
+
 def load_drafter(
-    folder: Path, target: DecoderConfig, dtype: torch.dtype, device: torch.device
+    folder: Path,
+    target: DecoderConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    layout: Layout = CHAMELEON,
 ) -> tuple[DrafterNet, str]:
     """The network in a folder and the digest of its weights. CheckpointError if it is another target's."""
     config, state = read_config(folder), read_weights(folder)
-    shape = read_fields(folder, lambda: drafter_config(config))
+    shape = read_fields(folder, lambda: layout.config(config))
     for name in ("hidden_size", "vocab_size"):
         if getattr(shape, name) != getattr(target, name):
             raise CheckpointError(
@@ -98,10 +115,12 @@ def load_drafter(
                 "this drafter belongs to another target"
             )
     bias = "fc.bias" in state
-    wanted = expected(lambda: DrafterNet(shape, bias), lambda own: to_published(own, shape))
+    wanted = expected(lambda: DrafterNet(shape, bias), lambda own: layout.to_published(own, shape))
     require(folder, state, wanted, "fetch it again, or give the drafter of this model")
     placed = state.placed(device, dtype)
-    net = build(lambda: DrafterNet(shape, bias), lambda: from_published(placed, shape), dtype, device, folder)
+    net = build(
+        lambda: DrafterNet(shape, bias), lambda: layout.from_published(placed, shape), dtype, device, folder
+    )
     return net, placed.digest()
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from models import registry
 from models.errors import CheckpointError
+from models.model import Extras
 from models.neighbours import check_table, find_table
 
 
@@ -20,24 +21,16 @@ class Part:
     note: str = ""
 
 
-def inspect(
-    model: str,
-    model_path: str | None,
-    drafter_path: str | None,
-    target_size: int | None,
-    tokenizer_base_path: str | None,
-    revision: str | None,
-) -> list[Part]:
-    """Target (with codec and tokenizer), drafter and table of nearest codes of a model named in the registry.
+def inspect(model: str, model_path: str | None, drafter_path: str | None, extras: Extras) -> list[Part]:
+    """Target (with codec and text side), drafter and table of nearest codes of a model named in the registry.
 
     A drafter or table that was not asked for and is not there is no fault: neither is needed. Hub ids are
     fetched.
     """
-    common = (target_size, tokenizer_base_path, revision)
     home, drafter_home = registry.HOMES[model]
     parts = [Part("target", model_path or _shown(home), [])]
     try:
-        loaded = registry.load(model, model_path, None, "fp32", "meta", False, *common)
+        loaded = registry.load(model, model_path, None, "fp32", "meta", False, extras)
     except CheckpointError as error:
         parts[0].faults.extend(error.faults)
         return [*parts, Part("drafter", drafter_path or _shown(drafter_home), [], "waits for the target")]
@@ -49,7 +42,7 @@ def inspect(
     )
     if not drafter.note:
         try:
-            loaded = registry.load(model, model_path, drafter_path, "fp32", "meta", True, *common)
+            loaded = registry.load(model, model_path, drafter_path, "fp32", "meta", True, extras)
         except CheckpointError as error:
             drafter.faults.extend(error.faults)
     table = find_table(loaded.tables, loaded.num_codes)

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
 from models.transformer import DecoderConfig
+from models.weights import stacked
 
 # Ours -> theirs, stacked in this order along dimension 0.
 Names = Mapping[str, tuple[str, ...]]
@@ -69,10 +69,7 @@ def drafter_names(config: DecoderConfig, bias: bool) -> dict[str, tuple[str, ...
 
 def gather(state: Mapping[str, Tensor], names: Names) -> dict[str, Tensor]:
     """Our tensors from theirs; KeyError names what is missing."""
-    return {
-        ours: state[theirs[0]] if len(theirs) == 1 else torch.cat([state[name] for name in theirs])
-        for ours, theirs in names.items()
-    }
+    return {ours: stacked(state, theirs) for ours, theirs in names.items()}
 
 
 def scatter(state: Mapping[str, Tensor], names: Names, config: DecoderConfig) -> dict[str, Tensor]:

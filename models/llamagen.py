@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import isqrt
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,7 @@ from models.transformer import Decoder, DecoderConfig
 
 SPARE = 4096  # positions behind the raster: more than any tree has nodes
 HEADS = {768: 12, 1024: 16, 1280: 20, 1536: 24, 3200: 32}  # of the published widths: B, L, XL, XXL, 3B
+STAGES = {"t2i": 256, "t2i2": 1024}  # a drafter's input_type -> codes of an image
 
 
 def _over_raster(config: DecoderConfig, cells: int, rows: int) -> DecoderConfig:
@@ -89,6 +90,12 @@ def drafter_config(config: Mapping[str, Any], target: DecoderConfig) -> DecoderC
     codes keep their own row and column. Its layer has no norm before attention.
     """
     rows, cells = target.raster_start, target.raster_side**2
+    stage = STAGES.get(config.get("input_type", ""), cells)
+    if stage != cells and cells in STAGES.values():
+        raise ValueError(
+            f"input_type {config['input_type']} is of the stage that draws {stage} codes, the target draws "
+            f"{cells}: give the drafter of its stage"
+        )
     return replace(
         decoder_config({**config, "block_size": cells, "cls_token_num": rows - 1}), input_norm=False
     )
@@ -128,6 +135,16 @@ class Opening:
         return [0] * self.length
 
 
+class TextEncoder(Protocol):
+    """A text -> features [n, C], n at most T."""
+
+    def encode(self, text: str) -> Tensor:
+        """Features of a text."""
+
+    def release(self) -> None:
+        """Free what encode() needs; it would come back."""
+
+
 class CaptionProjector(nn.Module):
     """Text features [..., C] -> rows [..., D], zeros to zeros; and the learned features of no text."""
 
@@ -152,3 +169,54 @@ class LabelEmbedder(nn.Module):
     def __init__(self, rows: int, hidden_size: int) -> None:
         super().__init__()
         self.embedding_table = nn.Embedding(rows, hidden_size)
+
+
+class TextPrompts:
+    """See models.target.PromptEncoder: texts."""
+
+    first_code = 0
+
+    def __init__(self, text: TextEncoder, project: CaptionProjector, num_codes: int, keep: bool) -> None:
+        """keep: hold the text encoder in memory when the prompts of a run are encoded."""
+        self.text, self.project, self.num_codes, self.keep = text, project, num_codes, keep
+        with torch.inference_mode():
+            self.nothing = project(project.uncond_embedding)
+
+    @torch.inference_mode()
+    def encode(self, text: str) -> Opening:
+        """The projected features of the text, and the rows of no text."""
+        weight = self.project.uncond_embedding
+        features = self.text.encode(text).to(weight.device, weight.dtype)
+        return Opening(self.project(features), self.nothing)
+
+    def release(self) -> None:
+        """See PromptEncoder: free the text encoder."""
+        if not self.keep:
+            self.text.release()
+
+
+class ClassPrompts:
+    """See models.target.PromptEncoder: class ids, in decimal."""
+
+    first_code = 0
+
+    def __init__(self, labels: LabelEmbedder, num_codes: int) -> None:
+        self.labels, self.num_codes = labels, num_codes
+
+    @property
+    def num_classes(self) -> int:
+        """Classes there are."""
+        return len(self.labels.embedding_table.weight) - 1
+
+    def encode(self, text: str) -> Opening:
+        """The row of the class, and that of no class. ValueError if there is no such class."""
+        if not text.isdecimal() or int(text) >= self.num_classes:
+            raise ValueError(
+                f"prompt {text!r}: this model draws classes; give ids from 0 to {self.num_classes - 1} by "
+                "--class_labels"
+            )
+        table = self.labels.embedding_table.weight
+        return Opening(table[int(text)][None], table[-1:])
+
+    def release(self) -> None:
+        """See PromptEncoder: a table is small."""

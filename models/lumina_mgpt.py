@@ -60,6 +60,9 @@ class Prompts:
         layout, opening = self.layout, list(self.opening)
         return Prompt([layout.begin_of_text, *ids, layout.separator, *opening], opening)
 
+    def release(self) -> None:
+        """See PromptEncoder: a tokenizer is small."""
+
 
 def grid_of(size: int, patch: int) -> Grid:
     """The raster of a square image of `size` pixels in cells of `patch`. ValueError if it is not whole pairs

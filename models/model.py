@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,21 @@ from models.vq import VQModel, to_uint8
 
 
 @dataclass(frozen=True, slots=True)
+class Extras:
+    """What only some families read; None: the model's own, or where the published layout has it."""
+
+    target_size: int | None = None  # pixels along the side of an image
+    tokenizer_base_path: str | None = None  # folder of the text tokenizer and vqgan.ckpt
+    vq_path: str | None = None  # LlamaGen's vq_ds16_*.pt
+    text_encoder: str | None = None  # LlamaGen's T5
+    revision: str | None = None  # of the target's hub id
+    keep_text_encoder: bool = False  # in memory once all prompts are encoded
+
+
+NO_EXTRAS = Extras()
+
+
+@dataclass(frozen=True, slots=True)
 class Source:
     """What to load, and how."""
 
@@ -32,9 +48,14 @@ class Source:
     drafter: Path | None  # folder of the drafter; None: not wanted
     dtype: torch.dtype  # of weights and activations; the codec stays fp32
     device: torch.device
-    target_size: int | None = None  # pixels along the side of an image; None: the model's own
-    places: tuple[Path, ...] = ()  # where the text tokenizer and vqgan.ckpt are looked for, in this order
+    extras: Extras = NO_EXTRAS
+    places: tuple[Path, ...] = ()  # where files beside the target's own are looked for, in this order
     split: bool = False  # the decoder's layers shared out over all GPUs, `device` being the first
+
+    @property
+    def target_size(self) -> int | None:
+        """Pixels along the side of an image; None: the model's own."""
+        return self.extras.target_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +74,7 @@ class Model:
     row_end: int | None = None  # token id behind every row of codes; None: rows have no end
     pairing: str = "published"  # of the drafter's features and tokens (models.pairing)
     tables: tuple[Path, ...] = ()  # where a table of nearest codes may lie
+    num_classes: int = 0  # of a class-conditional model; 0: it draws texts
 
     @property
     def aligned(self) -> str | None:
@@ -72,6 +94,12 @@ class Model:
     def encode(self, text: str) -> Opening:
         """The prompt as the target takes it."""
         return self.prompts.encode(text)
+
+    def encode_all(self, texts: Sequence[str]) -> list[Opening]:
+        """All prompts of a run; what only encoding needs is given back."""
+        openings = [self.prompts.encode(text) for text in texts]
+        self.prompts.release()
+        return openings
 
     def prompt_length(self, prompt: Opening) -> int:
         """Cache slots the prompt needs."""
@@ -110,7 +138,8 @@ class Model:
     def image(self, codes: list[int]) -> Image.Image:
         """Codes in raster order -> an RGB picture."""
         grid = torch.tensor(codes, device=self.codebook.device).view(1, self.grid.height, self.grid.width)
-        return Image.fromarray(to_uint8(self.codec.decode(grid))[0].cpu().numpy())
+        pixels = to_uint8(self.codec.decode(grid), self.codec.config.rounds)
+        return Image.fromarray(pixels[0].cpu().numpy())
 
     def nearest(self, k: int, table: Path | None = None) -> Tensor:
         """Nearest-latent table [V, k] int64 of the codec's codebook: from the given file or folder, else from

@@ -79,6 +79,9 @@ class PromptEncoder(Protocol):
     def encode(self, text: str) -> Opening:
         """The prefix of one image, up to where its first code is predicted."""
 
+    def release(self) -> None:
+        """Give back what only encoding needs: the prompts of a run are encoded."""
+
 
 def by_branch(x: Tensor, branches: int) -> Tensor:
     """[B, ...] -> [G * B, ...]: both guidance branches see the same tree."""

@@ -31,6 +31,7 @@ class VQConfig:
     attn_resolutions: tuple[int, ...] = ()
     attn_type: str = "vanilla"
     in_channels: int = 3
+    rounds: bool = False  # pixels are rounded to 8 bits, not truncated
 
     def __post_init__(self) -> None:
         if self.base_channels % NUM_GROUPS:
@@ -298,9 +299,11 @@ class VQModel(nn.Module):
         self.load_state_dict({key: state[key] for key in keys})
 
 
-def to_uint8(images: Tensor) -> Tensor:
-    """Images [B, 3, H, W] in [-1, 1] -> uint8 [B, H, W, 3]: clamped, (x + 1) / 2 * 255, truncated."""
+def to_uint8(images: Tensor, rounds: bool = False) -> Tensor:
+    """Images [B, 3, H, W] in [-1, 1] -> uint8 [B, H, W, 3]: clamped, (x + 1) / 2 * 255, truncated or
+    rounded."""
     pixels = (images.detach().float().clamp(-1, 1) + 1) / 2 * 255
+    pixels = (pixels + 0.5).clamp(max=255) if rounds else pixels
     return pixels.to(torch.uint8).permute(0, 2, 3, 1).contiguous()
 
 

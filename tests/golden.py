@@ -99,7 +99,9 @@ class LlamaGen:
     def drafter_net(self) -> DrafterNet:
         """The recorded drafter."""
         state = tensors("llamagen/drafter")
-        config = llamagen_drafter_config(values("llamagen/configs")["drafter"], self.decoder.config)
+        stage = "t2i2" if self.decoder.config.raster_side == 32 else "t2i"
+        fields = values("llamagen/configs")["drafter"] | {"input_type": stage}
+        config = llamagen_drafter_config(fields, self.decoder.config)
         net = DrafterNet(config)
         net.load_state_dict(gather(state, drafter_names(config, bias=True)))
         return net.eval().requires_grad_(False)

@@ -24,8 +24,8 @@ COCO = {
 def select(source: str | None, count: int = -1, window: tuple[int, int] = (0, 10000), part: str | None = None,
            folder: str = ".", captions: str | None = None) -> list[tuple[str, str]]:  # fmt: skip
     """(name, text) of the prompts a command line selects."""
-    args = Namespace(prompt=source, prompt_dir=folder, num_images=count, slice=part, start_idx=window[0],
-                     end_idx=window[1], random_seed=42, captions=captions)  # fmt: skip
+    args = Namespace(prompt=source, class_labels=None, prompt_dir=folder, num_images=count, slice=part,
+                     start_idx=window[0], end_idx=window[1], random_seed=42, captions=captions)  # fmt: skip
     return [(prompt.name, prompt.text) for prompt in load_prompts(args)]
 
 

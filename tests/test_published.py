@@ -16,7 +16,7 @@ from adt_tree.roles import Request
 from eval import arms
 from eval.method import Method
 from models.errors import CheckpointError
-from models.model import Model
+from models.model import Extras, Model
 from models.registry import load
 from tests import published, tiny
 
@@ -24,6 +24,7 @@ CAPTIONS = {"images": [{"id": 9, "file_name": "9.jpg"}, {"id": 4, "file_name": "
             "annotations": [{"id": 501, "image_id": 9, "caption": "a cat on the hat"},
                             {"id": 502, "image_id": 9, "caption": "not the first"},
                             {"id": 377, "image_id": 4, "caption": "the ocean"}]}  # fmt: skip
+SIZES = {"lumina_mgpt": 8}
 ADAPT = AdaptConstants(depth_max=6, width_max=4, depth_start=4, width_start=3, budget=14)
 DRAFTED: dict[str, dict[str, Any]] = {
     "eagle": {"shape": TreeShape(5, 4, 14)},
@@ -47,7 +48,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, P
 def models(folders: dict[str, tuple[Path, Path]]) -> dict[str, Model]:
     """Both, loaded: grids of 4 x 4."""
     return {
-        name: load(name, str(target), str(drafter), "fp32", "cpu", True, 8 if "lumina" in name else None)
+        name: load(name, str(target), str(drafter), "fp32", "cpu", True, Extras(target_size=SIZES.get(name)))
         for name, (target, drafter) in folders.items()
     }
 

@@ -1,0 +1,90 @@
+"""LlamaGen's VQ model (vq_ds16_t2i.pt, vq_ds16_c2i.pt): the layers of models.vq under other names.
+
+Published facts: attention at the lowest resolution alone, codes looked up l2-normalised, pixels rounded. The
+file comes without a configuration: the shapes of its tensors say everything.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from models.checkpoint import build
+from models.errors import CheckpointError, reason
+from models.fit import expected, require
+from models.skeleton import skeleton
+from models.vq import VQConfig, VQModel
+from models.weights import read_weights
+
+LOWEST = 16  # cells along the side of the smallest published image; VQConfig names levels by their sides
+MIDDLE = {"block_1": "0", "attn_1": "1", "block_2": "2"}
+
+
+def vq_config(shapes: Mapping[str, tuple[int, ...]]) -> VQConfig:
+    """The model whose tensors have these shapes. KeyError names a missing one, ValueError a wrong size."""
+    channels = shapes["encoder.conv_in.weight"][0]
+    widths: list[int] = []
+    while (name := f"encoder.conv_blocks.{len(widths)}.res.0.conv1.weight") in shapes:
+        widths.append(shapes[name][0])
+    if not widths:
+        raise KeyError(name)
+    blocks = 0
+    while f"encoder.conv_blocks.0.res.{blocks}.conv1.weight" in shapes:
+        blocks += 1
+    codes, embed_dim = shapes["quantize.embedding.weight"]
+    return VQConfig(
+        base_channels=channels,
+        channel_multiplier=tuple(width // channels for width in widths),
+        num_res_blocks=blocks,
+        embed_dim=embed_dim,
+        latent_channels=shapes["post_quant_conv.weight"][0],
+        num_embeddings=codes,
+        resolution=LOWEST << (len(widths) - 1),
+        attn_resolutions=(LOWEST,),
+        rounds=True,
+    )
+
+
+def published_name(name: str, levels: int) -> str:
+    """The name in the file of a tensor of VQModel."""
+    name = re.sub(r"\.mid\.(\w+)\.", lambda found: f".mid.{MIDDLE[found[1]]}.", name)
+    name = re.sub(r"\.down\.", ".conv_blocks.", name)
+    name = re.sub(r"\.up\.(\d+)\.", lambda found: f".conv_blocks.{levels - 1 - int(found[1])}.", name)
+    return re.sub(r"(conv_blocks\.\d+)\.block\.", r"\1.res.", name)
+
+
+def published_names(config: VQConfig) -> dict[str, str]:
+    """Our names of a VQModel's tensors -> the file's."""
+    levels = len(config.channel_multiplier)
+    return {name: published_name(name, levels) for name in skeleton(lambda: VQModel(config)).state_dict()}
+
+
+def read_vq16(path: Path, device: torch.device) -> tuple[VQModel, Tensor]:
+    """The codec, fp32, its codebook normalised, and the codebook as stored, in which nearest codes are
+    published. CheckpointError says what is wrong with the file."""
+    state = read_weights(path)
+    try:
+        config = vq_config(state.shapes)
+    except (KeyError, ValueError, ZeroDivisionError) as error:
+        raise CheckpointError(
+            f"{path} holds no VQ model of LlamaGen ({reason(error)}): give vq_ds16_t2i.pt or vq_ds16_c2i.pt"
+        ) from None
+    names, placed = published_names(config), state.placed(device, torch.float32)
+    wanted = expected(lambda: VQModel(config), lambda own: {names[name]: own[name] for name in own})
+    require(path, state, wanted, "fetch it again")
+    codec = build(
+        lambda: VQModel(config),
+        lambda: {ours: placed[theirs] for ours, theirs in names.items()},
+        torch.float32,
+        device,
+        path,
+    )
+    codebook = codec.quantize.embedding.weight
+    raw = codebook.clone()
+    codebook.copy_(F.normalize(raw, dim=-1))
+    return codec, raw

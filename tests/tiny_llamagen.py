@@ -1,0 +1,111 @@
+"""Tiny random LlamaGen checkpoints in both published layouts, with VQ model, text encoder and drafter."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, pre_tokenizers, processors
+from tokenizers.models import WordLevel
+from torch import Tensor
+
+from models.drafter import DrafterNet
+from models.llama import decoder_names, drafter_names, scatter
+from models.llamagen import CaptionProjector, LabelEmbedder, decoder_config, drafter_config
+from models.transformer import Decoder
+from models.vq import VQConfig, VQModel
+from models.vq16 import published_names
+
+CODES, FEATURES, ROWS, CLASSES = 64, 24, 12, 7
+WORDS = "<pad> </s> <unk> a red blue heart pizza cat face sun with hat on the sea".split()
+FIELDS = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": CODES, "hidden_size": 32,
+    "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "rms_norm_eps": 1e-5,
+    "rope_base": 10000, "block_size": 16, "cls_token_num": ROWS, "input_type": "t2i", "num_classes": CLASSES,
+    "caption_dim": FEATURES, "attention_bias": False, "mlp_bias": False,
+}  # fmt: skip
+VQ = VQConfig(32, (1, 1), 1, 8, 32, CODES, 32, (16,))
+
+
+def build(folder: Path, seed: int = 0, wrapper: str | None = None, **changes: object) -> Path:
+    """Write a checkpoint and all that belongs beside it; returns what --model_path takes.
+
+    wrapper: None for the HF-style folder, else the key a .pt keeps its weights under, "" for none. changes:
+    of FIELDS; cls_token_num 1 makes it class-conditional.
+    """
+    torch.manual_seed(seed)
+    fields = {**FIELDS, **changes}
+    config = decoder_config(fields)
+    folder.mkdir(parents=True)
+    decoder, of_classes = Decoder(config), fields["cls_token_num"] == 1
+    with torch.no_grad():
+        decoder.head.weight.mul_(12)
+    state = scatter(decoder.state_dict(), decoder_names(config, wrapper is not None), config)
+    side: torch.nn.Module = LabelEmbedder(CLASSES + 1, config.hidden_size)
+    if not of_classes:
+        side = CaptionProjector(config.raster_start, FEATURES, config.hidden_size)
+        torch.nn.init.normal_(side.uncond_embedding)
+    start = "cls_embedding." if wrapper is not None else "model.cls_embedding."
+    state |= {start + name: tensor for name, tensor in side.state_dict().items()}
+    path = _write(folder, fields, state, wrapper)
+    vq = VQModel(VQ)
+    torch.nn.init.normal_(vq.quantize.embedding.weight)
+    names = published_names(VQ)
+    kind = "c2i" if of_classes else "t2i"
+    own = {names[name]: tensor for name, tensor in vq.state_dict().items()}
+    torch.save({"model": own | {"quantize.codebook_used": torch.zeros(8)}}, folder / f"vq_ds16_{kind}.pt")
+    text_encoder(folder / "t5" / "flan-t5-xl", FEATURES)
+    _drafter(folder / "drafter", decoder, fields)
+    return path
+
+
+def _write(
+    folder: Path, fields: Mapping[str, object], state: Mapping[str, Tensor], wrapper: str | None
+) -> Path:
+    """The target's own file, and its configuration where the layout has one."""
+    state = {name: tensor.contiguous().clone() for name, tensor in state.items()}
+    if wrapper is None:
+        (folder / "config.json").write_text(json.dumps(fields))
+        save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+        return folder
+    known = {"n_head": fields["num_attention_heads"], "block_size": fields["block_size"]}
+    (folder / "config.json").write_text(json.dumps(known))
+    torch.save({wrapper: state} if wrapper else state, folder / "t2i.pt")
+    return folder / "t2i.pt"
+
+
+def text_encoder(folder: Path, width: int) -> None:
+    """A random T5 encoder and a tokenizer of WORDS."""
+    from transformers import T5Config, T5EncoderModel
+
+    tokenizer = Tokenizer(WordLevel({word: n for n, word in enumerate(WORDS)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    config = T5Config(
+        vocab_size=len(WORDS), d_model=width, d_kv=8, d_ff=32, num_layers=1, num_heads=2,
+        feed_forward_proj="gated-gelu",
+    )  # fmt: skip
+    T5EncoderModel(config).save_pretrained(folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def _drafter(folder: Path, decoder: Decoder, fields: Mapping[str, object]) -> None:
+    """A drafter that knows the target's last layer, as a .bin, its input projection without bias."""
+    own = {**fields, "num_hidden_layers": 1, "rms_norm_eps": 1e-6}
+    for name in ("block_size", "cls_token_num"):  # the published ones leave these to input_type
+        own.pop(name)
+    config = drafter_config(own, decoder.config)
+    net, last = DrafterNet(config, bias=False), decoder.blocks[-1].state_dict()
+    net.block.load_state_dict({n: t for n, t in last.items() if n in net.block.state_dict()})
+    net.embed.load_state_dict(decoder.embed.state_dict())
+    width = config.hidden_size
+    with torch.no_grad():
+        net.fc.weight.copy_(torch.cat((0.5 * torch.eye(width), torch.eye(width)), dim=1))
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(own))
+    torch.save(
+        scatter(net.state_dict(), drafter_names(config, bias=False), config), folder / "pytorch_model.bin"
+    )
