@@ -70,6 +70,9 @@ COMMANDS = {
     "eval_quality": Command(
         "eval.eval_quality", "eval.eval_quality", "Inception Score, KID, aesthetic score, EffNet-FD"
     ),
+    "quality_curve": Command(
+        "eval.quality_curve", "eval.quality_curve", "distance from plain decoding against speed, by arm"
+    ),
     "report": Command("eval.report", "eval.report", "stored results -> tables, into a document"),
 }
 STAGES = {

@@ -1,0 +1,226 @@
+"""quality_curve: what relaxed acceptance costs in images for what it gains in speed, beside plain decoding.
+
+The yardstick is plain decoding itself under two seeds: an arm whose images are as far from another seed's as
+plain decoding's own are has lost nothing that this distance sees. Distances are EffNet-FD, which is no FID.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from eval.errors import UserError
+from eval.metric_options import add_running
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LAW = ("model", "weights", "temperature", "top_k", "top_p", "cfg", "precision")  # what all runs must share
+YARDSTICK = "plain decoding, another seed"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A finished run of generate_images."""
+
+    folder: Path
+    settings: Mapping[str, Any]  # what determines its images
+    entries: Mapping[str, Mapping[str, Any]]  # its statistics, by prompt
+    paths: Mapping[str, Path]
+
+    @property
+    def seed(self) -> int:
+        """Of the run."""
+        return self.settings["random_seed"]
+
+    @property
+    def delta(self) -> float | None:
+        """LANTERN's budget; None for an exact rule."""
+        lantern = self.settings["lantern"]
+        return lantern["delta"] if lantern else None
+
+    @property
+    def neighbours(self) -> int | None:
+        """How many of a code's neighbours LANTERN looks at; None for an exact rule."""
+        lantern = self.settings["lantern"]
+        return lantern["k"] if lantern else None
+
+    @property
+    def tau(self) -> float:
+        """Codes a target call, every call alike."""
+        calls = sum(entry["target_calls"] for entry in self.entries.values())
+        codes = sum(e["acceptance_length"] * e["target_calls"] for e in self.entries.values())
+        return codes / max(calls, 1)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of quality_curve."""
+    group = parser.add_argument_group(
+        "quality_curve", "Folders are runs of generate_images on the same prompts."
+    )
+    group.add_argument("--base", required=True, metavar="DIR", help="plain decoding, at the arms' seed")
+    group.add_argument(
+        "--others",
+        required=True,
+        nargs="+",
+        metavar="DIR",
+        help="plain decoding at other seeds, all different",
+    )
+    group.add_argument(
+        "--arms", required=True, nargs="+", metavar="DIR", help="methods, at the seed of --base"
+    )
+    group.add_argument(
+        "--output_dir",
+        default="runs/quality",
+        metavar="DIR",
+        help="for table3_quality.json and quality_speed.png",
+    )
+    add_running(group, batch_size=32)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Print the table; store it and the plot. The last line is one JSON document."""
+    import torch
+
+    from eval.figures import quality
+    from eval.metrics.effnet import EffNet
+    from eval.metrics.sets import effnet_features
+    from eval.outputs import write_json
+    from eval.session import environment, pick_device
+
+    base, others, arms = read_run(args.base), [*map(read_run, args.others)], [*map(read_run, args.arms)]
+    check(base, others, arms)
+    device = torch.device(pick_device(args.device))
+    net, names = EffNet(device), list(base.entries)
+    features = {
+        run.folder: effnet_features(net, [run.paths[name] for name in names], device, args.batch_size)
+        for run in (base, *others, *arms)
+    }
+    rows = rows_of(base, others, arms, features)
+    output = Path(args.output_dir)
+    output.mkdir(parents=True, exist_ok=True)
+    result = {
+        **environment(device.type),
+        "command": "quality_curve",
+        "images": len(names),
+        "law": {name: base.settings[name] for name in LAW},
+        "weights": {"effnet": net.digest},
+        "results": rows,
+    }
+    write_json(output / "table3_quality.json", result)
+    quality(rows, output / "quality_speed.png")
+    print(table(rows))
+    print(json.dumps(result))
+
+
+def read_run(name: str) -> Run:
+    """A run's settings, statistics and images. UserError if it is no run, or not finished."""
+    from eval.metrics.pictures import images_in, pair, prompts_of
+
+    folder = Path(name)
+    try:
+        config = json.loads((folder / "generation_configs.json").read_text(encoding="utf-8"))
+        settings = config["determines_images"]
+        entries: dict[str, Any] = {}
+        for path in sorted(folder.glob("global_statistics_*.json")):
+            entries |= json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{folder}: no run of generate_images, or damaged ({error})") from None
+    pairs = pair(images_in(folder, "run"), prompts_of(folder, None, "generate_images"), -1, "images")
+    return Run(folder, settings, entries, {pair.name: pair.path for pair in pairs})
+
+
+def check(base: Run, others: Sequence[Run], arms: Sequence[Run]) -> None:
+    """UserError unless the runs share law and prompts, and have the seeds that the comparison needs."""
+    for other in (*others, *arms):
+        for name in LAW:
+            if other.settings.get(name) != base.settings.get(name):
+                raise UserError(
+                    f"{other.folder}: made with {name} = {other.settings.get(name)!r}, {base.folder} with "
+                    f"{base.settings.get(name)!r}; make both alike"
+                )
+        texts = [{name: entry["prompt"] for name, entry in run.entries.items()} for run in (base, other)]
+        if texts[0] != texts[1]:
+            raise UserError(f"{other.folder} and {base.folder} are not of the same prompts; make both alike")
+    for plain in (base, *others):
+        if plain.settings.get("tree") is not None or plain.settings.get("static") is not None:
+            raise UserError(f"{plain.folder}: not plain decoding; make it with --model_type base")
+    seeds = [run.seed for run in (base, *others)]
+    if len(set(seeds)) < len(seeds):
+        raise UserError(f"--base and --others have seeds {', '.join(map(str, seeds))}: all must differ")
+    for arm in arms:
+        if arm.seed != base.seed:
+            raise UserError(f"{arm.folder}: seed {arm.seed}, --base has {base.seed}; give arms of that seed")
+
+
+def rows_of(
+    base: Run, others: Sequence[Run], arms: Sequence[Run], features: Mapping[Path, Tensor]
+) -> list[dict[str, Any]]:
+    """A row a run: plain decoding, its yardstick, the arms by rising delta, exact ones first.
+
+    same_images, same_pixels: shares equal to plain decoding's at the same seed. fd_same_seed: distance to
+    those images. fd_other_seeds: mean distance to the sets of the other seeds, which is what to compare with
+    the yardstick; kid_other_seeds likewise, unbiased at any number of images, times 1000.
+    """
+    from eval.metrics.distances import frechet, mmd
+
+    def row(name: str, run: Run, against: Sequence[Run]) -> dict[str, Any]:
+        own = features[run.folder]
+        far = [features[other.folder] for other in against]
+        same = [equal_pixels(run.paths[name], base.paths[name]) for name in base.entries]
+        return {
+            "arm": name,
+            "delta": run.delta,
+            "k": run.neighbours,
+            "seed": run.seed,
+            "tau": run.tau,
+            "target_calls": sum(e["target_calls"] for e in run.entries.values()) / len(run.entries),
+            "same_images": sum(share == 1 for share in same) / len(same),
+            "same_pixels": sum(same) / len(same),
+            "fd_same_seed": max(frechet(own, features[base.folder]), 0.0),
+            "fd_other_seeds": sum(frechet(own, other) for other in far) / len(far),
+            "kid_other_seeds": 1000 * sum(mmd(own, other) for other in far) / len(far),
+        }
+
+    rows = [row("ar", base, others)]
+    for one, two in combinations((base, *others), 2):
+        rows.append(row(f"{YARDSTICK} ({two.seed} to {one.seed})", two, [one]))
+    ordered = sorted(arms, key=lambda arm: (arm.delta is not None, arm.delta or 0))
+    return rows + [row(arm.folder.name, arm, others) for arm in ordered]
+
+
+def equal_pixels(one: Path, two: Path) -> float:
+    """Share of pixels in which two images agree in every channel; 0 for other sizes."""
+    import numpy as np
+
+    from eval.metrics.pictures import read_image
+
+    a, b = (np.asarray(read_image(path)) for path in (one, two))
+    return float((a == b).all(-1).mean()) if a.shape == b.shape else 0.0
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows in Markdown."""
+    head = (
+        "arm",
+        "delta",
+        "k",
+        "tau",
+        "= AR",
+        "pixels = AR",
+        "FD, same seed",
+        "FD, other seeds",
+        "KID x 1000",
+    )
+    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
+    for row in rows:
+        delta = " | " if row["delta"] is None else f"{row['delta']:g} | {row['k']}"
+        shares = f"{row['same_images']:.0%} | {row['same_pixels']:.1%}"
+        distances = f"{row['fd_same_seed']:.2f} | {row['fd_other_seeds']:.2f} | {row['kid_other_seeds']:.1f}"
+        lines.append(f"| {row['arm']} | {delta} | {row['tau']:.2f} | {shares} | {distances} |")
+    return "\n".join(lines)
