@@ -162,7 +162,9 @@ def _git(*words: str) -> str:
 
 def load_undrawn(args: argparse.Namespace) -> Model:
     """The model, without a drafter, for a command that draws nothing: it has no options of drawing."""
-    args = argparse.Namespace(**{**vars(args), "cfg_mode": None, "random_seed": 0, "set_seed": False})
+    args = argparse.Namespace(
+        **{**vars(args), "cfg_mode": None, "prompt": None, "random_seed": 0, "set_seed": False}
+    )
     check_family(args)
     check_drafter(args, ())
     return load_model(args, need_drafter=False)

@@ -119,7 +119,7 @@ def _beside(source: Source, names: tuple[Path, ...], given: str | None, what: st
     return found
 
 
-def _drafter_layout(target: DecoderConfig) -> Layout:
+def drafter_layout(target: DecoderConfig) -> Layout:
     """How LlamaGen's drafters are published, over the target's raster."""
     return Layout(
         lambda config: drafter_config(config, target),
@@ -148,7 +148,7 @@ def load(source: Source) -> Model:
     prompts = _prompts(opened, source, shape)
     net, drafter_sha = None, None
     if source.drafter is not None:
-        layout = _drafter_layout(shape)
+        layout = drafter_layout(shape)
         net, drafter_sha = load_drafter(source.drafter, shape, source.dtype, source.device, layout)
     placed = weights.placed(source.device, source.dtype)
     decoder = build(lambda: Decoder(shape), lambda: gather(placed, names), source.dtype, source.device, file)

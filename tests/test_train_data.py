@@ -14,15 +14,19 @@ from safetensors.torch import load_file, save_file
 
 import main
 from adt_tree.relax import nearest_table
-from models.model import Model
+from adt_tree.sampling import Sampling
+from adt_tree.tree import lone_roots
+from adt_tree.verify import Verdict
+from models.model import NO_EXTRAS, Extras, Model
 from models.neighbours import read_table
 from models.registry import load
 from models.shards import INDEX, read_shards
 from models.teacher import drafter_tokens, features
 from models.vq import from_uint8
-from tests import published, tiny
+from tests import published, tiny, tiny_llamagen
 
-FAMILIES = ("emoji", "anole", "lumina_mgpt")
+FAMILIES = ("emoji", "anole", "lumina_mgpt", "llamagen")
+SIZED = {"lumina_mgpt": Extras(target_size=12)}
 PROMPTS = ["red heart", "pizza", "cat face", "sun", "rocket"]
 
 
@@ -30,7 +34,8 @@ PROMPTS = ["red heart", "pizza", "cat face", "sun", "rocket"]
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Targets by family; do not write into them."""
     made = {"emoji": tiny.build(tmp_path_factory.mktemp("tiny") / "emoji")}
-    for name in FAMILIES[1:]:
+    made["llamagen"] = tiny_llamagen.build(tmp_path_factory.mktemp("llamagen") / "t2i")
+    for name in ("anole", "lumina_mgpt"):
         made[name], _ = published.build(tmp_path_factory.mktemp(name), lumina=name == "lumina_mgpt")
     return made
 
@@ -38,7 +43,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def models(folders: dict[str, Path]) -> dict[str, Model]:
     return {
-        name: load(name, str(folder), None, "fp32", "cpu", False, 12 if "lumina" in name else None)
+        name: load(name, str(folder), None, "fp32", "cpu", False, SIZED.get(name, NO_EXTRAS))
         for name, folder in folders.items()
     }
 
@@ -95,7 +100,7 @@ def test_images_are_those_of_plain_decoding_however_often_resumed(
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_features_are_those_of_one_causal_pass(
+def test_features_are_those_of_decoding_and_of_one_causal_pass(
     name: str, folders: dict[str, Path], models: dict[str, Model], prompts: Path, tmp_path: Path
 ) -> None:
     """Both branches; row ends among the tokens. Stored features are the recomputed ones."""
@@ -108,10 +113,38 @@ def test_features_are_those_of_one_causal_pass(
     computed = features(model, openings, shards.codes)
     for image, opening in enumerate(openings):
         for branch, (stored, own) in enumerate(zip(shards.features(image), computed[image], strict=True)):
-            tokens = [opening.tokens(branch)[0], *drafter_tokens(model, opening, branch, shards.codes[image])]
-            expected = model.decoder.causal(torch.tensor([tokens]))[0]
-            torch.testing.assert_close(own, expected, atol=1e-4, rtol=1e-4)
             torch.testing.assert_close(stored, own, atol=1e-4, rtol=1e-4)
+            if name == "llamagen":
+                expected = decoded_features(model, opening, shards.codes[image].tolist())[branch]
+            else:
+                row = drafter_tokens(model, opening, branch, shards.codes[image])
+                tokens = torch.cat((torch.tensor(opening.tokens(branch)[:1]), row))
+                expected = model.decoder.causal(tokens[None])[0]
+            torch.testing.assert_close(own, expected, atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def decoded_features(model: Model, opening: Any, codes: list[int]) -> list[torch.Tensor]:
+    """Features of both branches, collected code by code."""
+    target = model.target(1, Sampling(guidance=3.0), 1, opening.length)
+    found = [[branch] for branch in target.prefill(0, opening).features]
+    zero = torch.zeros(1, dtype=torch.int64)
+    for place, code in enumerate(codes):
+        tree = lone_roots(torch.tensor([code]))
+        _, hidden = target.forward(tree, place)
+        for branch, rows in enumerate(found):
+            rows.append(hidden[branch, 0])
+        target.commit(Verdict(zero[:, None], zero + 1, zero[:, None]))
+    return [torch.cat(rows) for rows in found]
+
+
+def test_classes_are_drawn_and_learned_from(tmp_path: Path) -> None:
+    path = tiny_llamagen.build(tmp_path / "c2i", wrapper="model", cls_token_num=1)
+    words = ["--model", "llamagen", "--model_path", str(path), "--precision", "fp32"]
+    out = ["--class_labels", "0,3,6,2", "--output_dir", str(tmp_path / "out")]
+    assert main.main(["generate_train_data", *words, *out]) == 0
+    train = ["--data_dir", str(tmp_path / "out"), "--save_dir", str(tmp_path / "run"), "--bs", "2"]
+    assert main.main(["train_drafter", *words, "--device", "cpu", *train, "--max_steps", "2"]) == 0
 
 
 def test_a_folder_keeps_one_law_and_one_target(

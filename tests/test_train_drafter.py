@@ -17,16 +17,17 @@ from adt_tree.sampling import Sampling, guide, log_probs
 from adt_tree.tree import lone_roots
 from adt_tree.verify import Coupled
 from models.drafter import DrafterNet, EagleDrafter
-from models.model import Model
+from models.model import NO_EXTRAS, Extras, Model
 from models.new_drafter import new_drafter, own_fields
 from models.registry import load
 from models.shards import ShardWriter, Stored, origin, read_shards
-from tests import published, tiny
+from tests import published, tiny, tiny_llamagen
 from training import drafter_data, drafter_states
 from training.drafter_loss import Objective, at, laws, measure, unroll
 
 ENTRIES = 9  # pairs (feature at p, token at p + 1) before the tree
-FAMILIES = ("emoji", "anole", "lumina_mgpt")
+FAMILIES = ("emoji", "anole", "lumina_mgpt", "llamagen")
+SIZED = {"lumina_mgpt": Extras(target_size=12)}
 GREEDY = Sampling(temperature=0, guidance=3.0)
 
 
@@ -35,7 +36,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, P
     """Targets and drafters by family; do not write into them."""
     emoji = tiny.build(tmp_path_factory.mktemp("tiny") / "emoji")
     made = {"emoji": (emoji, emoji / "drafter")}
-    for name in FAMILIES[1:]:
+    llamagen = tiny_llamagen.build(tmp_path_factory.mktemp("llamagen") / "t2i")
+    made["llamagen"] = (llamagen, llamagen / "drafter")
+    for name in ("anole", "lumina_mgpt"):
         made[name] = published.build(tmp_path_factory.mktemp(name), lumina=name == "lumina_mgpt")
     return made
 
@@ -43,7 +46,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, P
 @pytest.fixture(scope="module")
 def models(folders: dict[str, tuple[Path, Path]]) -> dict[str, Model]:
     return {
-        name: load(name, str(target), str(drafter), "fp32", "cpu", True, 12 if "lumina" in name else None)
+        name: load(name, str(target), str(drafter), "fp32", "cpu", True, SIZED.get(name, NO_EXTRAS))
         for name, (target, drafter) in folders.items()
     }
 
@@ -199,8 +202,8 @@ def test_a_trained_drafter_is_better_and_decoding_loads_it(
     assert [row["step"] for row in rows] == [6, 12]
     assert rows[-1]["loss"] < rows[0]["loss"]
     assert rows[-1]["val_entropy"] < rows[0]["val_entropy"] and len(rows[-1]["agreement"]) == 2
-    target, size = folders[name][0], 12 if "lumina" in name else None
-    model = load(name, str(target), str(state), "fp32", "cpu", True, size)
+    target, size = folders[name][0], SIZED.get(name)
+    model = load(name, str(target), str(state), "fp32", "cpu", True, size or NO_EXTRAS)
     assert model.drafter_net is not None
     assert {path.name for path in state.iterdir()} == {"config.json", "model.safetensors", "trainer.pt"}
     assert not (drafter_states.states(tmp_path)[0] / "trainer.pt").exists()  # only the newest resumes

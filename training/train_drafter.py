@@ -19,7 +19,7 @@ from torch import nn
 from tqdm import tqdm
 
 from models.errors import CheckpointError
-from models.model import Model
+from models.model import Extras, Model
 from models.new_drafter import new_drafter, own_fields, read_fields_of, write_drafter
 from models.registry import load
 from models.shards import Shards, read_shards
@@ -191,7 +191,7 @@ class Trainer:
 
     def write(self, folder: Path) -> None:
         """The drafter as --drafter_path loads it."""
-        write_drafter(folder, self.fields, self.averaged.state_dict(), self.net.config)
+        write_drafter(folder, self.fields, self.averaged.state_dict(), self.model)
 
 
 @torch.no_grad()
@@ -277,9 +277,14 @@ def _load(args: argparse.Namespace) -> Model:
         args.precision,
         args.device,
         args.drafter_path is not None,
-        args.target_size,
-        args.tokenizer_base_path,
-        args.revision,
+        Extras(
+            target_size=args.target_size,
+            tokenizer_base_path=args.tokenizer_base_path,
+            vq_path=args.vq_path,
+            text_encoder=args.text_encoder,
+            revision=args.revision,
+            keep_text_encoder=True,
+        ),
     )
 
 
