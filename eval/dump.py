@@ -56,8 +56,8 @@ class _Trace:
             "codes": torch.cat([self.code[None], *(cycle.codes[:count] for cycle, count in taken)]),
             "log_p": torch.cat([self.first[None], *(cycle.log_p[:count] for cycle, count in taken)]),
             "features": torch.cat([cycle.features[:, :count] for cycle, count in taken], dim=1),
-            "conditional": torch.tensor(self.prompt.conditional),
-            "unconditional": torch.tensor(self.prompt.unconditional),
+            "conditional": torch.tensor(self.prompt.tokens(0)),
+            "unconditional": torch.tensor(self.prompt.tokens(1)),
         }
         found |= {f"prompt_features_{g}": branch for g, branch in enumerate(self.prompt_features)}
         found |= self._ahead(torch.tensor(counts))

@@ -287,3 +287,16 @@ def test_command_line(
         shutil.rmtree(tmp_path / "out", ignore_errors=True)
     assert run(*label, str(classes), "--class_labels", "3,5")[0] == 0
     assert sorted(path.name for path in (tmp_path / "out" / "img").iterdir()) == ["3.png", "5.png"]
+
+
+def test_a_dump_is_replayed(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Cycle for cycle: the drafter's prompt is in the dump, as the tokens it reads."""
+    words = ["--model", "llamagen", "--model_path", str(folder), "--precision", "fp32", "--prompt", "sun",
+             "--num_images", "1", "--dump", "1", "--depth", "3", "--draft_top_k", "2", "--total_token", "7",
+             "--output_dir", str(tmp_path / "out")]  # fmt: skip
+    assert main.main(["generate_images", *words]) == 0
+    calls = json.loads(capsys.readouterr().out.splitlines()[-1])["target_calls"]
+    shape = ["--policies", "fixed", "--budgets", "6", "--depth", "3", "--draft_top_k", "2"]
+    assert main.main(["replay", str(tmp_path / "out"), *shape]) == 0
+    row, *_ = json.loads(capsys.readouterr().out.splitlines()[-1])["results"]
+    assert row["exact"] and row["target_calls"] == calls
