@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder of top_{V - 1}_indices.npy (default: ckpts/MODEL/vq_distances, where --lantern looks)",
     )
     group.add_argument(
-        "--config", metavar="FILE", help="flat YAML file of these options; the command line wins"
+        "--config", metavar="FILE", help="flat YAML file of options; the command line wins (default: none)"
     )
     group.add_argument("--debug", action="store_true", help="show the traceback of an error")
 

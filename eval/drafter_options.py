@@ -178,7 +178,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         "--minutes",
         type=within(0, 1e6, open_low=True),
         metavar="MIN",
-        help="train so long instead of --num_epochs, former runs included",
+        help="train so long instead of --num_epochs, former runs included (default: none)",
     )
     group.add_argument(
         "--max_steps",
@@ -206,6 +206,6 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         "installed",
     )
     group.add_argument(
-        "--config", metavar="FILE", help="flat YAML file of these options; the command line wins"
+        "--config", metavar="FILE", help="flat YAML file of options; the command line wins (default: none)"
     )
     group.add_argument("--debug", action="store_true", help="show the traceback of an error")

@@ -23,6 +23,7 @@ from eval.session import load_undrawn
 from eval.train_data import keep
 from models.model import Model
 from models.shards import ShardWriter, Stored, origin
+from models.target import Opening
 from models.vq import from_uint8
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
@@ -94,7 +95,9 @@ def run(args: argparse.Namespace) -> None:
             if text is None:
                 damaged.append(pair.name)
                 continue
-            kept = keep(model, model.encode(text), codes) if args.features else ()
+            kept = ()
+            if args.features:
+                kept = keep(model, opening_of(model, pair, text), codes)
             writer.add(Stored(pair.name, text, None, codes, kept))
     finally:
         writer.flush()
@@ -104,6 +107,14 @@ def run(args: argparse.Namespace) -> None:
         "images": len(pairs) - len(damaged), "skipped": len(pairs) - len(pending),
         "damaged": damaged[:20], "without_caption": lonely, "output_dir": args.output_dir,
     }))  # fmt: skip
+
+
+def opening_of(model: Model, pair: Pair, text: str) -> Opening:
+    """The caption as the target takes it. UserError if it cannot."""
+    try:
+        return model.encode(text)
+    except ValueError as error:
+        raise UserError(f"{pair.caption}: {error}") from error
 
 
 @torch.inference_mode()

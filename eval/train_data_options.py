@@ -35,7 +35,7 @@ def add_shard_arguments(parser: argparse.ArgumentParser, output_dir: str) -> Non
         help="keep the target's features too (Anole: 17 MB an image); else train_drafter computes them",
     )
     group.add_argument(
-        "--config", metavar="FILE", help="flat YAML file of these options; the command line wins"
+        "--config", metavar="FILE", help="flat YAML file of options; the command line wins (default: none)"
     )
     group.add_argument("--debug", action="store_true", help="show the traceback of an error")
 

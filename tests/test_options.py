@@ -10,7 +10,18 @@ from pathlib import Path
 import pytest
 
 from adt_tree.policy import TreeShape
-from eval import bench_options, budget_options, options, reliability_options, replay_options, sweep_options
+from eval import (
+    bench_options,
+    budget_options,
+    codebook,
+    drafter_options,
+    extract_code_options,
+    options,
+    reliability_options,
+    replay_options,
+    sweep_options,
+    train_data_options,
+)
 from eval.errors import UserError
 from eval.families import FASTEST
 from eval.method import Lantern, Method, method_from
@@ -203,6 +214,10 @@ def test_every_option_states_its_default(capsys: pytest.CaptureFixture[str]) -> 
         reliability_options,
         budget_options,
         replay_options,
+        train_data_options,
+        extract_code_options,
+        drafter_options,
+        codebook,
     ):
         parser = Parser("test", "test")
         module.add_arguments(parser)

@@ -138,11 +138,16 @@ def decoded_features(model: Model, opening: Any, codes: list[int]) -> list[torch
     return [torch.cat(rows) for rows in found]
 
 
-def test_classes_are_drawn_and_learned_from(tmp_path: Path) -> None:
+def test_classes_are_drawn_and_learned_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tiny_llamagen.build(tmp_path / "c2i", wrapper="model", cls_token_num=1)
     words = ["--model", "llamagen", "--model_path", str(path), "--precision", "fp32"]
     out = ["--class_labels", "0,3,6,2", "--output_dir", str(tmp_path / "out")]
     assert main.main(["generate_train_data", *words, *out]) == 0
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("no class")
+    Image.new("RGB", (8, 8)).save(tmp_path / "texts" / "a.png")
+    pictures = ["--data_path", str(tmp_path / "texts"), "--output_dir", str(tmp_path / "b"), "--features"]
+    assert "a.txt: prompt 'no class'" in refused(capsys, "extract_code", *words, *pictures)
     train = ["--data_dir", str(tmp_path / "out"), "--save_dir", str(tmp_path / "run"), "--bs", "2"]
     assert main.main(["train_drafter", *words, "--device", "cpu", *train, "--max_steps", "2"]) == 0
 

@@ -327,6 +327,26 @@ def test_another_course_does_not_go_on_from_a_state(
     assert again.name == "state_1" and len((run / "log.jsonl").read_text().splitlines()) == 1
 
 
+def test_training_goes_on_from_a_drafter_of_the_same_shape(
+    folders: dict[str, tuple[Path, Path]], data: dict[str, Path], tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """state_0 of --drafter_path is that drafter, in bf16; one of another shape is refused, or described."""
+    target, drafter = folders["emoji"]
+    words = ["--max_steps", "0", "--drafter_path", str(drafter)]
+    state = train(target, data["emoji"], tmp_path / "run", *words)
+    for name, tensor in load_file(state / "model.safetensors").items():
+        assert torch.equal(tensor, load_file(drafter / "model.safetensors")[name].bfloat16())
+    target, drafter = folders["llamagen"]  # without fc.bias
+    fixed = ["train_drafter", "--model", "llamagen", "--model_path", str(target), "--device", "cpu"]
+    fixed += ["--data_dir", str(data["llamagen"]), "--save_dir", str(tmp_path / "other"), "--max_steps", "0"]
+    fixed += ["--drafter_path", str(drafter)]
+    assert main.main(fixed) == 2 and "config.json as --config_path" in capsys.readouterr().err
+    fields = json.loads((drafter / "config.json").read_text()) | {"bias": False}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    assert main.main([*fixed, "--config_path", str(tmp_path / "config.json")]) == 0
+
+
 def test_stored_features_train_as_recomputed_ones(
     folders: dict[str, tuple[Path, Path]], models: dict[str, Model], data: dict[str, Path], tmp_path: Path
 ) -> None:

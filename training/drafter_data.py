@@ -40,7 +40,12 @@ class Images:
         self.chooses = (tokens[1:] == 0).to(self.device)  # what is not code 0 here ends a row
 
     def _opening(self, image: int) -> Opening:
-        opening = self._openings.get(image) or self.model.encode(self.shards.texts[image])
+        opening = self._openings.get(image)
+        if opening is None:
+            try:
+                opening = self.model.encode(self.shards.texts[image])
+            except ValueError as error:
+                raise StageError(f"image {self.shards.names[image]}: {error}") from error
         if len(self._openings) < MOST_OPENINGS:
             self._openings[image] = opening
         return opening

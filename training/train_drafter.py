@@ -101,7 +101,7 @@ class Trainer:
         self.fields = read_fields_of(Path(args.config_path), model) if args.config_path else own_fields(model)
         self.net = new_drafter(self.fields, model)
         if model.drafter_net is not None:
-            self.net.load_state_dict({n: t.float() for n, t in model.drafter_net.state_dict().items()})
+            start_from(self.net, model.drafter_net, args.drafter_path)
         self.net.requires_grad_(True).embed.requires_grad_(False)
         self.optimisers = self._optimisers()
         self.averaged = copy.deepcopy(self.net).requires_grad_(False)
@@ -194,6 +194,17 @@ class Trainer:
         write_drafter(folder, self.fields, self.averaged.state_dict(), self.model)
 
 
+def start_from(net: nn.Module, other: nn.Module, path: str) -> None:
+    """Take over another drafter's weights. StageError if its shape is another."""
+    try:
+        net.load_state_dict({name: tensor.float() for name, tensor in other.state_dict().items()})
+    except RuntimeError:
+        raise StageError(
+            f"--drafter_path {path}: this drafter's layer has another shape; give its own config.json as "
+            '--config_path, with "bias": false if it has no fc.bias'
+        ) from None
+
+
 @torch.no_grad()
 def blend(average: nn.Module, net: nn.Module, decay: float) -> None:
     """Move the running average towards the current weights."""
@@ -258,8 +269,9 @@ def run(args: argparse.Namespace) -> None:
     if args.restart and accelerator.is_main_process:
         drafter_states.discard(root)
     accelerator.wait_for_everyone()
-    saved = drafter_states.resume(root, determines)
     trainer = Trainer(args, model, shards, accelerator)
+    determines["config"] = trainer.fields
+    saved = drafter_states.resume(root, determines)
     step, spent = 0, 0.0
     if saved is not None:
         trainer.resume(saved)
