@@ -6,6 +6,7 @@ Dimensions: B images, N nodes.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from adt_tree.tree import DraftTree
@@ -32,21 +33,17 @@ class Calibration:
         self._edges = torch.tensor(EDGES, device=device).log()
         self._said = torch.tensor(MIDDLES, device=device).repeat(SOURCES * ranks)
         self.hits, self.visits = PRIOR * self._said, torch.full_like(self._said, PRIOR)
+        self.unbinned = len(self._said)  # the bin of codes whose confidence is left as it is
 
     def bins(self, source: Tensor | int, rank: Tensor, confidence: Tensor) -> Tensor:
         """Bins, int64, of codes with that log-confidence; the three broadcast, rank counts from 0."""
         place = rank.clamp(max=self.ranks - 1) + self.ranks * source
         return place * len(MIDDLES) + torch.bucketize(confidence.contiguous(), self._edges)
 
-    def places(self, bins: Tensor) -> tuple[Tensor, Tensor]:
-        """Source and rank that bins stand for."""
-        place = bins // len(MIDDLES)
-        return place // self.ranks, place % self.ranks
-
     def log_rate(self, bins: Tensor, confidence: Tensor) -> Tensor:
         """Log of the acceptance rate of codes with those bins; at most 0. The log-confidence plus its bin's
         correction, so that the order within a bin stays."""
-        correction = (self.hits / (self.visits * self._said)).log()
+        correction = F.pad((self.hits / (self.visits * self._said)).log(), (0, 1))
         return (confidence + correction[bins]).clamp(max=0)
 
     def observe(self, tree: DraftTree, verdict: Verdict) -> None:
@@ -54,6 +51,7 @@ class Calibration:
         if tree.bins is None:
             return
         reached, accepted = reached_nodes(tree, verdict)
-        bins = tree.bins.flatten()
-        self.visits.scatter_add_(0, bins, reached.flatten().to(self.visits.dtype))
-        self.hits.scatter_add_(0, bins, accepted.flatten().to(self.hits.dtype))
+        counted = (tree.bins < self.unbinned).flatten()
+        bins = tree.bins.flatten().clamp(max=self.unbinned - 1)
+        for counts, nodes in ((self.visits, reached), (self.hits, accepted)):
+            counts.scatter_add_(0, bins, (nodes.flatten() & counted).to(counts.dtype))

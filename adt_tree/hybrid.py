@@ -64,8 +64,11 @@ class HybridProposer:
 
 
 class HybridGrowth:
-    """Stale chains whose first level is the best of a product of both laws. A node's score is the
-    sum of log acceptance rates, as the calibration has them by source, rank and confidence."""
+    """Stale chains whose first level is the best of a product of both laws.
+
+    A node's score is the sum of log acceptance rates: on the first level as the calibration has them by source,
+    rank and confidence; below, the stale laws' own confidences, which correcting made no better (docs/LOG.md).
+    """
 
     def __init__(self, stale: StaleCodes, calibration: Calibration) -> None:
         self.stale, self.calibration = stale, calibration
@@ -86,6 +89,7 @@ class HybridGrowth:
         found = self.found = Candidates(*(torch.cat((own, all_[:, 1:]), dim=1) for own, all_ in parts))
         rank = torch.arange(bounds[2], device=stem.roots.device)
         bins = self.calibration.bins(found.source, rank, found.confidence)
+        bins[:, 1:] = self.calibration.unbinned
         gain = self.calibration.log_rate(bins, found.confidence)
         return grow_chains(found, gain, bins, stem.limits, bounds, stem.roots)
 

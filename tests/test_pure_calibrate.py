@@ -71,11 +71,17 @@ def test_sources_and_ranks_have_bins_of_their_own() -> None:
         for rank in range(3)
     }
     assert len(bins) == 12 and max(bins) < len(calibration.visits)
-    for source in (DRAFTER, STALE, BOTH, SEED):
-        places = calibration.places(calibration.bins(source, torch.arange(3), said))
-        assert [place.tolist() for place in places] == [[source] * 3, [0, 1, 2]]
     far = calibration.bins(SEED, torch.tensor(9), said)
     assert far == calibration.bins(SEED, torch.tensor(2), said)
+
+
+def test_codes_without_a_bin_are_neither_counted_nor_corrected() -> None:
+    calibration, said = Calibration(2, CPU), torch.tensor([-0.7])
+    none = torch.tensor([calibration.unbinned])
+    verdict = Verdict(torch.tensor([[0, 1, 0]]), torch.tensor([2]), torch.zeros(1, 3))
+    calibration.observe(tree([0, *none.tolist(), 2, 3, 4, 5]), verdict)
+    assert float(calibration.visits.sum()) == PRIOR * len(calibration.visits) + 2  # nodes 2 and 3, not 1
+    assert float(calibration.log_rate(none, said)) == float(said)
 
 
 @pytest.mark.parametrize("law", ["sampled", "greedy", "filtered"])
