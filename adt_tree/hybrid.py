@@ -66,8 +66,9 @@ class HybridProposer:
 class HybridGrowth:
     """Stale chains whose first level is the best of a product of both laws.
 
-    A node's score is the sum of log acceptance rates: on the first level as the calibration has them by source,
-    rank and confidence; below, the stale laws' own confidences, which correcting made no better (docs/LOG.md).
+    A node's score is the sum of log acceptance rates: on the first level as the calibration has them by
+    source, rank and confidence; below, the stale laws' own confidences, which correcting made no better
+    (docs/LOG.md).
     """
 
     def __init__(self, stale: StaleCodes, calibration: Calibration) -> None:
