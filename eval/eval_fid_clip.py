@@ -58,6 +58,7 @@ def run(args: argparse.Namespace) -> None:
     from eval.session import pick_device
 
     fake, device = Path(args.fake_dir), torch.device(pick_device(args.device))
+    scores.place(args, fake)
     prompts = pictures.prompts_of(fake, args.caption_path, "--caption_path")
     images = pictures.images_in(fake, "--fake_dir")
     pairs = pictures.pair(images, prompts, args.how_many, "--how_many")

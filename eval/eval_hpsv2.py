@@ -44,6 +44,7 @@ def run(args: argparse.Namespace) -> None:
     from eval.session import pick_device
 
     folder, device = Path(args.image_path), torch.device(pick_device(args.device))
+    scores.place(args, folder)
     prompts = pictures.prompts_of(folder, args.prompt_path, "--prompt_path")
     pairs = pictures.pair(pictures.images_in(folder, "--image_path"), prompts, args.how_many, "--how_many")
     beside = clip_files(args.clip_path, "--clip_path", with_weights=False)

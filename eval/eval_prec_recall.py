@@ -55,6 +55,8 @@ def run(args: argparse.Namespace) -> None:
     if not known and args.ref_dir is None:
         raise UserError("give --ref_dir, the real images, or the --fname_precalc of an earlier call")
     fake = Path(args.fake_dir) if args.fake_dir else None
+    if fake is not None:
+        scores.place(args, fake)
     fakes = pictures.unpaired(fake, args.num_samples, ("--fake_dir", "--num_samples")) if fake else []
     reals = [] if known else pictures.reference_images(args.ref_dir, args.num_samples)
     device = torch.device(pick_device(args.device))

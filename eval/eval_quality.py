@@ -72,6 +72,7 @@ def run(args: argparse.Namespace) -> None:
     if wanted and args.ref_dir is None:
         raise UserError(f"--metrics {wanted[0]} compares with other images: give --ref_dir")
     fake, device = Path(args.fake_dir), torch.device(pick_device(args.device))
+    scores.place(args, fake)
     fakes = pictures.unpaired(fake, args.how_many, ("--fake_dir", "--how_many"))
     reals = pictures.reference_images(args.ref_dir, args.ref_how_many) if wanted else []
     values: dict[str, float] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +218,8 @@ def test_what_is_refused(command: Command, run_folder: Path, real: Path, tmp_pat
     assert "it is no folder" in refused("eval_quality", "--fake_dir", tmp_path / "no", "--ref_dir", real)
     assert "give --fake_dir" in refused("eval_prec_recall")
     assert "0 images" in refused("eval_quality", *fake, "--how_many", 0)
+    nowhere = ("--scores", tmp_path / "no" / "scores.json")
+    assert "there is no folder" in refused("eval_quality", *fake, "--ref_dir", real, *nowhere)
     (tmp_path / "empty").mkdir()
     assert "holds no .png" in refused("eval_quality", "--fake_dir", tmp_path / "empty", "--ref_dir", real)
     prompts = tmp_path / "prompts.txt"
@@ -237,6 +240,12 @@ def test_a_damaged_record_is_left_alone(command: Command, run_folder: Path) -> N
     status, _, err = command("eval_quality", "--fake_dir", run_folder, "--ref_dir", run_folder / "img")
     assert status == 2 and "is damaged" in err
     assert (run_folder / "scores.json").read_text() == '[{"scores": '
+
+
+def test_scores_of_programs_at_once_all_get_in(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: scores.append(tmp_path / "scores.json", {"n": n}), range(24)))
+    assert sorted(entry["n"] for entry in scores.read(tmp_path / "scores.json")) == list(range(24))
 
 
 def test_long_side_keeps_the_whole_picture() -> None:

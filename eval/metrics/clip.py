@@ -22,9 +22,10 @@ from models.errors import CheckpointError
 from models.weights import Weights, read_weights
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-# vision width of B, L, H, g, bigG -> width of a head
-HEAD_WIDTH = {768: 64, 1024: 64, 1280: 80, 1408: 88, 1664: 104}
+# Vision width of H, g, bigG -> width of a head. B and L were published under either activation: not guessed.
+HEAD_WIDTH = {1280: 80, 1408: 88, 1664: 104}
 TEXT_HEAD_WIDTH = 64
+CONFIG = "open_clip_config.json"
 START, END = "<|startoftext|>", "<|endoftext|>"
 
 
@@ -149,7 +150,7 @@ def _heads(weights: Weights, config: Mapping[str, Any]) -> tuple[int, int, bool]
     vision_cfg, text_cfg = model.get("vision_cfg", {}), model.get("text_cfg", {})
     own = vision_cfg.get("head_width", 64 if model else HEAD_WIDTH.get(width))
     if own is None:
-        raise ValueError(f"no published model is {width} wide: put its open_clip_config.json beside it")
+        raise ValueError(f"a width of {width} does not say which: put its {CONFIG} beside it")
     heads = text_cfg.get("heads", 8 if model else text // TEXT_HEAD_WIDTH)
     return width // own, heads, bool(model.get("quick_gelu", False))
 

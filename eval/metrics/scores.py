@@ -39,10 +39,19 @@ def keep(
         "options": {name: value for name, value in vars(args).items() if name not in ("debug", "config")},
         "scores": dict(scores),
     }
-    append(Path(args.scores) if args.scores else folder / SCORES, entry)
     for name, value in scores.items():
         print(f"  {name:<24} {value:.6g}")
     print(json.dumps(entry))
+    append(place(args, folder), entry)
+
+
+def place(args: argparse.Namespace, folder: Path) -> Path:
+    """Where the scores of a folder's images go. UserError, before anything is measured, if they cannot."""
+    path = Path(args.scores) if args.scores else folder / SCORES
+    if args.scores and not path.parent.is_dir():
+        raise UserError(f"--scores {path}: there is no folder {path.parent}; make it, or choose another")
+    read(path)
+    return path
 
 
 def append(path: Path, entry: Mapping[str, Any]) -> None:

@@ -10,12 +10,11 @@ import torch
 from tokenizers import Tokenizer
 
 from eval.errors import UserError
-from eval.metrics.clip import Clip, read_clip_config
+from eval.metrics.clip import CONFIG, Clip, read_clip_config
 from models.checkpoint import read_tokenizer
 from models.errors import CheckpointError, reason
 from models.hub import HubId, locate
 
-CLIP_CONFIG = "open_clip_config.json"
 CLIP_WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 TOKENIZER = "tokenizer.json"
 
@@ -66,7 +65,7 @@ def clip_files(text: str, option: str, with_weights: bool = True) -> ClipFiles:
     UserError if weights are wanted and there are none.
     """
     path = Path(text)
-    names, faults = (CLIP_CONFIG, TOKENIZER, *(CLIP_WEIGHTS if with_weights else ())), []
+    names, faults = (CONFIG, TOKENIZER, *(CLIP_WEIGHTS if with_weights else ())), []
     if path.exists() or HubId.read(text) is None:
         folder = path.parent if path.is_file() else path
         found = {name: folder / name for name in names if (folder / name).is_file()}
@@ -85,7 +84,7 @@ def clip_files(text: str, option: str, with_weights: bool = True) -> ClipFiles:
     if with_weights and weights is None:
         what = faults[-1] if faults else f"{text} holds no {' or '.join(CLIP_WEIGHTS)}"
         raise UserError(f"{option}: {what}; give a folder that has it, or the file of weights")
-    return ClipFiles(weights, found.get(CLIP_CONFIG), found.get(TOKENIZER))
+    return ClipFiles(weights, found.get(CONFIG), found.get(TOKENIZER))
 
 
 def load_clip(files: ClipFiles, option: str, texts: bool, device: torch.device) -> Clip:
