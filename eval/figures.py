@@ -202,6 +202,7 @@ def quality(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import FormatStrFormatter
 
     figure = Figure(figsize=(9, 3.6), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
@@ -222,16 +223,17 @@ def quality(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
                 [row["tau"] for row in own], [row[key] for row in own],
                 marker="so^v"[number % 4], linestyle=line, label=label,
             )  # fmt: skip
-            for row in own if label != "exact" else ():
+            for row in own if label != "exact" and key == "fd_same_seed" else ():
                 axis.annotate(
-                    f"{row['delta']:g}", (row["tau"], row[key]), (5, -11), textcoords="offset points"
+                    f"{row['delta']:g}", (row["tau"], row[key]), (7, -4), textcoords="offset points"
                 )
         axis.set_ylim(bottom=0)
-        axis.margins(0.1)
+        axis.set_xscale("log", base=2)
+        axis.xaxis.set_major_formatter(FormatStrFormatter("%g"))
         axis.set_xlabel("tau, codes a target call")
     axes[0].set_title("EffNet-FD to plain decoding at other seeds", fontsize=10)
     axes[1].set_title("EffNet-FD to plain decoding at the same seed", fontsize=10)
-    axes[0].legend(fontsize=8, frameon=False, loc="lower left")
+    axes[0].legend(fontsize=8, frameon=False, loc="upper left")
     _save(figure, path)
 
 
