@@ -80,6 +80,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="for table3_quality.json and quality_speed.png",
     )
+    group.add_argument(
+        "--into",
+        metavar="FILE",
+        help="document to update between <!-- table3_quality:start --> and <!-- table3_quality:end -->",
+    )
     add_running(group, batch_size=32)
 
 
@@ -91,6 +96,7 @@ def run(args: argparse.Namespace) -> None:
     from eval.metrics.effnet import EffNet
     from eval.metrics.sets import effnet_features
     from eval.outputs import write_json
+    from eval.report import insert
     from eval.session import environment, pick_device
 
     base, others, arms = read_run(args.base), [*map(read_run, args.others)], [*map(read_run, args.arms)]
@@ -114,7 +120,10 @@ def run(args: argparse.Namespace) -> None:
     }
     write_json(output / "table3_quality.json", result)
     quality(rows, output / "quality_speed.png")
-    print(table(rows))
+    text = f"{table(rows)}\n\n{source(result)}"
+    if args.into is not None:
+        insert(Path(args.into), "table3_quality", text)
+    print(text)
     print(json.dumps(result))
 
 
@@ -202,6 +211,16 @@ def equal_pixels(one: Path, two: Path) -> float:
 
     a, b = (np.asarray(read_image(path)) for path in (one, two))
     return float((a == b).all(-1).mean()) if a.shape == b.shape else 0.0
+
+
+def source(result: Mapping[str, Any]) -> str:
+    """What a reader needs to repeat the table."""
+    law, dirty = result["law"], ", with uncommitted changes" if result["dirty"] else ""
+    return (
+        f"`main.py quality_curve`, {result['images']} images an arm, temperature {law['temperature']:g}, "
+        f"guidance {law['cfg']:g}, {law['precision']}, EfficientNet-Lite0 {result['weights']['effnet']}, "
+        f"{result['device']}, commit {result['commit']}{dirty}, {result['date']}."
+    )
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
