@@ -19,12 +19,10 @@ draw() {
 for seed in 42 43 44; do draw "ar_s$seed" --model_type base --random_seed "$seed" "$@"; done
 draw jacobi --drafter_type jacobi "$@"
 draw adt --drafter_type eagle --peanut "$@"
-draw eagle2 --drafter_type eagle --model_type eagle "$@"
-arms=("$out/jacobi" "$out/adt" "$out/eagle2")
-for delta in 0.1 0.3 0.8 2; do
-    draw "jacobi_d$delta" --drafter_type jacobi --lantern --lantern_k 100 --lantern_delta "$delta" "$@"
-    arms+=("$out/jacobi_d$delta")
+arms=("$out/jacobi" "$out/adt")
+for point in 100:0.1 100:0.3 100:0.8 100:2 1000:0.5 1000:0.8 1000:1; do
+    name="jacobi_k${point%:*}_d${point#*:}"
+    draw "$name" --drafter_type jacobi --lantern --lantern_k "${point%:*}" --lantern_delta "${point#*:}" "$@"
+    arms+=("$out/$name")
 done
-draw jacobi_d1 --drafter_type jacobi --lantern --lantern_k 1000 --lantern_delta 1 "$@"
-"$python" main.py quality_curve --base "$out/ar_s42" --others "$out/ar_s43" "$out/ar_s44" --arms "${arms[@]}" "$out/jacobi_d1" \
-    --output_dir "$out"
+"$python" main.py quality_curve --base "$out/ar_s42" --others "$out/ar_s43" "$out/ar_s44" --arms "${arms[@]}" --output_dir "$out"
