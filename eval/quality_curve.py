@@ -170,7 +170,7 @@ def check(base: Run, others: Sequence[Run], arms: Sequence[Run]) -> None:
 def rows_of(
     base: Run, others: Sequence[Run], arms: Sequence[Run], features: Mapping[Path, Tensor]
 ) -> list[dict[str, Any]]:
-    """A row a run: plain decoding, its yardstick, the arms by rising delta, exact ones first.
+    """A row a run: plain decoding, its yardstick, exact arms, relaxed ones by k and delta.
 
     same_images, same_pixels: shares equal to plain decoding's at the same seed. fd_same_seed: distance to
     those images. fd_other_seeds: mean distance to the sets of the other seeds, which is what to compare with
@@ -199,7 +199,7 @@ def rows_of(
     rows = [row("ar", base, others)]
     for one, two in combinations((base, *others), 2):
         rows.append(row(f"{YARDSTICK} ({two.seed} to {one.seed})", two, [one]))
-    ordered = sorted(arms, key=lambda arm: (arm.delta is not None, arm.delta or 0))
+    ordered = sorted(arms, key=lambda arm: (arm.neighbours or 0, arm.delta or 0))
     return rows + [row(arm.folder.name, arm, others) for arm in ordered]
 
 
