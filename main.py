@@ -138,7 +138,7 @@ def main(argv: Sequence[str]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except (UserError, StageError, CheckpointError, OSError, MemoryError) as error:
+    except (UserError, StageError, CheckpointError, OSError, MemoryError, FloatingPointError) as error:
         if debug:
             raise
         status, line = 2, f"error: {error or type(error).__name__}"

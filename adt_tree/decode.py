@@ -18,7 +18,7 @@ from adt_tree.records import Decoded, Step
 from adt_tree.roles import Prefix, Proposer, Request, Target
 from adt_tree.sampling import Sampling, log_probs
 from adt_tree.tree import lone_roots
-from adt_tree.verify import Coupled, Rule
+from adt_tree.verify import Coupled, Rule, accepted_nodes
 
 IDLE = TreeShape(0, 0, 0)
 
@@ -113,13 +113,16 @@ def autoregressive(
         positions, seeds = slots.positions, slots.seeds
         logits, _ = target.forward(tree, slots.reach)
         gumbel = noise.gumbel(seeds, positions[:, None])
-        verdict = rule(tree, log_probs(logits, sampling), gumbel, seeds, positions)
+        log_p = log_probs(logits, sampling)
+        verdict = rule(tree, log_p, gumbel, seeds, positions)
         target.commit(verdict)
         slots.roots = verdict.codes[:, 0]
-        codes = slots.roots.tolist()
+        outcome = torch.stack((slots.roots, log_p[:, 0, 0].isnan()), dim=1).tolist()
         ms = 1e3 * (time.perf_counter() - clock)
         for slot, image in slots.flying():
-            _record(image, slots, IDLE, 0, [codes[slot]], ms)
+            code, broken = outcome[slot]
+            _refuse_nan(broken, image.name, len(image.codes))
+            _record(image, slots, IDLE, 0, [code], ms)
         yield from slots.land(target.release)
 
 
@@ -160,12 +163,13 @@ def speculative(
         proposer.observe(tree, log_p, gumbel, features, verdict)
         slots.roots = verdict.codes.gather(1, verdict.count[:, None] - 1)[:, 0]
         drafted = tree.valid.sum(dim=1) - 1
-        outcome = torch.cat(
-            (verdict.count[:, None], drafted[:, None], verdict.codes), dim=1
-        ).tolist()  # one transfer
+        broken = (accepted_nodes(tree, verdict) & log_p[..., 0].isnan()).any(dim=1)  # a row is NaN as a whole
+        columns = (broken[:, None], verdict.count[:, None], drafted[:, None], verdict.codes)
+        outcome = torch.cat(columns, dim=1).tolist()  # one transfer
         ms = 1e3 * (time.perf_counter() - clock)
         for slot, image in slots.flying():
-            count, nodes, *codes = outcome[slot]
+            sick, count, nodes, *codes = outcome[slot]
+            _refuse_nan(sick, image.name, len(image.codes))
             cells = _record(image, slots, shapes[slot], nodes, codes[:count], ms)
             image.drafter_calls += proposer.calls(shapes[slot])
             policy.observe(slot, count - 1, shapes[slot].depth, cells)
@@ -178,8 +182,19 @@ def _first(
     """Prefill a slot and draw the image's first code."""
     prefix = target.prefill(slot, request.prompt)
     zero = torch.zeros(1, dtype=torch.int64, device=target.device)
-    code = rule.choose(log_probs(prefix.logits[:, None], sampling), zero + request.seed, zero)
+    log_p = log_probs(prefix.logits[:, None], sampling)
+    _refuse_nan(bool(log_p[0, 0].isnan()), request.name, 0)
+    code = rule.choose(log_p, zero + request.seed, zero)
     return code[0], prefix
+
+
+def _refuse_nan(broken: bool, name: str, position: int) -> None:
+    """FloatingPointError if the target's law of an image is not one."""
+    if broken:
+        raise FloatingPointError(
+            f"image {name}, position {position}: the model's logits are not numbers (NaN or infinite): "
+            "damaged weights, or overflow in half precision (try --precision bf16 or fp32)"
+        )
 
 
 def _shapes(policy: Policy, slots: Slots) -> list[TreeShape]:

@@ -1,4 +1,8 @@
-"""generate_images: prompts -> images, statistics, maps. Stops and goes on without losing a finished image."""
+"""generate_images: prompts -> images, statistics, maps. Stops and goes on without losing a finished image.
+
+Started several times at once on one folder (accelerate launch, torchrun, or by hand on many machines), the
+processes share the prompts; every image is what a single process makes of it, as its seed is its prompt's.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,7 @@ from tqdm import tqdm
 from adt_tree.records import Decoded
 from adt_tree.roles import Request
 from eval import arms, figures
+from eval.claims import Worker, worker
 from eval.dump import Recorder, dump_bytes
 from eval.errors import UserError
 from eval.method import Method, method_from
@@ -24,6 +29,8 @@ from eval.prompts import Prompt, held_out_texts, load_prompts
 from eval.session import load_model, make_requests, synchronise
 from models.model import Model
 
+POLL_S = 0.5  # between looks at images that other processes have in hand
+
 
 def run(args: argparse.Namespace) -> None:
     """Do what the command line says; the last line printed is one JSON document."""
@@ -31,16 +38,23 @@ def run(args: argparse.Namespace) -> None:
     prompts = load_prompts(args)
     window = (args.start_idx, args.end_idx or DEFAULT_END)
     folder = RunFolder(Path(args.output_dir), window, prompts, args.dump or 0)
+    own = worker()
     model = load_model(args, need_drafter=method.needs_drafter)
     folder.open(determining(args, method, model), vars(args))
     pending = [prompt for prompt in prompts if prompt.name not in folder.statistics]
     skipped, started = len(prompts) - len(pending), time.perf_counter()
+    speaks = own.count == 1 or (own.leads and not pending)
     if pending:
         try:
-            _decode(args, method, model, folder, pending)
+            made = _decode(args, method, model, folder, pending, own)
         finally:
-            folder.flush()
+            merged = folder.merge()
+        if own.count > 1:
+            print(f"process {own.rank} of {own.count}: {made} images")
+        speaks = speaks or merged
     wall = time.perf_counter() - started
+    if not speaks:  # another process merged the statistics, and tells of all
+        return
     _draw(args, method, model, folder, prompts)
     summary = summarise(folder.finished(), skipped, wall)
     print(table(summary))
@@ -67,19 +81,28 @@ def determining(args: argparse.Namespace, method: Method, model: Model) -> dict[
 
 
 def _decode(
-    args: argparse.Namespace, method: Method, model: Model, folder: RunFolder, prompts: Sequence[Prompt]
-) -> None:
-    """Decode the prompts and keep each image as it finishes, under a progress bar."""
+    args: argparse.Namespace,
+    method: Method,
+    model: Model,
+    folder: RunFolder,
+    prompts: Sequence[Prompt],
+    own: Worker,
+) -> int:
+    """Decode the prompts, but for those that other processes make, and keep each image as it finishes.
+
+    Returns once all prompts are finished, by whomever; the number of images made here.
+    """
     try:
         requests, longest = make_requests(model, prompts, args.random_seed)
         arm = arms.build(model, method, min(args.batch_size, len(requests)), longest)
     except ValueError as error:
         raise UserError(str(error)) from error
     recorder = _recorder(arm, model) if args.dump else None
-    codes = calls = 0
-    with tqdm(total=len(requests), unit="image", disable=None, smoothing=0.1) as bar:
+    codes = calls = number = 0
+    quiet = None if own.leads else True
+    with tqdm(total=len(requests), unit="image", disable=quiet, smoothing=0.1) as bar:
         started = time.perf_counter()
-        for number, decoded in enumerate(_decoded(arm, recorder, requests, folder), start=1):
+        for number, decoded in enumerate(_until_done(arm, recorder, requests, folder), start=1):
             clock = time.perf_counter()
             image = model.image(decoded.codes)
             synchronise(arm.target.device)
@@ -89,6 +112,19 @@ def _decode(
             rate = number / (time.perf_counter() - started)
             bar.set_postfix_str(f"tau {codes / max(calls, 1):.2f}, {rate:.2f} images/s", refresh=False)
             bar.update()
+    return number
+
+
+def _until_done(
+    arm: arms.Arm, recorder: Recorder | None, requests: Sequence[Request], folder: RunFolder
+) -> Iterator[Decoded]:
+    """Images as they finish; what other processes have in hand is waited for, and made if they stop."""
+    while True:
+        yield from _decoded(arm, recorder, requests, folder)
+        requests = [request for request in requests if not folder.done(request.name)]
+        if not requests:
+            return
+        time.sleep(POLL_S)
 
 
 def _recorder(arm: arms.Arm, model: Model) -> Recorder:
@@ -106,12 +142,17 @@ def _decoded(
     noted = [request for request in requests if request.name in folder.dumped]
     if noted:
         order = {name: number for number, name in enumerate(folder.files, start=folder.first)}
-        for decoded in replace(arm, proposer=recorder).decode(iter(noted)):
+        for decoded in replace(arm, proposer=recorder).decode(_taken(noted, folder)):
             facts = {"name": decoded.name, "seed": decoded.seed, "number": order[decoded.name]}
             folder.add_dump(decoded.name, dump_bytes(recorder.finished, facts))
             yield decoded
     others = [request for request in requests if request.name not in folder.dumped]
-    yield from arm.decode(iter(others))
+    yield from arm.decode(_taken(others, folder))
+
+
+def _taken(requests: Sequence[Request], folder: RunFolder) -> Iterator[Request]:
+    """Requests that nobody makes, claimed as a slot asks for the next: slow processes take fewer."""
+    return (request for request in requests if folder.take(request.name))
 
 
 def _draw(

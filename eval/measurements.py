@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from adt_tree.records import Decoded, Step
+from eval.claims import keep_alone
 from eval.errors import UserError
 from eval.outputs import claim, write_atomic
 
@@ -48,11 +49,18 @@ class Measurements:
         self._keys, self._started = set(keys), started
         self._batches: dict[tuple[str, ...], _Batch] = {}
         self._run, self._configuration = 1, ""
+        self._lock: int | None = None  # held until this process ends: two would spoil each other's clocks
         self.added = 0  # measurements of this run
 
     def open(self, determines: Mapping[str, Any], options: Mapping[str, Any]) -> None:
         """Create the folder or take up the measurements in it; UserError if their configuration differs."""
         claim(self.path.parent / "measurement_configs.json", "measurements", determines, options)
+        self._lock = keep_alone(self.path.with_suffix(".lock"))
+        if self._lock is None:
+            raise UserError(
+                f"{self.path} is being written by another process: wait for it, or choose another "
+                "--output_dir"
+            )
         text = json.dumps(determines, sort_keys=True)
         self._configuration = hashlib.sha256(text.encode()).hexdigest()[:16]
         try:

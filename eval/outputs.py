@@ -8,8 +8,8 @@ import json
 import os
 import re
 import tempfile
-import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,15 @@ from typing import Any
 from PIL import Image
 
 from adt_tree.records import Decoded
+from eval.claims import Claims, alone
 from eval.errors import UserError
 from eval.prompts import Prompt
 
 MOST_NAME = 100  # characters of a file name that come from the prompt's name
 DUMP = "dump"  # the folder of a run's dumps
 STEPS = "steps.jsonl"  # its cycles, one a line
-FLUSH_SHARE = 20  # statistics are rewritten as often as keeps the writing below 1/20 of the time
+QUEUE = "queue"  # records of images that are finished and not yet in the statistics, and claims
+LOCK = ".lock"  # held while a run's statistics are written
 
 
 def file_name(name: str) -> str:
@@ -70,24 +72,49 @@ def _read_json(path: Path) -> Any:
         raise UserError(f"{path} is damaged ({error}): delete it, or choose another --output_dir") from None
 
 
+def _read_entries(path: Path, *names: str) -> dict[str, Any]:
+    """A JSON object of objects (or lists) with at least these names. UserError if it is anything else."""
+    content = _read_json(path)
+    whole = isinstance(content, dict) and all(isinstance(value, dict | list) for value in content.values())
+    if not whole or any(name not in content for name in names):
+        raise UserError(f"{path} is damaged: delete it, or choose another --output_dir")
+    return content
+
+
 def _step(line: str) -> dict[str, Any]:
     """One line of steps.jsonl; empty if it is torn."""
     try:
-        return json.loads(line)
+        step = json.loads(line)
     except json.JSONDecodeError:
         return {}
+    return step if isinstance(step, dict) else {}
 
 
 def read_steps(path: Path, names: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
     """The cycles of some images stored in a steps.jsonl; none where it, or the image, is missing."""
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     if found and path.exists():
-        with path.open(encoding="utf-8") as stream:
+        with path.open(encoding="utf-8", errors="replace") as stream:
             for line in stream:
                 step = _step(line)
                 if step.get("name") in found:
                     found[step["name"]].append(step)
     return found
+
+
+def make_folder(root: Path) -> None:
+    """Create an output folder. UserError if it is a file."""
+    if root.exists() and not root.is_dir():
+        raise UserError(f"--output_dir {root}: it is a file; give a folder")
+    root.mkdir(parents=True, exist_ok=True)
+
+
+def read_statistics(root: Path) -> list[dict[str, dict[str, Any]]]:
+    """The statistics in a run's folder, one table a window of prompts. UserError if there are none."""
+    paths = sorted(root.glob("global_statistics_*.json"))
+    if not paths:
+        raise UserError(f"{root}: it holds no global_statistics_*.json; give a folder of generate_images")
+    return [_read_entries(path) for path in paths]
 
 
 def claim(path: Path, made: str, determines: Mapping[str, Any], options: Mapping[str, Any]) -> None:
@@ -97,9 +124,7 @@ def claim(path: Path, made: str, determines: Mapping[str, Any], options: Mapping
     made or its record; UserError if the folder's differ. options: the parsed command line, stored as it is.
     """
     root, key = path.parent, f"determines_{made}"
-    if root.exists() and not root.is_dir():
-        raise UserError(f"--output_dir {root}: it is a file; give a folder")
-    root.mkdir(parents=True, exist_ok=True)
+    make_folder(root)
     wanted, stored = json.loads(json.dumps(determines)), _read_json(path)
     if stored is not None:
         before = stored.get(key) if isinstance(stored, dict) else None
@@ -117,10 +142,11 @@ def claim(path: Path, made: str, determines: Mapping[str, Any], options: Mapping
 
 
 class RunFolder:
-    """Everything generate_images leaves behind, and what an earlier run of the same configuration left.
+    """Everything generate_images leaves behind, and what other runs of the same configuration left.
 
-    An image counts as finished once its PNG, and its dump if it is to have one, exist and the statistics name
-    it; anything else is made anew.
+    Any number of processes may work in it at once: each takes images that nobody has (see claims), and keeps
+    a finished one as PNG, dump and record, a small file under queue/ which declares it finished. merge() puts
+    the records into the statistics and steps. An image whose PNG or dump is missing is made anew.
     """
 
     def __init__(
@@ -135,8 +161,10 @@ class RunFolder:
         self.steps_path = root / STEPS
         self.files = {prompt.name: file_name(prompt.name) for prompt in prompts}
         self._prompts = {prompt.name: prompt for prompt in prompts}
+        self._queue = root / QUEUE
+        self._claims = Claims(self._queue)
         self.statistics: dict[str, dict[str, Any]] = {}
-        self._written, self._cost = 0.0, 0.0
+        self._read: tuple[int, int] | None = None  # the statistics file as it was last read
         seen: dict[str, str] = {}
         for name, file in self.files.items():
             other = seen.setdefault(file.lower(), name)
@@ -151,32 +179,13 @@ class RunFolder:
         determines: all that changes an image or its record; UserError if the folder's differ.
         options: the parsed command line, stored as it is.
         """
-        claim(self.root / "generation_configs.json", "images", determines, options)
+        make_folder(self.root)
+        with alone(self.root / LOCK):
+            claim(self.root / "generation_configs.json", "images", determines, options)
         self.images.mkdir(exist_ok=True)
         if self.dumped:
             self.dumps.mkdir(exist_ok=True)
-        self._load()
-
-    def _load(self) -> None:
-        """Take over finished images; drop steps of images that will be made anew."""
-        for name, entry in (_read_json(self.statistics_path) or {}).items():
-            prompt = self._prompts.get(name)
-            if prompt is not None and entry.get("prompt") != prompt.text:
-                raise UserError(
-                    f"--output_dir {self.root}: image {name} has another prompt; choose another folder"
-                )
-            if self.png(name).is_file() and (name not in self.dumped or self.dump(name).is_file()):
-                self.statistics[name] = entry
-        if self.steps_path.exists():
-            pending = set(self._prompts) - set(self.statistics)
-            lines = self.steps_path.read_text(encoding="utf-8").splitlines(keepends=True)
-            kept = [
-                line
-                for line in lines
-                if line.endswith("\n") and _step(line).get("name", "") not in {*pending, ""}
-            ]
-            if len(kept) != len(lines):
-                write_atomic(self.steps_path, "".join(kept).encode())
+        self.merge()
 
     def png(self, name: str) -> Path:
         """Where an image lies."""
@@ -186,8 +195,50 @@ class RunFolder:
         """Where an image's dump lies."""
         return self.dumps / f"{self.files.get(name) or file_name(name)}.safetensors"
 
+    def _record(self, name: str) -> Path:
+        """Where a finished image's record lies until it is merged."""
+        return self._queue / f"{self.files[name]}.json"
+
+    def _whole(self, name: str) -> bool:
+        """Whether an image's files are there."""
+        return self.png(name).is_file() and (name not in self.dumped or self.dump(name).is_file())
+
+    def done(self, name: str) -> bool:
+        """Whether an image is finished, by this process or another."""
+        if name in self.statistics or self._record(name).is_file():
+            return True
+        self._refresh()  # records go away once they are merged
+        return name in self.statistics
+
+    def _refresh(self) -> None:
+        """Read the statistics if another process has written them since."""
+        try:
+            status = self.statistics_path.stat()
+        except FileNotFoundError:
+            return
+        if self._read == (status.st_ino, status.st_mtime_ns):
+            return
+        self._read = status.st_ino, status.st_mtime_ns
+        for name, entry in _read_entries(self.statistics_path).items():
+            prompt = self._prompts.get(name)
+            if prompt is not None and entry.get("prompt") != prompt.text:
+                raise UserError(
+                    f"--output_dir {self.root}: image {name} has another prompt; choose another folder"
+                )
+            if self._whole(name):
+                self.statistics[name] = entry
+
+    def take(self, name: str) -> bool:
+        """Claim an image that is still to be made; False if it is finished or another process has it."""
+        if self.done(name) or not self._claims.take(self.files[name]):
+            return False
+        if self.done(name):  # in the meantime
+            self._claims.give_back(self.files[name])
+            return False
+        return True
+
     def finished(self) -> dict[str, dict[str, Any]]:
-        """Statistics of this run's finished images, in the order of the prompts."""
+        """Statistics of the prompts' finished images, in their order, as of the last merge."""
         return {name: self.statistics[name] for name in self._prompts if name in self.statistics}
 
     def add_dump(self, name: str, data: bytes) -> None:
@@ -195,13 +246,10 @@ class RunFolder:
         write_atomic(self.dump(name), data)
 
     def add(self, decoded: Decoded, image: Image.Image, decode_s: float) -> None:
-        """Keep a finished image: steps, PNG, then the statistics that declare it finished."""
+        """Keep a finished image: its PNG, then the record that declares it finished."""
         prompt = self._prompts[decoded.name]
-        lines = [json.dumps({"name": decoded.name, **asdict(step)}) + "\n" for step in decoded.steps]
-        with self.steps_path.open("a", encoding="utf-8") as stream:
-            stream.write("".join(lines))
         write_atomic(self.png(decoded.name), png_bytes(image))
-        self.statistics[decoded.name] = {
+        statistics = {
             "prompt": prompt.text,
             "acceptance_length": decoded.tau,
             "step_compression": decoded.tau,
@@ -215,12 +263,59 @@ class RunFolder:
             "mean_depth": decoded.mean_depth,
             "mean_nodes": decoded.mean_nodes,
         }
-        started = time.perf_counter()
-        if started - self._written >= FLUSH_SHARE * self._cost:
-            self.flush()
-            self._written = time.perf_counter()
-            self._cost = self._written - started
+        self._queue.mkdir(exist_ok=True)
+        record = {"statistics": statistics, "steps": [asdict(step) for step in decoded.steps]}
+        write_atomic(self._record(decoded.name), json.dumps(record).encode())
+        self._claims.give_back(self.files[decoded.name])
 
-    def flush(self) -> None:
-        """Write the statistics."""
-        write_json(self.statistics_path, self.statistics)
+    def merge(self) -> bool:
+        """Put the records into the statistics and steps, both in the order of the prompts.
+
+        Once all images are finished their records go away. Whether this call was the one that did it.
+        """
+        self._claims.give_all_back()
+        with alone(self.root / LOCK):
+            self._refresh()
+            records = {}
+            for name in self._prompts:
+                if self._record(name).is_file():
+                    if self._whole(name):
+                        records[name] = _read_entries(self._record(name), "statistics", "steps")
+                    else:
+                        self._record(name).unlink()
+            self.statistics |= {name: record["statistics"] for name, record in records.items()}
+            self._write_steps({name: record["steps"] for name, record in records.items()})
+            if not records:
+                return False
+            others = {name: entry for name, entry in self.statistics.items() if name not in self._prompts}
+            write_json(self.statistics_path, self.finished() | others)
+            if len(self.finished()) < len(self._prompts):
+                return False
+            self._sweep_up()
+            return True
+
+    def _write_steps(self, records: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+        """Rewrite the steps if they change: those of other windows, then the finished images' in order."""
+        stored = self.steps_path.read_bytes() if self.steps_path.exists() else b""
+        before = stored.decode(errors="surrogateescape")  # bytes that are no text come back as they were
+        own: dict[str, list[str]] = {name: [] for name in self._prompts}
+        others = []
+        for line in before.splitlines(keepends=True):
+            name = _step(line).get("name") if line.endswith("\n") else None
+            if name in own and name in self.statistics and name not in records:
+                own[name].append(line)
+            elif name is not None and name not in own:
+                others.append(line)
+        for name, steps in records.items():
+            own[name] = [json.dumps({"name": name, **step}) + "\n" for step in steps]
+        after = "".join(line for lines in (others, *own.values()) for line in lines)
+        if after != before:
+            write_atomic(self.steps_path, after.encode(errors="surrogateescape"))
+
+    def _sweep_up(self) -> None:
+        """Remove what the queue holds of the prompts, all finished and merged."""
+        for name, file in self.files.items():
+            self._record(name).unlink(missing_ok=True)
+            (self._queue / f"{file}.claim").unlink(missing_ok=True)  # of a process that was killed
+        with suppress(OSError):
+            self._queue.rmdir()  # not while another window is in it

@@ -15,6 +15,7 @@ import torch
 
 from adt_tree.roles import Request
 from eval.alignment import settle
+from eval.claims import worker
 from eval.errors import UserError
 from eval.families import SPLITTABLE, check_family
 from eval.method import check_drafter
@@ -26,12 +27,23 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def pick_device(name: str) -> str:
-    """auto -> cuda where there is one. UserError if cuda is asked for and missing."""
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
+    """auto -> cuda where there is one, that of this process's local rank under a launcher.
+
+    UserError if cuda is asked for and missing, or has fewer devices than the machine has processes.
+    """
     if name == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: no CUDA device is visible; use --device cpu or auto")
-    return name
+    if name == "cpu" or not torch.cuda.is_available():
+        return "cpu"
+    place = worker().local_rank
+    if place is not None:
+        if place >= torch.cuda.device_count():
+            raise UserError(
+                f"--device {name}: LOCAL_RANK={place}, but {torch.cuda.device_count()} CUDA devices are "
+                "visible; launch a process a device"
+            )
+        torch.cuda.set_device(place)
+    return "cuda"
 
 
 def pick_precision(name: str, device: str) -> str:
@@ -48,6 +60,8 @@ def check_split(args: argparse.Namespace) -> None:
     if args.device_map is None:
         return
     given = f"--device_map {args.device_map}"
+    if worker().count > 1:
+        raise UserError(f"{given}: {worker().count} processes would share the same GPUs; launch one process")
     visible = torch.cuda.device_count() if args.device == "cuda" else 0
     if visible < 2:
         raise UserError(f"{given}: it needs two CUDA devices or more, {visible} can be used; leave it out")

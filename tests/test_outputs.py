@@ -77,7 +77,7 @@ def test_resume_takes_over_finished_images_only(tmp_path: Path) -> None:
     folder = opened(tmp_path)
     for name in ("0", "1"):
         folder.add(decoded(name), Image.new("RGB", (4, 4)), 0.1)
-    folder.flush()
+    folder.merge()
     folder.png("1").unlink()
     with folder.steps_path.open("a") as stream:
         stream.write('{"name": "x/y", "position": 1}\n{"name": "0", "posi')

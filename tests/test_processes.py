@@ -1,0 +1,182 @@
+"""generate_images in several processes: the run of a single one byte for byte, also where one is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import main
+from eval.claims import Claims, Worker, keep_alone, worker
+from eval.errors import UserError
+
+ROOT = Path(__file__).resolve().parent.parent
+PROMPTS = [f"prompt {number}" for number in range(7)]
+# What a process does differently before it is main.py: dies with an image in hand, or waits for another.
+TURNS = {
+    "dies": """
+made = []
+def add(self, decoded, image, seconds, add=RunFolder.add):
+    made.append(decoded.name)
+    if len(made) == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    add(self, decoded, image, seconds)
+RunFolder.add = add
+""",
+    "follows": """
+def take(self, name, take=RunFolder.take):
+    while not (any(self.root.glob("queue/*"))):
+        time.sleep(0.01)
+    return take(self, name)
+RunFolder.take = take
+""",
+}
+HEAD = "import os, signal, sys, time\nfrom eval.outputs import RunFolder\n"
+TAIL = "import main\nsys.exit(main.main(sys.argv[1:]))\n"
+
+
+@pytest.fixture(scope="module")
+def words(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The command, but for its folder."""
+    prompts = tmp_path_factory.mktemp("prompts") / "p.txt"
+    prompts.write_text("\n".join(PROMPTS))
+    fixed = "--precision fp32 --peanut --num_images -1 --heatmaps 2".split()
+    return [
+        "generate_images",
+        *fixed,
+        "--model_path",
+        str(tiny_checkpoint),
+        "--prompt",
+        str(prompts),
+        "--output_dir",
+    ]
+
+
+def start(words: list[str], folder: Path, turn: str, rank: int, count: int = 2) -> subprocess.Popen[str]:
+    """A process as a launcher starts it."""
+    env = {
+        **os.environ,
+        "RANK": str(rank),
+        "WORLD_SIZE": str(count),
+        "LOCAL_RANK": str(rank),
+        "OMP_NUM_THREADS": "1",
+    }
+    code = HEAD + TURNS[turn] + TAIL
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *words, str(folder)],
+        cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def contents(folder: Path) -> dict[str, Any]:
+    """All that a run leaves, without its clocks and options."""
+    found: dict[str, Any] = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.suffix == ".png":
+            found[name] = path.read_bytes()
+        elif name.startswith("global_statistics"):
+            found[name] = [
+                (key, {k: v for k, v in entry.items() if k not in ("time", "latency")})
+                for key, entry in json.loads(path.read_text()).items()
+            ]
+        elif name == "steps.jsonl":
+            lines = path.read_text().splitlines()
+            found[name] = [{k: v for k, v in json.loads(line).items() if k != "ms"} for line in lines]
+        else:
+            found[name] = None
+    return found
+
+
+@pytest.fixture(scope="module")
+def whole(words: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a single process makes."""
+    folder = tmp_path_factory.mktemp("whole") / "o"
+    assert main.main([*words, str(folder)]) == 0
+    return contents(folder)
+
+
+def test_a_killed_process_loses_nothing(words: list[str], whole: dict[str, Any], tmp_path: Path) -> None:
+    folder = tmp_path / "o"
+    dying, following = start(words, folder, "dies", 1), start(words, folder, "follows", 0)
+    assert dying.wait(100) == -9
+    out, err = following.communicate(timeout=100)
+    assert following.returncode == 0, err
+    assert "process 0 of 2: 6 images" in out and json.loads(out.splitlines()[-1])["images"] == 7
+    assert contents(folder) == whole
+
+
+def test_killed_and_restarted_is_the_single_run(
+    words: list[str], whole: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    folder = tmp_path / "o"
+    assert start(words, folder, "dies", 1).wait(100) == -9
+    assert sorted(path.suffix for path in (folder / "queue").iterdir()) == [".claim", ".json"]
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    assert main.main([*words, str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert "process 1 of 2: 6 images" in out and json.loads(out.splitlines()[-1])["skipped"] == 1
+    assert contents(folder) == whole
+
+
+def test_a_rerun_in_many_processes_changes_nothing(
+    words: list[str], whole: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    folder = tmp_path / "o"
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank, speaks in (("0", True), ("1", False), ("0", True)):
+        monkeypatch.setenv("RANK", rank)
+        assert main.main([*words, str(folder)]) == 0
+        assert ('"output_dir"' in capsys.readouterr().out) == speaks
+        assert contents(folder) == whole
+
+
+def test_the_launchers_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    assert worker() == Worker() and worker().leads
+    for name, value in (("RANK", "3"), ("WORLD_SIZE", "4"), ("LOCAL_RANK", "1")):
+        monkeypatch.setenv(name, value)
+    assert worker() == Worker(3, 4, 1) and not worker().leads
+    for name, value in (("RANK", "4"), ("LOCAL_RANK", "x")):
+        monkeypatch.setenv(name, value)
+        with pytest.raises(UserError, match=f"{name}="):
+            worker()
+
+
+def test_claims_hold_against_other_processes(tmp_path: Path) -> None:
+    code = """
+import sys
+from pathlib import Path
+from eval.claims import Claims
+print(Claims(Path(sys.argv[1])).take("a"))
+"""
+
+    def other() -> str:
+        command = [sys.executable, "-c", code, str(tmp_path)]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+    mine = Claims(tmp_path)
+    assert mine.take("a") and not mine.take("a") and other() == "False"
+    assert (tmp_path / "a.claim").read_text().split()[-1] == str(os.getpid())
+    mine.give_back("a")
+    assert not (tmp_path / "a.claim").exists()
+    assert other() == "True" and (tmp_path / "a.claim").exists()  # it ended without giving back
+    assert mine.take("a")
+
+
+def test_a_file_system_without_locks_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unsupported(handle: int, what: int) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr("eval.claims.fcntl.lockf", unsupported)
+    with pytest.raises(UserError, match="cannot be locked .Operation not supported.; choose an --output_dir"):
+        keep_alone(tmp_path / "f")

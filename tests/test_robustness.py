@@ -1,0 +1,219 @@
+"""What goes wrong while images are made: one line that says so, and nothing that was finished is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import main
+from adt_tree import decode
+from eval import outputs
+from eval.outputs import RunFolder
+
+ROOT = Path(__file__).resolve().parent.parent
+ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
+TEXTS = ("red heart", "pizza", "cat face")
+Run = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def generate(capsys: pytest.CaptureFixture[str], tiny_checkpoint: Path, tmp_path: Path) -> Run:
+    """generate_images into tmp_path / o: (status, stderr), of which there is one line if it failed."""
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("\n".join(TEXTS))
+
+    def call(*words: str, prompt: Path = prompts) -> tuple[int, str]:
+        capsys.readouterr()
+        status = main.main(command(tiny_checkpoint, prompt, tmp_path / "o", *words))
+        err = capsys.readouterr().err.strip()
+        assert len(err.splitlines()) == (status != 0) and "Traceback" not in err, err
+        return status, err
+
+    return call
+
+
+def command(checkpoint: Path, prompt: Path, folder: Path, *words: str) -> list[str]:
+    """A command line of generate_images on the tiny checkpoint."""
+    fixed = ["--model_path", str(checkpoint), "--precision", "fp32", "--heatmaps", "0", "--num_images", "-1"]
+    return ["generate_images", *fixed, "--prompt", str(prompt), "--output_dir", str(folder), *words]
+
+
+def kept(folder: Path) -> dict[str, Any]:
+    """Statistics but for the clocks."""
+    (path,) = folder.glob("global_statistics_*.json")
+    clocks = ("time", "latency")
+    stored = json.loads(path.read_text())
+    return {name: {k: v for k, v in entry.items() if k not in clocks} for name, entry in stored.items()}
+
+
+def images(folder: Path) -> dict[str, bytes]:
+    """The pictures."""
+    return {path.name: path.read_bytes() for path in (folder / "img").iterdir()}
+
+
+def test_a_disk_that_fills_up(generate: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "o"
+    with monkeypatch.context() as patch:
+        real = outputs.os.fdopen
+
+        def filling(handle: int, mode: str) -> Any:
+            if (folder / "img" / "0.png").exists() and (folder / "queue" / "0.json").exists():
+                outputs.os.close(handle)
+                raise OSError(28, "No space left on device")
+            return real(handle, mode)
+
+        patch.setattr("eval.outputs.os.fdopen", filling)
+        status, err = generate()
+    assert status == 2 and "No space left on device: " in err
+    assert list(images(folder)) == ["0.png"] and not list(folder.rglob(".*.??????*"))
+    first = images(folder)["0.png"]
+    assert generate()[0] == 0
+    assert images(folder)["0.png"] == first and len(kept(folder)) == 3
+
+
+def test_logits_that_are_no_numbers(generate: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert generate("--drafter_type", "eagle")[0] == 0
+    whole = images(tmp_path / "o"), kept(tmp_path / "o")
+    (tmp_path / "o").rename(tmp_path / "whole")
+    calls: list[torch.Tensor] = []
+    good = 0
+
+    def broken(logits: torch.Tensor, sampling: Any, real: Any = decode.log_probs) -> torch.Tensor:
+        calls.append(logits)
+        return real(logits * float("nan") if len(calls) > good else logits, sampling)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("adt_tree.decode.log_probs", broken)
+        for count in (0, 3, 24):  # calls until the prefill, in the first image, after it
+            good = count
+            for words in ("--drafter_type eagle", f"--model_type base --output_dir {tmp_path / 'base'}"):
+                calls.clear()
+                status, err = generate(*words.split())
+                assert status == 2 and "logits are not numbers" in err and "error: image " in err
+    assert "0.png" in images(tmp_path / "o")
+    assert generate("--drafter_type", "eagle")[0] == 0
+    assert (images(tmp_path / "o"), kept(tmp_path / "o")) == whole
+
+
+def test_weights_that_are_no_numbers(generate: Run, tiny_checkpoint: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(tiny_checkpoint, copy)
+    state = load_file(copy / "model.safetensors")
+    state["lm_head.weight"][:] = float("nan")
+    save_file(state, copy / "model.safetensors", metadata={"format": "pt"})
+    status, err = generate("--model_path", str(copy))
+    assert status == 2 and "image 0, position 0: the model's logits are not numbers" in err
+
+
+def test_damaged_statistics_and_records(generate: Run, tmp_path: Path) -> None:
+    assert generate()[0] == 0
+    folder = tmp_path / "o"
+    before, (path,) = images(folder), list(folder.glob("global_statistics_*.json"))
+    good = path.read_bytes()
+    for bad in (b"{", b"[]", b'{"0": 1}', b"\xff\xfe", b""):
+        path.write_bytes(bad)
+        status, err = generate()
+        assert status == 2 and str(path) in err and "damaged" in err
+        assert images(folder) == before and path.read_bytes() == bad
+    path.write_bytes(good)
+    (folder / "queue").mkdir()
+    (folder / "queue" / "1.json").write_text("{")
+    status, err = generate()
+    assert status == 2 and "1.json is damaged" in err
+    (folder / "queue" / "1.json").unlink()
+    assert generate()[0] == 0 and images(folder) == before
+
+
+def test_steps_that_are_no_text_are_kept_as_they_are(generate: Run, tmp_path: Path) -> None:
+    assert generate("--end_idx", "2")[0] == 0
+    steps = tmp_path / "o" / "steps.jsonl"
+    odd = b'{"name": "of another window \xff"}\n'
+    whole = steps.read_bytes()
+    steps.write_bytes(odd + b"17\n" + whole + b'{"name": "0", "po')
+    assert generate("--end_idx", "2", "--heatmaps", "1")[0] == 0
+    assert steps.read_bytes() == odd + whole
+
+
+def test_prompts_with_path_separators_stay_in_the_folder(generate: Run, tmp_path: Path) -> None:
+    table = tmp_path / "p.csv"
+    names = ["../../up", "/etc/passwd", "a/b", "a\\b", "con", "..", "."]
+    table.write_text("name,prompt\n" + "".join(f"{name},red/heart ../{name}\n" for name in names))
+    before = {path for path in tmp_path.rglob("*")}
+    status, err = generate(prompt=table)
+    assert status == 0, err
+    assert len(images(tmp_path / "o")) == len(names) and list(kept(tmp_path / "o")) == names
+    made = {path for path in tmp_path.rglob("*")} - before
+    assert all(path == tmp_path / "o" or tmp_path / "o" in path.parents for path in made)
+    assert generate(prompt=table)[0] == 0
+
+
+def test_a_prompt_of_ten_thousand_characters_is_refused_by_name(generate: Run, tmp_path: Path) -> None:
+    long = tmp_path / "long.txt"
+    long.write_text("red heart\n" + "x" * 10_000 + "\n")
+    status, err = generate(prompt=long)
+    assert status == 2 and "prompt" in err and len(err) < 500
+    assert not (tmp_path / "o" / "img").exists() or not images(tmp_path / "o")
+
+
+@pytest.mark.parametrize("option", ["--prompt", "--config"])
+def test_files_that_are_no_text(generate: Run, tmp_path: Path, option: str) -> None:
+    bad = tmp_path / "bad.txt"
+    bad.write_bytes(b"red \xff\xfe heart\n")
+    status, err = generate(option, str(bad))
+    assert status == 2 and "bad.txt" in err
+
+
+def test_two_runs_in_one_folder(generate: Run, tiny_checkpoint: Path, tmp_path: Path) -> None:
+    prompts = tmp_path / "many.txt"
+    prompts.write_text("\n".join(f"prompt {number}" for number in range(5)))
+    words = command(tiny_checkpoint, prompts, tmp_path / "two")
+    code = "import sys, main; sys.exit(main.main(sys.argv[1:]))"
+    runs = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, *words], cwd=ROOT, env=ONE_THREAD, text=True, stdout=subprocess.PIPE
+        )
+        for _ in range(2)
+    ]
+    told = [run.communicate(timeout=100)[0] for run in runs]
+    assert [run.returncode for run in runs] == [0, 0]
+    assert all(json.loads(out.splitlines()[-1])["images"] == 5 for out in told)
+    assert generate(prompt=prompts)[0] == 0
+    assert (images(tmp_path / "two"), kept(tmp_path / "two")) == (
+        images(tmp_path / "o"),
+        kept(tmp_path / "o"),
+    )
+    status, err = generate("--cfg", "2", prompt=prompts)
+    assert status == 2 and "cfg = 3.0, now it is 2.0" in err
+
+
+def test_interrupt_by_the_keyboard(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    prompts = tmp_path / "many.txt"
+    prompts.write_text("\n".join(f"prompt {number}" for number in range(400)))
+    words = command(tiny_checkpoint, prompts, tmp_path / "o")
+    run = subprocess.Popen(
+        [sys.executable, "main.py", *words],
+        cwd=ROOT, env=ONE_THREAD, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    while not list((tmp_path / "o").glob("queue/*.json")):
+        time.sleep(0.02)
+        assert run.poll() is None
+    run.send_signal(signal.SIGINT)
+    out, err = run.communicate(timeout=100)
+    assert run.returncode == 130 and out == ""
+    assert len(err.splitlines()) == 1 and "the same command goes on from there" in err
+    done = kept(tmp_path / "o")
+    assert 1 <= len(done) < 400 and {f"{name}.png" for name in done} <= set(images(tmp_path / "o"))
+    folder = RunFolder(tmp_path / "o", (0, 10000), [])
+    assert not folder.statistics  # nothing was selected, nothing is read
