@@ -73,7 +73,12 @@ COMMANDS = {
     "quality_curve": Command(
         "eval.quality_curve", "eval.quality_curve", "distance from plain decoding against speed, by arm"
     ),
-    "report": Command("eval.report", "eval.report", "stored results -> tables, into a document"),
+    "acceptance": Command(
+        "eval.acceptance",
+        "eval.acceptance",
+        "codes a target call, tree shapes and certainty by cell of a run",
+    ),
+    "report": Command("eval.report", "eval.report", "stored results -> tables, plots, a document or a page"),
 }
 STAGES = {
     name: Command(f"training.{name}", f"training.{name}", text)

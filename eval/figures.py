@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,13 @@ from eval.outputs import png_bytes, write_atomic
 MOST_ON_SHEET = 64
 TILE = 160  # pixels at least along a tile's side
 MARGIN, CAPTION = 10, 34  # pixels
+MAPS = ("codes a call", "depth", "width")  # of the cycles, by cell
+TITLES = {
+    "codes a call": "codes a target call",
+    "depth": "depth of the draft tree",
+    "width": "width of the draft tree",
+    "top1": "probability of the likeliest code",
+}
 PAPER, INK, UNSEEN = (255, 255, 255), (40, 40, 40), (0, 90, 200)
 
 
@@ -63,56 +70,91 @@ def _wrap(text: str, font: Any, width: int) -> str:
     return "\n".join(lines)
 
 
-def maps(
-    steps: Sequence[dict[str, Any]], height: int, width: int
-) -> tuple[list[list[float]], list[list[float]]]:
-    """Codes committed by the target call that made each cell, and the depth of its tree.
+def maps(steps: Sequence[dict[str, Any]], height: int, width: int) -> dict[str, list[list[float]]]:
+    """Codes committed by the target call that made each cell, and the depth and width of its tree.
 
     NaN where no call did: the first cell comes from the prompt's pass.
     """
-    committed = [[float("nan")] * width for _ in range(height)]
-    depth = [[float("nan")] * width for _ in range(height)]
+    found = {kind: [[float("nan")] * width for _ in range(height)] for kind in MAPS}
     for step in steps:
+        values = step["accepted"] + 1, step["depth"], step["width"]
         for position in range(step["position"], step["position"] + step["accepted"] + 1):
             row, column = divmod(position, width)
-            committed[row][column] = step["accepted"] + 1
-            depth[row][column] = step["depth"]
-    return committed, depth
+            for kind, value in zip(MAPS, values, strict=True):
+                found[kind][row][column] = value
+    return found
 
 
 def heatmap(
     picture: Path, text: str, steps: Sequence[dict[str, Any]], grid: tuple[int, int], path: Path
 ) -> None:
-    """The image, the map of codes a target call and the map of tree depth, side by side."""
+    """The image and its maps, side by side: codes a target call, depth and width of the trees."""
     from matplotlib.backends.backend_agg import (
         FigureCanvasAgg,
     )  # a second of import that --help need not wait for
     from matplotlib.figure import Figure
+
+    found = maps(steps, *grid)
+    figure = Figure(figsize=(3.6 * (1 + len(found)), 3.9), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(1, 1 + len(found), width_ratios=(1, *(1.13 for _ in found)))
+    axes[0].imshow(Image.open(picture), interpolation="lanczos")
+    axes[0].set_title(_shorten(text, 46), fontsize=10)
+    mean = sum(step["accepted"] + 1 for step in steps) / max(len(steps), 1)
+    for axis, (kind, values) in zip(axes[1:], found.items(), strict=True):
+        _show_map(figure, axis, kind, values, 0, None)
+        axis.set_title(f"{TITLES[kind]}, mean {mean:.2f}" if kind == MAPS[0] else TITLES[kind], fontsize=10)
+    _bare(axes)
+    _save(figure, path)
+
+
+def acceptance(
+    rows: Sequence[tuple[str, Mapping[str, Sequence[Sequence[float | None]]]]], path: Path
+) -> None:
+    """A row a run, a panel a map, each map on one scale in all rows. rows: label, then map by kind."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    kinds = [kind for kind in TITLES if any(kind in found for _, found in rows)]
+    figure = Figure(figsize=(3.3 * len(kinds), 0.3 + 2.9 * len(rows)), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(len(rows), len(kinds), squeeze=False)
+    for column, kind in enumerate(kinds):
+        of_kind = [found[kind] for _, found in rows if kind in found]
+        every = [value for cells in of_kind for row in cells for value in row if value is not None]
+        for axis, (label, found) in zip(axes[:, column], rows, strict=True):
+            if kind not in found:
+                axis.set_axis_off()
+                continue
+            values = [[float("nan") if v is None else v for v in row] for row in found[kind]]
+            _show_map(figure, axis, kind, values, 0, max(every))
+            axis.set_ylabel(label if column == 0 else "", fontsize=9)
+        axes[0, column].set_title(TITLES[kind], fontsize=10)
+    _bare(axes.flat)
+    _save(figure, path)
+
+
+def _show_map(
+    figure: Any, axis: Any, kind: str, values: Sequence[Sequence[float]], low: float, high: float | None
+) -> None:
+    """One map with its scale; whole numbers on scales of counts."""
     from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(11, 3.9), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(1, 3, width_ratios=(1, 1.13, 1.13))
-    axes[0].imshow(Image.open(picture), interpolation="lanczos")
-    committed, depth = maps(steps, *grid)
-    mean = sum(step["accepted"] + 1 for step in steps) / max(len(steps), 1)
-    titles = (f"codes a target call, mean {mean:.2f}", "depth of the draft tree")
-    for axis, values, colours, title in zip(
-        axes[1:], (committed, depth), ("magma", "viridis"), titles, strict=True
-    ):
-        shown = axis.imshow(values, cmap=colours, interpolation="nearest", vmin=0)
-        axis.set_facecolor("0.85")
-        axis.set_title(title, fontsize=10)
-        bar = figure.colorbar(shown, ax=axis, fraction=0.046, pad=0.03)
-        bar.ax.yaxis.set_major_locator(MaxNLocator(integer=True))
-        bar.outline.set_visible(False)
-    axes[0].set_title(_shorten(text, 46), fontsize=10)
+    colours = "magma" if kind == MAPS[0] else "viridis" if kind in MAPS else "cividis"
+    shown = axis.imshow(values, cmap=colours, interpolation="nearest", vmin=low, vmax=high)
+    axis.set_facecolor("0.85")
+    bar = figure.colorbar(shown, ax=axis, fraction=0.046, pad=0.03)
+    bar.ax.yaxis.set_major_locator(MaxNLocator(integer=kind in MAPS))
+    bar.outline.set_visible(False)
+
+
+def _bare(axes: Iterable[Any]) -> None:
+    """Neither ticks nor frames."""
     for axis in axes:
         axis.set_xticks([])
         axis.set_yticks([])
         for spine in axis.spines.values():
             spine.set_visible(False)
-    _save(figure, path)
 
 
 def _save(figure: Any, path: Path) -> None:
@@ -234,6 +276,36 @@ def quality(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     axes[0].set_title("EffNet-FD to plain decoding at other seeds", fontsize=10)
     axes[1].set_title("EffNet-FD to plain decoding at the same seed", fontsize=10)
     axes[0].legend(fontsize=8, frameon=False, loc="upper left")
+    _save(figure, path)
+
+
+def speed(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """tau, and the speed-up over plain decoding with its 95 % interval, of every arm; a colour a temperature.
+
+    rows: as `main.py bench` and its like store them.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    arms = list(dict.fromkeys(row["arm"] for row in rows))
+    laws = list(dict.fromkeys(row["temperature"] for row in rows))
+    figure = Figure(figsize=(10, 1.3 + 0.34 * len(arms)), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(1, 2, sharey=True)
+    thick = 0.8 / len(laws)
+    for number, law in enumerate(laws):
+        own = [row for row in rows if row["temperature"] == law]
+        places = [arms.index(row["arm"]) + (number - (len(laws) - 1) / 2) * thick for row in own]
+        axes[0].barh(places, [row["tau"] for row in own], thick, label=f"T = {law:g}")
+        sides = [[row["SR"] - row["SR_95"][0] for row in own], [row["SR_95"][1] - row["SR"] for row in own]]
+        sides = [[max(side, 0) for side in of_all] for of_all in sides]
+        axes[1].barh(places, [row["SR"] for row in own], thick, xerr=sides, ecolor="0.3", capsize=2)
+    for axis, title in zip(axes, ("tau, codes a target call", "SR, speed-up in wall clock"), strict=True):
+        axis.axvline(1, color="0.6", linewidth=1)
+        axis.set_title(title, fontsize=10)
+        axis.set_yticks(range(len(arms)), arms, fontsize=8)
+    axes[0].invert_yaxis()
+    axes[0].legend(fontsize=8, frameon=False)
     _save(figure, path)
 
 

@@ -1,4 +1,4 @@
-"""report: stored results -> tables in Markdown, and into a document between its markers. No torch."""
+"""report: stored results -> tables in Markdown, into a document between its markers, or a page. No torch."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from eval import paper as beside
 from eval.errors import UserError
 from eval.outputs import write_atomic
+from eval.paper import PAPER
 
 COLUMNS = {
     "arm": "arm",
@@ -24,12 +26,18 @@ COLUMNS = {
     "same_image": "= AR",
 }
 
+STORED = ("bench.json", "sweep.json", "budget.json")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of report."""
     group = parser.add_argument_group("report")
     group.add_argument(
-        "results", nargs="+", metavar="RESULT", help="JSON files that bench, sweep or budget stored"
+        "results",
+        nargs="+",
+        metavar="RESULT",
+        help="JSON files that bench, sweep or budget stored, or folders that hold them; with --html also "
+        "folders of generate_images and acceptance, and what scored them",
     )
     group.add_argument(
         "--into",
@@ -37,18 +45,48 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="document to update between <!-- NAME:start --> and <!-- NAME:end -->, NAME being the result's "
         "file name without suffix (default: print)",
     )
+    group.add_argument(
+        "--html",
+        metavar="FILE",
+        help="write one self-contained page, its plots as PNG beside it: tables, the images of the runs "
+        "side by side, heatmaps (default: tables on stdout)",
+    )
+    group.add_argument(
+        "--paper",
+        choices=tuple(PAPER),
+        help="set the ADT-Tree paper's figures for Anole-7b beside ours: of its table of MS-COCO, or of "
+        "PartiPrompts (default: none)",
+    )
     group.add_argument("--top", type=int, metavar="ROWS", help="rows kept, as stored (default: all)")
 
 
 def run(args: argparse.Namespace) -> None:
     """Print the tables, or put each between its markers."""
-    for name in args.results:
-        path = Path(name)
-        text = markdown(read_result(path), args.top)
+    if args.html is not None:
+        if args.into is not None:
+            raise UserError("--into and --html: give one of them; a page has no markers")
+        from eval.compare import write_page
+
+        write_page(args)
+        return
+    for path in [found for name in args.results for found in tables_in(Path(name))]:
+        text = markdown(read_result(path), args.top, args.paper)
         if args.into is None:
             print(text)
         else:
             insert(Path(args.into), path.stem, text)
+
+
+def tables_in(path: Path) -> list[Path]:
+    """A result's file, or those in a folder. UserError if it holds none."""
+    if not path.is_dir():
+        return [path]
+    found = [path / name for name in STORED if (path / name).is_file()]
+    if not found:
+        raise UserError(
+            f"{path}: it holds none of {', '.join(STORED)}; with --html, images are shown as well"
+        )
+    return found
 
 
 def read_result(path: Path) -> dict[str, Any]:
@@ -69,21 +107,36 @@ def read_result(path: Path) -> dict[str, Any]:
     return result
 
 
-def markdown(result: dict[str, Any], top: int | None = None) -> str:
-    """The rows as a table, under what a reader needs to repeat them."""
-    rows = [list(COLUMNS.values())] + [_cells(row) for row in result["results"][:top]]
+def markdown(result: dict[str, Any], top: int | None = None, paper: str | None = None) -> str:
+    """The rows as a table, above what a reader needs to repeat them; paper: the table that stands beside."""
+    rows = grid(result, top, paper)
     lines = ["| " + " | ".join(row) + " |" for row in rows]
-    lines.insert(1, "|---|" + "---:|" * (len(COLUMNS) - 1))
+    lines.insert(1, "|---|" + "---:|" * (len(rows[0]) - 1))
+    told = [beside.note(paper)] if paper and beside.concerns(paper, result["results"]) else []
+    lines += ["", source(result), *told, *_profile(result.get("profile", []))]
+    return "\n".join(lines)
+
+
+def grid(result: dict[str, Any], top: int | None, paper: str | None) -> list[list[str]]:
+    """The cells of a result's table, headings first."""
+    rows = [list(COLUMNS.values())] + [_cells(row) for row in result["results"][:top]]
+    if paper is not None and beside.concerns(paper, result["results"]):
+        rows[0] += beside.HEADINGS
+        for cells, row in zip(rows[1:], result["results"], strict=False):  # --top may leave rows out
+            cells += beside.cells(paper, row["arm"], row["temperature"])
+    return rows
+
+
+def source(result: dict[str, Any]) -> str:
+    """What a reader needs to repeat a result."""
     runs = len(result.get("runs", []))
     dirty = ", with uncommitted changes" if result["dirty"] else ""
-    source = (
+    return (
         f"`{result['command']}`, {result['prompts']} prompts, guidance {result['cfg']:g}, "
         f"{result['precision']}, {result['threads']} threads, {result['device']}, torch {result['torch']}, "
         f"commit {result['commit']}{dirty}, {result['date']}"
         f"{f', assembled from {runs} runs' if runs > 1 else ''}."
     )
-    lines += ["", source, *_profile(result.get("profile", []))]
-    return "\n".join(lines)
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

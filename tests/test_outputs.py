@@ -16,6 +16,10 @@ from eval.outputs import RunFolder, file_name, write_atomic
 from eval.prompts import Prompt
 
 PROMPTS = [Prompt("0", "a", 0, (("category", "Animals"),)), Prompt("1", "b", 1), Prompt("x/y", "c", None)]
+STEPS = [
+    {"position": 1, "accepted": 1, "depth": 2, "width": 4},
+    {"position": 3, "accepted": 0, "depth": 1, "width": 3},
+]
 SETTINGS = {"temperature": 1.0, "adt": {"beta": 0.5}}
 
 
@@ -109,20 +113,18 @@ def test_other_configurations_and_damage_are_refused(tmp_path: Path) -> None:
 
 
 def test_maps() -> None:
-    steps = [{"position": 1, "accepted": 1, "depth": 2}, {"position": 3, "accepted": 0, "depth": 1}]
-    committed, depth = maps(steps, 2, 2)
+    committed, depth, width = maps(STEPS, 2, 2).values()
     assert math.isnan(committed[0][0]) and committed[0][1:] + committed[1] == [2, 2, 1]
-    assert depth[0][1:] + depth[1] == [2, 2, 1]
+    assert depth[0][1:] + depth[1] == [2, 2, 1] and width[0][1:] + width[1] == [4, 4, 3]
 
 
 def test_figures_are_deterministic(tmp_path: Path) -> None:
     picture = tmp_path / "p.png"
     Image.new("RGB", (8, 8), "red").save(picture)
-    steps = [{"position": 1, "accepted": 1, "depth": 2}, {"position": 3, "accepted": 0, "depth": 1}]
     for turn in ("a", "b"):
         pictures = [(picture, "a very long prompt " * 20), (picture, "w" * 300)]
         contact_sheet(pictures, [], tmp_path / f"{turn}.sheet.png")
-        heatmap(picture, "costs $5 and $6", steps, (2, 2), tmp_path / f"{turn}.heat.png")
+        heatmap(picture, "costs $5 and $6", STEPS, (2, 2), tmp_path / f"{turn}.heat.png")
     assert (tmp_path / "a.sheet.png").read_bytes() == (tmp_path / "b.sheet.png").read_bytes()
     contact_sheet(pictures, ["w" * 300], tmp_path / "marked.png")
     assert (tmp_path / "a.sheet.png").read_bytes() != (tmp_path / "marked.png").read_bytes()
