@@ -9,12 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eval import figures, page, paper
+from eval import figures, page, paper, quality_curve
 from eval.errors import UserError
 from eval.outputs import file_name, make_folder, read_statistics, write_atomic
 from eval.report import STORED, grid, read_result, source
 
-ACCEPTANCE, SCORES = "acceptance", "scores.json"
+ACCEPTANCE, SCORES, QUALITY = "acceptance", "scores.json", "table3_quality.json"
+QUALITY_COLUMNS = {  # of quality_curve's rows: heading and digits
+    "arm": ("arm", None), "delta": ("delta", 2), "k": ("k", 0), "tau": ("tau", 2),
+    "same_images": ("images = AR", 2), "same_pixels": ("pixels = AR", 2),
+    "fd_same_seed": ("FD, same seed", 1), "fd_other_seeds": ("FD, other seeds", 1),
+}  # fmt: skip
 MOST_ROWS, MOST_MAPS = 16, 4  # prompts shown, heatmaps a run
 
 
@@ -39,10 +44,13 @@ def write_page(args: argparse.Namespace) -> None:
     tables, runs, others = [], [], []
     for name in args.results:
         path, before = Path(name), len(tables) + len(runs) + len(others)
-        tables += [path] if path.is_file() else [path / part for part in STORED if (path / part).is_file()]
+        if path.is_file() or not path.exists():
+            (others if path.name == QUALITY else tables).append(path)
+            continue
+        tables += [path / part for part in STORED if (path / part).is_file()]
         if any(path.glob("global_statistics_*.json")):
             runs.append(path)
-        others += [path / part for part in (f"{ACCEPTANCE}.json", SCORES) if (path / part).is_file()]
+        others += [path / part for part in (f"{ACCEPTANCE}.json", SCORES, QUALITY) if (path / part).is_file()]
         if before == len(tables) + len(runs) + len(others):
             raise UserError(
                 f"{path}: it holds no results; give a JSON file or a folder of bench, sweep, budget, "
@@ -52,7 +60,10 @@ def write_page(args: argparse.Namespace) -> None:
     if runs:
         sections += _images([_run(path, runs) for path in runs])
     for path in others:
-        sections.append(_scores(path) if path.name == SCORES else _acceptance(path))
+        if path.name == QUALITY:
+            sections.append(_quality(path, target))
+        else:
+            sections.append(_scores(path) if path.name == SCORES else _acceptance(path))
     write_atomic(target, page.document("ADT-Tree: results", sections).encode())
     print(f"{target}: {len(sections)} sections")
 
@@ -148,6 +159,26 @@ def _acceptance(path: Path) -> str:
         )
     picture = page.picture(path.with_suffix(".png"), "maps of acceptance, depth, width and certainty")
     return page.section("Acceptance over the image", picture, page.table(rows))
+
+
+def _quality(path: Path, target: Path) -> str:
+    """What relaxed acceptance costs in images for its speed, beside plain decoding at other seeds."""
+    result = _stored(path, dict)
+    plot = target.with_name(f"{target.stem}_{path.stem}.png")
+    figures.quality(result["results"], plot)
+    rows = [[heading for heading, _ in QUALITY_COLUMNS.values()]]
+    rows += [
+        [_cell(row[key], digits) for key, (_, digits) in QUALITY_COLUMNS.items()] for row in result["results"]
+    ]
+    told = page.note(quality_curve.source(result))
+    return page.section(
+        "Quality against speed", page.picture(plot, "EffNet-FD by tau"), page.table(rows), told
+    )
+
+
+def _cell(value: str | float | None, digits: int | None) -> str:
+    """A figure, a name, or nothing."""
+    return "" if value is None else str(value) if digits is None else f"{value:.{digits}f}"
 
 
 def _scores(path: Path) -> str:

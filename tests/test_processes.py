@@ -14,6 +14,7 @@ import pytest
 import main
 from eval.claims import Claims, Worker, keep_alone, worker
 from eval.errors import UserError
+from eval.measurements import Measurements
 
 ROOT = Path(__file__).resolve().parent.parent
 PROMPTS = [f"prompt {number}" for number in range(7)]
@@ -171,6 +172,26 @@ print(Claims(Path(sys.argv[1])).take("a"))
     assert not (tmp_path / "a.claim").exists()
     assert other() == "True" and (tmp_path / "a.claim").exists()  # it ended without giving back
     assert mine.take("a")
+
+
+def test_two_processes_do_not_measure_in_one_folder(tmp_path: Path) -> None:
+    code = """
+import sys
+from pathlib import Path
+from eval.measurements import Measurements
+Measurements(Path(sys.argv[1]), [("ar", 1.0)], "today").open({"cfg": 3}, {})
+print("open", flush=True)
+sys.stdin.read()
+"""
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT}
+    with subprocess.Popen(command, **pipes) as other:
+        assert other.stdout is not None and other.stdout.readline() == "open\n"
+        mine = Measurements(tmp_path, [("ar", 1.0)], "today")
+        with pytest.raises(UserError, match="is being written by another process"):
+            mine.open({"cfg": 3}, {})
+        other.communicate("")
+    mine.open({"cfg": 3}, {})
 
 
 def test_a_file_system_without_locks_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
