@@ -266,9 +266,13 @@ def quality(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
                 marker="so^v"[number % 4], linestyle=line, label=label,
             )  # fmt: skip
             for row in own if label != "exact" and key == "fd_same_seed" else ():
+                side = (
+                    "right" if number == 1 else "left"
+                )  # the first relaxed series to the left of its points
                 axis.annotate(
-                    f"{row['delta']:g}", (row["tau"], row[key]), (7, -4), textcoords="offset points"
-                )
+                    f"{row['delta']:g}", (row["tau"], row[key]), (-7 if number == 1 else 7, -4),
+                    textcoords="offset points", ha=side,
+                )  # fmt: skip
         axis.set_ylim(bottom=0)
         axis.set_xscale("log", base=2)
         axis.xaxis.set_major_formatter(FormatStrFormatter("%g"))
