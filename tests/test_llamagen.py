@@ -285,7 +285,9 @@ def test_command_line(
         status, line = run(*words)
         assert status == 2 and message in line, line
         shutil.rmtree(tmp_path / "out", ignore_errors=True)
-    assert run(*label, str(classes), "--class_labels", "3,5")[0] == 0
+    measured = ("--drafter_type", "eagle", "--drafter_alignment", "auto")
+    status, line = run(*label, str(classes), "--class_labels", "3,5", *measured)
+    assert status == 0 and "drafter alignment: " in line
     assert sorted(path.name for path in (tmp_path / "out" / "img").iterdir()) == ["3.png", "5.png"]
 
 
