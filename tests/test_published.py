@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +122,18 @@ def test_every_exact_method_draws_the_image_of_plain_decoding(
     for what, tree in DRAFTED.items():
         for slots in (1, 3) if what in ("eagle", "self-drafted") else (3,):
             assert drawn(models[name], Method(**law(temperature), **tree), slots) == expected, (what, slots)
+
+
+@pytest.mark.parametrize("name", ["anole", "lumina_mgpt"])
+def test_self_drafting_accepts_what_repeats(models: dict[str, Model], name: str) -> None:
+    """Where every code is the same, its neighbours are right drafts, row ends between them or not."""
+    decoder = copy.deepcopy(models[name].decoder)
+    decoder.head.weight.zero_()
+    model = replace(models[name], decoder=decoder)
+    requests = [Request("a", model.encode("sun"), 0)]
+    method = Method(**law(0.0), shape=TreeShape(9, 3, 20), drafter="jacobi")
+    (image,) = arms.build(model, method, 1, requests[0].prompt.length).decode(iter(requests))
+    assert len(set(image.codes)) == 1 and image.target_calls < model.grid.size // 2
 
 
 def test_prompts_of_lumina_mgpt(models: dict[str, Model]) -> None:
