@@ -46,9 +46,15 @@ class TokenLayout:
         vocabulary = config.get("vocabulary_map")
         if not vocabulary:
             raise ValueError("config.json has no vocabulary_map: this is not a Chameleon checkpoint")
-        codes = sorted(index for name, index in vocabulary.items() if name.startswith("IMGIMG"))
+        images = sorted((index, name) for name, index in vocabulary.items() if name.startswith("IMGIMG"))
+        codes = [index for index, _ in images]
         if not codes or codes[-1] - codes[0] + 1 != len(codes):
             raise ValueError("vocabulary_map: the image tokens (IMGIMG...Z) are missing or not contiguous")
+        numbers = [(len(name), name) for _, name in images]  # digits written as A to J
+        if numbers != sorted(numbers):
+            raise ValueError(
+                "vocabulary_map: the image tokens (IMGIMG...Z) are not in the order of their codes"
+            )
         for name in ("<s>", BEGIN_OF_IMAGE, SEPARATOR):
             if name not in vocabulary:
                 raise ValueError(f"vocabulary_map: token {name} is missing")
@@ -68,6 +74,9 @@ class Prompts:
 
     tokenizer: Tokenizer
     layout: TokenLayout
+    opening: tuple[int, ...]  # of an image, behind the user's turn
+    unconditional: tuple[int, ...]  # a sequence without a text
+    instruction: str = ""  # before the user's text
 
     @property
     def first_code(self) -> int:
@@ -80,14 +89,10 @@ class Prompts:
         return self.layout.num_codes
 
     def encode(self, text: str) -> Prompt:
-        """cond = <s> text <sep> <begin of image>; uncond = <s> <begin of image> at positions of its own from
-        0."""
-        ids = self.tokenizer.encode(text, add_special_tokens=False).ids
-        layout = self.layout
-        return Prompt(
-            [layout.begin_of_text, *ids, layout.separator, layout.begin_of_image],
-            [layout.begin_of_text, layout.begin_of_image],
-        )
+        """cond = <s> instruction text <sep> opening; uncond at positions of its own from 0."""
+        ids = self.tokenizer.encode(self.instruction + text, add_special_tokens=False).ids
+        turn = [self.layout.begin_of_text, *ids, self.layout.separator]
+        return Prompt([*turn, *self.opening], [*self.unconditional])
 
     def release(self) -> None:
         """See PromptEncoder: a tokenizer is small."""
@@ -157,7 +162,7 @@ def open_chameleon(source: Source, shared_norms: bool) -> Opened:
     folder = source.folder
     config = read_config(folder)
     layout, shape = read_fields(folder, lambda: (TokenLayout.read(config), decoder_config(config)))
-    state, tokenizer = read_weights(folder), read_tokenizer(*source.places)
+    state, tokenizer = read_weights(folder).tied(config), read_tokenizer(*source.places)
     check_tokenizer(tokenizer, config["vocabulary_map"], shape.vocab_size)
     wanted = expected(lambda: Decoder(shape), lambda own: to_chameleon(own, shape))
     require(folder, state, wanted, "fetch it again, or the config.json that belongs to it")
@@ -187,4 +192,5 @@ def load(source: Source) -> Model:
         raise CheckpointError(
             f"--target_size {source.target_size}: this model draws {size} px and no other size; leave it out"
         )
-    return opened.model(grid, Prompts(opened.tokenizer, opened.layout))
+    layout, begin = opened.layout, opened.layout.begin_of_image
+    return opened.model(grid, Prompts(opened.tokenizer, layout, (begin,), (layout.begin_of_text, begin)))

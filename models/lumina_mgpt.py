@@ -7,22 +7,18 @@ and width count pairs of cells. Facts: reference code of Alpha-VLLM/Lumina-mGPT 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from tokenizers import Tokenizer
-
 from adt_tree.grid import Grid
-from models.anole import TokenLayout, open_chameleon
+from models.anole import Prompts, open_chameleon
 from models.checkpoint import read_fields
 from models.errors import CheckpointError
 from models.model import Model, Source
-from models.target import Prompt
 
 ROW_END = "<reserved08799>"
 SIZES = 8800  # <reserved0NNNN> of NNNN = SIZES + n: n pairs of cells
 DEFAULT_SIZE = 768
-TEMPLATE = "Generate an image of {size}x{size} according to the following prompt:\n{text}"
+INSTRUCTION = "Generate an image of {size}x{size} according to the following prompt:\n"
 
 
 def token_of(config: Mapping[str, Any], name: str) -> int:
@@ -31,37 +27,6 @@ def token_of(config: Mapping[str, Any], name: str) -> int:
     if name not in vocabulary:
         raise ValueError(f"vocabulary_map: token {name} is missing: this is no checkpoint of Lumina-mGPT")
     return vocabulary[name]
-
-
-@dataclass(frozen=True, slots=True)
-class Prompts:
-    """See models.target.PromptEncoder."""
-
-    tokenizer: Tokenizer
-    layout: TokenLayout
-    size: int  # pixels along the side
-    opening: tuple[int, int, int]  # begin of image, height, width
-
-    @property
-    def first_code(self) -> int:
-        """Token id of code 0."""
-        return self.layout.first_code
-
-    @property
-    def num_codes(self) -> int:
-        """Size of the codebook."""
-        return self.layout.num_codes
-
-    def encode(self, text: str) -> Prompt:
-        """cond = <s> instruction <sep> <begin of image> height width; uncond = the last three, at positions
-        of their own from 0."""
-        asked = TEMPLATE.format(size=self.size, text=text)
-        ids = self.tokenizer.encode(asked, add_special_tokens=False).ids
-        layout, opening = self.layout, list(self.opening)
-        return Prompt([layout.begin_of_text, *ids, layout.separator, *opening], opening)
-
-    def release(self) -> None:
-        """See PromptEncoder: a tokenizer is small."""
 
 
 def grid_of(size: int, patch: int) -> Grid:
@@ -87,4 +52,5 @@ def load(source: Source) -> Model:
         source.folder, lambda: (token_of(opened.config, ROW_END), token_of(opened.config, side))
     )
     opening = (opened.layout.begin_of_image, side_token, side_token)
-    return opened.model(grid, Prompts(opened.tokenizer, opened.layout, size, opening), row_end)
+    prompts = Prompts(opened.tokenizer, opened.layout, opening, opening, INSTRUCTION.format(size=size))
+    return opened.model(grid, prompts, row_end)
