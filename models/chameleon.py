@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.transformer import DecoderConfig
+from models.transformer import DecoderConfig, read_shape
 from models.weights import stacked
 
 
@@ -22,23 +22,9 @@ def decoder_config(config: Mapping[str, Any]) -> DecoderConfig:
 
     ValueError for variants that the decoder would otherwise run wrongly without a word.
     """
-    for name in ("swin_norm", "attention_bias", "mlp_bias"):
-        if config.get(name):
-            raise ValueError(f"{name} is {config[name]!r}: this decoder has no such variant")
-    if config.get("hidden_act", "silu") != "silu":
-        raise ValueError(f"hidden_act is {config['hidden_act']!r}: this decoder has silu only")
-    rope = config.get("rope_parameters") or {}
-    return DecoderConfig(
-        vocab_size=config["vocab_size"],
-        hidden_size=config["hidden_size"],
-        intermediate_size=config["intermediate_size"],
-        num_layers=config["num_hidden_layers"],
-        num_heads=config["num_attention_heads"],
-        num_kv_heads=config.get("num_key_value_heads") or config["num_attention_heads"],
-        norm_eps=config.get("rms_norm_eps", 1e-5),
-        rope_theta=rope.get("rope_theta", config.get("rope_theta", 10000.0)),
-        max_positions=config.get("max_position_embeddings", 4096),
-    )
+    if config.get("swin_norm"):
+        raise ValueError(f"swin_norm is {config['swin_norm']!r}: this decoder has no such variant")
+    return read_shape(config, norm_eps=1e-5)
 
 
 def interleave(x: Tensor, head_dim: int) -> Tensor:

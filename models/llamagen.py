@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.target import Lead
-from models.transformer import Decoder, DecoderConfig
+from models.transformer import Decoder, DecoderConfig, read_shape
 
 SPARE = 4096  # positions behind the raster: more than any tree has nodes
 HEADS = {768: 12, 1024: 16, 1280: 20, 1536: 24, 3200: 32}  # of the published widths: B, L, XL, XXL, 3B
@@ -35,20 +35,8 @@ def _over_raster(config: DecoderConfig, cells: int, rows: int) -> DecoderConfig:
 
 def decoder_config(config: Mapping[str, Any]) -> DecoderConfig:
     """From the config.json of the HF-style layout. KeyError or ValueError names what is missing or unfit."""
-    for name in ("attention_bias", "mlp_bias"):
-        if config.get(name):
-            raise ValueError(f"{name} is {config[name]!r}: this decoder has no such variant")
-    shape = DecoderConfig(
-        vocab_size=config["vocab_size"],
-        hidden_size=config["hidden_size"],
-        intermediate_size=config["intermediate_size"],
-        num_layers=config["num_hidden_layers"],
-        num_heads=config["num_attention_heads"],
-        num_kv_heads=config.get("num_key_value_heads") or config["num_attention_heads"],
-        norm_eps=config.get("rms_norm_eps", 1e-5),
-        rope_theta=config.get("rope_base", 10000.0),
-        qk_norm=False,
-    )
+    shape = read_shape(config, norm_eps=1e-6)
+    shape = replace(shape, rope_theta=config.get("rope_base", 10000.0), qk_norm=False)
     return _over_raster(shape, config["block_size"], config["cls_token_num"])
 
 

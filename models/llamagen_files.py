@@ -62,6 +62,7 @@ def open_target(folder: Path) -> Opened:
         fields = read_config(home, found[0]) if found else {}
     else:
         fields = read_config(home)
+        weights = weights.tied(fields)
     start = "cls_embedding." if original else "model.cls_embedding."
     if not any(name.startswith(start) for name in weights):
         raise CheckpointError(

@@ -10,7 +10,9 @@ Dimensions: R rows, N nodes, T tokens, D features, H heads, E head size.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -58,6 +60,40 @@ class DecoderConfig:
     def head_dim(self) -> int:
         """Size of one attention head."""
         return self.hidden_size // self.num_heads
+
+
+def read_shape(fields: Mapping[str, Any], norm_eps: float) -> DecoderConfig:
+    """The fields that every config.json of transformers (4.4x or 5.x) for a Llama-like decoder has.
+
+    norm_eps: what the family's own class takes where rms_norm_eps is not given. KeyError names a field that
+    is missing; ValueError a variant that the decoder would otherwise run wrongly without a word.
+    """
+    for name in ("attention_bias", "mlp_bias"):
+        if fields.get(name):
+            raise ValueError(f"{name} is {fields[name]!r}: this decoder has no such variant")
+    if fields.get("hidden_act", "silu") != "silu":
+        raise ValueError(f"hidden_act is {fields['hidden_act']!r}: this decoder has silu only")
+    rope = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind != "default":
+        raise ValueError(f"rotary positions of type {kind!r}: this decoder has plain ones only")
+    shape = DecoderConfig(
+        vocab_size=fields["vocab_size"],
+        hidden_size=fields["hidden_size"],
+        intermediate_size=fields["intermediate_size"],
+        num_layers=fields["num_hidden_layers"],
+        num_heads=fields["num_attention_heads"],
+        num_kv_heads=fields.get("num_key_value_heads") or 0,
+        norm_eps=fields.get("rms_norm_eps", norm_eps),
+        rope_theta=rope.get("rope_theta", fields.get("rope_theta", 10000.0)),
+        max_positions=fields.get("max_position_embeddings", 4096),
+    )
+    if fields.get("head_dim") not in (None, shape.head_dim):
+        raise ValueError(
+            f"head_dim is {fields['head_dim']}, hidden_size / num_attention_heads {shape.head_dim}: this "
+            "decoder has heads of that size only"
+        )
+    return shape
 
 
 def rotary_table(config: DecoderConfig, device: torch.device | str | None = None) -> Tensor:

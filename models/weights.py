@@ -14,7 +14,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -147,6 +147,14 @@ class Weights(Mapping[str, Tensor]):
         """The tensors whose names start with prefix, without it."""
         places = {n[len(prefix) :]: place for n, place in self._places.items() if n.startswith(prefix)}
         return Weights(places, self._device, self._dtype)
+
+    def tied(self, fields: Mapping[str, Any]) -> Weights:
+        """With the table of tokens as the head too, where config.json says so (tie_word_embeddings) and no
+        head is stored, as transformers writes such models."""
+        head, table = "lm_head.weight", "model.embed_tokens.weight"
+        if not fields.get("tie_word_embeddings") or head in self or table not in self:
+            return self
+        return Weights({**self._places, head: self._places[table]}, self._device, self._dtype)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:

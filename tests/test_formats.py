@@ -1,0 +1,166 @@
+"""Checkpoints of the published formats with other fields, sizes, types, shards: files say all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from adt_tree.policy import TreeShape
+from adt_tree.roles import Request
+from eval import arms
+from eval.method import Method
+from models.errors import CheckpointError
+from models.model import Model
+from models.registry import load
+from tests import tiny, tiny_llamagen
+from tests.golden import close
+
+FIELDS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "as written": lambda config: None,
+    "no rope_theta": lambda config: config.pop("rope_theta"),
+    "rope_parameters": lambda config: config.update(
+        rope_parameters={"rope_type": "default", "rope_theta": config.pop("rope_theta")}, dtype="float32"
+    ),
+    "another rope_theta": lambda config: config.update(rope_theta=300.0),
+    "another in rope_parameters": lambda config: config.update(
+        rope_parameters={"rope_type": "default", "rope_theta": 300.0}, rope_theta=None
+    ),
+    "rope_scaling null": lambda config: config.update(rope_scaling=None),
+    "head_dim": lambda config: config.update(head_dim=8),
+    "no architectures": lambda config: (config.pop("architectures"), config.pop("tie_word_embeddings")),
+    "no norms' epsilon": lambda config: config.pop("rms_norm_eps"),
+    "no switches": lambda config: [
+        config.pop(name) for name in ("attention_bias", "mlp_bias", "hidden_act", "swin_norm")
+    ],
+}
+REFUSED = {
+    "linear": ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "of type 'linear'"),
+    "yarn": ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "of type 'yarn'"),
+    "head size": ({"head_dim": 16}, "head_dim is 16"),
+    "activation": ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+    "bias": ({"attention_bias": True}, "attention_bias is True"),
+}
+
+
+def edit(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Change a config.json in place."""
+    config = json.loads((folder / "config.json").read_text())
+    change(config)
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def rewrite(folder: Path, dtype: torch.dtype, shards: int, leave: str = "") -> None:
+    """The weights in that type and that many shards, but for one tensor."""
+    state = {n: t.to(dtype) for n, t in load_file(folder / "model.safetensors").items() if n != leave}
+    (folder / "model.safetensors").unlink()
+    where: dict[str, str] = {}
+    for number in range(shards):
+        name = f"model-{number + 1:05}-of-{shards:05}.safetensors"
+        part = dict(list(state.items())[number::shards])
+        save_file(part, folder / name, metadata={"format": "pt"})
+        where |= dict.fromkeys(part, name)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
+
+
+def opened(name: str, folder: Path, drafter: bool = False) -> Model:
+    """A model in fp32."""
+    return load(name, str(folder), None, "fp32", "cpu", drafter)
+
+
+def same_as_transformers(folder: Path) -> None:
+    """Features and logits of random tokens."""
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.ChameleonForConditionalGeneration.from_pretrained(
+        folder, dtype=torch.float32
+    ).eval()
+    ours = opened("anole", folder).decoder
+    ids = torch.randint(0, 60, (2, 19), generator=torch.Generator().manual_seed(5))
+    with torch.no_grad():
+        hidden = theirs.model(input_ids=ids).last_hidden_state
+        close(ours.causal(ids), hidden)
+        close(ours.head(ours.causal(ids)), theirs.lm_head(hidden))
+
+
+@pytest.mark.parametrize("how", FIELDS)
+def test_fields_of_either_style(tmp_path: Path, how: str) -> None:
+    folder = tiny.build(tmp_path / "x")
+    edit(folder, FIELDS[how])
+    same_as_transformers(folder)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "dtype", "shards", "leave"),
+    [
+        ({"num_key_value_heads": 2, "num_hidden_layers": 3}, torch.bfloat16, 1, ""),
+        ({"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 3}, torch.float16, 3, ""),
+        ({"intermediate_size": 40, "tie_word_embeddings": True}, torch.bfloat16, 5, "lm_head.weight"),
+    ],
+)
+def test_sizes_types_shards(
+    tmp_path: Path, sizes: dict[str, int], dtype: torch.dtype, shards: int, leave: str
+) -> None:
+    """The target is transformers' own, and its drafter leaves the image as it was."""
+    folder = tiny.build(tmp_path / "x", **sizes)
+    rewrite(folder, dtype, shards, leave)
+    same_as_transformers(folder)
+    exact(opened("anole", folder, drafter=True))
+
+
+def exact(model: Model) -> None:
+    """Drafted images are those of plain decoding, with a drafter and without."""
+    law: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "cfg": 3.0}
+    requests = [
+        Request(text, opening, 3)
+        for text, opening in zip("ab", model.encode_all(["sun", "cat"]), strict=True)
+    ]
+    drawn = []
+    for tree in ({}, {"shape": TreeShape(4, 3, 10)}, {"shape": TreeShape(4, 3, 10), "drafter": "jacobi"}):
+        arm = arms.build(model, Method(**law, **tree), 2, max(r.prompt.length for r in requests))
+        drawn.append({image.name: image.codes for image in arm.decode(iter(requests))})
+    assert drawn[0] == drawn[1] == drawn[2] and drawn[0]["a"] != drawn[0]["b"]
+
+
+@pytest.mark.parametrize("leave", ["", "lm_head.weight"])
+def test_llamagen_in_shards_of_bf16(tmp_path: Path, leave: str) -> None:
+    """The folder's form as transformers shards it, its head tied or not, some fields left out."""
+    whole = opened("llamagen", tiny_llamagen.build(tmp_path / "whole", 4, num_key_value_heads=2))
+    folder = tiny_llamagen.build(tmp_path / "shards", 4, num_key_value_heads=2)
+    rewrite(folder, torch.bfloat16, 3, leave)
+    edit(folder, lambda config: config.update(tie_word_embeddings=bool(leave)))
+    edit(folder, lambda config: [config.pop(name) for name in ("rms_norm_eps", "rope_base", "architectures")])
+    model = opened("llamagen", folder, drafter=True)
+    got, expected = model.decoder.state_dict(), dict(whole.decoder.state_dict())
+    if leave:
+        expected["head.weight"] = expected["embed.weight"]
+    assert all(torch.equal(got[name], expected[name].bfloat16().float()) for name in expected)
+    assert model.decoder.config.norm_eps == 1e-6 and model.decoder.config.rope_theta == 10000
+    exact(model)
+
+
+@pytest.mark.parametrize("how", REFUSED)
+@pytest.mark.parametrize("name", ["anole", "llamagen"])
+def test_variants_that_would_draw_noise_are_refused(tmp_path: Path, name: str, how: str) -> None:
+    folder = (tiny if name == "anole" else tiny_llamagen).build(tmp_path / "x")
+    fields, message = REFUSED[how]
+    edit(folder, lambda config: config.update(fields))
+    with pytest.raises(CheckpointError, match=message):
+        opened(name, folder)
+
+
+def test_codes_must_be_in_order(tmp_path: Path) -> None:
+    """Else token id - first id would be another code, and every picture wrong."""
+    folder = tiny.build(tmp_path / "x")
+
+    def swap(config: dict[str, Any]) -> None:
+        words = config["vocabulary_map"]
+        words["IMGIMGBAZ"], words["IMGIMGJZ"] = words["IMGIMGJZ"], words["IMGIMGBAZ"]
+
+    edit(folder, swap)
+    with pytest.raises(CheckpointError, match="not in the order of their codes"):
+        opened("anole", folder)
