@@ -265,6 +265,18 @@ def check_export(work: Path, trained: dict) -> None:
     assert "## Data and licences" in (work / "ckpt" / "README.md").read_text()
 
 
+def test_the_model_card_tells_how_the_drafter_was_trained(tmp_path: Path) -> None:
+    assert "not trained yet" in export.drafter_lines(tmp_path)
+    for folder in ("drafter", "drafter_data"):
+        (tmp_path / folder).mkdir()
+    row = {"step": 40, "spent_s": 120.0, "agreement": [0.5, 0.25]}
+    (tmp_path / "drafter" / "log.jsonl").write_text('{"step": 1}\n' + json.dumps(row) + "\n")
+    index = {"shards": [{"images": [{}] * 64}, {"images": [{}] * 3}]}
+    (tmp_path / "drafter_data" / "index.json").write_text(json.dumps(index))
+    line = export.drafter_lines(tmp_path)
+    assert "levels 1 to 2 | 0.500, 0.250 |" in line and "(67 images, 40 steps, 2 min)" in line
+
+
 def test_large_checkpoints_are_sharded(tmp_path: Path) -> None:
     """No shard above 16 MB; the index names every tensor; stale files go."""
     state = {f"t{i}": torch.zeros(3_000_000, dtype=torch.bfloat16) for i in range(4)}
