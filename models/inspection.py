@@ -34,8 +34,7 @@ def inspect(model: str, model_path: str | None, drafter_path: str | None, extras
     except CheckpointError as error:
         parts[0].faults.extend(error.faults)
         return [*parts, Part("drafter", drafter_path or _shown(drafter_home), [], "waits for the target")]
-    folder = loaded.tables[0]
-    beside = (folder if folder.is_dir() else folder.parent) / "drafter"
+    beside = loaded.tables[0] / "drafter"
     place = drafter_path or str(beside if beside.is_dir() else drafter_home)
     drafter = Part(
         "drafter", _shown(Path(place)), [], "" if drafter_path or Path(place).exists() else "not there"

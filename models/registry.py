@@ -70,15 +70,20 @@ def load(
         )
     drafter = None
     if need_drafter:
-        beside = (folder.parent if folder.is_file() else folder) / "drafter"
+        beside = home_of(folder) / "drafter"
         drafter = locate(drafter_path) if drafter_path else beside if beside.is_dir() else drafter_home
     places = _places(model, folder, extras.tokenizer_base_path)
     split = device == SPLIT
     place = torch.device("cuda", 0) if split else torch.device(device)
     source = Source(model, folder, drafter, DTYPES[precision], place, extras, places, split)
     family = "llamagen" if model in LLAMAGEN else model
-    tables = (folder, *([drafter] if drafter else []), CKPTS / family / "vq_distances")
+    tables = (home_of(folder), *([drafter] if drafter else []), CKPTS / family / "vq_distances")
     return replace(FAMILIES[model](source), tables=tables)
+
+
+def home_of(target: Path) -> Path:
+    """The folder of a target, which may be a file."""
+    return target.parent if target.is_file() else target
 
 
 def _places(model: str, folder: Path, base: str | None) -> tuple[Path, ...]:
@@ -86,7 +91,7 @@ def _places(model: str, folder: Path, base: str | None) -> tuple[Path, ...]:
     vqgan.yaml in the one given alone, else in the target's own and the published layout's; LlamaGen's VQ
     model and text encoder in its folder, the one around it and the published layout's."""
     if model in LLAMAGEN:
-        return folder.parent if folder.is_file() else folder, folder.parent, CKPTS / "llamagen"
+        return home_of(folder), folder.parent, CKPTS / "llamagen"
     inner = Path("chameleon", "tokenizer")
     if base is not None:
         return Path(base), Path(base) / inner

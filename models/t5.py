@@ -54,8 +54,9 @@ class T5Text:
 
         read: Any = T5EncoderModel.from_pretrained
         dtype = torch.float32 if self.device.type == "cpu" else torch.bfloat16
-        verbosity = logging.get_verbosity()
+        verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
         logging.set_verbosity_error()  # a whole T5 has a decoder too: no table of what was left out
+        logging.disable_progress_bar()  # an error is one line
         try:
             encoder, found = read(self.folder, dtype=dtype, local_files_only=True, output_loading_info=True)
         except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
@@ -64,6 +65,8 @@ class T5Text:
             ) from None
         finally:
             logging.set_verbosity(verbosity)
+            if bars:
+                logging.enable_progress_bar()
         if missing := sorted(found["missing_keys"]):
             raise CheckpointError(
                 f"{self.folder}: the text encoder lacks {len(missing)} tensors, first {missing[0]}: fetch it "

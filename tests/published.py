@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -59,6 +61,26 @@ def _widen(state: dict[str, Tensor], rows: int) -> dict[str, Tensor]:
             more = torch.randn(rows, state[name].shape[1], generator=generator)
             state[name] = torch.cat((state[name], more))
     return {name: t[:1] + 0.1 if "_norm." in name else t for name, t in state.items()}
+
+
+def edit(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Change a config.json in place."""
+    config = json.loads((folder / "config.json").read_text())
+    change(config)
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def rewrite(folder: Path, dtype: torch.dtype, shards: int, leave: str = "") -> None:
+    """The weights in that type and that many shards, but for one tensor."""
+    state = {n: t.to(dtype) for n, t in load_file(folder / "model.safetensors").items() if n != leave}
+    (folder / "model.safetensors").unlink()
+    where: dict[str, str] = {}
+    for number in range(shards):
+        name = f"model-{number + 1:05}-of-{shards:05}.safetensors"
+        part = dict(list(state.items())[number::shards])
+        save_file(part, folder / name, metadata={"format": "pt"})
+        where |= dict.fromkeys(part, name)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
 
 
 def build(root: Path, lumina: bool) -> tuple[Path, Path]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from adt_tree.policy import TreeShape
 from adt_tree.roles import Request
@@ -20,6 +18,7 @@ from models.model import Model
 from models.registry import load
 from tests import tiny, tiny_llamagen
 from tests.golden import close
+from tests.published import edit, rewrite
 
 FIELDS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "as written": lambda config: None,
@@ -46,26 +45,6 @@ REFUSED = {
     "activation": ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
     "bias": ({"attention_bias": True}, "attention_bias is True"),
 }
-
-
-def edit(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    """Change a config.json in place."""
-    config = json.loads((folder / "config.json").read_text())
-    change(config)
-    (folder / "config.json").write_text(json.dumps(config))
-
-
-def rewrite(folder: Path, dtype: torch.dtype, shards: int, leave: str = "") -> None:
-    """The weights in that type and that many shards, but for one tensor."""
-    state = {n: t.to(dtype) for n, t in load_file(folder / "model.safetensors").items() if n != leave}
-    (folder / "model.safetensors").unlink()
-    where: dict[str, str] = {}
-    for number in range(shards):
-        name = f"model-{number + 1:05}-of-{shards:05}.safetensors"
-        part = dict(list(state.items())[number::shards])
-        save_file(part, folder / name, metadata={"format": "pt"})
-        where |= dict.fromkeys(part, name)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
 
 
 def opened(name: str, folder: Path, drafter: bool = False) -> Model:
