@@ -30,6 +30,7 @@ from eval.session import load_model, make_requests, synchronise
 from models.model import Model
 
 POLL_S = 0.5  # between looks at images that other processes have in hand
+GATHER_S = 10.0  # between updates of the statistics while images are made
 
 
 def run(args: argparse.Namespace) -> None:
@@ -101,12 +102,15 @@ def _decode(
     codes = calls = number = 0
     quiet = None if own.leads else True
     with tqdm(total=len(requests), unit="image", disable=quiet, smoothing=0.1) as bar:
-        started = time.perf_counter()
+        started, gathered = time.perf_counter(), -GATHER_S
         for number, decoded in enumerate(_until_done(arm, recorder, requests, folder), start=1):
             clock = time.perf_counter()
             image = model.image(decoded.codes)
             synchronise(arm.target.device)
             folder.add(decoded, image, time.perf_counter() - clock)
+            if own.leads and time.perf_counter() - gathered > GATHER_S:
+                folder.gather()
+                gathered = time.perf_counter()
             codes += sum(step.accepted + 1 for step in decoded.steps)
             calls += decoded.target_calls
             rate = number / (time.perf_counter() - started)

@@ -268,31 +268,39 @@ class RunFolder:
         write_atomic(self._record(decoded.name), json.dumps(record).encode())
         self._claims.give_back(self.files[decoded.name])
 
-    def merge(self) -> bool:
-        """Put the records into the statistics and steps, both in the order of the prompts.
+    def gather(self) -> None:
+        """Put the records there are into the statistics and steps, both in the order of the prompts."""
+        with alone(self.root / LOCK):
+            self._gather()
 
-        Once all images are finished their records go away. Whether this call was the one that did it.
+    def merge(self) -> bool:
+        """As gather, at the end of this process's work; once all images are finished their records go away.
+
+        Whether this call was the one that did it.
         """
         self._claims.give_all_back()
         with alone(self.root / LOCK):
-            self._refresh()
-            records = {}
-            for name in self._prompts:
-                if self._record(name).is_file():
-                    if self._whole(name):
-                        records[name] = _read_entries(self._record(name), "statistics", "steps")
-                    else:
-                        self._record(name).unlink()
-            self.statistics |= {name: record["statistics"] for name, record in records.items()}
-            self._write_steps({name: record["steps"] for name, record in records.items()})
-            if not records:
-                return False
-            others = {name: entry for name, entry in self.statistics.items() if name not in self._prompts}
-            write_json(self.statistics_path, self.finished() | others)
-            if len(self.finished()) < len(self._prompts):
+            if not self._gather() or len(self.finished()) < len(self._prompts):
                 return False
             self._sweep_up()
             return True
+
+    def _gather(self) -> bool:
+        """Whether there was any record."""
+        self._refresh()
+        records = {}
+        for name in self._prompts:
+            if self._record(name).is_file():
+                if self._whole(name):
+                    records[name] = _read_entries(self._record(name), "statistics", "steps")
+                else:
+                    self._record(name).unlink()
+        self.statistics |= {name: record["statistics"] for name, record in records.items()}
+        self._write_steps({name: record["steps"] for name, record in records.items()})
+        if records:
+            others = {name: entry for name, entry in self.statistics.items() if name not in self._prompts}
+            write_json(self.statistics_path, self.finished() | others)
+        return bool(records)
 
     def _write_steps(self, records: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
         """Rewrite the steps if they change: those of other windows, then the finished images' in order."""

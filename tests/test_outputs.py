@@ -95,6 +95,21 @@ def test_resume_takes_over_finished_images_only(tmp_path: Path) -> None:
     assert (entry["mean_depth"], entry["mean_nodes"], entry["category"]) == (1.5, 4.5, "Animals")
 
 
+def test_statistics_are_there_while_images_are_made(tmp_path: Path) -> None:
+    """gather() shows what is finished; the records stay, so that the last merge still tells who ended it."""
+    folder = opened(tmp_path)
+    for number, prompt in enumerate(PROMPTS, start=1):
+        assert folder.take(prompt.name)
+        folder.add(decoded(prompt.name), Image.new("RGB", (2, 2)), 0.0)
+        folder.gather()
+        assert len(json.loads(folder.statistics_path.read_text())) == number
+        assert len(folder.steps_path.read_text().splitlines()) == 2 * number
+    before = folder.statistics_path.read_bytes(), folder.steps_path.read_bytes()
+    assert folder.merge() and not (tmp_path / "queue").exists()
+    assert (folder.statistics_path.read_bytes(), folder.steps_path.read_bytes()) == before
+    assert not folder.merge()
+
+
 def test_other_configurations_and_damage_are_refused(tmp_path: Path) -> None:
     folder = opened(tmp_path)
     with pytest.raises(UserError, match="temperature = 1.0, now it is 0.0"):
