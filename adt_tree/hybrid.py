@@ -33,8 +33,7 @@ class HybridProposer:
         self, drafter: Drafter, sampling: Sampling, stale: StaleCodes, calibration: Calibration, slots: int
     ) -> None:
         self.stale, self.calibration = stale, calibration
-        self.growth = HybridGrowth(stale, calibration)
-        self.eagle = EagleProposer(drafter, sampling, self.growth, slots)
+        self.eagle = EagleProposer(drafter, sampling, HybridGrowth(stale, calibration), slots)
 
     def calls(self, shape: TreeShape) -> int:
         """See Proposer: one pass over what was committed, whatever the shape."""
@@ -73,26 +72,29 @@ class HybridGrowth:
 
     def __init__(self, stale: StaleCodes, calibration: Calibration) -> None:
         self.stale, self.calibration = stale, calibration
-        self.found: Candidates | None = None  # what the last trees grew from
 
     def __call__(self, drafter: Drafter, sampling: Sampling, stem: Stem) -> DraftTree:
         """See Growth."""
         bounds = stem.bounds
         if min(bounds) == 0:
             return lone_roots(stem.roots)
-        ahead = self.stale.candidates(bounds[1], bounds[2])
+        found = self.candidates(stem)
+        rank = torch.arange(bounds[2], device=stem.roots.device)
+        bins = self.calibration.bins(found.source, rank, found.confidence)
+        bins[:, 1:] = self.calibration.unbinned
+        gain = self.calibration.log_rate(bins, found.confidence)
+        return grow_chains(found, gain, bins, stem.limits, bounds, stem.roots)
+
+    def candidates(self, stem: Stem) -> Candidates:
+        """What trees on that stem, none of whose bounds is 0, are grown from."""
+        ahead = self.stale.candidates(*stem.bounds[1:])
         first = at_first_level(ahead, stem.log_q, stem.log_q + stem.gumbel[:, 0])
         parts = (
             (first.codes, ahead.codes),
             (first.confidence, ahead.confidence),
             (first.source, ahead.source),
         )
-        found = self.found = Candidates(*(torch.cat((own, all_[:, 1:]), dim=1) for own, all_ in parts))
-        rank = torch.arange(bounds[2], device=stem.roots.device)
-        bins = self.calibration.bins(found.source, rank, found.confidence)
-        bins[:, 1:] = self.calibration.unbinned
-        gain = self.calibration.log_rate(bins, found.confidence)
-        return grow_chains(found, gain, bins, stem.limits, bounds, stem.roots)
+        return Candidates(*(torch.cat((own, all_[:, 1:]), dim=1) for own, all_ in parts))
 
 
 def at_first_level(ahead: Candidates, log_q: Tensor, noisy: Tensor) -> Candidates:

@@ -102,7 +102,7 @@ class AdaptConstants:
 
 # Self-drafting: depth is the length of the main chain. A level costs a row of the target's pass, no drafter
 # pass. The update rests at d = ln 2 / (beta ln 1/a), at acceptance a a level: beta 0.5 gives 1.5 to 6 levels
-# where a is 0.4 to 0.8; 0.2 gives 4 to 15, the best at this cost. At least 12, as every pass that scores a
+# where a is 0.4 to 0.8; 0.2 gives 4 to 15, the best at this cost. At least 16, as every pass that scores a
 # position refines its draft for the next (docs/LOG.md).
 SELF_DRAFTED = AdaptConstants(
     beta=0.2,

@@ -18,8 +18,8 @@ from adt_tree.verify import Verdict, accepted_nodes
 
 SEED_CELLS = ("above", "left", "both")
 SEED_CONFIDENCE = -1.0  # raw log-confidence of a code copied from a neighbouring cell
-# Laws of the first open position were read below a code that proved wrong: what they say with probability p
-# is right as often as SURPRISED * p + FLOOR (fitted on pairs that no bench draws, docs/LOG.md).
+# Laws of the first open position were read below a code that proved wrong: what they say with probability
+# p is right as often as SURPRISED * p + FLOOR (docs/LOG.md; `main.py reliability` shows if that holds).
 SURPRISED, FLOOR = 0.67, 0.012
 KEPT = 1e6  # a score no confidence reaches: the main chain stays whatever the budget leaves out
 NEVER = -1e4  # log acceptance rate of what cannot be

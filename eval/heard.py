@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from adt_tree.calibrate import DRAFTER, EDGES, SOURCES
-from adt_tree.hybrid import HybridProposer
+from adt_tree.hybrid import HybridGrowth, HybridProposer
 from adt_tree.jacobi import JacobiProposer
 from adt_tree.policy import TreeShape
+from adt_tree.propose import Stem
 from adt_tree.roles import Drafter, Prefix, Proposer
 from adt_tree.sampling import Sampling, log_probs
 from adt_tree.stale import Candidates
@@ -112,6 +113,19 @@ class HeardDrafter:
         return rank, confidence
 
 
+class HeardGrowth:
+    """The hybrid's growth, whose candidates for the last trees are kept."""
+
+    def __init__(self, proposer: HybridProposer) -> None:
+        self._inner = HybridGrowth(proposer.stale, proposer.calibration)
+        self.found: Candidates | None = None
+
+    def __call__(self, drafter: Drafter, sampling: Sampling, stem: Stem) -> DraftTree:
+        """See Growth."""
+        self.found = self._inner.candidates(stem) if min(stem.bounds) else None
+        return self._inner(drafter, sampling, stem)
+
+
 def said_of(found: Candidates, tree: DraftTree) -> Said:
     """What the candidates that a tree of chains grew from say of its nodes."""
     level = (tree.depths - 1).clamp(min=0)[..., None].expand(-1, -1, found.codes.shape[2])
@@ -164,11 +178,11 @@ def hear(proposer: Proposer, record: Record) -> HeardProposer:
             proposer, lambda tree, gumbel: said_of(stale.candidates(tree.depth, tree.width), tree), record
         )
     if isinstance(proposer, HybridProposer):
-        growth = proposer.growth
+        growth = proposer.eagle.growth = HeardGrowth(proposer)
 
         def calibrated(tree: DraftTree, gumbel: Tensor) -> Said:
             said = said_of(growth.found, tree)
-            return replace(said, log_rate=growth.calibration.log_rate(tree.bins, said.log_rate))
+            return replace(said, log_rate=proposer.calibration.log_rate(tree.bins, said.log_rate))
 
         return HeardProposer(proposer, calibrated, record)
     eagle = arms.network(proposer)

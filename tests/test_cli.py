@@ -15,6 +15,7 @@ import pytest
 
 import main
 from eval.outputs import RunFolder
+from tests.tiny import tiny_words
 
 ROOT = Path(__file__).resolve().parent.parent
 CLOCKS = ("time", "latency")
@@ -41,16 +42,7 @@ def generate(run: Run, tiny_checkpoint: Path, tmp_path: Path) -> Run:
     prompts.write_text("red heart\npizza\ncat face\nsun\nrocket\n")
 
     def call(folder: str, *words: str) -> tuple[int, str, str]:
-        fixed = [
-            "--model_path",
-            str(tiny_checkpoint),
-            "--precision",
-            "fp32",
-            "--prompt",
-            str(prompts),
-            "--heatmaps",
-            "0",
-        ]
+        fixed = tiny_words(tiny_checkpoint, prompts, heatmaps=0)
         return run("generate_images", *fixed, "--output_dir", str(tmp_path / folder), *words)
 
     return call

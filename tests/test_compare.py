@@ -16,6 +16,7 @@ from eval.acceptance import correlation, grid_of
 from eval.errors import UserError
 from eval.paper import PAPER, cells
 from tests.test_report import RESULT, ROW
+from tests.tiny import tiny_words
 
 NAN = math.nan
 VOID = ("meta", "link", "img")
@@ -61,16 +62,7 @@ def runs(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     folder = tmp_path_factory.mktemp("runs")
     prompts = folder / "p.txt"
     prompts.write_text('red heart\n<b>pizza & "wine"</b>\ncat\n')
-    fixed = [
-        "--model_path",
-        str(tiny_checkpoint),
-        "--precision",
-        "fp32",
-        "--prompt",
-        str(prompts),
-        "--heatmaps",
-        "1",
-    ]
+    fixed = tiny_words(tiny_checkpoint, prompts, heatmaps=1)
     for name, words in {
         "ar": "--model_type base", "adt": "--drafter_type eagle --peanut --dump 2",
         "relaxed": "--drafter_type eagle --lantern --lantern_delta 0.9",

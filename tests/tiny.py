@@ -94,3 +94,9 @@ def build(folder: Path, **changes: int) -> Path:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.save(str(folder / "text_tokenizer.json"))
     return folder
+
+
+def tiny_words(checkpoint: Path, prompts: Path, heatmaps: int) -> list[str]:
+    """Options by which generate_images draws the prompts of a file with a tiny checkpoint."""
+    words = {"model_path": checkpoint, "precision": "fp32", "prompt": prompts, "heatmaps": heatmaps}
+    return [word for name, value in words.items() for word in (f"--{name}", str(value))]
