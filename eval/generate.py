@@ -30,7 +30,8 @@ from eval.session import load_model, make_requests, synchronise
 from models.model import Model
 
 POLL_S = 0.5  # between looks at images that other processes have in hand
-GATHER_S = 10.0  # between updates of the statistics while images are made
+GATHER_S = 10.0  # at least, between updates of the statistics while images are made
+GATHER_SHARE = 0.05  # at most, of the time goes to them
 
 
 def run(args: argparse.Namespace) -> None:
@@ -102,15 +103,17 @@ def _decode(
     codes = calls = number = 0
     quiet = None if own.leads else True
     with tqdm(total=len(requests), unit="image", disable=quiet, smoothing=0.1) as bar:
-        started, gathered = time.perf_counter(), -GATHER_S
+        started = due = time.perf_counter()
         for number, decoded in enumerate(_until_done(arm, recorder, requests, folder), start=1):
             clock = time.perf_counter()
             image = model.image(decoded.codes)
             synchronise(arm.target.device)
             folder.add(decoded, image, time.perf_counter() - clock)
-            if own.leads and time.perf_counter() - gathered > GATHER_S:
+            if own.leads and time.perf_counter() >= due:
+                clock = time.perf_counter()
                 folder.gather()
-                gathered = time.perf_counter()
+                due = time.perf_counter()
+                due += max(GATHER_S, (due - clock) / GATHER_SHARE)
             codes += sum(step.accepted + 1 for step in decoded.steps)
             calls += decoded.target_calls
             rate = number / (time.perf_counter() - started)

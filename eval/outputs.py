@@ -286,21 +286,21 @@ class RunFolder:
             return True
 
     def _gather(self) -> bool:
-        """Whether there was any record."""
+        """Take up the records that are not in the statistics yet. Whether any lies there, taken up or not."""
         self._refresh()
+        waiting = [name for name in self._prompts if self._record(name).is_file()]
         records = {}
-        for name in self._prompts:
-            if self._record(name).is_file():
-                if self._whole(name):
-                    records[name] = _read_entries(self._record(name), "statistics", "steps")
-                else:
-                    self._record(name).unlink()
+        for name in waiting:
+            if not self._whole(name):
+                self._record(name).unlink()
+            elif name not in self.statistics:
+                records[name] = _read_entries(self._record(name), "statistics", "steps")
         self.statistics |= {name: record["statistics"] for name, record in records.items()}
         self._write_steps({name: record["steps"] for name, record in records.items()})
         if records:
             others = {name: entry for name, entry in self.statistics.items() if name not in self._prompts}
             write_json(self.statistics_path, self.finished() | others)
-        return bool(records)
+        return bool(waiting)
 
     def _write_steps(self, records: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
         """Rewrite the steps if they change: those of other windows, then the finished images' in order."""
