@@ -17,6 +17,7 @@ from adt_tree.policy import Cell, Policy, TreeShape
 from adt_tree.records import Decoded, Step
 from adt_tree.roles import Prefix, Proposer, Request, Target
 from adt_tree.sampling import Sampling, log_probs
+from adt_tree.transfer import to_device
 from adt_tree.tree import lone_roots
 from adt_tree.verify import Coupled, Rule, accepted_nodes
 
@@ -93,7 +94,7 @@ class Slots:
                 yield flight.image
 
     def _column(self, values: list[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self.target.device)
+        return to_device(values, self.target.device)
 
 
 @torch.inference_mode()

@@ -17,6 +17,7 @@ from torch import Tensor
 from adt_tree.policy import TreeShape
 from adt_tree.roles import Prefix
 from adt_tree.stale import StaleCodes, grow_chains
+from adt_tree.transfer import to_device
 from adt_tree.tree import DraftTree, lone_roots
 from adt_tree.verify import Verdict
 
@@ -49,7 +50,7 @@ class JacobiProposer:
         bounds = max(s.budget for s in shapes), max(s.depth for s in shapes), max(s.width for s in shapes)
         if min(bounds) == 0:
             return lone_roots(roots)
-        limits = torch.tensor([(s.depth, s.width, s.budget) for s in shapes], device=roots.device)
+        limits = to_device([(s.depth, s.width, s.budget) for s in shapes], roots.device)
         found = self.stale.candidates(bounds[1], bounds[2])
         nobody = torch.zeros_like(found.codes)  # one bin for all: there is one source
         return grow_chains(found, found.confidence, nobody, limits, bounds, roots)

@@ -15,6 +15,7 @@ from torch import Tensor
 from adt_tree.policy import TreeShape
 from adt_tree.roles import Drafter, Prefix
 from adt_tree.sampling import Sampling, log_probs
+from adt_tree.transfer import to_device
 from adt_tree.tree import DraftTree, Pool, StaticTree, lone_roots, select
 from adt_tree.verify import Verdict
 
@@ -76,8 +77,7 @@ class EagleProposer:
 
     def propose(self, shapes: Sequence[TreeShape], roots: Tensor, gumbel: Tensor, reach: int) -> DraftTree:
         """See Proposer."""
-        # Copied to the device before anything is queued on it, so that the copy waits for nothing.
-        limits = torch.tensor([(s.depth, s.width, s.budget) for s in shapes], device=roots.device)
+        limits = to_device([(s.depth, s.width, s.budget) for s in shapes], roots.device)
         logits, feature = self.drafter.extend(self._features, self._codes, self._count, reach)
         log_q = log_probs(logits, self.sampling)
         stem = Stem(log_q, feature, roots, shapes, limits, gumbel, reach)

@@ -109,10 +109,14 @@ class Method:
         keep_q = isinstance(self.rule, Rejection)
         return StaticGrowth(StaticTree(STATIC_TREES[self.tree]), keep_q, torch.device("cpu"))
 
+    def proposer(self, target: ARTarget, law: Sampling) -> EagleProposer:
+        """The random drafter beside a target."""
+        return EagleProposer(EagleDrafter(net(), target, 6, 10), law, self.growth(), target.slots)
+
     def decode(self, law: Sampling, slots: int, images: Sequence[Request] = IMAGES) -> Iterator[Decoded]:
         """Images as they finish."""
         target = make_target(slots, law.branches)
-        proposer = EagleProposer(EagleDrafter(net(), target, 6, 10), law, self.growth(), slots)
+        proposer = self.proposer(target, law)
         return speculative(target, proposer, self.policy(slots), self.rule, images, law)
 
 

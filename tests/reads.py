@@ -1,0 +1,93 @@
+"""What would make the host wait for a CUDA device, seen on the CPU: reads of values, shapes that depend on
+values, copies from ordinary memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+READS = {
+    "tolist", "item", "numpy", "cpu", "cuda", "__bool__", "__int__", "__float__", "__index__", "__contains__"
+}  # fmt: skip
+# Operators whose result has a shape, or whose host code a branch, that depends on values.
+WAITING = {
+    "_local_scalar_dense", "nonzero", "masked_select", "_unique", "_unique2", "unique_dim",
+    "unique_consecutive", "equal", "repeat_interleave.Tensor", "multinomial", "bincount", "histc", "randperm",
+}  # fmt: skip
+INDEXING = {"index", "index_put", "index_put_"}
+SUBSCRIPTS = {"__getitem__", "__setitem__"}
+
+
+class Reads:
+    """A context that writes down, in order, what would wait; `log` may be cleared at any time."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self._modes = (_Calls(self.log), _Operators(self.log))
+
+    def __enter__(self) -> Self:
+        for mode in self._modes:
+            mode.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        for mode in reversed(self._modes):
+            mode.__exit__(*error)
+
+
+class _Calls(TorchFunctionMode):
+    """What Python asks of torch. A list in a subscript or torch.tensor() is copied from ordinary memory."""
+
+    def __init__(self, log: list[str]) -> None:
+        super().__init__()
+        self.log = log
+
+    def __torch_function__(
+        self, func: Callable, types: Sequence[type], args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given, name = kwargs or {}, getattr(func, "__name__", "")
+        before = len(self.log)
+        answer = func(*args, **given)
+        if name in READS:
+            del self.log[before:]  # what it does inside is the same wait
+            self.log.append(name)
+        elif name in ("tensor", "as_tensor") and given.get("device") is not None:
+            self.log.append(f"{name} from ordinary memory")
+        elif name == "to" and any(
+            isinstance(x, torch.device | str) for x in (*args[1:], given.get("device"))
+        ):
+            if not given.get("non_blocking"):
+                self.log.append("to, waiting")
+        elif name in SUBSCRIPTS and _has_list(args[1]):
+            self.log.append(f"{name} by a list")
+        return answer
+
+
+class _Operators(TorchDispatchMode):
+    """What reaches the kernels."""
+
+    def __init__(self, log: list[str]) -> None:
+        super().__init__()
+        self.log = log
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name, overload = func.overloadpacket.__name__, func._overloadname
+        if name in WAITING or f"{name}.{overload}" in WAITING:
+            self.log.append(name)
+        elif name in INDEXING and any(isinstance(x, Tensor) and x.dtype == torch.bool for x in args[1]):
+            self.log.append(f"{name} by a mask")
+        with self:  # an operator made of others is taken apart: any of these may wait
+            parts = func.decompose(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {})) if parts is NotImplemented else parts
+
+
+def _has_list(subscript: Any) -> bool:
+    parts = subscript if isinstance(subscript, tuple) else (subscript,)
+    return any(isinstance(part, list) for part in parts)
