@@ -11,7 +11,9 @@ from adt_tree.noise import Noise
 from adt_tree.tree import DraftTree
 from adt_tree.verify import Coupled, Verdict, children, verdict_from_hits
 from eval.session import synchronise
+from models.memory import count
 from models.model import Model
+from models.transformer import Block
 
 CONTROLS = ("floor", "ceiling")
 PROBE_BYTES = 2**28
@@ -52,9 +54,9 @@ def roofline(model: Model) -> dict[str, float]:
     No step can be faster unless the weights stay in a cache. Embedding and unused head rows are not read.
     """
     device = model.decoder.embed.weight.device
-    head = model.num_codes * model.decoder.config.hidden_size
-    per_value = model.decoder.embed.weight.element_size()
-    weights = (sum(p.numel() for p in model.decoder.blocks.parameters()) + head) * per_value
+    config, per_value = model.decoder.config, model.decoder.embed.weight.element_size()
+    values = config.num_layers * count(lambda: Block(config)) + model.num_codes * config.hidden_size
+    weights = values * per_value
     source = torch.ones(PROBE_BYTES // 4, device=device)
     target = torch.empty_like(source)
     seconds = []

@@ -16,7 +16,7 @@ from torch import Tensor
 class Span:
     """Where one pass of N nodes a row lies in the cache, and what each node may attend to."""
 
-    slots: Tensor  # [R, N] int64: the slot each node's key and value are written to
+    places: Tensor  # [R * N] int64: where each node's key and value go, in the rows' slots laid end to end
     positions: Tensor  # [R, N] int64: rotary position
     mask: (
         Tensor  # [R, 1, N, context] additive, in the cache's dtype: 0 where a node may attend, -inf elsewhere
@@ -39,9 +39,16 @@ class KVCache:
         self.length = length
         self.position = length if position is None else position
         self._counters = (length,) if position is None else (length, position)
-        rows = torch.arange(store.shape[1], device=store.device)
-        self._rows = rows[:, None]
-        self._columns = torch.arange(store.shape[2], device=store.device)
+        rows, capacity = store.shape[1:3]
+        self._starts = torch.arange(0, rows * capacity, capacity, device=store.device)[:, None]
+        self._columns = torch.arange(capacity, device=store.device)
+        # Views made once: five a layer and pass cost as much as a product.
+        self._flat = store.as_strided(
+            (len(store), rows * capacity, *store.shape[3:]), (store.stride(0), *store.stride()[2:])
+        )
+        self._layers = [
+            (flat, *held.permute(2, 0, 3, 1, 4)) for flat, held in zip(self._flat, store, strict=True)
+        ]
 
     @classmethod
     def allocate(
@@ -107,16 +114,15 @@ class KVCache:
         # SDPA would turn a boolean mask into this additive one in every layer; once a pass is enough.
         mask = torch.zeros(allowed.shape, dtype=self.store.dtype, device=allowed.device)
         mask.masked_fill_(~allowed, float("-inf"))
-        slots = length + offset + torch.arange(nodes, device=length.device)
-        return Span(slots, self.position[:, None] + depths, mask[:, None], context)
+        slots = length + offset + self._columns[:nodes]
+        return Span((self._starts + slots).flatten(), self.position[:, None] + depths, mask[:, None], context)
 
     def write(self, layer: int, span: Span, kv: Tensor) -> tuple[Tensor, Tensor]:
-        """Store kv [R, N, 2, H, E] at the span's slots; return the keys and values [R, H, context, E] in
+        """Store kv [R, N, 2, H, E] at the span's places; return the keys and values [R, H, context, E] in
         view."""
-        held = self.store[layer]
-        held.index_put_((self._rows, span.slots), kv)
-        seen = held[:, : span.context]
-        return seen[:, :, 0].transpose(1, 2), seen[:, :, 1].transpose(1, 2)
+        flat, key, value = self._layers[layer]
+        flat.index_copy_(0, span.places, kv.flatten(0, 1))
+        return key.narrow(2, 0, span.context), value.narrow(2, 0, span.context)
 
     def commit(self, path: Tensor, count: Tensor) -> None:
         """Make the tree nodes path[r, :count[r]] the continuation of row r's prefix, in place.
@@ -124,8 +130,8 @@ class KVCache:
         path [R, A] int64, strictly increasing along the accepted part, path[r, j] >= j; entries beyond count
         are ignored by every later pass. count [R] int64. Slots length + path[j] move to length + j.
         """
-        base = self.length[:, None]
-        target = base + torch.arange(path.shape[1], device=path.device)
-        self.store[:, self._rows, target] = self.store[:, self._rows, base + path]
+        base = self._starts + self.length[:, None]
+        places = (base + self._columns[: path.shape[1]]).flatten()
+        self._flat.index_copy_(1, places, self._flat.index_select(1, (base + path).flatten()))
         for counter in self._counters:
             counter += count

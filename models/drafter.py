@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from adt_tree.roles import Prefix
@@ -23,6 +22,7 @@ from models.chameleon import block_from_chameleon, block_to_chameleon, decoder_c
 from models.checkpoint import build, read_config, read_fields
 from models.errors import CheckpointError
 from models.fit import expected, require
+from models.packed import pack
 from models.pairing import make_pairing
 from models.target import ARTarget, Opening, by_branch, chain_mask
 from models.transformer import Block, DecoderConfig, reserve, rotary_table
@@ -149,13 +149,14 @@ class EagleDrafter:
         scratch = max(max_depth + 1, max_depth * max_width)
         capacity = target.max_prompt + target.grid.size + scratch
         net.rotary = reserve(net.rotary, config, capacity)
+        pack(net)
         self.cache = KVCache.allocate(
             1,
             target.branches * target.slots,
             capacity,
             config.num_kv_heads,
             config.head_dim,
-            net.fc.weight.dtype,
+            net.embed.weight.dtype,
             self.device,
         )
 
@@ -211,4 +212,4 @@ class EagleDrafter:
         return hidden.unflatten(0, features.shape[:2])
 
     def _logits(self, features: Tensor) -> Tensor:
-        return F.linear(features, self.target.head).float()
+        return self.target.head(features).float()

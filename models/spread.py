@@ -29,7 +29,7 @@ class Stage(nn.Module):
         """As Block.forward; layer counts stages."""
         place, part = self.device, cache.parts[layer]
         x, turn = x.to(place), turn.to(place)
-        own = Span(span.slots.to(place), span.positions.to(place), span.mask.to(place), span.context)
+        own = Span(span.places.to(place), span.positions.to(place), span.mask.to(place), span.context)
         for number, block in enumerate(self.blocks):
             x = block(x, turn, number, part, own)
         return x.to(self.after)

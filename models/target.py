@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from adt_tree.grid import Grid
 from adt_tree.roles import Prefix
 from adt_tree.tree import DraftTree
 from adt_tree.verify import Verdict
+from models.packed import pack, product
 from models.spread import allocate
 from models.transformer import Decoder, reserve
 
@@ -97,7 +97,8 @@ class ARTarget:
     """See adt_tree.roles.Target. Every row has its own prefix length; the cache holds no padding.
 
     The head is sliced to the image codes: logits of other tokens are never computed. The cache holds
-    max_prompt + grid.size + max_nodes slots a row and nothing else grows.
+    max_prompt + grid.size + max_nodes slots a row and nothing else grows. On a CPU the decoder's layers are
+    packed in place (models.packed): from then on it decodes and scores, and nothing else.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class ARTarget:
             max_prompt,
         )
         self.device = weight.device
-        self.head = decoder.head.weight[first_code : first_code + num_codes].clone()
+        self.head = product(decoder.head.weight[first_code : first_code + num_codes])
         config = decoder.config
         capacity = max_prompt + grid.size + max_nodes
         # A checkpoint whose own image does not fit its max_position_embeddings was not made to keep to it.
@@ -133,6 +134,7 @@ class ARTarget:
                 f"positions; the model has {config.max_positions}: shorten the prompt or the tree"
             )
         decoder.rotary = reserve(decoder.rotary, config, capacity)
+        pack(decoder.blocks)
         self.cache = allocate(decoder, branches * slots, capacity)
 
     def prefill(self, slot: int, prompt: Opening) -> Prefix:
@@ -167,7 +169,7 @@ class ARTarget:
 
     def logits(self, features: Tensor) -> Tensor:
         """[..., D] -> [..., V] fp32, over the image codes."""
-        return F.linear(features, self.head).float()
+        return self.head(features).float()
 
     def commit(self, verdict: Verdict) -> None:
         """See Target."""
