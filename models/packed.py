@@ -56,8 +56,22 @@ class PackedMLP(nn.Module):
         return self.down(self.up.times(x, self.gate.silu(x)))
 
 
+class RowNorm(nn.Module):
+    """See nn.RMSNorm, which takes seven small steps on a CPU where these are five."""
+
+    def __init__(self, norm: nn.RMSNorm) -> None:
+        super().__init__()
+        self.register_buffer("weight", norm.weight)
+        self.register_buffer("eps", torch.tensor(norm.eps))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x / sqrt(mean(x^2) + eps) * weight over the last dimension."""
+        scale = torch.add(self.eps, x.square().sum(dim=-1, keepdim=True), alpha=1 / x.shape[-1])
+        return (x * scale.rsqrt_()).mul_(self.weight)
+
+
 def pack(module: nn.Module) -> None:
-    """Replace a module's MLPs and linear layers, in place, where that gains; layer by layer, so that no more
+    """Replace a module's MLPs, linear layers and norms, in place, where that gains; layer by layer, so that no more
     than one is there twice. Decoding alone can use what is left: it has no gradients and no state dict to
     save."""
     for name, child in module.named_children():
@@ -65,6 +79,8 @@ def pack(module: nn.Module) -> None:
             setattr(module, name, PackedMLP(child))
         elif isinstance(child, nn.Linear) and packable(child.weight):
             setattr(module, name, PackedLinear(child.weight, child.bias))
+        elif isinstance(child, nn.RMSNorm) and packable(child.weight):
+            setattr(module, name, RowNorm(child))
         else:
             pack(child)
 

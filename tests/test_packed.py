@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from adt_tree.sampling import Sampling
-from models.packed import PackedLinear, PackedMLP, pack, packable, product
+from models.packed import PackedLinear, PackedMLP, RowNorm, pack, packable, product
 from models.registry import load
 from models.transformer import MLP, DecoderConfig
 
@@ -41,6 +41,16 @@ def test_an_mlp() -> None:
     packed = PackedMLP(mlp)
     for x in inputs(48):
         torch.testing.assert_close(packed(x), mlp(x), rtol=1e-5, atol=1e-5)
+
+
+def test_a_norm() -> None:
+    torch.manual_seed(3)
+    norm = nn.RMSNorm(48, 1e-3)
+    norm.weight = nn.Parameter(torch.rand(48), requires_grad=False)
+    for x in inputs(48):
+        torch.testing.assert_close(RowNorm(norm)(x), norm(x), rtol=1e-5, atol=1e-6)
+    tiny = torch.full((1, 48), 1e-3)  # eps is not negligible
+    torch.testing.assert_close(RowNorm(norm)(tiny), norm(tiny), rtol=1e-5, atol=1e-8)
 
 
 def test_a_decoder_with_its_head(tiny_checkpoint: Path) -> None:
