@@ -71,9 +71,9 @@ class RowNorm(nn.Module):
 
 
 def pack(module: nn.Module) -> None:
-    """Replace a module's MLPs, linear layers and norms, in place, where that gains; layer by layer, so that no more
-    than one is there twice. Decoding alone can use what is left: it has no gradients and no state dict to
-    save."""
+    """Replace a module's MLPs, linear layers and norms, in place, where that gains; layer by layer, so that
+    no more than one is there twice. Decoding alone can use what is left: it has no gradients and no state
+    dict to save."""
     for name, child in module.named_children():
         if isinstance(child, MLP) and packable(child.down.weight):
             setattr(module, name, PackedMLP(child))
