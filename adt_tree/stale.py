@@ -205,17 +205,24 @@ def chains(codes: Tensor, gain: Tensor, bins: Tensor) -> Pool:
     return Pool(code, score, hung.parent.expand(images, -1), 1 + hung.end, bucket)
 
 
+def pool_of_chains(found: Candidates, gain: Tensor, bins: Tensor, depth: Tensor, width: Tensor) -> Pool:
+    """chains() of the candidates found that each image's depth [B] and width [B] admit.
+
+    gain (log acceptance rates) and bins [B, L, K].
+    """
+    length, candidates = found.codes.shape[1:]
+    below = torch.arange(length, device=depth.device) >= depth[:, None]
+    wider = torch.arange(candidates, device=depth.device) >= width[:, None]
+    absent = below[..., None] | wider[:, None] | ~found.confidence.isfinite()
+    return chains(found.codes, gain.masked_fill(absent, float("-inf")), bins)
+
+
 def grow_chains(
     found: Candidates, gain: Tensor, bins: Tensor, limits: Tensor, bounds: tuple[int, int, int], roots: Tensor
 ) -> DraftTree:
-    """The best `budget` nodes of chains() below roots [B].
+    """The best `budget` nodes of pool_of_chains() below roots [B].
 
-    gain (log acceptance rates) and bins [B, L, K] of the candidates found; limits [B, 3]: each image's depth,
-    width and budget; bounds: the largest budget, depth L and width K.
+    limits [B, 3]: each image's depth, width and budget; bounds: the largest budget, depth L and width K.
     """
     depth, width, budget = limits.unbind(1)
-    rank = torch.arange(bounds[2], device=roots.device)
-    below = torch.arange(bounds[1], device=roots.device) >= depth[:, None]
-    absent = below[..., None] | (rank >= width[:, None])[:, None] | ~found.confidence.isfinite()
-    pool = chains(found.codes, gain.masked_fill(absent, float("-inf")), bins)
-    return select(pool, budget, roots, bounds)
+    return select(pool_of_chains(found, gain, bins, depth, width), budget, roots, bounds)

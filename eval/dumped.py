@@ -26,6 +26,7 @@ from eval.errors import UserError
 from eval.outputs import DUMP
 from models.drafter import EagleDrafter
 from models.model import Model
+from models.packed import product
 from models.target import Lead, Prompt
 from models.transformer import Decoder
 
@@ -152,8 +153,8 @@ class RecordedTarget:
         self.grid: Grid = model.grid
         self.slots, self.num_codes, self.first_code = slots, count, first
         self.branches, self.max_prompt = sampling.branches, max_prompt
-        self.head = model.decoder.head.weight[first : first + count]
-        self.device = self.head.device
+        weight = model.decoder.head.weight[first : first + count]
+        self.head, self.device = product(weight), weight.device
         self._noise = Noise(count, silent=sampling.greedy)
         self._playing: list[DumpedImage | None] = [None] * slots
         self._position = torch.ones(slots, dtype=torch.int64, device=self.device)

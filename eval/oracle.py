@@ -1,13 +1,14 @@
 """The least cost of an image, were the best tree shape at every cell known: a bound for every policy.
 
 Drafts of the eagle network depend on the image's own path alone, so the accepted length of every shape at
-every root can be read off a dump. Dimensions: B images, P pool entries, D depths, S shapes, n codes an
-image, V codes.
+every root can be read off a dump. Those of self-drafting depend on the drafts before them as well; their
+bound takes the laws ahead that the recorded run saw. Dimensions: B images, P pool entries, D depths, S
+shapes, n codes an image, V codes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,15 +17,18 @@ from torch import Tensor
 
 from adt_tree.decode import speculative
 from adt_tree.grid import Grid
+from adt_tree.jacobi import JacobiProposer
 from adt_tree.noise import Noise
 from adt_tree.policy import Fixed, TreeShape
 from adt_tree.propose import EagleProposer, Stem, grow_pool
 from adt_tree.records import Decoded, Step
-from adt_tree.roles import Drafter, Request
+from adt_tree.roles import Drafter, Proposer
 from adt_tree.sampling import Sampling
-from adt_tree.tree import DraftTree, Pool, lone_roots
+from adt_tree.stale import StaleCodes, pool_of_chains
+from adt_tree.tree import DraftTree, Pool, lone_roots, select
 from adt_tree.verify import Coupled
-from eval.dumped import AS_RECORDED, DumpedImage, RecordedModel, RecordedTarget
+from eval.dumped import AS_RECORDED, DumpedImage, RecordedModel, RecordedTarget, requests
+from eval.method import Method
 
 NOTHING = TreeShape(0, 0, 0)
 
@@ -41,12 +45,9 @@ class Costs:
         return target_calls + self.level * drafter_calls + self.node * nodes
 
 
-class Probe:
-    """A growth (see Growth) that drafts nothing, so that every code of an image is a root once; notes what a
-    tree of every shape would have had accepted there, and how many nodes it would have had.
-
-    Dynamic trees of one width share their levels: one pool of the greatest depth holds all of them.
-    """
+class Tally:
+    """What a tree of every shape would have had accepted at each root of images that are played, and how many
+    nodes it would have had."""
 
     def __init__(self, shapes: Sequence[TreeShape], target: RecordedTarget) -> None:
         self.shapes, self.target = list(shapes), target
@@ -57,22 +58,26 @@ class Probe:
             [(shape.depth, shape.width, shape.budget) for shape in shapes], device=target.device
         ).unbind(1)
 
-    def __call__(self, drafter: Drafter, sampling: Sampling, stem: Stem) -> DraftTree:
-        """See Growth; the stem's shapes hold what remains of each image."""
-        roots = stem.roots
-        accepted = roots.new_zeros(len(roots), len(self.shapes))
+    def note(self, pool_of_width: Callable[[int], Pool], fits: bool) -> None:
+        """Count at one root an image. Trees of one width are cut from one pool, that of the greatest depth;
+        fits: there is room for a tree at all."""
+        accepted = torch.zeros(
+            self.target.slots, len(self.shapes), dtype=torch.int64, device=self.target.device
+        )
         nodes = torch.zeros_like(accepted)
-        fits = stem.bounds[1]
         for width in {shape.width for shape in self.shapes if shape.depth and fits}:
-            wide = [TreeShape(shape.depth, width, shape.budget) for shape in stem.shapes]
-            limits = torch.tensor([(s.depth, s.width, s.budget) for s in wide], device=roots.device)
-            pool = grow_pool(drafter, sampling, replace(stem, shapes=wide, limits=limits))
+            pool = pool_of_width(width)
             mine = self._widths == width
             found = outcome(pool, self._path(pool), self._depths[mine], self._budgets[mine])
             accepted[:, mine], nodes[:, mine] = found
         self.accepted.append(accepted)
         self.nodes.append(nodes)
-        return lone_roots(roots)
+
+    def taken(self) -> tuple[Tensor, Tensor]:
+        """(accepted, nodes) [n - 1, B, S] of the images played since the last call."""
+        found = torch.stack(self.accepted).cpu(), torch.stack(self.nodes).cpu()
+        self.accepted, self.nodes = [], []
+        return found
 
     def _path(self, pool: Pool) -> Tensor:
         """[B, L]: the pool entries of the image's own codes, level by level; P where the pool has none."""
@@ -84,6 +89,51 @@ class Probe:
             entry = match.int().argmax(dim=1, keepdim=True).masked_fill(~match.any(dim=1, keepdim=True), size)
             path.append(entry)
         return torch.cat(path, dim=1)
+
+
+class EagleProbe:
+    """A growth (see Growth) that drafts nothing, so that every code of an image is a root once."""
+
+    def __init__(self, tally: Tally) -> None:
+        self.tally = tally
+
+    def __call__(self, drafter: Drafter, sampling: Sampling, stem: Stem) -> DraftTree:
+        """See Growth; the stem's shapes hold what remains of each image."""
+
+        def pool(width: int) -> Pool:
+            wide = [TreeShape(shape.depth, width, shape.budget) for shape in stem.shapes]
+            limits = torch.tensor([(s.depth, s.width, s.budget) for s in wide], device=stem.roots.device)
+            return grow_pool(drafter, sampling, replace(stem, shapes=wide, limits=limits))
+
+        self.tally.note(pool, stem.bounds[1] > 0)
+        return lone_roots(stem.roots)
+
+
+class StaleProbe(JacobiProposer):
+    """Self-drafting whose drafts are wrong throughout, so that every code of an image is a root once, and
+    every position ahead is seen as the newest recorded cycle saw it."""
+
+    def __init__(self, stale: StaleCodes, tally: Tally) -> None:
+        super().__init__(stale)
+        self.tally = tally
+
+    def propose(self, shapes: Sequence[TreeShape], roots: Tensor, gumbel: Tensor, reach: int) -> DraftTree:
+        """See Proposer: one chain as deep as the deepest shape, of codes that are not the image's."""
+        depth = torch.tensor([shape.depth for shape in shapes], device=roots.device)
+        deepest = int(depth.max())
+
+        def pool(width: int) -> Pool:
+            found = self.stale.candidates(deepest, width)
+            wide = torch.full_like(depth, width)
+            return pool_of_chains(found, found.confidence, torch.zeros_like(found.codes), depth, wide)
+
+        self.tally.note(pool, deepest > 0)
+        if deepest == 0:
+            return lone_roots(roots)
+        level = torch.arange(deepest, device=roots.device).expand(len(roots), -1)
+        wrong = (self.tally.target.own_codes(level + 1) + 1) % self.tally.target.num_codes
+        chain = Pool(wrong, -level.float(), level - 1, 1 + level[0])
+        return select(chain, depth, roots, (deepest, deepest, 1))
 
 
 def outcome(pool: Pool, path: Tensor, depths: Tensor, budgets: Tensor) -> tuple[Tensor, Tensor]:
@@ -130,27 +180,31 @@ def cheapest_way(accepted: Tensor, costs: Tensor) -> list[tuple[int, int]]:
 def oracle(
     model: RecordedModel,
     dumps: Sequence[DumpedImage],
-    sampling: Sampling,
+    method: Method,
     shapes: Sequence[TreeShape],
     costs: Costs,
     slots: int,
 ) -> Iterator[Decoded]:
-    """The recorded images in their cheapest cycles with the eagle drafter, trees of `shapes` or none."""
+    """The recorded images in their cheapest cycles with the method's drafter, eagle or jacobi: trees of
+    `shapes` or none."""
     shapes = [NOTHING, *shapes]
     deepest, widest = max(s.depth for s in shapes), max(s.width for s in shapes)
-    target = model.target(slots, sampling, 1, max(dump.length for dump in dumps))
-    probe = Probe(shapes, target)
-    proposer = EagleProposer(model.drafter(target, deepest, widest), sampling, probe, slots)
-    policy = Fixed(TreeShape(deepest, 1, 1))
+    sampling = Sampling(method.temperature, method.top_k, method.top_p, method.cfg)
+    target = model.target(slots, sampling, deepest + 1, max(dump.length for dump in dumps))
+    tally = Tally(shapes, target)
+    if method.drafter == "eagle":
+        drafter = model.drafter(target, deepest, widest)
+        proposer: Proposer = EagleProposer(drafter, sampling, EagleProbe(tally), slots)
+    else:
+        proposer = StaleProbe(StaleCodes(model.grid, slots, widest, method.seed_cells, model.codebook), tally)
+    policy = Fixed(TreeShape(deepest, 1, deepest))
     rule = Coupled(Noise(model.num_codes, silent=sampling.greedy))
     for start in range(0, len(dumps), slots):
         chunk = dumps[start : start + slots]
-        requests = iter([Request(dump.name, dump, dump.seed) for dump in chunk])
-        probe.accepted, probe.nodes = [], []
-        list(speculative(target, proposer, policy, rule, requests, AS_RECORDED))
-        accepted, nodes = (torch.stack(x).cpu() for x in (probe.accepted, probe.nodes))  # [n - 1, B, S]
+        list(speculative(target, proposer, policy, rule, requests(chunk), AS_RECORDED))
+        accepted, nodes = tally.taken()
         for slot, dump in enumerate(chunk):
-            yield _image(dump, model.grid, shapes, costs, accepted[:, slot], nodes[:, slot])
+            yield _image(dump, model.grid, shapes, costs, method.drafter, accepted[:, slot], nodes[:, slot])
 
 
 def _image(
@@ -158,13 +212,15 @@ def _image(
     grid: Grid,
     shapes: Sequence[TreeShape],
     costs: Costs,
+    drafter: str,
     accepted: Tensor,
     nodes: Tensor,
 ) -> Decoded:
     """One image in its cheapest cycles; accepted and nodes [n - 1, S]."""
     levels = torch.tensor([shape.depth for shape in shapes])
     left = torch.arange(grid.size - 2, -1, -1)[:, None]  # levels that still fit below each root
-    passes = levels.minimum(left).clamp(min=1)  # as EagleProposer.calls
+    passes = levels.minimum(left)
+    passes = passes.clamp(min=1) if drafter == "eagle" else torch.zeros_like(passes)  # as Proposer.calls
     price = costs.of(1.0, passes.double(), nodes.double())
     steps, calls = [], 0
     for root, index in cheapest_way(accepted, price):

@@ -22,14 +22,13 @@ from tqdm import tqdm
 
 from adt_tree.policy import TreeShape
 from adt_tree.records import Decoded
-from adt_tree.sampling import Sampling
 from eval import arms, rules
 from eval.dumped import AS_RECORDED, DumpedImage, RecordedModel, read_dumps, requests
 from eval.errors import UserError
 from eval.method import Method, method_from
 from eval.oracle import Costs, oracle
 from eval.outputs import STEPS, read_steps, write_json
-from eval.replay_options import FIXED, ORACLE, check_used, methods, proposers, with_defaults
+from eval.replay_options import FIXED, ORACLE, bounded, check_used, methods, with_defaults
 from eval.session import circumstances, load_model
 from models.model import Model
 
@@ -121,8 +120,10 @@ def arm_rows(
         told = same_drafter if method.drafter == "eagle" else method == recorded and as_run(args.run, images)
         facts = {**_arm(method), "exact": told}
         rows.append(row(facts, images, costs, time.perf_counter() - started))
-    if args.oracle and "eagle" in proposers(args, recorded):
-        rows.append(_oracle_row(args, model, recorded, dumps, costs, slots) | {"exact": same_drafter})
+    for drafter in bounded(args, recorded):
+        method = replace(recorded, drafter=drafter, seed_cells=args.seed_cells or recorded.seed_cells)
+        exact = same_drafter and drafter == "eagle"
+        rows.append(_oracle_row(args, model, method, dumps, costs, slots) | {"exact": exact})
     return rows
 
 
@@ -211,18 +212,19 @@ def _arm(method: Method) -> dict[str, Any]:
 def _oracle_row(
     args: argparse.Namespace,
     model: Model,
-    recorded: Method,
+    method: Method,
     dumps: Sequence[DumpedImage],
     costs: Costs,
     slots: int,
 ) -> dict[str, Any]:
-    """The row of the best shape at every cell."""
+    """The row of the best shape at every cell. UserError if the dump keeps too few candidates for one."""
+    widest = TreeShape(1, max(args.oracle_widths), 1)
+    _check_width(replace(method, shape=widest, adapt=None), dumps)
     shapes = [TreeShape(*x) for x in product(args.oracle_depths, args.oracle_widths, args.budgets)]
     shapes = [shape for shape in dict.fromkeys(shapes) if shape.width <= model.num_codes]
-    law = Sampling(recorded.temperature, recorded.top_k, recorded.top_p, recorded.cfg)
     started = time.perf_counter()
-    images = list(oracle(RecordedModel(model), dumps, law, shapes, costs, slots))
-    facts = {"proposer": "eagle", "policy": ORACLE, "shape": f"{len(shapes)} shapes", "budget": None}
+    images = list(oracle(RecordedModel(model), dumps, method, shapes, costs, slots))
+    facts = {"proposer": method.drafter, "policy": ORACLE, "shape": f"{len(shapes)} shapes", "budget": None}
     return row(facts, images, costs, time.perf_counter() - started)
 
 

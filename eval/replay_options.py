@@ -17,10 +17,11 @@ from eval.parser import at_least, within
 
 FIXED, ORACLE = "fixed", "oracle"
 SHAPED_BY = (FIXED, *POLICIES)
+BOUNDED = ("eagle", "jacobi")  # whose drafts of every shape a dump tells
 OF_ORACLE = ("oracle", "oracle_depths", "oracle_widths")
 # What options are where they are not given; the parser's own defaults are None, so that given ones are known.
 DEFAULTS: dict[str, object] = {
-    "policies": SHAPED_BY, "budgets": BUDGETS, "oracle": True, "oracle_depths": (1, 2, 3, 4, 5, 6, 8),
+    "policies": SHAPED_BY, "budgets": BUDGETS, "oracle": True, "oracle_depths": (1, 2, 3, 4, 5, 6, 8, 12, 16),
     "oracle_widths": (1, 2, 4, 8), "level_cost": LEVEL_COST, "node_cost": NODE_COST,
 }  # fmt: skip
 WITH_RULES = (
@@ -120,12 +121,14 @@ def _add_arm_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_oracle_arguments(parser: argparse.ArgumentParser) -> None:
     """The best shape at every cell, known only afterwards."""
     group = parser.add_argument_group(
-        "oracle", "The least cost of an image with the eagle drafter, were the best shape at each cell known."
+        "oracle",
+        "The least cost of an image, were the best shape at each cell known; exact with eagle, with jacobi "
+        "for the laws ahead that the run saw.",
     )
     group.add_argument(
         "--oracle",
         action=argparse.BooleanOptionalAction,
-        help="add its row (default: where eagle is replayed)",
+        help="add its rows (default: where eagle or jacobi is replayed)",
     )
     group.add_argument(
         "--oracle_depths",
@@ -168,11 +171,13 @@ def check_used(args: argparse.Namespace, recorded: Method) -> None:
         raise UserError(f"--adt_policy {args.adt_policy}: choose --policies {args.adt_policy}")
     drafters, policies = proposers(args, recorded), args.policies or SHAPED_BY
     chosen = [_name(drafter, policy) for drafter, policy in product(drafters, policies)]
-    if "eagle" in drafters and args.oracle is not False:
-        chosen.append(_name("eagle", ORACLE))
+    if args.oracle is not False:
+        chosen += [_name(drafter, ORACLE) for drafter in drafters if drafter in BOUNDED]
+    told = _possible(recorded)
+    limits = [(drafter, ORACLE) for drafter in told if drafter in BOUNDED]
     idle = {
         _name(drafter, policy): _unused(args, recorded, drafter, policy)
-        for drafter, policy in (*product(_possible(recorded), SHAPED_BY), ("eagle", ORACLE))
+        for drafter, policy in (*product(told, SHAPED_BY), *limits)
     }
     asked = f"--proposers {' '.join(drafters)} --policies {' '.join(policies)}"
     refuse_idle(args, idle, chosen, asked, plain=_name("eagle", FIXED))
@@ -190,12 +195,11 @@ def _unused(args: argparse.Namespace, recorded: Method, drafter: str, policy: st
         "static_tree": False, "lantern": False, "verify": "coupled", "rules": "fixed",
     }  # fmt: skip
     found = unused(argparse.Namespace(**{**vars(args), **like}))
-    if policy == ORACLE:
-        return found | dict.fromkeys(("depth", "draft_top_k"), "the oracle's are --oracle_depths and _widths")
-    found |= dict.fromkeys(OF_ORACLE, "it needs --proposers eagle")
     if drafter == "jacobi":
         found["level_cost"] = "self-drafting runs no drafter pass"
-    return found
+    if policy == ORACLE:
+        return found | dict.fromkeys(("depth", "draft_top_k"), "the oracle's are --oracle_depths and _widths")
+    return found | dict.fromkeys(OF_ORACLE, "it needs --proposers eagle or jacobi")
 
 
 def with_defaults(args: argparse.Namespace) -> argparse.Namespace:
@@ -220,6 +224,11 @@ def proposers(args: argparse.Namespace, recorded: Method) -> list[str]:
                 "with --drafter_type jacobi or hybrid"
             )
     return [name for name in DRAFTERS if name in chosen]
+
+
+def bounded(args: argparse.Namespace, recorded: Method) -> list[str]:
+    """The proposers that get an oracle's row. args: with_defaults."""
+    return [name for name in proposers(args, recorded) if args.oracle and name in BOUNDED]
 
 
 def methods(args: argparse.Namespace, recorded: Method) -> Iterator[Method]:

@@ -59,6 +59,9 @@ class PackedMLP(nn.Module):
 class RowNorm(nn.Module):
     """See nn.RMSNorm, which takes seven small steps on a CPU where these are five."""
 
+    weight: Tensor
+    eps: Tensor
+
     def __init__(self, norm: nn.RMSNorm) -> None:
         super().__init__()
         self.register_buffer("weight", norm.weight)

@@ -110,11 +110,13 @@ def test_only_what_the_run_vouches_for_is_exact(
     assert generate("d", *made.split(), "--dump", "9")[0] == 0
 
     def marks(*words: str) -> dict[str, bool]:
-        status, result, err = replay("d", *asked.split(), *words)
+        grid = "--oracle_depths 3 --oracle_widths 2"
+        status, result, err = replay("d", *asked.split(), *grid.split(), *words)
         assert status == 0, err
         return {f"{row['proposer']} {row['policy']}": row["exact"] for row in result["results"]}
 
-    right = {"eagle fixed": True, "jacobi fixed": False, "hybrid fixed": True, "eagle oracle": True}
+    right = {"eagle fixed": True, "jacobi fixed": False, "hybrid fixed": True}
+    right |= {"eagle oracle": True, "jacobi oracle": False}
     assert marks() == marks("--num_images", "2") == right
     assert not any(marks("--drafter_path", str(tmp_path / "other")).values())
     path = tmp_path / "d" / "steps.jsonl"
@@ -235,11 +237,12 @@ def test_a_full_disk_leaves_no_finished_image_without_its_dump(
     )
 
 
-def test_the_oracle_bounds_every_shape_of_its_grid(generate: Run, replay: Run) -> None:
-    assert generate("d", *SMALL.split(), "--dump", "9")[0] == 0
+@pytest.mark.parametrize(("made", "asked"), [(SMALL, "eagle --level_cost 0.2"), (JACOBI, "jacobi")])
+def test_the_oracle_bounds_every_shape_of_its_grid(generate: Run, replay: Run, made: str, asked: str) -> None:
+    assert generate("d", *made.split(), "--dump", "9")[0] == 0
     words = "--policies fixed --depth 1 3 --draft_top_k 2 4 --budgets 2 12"
     grid = "--oracle_depths 1 3 --oracle_widths 2 4"
-    costs = "--level_cost 0.2 --node_cost 0.05"
+    costs = f"--node_cost 0.05 --proposers {asked}"
     status, result, err = replay("d", *words.split(), *grid.split(), *costs.split())
     assert status == 0, err
     *fixed, best = result["results"]
@@ -247,11 +250,15 @@ def test_the_oracle_bounds_every_shape_of_its_grid(generate: Run, replay: Run) -
     assert best["SR"] > max(row["SR"] for row in fixed)
 
 
+@pytest.mark.parametrize(
+    ("made", "asked"),
+    [
+        (SMALL, "--proposers eagle --budgets 6 --oracle_depths 3 --oracle_widths 2 --level_cost 0"),
+        (JACOBI, "--proposers jacobi --budgets 6 --oracle_depths 3 --oracle_widths 2"),
+    ],
+)
 def test_the_oracle_sees_the_tree_that_would_have_grown(
-    generate: Run,
-    tmp_path: Path,
-    replay: Run,
-    monkeypatch: pytest.MonkeyPatch,
+    generate: Run, tmp_path: Path, replay: Run, monkeypatch: pytest.MonkeyPatch, made: str, asked: str
 ) -> None:
     """At every root the live run visited, what was accepted there and how many nodes were drafted."""
     tables: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -261,9 +268,8 @@ def test_the_oracle_sees_the_tree_that_would_have_grown(
         return cheapest_way(accepted, costs)
 
     monkeypatch.setattr("eval.oracle.cheapest_way", listen)
-    assert generate("d", *SMALL.split(), "--dump", "9", "--batch_size", "2")[0] == 0
-    words = "--policies fixed --budgets 6 --oracle_depths 3 --oracle_widths 2 --level_cost 0 --node_cost 1"
-    assert replay("d", *words.split())[0] == 0
+    assert generate("d", *made.split(), "--dump", "9", "--batch_size", "2")[0] == 0
+    assert replay("d", *asked.split(), "--policies", "fixed", "--node_cost", "1")[0] == 0
     steps = [json.loads(line) for line in (tmp_path / "d" / "steps.jsonl").read_text().splitlines()]
     assert len(tables) == 5 and steps
     for step in steps:
@@ -360,10 +366,10 @@ def test_rules(generate: Run, replay: Run, choices: str) -> None:
         (SMALL, "--policies prior --depth 3", "add one that does: eagle fixed"),
         (SMALL, "--adt_policy prior", "choose --policies prior"),
         (SMALL, "--seed_cells left", "--seed_cells"),
-        (SMALL, "--no-oracle --oracle_depths 1 2 3 4 5 6 8", "add one that does: eagle oracle"),
+        (SMALL, "--no-oracle --oracle_depths 1 2 3 4 5 6 8 12 16", "add one that does: eagle oracle"),
         (JACOBI, "--proposers jacobi --drafter_path D", "--drafter_path D: no chosen arm uses it"),
         (JACOBI, "--proposers jacobi --level_cost 0.06", "--level_cost 0.06: no chosen arm uses it"),
-        (JACOBI, "--proposers jacobi --oracle", "add one that does: eagle oracle"),
+        (JACOBI, "--proposers hybrid --oracle", "add one that does: eagle oracle, jacobi oracle"),
     ],
 )
 def test_options_that_would_do_nothing_are_refused(
