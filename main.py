@@ -6,6 +6,7 @@ Exit status: 0 done, 1 a fault of ours, 2 something for the user to put right, 1
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -79,5 +80,11 @@ def main(argv: Sequence[str]) -> int:
     return status
 
 
+def _stop(number: int, frame: object) -> None:
+    """SIGTERM, which schedulers and launchers send first, ends a command as Ctrl-C does."""
+    raise KeyboardInterrupt
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _stop)
     sys.exit(main(sys.argv[1:]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from pathlib import Path
 
 from eval.options import add_model_arguments
@@ -38,6 +37,7 @@ def run(args: argparse.Namespace) -> None:
     from adt_tree.relax import nearest_table
     from eval.errors import UserError
     from eval.session import load_undrawn
+    from models.files import replacing
 
     model = load_undrawn(args)
     codes = model.num_codes
@@ -47,8 +47,6 @@ def run(args: argparse.Namespace) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"top_{codes - 1}_indices.npy"
     table = nearest_table(model.codebook, codes - 1).to("cpu").numpy().astype(np.uint16)
-    part = path.with_name(f".{path.name}")
-    with part.open("wb") as stream:
+    with replacing(path) as part, part.open("wb") as stream:
         np.save(stream, table, allow_pickle=False)
-    os.replace(part, path)
     print(json.dumps({"table": str(path), "codes": codes, "bytes": path.stat().st_size}))

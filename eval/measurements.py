@@ -13,6 +13,7 @@ from adt_tree.records import Decoded, Step
 from eval.claims import keep_alone
 from eval.errors import UserError
 from eval.outputs import claim, write_atomic
+from models.files import append_line
 
 Key = tuple[str, float]  # arm, temperature
 FREE = ("output_dir", "config", "debug", "profile", "top")  # options that change no measurement
@@ -122,8 +123,7 @@ class Measurements:
                 "images": images,
             }
         )
-        with self.path.open("a", encoding="utf-8") as stream:
-            stream.write(line + "\n")
+        append_line(self.path, line)
         self.added += 1
         fresh = _Batch(self._run, self._started, {}, {})
         batch = self._batches.setdefault(tuple(names), fresh)

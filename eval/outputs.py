@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import re
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -20,6 +18,7 @@ from adt_tree.records import Decoded
 from eval.claims import Claims, alone
 from eval.errors import UserError
 from eval.prompts import Prompt
+from models.files import replacing
 
 MOST_NAME = 100  # characters of a file name that come from the prompt's name
 DUMP = "dump"  # the folder of a run's dumps
@@ -37,18 +36,9 @@ def file_name(name: str) -> str:
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Write beside and rename: a reader sees the old file or the new one. OSError names the path."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(data)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException as error:
-        Path(temporary).unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise OSError(error.errno, error.strerror, str(path)) from error
-        raise
+    """Write a whole file or nothing. OSError names the path."""
+    with replacing(path) as part:
+        part.write_bytes(data)
 
 
 def write_json(path: Path, content: object) -> None:

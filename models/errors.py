@@ -16,6 +16,6 @@ class CheckpointError(ValueError):
         self.faults = list(faults) or [message]
 
 
-def reason(error: Exception) -> str:
+def reason(error: BaseException) -> str:
     """An exception's first line, or its name."""
     return str(error).splitlines()[0].strip("'\"") if str(error) else type(error).__name__

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from models.checkpoint import read_fields
 from models.drafter import CHAMELEON, DrafterNet, Layout
 from models.errors import CheckpointError, reason
+from models.files import replacing
 from models.llamagen import STAGES
 from models.llamagen_files import drafter_layout
 from models.model import Model
@@ -93,6 +94,7 @@ def write_drafter(folder: Path, fields: Mapping[str, Any], state: Mapping[str, T
     layout = layout_of(model)
     theirs = layout.to_published(state, layout.config(fields))
     weights = {name: tensor.detach().bfloat16().cpu().contiguous() for name, tensor in theirs.items()}
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "model.safetensors").chmod(0o644)
-    (folder / "config.json").write_text(json.dumps(dict(fields), indent=1) + "\n", encoding="utf-8")
+    with replacing(folder / "model.safetensors") as part:
+        save_file(weights, part, metadata={"format": "pt"})
+    with replacing(folder / "config.json") as part:
+        part.write_text(json.dumps(dict(fields), indent=1) + "\n", encoding="utf-8")

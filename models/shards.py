@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from models.errors import CheckpointError, reason
+from models.files import replacing
 from models.model import Model
 
 INDEX = "index.json"
@@ -89,15 +89,12 @@ class ShardWriter:
         for row, image in enumerate(images):
             for branch, features in enumerate(image.features):
                 tensors[f"features.{row}.{branch}"] = features.detach().cpu().contiguous()
-        part = self.root / f".{file}"
-        save_file(tensors, part)
-        part.chmod(0o644)
-        os.replace(part, self.root / file)
+        with replacing(self.root / file) as part:
+            save_file(tensors, part)
         listed = [{"name": image.name, "prompt": image.text, "seed": image.seed} for image in images]
         shards.append({"file": file, "images": listed})
-        part = self.root / f".{INDEX}"
-        part.write_text(json.dumps(self._index, ensure_ascii=False) + "\n", encoding="utf-8")
-        os.replace(part, self.root / INDEX)
+        with replacing(self.root / INDEX) as part:
+            part.write_text(json.dumps(self._index, ensure_ascii=False) + "\n", encoding="utf-8")
         self._buffer = []
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,6 @@ from safetensors.torch import load_file, save_file
 
 import main
 from adt_tree import decode
-from eval import outputs
 from eval.outputs import RunFolder
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -66,21 +67,56 @@ def images(folder: Path) -> dict[str, bytes]:
 def test_a_disk_that_fills_up(generate: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "o"
     with monkeypatch.context() as patch:
-        real = outputs.os.fdopen
+        real = Path.write_bytes
 
-        def filling(handle: int, mode: str) -> Any:
+        def filling(path: Path, data: bytes) -> int:
             if (folder / "img" / "0.png").exists() and (folder / "queue" / "0.json").exists():
-                outputs.os.close(handle)
                 raise OSError(28, "No space left on device")
-            return real(handle, mode)
+            return real(path, data)
 
-        patch.setattr("eval.outputs.os.fdopen", filling)
+        patch.setattr(Path, "write_bytes", filling)
         status, err = generate()
     assert status == 2 and "No space left on device: " in err
     assert list(images(folder)) == ["0.png"] and not list(folder.rglob(".*.??????*"))
     first = images(folder)["0.png"]
     assert generate()[0] == 0
     assert images(folder)["0.png"] == first and len(kept(folder)) == 3
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """Let the system refuse what is written beyond so many bytes, as it does on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_disk_that_fills_up_while_a_drafter_is_made(
+    tiny_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts, data, run = tmp_path / "p.txt", tmp_path / "data", tmp_path / "run"
+    prompts.write_text("\n".join(TEXTS))
+    model = ["--model_path", str(tiny_checkpoint), "--precision", "fp32", "--device", "cpu"]
+    draw = ["generate_train_data", *model, "--prompt", str(prompts), "--output_dir", str(data), "--features"]
+    train = ["train_drafter", *model, "--data_dir", str(data), "--save_dir", str(run), "--bs", "2"]
+    for words, size, file, steps in (
+        (draw, 100, data / "data_00000.safetensors", ()),
+        (train, 1_000, run / ".state_0.part" / "model.safetensors", ("--max_steps", "0")),
+        (train, 100_000, run / ".state_1.part" / "trainer.pt", ("--max_steps", "1")),
+    ):
+        before = sorted(tmp_path.rglob("*"))
+        with files_of_at_most(size):
+            assert main.main([*words, *steps]) == 2
+        err = capsys.readouterr().err.strip().splitlines()[-1]
+        assert err.startswith("error: ") and str(file) in err and "oo large" in err
+        made = {*tmp_path.rglob("*")} - {*before}
+        assert all(path.is_dir() or path.name == "log.jsonl" for path in made), made
+        assert main.main([*words, *steps]) == 0
+        capsys.readouterr()
+    assert len((run / "log.jsonl").read_text().splitlines()) == 2
 
 
 def test_logits_that_are_no_numbers(generate: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +235,10 @@ def test_two_runs_in_one_folder(generate: Run, tiny_checkpoint: Path, tmp_path: 
     assert status == 2 and "cfg = 3.0, now it is 2.0" in err
 
 
-def test_interrupt_by_the_keyboard(tiny_checkpoint: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_interrupt_by_the_keyboard_or_a_scheduler(
+    sent: signal.Signals, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
     prompts = tmp_path / "many.txt"
     prompts.write_text("\n".join(f"prompt {number}" for number in range(400)))
     words = command(tiny_checkpoint, prompts, tmp_path / "o")
@@ -210,7 +249,7 @@ def test_interrupt_by_the_keyboard(tiny_checkpoint: Path, tmp_path: Path) -> Non
     while not list((tmp_path / "o").glob("queue/*.json")):
         time.sleep(0.02)
         assert run.poll() is None
-    run.send_signal(signal.SIGINT)
+    run.send_signal(sent)
     out, err = run.communicate(timeout=100)
     assert run.returncode == 130 and out == ""
     assert len(err.splitlines()) == 1 and "the same command goes on from there" in err

@@ -16,10 +16,13 @@ from typing import Any
 
 import torch
 
+from models.files import replacing
 from training.errors import StageError
+from training.loop import append_jsonl, save_checkpoint
 
 TRAINER = "trainer.pt"
 LOG = "log.jsonl"
+EVENTS = "events"  # TensorBoard's, where it is installed
 
 
 def states(root: Path) -> list[Path]:
@@ -29,20 +32,25 @@ def states(root: Path) -> list[Path]:
 
 
 def discard(root: Path) -> None:
-    """Remove every state and the log, and nothing else."""
+    """Remove every state, the log and the events, and nothing else."""
     for path in states(root):
         shutil.rmtree(path)
+    shutil.rmtree(root / EVENTS, ignore_errors=True)
     (root / LOG).unlink(missing_ok=True)
 
 
 def save(root: Path, epoch: int, payload: Mapping[str, Any], write: Callable[[Path], None]) -> Path:
-    """Make state_EPOCH; write puts the drafter into the folder it is given."""
+    """Make state_EPOCH; write puts the drafter into the folder it is given. What fails leaves the others."""
     home, part = root / f"state_{epoch}", root / f".state_{epoch}.part"
     for stale in (part, root / f".state_{epoch}.old"):
         shutil.rmtree(stale, ignore_errors=True)
     part.mkdir(parents=True)
-    write(part)
-    torch.save(dict(payload), part / TRAINER)
+    try:
+        write(part)
+        save_checkpoint(part / TRAINER, dict(payload))
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
     if home.exists():
         os.replace(home, root / f".state_{epoch}.old")
     os.replace(part, home)
@@ -54,12 +62,13 @@ def save(root: Path, epoch: int, payload: Mapping[str, Any], write: Callable[[Pa
 
 
 def resume(root: Path, determines: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The newest payload, on the CPU; None if there is none. The log loses what came after it.
+    """The newest payload, on the CPU; None if there is none. The log loses what came after it, or all.
 
     StageError if it was trained otherwise (determines), or cannot be read.
     """
     kept = [path for path in states(root) if (path / TRAINER).is_file()]
     if not kept:
+        _cut(root / LOG, -1)  # of a run that stopped before its first state
         return None
     path = kept[-1] / TRAINER
     try:
@@ -90,15 +99,15 @@ def _cut(path: Path, step: int) -> None:
             continue
         if row.get("step", 0) <= step:
             kept.append(line + "\n")
-    part = path.with_suffix(".part")
-    part.write_text("".join(kept), encoding="utf-8")
-    os.replace(part, path)
+    with replacing(path) as part:
+        part.write_text("".join(kept), encoding="utf-8")
 
 
 class Log:
     """log.jsonl, and TensorBoard's events where it is installed."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, step: int) -> None:
+        """step: where this run goes on; what a former one showed of later steps is hidden."""
         root.mkdir(parents=True, exist_ok=True)
         self.path = root / LOG
         try:
@@ -106,12 +115,11 @@ class Log:
         except ImportError:
             self.board: Any = None
         else:
-            self.board = SummaryWriter(str(root / "events"))
+            self.board = SummaryWriter(str(root / EVENTS), purge_step=step + 1)
 
     def add(self, step: int, row: Mapping[str, Any]) -> None:
         """One row; numbers and lists of numbers become TensorBoard's scalars."""
-        with self.path.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps({"step": step, **row}) + "\n")
+        append_jsonl(self.path, {"step": step, **row})
         if self.board is None:
             return
         for name, value in row.items():

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from models.chameleon import to_chameleon
+from models.files import replacing
 from models.transformer import DecoderConfig
 from training.bpe import Layout, image_token
 from training.data import sha256
@@ -80,7 +81,8 @@ def write_shards(state: dict[str, Tensor], folder: Path) -> list[Path]:
         f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))
     ]  # fmt: skip
     for name, shard in zip(names, shards, strict=True):
-        save_file(shard, folder / name, metadata={"format": "pt"})
+        with replacing(folder / name) as part:
+            save_file(shard, part, metadata={"format": "pt"})
     if len(shards) > 1:
         index = {
             "metadata": {"total_size": sum(tensor.nbytes for tensor in state.values())},

@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 
+from models.files import append_line, replacing
 from training.errors import StageError
 
 
@@ -68,17 +70,15 @@ def cosine(fraction: float, warmup: float = 0.02) -> float:
     return 0.5 * (1 + math.cos(math.pi * (fraction - warmup) / (1 - warmup)))
 
 
-def append_jsonl(path: Path, row: dict[str, float | int | str]) -> None:
-    """Add one line."""
-    with path.open("a") as stream:
-        stream.write(json.dumps(row) + "\n")
+def append_jsonl(path: Path, row: Mapping[str, Any]) -> None:
+    """Add one line. OSError names the path."""
+    append_line(path, json.dumps(row))
 
 
 def save_checkpoint(path: Path, payload: dict) -> None:
-    """Write by torch.save, then rename: a killed run never leaves half a file."""
-    part = path.with_suffix(".part")
-    torch.save(payload, part)
-    os.replace(part, path)
+    """Write a whole checkpoint or nothing. OSError names the path."""
+    with replacing(path) as part, part.open("wb") as stream:
+        torch.save(payload, stream)
 
 
 def load_checkpoint(path: Path) -> dict | None:

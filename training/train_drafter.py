@@ -304,7 +304,7 @@ def loop(trainer: Trainer, course: Course, determines: dict[str, Any], root: Pat
     """Steps until the end; the main process alone measures and writes."""
     args, accelerator = trainer.args, trainer.accelerator
     main, first, losses = accelerator.is_main_process, course.step, list[float]()
-    log = drafter_states.Log(root) if main else None
+    log = drafter_states.Log(root, first) if main else None
     fraction = _shared(course.fraction(), accelerator)
     row: dict[str, Any] = {}
     with tqdm(desc="drafter", unit="step", initial=first, disable=None if main else True) as bar:
