@@ -11,15 +11,12 @@ from typing import Any
 
 from eval import figures, page, paper, quality_curve
 from eval.errors import UserError
-from eval.outputs import file_name, make_folder, read_statistics, write_atomic
+from eval.metrics.scores import SCORES
+from eval.metrics.scores import read as read_scores
+from eval.outputs import file_name, make_folder, read_statistics, tau_of, write_atomic
 from eval.report import STORED, grid, read_result, source
 
-ACCEPTANCE, SCORES, QUALITY = "acceptance", "scores.json", "table3_quality.json"
-QUALITY_COLUMNS = {  # of quality_curve's rows: heading and digits
-    "arm": ("arm", None), "delta": ("delta", 2), "k": ("k", 0), "tau": ("tau", 2),
-    "same_images": ("images = AR", 2), "same_pixels": ("pixels = AR", 2),
-    "fd_same_seed": ("FD, same seed", 1), "fd_other_seeds": ("FD, other seeds", 1),
-}  # fmt: skip
+ACCEPTANCE = "acceptance"
 MOST_ROWS, MOST_MAPS = 16, 4  # prompts shown, heatmaps a run
 
 
@@ -45,12 +42,13 @@ def write_page(args: argparse.Namespace) -> None:
     for name in args.results:
         path, before = Path(name), len(tables) + len(runs) + len(others)
         if path.is_file() or not path.exists():
-            (others if path.name == QUALITY else tables).append(path)
+            (others if path.name == quality_curve.RESULT else tables).append(path)
             continue
         tables += [path / part for part in STORED if (path / part).is_file()]
         if any(path.glob("global_statistics_*.json")):
             runs.append(path)
-        others += [path / part for part in (f"{ACCEPTANCE}.json", SCORES, QUALITY) if (path / part).is_file()]
+        shown = (f"{ACCEPTANCE}.json", SCORES, quality_curve.RESULT)
+        others += [path / part for part in shown if (path / part).is_file()]
         if before == len(tables) + len(runs) + len(others):
             raise UserError(
                 f"{path}: it holds no results; give a JSON file or a folder of bench, sweep, budget, "
@@ -59,11 +57,14 @@ def write_page(args: argparse.Namespace) -> None:
     sections = [_speed(path, args, target) for path in tables]
     if runs:
         sections += _images([_run(path, runs) for path in runs])
+    scored = [path for path in others if path.name == SCORES]
+    if scored:
+        sections.append(_scores(scored))
     for path in others:
-        if path.name == QUALITY:
+        if path.name == quality_curve.RESULT:
             sections.append(_quality(path, target))
-        else:
-            sections.append(_scores(path) if path.name == SCORES else _acceptance(path))
+        elif path.name != SCORES:
+            sections.append(_acceptance(path))
     write_atomic(target, page.document("ADT-Tree: results", sections).encode())
     print(f"{target}: {len(sections)} sections")
 
@@ -124,15 +125,13 @@ def _images(runs: Sequence[Run]) -> list[str]:
 
 
 def _means(run: Run) -> list[str]:
-    """Means over a run's images; tau weighs every target call alike."""
+    """Means over a run's images; tau over target calls."""
     entries = list(run.images.values())
-    calls = sum(entry["target_calls"] for entry in entries)
-    tau = sum(entry["acceptance_length"] * entry["target_calls"] for entry in entries) / max(calls, 1)
     keys = {"mean_depth": 2, "mean_nodes": 1, "target_calls": 1, "drafter_calls": 1, "latency": 2}
     means = [
         f"{sum(entry[key] for entry in entries) / len(entries):.{digits}f}" for key, digits in keys.items()
     ]
-    return [str(len(entries)), f"{tau:.2f}", *means]
+    return [str(len(entries)), f"{tau_of(entries):.2f}", *means]
 
 
 def _below(run: Run, first: Run, name: str) -> str:
@@ -147,7 +146,7 @@ def _below(run: Run, first: Run, name: str) -> str:
 def _acceptance(path: Path) -> str:
     """The maps of a run by cell."""
     rows = [["run", "images", "codes a target call", "correlation with top-1 probability"]]
-    for row in _stored(path, dict)[ACCEPTANCE]:
+    for row in _stored(path)[ACCEPTANCE]:
         link = row["correlation"]
         rows.append(
             [
@@ -163,39 +162,35 @@ def _acceptance(path: Path) -> str:
 
 def _quality(path: Path, target: Path) -> str:
     """What relaxed acceptance costs in images for its speed, beside plain decoding at other seeds."""
-    result = _stored(path, dict)
+    result = quality_curve.read_result(path)
     plot = target.with_name(f"{target.stem}_{path.stem}.png")
     figures.quality(result["results"], plot)
-    rows = [[heading for heading, _ in QUALITY_COLUMNS.values()]]
-    rows += [
-        [_cell(row[key], digits) for key, (_, digits) in QUALITY_COLUMNS.items()] for row in result["results"]
-    ]
-    told = page.note(quality_curve.source(result))
-    return page.section(
-        "Quality against speed", page.picture(plot, "EffNet-FD by tau"), page.table(rows), told
-    )
+    cells, told = page.table(quality_curve.grid(result["results"])), page.note(quality_curve.source(result))
+    return page.section("Quality against speed", page.picture(plot, "EffNet-FD by tau"), cells, told)
 
 
-def _cell(value: str | float | None, digits: int | None) -> str:
-    """A figure, a name, or nothing."""
-    return "" if value is None else str(value) if digits is None else f"{value:.{digits}f}"
+def _scores(paths: Sequence[Path]) -> str:
+    """What the metrics say of the runs' images: a row a run, the newest value of each score."""
+    folders, found, told = [path.parent for path in paths], list[dict[str, float]](), dict[str, None]()
+    for path in paths:
+        newest = {name: entry for entry in read_scores(path) for name in entry["scores"]}
+        found.append({name: entry["scores"][name] for name, entry in newest.items()})
+        told |= {
+            f"`{entry['line']}`, commit {entry['commit']}, {entry['date']}": None for entry in newest.values()
+        }
+    names = list(dict.fromkeys(name for own in found for name in own))
+    rows = [["run", *names]]
+    for folder, own in zip(folders, found, strict=True):
+        rows.append([_label(folder, folders), *(f"{own[name]:.5g}" if name in own else "" for name in names)])
+    return page.section("Scores", page.table(rows), *map(page.note, told))
 
 
-def _scores(path: Path) -> str:
-    """What the metrics say of a run's images, one line an entry."""
-    rows = [["line", "score", "value"]]
-    for entry in _stored(path, list):
-        line = str(entry.get("line", ""))
-        rows += [[line, name, f"{value:.5g}"] for name, value in entry["scores"].items()]
-    return page.section(f"Scores: {path.parent.name}", page.table(rows))
-
-
-def _stored(path: Path, kind: type) -> Any:
-    """A stored JSON document. UserError if it is damaged."""
+def _stored(path: Path) -> dict[str, Any]:
+    """A stored JSON object. UserError if it is damaged."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise UserError(f"{path} is damaged ({error}): make it again") from None
-    if not isinstance(content, kind):
+    if not isinstance(content, dict):
         raise UserError(f"{path} is damaged: make it again")
     return content

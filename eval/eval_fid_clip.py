@@ -62,7 +62,9 @@ def run(args: argparse.Namespace) -> None:
     prompts = pictures.prompts_of(fake, args.caption_path, "--caption_path")
     images = pictures.images_in(fake, "--fake_dir")
     pairs = pictures.pair(images, prompts, args.how_many, "--how_many")
-    real = pictures.reference_images(args.ref_dir, args.ref_how_many) if args.ref_dir else []
+    real = (
+        pictures.reference_images(args.ref_dir, args.ref_how_many, "--ref_how_many") if args.ref_dir else []
+    )
     clip_place = args.clip_path or CLIP_OF[args.clip_model4eval]
     clip = load_clip(clip_files(clip_place, "--clip_path"), "--clip_path", True, device)
     weights = {"clip": clip.digest}

@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> None:
     if fake is not None:
         scores.place(args, fake)
     fakes = pictures.unpaired(fake, args.num_samples, ("--fake_dir", "--num_samples")) if fake else []
-    reals = [] if known else pictures.reference_images(args.ref_dir, args.num_samples)
+    reals = [] if known else pictures.reference_images(args.ref_dir, args.num_samples, "--num_samples")
     device = torch.device(pick_device(args.device))
     net = VGG(weights_file(args.vgg_path, "--vgg_path"), device)
     if known:

@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> None:
     fake, device = Path(args.fake_dir), torch.device(pick_device(args.device))
     scores.place(args, fake)
     fakes = pictures.unpaired(fake, args.how_many, ("--fake_dir", "--how_many"))
-    reals = pictures.reference_images(args.ref_dir, args.ref_how_many) if wanted else []
+    reals = pictures.reference_images(args.ref_dir, args.ref_how_many, "--ref_how_many") if wanted else []
     values: dict[str, float] = {}
     weights: dict[str, str] = {}
     for names, compute in (

@@ -24,7 +24,7 @@ from eval.dump import Recorder, dump_bytes
 from eval.errors import UserError
 from eval.method import Method, method_from
 from eval.options import DEFAULT_END
-from eval.outputs import RunFolder, read_steps
+from eval.outputs import RunFolder, read_steps, tau_of
 from eval.prompts import Prompt, held_out_texts, load_prompts
 from eval.session import load_model, make_requests, synchronise
 from models.model import Model
@@ -187,18 +187,15 @@ def _draw(
 
 
 def summarise(entries: dict[str, dict[str, Any]], skipped: int, wall: float) -> dict[str, Any]:
-    """Means over images; tau weighs every target call alike."""
-    count, calls = len(entries), sum(entry["target_calls"] for entry in entries.values())
+    """Means over images; tau over target calls."""
+    count = len(entries)
 
     def mean(key: str) -> float:
         return sum(entry[key] for entry in entries.values()) / count
 
     made = count - skipped
-    tau = sum(entry["acceptance_length"] * entry["target_calls"] for entry in entries.values()) / max(
-        calls, 1
-    )
     return {
-        "images": count, "skipped": skipped, "tau": round(tau, 4),
+        "images": count, "skipped": skipped, "tau": round(tau_of(entries.values()), 4),
         "target_calls": round(mean("target_calls"), 2),
         "drafter_calls": round(mean("drafter_calls"), 2), "mean_depth": round(mean("mean_depth"), 3),
         "mean_nodes": round(mean("mean_nodes"), 3), "latency_s": round(mean("latency"), 4),

@@ -6,7 +6,7 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -105,6 +105,12 @@ def read_statistics(root: Path) -> list[dict[str, dict[str, Any]]]:
     if not paths:
         raise UserError(f"{root}: it holds no global_statistics_*.json; give a folder of generate_images")
     return [_read_entries(path) for path in paths]
+
+
+def tau_of(entries: Collection[Mapping[str, Any]]) -> float:
+    """Codes a target call over the images of these statistics: every call counts alike, not every image."""
+    calls = sum(entry["target_calls"] for entry in entries)
+    return sum(entry["acceptance_length"] * entry["target_calls"] for entry in entries) / max(calls, 1)
 
 
 def claim(path: Path, made: str, determines: Mapping[str, Any], options: Mapping[str, Any]) -> None:

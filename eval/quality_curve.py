@@ -14,13 +14,19 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eval import markdown
 from eval.errors import UserError
 from eval.metric_options import add_running
+from eval.outputs import tau_of, write_json
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 LAW = ("model", "weights", "temperature", "top_k", "top_p", "cfg", "precision")  # what all runs must share
+RESULT = "table3_quality.json"
+HEADINGS = (
+    "arm", "delta", "k", "tau", "= AR", "pixels = AR", "FD, same seed", "FD, other seeds", "KID x 1000",
+)  # fmt: skip
 YARDSTICK = "plain decoding, another seed"
 
 
@@ -52,10 +58,8 @@ class Run:
 
     @property
     def tau(self) -> float:
-        """Codes a target call, every call alike."""
-        calls = sum(entry["target_calls"] for entry in self.entries.values())
-        codes = sum(e["acceptance_length"] * e["target_calls"] for e in self.entries.values())
-        return codes / max(calls, 1)
+        """Codes a target call."""
+        return tau_of(self.entries.values())
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,12 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output_dir",
         default="runs/quality",
         metavar="DIR",
-        help="for table3_quality.json and quality_speed.png",
-    )
-    group.add_argument(
-        "--into",
-        metavar="FILE",
-        help="document to update between <!-- table3_quality:start --> and <!-- table3_quality:end -->",
+        help=f"for {RESULT} and quality_speed.png",
     )
     add_running(group, batch_size=32)
 
@@ -95,8 +94,6 @@ def run(args: argparse.Namespace) -> None:
     from eval.figures import quality
     from eval.metrics.effnet import EffNet
     from eval.metrics.sets import effnet_features
-    from eval.outputs import write_json
-    from eval.report import insert
     from eval.session import environment, pick_device
 
     base, others, arms = read_run(args.base), [*map(read_run, args.others)], [*map(read_run, args.arms)]
@@ -118,13 +115,20 @@ def run(args: argparse.Namespace) -> None:
         "weights": {"effnet": net.digest},
         "results": rows,
     }
-    write_json(output / "table3_quality.json", result)
+    write_json(output / RESULT, result)
     quality(rows, output / "quality_speed.png")
-    text = f"{table(rows)}\n\n{source(result)}"
-    if args.into is not None:
-        insert(Path(args.into), "table3_quality", text)
-    print(text)
+    print(text_of(result))
     print(json.dumps(result))
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """A stored table. UserError if it is damaged."""
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+        text_of(result)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UserError(f"{path} is damaged ({error!r}): make it again by quality_curve") from None
+    return result
 
 
 def read_run(name: str) -> Run:
@@ -223,23 +227,18 @@ def source(result: Mapping[str, Any]) -> str:
     )
 
 
-def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows in Markdown."""
-    head = (
-        "arm",
-        "delta",
-        "k",
-        "tau",
-        "= AR",
-        "pixels = AR",
-        "FD, same seed",
-        "FD, other seeds",
-        "KID x 1000",
-    )
-    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
+def grid(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """The cells of the table, headings first."""
+    cells = [list(HEADINGS)]
     for row in rows:
-        delta = " | " if row["delta"] is None else f"{row['delta']:g} | {row['k']}"
-        shares = f"{row['same_images']:.0%} | {row['same_pixels']:.1%}"
-        distances = f"{row['fd_same_seed']:.2f} | {row['fd_other_seeds']:.2f} | {row['kid_other_seeds']:.1f}"
-        lines.append(f"| {row['arm']} | {delta} | {row['tau']:.2f} | {shares} | {distances} |")
-    return "\n".join(lines)
+        budget = ["", ""] if row["delta"] is None else [f"{row['delta']:g}", str(row["k"])]
+        shares = [f"{row['same_images']:.0%}", f"{row['same_pixels']:.1%}"]
+        distances = [f"{row[f'fd_{seed}']:.2f}" for seed in ("same_seed", "other_seeds")]
+        kid = f"{row['kid_other_seeds']:.1f}"
+        cells.append([row["arm"], *budget, f"{row['tau']:.2f}", *shares, *distances, kid])
+    return cells
+
+
+def text_of(result: Mapping[str, Any]) -> str:
+    """In Markdown: the table above what a reader needs to repeat it."""
+    return f"{markdown.table(grid(result['results']))}\n\n{source(result)}"

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from eval import markdown, quality_curve
 from eval import paper as beside
 from eval.errors import UserError
-from eval.outputs import write_atomic
 from eval.paper import PAPER
 
 COLUMNS = {
@@ -36,8 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "results",
         nargs="+",
         metavar="RESULT",
-        help="JSON files that bench, sweep or budget stored, or folders that hold them; with --html also "
-        "folders of generate_images and acceptance, and what scored them",
+        help="JSON files that bench, sweep, budget or quality_curve stored, or their folders; with --html "
+        "also folders of generate_images and acceptance, and what scored them",
     )
     group.add_argument(
         "--into",
@@ -70,22 +70,31 @@ def run(args: argparse.Namespace) -> None:
         write_page(args)
         return
     for path in [found for name in args.results for found in tables_in(Path(name))]:
-        text = markdown(read_result(path), args.top, args.paper)
+        text = text_of(path, args)
         if args.into is None:
             print(text)
         else:
-            insert(Path(args.into), path.stem, text)
+            markdown.insert(Path(args.into), path.stem, text)
+
+
+def text_of(path: Path, args: argparse.Namespace) -> str:
+    """A stored result as Markdown."""
+    if path.name == quality_curve.RESULT:
+        return quality_curve.text_of(quality_curve.read_result(path))
+    result, paper = read_result(path), args.paper
+    told = [beside.note(paper)] if paper and beside.concerns(paper, result["results"]) else []
+    table = markdown.table(grid(result, args.top, paper))
+    return "\n".join([table, "", source(result), *told, *_profile(result.get("profile", []))])
 
 
 def tables_in(path: Path) -> list[Path]:
     """A result's file, or those in a folder. UserError if it holds none."""
     if not path.is_dir():
         return [path]
-    found = [path / name for name in STORED if (path / name).is_file()]
+    names = (*STORED, quality_curve.RESULT)
+    found = [path / name for name in names if (path / name).is_file()]
     if not found:
-        raise UserError(
-            f"{path}: it holds none of {', '.join(STORED)}; with --html, images are shown as well"
-        )
+        raise UserError(f"{path}: it holds none of {', '.join(names)}; with --html, images are shown as well")
     return found
 
 
@@ -107,18 +116,8 @@ def read_result(path: Path) -> dict[str, Any]:
     return result
 
 
-def markdown(result: dict[str, Any], top: int | None = None, paper: str | None = None) -> str:
-    """The rows as a table, above what a reader needs to repeat them; paper: the table that stands beside."""
-    rows = grid(result, top, paper)
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
-    lines.insert(1, "|---|" + "---:|" * (len(rows[0]) - 1))
-    told = [beside.note(paper)] if paper and beside.concerns(paper, result["results"]) else []
-    lines += ["", source(result), *told, *_profile(result.get("profile", []))]
-    return "\n".join(lines)
-
-
 def grid(result: dict[str, Any], top: int | None, paper: str | None) -> list[list[str]]:
-    """The cells of a result's table, headings first."""
+    """The cells of a result's table, headings first; paper: the table of the paper's that stands beside."""
     rows = [list(COLUMNS.values())] + [_cells(row) for row in result["results"][:top]]
     if paper is not None and beside.concerns(paper, result["results"]):
         rows[0] += beside.HEADINGS
@@ -153,22 +152,8 @@ def _profile(rows: Sequence[dict[str, Any]]) -> list[str]:
     if not rows:
         return []
     parts = [key for key in rows[0] if key not in ("arm", "temperature")]
-    lines = ["", "| share of time | T | " + " | ".join(parts) + " |", "|---|" + "---:|" * (1 + len(parts))]
-    for row in rows:
-        shares = " | ".join(f"{row[part]:.0%}" for part in parts)
-        lines.append(f"| {row['arm']} | {row['temperature']:g} | {shares} |")
-    return lines
-
-
-def insert(document: Path, name: str, text: str) -> None:
-    """Replace what stands between a document's markers. UserError if it has none of that name."""
-    first, last = f"<!-- {name}:start -->", f"<!-- {name}:end -->"
-    try:
-        before = document.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"--into {document}: {error.strerror}") from None
-    head, found, rest = before.partition(first)
-    _, closed, tail = rest.partition(last)
-    if not (found and closed):
-        raise UserError(f"--into {document}: it has no lines {first} and {last}")
-    write_atomic(document, f"{head}{first}\n{text}\n{last}{tail}".encode())
+    cells = [["share of time", "T", *parts]]
+    cells += [
+        [row["arm"], f"{row['temperature']:g}", *(f"{row[part]:.0%}" for part in parts)] for row in rows
+    ]
+    return ["", markdown.table(cells)]

@@ -99,8 +99,11 @@ def test_acceptance_averages_over_images(
 def test_page_holds_everything(runs: Path, tmp_path: Path) -> None:
     stored = tmp_path / "bench.json"
     stored.write_text(json.dumps({**RESULT, "results": [{**ROW, "temperature": 0.0}, {**ROW, "arm": "adt"}]}))
-    scored = {"line": "python main.py eval_quality x", "scores": {"effnet_fd": 1.25}}
-    (runs / "adt" / "scores.json").write_text(json.dumps([scored]))
+    scored = {"line": "python main.py eval_quality x", "commit": "abc", "date": "today"}
+    values = {"adt": [{"effnet_fd": 7.5}, {"effnet_fd": 1.25}], "ar": [{"is": 3.75}]}
+    for name, entries in values.items():
+        content = [{**scored, "scores": own} for own in entries]
+        (runs / name / "scores.json").write_text(json.dumps(content))
     names = [str(runs / name) for name in ("ar", "adt", "relaxed")]
     assert main.main(["acceptance", *names[1:], "--output_dir", str(tmp_path / "a")]) == 0
     target = tmp_path / "page" / "report.html"
@@ -112,6 +115,7 @@ def test_page_holds_everything(runs: Path, tmp_path: Path) -> None:
         len([address for address in tags.addresses if address.startswith("data:image/png")]) >= 1 + 9 + 2 + 1
     )
     shown = "1.50 (1.40-1.60)", "1.62", "Anole-7b on 100 captions", "effnet_fd", "1.25", "commit abc1234"
+    assert "7.5" not in tags.text and "3.75" in tags.text  # the newest of each score
     for part in (*shown, '<b>pizza & "wine"</b>', "The first 3 of the 3 prompts"):
         assert part in text, part
     one, other = text.count(", the same image"), text.count(", another image")

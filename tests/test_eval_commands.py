@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -242,10 +244,15 @@ def test_a_damaged_record_is_left_alone(command: Command, run_folder: Path) -> N
     assert (run_folder / "scores.json").read_text() == '[{"scores": '
 
 
+def _append(path: Path, number: int) -> None:
+    scores.append(path, {"n": number})
+
+
 def test_scores_of_programs_at_once_all_get_in(tmp_path: Path) -> None:
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda n: scores.append(tmp_path / "scores.json", {"n": n}), range(24)))
+    with ProcessPoolExecutor(4, get_context("fork")) as pool:
+        list(pool.map(partial(_append, tmp_path / "scores.json"), range(24)))
     assert sorted(entry["n"] for entry in scores.read(tmp_path / "scores.json")) == list(range(24))
+    assert [path.name for path in tmp_path.iterdir()] == ["scores.json"]
 
 
 def test_long_side_keeps_the_whole_picture() -> None:

@@ -1,4 +1,4 @@
-"""generate_images in several processes: the run of a single one byte for byte, also where one is killed."""
+"""Several processes: the images of a single one byte for byte, also if one is killed; its training steps."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import main
 from eval.claims import Claims, Worker, keep_alone, worker
 from eval.errors import UserError
 from eval.measurements import Measurements
+from training import drafter_states
 
 ROOT = Path(__file__).resolve().parent.parent
 PROMPTS = [f"prompt {number}" for number in range(7)]
@@ -140,6 +142,32 @@ def test_a_rerun_in_many_processes_changes_nothing(
         assert contents(folder) == whole
 
 
+@pytest.mark.timeout(300)  # three processes import torch
+def test_accelerate_launch_trains_in_two_processes(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    """Each takes half of a step's images: the weights are those of one process with all of them."""
+    prompts, data = tmp_path / "p.txt", tmp_path / "data"
+    prompts.write_text("\n".join(PROMPTS))
+    model = ["--model_path", str(tiny_checkpoint), "--precision", "fp32", "--device", "cpu"]
+    draw = ["generate_train_data", *model, "--prompt", str(prompts), "--output_dir", str(data)]
+    assert main.main(draw) == 0
+    train = ["train_drafter", *model, "--data_dir", str(data), "--coupled", "--data_noise", "none"]
+    train += ["--lr", "1e-3", "--max_steps", "2", "--save_dir"]
+    assert main.main([*train, str(tmp_path / "one"), "--bs", "4"]) == 0
+    launch = "accelerate.commands.launch --multi_gpu --num_processes 2 --main_process_port 0 main.py".split()
+    run = subprocess.run(
+        [sys.executable, "-m", *launch, *train, str(tmp_path / "two"), "--bs", "2"],
+        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=280,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    assert json.loads(run.stdout.splitlines()[-1])["steps"] == 2
+    one, two = (
+        torch.load(drafter_states.states(tmp_path / name)[-1] / "trainer.pt", weights_only=True)["net"]
+        for name in ("one", "two")
+    )
+    for name, tensor in one.items():
+        torch.testing.assert_close(two[name], tensor, atol=1e-5, rtol=1e-4)
+
+
 def test_the_launchers_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
@@ -179,6 +207,7 @@ def test_two_processes_do_not_measure_in_one_folder(tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 from eval.measurements import Measurements
+from training import drafter_states
 Measurements(Path(sys.argv[1]), [("ar", 1.0)], "today").open({"cfg": 3}, {})
 print("open", flush=True)
 sys.stdin.read()

@@ -58,10 +58,7 @@ def test_rows_and_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     loose = make(tmp_path / "loose", 1, 3, tree=TREE, lantern={"k": 100, "delta": 2.0})
     tight = make(tmp_path / "tight", 1, 1, tree=TREE, lantern={"k": 100, "delta": 0.1})
     out = tmp_path / "out"
-    document = tmp_path / "README.md"
-    document.write_text("a\n<!-- table3_quality:start -->\nold\n<!-- table3_quality:end -->\nb\n")
     words = ("--base", base, "--others", one, two, "--arms", loose, exact, tight, "--output_dir", str(out))
-    words += ("--into", str(document))
     status, printed, err = curve(capsys, *words)
     assert status == 0, err
     result = json.loads(printed.splitlines()[-1])
@@ -79,6 +76,9 @@ def test_rows_and_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     with Image.open(out / "quality_speed.png") as plot:
         assert plot.format == "PNG" and plot.width > 500
     assert printed.count("| tight | 0.1 | 100 |") == 1
+    document = tmp_path / "README.md"
+    document.write_text("a\n<!-- table3_quality:start -->\nold\n<!-- table3_quality:end -->\nb\n")
+    assert main.main(["report", str(out), "--into", str(document)]) == 0
     written = document.read_text()
     assert "| tight | 0.1 | 100 |" in written and "4 images an arm" in written and "old" not in written
 

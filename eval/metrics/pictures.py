@@ -57,12 +57,13 @@ def images_below(folder: Path, option: str) -> list[Path]:
     return sorted(found, key=_natural)
 
 
-def reference_images(folder: str, count: int) -> list[Path]:
-    """The first count images of --ref_dir, all for -1. UserError if there are fewer."""
+def reference_images(folder: str, count: int, option: str) -> list[Path]:
+    """The first count images of --ref_dir, all for -1. option: the count's, for the UserError if there are
+    fewer."""
     found = images_below(Path(folder), "--ref_dir")
     if count > len(found):
         raise UserError(
-            f"--ref_how_many {count}: --ref_dir {folder} holds {len(found)} images; state at most those"
+            f"{option} {count}: --ref_dir {folder} holds {len(found)} images; state at most those"
         )
     return found if count < 0 else found[:count]
 

@@ -1,4 +1,5 @@
-"""scores.json: what was measured of a folder's images, with what one needs to measure it again."""
+"""scores.json: what was measured of a folder's images, with what one needs to measure it again. No torch
+but where a score is kept."""
 
 from __future__ import annotations
 
@@ -6,14 +7,13 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from eval.claims import alone
 from eval.errors import UserError
 from eval.outputs import write_json
-from eval.session import environment
 
 SCORES = "scores.json"
 
@@ -31,6 +31,8 @@ def keep(
     args: the parsed command line, --scores among it. weights: digest of every network used. facts: what else
     a reader needs, the numbers of images above all.
     """
+    from eval.session import environment
+
     entry = {
         "line": " ".join(["python", *map(os.path.basename, sys.argv[:1]), *sys.argv[1:]]),
         **environment(device),
@@ -56,7 +58,7 @@ def place(args: argparse.Namespace, folder: Path) -> Path:
 
 def append(path: Path, entry: Mapping[str, Any]) -> None:
     """Add an entry; the file is replaced whole, and two programs adding at once both get in."""
-    with _locked(path):
+    with alone(path.with_name(f".{path.name}.lock")):
         write_json(path, [*read(path), entry])
 
 
@@ -71,16 +73,3 @@ def read(path: Path) -> list[dict[str, Any]]:
     if not isinstance(content, list) or not all(isinstance(entry, dict) for entry in content):
         raise UserError(f"{path} is not a list of scores: move it, then score again")
     return content
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock beside a file, where the system has locks."""
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
-    with (path.parent / f".{path.name}.lock").open("w") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
-        yield

@@ -1,0 +1,47 @@
+"""Scripts of tables and figures: every command they give is one that the program takes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from eval.commands import COMMANDS
+from eval.parser import Parser
+
+ROOT = Path(__file__).resolve().parent.parent
+NOTE = """#!{python}
+import json, sys
+with open({path!r}, "a") as stream:
+    stream.write(json.dumps(sys.argv[1:]) + "\\n")
+"""
+SCRIPTS = {  # script with its arguments -> commands of the embedded model, of a published one
+    "table1_coco.sh": (3, 3),
+    "table2_parti.sh": (3, 3),
+    "table3_quality.sh": (14, 21),
+    "ablation_init.sh 1": (3, 3),
+    "figure_acceptance.sh": (4, 4),
+}
+
+
+@pytest.mark.parametrize("model", ["emoji", "anole"])
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_commands_are_taken(script: str, model: str, tmp_path: Path) -> None:
+    noted, python = tmp_path / "noted.jsonl", tmp_path / "python"
+    python.write_text(NOTE.format(python=sys.executable, path=str(noted)))
+    python.chmod(0o755)
+    env = {**os.environ, "PYTHON": str(python), "MODEL": model, "REF_DIR": "real"}
+    subprocess.run(["bash", *shlex.split(f"scripts/{script}")], cwd=ROOT, env=env, check=True)
+    lines = [json.loads(line) for line in noted.read_text().splitlines()]
+    assert len(lines) == SCRIPTS[script][model != "emoji"]
+    for program, name, *words in lines:
+        parser = Parser(f"main.py {name}", "")
+        import_module(COMMANDS[name].options).add_arguments(parser)
+        args = parser.with_config(words)  # exits on what it does not know
+        assert program == "main.py" and getattr(args, "model", model) == model
