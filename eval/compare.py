@@ -28,6 +28,10 @@ class Run:
     label: str
     images: dict[str, dict[str, Any]]
 
+    def prompt(self, name: str) -> str | None:
+        """What an image was drawn from; None if the run has none of that name."""
+        return self.images[name]["prompt"] if name in self.images else None
+
     def picture(self, name: str) -> Path | None:
         """Where an image lies; None if the run has none of that name."""
         path = self.folder / "img" / f"{file_name(name)}.png"
@@ -103,16 +107,16 @@ def _images(runs: Sequence[Run]) -> list[str]:
     """What the runs have in figures, side by side in pictures, and their heatmaps."""
     rows = [["run", "images", "tau", "depth", "nodes", "target calls", "drafter calls", "seconds"]]
     rows += [[run.label, *_means(run)] for run in runs]
-    names = [name for name in runs[0].images if all(name in run.images for run in runs)]
+    names = [name for name in runs[0].images if len({run.prompt(name) for run in runs}) == 1]
     shown = names[:MOST_ROWS]
     tiles = [
         (
-            str(runs[0].images[name]["prompt"]),
+            str(runs[0].prompt(name)),
             [(run.picture(name), _below(run, runs[0], name)) for run in runs],
         )
         for name in shown
     ]
-    told = f"The first {len(shown)} of the {len(names)} prompts that all runs drew, paired by name."
+    told = f"The first {len(shown)} of the {len(names)} prompts that all runs drew, paired by name and text."
     sections = [
         page.section("Runs", page.table(rows)),
         page.section("Images", page.note(told), page.gallery([run.label for run in runs], tiles)),

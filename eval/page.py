@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
+CODE = r"<code>\1</code>"
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 75em; margin: 2em auto; padding: 0 1em }
 h1 { font-size: 1.6em } h2 { font-size: 1.25em; margin-top: 2em; border-bottom: 1px solid #ddd }
 table { border-collapse: collapse; margin: 1em 0; font-variant-numeric: tabular-nums }
 th, td { padding: .2em .7em; text-align: right; border-bottom: 1px solid #eee; vertical-align: top }
-th { border-bottom: 1px solid #888 } th:first-child, td:first-child { text-align: left }
+th { border-bottom: 1px solid #888 } th:first-child, td:first-child, .gallery * { text-align: left }
 td { white-space: nowrap } td.text { white-space: normal; text-align: left; max-width: 16em }
 img.plot { max-width: 100% } img.tile { width: 128px; image-rendering: auto; display: block }
 p.note, td small { color: #666; font-size: .85em }
@@ -37,8 +39,8 @@ def section(title: str, *parts: str) -> str:
 
 
 def note(text: str) -> str:
-    """Small print."""
-    return f'<p class="note">{escape(text)}</p>'
+    """Small print; what stands between backquotes is a command."""
+    return f'<p class="note">{re.sub("`([^`]*)`", CODE, escape(text))}</p>'
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
@@ -58,7 +60,7 @@ def gallery(head: Sequence[str], rows: Sequence[tuple[str, Sequence[tuple[Path |
             for path, below in tiles
         )
         lines.append(f'<tr><td class="text">{escape(text)}</td>{cells}</tr>')
-    return '<div class="wide"><table>\n' + "\n".join(lines) + "\n</table></div>"
+    return '<div class="wide"><table class="gallery">\n' + "\n".join(lines) + "\n</table></div>"
 
 
 def picture(path: Path, text: str, kind: str = "plot") -> str:

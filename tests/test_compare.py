@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
@@ -124,6 +125,18 @@ def test_page_holds_everything(runs: Path, tmp_path: Path) -> None:
     before = target.read_bytes()
     assert main.main(words) == 0
     assert target.read_bytes() == before
+
+
+def test_images_of_other_prompts_do_not_stand_side_by_side(runs: Path, tmp_path: Path) -> None:
+    """Names are rows of a file, where the file has no names: those of another file are other prompts."""
+    shutil.copytree(runs / "relaxed", tmp_path / "other")
+    (path,) = (tmp_path / "other").glob("global_statistics_*.json")
+    path.write_text(path.read_text().replace('"cat"', '"dog"'))
+    words = ["report", str(runs / "ar"), str(tmp_path / "other"), "--html", str(tmp_path / "r.html")]
+    assert main.main(words) == 0
+    text = read(tmp_path / "r.html").text
+    assert "red heart" in text and "cat" not in text and "dog" not in text
+    assert any("The first 2 of the 2 prompts" in part for part in text)
 
 
 def test_the_quality_curve_is_on_the_page(tmp_path: Path) -> None:
