@@ -18,6 +18,7 @@ from PIL import Image
 from torch.nn import functional as F
 
 import main
+from eval.errors import UserError
 from eval.metrics import pictures, scores
 from eval.metrics.clip_scores import aesthetic_scores, clip_scores, preference_scores
 from eval.metrics.inception import Inception
@@ -253,6 +254,17 @@ def test_scores_of_programs_at_once_all_get_in(tmp_path: Path) -> None:
         list(pool.map(partial(_append, tmp_path / "scores.json"), range(24)))
     assert sorted(entry["n"] for entry in scores.read(tmp_path / "scores.json")) == list(range(24))
     assert [path.name for path in tmp_path.iterdir()] == ["scores.json"]
+
+
+def test_a_runs_maps_are_no_images_to_compare_with(tmp_path: Path) -> None:
+    for name in ("img/b/0.png", "img/1.png", "heatmap_0.png", "contact_sheet.png"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tiny.picture(8, 8).save(path)
+    found = pictures.reference_images(str(tmp_path), -1, "--ref_how_many")
+    assert [path.relative_to(tmp_path).as_posix() for path in found] == ["img/1.png", "img/b/0.png"]
+    with pytest.raises(UserError, match="--num_samples 3: --ref_dir .* holds 2 images"):
+        pictures.reference_images(str(tmp_path), 3, "--num_samples")
 
 
 def test_long_side_keeps_the_whole_picture() -> None:

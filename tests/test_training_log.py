@@ -34,9 +34,9 @@ class Board:
         self.flushed = len(self.scalars)
 
 
-def filled(root: Path, step: int = 0) -> Any:
-    """The board of a log with two rows."""
-    log = Log(root, step)
+def filled(root: Path) -> Any:
+    """The board of a new log with two rows."""
+    log = Log(root, -1)
     for at, row in ROWS:
         log.add(at, row)
     return log.board
@@ -51,7 +51,12 @@ def test_rows_become_scalars_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [json.loads(line) for line in (tmp_path / LOG).read_text().splitlines()] == [
         {"step": step, **row} for step, row in ROWS
     ]
-    assert filled(tmp_path, 2).purge_step == 3  # the row of step 2 stays
+    assert board.purge_step == 0
+    with (tmp_path / LOG).open("a") as stream:
+        stream.write('{"st')
+    assert Log(tmp_path, 2).board.purge_step == 3  # the row of step 2 stays, and nothing else
+    (line,) = (tmp_path / LOG).read_text().splitlines()
+    assert json.loads(line) == {"step": 2, **ROWS[0][1]}
     drafter_states.discard(tmp_path)
     assert not list(tmp_path.iterdir())
 

@@ -62,13 +62,12 @@ def save(root: Path, epoch: int, payload: Mapping[str, Any], write: Callable[[Pa
 
 
 def resume(root: Path, determines: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The newest payload, on the CPU; None if there is none. The log loses what came after it, or all.
+    """The newest payload, on the CPU; None if there is none.
 
     StageError if it was trained otherwise (determines), or cannot be read.
     """
     kept = [path for path in states(root) if (path / TRAINER).is_file()]
     if not kept:
-        _cut(root / LOG, -1)  # of a run that stopped before its first state
         return None
     path = kept[-1] / TRAINER
     try:
@@ -83,7 +82,6 @@ def resume(root: Path, determines: Mapping[str, Any]) -> dict[str, Any] | None:
                 f"{path} was trained with {name} = {before.get(name)!r}, now it is {value!r}: give the same, "
                 "choose another --save_dir, or --restart, which discards it"
             )
-    _cut(root / LOG, payload["step"])
     return payload
 
 
@@ -106,16 +104,17 @@ def _cut(path: Path, step: int) -> None:
 class Log:
     """log.jsonl, and TensorBoard's events where it is installed."""
 
-    def __init__(self, root: Path, step: int) -> None:
-        """step: where this run goes on; what a former one showed of later steps is hidden."""
+    def __init__(self, root: Path, last: int) -> None:
+        """last: the step that the run goes on from, -1 if from none; rows of later ones are dropped."""
         root.mkdir(parents=True, exist_ok=True)
         self.path = root / LOG
+        _cut(self.path, last)
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             self.board: Any = None
         else:
-            self.board = SummaryWriter(str(root / EVENTS), purge_step=step + 1)
+            self.board = SummaryWriter(str(root / EVENTS), purge_step=last + 1)
 
     def add(self, step: int, row: Mapping[str, Any]) -> None:
         """One row; numbers and lists of numbers become TensorBoard's scalars."""

@@ -277,7 +277,10 @@ def run(args: argparse.Namespace) -> None:
         trainer.resume(saved)
         step, spent = saved["step"], saved["spent_s"]
     course = Course(args, len(trainer.train) // trainer.step_images, step, spent)
-    loop(trainer, course, determines, root)
+    log = None
+    if accelerator.is_main_process:
+        log = drafter_states.Log(root, -1 if saved is None else step)
+    loop(trainer, course, determines, root, log)
 
 
 def _load(args: argparse.Namespace) -> Model:
@@ -300,11 +303,12 @@ def _load(args: argparse.Namespace) -> Model:
     )
 
 
-def loop(trainer: Trainer, course: Course, determines: dict[str, Any], root: Path) -> None:
-    """Steps until the end; the main process alone measures and writes."""
+def loop(
+    trainer: Trainer, course: Course, determines: dict[str, Any], root: Path, log: drafter_states.Log | None
+) -> None:
+    """Steps until the end; the main process alone, which has the log, measures and writes."""
     args, accelerator = trainer.args, trainer.accelerator
-    main, first, losses = accelerator.is_main_process, course.step, list[float]()
-    log = drafter_states.Log(root, first) if main else None
+    main, first, losses = log is not None, course.step, list[float]()
     fraction = _shared(course.fraction(), accelerator)
     row: dict[str, Any] = {}
     with tqdm(desc="drafter", unit="step", initial=first, disable=None if main else True) as bar:

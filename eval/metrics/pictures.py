@@ -35,12 +35,17 @@ class Pair:
     path: Path
 
 
-def images_in(folder: Path, option: str) -> list[Path]:
-    """The images right in a folder, or in its img/, in natural order. UserError if there is none."""
+def _place(folder: Path, option: str) -> Path:
+    """A run's img/, beside which its maps and contact sheet lie; else the folder. UserError if it is none."""
     if not folder.is_dir():
         raise UserError(f"{option} {folder}: it is no folder; give one that holds images")
-    place = folder / "img" if (folder / "img").is_dir() else folder
-    own = place is folder  # a run's maps and contact sheet lie beside img/, never in it
+    return folder / "img" if (folder / "img").is_dir() else folder
+
+
+def images_in(folder: Path, option: str) -> list[Path]:
+    """The images right in a folder, or in its img/, in natural order. UserError if there is none."""
+    place = _place(folder, option)
+    own = place is folder
     found = [path for path in place.iterdir() if path.suffix.lower() in SUFFIXES and path.is_file()]
     if not found:
         raise UserError(f"{option} {place}: it holds no {', '.join(SUFFIXES)}{own * ' and no folder img'}")
@@ -48,12 +53,12 @@ def images_in(folder: Path, option: str) -> list[Path]:
 
 
 def images_below(folder: Path, option: str) -> list[Path]:
-    """All images at any depth, in natural order: reference sets come in folders of classes."""
-    if not folder.is_dir():
-        raise UserError(f"{option} {folder}: it is no folder; give one that holds images")
-    found = [path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file()]
+    """All images at any depth of a folder, or of its img/, in natural order: reference sets come in folders
+    of classes. UserError if there is none."""
+    place = _place(folder, option)
+    found = [path for path in place.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file()]
     if not found:
-        raise UserError(f"{option} {folder}: no {', '.join(SUFFIXES)} lies in it")
+        raise UserError(f"{option} {place}: no {', '.join(SUFFIXES)} lies in it")
     return sorted(found, key=_natural)
 
 
