@@ -10,7 +10,7 @@ $python main.py train_emoji tokenizer --work_dir "$work"
 $python main.py train_emoji bpe --work_dir "$work"
 $python main.py train_emoji target --work_dir "$work"
 $python main.py train_emoji export --work_dir "$work"
-$python main.py train_emoji prompts --work_dir "$work"
+$python main.py train_emoji prompts --work_dir "$work" --num_prompts 1600 --mixed 0.75
 $python main.py generate_train_data --prompt "$work/drafter_prompts.txt" --output_dir "$work/drafter_data"
 $python main.py train_drafter --config configs/emoji-drafter.yaml --data_dir "$work/drafter_data" \
   --save_dir "$work/drafter" --export ckpts/emoji/drafter
