@@ -6,7 +6,7 @@ Dimensions: B images, L levels, K candidates a position, N nodes, V codes, C cha
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -162,7 +162,7 @@ class Topology:
     parent: Tensor  # [E] int64: an entry, -1 the root
 
 
-@lru_cache(maxsize=256)
+@cache  # never dropped: a captured pass goes on reading it
 def topology(length: int, width: int, device: torch.device) -> Topology:
     """The main chain, `length` levels of it; at every level its width - 1 alternatives; under each of these
     up to CONTINUED levels of the chain's own codes."""
