@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from adt_tree.calibrate import BOTH, DRAFTER, Calibration
+from adt_tree.passes import DIRECT, Passes
 from adt_tree.policy import TreeShape
 from adt_tree.propose import EagleProposer, Stem
 from adt_tree.roles import Drafter, Prefix
@@ -30,10 +31,17 @@ class HybridProposer:
     """Self-drafting (see JacobiProposer) whose first level the drafter has a say in."""
 
     def __init__(
-        self, drafter: Drafter, sampling: Sampling, stale: StaleCodes, calibration: Calibration, slots: int
+        self,
+        drafter: Drafter,
+        sampling: Sampling,
+        stale: StaleCodes,
+        calibration: Calibration,
+        slots: int,
+        passes: Passes = DIRECT,
     ) -> None:
+        """passes: who runs the growth."""
         self.stale, self.calibration = stale, calibration
-        self.eagle = EagleProposer(drafter, sampling, HybridGrowth(stale, calibration), slots)
+        self.eagle = EagleProposer(drafter, sampling, HybridGrowth(stale, calibration), slots, passes)
 
     def calls(self, shape: TreeShape) -> int:
         """See Proposer: one pass over what was committed, whatever the shape."""

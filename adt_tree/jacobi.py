@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from adt_tree.passes import DIRECT, Passes
 from adt_tree.policy import TreeShape
 from adt_tree.roles import Prefix
 from adt_tree.stale import StaleCodes, grow_chains
@@ -30,8 +31,9 @@ class JacobiProposer:
     (docs/LOG.md).
     """
 
-    def __init__(self, stale: StaleCodes) -> None:
-        self.stale = stale
+    def __init__(self, stale: StaleCodes, passes: Passes = DIRECT) -> None:
+        """passes: who runs the growth."""
+        self.stale, self._passes = stale, passes
 
     def calls(self, shape: TreeShape) -> int:
         """No drafter passes."""
@@ -51,9 +53,13 @@ class JacobiProposer:
         if min(bounds) == 0:
             return lone_roots(roots)
         limits = to_device([(s.depth, s.width, s.budget) for s in shapes], roots.device)
-        found = self.stale.candidates(bounds[1], bounds[2])
+        return self._passes(self._grow, bounds, limits, roots)
+
+    def _grow(self, budget: int, depth: int, width: int, limits: Tensor, roots: Tensor) -> DraftTree:
+        """A tree per slot, no shape larger than budget, depth and width."""
+        found = self.stale.candidates(depth, width)
         nobody = torch.zeros_like(found.codes)  # one bin for all: there is one source
-        return grow_chains(found, found.confidence, nobody, limits, bounds, roots)
+        return grow_chains(found, found.confidence, nobody, limits, (budget, depth, width), roots)
 
     def observe(
         self, tree: DraftTree, log_p: Tensor, gumbel: Tensor, features: Tensor, verdict: Verdict

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from adt_tree.passes import DIRECT, Passes
 from adt_tree.policy import TreeShape
 from adt_tree.roles import Drafter, Prefix
 from adt_tree.sampling import Sampling, log_probs
@@ -49,9 +50,12 @@ class Growth(Protocol):
 class EagleProposer:
     """The EAGLE drafter as proposer: feeds it the committed path, then grows a tree."""
 
-    def __init__(self, drafter: Drafter, sampling: Sampling, growth: Growth, slots: int) -> None:
+    def __init__(
+        self, drafter: Drafter, sampling: Sampling, growth: Growth, slots: int, passes: Passes = DIRECT
+    ) -> None:
+        """passes: who runs the growth."""
         self.drafter, self.sampling, self.growth = drafter, sampling, growth
-        self._slots = slots
+        self._slots, self._passes = slots, passes
         self._features = torch.empty(0)  # [G, B, A, D] target features not yet shown to the drafter
         self._codes = torch.empty(0)  # [B, A] the code after each
         self._count = torch.ones(slots, dtype=torch.int64, device=drafter.device)
@@ -79,6 +83,20 @@ class EagleProposer:
         """See Proposer."""
         limits = to_device([(s.depth, s.width, s.budget) for s in shapes], roots.device)
         logits, feature = self.drafter.extend(self._features, self._codes, self._count, reach)
+        reach = self._passes.reach(reach)
+        return self._passes(self._grow, (tuple(shapes), reach), logits, feature, roots, limits, gumbel)
+
+    def _grow(
+        self,
+        shapes: Sequence[TreeShape],
+        reach: int,
+        logits: Tensor,
+        feature: Tensor,
+        roots: Tensor,
+        limits: Tensor,
+        gumbel: Tensor,
+    ) -> DraftTree:
+        """A tree per slot from the drafter's logits [G, B, V] and feature at the root."""
         log_q = log_probs(logits, self.sampling)
         stem = Stem(log_q, feature, roots, shapes, limits, gumbel, reach)
         return self.growth(self.drafter, self.sampling, stem)

@@ -100,12 +100,12 @@ def make_proposer(
         drafter = model.drafter(target, shape.depth, shape.width)
         keep_q = method.verify == "rejection" and not method.greedy
         growth = grow_dynamic if static is None else StaticGrowth(static, keep_q, device)
-        return EagleProposer(drafter, sampling, growth, slots)
+        return EagleProposer(drafter, sampling, growth, slots, drafter.passes)
     stale = StaleCodes(model.grid, slots, shape.width, method.seed_cells, model.codebook)
     if method.drafter == "jacobi":
-        return JacobiProposer(stale)
+        return JacobiProposer(stale, target.passes)
     drafter = model.drafter(target, shape.depth, shape.width)
-    return HybridProposer(drafter, sampling, stale, Calibration(shape.width, device), slots)
+    return HybridProposer(drafter, sampling, stale, Calibration(shape.width, device), slots, drafter.passes)
 
 
 def network(proposer: Proposer | None) -> EagleProposer | None:

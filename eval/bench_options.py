@@ -100,7 +100,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_tree_arguments(parser)
     add_adapt_arguments(parser)
-    add_run_arguments(parser, "runs/bench")
+    add_run_arguments(parser, "runs/bench", graphs=True)
 
 
 def arm_method(args: argparse.Namespace, arm: str, temperature: float) -> Method:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from adt_tree.grid import Grid
 from adt_tree.noise import Noise
+from adt_tree.passes import DIRECT
 from adt_tree.roles import Prefix, Request
 from adt_tree.sampling import Sampling
 from adt_tree.tree import DraftTree
@@ -146,6 +147,8 @@ class RecordedTarget:
     the mass that is left; a position no such cycle scored has NaN laws, which self-drafting takes for never
     seen. Its laws are final: sample them as AS_RECORDED.
     """
+
+    passes = DIRECT
 
     def __init__(self, model: Model, slots: int, sampling: Sampling, max_prompt: int) -> None:
         """sampling: the run's."""

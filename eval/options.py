@@ -312,9 +312,16 @@ def add_adapt_arguments(parser: argparse.ArgumentParser) -> None:
         )
 
 
-def add_run_arguments(parser: argparse.ArgumentParser, output_dir: str) -> None:
-    """Where results go and where options come from."""
+def add_run_arguments(parser: argparse.ArgumentParser, output_dir: str, graphs: bool = False) -> None:
+    """Where results go and where options come from; graphs: and whether passes are captured."""
     group = parser.add_argument_group("run")
+    if graphs:
+        group.add_argument(
+            "--cuda_graphs",
+            action=argparse.BooleanOptionalAction,
+            default=False,
+            help="capture passes over trees as CUDA graphs and replay them; needs one CUDA device",
+        )
     group.add_argument("--output_dir", default=output_dir, metavar="DIR", help="folder of everything written")
     group.add_argument(
         "--config",
@@ -367,7 +374,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_tree_arguments(parser)
     add_adapt_arguments(parser)
-    add_run_arguments(parser, "generated_images")
+    add_run_arguments(parser, "generated_images", graphs=True)
     parser.add_argument(
         "--heatmaps",
         type=at_least(0),

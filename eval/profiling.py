@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from adt_tree.passes import DIRECT
 from adt_tree.policy import TreeShape
 from adt_tree.roles import Drafter, Prefix, Proposer, Request, Target
 from adt_tree.tree import DraftTree
@@ -178,10 +179,11 @@ def profile(arm: Arm, requests: Sequence[Request]) -> dict[str, float]:
     """Fractions of the time an arm spends in target, drafter, tree, verify and host.
 
     host: the loop, the sampling law and, in plain decoding, its rule. The stopwatches cost some microseconds.
+    Where the growth of trees is captured no stopwatch fits in: a drafter's levels count as tree.
     """
     watch = Stopwatch(arm.target.device)
     timed = replace(arm, target=TimedTarget(arm.target, watch))
-    eagle = network(arm.proposer)
+    eagle = network(arm.proposer) if arm.target.passes is DIRECT else None
     if arm.proposer is not None:
         timed = replace(timed, proposer=TimedProposer(arm.proposer, watch), rule=TimedRule(arm.rule, watch))
     if eagle is not None:

@@ -7,6 +7,7 @@ import hashlib
 import platform
 import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,18 @@ def check_split(args: argparse.Namespace) -> None:
         raise UserError(f"{given}: --model {args.model} fits one GPU and is not split; leave it out")
 
 
+def check_graphs(args: argparse.Namespace) -> bool:
+    """Whether passes are captured. UserError where they cannot be; some commands have no such option."""
+    asked = getattr(args, "cuda_graphs", False)
+    if asked and args.device != "cuda":
+        raise UserError("--cuda_graphs: this runs on the CPU; leave it out")
+    if asked and args.device_map is not None:
+        raise UserError(
+            f"--cuda_graphs with --device_map {args.device_map}: a graph is of one device; leave one out"
+        )
+    return asked
+
+
 def extras_of(args: argparse.Namespace) -> Extras:
     """The options that only some families read; a check of files has no --keep_text_encoder."""
     return Extras(
@@ -89,6 +102,7 @@ def load_model(args: argparse.Namespace, need_drafter: bool) -> Model:
     args.device = pick_device(args.device)
     args.precision = pick_precision(args.precision, args.device)
     check_split(args)
+    graphs = check_graphs(args)
     if args.set_seed:
         torch.manual_seed(args.random_seed)
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
@@ -104,7 +118,7 @@ def load_model(args: argparse.Namespace, need_drafter: bool) -> Model:
         )
         if args.class_labels and not model.num_classes:
             raise UserError(f"--class_labels: {args.model_path or model.name} draws texts; give --prompt")
-        return settle(args, model)
+        return replace(settle(args, model), graphs=graphs)
     except ValueError as error:
         raise UserError(str(error)) from error
 

@@ -143,7 +143,7 @@ class EagleDrafter:
         """max_depth, max_width: of the largest tree; they size the scratch behind the committed entries.
         pairing: one of models.pairing.PAIRINGS."""
         self.net, self.target = net, target
-        self.device = target.device
+        self.device, self.passes = target.device, target.passes
         self.pairing = make_pairing(pairing, target.slots, target.first_code, target.device)
         config = net.config
         scratch = max(max_depth + 1, max_depth * max_width)
@@ -178,15 +178,20 @@ class EagleDrafter:
 
     def extend(self, features: Tensor, codes: Tensor, count: Tensor, reach: int) -> tuple[Tensor, Tensor]:
         """See Drafter."""
-        branches, images, pairs, _ = features.shape
-        order = torch.arange(pairs, device=self.device).expand(branches * images, -1)
-        ancestors = chain_mask(pairs, self.device).expand(branches * images, -1, -1)
-        span = self.cache.span(order, ancestors, reach + self.target.max_prompt)
-        hidden = self._run(self.pairing.committed(codes, count), features, span)
+        branches, tokens = features.shape[0], self.pairing.committed(codes, count)
+        hidden = self.target.passes(self._chain, (self.target.passes.reach(reach),), tokens, features)
         self.cache.length += by_branch(count, branches)
         last = (count - 1)[None, :, None, None].expand(branches, -1, 1, hidden.shape[-1])
         feature = hidden.gather(2, last)[:, :, 0]
         return self._logits(feature), feature
+
+    def _chain(self, reach: int, codes: Tensor, features: Tensor) -> Tensor:
+        """Features [G, B, A, D] at pairs that follow one another behind the prefix."""
+        branches, images, pairs, _ = features.shape
+        order = torch.arange(pairs, device=self.device).expand(branches * images, -1)
+        ancestors = chain_mask(pairs, self.device).expand(branches * images, -1, -1)
+        span = self.cache.span(order, ancestors, reach + self.target.max_prompt)
+        return self._run(codes, features, span)
 
     def expand(
         self, codes: Tensor, features: Tensor, ancestors: Tensor, depth: int, reach: int

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from adt_tree.passes import DIRECT
 from adt_tree.roles import Prefix
 from models.drafter import EagleDrafter
 from models.lines import LineTarget, compact
@@ -38,6 +39,7 @@ class LineDrafter:
         """tokens: over target.tokens, with room for trees of twice the depth and one level more."""
         self.tokens, self.target = tokens, target
         self.device = tokens.device
+        self.passes = DIRECT  # where a level needs a pass over row ends is known to the host alone
         self._row = tokens.net.config.hidden_size
         self._taken = torch.zeros(target.slots, dtype=torch.int64, device=self.device)  # [B] codes paired
         self._known = [0] * target.slots  # codes the target has committed: the root's index

@@ -127,6 +127,7 @@ class LineTarget:
         self.tokens, self.grid = tokens, grid
         self.row_end = row_end - tokens.first_code  # outside the codebook
         self.num_codes, self.slots, self.device = tokens.num_codes, tokens.slots, tokens.device
+        self.passes = tokens.passes
         self.progress = Progress(tokens.slots, tokens.device)
         self._tree: Extended | None = None
 

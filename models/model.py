@@ -11,11 +11,13 @@ from PIL import Image
 from torch import Tensor
 
 from adt_tree.grid import Grid
+from adt_tree.passes import DIRECT
 from adt_tree.relax import nearest_table
 from adt_tree.roles import Drafter
 from adt_tree.sampling import Sampling
 from models.drafter import DrafterNet, EagleDrafter
 from models.errors import CheckpointError
+from models.graphs import CudaRecorder, Replays
 from models.line_drafter import LineDrafter
 from models.lines import LineTarget
 from models.neighbours import find_table, read_table
@@ -75,6 +77,7 @@ class Model:
     pairing: str = "published"  # of the drafter's features and tokens (models.pairing)
     tables: tuple[Path, ...] = ()  # where a table of nearest codes may lie
     num_classes: int = 0  # of a class-conditional model; 0: it draws texts
+    graphs: bool = False  # passes over trees are captured as CUDA graphs: on one CUDA device
 
     @property
     def aligned(self) -> str | None:
@@ -113,6 +116,7 @@ class Model:
         tokens, nodes = self.grid, max_nodes
         if self.row_end is not None:
             tokens, nodes = Grid(self.grid.height, self.grid.width + 1), 2 * max_nodes
+        passes = Replays(CudaRecorder(), tokens.size) if self.graphs else DIRECT
         target = ARTarget(
             self.decoder,
             tokens,
@@ -122,6 +126,7 @@ class Model:
             sampling.branches,
             max_prompt,
             nodes,
+            passes,
         )
         return target if self.row_end is None else LineTarget(target, self.grid, self.row_end)
 

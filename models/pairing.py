@@ -65,15 +65,15 @@ class SameToken:
     def committed(self, codes: Tensor, count: Tensor) -> Tensor:
         """See Pairing."""
         own = torch.cat((self._newest[:, None], codes[:, :-1]), dim=1)
-        self._newest = codes.gather(1, count[:, None] - 1)[:, 0]
+        self._newest.copy_(codes.gather(1, count[:, None] - 1)[:, 0])
         self._nodes = codes[:, :0]
         return own
 
     def drafted(self, codes: Tensor, ancestors: Tensor) -> Tensor:
         """See Pairing. Levels follow one another, so the parent is the last ancestor among earlier nodes."""
-        earlier = self._nodes.shape[1]
-        known = torch.cat((self._newest[:, None], self._nodes), dim=1)
-        self._nodes = torch.cat((self._nodes, codes), dim=1)
+        earlier = ancestors.shape[2] - codes.shape[1]
+        known = torch.cat((self._newest[:, None], self._nodes[:, :earlier]), dim=1)
+        self._nodes = torch.cat((known[:, 1:], codes), dim=1)
         number = torch.arange(earlier + 1, device=codes.device)  # 0: the root, which every node sees
         sees = torch.cat((torch.ones_like(ancestors[..., :1]), ancestors[..., :earlier]), dim=2)
         return known.gather(1, (sees * number).amax(dim=2))

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from adt_tree.grid import Grid
+from adt_tree.passes import DIRECT, Passes
 from adt_tree.roles import Prefix
 from adt_tree.tree import DraftTree
 from adt_tree.verify import Verdict
@@ -111,9 +113,10 @@ class ARTarget:
         branches: int,
         max_prompt: int,
         max_nodes: int,
+        passes: Passes = DIRECT,
     ) -> None:
         """first_code: token id of code 0. branches: 2 under guidance, else 1. max_nodes: largest tree,
-        root included."""
+        root included. passes: who runs those over trees."""
         weight = decoder.embed.weight
         self.decoder, self.grid, self.slots = decoder, grid, slots
         self.num_codes, self.first_code, self.branches, self.max_prompt = (
@@ -122,10 +125,10 @@ class ARTarget:
             branches,
             max_prompt,
         )
-        self.device = weight.device
+        self.device, self.passes = weight.device, passes
         self.head = product(decoder.head.weight[first_code : first_code + num_codes])
         config = decoder.config
-        capacity = max_prompt + grid.size + max_nodes
+        capacity = max_prompt + grid.size + passes.nodes(max_nodes)
         # A checkpoint whose own image does not fit its max_position_embeddings was not made to keep to it.
         if capacity > config.max_positions >= grid.size:
             raise ValueError(
@@ -162,6 +165,16 @@ class ARTarget:
     def run(self, codes: Tensor, depths: Tensor, ancestors: Tensor, reach: int) -> Tensor:
         """Features [G, B, N, D] of nodes: codes and depths [B, N], ancestors [B, N, N]; reach as in
         forward."""
+        nodes = codes.shape[1]
+        more, reach = self.passes.nodes(nodes) - nodes, self.passes.reach(reach)
+        if more:  # rows that nobody reads, each of which sees the prefix and itself
+            codes, depths = F.pad(codes, (0, more)), F.pad(depths, (0, more))
+            own = torch.eye(nodes + more, dtype=torch.bool, device=self.device)
+            ancestors = F.pad(ancestors, (0, more, 0, more)) | own
+        return self.passes(self._pass, (reach,), codes, depths, ancestors)[:, :, :nodes]
+
+    def _pass(self, reach: int, codes: Tensor, depths: Tensor, ancestors: Tensor) -> Tensor:
+        """See run()."""
         x = by_branch(self.decoder.embed(codes + self.first_code), self.branches)
         depths, ancestors = (by_branch(t, self.branches) for t in (depths, ancestors))
         span = self.cache.span(depths, ancestors, reach + self.max_prompt)

@@ -189,6 +189,7 @@ def test_flags_that_change_no_image_stand_in_the_record(generate: Run, tmp_path:
         (["--lantern", "--lantern_table", "nowhere"], "--lantern_table nowhere"),
         (["--revision", "main", "--model_path", "configs"], "configs"),
         (["--device_map", "auto"], "it needs two CUDA devices or more"),
+        (["--cuda_graphs", "--device", "cpu"], "--cuda_graphs: this runs on the CPU"),
         (["--lantern_kk", "3"], "did you mean --lantern_k"),
         (["--prompt", "none.txt"], "none.txt"),
     ],

@@ -21,7 +21,7 @@ MAY_IMPORT = {
 }
 # What backbones take from the method: its protocols and value types, no loop, rule or policy.
 FOR_MODELS = {
-    ("adt_tree.roles", None), ("adt_tree.tree", None), ("adt_tree.grid", None),
+    ("adt_tree.roles", None), ("adt_tree.tree", None), ("adt_tree.grid", None), ("adt_tree.passes", None),
     ("adt_tree.verify", "Verdict"), ("adt_tree.sampling", "Sampling"), ("adt_tree.relax", "nearest_table"),
 }  # fmt: skip
 NO_TORCH = ("adt_tree/policy.py", "adt_tree/prior.py", "adt_tree/records.py", "adt_tree/grid.py")

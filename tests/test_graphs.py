@@ -1,0 +1,233 @@
+"""Captured passes: the images of direct ones, from static buffers alone. On the CPU a stand-in takes the
+recorder's place, which runs the function again on the buffers it was captured with."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from adt_tree.calibrate import Calibration
+from adt_tree.decode import autoregressive, speculative
+from adt_tree.grid import Grid
+from adt_tree.hybrid import HybridProposer
+from adt_tree.jacobi import JacobiProposer
+from adt_tree.noise import Noise
+from adt_tree.passes import DIRECT
+from adt_tree.policy import Fixed
+from adt_tree.propose import EagleProposer
+from adt_tree.roles import Request
+from adt_tree.sampling import Sampling
+from adt_tree.stale import StaleCodes
+from eval import arms
+from eval.errors import UserError
+from eval.method import Method as Chosen
+from eval.session import check_graphs
+from models.drafter import EagleDrafter
+from models.graphs import MOST, Recording, Replays
+from models.lines import LineTarget
+from models.pairing import PAIRINGS
+from models.registry import load
+from models.target import ARTarget
+from tests import test_engine_lines as lines
+from tests.test_engine import (
+    CODES,
+    FIRST,
+    GRID,
+    IMAGES,
+    LAWS,
+    MAX_NODES,
+    MAX_PROMPT,
+    Method,
+    coupled,
+    decoder,
+    net,
+    reference,
+)  # fmt: skip
+from tests.test_jacobi import LATENTS, SHAPES
+
+
+@dataclass
+class StandIn:
+    """A recording that runs the function anew, and writes the result where the captured one lies."""
+
+    run: Callable[[], Any]
+    result: Any
+
+    def replay(self) -> None:
+        """See Recording."""
+        for old, new in zip(parts(self.result), parts(self.run()), strict=True):
+            old.copy_(new)
+
+
+def parts(result: Any) -> list[Tensor]:
+    """The tensors of a result."""
+    if isinstance(result, Tensor):
+        return [result]
+    found = (getattr(result, field.name) for field in fields(result))
+    return [x for x in found if isinstance(x, Tensor)]
+
+
+def stand_in(run: Callable[[], Any]) -> tuple[Recording, Any]:
+    """See Recorder: run before it is captured, as on CUDA."""
+    run()
+    result = owned(run())
+    return StandIn(run, result), result
+
+
+def owned(result: Any) -> Any:
+    """The result in memory that can be written."""
+    if isinstance(result, Tensor):
+        return result.contiguous().clone()
+    found = {field.name: getattr(result, field.name) for field in fields(result)}
+    return replace(result, **{name: owned(x) for name, x in found.items() if isinstance(x, Tensor)})
+
+
+def make_target(slots: int, branches: int) -> tuple[ARTarget, Replays]:
+    """The engine tests' target over captured passes."""
+    passes = Replays(stand_in, GRID.size)
+    return ARTarget(decoder(), GRID, FIRST, CODES, slots, branches, MAX_PROMPT, MAX_NODES, passes), passes
+
+
+def drawn(images: Any) -> dict[str, list[int]]:
+    """Codes by name."""
+    return {image.name: image.codes for image in images}
+
+
+@pytest.mark.parametrize("law", ["sampled", "greedy unguided"])
+def test_plain_decoding(law: str) -> None:
+    target, passes = make_target(3, LAWS[law].branches)
+    noise = Noise(CODES, silent=LAWS[law].greedy)
+    assert drawn(autoregressive(target, IMAGES, LAWS[law], noise)) == reference(law)
+    assert passes.captured == 2  # before and after the first code is committed
+    assert target.cache.store.isfinite().all()  # idle slots and rows nobody reads have left nothing behind
+
+
+@pytest.mark.parametrize("law, slots", [("sampled", 1), ("greedy unguided", 3)])
+@pytest.mark.parametrize("tree", ["fixed", "horizontal", "mc_sim_7b_63"])
+def test_drafter_network(tree: str, law: str, slots: int) -> None:
+    target, passes = make_target(slots, LAWS[law].branches)
+    method = Method(tree, coupled(LAWS[law]))
+    drafter = EagleDrafter(net(), target, 6, 10)
+    proposer = EagleProposer(drafter, LAWS[law], method.growth(), slots, passes)
+    images = speculative(target, proposer, method.policy(slots), method.rule, IMAGES, LAWS[law])
+    assert drawn(images) == reference(law)
+    assert passes.captured > 3 and target.cache.store.isfinite().all()
+
+
+@pytest.mark.parametrize("shape, slots", [("tree", 1), ("longer than a row", 3)])
+@pytest.mark.parametrize("kind", ["jacobi", "hybrid"])
+def test_self_drafting(kind: str, shape: str, slots: int) -> None:
+    """Images, and the very trees of direct passes."""
+    law, found = LAWS["sampled"], []
+    for captured in (True, False):
+        target, passes = make_target(slots, law.branches)
+        passes = passes if captured else DIRECT
+        stale = StaleCodes(GRID, slots, 5, "above", LATENTS)
+        proposer: Any = JacobiProposer(stale, passes)
+        if kind == "hybrid":
+            drafter, calibration = EagleDrafter(net(), target, 11, 5), Calibration(5, torch.device("cpu"))
+            proposer = HybridProposer(drafter, law, stale, calibration, slots, passes)
+        images = list(speculative(target, proposer, Fixed(SHAPES[shape]), coupled(law), IMAGES, law))
+        assert drawn(images) == reference("sampled")
+        found.append([[(s.position, s.nodes, s.accepted) for s in i.steps] for i in images])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("kind", ["plain", "jacobi", "dynamic"])
+def test_row_ends(kind: str) -> None:
+    grid, law = Grid(4, 4), Sampling()
+    size = Grid(grid.height, grid.width + 1)
+    passes = Replays(stand_in, size.size)
+    tokens = ARTarget(decoder(), size, FIRST, CODES, 2, 2, lines.MAX_PROMPT, 2 * lines.MAX_NODES, passes)
+    target = LineTarget(tokens, grid, lines.ROW_END)
+    if kind == "plain":
+        images = autoregressive(target, lines.IMAGES, law, Noise(CODES, silent=False))
+    else:
+        proposer, shape = lines.proposer_of(kind, target, law)
+        images = speculative(target, proposer, Fixed(shape), coupled(law), lines.IMAGES, law)
+    expected = lines.reference("sampled", 4, 4)
+    assert [codes for _, codes in sorted(drawn(images).items())] == expected
+    assert passes.captured > 1
+
+
+METHODS = {
+    "ar": Chosen(1.0, 0, 1.0, 3.0),
+    "eagle": Chosen(1.0, 0, 1.0, 3.0, shape=arms.TreeShape(4, 3, 12)),
+    "jacobi": Chosen(0.0, 0, 1.0, 3.0, drafter="jacobi", shape=arms.TreeShape(9, 3, 20)),
+    "hybrid": Chosen(1.0, 20, 1.0, 3.0, drafter="hybrid", shape=arms.TreeShape(9, 3, 20)),
+}
+
+
+@pytest.mark.parametrize(
+    "name, pairing", [("ar", "published"), ("jacobi", "published"), *product(("eagle", "hybrid"), PAIRINGS)]
+)
+def test_models(name: str, pairing: str, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model asked for graphs draws what it draws without, whatever its drafter reads."""
+    monkeypatch.setattr("models.model.CudaRecorder", lambda: stand_in)
+    model = replace(load("emoji", str(tiny_checkpoint), None, "fp32", "cpu", True), pairing=pairing)
+    openings = [model.encode(text) for text in ("sun", "red heart", "pizza")]
+    requests = [Request(str(n), opening, n) for n, opening in enumerate(openings)]
+    found = []
+    for graphs in (True, False):
+        arm = arms.build(replace(model, graphs=graphs), METHODS[name], 2, max(o.length for o in openings))
+        assert isinstance(arm.target.passes, Replays) == graphs
+        found.append([(i.name, i.codes, i.drafter_calls) for i in arm.decode(requests)])
+    assert found[0] == found[1]
+
+
+def test_sizes() -> None:
+    passes = Replays(stand_in, 1024)
+    counts = (1, 2, 8, 9, 35, 59, 64, 65, 128, 129)
+    assert [passes.nodes(n) for n in counts] == [1, 8, 8, 16, 64, 64, 64, 128, 128, 192]
+    assert [passes.reach(n) for n in (0, 1, 256, 257, 1000, 1024)] == [0, 256, 256, 512, 1024, 1024]
+
+
+@dataclass(frozen=True)
+class Doubling:
+    """A pass."""
+
+    by: Tensor
+
+    def __call__(self, more: int, x: Tensor) -> Tensor:
+        """more times the input, by what lies in place."""
+        return more * x * self.by
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+def test_results_are_the_callers() -> None:
+    """Replays of one recording, of another shape and number, and after a change of what is read in place."""
+    passes, by = Replays(stand_in, 1), torch.tensor(2.0)
+    double = Doubling(by)
+    one, two = passes(double, (1,), torch.ones(3)), passes(double, (1,), torch.full((3,), 5.0))
+    assert (one.tolist(), two.tolist()) == ([2.0] * 3, [10.0] * 3)
+    assert passes(double, (3,), torch.ones(3)).tolist() == [6.0] * 3
+    assert passes(double, (1,), torch.ones(4)).tolist() == [2.0] * 4
+    by.fill_(7.0)
+    assert passes(double, (1,), torch.ones(3)).tolist() == [7.0] * 3
+    assert passes.captured == 3
+
+
+def test_recordings_have_a_bound() -> None:
+    passes, double = Replays(stand_in, 1), Doubling(torch.tensor(2.0))
+    for more in range(MOST + 5):
+        assert passes(double, (more,), torch.ones(1)).tolist() == [2.0 * more]
+    assert passes.captured == MOST
+
+
+def test_one_device_only() -> None:
+    """Layers spread over devices are not captured; commands without the option capture nothing."""
+    args = argparse.Namespace(cuda_graphs=True, device="cuda", device_map=None)
+    assert check_graphs(args) and not check_graphs(argparse.Namespace(device="cuda", device_map="auto"))
+    args.device_map = "auto"
+    with pytest.raises(UserError, match="a graph is of one device"):
+        check_graphs(args)
