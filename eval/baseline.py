@@ -12,15 +12,19 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import ChameleonForConditionalGeneration, StaticCache
+from transformers import ChameleonConfig, ChameleonForConditionalGeneration, StaticCache
 from transformers.utils import logging
 
 from adt_tree.noise import Noise
 from adt_tree.records import Decoded, Step
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling, log_probs
+from eval.session import synchronise
 from models.model import Model
 from models.registry import DTYPES
+from models.transformer import DecoderConfig
+
+STEPS = 64  # tokens that step_ms times
 
 
 class TransformersDecoder:
@@ -90,3 +94,50 @@ def load_net(folder: Path, precision: str, device: torch.device) -> ChameleonFor
         folder, dtype=DTYPES[precision], local_files_only=True
     )
     return net.to(device).eval()
+
+
+def random_net(
+    shape: DecoderConfig, dtype: torch.dtype, device: torch.device
+) -> ChameleonForConditionalGeneration:
+    """transformers' Chameleon of a decoder's dimensions, with random weights and one image token."""
+    config = ChameleonConfig(
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        num_hidden_layers=shape.num_layers,
+        num_attention_heads=shape.num_heads,
+        num_key_value_heads=shape.num_kv_heads,
+        max_position_embeddings=shape.max_positions,
+        vocabulary_map={"<image>": 3, "IMGIMGAZ": 4},
+    )
+    with torch.device(device):
+        return ChameleonForConditionalGeneration._from_config(config, dtype=dtype).eval()
+
+
+@torch.inference_mode()
+def step_ms(net: ChameleonForConditionalGeneration, before: int, compiled: bool) -> float:
+    """Milliseconds a token of generate() with a static cache: two rows behind prompts of `before` tokens.
+
+    It draws from the whole vocabulary but for image tokens. compiled: let it compile, which it does on CUDA.
+    """
+    tokens = torch.full((2, before), 1, device=net.device)
+
+    def seconds(new: int) -> float:
+        started = time.perf_counter()
+        net.generate(
+            input_ids=tokens,
+            attention_mask=torch.ones_like(tokens),
+            min_new_tokens=new,
+            max_new_tokens=new,
+            do_sample=True,
+            top_k=0,
+            pad_token_id=0,
+            eos_token_id=None,
+            cache_implementation="static",
+            disable_compile=not compiled,
+        )
+        synchronise(net.device)
+        return time.perf_counter() - started
+
+    seconds(STEPS)  # compiled, where it is, and warm
+    return round(1e3 * (seconds(STEPS) - seconds(1)) / (STEPS - 1), 3)

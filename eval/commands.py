@@ -34,6 +34,9 @@ COMMANDS = {
     "check_ckpts": Command(
         "eval.check_ckpts", "eval.check_ckpts", "name what is wrong with a model's files, from headers"
     ),
+    "gpu_check": Command(
+        "eval.gpu_check", "eval.gpu_check", "what a GPU has to prove, one document; on the CPU, tiny"
+    ),
     "memory": Command("eval.memory", "eval.memory", "what each model needs in memory, from its dimensions"),
     "generate_train_data": Command(
         "eval.train_data_options", "eval.train_data", "let the target draw what its drafter learns from"

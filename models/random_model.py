@@ -1,0 +1,88 @@
+"""A model of given dimensions with random weights: it draws nothing, at the speed of the model it resembles.
+
+A text stands for its number of tokens. Nothing is read from files; pixels cannot be made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar, cast
+
+import torch
+from torch import nn
+
+from adt_tree.grid import Grid
+from models.drafter import DrafterNet
+from models.llamagen import Opening as Rows
+from models.memory import Use
+from models.model import Model
+from models.skeleton import skeleton
+from models.target import Opening, Prompt
+from models.transformer import Decoder
+from models.vq import VQModel
+
+Net = TypeVar("Net", bound=nn.Module)
+SCALE = 0.02  # standard deviation of weights
+FIRST_CODE = 4  # token id of code 0 in the Chameleon layout
+
+
+@dataclass(frozen=True, slots=True)
+class RandomPrompts:
+    """See models.target.PromptEncoder: int(text) tokens, the same in both branches, or rows of width D."""
+
+    first_code: int
+    num_codes: int
+    rows: torch.Tensor | None  # [1, D]; None: prompts are tokens
+
+    def encode(self, text: str) -> Opening:
+        """A prompt of int(text) tokens."""
+        count = int(text)
+        if self.rows is not None:
+            rows = self.rows.expand(count, -1)
+            return Rows(rows, rows)
+        tokens = [n % self.first_code for n in range(count)]
+        return Prompt(tokens, tokens)
+
+    def release(self) -> None:
+        """See PromptEncoder."""
+
+
+def random_model(name: str, use: Use, grid: Grid, dtype: torch.dtype, device: torch.device) -> Model:
+    """The decoder and drafter of `use` with weights drawn from a normal law, over a grid of codes.
+
+    Where an image has more tokens than codes its rows have ends; where positions are those of a raster,
+    prompts are rows of features.
+    """
+    small = use.drafter
+    decoder = _filled(lambda: Decoder(use.decoder), dtype, device)
+    drafter = None if small is None else _filled(lambda: DrafterNet(small), dtype, device)
+    raster, codes = use.decoder.raster_side > 0, use.vq.num_embeddings
+    first = 0 if raster else FIRST_CODE
+    rows = decoder.embed.weight[:1] if raster else None
+    codec = cast(VQModel, skeleton(lambda: VQModel(use.vq)))
+    return Model(
+        name=name,
+        grid=grid,
+        prompts=RandomPrompts(first, codes, rows),
+        decoder=decoder,
+        codebook=torch.randn(codes, use.vq.embed_dim, device=device),
+        codec=codec,
+        drafter_net=drafter,
+        weights_sha="random",
+        drafter_sha=None if drafter is None else "random",
+        row_end=None if use.tokens == (use.side // use.vq.patch_size) ** 2 else first + codes,
+    )
+
+
+def _filled(make: Callable[[], Net], dtype: torch.dtype, device: torch.device) -> Net:
+    """What make() builds, with random matrices, scales of one and shifts of zero."""
+    net = cast(Net, skeleton(make)).to(dtype).to_empty(device=device).eval().requires_grad_(False)
+    for key, parameter in net.named_parameters():
+        if key.endswith("bias"):
+            parameter.zero_()
+        elif key.endswith(("norm.weight", "qk_weight")):
+            parameter.fill_(1)
+        else:
+            parameter.normal_(std=SCALE)
+    return net
