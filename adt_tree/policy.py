@@ -100,6 +100,15 @@ class AdaptConstants:
             raise ValueError("adt: steps must not be negative and the budget must be positive")
 
 
+CHAIN, CANDIDATES = 20, 8  # of self-drafted trees: longest main chain, candidates a position
+
+
+def self_drafted(budget: int) -> TreeShape:
+    """The fixed shape of a budget (>= 1) of self-drafted nodes: 3 of 5 in the main chain, as many as in the
+    default trees of 34, and up to CHAIN of them."""
+    return TreeShape(min(CHAIN, -(-3 * budget // 5)), CANDIDATES, budget)
+
+
 # Self-drafting: depth is the length of the main chain. A level costs a row of the target's pass, no drafter
 # pass. The update rests at d = ln 2 / (beta ln 1/a), at acceptance a a level: beta 0.5 gives 1.5 to 6 levels
 # where a is 0.4 to 0.8; 0.2 gives 4 to 15, the best at this cost. At least 16, as every pass that scores a

@@ -10,6 +10,7 @@ from eval.errors import UserError
 from eval.families import static_of
 from eval.method import Method, adapt_constants, check_model, fixed_shape, lantern, refuse_idle, unused
 from eval.options import (
+    AUTO,
     add_adapt_arguments,
     add_lantern_arguments,
     add_law_arguments,
@@ -93,7 +94,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--profile",
         action=argparse.BooleanOptionalAction,
         default=False,
-        help="after timing, split the time of the first images into target, drafter, tree, verify and host",
+        help="after timing, split the time of the first images into target, drafter, tree, verify and host; "
+        "then measure what passes cost, and set the cycles beside it",
     )
     add_lantern_arguments(
         parser, switch=False, delta=LANTERN_DELTA, k=f"{LANTERN_K}, or an eighth of a smaller codebook"
@@ -144,6 +146,8 @@ def _check_used(args: argparse.Namespace, arms: Iterable[str]) -> None:
         raise UserError(f"--drafter_type {args.drafter_type}: choose --arms {', '.join(STALE_ARMS)}")
     if args.adt_policy is not None:
         raise UserError(f"--adt_policy {args.adt_policy}: choose --arms adt or {', '.join(PRIOR_ARMS)}")
+    if args.total_token == AUTO:
+        raise UserError(f"--total_token {AUTO}: bench compares arms of given sizes; use `main.py throughput`")
     idle = {arm: _unused(args, arm) for arm in ARMS}
     chosen = list(arms)
     refuse_idle(args, idle, chosen, f"--arms {' '.join(chosen)}", plain="eagle2")

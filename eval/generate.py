@@ -20,10 +20,11 @@ from adt_tree.records import Decoded
 from adt_tree.roles import Request
 from eval import arms, figures
 from eval.claims import Worker, worker
+from eval.costs import choose_size
 from eval.dump import Recorder, dump_bytes
 from eval.errors import UserError
 from eval.method import Method, method_from
-from eval.options import DEFAULT_END
+from eval.options import AUTO, DEFAULT_END
 from eval.outputs import RunFolder, read_steps, tau_of
 from eval.prompts import Prompt, held_out_texts, load_prompts
 from eval.session import load_model, make_requests, synchronise
@@ -42,6 +43,8 @@ def run(args: argparse.Namespace) -> None:
     folder = RunFolder(Path(args.output_dir), window, prompts, args.dump or 0)
     own = worker()
     model = load_model(args, need_drafter=method.needs_drafter)
+    if args.total_token == AUTO:
+        method = choose_size(args, method, model, prompts, folder.root)
     folder.open(determining(args, method, model), vars(args))
     pending = [prompt for prompt in prompts if prompt.name not in folder.statistics]
     skipped, started = len(prompts) - len(pending), time.perf_counter()

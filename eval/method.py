@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from adt_tree.policy import AdaptConstants, TreeShape
 from eval.errors import UserError
-from eval.families import FASTEST, by_eagle_version, check_family, constants_of, shape_of, static_of
-from eval.options import ADAPT_FIELDS, DEFAULT_DELTA
+from eval.families import FASTEST, TAUS, by_eagle_version, check_family, constants_of, shape_of, static_of
+from eval.options import ADAPT_FIELDS, AUTO, DEFAULT_DELTA
 
 # Constants of --adt_policy adjacent alone
 OF_ADJACENT = (
@@ -248,12 +248,29 @@ def _check_combination(args: argparse.Namespace, drafter: str) -> None:
         _refuse(args, (name,), reason)
 
 
+def _check_auto(args: argparse.Namespace, drafter: str) -> None:
+    """--total_token auto: where tau by size is known, and for what it cannot change the images of."""
+    given = f"--total_token {AUTO}"
+    if drafter != "jacobi" or args.model not in TAUS:
+        raise UserError(
+            f"{given}: what a tree's size gives is known of --drafter_type jacobi with --model "
+            f"{' or '.join(TAUS)} alone; give a number"
+        )
+    _refuse(args, ("peanut", "depth", "draft_top_k"), f"{given} chooses a fixed shape; leave one of them out")
+    _refuse(args, ("lantern",), f"relaxed images would depend on the device by {given}; leave one out")
+    _refuse(args, ("dump",), f"{given} may be plain decoding, of which replay plays nothing; give a number")
+
+
 def method_from(args: argparse.Namespace) -> Method:
-    """The method that generate_images was asked for; UserError for what cannot be."""
+    """The method that generate_images was asked for; UserError for what cannot be. --total_token auto is
+    settled once there are costs: until then the shape is the default."""
     check_model(args)
     args = by_eagle_version(args)
     drafter = drafter_type(args)
     _check_combination(args, drafter)
+    if args.total_token == AUTO:
+        _check_auto(args, drafter)
+        args = argparse.Namespace(**{**vars(args), "total_token": None})
     args = drafted_by(args, drafter)
     plain = Method(args.temperature, args.top_k, args.top_p, args.cfg)
     if args.model_type == "base" or drafter == "none":

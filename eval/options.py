@@ -14,6 +14,7 @@ from eval.parser import at_least, within
 STATIC_TREES = ("mc_sim_7b_63", "naive_extend_57", "chain")
 DRAFTERS = ("eagle", "jacobi", "hybrid")
 SEED_CELLS = ("above", "left", "both")
+AUTO = "auto"  # of --total_token: as measured costs have it
 DEFAULT_DELTA = 0.1
 DEFAULT_END = 10000
 CAPTIONS = ("first", "longest", "all")  # of the captions of a COCO image; the default first
@@ -33,6 +34,10 @@ def _image_count(text: str) -> int:
     return value
 
 
+def _tree_size(text: str) -> int | str:
+    return text if text == AUTO else at_least(2)(text)
+
+
 def _window(text: str) -> str:
     first, dash, last = text.partition("-")
     if not (dash and first.isdigit() and last.isdigit() and int(first) < int(last)):
@@ -40,8 +45,8 @@ def _window(text: str) -> str:
     return text
 
 
-def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which model, from where, in which precision, on which device."""
+def add_model_arguments(parser: argparse.ArgumentParser, batch: bool = True) -> None:
+    """Which model, from where, in which precision, on which device; with batch: --batch_size."""
     group = add_checkpoint_arguments(parser)
     group.add_argument(
         "--drafter_alignment",
@@ -67,9 +72,10 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         help="auto: share a model's layers out over all visible GPUs; for models that one cannot hold "
         "(default: one device)",
     )
-    group.add_argument(
-        "--batch_size", type=at_least(1), default=1, metavar="IMAGES", help="images in flight at once"
-    )
+    if batch:
+        group.add_argument(
+            "--batch_size", type=at_least(1), default=1, metavar="IMAGES", help="images in flight at once"
+        )
     add_family_arguments(parser)
 
 
@@ -231,9 +237,11 @@ def add_tree_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--total_token",
-        type=at_least(2),
+        type=_tree_size,
         metavar="NODES",
-        help=f"nodes of a dynamic tree, root included (default: {_both('budget', 1)})",
+        help="nodes of a dynamic tree, root included; auto, for self-drafted trees of fixed shape: the size "
+        "that pays best with --batch_size images in flight by what passes cost on this device, measured once "
+        f"(`main.py throughput` shows it); it may be plain decoding (default: {_both('budget', 1)})",
     )
     group.add_argument(
         "--depth",
