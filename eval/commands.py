@@ -25,6 +25,9 @@ COMMANDS = {
     "budget": Command(
         "eval.budget_options", "eval.budget", "tau and speed-up as functions of the nodes drafted"
     ),
+    "throughput": Command(
+        "eval.throughput_options", "eval.throughput", "images a minute by the number of images in flight"
+    ),
     "reliability": Command(
         "eval.reliability_options", "eval.reliability", "how far drafts are accepted as often as predicted"
     ),

@@ -237,6 +237,36 @@ def budget(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     _save(figure, path)
 
 
+def throughput(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Images a minute by images in flight, a line a method; beside them the nodes of its trees.
+
+    rows: as `main.py throughput` stores them.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import NullLocator, ScalarFormatter
+
+    figure = Figure(figsize=(9, 3.6), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(1, 2)
+    for arm in dict.fromkeys(row["arm"] for row in rows):
+        own = sorted((row for row in rows if row["arm"] == arm), key=lambda row: row["batch_size"])
+        counts = [row["batch_size"] for row in own]
+        axes[0].plot(counts, [row["images_per_min"] for row in own], marker="o", label=arm)
+        axes[1].plot(counts, [row["nodes"] for row in own], marker="o", label=arm)
+    titles = ("images a minute", "drafted nodes a tree; 0: plain decoding")
+    for axis, title in zip(axes, titles, strict=True):
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(sorted({row["batch_size"] for row in rows}))
+        axis.xaxis.set_major_formatter(ScalarFormatter())
+        axis.xaxis.set_minor_locator(NullLocator())
+        axis.set_xlabel("images in flight")
+        axis.set_title(title, fontsize=10)
+        axis.set_ylim(bottom=0)
+    axes[0].legend(fontsize=8, frameon=False)
+    _save(figure, path)
+
+
 def quality(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Distance from plain decoding against tau, in two panels: other seeds' images, the same seed's images.
 

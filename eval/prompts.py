@@ -29,6 +29,7 @@ CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 DEFAULT_FILE = CONFIGS / "emoji_prompts.txt"
 HELD_OUT_FILE = CONFIGS / "emoji_held_out.txt"  # bench's 16
 UNSEEN_FILE = CONFIGS / "emoji_unseen.txt"  # all pairs kept out of training
+MANY_FILE = CONFIGS / "emoji_drafter_prompts.txt"  # what its drafter's data was drawn from
 
 
 Facts = tuple[tuple[str, str | int], ...]

@@ -81,10 +81,15 @@ def text_of(path: Path, args: argparse.Namespace) -> str:
     """A stored result as Markdown."""
     if path.name == quality_curve.RESULT:
         return quality_curve.text_of(quality_curve.read_result(path))
-    result, paper = read_result(path), args.paper
+    stored = read_stored(path)
+    if _is_flow(stored):
+        return flow(stored)
+    result, paper = checked(path, stored), args.paper
     told = [beside.note(paper)] if paper and beside.concerns(paper, result["results"]) else []
-    table = markdown.table(grid(result, args.top, paper))
-    return "\n".join([table, "", source(result), *told, *_profile(result.get("profile", []))])
+    lines = [markdown.table(grid(result, args.top, paper)), "", source(result), *told]
+    lines += _split(result.get("profile", []), "share of time", "{:.0%}")
+    lines += _split(result.get("cycles", []), "ms a cycle, by the cost table", "{:.2f}")
+    return "\n".join(lines)
 
 
 def tables_in(path: Path) -> list[Path]:
@@ -99,7 +104,12 @@ def tables_in(path: Path) -> list[Path]:
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """A stored result. UserError if it is not one."""
+    """A result that bench, sweep or budget stored. UserError if it is not one."""
+    return checked(path, read_stored(path))
+
+
+def read_stored(path: Path) -> dict[str, Any]:
+    """A stored result, whatever its rows. UserError if it has none."""
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -108,12 +118,37 @@ def read_result(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: not JSON; give a file that bench or sweep stored") from None
     if not isinstance(result, dict) or not result.get("results"):
         raise UserError(f"{path}: it holds no results; give a file that bench or sweep stored")
+    return result
+
+
+def checked(path: Path, result: dict[str, Any]) -> dict[str, Any]:
+    """A result whose rows are arms of bench. UserError if they are not."""
     missing = [key for key in (*COLUMNS, "SR_95") if any(key not in row for row in result["results"])]
     if missing:
         raise UserError(
             f"{path}: its rows have no {', '.join(missing)}; give a file that bench, sweep or budget stored"
         )
     return result
+
+
+def _is_flow(result: dict[str, Any]) -> bool:
+    """Whether throughput stored it."""
+    rows = result["results"]
+    return isinstance(rows, list) and all(isinstance(row, dict) and "images_per_min" in row for row in rows)
+
+
+def flow(result: dict[str, Any]) -> str:
+    """What throughput stored: images a minute and nodes by images in flight, above its source."""
+    rows = result["results"]
+    arms = list(dict.fromkeys(row["arm"] for row in rows))
+    table = [["images in flight", *arms, "slots full", "= AR"]]
+    for count in dict.fromkeys(row["batch_size"] for row in rows):
+        own = [row for row in rows if row["batch_size"] == count]
+        cells = [f"{row['images_per_min']:.1f} (n {row['nodes']})" for row in own]
+        full, same = (min(row[key] for row in own) for key in ("occupancy", "same_image"))
+        table.append([str(count), *cells, f"{full:.0%}", f"{same:.0%}"])
+    told = f"Images a minute (drafted nodes a tree). {source(result)}"
+    return "\n".join([markdown.table(table), "", told])
 
 
 def grid(result: dict[str, Any], top: int | None, paper: str | None) -> list[list[str]]:
@@ -147,13 +182,13 @@ def _cells(row: dict[str, Any]) -> list[str]:
     return [str(shown[key]) for key in COLUMNS]
 
 
-def _profile(rows: Sequence[dict[str, Any]]) -> list[str]:
+def _split(rows: Sequence[dict[str, Any]], title: str, style: str) -> list[str]:
     """Where the time of each arm goes, if the run profiled it."""
     if not rows:
         return []
     parts = [key for key in rows[0] if key not in ("arm", "temperature")]
-    cells = [["share of time", "T", *parts]]
+    cells = [[title, "T", *parts]]
     cells += [
-        [row["arm"], f"{row['temperature']:g}", *(f"{row[part]:.0%}" for part in parts)] for row in rows
+        [row["arm"], f"{row['temperature']:g}", *(style.format(row[part]) for part in parts)] for row in rows
     ]
     return ["", markdown.table(cells)]

@@ -67,7 +67,7 @@ def one_line(err: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "command", ["", "generate_images", "bench", "sweep", "reliability", "budget", "replay"]
+    "command", ["", "generate_images", "bench", "sweep", "reliability", "budget", "replay", "throughput"]
 )
 def test_help_needs_no_torch_and_less_than_a_second(command: str) -> None:
     code = "import sys, main; s = main.main(sys.argv[1:]); assert 'torch' not in sys.modules; sys.exit(s)"
