@@ -18,6 +18,7 @@ from adt_tree.sampling import Sampling
 from eval import arms
 from eval.bench_options import ARMS, arm_methods, check_reference
 from eval.controls import roofline
+from eval.costs import CYCLE, cost_table, cycle
 from eval.errors import UserError
 from eval.measure import Lane, keep, measure, print_runs, summaries, table, warm_up
 from eval.method import Method
@@ -77,7 +78,11 @@ def run(args: argparse.Namespace) -> None:
     if args.profile:
         cold = 0 if store.added else args.warmup
         result["profile"] = _profiles(lanes, requests[:PROFILED], cold)
-        print(_profile_table(result["profile"]))
+        costs = cost_table(args, model, ours[0].sampling, requests[0].prompt, args.batch_size, fresh=True)
+        result["cycles"] = [cycle(lane, costs) for lane in lanes if isinstance(lane.decoder, arms.Arm)]
+        result["costs"] = costs.as_dict()
+        print(_split_table(result["profile"], "share of time", PARTS, ".1%"))
+        print(_split_table(result["cycles"], "ms a cycle", CYCLE, ".2f"))
     write_json(folder / "bench.json", result)
     print(json.dumps(result))
 
@@ -157,11 +162,11 @@ def _profiles(lanes: Sequence[Lane], requests: Sequence[Request], warmup: int) -
     ]
 
 
-def _profile_table(rows: Sequence[dict[str, Any]]) -> str:
-    lines = ["", f"{'share of time':<{LABEL}} {'T':>4} " + " ".join(f"{part:>8}" for part in PARTS)]
+def _split_table(rows: Sequence[dict[str, Any]], title: str, parts: Sequence[str], style: str) -> str:
+    lines = ["", f"{title:<{LABEL}} {'T':>4} " + " ".join(f"{part:>8}" for part in parts)]
     for row in rows:
         lines.append(
             f"{row['arm']:<{LABEL}} {row['temperature']:>4g} "
-            + " ".join(f"{row[part]:>8.1%}" for part in PARTS)
+            + " ".join(f"{row[part]:>8{style}}" for part in parts)
         )
     return "\n".join(lines)
