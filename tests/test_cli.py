@@ -321,8 +321,15 @@ def test_the_profile_sees_the_drafter_of_the_hybrid(run: Run, tiny_checkpoint: P
     ]
     status, out, _ = run("bench", "--model_path", str(tiny_checkpoint), *words, "--output_dir", str(tmp_path))
     assert status == 0
-    shares = {row["arm"]: row for row in json.loads(out.splitlines()[-1])["profile"]}
+    result = json.loads(out.splitlines()[-1])
+    shares, cycles = ({row["arm"]: row for row in result[part]} for part in ("profile", "cycles"))
     assert shares["hybrid"]["drafter"] > 0 and shares["ar"]["drafter"] == 0
+    assert cycles["hybrid"]["drafter"] > 0 and cycles["ar"]["drafter"] == 0
+    for row in cycles.values():
+        parts = sum(row[part] for part in ("target", "drafter", "rest"))
+        assert row["target"] > 0 and parts == pytest.approx(row["measured"], abs=0.01)
+    stored = tmp_path / "bench.json"
+    assert run("report", str(stored))[1].count("| ms a cycle") == 1 and result["costs"]["images"] == 1
 
 
 def test_sweep(run: Run, tiny_checkpoint: Path, tmp_path: Path) -> None:
