@@ -28,7 +28,7 @@ from eval.measure import Lane
 from eval.method import Method
 from eval.outputs import LOCK, make_folder, write_json
 from eval.prompts import Prompt
-from eval.session import circumstances
+from eval.session import check_graphs, circumstances
 from models.model import Model
 from models.target import Opening
 
@@ -77,7 +77,8 @@ def cost_table(
     prompt: any of the run's. fresh: measure in any case. UserError for a file that cannot be read or written.
     """
     facts = {name: value for name, value in circumstances(model, args).items() if name not in PASSING}
-    facts |= {"branches": sampling.branches, "greedy": sampling.greedy}
+    facts |= {"branches": sampling.branches, "greedy": sampling.greedy, "device_map": args.device_map}
+    facts["cuda_graphs"] = check_graphs(args)
     path = cost_path(args.model, facts)
     try:
         tables = read_tables(path, facts)

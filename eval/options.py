@@ -239,9 +239,9 @@ def add_tree_arguments(parser: argparse.ArgumentParser) -> None:
         "--total_token",
         type=_tree_size,
         metavar="NODES",
-        help="nodes of a dynamic tree, root included; auto, for self-drafted trees of fixed shape: the size "
-        "that pays best with --batch_size images in flight by what passes cost on this device, measured once "
-        f"(`main.py throughput` shows it); it may be plain decoding (default: {_both('budget', 1)})",
+        help="nodes of a dynamic tree, root included; auto, of self-drafted fixed trees: what pays best at "
+        "--batch_size by measured costs, plain decoding perhaps "
+        f"(default: {_both('budget', 1)})",
     )
     group.add_argument(
         "--depth",

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--warmup", type=at_least(0), default=1, metavar="IMAGES", help="images a method makes before timing"
     )
-    add_run_arguments(parser, "runs/throughput")
+    add_run_arguments(parser, "runs/throughput", graphs=True)
 
 
 def methods_of(args: argparse.Namespace) -> list[tuple[str, Method]]:
