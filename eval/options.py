@@ -239,9 +239,8 @@ def add_tree_arguments(parser: argparse.ArgumentParser) -> None:
         "--total_token",
         type=_tree_size,
         metavar="NODES",
-        help="nodes of a dynamic tree, root included; auto, of self-drafted fixed trees: what pays best at "
-        "--batch_size by measured costs, plain decoding perhaps "
-        f"(default: {_both('budget', 1)})",
+        help="nodes of a dynamic tree, root included; auto: what pays at --batch_size by measured costs, "
+        f"plain decoding perhaps, of self-drafted fixed trees (default: {_both('budget', 1)})",
     )
     group.add_argument(
         "--depth",
