@@ -30,6 +30,10 @@ class PackedLinear(nn.Module):
         self.register_buffer("weight", torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS))
         self.register_buffer("bias", bias)
 
+    def __deepcopy__(self, memo: dict) -> PackedLinear:
+        """Itself: what is packed is opaque, and never written."""
+        return self
+
     def forward(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., out]."""
         return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")

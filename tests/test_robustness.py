@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -245,6 +246,7 @@ def test_interrupt_by_the_keyboard_or_a_scheduler(
     run = subprocess.Popen(
         [sys.executable, "main.py", *words],
         cwd=ROOT, env=ONE_THREAD, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        preexec_fn=partial(signal.signal, sent, signal.SIG_DFL),  # a job in the background may ignore SIGINT
     )  # fmt: skip
     while not list((tmp_path / "o").glob("queue/*.json")):
         time.sleep(0.02)
