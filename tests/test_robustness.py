@@ -10,9 +10,9 @@ import signal
 import subprocess
 import sys
 import time
-from functools import partial
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
