@@ -118,10 +118,10 @@ class KVCache:
         return Span((self._starts + slots).flatten(), self.position[:, None] + depths, mask[:, None], context)
 
     def write(self, layer: int, span: Span, kv: Tensor) -> tuple[Tensor, Tensor]:
-        """Store kv [R, N, 2, H, E] at the span's places; return the keys and values [R, H, context, E] in
+        """Store kv [R * N, 2, H, E] at the span's places; return the keys and values [R, H, context, E] in
         view."""
         flat, key, value = self._layers[layer]
-        flat.index_copy_(0, span.places, kv.flatten(0, 1))
+        flat.index_copy_(0, span.places, kv)
         return key.narrow(2, 0, span.context), value.narrow(2, 0, span.context)
 
     def commit(self, path: Tensor, count: Tensor) -> None:

@@ -52,7 +52,8 @@ class DrafterNet(nn.Module):
 
     def forward(self, tokens: Tensor, features: Tensor, cache: KVCache, span: Span) -> Tensor:
         """Predicted features [R, N, D] of pairs placed in the cache by span."""
-        return self.block(self.fuse(tokens, features), self.turn(span.positions), 0, cache, span)
+        x, turn = self.fuse(tokens, features), self.turn(span.positions)
+        return self.block(x.flatten(0, 1), turn.flatten(0, 1), 0, cache, span).view_as(x)
 
     def causal(self, tokens: Tensor, features: Tensor) -> Tensor:
         """Predicted features [R, T, D]: at p from (feature at p, token at p + 1) and all before; position

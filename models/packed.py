@@ -1,16 +1,20 @@
-"""Weights in the layout the CPU multiplies fastest, oneDNN's blocked one; the MLP's gate fused into its
-products.
+"""Layers as the CPU runs them fastest: weights in oneDNN's blocked layout; norms, the MLP's gate and residual
+sums fused into the products.
 
 A pass has a few rows up to some hundreds. For so few, torch's own product spends its time on packing the
-weights, anew every time; here they are packed once. The function stays the same up to rounding.
+weights, anew every time; here they are packed once. Between the products the time goes into small operations
+and the interpreter, so a layer is one straight line. The function stays the same up to rounding.
 """
 
 from __future__ import annotations
 
+from typing import Self
+
 import torch
 from torch import Tensor, nn
 
-from models.transformer import MLP
+from models.cache import KVCache, Span
+from models.transformer import Block, attend, attend_causally, split_heads
 
 ROWS = 64  # a hint for the layout; from 2 to some hundreds of rows oneDNN chooses the same one
 
@@ -21,73 +25,118 @@ def packable(weight: Tensor) -> bool:
     return plain and weight.layout == torch.strided and torch.backends.mkldnn.is_available()
 
 
-class PackedLinear(nn.Module):
-    """x W^T + b for x [..., D]; optionally with SiLU behind it, or times another factor."""
+class Product:
+    """x W^T + b for x [..., D], and what oneDNN does in the same sweep. No module: looking up a module's
+    parts takes as long as a small product."""
+
+    __slots__ = ("bias", "weight")
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         """weight [out, D] is copied, bias [out] kept."""
-        super().__init__()
-        self.register_buffer("weight", torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS))
-        self.register_buffer("bias", bias)
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), ROWS)
+        self.bias = None if bias is None else bias.detach()
 
-    def __deepcopy__(self, memo: dict) -> PackedLinear:
+    def __deepcopy__(self, memo: dict) -> Self:
         """Itself: what is packed is opaque, and never written."""
         return self
 
-    def forward(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., out]."""
-        return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+        return torch.ops.mkldnn._linear_pointwise.default(x, self.weight, self.bias, "none", [], "")
 
     def silu(self, x: Tensor) -> Tensor:
         """silu of the product."""
-        return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "swish", [], "")
+        return torch.ops.mkldnn._linear_pointwise.default(x, self.weight, self.bias, "swish", [], "")
 
     def times(self, x: Tensor, factor: Tensor) -> Tensor:
         """The product times factor [..., out]."""
         return torch.ops.mkldnn._linear_pointwise.binary(x, factor, self.weight, self.bias, "mul")
 
+    def plus(self, x: Tensor, stream: Tensor) -> Tensor:
+        """stream [..., out] + the product."""
+        return torch.ops.mkldnn._linear_pointwise.binary(x, stream, self.weight, self.bias, "add")
 
-class PackedMLP(nn.Module):
-    """See MLP."""
 
-    def __init__(self, mlp: MLP) -> None:
+class PackedLinear(nn.Module):
+    """A Product where a module has to stand."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        """See Product."""
         super().__init__()
-        gate, up = mlp.gate_up.weight.chunk(2)
-        self.gate, self.up, self.down = PackedLinear(gate), PackedLinear(up), PackedLinear(mlp.down.weight)
+        self.product = Product(weight, bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """See MLP."""
-        return self.down(self.up.times(x, self.gate.silu(x)))
+        """[..., D] -> [..., out]."""
+        return self.product(x)
 
 
-class RowNorm(nn.Module):
-    """See nn.RMSNorm, which takes seven small steps on a CPU where these are five."""
+class RowNorm:
+    """What is left of nn.RMSNorm, seven small steps on a CPU, once `scale` [D], its weight times the root of
+    the width, has gone into the products behind it: x / sqrt(sum(x^2) + D eps), in three."""
 
-    weight: Tensor
-    eps: Tensor
+    __slots__ = ("least", "scale")
 
     def __init__(self, norm: nn.RMSNorm) -> None:
-        super().__init__()
-        self.register_buffer("weight", norm.weight)
-        self.register_buffer("eps", torch.tensor(norm.eps))
+        assert norm.eps is not None, "a decoder's configuration names it"
+        self.least = torch.tensor((norm.weight.numel() * norm.eps) ** 0.5)
+        self.scale = norm.weight.detach() * norm.weight.numel() ** 0.5
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x / sqrt(mean(x^2) + eps) * weight over the last dimension."""
-        scale = torch.add(self.eps, x.square().sum(dim=-1, keepdim=True), alpha=1 / x.shape[-1])
-        return (x * scale.rsqrt_()).mul_(self.weight)
+    def __call__(self, x: Tensor) -> Tensor:
+        """Rows [..., D] of length 1, or less where eps is not negligible."""
+        return x / torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self.least)
+
+
+class PackedBlock(nn.Module):
+    """See Block: the same layer, in as few steps as it takes on a CPU."""
+
+    def __init__(self, block: Block) -> None:
+        super().__init__()
+        attention, mlp = block.attention, block.mlp
+        self.heads, self.kv_heads = attention.heads, attention.kv_heads
+        self.affine = None
+        if attention.affine is not None:
+            self.affine = attention.qk_weight.detach(), attention.qk_bias.detach()
+        # The drafter of LlamaGen has no norm before attention.
+        norm = block.attention_norm
+        self.attention_norm = RowNorm(norm) if isinstance(norm, nn.RMSNorm) else None
+        self.mlp_norm = RowNorm(block.mlp_norm)
+        qkv = attention.qkv.weight
+        if self.attention_norm is not None:
+            qkv = qkv * self.attention_norm.scale
+        gate, up = (mlp.gate_up.weight * self.mlp_norm.scale).chunk(2)
+        self.qkv = Product(qkv, attention.qkv.bias)
+        self.out = Product(attention.out.weight, attention.out.bias)
+        self.gate, self.up, self.down = Product(gate), Product(up), Product(mlp.down.weight)
+
+    def forward(self, x: Tensor, turn: Tensor, layer: int, cache: KVCache, span: Span) -> Tensor:
+        """See Block."""
+        return self._merge(x, attend(*self._project(x, turn), layer, cache, span))
+
+    def causal(self, x: Tensor, turn: Tensor) -> Tensor:
+        """See Block."""
+        return self._merge(x, attend_causally(*self._project(x, turn)))
+
+    def _project(self, x: Tensor, turn: Tensor) -> tuple[Tensor, Tensor]:
+        normed = x if self.attention_norm is None else self.attention_norm(x)
+        return split_heads(self.qkv(normed), turn, self.heads, self.kv_heads, self.affine)
+
+    def _merge(self, x: Tensor, mixed: Tensor) -> Tensor:
+        """The layer's output from its input and what its heads read."""
+        x = self.out.plus(mixed, x)
+        normed = self.mlp_norm(x)
+        return self.down.plus(self.up.times(normed, self.gate.silu(normed)), x)
 
 
 def pack(module: nn.Module) -> None:
-    """Replace a module's MLPs, linear layers and norms, in place, where that gains; layer by layer, so that
-    no more than one is there twice. Decoding alone can use what is left: it has no gradients and no state
-    dict to save."""
+    """Replace a module's layers and products, in place, where that gains; one by one, so that no more than
+    one is there twice. Decoding alone can use what is left: it has no gradients and no state dict to save."""
     for name, child in module.named_children():
-        if isinstance(child, MLP) and packable(child.down.weight):
-            setattr(module, name, PackedMLP(child))
-        elif isinstance(child, nn.Linear) and packable(child.weight):
-            setattr(module, name, PackedLinear(child.weight, child.bias))
-        elif isinstance(child, nn.RMSNorm) and packable(child.weight):
-            setattr(module, name, RowNorm(child))
+        if isinstance(child, Block):
+            if packable(child.mlp.down.weight):
+                setattr(module, name, PackedBlock(child))
+        elif isinstance(child, nn.Linear):
+            if packable(child.weight):
+                setattr(module, name, PackedLinear(child.weight, child.bias))
         else:
             pack(child)
 

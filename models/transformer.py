@@ -136,9 +136,48 @@ def _raster_table(config: DecoderConfig, device: torch.device | str | None) -> T
 
 
 def rotate(x: Tensor, turn: Tensor) -> Tensor:
-    """Rotate x [R, N, H, E] by turn [R, N, 1, E/2] (complex) in fp32; returns x's dtype."""
-    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
-    return torch.view_as_real(pairs * turn).flatten(-2).to(x.dtype)
+    """Rotate x [..., H, E] by turn [..., 1, E/2] (complex) in fp32; returns x's dtype."""
+    pairs = torch.view_as_complex(x.float().view(*x.shape[:-1], -1, 2))
+    return torch.view_as_real(pairs * turn).view(x.shape).type_as(x)
+
+
+def split_heads(
+    fused: Tensor, turn: Tensor, heads: int, kv_heads: int, affine: tuple[Tensor, Tensor] | None
+) -> tuple[Tensor, Tensor]:
+    """Queries [..., H, E] and stacked keys and values [..., 2, Hkv, E] out of a fused projection [..., (H +
+    2 Hkv) E]: queries and keys normed, where there is a scale and a shift [H + Hkv, E], and rotated."""
+    fused = fused.view(*fused.shape[:-1], heads + 2 * kv_heads, -1)
+    count = heads + kv_heads
+    qk, value = fused.narrow(-2, 0, count), fused.narrow(-2, count, kv_heads)
+    if affine is not None:
+        # Values are normed for nothing: queries and keys alone would be copied first.
+        normed = F.layer_norm(fused, fused.shape[-1:], eps=QK_NORM_EPS).narrow(-2, 0, count)
+        qk = torch.addcmul(affine[1], normed, affine[0])
+    qk = rotate(qk, turn)
+    return qk.narrow(-2, 0, heads), torch.stack((qk.narrow(-2, heads, kv_heads), value), dim=-3)
+
+
+def attend(query: Tensor, kv: Tensor, layer: int, cache: KVCache, span: Span) -> Tensor:
+    """What N tree nodes a row read of the committed prefix and their ancestors, head beside head [R * N, H *
+    E]; query [R * N, H, E], kv [R * N, 2, Hkv, E]."""
+    key, value = cache.write(layer, span, kv)
+    mixed = F.scaled_dot_product_attention(
+        query.view(*span.positions.shape, *query.shape[1:]).transpose(1, 2),
+        key,
+        value,
+        attn_mask=span.mask,
+        enable_gqa=query.shape[-2] != kv.shape[-2],
+    )
+    return mixed.transpose(1, 2).reshape(len(query), -1)
+
+
+def attend_causally(query: Tensor, kv: Tensor) -> Tensor:
+    """What every token reads of itself and all before it, without a cache: [R, T, H * E] from query [R, T, H,
+    E], kv [R, T, 2, Hkv, E]."""
+    key, value = kv.transpose(1, 3).unbind(2)
+    gqa = query.shape[-2] != kv.shape[-2]
+    mixed = F.scaled_dot_product_attention(query.transpose(1, 2), key, value, is_causal=True, enable_gqa=gqa)
+    return mixed.transpose(1, 2).flatten(2)
 
 
 class Attention(nn.Module):
@@ -155,34 +194,22 @@ class Attention(nn.Module):
             self.qk_weight = nn.Parameter(torch.ones(shape))
             self.qk_bias = nn.Parameter(torch.zeros(shape))
 
+    @property
+    def affine(self) -> tuple[Tensor, Tensor] | None:
+        """Scale and shift of the norm of queries and keys, if they have one."""
+        return (self.qk_weight, self.qk_bias) if self.qk_norm else None
+
     def project(self, x: Tensor, turn: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries [R, N, H, E] and stacked keys and values [R, N, 2, Hkv, E], normed and rotated."""
-        fused = self.qkv(x).unflatten(-1, (-1, self.head_dim))
-        qk, value = fused.split((self.heads + self.kv_heads, self.kv_heads), dim=2)
-        if self.qk_norm:
-            qk = torch.addcmul(
-                self.qk_bias, F.layer_norm(qk, (self.head_dim,), eps=QK_NORM_EPS), self.qk_weight
-            )
-        query, key = rotate(qk, turn).split((self.heads, self.kv_heads), dim=2)
-        return query, torch.stack((key, value), dim=2)
+        """See split_heads; x [..., D]."""
+        return split_heads(self.qkv(x), turn, self.heads, self.kv_heads, self.affine)
 
     def forward(self, x: Tensor, turn: Tensor, layer: int, cache: KVCache, span: Span) -> Tensor:
-        """Attend from N tree nodes a row to the committed prefix and their ancestors; x [R, N, D]."""
-        query, kv = self.project(x, turn)
-        key, value = cache.write(layer, span, kv)
-        mixed = F.scaled_dot_product_attention(
-            query.transpose(1, 2), key, value, attn_mask=span.mask, enable_gqa=self.heads != self.kv_heads
-        )
-        return self.out(mixed.transpose(1, 2).flatten(2))
+        """See attend; x [R * N, D]."""
+        return self.out(attend(*self.project(x, turn), layer, cache, span))
 
     def causal(self, x: Tensor, turn: Tensor) -> Tensor:
-        """Attend from every token to itself and all before it, without a cache; x [R, T, D]."""
-        query, kv = self.project(x, turn)
-        key, value = kv.transpose(1, 3).unbind(2)
-        mixed = F.scaled_dot_product_attention(
-            query.transpose(1, 2), key, value, is_causal=True, enable_gqa=self.heads != self.kv_heads
-        )
-        return self.out(mixed.transpose(1, 2).flatten(2))
+        """See attend_causally; x [R, T, D]."""
+        return self.out(attend_causally(*self.project(x, turn)))
 
 
 class MLP(nn.Module):
@@ -194,7 +221,7 @@ class MLP(nn.Module):
         self.down = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """down(silu(gate(x)) * up(x)); x [R, N, D]."""
+        """down(silu(gate(x)) * up(x)); x [..., D]."""
         gate, up = self.gate_up(x).chunk(2, dim=-1)
         return self.down(F.silu(gate) * up)
 
@@ -212,7 +239,8 @@ class Block(nn.Module):
         self.mlp = MLP(config)
 
     def forward(self, x: Tensor, turn: Tensor, layer: int, cache: KVCache, span: Span) -> Tensor:
-        """x [R, N, D] -> [R, N, D], writing this layer's keys and values at the span."""
+        """x [R * N, D] -> [R * N, D], writing this layer's keys and values at the span; turn [R * N, 1,
+        E/2]."""
         x = x + self.attention(self.attention_norm(x), turn, layer, cache, span)
         return x + self.mlp(self.mlp_norm(x))
 
@@ -246,10 +274,11 @@ class Decoder(nn.Module):
     def forward(self, x: Tensor, cache: KVCache, span: Span) -> Tensor:
         """Features [R, N, D] after the final norm of embedded nodes x [R, N, D], placed in the cache by
         span."""
-        turn = self.turn(span.positions)
+        shape, turn = x.shape, self.turn(span.positions).flatten(0, 1)
+        x = x.flatten(0, 1)  # a matrix: layers take it as it is
         for layer, block in enumerate(self.blocks):
             x = block(x, turn, layer, cache, span)
-        return self.norm(x)
+        return self.norm(x).view(shape)
 
     def causal(self, tokens: Tensor) -> Tensor:
         """Features [R, T, D] after the final norm of whole sequences tokens [R, T]; position = index.

@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from adt_tree.sampling import Sampling
-from models.packed import PackedLinear, PackedMLP, RowNorm, pack, packable, product
+from models.cache import KVCache
+from models.packed import PackedBlock, Product, RowNorm, pack, packable, product
 from models.registry import load
-from models.transformer import MLP, DecoderConfig
+from models.target import chain_mask
+from models.transformer import MLP, Block, DecoderConfig, rotary_table
 
 pytestmark = pytest.mark.skipif(not packable(torch.ones(1, 1)), reason="this torch has no oneDNN")
 
@@ -27,30 +30,54 @@ def inputs(width: int) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_a_linear_layer(bias: bool) -> None:
+def test_a_product_and_what_is_fused_into_it(bias: bool) -> None:
     torch.manual_seed(1)
     linear = nn.Linear(48, 80, bias=bias).requires_grad_(False)
-    packed = PackedLinear(linear.weight, linear.bias)
+    packed = Product(linear.weight, linear.bias)
     for x in inputs(48):
-        torch.testing.assert_close(packed(x), linear(x), rtol=1e-5, atol=1e-5)
+        plain = linear(x)
+        other = torch.randn_like(plain)
+        kept = other.clone()
+        pairs = (
+            (packed(x), plain),
+            (packed.silu(x), F.silu(plain)),
+            (packed.times(x, other), plain * other),
+            (packed.plus(x, other), plain + other),
+        )
+        for got, expected in pairs:
+            torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+        assert torch.equal(other, kept), "the stream was written"
 
 
-def test_an_mlp() -> None:
-    torch.manual_seed(2)
-    mlp = MLP(DecoderConfig(10, 48, 100, 1, 2)).requires_grad_(False)
-    packed = PackedMLP(mlp)
-    for x in inputs(48):
-        torch.testing.assert_close(packed(x), mlp(x), rtol=1e-5, atol=1e-5)
-
-
-def test_a_norm() -> None:
+def test_a_norm_whose_scale_is_elsewhere() -> None:
     torch.manual_seed(3)
     norm = nn.RMSNorm(48, 1e-3)
     norm.weight = nn.Parameter(torch.rand(48), requires_grad=False)
+    rows = RowNorm(norm)
     for x in inputs(48):
-        torch.testing.assert_close(RowNorm(norm)(x), norm(x), rtol=1e-5, atol=1e-6)
-    tiny = torch.full((1, 48), 1e-3)  # eps is not negligible
-    torch.testing.assert_close(RowNorm(norm)(tiny), norm(tiny), rtol=1e-5, atol=1e-8)
+        torch.testing.assert_close(rows(x) * rows.scale, norm(x), rtol=1e-5, atol=1e-6)
+    for tiny in (torch.full((1, 48), 1e-3), torch.zeros(1, 48)):  # eps is not negligible
+        torch.testing.assert_close(rows(tiny) * rows.scale, norm(tiny), rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("kv_heads", [2, 4])
+@pytest.mark.parametrize("qk_norm", [False, True])
+@pytest.mark.parametrize("input_norm", [False, True])
+def test_a_layer(kv_heads: int, qk_norm: bool, input_norm: bool) -> None:
+    torch.manual_seed(2)
+    config = DecoderConfig(10, 48, 100, 1, 4, kv_heads, qk_norm=qk_norm, input_norm=input_norm)
+    block = Block(config).requires_grad_(False)
+    for parameter in block.parameters():
+        parameter.normal_(1 if parameter.dim() == 1 else 0, 0.3)
+    packed, x = PackedBlock(block), torch.randn(2, 9, 48)
+    turn = rotary_table(config)[torch.arange(9)[None]].unsqueeze(2)
+    whole = block.causal(x, turn)
+    torch.testing.assert_close(packed.causal(x, turn), whole, rtol=1e-4, atol=1e-4)
+    cache = KVCache.allocate(1, 2, 20, kv_heads, 12, torch.float32, x.device)
+    span = cache.span(torch.arange(9).expand(2, -1), chain_mask(9, x.device).expand(2, -1, -1), reach=0)
+    flat = turn.expand(2, -1, -1, -1).flatten(0, 1)
+    got = packed(x.flatten(0, 1), flat, 0, cache, span)
+    torch.testing.assert_close(got.view_as(x), whole, rtol=1e-4, atol=1e-4)
 
 
 def test_a_decoder_with_its_head(tiny_checkpoint: Path) -> None:
