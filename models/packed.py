@@ -90,23 +90,24 @@ class PackedBlock(nn.Module):
     """See Block: the same layer, in as few steps as it takes on a CPU."""
 
     def __init__(self, block: Block) -> None:
+        """block is taken apart: no product of it is there twice for longer than it takes to pack."""
         super().__init__()
-        attention, mlp = block.attention, block.mlp
+        attention, mlp, norm = block.attention, block.mlp, block.attention_norm
         self.heads, self.kv_heads = attention.heads, attention.kv_heads
-        self.affine = None
-        if attention.affine is not None:
-            self.affine = attention.qk_weight.detach(), attention.qk_bias.detach()
-        # The drafter of LlamaGen has no norm before attention.
-        norm = block.attention_norm
+        affine = attention.affine
+        self.affine = None if affine is None else (affine[0].detach(), affine[1].detach())
         self.attention_norm = RowNorm(norm) if isinstance(norm, nn.RMSNorm) else None
         self.mlp_norm = RowNorm(block.mlp_norm)
-        qkv = attention.qkv.weight
-        if self.attention_norm is not None:
-            qkv = qkv * self.attention_norm.scale
-        gate, up = (mlp.gate_up.weight * self.mlp_norm.scale).chunk(2)
-        self.qkv = Product(qkv, attention.qkv.bias)
-        self.out = Product(attention.out.weight, attention.out.bias)
-        self.gate, self.up, self.down = Product(gate), Product(up), Product(mlp.down.weight)
+        qkv, out = attention.qkv, attention.out
+        before = 1.0 if self.attention_norm is None else self.attention_norm.scale
+        self.qkv = Product(qkv.weight * before, qkv.bias)
+        self.out = Product(out.weight, out.bias)
+        del block.attention, attention, qkv, out
+        gate, up = mlp.gate_up.weight.chunk(2)
+        self.gate = Product(gate * self.mlp_norm.scale)
+        self.up = Product(up * self.mlp_norm.scale)
+        del mlp.gate_up, gate, up
+        self.down = Product(mlp.down.weight)
 
     def forward(self, x: Tensor, turn: Tensor, layer: int, cache: KVCache, span: Span) -> Tensor:
         """See Block."""

@@ -69,9 +69,10 @@ def test_a_layer(kv_heads: int, qk_norm: bool, input_norm: bool) -> None:
     block = Block(config).requires_grad_(False)
     for parameter in block.parameters():
         parameter.normal_(1 if parameter.dim() == 1 else 0, 0.3)
-    packed, x = PackedBlock(block), torch.randn(2, 9, 48)
+    x = torch.randn(2, 9, 48)
     turn = rotary_table(config)[torch.arange(9)[None]].unsqueeze(2)
     whole = block.causal(x, turn)
+    packed = PackedBlock(block)
     torch.testing.assert_close(packed.causal(x, turn), whole, rtol=1e-4, atol=1e-4)
     cache = KVCache.allocate(1, 2, 20, kv_heads, 12, torch.float32, x.device)
     span = cache.span(torch.arange(9).expand(2, -1), chain_mask(9, x.device).expand(2, -1, -1), reach=0)
