@@ -291,11 +291,12 @@ class RunFolder:
                 self._record(name).unlink()
             elif name not in self.statistics:
                 records[name] = _read_entries(self._record(name), "statistics", "steps")
-        self.statistics |= {name: record["statistics"] for name, record in records.items()}
         self._write_steps({name: record["steps"] for name, record in records.items()})
         if records:
-            others = {name: entry for name, entry in self.statistics.items() if name not in self._prompts}
-            write_json(self.statistics_path, self.finished() | others)
+            merged = self.statistics | {name: record["statistics"] for name, record in records.items()}
+            own = {name: merged[name] for name in self._prompts if name in merged}
+            write_json(self.statistics_path, own | merged)
+            self.statistics = merged  # last: interrupted before, the next call does it all again
         return bool(waiting)
 
     def _write_steps(self, records: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:

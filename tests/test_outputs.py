@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from adt_tree.records import Decoded, Step
+from eval import outputs
 from eval.errors import UserError
 from eval.figures import contact_sheet, heatmap, maps
 from eval.outputs import RunFolder, file_name, write_atomic
@@ -108,6 +109,25 @@ def test_statistics_are_there_while_images_are_made(tmp_path: Path) -> None:
     assert folder.merge() and not (tmp_path / "queue").exists()
     assert (folder.statistics_path.read_bytes(), folder.steps_path.read_bytes()) == before
     assert not folder.merge()
+
+
+def test_a_merge_that_is_interrupted_is_done_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = opened(tmp_path)
+    assert folder.take("0")
+    folder.add(decoded("0"), Image.new("RGB", (2, 2)), 0.0)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(outputs, "write_json", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            folder.gather()
+    folder.merge()
+    assert list(json.loads(folder.statistics_path.read_text())) == ["0"]
+    assert len(folder.steps_path.read_text().splitlines()) == 2
 
 
 def test_other_configurations_and_damage_are_refused(tmp_path: Path) -> None:
