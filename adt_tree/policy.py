@@ -104,9 +104,9 @@ CHAIN, CANDIDATES = 20, 8  # of self-drafted trees: longest main chain, candidat
 
 
 def self_drafted(budget: int) -> TreeShape:
-    """The fixed shape of a budget (>= 1) of self-drafted nodes: 3 of 5 in the main chain, as many as in the
-    default trees of 34, and up to CHAIN of them."""
-    return TreeShape(min(CHAIN, -(-3 * budget // 5)), CANDIDATES, budget)
+    """The fixed shape of a budget (>= 1) of self-drafted nodes: three quarters in the main chain, whose every
+    pass refines the drafts of the next, and up to CHAIN of them (docs/LOG.md)."""
+    return TreeShape(min(CHAIN, -(-3 * budget // 4)), CANDIDATES, budget)
 
 
 # Self-drafting: depth is the length of the main chain. A level costs a row of the target's pass, no drafter

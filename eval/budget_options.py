@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from adt_tree.policy import TreeShape
+from adt_tree.policy import CANDIDATES, CHAIN, TreeShape, self_drafted
 from eval.errors import UserError
 from eval.method import Method, check_drafter, check_model
 from eval.options import (
@@ -18,7 +18,6 @@ from eval.options import (
 from eval.parser import at_least
 
 BUDGETS = (8, 16, 32, 64, 128)
-LONGEST_CHAIN = 24  # codes of a self-drafted main chain
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "trees",
         "Fixed shapes. eagle: log2(budget) levels, and the least width that offers twice the budget to "
-        "choose from; jacobi, hybrid: half the budget in the main chain, 4 to 24 codes, and log2(budget) - 2 "
-        "candidates a cell, at least 2.",
+        "choose from; jacobi, hybrid: three quarters of the budget in the main chain, at most "
+        f"{CHAIN} codes, and {CANDIDATES} candidates a cell.",
     )
     group.add_argument(
         "--budgets",
@@ -56,10 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def shape_of(drafter: str, budget: int) -> TreeShape:
     """The fixed shape that spends a budget (>= 1) sensibly; the rules are in the options' help."""
-    levels = budget.bit_length() - 1
     if drafter != "eagle":
-        return TreeShape(min(budget, LONGEST_CHAIN, max(4, budget // 2)), max(2, levels - 2), budget)
-    depth, width = max(1, levels), 1
+        return self_drafted(budget)
+    depth, width = max(1, budget.bit_length() - 1), 1
     while width + (depth - 1) * width**2 < 2 * budget:
         width += 1
     return TreeShape(depth, width, budget)

@@ -22,7 +22,7 @@ ADAPT_OF = {"eagle": ADAPT, "jacobi": SELF_DRAFTED, "hybrid": SELF_DRAFTED}
 SHAPE_OF = {"eagle": TreeShape(5, 4, 10), "jacobi": TreeShape(20, 8, 34), "hybrid": TreeShape(20, 8, 34)}
 # Model -> drafted nodes -> tau of trees of policy.self_drafted at T = 1: what --total_token auto chooses by
 # (docs/PERFORMANCE.md).
-TAUS: dict[str, dict[int, float]] = {"emoji": {4: 1.90, 8: 2.33, 16: 3.01, 24: 3.48, 34: 3.76}}
+TAUS: dict[str, dict[int, float]] = {"emoji": {4: 1.99, 8: 2.52, 16: 3.38, 24: 3.90, 34: 4.18}}
 SPLITTABLE = ("emoji", "anole", "lumina_mgpt")  # over several GPUs
 DEFAULT_TREE = "mc_sim_7b_63"
 # How features and tokens of these models' drafters are paired; of the others it is known.

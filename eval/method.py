@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from adt_tree.policy import AdaptConstants, TreeShape
+from adt_tree.policy import AdaptConstants, TreeShape, self_drafted
 from eval.errors import UserError
 from eval.families import FASTEST, TAUS, by_eagle_version, check_family, constants_of, shape_of, static_of
 from eval.options import ADAPT_FIELDS, AUTO, DEFAULT_DELTA
@@ -95,9 +95,11 @@ def adapt_constants(args: argparse.Namespace) -> AdaptConstants:
 
 
 def fixed_shape(args: argparse.Namespace) -> TreeShape:
-    """The shape of EAGLE-2's trees, or of self-drafted ones."""
+    """The shape of EAGLE-2's trees, or of self-drafted ones, whose main chain follows the budget."""
     base = shape_of(args)
     budget = (args.total_token or base.budget + 1) - 1
+    if args.drafter_type in ("jacobi", "hybrid"):
+        base = self_drafted(budget)
     return TreeShape(args.depth or base.depth, args.draft_top_k or base.width, budget)
 
 

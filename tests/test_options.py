@@ -48,6 +48,7 @@ def test_total_token_counts_the_root() -> None:
     assert parse("--total_token", "59", "--depth", "4", "--draft_top_k", "10").shape == TreeShape(4, 10, 58)
     assert parse("--drafter_top_k", "3").shape.width == 3
     assert parse("--peanut", "--total_token", "9").adapt.budget == 8
+    assert parse("--drafter_type", "jacobi", "--total_token", "17").shape == TreeShape(12, 8, 16)
 
 
 def test_adaptive_constants_and_their_starts() -> None:
