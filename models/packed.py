@@ -71,19 +71,23 @@ class PackedLinear(nn.Module):
 
 
 class RowNorm:
-    """What is left of nn.RMSNorm, seven small steps on a CPU, once `scale` [D], its weight times the root of
-    the width, has gone into the products behind it: x / sqrt(sum(x^2) + D eps), in three."""
+    """What is left of nn.RMSNorm, seven small steps on a CPU, once its scale is in the products behind it:
+    x / sqrt(sum(x^2) + D eps), in three."""
 
-    __slots__ = ("least", "scale")
+    __slots__ = ("least",)
 
     def __init__(self, norm: nn.RMSNorm) -> None:
         assert norm.eps is not None, "a decoder's configuration names it"
         self.least = torch.tensor((norm.weight.numel() * norm.eps) ** 0.5)
-        self.scale = norm.weight.detach() * norm.weight.numel() ** 0.5
 
     def __call__(self, x: Tensor) -> Tensor:
         """Rows [..., D] of length 1, or less where eps is not negligible."""
         return x / torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self.least)
+
+
+def scale_of(norm: nn.RMSNorm) -> Tensor:
+    """[D]: a norm's weight times the root of its width, what RowNorm leaves out."""
+    return norm.weight.detach() * norm.weight.numel() ** 0.5
 
 
 class PackedBlock(nn.Module):
@@ -99,13 +103,14 @@ class PackedBlock(nn.Module):
         self.attention_norm = RowNorm(norm) if isinstance(norm, nn.RMSNorm) else None
         self.mlp_norm = RowNorm(block.mlp_norm)
         qkv, out = attention.qkv, attention.out
-        before = 1.0 if self.attention_norm is None else self.attention_norm.scale
+        before = scale_of(norm) if isinstance(norm, nn.RMSNorm) else 1.0
         self.qkv = Product(qkv.weight * before, qkv.bias)
         self.out = Product(out.weight, out.bias)
         del block.attention, attention, qkv, out
+        behind = scale_of(block.mlp_norm)
         gate, up = mlp.gate_up.weight.chunk(2)
-        self.gate = Product(gate * self.mlp_norm.scale)
-        self.up = Product(up * self.mlp_norm.scale)
+        self.gate = Product(gate * behind)
+        self.up = Product(up * behind)
         del mlp.gate_up, gate, up
         self.down = Product(mlp.down.weight)
 
