@@ -1,4 +1,4 @@
-"""Stale codes: the target's own choices behind rejected nodes, kept by position, and the chains made of them.
+"""Stale codes: the target's own choices behind rejected nodes, and the chains made of them.
 
 Dimensions: B images, L levels, K candidates a position, N nodes, V codes, C channels of a latent.
 """
@@ -13,13 +13,15 @@ from torch import Tensor
 
 from adt_tree.calibrate import SEED, STALE
 from adt_tree.grid import Grid
+from adt_tree.seen import SeenLaws
 from adt_tree.tree import DraftTree, Pool, select
 from adt_tree.verify import Verdict, accepted_nodes
 
 SEED_CELLS = ("above", "left", "both")
 SEED_CONFIDENCE = -1.0  # raw log-confidence of a code copied from a neighbouring cell
-# Laws of the first open position were read below a code that proved wrong: what they say with probability
-# p is right as often as SURPRISED * p + FLOOR (docs/LOG.md; `main.py reliability` shows if that holds).
+SWEEPS = 2  # look-ups of the whole chain, each below the codes of the last
+# Where no law of the first open position was read below the code committed before it, what another one says
+# with probability p is right as often as SURPRISED * p + FLOOR (docs/LOG.md; `main.py reliability`).
 SURPRISED, FLOOR = 0.67, 0.012
 KEPT = 1e6  # a score no confidence reaches: the main chain stays whatever the budget leaves out
 NEVER = -1e4  # log acceptance rate of what cannot be
@@ -36,9 +38,10 @@ class Candidates:
 
 
 class StaleCodes:
-    """For every position ahead the K best codes of the latest law seen there, and their confidences.
+    """For every position ahead the best codes of the law seen there that fits what stands before it.
 
-    State: K codes and confidences a position and slot, nothing of the vocabulary's size.
+    That is the newest one read below the very code that now stands before the position, committed or drafted,
+    and where there is none the newest of all (docs/METHOD.md).
     """
 
     def __init__(self, grid: Grid, slots: int, candidates: int, seed_cells: str, latents: Tensor) -> None:
@@ -48,15 +51,14 @@ class StaleCodes:
             raise ValueError(f"seed_cells {seed_cells!r}: choose one of {', '.join(SEED_CELLS)}")
         self.grid, self.seed_cells, self.latents = grid, seed_cells, latents
         device = latents.device
-        size = grid.size + 1  # the last column takes what falls outside an image
-        self._codes = torch.zeros(slots, size, dtype=torch.int64, device=device)
-        self._stale = torch.zeros(slots, size, candidates, dtype=torch.int64, device=device)
-        self._confidence = torch.full((slots, size, candidates), float("-inf"), device=device)
+        self.seen = SeenLaws(grid.size, slots, candidates, device)
+        # The last column takes what falls outside an image.
+        self._codes = torch.zeros(slots, grid.size + 1, dtype=torch.int64, device=device)
         self._position = torch.ones(slots, dtype=torch.int64, device=device)
 
     def prefill(self, slot: int, code: Tensor) -> None:
         """A new image takes the slot; code [] is its first."""
-        self._confidence[slot] = float("-inf")
+        self.seen.clear(slot)
         self._codes[slot, 0] = code
         self._position[slot] = 1
 
@@ -65,26 +67,29 @@ class StaleCodes:
         self._position[slot] = 1
 
     def observe(self, tree: DraftTree, log_p: Tensor, gumbel: Tensor, verdict: Verdict) -> None:
-        """Keep the best codes of the law at one node a level (latest_laws); write down what was committed."""
-        code, value, scored = latest_laws(tree, log_p, gumbel, verdict, self._stale.shape[-1], self.latents)
-        column = torch.arange(scored.shape[1], device=scored.device)
-        at = (self._position[:, None] + column).clamp(max=self.grid.size)
-        kept = at.masked_fill(~scored, self.grid.size)[..., None].expand_as(code)
-        self._stale.scatter_(1, kept, code)
-        self._confidence.scatter_(1, kept, value)
-        done = at.masked_fill(column >= verdict.count[:, None], self.grid.size)
+        """Keep the best codes of every node's law that is one; write down what was committed."""
+        code, value = best_codes(tree, log_p, gumbel, self.seen.candidates)
+        law = tree.valid & value[..., 0].isfinite()
+        at = self.ahead(tree.depths).masked_fill(~law, self.grid.size)
+        self.seen.write(at, tree.codes, code, value, order_of_laws(tree, verdict, self.latents))
+        self.advance(verdict)
+
+    def advance(self, verdict: Verdict) -> None:
+        """Write down what was committed."""
+        column = torch.arange(verdict.codes.shape[1], device=verdict.codes.device)
+        done = self.ahead(column).masked_fill(column >= verdict.count[:, None], self.grid.size)
         self._codes.scatter_(1, done, verdict.codes)
         self._position += verdict.count
 
+    def ahead(self, steps: Tensor) -> Tensor:
+        """The positions [B, L] so many steps, [L] or [B, L], behind the first open one; grid.size is
+        outside."""
+        return (self._position[:, None] + steps).clamp(max=self.grid.size)
+
     def candidates(self, length: int, width: int) -> Candidates:
         """The best `width` of the next `length` positions; those never scored copy a neighbour."""
-        column = torch.arange(length, device=self._codes.device)
-        at = (self._position[:, None] + column).clamp(max=self.grid.size)
-        index = at[..., None].expand(-1, -1, width)
-        codes, confidence = self._stale.gather(1, index), self._confidence.gather(1, index)
-        known = confidence[..., 0].isfinite()
-        first = confidence[:, 0]
-        confidence[:, 0] = (SURPRISED * first.exp() + FLOOR).log().where(first.isfinite(), first)
+        at = self.ahead(torch.arange(length, device=self._codes.device))
+        codes, confidence, known = self._fitting(at, width)
         self._codes.scatter_(1, at, codes[..., 0])  # candidates stand in for codes that do not exist yet
         left = self._last_known(at, codes[..., 0], known)
         # A row at a time: the copied row may itself be copied.
@@ -104,6 +109,27 @@ class StaleCodes:
         source = torch.where(known, STALE, SEED)[..., None].expand_as(codes)
         return Candidates(codes, confidence, source)
 
+    def _fitting(self, at: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Codes and log-confidences [B, L, width] of the laws that fit positions at [B, L], and known [B, L]:
+        whether there is one.
+
+        What fits a position depends on the best code before it, and so on: SWEEPS times all of them are
+        looked up at once, below the best codes of the time before.
+        """
+        root = self._codes.gather(1, (at[:, :1] - 1).clamp(min=0))
+        around = self.seen.around(at)
+        place = around.newest()
+        for _ in range(SWEEPS):
+            chain = self.seen.read(place, 1)[0][..., 0]
+            place, below = around.below(torch.cat((root, chain[:, :-1]), dim=1))
+        codes, confidence = self.seen.read(place, width)
+        known = around.known
+        confidence = confidence.masked_fill(~known[..., None], float("-inf"))
+        surprised = known[:, :1] & ~below[:, :1]
+        first = (SURPRISED * confidence[:, 0].exp() + FLOOR).log()
+        confidence[:, 0] = torch.where(surprised, first, confidence[:, 0])
+        return codes, confidence, known
+
     def _last_known(self, at: Tensor, codes: Tensor, known: Tensor) -> Tensor:
         """[B, L]: the nearest candidate before each position that was ever scored, else the root."""
         root = self._codes.gather(1, (at[:, :1] - 1).clamp(min=0))
@@ -113,33 +139,29 @@ class StaleCodes:
         return torch.cat((root, codes), dim=1).gather(1, latest)
 
 
-def latest_laws(
-    tree: DraftTree, log_p: Tensor, gumbel: Tensor, verdict: Verdict, candidates: int, latents: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """What a pass says of each position ahead: codes and log-confidences [B, L, K], and scored [B, L] bool.
+def best_codes(tree: DraftTree, log_p: Tensor, gumbel: Tensor, candidates: int) -> tuple[Tensor, Tensor]:
+    """The best codes of every node's law under the noise of its position, and their log-confidences,
+    [B, N, K]."""
+    level = tree.depths[..., None].expand(-1, -1, gumbel.shape[2])
+    value, code = (log_p + gumbel.gather(1, level)).log_softmax(dim=-1).topk(candidates, dim=-1)
+    return code, value
 
-    Row l is of the position l after the first open one, read at one node of depth l: the one with the most
-    accepted nodes above it, for fewest of its prefix's codes are wrong. Among siblings none of which was
-    accepted, the one whose latent [V, C] lies nearest to that of the code committed in their place goes
-    first; other ties keep tree order, which puts the main chain first. Where scored is False no node stands
-    at that depth.
+
+def order_of_laws(tree: DraftTree, verdict: Verdict, latents: Tensor) -> Tensor:
+    """Which law of a position says most of it: [B, N] int64, all different, the best least.
+
+    First the nodes with the most accepted nodes above them, for fewest of their prefix's codes are wrong.
+    Among siblings none of which was accepted, the one whose latent [V, C] lies nearest to that of the code
+    committed in their place; other ties keep tree order, which puts the main chain first.
     """
     images, nodes = tree.codes.shape
-    levels = tree.depth + 1
     number = torch.arange(nodes, device=tree.codes.device)
     shared = (tree.ancestors & accepted_nodes(tree, verdict)[:, None]).sum(dim=2)
     order = (number + nodes).repeat(images, 1)
     order.scatter_add_(
         1, _nearest_rejected(tree, shared, verdict, latents), order.new_full((images, 1), -nodes)
     )
-    beyond = 2 * nodes  # no key of a node reaches it
-    key = (order - shared * beyond).masked_fill(~tree.valid, beyond)
-    best = torch.full((images, levels), beyond, device=key.device)
-    best = best.scatter_reduce(1, tree.depths, key, "amin")
-    node = (best % nodes)[..., None].expand(-1, -1, log_p.shape[-1])
-    law = log_p.gather(1, node) + gumbel[:, :levels]
-    value, code = law.log_softmax(dim=-1).topk(candidates, dim=-1)
-    return code, value, best < beyond
+    return order - shared * 2 * nodes
 
 
 def _nearest_rejected(tree: DraftTree, shared: Tensor, verdict: Verdict, latents: Tensor) -> Tensor:

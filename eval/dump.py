@@ -19,7 +19,7 @@ from torch import Tensor
 from adt_tree.policy import TreeShape
 from adt_tree.roles import Prefix, Proposer
 from adt_tree.sampling import Sampling, log_probs
-from adt_tree.stale import latest_laws
+from adt_tree.stale import best_codes, order_of_laws
 from adt_tree.tree import DraftTree
 from adt_tree.verify import Verdict
 
@@ -34,7 +34,8 @@ class _Cycle:
     codes: Tensor  # [A]
     log_p: Tensor  # [A, V]
     features: Tensor  # [G, A, D]
-    ahead: tuple[Tensor, Tensor, Tensor]  # codes, log-confidences [L, K] and scored [L], as latest_laws
+    ahead: tuple[Tensor, Tensor, Tensor, Tensor]  # of every node's law, the best law of a position last:
+    # codes, log-confidences [N, K], the node's depth (-1: padding) and the code it stands below [N]
     tree: tuple[Tensor, Tensor, Tensor, Tensor] | None  # codes, valid [N] and log p, q [I, V]
 
 
@@ -66,15 +67,17 @@ class _Trace:
         return {name: tensor.contiguous().cpu() for name, tensor in found.items()}
 
     def _ahead(self, counts: Tensor) -> dict[str, Tensor]:
-        """One entry a cycle and scored position, in the order of the cycles."""
+        """One entry a cycle and node, in the order of the cycles."""
         ends = 1 + counts.cumsum(0)  # the first open position after every cycle
-        scored = [cycle.ahead[2].nonzero()[:, 0].cpu() for cycle in self.cycles]
+        laws = [tuple(part[cycle.ahead[2] >= 0] for part in cycle.ahead) for cycle in self.cycles]
+        sizes = torch.tensor([len(depth) for _, _, depth, _ in laws])
+        codes, confidence, depth, above = (torch.cat(parts) for parts in zip(*laws, strict=True))
         return {
-            "ahead_known": (ends - 1).repeat_interleave(torch.tensor([len(levels) for levels in scored])),
-            "ahead_position": torch.cat(scored)
-            + (ends - counts).repeat_interleave(torch.tensor([len(levels) for levels in scored])),
-            "ahead_codes": torch.cat([cycle.ahead[0][cycle.ahead[2]] for cycle in self.cycles]).int(),
-            "ahead_confidence": torch.cat([cycle.ahead[1][cycle.ahead[2]] for cycle in self.cycles]),
+            "ahead_known": (ends - 1).repeat_interleave(sizes),
+            "ahead_position": (ends - counts).repeat_interleave(sizes) + depth.cpu(),
+            "ahead_above": above.int(),
+            "ahead_codes": codes.int(),
+            "ahead_confidence": confidence,
         }
 
     def _trees(self) -> dict[str, Tensor]:
@@ -130,13 +133,26 @@ class Recorder:
         laws = log_p.gather(1, path.expand(-1, -1, log_p.shape[-1]))
         index = path[None].expand(features.shape[0], -1, -1, features.shape[-1])
         along = features.gather(2, index)
-        ahead = latest_laws(tree, log_p, gumbel, verdict, min(CANDIDATES, log_p.shape[-1]), self.latents)
+        ahead = self._ahead(tree, log_p, gumbel, verdict)
         for slot, trace in self._traces.items():
             seen = tuple(part[slot] for part in ahead)
             drafted = None if self.inner is None else self._tree(tree, log_p, slot)
             count, codes = verdict.count[slot], verdict.codes[slot]
             trace.cycles.append(_Cycle(count, codes, laws[slot], along[:, slot], seen, drafted))
         self.proposer.observe(tree, log_p, gumbel, features, verdict)
+
+    def _ahead(self, tree: DraftTree, log_p: Tensor, gumbel: Tensor, verdict: Verdict) -> tuple[Tensor, ...]:
+        """_Cycle.ahead of all images."""
+        codes, value = best_codes(tree, log_p, gumbel, min(CANDIDATES, log_p.shape[-1]))
+        depth = tree.depths.masked_fill(~tree.valid, -1)
+        last = order_of_laws(tree, verdict, self.latents).argsort(dim=1, descending=True)
+        whole = last[..., None].expand_as(codes)
+        return (
+            codes.gather(1, whole),
+            value.gather(1, whole),
+            depth.gather(1, last),
+            tree.codes.gather(1, last),
+        )
 
     def _tree(self, tree: DraftTree, log_p: Tensor, slot: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         inner = [node for node in self.inner if node < tree.nodes]

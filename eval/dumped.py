@@ -58,8 +58,10 @@ class DumpedImage:
     log_p: Tensor  # [n, V] fp32, guided and filtered: the law of each code after those before it
     features: Tensor  # [G, n - 1, D] of every code but the last, which no pass has read
     prompt_features: Sequence[Tensor]  # [T_g, D] of every branch
-    newest: Tensor  # [n, n] int64: of the laws of a position (column), the entry of the newest that knew at
-    # most so many codes (row); -1: there is none
+    ahead_known: Tensor  # [E] int64: codes that were known after the cycle that read the law; in that order,
+    # and of the laws that a cycle read of one position, that which says most of it last
+    ahead_position: Tensor  # [E] int64
+    ahead_above: Tensor  # [E] int64: the code it was read below
     ahead_codes: Tensor  # [E, K] int64
     ahead_confidence: Tensor  # [E, K] log softmax(log p + G) of these codes
     trees: Trees | None
@@ -120,19 +122,24 @@ def _image(facts: dict[str, Any], found: dict[str, Tensor]) -> DumpedImage:
         log_p=found["log_p"],
         features=found["features"],
         prompt_features=[found[f"prompt_features_{branch}"] for branch in range(branches)],
-        newest=_newest(found["ahead_known"], found["ahead_position"], len(found["codes"])),
+        ahead_known=found["ahead_known"],
+        ahead_position=found["ahead_position"],
+        ahead_above=found["ahead_above"].long(),
         ahead_codes=found["ahead_codes"].long(),
         ahead_confidence=found["ahead_confidence"],
         trees=trees,
     )
 
 
-def _newest(known: Tensor, positions: Tensor, size: int) -> Tensor:
-    """DumpedImage.newest from entries in the order of their cycles, each of which knew more codes than the
-    last."""
-    entries = torch.full((size, size), -1, dtype=torch.int64, device=known.device)
-    entries[known, positions] = torch.arange(len(known), device=known.device)
-    return entries.cummax(dim=0).values
+def newest(playing: DumpedImage, known: Tensor, at: Tensor, above: Tensor) -> Tensor:
+    """[N]: the newest entry of positions at [N] that knew at most so many codes [], below the codes above [N]
+    if there is one, else below any; -1: there is none."""
+    number = torch.arange(len(playing.ahead_known), device=at.device)
+    there = (playing.ahead_position == at[:, None]) & (playing.ahead_known <= known)
+    same = there & (playing.ahead_above == above[:, None])
+    rank = number.where(there, -1) + len(number) * same
+    best = rank.amax(dim=1)
+    return torch.where(best < 0, -1, best % len(number))
 
 
 class RecordedTarget:
@@ -141,11 +148,11 @@ class RecordedTarget:
     On the image's own path laws and features are the recorded ones, so whatever reads no others is replayed
     exactly: the coupled rule, and the drafter network. Off the path the law is unknown, and features are
     those of the path. What self-drafting keeps of it, the best codes of a position and their confidences, is
-    taken from the newest recorded cycle that scored the position and had no more of the image's codes
-    accepted than the replayed one: what the live run would see if the arm is the recorded one, else an
-    approximation, for behind those codes the two arms' drafts differ. Codes beyond the candidates kept share
-    the mass that is left; a position no such cycle scored has NaN laws, which self-drafting takes for never
-    seen. Its laws are final: sample them as AS_RECORDED.
+    taken from the newest recorded cycle that read the position below the node's code, or where none did below
+    any, and had no more of the image's codes accepted than the replayed one: what the live run would see if
+    the arm is the recorded one, else an approximation, for behind those codes the two arms' drafts differ.
+    Codes beyond the candidates kept share the mass that is left; a position no such cycle scored has NaN
+    laws, which self-drafting does not keep. Its laws are final: sample them as AS_RECORDED.
     """
 
     passes = DIRECT
@@ -171,7 +178,6 @@ class RecordedTarget:
     def forward(self, tree: DraftTree, reach: int) -> tuple[Tensor, Tensor]:
         """See Target; logits [1, B, N, V] are log p."""
         on_path, last = self.on_path(tree), self.grid.size - 1
-        level = torch.arange(tree.depth + 1, device=self.device)
         laws, features = [], []
         for slot, playing in enumerate(self._playing):
             position = self._position[slot]
@@ -179,9 +185,9 @@ class RecordedTarget:
             if playing is None:  # an idle slot's image is read by nobody
                 playing = next(other for other in self._playing if other is not None)
             known = (position - 1 + on_path[slot].sum()).clamp(max=last)
-            ahead = self._ahead(playing, known, (position + level).clamp(max=last))
+            ahead = self._ahead(playing, known, at, tree.codes[slot])
             own = on_path[slot][:, None]
-            laws.append(torch.where(own, playing.log_p[at], ahead[tree.depths[slot]]))
+            laws.append(torch.where(own, playing.log_p[at], ahead))
             features.append(playing.features[:, at - 1])
         return torch.stack(laws)[None], torch.stack(features, dim=1)
 
@@ -197,10 +203,10 @@ class RecordedTarget:
         pairs = zip(self._playing, at, strict=True)
         return torch.stack([none if playing is None else playing.codes[row] for playing, row in pairs])
 
-    def _ahead(self, playing: DumpedImage, known: Tensor, at: Tensor) -> Tensor:
-        """Laws [L, V] of the positions `at` [L] by the newest cycle that knew at most the first `known`
-        codes."""
-        entry = playing.newest[known, at]
+    def _ahead(self, playing: DumpedImage, known: Tensor, at: Tensor, above: Tensor) -> Tensor:
+        """Laws [N, V] of the positions `at` [N] below the codes above [N], by the newest cycle that knew at
+        most the first `known` codes."""
+        entry = newest(playing, known, at, above)
         codes, confidence = playing.ahead_codes[entry], playing.ahead_confidence[entry]
         others = max(self.num_codes - codes.shape[1], 1)
         share = ((1 - confidence.exp().sum(dim=1)).clamp_min(0) / others).log()
@@ -209,6 +215,28 @@ class RecordedTarget:
         seed = torch.tensor([playing.seed], device=self.device)
         law = law - self._noise.gumbel(seed, at[None])[0]  # the confidences have the noise in them
         return law.masked_fill((entry < 0)[:, None], float("nan"))
+
+    def read_before(self, candidates: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """What SeenLaws.write takes of the laws that the recorded cycle before the current roots read, if one
+        ended there: positions, codes above [B, E], best codes and their log-confidences [B, E, K], order."""
+        rows = []
+        for playing, position in zip(self._playing, self._position, strict=True):
+            entry = torch.zeros(0, dtype=torch.int64, device=self.device)
+            if playing is not None:
+                entry = (playing.ahead_known == position - 1).nonzero()[:, 0]
+            rows.append((playing, entry))
+        most = max(len(entry) for _, entry in rows)
+        at = torch.full((self.slots, most), self.grid.size, device=self.device)
+        above, codes = torch.zeros_like(at), at.new_zeros(self.slots, most, candidates)
+        confidence = torch.zeros(codes.shape, device=self.device)
+        for slot, (playing, entry) in enumerate(rows):
+            if playing is not None:
+                here = slice(None, len(entry))
+                at[slot, here] = playing.ahead_position[entry].clamp(max=self.grid.size)
+                above[slot, here] = playing.ahead_above[entry]
+                codes[slot, here] = playing.ahead_codes[entry, :candidates]
+                confidence[slot, here] = playing.ahead_confidence[entry, :candidates]
+        return at, above, codes, confidence, torch.arange(most, 0, -1, device=self.device).expand_as(at)
 
     def commit(self, verdict: Verdict) -> None:
         """See Target."""

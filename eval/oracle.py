@@ -26,7 +26,7 @@ from adt_tree.roles import Drafter, Proposer
 from adt_tree.sampling import Sampling
 from adt_tree.stale import StaleCodes, pool_of_chains
 from adt_tree.tree import DraftTree, Pool, lone_roots, select
-from adt_tree.verify import Coupled
+from adt_tree.verify import Coupled, Verdict
 from eval.dumped import AS_RECORDED, DumpedImage, RecordedModel, RecordedTarget, requests
 from eval.method import Method
 
@@ -110,8 +110,8 @@ class EagleProbe:
 
 
 class StaleProbe(JacobiProposer):
-    """Self-drafting whose drafts are wrong throughout, so that every code of an image is a root once, and
-    every position ahead is seen as the newest recorded cycle saw it."""
+    """Self-drafting whose drafts are wrong throughout, so that every code of an image is a root once. It
+    remembers what the recorded cycles read, not its own."""
 
     def __init__(self, stale: StaleCodes, tally: Tally) -> None:
         super().__init__(stale)
@@ -134,6 +134,14 @@ class StaleProbe(JacobiProposer):
         wrong = (self.tally.target.own_codes(level + 1) + 1) % self.tally.target.num_codes
         chain = Pool(wrong, -level.float(), level - 1, 1 + level[0])
         return select(chain, depth, roots, (deepest, deepest, 1))
+
+    def observe(
+        self, tree: DraftTree, log_p: Tensor, gumbel: Tensor, features: Tensor, verdict: Verdict
+    ) -> None:
+        """See Proposer."""
+        seen = self.stale.seen
+        seen.write(*self.tally.target.read_before(seen.candidates))
+        self.stale.advance(verdict)
 
 
 def outcome(pool: Pool, path: Tensor, depths: Tensor, budgets: Tensor) -> tuple[Tensor, Tensor]:

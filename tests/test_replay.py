@@ -163,7 +163,9 @@ def test_control_other_laws_ahead_are_noticed(
     words, same = ARMS["jacobi fixed"]
     assert generate("d", *words.split(), "--dump", "9")[0] == 0
 
-    def one_code(self: RecordedTarget, playing: object, known: object, at: torch.Tensor) -> torch.Tensor:
+    def one_code(
+        self: RecordedTarget, _: object, known: object, at: torch.Tensor, __: object
+    ) -> torch.Tensor:
         return (1e3 * torch.eye(self.num_codes)[0]).repeat(len(at), 1)
 
     monkeypatch.setattr(RecordedTarget, "_ahead", one_code)
