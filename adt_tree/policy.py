@@ -101,6 +101,7 @@ class AdaptConstants:
 
 
 CHAIN, CANDIDATES = 20, 8  # of self-drafted trees: longest main chain, candidates a position
+BUDGET = 31  # of self-drafted trees by default: with the root a tier of rows (models.graphs)
 
 
 def self_drafted(budget: int) -> TreeShape:
@@ -122,7 +123,7 @@ SELF_DRAFTED = AdaptConstants(
     width_min=4,
     width_max=8,
     width_start=6,
-    budget=34,
+    budget=BUDGET,
     level_cost=NODE_COST,
 )
 

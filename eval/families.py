@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from adt_tree.policy import SELF_DRAFTED, AdaptConstants, TreeShape
+from adt_tree.policy import BUDGET, SELF_DRAFTED, AdaptConstants, TreeShape, self_drafted
 from eval.errors import UserError
 
 LLAMAGEN = ("llamagen", "llamagen2")
@@ -19,10 +19,10 @@ READ_BY = {  # option -> the only models that read it
 FASTEST = {"emoji": "jacobi", "lumina_mgpt": "jacobi"}
 ADAPT = AdaptConstants()
 ADAPT_OF = {"eagle": ADAPT, "jacobi": SELF_DRAFTED, "hybrid": SELF_DRAFTED}
-SHAPE_OF = {"eagle": TreeShape(5, 4, 10), "jacobi": TreeShape(20, 8, 34), "hybrid": TreeShape(20, 8, 34)}
+SHAPE_OF = {"eagle": TreeShape(5, 4, 10), **dict.fromkeys(("jacobi", "hybrid"), self_drafted(BUDGET))}
 # Model -> drafted nodes -> tau of trees of policy.self_drafted at T = 1: what --total_token auto chooses by
 # (docs/PERFORMANCE.md).
-TAUS: dict[str, dict[int, float]] = {"emoji": {4: 1.99, 8: 2.52, 16: 3.38, 24: 3.90, 34: 4.18}}
+TAUS: dict[str, dict[int, float]] = {"emoji": {4: 2.04, 8: 2.62, 16: 3.55, 24: 4.22, 31: 4.51}}
 SPLITTABLE = ("emoji", "anole", "lumina_mgpt")  # over several GPUs
 DEFAULT_TREE = "mc_sim_7b_63"
 # How features and tokens of these models' drafters are paired; of the others it is known.

@@ -11,7 +11,7 @@ t="${2:?a temperature, such as 1}"
 shift 2
 case "$phase" in
   stale) grid="--betas 0.1 0.2 0.4 --step_depths 2 --step_widths 1 --depths 12:18:24 16:20:24 --widths 1:2:4 4:6:8
-               --budgets 23 34 --fixed_depths 16 20 --fixed_widths 3 8" ;;
+               --budgets 23 31 --fixed_depths 16 20 --fixed_widths 3 8" ;;
   bounds) grid="--betas 0.5 --step_depths 1 --step_widths 1 --depths 1:3:6 1:5:8 2:6:12 --widths 1:2:3 1:3:6
                 --budgets 10 16 24 --fixed_depths 3 5 8 --fixed_widths 2 4" ;;
   steps) grid="--betas 0.3 0.5 0.7 0.9 --step_depths 1 2 --step_widths 0 1" ;;
