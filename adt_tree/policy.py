@@ -100,14 +100,17 @@ class AdaptConstants:
             raise ValueError("adt: steps must not be negative and the budget must be positive")
 
 
-CHAIN, CANDIDATES = 20, 8  # of self-drafted trees: longest main chain, candidates a position
+CHAIN, CANDIDATES = (
+    20,
+    8,
+)  # of self-drafted trees: where the main chain stops taking most, candidates a position
 BUDGET = 31  # of self-drafted trees by default: with the root a tier of rows (models.graphs)
 
 
 def self_drafted(budget: int) -> TreeShape:
     """The fixed shape of a budget (>= 1) of self-drafted nodes: three quarters in the main chain, whose every
-    pass refines the drafts of the next, and up to CHAIN of them (docs/LOG.md)."""
-    return TreeShape(min(CHAIN, -(-3 * budget // 4)), CANDIDATES, budget)
+    pass refines the drafts of the next, up to CHAIN of them, and half of budgets beyond (docs/LOG.md)."""
+    return TreeShape(max(min(CHAIN, -(-3 * budget // 4)), budget // 2), CANDIDATES, budget)
 
 
 # Self-drafting: depth is the length of the main chain. A level costs a row of the target's pass, no drafter

@@ -28,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "trees",
         "Fixed shapes. eagle: log2(budget) levels, and the least width that offers twice the budget to "
-        "choose from; jacobi, hybrid: three quarters of the budget in the main chain, at most "
-        f"{CHAIN} codes, and {CANDIDATES} candidates a cell.",
+        "choose from; jacobi, hybrid: three quarters of the budget in the main chain, up to "
+        f"{CHAIN} codes, half of larger budgets, and {CANDIDATES} candidates a cell.",
     )
     group.add_argument(
         "--budgets",

@@ -86,6 +86,7 @@ def test_chosen_shapes_have_their_budget() -> None:
     for nodes in range(1, 100):
         shape = self_drafted(nodes)
         assert 1 <= shape.depth <= nodes == shape.budget
+    assert [self_drafted(nodes).depth for nodes in (1, 8, 16, 31, 40, 64)] == [1, 6, 12, 20, 20, 32]
 
 
 class Clockwork:
