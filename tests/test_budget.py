@@ -110,8 +110,8 @@ def test_shapes_follow_the_stated_rule() -> None:
     ]  # fmt: skip
     for drafter in ("jacobi", "hybrid"):
         assert [shape_of(drafter, nodes) for nodes in BUDGETS] == [
-            TreeShape(6, 8, 8), TreeShape(12, 8, 16), TreeShape(20, 8, 32), TreeShape(20, 8, 64),
-            TreeShape(20, 8, 128),
+            TreeShape(6, 8, 8), TreeShape(12, 8, 16), TreeShape(20, 8, 32), TreeShape(32, 8, 64),
+            TreeShape(64, 8, 128),
         ]  # fmt: skip
     for nodes in range(1, 300):
         eagle, jacobi = shape_of("eagle", nodes), shape_of("jacobi", nodes)
