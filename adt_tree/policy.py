@@ -100,10 +100,8 @@ class AdaptConstants:
             raise ValueError("adt: steps must not be negative and the budget must be positive")
 
 
-CHAIN, CANDIDATES = (
-    20,
-    8,
-)  # of self-drafted trees: where the main chain stops taking most, candidates a position
+CHAIN = 20  # of self-drafted trees: codes of the main chain beyond which it takes less of the budget
+CANDIDATES = 8  # of self-drafted trees: a position
 BUDGET = 31  # of self-drafted trees by default: with the root a tier of rows (models.graphs)
 
 
