@@ -45,8 +45,8 @@ class SeenLaws:
 
     def write(self, at: Tensor, above: Tensor, codes: Tensor, confidence: Tensor, order: Tensor) -> None:
         """Keep a pass's laws of positions at [B, N] (P: not kept), read below the codes above [B, N]: codes
-        and log-confidences [B, N, K]. Of one position's laws that least in order [B, N], all different, counts
-        as the newest; of more than LAWS the least are kept."""
+        and log-confidences [B, N, K]. Of one position's laws that least in order [B, N], all different,
+        counts as the newest; of more than LAWS the least are kept."""
         same = at[:, :, None] == at[:, None]
         rank = (same & (order[:, None] < order[:, :, None])).sum(dim=2)
         last = same.sum(dim=2).clamp(max=LAWS) - 1
