@@ -1,7 +1,8 @@
 """Hybrid drafting: the EAGLE drafter knows the newest code, stale codes reach far; one pool of both.
 
-Where self-drafting is weak, at the first open position, whose law was read below a code that proved wrong,
-the drafter has a law of its own; further ahead it adds nothing (docs/LOG.md). Dimensions: B images, L levels,
+Where self-drafting is weak, at the first open position, if its law was read below a code that proved wrong,
+the drafter has a law of its own; further ahead it adds nothing, and a weak one nothing at all (docs/LOG.md).
+Dimensions: B images, L levels,
 K candidates a position, V codes.
 """
 
