@@ -6,7 +6,6 @@ Dimensions: B images, L levels, K candidates a position, N nodes, V codes, C cha
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from torch import Tensor
@@ -25,7 +24,6 @@ SWEEPS = 2  # look-ups of the whole chain, each below the codes of the last
 SURPRISED, FLOOR = 0.67, 0.012
 KEPT = 1e6  # a score no confidence reaches: the main chain stays whatever the budget leaves out
 NEVER = -1e4  # log acceptance rate of what cannot be
-CONTINUED = 6  # levels an alternative is continued along the main chain's candidates
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,58 +171,23 @@ def _nearest_rejected(tree: DraftTree, shared: Tensor, verdict: Verdict, latents
     return distance.masked_fill(~there, float("inf")).argmin(dim=1, keepdim=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Topology:
-    """What hangs below a root, for every image alike: E entries, parents before children."""
-
-    level: Tensor  # [E] int64: where an entry leaves the main chain; on the chain, its own level
-    end: Tensor  # [E] int64: its own level
-    leaving: Tensor  # [E] int64: the candidate it leaves the chain by, as level * K + rank
-    carried: Tensor  # [E] int64: the candidate it is, as end * K + rank
-    parent: Tensor  # [E] int64: an entry, -1 the root
-
-
-@cache  # never dropped: a captured pass goes on reading it
-def topology(length: int, width: int, device: torch.device) -> Topology:
-    """The main chain, `length` levels of it; at every level its width - 1 alternatives; under each of these
-    up to CONTINUED levels of the chain's own codes."""
-    chain = [(level, level, level * width, level * width, level - 1) for level in range(length)]
-    newest = [
-        (level, level, level * width + rank, level * width + rank, level - 1)
-        for level in range(length)
-        for rank in range(1, width)
-    ]
-    entries = chain + newest
-    for _ in range(CONTINUED):
-        first = len(entries) - len(newest)
-        newest = [
-            (level, end + 1, leaving, (end + 1) * width, first + number)
-            for number, (level, end, leaving, _, _) in enumerate(newest)
-            if end + 1 < length
-        ]
-        entries += newest
-    return Topology(*torch.tensor(entries, device=device).unbind(1))
-
-
 def chains(codes: Tensor, gain: Tensor, bins: Tensor) -> Pool:
-    """Below the root a chain of the best candidates, each level's alternatives and their continuations
-    (topology).
+    """Below the root a chain of the best candidates, and at every level of it the other candidates as leaves.
 
     codes, gain (log acceptance rate, -inf: none) and bins [B, L, K]. A score is the sum of gains on the path;
     the chain itself scores KEPT less its depth.
     """
-    images, length, width = codes.shape
-    hung = topology(length, width, codes.device)
-    sure = gain[..., 0].clamp(min=NEVER)  # finite, so that sums can be subtracted
+    images, length, _ = codes.shape
+    level = torch.arange(length, device=codes.device)
+    sure = gain[..., 0].clamp(min=NEVER)
     along = sure.cumsum(dim=1)
-    before = torch.cat((torch.zeros_like(sure[:, :1]), along[:, :-1]), dim=1)
-    left = before[:, hung.level] + gain.flatten(1)[:, hung.leaving]
-    score = left + (along[:, hung.end] - along[:, hung.level])  # falls along every path, rounding included
-    kept = (KEPT - 1 - hung.end[:length]).where(along > NEVER, NEVER)
-    score = torch.cat((kept, score[:, length:]), dim=1)
-    score = score.masked_fill(score <= NEVER, float("-inf"))
-    code, bucket = (x.flatten(1)[:, hung.carried] for x in (codes, bins))
-    return Pool(code, score, hung.parent.expand(images, -1), 1 + hung.end, bucket)
+    kept = (KEPT - 1 - level).where(along > NEVER, NEVER)
+    # The chain comes first, as parents must; along - sure is the sum above a level.
+    scores = torch.cat((kept, ((along - sure)[..., None] + gain[..., 1:]).flatten(1)), dim=1)
+    scores = scores.masked_fill(scores <= NEVER, float("-inf"))
+    code, bucket = (torch.cat((x[..., 0], x[..., 1:].flatten(1)), dim=1) for x in (codes, bins))
+    above = torch.cat((level, level.repeat_interleave(codes.shape[2] - 1)))
+    return Pool(code, scores, (above - 1).expand(images, -1), 1 + above, bucket)
 
 
 def pool_of_chains(found: Candidates, gain: Tensor, bins: Tensor, depth: Tensor, width: Tensor) -> Pool:

@@ -20,7 +20,7 @@ from adt_tree.records import Decoded
 from adt_tree.relax import Relaxation, nearest_table
 from adt_tree.roles import Proposer
 from adt_tree.sampling import Sampling
-from adt_tree.stale import FLOOR, KEPT, SEED_CELLS, SURPRISED, StaleCodes, chains, topology
+from adt_tree.stale import FLOOR, KEPT, SEED_CELLS, SURPRISED, StaleCodes, chains
 from adt_tree.tree import DraftTree
 from adt_tree.verify import Coupled, GreedyRelaxed, Rule, Verdict
 from models.drafter import EagleDrafter
@@ -133,16 +133,13 @@ def test_the_next_chain_is_the_latest_law_on_the_best_path() -> None:
     assert wider.codes[0, :3].tolist() == [8, 2, 5] and wider.codes[0, 3] in (3, 6)
 
 
-def test_a_pool_of_chains_holds_the_chain_its_alternatives_and_their_continuations() -> None:
-    """Two levels of two candidates: the chain, one alternative a level, and the first one's way back."""
-    hung = topology(2, 2, CPU)
-    assert hung.parent.tolist() == [-1, 0, -1, 0, 2] and hung.end.tolist() == [0, 1, 0, 1, 1]
-    assert hung.level.tolist() == [0, 1, 0, 1, 0]
-    assert hung.leaving.tolist() == [0, 2, 1, 3, 1] and hung.carried.tolist() == [0, 2, 1, 3, 2]
-    gain = torch.tensor([[[0.5, 0.25], [0.8, 0.1]]]).log()
-    pool = chains(torch.tensor([[[5, 6], [7, 8]]]), gain, torch.zeros(1, 2, 2, dtype=torch.int64))
-    assert pool.codes.tolist() == [[5, 7, 6, 8, 7]] and pool.depths.tolist() == [1, 2, 1, 2, 2]
-    assert pool.scores[0, 2:].exp().tolist() == pytest.approx([0.25, 0.05, 0.2])
+def test_a_pool_of_chains_holds_the_chain_and_its_alternatives() -> None:
+    """Two levels of three candidates, the last of the second level missing: the chain, then two and one."""
+    gain = torch.tensor([[[0.5, 0.25, 0.1], [0.8, 0.1, 0.0]]]).log()
+    pool = chains(torch.tensor([[[5, 6, 1], [7, 8, 2]]]), gain, torch.arange(6).view(1, 2, 3))
+    assert pool.codes.tolist() == [[5, 7, 6, 1, 8, 2]] and pool.depths.tolist() == [1, 2, 1, 1, 2, 2]
+    assert pool.parents.tolist() == [[-1, 0, -1, -1, 0, 0]] and pool.bins.tolist() == [[0, 3, 1, 2, 4, 5]]
+    assert pool.scores[0, 2:].exp().tolist() == pytest.approx([0.25, 0.1, 0.05, 0.0])
     assert pool.scores[0, 0] > pool.scores[0, 1] > KEPT / 2
 
 
