@@ -2,8 +2,7 @@
 
 Where self-drafting is weak, at the first open position, if its law was read below a code that proved wrong,
 the drafter has a law of its own; further ahead it adds nothing, and a weak one nothing at all (docs/LOG.md).
-Dimensions: B images, L levels,
-K candidates a position, V codes.
+Dimensions: B images, L levels, K candidates a position, V codes.
 """
 
 from __future__ import annotations

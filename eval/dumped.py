@@ -232,7 +232,7 @@ class RecordedTarget:
         for slot, (playing, entry) in enumerate(rows):
             if playing is not None:
                 here = slice(None, len(entry))
-                at[slot, here] = playing.ahead_position[entry].clamp(max=self.grid.size)
+                at[slot, here] = playing.ahead_position[entry]
                 above[slot, here] = playing.ahead_above[entry]
                 codes[slot, here] = playing.ahead_codes[entry, :candidates]
                 confidence[slot, here] = playing.ahead_confidence[entry, :candidates]

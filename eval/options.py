@@ -247,7 +247,7 @@ def add_tree_arguments(parser: argparse.ArgumentParser) -> None:
         type=at_least(1),
         metavar="LEVELS",
         help="levels below the root of a dynamic tree of fixed shape; jacobi, hybrid: codes of its main "
-        f"chain, by default three quarters of --total_token (default: {_both('depth')})",
+        f"chain, by default three quarters of --total_token, half of a large one (default: {_both('depth')})",
     )
     group.add_argument(
         "--draft_top_k",

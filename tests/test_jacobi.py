@@ -165,16 +165,17 @@ def test_where_all_siblings_failed_the_nearest_ones_law_is_kept(committed: int, 
 
 
 def test_an_older_law_below_the_committed_code_comes_first() -> None:
-    """An earlier pass read position 2 below code 7 and said 4; the last one read it below 1 and 2, and then 7
-    was committed. Behind 4, which was never drafted, the newest law counts."""
+    """An earlier pass read position 2 below code 7 and said 4, and position 3 below 4 and said 5; the last
+    one read them below other codes, and then 7 was committed. The chain follows what was said below its
+    own codes."""
     stale = StaleCodes(Grid(3, 5), 1, 2, "above", LATENTS)
     said = torch.tensor([[[-0.1, -2.4]]])
-    two, seven, none = (torch.tensor([[number]]) for number in (2, 7, 0))
-    stale.seen.write(two, seven, torch.tensor([[[4, 5]]]), said, none)
+    at, above, order = (torch.tensor([pair]) for pair in ((2, 3), (7, 4), (0, 1)))
+    stale.seen.write(at, above, torch.tensor([[[4, 5], [5, 4]]]), said.expand(1, 2, 2), order)
     tree = replace(lone_siblings(), codes=torch.tensor([[3, 1, 2, 1, 1]]))
     stale.observe(tree, favour([7, 3, 5, 6, 8]), torch.zeros(1, 3, 9), verdict([0], [7]))
     found = stale.candidates(2, 1)
-    assert found.codes.tolist() == [[[4], [6]]]
+    assert found.codes.tolist() == [[[4], [5]]]
     assert found.confidence[0, 0, 0] == said[0, 0, 0]
 
 
