@@ -104,8 +104,10 @@ def autoregressive(
     """Plain AR, one code an image and target call: y = argmax(log p + G). The reference every exact run
     must equal."""
     rule, slots = Coupled(noise), Slots(target, requests)
+    drawn = noise.table(target.slots, target.grid.size, target.device)
 
     def begin(slot: int, request: Request) -> Tensor:
+        drawn.begin(slot, request.seed)
         return _first(target, rule, sampling, slot, request)[0]
 
     while slots.refill(begin):
@@ -113,7 +115,7 @@ def autoregressive(
         tree = lone_roots(slots.roots)
         positions, seeds = slots.positions, slots.seeds
         logits, _ = target.forward(tree, slots.reach)
-        gumbel = noise.gumbel(seeds, positions[:, None])
+        gumbel = drawn.at(positions[:, None])
         log_p = log_probs(logits, sampling)
         verdict = rule(tree, log_p, gumbel, seeds, positions)
         target.commit(verdict)
@@ -139,8 +141,10 @@ def speculative(
     """Draft a tree, score it in one target pass, accept a path, adapt the shape. Exact rules keep the
     target's law; coupled ones give the very codes of autoregressive() at the same seed."""
     slots = Slots(target, requests)
+    drawn = rule.noise.table(target.slots, target.grid.size, target.device)
 
     def begin(slot: int, request: Request) -> Tensor:
+        drawn.begin(slot, request.seed)
         code, prefix = _first(target, rule, sampling, slot, request)
         proposer.prefill(slot, request.prompt, prefix, code)
         policy.reset(slot, request.seed)
@@ -155,7 +159,7 @@ def speculative(
         shapes = _shapes(policy, slots)
         positions, seeds, reach = slots.positions, slots.seeds, slots.reach
         below = positions[:, None] + torch.arange(1 + max(s.depth for s in shapes), device=positions.device)
-        gumbel = rule.noise.gumbel(seeds, below)
+        gumbel = drawn.at(below)
         tree = proposer.propose(shapes, slots.roots, gumbel, reach)
         logits, features = target.forward(tree, reach)
         log_p = log_probs(logits, sampling)

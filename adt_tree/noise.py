@@ -15,6 +15,8 @@ from torch import Tensor
 # Streams are independent: what a verdict draws must not be what a draft was drawn with.
 COUPLED, DRAFT, ACCEPT, RESIDUAL = range(4)
 
+ROWS = 32  # drawn at a time
+
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 _FIRST = 0xBF58476D1CE4E5B9 - 2**64
 _SECOND = 0x94D049BB133111EB - 2**64
@@ -50,3 +52,40 @@ class Noise:
         if self.silent:
             return torch.zeros((), device=seeds.device).expand(*positions.shape, self.num_codes)
         return -torch.log(-torch.log(uniform(seeds, positions, self.num_codes, self.stream))).float()
+
+    def table(self, slots: int, positions: int, device: torch.device) -> NoiseTable:
+        """Room for the noise of `slots` images of so many positions."""
+        return NoiseTable(self, slots, positions, device)
+
+
+class NoiseTable:
+    """The Gumbel noise of the images in flight, drawn once an image: tree after tree asks for that of the
+    same positions.
+
+    State: fp32 [B, positions, V], nothing where the noise is silent.
+    """
+
+    def __init__(self, noise: Noise, slots: int, positions: int, device: torch.device) -> None:
+        """Nothing is drawn before begin()."""
+        self._noise, self._positions = noise, positions
+        rows = 0 if noise.silent else slots * positions
+        self._drawn = torch.zeros(rows, noise.num_codes, device=device)
+        self._starts = torch.arange(slots, device=device)[:, None] * positions
+
+    def begin(self, slot: int, seed: int) -> None:
+        """An image of that seed takes the slot."""
+        if self._noise.silent:
+            return
+        device = self._drawn.device
+        start, seeds = slot * self._positions, torch.full((1,), seed, device=device)
+        # Some rows at a time: what is drawn passes through fp64 and integers of as many bytes.
+        for at in torch.arange(self._positions, device=device).split(ROWS):
+            self._drawn[start : start + len(at)] = self._noise.gumbel(seeds, at[None])[0]
+            start += len(at)
+
+    def at(self, positions: Tensor) -> Tensor:
+        """G [B, N, V] at positions [B, N] of the slots' images; behind an image that of its last."""
+        if self._noise.silent:
+            return self._noise.gumbel(self._starts[:, 0], positions)
+        rows = self._starts + positions.clamp(max=self._positions - 1)
+        return self._drawn.index_select(0, rows.flatten()).view(*positions.shape, -1)

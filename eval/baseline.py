@@ -35,7 +35,8 @@ class TransformersDecoder:
     ) -> None:
         """net: shared by every temperature; a cache of its own for each decoder."""
         self.net, self.model, self.sampling = net, model, sampling
-        self.noise = Noise(model.num_codes, silent=sampling.greedy)
+        noise = Noise(model.num_codes, silent=sampling.greedy)
+        self.noise = noise.table(1, model.grid.size, net.device)
         self.most = max_prompt + model.grid.size
         self.cache = StaticCache(config=net.config, max_cache_len=self.most)
 
@@ -63,12 +64,12 @@ class TransformersDecoder:
         pad = torch.tensor([[width - len(p)] for p in prompts], device=device)
         seen = torch.arange(self.most, device=device)[None] >= pad
         positions = (torch.arange(width, device=device) - pad).clamp(min=0)
-        seed = torch.tensor([request.seed], device=device)
+        self.noise.begin(0, request.seed)
         self.cache.reset()
         for number in range(self.model.grid.size):
             logits = self._pass(tokens, seen[:, : width + number], positions)
             at = torch.full((1, 1), number, device=device)
-            code = (log_probs(logits[:, None, None], self.sampling) + self.noise.gumbel(seed, at)).argmax()
+            code = (log_probs(logits[:, None, None], self.sampling) + self.noise.at(at)).argmax()
             yield int(code)
             tokens = (code + self.model.first_code).expand(rows, 1)
             positions = width + number - pad

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from adt_tree.noise import Noise, NoiseTable
 from adt_tree.passes import DIRECT
 from adt_tree.policy import TreeShape
 from adt_tree.roles import Drafter, Prefix, Proposer, Request, Target
@@ -150,17 +151,40 @@ class TimedProposer:
             self._inner.observe(tree, log_p, gumbel, features, verdict)
 
 
+class TimedNoise:
+    """Noise whose table is under the stopwatch."""
+
+    def __init__(self, inner: Noise, watch: Stopwatch) -> None:
+        self._inner, self._watch = inner, watch
+
+    def table(self, slots: int, positions: int, device: torch.device) -> TimedTable:
+        """See Noise."""
+        return TimedTable(self._inner.table(slots, positions, device), self._watch)
+
+
+class TimedTable:
+    """A table of noise under the stopwatch."""
+
+    def __init__(self, inner: NoiseTable, watch: Stopwatch) -> None:
+        self._inner, self._watch = inner, watch
+
+    def begin(self, slot: int, seed: int) -> None:
+        """See NoiseTable."""
+        with self._watch.part("verify"):
+            self._inner.begin(slot, seed)
+
+    def at(self, positions: Tensor) -> Tensor:
+        """See NoiseTable."""
+        with self._watch.part("verify"):
+            return self._inner.at(positions)
+
+
 class TimedRule:
     """A rule under the stopwatch, the drawing of its noise included."""
 
     def __init__(self, inner: Rule, watch: Stopwatch) -> None:
         self._inner, self._watch = inner, watch
-        self.noise = self
-
-    def gumbel(self, seeds: Tensor, positions: Tensor) -> Tensor:
-        """See Noise."""
-        with self._watch.part("verify"):
-            return self._inner.noise.gumbel(seeds, positions)
+        self.noise = TimedNoise(inner.noise, watch)
 
     def choose(self, log_p: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
         """See Rule."""

@@ -42,7 +42,7 @@ class Use:
 def parts(use: Use) -> dict[str, int]:
     """Bytes by part; `peak` is what lives on and the larger of a target pass and a decoding of pixels.
 
-    Weights and caches are exact, the two others estimates. The text encoder of LlamaGen is not in it: it is
+    Weights and caches are exact, the others estimates; temperature 0 has no noise. The text encoder of LlamaGen is not in it: it is
     given back before decoding begins. While loading, one tensor comes on top (models.weights); where weights
     are packed (models.packed), some 0.6 MB a product and number of rows met, which oneDNN compiles and keeps.
     """
@@ -53,6 +53,7 @@ def parts(use: Use) -> dict[str, int]:
         "codec": count(lambda: VQModel(use.vq)) * FP32,
         "cache": _cache(config, use, use.prompt + use.tokens + use.nodes),
         "drafter cache": 0,
+        "noise": use.images * use.tokens * codes * FP32,
     }
     if use.drafter is not None:
         small = use.drafter

@@ -15,7 +15,7 @@ from adt_tree.calibrate import Calibration
 from adt_tree.decode import speculative
 from adt_tree.hybrid import HybridProposer
 from adt_tree.jacobi import JacobiProposer
-from adt_tree.noise import Noise
+from adt_tree.noise import Noise, NoiseTable
 from adt_tree.records import Decoded
 from adt_tree.relax import Relaxation
 from adt_tree.roles import Proposer
@@ -82,9 +82,17 @@ class OneNoise(Noise):
 class CycleNoise(Noise):
     """Broken: noise is counted from the first position of a cycle, so every cycle has that of the last."""
 
-    def gumbel(self, seeds: Tensor, positions: Tensor) -> Tensor:
+    def table(self, slots: int, positions: int, device: torch.device) -> NoiseTable:
         """Noise of the depth below the root."""
-        return super().gumbel(seeds, positions - positions[:, :1])
+        return CycleTable(self, slots, positions, device)
+
+
+class CycleTable(NoiseTable):
+    """See CycleNoise."""
+
+    def at(self, positions: Tensor) -> Tensor:
+        """Noise of the depth below the root."""
+        return super().at(positions - positions[:, :1])
 
 
 @pytest.mark.parametrize("broken", [FormerNoise, OneNoise, CycleNoise])

@@ -87,6 +87,20 @@ def test_the_same_alone_and_in_a_batch() -> None:
     assert torch.equal(Noise(8, silent=False).gumbel(seeds, positions), together[..., :8])
 
 
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_table_holds_the_noise_of_its_slots(silent: bool) -> None:
+    """Bit for bit what is drawn on the spot, in slots that images take in turn; behind an image its last."""
+    noise, seeds = Noise(6, silent), [7, -3, 1 << 40]
+    table = noise.table(2, 37, torch.device("cpu"))
+    table.begin(0, seeds[0])
+    table.begin(1, seeds[1])
+    positions = torch.tensor([[0, 16, 36, 36], [5, 31, 15, 32]])
+    assert torch.equal(table.at(positions), noise.gumbel(torch.tensor(seeds[:2]), positions))
+    table.begin(0, seeds[2])
+    assert torch.equal(table.at(positions), noise.gumbel(torch.tensor([seeds[2], seeds[1]]), positions))
+    assert torch.equal(table.at(positions[:, -1:] + 9)[0], table.at(positions)[0, -1:])
+
+
 def mix(x: int) -> int:
     """The splitmix64 finaliser."""
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
