@@ -165,13 +165,12 @@ def measure(
     drafter: Drafter | None,
     prompt: Any,
     sampling: Sampling,
-    latents: Tensor,
     tick: Callable[[], None],
 ) -> CostTable:
     """Time passes and the loop, with as many images in flight as the target has slots; they end up empty.
 
-    Target and drafter need room for the largest of SIZES and of WIDTHS. latents [V, C]: the codebook. tick is
-    called ROUNDS + 2 times. All sizes take turns, so that a disturbance falls on all; each has its median.
+    Target and drafter need room for the largest of SIZES and of WIDTHS. tick is called
+    ROUNDS + 2 times. All sizes take turns, so that a disturbance falls on all; each has its median.
     """
     for slot in range(target.slots):
         target.prefill(slot, prompt)
@@ -188,7 +187,7 @@ def measure(
         target.release(slot)
     generator = torch.Generator(target.device).manual_seed(0)
     laws = torch.randn(logits.shape, generator=generator, device=target.device)
-    loop = [_loop_ms(_Blank(target, laws, features), size - 1, sampling, latents) for size in sizes]
+    loop = [_loop_ms(_Blank(target, laws, features), size - 1, sampling) for size in sizes]
     tick()
     passed, drafted = medians[: 2 * len(sizes)], medians[2 * len(sizes) :]
     return CostTable(
@@ -271,13 +270,13 @@ class _Blank:
         """See Target."""
 
 
-def _loop_ms(blank: _Blank, nodes: int, sampling: Sampling, latents: Tensor) -> float:
+def _loop_ms(blank: _Blank, nodes: int, sampling: Sampling) -> float:
     """Median milliseconds of the loop's own part of a cycle that self-drafts `nodes` nodes, 0: plain."""
     requests = [Request(str(slot), None, slot) for slot in range(blank.slots)]
     noise, made = Noise(blank.num_codes, silent=sampling.greedy), list[Decoded]()
     if nodes:
         shape = self_drafted(nodes)
-        stale = StaleCodes(blank.grid, blank.slots, shape.width, "above", latents)
+        stale = StaleCodes(blank.grid, blank.slots, shape.width, "above", blank.num_codes, blank.device)
         made += speculative(
             blank, JacobiProposer(stale), Fixed(shape), Coupled(noise), iter(requests), sampling
         )

@@ -1,7 +1,7 @@
 """Laws seen: the best codes of every law that the target gave, by position and by the code it was read below.
 
 The same code at the same position has much the same law behind it, whatever stands further above. Dimensions:
-B images, P positions, N laws of a pass, L levels, K candidates a law.
+B images, P positions, N laws of a pass, L levels, K candidates a law, V codes.
 """
 
 from __future__ import annotations
@@ -11,26 +11,31 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-LAWS = 16  # kept a position, which sees a handful of passes before it is reached
+from adt_tree.tree import rows_at
+
+LAWS = 8  # kept a position, which sees a handful of passes before it is reached
 UNSEEN = -1
 SAME_CODE = 2**40  # more than the stamps of any run
+# How many times as much as another a law counts (docs/LOG.md): read below the very code that stands before
+# the position; by the newest pass that read the position; the newest of all.
+BELOW, LATE, NEWEST = 10.0, 2.0, 2.0
 
 
 class SeenLaws:
     """The last LAWS laws of every position, each with the code it was read below.
 
-    State: K codes and log-confidences a law, nothing of the vocabulary's size. Row P, the last, takes what is
-    not to be kept, and is never seen.
+    State: K codes and log-confidences a law, nothing of the vocabulary's size. Position P takes what is not
+    to be kept, and is never seen.
     """
 
     def __init__(self, positions: int, slots: int, candidates: int, device: torch.device) -> None:
         """positions: P; candidates: K."""
         self._none = positions
-        laws = (positions + 1) * LAWS
-        self._above = torch.full((slots, laws), UNSEEN, device=device)
-        self._stamp = torch.full((slots, laws), UNSEEN, device=device)
-        self._codes = torch.zeros(slots, laws, candidates, dtype=torch.int64, device=device)
-        self._confidence = torch.zeros(slots, laws, candidates, device=device)
+        laws = (slots, positions + 1, LAWS)
+        self._above = torch.full(laws, UNSEEN, device=device)
+        self._stamp = torch.full(laws, UNSEEN, device=device)
+        self._codes = torch.zeros(*laws, candidates, dtype=torch.int64, device=device)
+        self._confidence = torch.zeros(*laws, candidates, device=device)
         self._next = torch.zeros(slots, positions + 1, dtype=torch.int64, device=device)
         self._passes = 0
 
@@ -54,34 +59,28 @@ class SeenLaws:
         # The best of a pass goes in last, so that later passes overwrite it last.
         place = at * LAWS + (self._next.gather(1, at) + last - rank) % LAWS
         self._passes += 1
-        self._stamp.scatter_(1, place, self._passes * LAWS - 1 - rank)
-        self._above.scatter_(1, place, above)
+        self._stamp.flatten(1).scatter_(1, place, self._passes * LAWS - 1 - rank)
+        self._above.flatten(1).scatter_(1, place, above)
         whole = place[..., None].expand_as(codes)
-        self._codes.scatter_(1, whole, codes)
-        self._confidence.scatter_(1, whole, confidence)
+        self._codes.flatten(1, 2).scatter_(1, whole, codes)
+        self._confidence.flatten(1, 2).scatter_(1, whole, confidence)
         self._next.scatter_add_(1, at, torch.ones_like(at))
-        self._stamp[:, -LAWS:] = self._above[:, -LAWS:] = UNSEEN
+        self._stamp[:, -1] = self._above[:, -1] = UNSEEN
 
     def around(self, at: Tensor) -> Around:
         """The laws of positions at [B, L]."""
-        places = at[..., None] * LAWS + torch.arange(LAWS, device=at.device)
-        flat = places.flatten(1)
-        stamp = self._stamp.gather(1, flat).view_as(places)
-        return Around(places, self._above.gather(1, flat).view_as(places), stamp)
-
-    def read(self, place: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """The best `width` codes and their log-confidences [B, L, width] of the laws at place [B, L]."""
-        index = place[..., None].expand(-1, -1, width)
-        return self._codes.gather(1, index), self._confidence.gather(1, index)
+        held = (self._above, self._stamp, self._codes, self._confidence)
+        return Around(*(rows_at(part, at) for part in held))
 
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """The laws of some positions [B, L, LAWS]: where they are kept, the codes above them, and how new."""
+    """The laws of some positions: the codes above them, how new they are, and what they say."""
 
-    places: Tensor
-    above: Tensor
-    stamp: Tensor
+    above: Tensor  # [B, L, LAWS]
+    stamp: Tensor  # [B, L, LAWS]
+    codes: Tensor  # [B, L, LAWS, K]
+    confidence: Tensor  # [B, L, LAWS, K]
 
     @property
     def known(self) -> Tensor:
@@ -89,14 +88,31 @@ class Around:
         return (self.stamp >= 0).any(dim=2)
 
     def newest(self) -> Tensor:
-        """The place [B, L] of each position's newest law."""
-        return self._pick(self.stamp)[0]
+        """The best code [B, L] of each position's newest law."""
+        return self._best(self.stamp)
 
-    def below(self, code: Tensor) -> tuple[Tensor, Tensor]:
-        """The place [B, L] of the newest law read below code [B, L], or of the newest of all where there is
-        none, and which of the two it is (True: below the code)."""
-        return self._pick(self.stamp + SAME_CODE * (self.above == code[..., None]))
+    def below(self, code: Tensor) -> Tensor:
+        """The best code [B, L] of the newest law read below code [B, L], or where there is none of the newest
+        of all."""
+        return self._best(self.stamp + SAME_CODE * (self.above == code[..., None]))
 
-    def _pick(self, stamp: Tensor) -> tuple[Tensor, Tensor]:
-        latest, which = stamp.max(dim=2, keepdim=True)
-        return self.places.gather(2, which)[..., 0], latest[..., 0] >= SAME_CODE
+    def mixed(self, code: Tensor, width: int, num_codes: int) -> tuple[Tensor, Tensor]:
+        """The best `width` of V = num_codes codes and their log-confidences [B, L, width] by a mixture of all
+        laws, where that of one read below code [B, L], and of a newer one, has more weight."""
+        latest = self.stamp.amax(dim=2, keepdim=True)
+        weight = (self.stamp >= 0).float()
+        for times, these in (
+            (BELOW, self.above == code[..., None]),
+            (LATE, self.stamp // LAWS == latest // LAWS),
+            (NEWEST, self.stamp == latest),
+        ):
+            weight = weight * torch.where(these, times, 1.0)
+        share = weight / weight.sum(dim=2, keepdim=True).clamp(min=1.0)
+        said = (share[..., None] * self.confidence.exp()).flatten(2)
+        mass = said.new_zeros(*code.shape, num_codes).scatter_add_(2, self.codes.flatten(2), said)
+        most, codes = mass.topk(width, dim=2)
+        return codes, most.clamp(max=1.0).log()
+
+    def _best(self, stamp: Tensor) -> Tensor:
+        which = stamp.argmax(dim=2, keepdim=True)
+        return self.codes[..., 0].gather(2, which)[..., 0]

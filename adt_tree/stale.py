@@ -1,6 +1,6 @@
 """Stale codes: the target's own choices behind rejected nodes, and the chains made of them.
 
-Dimensions: B images, L levels, K candidates a position, N nodes, V codes, C channels of a latent.
+Dimensions: B images, L levels, K candidates a position, N nodes, V codes.
 """
 
 from __future__ import annotations
@@ -13,15 +13,11 @@ from torch import Tensor
 from adt_tree.calibrate import SEED, STALE
 from adt_tree.grid import Grid
 from adt_tree.seen import SeenLaws
-from adt_tree.tree import DraftTree, Pool, select
+from adt_tree.tree import DraftTree, Pool, rows_at, select
 from adt_tree.verify import Verdict, accepted_nodes
 
 SEED_CELLS = ("above", "left", "both")
 SEED_CONFIDENCE = -1.0  # raw log-confidence of a code copied from a neighbouring cell
-SWEEPS = 2  # look-ups of the whole chain, each below the codes of the last
-# Where no law of the first open position was read below the code committed before it, what another one says
-# with probability p is right as often as SURPRISED * p + FLOOR (docs/LOG.md; `main.py reliability`).
-SURPRISED, FLOOR = 0.67, 0.012
 KEPT = 1e6  # a score no confidence reaches: the main chain stays whatever the budget leaves out
 NEVER = -1e4  # log acceptance rate of what cannot be
 
@@ -36,19 +32,23 @@ class Candidates:
 
 
 class StaleCodes:
-    """For every position ahead the best codes of the law seen there that fits what stands before it.
+    """For every position ahead the best codes of a mixture of the laws seen there, in which those read below
+    the very code that now stands before the position, committed or drafted, have most weight
+    (docs/METHOD.md)."""
 
-    That is the newest one read below the very code that now stands before the position, committed or drafted,
-    and where there is none the newest of all (docs/METHOD.md).
-    """
-
-    def __init__(self, grid: Grid, slots: int, candidates: int, seed_cells: str, latents: Tensor) -> None:
-        """candidates: K; seed_cells: what a position not seen yet is copied from; latents [V, C]: the
-        codebook."""
+    def __init__(
+        self,
+        grid: Grid,
+        slots: int,
+        candidates: int,
+        seed_cells: str,
+        num_codes: int,
+        device: torch.device,
+    ) -> None:
+        """candidates: K; seed_cells: what a position not seen yet is copied from; num_codes: V."""
         if seed_cells not in SEED_CELLS:
             raise ValueError(f"seed_cells {seed_cells!r}: choose one of {', '.join(SEED_CELLS)}")
-        self.grid, self.seed_cells, self.latents = grid, seed_cells, latents
-        device = latents.device
+        self.grid, self.seed_cells, self.num_codes = grid, seed_cells, num_codes
         self.seen = SeenLaws(grid.size, slots, candidates, device)
         # The last column takes what falls outside an image.
         self._codes = torch.zeros(slots, grid.size + 1, dtype=torch.int64, device=device)
@@ -69,7 +69,7 @@ class StaleCodes:
         code, value = best_codes(tree, log_p, gumbel, self.seen.candidates)
         law = tree.valid & value[..., 0].isfinite()
         at = self.ahead(tree.depths).masked_fill(~law, self.grid.size)
-        self.seen.write(at, tree.codes, code, value, order_of_laws(tree, verdict, self.latents))
+        self.seen.write(at, tree.codes, code, value, order_of_laws(tree, verdict))
         self.advance(verdict)
 
     def advance(self, verdict: Verdict) -> None:
@@ -108,25 +108,21 @@ class StaleCodes:
         return Candidates(codes, confidence, source)
 
     def _fitting(self, at: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Codes and log-confidences [B, L, width] of the laws that fit positions at [B, L], and known [B, L]:
-        whether there is one.
+        """Codes and log-confidences [B, L, width] that fit positions at [B, L], and known [B, L]: whether a
+        law was seen there.
 
-        What fits a position depends on the best code before it, and so on: SWEEPS times all of them are
-        looked up at once, below the best codes of the time before.
+        What fits a position depends on the code before it, and so on: all are looked up at once, below the
+        best codes of the newest laws, and then below the best found so.
         """
-        root = self._codes.gather(1, (at[:, :1] - 1).clamp(min=0))
-        around = self.seen.around(at)
-        place = around.newest()
-        for _ in range(SWEEPS):
-            chain = self.seen.read(place, 1)[0][..., 0]
-            place, below = around.below(torch.cat((root, chain[:, :-1]), dim=1))
-        codes, confidence = self.seen.read(place, width)
+        around, root = self.seen.around(at), self._codes.gather(1, (at[:, :1] - 1).clamp(min=0))
+
+        def before(chain: Tensor) -> Tensor:
+            return torch.cat((root, chain[:, :-1]), dim=1)
+
+        chain = around.below(before(around.newest()))
+        codes, confidence = around.mixed(before(chain), width, self.num_codes)
         known = around.known
-        confidence = confidence.masked_fill(~known[..., None], float("-inf"))
-        surprised = known[:, :1] & ~below[:, :1]
-        first = (SURPRISED * confidence[:, 0].exp() + FLOOR).log()
-        confidence[:, 0] = torch.where(surprised, first, confidence[:, 0])
-        return codes, confidence, known
+        return codes, confidence.masked_fill(~known[..., None], float("-inf")), known
 
     def _last_known(self, at: Tensor, codes: Tensor, known: Tensor) -> Tensor:
         """[B, L]: the nearest candidate before each position that was ever scored, else the root."""
@@ -140,35 +136,18 @@ class StaleCodes:
 def best_codes(tree: DraftTree, log_p: Tensor, gumbel: Tensor, candidates: int) -> tuple[Tensor, Tensor]:
     """The best codes of every node's law under the noise of its position, and their log-confidences,
     [B, N, K]."""
-    level = tree.depths[..., None].expand(-1, -1, gumbel.shape[2])
-    value, code = (log_p + gumbel.gather(1, level)).log_softmax(dim=-1).topk(candidates, dim=-1)
+    value, code = (log_p + rows_at(gumbel, tree.depths)).log_softmax(dim=-1).topk(candidates, dim=-1)
     return code, value
 
 
-def order_of_laws(tree: DraftTree, verdict: Verdict, latents: Tensor) -> Tensor:
+def order_of_laws(tree: DraftTree, verdict: Verdict) -> Tensor:
     """Which law of a position says most of it: [B, N] int64, all different, the best least.
 
-    First the nodes with the most accepted nodes above them, for fewest of their prefix's codes are wrong.
-    Among siblings none of which was accepted, the one whose latent [V, C] lies nearest to that of the code
-    committed in their place; other ties keep tree order, which puts the main chain first.
+    First the nodes with the most accepted nodes above them, for fewest of their prefix's codes are wrong;
+    ties keep tree order, which puts the main chain first.
     """
-    images, nodes = tree.codes.shape
-    number = torch.arange(nodes, device=tree.codes.device)
     shared = (tree.ancestors & accepted_nodes(tree, verdict)[:, None]).sum(dim=2)
-    order = (number + nodes).repeat(images, 1)
-    order.scatter_add_(
-        1, _nearest_rejected(tree, shared, verdict, latents), order.new_full((images, 1), -nodes)
-    )
-    return order - shared * 2 * nodes
-
-
-def _nearest_rejected(tree: DraftTree, shared: Tensor, verdict: Verdict, latents: Tensor) -> Tensor:
-    """[B, 1]: of the rejected children of the last accepted node the one nearest to the code committed in
-    their place; the root where there are none. shared [B, N]: accepted nodes at and above each."""
-    committed = verdict.codes.gather(1, verdict.count[:, None] - 1)
-    distance = (latents[tree.codes] - latents[committed]).square().sum(dim=-1)
-    there = (tree.depths == verdict.count[:, None]) & (shared == verdict.count[:, None]) & tree.valid
-    return distance.masked_fill(~there, float("inf")).argmin(dim=1, keepdim=True)
+    return torch.arange(tree.nodes, device=shared.device) - shared * tree.nodes
 
 
 def chains(codes: Tensor, gain: Tensor, bins: Tensor) -> Pool:
@@ -187,7 +166,7 @@ def chains(codes: Tensor, gain: Tensor, bins: Tensor) -> Pool:
     scores = scores.masked_fill(scores <= NEVER, float("-inf"))
     code, bucket = (torch.cat((x[..., 0], x[..., 1:].flatten(1)), dim=1) for x in (codes, bins))
     above = torch.cat((level, level.repeat_interleave(codes.shape[2] - 1)))
-    return Pool(code, scores, (above - 1).expand(images, -1), 1 + above, bucket)
+    return Pool(code, scores, (above - 1).expand(images, -1), 1 + above, bucket, tail=1)
 
 
 def pool_of_chains(found: Candidates, gain: Tensor, bins: Tensor, depth: Tensor, width: Tensor) -> Pool:

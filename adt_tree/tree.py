@@ -54,11 +54,21 @@ class DraftTree:
         None  # [B, N, V] the law a node's children were drawn from; None: deterministic candidates
     )
     bins: Tensor | None = None  # [B, N] int64: a node's calibration bin; None: nobody calibrates
+    tail: int | None = None  # every path is nodes 0, 1, 2, ... but for its last `tail`; None: any nodes
 
     @property
     def nodes(self) -> int:
         """N, padding included."""
         return self.codes.shape[1]
+
+
+def rows_at(values: Tensor, index: Tensor) -> Tensor:
+    """values [B, M, ...] at index [B, N]: [B, N, ...]. Whole rows are copied, which gather() does number by
+    number."""
+    images, size = values.shape[:2]
+    starts = torch.arange(0, images * size, size, device=index.device)[:, None]
+    rows = values.flatten(0, 1).index_select(0, (starts + index).flatten())
+    return rows.view(*index.shape, *values.shape[2:])
 
 
 def ancestor_mask(parents: Tensor, depth: int) -> Tensor:
@@ -72,11 +82,18 @@ def ancestor_mask(parents: Tensor, depth: int) -> Tensor:
     return reach > 0
 
 
+def leaves_mask(parents: Tensor) -> Tensor:
+    """ancestor_mask() of a chain in node order that leaves hang from: what is above a node is its parent and
+    all before it."""
+    number = torch.arange(parents.shape[1], device=parents.device)
+    return (number <= parents[..., None]) | torch.eye(len(number), dtype=torch.bool, device=parents.device)
+
+
 def lone_roots(codes: Tensor) -> DraftTree:
     """Trees of the root alone, codes [B]: what plain AR feeds the target."""
     zero = torch.zeros_like(codes)[:, None]
     seen = torch.ones_like(zero, dtype=torch.bool)
-    return DraftTree(codes[:, None], zero, zero, seen[..., None], seen, depth=0, width=0)
+    return DraftTree(codes[:, None], zero, zero, seen[..., None], seen, depth=0, width=0, tail=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +105,7 @@ class Pool:
     parents: Tensor  # [B, P] int64 pool indices, -1 the root
     depths: Tensor  # [P]
     bins: Tensor | None = None  # [B, P] int64: calibration bins
+    tail: int | None = None  # as DraftTree.tail, of the trees that select() takes out of the pool
 
     @staticmethod
     def flat(codes: Tensor, scores: Tensor, parents: Tensor, depths: Tensor, bins: Tensor) -> Pool:
@@ -134,11 +152,12 @@ def select(pool: Pool, budget: Tensor, roots: Tensor, bounds: tuple[int, int, in
         codes=torch.cat((roots[:, None], pool.codes.gather(1, index).masked_fill(~valid, 0)), dim=1),
         parents=all_parents,
         depths=torch.cat((first, pool.depths[index].masked_fill(~valid, 1)), dim=1),
-        ancestors=ancestor_mask(all_parents, depth),
+        ancestors=leaves_mask(all_parents) if pool.tail == 1 else ancestor_mask(all_parents, depth),
         valid=torch.cat((torch.ones_like(first, dtype=torch.bool), valid), dim=1),
         depth=depth,
         width=width,
         bins=None if pool.bins is None else torch.cat((first, pool.bins.gather(1, index)), dim=1),
+        tail=pool.tail,
     )
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from adt_tree.noise import ACCEPT, DRAFT, RESIDUAL, Noise, uniform
 from adt_tree.relax import Relaxation
-from adt_tree.tree import DraftTree
+from adt_tree.tree import DraftTree, rows_at
 
 TINY = torch.finfo(torch.float32).tiny  # a divisor where the quotient is not used
 LEAST = 1e-25  # mass below which the smallest normal number is no longer small
@@ -29,6 +29,7 @@ class Verdict:
     path: Tensor  # [B, A] int64: nodes walked, the root first; beyond count: anything valid as an index
     count: Tensor  # [B] int64, >= 1: nodes on the path, the root included
     codes: Tensor  # [B, A] int64: codes[:, j] follows path node j; the last valid one is recovered or bonus
+    tail: int | None = None  # path[:, j] = j but for the last `tail` nodes walked; None: anywhere
 
 
 class Rule(Protocol):
@@ -64,7 +65,8 @@ def _walk(tree: DraftTree, alive: Tensor, choice: Tensor) -> Verdict:
     count = alive.sum(dim=1)
     follow = tree.codes.gather(1, path).roll(-1, dims=1)
     last = (count - 1)[:, None]
-    return Verdict(path, count, follow.scatter(1, last, choice.gather(1, path.gather(1, last))))
+    codes = follow.scatter(1, last, choice.gather(1, path.gather(1, last)))
+    return Verdict(path, count, codes, tree.tail)
 
 
 def accepted_nodes(tree: DraftTree, verdict: Verdict) -> Tensor:
@@ -81,14 +83,6 @@ def reached_nodes(tree: DraftTree, verdict: Verdict) -> tuple[Tensor, Tensor]:
     reached = alive.gather(1, tree.parents) & tree.valid
     reached[:, 0] = False
     return reached, reached & alive
-
-
-def at_parents(values: Tensor, parents: Tensor) -> Tensor:
-    """values [B, N, ...] read at every node's parent."""
-    index = parents.reshape(*parents.shape, *([1] * (values.dim() - 2))).expand(
-        *parents.shape, *values.shape[2:]
-    )
-    return values.gather(1, index)
 
 
 class Coupled:
@@ -111,8 +105,7 @@ class Coupled:
         self, tree: DraftTree, log_p: Tensor, gumbel: Tensor, seeds: Tensor, positions: Tensor
     ) -> Verdict:
         """See Rule."""
-        level = tree.depths[..., None].expand(-1, -1, gumbel.shape[2])
-        choice = (log_p + gumbel.gather(1, level)).argmax(dim=-1)
+        choice = (log_p + rows_at(gumbel, tree.depths)).argmax(dim=-1)
         wanted = choice.gather(1, tree.parents)
         if self.relaxation is None:
             hit = (tree.codes == wanted) & tree.valid
@@ -123,7 +116,7 @@ class Coupled:
 
     @staticmethod
     def _relaxed(tree: DraftTree, log_p: Tensor, wanted: Tensor, relaxation: Relaxation) -> Tensor:
-        near, admissible, _ = relaxation.aggregate(at_parents(log_p.exp(), tree.parents), tree.codes)
+        near, admissible, _ = relaxation.aggregate(rows_at(log_p.exp(), tree.parents), tree.codes)
         match = (near == wanted[..., None]) & admissible
         far = near.shape[-1] + 1
         rank = torch.where(match.any(dim=-1), match.int().argmax(dim=-1) + 1, far)
@@ -159,7 +152,7 @@ class GreedyRelaxed:
         """See Rule."""
         choice = log_p.argmax(dim=-1)
         mode = choice.gather(1, tree.parents)
-        above = at_parents(log_p.exp(), tree.parents)
+        above = rows_at(log_p.exp(), tree.parents)
         _, _, mass = self.relaxation.aggregate(above, tree.codes)
         own = above.gather(-1, tree.codes[..., None])[..., 0] + mass
         highest = above.gather(-1, mode[..., None])[..., 0]

@@ -101,7 +101,7 @@ def make_proposer(
         keep_q = method.verify == "rejection" and not method.greedy
         growth = grow_dynamic if static is None else StaticGrowth(static, keep_q, device)
         return EagleProposer(drafter, sampling, growth, slots, drafter.passes)
-    stale = StaleCodes(model.grid, slots, shape.width, method.seed_cells, model.codebook)
+    stale = StaleCodes(model.grid, slots, shape.width, method.seed_cells, model.num_codes, device)
     if method.drafter == "jacobi":
         return JacobiProposer(stale, target.passes)
     drafter = model.drafter(target, shape.depth, shape.width)

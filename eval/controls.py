@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from adt_tree.noise import Noise
-from adt_tree.tree import DraftTree
+from adt_tree.tree import DraftTree, rows_at
 from adt_tree.verify import Coupled, Verdict, children, verdict_from_hits
 from eval.session import synchronise
 from models.memory import count
@@ -44,8 +44,7 @@ class Control:
             child, exists = next(iter(children(tree)))
             hit |= torch.zeros_like(hit).scatter(1, child, exists)
             hit[:, 0] = True
-        level = tree.depths[..., None].expand(-1, -1, gumbel.shape[2])
-        return verdict_from_hits(tree, hit, (log_p + gumbel.gather(1, level)).argmax(dim=-1))
+        return verdict_from_hits(tree, hit, (log_p + rows_at(gumbel, tree.depths)).argmax(dim=-1))
 
 
 def roofline(model: Model) -> dict[str, float]:

@@ -102,7 +102,7 @@ def _measured(model: Model, sampling: Sampling, prompt: Opening, images: int) ->
         raise UserError(f"what passes cost cannot be measured: {error}") from error
     drafter = None if model.drafter_net is None else model.drafter(target, 1, max(WIDTHS))
     with tqdm(total=ROUNDS + 2, desc=f"costs, {images} in flight", unit="round", disable=None) as bar:
-        return measure(target, drafter, prompt, sampling, model.codebook, bar.update)
+        return measure(target, drafter, prompt, sampling, bar.update)
 
 
 def cycle(lane: Lane, table: CostTable) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from adt_tree.policy import TreeShape
 from adt_tree.roles import Prefix, Proposer
 from adt_tree.sampling import Sampling, log_probs
 from adt_tree.stale import best_codes, order_of_laws
-from adt_tree.tree import DraftTree
+from adt_tree.tree import DraftTree, rows_at
 from adt_tree.verify import Verdict
 
 CANDIDATES = 16  # codes kept of every law ahead: the widest self-drafted tree that can be replayed
@@ -96,13 +96,11 @@ class Recorder:
 
     An image's tensors are complete when the loop releases its slot, which it does right before it hands out
     the image: `finished` then holds them. inner: the nodes of a static tree that have children, whose laws p
-    and q are kept as well; None: trees are not kept. latents [V, C]: the codebook.
+    and q are kept as well; None: trees are not kept.
     """
 
-    def __init__(
-        self, proposer: Proposer, sampling: Sampling, inner: Sequence[int] | None, latents: Tensor
-    ) -> None:
-        self.proposer, self.sampling, self.inner, self.latents = proposer, sampling, inner, latents
+    def __init__(self, proposer: Proposer, sampling: Sampling, inner: Sequence[int] | None) -> None:
+        self.proposer, self.sampling, self.inner = proposer, sampling, inner
         self.finished: dict[str, Tensor] = {}
         self._traces: dict[int, _Trace] = {}
 
@@ -130,7 +128,7 @@ class Recorder:
     ) -> None:
         """See Proposer."""
         path = verdict.path[..., None]
-        laws = log_p.gather(1, path.expand(-1, -1, log_p.shape[-1]))
+        laws = rows_at(log_p, verdict.path)
         index = path[None].expand(features.shape[0], -1, -1, features.shape[-1])
         along = features.gather(2, index)
         ahead = self._ahead(tree, log_p, gumbel, verdict)
@@ -145,7 +143,7 @@ class Recorder:
         """_Cycle.ahead of all images."""
         codes, value = best_codes(tree, log_p, gumbel, min(CANDIDATES, log_p.shape[-1]))
         depth = tree.depths.masked_fill(~tree.valid, -1)
-        last = order_of_laws(tree, verdict, self.latents).argsort(dim=1, descending=True)
+        last = order_of_laws(tree, verdict).argsort(dim=1, descending=True)
         whole = last[..., None].expand_as(codes)
         return (
             codes.gather(1, whole),

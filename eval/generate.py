@@ -142,7 +142,7 @@ def _recorder(arm: arms.Arm, model: Model) -> Recorder:
     method = arm.method
     sampled = method.static is not None and method.verify == "rejection" and not method.greedy
     inner = sorted(set(arms.static_tree(method.static).parents)) if sampled else None
-    return Recorder(arm.proposer, arm.sampling, inner, model.codebook)
+    return Recorder(arm.proposer, arm.sampling, inner)
 
 
 def _decoded(

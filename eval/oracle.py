@@ -204,7 +204,8 @@ def oracle(
         drafter = model.drafter(target, deepest, widest)
         proposer: Proposer = EagleProposer(drafter, sampling, EagleProbe(tally), slots)
     else:
-        proposer = StaleProbe(StaleCodes(model.grid, slots, widest, method.seed_cells, model.codebook), tally)
+        stale = StaleCodes(model.grid, slots, widest, method.seed_cells, model.num_codes, target.device)
+        proposer = StaleProbe(stale, tally)
     policy = Fixed(TreeShape(deepest, 1, deepest))
     rule = Coupled(Noise(model.num_codes, silent=sampling.greedy))
     for start in range(0, len(dumps), slots):

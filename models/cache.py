@@ -124,14 +124,19 @@ class KVCache:
         flat.index_copy_(0, span.places, kv)
         return key.narrow(2, 0, span.context), value.narrow(2, 0, span.context)
 
-    def commit(self, path: Tensor, count: Tensor) -> None:
+    def commit(self, path: Tensor, count: Tensor, tail: int | None = None) -> None:
         """Make the tree nodes path[r, :count[r]] the continuation of row r's prefix, in place.
 
         path [R, A] int64, strictly increasing along the accepted part, path[r, j] >= j; entries beyond count
-        are ignored by every later pass. count [R] int64. Slots length + path[j] move to length + j.
+        are ignored by every later pass. count [R] int64. Slots length + path[j] move to length + j; with a
+        tail all but the last `tail` of the path are there already.
         """
-        base = self._starts + self.length[:, None]
-        places = (base + self._columns[: path.shape[1]]).flatten()
-        self._flat.index_copy_(1, places, self._flat.index_select(1, (base + path).flatten()))
+        if tail != 0:
+            place = self._columns[: path.shape[1]].expand_as(path)
+            if tail is not None:
+                place = (count[:, None] - 1 - self._columns[:tail]).clamp(min=0)
+            base = self._starts + self.length[:, None]
+            old = (base + path.gather(1, place)).flatten()
+            self._flat.index_copy_(1, (base + place).flatten(), self._flat.index_select(1, old))
         for counter in self._counters:
             counter += count

@@ -69,10 +69,10 @@ class SpreadCache:
         """See KVCache; at home."""
         return self.parts[0].span(depths, ancestors, reach, offset)
 
-    def commit(self, path: Tensor, count: Tensor) -> None:
+    def commit(self, path: Tensor, count: Tensor, tail: int | None = None) -> None:
         """See KVCache."""
         for part in self.parts:
-            part.commit(path.to(part.length.device), count.to(part.length.device))
+            part.commit(path.to(part.length.device), count.to(part.length.device), tail)
 
 
 def spread(decoder: Decoder, devices: Sequence[torch.device]) -> Decoder:

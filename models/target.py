@@ -186,7 +186,8 @@ class ARTarget:
 
     def commit(self, verdict: Verdict) -> None:
         """See Target."""
-        self.cache.commit(by_branch(verdict.path, self.branches), by_branch(verdict.count, self.branches))
+        path, count = (by_branch(x, self.branches) for x in (verdict.path, verdict.count))
+        self.cache.commit(path, count, verdict.tail)
 
     def release(self, slot: int) -> None:
         """See Target."""

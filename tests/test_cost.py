@@ -121,14 +121,14 @@ class Clockwork:
 def test_measuring_finds_what_passes_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, ticks = Clockwork(), []
     monkeypatch.setattr(time, "perf_counter", lambda: ours.now)
-    found = measure(ours, ours, None, LAW, torch.zeros(16, 4), lambda: ticks.append(1))
+    found = measure(ours, ours, None, LAW, lambda: ticks.append(1))
     assert found.images == 2 and len(ticks) == ROUNDS + 2 and not ours.live
     for nodes in (1, 3, 16, 65, 80):
         for context in (1, 7, 15):
             assert found.target.at(nodes, context) == pytest.approx(10 + 2 * nodes + 0.5 * context)
     assert [found.drafter.at(width, 8) for width in WIDTHS] == pytest.approx([1 + 3 * w for w in WIDTHS])
     assert found.loop.sizes == SIZES and set(found.loop.ms) == {0.0}
-    assert measure(ours, None, None, LAW, torch.zeros(16, 4), lambda: None).drafter is None
+    assert measure(ours, None, None, LAW, lambda: None).drafter is None
 
 
 def test_measuring_a_model_leaves_no_trace(tiny_checkpoint: Path) -> None:
@@ -136,7 +136,7 @@ def test_measuring_a_model_leaves_no_trace(tiny_checkpoint: Path) -> None:
     prompt, before = model.encode("red heart"), torch.get_rng_state()
     target = model.target(2, LAW, max(SIZES), model.prompt_length(prompt))
     drafter = model.drafter(target, 1, max(WIDTHS))
-    found = measure(target, drafter, prompt, LAW, model.codebook, lambda: None)
+    found = measure(target, drafter, prompt, LAW, lambda: None)
     assert min(found.loop.ms) > 0 and min(found.drafter.curves[0].ms) > 0
     assert torch.equal(torch.get_rng_state(), before) and not target.cache.length.any()
 

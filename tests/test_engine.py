@@ -311,6 +311,19 @@ def test_cache_after_commit_is_a_fresh_prefill(branches: int) -> None:
             torch.testing.assert_close(held, expected, atol=1e-5, rtol=1e-5)
 
 
+def test_a_commit_that_moves_the_tail_alone() -> None:
+    """Paths of 0, 1, 2, ... and one last node anywhere: the same cache; a wrong tail leaves another."""
+    path = torch.tensor([[0, 1, 2, 7], [0, 5, 0, 0], [0, 0, 0, 0]])
+    count, caches = torch.tensor([4, 2, 1]), []
+    for tail in (None, 1, 0):
+        target = started(3, 1)
+        target.forward(random_tree(3, 9, seed=50), 0)
+        target.cache.commit(path, count, tail)
+        held = [target.cache.store[:, row, : target.cache.length[row]] for row in range(3)]
+        caches.append(torch.cat([part.flatten() for part in held]))
+    assert torch.equal(caches[0], caches[1]) and not torch.equal(caches[0], caches[2])
+
+
 def test_a_slot_forgets_its_last_image() -> None:
     target = started(2, 2)
     committed(target, seed=40)

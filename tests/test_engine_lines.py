@@ -88,7 +88,7 @@ def reference(law: str, height: int, width: int) -> list[list[int]]:
 def proposer_of(kind: str, target: LineTarget, law: Sampling) -> tuple[Proposer, TreeShape]:
     """A proposer and the shape of its trees."""
     if kind == "jacobi":
-        stale = StaleCodes(target.grid, target.slots, 3, "above", torch.eye(target.num_codes))
+        stale = StaleCodes(target.grid, target.slots, 3, "above", target.num_codes, target.device)
         return JacobiProposer(stale), TreeShape(9, 3, 20)
     static = StaticTree(STATIC_TREES["mc_sim_7b_63"])
     shape = TreeShape(static.depth, static.width, len(static.parents) - 1)

@@ -51,7 +51,7 @@ from tests.test_engine import (
     net,
     reference,
 )  # fmt: skip
-from tests.test_jacobi import LATENTS, SHAPES
+from tests.test_jacobi import CPU, SHAPES
 
 
 @dataclass
@@ -130,7 +130,7 @@ def test_self_drafting(kind: str, shape: str, slots: int) -> None:
     for captured in (True, False):
         target, passes = make_target(slots, law.branches)
         passes = passes if captured else DIRECT
-        stale = StaleCodes(GRID, slots, 5, "above", LATENTS)
+        stale = StaleCodes(GRID, slots, 5, "above", CODES, CPU)
         proposer: Any = JacobiProposer(stale, passes)
         if kind == "hybrid":
             drafter, calibration = EagleDrafter(net(), target, 11, 5), Calibration(5, torch.device("cpu"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -20,7 +21,8 @@ from adt_tree.records import Decoded
 from adt_tree.relax import Relaxation, nearest_table
 from adt_tree.roles import Proposer
 from adt_tree.sampling import Sampling
-from adt_tree.stale import FLOOR, KEPT, SEED_CELLS, SURPRISED, StaleCodes, chains
+from adt_tree.seen import BELOW, LATE, NEWEST
+from adt_tree.stale import KEPT, SEED_CELLS, StaleCodes, chains
 from adt_tree.tree import DraftTree
 from adt_tree.verify import Coupled, GreedyRelaxed, Rule, Verdict
 from models.drafter import EagleDrafter
@@ -28,20 +30,19 @@ from models.target import ARTarget
 from tests.test_engine import ADAPT, CODES, GRID, IMAGES, LAWS, make_target, net, plain
 
 CPU = torch.device("cpu")
-LATENTS = torch.randn(CODES, 3, generator=torch.Generator().manual_seed(0))
 SHAPES = {"chain": TreeShape(6, 1, 6), "tree": TreeShape(5, 3, 14), "longer than a row": TreeShape(11, 2, 20)}
 ADAPTIVE = {"adaptive": AdjacencyAdaptive, "prior": SpatialPrior}
 
 
 def self_drafter(grid: Grid, slots: int, candidates: int, seed_cells: str) -> JacobiProposer:
     """A fresh proposer."""
-    return JacobiProposer(StaleCodes(grid, slots, candidates, seed_cells, LATENTS))
+    return JacobiProposer(StaleCodes(grid, slots, candidates, seed_cells, CODES, CPU))
 
 
 def hybrid(target: ARTarget, law: Sampling, slots: int, candidates: int) -> HybridProposer:
     """A fresh proposer with the engine tests' drafter."""
     drafter = EagleDrafter(net(), target, max(s.depth for s in SHAPES.values()), candidates)
-    stale = StaleCodes(GRID, slots, candidates, "above", LATENTS)
+    stale = StaleCodes(GRID, slots, candidates, "above", CODES, CPU)
     return HybridProposer(drafter, law, stale, Calibration(candidates, CPU), slots)
 
 
@@ -130,7 +131,7 @@ def test_the_next_chain_is_the_latest_law_on_the_best_path() -> None:
     # chain.
     assert grown.codes.tolist() == [[8, 2, 5]]
     wider = proposer.propose([TreeShape(2, 2, 3)], torch.tensor([8]), silent, reach=3)
-    assert wider.codes[0, :3].tolist() == [8, 2, 5] and wider.codes[0, 3] in (3, 6)
+    assert wider.codes.tolist() == [[8, 2, 5, 4]]  # node 2 read position 3 as well, and said 4
 
 
 def test_a_pool_of_chains_holds_the_chain_and_its_alternatives() -> None:
@@ -153,40 +154,31 @@ def lone_siblings() -> DraftTree:
     return DraftTree(codes, parents, depths, ancestors, torch.ones(1, 5, dtype=torch.bool), 2, 2)
 
 
-@pytest.mark.parametrize(("committed", "read"), [(6, 4), (2, 2)])
-def test_where_all_siblings_failed_the_nearest_ones_law_is_kept(committed: int, read: int) -> None:
-    """Latents on a line: code 6 lies by 7, whose law says 4; code 2 by 1, whose law says 2."""
-    line = torch.arange(9.0)[:, None]
-    proposer = JacobiProposer(StaleCodes(Grid(3, 5), 1, 2, "above", line))
-    laws, silent = favour([committed, 2, 4, 5, 8]), torch.zeros(1, 3, 9)
-    proposer.observe(lone_siblings(), laws, silent, torch.empty(0), verdict([0], [committed]))
-    grown = proposer.propose([TreeShape(2, 1, 2)], torch.tensor([committed]), silent, reach=3)
-    assert grown.codes.tolist() == [[committed, read, 5]]  # below, the main chain's
+def test_where_all_siblings_failed_the_main_chains_law_is_kept() -> None:
+    """Code 6 is committed beside 1, whose law says 2, and 7, whose law says 4."""
+    proposer = self_drafter(Grid(3, 5), 1, 2, "above")
+    laws, silent = favour([6, 2, 4, 5, 8]), torch.zeros(1, 3, 9)
+    proposer.observe(lone_siblings(), laws, silent, torch.empty(0), verdict([0], [6]))
+    grown = proposer.propose([TreeShape(2, 1, 2)], torch.tensor([6]), silent, reach=3)
+    assert grown.codes.tolist() == [[6, 2, 5]]
 
 
 def test_an_older_law_below_the_committed_code_comes_first() -> None:
     """An earlier pass read position 2 below code 7 and said 4, and position 3 below 4 and said 5; the last
     one read them below other codes, and then 7 was committed. The chain follows what was said below its
-    own codes."""
-    stale = StaleCodes(Grid(3, 5), 1, 2, "above", LATENTS)
+    own codes, and what else was said there counts for less."""
+    stale = StaleCodes(Grid(3, 5), 1, 2, "above", CODES, CPU)
     said = torch.tensor([[[-0.1, -2.4]]])
     at, above, order = (torch.tensor([pair]) for pair in ((2, 3), (7, 4), (0, 1)))
     stale.seen.write(at, above, torch.tensor([[[4, 5], [5, 4]]]), said.expand(1, 2, 2), order)
     tree = replace(lone_siblings(), codes=torch.tensor([[3, 1, 2, 1, 1]]))
     stale.observe(tree, favour([7, 3, 5, 6, 8]), torch.zeros(1, 3, 9), verdict([0], [7]))
-    found = stale.candidates(2, 1)
-    assert found.codes.tolist() == [[[4], [5]]]
-    assert found.confidence[0, 0, 0] == said[0, 0, 0]
-
-
-def test_confidence_behind_a_surprise_is_less() -> None:
-    """Only of the first open position, if no law there was read below the code committed before it."""
-    stale = StaleCodes(Grid(3, 5), 1, 2, "above", LATENTS)
-    laws, silent = favour([6, 2, 4, 5, 8]), torch.zeros(1, 3, 9)
-    stale.observe(lone_siblings(), laws, silent, verdict([0], [6]))
-    said = laws[0, 1].log_softmax(dim=-1).max().exp()
-    first, second = stale.candidates(2, 1).confidence[0, :, 0].exp()
-    assert torch.isclose(first, SURPRISED * said + FLOOR) and torch.isclose(second, said)
+    found = stale.candidates(2, 2)
+    assert found.codes[0, :, 0].tolist() == [4, 5]
+    # Below 7 once, beside two laws of the last pass, one of them the newest.
+    mass, others = BELOW + LATE + LATE * NEWEST, favour([3, 5]).softmax(dim=-1)[0]
+    four = BELOW * math.exp(-0.1) + LATE * NEWEST * float(others[0, 4])
+    assert float(found.confidence[0, 0, 0].exp()) == pytest.approx(four / mass, abs=1e-4)
 
 
 @pytest.mark.parametrize("name", ["sampled", "greedy"])
@@ -238,4 +230,4 @@ def test_positions_never_scored_copy_their_neighbours() -> None:
 
 def test_unknown_seed_cells_are_refused() -> None:
     with pytest.raises(ValueError, match="below"):
-        StaleCodes(GRID, 1, 2, "below", LATENTS)
+        StaleCodes(GRID, 1, 2, "below", CODES, CPU)

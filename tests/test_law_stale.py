@@ -32,7 +32,7 @@ IMAGES, WIDEST = 4096, 3
 
 def proposer(kind: str, setup: Setup) -> Proposer:
     """A fresh one for the tables' images."""
-    stale = StaleCodes(GRIDS[setup.grid], setup.slots, WIDEST, "above", torch.eye(CODES))
+    stale = StaleCodes(GRIDS[setup.grid], setup.slots, WIDEST, "above", CODES, CPU)
     if kind == "jacobi":
         return JacobiProposer(stale)
     drafter = TabularDrafter(setup.tables()[1])

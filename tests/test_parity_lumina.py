@@ -60,9 +60,9 @@ def models() -> tuple[Decoder, DrafterNet]:
 def drafting(kind: str, net: DrafterNet, target: LineTarget, law: Sampling) -> tuple[Proposer, TreeShape]:
     """A proposer and its trees."""
     if kind == "jacobi":
-        return JacobiProposer(StaleCodes(target.grid, 1, 3, "above", torch.eye(target.num_codes))), TreeShape(
-            9, 3, 20
-        )
+        return JacobiProposer(
+            StaleCodes(target.grid, 1, 3, "above", target.num_codes, target.device)
+        ), TreeShape(9, 3, 20)
     drafter = LineDrafter(EagleDrafter(net, target.tokens, 11, 4), target)
     return EagleProposer(drafter, law, grow_dynamic, 1), TreeShape(5, 4, 14)
 

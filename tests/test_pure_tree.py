@@ -15,6 +15,7 @@ from adt_tree.tree import (
     StaticTree,
     ancestor_mask,
     chain,
+    leaves_mask,
     lone_roots,
     select,
 )
@@ -46,6 +47,14 @@ def test_ancestor_mask(seed: int) -> None:
     mask = ancestor_mask(torch.tensor(rows), nodes - 1)
     for row, parents in enumerate(rows):
         assert torch.equal(mask[row], slow_ancestors(parents))
+
+
+def test_leaves_mask() -> None:
+    """A chain of three that four leaves hang from, and padding below the root."""
+    parents = torch.tensor([[0, 0, 1, 2, 0, 1, 2, 3, 0]])
+    assert torch.equal(leaves_mask(parents), ancestor_mask(parents, 4))
+    branching = torch.tensor([[0, 0, 0, 2]])  # node 2 is no chain's
+    assert not torch.equal(leaves_mask(branching), ancestor_mask(branching, 2))
 
 
 def test_lone_roots() -> None:
