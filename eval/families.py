@@ -22,7 +22,7 @@ ADAPT_OF = {"eagle": ADAPT, "jacobi": SELF_DRAFTED, "hybrid": SELF_DRAFTED}
 SHAPE_OF = {"eagle": TreeShape(5, 4, 10), **dict.fromkeys(("jacobi", "hybrid"), self_drafted(BUDGET))}
 # Model -> drafted nodes -> tau of trees of policy.self_drafted at T = 1: what --total_token auto chooses by
 # (docs/PERFORMANCE.md).
-TAUS: dict[str, dict[int, float]] = {"emoji": {4: 2.04, 8: 2.62, 16: 3.55, 24: 4.22, 31: 4.51}}
+TAUS: dict[str, dict[int, float]] = {"emoji": {4: 2.04, 8: 2.67, 16: 3.65, 20: 4.08, 24: 4.33, 31: 4.68}}
 SPLITTABLE = ("emoji", "anole", "lumina_mgpt")  # over several GPUs
 DEFAULT_TREE = "mc_sim_7b_63"
 # How features and tokens of these models' drafters are paired; of the others it is known.
