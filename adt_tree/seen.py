@@ -98,7 +98,8 @@ class Around:
 
     def mixed(self, code: Tensor, width: int, num_codes: int) -> tuple[Tensor, Tensor]:
         """The best `width` of V = num_codes codes and their log-confidences [B, L, width] by a mixture of all
-        laws, where that of one read below code [B, L], and of a newer one, has more weight."""
+        laws, where that of one read below code [B, L], and of a newer one, has more weight; -inf where there
+        is none."""
         latest = self.stamp.amax(dim=2, keepdim=True)
         weight = (self.stamp >= 0).float()
         for times, these in (

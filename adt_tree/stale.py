@@ -108,8 +108,8 @@ class StaleCodes:
         return Candidates(codes, confidence, source)
 
     def _fitting(self, at: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Codes and log-confidences [B, L, width] that fit positions at [B, L], and known [B, L]: whether a
-        law was seen there.
+        """Codes and log-confidences [B, L, width] that fit positions at [B, L], -inf where no law was seen,
+        and known [B, L]: whether one was.
 
         What fits a position depends on the code before it, and so on: all are looked up at once, below the
         best codes of the newest laws, and then below the best found so.
@@ -120,9 +120,7 @@ class StaleCodes:
             return torch.cat((root, chain[:, :-1]), dim=1)
 
         chain = around.below(before(around.newest()))
-        codes, confidence = around.mixed(before(chain), width, self.num_codes)
-        known = around.known
-        return codes, confidence.masked_fill(~known[..., None], float("-inf")), known
+        return *around.mixed(before(chain), width, self.num_codes), around.known
 
     def _last_known(self, at: Tensor, codes: Tensor, known: Tensor) -> Tensor:
         """[B, L]: the nearest candidate before each position that was ever scored, else the root."""
