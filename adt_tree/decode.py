@@ -40,6 +40,7 @@ class Slots:
         self._waiting = iter(requests)
         self._flights: list[_Flight | None] = [None] * target.slots
         self.roots = torch.zeros(target.slots, dtype=torch.int64, device=target.device)
+        self.seeds = torch.zeros_like(self.roots)  # [B]; of an idle slot those of its last image
         self._exhausted = False
 
     def refill(self, begin: Callable[[int, Request], Tensor]) -> bool:
@@ -54,7 +55,7 @@ class Slots:
                 break
             started = time.perf_counter()
             code = begin(slot, request)
-            self.roots[slot] = code
+            self.roots[slot], self.seeds[slot] = code, request.seed
             self._flights[slot] = _Flight(Decoded(request.name, request.seed, [int(code)]), started)
         return any(self._flights)
 
@@ -68,14 +69,10 @@ class Slots:
         return 1 if flight is None else self.grid.size - len(flight.image.codes)
 
     @property
-    def seeds(self) -> Tensor:
-        """Seeds [B] of the images in flight."""
-        return self._column([0 if f is None else f.image.seed for f in self._flights])
-
-    @property
     def positions(self) -> Tensor:
         """[B]: the position of the first code not yet committed."""
-        return self._column([self.grid.size - self.remaining(slot) for slot in range(len(self._flights))])
+        done = [self.grid.size - self.remaining(slot) for slot in range(len(self._flights))]
+        return to_device(done, self.target.device)
 
     @property
     def reach(self) -> int:
@@ -92,9 +89,6 @@ class Slots:
                 self._flights[slot] = None
                 release(slot)
                 yield flight.image
-
-    def _column(self, values: list[int]) -> Tensor:
-        return to_device(values, self.target.device)
 
 
 @torch.inference_mode()

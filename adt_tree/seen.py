@@ -82,11 +82,6 @@ class Around:
     codes: Tensor  # [B, L, LAWS, K]
     confidence: Tensor  # [B, L, LAWS, K]
 
-    @property
-    def known(self) -> Tensor:
-        """[B, L] bool: whether there is a law at all."""
-        return (self.stamp >= 0).any(dim=2)
-
     def newest(self) -> Tensor:
         """The best code [B, L] of each position's newest law."""
         return self._best(self.stamp)

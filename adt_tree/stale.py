@@ -87,7 +87,8 @@ class StaleCodes:
     def candidates(self, length: int, width: int) -> Candidates:
         """The best `width` of the next `length` positions; those never scored copy a neighbour."""
         at = self.ahead(torch.arange(length, device=self._codes.device))
-        codes, confidence, known = self._fitting(at, width)
+        codes, confidence = self._fitting(at, width)
+        known = confidence[..., 0].isfinite()
         self._codes.scatter_(1, at, codes[..., 0])  # candidates stand in for codes that do not exist yet
         left = self._last_known(at, codes[..., 0], known)
         # A row at a time: the copied row may itself be copied.
@@ -107,9 +108,8 @@ class StaleCodes:
         source = torch.where(known, STALE, SEED)[..., None].expand_as(codes)
         return Candidates(codes, confidence, source)
 
-    def _fitting(self, at: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Codes and log-confidences [B, L, width] that fit positions at [B, L], -inf where no law was seen,
-        and known [B, L]: whether one was.
+    def _fitting(self, at: Tensor, width: int) -> tuple[Tensor, Tensor]:
+        """Codes and log-confidences [B, L, width] that fit positions at [B, L], -inf where no law was seen.
 
         What fits a position depends on the code before it, and so on: all are looked up at once, below the
         best codes of the newest laws, and then below the best found so.
@@ -120,7 +120,7 @@ class StaleCodes:
             return torch.cat((root, chain[:, :-1]), dim=1)
 
         chain = around.below(before(around.newest()))
-        return *around.mixed(before(chain), width, self.num_codes), around.known
+        return around.mixed(before(chain), width, self.num_codes)
 
     def _last_known(self, at: Tensor, codes: Tensor, known: Tensor) -> Tensor:
         """[B, L]: the nearest candidate before each position that was ever scored, else the root."""

@@ -132,11 +132,12 @@ class KVCache:
         tail all but the last `tail` of the path are there already.
         """
         if tail != 0:
-            place = self._columns[: path.shape[1]].expand_as(path)
+            place = self._columns[: path.shape[1]]
             if tail is not None:
                 place = (count[:, None] - 1 - self._columns[:tail]).clamp(min=0)
+                path = path.gather(1, place)
             base = self._starts + self.length[:, None]
-            old = (base + path.gather(1, place)).flatten()
-            self._flat.index_copy_(1, (base + place).flatten(), self._flat.index_select(1, old))
+            moved = self._flat.index_select(1, (base + path).flatten())
+            self._flat.index_copy_(1, (base + place).flatten(), moved)
         for counter in self._counters:
             counter += count

@@ -76,7 +76,6 @@ def test_the_laws_around_a_position(nodes: int) -> None:
             for slot, own in enumerate(plain):
                 for position in range(POSITIONS + 1):
                     held, here = own.laws[position], (slot, position)
-                    assert bool(around.known[here]) == bool(held)
                     if not held:
                         assert not said[here].isfinite().any()
                         continue
