@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from models.cache import KVCache, Span
-from models.transformer import Block, attend, attend_causally, split_heads
+from models.transformer import QK_NORM_EPS, Attention, Block, as_pairs, attend, attend_causally
 
 ROWS = 64  # a hint for the layout; from 2 to some hundreds of rows oneDNN chooses the same one
 
@@ -71,23 +71,62 @@ class PackedLinear(nn.Module):
 
 
 class RowNorm:
-    """What is left of nn.RMSNorm, seven small steps on a CPU, once its scale is in the products behind it:
-    x / sqrt(sum(x^2) + D eps), in three."""
+    """What is left of nn.RMSNorm, seven small steps on a CPU, once its scale is in what stands behind it:
+    x / sqrt(sum(x^2) + D eps), in three. Of nn.LayerNorm as well, where rows have a mean of 0."""
 
     __slots__ = ("least",)
 
-    def __init__(self, norm: nn.RMSNorm) -> None:
-        assert norm.eps is not None, "a decoder's configuration names it"
-        self.least = torch.tensor((norm.weight.numel() * norm.eps) ** 0.5)
+    def __init__(self, width: int, eps: float) -> None:
+        """width: D."""
+        self.least = torch.tensor((width * eps) ** 0.5)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Rows [..., D] of length 1, or less where eps is not negligible."""
         return x / torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self.least)
 
 
-def scale_of(norm: nn.RMSNorm) -> Tensor:
-    """[D]: a norm's weight times the root of its width, what RowNorm leaves out."""
-    return norm.weight.detach() * norm.weight.numel() ** 0.5
+def taken(norm: nn.RMSNorm) -> tuple[RowNorm, Tensor]:
+    """A norm in two: the rows, and their scale [D], with the root of their width."""
+    assert norm.eps is not None, "a decoder's configuration names it"
+    width = norm.weight.numel()
+    return RowNorm(width, norm.eps), norm.weight.detach() * width**0.5
+
+
+class PackedHeads:
+    """See split_heads. Queries and keys stay where the product wrote them, before the values."""
+
+    __slots__ = ("heads", "kv_heads", "norm", "product", "scale", "shift")
+
+    def __init__(self, attention: Attention, before: Tensor | float) -> None:
+        """before [D]: the scale of what the product takes."""
+        self.heads, self.kv_heads = attention.heads, attention.kv_heads
+        weight, bias = attention.qkv.weight.detach() * before, attention.qkv.bias
+        self.norm = None
+        if attention.affine is not None:
+            # What the norm of a head would take off, its mean, never comes out of the product.
+            bias = None if bias is None else bias.detach().clone()
+            for rows in (weight,) if bias is None else (weight, bias):
+                self._centre(rows)
+            self.norm = RowNorm(attention.head_dim, QK_NORM_EPS)
+            scale, self.shift = (part.detach() for part in attention.affine)
+            self.scale = scale * attention.head_dim**0.5
+        self.product = Product(weight, bias)
+
+    def _centre(self, rows: Tensor) -> None:
+        """Take from rows [(H + 2 Hkv) E, ...] of a projection, in each query and key head, their mean."""
+        normed = rows.unflatten(0, (self.heads + 2 * self.kv_heads, -1))[: self.heads + self.kv_heads]
+        normed -= normed.mean(dim=1, keepdim=True)
+
+    def __call__(self, x: Tensor, turn: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries [..., H, E] and keys and values [..., 2, Hkv, E] of x [..., D], views of one product."""
+        fused = self.product(x)
+        fused = fused.view(*fused.shape[:-1], self.heads + 2 * self.kv_heads, -1)
+        qk = turned = fused.narrow(-2, 0, self.heads + self.kv_heads)
+        if self.norm is not None:
+            turned = torch.addcmul(self.shift, self.norm(qk), self.scale)
+        torch.mul(as_pairs(turned), turn, out=as_pairs(qk))
+        kv = fused.narrow(-2, self.heads, 2 * self.kv_heads)
+        return fused.narrow(-2, 0, self.heads), kv.unflatten(-2, (2, self.kv_heads))
 
 
 class PackedBlock(nn.Module):
@@ -96,18 +135,13 @@ class PackedBlock(nn.Module):
     def __init__(self, block: Block) -> None:
         """block is taken apart: no product of it is there twice for longer than it takes to pack."""
         super().__init__()
-        attention, mlp, norm = block.attention, block.mlp, block.attention_norm
-        self.heads, self.kv_heads = attention.heads, attention.kv_heads
-        affine = attention.affine
-        self.affine = None if affine is None else (affine[0].detach(), affine[1].detach())
-        self.attention_norm = RowNorm(norm) if isinstance(norm, nn.RMSNorm) else None
-        self.mlp_norm = RowNorm(block.mlp_norm)
-        qkv, out = attention.qkv, attention.out
-        before = scale_of(norm) if isinstance(norm, nn.RMSNorm) else 1.0
-        self.qkv = Product(qkv.weight * before, qkv.bias)
+        mlp, norm = block.mlp, block.attention_norm
+        self.attention_norm, before = taken(norm) if isinstance(norm, nn.RMSNorm) else (None, 1.0)
+        self.mlp_norm, behind = taken(block.mlp_norm)
+        self.heads = PackedHeads(block.attention, before)
+        out = block.attention.out
         self.out = Product(out.weight, out.bias)
-        del block.attention, attention, qkv, out
-        behind = scale_of(block.mlp_norm)
+        del block.attention, out
         gate, up = mlp.gate_up.weight.chunk(2)
         self.gate = Product(gate * behind)
         self.up = Product(up * behind)
@@ -124,7 +158,7 @@ class PackedBlock(nn.Module):
 
     def _project(self, x: Tensor, turn: Tensor) -> tuple[Tensor, Tensor]:
         normed = x if self.attention_norm is None else self.attention_norm(x)
-        return split_heads(self.qkv(normed), turn, self.heads, self.kv_heads, self.affine)
+        return self.heads(normed, turn)
 
     def _merge(self, x: Tensor, mixed: Tensor) -> Tensor:
         """The layer's output from its input and what its heads read."""

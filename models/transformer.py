@@ -135,10 +135,14 @@ def _raster_table(config: DecoderConfig, device: torch.device | str | None) -> T
     return table
 
 
+def as_pairs(x: Tensor) -> Tensor:
+    """The pairs [..., E] of fp32 x that turn together, as complex numbers [..., E/2] in its memory."""
+    return torch.view_as_complex(x.view(*x.shape[:-1], -1, 2))
+
+
 def rotate(x: Tensor, turn: Tensor) -> Tensor:
     """Rotate x [..., H, E] by turn [..., 1, E/2] (complex) in fp32; returns x's dtype."""
-    pairs = torch.view_as_complex(x.float().view(*x.shape[:-1], -1, 2))
-    return torch.view_as_real(pairs * turn).view(x.shape).type_as(x)
+    return torch.view_as_real(as_pairs(x.float()) * turn).view(x.shape).type_as(x)
 
 
 def split_heads(
