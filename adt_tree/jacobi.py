@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from adt_tree.passes import DIRECT, Passes
@@ -58,8 +57,7 @@ class JacobiProposer:
     def _grow(self, budget: int, depth: int, width: int, limits: Tensor, roots: Tensor) -> DraftTree:
         """A tree per slot, no shape larger than budget, depth and width."""
         found = self.stale.candidates(depth, width)
-        nobody = torch.zeros_like(found.codes)  # one bin for all: there is one source
-        return grow_chains(found, found.confidence, nobody, limits, (budget, depth, width), roots)
+        return grow_chains(found, found.confidence, None, limits, (budget, depth, width), roots)
 
     def observe(
         self, tree: DraftTree, log_p: Tensor, gumbel: Tensor, features: Tensor, verdict: Verdict

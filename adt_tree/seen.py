@@ -11,8 +11,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from adt_tree.tree import rows_at
-
 LAWS = 8  # kept a position, which sees a handful of passes before it is reached
 UNSEEN = -1
 SAME_CODE = 2**40  # more than the stamps of any run
@@ -30,47 +28,45 @@ class SeenLaws:
 
     def __init__(self, positions: int, slots: int, candidates: int, device: torch.device) -> None:
         """positions: P; candidates: K."""
-        self._none = positions
-        laws = (slots, positions + 1, LAWS)
-        self._above = torch.full(laws, UNSEEN, device=device)
-        self._stamp = torch.full(laws, UNSEEN, device=device)
-        self._codes = torch.zeros(*laws, candidates, dtype=torch.int64, device=device)
-        self._confidence = torch.zeros(*laws, candidates, device=device)
-        self._next = torch.zeros(slots, positions + 1, dtype=torch.int64, device=device)
+        self._none, self.candidates = positions, candidates
+        rows = slots * (positions + 1)  # of an image after another
+        self._starts = torch.arange(0, rows, positions + 1, device=device)[:, None]
+        self._above = torch.full((rows, LAWS), UNSEEN, device=device)
+        self._stamp = torch.full((rows, LAWS), UNSEEN, device=device)
+        self._codes = torch.zeros(rows, LAWS, candidates, dtype=torch.int64, device=device)
+        self._confidence = torch.zeros(rows, LAWS, candidates, device=device)
+        self._next = torch.zeros(rows, dtype=torch.int64, device=device)
         self._passes = 0
-
-    @property
-    def candidates(self) -> int:
-        """K."""
-        return self._codes.shape[-1]
 
     def clear(self, slot: int) -> None:
         """Forget an image."""
-        self._above[slot] = self._stamp[slot] = UNSEEN
+        rows = slice(slot * (self._none + 1), (slot + 1) * (self._none + 1))
+        self._above[rows] = self._stamp[rows] = UNSEEN
 
     def write(self, at: Tensor, above: Tensor, codes: Tensor, confidence: Tensor, order: Tensor) -> None:
         """Keep a pass's laws of positions at [B, N] (P: not kept), read below the codes above [B, N]: codes
         and log-confidences [B, N, K]. Of one position's laws that least in order [B, N], all different,
         counts as the newest; of more than LAWS the least are kept."""
-        same = at[:, :, None] == at[:, None]
-        rank = (same & (order[:, None] < order[:, :, None])).sum(dim=2)
+        same = at.unsqueeze(2) == at.unsqueeze(1)
+        rank = (same & (order.unsqueeze(1) < order.unsqueeze(2))).sum(dim=2)
         last = same.sum(dim=2).clamp(max=LAWS) - 1
-        at = at.masked_fill(rank >= LAWS, self._none)
+        dropped = rank >= LAWS
+        row = self._starts + at.masked_fill(dropped, self._none)
         # The best of a pass goes in last, so that later passes overwrite it last.
-        place = at * LAWS + (self._next.gather(1, at) + last - rank) % LAWS
+        place = (row * LAWS + (self._next[row] + last - rank) % LAWS).flatten()
         self._passes += 1
-        self._stamp.flatten(1).scatter_(1, place, self._passes * LAWS - 1 - rank)
-        self._above.flatten(1).scatter_(1, place, above)
-        whole = place[..., None].expand_as(codes)
-        self._codes.flatten(1, 2).scatter_(1, whole, codes)
-        self._confidence.flatten(1, 2).scatter_(1, whole, confidence)
-        self._next.scatter_add_(1, at, torch.ones_like(at))
-        self._stamp[:, -1] = self._above[:, -1] = UNSEEN
+        stamp = (self._passes * LAWS - 1 - rank).masked_fill(dropped | (at == self._none), UNSEEN)
+        self._stamp.view(-1).index_copy_(0, place, stamp.flatten())
+        self._above.view(-1).index_copy_(0, place, above.flatten())
+        self._codes.flatten(0, 1).index_copy_(0, place, codes.flatten(0, 1))
+        self._confidence.flatten(0, 1).index_copy_(0, place, confidence.flatten(0, 1))
+        self._next.index_add_(0, row.flatten(), torch.ones_like(place))
 
     def around(self, at: Tensor) -> Around:
         """The laws of positions at [B, L]."""
+        rows = (self._starts + at).flatten()
         held = (self._above, self._stamp, self._codes, self._confidence)
-        return Around(*(rows_at(part, at) for part in held))
+        return Around(*(part.index_select(0, rows).unflatten(0, at.shape) for part in held))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +95,10 @@ class Around:
         weight = (self.stamp >= 0).float()
         for times, these in (
             (BELOW, self.above == code[..., None]),
-            (LATE, self.stamp // LAWS == latest // LAWS),
+            (LATE, self.stamp > latest - LAWS),
             (NEWEST, self.stamp == latest),
         ):
-            weight = weight * torch.where(these, times, 1.0)
+            weight = torch.add(weight, weight * these, alpha=times - 1)
         share = weight / weight.sum(dim=2, keepdim=True).clamp(min=1.0)
         said = (share[..., None] * self.confidence.exp()).flatten(2)
         mass = said.new_zeros(*code.shape, num_codes).scatter_add_(2, self.codes.flatten(2), said)

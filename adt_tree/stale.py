@@ -8,18 +8,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from adt_tree.calibrate import SEED, STALE
 from adt_tree.grid import Grid
 from adt_tree.seen import SeenLaws
-from adt_tree.tree import DraftTree, Pool, rows_at, select
+from adt_tree.tree import DraftTree, leaves_mask, rows_at
 from adt_tree.verify import Verdict, accepted_nodes
 
 SEED_CELLS = ("above", "left", "both")
 SEED_CONFIDENCE = -1.0  # raw log-confidence of a code copied from a neighbouring cell
-KEPT = 1e6  # a score no confidence reaches: the main chain stays whatever the budget leaves out
-NEVER = -1e4  # log acceptance rate of what cannot be
+KEPT = 1e6  # a score no confidence reaches: the main chain comes first
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,28 +85,42 @@ class StaleCodes:
         return (self._position[:, None] + steps).clamp(max=self.grid.size)
 
     def candidates(self, length: int, width: int) -> Candidates:
-        """The best `width` of the next `length` positions; those never scored copy a neighbour."""
+        """The best `width` of the next `length` positions, at least one of each; those never scored copy a
+        neighbour."""
         at = self.ahead(torch.arange(length, device=self._codes.device))
         codes, confidence = self._fitting(at, width)
-        known = confidence[..., 0].isfinite()
-        self._codes.scatter_(1, at, codes[..., 0])  # candidates stand in for codes that do not exist yet
-        left = self._last_known(at, codes[..., 0], known)
-        # A row at a time: the copied row may itself be copied.
-        for start in range(0, length, self.grid.width):
-            part = slice(start, start + self.grid.width)
-            cells, fresh = at[:, part], ~known[:, part]
-            row_above = self._codes.gather(1, (cells - self.grid.width).clamp(min=0))
-            above = torch.where(cells >= self.grid.width, row_above, left[:, part])
-            first, second = (left[:, part], above) if self.seed_cells == "left" else (above, left[:, part])
-            codes[:, part, 0] = torch.where(fresh, first, codes[:, part, 0])
-            confidence[:, part, 0] = torch.where(fresh, SEED_CONFIDENCE, confidence[:, part, 0])
-            if self.seed_cells == "both" and width > 1:
-                fresh = fresh & (first != second)
-                codes[:, part, 1] = torch.where(fresh, second, codes[:, part, 1])
-                confidence[:, part, 1] = torch.where(fresh, 2 * SEED_CONFIDENCE, confidence[:, part, 1])
-            self._codes.scatter_(1, cells, codes[:, part, 0])
-        source = torch.where(known, STALE, SEED)[..., None].expand_as(codes)
+        fresh = ~confidence[..., 0].isfinite()
+        first, second = self._neighbours(at, codes[..., 0], fresh)
+        codes[..., 0] = first
+        confidence[..., 0].masked_fill_(fresh, SEED_CONFIDENCE)
+        if self.seed_cells == "both" and width > 1:
+            unlike = fresh & (first != second)
+            codes[..., 1] = torch.where(unlike, second, codes[..., 1])
+            confidence[..., 1].masked_fill_(unlike, 2 * SEED_CONFIDENCE)
+        source = torch.where(fresh, SEED, STALE)[..., None].expand_as(codes)
         return Candidates(codes, confidence, source)
+
+    def _neighbours(self, at: Tensor, codes: Tensor, fresh: Tensor) -> tuple[Tensor, Tensor]:
+        """Codes [B, L] of positions at [B, L], and of their other neighbours: where fresh, copied from the
+        cell above and the nearest known one to the left, in the order of seed_cells."""
+        # Trees begin at the first open position, so what was ever scored is in front of what was not.
+        known = torch.cat((self._before(at), codes), dim=1)
+        left = known.gather(1, (~fresh).sum(dim=1, keepdim=True))
+        width, found = self.grid.width, []
+        above = self._codes.gather(1, (at[:, :width] - width).clamp(min=0))
+        # A row at a time: the copied row may itself be copied.
+        for cells, own, new in zip(*(x.split(width, dim=1) for x in (at, codes, fresh)), strict=True):
+            above = above[:, : cells.shape[1]]
+            above = torch.where(cells >= width, above, left)
+            first, second = (left, above) if self.seed_cells == "left" else (above, left)
+            above = torch.where(new, first, own)
+            found.append((above, second.expand_as(above)))
+        first, second = (torch.cat(part, dim=1) for part in zip(*found, strict=True))
+        return first, second
+
+    def _before(self, at: Tensor) -> Tensor:
+        """[B, 1]: the committed code before the first of positions at [B, L]."""
+        return self._codes.gather(1, (at[:, :1] - 1).clamp(min=0))
 
     def _fitting(self, at: Tensor, width: int) -> tuple[Tensor, Tensor]:
         """Codes and log-confidences [B, L, width] that fit positions at [B, L], -inf where no law was seen.
@@ -114,21 +128,13 @@ class StaleCodes:
         What fits a position depends on the code before it, and so on: all are looked up at once, below the
         best codes of the newest laws, and then below the best found so.
         """
-        around, root = self.seen.around(at), self._codes.gather(1, (at[:, :1] - 1).clamp(min=0))
+        around, root = self.seen.around(at), self._before(at)
 
         def before(chain: Tensor) -> Tensor:
             return torch.cat((root, chain[:, :-1]), dim=1)
 
         chain = around.below(before(around.newest()))
         return around.mixed(before(chain), width, self.num_codes)
-
-    def _last_known(self, at: Tensor, codes: Tensor, known: Tensor) -> Tensor:
-        """[B, L]: the nearest candidate before each position that was ever scored, else the root."""
-        root = self._codes.gather(1, (at[:, :1] - 1).clamp(min=0))
-        column = torch.arange(1, at.shape[1] + 1, device=at.device)
-        latest = torch.where(known, column, 0).cummax(dim=1).values.roll(1, dims=1)
-        latest[:, 0] = 0
-        return torch.cat((root, codes), dim=1).gather(1, latest)
 
 
 def best_codes(tree: DraftTree, log_p: Tensor, gumbel: Tensor, candidates: int) -> tuple[Tensor, Tensor]:
@@ -148,43 +154,54 @@ def order_of_laws(tree: DraftTree, verdict: Verdict) -> Tensor:
     return torch.arange(tree.nodes, device=shared.device) - shared * tree.nodes
 
 
-def chains(codes: Tensor, gain: Tensor, bins: Tensor) -> Pool:
-    """Below the root a chain of the best candidates, and at every level of it the other candidates as leaves.
+def chain_scores(gain: Tensor, depth: Tensor, width: Tensor) -> Tensor:
+    """Scores [B, L * K] of candidates by level and rank: the best of every level make a chain below the root,
+    the others are leaves of it. -inf beyond each image's depth [B] and width [B], and where gain is.
 
-    codes, gain (log acceptance rate, -inf: none) and bins [B, L, K]. A score is the sum of gains on the path;
-    the chain itself scores KEPT less its depth.
+    gain [B, L, K]: log acceptance rates, those of rank 0 finite. A leaf scores the sum of gains on its path;
+    the chain scores KEPT less its level.
     """
-    images, length, _ = codes.shape
-    level = torch.arange(length, device=codes.device)
-    sure = gain[..., 0].clamp(min=NEVER)
-    along = sure.cumsum(dim=1)
-    kept = (KEPT - 1 - level).where(along > NEVER, NEVER)
-    # The chain comes first, as parents must; along - sure is the sum above a level.
-    scores = torch.cat((kept, ((along - sure)[..., None] + gain[..., 1:]).flatten(1)), dim=1)
-    scores = scores.masked_fill(scores <= NEVER, float("-inf"))
-    code, bucket = (torch.cat((x[..., 0], x[..., 1:].flatten(1)), dim=1) for x in (codes, bins))
-    above = torch.cat((level, level.repeat_interleave(codes.shape[2] - 1)))
-    return Pool(code, scores, (above - 1).expand(images, -1), 1 + above, bucket, tail=1)
-
-
-def pool_of_chains(found: Candidates, gain: Tensor, bins: Tensor, depth: Tensor, width: Tensor) -> Pool:
-    """chains() of the candidates found that each image's depth [B] and width [B] admit.
-
-    gain (log acceptance rates) and bins [B, L, K].
-    """
-    length, candidates = found.codes.shape[1:]
-    below = torch.arange(length, device=depth.device) >= depth[:, None]
-    wider = torch.arange(candidates, device=depth.device) >= width[:, None]
-    absent = below[..., None] | wider[:, None] | ~found.confidence.isfinite()
-    return chains(found.codes, gain.masked_fill(absent, float("-inf")), bins)
+    level, rank = (torch.arange(size, device=gain.device) for size in gain.shape[1:])
+    sure = gain[..., 0]
+    scores = (sure.cumsum(dim=1) - sure)[..., None] + gain
+    scores[..., 0] = KEPT - level
+    absent = (level[:, None] >= depth[:, None, None]) | (rank >= width[:, None, None])
+    return scores.masked_fill_(absent, float("-inf")).flatten(1)
 
 
 def grow_chains(
-    found: Candidates, gain: Tensor, bins: Tensor, limits: Tensor, bounds: tuple[int, int, int], roots: Tensor
+    found: Candidates,
+    gain: Tensor,
+    bins: Tensor | None,
+    limits: Tensor,
+    bounds: tuple[int, int, int],
+    roots: Tensor,
 ) -> DraftTree:
-    """The best `budget` nodes of pool_of_chains() below roots [B].
+    """The best `budget` candidates by chain_scores() below roots [B], the chain first; ties keep their order.
 
-    limits [B, 3]: each image's depth, width and budget; bounds: the largest budget, depth L and width K.
+    gain (log acceptance rates) and bins (None: nobody calibrates) [B, L, K]; limits [B, 3]: each image's
+    depth, width and budget; bounds: the largest budget, depth L and width K.
     """
+    most, deepest, widest = bounds
     depth, width, budget = limits.unbind(1)
-    return select(pool_of_chains(found, gain, bins, depth, width), budget, roots, bounds)
+    scores = chain_scores(gain, depth, width)
+    best = scores.sort(dim=1, descending=True, stable=True).indices[:, :most]
+    which = F.pad(best, (1, 0))  # the root stands as the first candidate, whose parent is the root
+    count = budget.minimum(scores.isfinite().sum(dim=1))
+    node = torch.arange(which.shape[1], device=roots.device)
+    valid = node <= count[:, None]
+    which.masked_fill_(~valid, 0)  # and so does padding
+    codes = found.codes.flatten(1).gather(1, which)
+    codes[:, 0] = roots
+    parents = which // gain.shape[2]  # level l hangs from the chain's node of level l - 1, which is node l
+    return DraftTree(
+        codes=codes,
+        parents=parents,
+        depths=parents + (node > 0),
+        ancestors=leaves_mask(parents),
+        valid=valid,
+        depth=deepest,
+        width=widest,
+        bins=None if bins is None else bins.flatten(1).gather(1, which),
+        tail=1,
+    )

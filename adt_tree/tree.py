@@ -104,25 +104,15 @@ class Pool:
     scores: Tensor  # [B, P]; -inf: not a candidate
     parents: Tensor  # [B, P] int64 pool indices, -1 the root
     depths: Tensor  # [P]
-    bins: Tensor | None = None  # [B, P] int64: calibration bins
-    tail: int | None = None  # as DraftTree.tail, of the trees that select() takes out of the pool
-
-    @staticmethod
-    def flat(codes: Tensor, scores: Tensor, parents: Tensor, depths: Tensor, bins: Tensor) -> Pool:
-        """From blocks [B, ...] and depths [...]."""
-        codes, scores, parents, bins = (x.flatten(1) for x in (codes, scores, parents, bins))
-        return Pool(codes, scores, parents, depths.flatten(), bins)
 
     @staticmethod
     def join(pools: Sequence[Pool]) -> Pool:
-        """One pool after the other; parents index the whole. All have bins, or none has."""
-        bins = [p.bins for p in pools if p.bins is not None]
+        """One pool after the other; parents index the whole."""
         return Pool(
             torch.cat([p.codes for p in pools], dim=1),
             torch.cat([p.scores for p in pools], dim=1),
             torch.cat([p.parents for p in pools], dim=1),
             torch.cat([p.depths for p in pools]),
-            torch.cat(bins, dim=1) if bins else None,
         )
 
 
@@ -152,12 +142,10 @@ def select(pool: Pool, budget: Tensor, roots: Tensor, bounds: tuple[int, int, in
         codes=torch.cat((roots[:, None], pool.codes.gather(1, index).masked_fill(~valid, 0)), dim=1),
         parents=all_parents,
         depths=torch.cat((first, pool.depths[index].masked_fill(~valid, 1)), dim=1),
-        ancestors=leaves_mask(all_parents) if pool.tail == 1 else ancestor_mask(all_parents, depth),
+        ancestors=ancestor_mask(all_parents, depth),
         valid=torch.cat((torch.ones_like(first, dtype=torch.bool), valid), dim=1),
         depth=depth,
         width=width,
-        bins=None if pool.bins is None else torch.cat((first, pool.bins.gather(1, index)), dim=1),
-        tail=pool.tail,
     )
 
 

@@ -24,7 +24,7 @@ from adt_tree.propose import EagleProposer, Stem, grow_pool
 from adt_tree.records import Decoded, Step
 from adt_tree.roles import Drafter, Proposer
 from adt_tree.sampling import Sampling
-from adt_tree.stale import StaleCodes, pool_of_chains
+from adt_tree.stale import Candidates, StaleCodes, chain_scores
 from adt_tree.tree import DraftTree, Pool, lone_roots, select
 from adt_tree.verify import Coupled, Verdict
 from eval.dumped import AS_RECORDED, DumpedImage, RecordedModel, RecordedTarget, requests
@@ -124,8 +124,7 @@ class StaleProbe(JacobiProposer):
 
         def pool(width: int) -> Pool:
             found = self.stale.candidates(deepest, width)
-            wide = torch.full_like(depth, width)
-            return pool_of_chains(found, found.confidence, torch.zeros_like(found.codes), depth, wide)
+            return pool_of_chains(found, depth, torch.full_like(depth, width))
 
         self.tally.note(pool, deepest > 0)
         if deepest == 0:
@@ -142,6 +141,17 @@ class StaleProbe(JacobiProposer):
         seen = self.stale.seen
         seen.write(*self.tally.target.read_before(seen.candidates))
         self.stale.advance(verdict)
+
+
+def pool_of_chains(found: Candidates, depth: Tensor, width: Tensor) -> Pool:
+    """What grow_chains() takes its trees from, by the candidates' own confidences: P = L * K. depth and width
+    [B]."""
+    images, length, ranks = found.codes.shape
+    level = torch.arange(length, device=depth.device).repeat_interleave(ranks)
+    scores = chain_scores(found.confidence, depth, width)
+    # The level above is `ranks` entries back, and its chain's node the first of them.
+    above = torch.where(level == 0, -1, (level - 1) * ranks)
+    return Pool(found.codes.flatten(1), scores, above.expand(images, -1), 1 + level)
 
 
 def outcome(pool: Pool, path: Tensor, depths: Tensor, budgets: Tensor) -> tuple[Tensor, Tensor]:

@@ -106,15 +106,16 @@ class KVCache:
         context = reach + max(tree_slots, offset + nodes)
         if context > self.capacity:
             raise ValueError(f"the cache has {self.capacity} slots a row, {context} are needed")
-        length = self.length[:, None]
-        relative = self._columns[None, :context] - length
-        in_tree = (relative >= 0) & (relative < tree_slots)
-        column = relative.clamp(0, tree_slots - 1)[:, None].expand(-1, nodes, -1)
-        allowed = (ancestors.gather(2, column) & in_tree[:, None]) | (relative < 0)[:, None]
+        length, columns = self.length[:, None], self._columns
         # SDPA would turn a boolean mask into this additive one in every layer; once a pass is enough.
-        mask = torch.zeros(allowed.shape, dtype=self.store.dtype, device=allowed.device)
-        mask.masked_fill_(~allowed, float("-inf"))
-        slots = length + offset + self._columns[:nodes]
+        mask = torch.zeros(*ancestors.shape[:2], context, dtype=self.store.dtype, device=ancestors.device)
+        mask.masked_fill_((columns[:context] >= length)[:, None], float("-inf"))
+        above = torch.zeros(ancestors.shape, dtype=mask.dtype, device=mask.device)
+        above.masked_fill_(~ancestors, float("-inf"))
+        # An idle row, which nobody reads, may be longer than `reach`.
+        behind = (length + columns[:tree_slots]).clamp(max=context - 1)
+        mask.scatter_(2, behind[:, None].expand(-1, nodes, -1), above)
+        slots = length + offset + columns[:nodes]
         return Span((self._starts + slots).flatten(), self.position[:, None] + depths, mask[:, None], context)
 
     def write(self, layer: int, span: Span, kv: Tensor) -> tuple[Tensor, Tensor]:

@@ -97,14 +97,14 @@ class PackedHeads:
 
     __slots__ = ("heads", "kv_heads", "norm", "product", "scale", "shift")
 
-    def __init__(self, attention: Attention, before: Tensor | float) -> None:
-        """before [D]: the scale of what the product takes."""
+    def __init__(self, attention: Attention, before: Tensor) -> None:
+        """before [D] or []: the scale of what the product takes."""
         self.heads, self.kv_heads = attention.heads, attention.kv_heads
-        weight, bias = attention.qkv.weight.detach() * before, attention.qkv.bias
+        weight = attention.qkv.weight.detach() * before
+        bias = None if attention.qkv.bias is None else attention.qkv.bias.detach().clone()
         self.norm = None
         if attention.affine is not None:
             # What the norm of a head would take off, its mean, never comes out of the product.
-            bias = None if bias is None else bias.detach().clone()
             for rows in (weight,) if bias is None else (weight, bias):
                 self._centre(rows)
             self.norm = RowNorm(attention.head_dim, QK_NORM_EPS)
@@ -136,7 +136,9 @@ class PackedBlock(nn.Module):
         """block is taken apart: no product of it is there twice for longer than it takes to pack."""
         super().__init__()
         mlp, norm = block.mlp, block.attention_norm
-        self.attention_norm, before = taken(norm) if isinstance(norm, nn.RMSNorm) else (None, 1.0)
+        self.attention_norm, before = None, torch.ones(())
+        if isinstance(norm, nn.RMSNorm):
+            self.attention_norm, before = taken(norm)
         self.mlp_norm, behind = taken(block.mlp_norm)
         self.heads = PackedHeads(block.attention, before)
         out = block.attention.out

@@ -22,8 +22,8 @@ from adt_tree.relax import Relaxation, nearest_table
 from adt_tree.roles import Proposer
 from adt_tree.sampling import Sampling
 from adt_tree.seen import BELOW, LATE, NEWEST
-from adt_tree.stale import KEPT, SEED_CELLS, StaleCodes, chains
-from adt_tree.tree import DraftTree
+from adt_tree.stale import KEPT, SEED_CELLS, Candidates, StaleCodes, chain_scores, grow_chains
+from adt_tree.tree import DraftTree, ancestor_mask
 from adt_tree.verify import Coupled, GreedyRelaxed, Rule, Verdict
 from models.drafter import EagleDrafter
 from models.target import ARTarget
@@ -134,14 +134,38 @@ def test_the_next_chain_is_the_latest_law_on_the_best_path() -> None:
     assert wider.codes.tolist() == [[8, 2, 5, 4]]  # node 2 read position 3 as well, and said 4
 
 
-def test_a_pool_of_chains_holds_the_chain_and_its_alternatives() -> None:
-    """Two levels of three candidates, the last of the second level missing: the chain, then two and one."""
-    gain = torch.tensor([[[0.5, 0.25, 0.1], [0.8, 0.1, 0.0]]]).log()
-    pool = chains(torch.tensor([[[5, 6, 1], [7, 8, 2]]]), gain, torch.arange(6).view(1, 2, 3))
-    assert pool.codes.tolist() == [[5, 7, 6, 1, 8, 2]] and pool.depths.tolist() == [1, 2, 1, 1, 2, 2]
-    assert pool.parents.tolist() == [[-1, 0, -1, -1, 0, 0]] and pool.bins.tolist() == [[0, 3, 1, 2, 4, 5]]
-    assert pool.scores[0, 2:].exp().tolist() == pytest.approx([0.25, 0.1, 0.05, 0.0])
-    assert pool.scores[0, 0] > pool.scores[0, 1] > KEPT / 2
+def test_a_chain_comes_first_and_its_alternatives_by_their_paths() -> None:
+    """Two levels of three candidates, the last of the second level missing: the chain, then two and one; a
+    second image whose tree may be one deep and two wide."""
+    gain = torch.tensor([[[0.5, 0.25, 0.1], [0.8, 0.1, 0.0]]]).log().expand(2, -1, -1)
+    deep, wide = torch.tensor([2, 1]), torch.tensor([3, 2])
+    scores = chain_scores(gain, deep, wide)
+    assert scores[0].exp()[[1, 2, 4]].tolist() == pytest.approx([0.25, 0.1, 0.05])
+    assert scores[0, 0] > scores[0, 3] > KEPT / 2 and not scores[0, 5].isfinite()
+    assert scores[1].isfinite().tolist() == [True, True, False, False, False, False]
+    codes, bins = (
+        x.view(1, 2, 3).expand(2, -1, -1) for x in (torch.tensor([5, 6, 1, 7, 8, 2]), torch.arange(6))
+    )
+    roots, found = torch.tensor([9, 4]), Candidates(codes, gain, torch.zeros_like(codes))
+    whole = grow_chains(found, gain, bins, torch.tensor([[2, 3, 9], [1, 2, 9]]), (9, 2, 3), roots)
+    assert whole.codes[0, :6].tolist() == [9, 5, 7, 6, 1, 8] and whole.codes[1, :3].tolist() == [4, 5, 6]
+    assert whole.valid.sum(dim=1).tolist() == [6, 3]
+    assert whole.parents[0].tolist() == [0, 0, 1, 0, 0, 1, 0] and whole.depths[0, :6].tolist() == [
+        0,
+        1,
+        2,
+        1,
+        1,
+        2,
+    ]
+    assert whole.bins is not None and whole.bins[0, 1:6].tolist() == [0, 3, 1, 2, 4]
+    for tree in (
+        whole,
+        grow_chains(found, gain, None, torch.tensor([[2, 3, 3], [1, 2, 1]]), (3, 2, 3), roots),
+    ):
+        assert torch.equal(tree.ancestors, ancestor_mask(tree.parents, 2))
+        assert tree.codes[0, :4].tolist() == [9, 5, 7, 6] and tree.codes[1, :2].tolist() == [4, 5]
+    assert tree.nodes == 4 and tree.valid.sum(dim=1).tolist() == [4, 2]
 
 
 def lone_siblings() -> DraftTree:

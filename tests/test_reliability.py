@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 import main
+from adt_tree import hybrid as hybrid_module
+from adt_tree import jacobi as jacobi_module
 from adt_tree import propose as eagle_module
-from adt_tree import stale as stale_module
 from adt_tree.calibrate import DRAFTER, SEED, STALE
 from adt_tree.decode import speculative
 from adt_tree.noise import Noise
@@ -20,7 +22,7 @@ from adt_tree.policy import AdjacencyAdaptive, Fixed, Policy, TreeShape
 from adt_tree.propose import EagleProposer, StaticGrowth, grow_dynamic
 from adt_tree.records import Decoded
 from adt_tree.roles import Proposer
-from adt_tree.stale import KEPT
+from adt_tree.stale import KEPT, Candidates, chain_scores, grow_chains
 from adt_tree.tree import STATIC_TREES, DraftTree, Pool, StaticTree, ancestor_mask, select
 from adt_tree.verify import Coupled, Verdict
 from eval.heard import Record, Said, hear
@@ -129,8 +131,16 @@ def test_what_is_recorded_is_what_trees_grew_by(
         pools.append((pool.scores, index))
         return select(pool, budget, roots, bounds)
 
-    for module in (eagle_module, stale_module):
-        monkeypatch.setattr(module, "select", seen)
+    def grown(found: Candidates, gain: Tensor, bins: Tensor | None, limits: Tensor, *rest: Any) -> DraftTree:
+        number = torch.arange(gain[0].numel()).view_as(gain[0]).expand_as(gain)
+        index = grow_chains(found, gain, number, limits, *rest).bins
+        assert index is not None
+        pools.append((chain_scores(gain, *limits.unbind(1)[:2]), index))
+        return grow_chains(found, gain, bins, limits, *rest)
+
+    monkeypatch.setattr(eagle_module, "select", seen)
+    for module in (jacobi_module, hybrid_module):
+        monkeypatch.setattr(module, "grow_chains", grown)
     add = Record.add
 
     def checked(record: Record, tree: DraftTree, verdict: Verdict, said: Said) -> None:
