@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -109,9 +110,8 @@ def autoregressive(
         tree = lone_roots(slots.roots)
         positions, seeds = slots.positions, slots.seeds
         logits, _ = target.forward(tree, slots.reach)
-        gumbel = drawn.at(positions[:, None])
         log_p = log_probs(logits, sampling)
-        verdict = rule(tree, log_p, gumbel, seeds, positions)
+        verdict = rule(tree, log_p, log_p + drawn.at(positions[:, None]), seeds, positions)
         target.commit(verdict)
         slots.roots = verdict.codes[:, 0]
         outcome = torch.stack((slots.roots, log_p[:, 0, 0].isnan()), dim=1).tolist()
@@ -152,14 +152,13 @@ def speculative(
         clock = time.perf_counter()
         shapes = _shapes(policy, slots)
         positions, seeds, reach = slots.positions, slots.seeds, slots.reach
-        below = positions[:, None] + torch.arange(1 + max(s.depth for s in shapes), device=positions.device)
-        gumbel = drawn.at(below)
-        tree = proposer.propose(shapes, slots.roots, gumbel, reach)
+        tree = proposer.propose(shapes, slots.roots, partial(drawn.ahead, positions), reach)
         logits, features = target.forward(tree, reach)
         log_p = log_probs(logits, sampling)
-        verdict = rule(tree, log_p, gumbel, seeds, positions)
+        noisy = log_p + drawn.at(positions[:, None] + tree.depths)
+        verdict = rule(tree, log_p, noisy, seeds, positions)
         target.commit(verdict)
-        proposer.observe(tree, log_p, gumbel, features, verdict)
+        proposer.observe(tree, log_p, noisy, features, verdict)
         slots.roots = verdict.codes.gather(1, verdict.count[:, None] - 1)[:, 0]
         drafted = tree.valid.sum(dim=1) - 1
         broken = (accepted_nodes(tree, verdict) & log_p[..., 0].isnan()).any(dim=1)  # a row is NaN as a whole

@@ -17,7 +17,7 @@ from adt_tree.calibrate import BOTH, DRAFTER, Calibration
 from adt_tree.passes import DIRECT, Passes
 from adt_tree.policy import TreeShape
 from adt_tree.propose import EagleProposer, Stem
-from adt_tree.roles import Drafter, Prefix
+from adt_tree.roles import Ahead, Drafter, Prefix
 from adt_tree.sampling import Sampling
 from adt_tree.stale import Candidates, StaleCodes, grow_chains
 from adt_tree.tree import DraftTree, lone_roots
@@ -57,17 +57,17 @@ class HybridProposer:
         self.eagle.release(slot)
         self.stale.release(slot)
 
-    def propose(self, shapes: Sequence[TreeShape], roots: Tensor, gumbel: Tensor, reach: int) -> DraftTree:
+    def propose(self, shapes: Sequence[TreeShape], roots: Tensor, ahead: Ahead, reach: int) -> DraftTree:
         """See Proposer."""
-        return self.eagle.propose(shapes, roots, gumbel, reach)
+        return self.eagle.propose(shapes, roots, ahead, reach)
 
     def observe(
-        self, tree: DraftTree, log_p: Tensor, gumbel: Tensor, features: Tensor, verdict: Verdict
+        self, tree: DraftTree, log_p: Tensor, noisy: Tensor, features: Tensor, verdict: Verdict
     ) -> None:
         """See Proposer."""
         self.calibration.observe(tree, verdict)
-        self.stale.observe(tree, log_p, gumbel, verdict)
-        self.eagle.observe(tree, log_p, gumbel, features, verdict)
+        self.stale.observe(tree, noisy, verdict)
+        self.eagle.observe(tree, log_p, noisy, features, verdict)
 
 
 class HybridGrowth:

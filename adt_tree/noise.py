@@ -83,6 +83,10 @@ class NoiseTable:
             self._drawn[start : start + len(at)] = self._noise.gumbel(seeds, at[None])[0]
             start += len(at)
 
+    def ahead(self, positions: Tensor, levels: int) -> Tensor:
+        """G [B, levels, V] at positions [B] and those behind them."""
+        return self.at(positions[:, None] + torch.arange(levels, device=positions.device))
+
     def at(self, positions: Tensor) -> Tensor:
         """G [B, N, V] at positions [B, N] of the slots' images; behind an image that of its last."""
         if self._noise.silent:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from adt_tree.passes import DIRECT, Passes
 from adt_tree.policy import TreeShape
-from adt_tree.roles import Drafter, Prefix
+from adt_tree.roles import Ahead, Drafter, Prefix
 from adt_tree.sampling import Sampling, log_probs
 from adt_tree.transfer import to_device
 from adt_tree.tree import DraftTree, Pool, StaticTree, lone_roots, select
@@ -30,7 +30,7 @@ class Stem:
     roots: Tensor  # [B]
     shapes: Sequence[TreeShape]
     limits: Tensor  # [B, 3]: the shapes' depth, width and budget, on the device
-    gumbel: Tensor  # as Proposer.propose
+    gumbel: Tensor  # [B, L, V] the noise of the levels below the roots, one more than the deepest has
     reach: int
 
     @property
@@ -79,11 +79,11 @@ class EagleProposer:
         """See Proposer."""
         self.drafter.release(slot)
 
-    def propose(self, shapes: Sequence[TreeShape], roots: Tensor, gumbel: Tensor, reach: int) -> DraftTree:
+    def propose(self, shapes: Sequence[TreeShape], roots: Tensor, ahead: Ahead, reach: int) -> DraftTree:
         """See Proposer."""
         limits = to_device([(s.depth, s.width, s.budget) for s in shapes], roots.device)
         logits, feature = self.drafter.extend(self._features, self._codes, self._count, reach)
-        reach = self._passes.reach(reach)
+        reach, gumbel = self._passes.reach(reach), ahead(1 + max(s.depth for s in shapes))
         return self._passes(self._grow, (tuple(shapes), reach), logits, feature, roots, limits, gumbel)
 
     def _grow(
@@ -102,7 +102,7 @@ class EagleProposer:
         return self.growth(self.drafter, self.sampling, stem)
 
     def observe(
-        self, tree: DraftTree, log_p: Tensor, gumbel: Tensor, features: Tensor, verdict: Verdict
+        self, tree: DraftTree, log_p: Tensor, noisy: Tensor, features: Tensor, verdict: Verdict
     ) -> None:
         """See Proposer: pair the features along the path with the codes that follow."""
         index = verdict.path[None, ..., None].expand(features.shape[0], -1, -1, features.shape[-1])

@@ -6,7 +6,7 @@ Codes are codebook ids everywhere; a target maps them to the token ids of its mo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,6 +17,9 @@ from adt_tree.grid import Grid
 from adt_tree.policy import TreeShape
 from adt_tree.tree import DraftTree
 from adt_tree.verify import Verdict
+
+# The noise [B, levels, V] of so many levels below the roots: row l is that of level l + 1.
+Ahead = Callable[[int], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +100,11 @@ class Proposer(Protocol):
     def release(self, slot: int) -> None:
         """As Target.release."""
 
-    def propose(self, shapes: Sequence[TreeShape], roots: Tensor, gumbel: Tensor, reach: int) -> DraftTree:
-        """A tree per slot below roots [B]. gumbel [B, >= depth, V]: row l is the noise of level l + 1."""
+    def propose(self, shapes: Sequence[TreeShape], roots: Tensor, ahead: Ahead, reach: int) -> DraftTree:
+        """A tree per slot below roots [B]."""
 
     def observe(
-        self, tree: DraftTree, log_p: Tensor, gumbel: Tensor, features: Tensor, verdict: Verdict
+        self, tree: DraftTree, log_p: Tensor, noisy: Tensor, features: Tensor, verdict: Verdict
     ) -> None:
-        """Take in what was accepted: log_p [B, N, V] and the target's features [G, B, N, D] at every node,
-        gumbel as in propose()."""
+        """Take in what was accepted: log_p [B, N, V], the same under the noise of the nodes' positions, and
+        the target's features [G, B, N, D] at every node."""

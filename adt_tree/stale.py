@@ -14,7 +14,7 @@ from torch import Tensor
 from adt_tree.calibrate import SEED, STALE
 from adt_tree.grid import Grid
 from adt_tree.seen import SeenLaws
-from adt_tree.tree import DraftTree, leaves_mask, rows_at
+from adt_tree.tree import DraftTree, leaves_mask
 from adt_tree.verify import Verdict, accepted_nodes
 
 SEED_CELLS = ("above", "left", "both")
@@ -64,9 +64,10 @@ class StaleCodes:
         """The slot idles."""
         self._position[slot] = 1
 
-    def observe(self, tree: DraftTree, log_p: Tensor, gumbel: Tensor, verdict: Verdict) -> None:
-        """Keep the best codes of every node's law that is one; write down what was committed."""
-        code, value = best_codes(tree, log_p, gumbel, self.seen.candidates)
+    def observe(self, tree: DraftTree, noisy: Tensor, verdict: Verdict) -> None:
+        """Keep the best codes of every node's law that is one; write down what was committed. noisy: as
+        Proposer.observe."""
+        code, value = best_codes(noisy, self.seen.candidates)
         law = tree.valid & value[..., 0].isfinite()
         at = self.ahead(tree.depths).masked_fill(~law, self.grid.size)
         self.seen.write(at, tree.codes, code, value, order_of_laws(tree, verdict))
@@ -137,10 +138,10 @@ class StaleCodes:
         return around.mixed(before(chain), width, self.num_codes)
 
 
-def best_codes(tree: DraftTree, log_p: Tensor, gumbel: Tensor, candidates: int) -> tuple[Tensor, Tensor]:
-    """The best codes of every node's law under the noise of its position, and their log-confidences,
-    [B, N, K]."""
-    value, code = (log_p + rows_at(gumbel, tree.depths)).log_softmax(dim=-1).topk(candidates, dim=-1)
+def best_codes(noisy: Tensor, candidates: int) -> tuple[Tensor, Tensor]:
+    """The best codes of every node's law under the noise of its position, noisy [B, N, V], and their
+    log-confidences, [B, N, K]."""
+    value, code = noisy.log_softmax(dim=-1).topk(candidates, dim=-1)
     return code, value
 
 

@@ -62,7 +62,8 @@ def agreement(model: Model, guidance: float) -> dict[str, float]:
         tree = lone_roots(code)
         logits, features = target.forward(tree, cell)
         log_p, position = log_probs(logits, sampling), zero + cell + 1
-        verdict = rule(tree, log_p, rule.noise.gumbel(zero, position[:, None]), zero, position)
+        noisy = log_p + rule.noise.gumbel(zero, position[:, None])
+        verdict = rule(tree, log_p, noisy, zero, position)
         target.commit(verdict)
         code = verdict.codes[:, 0]
         for name, law in laws.items():

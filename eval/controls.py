@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from adt_tree.noise import Noise
-from adt_tree.tree import DraftTree, rows_at
+from adt_tree.tree import DraftTree
 from adt_tree.verify import Coupled, Verdict, children, verdict_from_hits
 from eval.session import synchronise
 from models.memory import count
@@ -35,7 +35,7 @@ class Control:
         return self._exact.choose(log_p, seeds, positions)
 
     def __call__(
-        self, tree: DraftTree, log_p: Tensor, gumbel: Tensor, seeds: Tensor, positions: Tensor
+        self, tree: DraftTree, log_p: Tensor, noisy: Tensor, seeds: Tensor, positions: Tensor
     ) -> Verdict:
         """See Rule."""
         hit = torch.zeros_like(tree.valid)
@@ -44,7 +44,7 @@ class Control:
             child, exists = next(iter(children(tree)))
             hit |= torch.zeros_like(hit).scatter(1, child, exists)
             hit[:, 0] = True
-        return verdict_from_hits(tree, hit, (log_p + rows_at(gumbel, tree.depths)).argmax(dim=-1))
+        return verdict_from_hits(tree, hit, noisy.argmax(dim=-1))
 
 
 def roofline(model: Model) -> dict[str, float]:

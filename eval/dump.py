@@ -17,7 +17,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from adt_tree.policy import TreeShape
-from adt_tree.roles import Prefix, Proposer
+from adt_tree.roles import Ahead, Prefix, Proposer
 from adt_tree.sampling import Sampling, log_probs
 from adt_tree.stale import best_codes, order_of_laws
 from adt_tree.tree import DraftTree, rows_at
@@ -119,29 +119,29 @@ class Recorder:
         self.finished = self._traces.pop(slot).tensors()
         self.proposer.release(slot)
 
-    def propose(self, shapes: Sequence[TreeShape], roots: Tensor, gumbel: Tensor, reach: int) -> DraftTree:
+    def propose(self, shapes: Sequence[TreeShape], roots: Tensor, ahead: Ahead, reach: int) -> DraftTree:
         """See Proposer."""
-        return self.proposer.propose(shapes, roots, gumbel, reach)
+        return self.proposer.propose(shapes, roots, ahead, reach)
 
     def observe(
-        self, tree: DraftTree, log_p: Tensor, gumbel: Tensor, features: Tensor, verdict: Verdict
+        self, tree: DraftTree, log_p: Tensor, noisy: Tensor, features: Tensor, verdict: Verdict
     ) -> None:
         """See Proposer."""
         path = verdict.path[..., None]
         laws = rows_at(log_p, verdict.path)
         index = path[None].expand(features.shape[0], -1, -1, features.shape[-1])
         along = features.gather(2, index)
-        ahead = self._ahead(tree, log_p, gumbel, verdict)
+        ahead = self._ahead(tree, noisy, verdict)
         for slot, trace in self._traces.items():
             seen = tuple(part[slot] for part in ahead)
             drafted = None if self.inner is None else self._tree(tree, log_p, slot)
             count, codes = verdict.count[slot], verdict.codes[slot]
             trace.cycles.append(_Cycle(count, codes, laws[slot], along[:, slot], seen, drafted))
-        self.proposer.observe(tree, log_p, gumbel, features, verdict)
+        self.proposer.observe(tree, log_p, noisy, features, verdict)
 
-    def _ahead(self, tree: DraftTree, log_p: Tensor, gumbel: Tensor, verdict: Verdict) -> tuple[Tensor, ...]:
+    def _ahead(self, tree: DraftTree, noisy: Tensor, verdict: Verdict) -> tuple[Tensor, ...]:
         """_Cycle.ahead of all images."""
-        codes, value = best_codes(tree, log_p, gumbel, min(CANDIDATES, log_p.shape[-1]))
+        codes, value = best_codes(noisy, min(CANDIDATES, noisy.shape[-1]))
         depth = tree.depths.masked_fill(~tree.valid, -1)
         last = order_of_laws(tree, verdict).argsort(dim=1, descending=True)
         whole = last[..., None].expand_as(codes)

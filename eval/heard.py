@@ -18,7 +18,7 @@ from adt_tree.hybrid import HybridGrowth, HybridProposer
 from adt_tree.jacobi import JacobiProposer
 from adt_tree.policy import TreeShape
 from adt_tree.propose import Stem
-from adt_tree.roles import Drafter, Prefix, Proposer
+from adt_tree.roles import Ahead, Drafter, Prefix, Proposer
 from adt_tree.sampling import Sampling, log_probs
 from adt_tree.stale import Candidates
 from adt_tree.tree import DraftTree
@@ -95,7 +95,7 @@ class HeardDrafter:
 
     def said(self, tree: DraftTree, gumbel: Tensor) -> tuple[Tensor, Tensor]:
         """Rank and log softmax(log q + G) [B, N] of every node's code at its parent, where the network
-        drafted its level; a tree grown since the last extend(), gumbel as in Proposer.propose."""
+        drafted its level; a tree grown since the last extend(), by that noise [B, >= depth, V]."""
         slot, rank = torch.zeros_like(tree.codes), torch.zeros_like(tree.codes)
         confidence = torch.zeros(tree.codes.shape, device=tree.codes.device)
         for level, law in enumerate(self._laws[: tree.depth]):
@@ -144,6 +144,7 @@ class HeardProposer:
     def __init__(self, inner: Proposer, says: Callable[[DraftTree, Tensor], Said], record: Record) -> None:
         """says: of a tree just grown and its noise."""
         self._inner, self._says, self.record = inner, says, record
+        self._ahead: Ahead | None = None  # of the tree grown last
 
     def calls(self, shape: TreeShape) -> int:
         """See Proposer."""
@@ -157,17 +158,18 @@ class HeardProposer:
         """See Proposer."""
         self._inner.release(slot)
 
-    def propose(self, shapes: Sequence[TreeShape], roots: Tensor, gumbel: Tensor, reach: int) -> DraftTree:
+    def propose(self, shapes: Sequence[TreeShape], roots: Tensor, ahead: Ahead, reach: int) -> DraftTree:
         """See Proposer."""
-        return self._inner.propose(shapes, roots, gumbel, reach)
+        self._ahead = ahead
+        return self._inner.propose(shapes, roots, ahead, reach)
 
     def observe(
-        self, tree: DraftTree, log_p: Tensor, gumbel: Tensor, features: Tensor, verdict: Verdict
+        self, tree: DraftTree, log_p: Tensor, noisy: Tensor, features: Tensor, verdict: Verdict
     ) -> None:
         """See Proposer; the record comes first, before the proposer learns from the verdict."""
-        if tree.depth:
-            self.record.add(tree, verdict, self._says(tree, gumbel))
-        self._inner.observe(tree, log_p, gumbel, features, verdict)
+        if tree.depth and self._ahead is not None:
+            self.record.add(tree, verdict, self._says(tree, self._ahead(tree.depth)))
+        self._inner.observe(tree, log_p, noisy, features, verdict)
 
 
 def hear(proposer: Proposer, record: Record) -> HeardProposer:

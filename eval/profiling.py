@@ -14,7 +14,7 @@ from torch import Tensor
 from adt_tree.noise import Noise, NoiseTable
 from adt_tree.passes import DIRECT
 from adt_tree.policy import TreeShape
-from adt_tree.roles import Drafter, Prefix, Proposer, Request, Target
+from adt_tree.roles import Ahead, Drafter, Prefix, Proposer, Request, Target
 from adt_tree.tree import DraftTree
 from adt_tree.verify import Rule, Verdict
 from eval.arms import Arm, network
@@ -138,17 +138,17 @@ class TimedProposer:
         """See Proposer."""
         self._inner.release(slot)
 
-    def propose(self, shapes: Sequence[TreeShape], roots: Tensor, gumbel: Tensor, reach: int) -> DraftTree:
+    def propose(self, shapes: Sequence[TreeShape], roots: Tensor, ahead: Ahead, reach: int) -> DraftTree:
         """See Proposer."""
         with self._watch.part("tree"):
-            return self._inner.propose(shapes, roots, gumbel, reach)
+            return self._inner.propose(shapes, roots, ahead, reach)
 
     def observe(
-        self, tree: DraftTree, log_p: Tensor, gumbel: Tensor, features: Tensor, verdict: Verdict
+        self, tree: DraftTree, log_p: Tensor, noisy: Tensor, features: Tensor, verdict: Verdict
     ) -> None:
         """See Proposer."""
         with self._watch.part("tree"):
-            self._inner.observe(tree, log_p, gumbel, features, verdict)
+            self._inner.observe(tree, log_p, noisy, features, verdict)
 
 
 class TimedNoise:
@@ -178,6 +178,11 @@ class TimedTable:
         with self._watch.part("verify"):
             return self._inner.at(positions)
 
+    def ahead(self, positions: Tensor, levels: int) -> Tensor:
+        """See NoiseTable."""
+        with self._watch.part("verify"):
+            return self._inner.ahead(positions, levels)
+
 
 class TimedRule:
     """A rule under the stopwatch, the drawing of its noise included."""
@@ -192,11 +197,11 @@ class TimedRule:
             return self._inner.choose(log_p, seeds, positions)
 
     def __call__(
-        self, tree: DraftTree, log_p: Tensor, gumbel: Tensor, seeds: Tensor, positions: Tensor
+        self, tree: DraftTree, log_p: Tensor, noisy: Tensor, seeds: Tensor, positions: Tensor
     ) -> Verdict:
         """See Rule."""
         with self._watch.part("verify"):
-            return self._inner(tree, log_p, gumbel, seeds, positions)
+            return self._inner(tree, log_p, noisy, seeds, positions)
 
 
 def profile(arm: Arm, requests: Sequence[Request]) -> dict[str, float]:

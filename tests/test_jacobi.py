@@ -98,6 +98,11 @@ def verdict(path: list[int], codes: list[int]) -> Verdict:
     return Verdict(torch.tensor([path + [0] * (4 - len(path))]), count, torch.tensor([codes + padding]))
 
 
+def silent(levels: int) -> torch.Tensor:
+    """No noise, as Ahead."""
+    return torch.zeros(1, levels, CODES)
+
+
 def favour(codes: list[int]) -> torch.Tensor:
     """Laws [1, N, 9] whose best code at node n is codes[n], and the next best the code after it."""
     law = torch.full((1, len(codes), 9), -9.0)
@@ -124,8 +129,8 @@ def test_the_next_chain_is_the_latest_law_on_the_best_path() -> None:
         3,
         2,
     )
-    laws, silent = favour([7, 2, 4, 5, 8, 2]), torch.zeros(1, 4, 9)
-    proposer.observe(tree, laws, silent, torch.empty(0), verdict([0, 4], [7, 8]))
+    laws = favour([7, 2, 4, 5, 8, 2])
+    proposer.observe(tree, laws, laws, torch.empty(0), verdict([0, 4], [7, 8]))
     grown = proposer.propose([TreeShape(2, 1, 2)], torch.tensor([8]), silent, reach=3)
     # Positions 1 and 2 are committed; 3 comes from node 5 (below the accepted node), 4 from node 3 of the
     # chain.
@@ -181,8 +186,8 @@ def lone_siblings() -> DraftTree:
 def test_where_all_siblings_failed_the_main_chains_law_is_kept() -> None:
     """Code 6 is committed beside 1, whose law says 2, and 7, whose law says 4."""
     proposer = self_drafter(Grid(3, 5), 1, 2, "above")
-    laws, silent = favour([6, 2, 4, 5, 8]), torch.zeros(1, 3, 9)
-    proposer.observe(lone_siblings(), laws, silent, torch.empty(0), verdict([0], [6]))
+    laws = favour([6, 2, 4, 5, 8])
+    proposer.observe(lone_siblings(), laws, laws, torch.empty(0), verdict([0], [6]))
     grown = proposer.propose([TreeShape(2, 1, 2)], torch.tensor([6]), silent, reach=3)
     assert grown.codes.tolist() == [[6, 2, 5]]
 
@@ -196,7 +201,7 @@ def test_an_older_law_below_the_committed_code_comes_first() -> None:
     at, above, order = (torch.tensor([pair]) for pair in ((2, 3), (7, 4), (0, 1)))
     stale.seen.write(at, above, torch.tensor([[[4, 5], [5, 4]]]), said.expand(1, 2, 2), order)
     tree = replace(lone_siblings(), codes=torch.tensor([[3, 1, 2, 1, 1]]))
-    stale.observe(tree, favour([7, 3, 5, 6, 8]), torch.zeros(1, 3, 9), verdict([0], [7]))
+    stale.observe(tree, favour([7, 3, 5, 6, 8]), verdict([0], [7]))
     found = stale.candidates(2, 2)
     assert found.codes[0, :, 0].tolist() == [4, 5]
     # Below 7 once, beside two laws of the last pass, one of them the newest.
@@ -218,12 +223,11 @@ def test_under_relaxation_what_was_committed_is_remembered(
     rule: Rule = GreedyRelaxed(CODES, relaxation) if law.greedy else Coupled(Noise(CODES, False), relaxation)
     take = StaleCodes.observe
 
-    def observe(stale: StaleCodes, tree: DraftTree, log_p: Tensor, gumbel: Tensor, of: Verdict) -> None:
+    def observe(stale: StaleCodes, tree: DraftTree, noisy: Tensor, of: Verdict) -> None:
         nonlocal borrowed
-        level = tree.depths[..., None].expand(-1, -1, gumbel.shape[2])
-        choice = (log_p + gumbel.gather(1, level)).argmax(dim=-1).gather(1, of.path)
+        choice = noisy.argmax(dim=-1).gather(1, of.path)
         borrowed += int((choice != of.codes)[0, : of.count[0]].sum())
-        take(stale, tree, log_p, gumbel, of)
+        take(stale, tree, noisy, of)
         seen.append(stale._codes[0, 1 : stale._position[0]].tolist())
 
     monkeypatch.setattr(StaleCodes, "observe", observe)
@@ -246,7 +250,7 @@ def test_positions_never_scored_copy_their_neighbours() -> None:
         proposer = self_drafter(Grid(2, 3), 1, 2, seed_cells)
         proposer.stale._codes[0, :4] = torch.tensor([5, 6, 7, 8])
         proposer.stale._position[0] = 4
-        tree = proposer.propose([TreeShape(2, 2, 4)], torch.tensor([8]), torch.zeros(1, 3, 9), reach=3)
+        tree = proposer.propose([TreeShape(2, 2, 4)], torch.tensor([8]), silent, reach=3)
         chains[seed_cells] = tree.codes[0].tolist()
     assert chains["above"][:3] == [8, 6, 7] and chains["left"][:3] == [8, 8, 8]
     assert chains["both"][:3] == [8, 6, 7] and 8 in chains["both"][3:]

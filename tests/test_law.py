@@ -178,7 +178,7 @@ class ReusesDraftNoise(Rejection):
     """Broken: a code is judged by the very uniform it was drawn with."""
 
     def __call__(
-        self, tree: DraftTree, log_p: Tensor, gumbel: Tensor, seeds: Tensor, positions: Tensor
+        self, tree: DraftTree, log_p: Tensor, noisy: Tensor, seeds: Tensor, positions: Tensor
     ) -> Verdict:
         """See Rule."""
         below = positions[:, None] + (tree.depths - 1).clamp_min(0)

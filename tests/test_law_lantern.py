@@ -63,8 +63,9 @@ def siblings(drafts: list[int], q: Tensor | None = None) -> DraftTree:
 def one_step(rule: Rule, tree: DraftTree, p: Tensor) -> Tensor:
     """The measured law of the first code a cycle commits."""
     seeds, positions = torch.arange(SAMPLES), torch.ones(SAMPLES, dtype=torch.int64)
-    gumbel = rule.noise.gumbel(seeds, positions[:, None] + torch.arange(2))
-    verdict = rule(tree, p.log().expand(SAMPLES, tree.nodes, -1), gumbel, seeds, positions)
+    log_p = p.log().expand(SAMPLES, tree.nodes, -1)
+    noisy = log_p + rule.noise.gumbel(seeds, positions[:, None] + tree.depths)
+    verdict = rule(tree, log_p, noisy, seeds, positions)
     return torch.bincount(verdict.codes[:, 0], minlength=len(p)) / SAMPLES
 
 
@@ -118,8 +119,8 @@ def test_coupled_prefers_the_exact_match_then_the_nearest() -> None:
     tree = siblings([0, 1])  # y = 2: second neighbour of 0, first of 1
     log_p = p.log().expand(SAMPLES, 3, -1)
     for wanted, taken in ((0, 0), (1, 1), (2, 1), (3, 3)):
-        gumbel = torch.zeros(SAMPLES, 2, 4)
-        gumbel[:, 0, wanted] = 9.0
-        verdict = rule(tree, log_p, gumbel, torch.arange(SAMPLES), torch.ones(SAMPLES, dtype=torch.int64))
+        noisy = log_p.clone()
+        noisy[:, 0, wanted] += 9.0
+        verdict = rule(tree, log_p, noisy, torch.arange(SAMPLES), torch.ones(SAMPLES, dtype=torch.int64))
         assert bool((verdict.codes[:, 0] == taken).all())
         assert bool((verdict.count == (2 if taken < 2 else 1)).all())

@@ -63,11 +63,10 @@ def test_greedy(family: str, case: int) -> None:
     # The root is its own parent here and has none there.
     tree = tree_of(data[f"{key}.tokens"], data[f"{key}.parents"].clamp_min(0))
     log_p = data[f"{key}.node_logits"][None].log_softmax(-1)
-    gumbel = torch.zeros(1, tree.depth + 1, CODES)
     for result in results:
         relaxed = relaxation(result)
         rule = GreedyRelaxed(CODES, relaxed) if relaxed else Coupled(Noise(CODES, silent=True))
-        verdict = rule(tree, log_p, gumbel, ZERO, ZERO)
+        verdict = rule(tree, log_p, log_p, ZERO, ZERO)
         assert int(verdict.count) == result["accept_length"] + 1
         assert path_of(tree, verdict) == result["accepted_tokens"]
         assert int(verdict.codes[0, result["accept_length"]]) == result["bonus"]

@@ -164,9 +164,8 @@ def test_the_first_step_drafts_as_decoding_does(
         torch.testing.assert_close(guide(logits, 3.0)[0], law[step][cell], atol=1e-3, rtol=1e-4)
         tree = lone_roots(root)
         logits, features = target.forward(tree, cell)
-        position = zero + cell + 1
-        gumbel = rule.noise.gumbel(zero, position[:, None])
-        target.commit(rule(tree, log_probs(logits, GREEDY), gumbel, zero, position))
+        log_p = log_probs(logits, GREEDY)
+        target.commit(rule(tree, log_p, log_p, zero, zero + cell + 1))
 
 
 @torch.no_grad()
