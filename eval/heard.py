@@ -117,12 +117,12 @@ class HeardGrowth:
     """The hybrid's growth, whose candidates for the last trees are kept."""
 
     def __init__(self, proposer: HybridProposer) -> None:
-        self._inner = HybridGrowth(proposer.stale, proposer.calibration)
+        self._inner = HybridGrowth(proposer.stale, proposer.calibration, proposer.belief)
         self.found: Candidates | None = None
 
     def __call__(self, drafter: Drafter, sampling: Sampling, stem: Stem) -> DraftTree:
         """See Growth."""
-        self.found = self._inner.candidates(stem) if min(stem.bounds) else None
+        self.found = self._inner.candidates(stem)[0] if min(stem.bounds) else None
         return self._inner(drafter, sampling, stem)
 
 

@@ -107,8 +107,8 @@ def arm_rows(
 
     A row is marked exact where the run vouches for it: of eagle, which reads the image's path alone, if the
     drafter is the same; self-drafted or hybrid, if the arm is the recorded one and its cycles are those in
-    the run's steps.jsonl. They need not be: the laws off the path are those of the recorded drafts, and the
-    hybrid's calibration is shared by the images of a batch, and begins anew when a run is resumed.
+    the run's steps.jsonl. They need not be: the laws off the path are those of the recorded drafts, and what
+    the hybrid learns is shared by the images of a batch, and begins anew when a run is resumed.
     """
     costs = _costs(args)
     rows = []
@@ -117,7 +117,9 @@ def arm_rows(
         bar.set_postfix_str(f"{method.drafter} {policy_of(method)}")
         started = time.perf_counter()
         images = list(played(model, method, dumps, slots))
-        told = same_drafter if method.drafter == "eagle" else method == recorded and as_run(args.run, images)
+        told = same_drafter or not method.needs_drafter
+        if method.drafter != "eagle":
+            told = told and method == recorded and as_run(args.run, images)
         facts = {**_arm(method), "exact": told}
         rows.append(row(facts, images, costs, time.perf_counter() - started))
     for drafter in bounded(args, recorded):

@@ -1,0 +1,112 @@
+"""How far the hybrid believes its drafter: not before it has bettered the stale laws, then to its gain."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from adt_tree.calibrate import Calibration
+from adt_tree.decode import speculative
+from adt_tree.hybrid import MARGIN, WEIGHTS, Belief, HybridProposer
+from adt_tree.noise import Noise
+from adt_tree.policy import Fixed
+from adt_tree.records import Decoded
+from adt_tree.roles import Prefix
+from adt_tree.stale import StaleCodes
+from adt_tree.tree import lone_roots
+from adt_tree.verify import Coupled, Verdict
+from tests.test_engine import CODES, GRID, IMAGES, LAWS, make_target, plain
+from tests.test_jacobi import CPU, SHAPES, self_drafter
+
+NAMES, CANDIDATES = ("sampled", "greedy"), 5
+MANY = [replace(IMAGES[n % len(IMAGES)], name=str(n), seed=n) for n in range(24)]
+
+
+class Foreseeing:
+    """A drafter that knows the images' codes, one image at a time, in their order; or is `off` by so many."""
+
+    device = CPU
+
+    def __init__(self, images: list[list[int]], off: int, branches: int) -> None:
+        self._images, self._off, self._branches = iter(images), off, branches
+        self._codes: list[int] = []
+        self._next = 0
+
+    def prefill(self, slot: int, prompt: Any, prefix: Prefix) -> None:
+        """See Drafter."""
+        self._codes, self._next = next(self._images), 0
+
+    def release(self, slot: int) -> None:
+        """See Drafter."""
+
+    def extend(self, features: Tensor, codes: Tensor, count: Tensor, reach: int) -> tuple[Tensor, Tensor]:
+        """See Drafter."""
+        self._next += int(count[0])
+        logits = torch.zeros(self._branches, 1, CODES)
+        logits[..., (self._codes[min(self._next, GRID.size - 1)] + self._off) % CODES] = 9.0
+        return logits, features[:, :, -1]
+
+
+def played(name: str, off: int) -> tuple[list[Decoded], float]:
+    """The images under a hybrid with such a drafter, and the weight it ended with."""
+    law = LAWS[name]
+    known = [image.codes for image in plain(law, 1, MANY).values()]
+    drafter = Foreseeing(known, off, law.branches)
+    stale = StaleCodes(GRID, 1, CANDIDATES, "above", CODES, CPU)
+    proposer = HybridProposer(drafter, law, stale, Calibration(CANDIDATES, CPU), 1)
+    rule, policy = Coupled(Noise(CODES, silent=law.greedy)), Fixed(SHAPES["tree"])
+    images = list(speculative(make_target(1, law.branches), proposer, policy, rule, MANY, law))
+    assert [image.codes for image in images] == known
+    return images, float(proposer.belief.weight)
+
+
+def alone(name: str) -> list[Decoded]:
+    """The images self-drafted without a network."""
+    law, proposer = LAWS[name], self_drafter(GRID, 1, CANDIDATES, "above")
+    rule, policy = Coupled(Noise(CODES, silent=law.greedy)), Fixed(SHAPES["tree"])
+    return list(speculative(make_target(1, law.branches), proposer, policy, rule, MANY, law))
+
+
+def steps(images: list[Decoded]) -> list[object]:
+    """What cycles were, but for their clocks."""
+    return [replace(step, ms=0.0) for image in images for step in image.steps]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_drafter_that_is_wrong_changes_no_draft(name: str) -> None:
+    images, weight = played(name, off=1)
+    assert weight == 0
+    assert steps(images) == steps(alone(name))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_drafter_that_is_right_comes_to_be_believed(name: str) -> None:
+    images, weight = played(name, off=0)
+    assert weight > 0
+    assert sum(len(image.steps) for image in images) < 0.9 * sum(len(image.steps) for image in alone(name))
+
+
+def test_belief_wants_more_than_luck() -> None:
+    """Trees of four images; the last has no draft, and does not count."""
+    belief, codes = Belief(CPU), torch.tensor([[5], [5], [6], [5]])
+    guesses = torch.tensor([[4, 5, 4, 4, 4]]).expand(4, -1)  # the second weight's is right where code 5 comes
+    alone = lone_roots(torch.zeros(4, dtype=torch.int64))
+    pair = torch.tensor([[True, True]] * 3 + [[True, False]])
+    tree = replace(alone, valid=pair, guesses=guesses)
+    verdict = Verdict(torch.zeros(4, 1, dtype=torch.int64), torch.ones(4, dtype=torch.int64), codes)
+    belief.observe(alone, verdict)
+    assert belief.wins.sum() == 0
+    turns = 0
+    while not belief.weight:
+        belief.observe(tree, verdict)
+        turns += 1
+        assert belief.wins.tolist() == [0.0, 2.0 * turns, 0.0, 0.0, 0.0] and not belief.losses.any()
+    assert 2 * turns > MARGIN**2 >= 2 * (turns - 1)  # n wins of n lie n beyond none, of spread sqrt(n)
+    assert float(belief.weight) == pytest.approx(WEIGHTS[1])
+    for _ in range(turns):  # the stale law alone is right where the second weight is not
+        belief.observe(replace(tree, guesses=9 - guesses), verdict)
+    assert belief.losses[1] == belief.wins[1] and float(belief.weight) == 0
