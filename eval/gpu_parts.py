@@ -63,8 +63,8 @@ class Setting:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of weights and activations, where speed counts."""
-        return DTYPES[pick_precision("auto", self.device.type)]
+        """Of weights and activations of the published dimensions."""
+        return DTYPES[pick_precision("auto", self.device.type, "anole")]
 
 
 def tokens(setting: Setting) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def _codes(model: Model, method: Method) -> list[int]:
 
 def embedded(setting: Setting) -> dict[str, Any]:
     """Speed of the embedded model."""
-    precision = pick_precision("auto", setting.device.type)
+    precision = pick_precision("auto", setting.device.type, "emoji")
     model = load("emoji", str(setting.folder), None, precision, setting.device.type, True)
     return {"precision": precision, **speed(model, model.encode(PROMPT), setting)}
 
@@ -258,7 +258,7 @@ def transformers(setting: Setting) -> dict[str, Any]:
 
     use = use_of("anole", setting.shapes)
     side = use.side // use.vq.patch_size
-    precision = pick_precision("auto", setting.device.type)
+    precision = pick_precision("auto", setting.device.type, "emoji")
     nets = {
         "emoji": lambda: load_net(setting.folder, precision, setting.device),
         "anole": lambda: random_net(use.decoder, setting.dtype, setting.device),

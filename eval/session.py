@@ -18,7 +18,7 @@ from adt_tree.roles import Request
 from eval.alignment import settle
 from eval.claims import worker
 from eval.errors import UserError
-from eval.families import SPLITTABLE, check_family
+from eval.families import CACHED, SPLITTABLE, check_family
 from eval.method import check_drafter
 from eval.prompts import Prompt, image_seed
 from models.model import Extras, Model
@@ -47,13 +47,15 @@ def pick_device(name: str) -> str:
     return "cuda"
 
 
-def pick_precision(name: str, device: str) -> str:
-    """auto -> bf16 where the device multiplies it in hardware, else fp32, which beats emulated bf16."""
+def pick_precision(name: str, device: str, model: str) -> str:
+    """auto -> bf16 where the device multiplies it in hardware, else fp16 on a GPU and fp32, which beats
+    emulated bf16, on a CPU. Weights that stay in a CPU's caches gain nothing by being half as large: fp32."""
     if name != "auto":
         return name
     if device == "cuda":
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
-    return "bf16" if torch.cpu.get_capabilities().get("avx512_bf16", False) else "fp32"
+    multiplied = torch.cpu.get_capabilities().get("avx512_bf16", False)
+    return "bf16" if multiplied and model not in CACHED else "fp32"
 
 
 def check_split(args: argparse.Namespace) -> None:
@@ -100,7 +102,7 @@ def load_model(args: argparse.Namespace, need_drafter: bool) -> Model:
     What the options leave to the machine (device and precision auto) is settled in args, for the record.
     """
     args.device = pick_device(args.device)
-    args.precision = pick_precision(args.precision, args.device)
+    args.precision = pick_precision(args.precision, args.device, args.model)
     check_split(args)
     graphs = check_graphs(args)
     if args.set_seed:
