@@ -152,7 +152,7 @@ def speculative(
         clock = time.perf_counter()
         shapes = _shapes(policy, slots)
         positions, seeds, reach = slots.positions, slots.seeds, slots.reach
-        tree = proposer.propose(shapes, slots.roots, partial(drawn.ahead, positions), reach)
+        tree = proposer.propose(shapes, slots.roots, partial(drawn.below, positions), reach)
         logits, features = target.forward(tree, reach)
         log_p = log_probs(logits, sampling)
         noisy = log_p + drawn.at(positions[:, None] + tree.depths)

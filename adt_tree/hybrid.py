@@ -18,7 +18,7 @@ from adt_tree.calibrate import BOTH, DRAFTER, Calibration
 from adt_tree.passes import DIRECT, Passes
 from adt_tree.policy import TreeShape
 from adt_tree.propose import EagleProposer, Stem
-from adt_tree.roles import Ahead, Drafter, Prefix
+from adt_tree.roles import Below, Drafter, Prefix
 from adt_tree.sampling import Sampling
 from adt_tree.stale import Candidates, StaleCodes, grow_chains
 from adt_tree.tree import DraftTree, lone_roots
@@ -30,8 +30,8 @@ LEAST_LOG_Q = -12.0  # what the drafter's filters drop may still be the target's
 
 
 class Belief:
-    """Which of WEIGHTS the drafter's law has at the first level: the one whose best code was committed more
-    often than that of the stale law alone, beyond doubt; 0 until there is one.
+    """Which of WEIGHTS the drafter's law has at the first level: the one whose best code was the target's
+    choice more often than that of the stale law alone, beyond doubt; 0 until there is one.
 
     So drafts are those of self-drafting unless the drafter is known to better them. State: two counts a
     weight, shared by all images.
@@ -42,16 +42,22 @@ class Belief:
         self.wins, self.losses = torch.zeros_like(self.weights), torch.zeros_like(self.weights)
 
     @property
-    def weight(self) -> Tensor:
-        """The weight [] believed in; counts of a fair coin of n throws lie apart by sqrt(n)."""
+    def chosen(self) -> Tensor:
+        """Which weight, [1], is believed in; counts of a fair coin of n throws lie apart by sqrt(n)."""
         lead = self.wins - self.losses - MARGIN * (self.wins + self.losses).sqrt()
-        return self.weights.gather(0, lead.argmax(dim=0, keepdim=True))[0]
+        return lead.argmax(dim=0, keepdim=True)
 
-    def observe(self, tree: DraftTree, verdict: Verdict) -> None:
-        """Count the trees whose first code had been guessed otherwise with a weight than without."""
+    @property
+    def weight(self) -> Tensor:
+        """The weight [] believed in."""
+        return self.weights.gather(0, self.chosen)[0]
+
+    def observe(self, tree: DraftTree, choice: Tensor) -> None:
+        """Count the trees whose first code a weight guesses otherwise than none does. choice [B]: the
+        target's own after the root, whatever a relaxed rule committed in its place."""
         if tree.guesses is None:
             return
-        right = (tree.guesses == verdict.codes[:, :1]) & tree.valid[:, 1:2]
+        right = (tree.guesses == choice[:, None]) & tree.valid[:, 1:2]
         self.wins += (right & ~right[:, :1]).sum(dim=0)
         self.losses += (~right & right[:, :1]).sum(dim=0)
 
@@ -87,16 +93,16 @@ class HybridProposer:
         self.eagle.release(slot)
         self.stale.release(slot)
 
-    def propose(self, shapes: Sequence[TreeShape], roots: Tensor, ahead: Ahead, reach: int) -> DraftTree:
+    def propose(self, shapes: Sequence[TreeShape], roots: Tensor, below: Below, reach: int) -> DraftTree:
         """See Proposer."""
-        return self.eagle.propose(shapes, roots, ahead, reach)
+        return self.eagle.propose(shapes, roots, below, reach)
 
     def observe(
         self, tree: DraftTree, log_p: Tensor, noisy: Tensor, features: Tensor, verdict: Verdict
     ) -> None:
         """See Proposer."""
         self.calibration.observe(tree, verdict)
-        self.belief.observe(tree, verdict)
+        self.belief.observe(tree, noisy[:, 0].argmax(dim=-1))
         self.stale.observe(tree, noisy, verdict)
         self.eagle.observe(tree, log_p, noisy, features, verdict)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from adt_tree.passes import DIRECT, Passes
 from adt_tree.policy import TreeShape
-from adt_tree.roles import Ahead, Prefix
+from adt_tree.roles import Below, Prefix
 from adt_tree.stale import StaleCodes, grow_chains
 from adt_tree.transfer import to_device
 from adt_tree.tree import DraftTree, lone_roots
@@ -46,7 +46,7 @@ class JacobiProposer:
         """See Proposer."""
         self.stale.release(slot)
 
-    def propose(self, shapes: Sequence[TreeShape], roots: Tensor, ahead: Ahead, reach: int) -> DraftTree:
+    def propose(self, shapes: Sequence[TreeShape], roots: Tensor, below: Below, reach: int) -> DraftTree:
         """See Proposer."""
         bounds = max(s.budget for s in shapes), max(s.depth for s in shapes), max(s.width for s in shapes)
         if min(bounds) == 0:

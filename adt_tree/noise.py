@@ -83,7 +83,7 @@ class NoiseTable:
             self._drawn[start : start + len(at)] = self._noise.gumbel(seeds, at[None])[0]
             start += len(at)
 
-    def ahead(self, positions: Tensor, levels: int) -> Tensor:
+    def below(self, positions: Tensor, levels: int) -> Tensor:
         """G [B, levels, V] at positions [B] and those behind them."""
         return self.at(positions[:, None] + torch.arange(levels, device=positions.device))
 

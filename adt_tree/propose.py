@@ -14,7 +14,7 @@ from torch import Tensor
 
 from adt_tree.passes import DIRECT, Passes
 from adt_tree.policy import TreeShape
-from adt_tree.roles import Ahead, Drafter, Prefix
+from adt_tree.roles import Below, Drafter, Prefix
 from adt_tree.sampling import Sampling, log_probs
 from adt_tree.transfer import to_device
 from adt_tree.tree import DraftTree, Pool, StaticTree, lone_roots, select
@@ -30,7 +30,7 @@ class Stem:
     roots: Tensor  # [B]
     shapes: Sequence[TreeShape]
     limits: Tensor  # [B, 3]: the shapes' depth, width and budget, on the device
-    gumbel: Tensor  # [B, L, V] the noise of the levels below the roots, one more than the deepest has
+    gumbel: Tensor  # [B, L, V] the noise of the levels below the roots, as many as the deepest has, or 1
     reach: int
 
     @property
@@ -79,11 +79,11 @@ class EagleProposer:
         """See Proposer."""
         self.drafter.release(slot)
 
-    def propose(self, shapes: Sequence[TreeShape], roots: Tensor, ahead: Ahead, reach: int) -> DraftTree:
+    def propose(self, shapes: Sequence[TreeShape], roots: Tensor, below: Below, reach: int) -> DraftTree:
         """See Proposer."""
         limits = to_device([(s.depth, s.width, s.budget) for s in shapes], roots.device)
         logits, feature = self.drafter.extend(self._features, self._codes, self._count, reach)
-        reach, gumbel = self._passes.reach(reach), ahead(1 + max(s.depth for s in shapes))
+        reach, gumbel = self._passes.reach(reach), below(max(1, *(s.depth for s in shapes)))
         return self._passes(self._grow, (tuple(shapes), reach), logits, feature, roots, limits, gumbel)
 
     def _grow(

@@ -19,7 +19,7 @@ from adt_tree.tree import DraftTree
 from adt_tree.verify import Verdict
 
 # The noise [B, levels, V] of so many levels below the roots: row l is that of level l + 1.
-Ahead = Callable[[int], Tensor]
+Below = Callable[[int], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Proposer(Protocol):
     def release(self, slot: int) -> None:
         """As Target.release."""
 
-    def propose(self, shapes: Sequence[TreeShape], roots: Tensor, ahead: Ahead, reach: int) -> DraftTree:
+    def propose(self, shapes: Sequence[TreeShape], roots: Tensor, below: Below, reach: int) -> DraftTree:
         """A tree per slot below roots [B]."""
 
     def observe(

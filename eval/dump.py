@@ -17,7 +17,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from adt_tree.policy import TreeShape
-from adt_tree.roles import Ahead, Prefix, Proposer
+from adt_tree.roles import Below, Prefix, Proposer
 from adt_tree.sampling import Sampling, log_probs
 from adt_tree.stale import best_codes, order_of_laws
 from adt_tree.tree import DraftTree, rows_at
@@ -119,9 +119,9 @@ class Recorder:
         self.finished = self._traces.pop(slot).tensors()
         self.proposer.release(slot)
 
-    def propose(self, shapes: Sequence[TreeShape], roots: Tensor, ahead: Ahead, reach: int) -> DraftTree:
+    def propose(self, shapes: Sequence[TreeShape], roots: Tensor, below: Below, reach: int) -> DraftTree:
         """See Proposer."""
-        return self.proposer.propose(shapes, roots, ahead, reach)
+        return self.proposer.propose(shapes, roots, below, reach)
 
     def observe(
         self, tree: DraftTree, log_p: Tensor, noisy: Tensor, features: Tensor, verdict: Verdict

@@ -18,7 +18,7 @@ from adt_tree.hybrid import HybridGrowth, HybridProposer
 from adt_tree.jacobi import JacobiProposer
 from adt_tree.policy import TreeShape
 from adt_tree.propose import Stem
-from adt_tree.roles import Ahead, Drafter, Prefix, Proposer
+from adt_tree.roles import Below, Drafter, Prefix, Proposer
 from adt_tree.sampling import Sampling, log_probs
 from adt_tree.stale import Candidates
 from adt_tree.tree import DraftTree
@@ -144,7 +144,7 @@ class HeardProposer:
     def __init__(self, inner: Proposer, says: Callable[[DraftTree, Tensor], Said], record: Record) -> None:
         """says: of a tree just grown and its noise."""
         self._inner, self._says, self.record = inner, says, record
-        self._ahead: Ahead | None = None  # of the tree grown last
+        self._below: Below | None = None  # of the tree grown last
 
     def calls(self, shape: TreeShape) -> int:
         """See Proposer."""
@@ -158,17 +158,18 @@ class HeardProposer:
         """See Proposer."""
         self._inner.release(slot)
 
-    def propose(self, shapes: Sequence[TreeShape], roots: Tensor, ahead: Ahead, reach: int) -> DraftTree:
+    def propose(self, shapes: Sequence[TreeShape], roots: Tensor, below: Below, reach: int) -> DraftTree:
         """See Proposer."""
-        self._ahead = ahead
-        return self._inner.propose(shapes, roots, ahead, reach)
+        self._below = below
+        return self._inner.propose(shapes, roots, below, reach)
 
     def observe(
         self, tree: DraftTree, log_p: Tensor, noisy: Tensor, features: Tensor, verdict: Verdict
     ) -> None:
         """See Proposer; the record comes first, before the proposer learns from the verdict."""
-        if tree.depth and self._ahead is not None:
-            self.record.add(tree, verdict, self._says(tree, self._ahead(tree.depth)))
+        if tree.depth:
+            assert self._below is not None, "a tree of some depth was proposed"
+            self.record.add(tree, verdict, self._says(tree, self._below(tree.depth)))
         self._inner.observe(tree, log_p, noisy, features, verdict)
 
 
@@ -183,6 +184,7 @@ def hear(proposer: Proposer, record: Record) -> HeardProposer:
         growth = proposer.eagle.growth = HeardGrowth(proposer)
 
         def calibrated(tree: DraftTree, gumbel: Tensor) -> Said:
+            assert growth.found is not None, "the tree was grown from candidates"
             said = said_of(growth.found, tree)
             return replace(said, log_rate=proposer.calibration.log_rate(tree.bins, said.log_rate))
 

@@ -22,7 +22,7 @@ from adt_tree.noise import Noise
 from adt_tree.policy import Fixed, TreeShape
 from adt_tree.propose import EagleProposer, Stem, grow_pool
 from adt_tree.records import Decoded, Step
-from adt_tree.roles import Ahead, Drafter, Proposer
+from adt_tree.roles import Below, Drafter, Proposer
 from adt_tree.sampling import Sampling
 from adt_tree.stale import Candidates, StaleCodes, chain_scores
 from adt_tree.tree import DraftTree, Pool, lone_roots, select
@@ -117,7 +117,7 @@ class StaleProbe(JacobiProposer):
         super().__init__(stale)
         self.tally = tally
 
-    def propose(self, shapes: Sequence[TreeShape], roots: Tensor, ahead: Ahead, reach: int) -> DraftTree:
+    def propose(self, shapes: Sequence[TreeShape], roots: Tensor, below: Below, reach: int) -> DraftTree:
         """See Proposer: one chain as deep as the deepest shape, of codes that are not the image's."""
         depth = torch.tensor([shape.depth for shape in shapes], device=roots.device)
         deepest = int(depth.max())

@@ -14,7 +14,7 @@ from torch import Tensor
 from adt_tree.noise import Noise, NoiseTable
 from adt_tree.passes import DIRECT
 from adt_tree.policy import TreeShape
-from adt_tree.roles import Ahead, Drafter, Prefix, Proposer, Request, Target
+from adt_tree.roles import Below, Drafter, Prefix, Proposer, Request, Target
 from adt_tree.tree import DraftTree
 from adt_tree.verify import Rule, Verdict
 from eval.arms import Arm, network
@@ -138,10 +138,10 @@ class TimedProposer:
         """See Proposer."""
         self._inner.release(slot)
 
-    def propose(self, shapes: Sequence[TreeShape], roots: Tensor, ahead: Ahead, reach: int) -> DraftTree:
+    def propose(self, shapes: Sequence[TreeShape], roots: Tensor, below: Below, reach: int) -> DraftTree:
         """See Proposer."""
         with self._watch.part("tree"):
-            return self._inner.propose(shapes, roots, ahead, reach)
+            return self._inner.propose(shapes, roots, below, reach)
 
     def observe(
         self, tree: DraftTree, log_p: Tensor, noisy: Tensor, features: Tensor, verdict: Verdict
@@ -178,10 +178,10 @@ class TimedTable:
         with self._watch.part("verify"):
             return self._inner.at(positions)
 
-    def ahead(self, positions: Tensor, levels: int) -> Tensor:
+    def below(self, positions: Tensor, levels: int) -> Tensor:
         """See NoiseTable."""
         with self._watch.part("verify"):
-            return self._inner.ahead(positions, levels)
+            return self._inner.below(positions, levels)
 
 
 class TimedRule:

@@ -51,7 +51,7 @@ from tests.test_engine import (
     net,
     reference,
 )  # fmt: skip
-from tests.test_jacobi import CPU, SHAPES
+from tests.test_jacobi import CPU, SHAPES, convinced
 
 
 @dataclass
@@ -134,7 +134,7 @@ def test_self_drafting(kind: str, shape: str, slots: int) -> None:
         proposer: Any = JacobiProposer(stale, passes)
         if kind == "hybrid":
             drafter, calibration = EagleDrafter(net(), target, 11, 5), Calibration(5, torch.device("cpu"))
-            proposer = HybridProposer(drafter, law, stale, calibration, slots, passes)
+            proposer = convinced(HybridProposer(drafter, law, stale, calibration, slots, passes))
         images = list(speculative(target, proposer, Fixed(SHAPES[shape]), coupled(law), IMAGES, law))
         assert drawn(images) == reference("sampled")
         found.append([[(s.position, s.nodes, s.accepted) for s in i.steps] for i in images])

@@ -18,9 +18,9 @@ from adt_tree.records import Decoded
 from adt_tree.roles import Prefix
 from adt_tree.stale import StaleCodes
 from adt_tree.tree import lone_roots
-from adt_tree.verify import Coupled, Verdict
+from adt_tree.verify import Coupled
 from tests.test_engine import CODES, GRID, IMAGES, LAWS, make_target, plain
-from tests.test_jacobi import CPU, SHAPES, self_drafter
+from tests.test_jacobi import CPU, SHAPES, favour, lone_siblings, self_drafter, verdict
 
 NAMES, CANDIDATES = ("sampled", "greedy"), 5
 MANY = [replace(IMAGES[n % len(IMAGES)], name=str(n), seed=n) for n in range(24)]
@@ -92,21 +92,30 @@ def test_a_drafter_that_is_right_comes_to_be_believed(name: str) -> None:
 
 def test_belief_wants_more_than_luck() -> None:
     """Trees of four images; the last has no draft, and does not count."""
-    belief, codes = Belief(CPU), torch.tensor([[5], [5], [6], [5]])
+    belief, choice = Belief(CPU), torch.tensor([5, 5, 6, 5])
     guesses = torch.tensor([[4, 5, 4, 4, 4]]).expand(4, -1)  # the second weight's is right where code 5 comes
     alone = lone_roots(torch.zeros(4, dtype=torch.int64))
     pair = torch.tensor([[True, True]] * 3 + [[True, False]])
     tree = replace(alone, valid=pair, guesses=guesses)
-    verdict = Verdict(torch.zeros(4, 1, dtype=torch.int64), torch.ones(4, dtype=torch.int64), codes)
-    belief.observe(alone, verdict)
+    belief.observe(alone, choice)
     assert belief.wins.sum() == 0
     turns = 0
     while not belief.weight:
-        belief.observe(tree, verdict)
+        belief.observe(tree, choice)
         turns += 1
         assert belief.wins.tolist() == [0.0, 2.0 * turns, 0.0, 0.0, 0.0] and not belief.losses.any()
     assert 2 * turns > MARGIN**2 >= 2 * (turns - 1)  # n wins of n lie n beyond none, of spread sqrt(n)
     assert float(belief.weight) == pytest.approx(WEIGHTS[1])
     for _ in range(turns):  # the stale law alone is right where the second weight is not
-        belief.observe(replace(tree, guesses=9 - guesses), verdict)
+        belief.observe(replace(tree, guesses=9 - guesses), choice)
     assert belief.losses[1] == belief.wins[1] and float(belief.weight) == 0
+
+
+def test_what_counts_is_the_targets_choice_whatever_a_relaxed_rule_took() -> None:
+    """The target chose code 4 after the root, and child 1 was taken in its place."""
+    law, stale = LAWS["sampled"], StaleCodes(GRID, 1, 2, "above", CODES, CPU)
+    proposer = HybridProposer(Foreseeing([], 0, 1), law, stale, Calibration(2, CPU), 1)
+    tree = replace(lone_siblings(), guesses=torch.tensor([[1, 4, 4, 4, 4]]))
+    laws = favour([4, 2, 4, 5, 8])
+    proposer.observe(tree, laws, laws, torch.zeros(1, 1, 5, 3), verdict([0, 1], [1, 2]))
+    assert proposer.belief.wins.tolist() == [0.0, 1.0, 1.0, 1.0, 1.0] and not proposer.belief.losses.any()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import replace
 
 import pytest
@@ -39,13 +40,17 @@ def self_drafter(grid: Grid, slots: int, candidates: int, seed_cells: str) -> Ja
     return JacobiProposer(StaleCodes(grid, slots, candidates, seed_cells, CODES, CPU))
 
 
-def hybrid(target: ARTarget, law: Sampling, slots: int, candidates: int) -> HybridProposer:
-    """A fresh proposer with the engine tests' drafter, which it believes whatever comes."""
-    drafter = EagleDrafter(net(), target, max(s.depth for s in SHAPES.values()), candidates)
-    stale = StaleCodes(GRID, slots, candidates, "above", CODES, CPU)
-    proposer = HybridProposer(drafter, law, stale, Calibration(candidates, CPU), slots)
+def convinced(proposer: HybridProposer) -> HybridProposer:
+    """It believes its drafter whatever comes, so that the drafter's say is tested too."""
     proposer.belief.wins[WEIGHTS.index(0.25)] = 1e9
     return proposer
+
+
+def hybrid(target: ARTarget, law: Sampling, slots: int, candidates: int) -> HybridProposer:
+    """A fresh proposer with the engine tests' drafter, which it believes."""
+    drafter = EagleDrafter(net(), target, max(s.depth for s in SHAPES.values()), candidates)
+    stale = StaleCodes(GRID, slots, candidates, "above", CODES, CPU)
+    return convinced(HybridProposer(drafter, law, stale, Calibration(candidates, CPU), slots))
 
 
 def drafted(
@@ -101,7 +106,7 @@ def verdict(path: list[int], codes: list[int]) -> Verdict:
 
 
 def silent(levels: int) -> torch.Tensor:
-    """No noise, as Ahead."""
+    """No noise, as Below."""
     return torch.zeros(1, levels, CODES)
 
 
@@ -256,6 +261,39 @@ def test_positions_never_scored_copy_their_neighbours() -> None:
         chains[seed_cells] = tree.codes[0].tolist()
     assert chains["above"][:3] == [8, 6, 7] and chains["left"][:3] == [8, 8, 8]
     assert chains["both"][:3] == [8, 6, 7] and 8 in chains["both"][3:]
+
+
+def copied(
+    grid: Grid, done: list[int], chain: list[int], scored: int, seed_cells: str
+) -> list[tuple[int, int]]:
+    """What _neighbours says, cell by cell: of a chain behind the codes done, the first `scored` known."""
+    codes, found = list(done), []
+    for step in range(min(len(chain), grid.size - len(done))):
+        position, left = len(done) + step, (done + chain[:scored])[-1]
+        above = codes[position - grid.width] if position >= grid.width else left
+        first, second = (left, above) if seed_cells == "left" else (above, left)
+        codes.append(chain[step] if step < scored else first)
+        found.append((codes[-1], second))
+    return found
+
+
+@pytest.mark.parametrize("seed_cells", SEED_CELLS)
+def test_seeds_are_those_of_a_plain_loop(seed_cells: str) -> None:
+    draw, grid = random.Random(5), Grid(4, 3)
+    for _ in range(200):
+        stale = StaleCodes(grid, 1, 2, seed_cells, CODES, CPU)
+        length = draw.randrange(1, grid.size + 3)
+        done = [draw.randrange(CODES) for _ in range(draw.randrange(1, grid.size))]
+        chain = [draw.randrange(CODES) for _ in range(length)]
+        scored = draw.randrange(length + 1)
+        stale._codes[0, : len(done)], stale._position[0] = torch.tensor(done), len(done)
+        at, fresh = stale.ahead(torch.arange(length)), torch.arange(length)[None] >= scored
+        first, second = stale._neighbours(at, torch.tensor([chain]), fresh)
+        expected = copied(grid, done, chain, scored, seed_cells)
+        pairs = list(zip(first[0].tolist(), second[0].tolist(), strict=True))
+        inside = range(len(expected))
+        assert [pairs[n][0] for n in inside] == [expected[n][0] for n in inside]
+        assert [pairs[n] for n in inside if fresh[0, n]] == [expected[n] for n in inside if fresh[0, n]]
 
 
 def test_unknown_seed_cells_are_refused() -> None:

@@ -23,6 +23,7 @@ from adt_tree.sampling import Sampling
 from adt_tree.stale import StaleCodes
 from adt_tree.verify import Coupled, GreedyRelaxed, Rule
 from tests.tabular import CODES, CPU, TabularDrafter, deviation, requests
+from tests.test_jacobi import convinced
 from tests.test_law import COOL, FILTERED, GRIDS, LIMIT, NOISE, PLAIN, Setup, plain_codes
 from tests.test_law_lantern import GREEDY, NOTHING, TABLE
 
@@ -36,7 +37,8 @@ def proposer(kind: str, setup: Setup) -> Proposer:
     if kind == "jacobi":
         return JacobiProposer(stale)
     drafter = TabularDrafter(setup.tables()[1])
-    return HybridProposer(drafter, setup.sampling, stale, Calibration(WIDEST, CPU), setup.slots)
+    calibration = Calibration(WIDEST, CPU)
+    return convinced(HybridProposer(drafter, setup.sampling, stale, calibration, setup.slots))
 
 
 def speculate(kind: str, setup: Setup, rule: Rule, images: int = IMAGES) -> Iterator[Decoded]:
