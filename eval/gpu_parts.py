@@ -61,10 +61,9 @@ class Setting:
         """Without and, where there is CUDA, with graphs."""
         return (False, True) if self.device.type == "cuda" else (False,)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of weights and activations of the published dimensions."""
-        return DTYPES[pick_precision("auto", self.device.type, "anole")]
+    def precision(self, model: str) -> str:
+        """Of a model's weights and activations, what a user gets who asks for none."""
+        return pick_precision("auto", self.device.type, model)
 
 
 def tokens(setting: Setting) -> dict[str, Any]:
@@ -97,7 +96,7 @@ def _codes(model: Model, method: Method) -> list[int]:
 
 def embedded(setting: Setting) -> dict[str, Any]:
     """Speed of the embedded model."""
-    precision = pick_precision("auto", setting.device.type, "emoji")
+    precision = setting.precision("emoji")
     model = load("emoji", str(setting.folder), None, precision, setting.device.type, True)
     return {"precision": precision, **speed(model, model.encode(PROMPT), setting)}
 
@@ -107,10 +106,11 @@ def random(name: str, setting: Setting) -> dict[str, Any]:
     use = use_of(name, setting.shapes)
     side = use.side // use.vq.patch_size
     grid = Grid(min(side, max(2, setting.codes // side)), side)
-    model = random_model(name, use, grid, setting.dtype, setting.device)
+    precision = setting.precision(name)
+    model = random_model(name, use, grid, DTYPES[precision], setting.device)
     before = use.prompt + (side * side - grid.size) // 2
     return {
-        "precision": str(setting.dtype).removeprefix("torch."),
+        "precision": precision,
         "layers": use.decoder.num_layers,
         "width": use.decoder.hidden_size,
         "codes_before": before - use.prompt,
@@ -258,10 +258,9 @@ def transformers(setting: Setting) -> dict[str, Any]:
 
     use = use_of("anole", setting.shapes)
     side = use.side // use.vq.patch_size
-    precision = pick_precision("auto", setting.device.type, "emoji")
     nets = {
-        "emoji": lambda: load_net(setting.folder, precision, setting.device),
-        "anole": lambda: random_net(use.decoder, setting.dtype, setting.device),
+        "emoji": lambda: load_net(setting.folder, setting.precision("emoji"), setting.device),
+        "anole": lambda: random_net(use.decoder, DTYPES[setting.precision("anole")], setting.device),
     }
     before = {"emoji": 8, "anole": use.prompt + side * side // 2}
     return {

@@ -18,7 +18,7 @@ from adt_tree.roles import Request
 from eval.alignment import settle
 from eval.claims import worker
 from eval.errors import UserError
-from eval.families import CACHED, SPLITTABLE, check_family
+from eval.families import FITS_CPU_CACHE, SPLITTABLE, check_family
 from eval.method import check_drafter
 from eval.prompts import Prompt, image_seed
 from models.model import Extras, Model
@@ -55,7 +55,7 @@ def pick_precision(name: str, device: str, model: str) -> str:
     if device == "cuda":
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
     multiplied = torch.cpu.get_capabilities().get("avx512_bf16", False)
-    return "bf16" if multiplied and model not in CACHED else "fp32"
+    return "bf16" if multiplied and model not in FITS_CPU_CACHE else "fp32"
 
 
 def check_split(args: argparse.Namespace) -> None:

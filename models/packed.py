@@ -101,21 +101,15 @@ class PackedHeads:
         """before [D] or []: the scale of what the product takes."""
         self.heads, self.kv_heads = attention.heads, attention.kv_heads
         weight = attention.qkv.weight.detach() * before
-        bias = None if attention.qkv.bias is None else attention.qkv.bias.detach().clone()
         self.norm = None
         if attention.affine is not None:
             # What the norm of a head would take off, its mean, never comes out of the product.
-            for rows in (weight,) if bias is None else (weight, bias):
-                self._centre(rows)
+            normed = weight.unflatten(0, (self.heads + 2 * self.kv_heads, -1))[: self.heads + self.kv_heads]
+            normed -= normed.mean(dim=1, keepdim=True)
             self.norm = RowNorm(attention.head_dim, QK_NORM_EPS)
             scale, self.shift = (part.detach() for part in attention.affine)
             self.scale = scale * attention.head_dim**0.5
-        self.product = Product(weight, bias)
-
-    def _centre(self, rows: Tensor) -> None:
-        """Take from rows [(H + 2 Hkv) E, ...] of a projection, in each query and key head, their mean."""
-        normed = rows.unflatten(0, (self.heads + 2 * self.kv_heads, -1))[: self.heads + self.kv_heads]
-        normed -= normed.mean(dim=1, keepdim=True)
+        self.product = Product(weight)
 
     def __call__(self, x: Tensor, turn: Tensor) -> tuple[Tensor, Tensor]:
         """Queries [..., H, E] and keys and values [..., 2, Hkv, E] of x [..., D], views of one product."""
@@ -141,9 +135,8 @@ class PackedBlock(nn.Module):
             self.attention_norm, before = taken(norm)
         self.mlp_norm, behind = taken(block.mlp_norm)
         self.heads = PackedHeads(block.attention, before)
-        out = block.attention.out
-        self.out = Product(out.weight, out.bias)
-        del block.attention, out
+        self.out = Product(block.attention.out.weight)
+        del block.attention
         gate, up = mlp.gate_up.weight.chunk(2)
         self.gate = Product(gate * behind)
         self.up = Product(up * behind)

@@ -187,11 +187,11 @@ def attend_causally(query: Tensor, kv: Tensor) -> Tensor:
 class Attention(nn.Module):
     """Multi-head attention with one fused projection for queries, keys and values."""
 
-    def __init__(self, config: DecoderConfig, bias: bool = False) -> None:
+    def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
-        self.qkv = nn.Linear(config.hidden_size, (self.heads + 2 * self.kv_heads) * self.head_dim, bias=bias)
-        self.out = nn.Linear(config.hidden_size, config.hidden_size, bias=bias)
+        self.qkv = nn.Linear(config.hidden_size, (self.heads + 2 * self.kv_heads) * self.head_dim, bias=False)
+        self.out = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
         self.qk_norm = config.qk_norm
         if config.qk_norm:
             shape = (self.heads + self.kv_heads, self.head_dim)
