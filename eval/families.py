@@ -23,7 +23,7 @@ SHAPE_OF = {"eagle": TreeShape(5, 4, 10), **dict.fromkeys(("jacobi", "hybrid"), 
 # Model -> drafted nodes -> tau of trees of policy.self_drafted at T = 1: what --total_token auto chooses by
 # (docs/PERFORMANCE.md).
 TAUS: dict[str, dict[int, float]] = {"emoji": {4: 2.04, 8: 2.67, 16: 3.65, 20: 4.08, 24: 4.33, 31: 4.68}}
-FITS_CPU_CACHE = ("emoji",)  # so small that a CPU's caches hold the weights
+FP32_ON_CPU = ("emoji",)  # so that every exact method draws plain decoding's image, code for code
 SPLITTABLE = ("emoji", "anole", "lumina_mgpt")  # over several GPUs
 DEFAULT_TREE = "mc_sim_7b_63"
 # How features and tokens of these models' drafters are paired; of the others it is known.

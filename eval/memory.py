@@ -17,7 +17,12 @@ NAMES = ("anole", "lumina_mgpt", "llamagen", "llamagen2")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of memory."""
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)} (default: all)")
-    parser.add_argument("--precision", choices=tuple(BYTES), default="bf16", help="of weights and caches")
+    parser.add_argument(
+        "--precision",
+        choices=tuple(BYTES),
+        default="bf16",
+        help="of weights and caches; on a CPU those of bf16 are fp32",
+    )
     parser.add_argument(
         "--batch_size", type=at_least(1), default=1, metavar="IMAGES", help="in flight at once"
     )

@@ -18,7 +18,7 @@ from adt_tree.roles import Request
 from eval.alignment import settle
 from eval.claims import worker
 from eval.errors import UserError
-from eval.families import FITS_CPU_CACHE, SPLITTABLE, check_family
+from eval.families import FP32_ON_CPU, SPLITTABLE, check_family
 from eval.method import check_drafter
 from eval.prompts import Prompt, image_seed
 from models.model import Extras, Model
@@ -49,13 +49,13 @@ def pick_device(name: str) -> str:
 
 def pick_precision(name: str, device: str, model: str) -> str:
     """auto -> bf16 where the device multiplies it in hardware, else fp16 on a GPU and fp32, which beats
-    emulated bf16, on a CPU. Weights that stay in a CPU's caches gain nothing by being half as large: fp32."""
+    emulated bf16, on a CPU. On every CPU fp32 for FP32_ON_CPU: their images can be compared there."""
     if name != "auto":
         return name
     if device == "cuda":
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
     multiplied = torch.cpu.get_capabilities().get("avx512_bf16", False)
-    return "bf16" if multiplied and model not in FITS_CPU_CACHE else "fp32"
+    return "bf16" if multiplied and model not in FP32_ON_CPU else "fp32"
 
 
 def check_split(args: argparse.Namespace) -> None:

@@ -22,7 +22,7 @@ from models.chameleon import block_from_chameleon, block_to_chameleon, decoder_c
 from models.checkpoint import build, read_config, read_fields
 from models.errors import CheckpointError
 from models.fit import expected, require
-from models.packed import pack
+from models.packed import cache_dtype, pack
 from models.pairing import make_pairing
 from models.target import ARTarget, Opening, by_branch, chain_mask
 from models.transformer import Block, DecoderConfig, reserve, rotary_table
@@ -157,7 +157,7 @@ class EagleDrafter:
             capacity,
             config.num_kv_heads,
             config.head_dim,
-            net.embed.weight.dtype,
+            cache_dtype(net.embed.weight),
             self.device,
         )
 

@@ -44,8 +44,8 @@ def parts(use: Use) -> dict[str, int]:
 
     Weights and caches are exact, the others estimates; temperature 0 has no noise. The text encoder of
     LlamaGen is not in it: it is given back before decoding begins. While loading, one tensor comes on top
-    (models.weights); where weights are packed (models.packed), some 0.6 MB a product and number of rows met,
-    which oneDNN compiles and keeps.
+    (models.weights); where weights are packed (models.packed), caches are fp32 whatever `element` says, and
+    oneDNN compiles and keeps some 0.6 MB a product and number of rows met.
     """
     config, codes = use.decoder, use.vq.num_embeddings
     found = {

@@ -3,7 +3,8 @@ sums fused into the products.
 
 A pass has a few rows up to some hundreds. For so few, torch's own product spends its time on packing the
 weights, anew every time; here they are packed once. Between the products the time goes into small operations
-and the interpreter, so a layer is one straight line. The function stays the same up to rounding.
+and the interpreter, so a layer is one straight line. The function stays the same up to rounding: bf16 weights
+multiply bf16 rows, norms and attention are fp32.
 """
 
 from __future__ import annotations
@@ -20,9 +21,20 @@ ROWS = 64  # a hint for the layout; from 2 to some hundreds of rows oneDNN choos
 
 
 def packable(weight: Tensor) -> bool:
-    """Whether products with the weight gain: fp32 on a CPU whose torch has oneDNN."""
-    plain = weight.device.type == "cpu" and weight.dtype == torch.float32
-    return plain and weight.layout == torch.strided and torch.backends.mkldnn.is_available()
+    """Whether products with the weight gain: fp32 or bf16 on a CPU whose torch has oneDNN, which multiplies
+    bf16 from AVX-512 on."""
+    plain = weight.device.type == "cpu" and weight.layout == torch.strided
+    if not (plain and torch.backends.mkldnn.is_available()):
+        return False
+    if weight.dtype == torch.bfloat16:
+        return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return weight.dtype == torch.float32
+
+
+def cache_dtype(weight: Tensor) -> torch.dtype:
+    """Of the keys and values of layers with such weights. Packed ones attend in fp32: SDPA on a CPU reads the
+    cache of a plain step several times faster so, although there is twice as much of it (docs/LOG.md)."""
+    return torch.float32 if packable(weight) else weight.dtype
 
 
 class Product:
@@ -81,15 +93,17 @@ class RowNorm:
         self.least = torch.tensor((width * eps) ** 0.5)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Rows [..., D] of length 1, or less where eps is not negligible."""
-        return x / torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self.least)
+        """Rows [..., D] of length 1, or less where eps is not negligible; fp32 within."""
+        wide = x.float()
+        length = torch.hypot(torch.linalg.vector_norm(wide, dim=-1, keepdim=True), self.least)
+        return (wide / length).to(x.dtype)
 
 
 def taken(norm: nn.RMSNorm) -> tuple[RowNorm, Tensor]:
     """A norm in two: the rows, and their scale [D], with the root of their width."""
     assert norm.eps is not None, "a decoder's configuration names it"
     width = norm.weight.numel()
-    return RowNorm(width, norm.eps), norm.weight.detach() * width**0.5
+    return RowNorm(width, norm.eps), norm.weight.detach().float() * width**0.5
 
 
 class PackedHeads:
@@ -100,20 +114,21 @@ class PackedHeads:
     def __init__(self, attention: Attention, before: Tensor) -> None:
         """before [D] or []: the scale of what the product takes."""
         self.heads, self.kv_heads = attention.heads, attention.kv_heads
-        weight = attention.qkv.weight.detach() * before
+        weight = attention.qkv.weight.detach().float() * before
         self.norm = None
         if attention.affine is not None:
             # What the norm of a head would take off, its mean, never comes out of the product.
             normed = weight.unflatten(0, (self.heads + 2 * self.kv_heads, -1))[: self.heads + self.kv_heads]
             normed -= normed.mean(dim=1, keepdim=True)
             self.norm = RowNorm(attention.head_dim, QK_NORM_EPS)
-            scale, self.shift = (part.detach() for part in attention.affine)
+            scale, self.shift = (part.detach().float() for part in attention.affine)
             self.scale = scale * attention.head_dim**0.5
-        self.product = Product(weight)
+        self.product = Product(weight.to(attention.qkv.weight.dtype))
 
     def __call__(self, x: Tensor, turn: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries [..., H, E] and keys and values [..., 2, Hkv, E] of x [..., D], views of one product."""
-        fused = self.product(x)
+        """Queries [..., H, E] and keys and values [..., 2, Hkv, E] of x [..., D], fp32, views of one
+        product."""
+        fused = self.product(x).float()
         fused = fused.view(*fused.shape[:-1], self.heads + 2 * self.kv_heads, -1)
         qk = turned = fused.narrow(-2, 0, self.heads + self.kv_heads)
         if self.norm is not None:
@@ -138,8 +153,7 @@ class PackedBlock(nn.Module):
         self.out = Product(block.attention.out.weight)
         del block.attention
         gate, up = mlp.gate_up.weight.chunk(2)
-        self.gate = Product(gate * behind)
-        self.up = Product(up * behind)
+        self.gate, self.up = (Product((part.detach() * behind).to(part.dtype)) for part in (gate, up))
         del mlp.gate_up, gate, up
         self.down = Product(mlp.down.weight)
 
@@ -157,7 +171,7 @@ class PackedBlock(nn.Module):
 
     def _merge(self, x: Tensor, mixed: Tensor) -> Tensor:
         """The layer's output from its input and what its heads read."""
-        x = self.out.plus(mixed, x)
+        x = self.out.plus(mixed.to(x.dtype), x)
         normed = self.mlp_norm(x)
         return self.down.plus(self.up.times(normed, self.gate.silu(normed)), x)
 

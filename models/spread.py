@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from models.cache import KVCache, Span
 from models.errors import CheckpointError
+from models.packed import cache_dtype
 from models.skeleton import skeleton
 from models.transformer import Decoder, DecoderConfig
 
@@ -96,7 +97,7 @@ def allocate(decoder: Decoder, rows: int, capacity: int) -> KVCache | SpreadCach
 
     def part(layers: int, device: torch.device) -> KVCache:
         sizes = (layers, rows, capacity, config.num_kv_heads, config.head_dim)
-        return KVCache.allocate(*sizes, weight.dtype, device, padded)
+        return KVCache.allocate(*sizes, cache_dtype(weight), device, padded)
 
     stages = [block for block in decoder.blocks if isinstance(block, Stage)]
     if not stages:

@@ -12,7 +12,7 @@ from torch import nn
 
 from adt_tree.sampling import Sampling
 from models.cache import KVCache
-from models.packed import PackedBlock, Product, pack, packable, product, taken
+from models.packed import PackedBlock, Product, cache_dtype, pack, packable, product, taken
 from models.registry import load
 from models.target import chain_mask
 from models.transformer import MLP, Block, DecoderConfig, rotary_table
@@ -97,7 +97,26 @@ def test_a_decoder_with_its_head(tiny_checkpoint: Path) -> None:
         torch.testing.assert_close(target.logits(features), features @ codes.T, rtol=1e-4, atol=1e-4)
 
 
-def test_half_precision_stays_as_it_is() -> None:
+@pytest.mark.skipif(not packable(torch.ones(1, 1).bfloat16()), reason="no bf16 products on this CPU")
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_a_layer_in_bf16_is_nearer_fp32_than_torchs(qk_norm: bool) -> None:
+    torch.manual_seed(4)
+    config = DecoderConfig(10, 192, 512, 1, 6, qk_norm=qk_norm)
+    rough = Block(config).requires_grad_(False)
+    for parameter in rough.parameters():
+        parameter.normal_(1 if parameter.dim() == 1 else 0, 0.05)
+    rough.bfloat16()
+    exact, packed = copy.deepcopy(rough).float(), PackedBlock(copy.deepcopy(rough))
+    x, turn = torch.randn(2, 40, 192).bfloat16(), rotary_table(config)[torch.arange(40)[None]].unsqueeze(2)
+    whole = exact.causal(x.float(), turn)
+    error = [(block.causal(x, turn).float() - whole).pow(2).mean().sqrt() for block in (packed, rough)]
+    assert packed.causal(x, turn).dtype == torch.bfloat16
+    assert 0 < error[0] < 1.02 * error[1] < 0.02 * whole.pow(2).mean().sqrt()
+
+
+def test_what_gains_nothing_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half precision without products of its own."""
+    monkeypatch.setattr("models.packed.packable", lambda weight: weight.dtype == torch.float32)
     net = nn.Sequential(nn.Linear(4, 4), MLP(DecoderConfig(10, 8, 8, 1, 2))).bfloat16()
     before = list(net.state_dict())
     pack(net)
@@ -106,3 +125,4 @@ def test_half_precision_stays_as_it_is() -> None:
     head = product(weight)
     weight.zero_()
     assert head(torch.ones(6).bfloat16()).abs().sum() > 0, "the head took no copy"
+    assert cache_dtype(weight) == torch.bfloat16
