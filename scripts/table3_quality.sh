@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What a method costs in images for what it gains in speed. Interrupted runs go on.
 # The embedded model: EffNet-FD (no FID) and equal pixels of exact and relaxed arms, against plain decoding at the same seed and at two
-# others. Table on stdout; table3_quality.json and quality_speed.png under runs/quality. About an hour on two CPU cores. A result with
+# others. Table on stdout; table3_quality.json and quality_speed.png under runs/quality. A quarter of an hour to an hour on two CPU cores. A result with
 # commit, device and date: docs/results/table3_quality.json, docs/LOG.md. Needs `bash scripts/setup.sh requirements-eval.txt`.
 # MODEL=anole, llamagen, ...: the paper's scores (CLIP, HPS v2.1, Inception Score, aesthetic; FID with REF_DIR=, real images) of every
 # method on 100 captions of MS-COCO 2017, as runs/quality-MODEL/report.html. Weights of the metrics are fetched. No result is known yet.
