@@ -25,7 +25,7 @@ from adt_tree.tree import DraftTree, lone_roots
 from adt_tree.verify import Verdict
 
 WEIGHTS = (0.0, 0.1, 0.25, 0.5, 1.0)  # of the drafter's log-law beside the stale one's
-MARGIN = 3.0  # standard deviations by which a weight must lead
+MARGIN = 4.0  # standard deviations by which a weight must lead: it is looked at after every cycle
 LEAST_LOG_Q = -12.0  # what the drafter's filters drop may still be the target's choice
 
 

@@ -54,7 +54,7 @@ class DraftTree:
         None  # [B, N, V] the law a node's children were drawn from; None: deterministic candidates
     )
     bins: Tensor | None = None  # [B, N] int64: a node's calibration bin; None: nobody calibrates
-    guesses: Tensor | None = None  # [B, W] int64: first codes that nobody had to draft; see hybrid.Belief
+    guesses: Tensor | None = None  # [B, W] int64: the best first code by each of hybrid.WEIGHTS
     tail: int | None = None  # every path is nodes 0, 1, 2, ... but for its last `tail`; None: any nodes
 
     @property

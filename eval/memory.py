@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--precision",
         choices=tuple(BYTES),
         default="bf16",
-        help="of weights and caches; on a CPU those of bf16 are fp32",
+        help="of weights and caches (beside bf16 weights a CPU with AVX-512 has fp32 caches: as for fp32)",
     )
     parser.add_argument(
         "--batch_size", type=at_least(1), default=1, metavar="IMAGES", help="in flight at once"

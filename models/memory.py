@@ -42,8 +42,8 @@ class Use:
 def parts(use: Use) -> dict[str, int]:
     """Bytes by part; `peak` is what lives on and the larger of a target pass and a decoding of pixels.
 
-    Weights and caches are exact, the others estimates; temperature 0 has no noise. The text encoder of
-    LlamaGen is not in it: it is given back before decoding begins. While loading, one tensor comes on top
+    Weights and caches are exact on a GPU, the others estimates; temperature 0 has no noise. The text encoder
+    of LlamaGen is not in it: it is given back before decoding begins. While loading, one tensor comes on top
     (models.weights); where weights are packed (models.packed), caches are fp32 whatever `element` says, and
     oneDNN compiles and keeps some 0.6 MB a product and number of rows met.
     """
