@@ -60,8 +60,8 @@ def add_model_arguments(parser: argparse.ArgumentParser, batch: bool = True) -> 
         "--precision",
         choices=("auto", "bf16", "fp16", "fp32"),
         default="auto",
-        help="of weights and activations; auto: bf16 where the device multiplies it, else fp32, "
-        "as emoji on any CPU; guidance, filters and probabilities are fp32 always",
+        help="of weights and activations; auto: bf16 where the device multiplies it, else fp16 on cuda "
+        "and fp32 on a CPU, as emoji on any CPU; guidance, filters and probabilities are fp32 always",
     )
     group.add_argument(
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: cuda where there is one"
