@@ -31,9 +31,9 @@ LEAST_LOG_Q = -12.0  # what the drafter's filters drop may still be the target's
 
 class Belief:
     """Which of WEIGHTS the drafter's law has at the first level: the one whose best code was the target's
-    choice more often than that of the stale law alone, beyond doubt; 0 until there is one.
+    choice more often than that of the stale law alone, by MARGIN; 0 until there is one.
 
-    So drafts are those of self-drafting unless the drafter is known to better them. State: two counts a
+    So drafts are those of self-drafting unless the drafter has bettered them. State: two counts a
     weight, shared by all images.
     """
 
@@ -42,15 +42,10 @@ class Belief:
         self.wins, self.losses = torch.zeros_like(self.weights), torch.zeros_like(self.weights)
 
     @property
-    def chosen(self) -> Tensor:
-        """Which weight, [1], is believed in; counts of a fair coin of n throws lie apart by sqrt(n)."""
-        lead = self.wins - self.losses - MARGIN * (self.wins + self.losses).sqrt()
-        return lead.argmax(dim=0, keepdim=True)
-
-    @property
     def weight(self) -> Tensor:
-        """The weight [] believed in."""
-        return self.weights.gather(0, self.chosen)[0]
+        """The weight [] believed in; counts of a fair coin of n throws lie apart by sqrt(n)."""
+        lead = self.wins - self.losses - MARGIN * (self.wins + self.losses).sqrt()
+        return self.weights.gather(0, lead.argmax(dim=0, keepdim=True))[0]
 
     def observe(self, tree: DraftTree, choice: Tensor) -> None:
         """Count the trees whose first code a weight guesses otherwise than none does. choice [B]: the
@@ -123,19 +118,20 @@ class HybridGrowth:
         bounds = stem.bounds
         if min(bounds) == 0:
             return lone_roots(stem.roots)
-        found, guesses = self.candidates(stem)
+        weight = self.belief.weight
+        found, guesses = self.candidates(stem, weight)
         rank = torch.arange(bounds[2], device=stem.roots.device)
         bins = self.calibration.bins(found.source, rank, found.confidence)
         bins[:, 1:] = self.calibration.unbinned
-        bins[:, 0].masked_fill_(self.belief.weight == 0, self.calibration.unbinned)
+        bins[:, 0].masked_fill_(weight == 0, self.calibration.unbinned)
         gain = self.calibration.log_rate(bins, found.confidence)
         tree = grow_chains(found, gain, bins, stem.limits, bounds, stem.roots)
         return replace(tree, guesses=guesses)
 
-    def candidates(self, stem: Stem) -> tuple[Candidates, Tensor]:
-        """What trees on that stem, none of whose bounds is 0, are grown from, and the best code [B, W] of the
-        first position by each of WEIGHTS."""
-        ahead, weight = self.stale.candidates(*stem.bounds[1:]), self.belief.weight
+    def candidates(self, stem: Stem, weight: Tensor) -> tuple[Candidates, Tensor]:
+        """What trees on that stem, none of whose bounds is 0, are grown from by that weight [], and the best
+        code [B, W] of the first position by each of WEIGHTS."""
+        ahead = self.stale.candidates(*stem.bounds[1:])
         first, guesses = self._first(ahead, stem.log_q, stem.log_q + stem.gumbel[:, 0], weight)
         parts = (
             (first.codes, ahead.codes),

@@ -122,7 +122,8 @@ class HeardGrowth:
 
     def __call__(self, drafter: Drafter, sampling: Sampling, stem: Stem) -> DraftTree:
         """See Growth."""
-        self.found = self._inner.candidates(stem)[0] if min(stem.bounds) else None
+        weight = self._inner.belief.weight
+        self.found = self._inner.candidates(stem, weight)[0] if min(stem.bounds) else None
         return self._inner(drafter, sampling, stem)
 
 
