@@ -16,7 +16,7 @@ from torch import Tensor
 class Span:
     """Where one pass of N nodes a row lies in the cache, and what each node may attend to."""
 
-    places: Tensor  # [R * N] int64: where each node's key and value go, in the rows' slots laid end to end
+    places: Tensor  # [R * N, 2 * H] int64: where each node's keys and values go, all slots laid end to end
     positions: Tensor  # [R, N] int64: rotary position
     mask: (
         Tensor  # [R, 1, N, context] additive, in the cache's dtype: 0 where a node may attend, -inf elsewhere
@@ -33,22 +33,20 @@ class KVCache:
     """
 
     def __init__(self, store: Tensor, length: Tensor, position: Tensor | None = None) -> None:
-        """Wrap store [L, R, C, 2, H, E], length [R] int64 (committed slots a row) and position [R] int64
+        """Wrap store [L, R, 2, H, C, E], length [R] int64 (committed slots a row) and position [R] int64
         where it differs from length."""
         self.store = store
         self.length = length
         self.position = length if position is None else position
         self._counters = (length,) if position is None else (length, position)
-        rows, capacity = store.shape[1:3]
-        self._starts = torch.arange(0, rows * capacity, capacity, device=store.device)[:, None]
+        rows, heads, capacity, size = store.shape[1], 2 * store.shape[3], *store.shape[4:]
+        slots = rows * heads * capacity
+        # Where each row's keys and values of a head begin, [R, 1, 2 * H].
+        self._starts = torch.arange(0, slots, capacity, device=store.device).view(rows, 1, heads)
         self._columns = torch.arange(capacity, device=store.device)
         # Views made once: five a layer and pass cost as much as a product.
-        self._flat = store.as_strided(
-            (len(store), rows * capacity, *store.shape[3:]), (store.stride(0), *store.stride()[2:])
-        )
-        self._layers = [
-            (flat, *held.permute(2, 0, 3, 1, 4)) for flat, held in zip(self._flat, store, strict=True)
-        ]
+        self._flat = store.as_strided((len(store), slots, size), (store.stride(0), size, 1))
+        self._layers = [(flat, *held.unbind(1)) for flat, held in zip(self._flat, store, strict=True)]
 
     @classmethod
     def allocate(
@@ -62,16 +60,17 @@ class KVCache:
         device: torch.device,
         padded: bool = False,
     ) -> KVCache:
-        """An empty cache of layers * rows * capacity * 2 * heads * head_dim elements. padded: prefixes may
-        leave padding out, so that positions run ahead of slots."""
-        store = torch.zeros(layers, rows, capacity, 2, heads, head_dim, dtype=dtype, device=device)
+        """An empty cache of layers * rows * 2 * heads * capacity * head_dim elements: what attention reads
+        of a head lies in one piece. padded: prefixes may leave padding out, so that positions run ahead of
+        slots."""
+        store = torch.zeros(layers, rows, 2, heads, capacity, head_dim, dtype=dtype, device=device)
         length = torch.zeros(rows, dtype=torch.int64, device=device)
         return cls(store, length, torch.zeros_like(length) if padded else None)
 
     @property
     def capacity(self) -> int:
         """Slots a row."""
-        return self.store.shape[2]
+        return self.store.shape[4]
 
     def row(self, index: int) -> KVCache:
         """The one-row cache over the same memory."""
@@ -89,7 +88,8 @@ class KVCache:
         up, and positions go on from count."""
         if padding:
             assert self.position is not self.length, "this cache was not allocated for padding"
-            self.store[:, :, : count - padding] = self.store[:, :, padding:count].clone()
+            kept = self.store[..., padding:count, :].clone()
+            self.store[..., : count - padding, :] = kept
             self.position += padding
         for counter in self._counters:
             counter += count - padding
@@ -116,13 +116,13 @@ class KVCache:
         behind = (length + columns[:tree_slots]).clamp(max=context - 1)
         mask.scatter_(2, behind[:, None].expand(-1, nodes, -1), above)
         slots = length + offset + columns[:nodes]
-        return Span((self._starts + slots).flatten(), self.position[:, None] + depths, mask[:, None], context)
+        return Span(self._places(slots), self.position[:, None] + depths, mask[:, None], context)
 
     def write(self, layer: int, span: Span, kv: Tensor) -> tuple[Tensor, Tensor]:
         """Store kv [R * N, 2, H, E] at the span's places; return the keys and values [R, H, context, E] in
         view."""
         flat, key, value = self._layers[layer]
-        flat.index_copy_(0, span.places, kv)
+        flat.index_put_((span.places,), kv.flatten(1, 2))
         return key.narrow(2, 0, span.context), value.narrow(2, 0, span.context)
 
     def commit(self, path: Tensor, count: Tensor, tail: int | None = None) -> None:
@@ -137,8 +137,12 @@ class KVCache:
             if tail is not None:
                 place = (count[:, None] - 1 - self._columns[:tail]).clamp(min=0)
                 path = path.gather(1, place)
-            base = self._starts + self.length[:, None]
-            moved = self._flat.index_select(1, (base + path).flatten())
-            self._flat.index_copy_(1, (base + place).flatten(), moved)
+            length = self.length[:, None]
+            moved = self._flat.index_select(1, self._places(length + path).flatten())
+            self._flat.index_copy_(1, self._places(length + place).flatten(), moved)
         for counter in self._counters:
             counter += count
+
+    def _places(self, slots: Tensor) -> Tensor:
+        """[R * N, 2 * H] int64: slots [R, N] of each row for all its heads, in the flat view of a layer."""
+        return (self._starts + slots[..., None]).flatten(0, 1)

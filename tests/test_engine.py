@@ -307,7 +307,8 @@ def test_cache_after_commit_is_a_fresh_prefill(branches: int) -> None:
             row = branch * 3 + slot
             length = int(target.cache.length[row])
             assert length == int(fresh.cache.length[branch])
-            held, expected = target.cache.store[:, row, :length], fresh.cache.store[:, branch, :length]
+            both = (target.cache, row), (fresh.cache, branch)
+            held, expected = (whole.store[:, at, :, :, :length] for whole, at in both)
             torch.testing.assert_close(held, expected, atol=1e-5, rtol=1e-5)
 
 
@@ -319,7 +320,7 @@ def test_a_commit_that_moves_the_tail_alone() -> None:
         target = started(3, 1)
         target.forward(random_tree(3, 9, seed=50), 0)
         target.cache.commit(path, count, tail)
-        held = [target.cache.store[:, row, : target.cache.length[row]] for row in range(3)]
+        held = [target.cache.store[:, row, :, :, : target.cache.length[row]] for row in range(3)]
         caches.append(torch.cat([part.flatten() for part in held]))
     assert torch.equal(caches[0], caches[1]) and not torch.equal(caches[0], caches[2])
 
