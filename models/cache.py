@@ -88,8 +88,7 @@ class KVCache:
         up, and positions go on from count."""
         if padding:
             assert self.position is not self.length, "this cache was not allocated for padding"
-            kept = self.store[..., padding:count, :].clone()
-            self.store[..., : count - padding, :] = kept
+            self.store[..., : count - padding, :] = self.store[..., padding:count, :].clone()
             self.position += padding
         for counter in self._counters:
             counter += count - padding
