@@ -28,7 +28,7 @@ from adt_tree.jacobi import JacobiProposer
 from adt_tree.noise import Noise
 from adt_tree.policy import Fixed, self_drafted
 from adt_tree.records import Decoded
-from adt_tree.roles import Drafter, Prefix, Request, Target
+from adt_tree.roles import Drafter, Prefix, Request, Scored, Target
 from adt_tree.sampling import Sampling
 from adt_tree.stale import StaleCodes
 from adt_tree.tree import DraftTree
@@ -176,18 +176,20 @@ def measure(
         target.prefill(slot, prompt)
     contexts = (1, target.grid.size - 1)
     sizes = [size for size in SIZES if size == SIZES[0] or size * target.slots <= MOST_NODES]
-    logits, features = target.forward(_star(target, max(sizes[-1], WIDTHS[-1])), contexts[1])
+    widest = target.forward(_star(target, max(sizes[-1], WIDTHS[-1])), [contexts[1]] * target.slots)
     stars = [_star(target, size) for size in sizes]
-    jobs: list[Callable[[], object]] = [partial(target.forward, s, c) for c in contexts for s in stars]
+    jobs: list[Callable[[], object]] = [
+        partial(target.forward, star, [context] * target.slots) for context in contexts for star in stars
+    ]
     if drafter is not None:
-        widths = [features[:, :, :width] for width in WIDTHS]
+        widths = [widest.features[:, :, :width] for width in WIDTHS]
         jobs += [partial(_expand, drafter, width, c) for c in contexts for width in widths]
     medians = _medians(jobs, target.device, tick)
     for slot in range(target.slots):
         target.release(slot)
     generator = torch.Generator(target.device).manual_seed(0)
-    laws = torch.randn(logits.shape, generator=generator, device=target.device)
-    loop = [_loop_ms(_Blank(target, laws, features), size - 1, sampling) for size in sizes]
+    laws = torch.randn(widest.logits.shape, generator=generator, device=target.device)
+    loop = [_loop_ms(_Blank(target, Scored(laws, widest.features)), size - 1, sampling) for size in sizes]
     tick()
     passed, drafted = medians[: 2 * len(sizes)], medians[2 * len(sizes) :]
     return CostTable(
@@ -249,21 +251,23 @@ def _wait(device: torch.device) -> None:
 class _Blank:
     """A target whose passes cost nothing, so that what a cycle takes is the loop's own."""
 
-    def __init__(self, target: Target, logits: Tensor, features: Tensor) -> None:
-        """logits [G, B, N, V] and features [G, B, N, D]: what every pass gives; N bounds the trees."""
+    def __init__(self, target: Target, scored: Scored) -> None:
+        """scored: what every pass gives; its nodes bound the trees."""
         self.grid = Grid(ROWS, target.grid.width)
         self.num_codes, self.slots, self.device = target.num_codes, target.slots, target.device
-        self._logits, self._features = logits, features
+        self.passes = target.passes
+        self._scored = scored
 
     def prefill(self, slot: int, prompt: Any) -> Prefix:
         """See Target."""
-        return Prefix(self._logits[:, slot, 0], [branch[slot, :1] for branch in self._features])
+        scored = self._scored
+        return Prefix(scored.logits[:, slot, 0], [branch[slot, :1] for branch in scored.features])
 
-    def forward(self, tree: DraftTree, reach: int) -> tuple[Tensor, Tensor]:
+    def forward(self, tree: DraftTree, committed: Sequence[int]) -> Scored:
         """See Target."""
-        return self._logits[:, :, : tree.nodes], self._features[:, :, : tree.nodes]
+        return Scored(self._scored.logits[:, :, : tree.nodes], self._scored.features[:, :, : tree.nodes])
 
-    def commit(self, verdict: Verdict) -> None:
+    def commit(self, verdict: Verdict, scored: Scored) -> None:
         """See Target."""
 
     def release(self, slot: int) -> None:
@@ -277,9 +281,8 @@ def _loop_ms(blank: _Blank, nodes: int, sampling: Sampling) -> float:
     if nodes:
         shape = self_drafted(nodes)
         stale = StaleCodes(blank.grid, blank.slots, shape.width, "above", blank.num_codes, blank.device)
-        made += speculative(
-            blank, JacobiProposer(stale), Fixed(shape), Coupled(noise), iter(requests), sampling
-        )
+        proposer = JacobiProposer(stale, blank.passes)
+        made += speculative(blank, proposer, Fixed(shape), Coupled(noise), iter(requests), sampling)
     else:
         made += autoregressive(blank, iter(requests), sampling, noise)
     longest = max(made, key=lambda image: len(image.steps)).steps

@@ -16,13 +16,21 @@ from torch import Tensor
 from adt_tree.noise import Noise
 from adt_tree.policy import Cell, Policy, TreeShape
 from adt_tree.records import Decoded, Step
-from adt_tree.roles import Prefix, Proposer, Request, Target
+from adt_tree.roles import Prefix, Proposer, Request, Scored, Target
 from adt_tree.sampling import Sampling, log_probs
 from adt_tree.transfer import to_device
-from adt_tree.tree import lone_roots
-from adt_tree.verify import Coupled, Rule, accepted_nodes
+from adt_tree.tree import DraftTree, lone_roots
+from adt_tree.verify import Coupled, Rule, Verdict, accepted_nodes
 
 IDLE = TreeShape(0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Settled:
+    """What a cycle leaves beside what target and proposer keep."""
+
+    roots: Tensor  # [B] the codes committed last
+    outcome: Tensor  # [B, ...] int64: what the host has to know
 
 
 @dataclass(slots=True)
@@ -76,9 +84,10 @@ class Slots:
         return to_device(done, self.target.device)
 
     @property
-    def reach(self) -> int:
-        """No slot has committed more image codes to the target's cache than this."""
-        return max((len(image.codes) for _, image in self.flying()), default=1) - 1
+    def committed(self) -> list[int]:
+        """Image codes in each slot's prefix: all but the newest, which the target has not seen; 0 of idle
+        slots."""
+        return [0 if flight is None else len(flight.image.codes) - 1 for flight in self._flights]
 
     def land(self, release: Callable[[int], None]) -> Iterator[Decoded]:
         """Yield finished images and free their slots; release empties a slot's caches, which idle from now
@@ -107,20 +116,25 @@ def autoregressive(
 
     while slots.refill(begin):
         clock = time.perf_counter()
-        tree = lone_roots(slots.roots)
-        positions, seeds = slots.positions, slots.seeds
-        logits, _ = target.forward(tree, slots.reach)
-        log_p = log_probs(logits, sampling)
-        verdict = rule(tree, log_p, log_p + drawn.at(positions[:, None]), seeds, positions)
-        target.commit(verdict)
-        slots.roots = verdict.codes[:, 0]
-        outcome = torch.stack((slots.roots, log_p[:, 0, 0].isnan()), dim=1).tolist()
+        gumbel = drawn.at(slots.positions[:, None])
+        scored = target.forward(lone_roots(slots.roots), slots.committed)
+        settled = target.passes.change(_settle_one, (target, sampling), scored, gumbel)
+        slots.roots, outcome = settled.roots, settled.outcome.tolist()
         ms = 1e3 * (time.perf_counter() - clock)
         for slot, image in slots.flying():
             code, broken = outcome[slot]
             _refuse_nan(broken, image.name, len(image.codes))
             _record(image, slots, IDLE, 0, [code], ms)
         yield from slots.land(target.release)
+
+
+def _settle_one(target: Target, sampling: Sampling, scored: Scored, gumbel: Tensor) -> _Settled:
+    """Commit the root and choose the code after it: what Coupled does with a tree of one node."""
+    log_p = log_probs(scored.logits, sampling)
+    choice = (log_p + gumbel).argmax(dim=-1)
+    root = torch.zeros_like(choice)
+    target.commit(Verdict(root, root[:, 0] + 1, choice, tail=0), scored)
+    return _Settled(choice[:, 0], torch.cat((choice, log_p[..., 0].isnan()), dim=1))
 
 
 @torch.inference_mode()
@@ -151,19 +165,13 @@ def speculative(
     while slots.refill(begin):
         clock = time.perf_counter()
         shapes = _shapes(policy, slots)
-        positions, seeds, reach = slots.positions, slots.seeds, slots.reach
-        tree = proposer.propose(shapes, slots.roots, partial(drawn.below, positions), reach)
-        logits, features = target.forward(tree, reach)
-        log_p = log_probs(logits, sampling)
-        noisy = log_p + drawn.at(positions[:, None] + tree.depths)
-        verdict = rule(tree, log_p, noisy, seeds, positions)
-        target.commit(verdict)
-        proposer.observe(tree, log_p, noisy, features, verdict)
-        slots.roots = verdict.codes.gather(1, verdict.count[:, None] - 1)[:, 0]
-        drafted = tree.valid.sum(dim=1) - 1
-        broken = (accepted_nodes(tree, verdict) & log_p[..., 0].isnan()).any(dim=1)  # a row is NaN as a whole
-        columns = (broken[:, None], verdict.count[:, None], drafted[:, None], verdict.codes)
-        outcome = torch.cat(columns, dim=1).tolist()  # one transfer
+        positions, seeds, committed = slots.positions, slots.seeds, slots.committed
+        tree = proposer.propose(shapes, slots.roots, partial(drawn.below, positions), committed)
+        gumbel = drawn.at(positions[:, None] + tree.depths)
+        scored = target.forward(tree, committed)
+        roles = (target, proposer, rule, sampling)
+        settled = proposer.passes.change(_settle, roles, tree, scored, gumbel, seeds, positions)
+        slots.roots, outcome = settled.roots, settled.outcome.tolist()  # one transfer
         ms = 1e3 * (time.perf_counter() - clock)
         for slot, image in slots.flying():
             sick, count, nodes, *codes = outcome[slot]
@@ -172,6 +180,31 @@ def speculative(
             image.drafter_calls += proposer.calls(shapes[slot])
             policy.observe(slot, count - 1, shapes[slot].depth, cells)
         yield from slots.land(release)
+
+
+def _settle(
+    target: Target,
+    proposer: Proposer,
+    rule: Rule,
+    sampling: Sampling,
+    tree: DraftTree,
+    scored: Scored,
+    gumbel: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+) -> _Settled:
+    """Judge the trees, commit the accepted paths and let the proposer learn from them. gumbel [B, N, V]: the
+    noise of each node's position; seeds and positions [B], of the first code not yet committed."""
+    log_p = log_probs(scored.logits, sampling)
+    noisy = log_p + gumbel
+    verdict = rule(tree, log_p, noisy, seeds, positions)
+    target.commit(verdict, scored)
+    proposer.observe(tree, log_p, noisy, scored.features, verdict)
+    roots = verdict.codes.gather(1, verdict.count[:, None] - 1)[:, 0]
+    drafted = tree.valid.sum(dim=1) - 1
+    broken = (accepted_nodes(tree, verdict) & log_p[..., 0].isnan()).any(dim=1)  # a row is NaN as a whole
+    columns = (broken[:, None], verdict.count[:, None], drafted[:, None], verdict.codes)
+    return _Settled(roots, torch.cat(columns, dim=1))
 
 
 def _first(

@@ -69,8 +69,9 @@ class HybridProposer:
         slots: int,
         passes: Passes = DIRECT,
     ) -> None:
-        """passes: who runs the growth."""
+        """passes: who runs the growth and what moves it on."""
         self.stale, self.calibration, self.belief = stale, calibration, Belief(drafter.device)
+        self.passes = passes
         growth = HybridGrowth(stale, calibration, self.belief)
         self.eagle = EagleProposer(drafter, sampling, growth, slots, passes)
 
@@ -88,9 +89,11 @@ class HybridProposer:
         self.eagle.release(slot)
         self.stale.release(slot)
 
-    def propose(self, shapes: Sequence[TreeShape], roots: Tensor, below: Below, reach: int) -> DraftTree:
+    def propose(
+        self, shapes: Sequence[TreeShape], roots: Tensor, below: Below, committed: Sequence[int]
+    ) -> DraftTree:
         """See Proposer."""
-        return self.eagle.propose(shapes, roots, below, reach)
+        return self.eagle.propose(shapes, roots, below, committed)
 
     def observe(
         self, tree: DraftTree, log_p: Tensor, noisy: Tensor, features: Tensor, verdict: Verdict

@@ -31,8 +31,8 @@ class JacobiProposer:
     """
 
     def __init__(self, stale: StaleCodes, passes: Passes = DIRECT) -> None:
-        """passes: who runs the growth."""
-        self.stale, self._passes = stale, passes
+        """passes: who runs the growth and what moves it on."""
+        self.stale, self.passes = stale, passes
 
     def calls(self, shape: TreeShape) -> int:
         """No drafter passes."""
@@ -46,13 +46,15 @@ class JacobiProposer:
         """See Proposer."""
         self.stale.release(slot)
 
-    def propose(self, shapes: Sequence[TreeShape], roots: Tensor, below: Below, reach: int) -> DraftTree:
+    def propose(
+        self, shapes: Sequence[TreeShape], roots: Tensor, below: Below, committed: Sequence[int]
+    ) -> DraftTree:
         """See Proposer."""
         bounds = max(s.budget for s in shapes), max(s.depth for s in shapes), max(s.width for s in shapes)
         if min(bounds) == 0:
             return lone_roots(roots)
         limits = to_device([(s.depth, s.width, s.budget) for s in shapes], roots.device)
-        return self._passes(self._grow, bounds, limits, roots)
+        return self.passes(self._grow, bounds, limits, roots)
 
     def _grow(self, budget: int, depth: int, width: int, limits: Tensor, roots: Tensor) -> DraftTree:
         """A tree per slot, no shape larger than budget, depth and width."""

@@ -1,19 +1,20 @@
 """How the tensor work of a cycle runs: as it is, or by something that has seen its shapes before.
 
-A pass is a function of numbers the host knows and of tensors. Beside its result it writes scratch alone, so
-that running it twice is running it once; what it reads besides stays where it is and is changed in place.
+Work is a function of what the host knows (`host`, hashable) and of `inputs`: tensors, or dataclasses and
+tuples of tensors and of more that the host knows. So is its result, which is the caller's. What it reads
+besides stays where it is and is changed in place; nothing it does may be seen by the host but its result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any, Protocol
 
-from torch import Tensor
+Host = tuple[Any, ...]  # hashable
 
 
 class Passes(Protocol):
-    """Who runs passes, and the sizes it wants them to have."""
+    """Who runs the work, and the sizes it wants it to have."""
 
     def nodes(self, count: int) -> int:
         """Rows of a target pass over `count` nodes: as many or more."""
@@ -21,12 +22,16 @@ class Passes(Protocol):
     def reach(self, reach: int) -> int:
         """A bound on what is committed: `reach` or more, and no more than the image has."""
 
-    def __call__(self, function: Callable[..., Any], host: tuple[Hashable, ...], *tensors: Tensor) -> Any:
-        """function(*host, *tensors): a tensor, or a dataclass with tensors. The result is the caller's."""
+    def __call__(self, function: Callable[..., Any], host: Host, *inputs: Any) -> Any:
+        """function(*host, *inputs), which beside its result writes scratch alone: running it twice is running
+        it once."""
+
+    def change(self, function: Callable[..., Any], host: Host, *inputs: Any) -> Any:
+        """function(*host, *inputs), run exactly once: it moves on what is kept from cycle to cycle."""
 
 
 class Direct:
-    """See Passes: runs them as they are, in the sizes they have."""
+    """See Passes: runs the work as it is, in the sizes it has."""
 
     def nodes(self, count: int) -> int:
         """See Passes."""
@@ -36,9 +41,11 @@ class Direct:
         """See Passes."""
         return reach
 
-    def __call__(self, function: Callable[..., Any], host: tuple[Hashable, ...], *tensors: Tensor) -> Any:
+    def __call__(self, function: Callable[..., Any], host: Host, *inputs: Any) -> Any:
         """See Passes."""
-        return function(*host, *tensors)
+        return function(*host, *inputs)
+
+    change = __call__
 
 
 DIRECT = Direct()

@@ -53,20 +53,21 @@ class EagleProposer:
     def __init__(
         self, drafter: Drafter, sampling: Sampling, growth: Growth, slots: int, passes: Passes = DIRECT
     ) -> None:
-        """passes: who runs the growth."""
-        self.drafter, self.sampling, self.growth = drafter, sampling, growth
-        self._slots, self._passes = slots, passes
-        self._features = torch.empty(0)  # [G, B, A, D] target features not yet shown to the drafter
-        self._codes = torch.empty(0)  # [B, A] the code after each
+        """passes: who runs the growth and what moves it on."""
+        self.drafter, self.sampling, self.growth, self.passes = drafter, sampling, growth, passes
+        # Target features not yet shown to the drafter, [G, B, A, D], and the code after each, [B, A]: room
+        # for the longest path, of which `_pairs` were written last; `_count` [B] of these are valid.
+        self._features: Tensor | None = None
+        self._codes = torch.zeros(slots, drafter.deepest + 1, dtype=torch.int64, device=drafter.device)
         self._count = torch.ones(slots, dtype=torch.int64, device=drafter.device)
+        self._pairs = 1
 
     def prefill(self, slot: int, prompt: Any, prefix: Prefix, code: Tensor) -> None:
         """See Proposer: the prompt's last feature waits for its code."""
         self.drafter.prefill(slot, prompt, prefix)
         last = torch.stack([branch[-1] for branch in prefix.features])
-        if self._codes.numel() == 0:
-            self._features = last[:, None, None].expand(-1, self._slots, 1, -1).clone()
-            self._codes = code.expand(self._slots, 1).clone()
+        if self._features is None:  # until now nobody knew its size
+            self._features = last[:, None, None].repeat(1, *self._codes.shape, 1)
         self._features[:, slot, 0] = last
         self._codes[slot, 0] = code
         self._count[slot] = 1
@@ -79,12 +80,18 @@ class EagleProposer:
         """See Proposer."""
         self.drafter.release(slot)
 
-    def propose(self, shapes: Sequence[TreeShape], roots: Tensor, below: Below, reach: int) -> DraftTree:
+    def propose(
+        self, shapes: Sequence[TreeShape], roots: Tensor, below: Below, committed: Sequence[int]
+    ) -> DraftTree:
         """See Proposer."""
+        assert self._features is not None, "an image was prefilled"
         limits = to_device([(s.depth, s.width, s.budget) for s in shapes], roots.device)
-        logits, feature = self.drafter.extend(self._features, self._codes, self._count, reach)
-        reach, gumbel = self._passes.reach(reach), below(max(1, *(s.depth for s in shapes)))
-        return self._passes(self._grow, (tuple(shapes), reach), logits, feature, roots, limits, gumbel)
+        features, codes = self._features[:, :, : self._pairs], self._codes[:, : self._pairs]
+        logits, feature = self.drafter.extend(features, codes, self._count, committed)
+        reach, gumbel = self.passes.reach(max(committed)), below(max(1, *(s.depth for s in shapes)))
+        tree = self.passes(self._grow, (tuple(shapes), reach), logits, feature, roots, limits, gumbel)
+        self._pairs = tree.depth + 1
+        return tree
 
     def _grow(
         self,
@@ -105,9 +112,12 @@ class EagleProposer:
         self, tree: DraftTree, log_p: Tensor, noisy: Tensor, features: Tensor, verdict: Verdict
     ) -> None:
         """See Proposer: pair the features along the path with the codes that follow."""
+        assert self._features is not None, "an image was prefilled"
+        pairs = verdict.path.shape[1]
         index = verdict.path[None, ..., None].expand(features.shape[0], -1, -1, features.shape[-1])
-        self._features = features.gather(2, index)
-        self._codes, self._count = verdict.codes, verdict.count
+        self._features[:, :, :pairs] = features.gather(2, index)
+        self._codes[:, :pairs] = verdict.codes
+        self._count.copy_(verdict.count)
 
 
 def grow_dynamic(drafter: Drafter, sampling: Sampling, stem: Stem) -> DraftTree:

@@ -36,7 +36,7 @@ class SeenLaws:
         self._codes = torch.zeros(rows, LAWS, candidates, dtype=torch.int64, device=device)
         self._confidence = torch.zeros(rows, LAWS, candidates, device=device)
         self._next = torch.zeros(rows, dtype=torch.int64, device=device)
-        self._passes = 0
+        self._passes = torch.zeros((), dtype=torch.int64, device=device)
 
     def clear(self, slot: int) -> None:
         """Forget an image."""

@@ -57,15 +57,15 @@ def agreement(model: Model, guidance: float) -> dict[str, float]:
     for cell in range(cells):
         laws = {}
         for name, drafter in drafters.items():
-            logits, _ = drafter.extend(features, code[:, None], zero + 1, cell)
+            logits, _ = drafter.extend(features, code[:, None], zero + 1, [cell])
             laws[name] = log_probs(logits, sampling)[0].exp()
         tree = lone_roots(code)
-        logits, features = target.forward(tree, cell)
-        log_p, position = log_probs(logits, sampling), zero + cell + 1
+        scored = target.forward(tree, [cell])
+        log_p, position = log_probs(scored.logits, sampling), zero + cell + 1
         noisy = log_p + rule.noise.gumbel(zero, position[:, None])
         verdict = rule(tree, log_p, noisy, zero, position)
-        target.commit(verdict)
-        code = verdict.codes[:, 0]
+        target.commit(verdict, scored)
+        code, features = verdict.codes[:, 0], scored.features
         for name, law in laws.items():
             shares[name] += float(torch.minimum(law, log_p[0, 0].exp()).sum()) / cells
     return shares

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from safetensors.torch import save
 from torch import Tensor
 
+from adt_tree.passes import DIRECT
 from adt_tree.policy import TreeShape
 from adt_tree.roles import Below, Prefix, Proposer
 from adt_tree.sampling import Sampling, log_probs
@@ -99,6 +100,8 @@ class Recorder:
     and q are kept as well; None: trees are not kept.
     """
 
+    passes = DIRECT  # what notes a cycle has to run in it
+
     def __init__(self, proposer: Proposer, sampling: Sampling, inner: Sequence[int] | None) -> None:
         self.proposer, self.sampling, self.inner = proposer, sampling, inner
         self.finished: dict[str, Tensor] = {}
@@ -119,9 +122,11 @@ class Recorder:
         self.finished = self._traces.pop(slot).tensors()
         self.proposer.release(slot)
 
-    def propose(self, shapes: Sequence[TreeShape], roots: Tensor, below: Below, reach: int) -> DraftTree:
+    def propose(
+        self, shapes: Sequence[TreeShape], roots: Tensor, below: Below, committed: Sequence[int]
+    ) -> DraftTree:
         """See Proposer."""
-        return self.proposer.propose(shapes, roots, below, reach)
+        return self.proposer.propose(shapes, roots, below, committed)
 
     def observe(
         self, tree: DraftTree, log_p: Tensor, noisy: Tensor, features: Tensor, verdict: Verdict

@@ -19,7 +19,7 @@ from torch import Tensor
 from adt_tree.grid import Grid
 from adt_tree.noise import Noise
 from adt_tree.passes import DIRECT
-from adt_tree.roles import Prefix, Request
+from adt_tree.roles import Prefix, Request, Scored
 from adt_tree.sampling import Sampling
 from adt_tree.tree import DraftTree
 from adt_tree.verify import Verdict
@@ -175,7 +175,7 @@ class RecordedTarget:
         self._position[slot] = 1
         return Prefix(prompt.log_p[None, 0], prompt.prompt_features)
 
-    def forward(self, tree: DraftTree, reach: int) -> tuple[Tensor, Tensor]:
+    def forward(self, tree: DraftTree, committed: Sequence[int]) -> Scored:
         """See Target; logits [1, B, N, V] are log p."""
         on_path, last = self.on_path(tree), self.grid.size - 1
         laws, features = [], []
@@ -189,7 +189,7 @@ class RecordedTarget:
             own = on_path[slot][:, None]
             laws.append(torch.where(own, playing.log_p[at], ahead))
             features.append(playing.features[:, at - 1])
-        return torch.stack(laws)[None], torch.stack(features, dim=1)
+        return Scored(torch.stack(laws)[None], torch.stack(features, dim=1))
 
     def on_path(self, tree: DraftTree) -> Tensor:
         """[B, N] bool: the nodes whose codes, and all above them, are the image's own."""
@@ -238,7 +238,7 @@ class RecordedTarget:
                 confidence[slot, here] = playing.ahead_confidence[entry, :candidates]
         return at, above, codes, confidence, torch.arange(most, 0, -1, device=self.device).expand_as(at)
 
-    def commit(self, verdict: Verdict) -> None:
+    def commit(self, verdict: Verdict, scored: Scored) -> None:
         """See Target."""
         self._position += verdict.count
 

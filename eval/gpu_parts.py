@@ -189,12 +189,12 @@ def waits(arm: arms.Arm, request: Request, device: torch.device) -> float | str:
         return "not measured: no CUDA"
     forward, passes = arm.target.forward, 0
 
-    def watched(tree: Any, reach: int) -> Any:
+    def watched(tree: Any, committed: Any) -> Any:
         nonlocal passes
         if passes == 1:
             torch.cuda.set_sync_debug_mode("warn")
         passes += 1
-        return forward(tree, reach)
+        return forward(tree, committed)
 
     arm.target.forward = watched
     with warnings.catch_warnings(record=True) as seen:
@@ -219,7 +219,7 @@ def _passes(model: Model, opening: Any, setting: Setting) -> dict[str, Any]:
     drafter.prefill(0, opening, prefix)
     one = lone_roots(code)
     last = torch.stack([branch[-1] for branch in prefix.features])[:, None, None]
-    _, feature = drafter.extend(last, code[:, None], torch.ones_like(code), 0)
+    _, feature = drafter.extend(last, code[:, None], torch.ones_like(code), [0])
     nodes = code[:, None].expand(-1, LEVEL)
     features = feature[:, :, None].expand(-1, -1, LEVEL, -1)
     eye = torch.eye(LEVEL, dtype=torch.bool, device=device)[None]
@@ -234,7 +234,8 @@ def _passes(model: Model, opening: Any, setting: Setting) -> dict[str, Any]:
 
     trees = {count: chain(count) for count in (1, 26, 59, 64)}
     timed = {
-        str(count): _timed(lambda tree=tree: target.forward(tree, 0), device) for count, tree in trees.items()
+        str(count): _timed(lambda tree=tree: target.forward(tree, [0]), device)
+        for count, tree in trees.items()
     }
     level = _timed(lambda: drafter.expand(nodes, features, eye, 0, 0), device)
     return {"graphs": model.graphs, "pass_ms": timed, "drafter_level_ms": level, "level_nodes": LEVEL}

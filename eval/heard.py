@@ -16,6 +16,7 @@ from torch import Tensor
 from adt_tree.calibrate import DRAFTER, EDGES, SOURCES
 from adt_tree.hybrid import HybridGrowth, HybridProposer
 from adt_tree.jacobi import JacobiProposer
+from adt_tree.passes import DIRECT
 from adt_tree.policy import TreeShape
 from adt_tree.propose import Stem
 from adt_tree.roles import Below, Drafter, Prefix, Proposer
@@ -62,7 +63,8 @@ class HeardDrafter:
     """A drafter whose laws since the last extend() are kept."""
 
     def __init__(self, inner: Drafter, sampling: Sampling) -> None:
-        self._inner, self._sampling, self.device = inner, sampling, inner.device
+        self._inner, self._sampling = inner, sampling
+        self.device, self.deepest = inner.device, inner.deepest
         self._laws: list[Tensor] = []  # [B, W, V] log q after the root, then after each level's nodes
         self._levels: list[tuple[Tensor, Tensor]] = []  # codes [B, W] and slot of the parent [B, W]
 
@@ -74,9 +76,11 @@ class HeardDrafter:
         """See Drafter."""
         self._inner.release(slot)
 
-    def extend(self, features: Tensor, codes: Tensor, count: Tensor, reach: int) -> tuple[Tensor, Tensor]:
+    def extend(
+        self, features: Tensor, codes: Tensor, count: Tensor, committed: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
         """See Drafter."""
-        logits, feature = self._inner.extend(features, codes, count, reach)
+        logits, feature = self._inner.extend(features, codes, count, committed)
         self._laws, self._levels = [log_probs(logits, self._sampling)[:, None]], []
         return logits, feature
 
@@ -142,6 +146,8 @@ def said_of(found: Candidates, tree: DraftTree) -> Said:
 class HeardProposer:
     """A proposer that records what it said of the trees that were judged; what it drafts is unchanged."""
 
+    passes = DIRECT  # what records a cycle has to run in it
+
     def __init__(self, inner: Proposer, says: Callable[[DraftTree, Tensor], Said], record: Record) -> None:
         """says: of a tree just grown and its noise."""
         self._inner, self._says, self.record = inner, says, record
@@ -159,10 +165,12 @@ class HeardProposer:
         """See Proposer."""
         self._inner.release(slot)
 
-    def propose(self, shapes: Sequence[TreeShape], roots: Tensor, below: Below, reach: int) -> DraftTree:
+    def propose(
+        self, shapes: Sequence[TreeShape], roots: Tensor, below: Below, committed: Sequence[int]
+    ) -> DraftTree:
         """See Proposer."""
         self._below = below
-        return self._inner.propose(shapes, roots, below, reach)
+        return self._inner.propose(shapes, roots, below, committed)
 
     def observe(
         self, tree: DraftTree, log_p: Tensor, noisy: Tensor, features: Tensor, verdict: Verdict

@@ -319,14 +319,14 @@ def add_adapt_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_run_arguments(parser: argparse.ArgumentParser, output_dir: str, graphs: bool = False) -> None:
-    """Where results go and where options come from; graphs: and whether passes are captured."""
+    """Where results go and where options come from; graphs: and whether work is captured."""
     group = parser.add_argument_group("run")
     if graphs:
         group.add_argument(
             "--cuda_graphs",
             action=argparse.BooleanOptionalAction,
             default=False,
-            help="capture passes over trees as CUDA graphs and replay them; needs one CUDA device",
+            help="capture the parts of a cycle as CUDA graphs and replay them; needs one CUDA device",
         )
     group.add_argument("--output_dir", default=output_dir, metavar="DIR", help="folder of everything written")
     group.add_argument(

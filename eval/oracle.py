@@ -117,7 +117,9 @@ class StaleProbe(JacobiProposer):
         super().__init__(stale)
         self.tally = tally
 
-    def propose(self, shapes: Sequence[TreeShape], roots: Tensor, below: Below, reach: int) -> DraftTree:
+    def propose(
+        self, shapes: Sequence[TreeShape], roots: Tensor, below: Below, committed: Sequence[int]
+    ) -> DraftTree:
         """See Proposer: one chain as deep as the deepest shape, of codes that are not the image's."""
         depth = torch.tensor([shape.depth for shape in shapes], device=roots.device)
         deepest = int(depth.max())

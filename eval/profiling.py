@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from adt_tree.noise import Noise, NoiseTable
-from adt_tree.passes import DIRECT
+from adt_tree.passes import DIRECT, Host, Passes
 from adt_tree.policy import TreeShape
-from adt_tree.roles import Below, Drafter, Prefix, Proposer, Request, Target
+from adt_tree.roles import Below, Drafter, Prefix, Proposer, Request, Scored, Target
 from adt_tree.tree import DraftTree
 from adt_tree.verify import Rule, Verdict
 from eval.arms import Arm, network
@@ -59,167 +59,195 @@ class Stopwatch:
         return {name: round(value / total, 4) for name, value in self.seconds.items()}
 
 
+class TimedPasses:
+    """Passes that capture, under the stopwatch: what moves a cycle on is one launch, and counts as verify.
+    Its roles are the bare ones, for no stopwatch runs in a replay."""
+
+    def __init__(self, inner: Passes, watch: Stopwatch) -> None:
+        self.inner, self._watch = inner, watch
+
+    def change(self, function: Callable[..., Any], host: Host, *inputs: Any) -> Any:
+        """See Passes."""
+        with self._watch.part("verify"):
+            return self.inner.change(function, tuple(getattr(x, "inner", x) for x in host), *inputs)
+
+
+def timed(passes: Passes, watch: Stopwatch) -> Passes | TimedPasses:
+    """Where every role runs by itself there is nothing to time around them."""
+    return passes if passes is DIRECT else TimedPasses(passes, watch)
+
+
 class TimedTarget:
     """A target under the stopwatch."""
 
     def __init__(self, inner: Target, watch: Stopwatch) -> None:
-        self._inner, self._watch = inner, watch
+        self.inner, self._watch = inner, watch
         self.grid, self.num_codes, self.slots, self.device = (
             inner.grid,
             inner.num_codes,
             inner.slots,
             inner.device,
         )
+        self.passes = timed(inner.passes, watch)
 
     def prefill(self, slot: int, prompt: Any) -> Prefix:
         """See Target."""
         with self._watch.part("target"):
-            return self._inner.prefill(slot, prompt)
+            return self.inner.prefill(slot, prompt)
 
-    def forward(self, tree: DraftTree, reach: int) -> tuple[Tensor, Tensor]:
+    def forward(self, tree: DraftTree, committed: Sequence[int]) -> Scored:
         """See Target."""
         with self._watch.part("target"):
-            return self._inner.forward(tree, reach)
+            return self.inner.forward(tree, committed)
 
-    def commit(self, verdict: Verdict) -> None:
+    def commit(self, verdict: Verdict, scored: Scored) -> None:
         """See Target."""
         with self._watch.part("target"):
-            self._inner.commit(verdict)
+            self.inner.commit(verdict, scored)
 
     def release(self, slot: int) -> None:
         """See Target."""
-        self._inner.release(slot)
+        self.inner.release(slot)
 
 
 class TimedDrafter:
     """A drafter under the stopwatch."""
 
     def __init__(self, inner: Drafter, watch: Stopwatch) -> None:
-        self._inner, self._watch, self.device = inner, watch, inner.device
+        self.inner, self._watch = inner, watch
+        self.device, self.deepest = inner.device, inner.deepest
 
     def prefill(self, slot: int, prompt: Any, prefix: Prefix) -> None:
         """See Drafter."""
         with self._watch.part("drafter"):
-            self._inner.prefill(slot, prompt, prefix)
+            self.inner.prefill(slot, prompt, prefix)
 
     def release(self, slot: int) -> None:
         """See Drafter."""
-        self._inner.release(slot)
+        self.inner.release(slot)
 
-    def extend(self, features: Tensor, codes: Tensor, count: Tensor, reach: int) -> tuple[Tensor, Tensor]:
+    def extend(
+        self, features: Tensor, codes: Tensor, count: Tensor, committed: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
         """See Drafter."""
         with self._watch.part("drafter"):
-            return self._inner.extend(features, codes, count, reach)
+            return self.inner.extend(features, codes, count, committed)
 
     def expand(
         self, codes: Tensor, features: Tensor, ancestors: Tensor, depth: int, reach: int
     ) -> tuple[Tensor, Tensor]:
         """See Drafter."""
         with self._watch.part("drafter"):
-            return self._inner.expand(codes, features, ancestors, depth, reach)
+            return self.inner.expand(codes, features, ancestors, depth, reach)
 
 
 class TimedProposer:
     """A proposer under the stopwatch: what is not its drafter's is the tree's."""
 
     def __init__(self, inner: Proposer, watch: Stopwatch) -> None:
-        self._inner, self._watch = inner, watch
+        self.inner, self._watch = inner, watch
+        self.passes = timed(inner.passes, watch)
 
     def calls(self, shape: TreeShape) -> int:
         """See Proposer."""
-        return self._inner.calls(shape)
+        return self.inner.calls(shape)
 
     def prefill(self, slot: int, prompt: Any, prefix: Prefix, code: Tensor) -> None:
         """See Proposer."""
         with self._watch.part("tree"):
-            self._inner.prefill(slot, prompt, prefix, code)
+            self.inner.prefill(slot, prompt, prefix, code)
 
     def release(self, slot: int) -> None:
         """See Proposer."""
-        self._inner.release(slot)
+        self.inner.release(slot)
 
-    def propose(self, shapes: Sequence[TreeShape], roots: Tensor, below: Below, reach: int) -> DraftTree:
+    def propose(
+        self, shapes: Sequence[TreeShape], roots: Tensor, below: Below, committed: Sequence[int]
+    ) -> DraftTree:
         """See Proposer."""
         with self._watch.part("tree"):
-            return self._inner.propose(shapes, roots, below, reach)
+            return self.inner.propose(shapes, roots, below, committed)
 
     def observe(
         self, tree: DraftTree, log_p: Tensor, noisy: Tensor, features: Tensor, verdict: Verdict
     ) -> None:
         """See Proposer."""
         with self._watch.part("tree"):
-            self._inner.observe(tree, log_p, noisy, features, verdict)
+            self.inner.observe(tree, log_p, noisy, features, verdict)
 
 
 class TimedNoise:
     """Noise whose table is under the stopwatch."""
 
     def __init__(self, inner: Noise, watch: Stopwatch) -> None:
-        self._inner, self._watch = inner, watch
+        self.inner, self._watch = inner, watch
 
     def table(self, slots: int, positions: int, device: torch.device) -> TimedTable:
         """See Noise."""
-        return TimedTable(self._inner.table(slots, positions, device), self._watch)
+        return TimedTable(self.inner.table(slots, positions, device), self._watch)
 
 
 class TimedTable:
     """A table of noise under the stopwatch."""
 
     def __init__(self, inner: NoiseTable, watch: Stopwatch) -> None:
-        self._inner, self._watch = inner, watch
+        self.inner, self._watch = inner, watch
 
     def begin(self, slot: int, seed: int) -> None:
         """See NoiseTable."""
         with self._watch.part("verify"):
-            self._inner.begin(slot, seed)
+            self.inner.begin(slot, seed)
 
     def at(self, positions: Tensor) -> Tensor:
         """See NoiseTable."""
         with self._watch.part("verify"):
-            return self._inner.at(positions)
+            return self.inner.at(positions)
 
     def below(self, positions: Tensor, levels: int) -> Tensor:
         """See NoiseTable."""
         with self._watch.part("verify"):
-            return self._inner.below(positions, levels)
+            return self.inner.below(positions, levels)
 
 
 class TimedRule:
     """A rule under the stopwatch, the drawing of its noise included."""
 
     def __init__(self, inner: Rule, watch: Stopwatch) -> None:
-        self._inner, self._watch = inner, watch
+        self.inner, self._watch = inner, watch
         self.noise = TimedNoise(inner.noise, watch)
 
     def choose(self, log_p: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
         """See Rule."""
         with self._watch.part("verify"):
-            return self._inner.choose(log_p, seeds, positions)
+            return self.inner.choose(log_p, seeds, positions)
 
     def __call__(
         self, tree: DraftTree, log_p: Tensor, noisy: Tensor, seeds: Tensor, positions: Tensor
     ) -> Verdict:
         """See Rule."""
         with self._watch.part("verify"):
-            return self._inner(tree, log_p, noisy, seeds, positions)
+            return self.inner(tree, log_p, noisy, seeds, positions)
 
 
 def profile(arm: Arm, requests: Sequence[Request]) -> dict[str, float]:
     """Fractions of the time an arm spends in target, drafter, tree, verify and host.
 
     host: the loop, the sampling law and, in plain decoding, its rule. The stopwatches cost some microseconds.
-    Where the growth of trees is captured no stopwatch fits in: a drafter's levels count as tree.
+    Where work is captured no stopwatch fits in: a drafter's levels count as tree, all that moves a cycle on
+    (law, rule, commit, what the proposer learns) as verify.
     """
     watch = Stopwatch(arm.target.device)
-    timed = replace(arm, target=TimedTarget(arm.target, watch))
+    clocked = replace(arm, target=TimedTarget(arm.target, watch))
     eagle = network(arm.proposer) if arm.target.passes is DIRECT else None
     if arm.proposer is not None:
-        timed = replace(timed, proposer=TimedProposer(arm.proposer, watch), rule=TimedRule(arm.rule, watch))
+        clocked = replace(
+            clocked, proposer=TimedProposer(arm.proposer, watch), rule=TimedRule(arm.rule, watch)
+        )
     if eagle is not None:
         drafter, eagle.drafter = eagle.drafter, TimedDrafter(eagle.drafter, watch)
     watch.restart()
     try:
-        for _ in timed.decode(iter(requests)):
+        for _ in clocked.decode(iter(requests)):
             pass
         return watch.shares()
     finally:

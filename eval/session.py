@@ -73,7 +73,7 @@ def check_split(args: argparse.Namespace) -> None:
 
 
 def check_graphs(args: argparse.Namespace) -> bool:
-    """Whether passes are captured. UserError where they cannot be; some commands have no such option."""
+    """Whether work is captured. UserError where it cannot be; some commands have no such option."""
     asked = getattr(args, "cuda_graphs", False)
     if asked and args.device != "cuda":
         raise UserError("--cuda_graphs: this runs on the CPU; leave it out")

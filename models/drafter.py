@@ -8,7 +8,7 @@ features.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -144,7 +144,7 @@ class EagleDrafter:
         """max_depth, max_width: of the largest tree; they size the scratch behind the committed entries.
         pairing: one of models.pairing.PAIRINGS."""
         self.net, self.target = net, target
-        self.device, self.passes = target.device, target.passes
+        self.device, self.passes, self.deepest = target.device, target.passes, max_depth
         self.pairing = make_pairing(pairing, target.slots, target.first_code, target.device)
         config = net.config
         scratch = max(max_depth + 1, max_depth * max_width)
@@ -177,22 +177,24 @@ class EagleDrafter:
         """See Drafter."""
         self.cache.clear(slice(slot, None, self.target.slots))
 
-    def extend(self, features: Tensor, codes: Tensor, count: Tensor, reach: int) -> tuple[Tensor, Tensor]:
+    def extend(
+        self, features: Tensor, codes: Tensor, count: Tensor, committed: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
         """See Drafter."""
-        branches, tokens = features.shape[0], self.pairing.committed(codes, count)
-        hidden = self.target.passes(self._chain, (self.target.passes.reach(reach),), tokens, features)
-        self.cache.length += by_branch(count, branches)
-        last = (count - 1)[None, :, None, None].expand(branches, -1, 1, hidden.shape[-1])
-        feature = hidden.gather(2, last)[:, :, 0]
-        return self._logits(feature), feature
+        reach = self.passes.reach(max(committed))
+        return self.passes.change(self._extend, (reach,), features, codes, count)
 
-    def _chain(self, reach: int, codes: Tensor, features: Tensor) -> Tensor:
-        """Features [G, B, A, D] at pairs that follow one another behind the prefix."""
+    def _extend(self, reach: int, features: Tensor, codes: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+        """extend(), the pairs being a chain behind a prefix that `reach` bounds."""
         branches, images, pairs, _ = features.shape
         order = torch.arange(pairs, device=self.device).expand(branches * images, -1)
         ancestors = chain_mask(pairs, self.device).expand(branches * images, -1, -1)
         span = self.cache.span(order, ancestors, reach + self.target.max_prompt)
-        return self._run(codes, features, span)
+        hidden = self._run(self.pairing.committed(codes, count), features, span)
+        self.cache.length += by_branch(count, branches)
+        last = (count - 1)[None, :, None, None].expand(branches, -1, 1, hidden.shape[-1])
+        feature = hidden.gather(2, last)[:, :, 0]
+        return self._logits(feature), feature
 
     def expand(
         self, codes: Tensor, features: Tensor, ancestors: Tensor, depth: int, reach: int

@@ -1,4 +1,4 @@
-"""Passes captured once a shape as CUDA graphs and replayed: one launch where there were hundreds.
+"""Work captured once a shape as CUDA graphs and replayed: one launch where there were hundreds.
 
 A graph repeats its kernels on the memory it was captured with. So its inputs are copied into buffers of its
 own, sizes come in tiers for one graph to serve many cycles, and results are copied out before another graph,
@@ -8,12 +8,15 @@ a capture. For one CUDA device: layers spread over several are not captured.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass, fields, replace
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+
+from adt_tree.passes import Host
 
 ROWS = (1, 8, 16, 32, 64)  # of a target pass; above, multiples of the last
 REACH = 256  # step of the bounds on committed codes
@@ -31,8 +34,9 @@ class Recording(Protocol):
 class Recorder(Protocol):
     """Who captures."""
 
-    def __call__(self, run: Callable[[], Any]) -> tuple[Recording, Any]:
-        """The recording of run(), and what run() returned in it: memory that every replay writes anew."""
+    def __call__(self, run: Callable[[], Any], warm_ups: int) -> tuple[Recording, Any]:
+        """The recording of run(), after so many runs to warm up, and what run() returned in it: memory that
+        every replay writes anew. Being recorded, run() has no effect yet."""
 
 
 class CudaRecorder:
@@ -41,12 +45,12 @@ class CudaRecorder:
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
 
-    def __call__(self, run: Callable[[], Any]) -> tuple[Recording, Any]:
+    def __call__(self, run: Callable[[], Any], warm_ups: int) -> tuple[Recording, Any]:
         """See Recorder."""
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            for _ in range(WARM_UPS):
+            for _ in range(warm_ups):
                 run()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
@@ -60,18 +64,28 @@ class CudaRecorder:
 class _Held:
     """A recording with its buffers."""
 
-    inputs: tuple[Tensor, ...]
+    inputs: list[Tensor]
     recording: Recording
     result: Any
 
+    def replayed(self, given: list[Tensor]) -> Any:
+        """The result for other inputs, in memory of its own."""
+        for own, other in zip(self.inputs, given, strict=True):
+            own.copy_(other)
+        self.recording.replay()
+        return _filled(self.result, (x.clone() for x in _tensors(self.result)))
+
 
 class Replays:
-    """See adt_tree.passes.Passes: a pass is captured when its function, numbers and shapes are first seen."""
+    """See adt_tree.passes.Passes: work is captured by its function, what the host knows, and shapes. A pass
+    when these are first seen; a change, which cannot be rehearsed, when it has run as it is WARM_UPS times.
+    """
 
     def __init__(self, record: Recorder, size: int) -> None:
         """size: tokens of an image."""
         self._record, self._size = record, size
         self._held: dict[Hashable, _Held] = {}
+        self._changes = Counter[Hashable]()
 
     @property
     def captured(self) -> int:
@@ -86,24 +100,61 @@ class Replays:
         """See Passes: the next multiple of REACH, or the whole image."""
         return min(-(-reach // REACH) * REACH, self._size)
 
-    def __call__(self, function: Callable[..., Any], host: tuple[Hashable, ...], *tensors: Tensor) -> Any:
+    def __call__(self, function: Callable[..., Any], host: Host, *inputs: Any) -> Any:
         """See Passes."""
-        key = (function, host, *((x.shape, x.dtype) for x in tensors))
+        return self._run(function, host, inputs, WARM_UPS)
+
+    def change(self, function: Callable[..., Any], host: Host, *inputs: Any) -> Any:
+        """See Passes."""
+        key = (function, host, _form(inputs))
+        if self._changes[key] < WARM_UPS:
+            self._changes[key] += 1
+            return function(*host, *inputs)
+        return self._run(function, host, inputs, 0)
+
+    def _run(self, function: Callable[..., Any], host: Host, inputs: tuple[Any, ...], warm_ups: int) -> Any:
+        """By its recording, made if there is none yet and room for one."""
+        key, given = (function, host, _form(inputs)), list(_tensors(inputs))
         held = self._held.get(key)
         if held is None and self.captured == MOST:
-            return function(*host, *tensors)
+            return function(*host, *inputs)
         if held is None:
-            inputs = tuple(x.clone(memory_format=torch.contiguous_format) for x in tensors)
-            held = self._held[key] = _Held(inputs, *self._record(lambda: function(*host, *inputs)))
-        for own, given in zip(held.inputs, tensors, strict=True):
-            own.copy_(given)
-        held.recording.replay()
-        return _copied(held.result)
+            buffers = [x.clone(memory_format=torch.contiguous_format) for x in given]
+            own = _filled(inputs, iter(buffers))
+            held = self._held[key] = _Held(buffers, *self._record(lambda: function(*host, *own), warm_ups))
+        return held.replayed(given)
 
 
-def _copied(result: Any) -> Any:
-    """The result in memory of its own."""
-    if isinstance(result, Tensor):
-        return result.clone()
-    found = {field.name: getattr(result, field.name) for field in fields(result)}
-    return replace(result, **{name: x.clone() for name, x in found.items() if isinstance(x, Tensor)})
+def _parts(value: Any) -> list[Any] | None:
+    """What a tuple or dataclass holds; None: it is neither."""
+    if isinstance(value, tuple):
+        return list(value)
+    return [getattr(value, field.name) for field in fields(value)] if is_dataclass(value) else None
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """The tensors of a value, in order."""
+    if isinstance(value, Tensor):
+        yield value
+    for part in _parts(value) or ():
+        yield from _tensors(part)
+
+
+def _form(value: Any) -> Hashable:
+    """All of a value but the numbers in its tensors."""
+    if isinstance(value, Tensor):
+        return value.shape, value.dtype
+    parts = _parts(value)
+    return value if parts is None else (type(value), *map(_form, parts))
+
+
+def _filled(value: Any, tensors: Iterator[Tensor]) -> Any:
+    """The value with other tensors in the places of its own."""
+    if isinstance(value, Tensor):
+        return next(tensors)
+    if isinstance(value, tuple):
+        return tuple(_filled(part, tensors) for part in value)
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    own = {field.name: _filled(getattr(value, field.name), tensors) for field in fields(value)}
+    return replace(value, **own)

@@ -10,6 +10,7 @@ features.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,11 +39,11 @@ class LineDrafter:
     def __init__(self, tokens: EagleDrafter, target: LineTarget) -> None:
         """tokens: over target.tokens, with room for trees of twice the depth and one level more."""
         self.tokens, self.target = tokens, target
-        self.device = tokens.device
+        self.device, self.deepest = tokens.device, (tokens.deepest - 1) // 2
         self.passes = DIRECT  # where a level needs a pass over row ends is known to the host alone
         self._row = tokens.net.config.hidden_size
         self._taken = torch.zeros(target.slots, dtype=torch.int64, device=self.device)  # [B] codes paired
-        self._known = [0] * target.slots  # codes the target has committed: the root's index
+        self._known: Sequence[int] = [0] * target.slots  # codes the target has committed: the root's index
         self._blocks: list[_Block] = []
 
     def prefill(self, slot: int, prompt: Any, prefix: Prefix) -> None:
@@ -56,11 +57,12 @@ class LineDrafter:
         self._taken[slot] = 0
         self.tokens.release(slot)
 
-    def extend(self, features: Tensor, codes: Tensor, count: Tensor, reach: int) -> tuple[Tensor, Tensor]:
+    def extend(
+        self, features: Tensor, codes: Tensor, count: Tensor, committed: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
         """See Drafter: the pairs, row ends among them; then the row end behind the root, if there is one."""
         width, pairs = self.target.grid.width, codes.shape[1]
-        self._known = self.target.progress.known()
-        reach = self.target.tokens_in(reach)
+        self._known, known = committed, [self.target.tokens_in(codes) for codes in committed]
         own, read = features.split(self._row, dim=-1)
         order = torch.arange(pairs, device=self.device)
         index = self._taken[:, None] + order
@@ -73,9 +75,9 @@ class LineDrafter:
             both = torch.stack((own, read), dim=3).flatten(2, 3)
             read = both.gather(2, at[None, ..., None].expand_as(both))
             codes, count = tokens.flatten(1).gather(1, at), keep.flatten(1).sum(dim=1)
-        logits, feature = self.tokens.extend(read, codes, count, reach)
+        logits, feature = self.tokens.extend(read, codes, count, known)
         self._blocks = []
-        logits, ended = self._end_row(None, logits[:, :, None], feature[:, :, None], 0, reach)
+        logits, ended = self._end_row(None, logits[:, :, None], feature[:, :, None], 0, max(known))
         return logits[:, :, 0], ended[:, :, 0]
 
     def _first_columns(self, root: int, pairs: int) -> int:

@@ -9,6 +9,7 @@ Dimensions: G guidance branches, B slots, N nodes, K row ends, M = N + K, A path
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,8 @@ import torch
 from torch import Tensor
 
 from adt_tree.grid import Grid
-from adt_tree.roles import Prefix
+from adt_tree.roles import Prefix, Scored
+from adt_tree.transfer import to_device
 from adt_tree.tree import DraftTree
 from adt_tree.verify import Verdict
 from models.target import ARTarget
@@ -28,39 +30,12 @@ def tokens_in(codes: int, width: int) -> int:
     return codes + codes // width
 
 
-class Progress:
-    """Codes each slot has committed, on the device, and on the host without waiting for the device.
+@dataclass(frozen=True, slots=True)
+class RowEnds:
+    """Where a tree's row ends are."""
 
-    The host's copy sets out at every commit; the loop fetches a cycle's outcome afterwards anyway, so that
-    it has arrived when the next cycle asks for it.
-    """
-
-    def __init__(self, slots: int, device: torch.device) -> None:
-        self.codes = torch.zeros(slots, dtype=torch.int64, device=device)  # [B]
-        cuda = device.type == "cuda"
-        self._host = torch.zeros(slots, dtype=torch.int64, pin_memory=cuda)
-        self._arrived = torch.cuda.Event() if cuda else None
-
-    def add(self, count: Tensor) -> None:
-        """count [B] codes were committed."""
-        self.codes += count
-        self._send()
-
-    def clear(self, slot: int) -> None:
-        """The slot begins anew."""
-        self.codes[slot] = 0
-        self._send()
-
-    def _send(self) -> None:
-        self._host.copy_(self.codes, non_blocking=True)
-        if self._arrived is not None:
-            self._arrived.record()
-
-    def known(self) -> list[int]:
-        """The host's copy."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        return self._host.tolist()
+    last: Tensor  # [B, N] bool: nodes that a row end follows
+    read: Tensor  # [B, N]: the row where the law after a node is read
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +45,7 @@ class Extended:
     codes: Tensor  # [B, M]
     depths: Tensor  # [B, M] tokens below the root
     ancestors: Tensor  # [B, M, M] bool
-    last: Tensor  # [B, N] bool: nodes that a row end follows
-    read: Tensor  # [B, N]: the row where the law after a node is read
+    ends: RowEnds
 
 
 def extend(tree: DraftTree, last: Tensor, most: int, row_end: int) -> Extended:
@@ -103,8 +77,7 @@ def extend(tree: DraftTree, last: Tensor, most: int, row_end: int) -> Extended:
         codes=torch.cat((tree.codes, torch.full_like(pick, row_end)), dim=1),
         depths=torch.cat((depths, depths.gather(1, pick) + 1), dim=1),
         ancestors=ancestors,
-        last=last,
-        read=number.expand_as(last).scatter(1, pick, torch.where(real, at, pick)),
+        ends=RowEnds(last, number.expand_as(last).scatter(1, pick, torch.where(real, at, pick))),
     )
 
 
@@ -128,52 +101,50 @@ class LineTarget:
         self.row_end = row_end - tokens.first_code  # outside the codebook
         self.num_codes, self.slots, self.device = tokens.num_codes, tokens.slots, tokens.device
         self.passes = tokens.passes
-        self.progress = Progress(tokens.slots, tokens.device)
-        self._tree: Extended | None = None
 
     def prefill(self, slot: int, prompt: Any) -> Prefix:
         """See Target."""
-        self.progress.clear(slot)
         prefix = self.tokens.prefill(slot, prompt)
         return Prefix(prefix.logits, [torch.cat((branch, branch), dim=-1) for branch in prefix.features])
 
-    def forward(self, tree: DraftTree, reach: int) -> tuple[Tensor, Tensor]:
-        """See Target."""
-        most, reach = self._most_ends(tree), self.tokens_in(reach)
+    def forward(self, tree: DraftTree, committed: Sequence[int]) -> Scored:
+        """See Target; rows: the RowEnds, None if the trees have none."""
+        most, reach = self._most_ends(tree, committed), self.tokens_in(max(committed))
         if most == 0:
-            self._tree = None
-            hidden = self.tokens.run(tree.codes, tree.depths, tree.ancestors, reach)
-            return self.tokens.logits(hidden), torch.cat((hidden, hidden), dim=-1)
-        column = (self.progress.codes[:, None] + tree.depths) % self.grid.width
+            scored = self.tokens.score(tree.codes, tree.depths, tree.ancestors, reach)
+            return Scored(scored.logits, torch.cat((scored.features, scored.features), dim=-1))
+        column = (to_device(committed, self.device)[:, None] + tree.depths) % self.grid.width
         last = (column == self.grid.width - 1) & tree.valid
-        self._tree = extend(tree, last, most, self.row_end)
-        hidden = self.tokens.run(self._tree.codes, self._tree.depths, self._tree.ancestors, reach)
-        at = self._tree.read[None, ..., None].expand(hidden.shape[0], -1, -1, hidden.shape[-1])
-        read = hidden.gather(2, at)
-        return self.tokens.logits(read), torch.cat((hidden[:, :, : tree.nodes], read), dim=-1)
+        rows = extend(tree, last, most, self.row_end)
+        scored = self.tokens.score(rows.codes, rows.depths, rows.ancestors, reach)
+        logits, read = (self._at(x, rows.ends.read) for x in (scored.logits, scored.features))
+        return Scored(logits, torch.cat((scored.features[:, :, : tree.nodes], read), dim=-1), rows.ends)
 
-    def commit(self, verdict: Verdict) -> None:
+    @staticmethod
+    def _at(x: Tensor, rows: Tensor) -> Tensor:
+        """x [G, B, M, ...] at rows [B, N]."""
+        return x.gather(2, rows[None, ..., None].expand(x.shape[0], -1, -1, x.shape[-1]))
+
+    def commit(self, verdict: Verdict, scored: Scored) -> None:
         """See Target: the path with the row ends on it."""
-        self.progress.add(verdict.count)
-        tree = self._tree
-        if tree is None:
-            return self.tokens.commit(verdict)
+        ends = scored.rows
+        if ends is None:
+            return self.tokens.commit(verdict, scored)
         taken = torch.arange(verdict.path.shape[1], device=self.device) < verdict.count[:, None]
-        pairs = torch.stack((verdict.path, tree.read.gather(1, verdict.path)), dim=2)
-        keep = torch.stack((taken, taken & tree.last.gather(1, verdict.path)), dim=2)
-        path = pairs.flatten(1).gather(1, compact(keep))[:, : tree.codes.shape[1]]
-        return self.tokens.commit(Verdict(path, keep.flatten(1).sum(dim=1), verdict.codes))
+        pairs = torch.stack((verdict.path, ends.read.gather(1, verdict.path)), dim=2)
+        keep = torch.stack((taken, taken & ends.last.gather(1, verdict.path)), dim=2)
+        path = pairs.flatten(1).gather(1, compact(keep))
+        return self.tokens.commit(Verdict(path, keep.flatten(1).sum(dim=1), verdict.codes), scored)
 
     def release(self, slot: int) -> None:
         """See Target."""
-        self.progress.clear(slot)
         self.tokens.release(slot)
 
     def tokens_in(self, codes: int) -> int:
         """Tokens that so many committed codes take."""
         return tokens_in(codes, self.grid.width)
 
-    def _most_ends(self, tree: DraftTree) -> int:
+    def _most_ends(self, tree: DraftTree, committed: Sequence[int]) -> int:
         """A bound on the row ends any tree needs, known to the host: a level of depth d holds at most N - d
         nodes."""
         width = self.grid.width
@@ -182,4 +153,4 @@ class LineTarget:
             levels = range((width - 1 - start) % width, tree.depth + 1, width)
             return sum(1 if depth == 0 else max(tree.nodes - depth, 0) for depth in levels)
 
-        return min(tree.nodes, max(ends(start) for start in self.progress.known()))
+        return min(tree.nodes, max(map(ends, committed)))

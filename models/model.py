@@ -77,7 +77,7 @@ class Model:
     pairing: str = "published"  # of the drafter's features and tokens (models.pairing)
     tables: tuple[Path, ...] = ()  # where a table of nearest codes may lie
     num_classes: int = 0  # of a class-conditional model; 0: it draws texts
-    graphs: bool = False  # passes over trees are captured as CUDA graphs: on one CUDA device
+    graphs: bool = False  # the parts of a cycle are captured as CUDA graphs: on one CUDA device
 
     @property
     def aligned(self) -> str | None:

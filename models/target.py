@@ -5,6 +5,7 @@ Dimensions: G guidance branches, B slots, R = G * B rows (branch-major: row g * 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from adt_tree.grid import Grid
 from adt_tree.passes import DIRECT, Passes
-from adt_tree.roles import Prefix
+from adt_tree.roles import Prefix, Scored
 from adt_tree.tree import DraftTree
 from adt_tree.verify import Verdict
 from models.packed import pack, product
@@ -157,24 +158,28 @@ class ARTarget:
             logits.append(self.logits(hidden[-1]))
         return Prefix(torch.stack(logits), features)
 
-    def forward(self, tree: DraftTree, reach: int) -> tuple[Tensor, Tensor]:
+    def forward(self, tree: DraftTree, committed: Sequence[int]) -> Scored:
         """See Target."""
-        hidden = self.run(tree.codes, tree.depths, tree.ancestors, reach)
-        return self.logits(hidden), hidden
+        return self.score(tree.codes, tree.depths, tree.ancestors, max(committed))
 
-    def run(self, codes: Tensor, depths: Tensor, ancestors: Tensor, reach: int) -> Tensor:
-        """Features [G, B, N, D] of nodes: codes and depths [B, N], ancestors [B, N, N]; reach as in
-        forward."""
+    def score(self, codes: Tensor, depths: Tensor, ancestors: Tensor, reach: int) -> Scored:
+        """Score nodes: codes and depths [B, N], ancestors [B, N, N]; no slot has committed more than `reach`
+        codes."""
         nodes = codes.shape[1]
         more, reach = self.passes.nodes(nodes) - nodes, self.passes.reach(reach)
         if more:  # rows that nobody reads, each of which sees the prefix and itself
             codes, depths = F.pad(codes, (0, more)), F.pad(depths, (0, more))
             own = torch.eye(nodes + more, dtype=torch.bool, device=self.device)
             ancestors = F.pad(ancestors, (0, more, 0, more)) | own
-        return self.passes(self._pass, (reach,), codes, depths, ancestors)[:, :, :nodes]
+        scored = self.passes(self._score, (reach,), codes, depths, ancestors)
+        return Scored(scored.logits[:, :, :nodes], scored.features[:, :, :nodes])
 
-    def _pass(self, reach: int, codes: Tensor, depths: Tensor, ancestors: Tensor) -> Tensor:
-        """See run()."""
+    def _score(self, reach: int, codes: Tensor, depths: Tensor, ancestors: Tensor) -> Scored:
+        features = self.features(reach, codes, depths, ancestors)
+        return Scored(self.logits(features), features)
+
+    def features(self, reach: int, codes: Tensor, depths: Tensor, ancestors: Tensor) -> Tensor:
+        """Features [G, B, N, D] of what score() takes."""
         x = by_branch(self.decoder.embed(codes + self.first_code), self.branches)
         depths, ancestors = (by_branch(t, self.branches) for t in (depths, ancestors))
         span = self.cache.span(depths, ancestors, reach + self.max_prompt)
@@ -184,7 +189,7 @@ class ARTarget:
         """[..., D] -> [..., V] fp32, over the image codes."""
         return self.head(features).float()
 
-    def commit(self, verdict: Verdict) -> None:
+    def commit(self, verdict: Verdict, scored: Scored) -> None:
         """See Target."""
         path, count = (by_branch(x, self.branches) for x in (verdict.path, verdict.count))
         self.cache.commit(path, count, verdict.tail)

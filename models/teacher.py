@@ -50,7 +50,7 @@ def features(model: Model, openings: Sequence[Opening], codes: Tensor) -> list[l
     tokens = image_tokens(model, codes).to(device)
     length = tokens.shape[1]
     depths = torch.arange(length, device=device).expand(count, -1)
-    hidden = target.run(tokens, depths, chain_mask(length, device).expand(count, -1, -1), reach=0)
+    hidden = target.features(0, tokens, depths, chain_mask(length, device).expand(count, -1, -1))
     return [
         [torch.cat((prefixes[image][branch], hidden[branch, image])) for branch in range(BRANCHES)]
         for image in range(count)

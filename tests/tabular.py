@@ -5,15 +5,16 @@ A prefix is a state: 0 is empty, state * V + 1 + code appends a code. Features a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from adt_tree.grid import Grid
+from adt_tree.passes import DIRECT
 from adt_tree.records import Decoded
-from adt_tree.roles import Prefix, Request
+from adt_tree.roles import Prefix, Request, Scored
 from adt_tree.sampling import Sampling, log_probs
 from adt_tree.tree import DraftTree
 from adt_tree.verify import Verdict
@@ -41,7 +42,7 @@ def append(state: Tensor, codes: Tensor) -> Tensor:
 class TabularTarget:
     """See adt_tree.roles.Target."""
 
-    num_codes, device = CODES, CPU
+    num_codes, device, passes = CODES, CPU, DIRECT
 
     def __init__(self, logits: Tensor, grid: Grid, slots: int) -> None:
         self.logits, self.grid, self.slots = logits, grid, slots
@@ -58,7 +59,7 @@ class TabularTarget:
         self.committed[slot] = 0
         return Prefix(self.logits[:, 0], [torch.zeros(1, 1)] * self.logits.shape[0])
 
-    def forward(self, tree: DraftTree, reach: int) -> tuple[Tensor, Tensor]:
+    def forward(self, tree: DraftTree, committed: Sequence[int]) -> Scored:
         """See Target."""
         self.calls += 1
         state = append(self.committed[:, None], tree.codes)
@@ -67,9 +68,9 @@ class TabularTarget:
             state = torch.where(tree.depths == depth, below, state)
         self._states = state
         features = state[None, ..., None].float().expand(self.logits.shape[0], -1, -1, -1)
-        return self.read(state), features
+        return Scored(self.read(state), features)
 
-    def commit(self, verdict: Verdict) -> None:
+    def commit(self, verdict: Verdict, scored: Scored) -> None:
         """See Target."""
         last = verdict.path.gather(1, verdict.count[:, None] - 1)
         self.committed = self._states.gather(1, last)[:, 0]
@@ -82,7 +83,7 @@ class TabularTarget:
 class TabularDrafter:
     """See adt_tree.roles.Drafter: a law of its own over the same states."""
 
-    device = CPU
+    device, deepest = CPU, 16
 
     def __init__(self, logits: Tensor) -> None:
         self.logits = logits
@@ -93,7 +94,9 @@ class TabularDrafter:
     def release(self, slot: int) -> None:
         """See Drafter."""
 
-    def extend(self, features: Tensor, codes: Tensor, count: Tensor, reach: int) -> tuple[Tensor, Tensor]:
+    def extend(
+        self, features: Tensor, codes: Tensor, count: Tensor, committed: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
         """See Drafter."""
         last = (count - 1)[:, None]
         before = features[0, ..., 0].gather(1, last)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,9 @@ from torch import Tensor
 import main
 from adt_tree.cost import ROUNDS, SIZES, WIDTHS, CostTable, Curve, Offer, Passes, best, measure, offers
 from adt_tree.grid import Grid
+from adt_tree.passes import DIRECT
 from adt_tree.policy import self_drafted
-from adt_tree.roles import Prefix
+from adt_tree.roles import Prefix, Scored
 from adt_tree.sampling import Sampling
 from adt_tree.tree import DraftTree
 from eval import costs
@@ -92,7 +93,7 @@ def test_chosen_shapes_have_their_budget() -> None:
 class Clockwork:
     """A target and a drafter whose passes move a clock by a law of their own, and nothing else does."""
 
-    grid, num_codes, slots, device = Grid(4, 4), 16, 2, torch.device("cpu")
+    grid, num_codes, slots, device, passes = Grid(4, 4), 16, 2, torch.device("cpu"), DIRECT
 
     def __init__(self) -> None:
         self.now, self.live, self.features = 0.0, set[int](), torch.zeros(2, 2, 65, 3)
@@ -102,11 +103,11 @@ class Clockwork:
         self.live.add(slot)
         return Prefix(torch.zeros(2, 16), [])
 
-    def forward(self, tree: DraftTree, reach: int) -> tuple[Tensor, Tensor]:
+    def forward(self, tree: DraftTree, committed: Sequence[int]) -> Scored:
         """10 ms, 2 a node, 0.5 a code committed."""
         assert len(self.live) == self.slots, "timed with empty slots"
-        self.now += 1e-3 * (10 + 2 * tree.nodes + 0.5 * reach)
-        return torch.zeros(2, 2, tree.nodes, 16), self.features[:, :, : tree.nodes]
+        self.now += 1e-3 * (10 + 2 * tree.nodes + 0.5 * max(committed))
+        return Scored(torch.zeros(2, 2, tree.nodes, 16), self.features[:, :, : tree.nodes])
 
     def release(self, slot: int) -> None:
         """Leaves a slot."""

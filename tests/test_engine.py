@@ -268,12 +268,12 @@ def committed(target: ARTarget, seed: int) -> list[list[int]]:
     taken: list[list[int]] = [[] for _ in range(target.slots)]
     for turn in range(2):
         tree = random_tree(target.slots, 9, seed + turn)
-        target.forward(tree, max(len(codes) for codes in taken))
+        scored = target.forward(tree, [*map(len, taken)])
         ends = [(3 * slot + 5 * turn + 2) % tree.nodes for slot in range(target.slots)]
         paths = [path_to(tree, slot, end) for slot, end in enumerate(ends)]
         longest = max(len(path) for path in paths)
         index = torch.tensor([path + [0] * (longest - len(path)) for path in paths])
-        target.commit(Verdict(index, torch.tensor([len(path) for path in paths]), index))
+        target.commit(Verdict(index, torch.tensor([len(path) for path in paths]), index), scored)
         for slot, path in enumerate(paths):
             taken[slot] += tree.codes[slot, path].tolist()
     return taken
@@ -285,13 +285,13 @@ def test_node_logits_are_those_of_its_path_alone(branches: int, kv_heads: int) -
     target = started(3, branches, kv_heads)
     taken = committed(target, seed=10)
     tree = random_tree(3, 14, seed=20)
-    logits, features = target.forward(tree, max(len(codes) for codes in taken))
+    scored = target.forward(tree, [*map(len, taken)])
     for slot in range(3):
         for node in range(tree.nodes):
             codes = taken[slot] + tree.codes[slot, path_to(tree, slot, node)].tolist()
             expected = alone(IMAGES[slot].prompt, codes, branches, kv_heads)
-            torch.testing.assert_close(logits[:, slot, node], expected[0], atol=1e-5, rtol=1e-5)
-            torch.testing.assert_close(features[:, slot, node], expected[1], atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(scored.logits[:, slot, node], expected[0], atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(scored.features[:, slot, node], expected[1], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("branches", [1, 2])
@@ -318,7 +318,7 @@ def test_a_commit_that_moves_the_tail_alone() -> None:
     count, caches = torch.tensor([4, 2, 1]), []
     for tail in (None, 1, 0):
         target = started(3, 1)
-        target.forward(random_tree(3, 9, seed=50), 0)
+        target.forward(random_tree(3, 9, seed=50), [0] * 3)
         target.cache.commit(path, count, tail)
         held = [target.cache.store[:, row, :, :, : target.cache.length[row]] for row in range(3)]
         caches.append(torch.cat([part.flatten() for part in held]))
@@ -331,7 +331,7 @@ def test_a_slot_forgets_its_last_image() -> None:
     prefix = target.prefill(0, IMAGES[2].prompt)
     fresh = make_target(1, 2).prefill(0, IMAGES[2].prompt)
     torch.testing.assert_close(prefix.logits, fresh.logits, atol=1e-5, rtol=1e-5)
-    logits, _ = target.forward(lone_roots(torch.tensor([3, 4])), 20)
+    logits = target.forward(lone_roots(torch.tensor([3, 4])), [0, 20]).logits
     expected, _ = alone(IMAGES[2].prompt, [3], 2, 4)
     torch.testing.assert_close(logits[:, 0, 0], expected, atol=1e-5, rtol=1e-5)
 

@@ -126,11 +126,11 @@ def committed(target: LineTarget, seed: int) -> list[list[int]]:
         target.prefill(slot, IMAGES[slot].prompt)
     for turn in range(2):
         tree = random_tree(target.slots, 9, seed + turn)
-        target.forward(tree, max(map(len, taken)))
+        scored = target.forward(tree, [*map(len, taken)])
         paths = [path_to(tree, slot, (3 * slot + 5 * turn + 2) % 9) for slot in range(target.slots)]
         longest = max(map(len, paths))
         index = torch.tensor([path + [0] * (longest - len(path)) for path in paths])
-        target.commit(Verdict(index, torch.tensor([len(path) for path in paths]), index))
+        target.commit(Verdict(index, torch.tensor([len(path) for path in paths]), index), scored)
         for slot, path in enumerate(paths):
             taken[slot] += tree.codes[slot, path].tolist()
     return taken
@@ -142,17 +142,17 @@ def test_nodes_see_their_path_and_its_row_ends(width: int) -> None:
     target = make_target(3, 2, Grid(15 // width, width))
     taken = committed(target, seed=10 * width)
     tree = random_tree(3, 12, seed=5)
-    logits, features = target.forward(tree, max(map(len, taken)))
-    size = features.shape[-1] // 2
+    scored = target.forward(tree, [*map(len, taken)])
+    size = scored.features.shape[-1] // 2
     for slot, request in enumerate(IMAGES[:3]):
         tokens = with_ends(taken[slot], width)
         assert target.tokens.cache.length.view(2, 3)[0, slot] == len(request.prompt.conditional) + len(tokens)
         for node in range(tree.nodes):
             codes = taken[slot] + tree.codes[slot, path_to(tree, slot, node)].tolist()
             expected = after(request.prompt, with_ends(codes, width), 2)
-            torch.testing.assert_close(logits[:, slot, node], expected, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(scored.logits[:, slot, node], expected, atol=1e-5, rtol=1e-5)
             ended = len(codes) % width == 0
-            halves = features[:, slot, node].split(size, dim=-1)
+            halves = scored.features[:, slot, node].split(size, dim=-1)
             assert torch.equal(*halves) is not ended
 
 
@@ -184,7 +184,7 @@ def test_the_drafter_reads_and_drafts_row_ends(width: int, step: int) -> None:
     while root < 9:
         pairs = features.shape[2]
         new = torch.tensor([codes[root - pairs + 1 : root + 1]])
-        _, feature = drafter.extend(features, new, torch.tensor([pairs]), root)
+        _, feature = drafter.extend(features, new, torch.tensor([pairs]), [root])
         got = [feature[0, 0]]
         for depth, code in enumerate(codes[root + 1 : root + 4]):
             seen = torch.ones(1, 1, depth + 1, dtype=torch.bool)
@@ -196,6 +196,7 @@ def test_the_drafter_reads_and_drafts_row_ends(width: int, step: int) -> None:
         expected = said(tokens, drafted, width, root + 1)
         torch.testing.assert_close(torch.stack(got), torch.stack(expected), atol=1e-5, rtol=1e-5)
         path = torch.arange(min(step, 10 - root))[None]
-        _, features = target.forward(chain(codes[root : root + path.shape[1]]), root)
-        target.commit(Verdict(path, torch.tensor([path.shape[1]]), path))
+        scored = target.forward(chain(codes[root : root + path.shape[1]]), [root])
+        target.commit(Verdict(path, torch.tensor([path.shape[1]]), path), scored)
+        features = scored.features
         root += path.shape[1]

@@ -1,11 +1,10 @@
-"""Captured passes: the images of direct ones, from static buffers alone. On the CPU a stand-in takes the
-recorder's place, which runs the function again on the buffers it was captured with."""
+"""Captured work: the images of direct work, from static buffers alone. On the CPU tests.tape takes the
+recorder's place."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -26,17 +25,21 @@ from adt_tree.propose import EagleProposer
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
 from adt_tree.stale import StaleCodes
+from adt_tree.verify import GreedyRelaxed
 from eval import arms
+from eval.dump import Recorder
 from eval.errors import UserError
 from eval.method import Method as Chosen
+from eval.profiling import profile
 from eval.session import check_graphs
 from models.drafter import EagleDrafter
-from models.graphs import MOST, Recording, Replays
+from models.graphs import MOST, WARM_UPS, Replays
 from models.lines import LineTarget
 from models.pairing import PAIRINGS
 from models.registry import load
 from models.target import ARTarget
 from tests import test_engine_lines as lines
+from tests.tape import SPOILT, Launches, Machine
 from tests.test_engine import (
     CODES,
     FIRST,
@@ -50,49 +53,14 @@ from tests.test_engine import (
     decoder,
     net,
     reference,
+    sampled_methods,
 )  # fmt: skip
 from tests.test_jacobi import CPU, SHAPES, convinced
 
 
-@dataclass
-class StandIn:
-    """A recording that runs the function anew, and writes the result where the captured one lies."""
-
-    run: Callable[[], Any]
-    result: Any
-
-    def replay(self) -> None:
-        """See Recording."""
-        for old, new in zip(parts(self.result), parts(self.run()), strict=True):
-            old.copy_(new)
-
-
-def parts(result: Any) -> list[Tensor]:
-    """The tensors of a result."""
-    if isinstance(result, Tensor):
-        return [result]
-    found = (getattr(result, field.name) for field in fields(result))
-    return [x for x in found if isinstance(x, Tensor)]
-
-
-def stand_in(run: Callable[[], Any]) -> tuple[Recording, Any]:
-    """See Recorder: run before it is captured, as on CUDA."""
-    run()
-    result = owned(run())
-    return StandIn(run, result), result
-
-
-def owned(result: Any) -> Any:
-    """The result in memory that can be written."""
-    if isinstance(result, Tensor):
-        return result.contiguous().clone()
-    found = {field.name: getattr(result, field.name) for field in fields(result)}
-    return replace(result, **{name: owned(x) for name, x in found.items() if isinstance(x, Tensor)})
-
-
 def make_target(slots: int, branches: int) -> tuple[ARTarget, Replays]:
     """The engine tests' target over captured passes."""
-    passes = Replays(stand_in, GRID.size)
+    passes = Replays(Machine(), GRID.size)
     return ARTarget(decoder(), GRID, FIRST, CODES, slots, branches, MAX_PROMPT, MAX_NODES, passes), passes
 
 
@@ -106,7 +74,7 @@ def test_plain_decoding(law: str) -> None:
     target, passes = make_target(3, LAWS[law].branches)
     noise = Noise(CODES, silent=LAWS[law].greedy)
     assert drawn(autoregressive(target, IMAGES, LAWS[law], noise)) == reference(law)
-    assert passes.captured == 2  # before and after the first code is committed
+    assert passes.captured == 3  # passes before and after the first code is committed, and what follows them
     assert target.cache.store.isfinite().all()  # idle slots and rows nobody reads have left nothing behind
 
 
@@ -120,6 +88,19 @@ def test_drafter_network(tree: str, law: str, slots: int) -> None:
     images = speculative(target, proposer, method.policy(slots), method.rule, IMAGES, LAWS[law])
     assert drawn(images) == reference(law)
     assert passes.captured > 3 and target.cache.store.isfinite().all()
+
+
+@pytest.mark.parametrize("method", sampled_methods(), ids=lambda m: f"{m.tree} {type(m.rule).__name__}")
+def test_rules(method: Method) -> None:
+    """Those whose images depend on the drafts: the cycles of direct work."""
+    law, found = Sampling(temperature=0.0 if isinstance(method.rule, GreedyRelaxed) else 1.0), []
+    for captured in (True, False):
+        target, passes = make_target(2, law.branches)
+        passes = passes if captured else DIRECT
+        proposer = EagleProposer(EagleDrafter(net(), target, 6, 10), law, method.growth(), 2, passes)
+        images = speculative(target, proposer, method.policy(2), method.rule, IMAGES, law)
+        found.append([(i.name, i.codes, [(s.nodes, s.accepted) for s in i.steps]) for i in images])
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("shape, slots", [("tree", 1), ("longer than a row", 3)])
@@ -145,13 +126,15 @@ def test_self_drafting(kind: str, shape: str, slots: int) -> None:
 def test_row_ends(kind: str) -> None:
     grid, law = Grid(4, 4), Sampling()
     size = Grid(grid.height, grid.width + 1)
-    passes = Replays(stand_in, size.size)
+    passes = Replays(Machine(), size.size)
     tokens = ARTarget(decoder(), size, FIRST, CODES, 2, 2, lines.MAX_PROMPT, 2 * lines.MAX_NODES, passes)
     target = LineTarget(tokens, grid, lines.ROW_END)
     if kind == "plain":
         images = autoregressive(target, lines.IMAGES, law, Noise(CODES, silent=False))
     else:
         proposer, shape = lines.proposer_of(kind, target, law)
+        if kind == "jacobi":  # a drafter's growth beside row ends is the host's work
+            proposer.passes = passes
         images = speculative(target, proposer, Fixed(shape), coupled(law), lines.IMAGES, law)
     expected = lines.reference("sampled", 4, 4)
     assert [codes for _, codes in sorted(drawn(images).items())] == expected
@@ -171,7 +154,7 @@ METHODS = {
 )
 def test_models(name: str, pairing: str, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model asked for graphs draws what it draws without, whatever its drafter reads."""
-    monkeypatch.setattr("models.model.CudaRecorder", lambda: stand_in)
+    monkeypatch.setattr("models.model.CudaRecorder", Machine)
     model = replace(load("emoji", str(tiny_checkpoint), None, "fp32", "cpu", True), pairing=pairing)
     openings = [model.encode(text) for text in ("sun", "red heart", "pizza")]
     requests = [Request(str(n), opening, n) for n, opening in enumerate(openings)]
@@ -183,8 +166,70 @@ def test_models(name: str, pairing: str, tiny_checkpoint: Path, monkeypatch: pyt
     assert found[0] == found[1]
 
 
+def launches(arm: arms.Arm, request: Request, machine: Machine) -> int:
+    """Operators between the second and the third target pass of an image, when all that recurs was seen."""
+    for _ in range(2 * WARM_UPS):
+        list(arm.decode([request]))
+    counts, forward = list[int](), arm.target.forward
+    with Launches(machine) as seen:
+
+        def watched(*given: object) -> object:
+            counts.append(seen.count)
+            return forward(*given)
+
+        arm.target.forward = watched
+        list(arm.decode([request]))
+    return counts[2] - counts[1]
+
+
+LEFT = {"ar": 20, "eagle": 55, "jacobi": 35, "hybrid": 55}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_a_cycle_is_few_launches(name: str, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the recordings, and far more without any."""
+    machine, found = Machine(), []
+    monkeypatch.setattr("models.model.CudaRecorder", lambda: machine)
+    model = load("emoji", str(tiny_checkpoint), None, "fp32", "cpu", True)
+    request = Request("0", model.encode("sun"), 3)
+    for graphs in (True, False):
+        arm = arms.build(replace(model, graphs=graphs), METHODS[name], 1, request.prompt.length)
+        found.append(launches(arm, request, machine))
+    assert found[0] <= LEFT[name] <= found[1] / 4
+
+
+@pytest.mark.parametrize("name", ["ar", "eagle", "jacobi", "hybrid"])
+def test_stopwatches_stay_outside(name: str, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A profile of captured work runs the recordings there are."""
+    monkeypatch.setattr("models.model.CudaRecorder", Machine)
+    model = replace(load("emoji", str(tiny_checkpoint), None, "fp32", "cpu", True), graphs=True)
+    requests = [Request("0", model.encode("sun"), 3)]
+    arm = arms.build(model, METHODS[name], 1, requests[0].prompt.length)
+    codes = next(arm.decode(requests)).codes
+    before = arm.target.passes.captured
+    shares = profile(arm, requests)
+    assert arm.target.passes.captured == before and min(shares["target"], shares["verify"]) > 0
+    assert sum(shares.values()) == pytest.approx(1, abs=1e-3) and next(arm.decode(requests)).codes == codes
+
+
+@pytest.mark.parametrize("name", ["eagle", "jacobi", "hybrid"])
+def test_a_recorder_sees_every_cycle(
+    name: str, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is dumped of captured work is what is dumped of direct work."""
+    monkeypatch.setattr("models.model.CudaRecorder", Machine)
+    model, found = load("emoji", str(tiny_checkpoint), None, "fp32", "cpu", True), []
+    request = Request("0", model.encode("sun"), 3)
+    for graphs in (True, False):
+        arm = arms.build(replace(model, graphs=graphs), METHODS[name], 1, request.prompt.length)
+        recorder = Recorder(arm.proposer, arm.sampling, None)
+        list(replace(arm, proposer=recorder).decode([request]))
+        found.append(recorder.finished)
+    torch.testing.assert_close(*found, atol=1e-4, rtol=1e-4)
+
+
 def test_sizes() -> None:
-    passes = Replays(stand_in, 1024)
+    passes = Replays(Machine(), 1024)
     counts = (1, 2, 8, 9, 35, 59, 64, 65, 128, 129)
     assert [passes.nodes(n) for n in counts] == [1, 8, 8, 16, 64, 64, 64, 128, 128, 192]
     assert [passes.reach(n) for n in (0, 1, 256, 257, 1000, 1024)] == [0, 256, 256, 512, 1024, 1024]
@@ -206,7 +251,7 @@ class Doubling:
 
 def test_results_are_the_callers() -> None:
     """Replays of one recording, of another shape and number, and after a change of what is read in place."""
-    passes, by = Replays(stand_in, 1), torch.tensor(2.0)
+    passes, by = Replays(Machine(), 1), torch.tensor(2.0)
     double = Doubling(by)
     one, two = passes(double, (1,), torch.ones(3)), passes(double, (1,), torch.full((3,), 5.0))
     assert (one.tolist(), two.tolist()) == ([2.0] * 3, [10.0] * 3)
@@ -217,10 +262,42 @@ def test_results_are_the_callers() -> None:
     assert passes.captured == 3
 
 
+def test_a_change_runs_once_a_call() -> None:
+    """As it is, when it is captured, and in replays; a pass is rehearsed, so it must not change anything."""
+    passes, total = Replays(Machine(), 1), torch.zeros(2)
+
+    def add(by: int, more: tuple[Tensor, None]) -> Tensor:
+        return total.add_(by * more[0]) + 0
+
+    changed = [passes.change(add, (2,), (torch.full((2,), float(n)), None)) for n in range(6)]
+    assert [x.tolist() for x in changed] == [[float(n * (n + 1))] * 2 for n in range(6)]
+    assert passes.captured == 1
+    passes(add, (3,), (torch.ones(2), None))
+    assert total.tolist() == [30.0 + 3 * (WARM_UPS + 1)] * 2
+
+
+def test_the_tape_shows_what_a_graph_breaks() -> None:
+    """What Python keeps of a captured function is that of the capture, in memory that others use."""
+    passes, kept = Replays(Machine(), 1), []
+
+    def count(x: Tensor) -> Tensor:
+        kept.append(x + len(kept))
+        return kept[-1] + 0
+
+    assert [passes.change(count, (), torch.ones(1)).item() for _ in range(5)] == [1, 2, 3, 3, 3]
+    assert len(kept) == WARM_UPS + 1 and kept[-1].item() == 3
+    passes(Doubling(torch.tensor(2.0)), (1,), torch.ones(1))
+    assert kept[-1].item() == SPOILT
+    with pytest.raises(RuntimeError, match="read in a capture"):
+        passes(lambda x: x * x.item(), (), torch.ones(1))
+
+
 def test_recordings_have_a_bound() -> None:
-    passes, double = Replays(stand_in, 1), Doubling(torch.tensor(2.0))
+    passes, double = Replays(Machine(), 1), Doubling(torch.tensor(2.0))
     for more in range(MOST + 5):
         assert passes(double, (more,), torch.ones(1)).tolist() == [2.0 * more]
+    for _ in range(2 * WARM_UPS):
+        assert passes.change(double, (0,), torch.ones(2)).tolist() == [0.0, 0.0]
     assert passes.captured == MOST
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +30,7 @@ MANY = [replace(IMAGES[n % len(IMAGES)], name=str(n), seed=n) for n in range(24)
 class Foreseeing:
     """A drafter that knows the images' codes, one image at a time, in their order; or is `off` by so many."""
 
-    device = CPU
+    device, deepest = CPU, GRID.size
 
     def __init__(self, images: list[list[int]], off: int, branches: int) -> None:
         self._images, self._off, self._branches = iter(images), off, branches
@@ -43,7 +44,9 @@ class Foreseeing:
     def release(self, slot: int) -> None:
         """See Drafter."""
 
-    def extend(self, features: Tensor, codes: Tensor, count: Tensor, reach: int) -> tuple[Tensor, Tensor]:
+    def extend(
+        self, features: Tensor, codes: Tensor, count: Tensor, committed: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
         """See Drafter."""
         self._next += int(count[0])
         logits = torch.zeros(self._branches, 1, CODES)
@@ -114,7 +117,8 @@ def test_belief_wants_more_than_luck() -> None:
 def test_what_counts_is_the_targets_choice_whatever_a_relaxed_rule_took() -> None:
     """The target chose code 4 after the root, and child 1 was taken in its place."""
     law, stale = LAWS["sampled"], StaleCodes(GRID, 1, 2, "above", CODES, CPU)
-    proposer = HybridProposer(Foreseeing([], 0, 1), law, stale, Calibration(2, CPU), 1)
+    proposer = HybridProposer(Foreseeing([[]], 0, 1), law, stale, Calibration(2, CPU), 1)
+    proposer.prefill(0, None, Prefix(torch.zeros(1, CODES), [torch.zeros(1, 3)]), torch.tensor(1))
     tree = replace(lone_siblings(), guesses=torch.tensor([[1, 4, 4, 4, 4]]))
     laws = favour([4, 2, 4, 5, 8])
     proposer.observe(tree, laws, laws, torch.zeros(1, 1, 5, 3), verdict([0, 1], [1, 2]))

@@ -138,11 +138,11 @@ def test_the_next_chain_is_the_latest_law_on_the_best_path() -> None:
     )
     laws = favour([7, 2, 4, 5, 8, 2])
     proposer.observe(tree, laws, laws, torch.empty(0), verdict([0, 4], [7, 8]))
-    grown = proposer.propose([TreeShape(2, 1, 2)], torch.tensor([8]), silent, reach=3)
+    grown = proposer.propose([TreeShape(2, 1, 2)], torch.tensor([8]), silent, [3])
     # Positions 1 and 2 are committed; 3 comes from node 5 (below the accepted node), 4 from node 3 of the
     # chain.
     assert grown.codes.tolist() == [[8, 2, 5]]
-    wider = proposer.propose([TreeShape(2, 2, 3)], torch.tensor([8]), silent, reach=3)
+    wider = proposer.propose([TreeShape(2, 2, 3)], torch.tensor([8]), silent, [3])
     assert wider.codes.tolist() == [[8, 2, 5, 4]]  # node 2 read position 3 as well, and said 4
 
 
@@ -195,7 +195,7 @@ def test_where_all_siblings_failed_the_main_chains_law_is_kept() -> None:
     proposer = self_drafter(Grid(3, 5), 1, 2, "above")
     laws = favour([6, 2, 4, 5, 8])
     proposer.observe(lone_siblings(), laws, laws, torch.empty(0), verdict([0], [6]))
-    grown = proposer.propose([TreeShape(2, 1, 2)], torch.tensor([6]), silent, reach=3)
+    grown = proposer.propose([TreeShape(2, 1, 2)], torch.tensor([6]), silent, [3])
     assert grown.codes.tolist() == [[6, 2, 5]]
 
 
@@ -257,7 +257,7 @@ def test_positions_never_scored_copy_their_neighbours() -> None:
         proposer = self_drafter(Grid(2, 3), 1, 2, seed_cells)
         proposer.stale._codes[0, :4] = torch.tensor([5, 6, 7, 8])
         proposer.stale._position[0] = 4
-        tree = proposer.propose([TreeShape(2, 2, 4)], torch.tensor([8]), silent, reach=3)
+        tree = proposer.propose([TreeShape(2, 2, 4)], torch.tensor([8]), silent, [3])
         chains[seed_cells] = tree.codes[0].tolist()
     assert chains["above"][:3] == [8, 6, 7] and chains["left"][:3] == [8, 8, 8]
     assert chains["both"][:3] == [8, 6, 7] and 8 in chains["both"][3:]

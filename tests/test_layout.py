@@ -19,10 +19,11 @@ MAY_IMPORT = {
     "models": {"models", "adt_tree"},
     "adt_tree": {"adt_tree"},
 }
-# What backbones take from the method: its protocols and value types, no loop, rule or policy.
+# What backbones take from the method: its protocols, value types and two helpers; no loop, rule or policy.
 FOR_MODELS = {
     ("adt_tree.roles", None), ("adt_tree.tree", None), ("adt_tree.grid", None), ("adt_tree.passes", None),
     ("adt_tree.verify", "Verdict"), ("adt_tree.sampling", "Sampling"), ("adt_tree.relax", "nearest_table"),
+    ("adt_tree.transfer", "to_device"),
 }  # fmt: skip
 NO_TORCH = ("adt_tree/policy.py", "adt_tree/prior.py", "adt_tree/records.py", "adt_tree/grid.py")
 LONGEST_FILE, LONGEST_FUNCTION, LONGEST_LOOP = 400, 60, 40

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,8 +63,8 @@ def test_a_chain_is_the_network_over_the_sequence(model: Model, name: str) -> No
     own = torch.stack([branch[-1] for branch in prefix.features])[:, None, None]
     drafter.prefill(0, opening, prefix)
     one = torch.ones(1, dtype=torch.int64)
-    drafter.extend(own, torch.tensor([codes[:1]]), one, 0)
-    _, feature = drafter.extend(new, torch.tensor([codes[1:4]]), 3 * one, 1)
+    drafter.extend(own, torch.tensor([codes[:1]]), one, [0])
+    _, feature = drafter.extend(new, torch.tensor([codes[1:4]]), 3 * one, [1])
     chain = [feature[:, 0]]
     for depth, code in enumerate(codes[4:]):
         seen = torch.ones(1, 1, depth + 1, dtype=torch.bool)
@@ -108,7 +109,7 @@ def test_agreement_tells_the_pairings_apart(model: Model, monkeypatch: pytest.Mo
     led: dict[str, list[Tensor]] = {}
 
     def told(
-        self: object, features: Tensor, codes: Tensor, count: Tensor, reach: int
+        self: object, features: Tensor, codes: Tensor, count: Tensor, committed: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
         flat = torch.zeros(features.shape[0], 1, model.num_codes)
         led.setdefault(type(self.pairing).__name__, []).append(codes)  # type: ignore[attr-defined]

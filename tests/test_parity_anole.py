@@ -84,11 +84,11 @@ def test_through_the_cache(recorded: Recorded) -> None:
 
     committed = (rows[0][PROMPT:PREFIX] - FIRST_CODE).tolist()
     tree = chain(committed)
-    logits, hidden = target.forward(tree, 0)
-    close(logits[:, 0, :, columns], known["logits"][:, PROMPT:PREFIX])
-    close(hidden[:, 0], known["hidden"][:, PROMPT:PREFIX])
+    scored = target.forward(tree, [0])
+    close(scored.logits[:, 0, :, columns], known["logits"][:, PROMPT:PREFIX])
+    close(scored.features[:, 0], known["hidden"][:, PROMPT:PREFIX])
     order = torch.arange(len(committed))[None]
-    target.commit(Verdict(order, torch.tensor([len(committed)]), order))
+    target.commit(Verdict(order, torch.tensor([len(committed)]), order), scored)
 
     parents = known["tree_parents"].clamp_min(0)[None]
     depths = (known["tree_position_ids"][0] - known["tree_position_ids"][0, 0])[None]
@@ -103,9 +103,9 @@ def test_through_the_cache(recorded: Recorded) -> None:
         int(depths.max()),
         9,
     )
-    logits, hidden = target.forward(tree, len(committed))
-    close(logits[:, 0, :, columns], known["tree_logits"])
-    close(hidden[:, 0], known["tree_hidden"])
+    scored = target.forward(tree, [len(committed)])
+    close(scored.logits[:, 0, :, columns], known["tree_logits"])
+    close(scored.features[:, 0], known["tree_hidden"])
 
 
 CONFIGS = [

@@ -67,7 +67,7 @@ def extend(
     """Feed the cycle's new pairs; compare features and guided logits; returns the growth's start."""
     codes = cycle["input_ids"][:1, -pairs:].long() - FIRST_CODE
     hidden = cycle["target_hidden"][:, None, -pairs:]
-    logits, feature = drafter.extend(hidden, codes, ONE * pairs, reach)
+    logits, feature = drafter.extend(hidden, codes, ONE * pairs, [reach])
     close(feature[:, 0], cycle["prefix_hidden_out"][:, -1])
     close(guide(logits, 3.0)[0, columns], cycle["root_cfg_logits_at_columns"])
     return log_probs(logits, SAMPLING), feature

@@ -47,8 +47,8 @@ def test_teacher_logits(family: str, side: int) -> None:
     target = model.target(2, tokens.shape[1])
     prefixes = [target.prefill(slot, opening) for slot, opening in enumerate(model.openings())]
     first = torch.stack([prefix.logits for prefix in prefixes], dim=1)
-    logits, _ = target.forward(chain(tokens), 0)
-    got = torch.cat((first[:, :, None], logits), dim=2)[:, :, positions]
+    scored = target.forward(chain(tokens), [0, 0])
+    got = torch.cat((first[:, :, None], scored.logits), dim=2)[:, :, positions]
     close(got.flatten(0, 1), expected)
     close(first.flatten(0, 1), expected[:, 0])
 
@@ -94,16 +94,16 @@ def test_tree_pass() -> None:
     target.prefill(0, model.openings()[0])
     prefix = recorded["tree_prefix_tokens"][None]
     assert prefix.tolist() == tokens[:1, :10].tolist()
-    _, hidden = target.forward(chain(prefix), 0)
-    close(hidden[:, 0], recorded["teacher_hidden_first24"][[0, 2], :10])
-    target.commit(Verdict(torch.arange(10)[None], torch.tensor([10]), prefix))
+    scored = target.forward(chain(prefix), [0])
+    close(scored.features[:, 0], recorded["teacher_hidden_first24"][[0, 2], :10])
+    target.commit(Verdict(torch.arange(10)[None], torch.tensor([10]), prefix), scored)
     mask = recorded["tree_mask"].bool()[None]
     depths = recorded["tree_position_ids_relative"].long()[None]
     codes = recorded["tree_tokens"].long()
     tree = DraftTree(codes, torch.zeros_like(codes), depths, mask, mask[:, :, 0], int(depths.max()), 10)
-    logits, hidden = target.forward(tree, 10)
-    close(hidden[:, 0], recorded["tree_hidden"])
-    close(logits[:, 0], recorded["tree_logits"])
+    scored = target.forward(tree, [10])
+    close(scored.features[:, 0], recorded["tree_hidden"])
+    close(scored.logits[:, 0], recorded["tree_logits"])
 
 
 @pytest.mark.parametrize(("family", "side", "guidance"), [("t2i", 8, 3.0), ("t2i", 16, 3.0), ("c2i", 6, 4.0)])

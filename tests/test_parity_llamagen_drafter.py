@@ -82,7 +82,7 @@ def test_cycles(model: LlamaGen, prompt: int, run: str, tree: str) -> None:
         hidden = cycle["target_hidden"] if number else torch.stack([f[-1:] for f in features])
         pairs = hidden.shape[1]
         codes = cycle["input_ids"][None, -pairs:].long()
-        logits, feature = drafter.extend(hidden[:, None], codes, ONE * pairs, committed)
+        logits, feature = drafter.extend(hidden[:, None], codes, ONE * pairs, [committed])
         committed += pairs
         close(guide(logits, 3.0)[0], cycle["root_cfg_logits"])
         silent = torch.zeros(1, SHAPE.depth + 1, CODES)

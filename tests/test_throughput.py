@@ -35,7 +35,7 @@ class Watched:
             inner.device,
         )
         self.live: set[int] = set()
-        self.waiting, self.passes = True, list[tuple[int, bool]]()
+        self.waiting, self.passes, self.log = True, inner.passes, list[tuple[int, bool]]()
 
     def requests(self, requests: list[Request]) -> Iterator[Request]:
         """The queue."""
@@ -47,14 +47,14 @@ class Watched:
         self.live.add(slot)
         return self._inner.prefill(slot, prompt)
 
-    def forward(self, tree: Any, reach: int) -> Any:
+    def forward(self, tree: Any, committed: Any) -> Any:
         """See Target."""
-        self.passes.append((len(self.live), self.waiting))
-        return self._inner.forward(tree, reach)
+        self.log.append((len(self.live), self.waiting))
+        return self._inner.forward(tree, committed)
 
-    def commit(self, verdict: Any) -> None:
+    def commit(self, verdict: Any, scored: Any) -> None:
         """See Target."""
-        self._inner.commit(verdict)
+        self._inner.commit(verdict, scored)
 
     def release(self, slot: int) -> None:
         """See Target."""
@@ -73,9 +73,9 @@ def test_slots_stay_full_and_images_stay_the_same(tiny_checkpoint: Path, shape: 
         watched = Watched(arm.target)
         images = {i.name: i for i in replace(arm, target=watched).decode(watched.requests(requests))}
         made[slots] = [images[request.name].codes for request in requests]
-        assert all(live == slots for live, waiting in watched.passes if waiting)
+        assert all(live == slots for live, waiting in watched.log if waiting)
         calls = [images[request.name].target_calls for request in requests]
-        use, lives = traffic(calls, slots), [live for live, _ in watched.passes]
+        use, lives = traffic(calls, slots), [live for live, _ in watched.log]
         assert use.passes == len(lives) and sum(lives) == sum(calls)
         assert use.occupancy == pytest.approx(sum(lives) / (slots * len(lives)))
         assert use.tail == pytest.approx(sum(live < slots for live in lives) / len(lives))

@@ -131,10 +131,10 @@ def decoded_features(model: Model, opening: Any, codes: list[int]) -> list[torch
     zero = torch.zeros(1, dtype=torch.int64)
     for place, code in enumerate(codes):
         tree = lone_roots(torch.tensor([code]))
-        _, hidden = target.forward(tree, place)
+        scored = target.forward(tree, [place])
         for branch, rows in enumerate(found):
-            rows.append(hidden[branch, 0])
-        target.commit(Verdict(zero[:, None], zero + 1, zero[:, None]))
+            rows.append(scored.features[branch, 0])
+        target.commit(Verdict(zero[:, None], zero + 1, zero[:, None]), scored)
     return [torch.cat(rows) for rows in found]
 
 

@@ -88,7 +88,7 @@ def decoded_levels(
     target = model.target(1, Sampling(guidance=1), max_nodes=4, max_prompt=1)
     decoding = EagleDrafter(net, target, max_depth=4, max_width=1)
     count = torch.tensor([ENTRIES])
-    _, feature = decoding.extend(features[None, :, :ENTRIES], codes[None, :ENTRIES], count, reach=ENTRIES)
+    _, feature = decoding.extend(features[None, :, :ENTRIES], codes[None, :ENTRIES], count, [ENTRIES])
     levels = [feature[0, 0]]
     for depth in range(3):
         code = codes[None, ENTRIES + depth, None]
@@ -159,13 +159,13 @@ def test_the_first_step_drafts_as_decoding_does(
     features = torch.stack([branch[-1] for branch in prefix.features])[:, None, None]
     for cell, code in enumerate(codes[: 2 * model.grid.width + 1]):
         root = torch.tensor([code])
-        logits, _ = drafter.extend(features, root[:, None], zero + 1, cell)
+        logits, _ = drafter.extend(features, root[:, None], zero + 1, [cell])
         step = int(model.row_end is not None and cell % model.grid.width == model.grid.width - 1)
         torch.testing.assert_close(guide(logits, 3.0)[0], law[step][cell], atol=1e-3, rtol=1e-4)
         tree = lone_roots(root)
-        logits, features = target.forward(tree, cell)
-        log_p = log_probs(logits, GREEDY)
-        target.commit(rule(tree, log_p, log_p, zero, zero + cell + 1))
+        scored = target.forward(tree, [cell])
+        features, log_p = scored.features, log_probs(scored.logits, GREEDY)
+        target.commit(rule(tree, log_p, log_p, zero, zero + cell + 1), scored)
 
 
 @torch.no_grad()
