@@ -21,7 +21,7 @@ from adt_tree.passes import Host
 ROWS = (1, 8, 16, 32, 64)  # of a target pass; above, multiples of the last
 REACH = 256  # step of the bounds on committed codes
 MOST = 256  # recordings of one target; what is first seen after that runs as it is
-WARM_UPS = 2  # runs before a capture: libraries start, tables by shape are made
+WARM_UPS = 1  # runs before a capture: libraries start, tables by shape are made
 
 
 class Recording(Protocol):
@@ -78,7 +78,7 @@ class _Held:
 
 class Replays:
     """See adt_tree.passes.Passes: work is captured by its function, what the host knows, and shapes. A pass
-    when these are first seen; a change, which cannot be rehearsed, when it has run as it is WARM_UPS times.
+    when these are first seen; a change, which cannot be rehearsed, after WARM_UPS runs as it is.
     """
 
     def __init__(self, record: Recorder, size: int) -> None:

@@ -168,7 +168,7 @@ def test_models(name: str, pairing: str, tiny_checkpoint: Path, monkeypatch: pyt
 
 def launches(arm: arms.Arm, request: Request, machine: Machine) -> int:
     """Operators between the second and the third target pass of an image, when all that recurs was seen."""
-    for _ in range(2 * WARM_UPS):
+    for _ in range(WARM_UPS + 1):
         list(arm.decode([request]))
     counts, forward = list[int](), arm.target.forward
     with Launches(machine) as seen:
@@ -205,7 +205,7 @@ def test_stopwatches_stay_outside(name: str, tiny_checkpoint: Path, monkeypatch:
     model = replace(load("emoji", str(tiny_checkpoint), None, "fp32", "cpu", True), graphs=True)
     requests = [Request("0", model.encode("sun"), 3)]
     arm = arms.build(model, METHODS[name], 1, requests[0].prompt.length)
-    codes = next(arm.decode(requests)).codes
+    codes = [next(arm.decode(requests)).codes for _ in range(WARM_UPS + 1)][-1]
     before = arm.target.passes.captured
     shares = profile(arm, requests)
     assert arm.target.passes.captured == before and min(shares["target"], shares["verify"]) > 0
@@ -284,8 +284,8 @@ def test_the_tape_shows_what_a_graph_breaks() -> None:
         kept.append(x + len(kept))
         return kept[-1] + 0
 
-    assert [passes.change(count, (), torch.ones(1)).item() for _ in range(5)] == [1, 2, 3, 3, 3]
-    assert len(kept) == WARM_UPS + 1 and kept[-1].item() == 3
+    assert [passes.change(count, (), torch.ones(1)).item() for _ in range(5)] == [1, 2, 2, 2, 2]
+    assert len(kept) == WARM_UPS + 1 and kept[-1].item() == 2
     passes(Doubling(torch.tensor(2.0)), (1,), torch.ones(1))
     assert kept[-1].item() == SPOILT
     with pytest.raises(RuntimeError, match="read in a capture"):
@@ -296,7 +296,7 @@ def test_recordings_have_a_bound() -> None:
     passes, double = Replays(Machine(), 1), Doubling(torch.tensor(2.0))
     for more in range(MOST + 5):
         assert passes(double, (more,), torch.ones(1)).tolist() == [2.0 * more]
-    for _ in range(2 * WARM_UPS):
+    for _ in range(WARM_UPS + 2):
         assert passes.change(double, (0,), torch.ones(2)).tolist() == [0.0, 0.0]
     assert passes.captured == MOST
 
