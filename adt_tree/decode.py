@@ -44,13 +44,16 @@ class _Flight:
 class Slots:
     """The images in flight, known to the host; nothing here reads the device."""
 
-    def __init__(self, target: Target, requests: Iterable[Request]) -> None:
+    def __init__(self, target: Target, requests: Iterable[Request], release: Callable[[int], None]) -> None:
+        """release empties a slot's caches, which idle from then on; whatever an earlier run left goes."""
         self.target, self.grid = target, target.grid
         self._waiting = iter(requests)
         self._flights: list[_Flight | None] = [None] * target.slots
         self.roots = torch.zeros(target.slots, dtype=torch.int64, device=target.device)
         self.seeds = torch.zeros_like(self.roots)  # [B]; of an idle slot those of its last image
-        self._exhausted = False
+        self._exhausted, self._release = False, release
+        for slot in range(target.slots):
+            release(slot)
 
     def refill(self, begin: Callable[[int, Request], Tensor]) -> bool:
         """Give every free slot the next request; begin prefills and returns the first code. False: all is
@@ -89,15 +92,14 @@ class Slots:
         slots."""
         return [0 if flight is None else len(flight.image.codes) - 1 for flight in self._flights]
 
-    def land(self, release: Callable[[int], None]) -> Iterator[Decoded]:
-        """Yield finished images and free their slots; release empties a slot's caches, which idle from now
-        on."""
+    def land(self) -> Iterator[Decoded]:
+        """Yield finished images and free their slots."""
         now = time.perf_counter()
         for slot, flight in enumerate(self._flights):
             if flight is not None and len(flight.image.codes) >= self.grid.size:
                 flight.image.seconds = now - flight.started
                 self._flights[slot] = None
-                release(slot)
+                self._release(slot)
                 yield flight.image
 
 
@@ -107,7 +109,7 @@ def autoregressive(
 ) -> Iterator[Decoded]:
     """Plain AR, one code an image and target call: y = argmax(log p + G). The reference every exact run
     must equal."""
-    rule, slots = Coupled(noise), Slots(target, requests)
+    rule, slots = Coupled(noise), Slots(target, requests, target.release)
     drawn = noise.table(target.slots, target.grid.size, target.device)
 
     def begin(slot: int, request: Request) -> Tensor:
@@ -125,7 +127,7 @@ def autoregressive(
             code, broken = outcome[slot]
             _refuse_nan(broken, image.name, len(image.codes))
             _record(image, slots, IDLE, 0, [code], ms)
-        yield from slots.land(target.release)
+        yield from slots.land()
 
 
 def _settle_one(target: Target, sampling: Sampling, scored: Scored, gumbel: Tensor) -> _Settled:
@@ -148,7 +150,12 @@ def speculative(
 ) -> Iterator[Decoded]:
     """Draft a tree, score it in one target pass, accept a path, adapt the shape. Exact rules keep the
     target's law; coupled ones give the very codes of autoregressive() at the same seed."""
-    slots = Slots(target, requests)
+
+    def release(slot: int) -> None:
+        target.release(slot)
+        proposer.release(slot)
+
+    slots = Slots(target, requests, release)
     drawn = rule.noise.table(target.slots, target.grid.size, target.device)
 
     def begin(slot: int, request: Request) -> Tensor:
@@ -157,10 +164,6 @@ def speculative(
         proposer.prefill(slot, request.prompt, prefix, code)
         policy.reset(slot, request.seed)
         return code
-
-    def release(slot: int) -> None:
-        target.release(slot)
-        proposer.release(slot)
 
     while slots.refill(begin):
         clock = time.perf_counter()
@@ -179,7 +182,7 @@ def speculative(
             cells = _record(image, slots, shapes[slot], nodes, codes[:count], ms)
             image.drafter_calls += proposer.calls(shapes[slot])
             policy.observe(slot, count - 1, shapes[slot].depth, cells)
-        yield from slots.land(release)
+        yield from slots.land()
 
 
 def _settle(

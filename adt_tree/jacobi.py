@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from adt_tree.passes import DIRECT, Passes
-from adt_tree.policy import TreeShape
+from adt_tree.policy import TreeShape, greatest
 from adt_tree.roles import Below, Prefix
 from adt_tree.stale import StaleCodes, grow_chains
 from adt_tree.transfer import to_device
@@ -50,7 +50,7 @@ class JacobiProposer:
         self, shapes: Sequence[TreeShape], roots: Tensor, below: Below, committed: Sequence[int]
     ) -> DraftTree:
         """See Proposer."""
-        bounds = max(s.budget for s in shapes), max(s.depth for s in shapes), max(s.width for s in shapes)
+        bounds = greatest(shapes)
         if min(bounds) == 0:
             return lone_roots(roots)
         limits = to_device([(s.depth, s.width, s.budget) for s in shapes], roots.device)

@@ -4,6 +4,7 @@ here."""
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -32,6 +33,11 @@ class TreeShape:
     def cut(self, levels: int) -> TreeShape:
         """The same shape with at most `levels` levels: no code beyond the image is drafted."""
         return self if self.depth <= levels else TreeShape(levels, self.width, self.budget)
+
+
+def greatest(shapes: Sequence[TreeShape]) -> tuple[int, int, int]:
+    """The greatest budget, depth and width of all shapes."""
+    return max(s.budget for s in shapes), max(s.depth for s in shapes), max(s.width for s in shapes)
 
 
 class Policy(Protocol):

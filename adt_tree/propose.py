@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from adt_tree.passes import DIRECT, Passes
-from adt_tree.policy import TreeShape
+from adt_tree.policy import TreeShape, greatest
 from adt_tree.roles import Below, Drafter, Prefix
 from adt_tree.sampling import Sampling, log_probs
 from adt_tree.transfer import to_device
@@ -28,16 +28,10 @@ class Stem:
     log_q: Tensor  # [B, V] after the root
     feature: Tensor  # [G, B, D] the drafter's at the root
     roots: Tensor  # [B]
-    shapes: Sequence[TreeShape]
-    limits: Tensor  # [B, 3]: the shapes' depth, width and budget, on the device
+    bounds: tuple[int, int, int]  # the greatest budget, depth and width of all images
+    limits: Tensor  # [B, 3]: each image's depth, width and budget
     gumbel: Tensor  # [B, L, V] the noise of the levels below the roots, as many as the deepest has, or 1
     reach: int
-
-    @property
-    def bounds(self) -> tuple[int, int, int]:
-        """The greatest budget, depth and width of all images."""
-        shapes = self.shapes
-        return max(s.budget for s in shapes), max(s.depth for s in shapes), max(s.width for s in shapes)
 
 
 class Growth(Protocol):
@@ -79,6 +73,7 @@ class EagleProposer:
     def release(self, slot: int) -> None:
         """See Proposer."""
         self.drafter.release(slot)
+        self._count[slot] = 1
 
     def propose(
         self, shapes: Sequence[TreeShape], roots: Tensor, below: Below, committed: Sequence[int]
@@ -89,13 +84,13 @@ class EagleProposer:
         features, codes = self._features[:, :, : self._pairs], self._codes[:, : self._pairs]
         logits, feature = self.drafter.extend(features, codes, self._count, committed)
         reach, gumbel = self.passes.reach(max(committed)), below(max(1, *(s.depth for s in shapes)))
-        tree = self.passes(self._grow, (tuple(shapes), reach), logits, feature, roots, limits, gumbel)
-        self._pairs = tree.depth + 1
+        tree = self.passes(self._grow, (greatest(shapes), reach), logits, feature, roots, limits, gumbel)
+        self._pairs = tree.longest
         return tree
 
     def _grow(
         self,
-        shapes: Sequence[TreeShape],
+        bounds: tuple[int, int, int],
         reach: int,
         logits: Tensor,
         feature: Tensor,
@@ -105,7 +100,7 @@ class EagleProposer:
     ) -> DraftTree:
         """A tree per slot from the drafter's logits [G, B, V] and feature at the root."""
         log_q = log_probs(logits, self.sampling)
-        stem = Stem(log_q, feature, roots, shapes, limits, gumbel, reach)
+        stem = Stem(log_q, feature, roots, bounds, limits, gumbel, reach)
         return self.growth(self.drafter, self.sampling, stem)
 
     def observe(

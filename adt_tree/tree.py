@@ -62,6 +62,11 @@ class DraftTree:
         """N, padding included."""
         return self.codes.shape[1]
 
+    @property
+    def longest(self) -> int:
+        """A, a bound on the nodes of a path, the root included."""
+        return min(self.depth + 1, self.nodes)
+
 
 def rows_at(values: Tensor, index: Tensor) -> Tensor:
     """values [B, M, ...] at index [B, N]: [B, N, ...]. Whole rows are copied, which gather() does number by

@@ -1,7 +1,7 @@
 """Tree + laws -> accepted path and next code. Every rule is vectorised over images and nodes and never
 reads back.
 
-Dimensions: B images, N nodes, V codes, A path slots (tree depth + 1), K neighbours.
+Dimensions: B images, N nodes, V codes, A path slots (DraftTree.longest), K neighbours.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def verdict_from_hits(tree: DraftTree, hit: Tensor, choice: Tensor) -> Verdict:
 def _walk(tree: DraftTree, alive: Tensor, choice: Tensor) -> Verdict:
     """The verdict of the one path that alive [B, N] marks."""
     images, nodes = alive.shape
-    slots = tree.depth + 1
+    slots = tree.longest
     number = torch.arange(nodes, device=alive.device).expand(images, -1)
     path = torch.zeros((images, slots + 1), dtype=torch.int64, device=alive.device)
     path.scatter_(1, tree.depths.masked_fill(~alive, slots), number)

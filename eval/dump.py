@@ -119,7 +119,9 @@ class Recorder:
 
     def release(self, slot: int) -> None:
         """See Proposer."""
-        self.finished = self._traces.pop(slot).tensors()
+        trace = self._traces.pop(slot, None)
+        if trace is not None and trace.cycles:
+            self.finished = trace.tensors()
         self.proposer.release(slot)
 
     def propose(

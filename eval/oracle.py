@@ -98,12 +98,13 @@ class EagleProbe:
         self.tally = tally
 
     def __call__(self, drafter: Drafter, sampling: Sampling, stem: Stem) -> DraftTree:
-        """See Growth; the stem's shapes hold what remains of each image."""
+        """See Growth; the stem's limits hold what remains of each image."""
+        budget, depth, _ = stem.bounds
+        deep, _, nodes = stem.limits.unbind(1)
 
         def pool(width: int) -> Pool:
-            wide = [TreeShape(shape.depth, width, shape.budget) for shape in stem.shapes]
-            limits = torch.tensor([(s.depth, s.width, s.budget) for s in wide], device=stem.roots.device)
-            return grow_pool(drafter, sampling, replace(stem, shapes=wide, limits=limits))
+            limits = torch.stack((deep, torch.full_like(deep, width), nodes), dim=1)
+            return grow_pool(drafter, sampling, replace(stem, bounds=(budget, depth, width), limits=limits))
 
         self.tally.note(pool, stem.bounds[1] > 0)
         return lone_roots(stem.roots)

@@ -12,14 +12,16 @@ from torch import Tensor
 
 from adt_tree.decode import autoregressive, speculative
 from adt_tree.grid import Grid
+from adt_tree.jacobi import JacobiProposer
 from adt_tree.noise import Noise
 from adt_tree.policy import INITS, AdaptConstants, AdjacencyAdaptive, Fixed, Policy, TreeShape
 from adt_tree.prior import SpatialPrior
 from adt_tree.propose import EagleProposer, Growth, StaticGrowth, grow_dynamic
 from adt_tree.records import Decoded
 from adt_tree.relax import Relaxation, nearest_table
-from adt_tree.roles import Request
+from adt_tree.roles import Proposer, Request
 from adt_tree.sampling import Sampling
+from adt_tree.stale import StaleCodes
 from adt_tree.tree import STATIC_TREES, DraftTree, StaticTree, ancestor_mask, lone_roots
 from adt_tree.verify import Coupled, GreedyRelaxed, Rejection, Rule, Verdict
 from models.drafter import DrafterNet, EagleDrafter
@@ -173,6 +175,35 @@ def test_an_image_is_the_same_in_any_company(method: Method) -> None:
             shapes = [(s.position, s.depth, s.width, s.nodes, s.accepted) for s in image.steps]
             assert shapes == [(s.position, s.depth, s.width, s.nodes, s.accepted) for s in own.steps]
             assert (image.target_calls, image.drafter_calls) == (own.target_calls, own.drafter_calls)
+
+
+@pytest.mark.parametrize("shape", [TreeShape(9, 3, 2), TreeShape(12, 1, 3), TreeShape(6, 4, 5)], ids=str)
+@pytest.mark.parametrize("kind", ["network", "jacobi"])
+def test_trees_deeper_than_they_have_nodes(kind: str, shape: TreeShape) -> None:
+    """In a cache with room for their nodes and no more, as commands allocate it."""
+    law, slots = Sampling(), 3
+    longest = max(request.prompt.length for request in IMAGES)
+    target = ARTarget(decoder(), GRID, FIRST, CODES, slots, law.branches, longest, shape.budget + 1)
+    proposer: Proposer = JacobiProposer(StaleCodes(GRID, slots, shape.width, "above", CODES, target.device))
+    if kind == "network":
+        drafter = EagleDrafter(net(), target, shape.depth, shape.width)
+        proposer = EagleProposer(drafter, law, grow_dynamic, slots)
+    images = speculative(target, proposer, Fixed(shape), coupled(law), IMAGES, law)
+    assert {image.name: image.codes for image in images} == reference("sampled")
+
+
+@pytest.mark.parametrize("kind", ["plain", "network"])
+def test_runs_leave_nothing_behind(kind: str) -> None:
+    """Some with fewer images than slots, some left before their images were done."""
+    method, law = Method("fixed", coupled(Sampling())), Sampling()
+    target = make_target(3, law.branches)
+    proposer = method.proposer(target, law)
+    for count in (1, 1, 2, 3, *[1] * 20):
+        images = autoregressive(target, IMAGES[:count], law, method.rule.noise)
+        if kind == "network":
+            images = speculative(target, proposer, method.policy(3), method.rule, IMAGES[:count], law)
+        image = next(images)
+        assert image.codes == reference("sampled")[image.name]
 
 
 def test_records() -> None:

@@ -119,6 +119,19 @@ def test_images_are_those_of_the_definition(sides: tuple[int, int], law: str, ki
     assert [image.codes for image in images] == reference(law, *sides)
 
 
+@pytest.mark.parametrize("shape", [TreeShape(14, 1, 1), TreeShape(12, 3, 4), TreeShape(15, 2, 7)], ids=str)
+@pytest.mark.parametrize("slots", [1, 2])
+def test_trees_deeper_than_they_have_nodes(slots: int, shape: TreeShape) -> None:
+    """In a cache with room for their nodes, each with a row end, and no more, as commands allocate it."""
+    grid, law = Grid(4, 4), LAWS["sampled"]
+    room = 2 * (shape.budget + 1)
+    tokens = ARTarget(decoder(), Grid(4, 5), FIRST, CODES, slots, law.branches, MAX_PROMPT, room)
+    target = LineTarget(tokens, grid, ROW_END)
+    proposer = JacobiProposer(StaleCodes(grid, slots, shape.width, "above", CODES, target.device))
+    images = speculative(target, proposer, Fixed(shape), Coupled(Noise(CODES, silent=False)), IMAGES, law)
+    assert [i.codes for i in sorted(images, key=lambda i: i.name)] == reference("sampled", 4, 4)
+
+
 def committed(target: LineTarget, seed: int) -> list[list[int]]:
     """Commit two random paths of different lengths in every slot; the codes committed."""
     taken: list[list[int]] = [[] for _ in range(target.slots)]

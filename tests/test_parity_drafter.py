@@ -20,6 +20,7 @@ from models.target import ARTarget, Prompt
 from tests.golden import FIRST_CODE, UNCONDITIONAL, Anole, anole, tensors
 
 CODES, SHAPE = 8192, TreeShape(5, 10, 58)
+BOUNDS = (58, 5, 10)
 SAMPLING = Sampling(temperature=0.0, guidance=3.0)
 ONE = torch.ones(1, dtype=torch.int64)
 
@@ -100,7 +101,7 @@ def grow(
     root = cycle["input_ids"][0, -1:].long() - FIRST_CODE
     limits = torch.tensor([[SHAPE.depth, SHAPE.width, SHAPE.budget]])
     silent = torch.zeros(1, SHAPE.depth + 1, CODES)
-    return growth(recorder, SAMPLING, Stem(*start, root, [SHAPE], limits, silent, reach))
+    return growth(recorder, SAMPLING, Stem(*start, root, BOUNDS, limits, silent, reach))
 
 
 def check_tree(tree: DraftTree, cycle: dict[str, Tensor]) -> None:

@@ -23,6 +23,7 @@ from models.drafter import EagleDrafter
 from tests.golden import LlamaGen, close, llamagen, tensors
 
 CODES, SHAPE = 256, TreeShape(5, 10, 58)
+BOUNDS = (58, 5, 10)
 SAMPLING = Sampling(temperature=0.0, guidance=3.0)
 ONE = torch.ones(1, dtype=torch.int64)
 SPARE = 6  # codes behind the recorded ones, so that no tree that is compared is cut
@@ -86,7 +87,7 @@ def test_cycles(model: LlamaGen, prompt: int, run: str, tree: str) -> None:
         committed += pairs
         close(guide(logits, 3.0)[0], cycle["root_cfg_logits"])
         silent = torch.zeros(1, SHAPE.depth + 1, CODES)
-        stem = Stem(log_probs(logits, SAMPLING), feature, codes[:, -1], [SHAPE], limits, silent, committed)
+        stem = Stem(log_probs(logits, SAMPLING), feature, codes[:, -1], BOUNDS, limits, silent, committed)
         drafted = growth(drafter, SAMPLING, stem)
         if static is None:
             assert drafted.codes[0].tolist() == cycle["tree_tokens"].tolist()
