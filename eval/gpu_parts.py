@@ -22,6 +22,7 @@ from eval.method import Method
 from eval.profiling import profile
 from eval.session import pick_precision, synchronise
 from models.drafter import EagleDrafter
+from models.graphs import Replays
 from models.lines import LineTarget
 from models.memory import Use
 from models.model import Model
@@ -37,6 +38,7 @@ TREES = {  # name -> how the tree is drafted; the number is of its nodes, the ro
     "jacobi 64": {"shape": TreeShape(24, 8, 63), "drafter": "jacobi"},
     "hybrid 64": {"shape": TreeShape(24, 8, 63), "drafter": "hybrid"},
 }
+MOST_IMAGES = 5  # to warm up with
 LEVEL = 10  # nodes of a drafter's level
 REPEATS = 20  # of a pass that is timed by itself
 PROMPT = "a smiling face"
@@ -166,11 +168,11 @@ def speed(model: Model, opening: Any, setting: Setting) -> dict[str, Any]:
 
 
 def _cycles(model: Model, name: str, opening: Any, setting: Setting) -> dict[str, Any]:
-    """One arm: an image to warm up, one by the clock, one in parts, one whose waits are counted."""
+    """One arm: images to warm up, one by the clock, one in parts, one whose waits are counted."""
     law = (LAW[0], min(LAW[1], model.num_codes), *LAW[2:])
     arm = arms.build(model, Method(*law, **TREES[name]), 1, opening.length)
     request = Request(name, opening, 3)
-    list(arm.decode([request]))
+    warm_up(arm, request)
     image = next(arm.decode([request]))
     return {
         "arm": name,
@@ -181,6 +183,16 @@ def _cycles(model: Model, name: str, opening: Any, setting: Setting) -> dict[str
         "share": profile(arm, [request]),
         "waits_a_cycle": waits(arm, request, setting.device),
     }
+
+
+def warm_up(arm: arms.Arm, request: Request) -> None:
+    """Draw an image until it captures nothing more, MOST_IMAGES at most."""
+    seen = -1
+    for _ in range(MOST_IMAGES):
+        list(arm.decode([request]))
+        before, seen = seen, arm.target.passes.seen if isinstance(arm.target.passes, Replays) else -1
+        if seen == before:
+            return
 
 
 def waits(arm: arms.Arm, request: Request, device: torch.device) -> float | str:

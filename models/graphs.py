@@ -1,9 +1,10 @@
 """Work captured once a shape as CUDA graphs and replayed: one launch where there were hundreds.
 
-A graph repeats its kernels on the memory it was captured with. So its inputs are copied into buffers of its
-own, sizes come in tiers for one graph to serve many cycles, and results are copied out before another graph,
-which may share the memory, is replayed. Everything happens in the order of one stream; nothing here waits but
-a capture. For one CUDA device: layers spread over several are not captured.
+A graph repeats its kernels on the memory it was captured with. So its inputs are copied into buffers right
+before it is replayed, and results out right after, for others use the same memory. Rows of a target pass and
+bounds on what is committed come in tiers, for one graph to serve many cycles. Everything happens in the order
+of one stream; nothing here waits but a capture. For one CUDA device: layers spread over several are not
+captured.
 """
 
 from __future__ import annotations
@@ -86,11 +87,17 @@ class Replays:
         self._record, self._size = record, size
         self._held: dict[Hashable, _Held] = {}
         self._changes = Counter[Hashable]()
+        self._buffers: dict[Hashable, Tensor] = {}  # of inputs: which of those of a shape and type, and these
 
     @property
     def captured(self) -> int:
         """Recordings held."""
         return len(self._held)
+
+    @property
+    def seen(self) -> int:
+        """Grows as long as there is something new: then the next run may still capture."""
+        return self.captured + self._changes.total()
 
     def nodes(self, count: int) -> int:
         """See Passes: the next tier."""
@@ -109,7 +116,8 @@ class Replays:
         key = (function, host, _form(inputs))
         if self._changes[key] < WARM_UPS:
             self._changes[key] += 1
-            return function(*host, *inputs)
+            # As in the capture: inputs that lie in one piece may take other kernels than views do.
+            return function(*host, *_filled(inputs, (_cloned(x) for x in _tensors(inputs))))
         return self._run(function, host, inputs, 0)
 
     def _run(self, function: Callable[..., Any], host: Host, inputs: tuple[Any, ...], warm_ups: int) -> Any:
@@ -119,10 +127,25 @@ class Replays:
         if held is None and self.captured == MOST:
             return function(*host, *inputs)
         if held is None:
-            buffers = [x.clone(memory_format=torch.contiguous_format) for x in given]
+            buffers = self._placed(given)
             own = _filled(inputs, iter(buffers))
             held = self._held[key] = _Held(buffers, *self._record(lambda: function(*host, *own), warm_ups))
         return held.replayed(given)
+
+    def _placed(self, given: list[Tensor]) -> list[Tensor]:
+        """Buffers that hold what is given. All recordings share them."""
+        count, buffers = Counter[Hashable](), []
+        for x in given:
+            key = (x.shape, x.dtype)
+            own = self._buffers.setdefault((count[key], key), _cloned(x))
+            count[key] += 1
+            buffers.append(own.copy_(x))
+        return buffers
+
+
+def _cloned(x: Tensor) -> Tensor:
+    """In one piece."""
+    return x.clone(memory_format=torch.contiguous_format)
 
 
 def _parts(value: Any) -> list[Any] | None:

@@ -43,7 +43,8 @@ class LineDrafter:
         self.passes = DIRECT  # where a level needs a pass over row ends is known to the host alone
         self._row = tokens.net.config.hidden_size
         self._taken = torch.zeros(target.slots, dtype=torch.int64, device=self.device)  # [B] codes paired
-        self._known: Sequence[int] = [0] * target.slots  # codes the target has committed: the root's index
+        # Codes the target has committed, which is the root's index; of idle slots 0, whatever was paired.
+        self._known: Sequence[int] = [0] * target.slots
         self._blocks: list[_Block] = []
 
     def prefill(self, slot: int, prompt: Any, prefix: Prefix) -> None:

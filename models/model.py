@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from adt_tree.grid import Grid
-from adt_tree.passes import DIRECT
+from adt_tree.passes import DIRECT, Passes
 from adt_tree.relax import nearest_table
 from adt_tree.roles import Drafter
 from adt_tree.sampling import Sampling
@@ -116,7 +117,10 @@ class Model:
         tokens, nodes = self.grid, max_nodes
         if self.row_end is not None:
             tokens, nodes = Grid(self.grid.height, self.grid.width + 1), 2 * max_nodes
-        passes = Replays(CudaRecorder(), tokens.size) if self.graphs else DIRECT
+        passes: Passes = DIRECT
+        if self.graphs:
+            gc.collect()  # a target and its recordings refer to one another: one just dropped is still here
+            passes = Replays(CudaRecorder(), tokens.size)
         target = ARTarget(
             self.decoder,
             tokens,

@@ -55,7 +55,7 @@ class SameToken:
         """Until codes are committed, the newest is the prompt's last token."""
         self._first_code = first_code
         self._newest = torch.zeros(slots, dtype=torch.int64, device=device)  # [B]
-        self._nodes = self._newest[:, None][:, :0]  # [B, E] codes expanded since committed()
+        self._nodes = self._newest[:, None][:, :0]  # [B, E] codes expanded in the newest tree
 
     def prompt(self, slot: int, tokens: list[int]) -> list[int]:
         """See Pairing."""
@@ -66,7 +66,6 @@ class SameToken:
         """See Pairing."""
         own = torch.cat((self._newest[:, None], codes[:, :-1]), dim=1)
         self._newest.copy_(codes.gather(1, count[:, None] - 1)[:, 0])
-        self._nodes = codes[:, :0]
         return own
 
     def drafted(self, codes: Tensor, ancestors: Tensor) -> Tensor:

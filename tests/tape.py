@@ -94,7 +94,7 @@ class _Operators(TorchDispatchMode):
 
 
 class _Capture(_Operators):
-    """Into a tape; refuses what a capture refuses."""
+    """Into a tape; refuses to read a number, for tests.reads sees what else would wait."""
 
     def __init__(self, tape: Tape) -> None:
         super().__init__()

@@ -12,9 +12,9 @@ from adt_tree.policy import TreeShape
 from adt_tree.roles import Request
 from adt_tree.transfer import to_device
 from eval import arms
-from eval.gpu_parts import waits
+from eval.gpu_parts import waits, warm_up
 from eval.method import Method
-from models.graphs import WARM_UPS, CudaRecorder, Replays
+from models.graphs import CudaRecorder, Replays
 from models.model import Model
 from models.registry import load
 from tests.test_graphs import Doubling
@@ -59,8 +59,7 @@ def test_a_cycle_waits_once(name: str, graphs: bool, tiny_checkpoint: Path) -> N
     model = opened(tiny_checkpoint, "cuda", graphs)
     opening = model.encode("sun")
     arm = arms.build(model, Method(1.0, 0, 1.0, 3.0, **TREES[name]), 1, opening.length)
-    for _ in range(WARM_UPS + 1):  # a capture waits
-        list(arm.decode([Request("0", opening, 0)]))
+    warm_up(arm, Request("0", opening, 0))
     assert waits(arm, Request("0", opening, 0), torch.device("cuda")) <= 1
 
 

@@ -29,6 +29,7 @@ from adt_tree.verify import GreedyRelaxed
 from eval import arms
 from eval.dump import Recorder
 from eval.errors import UserError
+from eval.gpu_parts import warm_up
 from eval.method import Method as Chosen
 from eval.profiling import profile
 from eval.session import check_graphs
@@ -168,8 +169,7 @@ def test_models(name: str, pairing: str, tiny_checkpoint: Path, monkeypatch: pyt
 
 def launches(arm: arms.Arm, request: Request, machine: Machine) -> int:
     """Operators between the second and the third target pass of an image, when all that recurs was seen."""
-    for _ in range(WARM_UPS + 1):
-        list(arm.decode([request]))
+    warm_up(arm, request)
     counts, forward = list[int](), arm.target.forward
     with Launches(machine) as seen:
 
@@ -198,14 +198,15 @@ def test_a_cycle_is_few_launches(name: str, tiny_checkpoint: Path, monkeypatch: 
     assert found[0] <= LEFT[name] <= found[1] / 4
 
 
-@pytest.mark.parametrize("name", ["ar", "eagle", "jacobi", "hybrid"])
+@pytest.mark.parametrize("name", ["ar", "eagle", "jacobi"])  # a hybrid learns: its shapes are never all seen
 def test_stopwatches_stay_outside(name: str, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A profile of captured work runs the recordings there are."""
     monkeypatch.setattr("models.model.CudaRecorder", Machine)
     model = replace(load("emoji", str(tiny_checkpoint), None, "fp32", "cpu", True), graphs=True)
     requests = [Request("0", model.encode("sun"), 3)]
     arm = arms.build(model, METHODS[name], 1, requests[0].prompt.length)
-    codes = [next(arm.decode(requests)).codes for _ in range(WARM_UPS + 1)][-1]
+    warm_up(arm, requests[0])
+    codes = next(arm.decode(requests)).codes
     before = arm.target.passes.captured
     shares = profile(arm, requests)
     assert arm.target.passes.captured == before and min(shares["target"], shares["verify"]) > 0
