@@ -109,7 +109,7 @@ class Replays:
 
     def __call__(self, function: Callable[..., Any], host: Host, *inputs: Any) -> Any:
         """See Passes."""
-        return self._run(function, host, inputs, WARM_UPS)
+        return self._run((function, host, _form(inputs)), inputs, WARM_UPS)
 
     def change(self, function: Callable[..., Any], host: Host, *inputs: Any) -> Any:
         """See Passes."""
@@ -118,11 +118,13 @@ class Replays:
             self._changes[key] += 1
             # As in the capture: inputs that lie in one piece may take other kernels than views do.
             return function(*host, *_filled(inputs, (_cloned(x) for x in _tensors(inputs))))
-        return self._run(function, host, inputs, 0)
+        return self._run(key, inputs, 0)
 
-    def _run(self, function: Callable[..., Any], host: Host, inputs: tuple[Any, ...], warm_ups: int) -> Any:
+    def _run(
+        self, key: tuple[Callable[..., Any], Host, Hashable], inputs: tuple[Any, ...], warm_ups: int
+    ) -> Any:
         """By its recording, made if there is none yet and room for one."""
-        key, given = (function, host, _form(inputs)), list(_tensors(inputs))
+        (function, host, _), given = key, list(_tensors(inputs))
         held = self._held.get(key)
         if held is None and self.captured == MOST:
             return function(*host, *inputs)
