@@ -19,7 +19,7 @@ from adt_tree.records import Decoded, Step
 from adt_tree.roles import Prefix, Proposer, Request, Scored, Target
 from adt_tree.sampling import Sampling, log_probs
 from adt_tree.transfer import to_device
-from adt_tree.tree import DraftTree, lone_roots
+from adt_tree.tree import DraftTree, root_only_tree
 from adt_tree.verify import Coupled, Rule, Verdict, accepted_nodes
 
 IDLE = TreeShape(0, 0, 0)
@@ -119,7 +119,7 @@ def autoregressive(
     while slots.refill(begin):
         clock = time.perf_counter()
         gumbel = drawn.at(slots.positions[:, None])
-        scored = target.forward(lone_roots(slots.roots), slots.committed)
+        scored = target.forward(root_only_tree(slots.roots), slots.committed)
         settled = target.passes.change(_settle_one, (target, sampling), scored, gumbel)
         slots.roots, outcome = settled.roots, settled.outcome.tolist()
         ms = 1e3 * (time.perf_counter() - clock)
@@ -199,10 +199,10 @@ def _settle(
     """Judge the trees, commit the accepted paths and let the proposer learn from them. gumbel [B, N, V]: the
     noise of each node's position; seeds and positions [B], of the first code not yet committed."""
     log_p = log_probs(scored.logits, sampling)
-    noisy = log_p + gumbel
-    verdict = rule(tree, log_p, noisy, seeds, positions)
+    perturbed = log_p + gumbel
+    verdict = rule(tree, log_p, perturbed, seeds, positions)
     target.commit(verdict, scored)
-    proposer.observe(tree, log_p, noisy, scored.features, verdict)
+    proposer.observe(tree, log_p, perturbed, scored.features, verdict)
     roots = verdict.codes.gather(1, verdict.count[:, None] - 1)[:, 0]
     drafted = tree.valid.sum(dim=1) - 1
     broken = (accepted_nodes(tree, verdict) & log_p[..., 0].isnan()).any(dim=1)  # a row is NaN as a whole

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from adt_tree.calibrate import BOTH, DRAFTER, Calibration
+from adt_tree.candidates import CandidateCache, Candidates, grow_chains
+from adt_tree.eagle import EagleProposer, Stem
 from adt_tree.passes import DIRECT, Passes
 from adt_tree.policy import TreeShape
-from adt_tree.propose import EagleProposer, Stem
 from adt_tree.roles import Below, Drafter, Prefix
 from adt_tree.sampling import Sampling
-from adt_tree.stale import Candidates, StaleCodes, grow_chains
-from adt_tree.tree import DraftTree, lone_roots
+from adt_tree.tree import DraftTree, root_only_tree
 from adt_tree.verify import Verdict
 
 WEIGHTS = (0.0, 0.1, 0.25, 0.5, 1.0)  # of the drafter's log-law beside the stale one's
@@ -58,13 +58,13 @@ class Belief:
 
 
 class HybridProposer:
-    """Self-drafting (see JacobiProposer) whose first level the drafter has a say in."""
+    """Self-drafting (see SelfDraftProposer) whose first level the drafter has a say in."""
 
     def __init__(
         self,
         drafter: Drafter,
         sampling: Sampling,
-        stale: StaleCodes,
+        stale: CandidateCache,
         calibration: Calibration,
         slots: int,
         passes: Passes = DIRECT,
@@ -96,13 +96,13 @@ class HybridProposer:
         return self.eagle.propose(shapes, roots, below, committed)
 
     def observe(
-        self, tree: DraftTree, log_p: Tensor, noisy: Tensor, features: Tensor, verdict: Verdict
+        self, tree: DraftTree, log_p: Tensor, perturbed: Tensor, features: Tensor, verdict: Verdict
     ) -> None:
         """See Proposer."""
         self.calibration.observe(tree, verdict)
-        self.belief.observe(tree, noisy[:, 0].argmax(dim=-1))
-        self.stale.observe(tree, noisy, verdict)
-        self.eagle.observe(tree, log_p, noisy, features, verdict)
+        self.belief.observe(tree, perturbed[:, 0].argmax(dim=-1))
+        self.stale.observe(tree, perturbed, verdict)
+        self.eagle.observe(tree, log_p, perturbed, features, verdict)
 
 
 class HybridGrowth:
@@ -113,14 +113,14 @@ class HybridGrowth:
     correcting made no better (docs/LOG.md).
     """
 
-    def __init__(self, stale: StaleCodes, calibration: Calibration, belief: Belief) -> None:
+    def __init__(self, stale: CandidateCache, calibration: Calibration, belief: Belief) -> None:
         self.stale, self.calibration, self.belief = stale, calibration, belief
 
     def __call__(self, drafter: Drafter, sampling: Sampling, stem: Stem) -> DraftTree:
         """See Growth."""
         bounds = stem.bounds
         if min(bounds) == 0:
-            return lone_roots(stem.roots)
+            return root_only_tree(stem.roots)
         weight = self.belief.weight
         found, guesses = self.candidates(stem, weight)
         rank = torch.arange(bounds[2], device=stem.roots.device)
@@ -148,18 +148,18 @@ class HybridGrowth:
         return Candidates(*merged), guesses
 
     def _first(
-        self, ahead: Candidates, log_q: Tensor, noisy: Tensor, weight: Tensor
+        self, ahead: Candidates, log_q: Tensor, perturbed: Tensor, weight: Tensor
     ) -> tuple[Candidates, Tensor]:
         """The K best codes of the first position, [B, K], by log s + weight * log q, s being the stale law's
         confidence, of codes it does not name that of the last one it names; and the best code [B, W] by each
         of WEIGHTS. A code both name stands once.
 
-        log_q [B, V]: the drafter's law after the root; noisy: the same under the position's noise, whose best
-        are the drafter's candidates.
+        log_q [B, V]: the drafter's law after the root; perturbed: the same under the position's noise,
+        whose best are the drafter's candidates.
         """
         stale, said = ahead.codes[:, 0], ahead.confidence[:, 0]
         width = stale.shape[1]
-        drafted = noisy.topk(width, dim=-1).indices
+        drafted = perturbed.topk(width, dim=-1).indices
         known = said.isfinite()
         same = (drafted[:, None] == stale[..., None]) & known[..., None]  # [B, stale, drafted]
         unnamed = said.masked_fill(~known, 0.0).amin(dim=1, keepdim=True)

@@ -9,10 +9,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 Cell = tuple[int, int]  # (row, column)
-POLICIES = ("adjacent", "prior")  # AdjacencyAdaptive, prior.SpatialPrior
-# Costs in target passes over one node; ours, to be measured where they matter (bench --profile).
-LEVEL_COST = 0.06  # of one pass of the drafter network: what one more level of its trees takes
-NODE_COST = 0.01  # of one more node in the target's pass: all that one more self-drafted level takes
 INITS = ("horizontal", "vertical", "both", "random")  # the decoded neighbours a state is repeated from
 
 
@@ -71,7 +67,7 @@ class Fixed:
 
 
 @dataclass(frozen=True, slots=True)
-class AdaptConstants:
+class AdaptiveTree:
     """Constants of the adaptive tree. The paper publishes none; these are of a sweep on the embedded model
     (docs/LOG.md)."""
 
@@ -86,16 +82,10 @@ class AdaptConstants:
     width_start: int = 2
     budget: int = 10  # drafted nodes, root excluded
     init: str = "horizontal"  # one of INITS
-    policy: str = "adjacent"  # one of POLICIES
-    level_cost: float = LEVEL_COST  # of the prior policy: cost of one more level, in target passes
 
     def __post_init__(self) -> None:
         if self.init not in INITS:
             raise ValueError(f"adt_init {self.init!r}: choose one of {', '.join(INITS)}")
-        if self.policy not in POLICIES:
-            raise ValueError(f"adt_policy {self.policy!r}: choose one of {', '.join(POLICIES)}")
-        if not 0 <= self.level_cost < float("inf"):
-            raise ValueError(f"adt_level_cost {self.level_cost}: a cost must not be negative")
         if not 0 <= self.beta <= 1:
             raise ValueError(f"adt_beta {self.beta}: an acceptance rate lies in [0, 1]")
         for name in ("depth", "width"):
@@ -121,7 +111,7 @@ def self_drafted(budget: int) -> TreeShape:
 # pass. The update rests at d = ln 2 / (beta ln 1/a), at acceptance a a level: beta 0.5 gives 1.5 to 6 levels
 # where a is 0.4 to 0.8; 0.2 gives 4 to 15, the best at this cost. At least 16, as every pass that scores a
 # position refines its draft for the next (docs/LOG.md).
-SELF_DRAFTED = AdaptConstants(
+SELF_DRAFTED = AdaptiveTree(
     beta=0.2,
     step_depth=2,
     depth_min=16,
@@ -131,7 +121,6 @@ SELF_DRAFTED = AdaptConstants(
     width_max=8,
     width_start=6,
     budget=BUDGET,
-    level_cost=NODE_COST,
 )
 
 
@@ -154,7 +143,7 @@ class AdjacencyAdaptive:
     state.
     """
 
-    def __init__(self, constants: AdaptConstants, slots: int) -> None:
+    def __init__(self, constants: AdaptiveTree, slots: int) -> None:
         self.constants = constants
         self._memory = [_Memory(random.Random(0)) for _ in range(slots)]
 

@@ -122,7 +122,7 @@ class Proposer(Protocol):
         """A tree per slot below roots [B]; committed: as Target.forward."""
 
     def observe(
-        self, tree: DraftTree, log_p: Tensor, noisy: Tensor, features: Tensor, verdict: Verdict
+        self, tree: DraftTree, log_p: Tensor, perturbed: Tensor, features: Tensor, verdict: Verdict
     ) -> None:
         """Take in what was accepted: log_p [B, N, V], the same under the noise of the nodes' positions, and
         the target's features [G, B, N, D] at every node. What it keeps it writes in place."""

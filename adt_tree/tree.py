@@ -95,7 +95,7 @@ def leaves_mask(parents: Tensor) -> Tensor:
     return (number <= parents[..., None]) | torch.eye(len(number), dtype=torch.bool, device=parents.device)
 
 
-def lone_roots(codes: Tensor) -> DraftTree:
+def root_only_tree(codes: Tensor) -> DraftTree:
     """Trees of the root alone, codes [B]: what plain AR feeds the target."""
     zero = torch.zeros_like(codes)[:, None]
     seen = torch.ones_like(zero, dtype=torch.bool)

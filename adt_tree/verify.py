@@ -41,7 +41,7 @@ class Rule(Protocol):
         """Draw codes [B] from log_p [B, V] at positions [B] (the first code of an image)."""
 
     def __call__(
-        self, tree: DraftTree, log_p: Tensor, noisy: Tensor, seeds: Tensor, positions: Tensor
+        self, tree: DraftTree, log_p: Tensor, perturbed: Tensor, seeds: Tensor, positions: Tensor
     ) -> Verdict:
         """Judge a tree: log_p [B, N, V], the same under the noise of each node's position, positions [B] of
         the first code not yet committed."""
@@ -102,10 +102,10 @@ class Coupled:
         return (log_p + self.noise.gumbel(seeds, positions[:, None])[:, 0]).argmax(dim=-1)
 
     def __call__(
-        self, tree: DraftTree, log_p: Tensor, noisy: Tensor, seeds: Tensor, positions: Tensor
+        self, tree: DraftTree, log_p: Tensor, perturbed: Tensor, seeds: Tensor, positions: Tensor
     ) -> Verdict:
         """See Rule."""
-        choice = noisy.argmax(dim=-1)
+        choice = perturbed.argmax(dim=-1)
         wanted = choice.gather(1, tree.parents)
         if self.relaxation is None:
             hit = (tree.codes == wanted) & tree.valid
@@ -147,7 +147,7 @@ class GreedyRelaxed:
         return log_p.argmax(dim=-1)
 
     def __call__(
-        self, tree: DraftTree, log_p: Tensor, noisy: Tensor, seeds: Tensor, positions: Tensor
+        self, tree: DraftTree, log_p: Tensor, perturbed: Tensor, seeds: Tensor, positions: Tensor
     ) -> Verdict:
         """See Rule."""
         choice = log_p.argmax(dim=-1)
@@ -203,7 +203,7 @@ class Rejection:
         return (log_p + self._residual_noise.gumbel(seeds, positions[:, None])[:, 0]).argmax(dim=-1)
 
     def __call__(
-        self, tree: DraftTree, log_p: Tensor, noisy: Tensor, seeds: Tensor, positions: Tensor
+        self, tree: DraftTree, log_p: Tensor, perturbed: Tensor, seeds: Tensor, positions: Tensor
     ) -> Verdict:
         """See Rule."""
         chances = uniform(seeds, positions[:, None], tree.nodes, ACCEPT)[:, 0].float()

@@ -15,7 +15,7 @@ from typing import Any
 
 from eval import figures
 from eval.errors import UserError
-from eval.outputs import DUMP, STEPS, make_folder, read_statistics, read_steps, write_json
+from eval.outputs import STEPS, make_folder, read_statistics, read_steps, write_json
 
 Map = list[list[float]]
 TOP = "top1"
@@ -59,17 +59,13 @@ def average(folder: Path) -> dict[str, Any]:
     ((height, width),) = grids
     every = [figures.maps(own, height, width) for own in steps.values()]
     found = {kind: _mean([maps[kind] for maps in every]) for kind in every[0]}
-    dumps = list((folder / DUMP).glob("*.safetensors"))
-    if dumps:
-        found[TOP] = _mean(_likeliest(folder, (height, width)))
     calls = [step["accepted"] + 1 for own in steps.values() for step in own]
     return {
         "run": folder.name,
         "images": len(steps),
-        "dumps": len(dumps),
         "grid": [height, width],
         "codes_a_call": sum(calls) / len(calls),
-        "correlation": correlation(found["codes a call"], found[TOP]) if dumps else None,
+        "correlation": correlation(found["codes a call"], found[TOP]) if TOP in found else None,
         "maps": {kind: [[None if math.isnan(v) else round(v, 4) for v in row] for row in cells]
                  for kind, cells in found.items()},
     }  # fmt: skip
@@ -92,16 +88,6 @@ def _mean(maps: Sequence[Map]) -> Map:
         columns = [[v for v in values if not math.isnan(v)] for values in zip(*cells, strict=True)]
         rows.append([sum(values) / len(values) if values else math.nan for values in columns])
     return rows
-
-
-def _likeliest(folder: Path, grid: tuple[int, int]) -> list[Map]:
-    """The probability of each dumped image's likeliest code, by cell."""
-    import torch
-
-    from eval.dumped import read_dumps
-
-    dumps = read_dumps(folder, torch.device("cpu"))
-    return [dump.log_p.amax(dim=1).exp().reshape(grid).tolist() for dump in dumps]
 
 
 def correlation(one: Map, other: Map) -> float | None:

@@ -10,7 +10,7 @@ import torch
 
 from adt_tree.noise import Noise
 from adt_tree.sampling import Sampling, log_probs
-from adt_tree.tree import lone_roots
+from adt_tree.tree import root_only_tree
 from adt_tree.verify import Coupled
 from eval.families import ALIGNMENT
 from models.model import Model
@@ -59,11 +59,11 @@ def agreement(model: Model, guidance: float) -> dict[str, float]:
         for name, drafter in drafters.items():
             logits, _ = drafter.extend(features, code[:, None], zero + 1, [cell])
             laws[name] = log_probs(logits, sampling)[0].exp()
-        tree = lone_roots(code)
+        tree = root_only_tree(code)
         scored = target.forward(tree, [cell])
         log_p, position = log_probs(scored.logits, sampling), zero + cell + 1
-        noisy = log_p + rule.noise.gumbel(zero, position[:, None])
-        verdict = rule(tree, log_p, noisy, zero, position)
+        perturbed = log_p + rule.noise.gumbel(zero, position[:, None])
+        verdict = rule(tree, log_p, perturbed, zero, position)
         target.commit(verdict, scored)
         code, features = verdict.codes[:, 0], scored.features
         for name, law in laws.items():

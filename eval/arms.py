@@ -9,18 +9,17 @@ from pathlib import Path
 import torch
 
 from adt_tree.calibrate import Calibration
+from adt_tree.candidates import CandidateCache
 from adt_tree.decode import autoregressive, speculative
+from adt_tree.eagle import EagleProposer, StaticGrowth, grow_dynamic
 from adt_tree.hybrid import HybridProposer
-from adt_tree.jacobi import JacobiProposer
 from adt_tree.noise import Noise
 from adt_tree.policy import AdjacencyAdaptive, Fixed, Policy, TreeShape
-from adt_tree.prior import SpatialPrior
-from adt_tree.propose import EagleProposer, StaticGrowth, grow_dynamic
 from adt_tree.records import Decoded
 from adt_tree.relax import Relaxation
 from adt_tree.roles import Proposer, Request, Target
 from adt_tree.sampling import Sampling
-from adt_tree.stale import StaleCodes
+from adt_tree.self_draft import SelfDraftProposer
 from adt_tree.tree import STATIC_TREES, StaticTree
 from adt_tree.verify import Coupled, GreedyRelaxed, Rejection, Rule
 from eval.controls import Control
@@ -82,8 +81,7 @@ def make_policy(method: Method, shape: TreeShape, slots: int) -> Policy:
     """Who chooses the shapes; `shape` everywhere where nothing adapts."""
     if method.adapt is None:
         return Fixed(shape)
-    kinds = {"adjacent": AdjacencyAdaptive, "prior": SpatialPrior}
-    return kinds[method.adapt.policy](method.adapt, slots)
+    return AdjacencyAdaptive(method.adapt, slots)
 
 
 def make_proposer(
@@ -101,9 +99,9 @@ def make_proposer(
         keep_q = method.verify == "rejection" and not method.greedy
         growth = grow_dynamic if static is None else StaticGrowth(static, keep_q, device)
         return EagleProposer(drafter, sampling, growth, slots, drafter.passes)
-    stale = StaleCodes(model.grid, slots, shape.width, method.seed_cells, model.num_codes, device)
+    stale = CandidateCache(model.grid, slots, shape.width, method.seed_cells, model.num_codes, device)
     if method.drafter == "jacobi":
-        return JacobiProposer(stale, target.passes)
+        return SelfDraftProposer(stale, target.passes)
     drafter = model.drafter(target, shape.depth, shape.width)
     return HybridProposer(drafter, sampling, stale, Calibration(shape.width, device), slots, drafter.passes)
 

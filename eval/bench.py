@@ -18,7 +18,6 @@ from adt_tree.sampling import Sampling
 from eval import arms
 from eval.bench_options import ARMS, arm_methods, check_reference
 from eval.controls import roofline
-from eval.costs import CYCLE, cost_table, cycle
 from eval.errors import UserError
 from eval.measure import Lane, keep, measure, print_runs, summaries, table, warm_up
 from eval.method import Method
@@ -78,11 +77,7 @@ def run(args: argparse.Namespace) -> None:
     if args.profile:
         cold = 0 if store.added else args.warmup
         result["profile"] = _profiles(lanes, requests[:PROFILED], cold)
-        costs = cost_table(args, model, ours[0].sampling, requests[0].prompt, args.batch_size, fresh=True)
-        result["cycles"] = [cycle(lane, costs) for lane in lanes if isinstance(lane.decoder, arms.Arm)]
-        result["costs"] = costs.as_dict()
         print(_split_table(result["profile"], "share of time", PARTS, ".1%"))
-        print(_split_table(result["cycles"], "ms a cycle", CYCLE, ".2f"))
     write_json(folder / "bench.json", result)
     print(json.dumps(result))
 

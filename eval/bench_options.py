@@ -10,7 +10,6 @@ from eval.errors import UserError
 from eval.families import static_of
 from eval.method import Method, adapt_constants, check_model, fixed_shape, lantern, refuse_idle, unused
 from eval.options import (
-    AUTO,
     add_adapt_arguments,
     add_lantern_arguments,
     add_law_arguments,
@@ -26,13 +25,11 @@ BOUNDS = ("floor", "ceiling")  # eagle2 with a verdict of their own
 STALE_ARMS = (
     "jacobi", "adt_jacobi", "jacobi_lantern", "adt_jacobi_lantern", "hybrid", "adt_hybrid", "hybrid_lantern"
 )  # fmt: skip
-PRIOR_ARMS = ("adt_prior", "adt_jacobi_prior", "adt_hybrid_prior")
-ARMS = (*PAPER_ARMS, *STALE_ARMS, *PRIOR_ARMS, *BOUNDS)
+ARMS = (*PAPER_ARMS, *STALE_ARMS, *BOUNDS)
 EAGLE2 = {
     "model_type": "eagle",
     "drafter_type": "eagle",
     "peanut": False,
-    "adt_policy": None,
     "static_tree": False,
     "lantern": False,
 }
@@ -42,9 +39,6 @@ FLAGS: dict[str, dict[str, object]] = {
     "lantern": {"lantern": True}, "adt_lantern": {"lantern": True, "peanut": True},
     "jacobi": {"drafter_type": "jacobi"}, "adt_jacobi": {"drafter_type": "jacobi", "peanut": True},
     "hybrid": {"drafter_type": "hybrid"}, "adt_hybrid": {"drafter_type": "hybrid", "peanut": True},
-    "adt_prior": {"peanut": True, "adt_policy": "prior"},
-    "adt_jacobi_prior": {"drafter_type": "jacobi", "peanut": True, "adt_policy": "prior"},
-    "adt_hybrid_prior": {"drafter_type": "hybrid", "peanut": True, "adt_policy": "prior"},
     "jacobi_lantern": {"drafter_type": "jacobi", "lantern": True},
     "adt_jacobi_lantern": {"drafter_type": "jacobi", "lantern": True, "peanut": True},
     "hybrid_lantern": {"drafter_type": "hybrid", "lantern": True},
@@ -69,7 +63,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "eagle1: --tree_choices; eagle2: trees of fixed shape; adt: adaptive trees; lantern: eagle2 relaxed; "
         "adt_lantern: adt relaxed; jacobi, adt_jacobi: self-drafted trees, fixed and adaptive; "
         "hybrid, adt_hybrid: drafter network and self-drafting in one tree; "
-        "adt_prior, adt_jacobi_prior, adt_hybrid_prior: adaptive trees of --adt_policy prior; "
         "jacobi_lantern, adt_jacobi_lantern, hybrid_lantern: those relaxed; "
         "floor, ceiling: eagle2 with no draft or every first draft accepted, bounds and no images "
         "(default: ar to adt_lantern)",
@@ -144,10 +137,6 @@ def _check_used(args: argparse.Namespace, arms: Iterable[str]) -> None:
     """UserError for an option that none of the arms uses."""
     if args.drafter_type is not None:
         raise UserError(f"--drafter_type {args.drafter_type}: choose --arms {', '.join(STALE_ARMS)}")
-    if args.adt_policy is not None:
-        raise UserError(f"--adt_policy {args.adt_policy}: choose --arms adt or {', '.join(PRIOR_ARMS)}")
-    if args.total_token == AUTO:
-        raise UserError(f"--total_token {AUTO}: bench compares arms of given sizes; use `main.py throughput`")
     idle = {arm: _unused(args, arm) for arm in ARMS}
     chosen = list(arms)
     refuse_idle(args, idle, chosen, f"--arms {' '.join(chosen)}", plain="eagle2")

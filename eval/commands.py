@@ -21,19 +21,6 @@ COMMANDS = {
     "bench": Command(
         "eval.bench_options", "eval.bench", "time every method against plain decoding in one run"
     ),
-    "sweep": Command("eval.sweep_options", "eval.sweep", "try constants of the adaptive tree, one table"),
-    "budget": Command(
-        "eval.budget_options", "eval.budget", "tau and speed-up as functions of the nodes drafted"
-    ),
-    "throughput": Command(
-        "eval.throughput_options", "eval.throughput", "images a minute by the number of images in flight"
-    ),
-    "reliability": Command(
-        "eval.reliability_options", "eval.reliability", "how far drafts are accepted as often as predicted"
-    ),
-    "replay": Command(
-        "eval.replay_options", "eval.replay", "try proposers, policies and rules on a run's dump, offline"
-    ),
     "check_ckpts": Command(
         "eval.check_ckpts", "eval.check_ckpts", "name what is wrong with a model's files, from headers"
     ),

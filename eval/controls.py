@@ -35,7 +35,7 @@ class Control:
         return self._exact.choose(log_p, seeds, positions)
 
     def __call__(
-        self, tree: DraftTree, log_p: Tensor, noisy: Tensor, seeds: Tensor, positions: Tensor
+        self, tree: DraftTree, log_p: Tensor, perturbed: Tensor, seeds: Tensor, positions: Tensor
     ) -> Verdict:
         """See Rule."""
         hit = torch.zeros_like(tree.valid)
@@ -44,7 +44,7 @@ class Control:
             child, exists = next(iter(children(tree)))
             hit |= torch.zeros_like(hit).scatter(1, child, exists)
             hit[:, 0] = True
-        return verdict_from_hits(tree, hit, noisy.argmax(dim=-1))
+        return verdict_from_hits(tree, hit, perturbed.argmax(dim=-1))
 
 
 def roofline(model: Model) -> dict[str, float]:

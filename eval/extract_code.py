@@ -23,7 +23,7 @@ from eval.session import load_undrawn
 from eval.train_data import keep
 from models.model import Model
 from models.shards import ShardWriter, Stored, origin
-from models.target import Opening
+from models.target import EncodedPrompt
 from models.vq import from_uint8
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> None:
     }))  # fmt: skip
 
 
-def opening_of(model: Model, pair: Pair, text: str) -> Opening:
+def opening_of(model: Model, pair: Pair, text: str) -> EncodedPrompt:
     """The caption as the target takes it. UserError if it cannot."""
     try:
         return model.encode(text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from adt_tree.policy import BUDGET, SELF_DRAFTED, AdaptConstants, TreeShape, self_drafted
+from adt_tree.policy import BUDGET, SELF_DRAFTED, AdaptiveTree, TreeShape, self_drafted
 from eval.errors import UserError
 
 LLAMAGEN = ("llamagen", "llamagen2")
@@ -17,12 +17,9 @@ READ_BY = {  # option -> the only models that read it
 # Who drafts unless a network is asked for: on emoji the fastest exact one, as bench measured it; for
 # lumina_mgpt no drafter network is published.
 FASTEST = {"emoji": "jacobi", "lumina_mgpt": "jacobi"}
-ADAPT = AdaptConstants()
+ADAPT = AdaptiveTree()
 ADAPT_OF = {"eagle": ADAPT, "jacobi": SELF_DRAFTED, "hybrid": SELF_DRAFTED}
 SHAPE_OF = {"eagle": TreeShape(5, 4, 10), **dict.fromkeys(("jacobi", "hybrid"), self_drafted(BUDGET))}
-# Model -> drafted nodes -> tau of trees of policy.self_drafted at T = 1: what --total_token auto chooses by
-# (docs/PERFORMANCE.md).
-TAUS: dict[str, dict[int, float]] = {"emoji": {4: 2.04, 8: 2.67, 16: 3.65, 20: 4.08, 24: 4.33, 31: 4.68}}
 FP32_ON_CPU = ("emoji",)  # so that every exact method draws plain decoding's image, code for code
 SPLITTABLE = ("emoji", "anole", "lumina_mgpt")  # over several GPUs
 DEFAULT_TREE = "mc_sim_7b_63"
@@ -47,7 +44,7 @@ def shape_of(args: argparse.Namespace) -> TreeShape:
     return _released(args) or SHAPE_OF[args.drafter_type]
 
 
-def constants_of(args: argparse.Namespace) -> AdaptConstants:
+def constants_of(args: argparse.Namespace) -> AdaptiveTree:
     """The adaptive tree's defaults. A released tree is the budget and the first cell's shape; nothing of it
     was tuned, for want of the weights."""
     base, released = ADAPT_OF[args.drafter_type], _released(args)

@@ -10,7 +10,7 @@ import argparse
 import json
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,9 @@ from adt_tree.records import Decoded
 from adt_tree.roles import Request
 from eval import arms, figures
 from eval.claims import Worker, worker
-from eval.costs import choose_size
-from eval.dump import Recorder, dump_bytes
 from eval.errors import UserError
 from eval.method import Method, method_from
-from eval.options import AUTO, DEFAULT_END
+from eval.options import DEFAULT_END
 from eval.outputs import RunFolder, read_steps, tau_of
 from eval.prompts import Prompt, held_out_texts, load_prompts
 from eval.session import load_model, make_requests, synchronise
@@ -40,11 +38,9 @@ def run(args: argparse.Namespace) -> None:
     method = method_from(args)
     prompts = load_prompts(args)
     window = (args.start_idx, args.end_idx or DEFAULT_END)
-    folder = RunFolder(Path(args.output_dir), window, prompts, args.dump or 0)
+    folder = RunFolder(Path(args.output_dir), window, prompts)
     own = worker()
     model = load_model(args, need_drafter=method.needs_drafter)
-    if args.total_token == AUTO:
-        method = choose_size(args, method, model, prompts, folder.root)
     folder.open(determining(args, method, model), vars(args))
     pending = [prompt for prompt in prompts if prompt.name not in folder.statistics]
     skipped, started = len(prompts) - len(pending), time.perf_counter()
@@ -102,12 +98,11 @@ def _decode(
         arm = arms.build(model, method, min(args.batch_size, len(requests)), longest)
     except ValueError as error:
         raise UserError(str(error)) from error
-    recorder = _recorder(arm, model) if args.dump else None
     codes = calls = number = 0
     quiet = None if own.leads else True
     with tqdm(total=len(requests), unit="image", disable=quiet, smoothing=0.1) as bar:
         started = due = time.perf_counter()
-        for number, decoded in enumerate(_until_done(arm, recorder, requests, folder), start=1):
+        for number, decoded in enumerate(_until_done(arm, requests, folder), start=1):
             clock = time.perf_counter()
             image = model.image(decoded.codes)
             synchronise(arm.target.device)
@@ -126,38 +121,15 @@ def _decode(
 
 
 def _until_done(
-    arm: arms.Arm, recorder: Recorder | None, requests: Sequence[Request], folder: RunFolder
+    arm: arms.Arm, requests: Sequence[Request], folder: RunFolder
 ) -> Iterator[Decoded]:
     """Images as they finish; what other processes have in hand is waited for, and made if they stop."""
     while True:
-        yield from _decoded(arm, recorder, requests, folder)
+        yield from arm.decode(_taken(requests, folder))
         requests = [request for request in requests if not folder.done(request.name)]
         if not requests:
             return
         time.sleep(POLL_S)
-
-
-def _recorder(arm: arms.Arm, model: Model) -> Recorder:
-    """What notes the arm's images; the trees as well where other rules can be tried on them."""
-    method = arm.method
-    sampled = method.static is not None and method.verify == "rejection" and not method.greedy
-    inner = sorted(set(arms.static_tree(method.static).parents)) if sampled else None
-    return Recorder(arm.proposer, arm.sampling, inner)
-
-
-def _decoded(
-    arm: arms.Arm, recorder: Recorder | None, requests: Sequence[Request], folder: RunFolder
-) -> Iterator[Decoded]:
-    """Images as they finish: those that leave a dump first, with nothing else in flight, their dumps kept."""
-    noted = [request for request in requests if request.name in folder.dumped]
-    if noted:
-        order = {name: number for number, name in enumerate(folder.files, start=folder.first)}
-        for decoded in replace(arm, proposer=recorder).decode(_taken(noted, folder)):
-            facts = {"name": decoded.name, "seed": decoded.seed, "number": order[decoded.name]}
-            folder.add_dump(decoded.name, dump_bytes(recorder.finished, facts))
-            yield decoded
-    others = [request for request in requests if request.name not in folder.dumped]
-    yield from arm.decode(_taken(others, folder))
 
 
 def _taken(requests: Sequence[Request], folder: RunFolder) -> Iterator[Request]:

@@ -15,7 +15,7 @@ import torch
 from adt_tree.grid import Grid
 from adt_tree.policy import TreeShape
 from adt_tree.roles import Request
-from adt_tree.tree import lone_roots
+from adt_tree.tree import root_only_tree
 from eval import arms, memory
 from eval.controls import roofline
 from eval.method import Method
@@ -229,7 +229,7 @@ def _passes(model: Model, opening: Any, setting: Setting) -> dict[str, Any]:
     code = torch.zeros(1, dtype=torch.int64, device=device)
     prefix = target.prefill(0, opening)
     drafter.prefill(0, opening, prefix)
-    one = lone_roots(code)
+    one = root_only_tree(code)
     last = torch.stack([branch[-1] for branch in prefix.features])[:, None, None]
     _, feature = drafter.extend(last, code[:, None], torch.ones_like(code), [0])
     nodes = code[:, None].expand(-1, LEVEL)

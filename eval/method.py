@@ -6,15 +6,11 @@ import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from adt_tree.policy import AdaptConstants, TreeShape, self_drafted
+from adt_tree.policy import AdaptiveTree, TreeShape, self_drafted
 from eval.errors import UserError
-from eval.families import FASTEST, TAUS, by_eagle_version, check_family, constants_of, shape_of, static_of
-from eval.options import ADAPT_FIELDS, AUTO, DEFAULT_DELTA
+from eval.families import FASTEST, by_eagle_version, check_family, constants_of, shape_of, static_of
+from eval.options import ADAPT_FIELDS, DEFAULT_DELTA
 
-# Constants of --adt_policy adjacent alone
-OF_ADJACENT = (
-    "adt_init", "adt_beta", "adt_step_depth", "adt_step_width", "adt_depth_start", "adt_width_start",
-)  # fmt: skip
 GREEDY = 1e-5  # the published code's bound of temperature 0
 
 
@@ -38,7 +34,7 @@ class Method:
     cfg: float
     static: str | None = None
     shape: TreeShape | None = None
-    adapt: AdaptConstants | None = None
+    adapt: AdaptiveTree | None = None
     lantern: Lantern | None = None
     verify: str = "coupled"
     rules: str = "fixed"
@@ -74,7 +70,7 @@ def check_model(args: argparse.Namespace) -> None:
         raise UserError(f"--end_idx {args.end_idx}: it must exceed --start_idx {args.start_idx}")
 
 
-def adapt_constants(args: argparse.Namespace) -> AdaptConstants:
+def adapt_constants(args: argparse.Namespace) -> AdaptiveTree:
     """The adaptive tree's constants; UserError where they contradict one another."""
     base = constants_of(args)
     given = {field: getattr(args, option) for option, field in ADAPT_FIELDS.items()}
@@ -131,8 +127,7 @@ def unused(args: argparse.Namespace) -> dict[str, str]:
     trees = ("static_tree", "tree_choices", "seed_cells", "total_token", *fixed, "verify", "rules", *adt)
     kind, reference = args.drafter_type, args.rules == "reference"
     jacobi, stale = kind == "jacobi", kind in ("jacobi", "hybrid")
-    prior = args.adt_policy == "prior"
-    no_trees = ("drafter_path", "drafter_alignment", "peanut", "lantern", "dump", *trees)
+    no_trees = ("drafter_path", "drafter_alignment", "peanut", "lantern", *trees)
     cases = (
         (
             args.model_type == "base",
@@ -157,15 +152,7 @@ def unused(args: argparse.Namespace) -> dict[str, str]:
             "leave it out",
         ),
         (not args.lantern, ("lantern_k", "lantern_delta", "lantern_table"), "it needs --lantern"),
-        (
-            args.lantern
-            or (args.verify == "rejection" and args.temperature > GREEDY and not args.static_tree),
-            ("dump",),
-            "replay plays exact runs, and --verify rejection only with --static_tree; leave it out",
-        ),
         (not args.peanut, adt, "it needs --peanut"),
-        (prior, OF_ADJACENT, "--adt_policy prior neither starts from a state nor steps; leave it out"),
-        (not prior, ("adt_level_cost",), "it needs --adt_policy prior"),
         (
             args.peanut,
             fixed,
@@ -234,10 +221,8 @@ def drafted_by(args: argparse.Namespace, drafter: str) -> argparse.Namespace:
 def _check_combination(args: argparse.Namespace, drafter: str) -> None:
     """No option may be given where it would do nothing; drafter: who drafts, given or not."""
     _refuse(
-        args, ("grid_search",), "the published flag is never read; `main.py sweep` searches the constants"
+        args, ("grid_search",), "the published flag is never read; use `main.py bench --vary`"
     )
-    if args.model == "lumina_mgpt":
-        _refuse(args, ("dump",), "replay knows no row ends; leave it out")
     if args.model_type == "vllm":
         raise UserError("--model_type vllm: not available; choose eagle or base")
     if args.peanut and args.static_tree:
@@ -250,29 +235,12 @@ def _check_combination(args: argparse.Namespace, drafter: str) -> None:
         _refuse(args, (name,), reason)
 
 
-def _check_auto(args: argparse.Namespace, drafter: str) -> None:
-    """--total_token auto: where tau by size is known, and for what it cannot change the images of."""
-    given = f"--total_token {AUTO}"
-    if drafter != "jacobi" or args.model not in TAUS:
-        raise UserError(
-            f"{given}: what a tree's size gives is known of --drafter_type jacobi with --model "
-            f"{' or '.join(TAUS)} alone; give a number"
-        )
-    _refuse(args, ("peanut", "depth", "draft_top_k"), f"{given} chooses a fixed shape; leave one of them out")
-    _refuse(args, ("lantern",), f"relaxed images would depend on the device by {given}; leave one out")
-    _refuse(args, ("dump",), f"{given} may be plain decoding, of which replay plays nothing; give a number")
-
-
 def method_from(args: argparse.Namespace) -> Method:
-    """The method that generate_images was asked for; UserError for what cannot be. --total_token auto is
-    settled once there are costs: until then the shape is the default."""
+    """The method that generate_images was asked for; UserError for what cannot be."""
     check_model(args)
     args = by_eagle_version(args)
     drafter = drafter_type(args)
     _check_combination(args, drafter)
-    if args.total_token == AUTO:
-        _check_auto(args, drafter)
-        args = argparse.Namespace(**{**vars(args), "total_token": None})
     args = drafted_by(args, drafter)
     plain = Method(args.temperature, args.top_k, args.top_p, args.cfg)
     if args.model_type == "base" or drafter == "none":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 
-from adt_tree.policy import INITS, POLICIES, SELF_DRAFTED
+from adt_tree.policy import INITS, SELF_DRAFTED
 from eval.checkpoint_options import add_checkpoint_arguments
 from eval.families import ADAPT, ALIGNMENT, DEFAULT_TREE, FASTEST, RELEASED, SHAPE_OF, STATIC_OF
 from eval.family_options import add_family_arguments
@@ -14,13 +14,11 @@ from eval.parser import at_least, within
 STATIC_TREES = ("mc_sim_7b_63", "naive_extend_57", "chain")
 DRAFTERS = ("eagle", "jacobi", "hybrid")
 SEED_CELLS = ("above", "left", "both")
-AUTO = "auto"  # of --total_token: as measured costs have it
 DEFAULT_DELTA = 0.1
 DEFAULT_END = 10000
 CAPTIONS = ("first", "longest", "all")  # of the captions of a COCO image; the default first
-# option -> field of AdaptConstants; the budget is --total_token less the root
+# option -> field of AdaptiveTree; the budget is --total_token less the root
 ADAPT_FIELDS = {
-    "adt_policy": "policy", "adt_level_cost": "level_cost",
     "adt_init": "init", "adt_beta": "beta", "adt_step_depth": "step_depth", "adt_step_width": "step_width",
     "adt_depth_min": "depth_min", "adt_depth_max": "depth_max", "adt_width_min": "width_min",
     "adt_width_max": "width_max", "adt_depth_start": "depth_start", "adt_width_start": "width_start",
@@ -32,10 +30,6 @@ def _image_count(text: str) -> int:
     if value == 0:
         raise argparse.ArgumentTypeError("0 images: give a positive number, or -1 for all prompts")
     return value
-
-
-def _tree_size(text: str) -> int | str:
-    return text if text == AUTO else at_least(2)(text)
 
 
 def _window(text: str) -> str:
@@ -237,10 +231,10 @@ def add_tree_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--total_token",
-        type=_tree_size,
+        type=at_least(2),
         metavar="NODES",
-        help="nodes of a dynamic tree, root included; auto: what pays at --batch_size by measured costs, "
-        f"plain decoding perhaps, of self-drafted fixed trees (default: {_both('budget', 1)})",
+        help="nodes of a dynamic tree, root included "
+        f"(default: {_both('budget', 1)})",
     )
     group.add_argument(
         "--depth",
@@ -275,19 +269,6 @@ def add_adapt_arguments(parser: argparse.ArgumentParser) -> None:
     """The constants of the adaptive tree."""
     group = parser.add_argument_group(
         "adaptive trees (ADT-Tree)", "These constants need --peanut where it exists."
-    )
-    group.add_argument(
-        "--adt_policy",
-        choices=POLICIES,
-        help="adjacent: ADT-Tree, the adjacent cell's shape moved by the last acceptance rate; prior: the "
-        f"shape of least cost at the acceptance around the cell (default: {ADAPT.policy})",
-    )
-    group.add_argument(
-        "--adt_level_cost",
-        type=within(0, 100),
-        metavar="PASSES",
-        help="prior: cost of one more level, in target passes "
-        f"(default: {ADAPT.level_cost:g}, {SELF_DRAFTED.level_cost:g})",
     )
     group.add_argument(
         "--adt_init",
@@ -373,7 +354,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--grid_search",
         action=argparse.BooleanOptionalAction,
         default=False,
-        help="never read by the published code: refused; `main.py sweep` searches",
+        help="never read by the published code: refused; `main.py bench --vary` searches",
     )
     add_lantern_arguments(
         parser, switch=True, delta=DEFAULT_DELTA, k="1000, or an eighth of a smaller codebook"
@@ -387,13 +368,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=4,
         metavar="N",
         help="first images drawn beside their maps of accepted codes and tree depth",
-    )
-    parser.add_argument(
-        "--dump",
-        type=at_least(1),
-        metavar="N",
-        help="first images that leave DIR/dump/NAME.safetensors, which `main.py replay DIR` plays: fp32 laws "
-        "and features along the codes (1.5 MB an image of the embedded model), with --verify rejection "
-        "--static_tree the laws of the trees as well (about 12 MB); the latency "
-        "of these images includes the recording (default: none)",
     )

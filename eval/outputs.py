@@ -21,7 +21,6 @@ from eval.prompts import Prompt
 from models.files import replacing
 
 MOST_NAME = 100  # characters of a file name that come from the prompt's name
-DUMP = "dump"  # the folder of a run's dumps
 STEPS = "steps.jsonl"  # its cycles, one a line
 QUEUE = "queue"  # records of images that are finished and not yet in the statistics, and claims
 LOCK = ".lock"  # held while a run's statistics are written
@@ -141,18 +140,17 @@ class RunFolder:
     """Everything generate_images leaves behind, and what other runs of the same configuration left.
 
     Any number of processes may work in it at once: each takes images that nobody has (see claims), and keeps
-    a finished one as PNG, dump and record, a small file under queue/ which declares it finished. merge() puts
-    the records into the statistics and steps. An image whose PNG or dump is missing is made anew.
+    a finished one as PNG and record, a small file under queue/ which declares it finished. merge() puts
+    the records into the statistics and steps. An image whose PNG is missing is made anew.
     """
 
     def __init__(
-        self, root: Path, window: tuple[int, int], prompts: Sequence[Prompt], dumped: int = 0
+        self, root: Path, window: tuple[int, int], prompts: Sequence[Prompt]
     ) -> None:
-        """window: --start_idx, --end_idx, which selected the prompts. dumped: the first prompts that must
-        leave a dump. UserError if two names give one file."""
-        self.root, self.images, self.dumps = root, root / "img", root / DUMP
+        """window: --start_idx, --end_idx, which selected the prompts. UserError if two
+        names give one file."""
+        self.root, self.images = root, root / "img"
         self.first = window[0]  # the first prompt's place among all that the folder's runs select from
-        self.dumped = {prompt.name for prompt in prompts[:dumped]}
         self.statistics_path = root / f"global_statistics_{window[0]}_{window[1]}.json"
         self.steps_path = root / STEPS
         self.files = {prompt.name: file_name(prompt.name) for prompt in prompts}
@@ -179,17 +177,11 @@ class RunFolder:
         with alone(self.root / LOCK):
             claim(self.root / "generation_configs.json", "images", determines, options)
         self.images.mkdir(exist_ok=True)
-        if self.dumped:
-            self.dumps.mkdir(exist_ok=True)
         self.merge()
 
     def png(self, name: str) -> Path:
         """Where an image lies."""
         return self.images / f"{self.files.get(name) or file_name(name)}.png"
-
-    def dump(self, name: str) -> Path:
-        """Where an image's dump lies."""
-        return self.dumps / f"{self.files.get(name) or file_name(name)}.safetensors"
 
     def _record(self, name: str) -> Path:
         """Where a finished image's record lies until it is merged."""
@@ -197,7 +189,7 @@ class RunFolder:
 
     def _whole(self, name: str) -> bool:
         """Whether an image's files are there."""
-        return self.png(name).is_file() and (name not in self.dumped or self.dump(name).is_file())
+        return self.png(name).is_file()
 
     def done(self, name: str) -> bool:
         """Whether an image is finished, by this process or another."""
@@ -236,10 +228,6 @@ class RunFolder:
     def finished(self) -> dict[str, dict[str, Any]]:
         """Statistics of the prompts' finished images, in their order, as of the last merge."""
         return {name: self.statistics[name] for name in self._prompts if name in self.statistics}
-
-    def add_dump(self, name: str, data: bytes) -> None:
-        """Keep an image's dump, before the image is declared finished."""
-        write_atomic(self.dump(name), data)
 
     def add(self, decoded: Decoded, image: Image.Image, decode_s: float) -> None:
         """Keep a finished image: its PNG, then the record that declares it finished."""

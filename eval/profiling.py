@@ -169,11 +169,11 @@ class TimedProposer:
             return self.inner.propose(shapes, roots, below, committed)
 
     def observe(
-        self, tree: DraftTree, log_p: Tensor, noisy: Tensor, features: Tensor, verdict: Verdict
+        self, tree: DraftTree, log_p: Tensor, perturbed: Tensor, features: Tensor, verdict: Verdict
     ) -> None:
         """See Proposer."""
         with self._watch.part("tree"):
-            self.inner.observe(tree, log_p, noisy, features, verdict)
+            self.inner.observe(tree, log_p, perturbed, features, verdict)
 
 
 class TimedNoise:
@@ -222,11 +222,11 @@ class TimedRule:
             return self.inner.choose(log_p, seeds, positions)
 
     def __call__(
-        self, tree: DraftTree, log_p: Tensor, noisy: Tensor, seeds: Tensor, positions: Tensor
+        self, tree: DraftTree, log_p: Tensor, perturbed: Tensor, seeds: Tensor, positions: Tensor
     ) -> Verdict:
         """See Rule."""
         with self._watch.part("verify"):
-            return self.inner(tree, log_p, noisy, seeds, positions)
+            return self.inner(tree, log_p, perturbed, seeds, positions)
 
 
 def profile(arm: Arm, requests: Sequence[Request]) -> dict[str, float]:

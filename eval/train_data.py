@@ -23,7 +23,7 @@ from eval.prompts import CONFIGS, load_prompts
 from eval.session import load_model, make_requests
 from models.model import Model
 from models.shards import ShardWriter, Stored, origin
-from models.target import Opening
+from models.target import EncodedPrompt
 from models.teacher import features
 
 DEFAULT_FILE = CONFIGS / "emoji_drafter_prompts.txt"
@@ -63,6 +63,6 @@ def run(args: argparse.Namespace) -> None:
     print(json.dumps({**made, "output_dir": args.output_dir}))
 
 
-def keep(model: Model, opening: Opening, codes: list[int]) -> list[torch.Tensor]:
+def keep(model: Model, opening: EncodedPrompt, codes: list[int]) -> list[torch.Tensor]:
     """The features of one image, both branches."""
     return features(model, [opening], torch.tensor([codes]))[0]

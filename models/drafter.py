@@ -24,7 +24,7 @@ from models.errors import CheckpointError
 from models.fit import expected, require
 from models.packed import cache_dtype, pack
 from models.pairing import make_pairing
-from models.target import ARTarget, Opening, by_branch, chain_mask
+from models.target import ARTarget, EncodedPrompt, by_branch, chain_mask
 from models.transformer import Block, DecoderConfig, reserve, rotary_table
 from models.weights import read_weights
 
@@ -161,7 +161,7 @@ class EagleDrafter:
             self.device,
         )
 
-    def prefill(self, slot: int, prompt: Opening, prefix: Prefix) -> None:
+    def prefill(self, slot: int, prompt: EncodedPrompt, prefix: Prefix) -> None:
         """See Drafter."""
         for branch, features in enumerate(prefix.features):
             tokens = self.pairing.prompt(slot, prompt.tokens(branch))

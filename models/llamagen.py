@@ -90,8 +90,8 @@ def drafter_config(config: Mapping[str, Any], target: DecoderConfig) -> DecoderC
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
-    """See models.target.Opening: rows of text or of a class, behind padding up to the T rows of no text.
+class EncodedPrompt:
+    """Rows of text or of a class, behind padding up to the T rows of no text (see models.target).
 
     Both branches share the conditional's padding. A real row sees none of it; a row of padding sees the
     padding up to itself, as in the released code in bf16, the regime of the published drafters, which read
@@ -108,7 +108,7 @@ class Opening:
         return len(self.unconditional)
 
     def lead(self, branch: int, decoder: Decoder) -> Lead:
-        """See models.target.Opening."""
+        """See models.target.EncodedPrompt."""
         padding = self.length - len(self.conditional)
         rows = self.unconditional if branch else F.pad(self.conditional, (0, 0, padding, 0))
         order = torch.arange(self.length, device=rows.device)
@@ -119,7 +119,7 @@ class Opening:
         return Lead(rows[None], seen[None], padding)
 
     def tokens(self, branch: int) -> list[int]:
-        """See models.target.Opening: the drafter takes the prefix for so many codes 0."""
+        """See models.target.EncodedPrompt: the drafter takes the prefix for so many codes 0."""
         return [0] * self.length
 
 
@@ -171,11 +171,11 @@ class TextPrompts:
             self.nothing = project(project.uncond_embedding)
 
     @torch.inference_mode()
-    def encode(self, text: str) -> Opening:
+    def encode(self, text: str) -> EncodedPrompt:
         """The projected features of the text, and the rows of no text."""
         weight = self.project.uncond_embedding
         features = self.text.encode(text).to(weight.device, weight.dtype)
-        return Opening(self.project(features), self.nothing)
+        return EncodedPrompt(self.project(features), self.nothing)
 
     def release(self) -> None:
         """See PromptEncoder: free the text encoder."""
@@ -196,7 +196,7 @@ class ClassPrompts:
         """Classes there are."""
         return len(self.labels.embedding_table.weight) - 1
 
-    def encode(self, text: str) -> Opening:
+    def encode(self, text: str) -> EncodedPrompt:
         """The row of the class, and that of no class. ValueError if there is no such class."""
         if not text.isdecimal() or int(text) >= self.num_classes:
             raise ValueError(
@@ -204,7 +204,7 @@ class ClassPrompts:
                 "--class_labels"
             )
         table = self.labels.embedding_table.weight
-        return Opening(table[int(text)][None], table[-1:])
+        return EncodedPrompt(table[int(text)][None], table[-1:])
 
     def release(self) -> None:
         """See PromptEncoder: a table is small."""

@@ -22,7 +22,7 @@ from models.graphs import CudaRecorder, Replays
 from models.line_drafter import LineDrafter
 from models.lines import LineTarget
 from models.neighbours import find_table, read_table
-from models.target import ARTarget, Opening, PromptEncoder
+from models.target import ARTarget, EncodedPrompt, PromptEncoder
 from models.transformer import Decoder
 from models.vq import VQModel, to_uint8
 
@@ -95,17 +95,17 @@ class Model:
         """Token id of code 0."""
         return self.prompts.first_code
 
-    def encode(self, text: str) -> Opening:
+    def encode(self, text: str) -> EncodedPrompt:
         """The prompt as the target takes it."""
         return self.prompts.encode(text)
 
-    def encode_all(self, texts: Sequence[str]) -> list[Opening]:
+    def encode_all(self, texts: Sequence[str]) -> list[EncodedPrompt]:
         """All prompts of a run; what only encoding needs is given back."""
         openings = [self.prompts.encode(text) for text in texts]
         self.prompts.release()
         return openings
 
-    def prompt_length(self, prompt: Opening) -> int:
+    def prompt_length(self, prompt: EncodedPrompt) -> int:
         """Cache slots the prompt needs."""
         return prompt.length
 

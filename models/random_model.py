@@ -14,11 +14,11 @@ from torch import nn
 
 from adt_tree.grid import Grid
 from models.drafter import DrafterNet
-from models.llamagen import Opening as Rows
+from models.llamagen import EncodedPrompt as Rows
 from models.memory import Use
 from models.model import Model
 from models.skeleton import skeleton
-from models.target import Opening, Prompt
+from models.target import EncodedPrompt, Prompt
 from models.transformer import Decoder
 from models.vq import VQModel
 
@@ -35,7 +35,7 @@ class RandomPrompts:
     num_codes: int
     rows: torch.Tensor | None  # [1, D]; None: prompts are tokens
 
-    def encode(self, text: str) -> Opening:
+    def encode(self, text: str) -> EncodedPrompt:
         """A prompt of int(text) tokens."""
         count = int(text)
         if self.rows is not None:

@@ -32,7 +32,7 @@ class Lead:
     padding: int = 0  # leading rows that no later row attends to; the cache leaves them out
 
 
-class Opening(Protocol):
+class EncodedPrompt(Protocol):
     """What an image begins with, in both guidance branches."""
 
     @property
@@ -48,7 +48,7 @@ class Opening(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """An Opening of token ids, each branch ending where the first code is predicted."""
+    """An EncodedPrompt of token ids, each branch ending where the first code is predicted."""
 
     conditional: list[int]
     unconditional: list[int]
@@ -59,12 +59,12 @@ class Prompt:
         return max(len(self.conditional), len(self.unconditional))
 
     def lead(self, branch: int, decoder: Decoder) -> Lead:
-        """See Opening."""
+        """See EncodedPrompt."""
         tokens = torch.tensor([self.tokens(branch)], device=decoder.embed.weight.device)
         return Lead(decoder.embed(tokens), chain_mask(tokens.shape[1], tokens.device))
 
     def tokens(self, branch: int) -> list[int]:
-        """See Opening."""
+        """See EncodedPrompt."""
         return self.unconditional if branch else self.conditional
 
 
@@ -79,7 +79,7 @@ class PromptEncoder(Protocol):
     def num_codes(self) -> int:
         """Size of the codebook."""
 
-    def encode(self, text: str) -> Opening:
+    def encode(self, text: str) -> EncodedPrompt:
         """The prefix of one image, up to where its first code is predicted."""
 
     def release(self) -> None:
@@ -141,7 +141,7 @@ class ARTarget:
         pack(decoder.blocks)
         self.cache = allocate(decoder, branches * slots, capacity)
 
-    def prefill(self, slot: int, prompt: Opening) -> Prefix:
+    def prefill(self, slot: int, prompt: EncodedPrompt) -> Prefix:
         """See Target. Each branch is its own pass: nothing leaks between them."""
         if prompt.length > self.max_prompt:
             raise ValueError(f"a prompt of {prompt.length} tokens; the cache was sized for {self.max_prompt}")

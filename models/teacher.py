@@ -13,7 +13,7 @@ from torch import Tensor
 
 from adt_tree.grid import Grid
 from models.model import Model
-from models.target import ARTarget, Opening, chain_mask
+from models.target import ARTarget, EncodedPrompt, chain_mask
 
 BRANCHES = 2
 
@@ -27,7 +27,7 @@ def image_tokens(model: Model, codes: Tensor) -> Tensor:
     return torch.cat((rows, ends), dim=-1).flatten(-2)[..., :-1]
 
 
-def drafter_tokens(model: Model, opening: Opening, branch: int, codes: Tensor) -> Tensor:
+def drafter_tokens(model: Model, opening: EncodedPrompt, branch: int, codes: Tensor) -> Tensor:
     """Token ids [P + m - 1] of one image: entry e is the token behind row e, which is paired with its
     feature."""
     prefix = torch.tensor(opening.tokens(branch)[1:], dtype=torch.int64)
@@ -35,7 +35,7 @@ def drafter_tokens(model: Model, opening: Opening, branch: int, codes: Tensor) -
 
 
 @torch.no_grad()
-def features(model: Model, openings: Sequence[Opening], codes: Tensor) -> list[list[Tensor]]:
+def features(model: Model, openings: Sequence[EncodedPrompt], codes: Tensor) -> list[list[Tensor]]:
     """[P + m, D] of both guidance branches of every image; codes [B, n].
 
     They are those that decoding sees, in the model's type: a drafter reads them with row ends and padding.

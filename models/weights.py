@@ -1,6 +1,6 @@
 """Tensors of a checkpoint by name, read from disk when asked for and put where they belong at once.
 
-Opening reads headers only: names, shapes and sizes are known, and a missing or truncated file is found,
+EncodedPrompt reads headers only: names, shapes and sizes are known, and a missing or truncated file is found,
 before a byte of weights is read.
 """
 

@@ -15,7 +15,7 @@ from adt_tree.grid import Grid
 from models.chameleon import decoder_config, from_chameleon
 from models.drafter import DrafterNet, drafter_config, from_published
 from models.llama import decoder_names, drafter_names, gather
-from models.llamagen import CaptionProjector, LabelEmbedder, Opening, original_config
+from models.llamagen import CaptionProjector, EncodedPrompt, LabelEmbedder, original_config
 from models.llamagen import decoder_config as llamagen_config
 from models.llamagen import drafter_config as llamagen_drafter_config
 from models.target import ARTarget
@@ -85,16 +85,17 @@ class LlamaGen:
         """Size of the codebook."""
         return self.decoder.config.vocab_size
 
-    def openings(self, ahead: bool = False) -> list[Opening]:
+    def openings(self, ahead: bool = False) -> list[EncodedPrompt]:
         """The recorded prompts: texts of 120 and of 9 rows, or two classes."""
         if isinstance(self.conditioner, LabelEmbedder):
             table = self.conditioner.embedding_table.weight
             return [
-                Opening(table[n][None], table[-1:]) for n in tensors("llamagen/c2i_expected")["class_ids"]
+                EncodedPrompt(table[n][None], table[-1:])
+                for n in tensors("llamagen/c2i_expected")["class_ids"]
             ]
         recorded, project = tensors("llamagen/t2i_expected"), self.conditioner
         nothing = project(project.uncond_embedding)
-        return [Opening(project(recorded[f"t5_{n}"]), nothing, ahead) for n in ("long", "short")]
+        return [EncodedPrompt(project(recorded[f"t5_{n}"]), nothing, ahead) for n in ("long", "short")]
 
     def drafter_net(self) -> DrafterNet:
         """The recorded drafter."""

@@ -107,7 +107,6 @@ def test_one_seed_one_image_for_every_exact_method(generate: Run, tmp_path: Path
         "base": ["--model_type", "base"], "default": [], "eagle2": EAGLE.split(), "eagle1": STATIC.split(),
         "adt": ADT.split(), "hybrid": ["--drafter_type", "hybrid"], "none": ["--drafter_type", "none"],
         "three": [*ADT.split(), "--batch_size", "3"],
-        "prior": PRIOR.split(),
         "chain": ["--static_tree", "--tree_choices", "chain"],
     }  # fmt: skip
     for temperature in ("0", "1"):
@@ -120,7 +119,6 @@ def test_one_seed_one_image_for_every_exact_method(generate: Run, tmp_path: Path
 
 
 EAGLE, ADT, STATIC = "--drafter_type eagle", "--drafter_type eagle --peanut", "--static_tree"
-PRIOR = f"{ADT} --adt_policy prior"
 REJECTION, JACOBI = "--verify rejection", "--drafter_type jacobi"
 RELAXED = "--lantern --lantern_delta 0.9"
 CHANGES = [
@@ -140,11 +138,7 @@ CHANGES = [
     (f"{ADT} --total_token 90", "--adt_width_max 2"),
     (ADT, "--adt_depth_start 2"), (f"{ADT} --total_token 90", "--adt_width_start 4"),
     (ADT, "--total_token 4"), (EAGLE, JACOBI),
-    (JACOBI, "--depth 2"), (JACOBI, "--draft_top_k 1"), (JACOBI, "--peanut"), (ADT, "--adt_policy prior"),
-    (PRIOR, "--adt_level_cost 1"), (PRIOR, "--adt_depth_min 5"), (PRIOR, "--adt_depth_max 2"),
-    (f"{PRIOR} --total_token 90", "--adt_width_max 2"),
-    (f"{PRIOR} --total_token 4 --adt_depth_min 3", "--adt_width_min 3"), (PRIOR, "--total_token 4"),
-    (PRIOR, JACOBI),
+    (JACOBI, "--depth 2"), (JACOBI, "--draft_top_k 1"), (JACOBI, "--peanut"),
 ]  # fmt: skip
 
 

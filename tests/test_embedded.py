@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import ChameleonForConditionalGeneration
 
-from adt_tree.policy import AdaptConstants, TreeShape
+from adt_tree.policy import AdaptiveTree, TreeShape
 from adt_tree.roles import Request
 from eval import arms
 from eval.method import Method
@@ -58,7 +58,7 @@ def test_exact_methods_draw_the_image_of_plain_decoding(model: Model, temperatur
     methods = [
         Method(**law),
         Method(**law, shape=TreeShape(5, 4, 24)),
-        Method(**law, adapt=AdaptConstants()),
+        Method(**law, adapt=AdaptiveTree()),
         Method(**law, static="mc_sim_7b_63"),
         Method(**law, shape=TreeShape(16, 3, 23), drafter="jacobi"),
     ]

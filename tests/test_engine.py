@@ -10,19 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from adt_tree.candidates import CandidateCache
 from adt_tree.decode import autoregressive, speculative
+from adt_tree.eagle import EagleProposer, Growth, StaticGrowth, grow_dynamic
 from adt_tree.grid import Grid
-from adt_tree.jacobi import JacobiProposer
 from adt_tree.noise import Noise
-from adt_tree.policy import INITS, AdaptConstants, AdjacencyAdaptive, Fixed, Policy, TreeShape
-from adt_tree.prior import SpatialPrior
-from adt_tree.propose import EagleProposer, Growth, StaticGrowth, grow_dynamic
+from adt_tree.policy import INITS, AdaptiveTree, AdjacencyAdaptive, Fixed, Policy, TreeShape
 from adt_tree.records import Decoded
 from adt_tree.relax import Relaxation, nearest_table
 from adt_tree.roles import Proposer, Request
 from adt_tree.sampling import Sampling
-from adt_tree.stale import StaleCodes
-from adt_tree.tree import STATIC_TREES, DraftTree, StaticTree, ancestor_mask, lone_roots
+from adt_tree.self_draft import SelfDraftProposer
+from adt_tree.tree import STATIC_TREES, DraftTree, StaticTree, ancestor_mask, root_only_tree
 from adt_tree.verify import Coupled, GreedyRelaxed, Rejection, Rule, Verdict
 from models.drafter import DrafterNet, EagleDrafter
 from models.target import ARTarget, Prompt
@@ -33,7 +32,7 @@ CODES, FIRST, GRID, MAX_PROMPT, MAX_NODES = 24, 4, Grid(4, 4), 10, 60
 IMAGES = [
     Request(str(n), Prompt([0, *[30 + n] * (n % 3 + 1), 38, 39], [0, 39]), 1000 + 7 * n) for n in range(5)
 ]
-ADAPT = AdaptConstants(depth_max=5, width_max=5, depth_start=3, width_start=3, budget=14)
+ADAPT = AdaptiveTree(depth_max=5, width_max=5, depth_start=3, width_start=3, budget=14)
 LAWS = {
     "sampled": Sampling(),
     "unguided": Sampling(guidance=1.0),
@@ -94,15 +93,13 @@ class Method:
     rule: Rule
 
     def policy(self, slots: int) -> Policy:
-        """Fixed for dynamic and static trees, the spatial prior, else adaptive by its initialisation."""
+        """Fixed for dynamic and static trees, else adaptive by its initialisation."""
         if self.tree == "fixed":
             return Fixed(TreeShape(4, 3, 12))
         if self.tree in STATIC_TREES:
             tree = StaticTree(STATIC_TREES[self.tree])
             return Fixed(TreeShape(tree.depth, tree.width, len(tree.parents) - 1))
-        if self.tree == "prior":
-            return SpatialPrior(ADAPT, slots)
-        return AdjacencyAdaptive(AdaptConstants(**{**_fields(ADAPT), "init": self.tree}), slots)
+        return AdjacencyAdaptive(AdaptiveTree(**{**_fields(ADAPT), "init": self.tree}), slots)
 
     def growth(self) -> Growth:
         """By level, or by the list."""
@@ -122,7 +119,7 @@ class Method:
         return speculative(target, proposer, self.policy(slots), self.rule, images, law)
 
 
-def _fields(constants: AdaptConstants) -> dict[str, float | int | str]:
+def _fields(constants: AdaptiveTree) -> dict[str, float | int | str]:
     return {name: getattr(constants, name) for name in constants.__dataclass_fields__}
 
 
@@ -132,7 +129,7 @@ def coupled(law: Sampling) -> Coupled:
 
 
 @pytest.mark.parametrize("slots", [1, 4])
-@pytest.mark.parametrize("tree", ["fixed", *INITS, "prior", *STATIC_TREES])
+@pytest.mark.parametrize("tree", ["fixed", *INITS, *STATIC_TREES])
 @pytest.mark.parametrize("law", LAWS)
 def test_speculation_is_plain_decoding(law: str, tree: str, slots: int) -> None:
     images = list(Method(tree, coupled(LAWS[law])).decode(LAWS[law], slots))
@@ -155,7 +152,6 @@ def sampled_methods() -> list[Method]:
     return [
         Method("fixed", Rejection(CODES, False)),
         Method("horizontal", Rejection(CODES, False, relaxed)),
-        Method("prior", Rejection(CODES, False)),
         Method("mc_sim_7b_63", Rejection(CODES, True, relaxed, reference=True)),
         Method("naive_extend_57", Rejection(CODES, True)),
         Method("random", Coupled(Noise(CODES, silent=False), relaxed)),
@@ -184,7 +180,9 @@ def test_trees_deeper_than_they_have_nodes(kind: str, shape: TreeShape) -> None:
     law, slots = Sampling(), 3
     longest = max(request.prompt.length for request in IMAGES)
     target = ARTarget(decoder(), GRID, FIRST, CODES, slots, law.branches, longest, shape.budget + 1)
-    proposer: Proposer = JacobiProposer(StaleCodes(GRID, slots, shape.width, "above", CODES, target.device))
+    proposer: Proposer = SelfDraftProposer(
+        CandidateCache(GRID, slots, shape.width, "above", CODES, target.device)
+    )
     if kind == "network":
         drafter = EagleDrafter(net(), target, shape.depth, shape.width)
         proposer = EagleProposer(drafter, law, grow_dynamic, slots)
@@ -362,7 +360,7 @@ def test_a_slot_forgets_its_last_image() -> None:
     prefix = target.prefill(0, IMAGES[2].prompt)
     fresh = make_target(1, 2).prefill(0, IMAGES[2].prompt)
     torch.testing.assert_close(prefix.logits, fresh.logits, atol=1e-5, rtol=1e-5)
-    logits = target.forward(lone_roots(torch.tensor([3, 4])), [0, 20]).logits
+    logits = target.forward(root_only_tree(torch.tensor([3, 4])), [0, 20]).logits
     expected, _ = alone(IMAGES[2].prompt, [3], 2, 4)
     torch.testing.assert_close(logits[:, 0, 0], expected, atol=1e-5, rtol=1e-5)
 

@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from adt_tree.candidates import CandidateCache
 from adt_tree.decode import autoregressive, speculative
+from adt_tree.eagle import EagleProposer, StaticGrowth, grow_dynamic
 from adt_tree.grid import Grid
-from adt_tree.jacobi import JacobiProposer
 from adt_tree.noise import Noise
 from adt_tree.policy import Fixed, TreeShape
-from adt_tree.propose import EagleProposer, StaticGrowth, grow_dynamic
 from adt_tree.records import Decoded
 from adt_tree.roles import Proposer, Request
 from adt_tree.sampling import Sampling, log_probs
-from adt_tree.stale import StaleCodes
+from adt_tree.self_draft import SelfDraftProposer
 from adt_tree.tree import STATIC_TREES, DraftTree, StaticTree, ancestor_mask
 from adt_tree.verify import Coupled, Verdict
 from models.drafter import EagleDrafter
@@ -88,8 +88,8 @@ def reference(law: str, height: int, width: int) -> list[list[int]]:
 def proposer_of(kind: str, target: LineTarget, law: Sampling) -> tuple[Proposer, TreeShape]:
     """A proposer and the shape of its trees."""
     if kind == "jacobi":
-        stale = StaleCodes(target.grid, target.slots, 3, "above", target.num_codes, target.device)
-        return JacobiProposer(stale), TreeShape(9, 3, 20)
+        stale = CandidateCache(target.grid, target.slots, 3, "above", target.num_codes, target.device)
+        return SelfDraftProposer(stale), TreeShape(9, 3, 20)
     static = StaticTree(STATIC_TREES["mc_sim_7b_63"])
     shape = TreeShape(static.depth, static.width, len(static.parents) - 1)
     growth = StaticGrowth(static, False, target.device)
@@ -127,7 +127,7 @@ def test_trees_deeper_than_they_have_nodes(slots: int, shape: TreeShape) -> None
     room = 2 * (shape.budget + 1)
     tokens = ARTarget(decoder(), Grid(4, 5), FIRST, CODES, slots, law.branches, MAX_PROMPT, room)
     target = LineTarget(tokens, grid, ROW_END)
-    proposer = JacobiProposer(StaleCodes(grid, slots, shape.width, "above", CODES, target.device))
+    proposer = SelfDraftProposer(CandidateCache(grid, slots, shape.width, "above", CODES, target.device))
     images = speculative(target, proposer, Fixed(shape), Coupled(Noise(CODES, silent=False)), IMAGES, law)
     assert [i.codes for i in sorted(images, key=lambda i: i.name)] == reference("sampled", 4, 4)
 

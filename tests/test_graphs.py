@@ -14,20 +14,19 @@ import torch
 from torch import Tensor
 
 from adt_tree.calibrate import Calibration
+from adt_tree.candidates import CandidateCache
 from adt_tree.decode import autoregressive, speculative
+from adt_tree.eagle import EagleProposer
 from adt_tree.grid import Grid
 from adt_tree.hybrid import HybridProposer
-from adt_tree.jacobi import JacobiProposer
 from adt_tree.noise import Noise
 from adt_tree.passes import DIRECT
 from adt_tree.policy import Fixed
-from adt_tree.propose import EagleProposer
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
-from adt_tree.stale import StaleCodes
+from adt_tree.self_draft import SelfDraftProposer
 from adt_tree.verify import GreedyRelaxed
 from eval import arms
-from eval.dump import Recorder
 from eval.errors import UserError
 from eval.gpu_parts import warm_up
 from eval.method import Method as Chosen
@@ -112,8 +111,8 @@ def test_self_drafting(kind: str, shape: str, slots: int) -> None:
     for captured in (True, False):
         target, passes = make_target(slots, law.branches)
         passes = passes if captured else DIRECT
-        stale = StaleCodes(GRID, slots, 5, "above", CODES, CPU)
-        proposer: Any = JacobiProposer(stale, passes)
+        stale = CandidateCache(GRID, slots, 5, "above", CODES, CPU)
+        proposer: Any = SelfDraftProposer(stale, passes)
         if kind == "hybrid":
             drafter, calibration = EagleDrafter(net(), target, 11, 5), Calibration(5, torch.device("cpu"))
             proposer = convinced(HybridProposer(drafter, law, stale, calibration, slots, passes))
@@ -211,22 +210,6 @@ def test_stopwatches_stay_outside(name: str, tiny_checkpoint: Path, monkeypatch:
     shares = profile(arm, requests)
     assert arm.target.passes.captured == before and min(shares["target"], shares["verify"]) > 0
     assert sum(shares.values()) == pytest.approx(1, abs=1e-3) and next(arm.decode(requests)).codes == codes
-
-
-@pytest.mark.parametrize("name", ["eagle", "jacobi", "hybrid"])
-def test_a_recorder_sees_every_cycle(
-    name: str, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is dumped of captured work is what is dumped of direct work."""
-    monkeypatch.setattr("models.model.CudaRecorder", Machine)
-    model, found = load("emoji", str(tiny_checkpoint), None, "fp32", "cpu", True), []
-    request = Request("0", model.encode("sun"), 3)
-    for graphs in (True, False):
-        arm = arms.build(replace(model, graphs=graphs), METHODS[name], 1, request.prompt.length)
-        recorder = Recorder(arm.proposer, arm.sampling, None)
-        list(replace(arm, proposer=recorder).decode([request]))
-        found.append(recorder.finished)
-    torch.testing.assert_close(*found, atol=1e-4, rtol=1e-4)
 
 
 def test_sizes() -> None:

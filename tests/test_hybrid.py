@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from adt_tree.calibrate import Calibration
+from adt_tree.candidates import CandidateCache
 from adt_tree.decode import speculative
 from adt_tree.hybrid import MARGIN, WEIGHTS, Belief, HybridProposer
 from adt_tree.noise import Noise
 from adt_tree.policy import Fixed
 from adt_tree.records import Decoded
 from adt_tree.roles import Prefix
-from adt_tree.stale import StaleCodes
-from adt_tree.tree import lone_roots
+from adt_tree.tree import root_only_tree
 from adt_tree.verify import Coupled
 from tests.test_engine import CODES, GRID, IMAGES, LAWS, make_target, plain
 from tests.test_jacobi import CPU, SHAPES, favour, lone_siblings, self_drafter, verdict
@@ -59,7 +59,7 @@ def played(name: str, off: int) -> tuple[list[Decoded], float]:
     law = LAWS[name]
     known = [image.codes for image in plain(law, 1, MANY).values()]
     drafter = Foreseeing(known, off, law.branches)
-    stale = StaleCodes(GRID, 1, CANDIDATES, "above", CODES, CPU)
+    stale = CandidateCache(GRID, 1, CANDIDATES, "above", CODES, CPU)
     proposer = HybridProposer(drafter, law, stale, Calibration(CANDIDATES, CPU), 1)
     rule, policy = Coupled(Noise(CODES, silent=law.greedy)), Fixed(SHAPES["tree"])
     images = list(speculative(make_target(1, law.branches), proposer, policy, rule, MANY, law))
@@ -97,7 +97,7 @@ def test_belief_wants_more_than_luck() -> None:
     """Trees of four images; the last has no draft, and does not count."""
     belief, choice = Belief(CPU), torch.tensor([5, 5, 6, 5])
     guesses = torch.tensor([[4, 5, 4, 4, 4]]).expand(4, -1)  # the second weight's is right where code 5 comes
-    alone = lone_roots(torch.zeros(4, dtype=torch.int64))
+    alone = root_only_tree(torch.zeros(4, dtype=torch.int64))
     pair = torch.tensor([[True, True]] * 3 + [[True, False]])
     tree = replace(alone, valid=pair, guesses=guesses)
     belief.observe(alone, choice)
@@ -116,7 +116,7 @@ def test_belief_wants_more_than_luck() -> None:
 
 def test_what_counts_is_the_targets_choice_whatever_a_relaxed_rule_took() -> None:
     """The target chose code 4 after the root, and child 1 was taken in its place."""
-    law, stale = LAWS["sampled"], StaleCodes(GRID, 1, 2, "above", CODES, CPU)
+    law, stale = LAWS["sampled"], CandidateCache(GRID, 1, 2, "above", CODES, CPU)
     proposer = HybridProposer(Foreseeing([[]], 0, 1), law, stale, Calibration(2, CPU), 1)
     proposer.prefill(0, None, Prefix(torch.zeros(1, CODES), [torch.zeros(1, 3)]), torch.tensor(1))
     tree = replace(lone_siblings(), guesses=torch.tensor([[1, 4, 4, 4, 4]]))

@@ -11,19 +11,18 @@ import torch
 from torch import Tensor
 
 from adt_tree.calibrate import Calibration
+from adt_tree.candidates import KEPT, SEED_CELLS, CandidateCache, Candidates, chain_scores, grow_chains
 from adt_tree.decode import speculative
 from adt_tree.grid import Grid
 from adt_tree.hybrid import WEIGHTS, HybridProposer
-from adt_tree.jacobi import JacobiProposer
 from adt_tree.noise import Noise
 from adt_tree.policy import AdjacencyAdaptive, Fixed, TreeShape
-from adt_tree.prior import SpatialPrior
 from adt_tree.records import Decoded
 from adt_tree.relax import Relaxation, nearest_table
 from adt_tree.roles import Proposer
 from adt_tree.sampling import Sampling
 from adt_tree.seen import BELOW, LATE, NEWEST
-from adt_tree.stale import KEPT, SEED_CELLS, Candidates, StaleCodes, chain_scores, grow_chains
+from adt_tree.self_draft import SelfDraftProposer
 from adt_tree.tree import DraftTree, ancestor_mask
 from adt_tree.verify import Coupled, GreedyRelaxed, Rule, Verdict
 from models.drafter import EagleDrafter
@@ -32,12 +31,12 @@ from tests.test_engine import ADAPT, CODES, GRID, IMAGES, LAWS, make_target, net
 
 CPU = torch.device("cpu")
 SHAPES = {"chain": TreeShape(6, 1, 6), "tree": TreeShape(5, 3, 14), "longer than a row": TreeShape(11, 2, 20)}
-ADAPTIVE = {"adaptive": AdjacencyAdaptive, "prior": SpatialPrior}
+ADAPTIVE = {"adaptive": AdjacencyAdaptive}
 
 
-def self_drafter(grid: Grid, slots: int, candidates: int, seed_cells: str) -> JacobiProposer:
+def self_drafter(grid: Grid, slots: int, candidates: int, seed_cells: str) -> SelfDraftProposer:
     """A fresh proposer."""
-    return JacobiProposer(StaleCodes(grid, slots, candidates, seed_cells, CODES, CPU))
+    return SelfDraftProposer(CandidateCache(grid, slots, candidates, seed_cells, CODES, CPU))
 
 
 def convinced(proposer: HybridProposer) -> HybridProposer:
@@ -49,7 +48,7 @@ def convinced(proposer: HybridProposer) -> HybridProposer:
 def hybrid(target: ARTarget, law: Sampling, slots: int, candidates: int) -> HybridProposer:
     """A fresh proposer with the engine tests' drafter, which it believes."""
     drafter = EagleDrafter(net(), target, max(s.depth for s in SHAPES.values()), candidates)
-    stale = StaleCodes(GRID, slots, candidates, "above", CODES, CPU)
+    stale = CandidateCache(GRID, slots, candidates, "above", CODES, CPU)
     return convinced(HybridProposer(drafter, law, stale, Calibration(candidates, CPU), slots))
 
 
@@ -203,7 +202,7 @@ def test_an_older_law_below_the_committed_code_comes_first() -> None:
     """An earlier pass read position 2 below code 7 and said 4, and position 3 below 4 and said 5; the last
     one read them below other codes, and then 7 was committed. The chain follows what was said below its
     own codes, and what else was said there counts for less."""
-    stale = StaleCodes(Grid(3, 5), 1, 2, "above", CODES, CPU)
+    stale = CandidateCache(Grid(3, 5), 1, 2, "above", CODES, CPU)
     said = torch.tensor([[[-0.1, -2.4]]])
     at, above, order = (torch.tensor([pair]) for pair in ((2, 3), (7, 4), (0, 1)))
     stale.seen.write(at, above, torch.tensor([[[4, 5], [5, 4]]]), said.expand(1, 2, 2), order)
@@ -228,16 +227,16 @@ def test_under_relaxation_what_was_committed_is_remembered(
     codebook = torch.randn(CODES, 3, generator=torch.Generator().manual_seed(3))
     relaxation = Relaxation(nearest_table(codebook, 8), 7, 0.8)
     rule: Rule = GreedyRelaxed(CODES, relaxation) if law.greedy else Coupled(Noise(CODES, False), relaxation)
-    take = StaleCodes.observe
+    take = CandidateCache.observe
 
-    def observe(stale: StaleCodes, tree: DraftTree, noisy: Tensor, of: Verdict) -> None:
+    def observe(stale: CandidateCache, tree: DraftTree, perturbed: Tensor, of: Verdict) -> None:
         nonlocal borrowed
-        choice = noisy.argmax(dim=-1).gather(1, of.path)
+        choice = perturbed.argmax(dim=-1).gather(1, of.path)
         borrowed += int((choice != of.codes)[0, : of.count[0]].sum())
-        take(stale, tree, noisy, of)
+        take(stale, tree, perturbed, of)
         seen.append(stale._codes[0, 1 : stale._position[0]].tolist())
 
-    monkeypatch.setattr(StaleCodes, "observe", observe)
+    monkeypatch.setattr(CandidateCache, "observe", observe)
     target = make_target(1, law.branches)
     drafter = self_drafter(GRID, 1, 5, "above") if kind == "jacobi" else hybrid(target, law, 1, 5)
     for request in IMAGES:
@@ -281,7 +280,7 @@ def copied(
 def test_seeds_are_those_of_a_plain_loop(seed_cells: str) -> None:
     draw, grid = random.Random(5), Grid(4, 3)
     for _ in range(200):
-        stale = StaleCodes(grid, 1, 2, seed_cells, CODES, CPU)
+        stale = CandidateCache(grid, 1, 2, seed_cells, CODES, CPU)
         length = draw.randrange(1, grid.size + 3)
         done = [draw.randrange(CODES) for _ in range(draw.randrange(1, grid.size))]
         chain = [draw.randrange(CODES) for _ in range(length)]
@@ -298,4 +297,4 @@ def test_seeds_are_those_of_a_plain_loop(seed_cells: str) -> None:
 
 def test_unknown_seed_cells_are_refused() -> None:
     with pytest.raises(ValueError, match="below"):
-        StaleCodes(GRID, 1, 2, "below", CODES, CPU)
+        CandidateCache(GRID, 1, 2, "below", CODES, CPU)

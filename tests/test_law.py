@@ -13,11 +13,10 @@ import pytest
 from torch import Tensor
 
 from adt_tree.decode import autoregressive, speculative
+from adt_tree.eagle import EagleProposer, Growth, StaticGrowth, grow_dynamic
 from adt_tree.grid import Grid
 from adt_tree.noise import COUPLED, DRAFT, Noise, uniform
-from adt_tree.policy import AdaptConstants, AdjacencyAdaptive, Fixed, Policy, TreeShape
-from adt_tree.prior import SpatialPrior
-from adt_tree.propose import EagleProposer, Growth, StaticGrowth, grow_dynamic
+from adt_tree.policy import AdaptiveTree, AdjacencyAdaptive, Fixed, Policy, TreeShape
 from adt_tree.records import Decoded
 from adt_tree.sampling import Sampling
 from adt_tree.tree import STATIC_TREES, DraftTree, StaticTree
@@ -27,7 +26,7 @@ from tests.tabular import CODES, CPU, TabularDrafter, TabularTarget, deviation, 
 LENGTH, IMAGES, SLOTS, LIMIT = 4, 4096, 256, 4.0
 GRIDS = {"row": Grid(1, 4), "square": Grid(2, 2)}
 FIXED = TreeShape(3, 2, 6)
-DYNAMIC = ("fixed", "horizontal", "vertical", "random", "prior")
+DYNAMIC = ("fixed", "horizontal", "vertical", "random")
 # A small model has short images: narrow bounds let every branch of the policy act within them.
 STATIC = ("mc_sim_7b_63", "chain")  # the other list is wider than four codes
 CONSTANTS = {"depth_max": 3, "depth_start": 2, "width_max": 3, "width_start": 2, "budget": 8}
@@ -43,15 +42,13 @@ class Setup:
     slots: int = SLOTS
 
     def policy(self) -> Policy:
-        """fixed, prior, an initialisation of the adaptive tree, or a static tree's shape."""
+        """fixed, an initialisation of the adaptive tree, or a static tree's shape."""
         if self.tree == "fixed":
             return Fixed(FIXED)
         if self.tree in STATIC_TREES:
             static = StaticTree(STATIC_TREES[self.tree])
             return Fixed(TreeShape(static.depth, static.width, len(static.parents) - 1))
-        if self.tree == "prior":
-            return SpatialPrior(AdaptConstants(**CONSTANTS), self.slots)
-        return AdjacencyAdaptive(AdaptConstants(init=self.tree, **CONSTANTS), self.slots)
+        return AdjacencyAdaptive(AdaptiveTree(init=self.tree, **CONSTANTS), self.slots)
 
     def growth(self, keep_q: bool) -> Growth:
         """Static trees grow by their list, all others dynamically."""
@@ -178,7 +175,7 @@ class ReusesDraftNoise(Rejection):
     """Broken: a code is judged by the very uniform it was drawn with."""
 
     def __call__(
-        self, tree: DraftTree, log_p: Tensor, noisy: Tensor, seeds: Tensor, positions: Tensor
+        self, tree: DraftTree, log_p: Tensor, perturbed: Tensor, seeds: Tensor, positions: Tensor
     ) -> Verdict:
         """See Rule."""
         below = positions[:, None] + (tree.depths - 1).clamp_min(0)

@@ -64,8 +64,8 @@ def one_step(rule: Rule, tree: DraftTree, p: Tensor) -> Tensor:
     """The measured law of the first code a cycle commits."""
     seeds, positions = torch.arange(SAMPLES), torch.ones(SAMPLES, dtype=torch.int64)
     log_p = p.log().expand(SAMPLES, tree.nodes, -1)
-    noisy = log_p + rule.noise.gumbel(seeds, positions[:, None] + tree.depths)
-    verdict = rule(tree, log_p, noisy, seeds, positions)
+    perturbed = log_p + rule.noise.gumbel(seeds, positions[:, None] + tree.depths)
+    verdict = rule(tree, log_p, perturbed, seeds, positions)
     return torch.bincount(verdict.codes[:, 0], minlength=len(p)) / SAMPLES
 
 
@@ -119,8 +119,8 @@ def test_coupled_prefers_the_exact_match_then_the_nearest() -> None:
     tree = siblings([0, 1])  # y = 2: second neighbour of 0, first of 1
     log_p = p.log().expand(SAMPLES, 3, -1)
     for wanted, taken in ((0, 0), (1, 1), (2, 1), (3, 3)):
-        noisy = log_p.clone()
-        noisy[:, 0, wanted] += 9.0
-        verdict = rule(tree, log_p, noisy, torch.arange(SAMPLES), torch.ones(SAMPLES, dtype=torch.int64))
+        perturbed = log_p.clone()
+        perturbed[:, 0, wanted] += 9.0
+        verdict = rule(tree, log_p, perturbed, torch.arange(SAMPLES), torch.ones(SAMPLES, dtype=torch.int64))
         assert bool((verdict.codes[:, 0] == taken).all())
         assert bool((verdict.count == (2 if taken < 2 else 1)).all())

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from adt_tree.calibrate import Calibration
+from adt_tree.candidates import CandidateCache
 from adt_tree.decode import speculative
 from adt_tree.hybrid import HybridProposer
-from adt_tree.jacobi import JacobiProposer
 from adt_tree.noise import Noise, NoiseTable
 from adt_tree.records import Decoded
 from adt_tree.relax import Relaxation
 from adt_tree.roles import Proposer
 from adt_tree.sampling import Sampling
-from adt_tree.stale import StaleCodes
+from adt_tree.self_draft import SelfDraftProposer
 from adt_tree.verify import Coupled, GreedyRelaxed, Rule
 from tests.tabular import CODES, CPU, TabularDrafter, deviation, requests
 from tests.test_jacobi import convinced
@@ -33,9 +33,9 @@ IMAGES, WIDEST = 4096, 3
 
 def proposer(kind: str, setup: Setup) -> Proposer:
     """A fresh one for the tables' images."""
-    stale = StaleCodes(GRIDS[setup.grid], setup.slots, WIDEST, "above", CODES, CPU)
+    stale = CandidateCache(GRIDS[setup.grid], setup.slots, WIDEST, "above", CODES, CPU)
     if kind == "jacobi":
-        return JacobiProposer(stale)
+        return SelfDraftProposer(stale)
     drafter = TabularDrafter(setup.tables()[1])
     calibration = Calibration(WIDEST, CPU)
     return convinced(HybridProposer(drafter, setup.sampling, stale, calibration, setup.slots))

@@ -25,7 +25,7 @@ FOR_MODELS = {
     ("adt_tree.verify", "Verdict"), ("adt_tree.sampling", "Sampling"), ("adt_tree.relax", "nearest_table"),
     ("adt_tree.transfer", "to_device"),
 }  # fmt: skip
-NO_TORCH = ("adt_tree/policy.py", "adt_tree/prior.py", "adt_tree/records.py", "adt_tree/grid.py")
+NO_TORCH = ("adt_tree/policy.py", "adt_tree/records.py", "adt_tree/grid.py")
 LONGEST_FILE, LONGEST_FUNCTION, LONGEST_LOOP = 400, 60, 40
 
 

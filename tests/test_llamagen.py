@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 import main
-from adt_tree.policy import AdaptConstants, TreeShape
+from adt_tree.policy import AdaptiveTree, TreeShape
 from adt_tree.roles import Request
 from eval import arms
 from eval.method import Method
@@ -58,7 +58,7 @@ def methods(law: dict[str, float]) -> list[Method]:
     return [
         Method(**law, shape=TreeShape(4, 3, 10)),
         Method(**law, static="mc_sim_7b_63"),
-        Method(**law, adapt=AdaptConstants()),
+        Method(**law, adapt=AdaptiveTree()),
         Method(**law, shape=TreeShape(6, 3, 12), drafter="jacobi"),
         Method(**law, shape=TreeShape(6, 3, 12), drafter="hybrid"),
     ]
@@ -289,16 +289,3 @@ def test_command_line(
     status, line = run(*label, str(classes), "--class_labels", "3,5", *measured)
     assert status == 0 and "drafter alignment: " in line
     assert sorted(path.name for path in (tmp_path / "out" / "img").iterdir()) == ["3.png", "5.png"]
-
-
-def test_a_dump_is_replayed(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Cycle for cycle: the drafter's prompt is in the dump, as the tokens it reads."""
-    words = ["--model", "llamagen", "--model_path", str(folder), "--precision", "fp32", "--prompt", "sun",
-             "--num_images", "1", "--dump", "1", "--depth", "3", "--draft_top_k", "2", "--total_token", "7",
-             "--output_dir", str(tmp_path / "out")]  # fmt: skip
-    assert main.main(["generate_images", *words]) == 0
-    calls = json.loads(capsys.readouterr().out.splitlines()[-1])["target_calls"]
-    shape = ["--policies", "fixed", "--budgets", "6", "--depth", "3", "--draft_top_k", "2"]
-    assert main.main(["replay", str(tmp_path / "out"), *shape]) == 0
-    row, *_ = json.loads(capsys.readouterr().out.splitlines()[-1])["results"]
-    assert row["exact"] and row["target_calls"] == calls

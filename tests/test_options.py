@@ -69,15 +69,6 @@ def test_a_bound_below_the_other_takes_it_along() -> None:
         parse(*words, "--adt_depth_min", "6")
 
 
-def test_the_prior_policy_and_its_constants() -> None:
-    words = ["--peanut", "--adt_policy", "prior"]
-    constants = parse(*words, "--adt_level_cost", "0.2", "--adt_depth_max", "3").adapt
-    assert (constants.policy, constants.level_cost, constants.depth_max) == ("prior", 0.2, 3)
-    assert parse("--peanut").adapt.policy == "adjacent"
-    drafted, self_drafted = (parse(*words, "--drafter_type", kind).adapt for kind in ("eagle", "jacobi"))
-    assert drafted.level_cost > self_drafted.level_cost
-
-
 def test_who_drafts_without_being_told() -> None:
     assert parse().drafter == FASTEST["emoji"] and parse("--peanut").exact
     for words in ("--static_tree", "--verify rejection", "--drafter_path x"):
@@ -101,7 +92,7 @@ def test_switches_of_lumina_mgpt() -> None:
     assert parse(*lumina, "--eagle_version", "1") == parse(*lumina, "--static_tree")
     assert parse(*lumina, "--eagle_version", "2") == parse(*lumina, "--drafter_type", "eagle")
     assert parse(*lumina, "--cfg_mode", "sequential") == parse(*lumina, "--cfg_mode", "parallel")
-    for words in ("--eagle_version 2 --static_tree", "--dump 1"):
+    for words in ("--eagle_version 2 --static_tree",):
         with pytest.raises(UserError, match=words.split()[0]):
             parse(*lumina, *words.split())
 
@@ -141,11 +132,6 @@ def test_relaxation_is_not_exact_and_greedy_rejection_is() -> None:
         "--adt_beta 2 --peanut", "--verify rejection --drafter_type jacobi",
         "--static_tree --drafter_type jacobi", "--static_tree --drafter_type hybrid",
         "--verify rejection --drafter_type hybrid", "--drafter_path x --drafter_type jacobi",
-        "--adt_policy prior", "--adt_policy prior --static_tree", "--adt_policy adjacent --model_type base",
-        "--adt_policy nearest --peanut", "--adt_level_cost 0.1 --peanut",
-        "--adt_level_cost -1 --peanut --adt_policy prior", "--adt_beta 0.4 --peanut --adt_policy prior",
-        "--adt_init both --peanut --adt_policy prior", "--adt_depth_start 2 --peanut --adt_policy prior",
-        "--adt_step_width 2 --peanut --adt_policy prior",
         "--seed_cells left --drafter_type eagle", "--drafter_type none --model_type base",
         "--drafter_type none --peanut", "--drafter_type eagle --model_type base",
         "--drafter_type medusa", "--tokenizer_base_path x", "--drafter_type jacobi --model_type base",
@@ -239,32 +225,10 @@ def test_bench_arms() -> None:
     ]  # fmt: skip
 
 
-def test_bench_arms_of_the_prior_policy() -> None:
-    parser = Parser("test", "test")
-    bench_options.add_arguments(parser)
-    arms = ["adt", "adt_hybrid", "adt_prior", "adt_jacobi_prior", "adt_hybrid_prior"]
-    words = ["--temperatures", "1", "--arms", *arms, "--adt_level_cost", "0.2", "--verify", "rejection"]
-    methods = dict(bench_options.arm_methods(parser.with_config(words)))
-    found = {
-        name: (m.drafter, m.verify, m.adapt.policy, m.adapt.level_cost)
-        for name, m in methods.items()
-        if m.adapt
-    }
-    assert found == {
-        "adt": ("eagle", "rejection", "adjacent", 0.2), "adt_hybrid": ("hybrid", "coupled", "adjacent", 0.2),
-        "adt_prior": ("eagle", "rejection", "prior", 0.2),
-        "adt_jacobi_prior": ("jacobi", "coupled", "prior", 0.2),
-        "adt_hybrid_prior": ("hybrid", "coupled", "prior", 0.2),
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("arms", "words", "users"),
     [
         ("eagle2", "--adt_beta 0.3", "adt, adt_lantern, adt_jacobi, adt_jacobi_lantern, adt_hybrid"),
-        ("adt_prior", "--adt_beta 0.3", "adt, adt_lantern, adt_jacobi, adt_jacobi_lantern, adt_hybrid"),
-        ("adt eagle2", "--adt_level_cost 0.1", "adt_prior, adt_jacobi_prior, adt_hybrid_prior"),
-        ("adt", "--adt_policy prior", "adt_prior, adt_jacobi_prior, adt_hybrid_prior"),
         ("eagle2", "--lantern_k 50", "lantern, adt_lantern, jacobi_lantern, adt_jacobi_lantern, hybrid"),
         ("adt", "--lantern_delta 0.2", "lantern, adt_lantern"),
         ("eagle2", "--tree_choices chain", "eagle1"),

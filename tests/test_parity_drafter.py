@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from adt_tree.eagle import StaticGrowth, Stem, grow_dynamic
 from adt_tree.grid import Grid
 from adt_tree.policy import TreeShape
-from adt_tree.propose import StaticGrowth, Stem, grow_dynamic
 from adt_tree.roles import Drafter, Prefix
 from adt_tree.sampling import Sampling, guide, log_probs
 from adt_tree.tree import STATIC_TREES, DraftTree, StaticTree

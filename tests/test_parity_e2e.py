@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from adt_tree.decode import autoregressive, speculative
+from adt_tree.eagle import EagleProposer, StaticGrowth, grow_dynamic
 from adt_tree.grid import Grid
 from adt_tree.noise import Noise
 from adt_tree.policy import Fixed, TreeShape
-from adt_tree.propose import EagleProposer, StaticGrowth, grow_dynamic
 from adt_tree.records import Decoded
 from adt_tree.relax import Relaxation
 from adt_tree.roles import Request

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from adt_tree.decode import speculative
+from adt_tree.eagle import EagleProposer, StaticGrowth, Stem, grow_dynamic
 from adt_tree.noise import Noise
 from adt_tree.policy import Fixed, TreeShape
-from adt_tree.propose import EagleProposer, StaticGrowth, Stem, grow_dynamic
 from adt_tree.records import Decoded
 from adt_tree.relax import Relaxation
 from adt_tree.roles import Prefix, Request

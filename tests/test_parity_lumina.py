@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
+from adt_tree.candidates import CandidateCache
 from adt_tree.decode import autoregressive, speculative
+from adt_tree.eagle import EagleProposer, grow_dynamic
 from adt_tree.grid import Grid
-from adt_tree.jacobi import JacobiProposer
 from adt_tree.noise import Noise
 from adt_tree.policy import Fixed, TreeShape
-from adt_tree.propose import EagleProposer, grow_dynamic
 from adt_tree.roles import Proposer, Request
 from adt_tree.sampling import Sampling
-from adt_tree.stale import StaleCodes
+from adt_tree.self_draft import SelfDraftProposer
 from adt_tree.verify import Coupled
 from models.chameleon import decoder_config, from_chameleon
 from models.drafter import DrafterNet, EagleDrafter
@@ -60,8 +60,8 @@ def models() -> tuple[Decoder, DrafterNet]:
 def drafting(kind: str, net: DrafterNet, target: LineTarget, law: Sampling) -> tuple[Proposer, TreeShape]:
     """A proposer and its trees."""
     if kind == "jacobi":
-        return JacobiProposer(
-            StaleCodes(target.grid, 1, 3, "above", target.num_codes, target.device)
+        return SelfDraftProposer(
+            CandidateCache(target.grid, 1, 3, "above", target.num_codes, target.device)
         ), TreeShape(9, 3, 20)
     drafter = LineDrafter(EagleDrafter(net, target.tokens, 11, 4), target)
     return EagleProposer(drafter, law, grow_dynamic, 1), TreeShape(5, 4, 14)

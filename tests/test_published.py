@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import main
-from adt_tree.policy import AdaptConstants, TreeShape
+from adt_tree.policy import AdaptiveTree, TreeShape
 from adt_tree.roles import Request
 from eval import arms
 from eval.method import Method
@@ -27,7 +27,7 @@ CAPTIONS = {"images": [{"id": 9, "file_name": "9.jpg"}, {"id": 4, "file_name": "
                             {"id": 502, "image_id": 9, "caption": "not the first"},
                             {"id": 377, "image_id": 4, "caption": "the ocean"}]}  # fmt: skip
 SIZES = {"lumina_mgpt": 8}
-ADAPT = AdaptConstants(depth_max=6, width_max=4, depth_start=4, width_start=3, budget=14)
+ADAPT = AdaptiveTree(depth_max=6, width_max=4, depth_start=4, width_start=3, budget=14)
 DRAFTED: dict[str, dict[str, Any]] = {
     "eagle": {"shape": TreeShape(5, 4, 14)},
     "eagle static": {"static": "mc_sim_7b_63"},

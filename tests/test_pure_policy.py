@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from adt_tree.policy import INITS, SELF_DRAFTED, AdaptConstants, AdjacencyAdaptive, Cell, Fixed, TreeShape
+from adt_tree.policy import INITS, SELF_DRAFTED, AdaptiveTree, AdjacencyAdaptive, Cell, Fixed, TreeShape
 
-BUDGET = AdaptConstants().budget
+BUDGET = AdaptiveTree().budget
 START = {"depth_start": 4, "width_start": 4, "depth_max": 6, "width_max": 6, "depth_min": 2, "width_min": 2}
 
 
 def adaptive(init: str = "horizontal", slots: int = 1, **changes: float) -> AdjacencyAdaptive:
     """A policy with every slot reset."""
-    policy = AdjacencyAdaptive(AdaptConstants(**{**START, "init": init, **changes}), slots)
+    policy = AdjacencyAdaptive(AdaptiveTree(**{**START, "init": init, **changes}), slots)
     for slot in range(slots):
         policy.reset(slot, seed=slot)
     return policy
@@ -182,7 +182,7 @@ def test_fixed_learns_nothing() -> None:
 )  # fmt: skip
 def test_wrong_constants_are_refused(wrong: dict[str, float | str]) -> None:
     with pytest.raises(ValueError, match="adt"):
-        AdaptConstants(**{**START, **wrong})
+        AdaptiveTree(**{**START, **wrong})
 
 
 def test_negative_shapes_are_refused() -> None:
@@ -203,6 +203,6 @@ def test_the_method_states_the_constants_of_the_code() -> None:
         ("depth_start", "width_start"),
         ("budget",),
     )
-    for column, constants in ((2, AdaptConstants()), (3, SELF_DRAFTED)):
+    for column, constants in ((2, AdaptiveTree()), (3, SELF_DRAFTED)):
         said = [row[column] for row in rows]
         assert said == [", ".join(f"{getattr(constants, name):g}" for name in names) for names in fields]

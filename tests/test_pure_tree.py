@@ -16,7 +16,7 @@ from adt_tree.tree import (
     ancestor_mask,
     chain,
     leaves_mask,
-    lone_roots,
+    root_only_tree,
     select,
 )
 from tests.golden import values
@@ -58,7 +58,7 @@ def test_leaves_mask() -> None:
 
 
 def test_lone_roots() -> None:
-    tree = lone_roots(torch.tensor([5, 9]))
+    tree = root_only_tree(torch.tensor([5, 9]))
     assert tree.codes.tolist() == [[5], [9]]
     assert tree.nodes == 1
     assert tree.ancestors.tolist() == [[[True]], [[True]]]

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 import main
 from adt_tree.relax import nearest_table
 from adt_tree.sampling import Sampling
-from adt_tree.tree import lone_roots
+from adt_tree.tree import root_only_tree
 from adt_tree.verify import Verdict
 from models.model import NO_EXTRAS, Extras, Model
 from models.neighbours import read_table
@@ -130,7 +130,7 @@ def decoded_features(model: Model, opening: Any, codes: list[int]) -> list[torch
     found = [[branch] for branch in target.prefill(0, opening).features]
     zero = torch.zeros(1, dtype=torch.int64)
     for place, code in enumerate(codes):
-        tree = lone_roots(torch.tensor([code]))
+        tree = root_only_tree(torch.tensor([code]))
         scored = target.forward(tree, [place])
         for branch, rows in enumerate(found):
             rows.append(scored.features[branch, 0])

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 import main
 from adt_tree.noise import Noise
 from adt_tree.sampling import Sampling, guide, log_probs
-from adt_tree.tree import lone_roots
+from adt_tree.tree import root_only_tree
 from adt_tree.verify import Coupled
 from models.drafter import DrafterNet, EagleDrafter
 from models.model import NO_EXTRAS, Extras, Model
@@ -162,7 +162,7 @@ def test_the_first_step_drafts_as_decoding_does(
         logits, _ = drafter.extend(features, root[:, None], zero + 1, [cell])
         step = int(model.row_end is not None and cell % model.grid.width == model.grid.width - 1)
         torch.testing.assert_close(guide(logits, 3.0)[0], law[step][cell], atol=1e-3, rtol=1e-4)
-        tree = lone_roots(root)
+        tree = root_only_tree(root)
         scored = target.forward(tree, [cell])
         features, log_p = scored.features, log_probs(scored.logits, GREEDY)
         target.commit(rule(tree, log_p, log_p, zero, zero + cell + 1), scored)
@@ -377,9 +377,9 @@ def test_stored_features_train_as_recomputed_ones(
     again = weights(train(folder, tmp_path / "kept", tmp_path / "b", *words))
     assert same(kept, again)
     batch = images.batch([0, 1], None)
-    noisy = drafter_data.noised(batch, "uniform", 0.0, 0.2, torch.Generator().manual_seed(0))
+    perturbed = drafter_data.noised(batch, "uniform", 0.0, 0.2, torch.Generator().manual_seed(0))
     width = 0.2 * 512 / batch.tokens.shape[1] / 2
-    assert 0.95 * width < float((noisy - batch.features).abs().max()) <= width * 1.0001
+    assert 0.95 * width < float((perturbed - batch.features).abs().max()) <= width * 1.0001
 
 
 def test_the_split_does_not_depend_on_the_order_on_disk() -> None:

@@ -65,7 +65,7 @@ def test_plain_decoding(law: str) -> None:
 
 def methods() -> list[Method]:
     """The drafter network with every policy and static tree, coupled; then every other rule."""
-    trees = ("fixed", *INITS, "prior", *STATIC_TREES)
+    trees = ("fixed", *INITS, *STATIC_TREES)
     return [Method(tree, Coupled(Noise(CODES, silent=False))) for tree in trees] + sampled_methods()
 
 

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from models.model import Model
 from models.shards import Shards
-from models.target import Opening
+from models.target import EncodedPrompt
 from models.teacher import BRANCHES, drafter_tokens, features, image_tokens
 from training.drafter_loss import Batch
 from training.errors import StageError
@@ -34,12 +34,12 @@ class Images:
         self.model, self.shards, self.device = model, shards, model.codebook.device
         self.max_len, self._room = max_len, cache_bytes
         self._cache: dict[int, list[Tensor]] = {}
-        self._openings: dict[int, Opening] = {}
+        self._openings: dict[int, EncodedPrompt] = {}
         tokens = image_tokens(model, torch.zeros(model.grid.size))
         self._tokens = len(tokens)
         self.chooses = (tokens[1:] == 0).to(self.device)  # what is not code 0 here ends a row
 
-    def _opening(self, image: int) -> Opening:
+    def _opening(self, image: int) -> EncodedPrompt:
         opening = self._openings.get(image)
         if opening is None:
             try:

@@ -17,7 +17,7 @@ from adt_tree.policy import TreeShape, greatest
 from adt_tree.roles import Below, Drafter, Prefix
 from adt_tree.sampling import Sampling, log_probs
 from adt_tree.transfer import to_device
-from adt_tree.tree import DraftTree, Pool, StaticTree, lone_roots, select
+from adt_tree.tree import DraftTree, Pool, StaticTree, root_only_tree, select
 from adt_tree.verify import Verdict
 
 
@@ -104,7 +104,7 @@ class EagleProposer:
         return self.growth(self.drafter, self.sampling, stem)
 
     def observe(
-        self, tree: DraftTree, log_p: Tensor, noisy: Tensor, features: Tensor, verdict: Verdict
+        self, tree: DraftTree, log_p: Tensor, perturbed: Tensor, features: Tensor, verdict: Verdict
     ) -> None:
         """See Proposer: pair the features along the path with the codes that follow."""
         assert self._features is not None, "an image was prefilled"
@@ -126,7 +126,7 @@ def grow_dynamic(drafter: Drafter, sampling: Sampling, stem: Stem) -> DraftTree:
     """
     budget, depth, width = stem.bounds
     if min(stem.bounds) == 0:
-        return lone_roots(stem.roots)
+        return root_only_tree(stem.roots)
     pool = grow_pool(drafter, sampling, stem)
     return select(pool, stem.limits[:, 2], stem.roots, (budget, depth, min(width, stem.gumbel.shape[-1])))
 

@@ -31,7 +31,7 @@ class Candidates:
     source: Tensor  # [B, L, K] int64: who names the code, see calibrate
 
 
-class StaleCodes:
+class CandidateCache:
     """For every position ahead the best codes of a mixture of the laws seen there, in which those read below
     the very code that now stands before the position, committed or drafted, have most weight
     (docs/METHOD.md)."""
@@ -64,10 +64,10 @@ class StaleCodes:
         """The slot idles."""
         self._position[slot] = 1
 
-    def observe(self, tree: DraftTree, noisy: Tensor, verdict: Verdict) -> None:
-        """Keep the best codes of every node's law that is one; write down what was committed. noisy: as
+    def observe(self, tree: DraftTree, perturbed: Tensor, verdict: Verdict) -> None:
+        """Keep the best codes of every node's law that is one; write down what was committed. perturbed: as
         Proposer.observe."""
-        code, value = best_codes(noisy, self.seen.candidates)
+        code, value = best_codes(perturbed, self.seen.candidates)
         law = tree.valid & value[..., 0].isfinite()
         at = self.ahead(tree.depths).masked_fill(~law, self.grid.size)
         self.seen.write(at, tree.codes, code, value, order_of_laws(tree, verdict))
@@ -138,10 +138,10 @@ class StaleCodes:
         return around.mixed(before(chain), width, self.num_codes)
 
 
-def best_codes(noisy: Tensor, candidates: int) -> tuple[Tensor, Tensor]:
-    """The best codes of every node's law under the noise of its position, noisy [B, N, V], and their
+def best_codes(perturbed: Tensor, candidates: int) -> tuple[Tensor, Tensor]:
+    """The best codes of every node's law under the noise of its position, perturbed [B, N, V], and their
     log-confidences, [B, N, K]."""
-    value, code = noisy.log_softmax(dim=-1).topk(candidates, dim=-1)
+    value, code = perturbed.log_softmax(dim=-1).topk(candidates, dim=-1)
     return code, value
 
 

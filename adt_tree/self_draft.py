@@ -13,16 +13,16 @@ from typing import Any
 
 from torch import Tensor
 
+from adt_tree.candidates import CandidateCache, grow_chains
 from adt_tree.passes import DIRECT, Passes
 from adt_tree.policy import TreeShape, greatest
 from adt_tree.roles import Below, Prefix
-from adt_tree.stale import StaleCodes, grow_chains
 from adt_tree.transfer import to_device
-from adt_tree.tree import DraftTree, lone_roots
+from adt_tree.tree import DraftTree, root_only_tree
 from adt_tree.verify import Verdict
 
 
-class JacobiProposer:
+class SelfDraftProposer:
     """A main chain of the best stale code a position, and alternatives by summed confidence.
 
     A shape's depth is the length of the main chain, its width the candidates a position, its budget all
@@ -30,7 +30,7 @@ class JacobiProposer:
     (docs/LOG.md).
     """
 
-    def __init__(self, stale: StaleCodes, passes: Passes = DIRECT) -> None:
+    def __init__(self, stale: CandidateCache, passes: Passes = DIRECT) -> None:
         """passes: who runs the growth and what moves it on."""
         self.stale, self.passes = stale, passes
 
@@ -52,7 +52,7 @@ class JacobiProposer:
         """See Proposer."""
         bounds = greatest(shapes)
         if min(bounds) == 0:
-            return lone_roots(roots)
+            return root_only_tree(roots)
         limits = to_device([(s.depth, s.width, s.budget) for s in shapes], roots.device)
         return self.passes(self._grow, bounds, limits, roots)
 
@@ -62,7 +62,7 @@ class JacobiProposer:
         return grow_chains(found, found.confidence, None, limits, (budget, depth, width), roots)
 
     def observe(
-        self, tree: DraftTree, log_p: Tensor, noisy: Tensor, features: Tensor, verdict: Verdict
+        self, tree: DraftTree, log_p: Tensor, perturbed: Tensor, features: Tensor, verdict: Verdict
     ) -> None:
         """See Proposer."""
-        self.stale.observe(tree, noisy, verdict)
+        self.stale.observe(tree, perturbed, verdict)
