@@ -79,6 +79,7 @@ class Drafter(Protocol):
     """The network of EAGLE: predicts features, and codes through the target's head."""
 
     device: torch.device
+    passes: Passes
     deepest: int  # levels of the largest tree there is room for
 
     def prefill(self, slot: int, prompt: Any, prefix: Prefix) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adt_tree.passes import DIRECT
+from adt_tree.passes import DIRECT, Passes
 from adt_tree.roles import Prefix
 from models.drafter import EagleDrafter
 from models.lines import LineTarget, compact
@@ -40,7 +40,7 @@ class LineDrafter:
         """tokens: over target.tokens, with room for trees of twice the depth and one level more."""
         self.tokens, self.target = tokens, target
         self.device, self.deepest = tokens.device, (tokens.deepest - 1) // 2
-        self.passes = DIRECT  # where a level needs a pass over row ends is known to the host alone
+        self.passes: Passes = DIRECT  # where a level needs a pass over row ends is known to the host alone
         self._row = tokens.net.config.hidden_size
         self._taken = torch.zeros(target.slots, dtype=torch.int64, device=self.device)  # [B] codes paired
         # Codes the target has committed, which is the root's index; of idle slots 0, whatever was paired.

@@ -25,6 +25,7 @@ FOR_MODELS = {
     ("adt_tree.verify", "Verdict"), ("adt_tree.sampling", "Sampling"), ("adt_tree.relax", "nearest_table"),
     ("adt_tree.transfer", "to_device"),
 }  # fmt: skip
+FRONT_DOOR = "adt_tree/pipeline.py"  # the one file of the method that knows models
 NO_TORCH = ("adt_tree/policy.py", "adt_tree/records.py", "adt_tree/grid.py")
 LONGEST_FILE, LONGEST_FUNCTION, LONGEST_LOOP = 400, 60, 40
 
@@ -71,6 +72,8 @@ def test_arrows(path: Path) -> None:
     allowed = MAY_IMPORT[layer_of(path)]
     for module, _ in imports(parse(path)):
         top = module.split(".")[0]
+        if name_of(path) == FRONT_DOOR:
+            allowed = allowed | {"models"}
         assert top not in LAYERS or top in allowed, f"{name_of(path)} imports {module}"
         assert top != "tests", f"{name_of(path)} imports {module}"
 
@@ -89,7 +92,8 @@ def test_the_method_needs_torch_alone(path: Path) -> None:
         top = module.split(".")[0]
         if name_of(path) in NO_TORCH:
             assert top != "torch", f"{name_of(path)} needs no torch"
-        assert top in {"torch", "adt_tree"} or top in sys.stdlib_module_names, (
+        known = {"torch", "adt_tree", *(("PIL", "models") if name_of(path) == FRONT_DOOR else ())}
+        assert top in known or top in sys.stdlib_module_names, (
             f"{name_of(path)} imports {module}"
         )
 

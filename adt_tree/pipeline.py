@@ -1,0 +1,160 @@
+"""The front door: a loaded model, prompts in, images out. The one file here that may import models/.
+
+    pipe = Pipeline.from_pretrained("emoji")
+    out = pipe("noto emoji of red heart", method="adt-tree", sampling=Sampling(temperature=1.0), seed=7)
+    out.images[0].save("heart.png")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from PIL import Image
+
+from adt_tree.method import METHODS, Decoder, Lantern, Method, build
+from adt_tree.policy import BUDGET, SELF_DRAFTED, AdaptiveTree, TreeShape, self_drafted
+from adt_tree.records import Decoded, Step
+from adt_tree.roles import Request
+from adt_tree.sampling import Sampling
+from models.model import Model
+from models.registry import load
+
+SAMPLING = Sampling()
+Tree = TreeShape | AdaptiveTree | str
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What a call gives, one entry a prompt, in the order of the prompts."""
+
+    images: list[Image.Image]
+    decoded: list[Decoded]
+
+    @property
+    def codes(self) -> list[list[int]]:
+        """Codebook ids of every image in raster order."""
+        return [image.codes for image in self.decoded]
+
+    @property
+    def steps(self) -> list[list[Step]]:
+        """One Step per target call of every image."""
+        return [image.steps for image in self.decoded]
+
+    @property
+    def stats(self) -> dict[str, float]:
+        """Over all images: tau (codes per target call), calls, depth, nodes and seconds per image."""
+        count, calls = len(self.decoded), sum(image.target_calls for image in self.decoded)
+        committed = sum(step.accepted + 1 for image in self.decoded for step in image.steps)
+
+        def mean(name: str) -> float:
+            return sum(getattr(image, name) for image in self.decoded) / count
+
+        names = ("target_calls", "drafter_calls", "mean_depth", "mean_nodes", "seconds")
+        return {"tau": committed / max(calls, 1), **{name: mean(name) for name in names}}
+
+
+class Pipeline:
+    """A loaded model and every way to decode with it."""
+
+    def __init__(self, model: Model) -> None:
+        """Wrap a model that models/ loaded."""
+        self.model = model
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        model: str = "emoji",
+        *,
+        drafter: str | None = None,
+        device: str = "cpu",
+        precision: str = "fp32",
+    ) -> Pipeline:
+        """Load a model by its name, a folder or a hub id. CheckpointError for what cannot be loaded."""
+        return cls(load(model, None, drafter, precision, device, True))
+
+    def method(
+        self,
+        name: str | None = None,
+        *,
+        sampling: Sampling = SAMPLING,
+        tree: Tree | None = None,
+        lantern: Lantern | None = None,
+        verify: str = "coupled",
+        rules: str = "fixed",
+        seed_cells: str = "above",
+        control: str | None = None,
+    ) -> Method:
+        """A method with the model's own tree where none is given. ValueError for what cannot be combined.
+
+        name None: the fastest exact method of this model.
+        """
+        name = name or self.default_method
+        if tree is None and name in METHODS:
+            tree = self.default_tree(name)
+        return Method(name, sampling, tree, lantern, verify, rules, seed_cells, control)
+
+    @property
+    def default_method(self) -> str:
+        """The fastest exact method of this model."""
+        return "self-draft"
+
+    def default_tree(self, name: str) -> Tree | None:
+        """The tree a method of METHODS has on this model unless told otherwise."""
+        eagle = METHODS[name] == "eagle"
+        if name.startswith("adt-"):
+            return AdaptiveTree() if eagle else SELF_DRAFTED
+        fixed = TreeShape(5, 4, 10) if eagle else self_drafted(BUDGET)
+        return {"ar": None, "eagle-1": "mc_sim_7b_63"}.get(name, fixed)
+
+    def __call__(
+        self,
+        prompts: str | Sequence[str],
+        method: str | Method | None = None,
+        *,
+        sampling: Sampling = SAMPLING,
+        tree: Tree | None = None,
+        lantern: Lantern | None = None,
+        seed: int | Sequence[int] = 0,
+        batch_size: int = 1,
+    ) -> Output:
+        """Images of the prompts. One seed and prompt give one image under every exact method, alone or in any
+        batch; prompt n of a list has seed + n unless a seed is given for each.
+
+        ValueError for a method, tree or prompt that the model cannot do.
+        """
+        texts = [prompts] if isinstance(prompts, str) else list(prompts)
+        if not isinstance(method, Method):
+            method = self.method(method, sampling=sampling, tree=tree, lantern=lantern)
+        requests = self.requests(texts, seed)
+        done = {image.name: image for image in self.decode(method, requests, batch_size)}
+        decoded = [done[request.name] for request in requests]
+        return Output([self.image(image.codes) for image in decoded], decoded)
+
+    def requests(self, texts: Sequence[str], seed: int | Sequence[int]) -> list[Request]:
+        """A request a text, named by its place. ValueError if the seeds are not as many."""
+        if not texts:
+            raise ValueError("no prompt: give a text or a list of texts")
+        seeds = [seed + place for place in range(len(texts))] if isinstance(seed, int) else list(seed)
+        if len(seeds) != len(texts):
+            raise ValueError(f"{len(seeds)} seeds for {len(texts)} prompts: give one seed, or one for each")
+        encoded = self.model.encode_all(texts)
+        return [
+            Request(str(place), prompt, own)
+            for place, (prompt, own) in enumerate(zip(encoded, seeds, strict=True))
+        ]
+
+    def decoder(self, method: Method, requests: Sequence[Request], batch_size: int = 1) -> Decoder:
+        """A decoder with room for these requests, batch_size of them in flight."""
+        if batch_size < 1:
+            raise ValueError(f"batch_size {batch_size}: give 1 or more images in flight")
+        longest = max(self.model.prompt_length(request.prompt) for request in requests)
+        return build(self.model, method, min(batch_size, len(requests)), longest)
+
+    def decode(self, method: Method, requests: Sequence[Request], batch_size: int = 1) -> Iterator[Decoded]:
+        """Finished images as codes, as they finish."""
+        return self.decoder(method, requests, batch_size).decode(iter(requests))
+
+    def image(self, codes: list[int]) -> Image.Image:
+        """Codes in raster order -> an RGB picture."""
+        return self.model.image(codes)
