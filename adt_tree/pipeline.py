@@ -18,7 +18,7 @@ from adt_tree.records import Decoded, Step
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
 from models.model import Model
-from models.registry import load
+from models.registry import FAMILIES, load
 
 SAMPLING = Sampling()
 Tree = TreeShape | AdaptiveTree | str
@@ -71,7 +71,8 @@ class Pipeline:
         precision: str = "fp32",
     ) -> Pipeline:
         """Load a model by its name, a folder or a hub id. CheckpointError for what cannot be loaded."""
-        return cls(load(model, None, drafter, precision, device, True))
+        name, path = (model, None) if model in FAMILIES else ("emoji", model)
+        return cls(load(name, path, drafter, precision, device, True))
 
     def method(
         self,

@@ -1,0 +1,102 @@
+"""The Python API: one image under every exact method, in any batch; what cannot be is one clear error."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from adt_tree import METHODS, AdaptiveTree, Lantern, Method, Output, Pipeline, Sampling, TreeShape
+
+PROMPTS = ["sun", "red moon", "a"]
+
+
+@pytest.fixture(scope="module")
+def pipe(tiny_checkpoint: Path) -> Pipeline:
+    """The tiny random checkpoint."""
+    return Pipeline.from_pretrained(str(tiny_checkpoint), device="cpu", precision="fp32")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_one_seed_one_image(pipe: Pipeline, temperature: float) -> None:
+    sampling = Sampling(temperature=temperature, guidance=2.0)
+    expected = pipe(PROMPTS, method="ar", sampling=sampling, seed=5)
+    assert expected.stats["tau"] == 1 and len(expected.codes[0]) == pipe.model.grid.size
+    for name in METHODS:
+        for batch_size in (1, 2):
+            found = pipe(PROMPTS, method=name, sampling=sampling, seed=5, batch_size=batch_size)
+            assert found.codes == expected.codes, (name, batch_size)
+            assert [a.tobytes() for a in found.images] == [b.tobytes() for b in expected.images]
+
+
+def test_a_prompt_alone_and_in_a_list(pipe: Pipeline) -> None:
+    together = pipe(PROMPTS, seed=3)
+    alone = [pipe(text, seed=3 + place).codes[0] for place, text in enumerate(PROMPTS)]
+    assert together.codes == alone == pipe(PROMPTS, seed=[3, 4, 5]).codes
+
+
+def test_statistics_are_of_the_steps(pipe: Pipeline) -> None:
+    out = pipe(PROMPTS, method="eagle-2", tree=TreeShape(2, 2, 4))
+    steps = [step for steps in out.steps for step in steps]
+    assert isinstance(out, Output) and len(out.images) == len(PROMPTS)
+    assert out.stats["tau"] == sum(step.accepted + 1 for step in steps) / len(steps)
+    assert out.stats["target_calls"] == len(steps) / len(PROMPTS)
+    assert max(step.depth for step in steps) <= 2 and max(step.nodes for step in steps) <= 4
+
+
+def test_lantern_gives_other_images(pipe: Pipeline) -> None:
+    exact = pipe(PROMPTS, method="eagle-2")
+    relaxed = pipe(PROMPTS, method="eagle-2", lantern=Lantern(delta=0.9, k=40))
+    assert relaxed.codes != exact.codes and relaxed.stats["tau"] > exact.stats["tau"]
+    assert not pipe.method("eagle-2", lantern=Lantern()).exact
+    assert pipe.method("eagle-2", lantern=Lantern()).label == "eagle-2-lantern"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"name": "medusa"}, "choose one of ar, eagle-1"),
+        ({"name": "self-draft", "verify": "rejection"}, "only the coupled rule"),
+        ({"name": "ar", "lantern": Lantern()}, "no drafts to verify"),
+        ({"name": "adt-tree", "tree": TreeShape(2, 2, 4)}, "not a TreeShape"),
+        ({"name": "eagle-2", "tree": AdaptiveTree()}, "not a AdaptiveTree"),
+        ({"name": "eagle-1", "tree": "oak"}, "mc_sim_7b_63"),
+        ({"name": "eagle-2", "rules": "published"}, "choose one of fixed, reference"),
+        ({"name": "eagle-2", "control": "floor"}, "accept-none"),
+    ],
+)
+def test_what_cannot_be_combined_is_refused(pipe: Pipeline, words: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        pipe.method(**words)
+    assert "\n" not in str(caught.value)
+
+
+def test_bad_input_is_one_line(pipe: Pipeline) -> None:
+    for make, message in (
+        (lambda: pipe([]), "give a text"),
+        (lambda: pipe(PROMPTS, seed=[1]), "1 seeds for 3 prompts"),
+        (lambda: pipe(PROMPTS, batch_size=0), "batch_size 0"),
+        (lambda: Lantern(delta=-1), "lantern_delta -1"),
+        (lambda: pipe("sun", lantern=Lantern(k=63), method="eagle-2"), "codebook has 64 codes"),
+        (lambda: pipe("sun", method="eagle-2", tree=TreeShape(2, 65, 70)), "a tree 65 nodes wide"),
+    ):
+        with pytest.raises(ValueError, match=message) as caught:
+            make()
+        assert "\n" not in str(caught.value)
+
+
+def test_the_fastest_method_is_exact_and_taken_by_default(pipe: Pipeline) -> None:
+    method = pipe.method()
+    assert (
+        isinstance(method, Method)
+        and method.exact
+        and pipe("sun", seed=1).codes == pipe("sun", method=method, seed=1).codes
+    )
+
+
+def test_importing_the_package_needs_no_torch() -> None:
+    script = "import sys, adt_tree; assert 'torch' not in sys.modules; adt_tree.Sampling"
+    root = Path(__file__).resolve().parent.parent
+    subprocess.run([sys.executable, "-c", script], cwd=root, check=True)
