@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from eval.metric_options import ANY_SOURCE, CLIP_OF, INCEPTION, add_running, count
 from eval.parser import at_least
@@ -49,36 +48,32 @@ def run(args: argparse.Namespace) -> None:
     """Print the scores and append them; the last line is one JSON document."""
     import torch
 
-    from eval.metrics import pictures, scores
-    from eval.metrics.clip_scores import clip_scores
+    from eval.metrics.clip import clip_scores, load_clip
     from eval.metrics.distances import frechet
-    from eval.metrics.inception import Inception
-    from eval.metrics.sets import inception_features, paths_of
-    from eval.metrics.sources import clip_files, load_clip, weights_file
+    from eval.metrics.networks import features, inception
+    from eval.metrics.pictures import images_of, pairs_of
+    from eval.metrics.scores import Scores
+    from eval.metrics.sources import clip_config, clip_weights, weights_file
     from eval.session import pick_device
 
-    fake, device = Path(args.fake_dir), torch.device(pick_device(args.device))
-    scores.place(args, fake)
-    prompts = pictures.prompts_of(fake, args.caption_path, "--caption_path")
-    images = pictures.images_in(fake, "--fake_dir")
-    pairs = pictures.pair(images, prompts, args.how_many, "--how_many")
-    real = (
-        pictures.reference_images(args.ref_dir, args.ref_how_many, "--ref_how_many") if args.ref_dir else []
-    )
-    clip_place = args.clip_path or CLIP_OF[args.clip_model4eval]
-    clip = load_clip(clip_files(clip_place, "--clip_path"), "--clip_path", True, device)
-    weights = {"clip": clip.digest}
-    inception = None
+    device = torch.device(pick_device(args.device))
+    scores = Scores("eval_fid_clip", args.fake_dir, args.scores)
+    pairs = pairs_of(args.fake_dir, args.caption_path, args.how_many, ("--fake_dir", "--caption_path"))
+    real = []
+    if args.ref_dir:
+        real = images_of(args.ref_dir, args.ref_how_many, ("--ref_dir", "--ref_how_many"), deep=True)
+    place = args.clip_path or CLIP_OF[args.clip_model4eval]
+    clip = load_clip(clip_config(place, "--clip_path"), clip_weights(place, "--clip_path"), device)
+    digests = {"clip": clip.network.digest}
     if real:
-        inception = Inception(weights_file(args.inception_path, "--inception_path"), device)
-        weights["inception"] = inception.digest
+        weights = weights_file(args.inception_path, "--inception_path")
+        network, _ = inception(weights, args.eval_res, device)
+        digests["inception"] = network.digest
     similar = clip_scores(clip, pairs, args.eval_res, LEAD, device, args.batch_size)
     values = {"clip_score": float(similar.mean())}
-    if inception is not None:
-        sets = (paths_of(pairs), real)
-        features = [
-            inception_features(inception, paths, args.eval_res, device, args.batch_size) for paths in sets
-        ]
-        values[f"fid_{args.eval_res}px"] = frechet(*features)
-    facts = {"command": "eval_fid_clip", "images": len(pairs), "real_images": len(real), "clip": clip_place}
-    scores.keep(args, fake, device.type, values, weights, facts)
+    if real:
+        sets = ([pair.path for pair in pairs], real)
+        rows = [features(network, paths, device, args.batch_size) for paths in sets]
+        values[f"fid_{args.eval_res}px"] = frechet(*rows)
+    facts = {"images": len(pairs), "real_images": len(real), "clip": place}
+    scores.keep(values, digests, facts, device.type, vars(args))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from eval.metric_options import ANY_SOURCE, HPS, HPS_CLIP, add_running, count
 
@@ -29,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--clip_path",
         default=HPS_CLIP,
         metavar="PLACE",
-        help="folder or hub id of the CLIP it was tuned from, for tokenizer and configuration alone",
+        help="the CLIP it was tuned from: folder or hub id of its open_clip_config.json",
     )
     add_running(group, batch_size=32)
 
@@ -38,18 +37,17 @@ def run(args: argparse.Namespace) -> None:
     """Print the mean score and append it; the last line is one JSON document."""
     import torch
 
-    from eval.metrics import pictures, scores
-    from eval.metrics.clip_scores import preference_scores
-    from eval.metrics.sources import ClipFiles, clip_files, load_clip, weights_file
+    from eval.metrics.clip import load_clip, preference_scores
+    from eval.metrics.pictures import pairs_of
+    from eval.metrics.scores import Scores
+    from eval.metrics.sources import clip_config, weights_file
     from eval.session import pick_device
 
-    folder, device = Path(args.image_path), torch.device(pick_device(args.device))
-    scores.place(args, folder)
-    prompts = pictures.prompts_of(folder, args.prompt_path, "--prompt_path")
-    pairs = pictures.pair(pictures.images_in(folder, "--image_path"), prompts, args.how_many, "--how_many")
-    beside = clip_files(args.clip_path, "--clip_path", with_weights=False)
-    files = ClipFiles(weights_file(args.hps_path, "--hps_path"), beside.config, beside.tokenizer)
-    model = load_clip(files, "--clip_path", True, device)
+    device = torch.device(pick_device(args.device))
+    scores = Scores("eval_hpsv2", args.image_path, args.scores)
+    pairs = pairs_of(args.image_path, args.prompt_path, args.how_many, ("--image_path", "--prompt_path"))
+    config = HPS_CLIP if args.clip_path == HPS_CLIP else clip_config(args.clip_path, "--clip_path")
+    model = load_clip(config, weights_file(args.hps_path, "--hps_path"), device)
     values = preference_scores(model, pairs, device, args.batch_size)
-    facts = {"command": "eval_hpsv2", "images": len(pairs)}
-    scores.keep(args, folder, device.type, {"hpsv2": float(values.mean())}, {"hps": model.digest}, facts)
+    digests = {"hps": model.network.digest}
+    scores.keep({"hpsv2": float(values.mean())}, digests, {"images": len(pairs)}, device.type, vars(args))

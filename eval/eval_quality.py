@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from eval.errors import UserError
 from eval.metric_options import AESTHETIC, AESTHETIC_CLIP, ANY_SOURCE, INCEPTION, add_running, count
 from eval.parser import at_least
 
+if TYPE_CHECKING:
+    from torch import device as Device
+
+Found = tuple[dict[str, float], dict[str, str]]  # scores, digests of the weights behind them
 METRICS = ("is", "kid", "fid", "aesthetic", "effnet_fd")
 AGAINST_REAL = ("kid", "fid", "effnet_fd")
 
@@ -65,80 +69,74 @@ def run(args: argparse.Namespace) -> None:
     """Print what was asked for and append it; the last line is one JSON document."""
     import torch
 
-    from eval.metrics import pictures, scores
+    from eval.metrics.pictures import images_of
+    from eval.metrics.scores import Scores
     from eval.session import pick_device
 
     wanted = [name for name in args.metrics if name in AGAINST_REAL]
     if wanted and args.ref_dir is None:
         raise UserError(f"--metrics {wanted[0]} compares with other images: give --ref_dir")
-    fake, device = Path(args.fake_dir), torch.device(pick_device(args.device))
-    scores.place(args, fake)
-    fakes = pictures.unpaired(fake, args.how_many, ("--fake_dir", "--how_many"))
-    reals = pictures.reference_images(args.ref_dir, args.ref_how_many, "--ref_how_many") if wanted else []
+    device, reals = torch.device(pick_device(args.device)), []
+    scores = Scores("eval_quality", args.fake_dir, args.scores)
+    fakes = images_of(args.fake_dir, args.how_many, ("--fake_dir", "--how_many"))
+    if wanted:
+        reals = images_of(args.ref_dir, args.ref_how_many, ("--ref_dir", "--ref_how_many"), deep=True)
     values: dict[str, float] = {}
-    weights: dict[str, str] = {}
-    for names, compute in (
+    digests: dict[str, str] = {}
+    for names, measure in (
         (("is", "kid", "fid"), _inception),
         (("aesthetic",), _aesthetic),
         (("effnet_fd",), _effnet),
     ):
         if set(names) & set(args.metrics):
-            try:
-                compute(args, fakes, reals, device, values, weights)
-            except ValueError as error:
-                raise UserError(str(error)) from error
-    facts = {"command": "eval_quality", "images": len(fakes), "real_images": len(reals)}
-    scores.keep(args, fake, device.type, values, weights, facts)
+            found, used = measure(args, fakes, reals, device)
+            values, digests = values | found, digests | used
+    facts = {"images": len(fakes), "real_images": len(reals)}
+    scores.keep(values, digests, facts, device.type, vars(args))
 
 
-def _inception(
-    args: argparse.Namespace, fakes: list[Path], reals: list[Path], device: Any, values: dict, weights: dict
-) -> None:
+def _inception(args: argparse.Namespace, fakes: list[Path], reals: list[Path], device: Device) -> Found:
     """is, kid and fid, from one pass over the images."""
     from eval.metrics.distances import frechet, inception_score, kid
-    from eval.metrics.inception import Inception
-    from eval.metrics.sets import inception_features
+    from eval.metrics.networks import features, inception
     from eval.metrics.sources import weights_file
 
-    net = Inception(weights_file(args.inception_path, "--inception_path"), device)
-    weights["inception"] = net.digest
-    fake = inception_features(net, fakes, args.eval_res, device, args.batch_size)
+    if "is" in args.metrics and len(fakes) < args.splits:
+        raise UserError(f"--splits {args.splits}: there are {len(fakes)} images; give fewer splits")
+    values: dict[str, float] = {}
+    weights = weights_file(args.inception_path, "--inception_path")
+    network, head = inception(weights, args.eval_res, device)
+    fake = features(network, fakes, device, args.batch_size)
     if "is" in args.metrics:
-        if len(fakes) < args.splits:
-            raise UserError(f"--splits {args.splits}: there are {len(fakes)} images; give fewer splits")
-        logits = net.logits(fake.to(device)).cpu()
-        values["is"], values["is_std"] = inception_score(logits, args.splits, args.random_seed)
+        values["is"], values["is_std"] = inception_score(fake @ head, args.splits, args.random_seed)
     if {"kid", "fid"} & set(args.metrics):
-        real = inception_features(net, reals, args.eval_res, device, args.batch_size)
+        real = features(network, reals, device, args.batch_size)
         if "kid" in args.metrics:
             settings = (args.kid_subsets, args.kid_size, args.random_seed)
             values["kid"], values["kid_std"] = kid(fake, real, *settings)
         if "fid" in args.metrics:
             values[f"fid_{args.eval_res}px"] = frechet(fake, real)
+    return values, {"inception": network.digest}
 
 
-def _aesthetic(
-    args: argparse.Namespace, fakes: list[Path], reals: list[Path], device: Any, values: dict, weights: dict
-) -> None:
-    from eval.metrics.aesthetic import Aesthetic
-    from eval.metrics.clip_scores import aesthetic_scores
-    from eval.metrics.sources import clip_files, load_clip, weights_file
+def _aesthetic(args: argparse.Namespace, fakes: list[Path], _: list[Path], device: Device) -> Found:
+    from eval.metrics.clip import aesthetic, load_clip
+    from eval.metrics.networks import features
+    from eval.metrics.sources import clip_config, clip_weights, weights_file
 
-    head_file = weights_file(args.aesthetic_path, "--aesthetic_path")
-    clip = load_clip(clip_files(args.clip_path, "--clip_path"), "--clip_path", False, device)
-    head = Aesthetic(head_file, clip.width, device)
-    weights["clip"], weights["aesthetic"] = clip.digest, head.digest
-    values["aesthetic"] = float(aesthetic_scores(clip, head, fakes, device, args.batch_size).mean())
+    head = weights_file(args.aesthetic_path, "--aesthetic_path")
+    place = (args.clip_path, "--clip_path")
+    clip = load_clip(clip_config(*place), clip_weights(*place), device)
+    network = aesthetic(clip, head, device)
+    scores = features(network, fakes, device, args.batch_size)
+    digests = {"clip": clip.network.digest, "aesthetic": network.digest}
+    return {"aesthetic": float(scores.mean())}, digests
 
 
-def _effnet(
-    args: argparse.Namespace, fakes: list[Path], reals: list[Path], device: Any, values: dict, weights: dict
-) -> None:
+def _effnet(args: argparse.Namespace, fakes: list[Path], reals: list[Path], device: Device) -> Found:
     from eval.metrics.distances import frechet
-    from eval.metrics.effnet import EffNet
-    from eval.metrics.sets import effnet_features
+    from eval.metrics.networks import effnet, features
 
-    net = EffNet(device)
-    weights["effnet"] = net.digest
-    fake, real = (effnet_features(net, paths, device, args.batch_size) for paths in (fakes, reals))
-    values["effnet_fd"] = frechet(fake, real)
+    network = effnet(device)
+    fake, real = (features(network, paths, device, args.batch_size) for paths in (fakes, reals))
+    return {"effnet_fd": frechet(fake, real)}, {"effnet": network.digest}

@@ -17,7 +17,7 @@ CLIP_OF = {  # LANTERN's name -> repository in open_clip's layout
     "ViT-G/14": "laion/CLIP-ViT-g-14-laion2B-s12B-b42K",
 }
 HPS = "xswu/HPSv2/HPS_v2.1_compressed.pt"
-HPS_CLIP = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
+HPS_CLIP = "ViT-H-14"  # the architecture by open_clip's name: nothing to fetch
 AESTHETIC = (
     f"{GITHUB}/christophschuhmann/improved-aesthetic-predictor/raw/main/sac+logos+ava1-l14-linearMSE.pth"
 )

@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import pickle
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -68,7 +69,8 @@ class Pickled:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with _reading(path):
+        with _reading(path), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # on other pickle protocols; an error says what matters
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
         for wrapper in WRAPPERS:
             if isinstance(content, dict) and isinstance(content.get(wrapper), dict):
@@ -255,12 +257,24 @@ def _reading(path: Path) -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise CheckpointError(f"{path} does not exist: fetch it again") from None
-    except (SafetensorError, RuntimeError, pickle.UnpicklingError, EOFError, OSError) as error:
-        if isinstance(error, pickle.UnpicklingError) and "Unsupported global" in str(error):
+    except pickle.UnpicklingError as error:  # torch's own message tells how to run the code in it
+        if "Unsupported global" in str(error):
             what = "holds more than tensors, and no code is run from it: save its tensors alone"
         else:
-            what = f"cannot be read ({reason(error)}): truncated or damaged, fetch it again"
+            what = f"is no file of tensors{_kind(path)}: fetch it again"
         raise CheckpointError(f"{path} {what}") from None
+    except (SafetensorError, RuntimeError, EOFError, OSError, KeyError, ValueError, IndexError) as error:
+        what = f"cannot be read ({reason(error)}): truncated or damaged{_kind(path)}, fetch it again"
+        raise CheckpointError(f"{path} {what}") from None
+
+
+def _kind(path: Path) -> str:
+    """What is often saved in the place of weights."""
+    with path.open("rb") as file:
+        start = file.read(64).lstrip().lower()
+    if start.startswith((b"<!doctype", b"<html")):
+        return " (it is a web page)"
+    return " (it is a pointer of git-lfs)" if start.startswith(b"version https://git-lfs") else ""
 
 
 def _dtype_of(name: str, path: Path) -> torch.dtype:

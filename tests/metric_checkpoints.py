@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
-from torch import Tensor
+from torch import Tensor, nn
 
+from eval.metrics.libraries import library
 from tests.golden import FOLDER, tensors
+
+VOCABULARY = 49408  # of CLIP's tokenizer
 
 
 def picture(width: int, height: int) -> Image.Image:
@@ -26,6 +31,32 @@ def state(name: str) -> dict[str, Tensor]:
     """Recorded weights: stored in half precision, meant as fp32."""
     found = tensors(f"metrics/{name}").items()
     return {key.removeprefix("weights."): v.float() for key, v in found if key.startswith("weights.")}
+
+
+def narrow(patch: pytest.MonkeyPatch) -> None:
+    """The libraries' Inception and VGG-16 in the recorded widths: every layer narrower, nothing else."""
+    for name, by in (("torch_fidelity.feature_extractor_inceptionv3", 16), ("torchvision.models.vgg", 32)):
+        _narrow(patch, library(name), by)
+
+
+def _narrow(patch: pytest.MonkeyPatch, module: ModuleType, by: int) -> None:
+    def slim(width: int) -> int:
+        return {3: 3, 1000: 10, 4096: 64}.get(width, width // by)  # as recorded
+
+    class Conv2d(nn.Conv2d):
+        def __init__(self, reads: int, gives: int, *rest: object, **more: object) -> None:
+            super().__init__(slim(reads), slim(gives), *rest, **more)
+
+    class BatchNorm2d(nn.BatchNorm2d):
+        def __init__(self, width: int, **more: object) -> None:
+            super().__init__(slim(width), **more)
+
+    class Linear(nn.Linear):
+        def __init__(self, reads: int, gives: int) -> None:
+            super().__init__(slim(reads), slim(gives))
+
+    made = {"Conv2d": Conv2d, "BatchNorm2d": BatchNorm2d, "Linear": Linear}
+    patch.setattr(module, "nn", SimpleNamespace(**vars(nn) | made))
 
 
 def inception(folder: Path) -> Path:
@@ -43,32 +74,29 @@ def vgg(folder: Path) -> Path:
     return folder / "vgg16.pth"
 
 
+def clip_state() -> dict[str, Tensor]:
+    """The recorded CLIP, its table of tokens as long as CLIP's vocabulary."""
+    weights = state("clip")
+    table = weights["token_embedding.weight"]
+    rest = torch.randn(VOCABULARY - len(table), table.shape[1], generator=torch.Generator().manual_seed(4))
+    return weights | {"token_embedding.weight": torch.cat((table, rest))}
+
+
 def clip(folder: Path) -> Path:
     """A folder in open_clip's layout."""
     place = folder / "clip"
     place.mkdir()
-    save_file(state("clip"), place / "open_clip_model.safetensors")
-    (place / "open_clip_config.json").write_text((FOLDER / "metrics" / "clip.json").read_text())
-    tokenizer().save(str(place / "tokenizer.json"))
+    save_file(clip_state(), place / "open_clip_model.safetensors")
+    config = json.loads((FOLDER / "metrics" / "clip.json").read_text())
+    config["model_cfg"]["text_cfg"]["vocab_size"] = VOCABULARY
+    (place / "open_clip_config.json").write_text(json.dumps(config))
     return place
 
 
 def hps(folder: Path) -> Path:
     """As HPS publishes it: the state dict of the same model among other things."""
-    torch.save({"epoch": 3, "state_dict": state("clip")}, folder / "HPS.pt")
+    torch.save({"epoch": 3, "state_dict": clip_state()}, folder / "HPS.pt")
     return folder / "HPS.pt"
-
-
-def tokenizer() -> Tokenizer:
-    """CLIP's kind of tokenizer over letters; start and end have the highest ids of the 300."""
-    ends = [f"{letter}</w>" for letter in "abcdefghijklmnopqrstuvwxyz"]
-    words = [*"abcdefghijklmnopqrstuvwxyz", *ends, "ca", "cat</w>", "photo</w>"]
-    words += [f"<unused{n}>" for n in range(298 - len(words))] + ["<|startoftext|>", "<|endoftext|>"]
-    merges = [("c", "a"), ("ca", "t</w>")]
-    made = Tokenizer(models.BPE({w: n for n, w in enumerate(words)}, merges, end_of_word_suffix="</w>"))
-    made.normalizer = normalizers.Lowercase()
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    return made
 
 
 def aesthetic(folder: Path, width: int) -> Path:

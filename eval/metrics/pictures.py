@@ -35,56 +35,26 @@ class Pair:
     path: Path
 
 
-def _place(folder: Path, option: str) -> Path:
-    """A run's img/, beside which its maps and contact sheet lie; else the folder. UserError if it is none."""
-    if not folder.is_dir():
-        raise UserError(f"{option} {folder}: it is no folder; give one that holds images")
-    return folder / "img" if (folder / "img").is_dir() else folder
+def images_of(folder: str, count: int, options: tuple[str, str], deep: bool = False) -> list[Path]:
+    """The first count images of a folder, or of its img/ (a run's maps and contact sheet lie beside that), in
+    natural order; -1: all.
 
-
-def images_in(folder: Path, option: str) -> list[Path]:
-    """The images right in a folder, or in its img/, in natural order. UserError if there is none."""
-    place = _place(folder, option)
-    own = place is folder
-    found = [path for path in place.iterdir() if path.suffix.lower() in SUFFIXES and path.is_file()]
-    if not found:
-        raise UserError(f"{option} {place}: it holds no {', '.join(SUFFIXES)}{own * ' and no folder img'}")
-    return sorted(found, key=_natural)
-
-
-def images_below(folder: Path, option: str) -> list[Path]:
-    """All images at any depth of a folder, or of its img/, in natural order: reference sets come in folders
-    of classes. UserError if there is none."""
-    place = _place(folder, option)
-    found = [path for path in place.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file()]
-    if not found:
-        raise UserError(f"{option} {place}: no {', '.join(SUFFIXES)} lies in it")
-    return sorted(found, key=_natural)
-
-
-def reference_images(folder: str, count: int, option: str) -> list[Path]:
-    """The first count images of --ref_dir, all for -1. option: the count's, for the UserError if there are
-    fewer."""
-    found = images_below(Path(folder), "--ref_dir")
-    if count > len(found):
-        raise UserError(
-            f"{option} {count}: --ref_dir {folder} holds {len(found)} images; state at most those"
-        )
-    return found if count < 0 else found[:count]
-
-
-def unpaired(folder: Path, count: int, options: tuple[str, str]) -> list[Path]:
-    """The first count images of a folder, all for -1, whatever they were drawn from.
-
-    options: the folder's and the count's, for the UserError if there are fewer than count.
+    deep: at any depth, as reference sets come in folders of classes. options: the folder's and the count's,
+    for the UserError if there are none, or fewer than count.
     """
-    found = images_in(folder, options[0])
+    place = Path(folder)
+    if not place.is_dir():
+        raise UserError(f"{options[0]} {folder}: it is no folder; give one that holds images")
+    place = place / "img" if (place / "img").is_dir() else place
+    entries = place.rglob("*") if deep else place.iterdir()
+    found = [path for path in entries if path.suffix.lower() in SUFFIXES and path.is_file()]
+    if not found:
+        raise UserError(f"{options[0]} {place}: it holds no {', '.join(SUFFIXES)}")
     if count > len(found):
         raise UserError(
-            f"{options[1]} {count}: {options[0]} {folder} holds {len(found)} images; make the rest, or state "
-            "that number"
+            f"{options[1]} {count}: {options[0]} {folder} holds {len(found)} images; state at most those"
         )
-    return found if count < 0 else found[:count]
+    return sorted(found, key=_natural)[: count if count > 0 else None]
 
 
 def _natural(path: Path) -> list[tuple[int, int | str]]:
@@ -110,6 +80,13 @@ def prompts_of(folder: Path, source: str | None, option: str) -> list[Prompt]:
     if not found:
         raise UserError(f"{folder} records no prompts: name the file they are in by {option}")
     return list(found.values())
+
+
+def pairs_of(folder: str, source: str | None, count: int, options: tuple[str, str]) -> list[Pair]:
+    """The first count images of a folder with their prompts, by pair, -1: all. options: the folder's and the
+    prompt file's."""
+    images = images_of(folder, -1, (options[0], "--how_many"))
+    return pair(images, prompts_of(Path(folder), source, options[1]), count, "--how_many")
 
 
 def pair(paths: Sequence[Path], prompts: Sequence[Prompt], count: int, option: str) -> list[Pair]:
@@ -190,22 +167,13 @@ def to_tensor(image: Image.Image) -> Tensor:
     return torch.from_numpy(np.array(image, dtype=np.float32)).permute(2, 0, 1)
 
 
-def fine_resize(image: Image.Image, side: int) -> Tensor:
+def clean_resize(image: Image.Image, side: int) -> Tensor:
     """clean-fid's: bicubic with anti-aliasing in float, clipped, not rounded. [3, side, side], 0 to 255."""
     channels = [
         np.asarray(Image.fromarray(channel).resize((side, side), Image.Resampling.BICUBIC))
         for channel in np.array(image, dtype=np.float32).transpose(2, 0, 1)
     ]
     return torch.from_numpy(np.stack(channels)).clamp(0, 255)
-
-
-def short_side(image: Image.Image, side: int) -> Image.Image:
-    """CLIP's: bicubic so that the short side is side, then the middle square."""
-    scale = side / min(image.size)
-    size = [side if edge == min(image.size) else int(edge * scale) for edge in image.size]
-    shown = image.resize((size[0], size[1]), Image.Resampling.BICUBIC)
-    left, top = round((shown.width - side) / 2), round((shown.height - side) / 2)
-    return shown.crop((left, top, left + side, top + side))
 
 
 def long_side(image: Image.Image, side: int) -> Tensor:

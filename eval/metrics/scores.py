@@ -3,7 +3,6 @@ but where a score is kept."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -18,42 +17,48 @@ from eval.outputs import write_json
 SCORES = "scores.json"
 
 
-def keep(
-    args: argparse.Namespace,
-    folder: Path,
-    device: str,
-    scores: Mapping[str, float],
-    weights: Mapping[str, str],
-    facts: Mapping[str, Any],
-) -> None:
-    """Print the scores of a folder's images and append them; the last line printed is one JSON document.
+class Scores:
+    """The record of one command on one folder."""
 
-    args: the parsed command line, --scores among it. weights: digest of every network used. facts: what else
-    a reader needs, the numbers of images above all.
-    """
-    from eval.session import environment
+    def __init__(self, command: str, folder: str, path: str | None) -> None:
+        """path: the file; None: beside the images. UserError, before anything is measured, if it cannot
+        be."""
+        self._command = command
+        self._path = Path(path) if path else Path(folder) / SCORES
+        if path and not self._path.parent.is_dir():
+            raise UserError(
+                f"--scores {path}: there is no folder {self._path.parent}; make it, or choose another"
+            )
+        read(self._path)
 
-    entry = {
-        "line": " ".join(["python", *map(os.path.basename, sys.argv[:1]), *sys.argv[1:]]),
-        **environment(device),
-        "weights": dict(weights),
-        **facts,
-        "options": {name: value for name, value in vars(args).items() if name not in ("debug", "config")},
-        "scores": dict(scores),
-    }
-    for name, value in scores.items():
-        print(f"  {name:<24} {value:.6g}")
-    print(json.dumps(entry))
-    append(place(args, folder), entry)
+    def keep(
+        self,
+        scores: Mapping[str, float],
+        weights: Mapping[str, str],
+        facts: Mapping[str, Any],
+        device: str,
+        options: Mapping[str, Any],
+    ) -> None:
+        """Print the scores and append them; the last line printed is one JSON document.
 
+        weights: digest of every network used. facts: what else a reader needs, the numbers of images above
+        all. options: the command's, as they were settled.
+        """
+        from eval.session import environment
 
-def place(args: argparse.Namespace, folder: Path) -> Path:
-    """Where the scores of a folder's images go. UserError, before anything is measured, if they cannot."""
-    path = Path(args.scores) if args.scores else folder / SCORES
-    if args.scores and not path.parent.is_dir():
-        raise UserError(f"--scores {path}: there is no folder {path.parent}; make it, or choose another")
-    read(path)
-    return path
+        entry = {
+            "line": " ".join(["python", *map(os.path.basename, sys.argv[:1]), *sys.argv[1:]]),
+            **environment(device),
+            "weights": dict(weights),
+            "command": self._command,
+            **facts,
+            "options": {name: value for name, value in options.items() if name not in ("debug", "config")},
+            "scores": dict(scores),
+        }
+        for name, value in scores.items():
+            print(f"  {name:<24} {value:.6g}")
+        print(json.dumps(entry))
+        append(self._path, entry)
 
 
 def append(path: Path, entry: Mapping[str, Any]) -> None:

@@ -1,22 +1,19 @@
-"""Where weights of feature networks come from: a local path, a hub id, or the address of their authors."""
+"""Where published weights come from: a local path, a hub id, or the address of their authors."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer
 
 from eval.errors import UserError
-from eval.metrics.clip import CONFIG, Clip, read_clip_config
-from models.checkpoint import read_tokenizer
 from models.errors import CheckpointError, reason
 from models.hub import HubId, locate
 
-CLIP_WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
-TOKENIZER = "tokenizer.json"
+CLIP_CONFIG = "open_clip_config.json"
+CLIP_WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")  # the first there is
 
 
 def weights_file(text: str, option: str) -> Path:
@@ -25,9 +22,7 @@ def weights_file(text: str, option: str) -> Path:
     Downloads lie where torch.hub keeps them; a hash in the file's name is checked. UserError names option.
     """
     try:
-        if text.startswith("https://"):
-            return _download(text)
-        path = locate(text)
+        path = _download(text) if text.startswith("https://") else locate(text)
     except CheckpointError as error:
         raise UserError(f"{option}: {error}") from None
     if not path.is_file():
@@ -50,49 +45,28 @@ def _download(address: str) -> Path:
     return path
 
 
-@dataclass(frozen=True, slots=True)
-class ClipFiles:
-    """The files of a CLIP model; None where there is none."""
-
-    weights: Path | None
-    config: Path | None
-    tokenizer: Path | None
+def clip_config(text: str, option: str) -> Path:
+    """open_clip_config.json of a folder, of a hub repository, or beside a file of weights."""
+    return _first(text, (CLIP_CONFIG,), option)
 
 
-def clip_files(text: str, option: str, with_weights: bool = True) -> ClipFiles:
-    """open_clip's files in a folder or a hub repository; or a file of weights, with what lies beside it.
+def clip_weights(text: str, option: str) -> Path:
+    """The weights in a folder or a hub repository of open_clip's layout, or the file itself."""
+    return Path(text) if Path(text).is_file() else _first(text, CLIP_WEIGHTS, option)
 
-    UserError if weights are wanted and there are none.
-    """
-    path = Path(text)
-    names, faults = (CONFIG, TOKENIZER, *(CLIP_WEIGHTS if with_weights else ())), []
+
+def _first(text: str, names: Sequence[str], option: str) -> Path:
+    """The first of the named files that a folder or a hub repository holds. UserError if it holds none."""
+    path, fault = Path(text), f"{text} holds no {' or '.join(names)}"
     if path.exists() or HubId.read(text) is None:
-        folder = path.parent if path.is_file() else path
-        found = {name: folder / name for name in names if (folder / name).is_file()}
+        found = [name for name in names if ((path.parent if path.is_file() else path) / name).is_file()]
+        if found:
+            return (path.parent if path.is_file() else path) / found[0]
     else:
-        found = {}
         for name in names:
-            if name in CLIP_WEIGHTS and any(name in found for name in CLIP_WEIGHTS):
-                continue  # many repositories hold the same weights twice
             try:
-                file = locate(f"{text}/{name}")
+                if (file := locate(f"{text}/{name}")).is_file():
+                    return file
             except CheckpointError as error:
-                faults.append(str(error))
-            else:
-                found |= {name: file} if file.is_file() else {}
-    weights = path if path.is_file() else next((found[name] for name in CLIP_WEIGHTS if name in found), None)
-    if with_weights and weights is None:
-        what = faults[-1] if faults else f"{text} holds no {' or '.join(CLIP_WEIGHTS)}"
-        raise UserError(f"{option}: {what}; give a folder that has it, or the file of weights")
-    return ClipFiles(weights, found.get(CONFIG), found.get(TOKENIZER))
-
-
-def load_clip(files: ClipFiles, option: str, texts: bool, device: torch.device) -> Clip:
-    """The model of these files. texts: prompts will be read; UserError without a tokenizer for them."""
-    assert files.weights is not None
-    tokenizer: Tokenizer | None = None
-    if texts:
-        if files.tokenizer is None:
-            raise UserError(f"{option}: {files.weights} has no {TOKENIZER} beside it; put CLIP's there")
-        tokenizer = read_tokenizer(files.tokenizer.parent)
-    return Clip(files.weights, read_clip_config(files.config), tokenizer, device)
+                fault = str(error)
+    raise UserError(f"{option}: {fault}; give a folder that has it")
