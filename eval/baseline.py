@@ -12,8 +12,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import ChameleonConfig, ChameleonForConditionalGeneration, StaticCache
-from transformers.utils import logging
 
 from adt_tree.noise import Noise
 from adt_tree.records import Decoded, Step
@@ -22,7 +20,12 @@ from adt_tree.sampling import Sampling, log_probs
 from eval.session import synchronise
 from models.model import Model
 from models.registry import DTYPES
+from models.torchvision_guard import mend_torchvision
 from models.transformer import DecoderConfig
+
+mend_torchvision()  # before transformers looks for torchvision
+from transformers import ChameleonConfig, ChameleonForConditionalGeneration, StaticCache  # noqa: E402
+from transformers.utils import logging  # noqa: E402
 
 STEPS = 64  # tokens that step_ms times
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from models.captions import clean
 from models.checkpoint import read_config, read_tokenizer
 from models.errors import CheckpointError, reason
+from models.torchvision_guard import mend_torchvision
 
 
 class T5Text:
@@ -49,6 +50,7 @@ class T5Text:
             torch.cuda.empty_cache()
 
     def _load(self) -> Any:
+        mend_torchvision()
         from safetensors import SafetensorError
         from transformers import T5EncoderModel, logging
 

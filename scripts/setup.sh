@@ -22,15 +22,15 @@ if ! { [ -x .venv/bin/python ] && recent .venv/bin/python && .venv/bin/python -m
     "$python" -m venv --clear .venv
 fi
 
-# requirements-dev.txt and requirements-train.txt include requirements.txt, so both files make the mark.
-sum_of() { cat requirements.txt "$1" | cksum; }
+# The files include one another, so all of them make the mark.
+sum_of() { cat requirements*.txt | cksum; }
 mark_of() { echo ".venv/.installed-$(basename "$1")"; }
-if [ "$(cat "$(mark_of "$wanted")" 2>/dev/null)" != "$(sum_of "$wanted")" ]; then
+if [ "$(cat "$(mark_of "$wanted")" 2>/dev/null)" != "$(sum_of)" ]; then
     echo "setup: installing $wanted into .venv (some minutes the first time)"
     torch=$(grep '^torch==' requirements.txt)
     # torch first and alone: what follows then finds its pin satisfied and cannot bring another build.
     .venv/bin/python -m pip install --quiet --disable-pip-version-check \
         ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} "$torch"
     .venv/bin/python -m pip install --quiet --disable-pip-version-check -r "$wanted"
-    for file in requirements.txt "$wanted"; do sum_of "$file" >"$(mark_of "$file")"; done
+    for file in requirements.txt "$wanted"; do sum_of >"$(mark_of "$file")"; done
 fi

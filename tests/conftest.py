@@ -12,6 +12,10 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 torch.set_num_threads(1)
 
+from models.torchvision_guard import mend_torchvision  # noqa: E402
+
+mend_torchvision()  # before any test imports transformers
+
 
 @pytest.fixture(scope="session")
 def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -19,18 +19,25 @@ from torch.nn import functional as F
 
 import main
 from eval.errors import UserError
-from eval.metrics import pictures, scores
-from eval.metrics.clip_scores import aesthetic_scores, clip_scores, preference_scores
-from eval.metrics.inception import Inception
+from eval.metrics import networks, pictures, scores
+from eval.metrics.clip import Clip, aesthetic, clip_scores, load_clip, preference_scores
 from eval.metrics.pictures import Pair
-from eval.metrics.sets import inception_features
-from eval.metrics.sources import clip_files, load_clip
 from tests import metric_checkpoints as tiny
 from tests.golden import close
 
 CPU = torch.device("cpu")
 TEXTS = ("a cat", "photo", "a b c", "cat photo", "x y", "z")
 Command = Callable[..., tuple[int, dict[str, Any], str]]
+
+
+@pytest.fixture(autouse=True)
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The libraries' networks in the widths of the tiny checkpoints."""
+    tiny.narrow(monkeypatch)
+
+
+def tiny_clip(folder: Path) -> Clip:
+    return load_clip(folder / "open_clip_config.json", folder / "open_clip_model.safetensors", CPU)
 
 
 @pytest.fixture
@@ -84,19 +91,18 @@ def test_fid_and_clip_score(command: Command, run_folder: Path, real: Path, tmp_
     assert status == 0, err
     fakes = [run_folder / "img" / f"{row}.png" for row in range(5)]
     reals = sorted(real.rglob("*.jpg"))
-    net = Inception(inception, CPU)
-    a, b = (inception_features(net, p, 32, CPU, 8).double().numpy() for p in (fakes, reals))
+    net, _ = networks.inception(inception, 32, CPU)
+    a, b = (networks.features(net, p, CPU, 8).double().numpy() for p in (fakes, reals))
     s, t = (np.cov(rows, rowvar=False) + 1e-10 * np.eye(rows.shape[1]) for rows in (a, b))
     root = scipy.linalg.sqrtm(s @ t).real
     fid = ((a.mean(0) - b.mean(0)) ** 2).sum() + np.trace(s + t - 2 * root)
     assert entry["scores"]["fid_32px"] == pytest.approx(fid, rel=1e-3)
-    loaded = load_clip(clip_files(str(clip), ""), "", True, CPU)
-    cosines = []
+    loaded, cosines = tiny_clip(clip), []
     for path, text in zip(fakes, TEXTS, strict=False):  # one by one, by the published steps
-        shown = pictures.short_side(pictures.reference_crop(Image.open(path), 32), 32)
-        pixels = pictures.normalise(pictures.to_tensor(shown), loaded.mean, loaded.std)[None]
-        words = loaded.texts(loaded.encode([f"A photo depicts {text}"]))
-        cosines.append(F.cosine_similarity(loaded.images(pixels), words).item())
+        pixels = loaded.network.prepare(pictures.reference_crop(Image.open(path), 32))[None]
+        with torch.no_grad():
+            words = loaded.texts([f"A photo depicts {text}"])
+            cosines.append(F.cosine_similarity(loaded.network.module(pixels), words).item())
     assert entry["scores"]["clip_score"] == pytest.approx(float(np.mean(cosines)), abs=1e-5)
     assert entry["images"] == 5 and entry["real_images"] == 7
     assert set(entry["weights"]) == {"clip", "inception"} and entry["commit"] and entry["device"]
@@ -107,8 +113,7 @@ def test_pairs_go_by_name_and_not_by_rank(run_folder: Path, tmp_path: Path, comm
     """With one image gone every other keeps its own prompt; -1 misses it, its number is honoured."""
     clip = tiny.clip(tmp_path)
     (run_folder / "img" / "1.png").unlink()
-    prompts = pictures.prompts_of(run_folder, None, "")
-    pairs = pictures.pair(pictures.images_in(run_folder, ""), prompts, 5, "--how_many")
+    pairs = pictures.pairs_of(str(run_folder), None, 5, ("", ""))
     assert [(p.name, p.text, p.path.stem) for p in pairs] == [
         (str(row), TEXTS[row], str(row)) for row in (0, 2, 3, 4, 5)
     ]
@@ -129,8 +134,7 @@ def test_names_of_the_published_codes(tmp_path: Path) -> None:
         folder = tmp_path / name
         folder.mkdir()
         tiny.picture(8, 8).save(folder / name)
-        found = pictures.prompts_of(folder, str(source), "--caption_path")
-        (pair,) = pictures.pair(pictures.images_in(folder, ""), found, 1, "--how_many")
+        (pair,) = pictures.pairs_of(str(folder), str(source), 1, ("--fake_dir", "--caption_path"))
         assert pair.text == TEXTS[3]
 
 
@@ -140,7 +144,7 @@ def test_hps_and_aesthetic(command: Command, run_folder: Path, tmp_path: Path) -
         "eval_hpsv2", "--image_path", run_folder, "--hps_path", hps, "--clip_path", clip, "--how_many", 4
     )
     assert status == 0, err
-    loaded = load_clip(clip_files(str(clip), ""), "", True, CPU)
+    loaded = tiny_clip(clip)
     pairs = [Pair(str(n), TEXTS[n], run_folder / "img" / f"{n}.png") for n in range(4)]
     alone = [preference_scores(loaded, [pair], CPU, 1).item() for pair in pairs]
     assert entry["scores"]["hpsv2"] == pytest.approx(np.mean(alone), abs=1e-6) and entry["images"] == 4
@@ -152,10 +156,8 @@ def test_hps_and_aesthetic(command: Command, run_folder: Path, tmp_path: Path) -
     )  # fmt: skip
     assert status == 0, err
     assert [e["command"] for e in scores.read(run_folder / "scores.json")] == ["eval_hpsv2", "eval_quality"]
-    from eval.metrics.aesthetic import Aesthetic
-
     paths = sorted((run_folder / "img").iterdir())
-    each = aesthetic_scores(loaded, Aesthetic(head, 24, CPU), paths, CPU, 1)
+    each = networks.features(aesthetic(loaded, head, CPU), paths, CPU, 1)
     assert entry["scores"]["aesthetic"] == pytest.approx(float(each.mean()), abs=1e-5)
 
 
@@ -261,10 +263,11 @@ def test_a_runs_maps_are_no_images_to_compare_with(tmp_path: Path) -> None:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         tiny.picture(8, 8).save(path)
-    found = pictures.reference_images(str(tmp_path), -1, "--ref_how_many")
+    options = ("--ref_dir", "--num_samples")
+    found = pictures.images_of(str(tmp_path), -1, options, deep=True)
     assert [path.relative_to(tmp_path).as_posix() for path in found] == ["img/1.png", "img/b/0.png"]
     with pytest.raises(UserError, match="--num_samples 3: --ref_dir .* holds 2 images"):
-        pictures.reference_images(str(tmp_path), 3, "--num_samples")
+        pictures.images_of(str(tmp_path), 3, options, deep=True)
 
 
 def test_long_side_keeps_the_whole_picture() -> None:
