@@ -50,9 +50,6 @@ COMMANDS = {
     "eval_quality": Command(
         "eval.eval_quality", "eval.eval_quality", "Inception Score, KID, aesthetic score, EffNet-FD"
     ),
-    "quality_curve": Command(
-        "eval.quality_curve", "eval.quality_curve", "distance from plain decoding against speed, by arm"
-    ),
     "acceptance": Command(
         "eval.acceptance",
         "eval.acceptance",

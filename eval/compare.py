@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eval import figures, page, paper, quality_curve
+from eval import figures, page, paper
 from eval.errors import UserError
 from eval.metrics.scores import SCORES
 from eval.metrics.scores import read as read_scores
@@ -46,12 +46,12 @@ def write_page(args: argparse.Namespace) -> None:
     for name in args.results:
         path, before = Path(name), len(tables) + len(runs) + len(others)
         if path.is_file() or not path.exists():
-            (others if path.name == quality_curve.RESULT else tables).append(path)
+            tables.append(path)
             continue
         tables += [path / part for part in STORED if (path / part).is_file()]
         if any(path.glob("global_statistics_*.json")):
             runs.append(path)
-        shown = (f"{ACCEPTANCE}.json", SCORES, quality_curve.RESULT)
+        shown = (f"{ACCEPTANCE}.json", SCORES)
         others += [path / part for part in shown if (path / part).is_file()]
         if before == len(tables) + len(runs) + len(others):
             raise UserError(
@@ -65,9 +65,7 @@ def write_page(args: argparse.Namespace) -> None:
     if scored:
         sections.append(_scores(scored))
     for path in others:
-        if path.name == quality_curve.RESULT:
-            sections.append(_quality(path, target))
-        elif path.name != SCORES:
+        if path.name != SCORES:
             sections.append(_acceptance(path))
     write_atomic(target, page.document("ADT-Tree: results", sections).encode())
     print(f"{target}: {len(sections)} sections")
@@ -162,15 +160,6 @@ def _acceptance(path: Path) -> str:
         )
     picture = page.picture(path.with_suffix(".png"), "maps of acceptance, depth, width and certainty")
     return page.section("Acceptance over the image", picture, page.table(rows))
-
-
-def _quality(path: Path, target: Path) -> str:
-    """What relaxed acceptance costs in images for its speed, beside plain decoding at other seeds."""
-    result = quality_curve.read_result(path)
-    plot = target.with_name(f"{target.stem}_{path.stem}.png")
-    figures.quality(result["results"], plot)
-    cells, told = page.table(quality_curve.grid(result["results"])), page.note(quality_curve.source(result))
-    return page.section("Quality against speed", page.picture(plot, "EffNet-FD by tau"), cells, told)
 
 
 def _scores(paths: Sequence[Path]) -> str:

@@ -267,52 +267,6 @@ def throughput(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     _save(figure, path)
 
 
-def quality(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Distance from plain decoding against tau, in two panels: other seeds' images, the same seed's images.
-
-    rows: as `main.py quality_curve` stores them: ar first, the yardstick's rows (of tau 1, other seeds) next.
-    """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import FormatStrFormatter
-
-    figure = Figure(figsize=(9, 3.6), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(1, 2)
-    plain = [row for row in rows if row["seed"] != rows[0]["seed"]]
-    arms = [row for row in rows if row["seed"] == rows[0]["seed"]]
-    series: dict[str, list[Mapping[str, Any]]] = {}
-    for row in arms:
-        kind = "exact" if row["delta"] is None else f"delta, k = {row['k']}"
-        series.setdefault(f"{kind}, LANTERN++" if (row["delta"] or 0) > 1 else kind, []).append(row)
-    yardstick = [row["fd_other_seeds"] for row in plain]
-    for axis, key in zip(axes, ("fd_other_seeds", "fd_same_seed"), strict=True):
-        axis.axhspan(min(yardstick), max(yardstick), color="0.85", label="plain decoding, seed to seed")
-        axis.axhline(sum(yardstick) / len(yardstick), color="0.6", linewidth=1)
-        for number, (label, own) in enumerate(series.items()):
-            line = "none" if label == "exact" else "-"
-            axis.plot(
-                [row["tau"] for row in own], [row[key] for row in own],
-                marker="so^v"[number % 4], linestyle=line, label=label,
-            )  # fmt: skip
-            for row in own if label != "exact" and key == "fd_same_seed" else ():
-                side = (
-                    "right" if number == 1 else "left"
-                )  # the first relaxed series to the left of its points
-                axis.annotate(
-                    f"{row['delta']:g}", (row["tau"], row[key]), (-7 if number == 1 else 7, -4),
-                    textcoords="offset points", ha=side,
-                )  # fmt: skip
-        axis.set_ylim(bottom=0)
-        axis.set_xscale("log", base=2)
-        axis.xaxis.set_major_formatter(FormatStrFormatter("%g"))
-        axis.set_xlabel("tau, codes a target call")
-    axes[0].set_title("EffNet-FD to plain decoding at other seeds", fontsize=10)
-    axes[1].set_title("EffNet-FD to plain decoding at the same seed", fontsize=10)
-    axes[0].legend(fontsize=8, frameon=False, loc="upper left")
-    _save(figure, path)
-
-
 def speed(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """tau, and the speed-up over plain decoding with its 95 % interval, of every arm; a colour a temperature.
 

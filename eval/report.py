@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from eval import markdown, quality_curve
+from eval import markdown
 from eval import paper as beside
 from eval.errors import UserError
 from eval.paper import PAPER
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "results",
         nargs="+",
         metavar="RESULT",
-        help="JSON files that bench, sweep, budget or quality_curve stored, or their folders; with --html "
+        help="JSON files that bench, sweep or budget stored, or their folders; with --html "
         "also folders of generate_images and acceptance, and what scored them",
     )
     group.add_argument(
@@ -79,8 +79,6 @@ def run(args: argparse.Namespace) -> None:
 
 def text_of(path: Path, args: argparse.Namespace) -> str:
     """A stored result as Markdown."""
-    if path.name == quality_curve.RESULT:
-        return quality_curve.text_of(quality_curve.read_result(path))
     stored = read_stored(path)
     if _is_flow(stored):
         return flow(stored)
@@ -96,10 +94,10 @@ def tables_in(path: Path) -> list[Path]:
     """A result's file, or those in a folder. UserError if it holds none."""
     if not path.is_dir():
         return [path]
-    names = (*STORED, quality_curve.RESULT)
-    found = [path / name for name in names if (path / name).is_file()]
+    found = [path / name for name in STORED if (path / name).is_file()]
     if not found:
-        raise UserError(f"{path}: it holds none of {', '.join(names)}; with --html, images are shown as well")
+        names = ", ".join(STORED)
+        raise UserError(f"{path}: it holds none of {names}; with --html, images are shown as well")
     return found
 
 

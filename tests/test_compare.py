@@ -133,16 +133,6 @@ def test_images_of_other_prompts_do_not_stand_side_by_side(runs: Path, tmp_path:
     assert any("The first 2 of the 2 prompts" in part for part in text)
 
 
-def test_the_quality_curve_is_on_the_page(tmp_path: Path) -> None:
-    stored = Path(__file__).parent.parent / "docs" / "results" / "table3_quality.json"
-    assert main.main(["report", str(stored), "--html", str(tmp_path / "q.html")]) == 0
-    tags = read(tmp_path / "q.html")
-    assert "jacobi_k100_d0.3" in "".join(tags.text) and "EfficientNet-Lite0" in "".join(tags.text)
-    assert len(tags.addresses) == 2 and (tmp_path / "q_table3_quality.png").is_file()
-    (tmp_path / "table3_quality.json").write_text("[]")
-    assert main.main(["report", str(tmp_path), "--html", str(tmp_path / "r.html")]) == 2
-
-
 def test_the_papers_figures_stand_beside_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stored = tmp_path / "bench.json"
     rows = [{**ROW, "temperature": t, "arm": arm} for t in (0.0, 1.0) for arm in ("adt", "ar")]
