@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -15,6 +16,11 @@ from torch import Tensor, nn
 
 from eval.metrics.libraries import library
 from tests.golden import FOLDER, tensors
+
+for package in ("torchvision", "torchmetrics", "torch_fidelity", "open_clip", "efficientnet_lite_pytorch"):
+    if find_spec(package) is None:
+        reason = f"{package} is missing: pip install -r requirements-eval.txt"
+        pytest.skip(reason, allow_module_level=True)
 
 VOCABULARY = 49408  # of CLIP's tokenizer
 

@@ -12,7 +12,7 @@ from scipy.spatial.distance import cdist
 from torch import Tensor
 
 from eval.metrics.distances import frechet, inception_score, kid, precision_recall
-from eval.metrics.libraries import library
+from tests.metric_checkpoints import library
 
 
 def sets(fake: int, real: int, width: int, seed: int = 0) -> tuple[Tensor, Tensor]:

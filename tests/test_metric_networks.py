@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
 from torch import nn
 
 from eval.errors import UserError
@@ -216,6 +215,11 @@ def test_missing_weights_are_one_line(tmp_path: Path, monkeypatch: pytest.Monkey
     assert weights_file(address, "--vgg_path").read_bytes() == b"kept"
 
 
+def test_a_missing_package_is_one_line() -> None:
+    with pytest.raises(UserError, match="no_such_package: pip install -r requirements-eval"):
+        networks.library("no_such_package.part")
+
+
 def test_clip_of_a_hub_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only open_clip's files are fetched, each once."""
     folder, asked = tiny.clip(tmp_path), []
@@ -235,12 +239,10 @@ def test_clip_of_a_hub_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     ]  # fmt: skip
 
 
-def test_picture_of_the_networks_is_cut_by_the_published_steps(tmp_path: Path) -> None:
-    """The prepared picture is the crop, then the resize: not one of them alone."""
+def test_inceptions_picture_is_cropped_then_resized_without_rounding(tmp_path: Path) -> None:
     net, _ = networks.inception(tiny.inception(tmp_path), 40, CPU)
     image = tiny.picture(90, 61)
     shown = net.prepare(image)
     assert torch.equal(shown, pictures.clean_resize(pictures.reference_crop(image, 40), 299))
     assert not torch.equal(shown, pictures.clean_resize(image, 299))
-    assert not torch.equal(shown, shown.round()), "clean-fid's resize does not round"
-    assert isinstance(pictures.centre_square(image), Image.Image)
+    assert not torch.equal(shown, shown.round())
