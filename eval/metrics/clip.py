@@ -37,29 +37,24 @@ def load_clip(config: Path | str, weights_path: Path, device: torch.device) -> C
 
     config: open_clip_config.json, or the name of an architecture that open_clip knows.
     """
-    open_clip = library("open_clip")
-    fields = _fields(open_clip, config)
-    model_cfg, text_cfg = fields["model_cfg"], fields["model_cfg"].get("text_cfg", {})
-    weights = read_weights(weights_path)
+    open_clip, weights = library("open_clip"), read_weights(weights_path)
+    settings, prepared = _settings(open_clip, config)
     with fitting(weights_path, "open_clip state dict of the configured CLIP"):
-        model = open_clip.CLIP(**model_cfg)
+        model = open_clip.CLIP(**settings)
         model.load_state_dict(dict(weights))
-    tokenizer = open_clip.SimpleTokenizer(context_length=text_cfg.get("context_length", 77))
-    if text_cfg.get("vocab_size") != tokenizer.vocab_size:
+    tokenizer = open_clip.SimpleTokenizer(context_length=model.context_length)
+    if model.vocab_size != tokenizer.vocab_size:
         raise CheckpointError(
-            f"{config}: vocab_size {text_cfg.get('vocab_size')} is not that of CLIP's tokenizer, "
+            f"{config}: vocab_size {model.vocab_size} is not that of CLIP's tokenizer, "
             f"{tokenizer.vocab_size}: give a CLIP that reads plain English"
         )
     model.requires_grad_(False).eval().to(device)
-    mean = fields.get("preprocess_cfg", {}).get("mean") or open_clip.OPENAI_DATASET_MEAN
-    std = fields.get("preprocess_cfg", {}).get("std") or open_clip.OPENAI_DATASET_STD
+    mean = prepared.get("mean", open_clip.OPENAI_DATASET_MEAN)
+    std = prepared.get("std", open_clip.OPENAI_DATASET_STD)
     side = model.visual.image_size[0]
+    own = open_clip.image_transform(side, is_train=False, mean=mean, std=std)
     return Clip(
-        Network(
-            open_clip.image_transform(side, is_train=False, mean=mean, std=std),
-            model.encode_image,
-            weights.digest(),
-        ),
+        Network(own, model.encode_image, weights.digest()),
         lambda texts: model.encode_text(tokenizer(list(texts)).to(device)).float().cpu(),
         side,
         lambda pixels: pictures.normalise(pixels, mean, std),
@@ -67,19 +62,17 @@ def load_clip(config: Path | str, weights_path: Path, device: torch.device) -> C
     )
 
 
-def _fields(open_clip: Any, config: Path | str) -> dict[str, Any]:
-    """What open_clip_config.json says. CheckpointError if it is damaged."""
+def _settings(open_clip: Any, config: Path | str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The model's settings and its preprocessing's. CheckpointError if the file is damaged."""
     if isinstance(config, str):
-        return {"model_cfg": open_clip.get_model_config(config)}
+        return open_clip.get_model_config(config), {}
     try:
         content = json.loads(config.read_text(encoding="utf-8"))
-        if not isinstance(content["model_cfg"], dict):
-            raise ValueError("its model_cfg is no table")
+        return dict(content["model_cfg"]), dict(content.get("preprocess_cfg") or {})
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"{config} is no configuration of open_clip ({error!r}): fetch it again"
         ) from None
-    return content
 
 
 def clip_scores(

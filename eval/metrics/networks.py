@@ -117,8 +117,6 @@ def fitting(path: Path, wanted: str) -> Iterator[None]:
         yield
     except CheckpointError:
         raise
-    except KeyError as error:
-        raise CheckpointError(f"{path}: tensor {error.args[0]} is missing; give the {wanted}") from None
     except (RuntimeError, IndexError, ValueError, TypeError) as error:
         detail = " ".join(str(error).split("\n\t")[-1].split())  # torch's heading is a line of its own
         raise CheckpointError(f"{path}: it is no {wanted} ({detail[:150]})") from None
