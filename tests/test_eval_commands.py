@@ -183,6 +183,10 @@ def test_precision_and_recall_with_stored_features(
     torch.save({name: tensor + 1 for name, tensor in other.items()}, vgg)
     status, _, err = command(*words, "--fake_dir", run_folder)
     assert status == 2 and "made by other weights" in err
+    torch.save({name: tensor * float("nan") for name, tensor in other.items()}, vgg)
+    words = ("eval_prec_recall", "--vgg_path", vgg, "--ref_dir", real)
+    status, _, err = command(*words, "--fake_dir", run_folder)
+    assert status == 2 and "its features are not finite" in err
 
 
 def test_quality_of_inception_and_effnet(
@@ -236,8 +240,9 @@ def test_what_is_refused(command: Command, run_folder: Path, real: Path, tmp_pat
     (run_folder / "img" / "prompt_1.png").unlink()
     (run_folder / "img" / "3.png").write_bytes(b"no image")
     assert "3.png: cannot be read" in refused("eval_quality", *fake, "--ref_dir", real)
-    (run_folder / "global_statistics_0_10000.json").write_text("[1]")
-    assert "name the prompts by --prompt_path" in refused("eval_hpsv2", "--image_path", run_folder)
+    for damaged in ("[1]", '{"0": {"prompt": 5}}'):
+        (run_folder / "global_statistics_0_10000.json").write_text(damaged)
+        assert "name the prompts by --prompt_path" in refused("eval_hpsv2", "--image_path", run_folder)
 
 
 def test_a_damaged_record_is_left_alone(command: Command, run_folder: Path) -> None:

@@ -39,8 +39,9 @@ def load_clip(config: Path | str, weights_path: Path, device: torch.device) -> C
     """
     open_clip, weights = library("open_clip"), read_weights(weights_path)
     settings, prepared = _settings(open_clip, config)
-    with fitting(weights_path, "open_clip state dict of the configured CLIP"):
+    with fitting(config, "configuration of a plain CLIP"):
         model = open_clip.CLIP(**settings)
+    with fitting(weights_path, "open_clip state dict of the configured CLIP"):
         model.load_state_dict(dict(weights))
     tokenizer = open_clip.SimpleTokenizer(context_length=model.context_length)
     if model.vocab_size != tokenizer.vocab_size:

@@ -33,7 +33,8 @@ class Network:
 
 @torch.inference_mode()
 def features(network: Network, paths: Sequence[Path], device: torch.device, batch_size: int) -> Tensor:
-    """Rows [N, D] for the images, float32, on the CPU, in their order."""
+    """Rows [N, D] for the images, float32, on the CPU, in their order. CheckpointError for rows that are not
+    finite, and where the device has no room."""
     rows = []
     with tqdm(total=len(paths), unit="image", disable=None, leave=False) as bar:
         for start in range(0, len(paths), batch_size):
@@ -45,6 +46,8 @@ def features(network: Network, paths: Sequence[Path], device: torch.device, batc
                 raise CheckpointError(
                     f"no room for --batch_size {batch_size} on {device} ({reason(error)})"
                 ) from None
+            if not rows[-1].isfinite().all():
+                raise CheckpointError(f"{some[0]}: its features are not finite: the weights are damaged")
             bar.update(len(some))
     return torch.cat(rows)
 
@@ -111,7 +114,7 @@ def effnet(device: torch.device) -> Network:
 
 
 @contextmanager
-def fitting(path: Path, wanted: str) -> Iterator[None]:
+def fitting(path: Path | str, wanted: str) -> Iterator[None]:
     """Tensors that are missing, too many or of other shapes become a CheckpointError of one line."""
     try:
         yield

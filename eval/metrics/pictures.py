@@ -71,10 +71,10 @@ def prompts_of(folder: Path, source: str | None, option: str) -> list[Prompt]:
     found: dict[str, Prompt] = {}
     for path in records:
         try:
-            entries = json.loads(path.read_text(encoding="utf-8"))
-            found |= {
-                name: Prompt(name, entry["prompt"], entry.get("ann_id")) for name, entry in entries.items()
-            }
+            for name, entry in json.loads(path.read_text(encoding="utf-8")).items():
+                if not isinstance(entry["prompt"], str):
+                    raise ValueError("a prompt that is no text")
+                found[name] = Prompt(name, entry["prompt"], entry.get("ann_id"))
         except (ValueError, TypeError, KeyError, AttributeError):
             raise UserError(f"{path}: damaged, or another program's; name the prompts by {option}") from None
     if not found:
