@@ -71,10 +71,10 @@ def read(path: Path) -> list[dict[str, Any]]:
     """All entries, oldest first; none if there is no file. UserError if it is damaged."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, list) or not all(isinstance(entry, dict) for entry in content):
+            raise ValueError("no list of scores")
     except FileNotFoundError:
         return []
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except ValueError as error:
         raise UserError(f"{path} is damaged ({error}): repair or move it, then score again") from None
-    if not isinstance(content, list) or not all(isinstance(entry, dict) for entry in content):
-        raise UserError(f"{path} is not a list of scores: move it, then score again")
     return content
