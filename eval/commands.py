@@ -74,7 +74,7 @@ COMMANDS = {
     "report": Command("eval.report", "eval.report", "stored results -> tables, plots, a document or a page"),
 }
 STAGES = {
-    name: Command(f"training.{name}", f"training.{name}", text)
+    name: Command(f"training.emoji.{name}", f"training.emoji.{name}", text)
     for name, text in {
         "data": "fetch and rasterise the emoji sets, write captions",
         "tokenizer": "train the VQ tokenizer",

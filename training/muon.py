@@ -69,9 +69,9 @@ class Muon(torch.optim.Optimizer):
 
 
 def muon_and_adamw(
-    module: nn.Module, muon_lr: float, adam_lr: float, weight_decay: float, more: nn.Module | None = None
+    module: nn.Module, muon_lr: float, adam_lr: float, weight_decay: float
 ) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of a decoder's blocks or of a drafter, AdamW for everything else and for `more`.
+    """Muon for the matrices of a decoder's blocks or of a drafter, AdamW for everything else.
 
     weight_decay: times the learning rate, of the matrices alone.
     """
@@ -81,6 +81,5 @@ def muon_and_adamw(
         (hidden if is_matrix else rest).append(param)
         if is_matrix:
             param.muon_parts = {"qkv": 3, "gate_up": 2}.get(name.split(".")[-2], 1)
-    rest.extend(more.parameters() if more else ())
     muon = Muon(hidden, lr=muon_lr, weight_decay=weight_decay)
     return [muon, torch.optim.AdamW(rest, lr=adam_lr, betas=(0.9, 0.95), weight_decay=0.0)]

@@ -14,8 +14,8 @@ from torch import Tensor
 from models.chameleon import to_chameleon
 from models.files import replacing
 from models.transformer import DecoderConfig
-from training.bpe import Layout, image_token
-from training.data import sha256
+from training.emoji.bpe import Layout, image_token
+from training.emoji.data import sha256
 
 SHARD_BYTES = 16_000_000
 

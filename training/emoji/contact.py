@@ -15,8 +15,8 @@ from adt_tree.noise import Noise
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
 from models.registry import load
-from training.bpe import caption
-from training.data import PINNED, read_captions
+from training.emoji.bpe import caption
+from training.emoji.data import PINNED, read_captions
 from training.loop import sheet
 
 

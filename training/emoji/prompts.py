@@ -11,8 +11,8 @@ import json
 import random
 from pathlib import Path
 
-from training.bpe import caption, random_caption
-from training.data import read_captions
+from training.emoji.bpe import caption, random_caption
+from training.emoji.data import read_captions
 from training.errors import StageError
 
 TRIES = 100  # draws a prompt that is neither held out nor there already
