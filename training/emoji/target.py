@@ -61,19 +61,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--checkpoint_minutes", type=float, default=3)
     parser.add_argument("--validate_minutes", type=float, default=10)
-    parser.add_argument("--batch_size", type=int, default=16)
+    parser.add_argument("--batch_size", type=int, default=16, help="pictures a step and process")
     parser.add_argument("--muon_lr", type=float, default=6e-3, help="for hidden matrices")
     parser.add_argument("--adam_lr", type=float, default=3e-3, help="for embedding, head and norms")
     parser.add_argument(
         "--weight_decay", type=float, default=0.02, help="times the learning rate, hidden matrices"
     )
     parser.add_argument("--dropped", type=float, default=0.1, help="share of empty prompts")
-    parser.add_argument("--hidden_size", type=int, default=256)
+    parser.add_argument("--hidden_size", type=int, default=192)
     parser.add_argument("--num_layers", type=int, default=10)
-    parser.add_argument("--num_heads", type=int, default=8)
-    parser.add_argument("--intermediate_size", type=int, default=704)
+    parser.add_argument("--num_heads", type=int, default=6)
+    parser.add_argument("--intermediate_size", type=int, default=512)
     parser.add_argument("--max_positions", type=int, default=512)
-    parser.add_argument("--compile", action="store_true", help="torch.compile the loss")
 
 
 class Prompts:
@@ -92,7 +91,7 @@ class Prompts:
 
     def pack(self, texts: list[str], codes: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs [R, T] (prefix, codes but the last, padding) and what each predicts [R, T]: a code, 0-based,
-        or IGNORED. codes [R, n]; T is always the same, as compiled code likes it."""
+        or IGNORED. codes [R, n]."""
         num, length = codes.shape[1], LONGEST_PREFIX + codes.shape[1] - 1
         tokens = torch.zeros(len(texts), length, dtype=torch.int64)
         wanted = torch.full((len(texts), length), IGNORED)
@@ -147,7 +146,6 @@ class Trainer:
         initialise(self.decoder)
         self.decoder.to(device)
         self.optimisers = muon_and_adamw(self.decoder, args.muon_lr, args.adam_lr, args.weight_decay)
-        self.loss = torch.compile(code_loss) if args.compile else code_loss
         self.step, self.drawn, self.pictures, self.spent_s = 0, 0, 0, 0.0
         self.decay_from: int | None = None
 
@@ -187,7 +185,7 @@ class Trainer:
         for optimiser, rate in zip(self.optimisers, (self.args.muon_lr, self.args.adam_lr), strict=True):
             optimiser.zero_grad(set_to_none=True)
             optimiser.param_groups[0]["lr"] = rate * factor
-        loss = self.loss(self.decoder, tokens, wanted, self.num_codes)
+        loss = code_loss(self.decoder, tokens, wanted, self.num_codes)
         loss.backward()
         average_gradients(self.decoder)
         nn.utils.clip_grad_norm_(self.decoder.parameters(), 1.0)
@@ -201,7 +199,7 @@ class Trainer:
     def mean_loss(self, texts: list[str], codes: Tensor) -> float:
         """Nats a code of codes [N, n] under texts, with the current weights."""
         parts = [
-            self.loss(self.decoder, *(part.to(self.device) for part in self.prompts.pack(texts[i : i + size], rows)),
+            code_loss(self.decoder, *(part.to(self.device) for part in self.prompts.pack(texts[i : i + size], rows)),
                       self.num_codes).item()
             for size in (self.args.batch_size,)
             for i, rows in zip(range(0, len(texts), size), codes.split(size), strict=True)
