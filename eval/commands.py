@@ -80,8 +80,10 @@ STAGES = {
         "tokenizer": "train the VQ tokenizer",
         "bpe": "train the text vocabulary",
         "target": "train the target",
-        "prompts": "write prompts for the drafter's data: things it knows and mixtures",
+        "measure": "figures of the tokenizer and the target on pictures never trained on",
+        "prompts": "write prompts for the drafter's data",
         "export": "write the checkpoint and its model card",
-        "contact": "draw the contact sheet of seen and held-out prompts",
+        "contact": "draw the contact sheet of trained and held-out prompts",
+        "recognise": "how often a picture's nearest original has the right name",
     }.items()
 }

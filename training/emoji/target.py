@@ -43,7 +43,6 @@ from training.loop import (
 from training.muon import muon_and_adamw
 
 BOS = 0
-LONGEST_PREFIX = 24  # tokens; captions have at most 16, and three more frame them
 IGNORED = -100  # target where no code is predicted
 WARMUP = 100  # steps
 LOG = "losses_target.jsonl"
@@ -92,11 +91,11 @@ class Prompts:
     def pack(self, texts: list[str], codes: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs [R, T] (prefix, codes but the last, padding) and what each predicts [R, T]: a code, 0-based,
         or IGNORED. codes [R, n]."""
-        num, length = codes.shape[1], LONGEST_PREFIX + codes.shape[1] - 1
+        prefixes, num = [self.prefix(text) for text in texts], codes.shape[1]
+        length = max(map(len, prefixes)) + num - 1
         tokens = torch.zeros(len(texts), length, dtype=torch.int64)
         wanted = torch.full((len(texts), length), IGNORED)
-        for row, text in enumerate(texts):
-            prefix = self.prefix(text)[-LONGEST_PREFIX:]
+        for row, prefix in enumerate(prefixes):
             start = len(prefix)
             tokens[row, :start] = torch.tensor(prefix)
             tokens[row, start : start + num - 1] = codes[row, :-1] + IMAGE_FIRST
@@ -239,6 +238,14 @@ def average_gradients(module: nn.Module) -> None:
             grad.copy_(part.view_as(grad))
 
 
+def newest(work: Path) -> str:
+    """The decayed state where there is one, else the stable one; StageError where there is neither."""
+    for name in (DECAYED, STABLE):
+        if (work / name).exists():
+            return name
+    raise StageError(f"{work} holds no {STABLE}: run `train_emoji target --work_dir {work}`")
+
+
 def start(trainer: Trainer, work: Path) -> Path:
     """Load what is to be continued; the file that progress goes to."""
     if not trainer.args.decay_pictures:
@@ -305,4 +312,10 @@ def run(args: argparse.Namespace) -> None:
         if args.processes == 1:
             train(0, args, meeting)
         else:
-            torch.multiprocessing.spawn(train, (args, meeting), args.processes)
+            group = torch.multiprocessing.spawn(train, (args, meeting), args.processes, join=False)
+            try:
+                while not group.join():
+                    pass
+            finally:  # an interrupted run must not leave the others waiting for each other
+                for process in group.processes:
+                    process.terminate()
