@@ -16,7 +16,19 @@ import torch
 
 from models.vq import VQConfig
 from training import loop
-from training.emoji import bpe, card, data, export, losses, measure, pictures, prompts, recognise, target, tokenizer
+from training.emoji import (
+    bpe,
+    card,
+    data,
+    export,
+    losses,
+    measure,
+    pictures,
+    prompts,
+    recognise,
+    target,
+    tokenizer,
+)
 from training.emoji.codebook import Codebook
 from training.errors import StageError
 from training.muon import orthogonalise
@@ -60,7 +72,9 @@ def work(tmp_path: Path) -> Path:
     return tmp_path
 
 
-SHAPE = "--hidden_size 32 --num_layers 2 --num_heads 2 --intermediate_size 64 --max_positions 64 --batch_size 4"
+SHAPE = (
+    "--hidden_size 32 --num_layers 2 --num_heads 2 --intermediate_size 64 --max_positions 64 --batch_size 4"
+)
 
 
 def train(work: Path, *words: str) -> dict:
@@ -98,7 +112,9 @@ def test_a_picture_is_a_function_of_stream_and_number_and_none_comes_twice(work:
     planned = made.plan("train", range(300))
     assert planned[100:110] == pictures.Pictures(work).plan("train", range(100, 110))
     assert len({item.jitter for item in planned}) == 300
-    assert not {item.jitter for item in planned} & {item.jitter for item in made.plan("validation", range(300))}
+    assert not {item.jitter for item in planned} & {
+        item.jitter for item in made.plan("validation", range(300))
+    }
     splits = [{item.row["split"] for item in made.plan(name, range(60))} for name in ("train0", "held_out")]
     assert splits == [{"train"}, {"held_out"}]
     assert made.draw(planned[:5]).shape == (5, 16, 16, 3)
@@ -106,7 +122,7 @@ def test_a_picture_is_a_function_of_stream_and_number_and_none_comes_twice(work:
 
 
 def test_jitter_places_scales_mirrors_and_turns() -> None:
-    """A black left half on white: at rest the same, mirrored on the right, scaled with its margin at a side."""
+    """A black left half on white: at rest the same, mirrored on the right, scaled at a side."""
     original = np.full((64, 64, 3), 255, np.uint8)
     original[:, :32] = 0
 
@@ -129,7 +145,9 @@ def test_jitter_places_scales_mirrors_and_turns() -> None:
      ("--max_names -1", "--max_names -1"), ("--subgroups bogus", "--subgroups bogus"),
      ("--num_held_out -1", "--num_held_out -1"), ("--num_held_out 1000", "--num_held_out 1000")],
 )  # fmt: skip
-def test_data_refuses_what_it_cannot_build(words: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_refuses_what_it_cannot_build(
+    words: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One line that names the option, before anything is written."""
     entries = [data.Entry(name, (), name, "drink") for name in ("tea", "milk")]
     monkeypatch.setattr(data, "fetch", lambda package, cache: Path(package))
@@ -268,10 +286,15 @@ def test_two_processes_train_on_streams_of_their_own(work: Path, monkeypatch: py
     """A step counts both processes' pictures."""
     saved = train(work, "--processes", "2", "--max_pictures", "16")
     assert (saved["step"], saved["drawn"], saved["pictures"]) == (2, 8, 16)
-    assert sorted(path.name for path in (work / "codes").rglob("*.npy")) == ["train0-00000.npy", "train1-00000.npy"]
+    assert sorted(path.name for path in (work / "codes").rglob("*.npy")) == [
+        "train0-00000.npy",
+        "train1-00000.npy",
+    ]
 
 
-def test_a_restart_discards_the_earlier_run_and_its_losses(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restart_discards_the_earlier_run_and_its_losses(
+    work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Steps and log begin anew; another tokenizer's codes are refused."""
     monkeypatch.setattr("training.emoji.codes.CHUNK", 16)
     assert train(work, "--max_pictures", "12")["step"] == 3
@@ -312,7 +335,9 @@ def check_export(work: Path, trained: dict) -> None:
         expected = theirs.lm_head(theirs.model(input_ids=tokens).last_hidden_state)
         torch.testing.assert_close(ours.head(ours.causal(tokens)), expected, atol=1e-4, rtol=1e-4)
     text = (work / "ckpt" / "README.md").read_text()
-    assert "| new placements of trained pairs |" in text and f"| tokenizer | {card.NOT_MEASURED} |" not in text
+    assert (
+        "| new placements of trained pairs |" in text and f"| tokenizer | {card.NOT_MEASURED} |" not in text
+    )
     assert f"| recognised | {card.NOT_MEASURED} |" in text and "saw\n176 pictures" in text
 
 
@@ -381,8 +406,9 @@ def test_tokenizer_trains_resumes_and_starts_from_a_checkpoint(work: Path) -> No
     """Warm-up, codebook, rising rate; its figures have every name; a start goes on at the full rate."""
     pytest.importorskip("efficientnet_lite_pytorch")
     (work / "tokenizer.pt").unlink()
-    shape = ["--work_dir", str(work), "--threads", "1", "--channel_multiplier", "1", "1", "1", "--embed_dim", "4",
-             "--num_embeddings", "16", "--batch_size", "2", "--warmup_steps", "2", "--rate_steps", "2"]  # fmt: skip
+    shape = ["--work_dir", str(work), "--threads", "1", "--channel_multiplier", "1", "1", "1",
+             "--embed_dim", "4", "--num_embeddings", "16", "--batch_size", "2", "--warmup_steps", "2",
+             "--rate_steps", "2"]  # fmt: skip
     for steps in ("1", "4"):
         tokenizer.run(parse(tokenizer, *shape, "--max_steps", steps))
     saved = torch.load(work / "tokenizer.pt", weights_only=True)

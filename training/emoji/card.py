@@ -66,9 +66,12 @@ def tokenizer_rows(found: dict[str, Any] | None) -> list[tuple[str, str, str]]:
     if found is None:
         return [("tokenizer", NOT_MEASURED, command)]
     return [
-        ("VQ reconstruction", f"{found['psnr_db']:.2f} dB PSNR, {found['l1_levels']:.2f} levels of 255 mean error", command),
-        ("entropy of a code; of white cells", f"{found['code_nats']:.2f}; {found['white_nats']:.3f} nats", "the same"),
-        ("white cells; equal to the code on the left", f"{found['white_share']:.0%}; {found['equal_to_left']:.0%}", "the same"),
+        ("VQ reconstruction, PSNR", f"{found['psnr_db']:.2f} dB", command),
+        ("mean error", f"{found['l1_levels']:.2f} levels of 255", "the same"),
+        ("entropy of a code", f"{found['code_nats']:.2f} nats", "the same"),
+        ("entropy of a white cell's code", f"{found['white_nats']:.3f} nats", "the same"),
+        ("white cells", f"{found['white_share']:.0%}", "the same"),
+        ("codes equal to the one on the left", f"{found['equal_to_left']:.0%}", "the same"),
         ("codes used", str(found["codes_used"]), "the same"),
     ]  # fmt: skip
 
@@ -79,7 +82,8 @@ def target_rows(found: dict[str, Any] | None) -> list[tuple[str, str, str]]:
     if found is None:
         return [("target", NOT_MEASURED, command)]
     labels = {"train": "target loss, pictures it was trained on", "new": "new placements of trained pairs",
-              "held_out": "held-out pairs", "wrong_text": "new placements, wrong name", "no_text": "new placements, no prompt"}  # fmt: skip
+              "held_out": "held-out pairs", "wrong_text": "new placements, wrong name",
+              "no_text": "new placements, no prompt"}  # fmt: skip
     rows = [(label, f"{found[key]:.3f} nats a code", "the same") for key, label in labels.items()]
     return [(*rows[0][:2], command), *rows[1:]]
 
@@ -91,8 +95,8 @@ def recognised_rows(found: dict[str, Any] | None) -> list[tuple[str, str, str]]:
         return [("recognised", NOT_MEASURED, command)]
     labels = {"drawn": "recognised, trained pairs", "drawn_held_out": "recognised, held-out pairs",
               "originals_through_codes": "recognised, originals through the codes"}  # fmt: skip
-    rows = [(label, f"{found[key]['top1']:.0%} ({found[key]['top5']:.0%}) of {found[key]['pictures']}", "the same")
-            for key, label in labels.items() if key in found]  # fmt: skip
+    shown = "{top1:.0%} ({top5:.0%}) of {pictures}"
+    rows = [(label, shown.format(**found[key]), "the same") for key, label in labels.items() if key in found]
     return [(*rows[0][:2], f"{command}, T = {found['temperature']:g}, guidance {found['cfg']:g}"), *rows[1:]]
 
 
@@ -108,7 +112,9 @@ def drafter_rows(work: Path) -> list[tuple[str, str, str]]:
     images = sum(len(shard["images"]) for shard in shards)
     label = f"drafter, agreement with the target at tree levels 1 to {len(levels)}"
     shown = ", ".join(f"{value:.3f}" for value in levels)
-    return [(label, shown, f"{command} ({images} images, {last['step']} steps, {last['spent_s'] / 60:.0f} min)")]
+    return [
+        (label, shown, f"{command} ({images} images, {last['step']} steps, {last['spent_s'] / 60:.0f} min)")
+    ]
 
 
 def model_card(work: Path, target: dict, tokenizer: dict, args: argparse.Namespace) -> str:

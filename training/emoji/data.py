@@ -85,9 +85,13 @@ def fetch(package: str, cache: Path) -> Path:
     if not path.exists():
         cache.mkdir(parents=True, exist_ok=True)
         try:
-            subprocess.run(["npm", "pack", "--silent", package], cwd=cache, check=True, stdout=subprocess.DEVNULL)
+            subprocess.run(
+                ["npm", "pack", "--silent", package], cwd=cache, check=True, stdout=subprocess.DEVNULL
+            )
         except (OSError, subprocess.CalledProcessError) as error:
-            raise StageError(f"npm cannot fetch {package} ({error}): install npm, or put {path.name} into {cache}") from error
+            raise StageError(
+                f"npm cannot fetch {package} ({error}): install npm, or put {path.name} into {cache}"
+            ) from error
     return path
 
 
@@ -99,7 +103,9 @@ def read_member(tarball: Path, member: str) -> dict | list:
             assert stream is not None
             return json.load(stream)
     except (tarfile.TarError, EOFError, zlib.error, KeyError, ValueError, OSError) as error:
-        raise StageError(f"{tarball} is damaged ({error}): remove it and run again, npm fetches it anew") from error
+        raise StageError(
+            f"{tarball} is damaged ({error}): remove it and run again, npm fetches it anew"
+        ) from error
 
 
 def plain(hexcode: str) -> str:
@@ -183,12 +189,20 @@ def check_choice(entries: list[Entry], known: set[str], args: argparse.Namespace
     """StageError if the options choose no names, or hold out more pairs than there are names."""
     unknown = [name for name in args.subgroups or () if name not in known]
     if unknown:
-        raise StageError(f"--subgroups {unknown[0]}: emojibase has none of that name; it has {', '.join(sorted(known))}")
+        raise StageError(
+            f"--subgroups {unknown[0]}: emojibase has none of that name; it has {', '.join(sorted(known))}"
+        )
     if not entries:
-        raise StageError(f"--subgroups {' '.join(args.subgroups or SUBGROUPS)}: no name is in all of --styles {' '.join(args.styles)}")
+        raise StageError(
+            f"--subgroups {' '.join(args.subgroups or SUBGROUPS)}: no name of theirs is in all of --styles "
+            f"{' '.join(args.styles)}"
+        )
     most = len(entries) if len(args.styles) > 1 else 0
     if not 0 <= args.num_held_out <= most:
-        raise StageError(f"--num_held_out {args.num_held_out}: give 0 to {most}, at most one pair a name and none of a single style")
+        raise StageError(
+            f"--num_held_out {args.num_held_out}: give 0 to {most}, at most one pair a name and none of a "
+            "single style"
+        )
 
 
 def held_out_pairs(names: list[str], styles: list[str], count: int, seed: int) -> set[tuple[str, str]]:

@@ -6,7 +6,6 @@ They are also kept in figures_NAME.json of the work folder, for the model card.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 import torch

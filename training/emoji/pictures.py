@@ -1,4 +1,4 @@
-"""Pictures without end: originals under jitter, each a function of (stream, number), so that none comes twice.
+"""Pictures without end: originals under jitter, each a function of (stream, number), none of them twice.
 
 A stream is a name: "held_out" draws the (style, name) pairs kept out of training, every other ("train",
 "validation", ...) trained pairs at placements of its own. P is the side of a picture, F = OVERSAMPLING.
@@ -21,7 +21,9 @@ from training.errors import StageError
 
 SCALE = (0.75, 1.0)
 DEGREES = 6.0
-ONE_SIDED = frozenset("ambulance taxi bus 8 right left tilted".split())  # letters or a direction in the picture
+ONE_SIDED = frozenset(
+    "ambulance taxi bus 8 right left tilted".split()
+)  # letters or a direction in the picture
 
 
 @dataclass(frozen=True, slots=True)

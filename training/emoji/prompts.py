@@ -1,4 +1,4 @@
-"""Prompts for the drafter's data: what trained pairs are called, with keywords, as in the target's training."""
+"""Prompts for the drafter's data: what trained pairs are called, as in the target's training."""
 
 from __future__ import annotations
 

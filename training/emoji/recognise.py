@@ -1,8 +1,8 @@
 """Are the target's pictures what their prompts say? The nearest original, by features of a published network.
 
 Every (style, name) pair is drawn under VIEWS jitters; a picture's names are ranked by the most similar view
-(cosine of EfficientNet-Lite0's pooled features). The ceiling is the same for originals under fresh jitter that
-went through the tokenizer. N pictures, P pixels a side, F features.
+(cosine of EfficientNet-Lite0's pooled features). The ceiling is the same for originals under fresh jitter
+that went through the tokenizer. N pictures, P pixels a side, F features.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 One pass: every picture is drawn once. The learning rates rise, then stay level until --decay_pictures takes
 them to zero on a copy of the state, so that a run can be stopped, shown and gone on with at any time. Hidden
-matrices by Muon, the rest by AdamW. With --processes each draws from its own stream and gradients are averaged
-once a step: beside other work two processes of one thread lose less than one of two.
-A sequence is [bos] text [separator, image begin] codes, or [bos, image begin] codes for an empty prompt; right
-padding is harmless under causal attention.
+matrices by Muon, the rest by AdamW. With --processes each draws from its own stream and gradients are
+averaged once a step: beside other work two processes of one thread lose less than one of two.
+A sequence is [bos] text [separator, image begin] codes, or [bos, image begin] codes for an empty prompt;
+right padding is harmless under causal attention.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `train_emoji target`."""
     add_stage_arguments(parser)
     parser.add_argument("--processes", type=int, default=1, help="each of --threads threads and --batch_size")
-    parser.add_argument("--max_pictures", type=int, default=300_000, help="stop after so many, all resumes together")
+    parser.add_argument(
+        "--max_pictures", type=int, default=300_000, help="stop after so many, all resumes together"
+    )
     parser.add_argument(
         "--decay_pictures", type=int, default=0,
         help="take the learning rates to zero over so many pictures, from target.pt into target_decayed.pt",
@@ -158,9 +160,13 @@ class Trainer:
     def resume(self, payload: dict, name: str) -> None:
         """Continue a saved run. StageError if it learnt other codes or has another shape."""
         if payload["codes"] != self.codes.digest:
-            raise StageError(f"{name} learnt the codes of another tokenizer.pt: put that back, or `target --restart`")
+            raise StageError(
+                f"{name} learnt the codes of another tokenizer.pt: put that back, or `target --restart`"
+            )
         if payload["config"] != dataclasses.asdict(self.decoder.config):
-            raise StageError(f"{name} has the shape {payload['config']}: give the same, or `target --restart`")
+            raise StageError(
+                f"{name} has the shape {payload['config']}: give the same, or `target --restart`"
+            )
         self.decoder.load_state_dict(payload["model"])
         for optimiser, state in zip(self.optimisers, payload["optimisers"], strict=True):
             optimiser.load_state_dict(state)
@@ -168,7 +174,7 @@ class Trainer:
         self.spent_s, self.decay_from = payload["spent_s"], payload["decay_from"]
 
     def factor(self) -> float:
-        """Of the learning rates: up over WARMUP steps, level, and down to zero where --decay_pictures asks."""
+        """Of the learning rates: up over WARMUP steps, level, and down to zero with --decay_pictures."""
         rise = min((self.step + 1) / WARMUP, 1.0)
         if self.decay_from is None:
             return rise
@@ -197,13 +203,12 @@ class Trainer:
     @torch.no_grad()
     def mean_loss(self, texts: list[str], codes: Tensor) -> float:
         """Nats a code of codes [N, n] under texts, with the current weights."""
-        parts = [
-            code_loss(self.decoder, *(part.to(self.device) for part in self.prompts.pack(texts[i : i + size], rows)),
-                      self.num_codes).item()
-            for size in (self.args.batch_size,)
-            for i, rows in zip(range(0, len(texts), size), codes.split(size), strict=True)
-        ]  # fmt: skip
-        return sum(parts) / len(parts)
+        total, size = 0.0, self.args.batch_size
+        for i in range(0, len(texts), size):
+            tokens, wanted = self.prompts.pack(texts[i : i + size], codes[i : i + size])
+            loss = code_loss(self.decoder, tokens.to(self.device), wanted.to(self.device), self.num_codes)
+            total += loss.item() * len(texts[i : i + size])
+        return total / len(texts)
 
     def validation(self, count: int) -> dict[str, float]:
         """Nats a code of `count` pictures each, full prompts: the last trained on, new placements, held-out
@@ -300,7 +305,7 @@ def train(rank: int, args: argparse.Namespace, meeting: str) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Train until --max_pictures or the end of the decay; write target.pt or target_decayed.pt and the log."""
+    """Train to --max_pictures or the end of the decay; write target.pt or target_decayed.pt, and the log."""
     for name in ("processes", "batch_size", "max_pictures"):
         if getattr(args, name) < 1:
             raise StageError(f"--{name} {getattr(args, name)}: it must be positive")

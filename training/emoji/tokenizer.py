@@ -46,7 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch_size", type=int, default=8)
     parser.add_argument("--learning_rate", type=float, default=2e-3)
     parser.add_argument("--perceptual", type=float, default=1.0, help="weight of the feature loss")
-    parser.add_argument("--flat", type=float, default=0.5, help="weight of equal vectors for equal flat cells")
+    parser.add_argument(
+        "--flat", type=float, default=0.5, help="weight of equal vectors for equal flat cells"
+    )
     parser.add_argument("--base_channels", type=int, default=32)
     parser.add_argument("--channel_multiplier", type=int, nargs="+", default=[1, 1, 2])
     parser.add_argument("--num_embeddings", type=int, default=1024)
@@ -91,7 +93,9 @@ class Tokenizer:
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:
         """Codes [N, h, w] -> uint8 [N, P, P, 3] on the CPU."""
-        return torch.cat([to_uint8(self.model.decode(part.to(self.device))).cpu() for part in codes.split(CHUNK)])
+        return torch.cat(
+            [to_uint8(self.model.decode(part.to(self.device))).cpu() for part in codes.split(CHUNK)]
+        )
 
 
 def entropy(codes: Tensor) -> float:
@@ -167,8 +171,9 @@ class Trainer:
     def payload(self, spent_s: float) -> dict:
         """What a resume needs, and what reads the tokenizer."""
         model = self.tokenizer.model
-        return {"model": model.state_dict(), "config": dataclasses.asdict(model.config), "rate": self.args.rate,
-                "book": self.tokenizer.book.state(), "rng": self.rng.get_state(), "drawn": self.drawn,
+        return {"model": model.state_dict(), "config": dataclasses.asdict(model.config),
+                "rate": self.args.rate, "book": self.tokenizer.book.state(), "rng": self.rng.get_state(),
+                "drawn": self.drawn,
                 "optimiser": self.optimiser.state_dict(), "step": self.step, "spent_s": spent_s}  # fmt: skip
 
     def resume(self, payload: dict) -> None:
@@ -221,13 +226,24 @@ class Trainer:
         output = tokenizer.model.decode_vectors(inputs)
         pixel = pixel_error(output, targets)
         feature = self.perceptual(output.clamp(-1, 1), targets)
-        loss = pixel + self.args.perceptual * feature + COMMITMENT * commitment + self.args.flat * (ground + apart)
+        loss = (
+            pixel
+            + self.args.perceptual * feature
+            + COMMITMENT * commitment
+            + self.args.flat * (ground + apart)
+        )
         self.optimiser.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(tokenizer.model.parameters(), 1.0)
         self.optimiser.step()
         self.step += 1
-        parts = {"pixel": pixel, "feature": feature, "commitment": commitment, "ground": ground, "apart": apart}
+        parts = {
+            "pixel": pixel,
+            "feature": feature,
+            "commitment": commitment,
+            "ground": ground,
+            "apart": apart,
+        }
         return {name: value.item() for name, value in parts.items()}
 
 
@@ -260,4 +276,6 @@ def run(args: argparse.Namespace) -> None:
     again = trainer.tokenizer.decode(trainer.tokenizer.encode(fresh[:48]))
     rows = torch.stack((fresh[:48].unflatten(0, (3, 16)), again.unflatten(0, (3, 16))), 1)
     sheet(rows.flatten(0, 2).numpy(), 16, work / "sheet_tokenizer.png")
-    print(json.dumps({"steps": trainer.step, "spent_s": budget.spent_s(), **figures(trainer.tokenizer, fresh)}))
+    print(
+        json.dumps({"steps": trainer.step, "spent_s": budget.spent_s(), **figures(trainer.tokenizer, fresh)})
+    )
