@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dropped", type=float, default=0.1, help="share of empty prompts")
     parser.add_argument("--hidden_size", type=int, default=192)
     parser.add_argument("--num_layers", type=int, default=10)
-    parser.add_argument("--num_heads", type=int, default=6)
+    parser.add_argument("--num_heads", type=int, default=3)
     parser.add_argument("--intermediate_size", type=int, default=512)
     parser.add_argument("--max_positions", type=int, default=512)
 
@@ -290,6 +290,7 @@ def train(rank: int, args: argparse.Namespace, meeting: str) -> None:
         while not done:
             losses.append(trainer.train_step())
             bar.update()
+            bar.set_postfix_str(f"loss {losses[-1]:.3f}", refresh=False)
             done = ended(trainer)
             spent = before + time.monotonic() - began
             if rank == 0 and (validate.due() or done):
