@@ -101,7 +101,7 @@ class Tokenizer:
 def entropy(codes: Tensor) -> float:
     """Nats a code of their frequencies."""
     share = codes.flatten().bincount().double() / max(codes.numel(), 1)
-    return -torch.special.xlogy(share, share).sum().item()
+    return abs(torch.special.xlogy(share, share).sum().item())
 
 
 def figures(tokenizer: Tokenizer, images: Tensor) -> dict[str, float]:
