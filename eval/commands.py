@@ -58,14 +58,16 @@ COMMANDS = {
     "report": Command("eval.report", "eval.report", "stored results -> tables, plots, a document or a page"),
 }
 STAGES = {
-    name: Command(f"training.{name}", f"training.{name}", text)
+    name: Command(f"training.emoji.{name}", f"training.emoji.{name}", text)
     for name, text in {
         "data": "fetch and rasterise the emoji sets, write captions",
         "tokenizer": "train the VQ tokenizer",
         "bpe": "train the text vocabulary",
         "target": "train the target",
-        "prompts": "write prompts for the drafter's data: things it knows and mixtures",
+        "measure": "figures of the tokenizer and the target on pictures never trained on",
+        "prompts": "write prompts for the drafter's data",
         "export": "write the checkpoint and its model card",
-        "contact": "draw the contact sheet of seen and held-out prompts",
+        "contact": "draw the contact sheet of trained and held-out prompts",
+        "recognise": "how often a picture's nearest original has the right name",
     }.items()
 }

@@ -75,8 +75,15 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_objective(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("loss: SmoothL1 on features + p_w * cross-entropy of laws")
-    group.add_argument("--p_w", type=within(0, 1e6), default=0.1, metavar="W", help="weight of the laws")
+    group = parser.add_argument_group("loss: SmoothL1 on features + p_w * distance of distributions")
+    group.add_argument("--p_w", type=within(0, 1e6), default=0.1, metavar="W", help="weight of the distance")
+    group.add_argument(
+        "--distance",
+        choices=("cross_entropy", "total_variation"),
+        default="cross_entropy",
+        help="of the drafter's distribution of codes from the target's; total variation is 1 - the share of "
+        "draws that the best acceptance rule takes",
+    )
     group.add_argument(
         "--coupled",
         action=argparse.BooleanOptionalAction,
@@ -87,7 +94,7 @@ def _add_objective(parser: argparse.ArgumentParser) -> None:
         "--cfg_loss",
         action=argparse.BooleanOptionalAction,
         default=False,
-        help="compare the guided laws, which decoding compares, instead of each branch's own; needs "
+        help="compare the guided distributions, as decoding does, instead of each branch's own; needs "
         "--coupled",
     )
     group.add_argument(
@@ -202,8 +209,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         "--wandb",
         action=argparse.BooleanOptionalAction,
         default=False,
-        help="refused: nothing is uploaded; log.jsonl holds everything, and TensorBoard's events if it is "
-        "installed",
+        help="refused: nothing is uploaded; log.jsonl holds everything",
     )
     group.add_argument(
         "--config", metavar="FILE", help="flat YAML file of options; the command line wins (default: none)"

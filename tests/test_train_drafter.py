@@ -24,7 +24,7 @@ from models.registry import load
 from models.shards import ShardWriter, Stored, origin, read_shards
 from tests import published, tiny, tiny_llamagen
 from training import drafter_data, drafter_states
-from training.drafter_loss import Objective, at, laws, measure, unroll
+from training.drafter_loss import Objective, at, code_logits, measure, unroll
 
 ENTRIES = 9  # pairs (feature at p, token at p + 1) before the tree
 FAMILIES = ("emoji", "anole", "lumina_mgpt", "llamagen")
@@ -128,7 +128,7 @@ def test_the_laws_of_a_batch_are_those_the_images_were_drawn_from(
     batch = images.batch(chosen, None)
     first = model.first_code
     head = model.decoder.head.weight[first : first + model.num_codes]
-    law = laws(at(batch.features, batch.where + 1), batch, head, GREEDY.guidance)
+    law = code_logits(at(batch.features, batch.where + 1), batch, head, GREEDY.guidance)
     assert torch.equal(law.argmax(dim=-1), images.shards.codes[chosen][:, 1:].long())
 
 
@@ -148,7 +148,7 @@ def test_the_first_step_drafts_as_decoding_does(
     head = model.decoder.head.weight[first : first + model.num_codes]
     assert model.drafter_net is not None
     law = [
-        laws(at(out, batch.where), batch, head, GREEDY.guidance)[0]
+        code_logits(at(out, batch.where), batch, head, GREEDY.guidance)[0]
         for out in unroll(model.drafter_net, batch.tokens, batch.features, 2)
     ]
     opening, codes = model.encode(images.shards.texts[3]), images.shards.codes[3].tolist()
@@ -191,6 +191,8 @@ def test_the_loss_is_the_published_one(models: dict[str, Model], data: dict[str,
     )
     guided = measure(outs, batch, head, Objective(p_w=0.1, guidance=3.0))
     assert abs(float(guided.loss) - float(got.loss)) > 1e-3  # the control
+    varied = measure(outs, batch, head, Objective(p_w=0.1, distance="total_variation"))
+    assert float(varied.loss) == pytest.approx(float(smooth) + 0.1 * (1 - got.agreement[0]), rel=1e-4)
 
 
 def train(folder: Path, data: Path, save: Path, *words: str, name: str = "emoji") -> Path:

@@ -1,23 +1,40 @@
-"""The embedded model's pipeline on seconds-long runs: data rules, token layout, packing, Muon, export."""
+"""The embedded model's pipeline on seconds-long runs: pictures, token layout, packing, Muon, export."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import io
 import json
 import random
+import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from training import bpe, data, export, loop, prompts, target, tokenizer
+from models.vq import VQConfig
+from training import loop
+from training.emoji import (
+    bpe,
+    card,
+    data,
+    export,
+    losses,
+    measure,
+    pictures,
+    prompts,
+    recognise,
+    target,
+    tokenizer,
+)
+from training.emoji.codebook import Codebook
 from training.errors import StageError
 from training.muon import orthogonalise
 
 STYLES = ["noto", "twemoji", "fluent"]
 NUM_CODES = 16
-SIDE = 4
 
 
 def parse(module: object, *words: str) -> argparse.Namespace:
@@ -29,7 +46,7 @@ def parse(module: object, *words: str) -> argparse.Namespace:
 
 @pytest.fixture()
 def work(tmp_path: Path) -> Path:
-    """A work folder with random 16 px images, captions, a text vocabulary and codes."""
+    """A work folder with random originals of 16 px pictures, captions, a text vocabulary and a tokenizer."""
     rows = []
     for name in ("red heart", "pizza", "cat face", "sun", "red apple"):
         for style in STYLES:
@@ -38,23 +55,31 @@ def work(tmp_path: Path) -> Path:
                          "subgroup": "x", "split": split})  # fmt: skip
     (tmp_path / "captions.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
     rng = np.random.default_rng(0)
-    np.save(tmp_path / "codes.npy", rng.integers(0, NUM_CODES, (len(rows), SIDE * SIDE)).astype(np.int16))
-    np.save(tmp_path / "images.npy", rng.integers(0, 256, (len(rows), 16, 16, 3)).astype(np.uint8))
+    coarse = rng.integers(0, 256, (len(rows), 4, 4, 3)).astype(np.uint8)
+    np.save(tmp_path / "originals.npy", coarse.repeat(16, axis=1).repeat(16, axis=2))
     (tmp_path / "licences.json").write_text("[]")
     (tmp_path / "checksums.json").write_text("{}")
     bpe.run(
         parse(bpe, "--work_dir", str(tmp_path), "--num_embeddings", str(NUM_CODES), "--vocab_size", "320")
     )
+    shape = VQConfig(base_channels=32, channel_multiplier=(1, 1, 1), num_res_blocks=1, embed_dim=4,
+                     latent_channels=4, num_embeddings=NUM_CODES, resolution=16)  # fmt: skip
+    torch.manual_seed(0)
+    made = tokenizer.Tokenizer(shape, 1.0, torch.device("cpu"))
+    saved = {"model": made.model.state_dict(), "config": dataclasses.asdict(shape), "rate": made.rate,
+             "book": made.book.state(), "step": 1, "spent_s": 60.0}  # fmt: skip
+    torch.save(saved, tmp_path / "tokenizer.pt")
     return tmp_path
+
+
+SHAPE = (
+    "--hidden_size 32 --num_layers 2 --num_heads 2 --intermediate_size 64 --max_positions 64 --batch_size 4"
+)
 
 
 def train(work: Path, *words: str) -> dict:
     """Run the target stage for about a second; the checkpoint."""
-    shape = "--hidden_size 32 --num_layers 2 --num_heads 2 --intermediate_size 64"
-    shape += " --max_positions 64 --batch_size 4"
-    target.run(
-        parse(target, "--work_dir", str(work), "--num_embeddings", str(NUM_CODES), *shape.split(), *words)
-    )
+    target.run(parse(target, "--work_dir", str(work), "--threads", "1", *SHAPE.split(), *words))
     return torch.load(work / "target.pt", weights_only=True)
 
 
@@ -68,25 +93,89 @@ def test_held_out_names_stay_seen_in_other_styles_and_pins_stay_in_training() ->
         assert not data.held_out_pairs(names, STYLES, 33, seed) & set(data.PINNED)
 
 
-def test_prompts_mix_two_names_and_keep_to_training_pairs(work: Path) -> None:
-    """Half are mixtures, none of them a thing's own name; none names a held-out pair; the seed decides."""
-    rows = data.read_captions(work)
-    names = {row["name"] for row in rows}
-    held_out = {bpe.caption(row["style"], row["name"], []) for row in rows if row["split"] != "train"}
-    found = prompts.compose(rows, 40, 0.5, seed=1)
-    assert found == prompts.compose(rows, 40, 0.5, seed=1) != prompts.compose(rows, 40, 0.5, seed=2)
-    bare = [text.split(",")[0] for text in found]
-    mixed = [text for text in bare if text.partition(" emoji of ")[2] not in names]
-    assert len(set(found)) == 40 and not held_out & set(bare) and 10 <= len(mixed) <= 30
-    assert prompts.mix("cat face", "red heart") == "cat heart"
-    with pytest.raises(StageError, match="--num_prompts 100000"):
-        prompts.compose(rows, 100_000, 0.0, seed=1)
-    prompts.run(parse(prompts, "--work_dir", str(work), "--num_prompts", "12"))
-    assert len((work / "drafter_prompts.txt").read_text().splitlines()) == 12
+def test_prompts_are_of_training_pairs(work: Path) -> None:
+    """None names a held-out pair; the same every time."""
+    held_out = {bpe.caption(row["style"], row["name"], []) for row in data.read_captions(work)
+                if row["split"] == "held_out"}  # fmt: skip
+    out = work / "drafter_prompts.txt"
+    texts = []
+    for _ in range(2):
+        prompts.run(parse(prompts, "--work_dir", str(work), "--num_prompts", "60"))
+        texts.append(out.read_text().splitlines())
+    assert texts[0] == texts[1] and len(texts[0]) == 60
+    assert not held_out & {text.split(",")[0] for text in texts[0]}
 
 
-def test_rasteriser_paints_on_white_and_averages() -> None:
-    """A black square over the left half: black, white, and the mean on no pixel between."""
+def test_a_picture_is_a_function_of_stream_and_number_and_none_comes_twice(work: Path) -> None:
+    """The held-out stream has the held-out pairs alone, every other none of them."""
+    made = pictures.Pictures(work)
+    planned = made.plan("train", range(300))
+    assert planned[100:110] == pictures.Pictures(work).plan("train", range(100, 110))
+    assert len({item.jitter for item in planned}) == 300
+    assert not {item.jitter for item in planned} & {
+        item.jitter for item in made.plan("validation", range(300))
+    }
+    splits = [{item.row["split"] for item in made.plan(name, range(60))} for name in ("train0", "held_out")]
+    assert splits == [{"train"}, {"held_out"}]
+    assert made.draw(planned[:5]).shape == (5, 16, 16, 3)
+    assert not any(pictures.draw_jitter("pool 8 ball", random.Random(i)).mirrored for i in range(20))
+
+
+def test_jitter_places_scales_mirrors_and_turns() -> None:
+    """A black left half on white: at rest the same, mirrored on the right, scaled at a side."""
+    original = np.full((64, 64, 3), 255, np.uint8)
+    original[:, :32] = 0
+
+    def placed(*jitter: float, mirrored: bool = False) -> np.ndarray:
+        return pictures.place(original, pictures.Jitter(*jitter, mirrored))
+
+    assert (placed(1, 0, 0.5, 0.5) == original[::4, ::4]).all()
+    assert (placed(1, 0, 0.5, 0.5, mirrored=True) == original[::4, ::-4]).all()
+    right = placed(0.75, 0, 1, 0.5)
+    assert (right[:, :4] == 255).all() and (right[2:14, 4:10] == 0).all() and (right[:, 10:] == 255).all()
+    down = placed(0.75, 0, 0.5, 1)
+    assert (down[:4] == 255).all() and (down[4:, 2:8] == 0).all()
+    turned = placed(1, 6, 0.5, 0.5)[:, :, 0]
+    assert (turned[:1] == 0).sum() != (turned[-1:] == 0).sum()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [("--image_size -5", "--image_size -5"), ("--image_size 100000000", "--image_size 100000000"),
+     ("--max_names -1", "--max_names -1"), ("--subgroups bogus", "--subgroups bogus"),
+     ("--num_held_out -1", "--num_held_out -1"), ("--num_held_out 1000", "--num_held_out 1000")],
+)  # fmt: skip
+def test_data_refuses_what_it_cannot_build(
+    words: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line that names the option, before anything is written."""
+    entries = [data.Entry(name, (), name, "drink") for name in ("tea", "milk")]
+    monkeypatch.setattr(data, "fetch", lambda package, cache: Path(package))
+    monkeypatch.setattr(data, "load_icons", lambda tarball: {"tea": "", "milk": ""})
+    monkeypatch.setattr(data, "read_entries", lambda tarball: entries)
+    with pytest.raises(StageError, match=said):
+        data.run(parse(data, "--work_dir", str(tmp_path), *words.split()))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_damaged_tarball_is_named(tmp_path: Path) -> None:
+    """Cut off, and no archive at all."""
+    whole = tmp_path / "whole.tgz"
+    with tarfile.open(whole, "w:gz") as archive:
+        info = tarfile.TarInfo("package/x.json")
+        body = json.dumps(list(range(5000))).encode()
+        info.size = len(body)
+        archive.addfile(info, io.BytesIO(body))
+    assert data.read_member(whole, "x.json") == list(range(5000))
+    for content in (whole.read_bytes()[:900], b"nothing"):
+        path = tmp_path / "cut.tgz"
+        path.write_bytes(content)
+        with pytest.raises(StageError, match=r"cut\.tgz is damaged.*remove it"):
+            data.read_member(path, "x.json")
+
+
+def test_rasteriser_paints_on_white() -> None:
+    """A black square over the left half: black, white."""
     pytest.importorskip("resvg_py")
     svg = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 8 8"><rect width="4" height="8"/></svg>'
     image = data.rasterise(svg, 16)
@@ -119,66 +208,38 @@ def test_captions_carry_at_most_three_keywords() -> None:
     assert max(text.count(",") for text in texts) == 3
 
 
-def test_packing_points_every_code_at_the_feature_before_it() -> None:
-    """The token at where[r, j] + 1 is code j, for all codes that are inputs."""
+def test_packing_asks_for_every_code_once(work: Path) -> None:
+    """The token behind each asked place is the code asked for there; prefix and padding ask for nothing."""
+    prompts = target.Prompts(work / "text_tokenizer.json", NUM_CODES)
     codes = torch.randint(0, NUM_CODES, (2, 5))
-    tokens, where = target.pack([[0, 30, 31, 22, 21], [0, 21]], codes)
-    assert tokens.shape == (2, 9)
-    after = tokens.gather(1, where[:, :-1] + 1)
-    assert torch.equal(after, codes[:, :-1] + bpe.IMAGE_FIRST)
-    assert where[0, 0] == 4 and where[1, 0] == 1
+    tokens, wanted = prompts.pack(["noto emoji of red heart", ""], codes)
+    asked = wanted != target.IGNORED
+    assert tokens.shape == wanted.shape and torch.equal(wanted[asked].view(2, 5), codes)
+    for row in range(2):
+        first = asked[row].nonzero()[0].item()
+        assert torch.equal(tokens[row, first + 1 : first + 5], codes[row, :-1] + bpe.IMAGE_FIRST)
+        assert tokens[row, first] == prompts.layout.image_begin
+
+
+def trainer_of(work: Path) -> target.Trainer:
+    """A trainer of the small shape."""
+    return target.Trainer(parse(target, "--work_dir", str(work), *SHAPE.split()), torch.device("cpu"))
 
 
 def test_padding_does_not_change_the_loss(work: Path) -> None:
     """A short prompt scores the same alone and beside a long one."""
-    trainer = target.Trainer(parse(target, "--work_dir", str(work), "--num_embeddings", str(NUM_CODES),
-                                   "--hidden_size", "32", "--num_layers", "2",
-                                   "--num_heads", "2"), work, torch.device("cpu"))  # fmt: skip
-    texts, codes = ["noto emoji of red heart, warm", ""], trainer.codes[:2]
-
-    def loss(texts: list[str], codes: torch.Tensor) -> torch.Tensor:
-        batch = target.make_batch(trainer.prompts, texts, codes, codes, trainer.device)
-        return sum(target.training_loss(trainer.decoder, trainer.heads, batch, trainer.args, 0.0))
-
-    with torch.no_grad():
-        both = loss(texts, codes)
-        alone = [loss([t], c[None]) for t, c in zip(texts, codes, strict=True)]
-    torch.testing.assert_close(both, (alone[0] + alone[1]) / 2)
+    trainer = trainer_of(work)
+    _, codes = trainer.codes.sample("validation", 2)
+    texts = ["noto emoji of red heart, warm", ""]
+    alone = [trainer.mean_loss([text], row[None]) for text, row in zip(texts, codes, strict=True)]
+    assert trainer.mean_loss(texts, codes) == pytest.approx(sum(alone) / 2, abs=1e-5)
 
 
-def test_the_guided_law_is_fitted_with_the_unconditional_one_held(work: Path) -> None:
-    """u + 3 (c - u) from separate passes, c alone in a row without a prompt; no gradient but through c."""
-    trainer = target.Trainer(parse(target, "--work_dir", str(work), "--num_embeddings", str(NUM_CODES),
-                                   "--hidden_size", "32", "--num_layers", "2",
-                                   "--num_heads", "2"), work, torch.device("cpu"))  # fmt: skip
-    decoder, codes = trainer.decoder, trainer.codes[:2]
-    batch = target.make_batch(trainer.prompts, ["noto emoji of red heart", ""], codes, codes, trainer.device)
-    head = decoder.head.weight[bpe.IMAGE_FIRST : bpe.IMAGE_FIRST + NUM_CODES]
-    features = target.code_features(decoder, *batch.prompted)
-    guided = target.guided_logits(decoder, features.detach(), batch.unprompted, trainer.args)
-    with torch.no_grad():
-        c = features @ head.T
-        u = target.code_features(decoder, *batch.unprompted) @ head.T
-        torch.testing.assert_close(guided, u + 3 * (c - u), atol=1e-5, rtol=1e-4)
-        torch.testing.assert_close(guided[1], c[1], atol=1e-5, rtol=1e-4)
-        assert (guided[0] - c[0]).abs().max() > 1e-3
-    guided.sum().backward()
-    assert decoder.head.weight.grad is not None
-    assert all(param.grad is None for param in decoder.blocks.parameters())
-
-
-def test_ahead_heads_are_taught_the_codes_after_the_next() -> None:
-    """One-hot features and heads that shift by k have no loss; heads that shift by another number have."""
-    codes = torch.randperm(12)[None]
-    features = torch.eye(12) * 50.0  # the feature that predicts code p is the unit vector p
-    heads = torch.nn.ModuleList(torch.nn.Linear(12, 12, bias=False) for _ in range(2))
-    with torch.no_grad():
-        for k, head in enumerate(heads, 1):
-            head.weight.zero_()
-            for p in range(12 - k):
-                head.weight[codes[0, p + k], p] = 1.0
-    assert target.ahead_loss(heads, features[None], codes).item() < 1e-6
-    assert target.ahead_loss(heads[::-1], features[None], codes).item() > 1.0
+def test_wrong_texts_name_another_thing_in_the_same_style(work: Path) -> None:
+    planned = pictures.Pictures(work).plan("validation", range(20))
+    for item, text in zip(planned, target.wrong_texts(planned), strict=True):
+        style, _, name = text.partition(" emoji of ")
+        assert style == item.row["style"] and name != item.row["name"]
 
 
 @pytest.mark.parametrize("shape", [(3, 12, 12), (2, 8, 20), (2, 20, 8)])
@@ -194,34 +255,54 @@ def test_orthogonalise_flattens_singular_values(shape: tuple[int, int, int]) -> 
 
 
 def test_budget_counts_time_before_a_resume() -> None:
-    """Half spent before means fraction one half; the schedules end at (nearly) zero."""
+    """Half spent before means fraction one half; the schedule ends at zero."""
     assert loop.Budget(1.0, spent_s=30.0).fraction() == pytest.approx(0.5, abs=0.01)
     assert loop.Budget(1.0, spent_s=60.0).done()
-    assert target.schedule(1.0, 1000) == pytest.approx(0.02)
-    assert target.schedule(0.1, 1000) == 1.0
     assert loop.cosine(1.0) == pytest.approx(0.0, abs=1e-6)
     with pytest.raises(ValueError, match="minutes"):
         loop.Budget(0)
 
 
-def test_target_learns_resumes_and_exports(work: Path) -> None:
-    """The loss falls; a resume continues the step count; the export equals transformers' logits."""
-    first = train(work, "--max_steps", "5")
-    second = train(work, "--max_steps", "40")
-    assert (first["step"], second["step"]) == (5, 40)
+def test_target_learns_resumes_decays_and_exports(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loss falls; a resume goes on with the next pictures; a decay leaves the stable state; the export
+    equals transformers' logits."""
+    monkeypatch.setattr("training.emoji.codes.CHUNK", 16)
+    monkeypatch.setattr(target, "WARMUP", 4)
+    assert train(work, "--max_pictures", "20")["step"] == 5
+    second = train(work, "--max_pictures", "160")
+    assert (second["step"], second["drawn"], second["pictures"]) == (40, 160, 160)
+    train(work, "--decay_pictures", "16")
+    decayed = torch.load(work / "target_decayed.pt", weights_only=True)
+    assert (decayed["pictures"], decayed["decay_from"]) == (176, 160)
+    assert torch.load(work / "target.pt", weights_only=True)["pictures"] == 160
     lines = [json.loads(line) for line in (work / "losses_target.jsonl").read_text().splitlines()]
+    assert [line["factor"] for line in lines] == [1.0, 1.0, 0.0]
     assert lines[-1]["train"] < lines[0]["train"] - 0.05
-    check_export(work, second)
+    measure.run(parse(measure, "--work_dir", str(work), "--num_pictures", "8", *SHAPE.split()))
+    check_export(work, decayed)
 
 
-def test_a_restart_discards_the_earlier_run_and_its_losses(work: Path) -> None:
-    """Steps and log begin anew; without --restart the same call goes on (the control)."""
-    assert train(work, "--max_steps", "3")["step"] == 3
-    assert train(work, "--max_steps", "4")["step"] == 4
-    for law in (("--cfg", "1"), ("--ahead", "1")):
-        with pytest.raises(StageError, match="target --restart"):
-            train(work, "--max_steps", "5", *law)
-    assert train(work, "--max_steps", "2", "--restart")["step"] == 2
+def test_two_processes_train_on_streams_of_their_own(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step counts both processes' pictures."""
+    saved = train(work, "--processes", "2", "--max_pictures", "16")
+    assert (saved["step"], saved["drawn"], saved["pictures"]) == (2, 8, 16)
+    assert sorted(path.name for path in (work / "codes").rglob("*.npy")) == [
+        "train0-00000.npy",
+        "train1-00000.npy",
+    ]
+
+
+def test_a_restart_discards_the_earlier_run_and_its_losses(
+    work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps and log begin anew; another tokenizer's codes are refused."""
+    monkeypatch.setattr("training.emoji.codes.CHUNK", 16)
+    assert train(work, "--max_pictures", "12")["step"] == 3
+    saved = torch.load(work / "tokenizer.pt", weights_only=True)
+    torch.save({**saved, "rate": 2.0}, work / "tokenizer.pt")
+    with pytest.raises(StageError, match="target --restart"):
+        train(work, "--max_pictures", "20")
+    assert train(work, "--max_pictures", "8", "--restart")["step"] == 2
     lines = (work / "losses_target.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [2]
 
@@ -240,41 +321,37 @@ def test_stages_choose_their_device(module: object, monkeypatch: pytest.MonkeyPa
 
 
 def check_export(work: Path, trained: dict) -> None:
-    """Write a checkpoint with a random VQGAN and compare with ChameleonForConditionalGeneration."""
+    """Write a checkpoint and compare it with ChameleonForConditionalGeneration."""
     transformers = pytest.importorskip("transformers")
-    from models.vq import VQConfig, VQModel
-
-    shape = {"base_channels": 32, "channel_multiplier": (1, 1, 1), "num_res_blocks": 1, "embed_dim": 4,
-             "latent_channels": 4, "num_embeddings": NUM_CODES, "resolution": 16, "attn_resolutions": (),
-             "attn_type": "vanilla", "in_channels": 3}  # fmt: skip
-    torch.save({"model": VQModel(VQConfig(**shape)).state_dict(), "config": shape}, work / "tokenizer.pt")
-    figures = {"train_psnr_db": 1.0, "train_l1_levels": 1.0, "held_out_psnr_db": 1.0,
-               "held_out_l1_levels": 1.0, "codes_used": 3, "steps": 1, "spent_s": 60.0}  # fmt: skip
-    (work / "tokenizer_report.json").write_text(json.dumps(figures))
     export.run(parse(export, "--work_dir", str(work), "--out", str(work / "ckpt")))
     theirs = transformers.ChameleonForConditionalGeneration.from_pretrained(
         work / "ckpt", dtype=torch.float32
     ).eval()
     ours = target.Decoder(target.DecoderConfig(**trained["config"]))
-    average = {name: tensor.to(torch.bfloat16).float() for name, tensor in trained["average"].items()}
-    ours.load_state_dict(average)
+    kept = {name: tensor.to(torch.bfloat16).float() for name, tensor in trained["model"].items()}
+    ours.load_state_dict(kept)
     tokens = torch.randint(4, 300, (2, 20))
     with torch.no_grad():
         expected = theirs.lm_head(theirs.model(input_ids=tokens).last_hidden_state)
         torch.testing.assert_close(ours.head(ours.causal(tokens)), expected, atol=1e-4, rtol=1e-4)
-    assert "## Data and licences" in (work / "ckpt" / "README.md").read_text()
+    text = (work / "ckpt" / "README.md").read_text()
+    assert (
+        "| new placements of trained pairs |" in text and f"| tokenizer | {card.NOT_MEASURED} |" not in text
+    )
+    assert f"| recognised | {card.NOT_MEASURED} |" in text and "saw\n176 pictures" in text
 
 
 def test_the_model_card_tells_how_the_drafter_was_trained(tmp_path: Path) -> None:
-    assert "not trained yet" in export.drafter_lines(tmp_path)
+    assert "not trained yet" in card.drafter_rows(tmp_path)[0]
     for folder in ("drafter", "drafter_data"):
         (tmp_path / folder).mkdir()
     row = {"step": 40, "spent_s": 120.0, "agreement": [0.5, 0.25]}
     (tmp_path / "drafter" / "log.jsonl").write_text('{"step": 1}\n' + json.dumps(row) + "\n")
     index = {"shards": [{"images": [{}] * 64}, {"images": [{}] * 3}]}
     (tmp_path / "drafter_data" / "index.json").write_text(json.dumps(index))
-    line = export.drafter_lines(tmp_path)
-    assert "levels 1 to 2 | 0.500, 0.250 |" in line and "(67 images, 40 steps, 2 min)" in line
+    label, value, command = card.drafter_rows(tmp_path)[0]
+    assert label.endswith("levels 1 to 2") and value == "0.500, 0.250"
+    assert "(67 images, 40 steps, 2 min)" in command
 
 
 def test_large_checkpoints_are_sharded(tmp_path: Path) -> None:
@@ -295,7 +372,7 @@ def test_rate_zero_is_the_nearest_code_and_a_rate_shrinks_the_entropy() -> None:
     vectors[:300] += 8
     used = []
     for rate in (0.0, 2.0):
-        book = tokenizer.Codebook(vectors[:16].clone())
+        book = Codebook(vectors[:16].clone())
         book.cluster(vectors, 6, rate, rng)
         codes = book.assign(vectors, rate)
         used.append(len(codes.unique()))
@@ -307,5 +384,44 @@ def test_rate_zero_is_the_nearest_code_and_a_rate_shrinks_the_entropy() -> None:
 def test_pixels_beyond_white_and_black_are_free() -> None:
     """Overshoot where decoding clamps costs nothing; undershoot does."""
     targets = torch.tensor([1.0, 1.0, -1.0, 0.0])
-    assert tokenizer.pixel_error(torch.tensor([1.7, 1.0, -3.0, 0.0]), targets) == 0
-    assert tokenizer.pixel_error(torch.tensor([0.7, 1.0, -1.0, 0.0]), targets) > 0
+    assert losses.pixel_error(torch.tensor([1.7, 1.0, -3.0, 0.0]), targets) == 0
+    assert losses.pixel_error(torch.tensor([0.7, 1.0, -1.0, 0.0]), targets) > 0
+
+
+def test_flat_cells_of_one_colour_are_drawn_together() -> None:
+    """No loss for equal vectors of white cells and of one grey area; loss for others; none where colours
+    differ."""
+    images = torch.ones(1, 3, 16, 16)
+    images[:, :, :, 8:] = 0.2
+    assert losses.white_cells(images, 4)[0, :, :2].all() and not losses.white_cells(images, 4)[0, :, 2:].any()
+    vectors = torch.zeros(1, 4, 4, 2)
+    vectors[:, :, 2:] = 5.0
+    assert [loss.item() for loss in losses.flatness(vectors, images)] == [0, 0]
+    vectors[0, 0, 0] = 1.0
+    ground, apart = losses.flatness(vectors, images)
+    assert ground > 0 and apart > 0
+
+
+def test_tokenizer_trains_resumes_and_starts_from_a_checkpoint(work: Path) -> None:
+    """Warm-up, codebook, rising rate; its figures have every name; a start goes on at the full rate."""
+    pytest.importorskip("efficientnet_lite_pytorch")
+    (work / "tokenizer.pt").unlink()
+    shape = ["--work_dir", str(work), "--threads", "1", "--channel_multiplier", "1", "1", "1",
+             "--embed_dim", "4", "--num_embeddings", "16", "--batch_size", "2", "--warmup_steps", "2",
+             "--rate_steps", "2"]  # fmt: skip
+    for steps in ("1", "4"):
+        tokenizer.run(parse(tokenizer, *shape, "--max_steps", steps))
+    saved = torch.load(work / "tokenizer.pt", weights_only=True)
+    assert saved["step"] == 4 and saved["drawn"] == 2 * 4 + 64 + 256
+    rows = [json.loads(line) for line in (work / "losses_tokenizer.jsonl").read_text().splitlines()]
+    assert [row["rate"] for row in rows] == [0.0, 8.0] and rows[-1]["white_nats"] >= 0
+
+
+def test_recognition_ranks_names_by_their_most_similar_view() -> None:
+    """A picture like the second view of its name comes first; one like another name does not."""
+    known = torch.eye(4)
+    names = ["sun", "sun", "moon", "star"]
+    rows = [{"name": "sun"}, {"name": "sun"}, {"name": "star"}]
+    features = torch.tensor([[0, 1.0, 0, 0], [0, 0.1, 0.9, 0.5], [0, 0, 0.6, 0.8]])
+    assert recognise.ranks(features, rows, known, names) == [0, 2, 0]
+    assert recognise.summary([0, 2, 5]) == {"pictures": 3, "top1": 1 / 3, "top5": 2 / 3}

@@ -1,4 +1,4 @@
-"""What a drafter is trained for: features by SmoothL1, laws by cross-entropy, over unrolled steps.
+"""What a drafter is trained for: features by SmoothL1, distributions of codes, over unrolled steps.
 
 Step 1 reads the target's features; step j reads the drafter's own features of step j - 1, as decoding does j
 levels into a tree (EAGLE-3's training-time test): entry e of step j attends to target entries up to e - j + 1
@@ -36,17 +36,18 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """L = sum_j decay^(j - 1) (SmoothL1 + p_w * CE) over steps j."""
+    """L = sum_j decay^(j - 1) (SmoothL1 + p_w * distance) over steps j."""
 
     steps: int = 1
     p_w: float = 0.1
     decay: float = 0.8
-    guidance: float | None = None  # of the laws in the cross-entropy; None: each branch's own law
+    guidance: float | None = None  # of the distributions compared; None: each branch's own
+    distance: str = "cross_entropy"  # or total_variation: 1 - the agreement
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Loss and its parts, and what the laws have in common at each step, under the objective's guidance."""
+    """Loss and its parts, and how far the distributions agree at each step, under its guidance."""
 
     loss: Tensor
     regression: float  # of the first step
@@ -101,7 +102,7 @@ def at(x: Tensor, where: Tensor) -> Tensor:
     return x.gather(1, where[..., None].expand(-1, -1, x.shape[-1]))
 
 
-def laws(features: Tensor, batch: Batch, head: Tensor, guidance: float | None) -> Tensor:
+def code_logits(features: Tensor, batch: Batch, head: Tensor, guidance: float | None) -> Tensor:
     """Logits [.., V] fp32 where codes are chosen: guided over both branches, or each row's own."""
     logits = F.linear(features[:, batch.chooses], head).float()
     if guidance is None:
@@ -111,22 +112,24 @@ def laws(features: Tensor, batch: Batch, head: Tensor, guidance: float | None) -
 
 
 def measure(outs: list[Tensor], batch: Batch, head: Tensor, objective: Objective) -> Outcome:
-    """The loss of the steps' outputs, and how far their laws are the target's. Means over positions, as the
-    published loss: its head is frozen, its temperature 1, its law that of the image codes."""
+    """The loss of the steps' outputs, and how far their distributions are the target's. Means over positions,
+    as the published loss: its head is frozen, its temperature 1, its distribution that of the image codes."""
     wanted = at(batch.features, batch.where + 1).float()
-    law = laws(wanted.to(head.dtype), batch, head, objective.guidance).softmax(dim=-1)
-    choice = law.argmax(dim=-1, keepdim=True)
+    p = code_logits(wanted.to(head.dtype), batch, head, objective.guidance).softmax(dim=-1)
+    choice = p.argmax(dim=-1, keepdim=True)
     total, parts, agreement, hits = wanted.new_zeros(()), (0.0, 0.0), [], []
     for step, out in enumerate(outs):
         drafted = at(out, batch.where)
-        log_q = laws(drafted.to(head.dtype), batch, head, objective.guidance).log_softmax(dim=-1)
-        entropy = -(law * log_q).sum(dim=-1).mean()
+        log_q = code_logits(drafted.to(head.dtype), batch, head, objective.guidance).log_softmax(dim=-1)
+        entropy = -(p * log_q).sum(dim=-1).mean()
+        common = torch.minimum(p, log_q.exp()).sum(dim=-1).mean()
+        distance = entropy if objective.distance == "cross_entropy" else 1 - common
         regression = F.smooth_l1_loss(drafted.float(), wanted)
-        total = total + objective.decay**step * (regression + objective.p_w * entropy)
+        total = total + objective.decay**step * (regression + objective.p_w * distance)
         if step == 0:
             parts = regression.item(), entropy.item()
         with torch.no_grad():
-            agreement.append(torch.minimum(law, log_q.exp()).sum(dim=-1).mean().item())
+            agreement.append(common.item())
             first = log_q.topk(min(RANKS, log_q.shape[-1]), dim=-1).indices == choice
             hits.append(first.float().cumsum(dim=-1).flatten(0, -2).mean(dim=0).tolist())
     return Outcome(total, *parts, agreement, hits)

@@ -22,7 +22,6 @@ from training.loop import append_jsonl, save_checkpoint
 
 TRAINER = "trainer.pt"
 LOG = "log.jsonl"
-EVENTS = "events"  # TensorBoard's, where it is installed
 
 
 def states(root: Path) -> list[Path]:
@@ -32,10 +31,9 @@ def states(root: Path) -> list[Path]:
 
 
 def discard(root: Path) -> None:
-    """Remove every state, the log and the events, and nothing else."""
+    """Remove every state and the log, and nothing else."""
     for path in states(root):
         shutil.rmtree(path)
-    shutil.rmtree(root / EVENTS, ignore_errors=True)
     (root / LOG).unlink(missing_ok=True)
 
 
@@ -102,28 +100,14 @@ def _cut(path: Path, step: int) -> None:
 
 
 class Log:
-    """log.jsonl, and TensorBoard's events where it is installed."""
+    """log.jsonl of a run."""
 
     def __init__(self, root: Path, last: int) -> None:
         """last: the step that the run goes on from, -1 if from none; rows of later ones are dropped."""
         root.mkdir(parents=True, exist_ok=True)
         self.path = root / LOG
         _cut(self.path, last)
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            self.board: Any = None
-        else:
-            self.board = SummaryWriter(str(root / EVENTS), purge_step=last + 1)
 
     def add(self, step: int, row: Mapping[str, Any]) -> None:
-        """One row; numbers and lists of numbers become TensorBoard's scalars."""
+        """One row."""
         append_jsonl(self.path, {"step": step, **row})
-        if self.board is None:
-            return
-        for name, value in row.items():
-            values = value if isinstance(value, list) else [value]
-            for level, number in enumerate(values, 1):
-                if isinstance(number, int | float):
-                    self.board.add_scalar(f"{name}/{level}" if value is values else name, number, step)
-        self.board.flush()

@@ -86,6 +86,13 @@ def load_checkpoint(path: Path) -> dict | None:
     return torch.load(path, map_location="cpu", weights_only=True) if path.exists() else None
 
 
+def write_figures(work: Path, name: str, found: Mapping[str, Any]) -> None:
+    """Print measured figures as a JSON line and keep them as figures_NAME.json, for the model card."""
+    line = json.dumps({name: found})
+    (work / f"figures_{name}.json").write_text(line + "\n")
+    print(line)
+
+
 def sheet(images: np.ndarray, columns: int, path: Path) -> None:
     """Write uint8 images [N, H, W, 3] row by row on a white sheet."""
     count, height, width, _ = images.shape

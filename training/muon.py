@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -24,6 +25,17 @@ def orthogonalise(matrices: Tensor, steps: int) -> Tensor:
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x if wide else x.mT
+
+
+def shared(matrices: Tensor, steps: int) -> Tensor:
+    """orthogonalise(), the matrices divided among the processes of a run if there are several."""
+    if not dist.is_initialized():
+        return orthogonalise(matrices, steps)
+    result, rank, world = torch.zeros_like(matrices), dist.get_rank(), dist.get_world_size()
+    if len(matrices) > rank:
+        result[rank::world] = orthogonalise(matrices[rank::world], steps)
+    dist.all_reduce(result)
+    return result
 
 
 class Muon(torch.optim.Optimizer):
@@ -62,16 +74,16 @@ class Muon(torch.optim.Optimizer):
                 for weight, part in zip(param.chunk(parts), update.chunk(parts), strict=True):
                     stacks[tuple(weight.shape)].append((weight, part))
             for (rows, columns), pairs in stacks.items():
-                update = orthogonalise(torch.stack([part for _, part in pairs]), group["steps"])
+                update = shared(torch.stack([part for _, part in pairs]), group["steps"])
                 scale = 0.2 * max(rows, columns) ** 0.5 * group["lr"]
                 for (weight, _), change in zip(pairs, update, strict=True):
                     weight.mul_(1 - group["lr"] * group["weight_decay"]).add_(change, alpha=-scale)
 
 
 def muon_and_adamw(
-    module: nn.Module, muon_lr: float, adam_lr: float, weight_decay: float, more: nn.Module | None = None
+    module: nn.Module, muon_lr: float, adam_lr: float, weight_decay: float
 ) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of a decoder's blocks or of a drafter, AdamW for everything else and for `more`.
+    """Muon for the matrices of a decoder's blocks or of a drafter, AdamW for everything else.
 
     weight_decay: times the learning rate, of the matrices alone.
     """
@@ -81,6 +93,5 @@ def muon_and_adamw(
         (hidden if is_matrix else rest).append(param)
         if is_matrix:
             param.muon_parts = {"qkv": 3, "gate_up": 2}.get(name.split(".")[-2], 1)
-    rest.extend(more.parameters() if more else ())
     muon = Muon(hidden, lr=muon_lr, weight_decay=weight_decay)
     return [muon, torch.optim.AdamW(rest, lr=adam_lr, betas=(0.9, 0.95), weight_decay=0.0)]

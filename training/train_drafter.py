@@ -30,8 +30,8 @@ from training.errors import StageError
 from training.muon import muon_and_adamw
 
 DETERMINES = (
-    "bs", "gradient_accumulation_steps", "optimizer", "lr", "muon_lr", "weight_decay", "p_w", "coupled",
-    "cfg_loss", "cfg_scale", "ttt_steps", "step_decay", "data_noise", "mean", "std", "ema", "seed",
+    "bs", "gradient_accumulation_steps", "optimizer", "lr", "muon_lr", "weight_decay", "p_w", "distance",
+    "coupled", "cfg_loss", "cfg_scale", "ttt_steps", "step_decay", "data_noise", "mean", "std", "ema", "seed",
     "train_data_ratio", "precision", "grad_clip", "grad_clip_by",
 )  # fmt: skip
 
@@ -96,7 +96,7 @@ class Trainer:
         first = model.first_code
         self.head = model.decoder.head.weight[first : first + model.num_codes]
         guidance = args.cfg_scale if args.cfg_loss else None
-        self.objective = Objective(args.ttt_steps, args.p_w, args.step_decay, guidance)
+        self.objective = Objective(args.ttt_steps, args.p_w, args.step_decay, guidance, args.distance)
         self.measured = Objective(args.eval_depth, args.p_w, args.step_decay, args.cfg_scale)
         self.fields = read_fields_of(Path(args.config_path), model) if args.config_path else own_fields(model)
         self.net = new_drafter(self.fields, model)
@@ -225,7 +225,7 @@ def refuse(args: argparse.Namespace) -> None:
             f"--embed_upscale {args.embed_upscale:g}: it has no effect in the published code; leave it out"
         )
     if args.cfg_loss and not args.coupled:
-        raise StageError("--cfg_loss: guided laws need both branches of an image; add --coupled")
+        raise StageError("--cfg_loss: guided distributions need both branches of an image; add --coupled")
 
 
 def prepare(args: argparse.Namespace) -> Any:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from training.data import read_captions
+from training.emoji.data import read_captions
 
 IMAGE_FIRST = 4
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")

@@ -1,7 +1,7 @@
-"""Data of the embedded model: npm emoji sets -> 64 px RGB images, captions, split, licences, checksums.
+"""Originals of the embedded model: npm emoji sets -> drawings on white, captions, split, licences, checksums.
 
-With --openclipart the drawings of a Debian package follow them. Everything written is a pure function of the
-package versions, the flags and the seed.
+Drawings are kept OVERSAMPLING times larger than the pictures drawn from them (training/emoji/pictures.py).
+Everything written is a pure function of the package versions, the flags and the seed.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 import random
 import subprocess
 import tarfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,14 +21,13 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-from training import clipart
+from training.errors import StageError
 
 EMOJIBASE = "emojibase-data@17.0.0"
 STYLES = {
     "noto": "@iconify-json/noto@1.2.9",
     "twemoji": "@iconify-json/twemoji@1.2.5",
     "fluent": "@iconify-json/fluent-emoji-flat@1.2.6",
-    "fluent3d": "@iconify-json/fluent-emoji@1.2.7",
 }
 SUBGROUPS = {
     "face-smiling": 14, "face-affection": 9, "face-tongue": 5, "face-glasses": 2, "face-costume": 8,
@@ -39,6 +39,8 @@ SUBGROUPS = {
     "sport": 12,
     "musical-instrument": 11, "light-video": 12, "lock": 6, "place-building": 12, "game": 8, "tool": 8,
 }  # fmt: skip
+OVERSAMPLING = 4  # pixels of an original along a pixel of a picture
+IMAGE_SIZES = range(16, 257, 4)
 PINNED = (("noto", "red heart"), ("twemoji", "pizza"), ("fluent", "cat face"))
 DROPPED_WORDS = frozenset(
     "oncoming moon guide service decoration exclamation mending revolving anger departure arrival shallow "
@@ -69,14 +71,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--subgroups", nargs="+", default=None, help="emojibase subgroups (default: a list, capped)"
     )
+    parser.add_argument("--image_size", type=int, default=64, help="side of a picture, pixels")
     parser.add_argument(
-        "--openclipart",
-        action="store_true",
-        help="also drawings of Debian's openclipart-svg (needs apt-get); the shipped model has none",
-    )
-    parser.add_argument("--image_size", type=int, default=64, help="side of an image, pixels")
-    parser.add_argument(
-        "--num_held_out", type=int, default=24, help="(name, style) pairs kept out of training"
+        "--num_held_out", type=int, default=24, help="(style, name) pairs kept out of training"
     )
     parser.add_argument("--seed", type=int, default=0)
 
@@ -87,16 +84,28 @@ def fetch(package: str, cache: Path) -> Path:
     path = cache / f"{name.replace('/', '-')}-{version}.tgz"
     if not path.exists():
         cache.mkdir(parents=True, exist_ok=True)
-        subprocess.run(["npm", "pack", "--silent", package], cwd=cache, check=True)
+        try:
+            subprocess.run(
+                ["npm", "pack", "--silent", package], cwd=cache, check=True, stdout=subprocess.DEVNULL
+            )
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise StageError(
+                f"npm cannot fetch {package} ({error}): install npm, or put {path.name} into {cache}"
+            ) from error
     return path
 
 
 def read_member(tarball: Path, member: str) -> dict | list:
-    """The JSON file `package/MEMBER` of an npm tarball."""
-    with tarfile.open(tarball, "r:gz") as archive:
-        stream = archive.extractfile(f"package/{member}")
-        assert stream is not None
-        return json.load(stream)
+    """The JSON file `package/MEMBER` of an npm tarball. StageError if the tarball is damaged."""
+    try:
+        with tarfile.open(tarball, "r:gz") as archive:
+            stream = archive.extractfile(f"package/{member}")
+            assert stream is not None
+            return json.load(stream)
+    except (tarfile.TarError, EOFError, zlib.error, KeyError, ValueError, OSError) as error:
+        raise StageError(
+            f"{tarball} is damaged ({error}): remove it and run again, npm fetches it anew"
+        ) from error
 
 
 def plain(hexcode: str) -> str:
@@ -158,14 +167,42 @@ def load_icons(tarball: Path) -> dict[str, str]:
 
 
 def rasterise(svg: str, size: int) -> np.ndarray:
-    """uint8 [size, size, 3]: rendered at twice the size on white, averaged over 2x2 pixels."""
+    """uint8 [size, size, 3]: an icon on white."""
     from resvg_py import svg_to_bytes
 
-    png = svg_to_bytes(svg_string=svg, width=2 * size, height=2 * size, dpi=90, background="#ffffff")
-    image = np.asarray(Image.open(io.BytesIO(bytes(png))).convert("RGB"), dtype=np.float32)
-    if image.shape != (2 * size, 2 * size, 3):
-        raise ValueError(f"icon rendered as {image.shape}, expected a square of {2 * size}")
-    return (image.reshape(size, 2, size, 2, 3).mean((1, 3)) + 0.5).astype(np.uint8)
+    png = svg_to_bytes(svg_string=svg, width=size, height=size, dpi=90, background="#ffffff")
+    image = np.asarray(Image.open(io.BytesIO(bytes(png))).convert("RGB"))
+    if image.shape != (size, size, 3):
+        raise ValueError(f"icon rendered as {image.shape}, expected a square of {size}")
+    return image
+
+
+def check(args: argparse.Namespace) -> None:
+    """StageError for options that no data can be built with."""
+    if args.image_size not in IMAGE_SIZES:
+        raise StageError(f"--image_size {args.image_size}: give a multiple of 4 from 16 to 256")
+    if args.max_names < 0:
+        raise StageError(f"--max_names {args.max_names}: give a number of names, or 0 for all")
+
+
+def check_choice(entries: list[Entry], known: set[str], args: argparse.Namespace) -> None:
+    """StageError if the options choose no names, or hold out more pairs than there are names."""
+    unknown = [name for name in args.subgroups or () if name not in known]
+    if unknown:
+        raise StageError(
+            f"--subgroups {unknown[0]}: emojibase has none of that name; it has {', '.join(sorted(known))}"
+        )
+    if not entries:
+        raise StageError(
+            f"--subgroups {' '.join(args.subgroups or SUBGROUPS)}: no name of theirs is in all of --styles "
+            f"{' '.join(args.styles)}"
+        )
+    most = len(entries) if len(args.styles) > 1 else 0
+    if not 0 <= args.num_held_out <= most:
+        raise StageError(
+            f"--num_held_out {args.num_held_out}: give 0 to {most}, at most one pair a name and none of a "
+            "single style"
+        )
 
 
 def held_out_pairs(names: list[str], styles: list[str], count: int, seed: int) -> set[tuple[str, str]]:
@@ -201,33 +238,31 @@ def licence_record(styles: list[str], cache: Path) -> list[dict[str, str]]:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Fetch, choose, rasterise and write images.npy, captions.jsonl, licences.json, checksums.json."""
+    """Fetch, choose, rasterise and write originals.npy, captions.jsonl, licences.json, checksums.json."""
+    check(args)
     work = Path(args.work_dir)
     work.mkdir(parents=True, exist_ok=True)
     cache = Path(args.npm_cache) if args.npm_cache else work / "npm"
     icons = {style: load_icons(fetch(STYLES[style], cache)) for style in args.styles}
-    entries = choose(read_entries(fetch(EMOJIBASE, cache)), icons, args)
+    known = read_entries(fetch(EMOJIBASE, cache))
+    entries = choose(known, icons, args)
+    check_choice(entries, {entry.subgroup for entry in known}, args)
     held_out = held_out_pairs([entry.name for entry in entries], args.styles, args.num_held_out, args.seed)
-    images, lines = [], []
+    originals, lines = [], []
     for entry in tqdm(entries, desc="rasterise", unit="name"):
         for style in args.styles:
             split = "held_out" if (style, entry.name) in held_out else "train"
-            row = {"index": len(images), "style": style, "name": entry.name, "keywords": entry.keywords,
+            row = {"index": len(lines), "style": style, "name": entry.name, "keywords": entry.keywords,
                    "subgroup": entry.subgroup, "split": split}  # fmt: skip
             lines.append(json.dumps(row))
-            images.append(rasterise(icons[style][entry.hexcode], args.image_size))
+            originals.append(rasterise(icons[style][entry.hexcode], OVERSAMPLING * args.image_size))
     licences = licence_record(args.styles, cache)
-    if args.openclipart:
-        for row, image in tqdm(clipart.pictures(clipart.fetch(cache), args.image_size), unit="drawing"):
-            lines.append(json.dumps({"index": len(images), **row}))
-            images.append(image)
-        licences.append(clipart.LICENCE)
-    np.save(work / "images.npy", np.stack(images))
+    np.save(work / "originals.npy", np.stack(originals))
     (work / "captions.jsonl").write_text("\n".join(lines) + "\n")
     (work / "licences.json").write_text(json.dumps(licences, indent=1) + "\n")
-    sums = {name: sha256(work / name) for name in ("images.npy", "captions.jsonl", "licences.json")}
+    sums = {name: sha256(work / name) for name in ("originals.npy", "captions.jsonl", "licences.json")}
     (work / "checksums.json").write_text(json.dumps(sums, indent=1) + "\n")
-    print(json.dumps({"names": len(entries), "images": len(images), "held_out": len(held_out), **sums}))
+    print(json.dumps({"names": len(entries), "originals": len(originals), "held_out": len(held_out), **sums}))
 
 
 def read_captions(work: Path) -> list[dict]:

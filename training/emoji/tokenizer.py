@@ -1,0 +1,281 @@
+"""Train the VQGAN of the embedded model on pictures under jitter, each seen once; no adversary.
+
+From nothing the codebook starts as k-means on the latents of an unquantised warm-up, and the rate is raised
+over --rate_steps; with --start an exported checkpoint's VQGAN goes on at the full rate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn import functional as F
+from tqdm import tqdm
+
+from models.vq import VQConfig, VQModel, from_uint8, to_uint8
+from training.emoji.codebook import Codebook
+from training.emoji.losses import Perceptual, flatness, pixel_error, white_cells
+from training.emoji.pictures import Pictures
+from training.errors import StageError
+from training.loop import (
+    Budget,
+    Every,
+    add_loop_arguments,
+    append_jsonl,
+    cosine,
+    discard,
+    load_checkpoint,
+    save_checkpoint,
+    sheet,
+    use_device,
+)
+
+COMMITMENT = 0.25
+CHUNK = 64  # pictures encoded or decoded at once
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `train_emoji tokenizer`."""
+    add_loop_arguments(parser, minutes=26, checkpoint_minutes=2)
+    parser.add_argument("--start", default=None, help="exported checkpoint whose VQGAN goes on being trained")
+    parser.add_argument("--batch_size", type=int, default=8)
+    parser.add_argument("--learning_rate", type=float, default=2e-3)
+    parser.add_argument("--perceptual", type=float, default=1.0, help="weight of the feature loss")
+    parser.add_argument(
+        "--flat", type=float, default=0.5, help="weight of equal vectors for equal flat cells"
+    )
+    parser.add_argument("--base_channels", type=int, default=32)
+    parser.add_argument("--channel_multiplier", type=int, nargs="+", default=[1, 1, 2])
+    parser.add_argument("--num_embeddings", type=int, default=1024)
+    parser.add_argument("--embed_dim", type=int, default=32)
+    parser.add_argument("--warmup_steps", type=int, default=1200, help="steps without the codebook")
+    parser.add_argument("--rate_steps", type=int, default=600, help="steps over which the rate is raised")
+    parser.add_argument(
+        "--rate", type=float, default=8.0, help="squared distance that one nat of a code's rarity costs"
+    )
+
+
+class Tokenizer:
+    """A VQGAN with the rate and the shares of its codes: pictures <-> codes."""
+
+    def __init__(self, config: VQConfig, rate: float, device: torch.device) -> None:
+        self.model = VQModel(config).to(device, memory_format=torch.channels_last)  # 3 times faster on a CPU
+        self.model.quantize.requires_grad_(False)
+        self.book = Codebook(self.model.quantize.embedding.weight.data)
+        self.rate, self.device = rate, device
+
+    @classmethod
+    def load(cls, work: Path, device: torch.device) -> Tokenizer:
+        """From tokenizer.pt of a work folder; StageError if there is none."""
+        saved = load_checkpoint(work / "tokenizer.pt")
+        if saved is None:
+            raise StageError(f"{work} holds no tokenizer.pt: run `train_emoji tokenizer --work_dir {work}`")
+        made = cls(VQConfig(**saved["config"]), saved["rate"], device)
+        made.model.load_state_dict(saved["model"])
+        made.book.load(saved["book"])
+        return made
+
+    def pixels(self, images: Tensor) -> Tensor:
+        """uint8 [B, P, P, 3] on the CPU -> float32 [B, 3, P, P] in [-1, 1] on the device."""
+        return from_uint8(images.to(self.device)).contiguous(memory_format=torch.channels_last)
+
+    @torch.no_grad()
+    def encode(self, images: Tensor) -> Tensor:
+        """uint8 [N, P, P, 3] -> codes [N, h, w] int64 on the CPU."""
+        parts = (self.model.latents(self.pixels(part)) for part in images.split(CHUNK))
+        return torch.cat([self.book.assign(vectors, self.rate).cpu() for vectors in parts])
+
+    @torch.no_grad()
+    def decode(self, codes: Tensor) -> Tensor:
+        """Codes [N, h, w] -> uint8 [N, P, P, 3] on the CPU."""
+        return torch.cat(
+            [to_uint8(self.model.decode(part.to(self.device))).cpu() for part in codes.split(CHUNK)]
+        )
+
+
+def entropy(codes: Tensor) -> float:
+    """Nats a code of their frequencies."""
+    share = codes.flatten().bincount().double() / max(codes.numel(), 1)
+    return abs(torch.special.xlogy(share, share).sum().item())
+
+
+def figures(tokenizer: Tokenizer, images: Tensor) -> dict[str, float]:
+    """What the codes of uint8 images [N, P, P, 3] cost and keep: PSNR in dB (mean over images), mean error in
+    8-bit levels, entropies in nats a code, shares of cells."""
+    codes = tokenizer.encode(images)
+    error = tokenizer.decode(codes).float() - images.float()
+    mse = error.square().flatten(1).mean(1).clamp(min=1e-3)
+    white = white_cells(from_uint8(images), images.shape[1] // codes.shape[1])
+    return {
+        "psnr_db": (10 * (255**2 / mse).log10()).mean().item(),
+        "l1_levels": error.abs().mean().item(),
+        "code_nats": entropy(codes),
+        "white_nats": entropy(codes[white]),
+        "white_share": white.float().mean().item(),
+        "equal_to_left": (codes[:, :, 1:] == codes[:, :, :-1]).float().mean().item(),
+        "codes_used": len(codes.unique()),
+    }
+
+
+def load_exported(folder: Path, model: VQModel) -> None:
+    """Read the VQGAN of an exported checkpoint."""
+    prefix = "model.vqmodel."
+    state = {
+        name.removeprefix(prefix): tensor.float()
+        for path in sorted(folder.glob("model*.safetensors"))
+        for name, tensor in load_file(path).items()
+        if name.startswith(prefix)
+    }
+    model.load_vq_state(state)
+
+
+class Trainer:
+    """State of the run: tokenizer, optimiser, random stream, number of the next picture."""
+
+    def __init__(self, args: argparse.Namespace, pictures: Pictures, device: torch.device) -> None:
+        """Pictures and the random stream stay on the CPU: draws are the same on every device."""
+        torch.manual_seed(args.seed)
+        self.args, self.pictures = args, pictures
+        config = VQConfig(
+            base_channels=args.base_channels,
+            channel_multiplier=tuple(args.channel_multiplier),
+            num_res_blocks=1,
+            embed_dim=args.embed_dim,
+            latent_channels=args.embed_dim,
+            num_embeddings=args.num_embeddings,
+            resolution=pictures.size,
+        )
+        self.tokenizer = Tokenizer(config, args.rate, device)
+        self.perceptual = Perceptual().to(device, memory_format=torch.channels_last)
+        weights = [p for p in self.tokenizer.model.parameters() if p.requires_grad]
+        self.optimiser = torch.optim.AdamW(
+            weights, lr=args.learning_rate, betas=(0.9, 0.99), weight_decay=1e-4
+        )
+        self.rng = torch.Generator().manual_seed(args.seed)
+        self.step, self.spent_s, self.drawn = 0, 0.0, 0
+        if args.start:
+            load_exported(Path(args.start), self.tokenizer.model)
+            self.step = args.warmup_steps + args.rate_steps
+            self.cluster(4)
+
+    @property
+    def rate(self) -> float:
+        """The rate of this step."""
+        return self.args.rate * min(max(self.step - self.args.warmup_steps, 0) / self.args.rate_steps, 1.0)
+
+    def payload(self, spent_s: float) -> dict:
+        """What a resume needs, and what reads the tokenizer."""
+        model = self.tokenizer.model
+        return {"model": model.state_dict(), "config": dataclasses.asdict(model.config),
+                "rate": self.args.rate, "book": self.tokenizer.book.state(), "rng": self.rng.get_state(),
+                "drawn": self.drawn,
+                "optimiser": self.optimiser.state_dict(), "step": self.step, "spent_s": spent_s}  # fmt: skip
+
+    def resume(self, payload: dict) -> None:
+        """Continue a saved run."""
+        self.tokenizer.model.load_state_dict(payload["model"])
+        self.tokenizer.book.load(payload["book"])
+        self.optimiser.load_state_dict(payload["optimiser"])
+        self.rng.set_state(payload["rng"])
+        self.step, self.spent_s, self.drawn = payload["step"], payload["spent_s"], payload["drawn"]
+
+    def draw(self, count: int) -> Tensor:
+        """The next pictures of the training stream, uint8 [N, P, P, 3]."""
+        planned = self.pictures.plan("train", range(self.drawn, self.drawn + count))
+        self.drawn += count
+        return torch.from_numpy(self.pictures.draw(planned))
+
+    @torch.no_grad()
+    def cluster(self, rounds: int) -> None:
+        """k-means of the codebook on the latents of fresh pictures, under this step's rate."""
+        parts = self.draw(256).split(CHUNK)
+        vectors = torch.cat([self.tokenizer.model.latents(self.tokenizer.pixels(part)) for part in parts])
+        vectors = vectors.flatten(0, 2)
+        self.tokenizer.book.cluster(vectors, rounds, self.rate, self.rng)
+
+    def start_codebook(self) -> None:
+        """The first codes: vectors of fresh pictures, then k-means."""
+        vectors = self.tokenizer.model.latents(self.tokenizer.pixels(self.draw(64))).detach().flatten(0, 2)
+        chosen = torch.randperm(len(vectors), generator=self.rng)[: self.args.num_embeddings]
+        self.tokenizer.book.weight.copy_(vectors[chosen])
+        self.cluster(8)
+
+    def train_step(self, factor: float) -> dict[str, float]:
+        """One update at `factor` of the learning rate; the losses."""
+        for group in self.optimiser.param_groups:
+            group["lr"] = self.args.learning_rate * factor
+        if self.step == self.args.warmup_steps:
+            self.start_codebook()
+        tokenizer, book = self.tokenizer, self.tokenizer.book
+        targets = tokenizer.pixels(self.draw(self.args.batch_size))
+        vectors = tokenizer.model.latents(targets)
+        ground, apart = flatness(vectors, targets)
+        commitment, inputs = torch.zeros(()), vectors
+        if self.step >= self.args.warmup_steps:
+            flat = vectors.detach().flatten(0, 2)
+            codes = book.assign(flat, self.rate)
+            chosen = tokenizer.model.quantize.embedding(codes).view(vectors.shape)
+            commitment = F.mse_loss(vectors, chosen)
+            inputs = vectors + (chosen - vectors).detach()
+            book.follow(flat, codes, self.rng)
+        output = tokenizer.model.decode_vectors(inputs)
+        pixel = pixel_error(output, targets)
+        feature = self.perceptual(output.clamp(-1, 1), targets)
+        loss = (
+            pixel
+            + self.args.perceptual * feature
+            + COMMITMENT * commitment
+            + self.args.flat * (ground + apart)
+        )
+        self.optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(tokenizer.model.parameters(), 1.0)
+        self.optimiser.step()
+        self.step += 1
+        parts = {
+            "pixel": pixel,
+            "feature": feature,
+            "commitment": commitment,
+            "ground": ground,
+            "apart": apart,
+        }
+        return {name: value.item() for name, value in parts.items()}
+
+
+def run(args: argparse.Namespace) -> None:
+    """Train within the budget; write tokenizer.pt, losses and figures, a sheet of pairs."""
+    device = use_device(args)
+    work = Path(args.work_dir)
+    pictures = Pictures(work)
+    if args.restart:
+        discard(work / "tokenizer.pt", work / "losses_tokenizer.jsonl")
+    trainer = Trainer(args, pictures, device)
+    if saved := load_checkpoint(work / "tokenizer.pt"):
+        trainer.resume(saved)
+    budget, save = Budget(args.minutes, trainer.spent_s), Every(60 * args.checkpoint_minutes)
+    fresh = torch.from_numpy(pictures.draw(pictures.plan("validation", range(384))))
+    sums: dict[str, float] = {}
+    with tqdm(desc="tokenizer", unit="step", mininterval=30) as bar:
+        done = budget.ends(trainer.step, args.max_steps)
+        while not done:
+            for name, value in trainer.train_step(cosine(budget.fraction())).items():
+                sums[name] = sums.get(name, 0.0) * 0.98 + value * 0.02  # about the mean of 50 steps
+            bar.update()
+            done = budget.ends(trainer.step, args.max_steps)
+            if save.due() or done:
+                save_checkpoint(work / "tokenizer.pt", trainer.payload(budget.spent_s()))
+                shown = figures(trainer.tokenizer, fresh if done else fresh[:96])
+                row = {"step": trainer.step, "spent_s": round(budget.spent_s(), 1), "rate": trainer.rate,
+                       **sums, **shown}  # fmt: skip
+                append_jsonl(work / "losses_tokenizer.jsonl", row)
+    again = trainer.tokenizer.decode(trainer.tokenizer.encode(fresh[:48]))
+    rows = torch.stack((fresh[:48].unflatten(0, (3, 16)), again.unflatten(0, (3, 16))), 1)
+    sheet(rows.flatten(0, 2).numpy(), 16, work / "sheet_tokenizer.png")
+    print(
+        json.dumps({"steps": trainer.step, "spent_s": budget.spent_s(), **figures(trainer.tokenizer, fresh)})
+    )
