@@ -12,50 +12,67 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
 
-from eval.commands import COMMANDS, STAGES, Command
 from eval.errors import UserError
-from eval.parser import Parser
 from models.errors import CheckpointError
 from training.errors import StageError
 
+# command -> what it does; cli/COMMAND.py has its Options and run(options)
+COMMANDS = {
+    "generate_images": "make images from prompts, with statistics and maps",
+    "bench": "time every method against the AR baseline in one run",
+    "report": "stored results -> tables, plots, a document or a page",
+    "check_ckpts": "name what is wrong with a model's files, from headers",
+    "memory": "what each model needs in memory, from its dimensions",
+    "generate_codebook": "write the table of nearest codes that --lantern reads",
+    "generate_train_data": "let the target generate what its drafter learns from",
+    "extract_code": "pictures with captions -> codes to learn from",
+    "train_drafter": "train a drafter for any of the models",
+    "train_emoji": "build the embedded model, stage by stage",
+    "eval_fid_clip": "CLIP score of a run, FID against real images",
+    "eval_prec_recall": "precision and recall against real images",
+    "eval_hpsv2": "human preference score of a run",
+    "eval_quality": "Inception Score, KID, aesthetic score, EffNet-FD",
+}
 
-def _overview(prog: str, commands: dict[str, Command]) -> str:
-    lines = [f"usage: {prog} {'STAGE' if commands is STAGES else 'COMMAND'} [options]", ""]
-    lines += [f"  {name:<20} {command.help}" for name, command in commands.items()]
-    if commands is COMMANDS:
-        lines.append(f"  {'train_emoji':<20} build the embedded model, stage by stage: {', '.join(STAGES)}")
+
+def overview(prog: str, names: dict[str, str]) -> str:
+    """What there is to choose from."""
+    lines = [f"usage: {prog} NAME [options]", ""]
+    lines += [f"  {name:<20} {text}" for name, text in names.items()]
     return "\n".join([*lines, "", f"`{prog} NAME --help` shows the options."])
 
 
-def _pick(prog: str, word: str, commands: dict[str, Command]) -> Command:
-    if word not in commands:
-        names = [*commands, *(("train_emoji",) if commands is COMMANDS else ())]
+def pick(prog: str, word: str, names: dict[str, str]) -> str:
+    """The name a word is; UserError with a suggestion if there is none."""
+    if word not in names:
         near = get_close_matches(word, names, n=1)
         hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(names)}"
         raise UserError(f"{prog}: there is no {word!r}; {hint}")
-    return commands[word]
+    return word
 
 
-def _dispatch(argv: Sequence[str]) -> None:
+def dispatch(argv: Sequence[str]) -> None:
     """Parse and run one command."""
-    prog, commands, words = "main.py", COMMANDS, list(argv)
-    if words[:1] == ["train_emoji"]:
-        prog, commands, words = "main.py train_emoji", STAGES, words[1:]
-    if not words or words[0] in ("-h", "--help"):
-        print(_overview(prog, commands))
+    if not argv or argv[0] in ("-h", "--help"):
+        print(overview("main.py", COMMANDS))
         return
-    command = _pick(prog, words[0], commands)
-    parser = Parser(f"{prog} {words[0]}", command.help)
-    import_module(command.options).add_arguments(parser)
-    args = parser.with_config(words[1:]) if commands is COMMANDS else parser.parse(words[1:])
-    import_module(command.work).run(args)
+    name = pick("main.py", argv[0], COMMANDS)
+    command = import_module(f"cli.{name}")
+    if name != "train_emoji":
+        command.run(command.Options.parse(argv[1:], f"main.py {name}", COMMANDS[name]))
+        return
+    prog, stages = "main.py train_emoji", command.STAGES
+    if not argv[1:] or argv[1] in ("-h", "--help"):
+        print(overview(prog, stages))
+        return
+    command.run(pick(prog, argv[1], stages), argv[2:])
 
 
 def main(argv: Sequence[str]) -> int:
     """Run a command; every error becomes one line on stderr and an exit status."""
     debug = "--debug" in argv or bool(os.environ.get("ADT_DEBUG"))
     try:
-        _dispatch(argv)
+        dispatch(argv)
         sys.stdout.flush()
         return 0
     except SystemExit as stop:  # argparse after --help
@@ -80,11 +97,11 @@ def main(argv: Sequence[str]) -> int:
     return status
 
 
-def _stop(number: int, frame: object) -> None:
+def stop(number: int, frame: object) -> None:
     """SIGTERM, which schedulers and launchers send first, ends a command as Ctrl-C does."""
     raise KeyboardInterrupt
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGTERM, stop)
     sys.exit(main(sys.argv[1:]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from dataclasses import replace
 
@@ -20,16 +19,19 @@ CELLS = 32  # codes of one image that are looked at
 PROBE = "a photo of a red flower"
 
 
-def settle(args: argparse.Namespace, model: Model) -> Model:
-    """The model with the pairing that args ask for, or that auto finds the better; says on stderr which."""
-    wanted = args.drafter_alignment or ALIGNMENT.get(args.model, "published")
+def settle(model: Model, name: str, wanted: str | None, guidance: float) -> Model:
+    """The model with the pairing that is wanted, or that auto finds the better; says on stderr which.
+
+    name: of the model, whose own pairing None means. guidance: the scale under which auto compares.
+    """
+    wanted = wanted or ALIGNMENT.get(name, "published")
     if model.drafter_net is None or wanted == "published":
         return model
     if wanted == "auto":
-        found = agreement(model, args.cfg)
+        found = agreement(model, guidance)
         wanted = max(PAIRINGS, key=lambda name: found[name])  # the first, published, where they tie
         shares = ", ".join(f"{name} {share:.3f}" for name, share in found.items())
-        print(f"drafter alignment: {wanted} (shares of the law agreed on: {shares})", file=sys.stderr)
+        print(f"drafter alignment: {wanted} (shares of the distribution agreed on: {shares})", file=sys.stderr)
     return replace(model, pairing=wanted)
 
 

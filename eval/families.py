@@ -18,8 +18,8 @@ READ_BY = {  # option -> the only models that read it
 # lumina_mgpt no drafter network is published.
 FASTEST = {"emoji": "jacobi", "lumina_mgpt": "jacobi"}
 ADAPT = AdaptiveTree()
-ADAPT_OF = {"eagle": ADAPT, "jacobi": SELF_DRAFTED, "hybrid": SELF_DRAFTED}
-SHAPE_OF = {"eagle": TreeShape(5, 4, 10), **dict.fromkeys(("jacobi", "hybrid"), self_drafted(BUDGET))}
+ADAPT_OF = {"eagle": ADAPT, "self-draft": SELF_DRAFTED, "jacobi": SELF_DRAFTED, "hybrid": SELF_DRAFTED}
+SHAPE_OF = {"eagle": TreeShape(5, 4, 10), **dict.fromkeys(("self-draft", "jacobi", "hybrid"), self_drafted(BUDGET))}
 FP32_ON_CPU = ("emoji",)  # so that every exact method draws plain decoding's image, code for code
 SPLITTABLE = ("emoji", "anole", "lumina_mgpt")  # over several GPUs
 DEFAULT_TREE = "mc_sim_7b_63"

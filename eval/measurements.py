@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from adt_tree.records import Decoded, Step
-from eval.claims import keep_alone
+from eval.locks import keep_alone
 from eval.errors import UserError
-from eval.outputs import claim, write_atomic
+from eval.outputs import write_atomic, write_config
 from models.files import append_line
 
 Key = tuple[str, float]  # arm, temperature
@@ -55,7 +55,7 @@ class Measurements:
 
     def open(self, determines: Mapping[str, Any], options: Mapping[str, Any]) -> None:
         """Create the folder or take up the measurements in it; UserError if their configuration differs."""
-        claim(self.path.parent / "measurement_configs.json", "measurements", determines, options)
+        write_config(self.path.parent / "measurement_configs.json", "measurements", determines, options)
         self._lock = keep_alone(self.path.with_suffix(".lock"))
         if self._lock is None:
             raise UserError(

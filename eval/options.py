@@ -10,13 +10,12 @@ from eval.checkpoint_options import add_checkpoint_arguments
 from eval.families import ADAPT, ALIGNMENT, DEFAULT_TREE, FASTEST, RELEASED, SHAPE_OF, STATIC_OF
 from eval.family_options import add_family_arguments
 from eval.parser import at_least, within
+from eval.prompts import CAPTIONS, DEFAULT_END
 
 STATIC_TREES = ("mc_sim_7b_63", "naive_extend_57", "chain")
 DRAFTERS = ("eagle", "jacobi", "hybrid")
 SEED_CELLS = ("above", "left", "both")
 DEFAULT_DELTA = 0.1
-DEFAULT_END = 10000
-CAPTIONS = ("first", "longest", "all")  # of the captions of a COCO image; the default first
 # option -> field of AdaptiveTree; the budget is --total_token less the root
 ADAPT_FIELDS = {
     "adt_init": "init", "adt_beta": "beta", "adt_step_depth": "step_depth", "adt_step_width": "step_width",

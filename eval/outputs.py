@@ -1,4 +1,9 @@
-"""A run's folder: images, statistics, steps and configuration, each written whole or not at all. No torch."""
+"""A run's folder: images, statistics, steps and configuration, each written whole or not at all. No torch.
+
+A finished image is its PNG and then its record, a small file under queue/. Whoever ends puts all records there are
+into the statistics and steps, so a run of any number of processes ends with both complete, and a process that was
+killed has lost the image in hand and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +20,16 @@ from typing import Any
 from PIL import Image
 
 from adt_tree.records import Decoded
-from eval.claims import Claims, alone
 from eval.errors import UserError
+from eval.locks import alone
 from eval.prompts import Prompt
 from models.files import replacing
 
 MOST_NAME = 100  # characters of a file name that come from the prompt's name
-STEPS = "steps.jsonl"  # its cycles, one a line
-QUEUE = "queue"  # records of images that are finished and not yet in the statistics, and claims
+STEPS = "steps.jsonl"  # its steps, one per line
+QUEUE = "queue"  # records of images that are finished and not yet in the statistics
 LOCK = ".lock"  # held while a run's statistics are written
+PNG_START, PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"
 
 
 def file_name(name: str) -> str:
@@ -52,12 +58,23 @@ def png_bytes(image: Image.Image) -> bytes:
     return stream.getvalue()
 
 
+def whole_png(path: Path) -> bool:
+    """Whether a file begins and ends as a PNG does: a truncated or emptied one does not."""
+    try:
+        with path.open("rb") as stream:
+            start = stream.read(len(PNG_START))
+            stream.seek(-len(PNG_END), io.SEEK_END)
+            return start == PNG_START and stream.read() == PNG_END
+    except OSError:
+        return False
+
+
 def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise UserError(f"{path} is damaged ({error}): delete it, or choose another --output_dir") from None
 
 
@@ -71,16 +88,16 @@ def _read_entries(path: Path, *names: str) -> dict[str, Any]:
 
 
 def _step(line: str) -> dict[str, Any]:
-    """One line of steps.jsonl; empty if it is torn."""
+    """One line of steps.jsonl; empty if it is torn or names no image."""
     try:
         step = json.loads(line)
-    except json.JSONDecodeError:
+    except (json.JSONDecodeError, RecursionError):
         return {}
-    return step if isinstance(step, dict) else {}
+    return step if isinstance(step, dict) and isinstance(step.get("name"), str) else {}
 
 
 def read_steps(path: Path, names: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
-    """The cycles of some images stored in a steps.jsonl; none where it, or the image, is missing."""
+    """The steps of some images stored in a steps.jsonl; none where it, or the image, is missing."""
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     if found and path.exists():
         with path.open(encoding="utf-8", errors="replace") as stream:
@@ -99,7 +116,7 @@ def make_folder(root: Path) -> None:
 
 
 def read_statistics(root: Path) -> list[dict[str, dict[str, Any]]]:
-    """The statistics in a run's folder, one table a window of prompts. UserError if there are none."""
+    """The statistics in a run's folder, one table per window of prompts. UserError if there are none."""
     paths = sorted(root.glob("global_statistics_*.json"))
     if not paths:
         raise UserError(f"{root}: it holds no global_statistics_*.json; give a folder of generate_images")
@@ -107,58 +124,66 @@ def read_statistics(root: Path) -> list[dict[str, dict[str, Any]]]:
 
 
 def tau_of(entries: Collection[Mapping[str, Any]]) -> float:
-    """Codes a target call over the images of these statistics: every call counts alike, not every image."""
+    """Codes per target call over the images of these statistics: every call counts alike, not every image."""
     calls = sum(entry["target_calls"] for entry in entries)
     return sum(entry["acceptance_length"] * entry["target_calls"] for entry in entries) / max(calls, 1)
 
 
-def claim(path: Path, made: str, determines: Mapping[str, Any], options: Mapping[str, Any]) -> None:
-    """Create a run's folder, or check that the run in it had the same configuration.
+def check_config(path: Path, made: str, fingerprint: Mapping[str, Any]) -> None:
+    """UserError if the run in a folder was not of this fingerprint: all that changes what is made or its record.
 
-    path: the folder's configuration file. made: what the folder holds. determines: all that changes what is
-    made or its record; UserError if the folder's differ. options: the parsed command line, stored as it is.
+    path: the folder's configuration file. made: what the folder holds. Writes nothing.
     """
-    root, key = path.parent, f"determines_{made}"
-    make_folder(root)
-    wanted, stored = json.loads(json.dumps(determines)), _read_json(path)
-    if stored is not None:
-        before = stored.get(key) if isinstance(stored, dict) else None
-        if not before:
+    root, wanted = path.parent, json.loads(json.dumps(fingerprint))
+    if root.exists() and not root.is_dir():
+        raise UserError(f"--output_dir {root}: it is a file; give a folder")
+    stored = _read_json(path)
+    if stored is None:
+        return
+    before = stored.get(f"determines_{made}") if isinstance(stored, dict) else None
+    if not isinstance(before, dict) or not before:
+        raise UserError(f"--output_dir {root}: it belongs to another program's run; choose another folder")
+    for name in sorted(set(before) | set(wanted)):
+        if before.get(name) != wanted.get(name):
             raise UserError(
-                f"--output_dir {root}: it belongs to another program's run; choose another folder"
+                f"--output_dir {root} holds {made} made with {name} = {before.get(name)!r}, now it is "
+                f"{wanted.get(name)!r}: choose another folder or the same options"
             )
-        for name in sorted(set(before) | set(wanted)):
-            if before.get(name) != wanted.get(name):
-                raise UserError(
-                    f"--output_dir {root} holds {made} made with {name} = {before.get(name)!r}, now it is "
-                    f"{wanted.get(name)!r}: choose another folder or the same options"
-                )
-    write_json(path, {**options, key: wanted})
+
+
+def write_config(
+    path: Path, made: str, fingerprint: Mapping[str, Any], options: Mapping[str, Any]
+) -> None:
+    """Create a run's folder and keep its options and fingerprint, unless another run was quicker.
+
+    Call it after the last check: a refused run must leave no folder that refuses the next.
+    """
+    make_folder(path.parent)
+    with alone(path.parent / LOCK):
+        check_config(path, made, fingerprint)
+        write_json(path, {**options, f"determines_{made}": dict(fingerprint)})
 
 
 class RunFolder:
     """Everything generate_images leaves behind, and what other runs of the same configuration left.
 
-    Any number of processes may work in it at once: each takes images that nobody has (see claims), and keeps
-    a finished one as PNG and record, a small file under queue/ which declares it finished. merge() puts
-    the records into the statistics and steps. An image whose PNG is missing is made anew.
+    An image whose PNG is missing or truncated is made anew.
     """
 
     def __init__(
-        self, root: Path, window: tuple[int, int], prompts: Sequence[Prompt]
+        self, root: Path, window: tuple[int, int], prompts: Sequence[Prompt], fingerprint: Mapping[str, Any]
     ) -> None:
-        """window: --start_idx, --end_idx, which selected the prompts. UserError if two
-        names give one file."""
+        """Look at the folder; nothing is written before start().
+
+        window: --start_idx, --end_idx, which selected the prompts. fingerprint: all that changes an image or
+        its record. UserError if two names give one file, or if the folder's run was of another fingerprint.
+        """
         self.root, self.images = root, root / "img"
-        self.first = window[0]  # the first prompt's place among all that the folder's runs select from
         self.statistics_path = root / f"global_statistics_{window[0]}_{window[1]}.json"
         self.steps_path = root / STEPS
         self.files = {prompt.name: file_name(prompt.name) for prompt in prompts}
         self._prompts = {prompt.name: prompt for prompt in prompts}
-        self._queue = root / QUEUE
-        self._claims = Claims(self._queue)
-        self.statistics: dict[str, dict[str, Any]] = {}
-        self._read: tuple[int, int] | None = None  # the statistics file as it was last read
+        self._queue, self._config, self._fingerprint = root / QUEUE, root / "generation_configs.json", fingerprint
         seen: dict[str, str] = {}
         for name, file in self.files.items():
             other = seen.setdefault(file.lower(), name)
@@ -166,18 +191,13 @@ class RunFolder:
                 raise UserError(
                     f"prompt names {other[:80]!r} and {name[:80]!r} give the same file {file}.png: rename one"
                 )
+        check_config(self._config, "images", fingerprint)
+        self.statistics = self._stored()
 
-    def open(self, determines: Mapping[str, Any], options: Mapping[str, Any]) -> None:
-        """Create the folder or take up the run in it.
-
-        determines: all that changes an image or its record; UserError if the folder's differ.
-        options: the parsed command line, stored as it is.
-        """
-        make_folder(self.root)
-        with alone(self.root / LOCK):
-            claim(self.root / "generation_configs.json", "images", determines, options)
+    def start(self, options: Mapping[str, Any]) -> None:
+        """Make the folder, or take up the run in it. options: the parsed command line, stored as it is."""
+        write_config(self._config, "images", self._fingerprint, options)
         self.images.mkdir(exist_ok=True)
-        self.merge()
 
     def png(self, name: str) -> Path:
         """Where an image lies."""
@@ -187,43 +207,24 @@ class RunFolder:
         """Where a finished image's record lies until it is merged."""
         return self._queue / f"{self.files[name]}.json"
 
-    def _whole(self, name: str) -> bool:
-        """Whether an image's files are there."""
-        return self.png(name).is_file()
-
-    def done(self, name: str) -> bool:
-        """Whether an image is finished, by this process or another."""
-        if name in self.statistics or self._record(name).is_file():
-            return True
-        self._refresh()  # records go away once they are merged
-        return name in self.statistics
-
-    def _refresh(self) -> None:
-        """Read the statistics if another process has written them since."""
-        try:
-            status = self.statistics_path.stat()
-        except FileNotFoundError:
-            return
-        if self._read == (status.st_ino, status.st_mtime_ns):
-            return
-        self._read = status.st_ino, status.st_mtime_ns
+    def _stored(self) -> dict[str, dict[str, Any]]:
+        """The statistics there are of whole images."""
+        if not self.statistics_path.exists():
+            return {}
+        found = {}
         for name, entry in _read_entries(self.statistics_path).items():
             prompt = self._prompts.get(name)
             if prompt is not None and entry.get("prompt") != prompt.text:
                 raise UserError(
                     f"--output_dir {self.root}: image {name} has another prompt; choose another folder"
                 )
-            if self._whole(name):
-                self.statistics[name] = entry
+            if whole_png(self.png(name)):
+                found[name] = entry
+        return found
 
-    def take(self, name: str) -> bool:
-        """Claim an image that is still to be made; False if it is finished or another process has it."""
-        if self.done(name) or not self._claims.take(self.files[name]):
-            return False
-        if self.done(name):  # in the meantime
-            self._claims.give_back(self.files[name])
-            return False
-        return True
+    def done(self, name: str) -> bool:
+        """Whether an image is finished, by this process or another."""
+        return name in self.statistics or (self._record(name).is_file() and whole_png(self.png(name)))
 
     def finished(self) -> dict[str, dict[str, Any]]:
         """Statistics of the prompts' finished images, in their order, as of the last merge."""
@@ -250,42 +251,29 @@ class RunFolder:
         self._queue.mkdir(exist_ok=True)
         record = {"statistics": statistics, "steps": [asdict(step) for step in decoded.steps]}
         write_atomic(self._record(decoded.name), json.dumps(record).encode())
-        self._claims.give_back(self.files[decoded.name])
-
-    def gather(self) -> None:
-        """Put the records there are into the statistics and steps, both in the order of the prompts."""
-        with alone(self.root / LOCK):
-            self._gather()
 
     def merge(self) -> bool:
-        """As gather, at the end of this process's work; once all images are finished their records go away.
+        """Put the records there are into the statistics and steps, both in the order of the prompts.
 
-        Whether this call was the one that did it.
+        Whether this completed the run. Interrupted anywhere, the next call does it all again.
         """
-        self._claims.give_all_back()
         with alone(self.root / LOCK):
-            if not self._gather() or len(self.finished()) < len(self._prompts):
-                return False
-            self._sweep_up()
-            return True
-
-    def _gather(self) -> bool:
-        """Take up the records that are not in the statistics yet. Whether any lies there, taken up or not."""
-        self._refresh()
-        waiting = [name for name in self._prompts if self._record(name).is_file()]
-        records = {}
-        for name in waiting:
-            if not self._whole(name):
-                self._record(name).unlink()
-            elif name not in self.statistics:
-                records[name] = _read_entries(self._record(name), "statistics", "steps")
-        self._write_steps({name: record["steps"] for name, record in records.items()})
-        if records:
-            merged = self.statistics | {name: record["statistics"] for name, record in records.items()}
-            own = {name: merged[name] for name in self._prompts if name in merged}
-            write_json(self.statistics_path, own | merged)
-            self.statistics = merged  # last: interrupted before, the next call does it all again
-        return bool(waiting)
+            self.statistics = self._stored()
+            waiting = {name: self._record(name) for name in self._prompts if self._record(name).is_file()}
+            records = {
+                name: _read_entries(path, "statistics", "steps")
+                for name, path in waiting.items()
+                if whole_png(self.png(name))
+            }
+            self.statistics |= {name: record["statistics"] for name, record in records.items()}
+            self._write_steps({name: record["steps"] for name, record in records.items()})
+            if records:
+                write_json(self.statistics_path, {**self.finished(), **self.statistics})
+            for path in waiting.values():
+                path.unlink()
+            with suppress(OSError):
+                self._queue.rmdir()  # not while another window is in it
+        return bool(waiting) and len(self.finished()) == len(self._prompts)
 
     def _write_steps(self, records: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
         """Rewrite the steps if they change: those of other windows, then the finished images' in order."""
@@ -304,11 +292,3 @@ class RunFolder:
         after = "".join(line for lines in (others, *own.values()) for line in lines)
         if after != before:
             write_atomic(self.steps_path, after.encode(errors="surrogateescape"))
-
-    def _sweep_up(self) -> None:
-        """Remove what the queue holds of the prompts, all finished and merged."""
-        for name, file in self.files.items():
-            self._record(name).unlink(missing_ok=True)
-            (self._queue / f"{file}.claim").unlink(missing_ok=True)  # of a process that was killed
-        with suppress(OSError):
-            self._queue.rmdir()  # not while another window is in it

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import csv
 import hashlib
 import io
@@ -11,10 +10,12 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from eval.errors import UserError
-from eval.options import CAPTIONS, DEFAULT_END
 
+CAPTIONS = ("first", "longest", "all")  # of the captions of a COCO image; the default first
+DEFAULT_END = 10000  # of --end_idx, as published
 NAMED = {  # prompt set -> file names looked for in --prompt_dir, the COCO annotation files first
     "PartiPrompts": ("PartiPrompts.tsv",),
     "SJDPrompts": ("SJDPrompts.tsv",),
@@ -48,6 +49,20 @@ class Prompt:
     facts: Facts = ()
 
 
+class Selection(Protocol):
+    """The options that select prompts; README has their order."""
+
+    prompt: str | None
+    class_labels: Sequence[int] | None
+    prompt_dir: str
+    captions: str | None
+    num_images: int
+    slice: str | None
+    start_idx: int
+    end_idx: int | None
+    random_seed: int
+
+
 def image_seed(run_seed: int, name: str) -> int:
     """The seed of one image, 48 bits: the same in any order, batch and subset."""
     digest = hashlib.sha256(f"{run_seed}\n{name}".encode("utf-8", "surrogatepass")).digest()
@@ -59,10 +74,14 @@ def held_out_texts() -> frozenset[str]:
     return frozenset(UNSEEN_FILE.read_text(encoding="utf-8").splitlines())
 
 
-def load_prompts(args: argparse.Namespace, default: Path = DEFAULT_FILE) -> list[Prompt]:
+def load_prompts(args: Selection, default: Path = DEFAULT_FILE) -> list[Prompt]:
     """The prompts of a run: read, --slice, --num_images, --start_idx/--end_idx. UserError if none is left."""
+    if args.end_idx is not None and args.end_idx <= args.start_idx:
+        raise UserError(f"--end_idx {args.end_idx}: it must exceed --start_idx {args.start_idx}")
+    if args.class_labels and args.prompt:
+        raise UserError("--class_labels with --prompt: choose one")
     prompts = _read(args, default)
-    _refuse_duplicates(prompts, _source(args, default))
+    _check(prompts, "--class_labels" if args.class_labels else args.prompt or str(default))
     total = len(prompts)
     if args.slice:
         first, last = map(int, args.slice.split("-"))
@@ -79,12 +98,7 @@ def load_prompts(args: argparse.Namespace, default: Path = DEFAULT_FILE) -> list
     return prompts
 
 
-def _source(args: argparse.Namespace, default: Path) -> str:
-    """What the prompts come from, for messages."""
-    return "--class_labels" if args.class_labels else args.prompt or str(default)
-
-
-def _read(args: argparse.Namespace, default: Path) -> list[Prompt]:
+def _read(args: Selection, default: Path) -> list[Prompt]:
     source = args.prompt
     if args.class_labels:
         return [Prompt(str(label), str(label), label) for label in args.class_labels]
@@ -244,11 +258,19 @@ def _from_coco(data: dict, path: Path, captions: str) -> list[Prompt]:
     ]
 
 
-def _refuse_duplicates(prompts: Sequence[Prompt], source: str) -> None:
+def _check(prompts: Sequence[Prompt], source: str) -> None:
+    """UserError for a name that stands twice, and for text that cannot be written down."""
     seen: set[str] = set()
     for prompt in prompts:
         if prompt.name in seen:
             raise UserError(
-                f"prompts of {source}: the name {prompt.name!r} stands twice, and names its image"
+                f"prompts of {source[:80]}: the name {prompt.name!r} stands twice, and names its image"
             )
         seen.add(prompt.name)
+        try:
+            f"{prompt.name}{prompt.text}{prompt.facts}".encode()
+        except UnicodeEncodeError:
+            raise UserError(
+                f"prompts of {source[:80]!a}: prompt {prompt.name!a} is not UTF-8 text (a lone surrogate in "
+                f"{prompt.text[:40]!a}); mend it"
+            ) from None

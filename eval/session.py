@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import os
 import platform
 import subprocess
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,6 @@ import torch
 
 from adt_tree.roles import Request
 from eval.alignment import settle
-from eval.claims import worker
 from eval.errors import UserError
 from eval.families import FP32_ON_CPU, SPLITTABLE, check_family
 from eval.method import check_drafter
@@ -25,6 +25,34 @@ from models.model import Extras, Model
 from models.registry import SPLIT, load
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """This process among those of a launcher (accelerate launch, torchrun): it takes every count-th prompt."""
+
+    rank: int = 0
+    count: int = 1
+    local_rank: int | None = None  # its place on its machine, and the number of its device
+
+    @property
+    def leads(self) -> bool:
+        """Whether it speaks for all."""
+        return self.rank == 0
+
+
+def worker() -> Worker:
+    """This process as RANK, WORLD_SIZE and LOCAL_RANK describe it; alone without. UserError if damaged."""
+    if "WORLD_SIZE" not in os.environ:
+        return Worker()
+    values = {name: os.environ.get(name, "0") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    for name, value in values.items():
+        if not value.isdecimal():
+            raise UserError(f"{name}={value!r}: the launcher's variable is no number; unset it or repair it")
+    rank, count, local = (int(value) for value in values.values())
+    if rank >= count:
+        raise UserError(f"RANK={rank} with WORLD_SIZE={count}: ranks count from 0; unset or repair them")
+    return Worker(rank, count, local)
 
 
 def pick_device(name: str) -> str:
@@ -120,7 +148,8 @@ def load_model(args: argparse.Namespace, need_drafter: bool) -> Model:
         )
         if args.class_labels and not model.num_classes:
             raise UserError(f"--class_labels: {args.model_path or model.name} draws texts; give --prompt")
-        return replace(settle(args, model), graphs=graphs)
+        settled = settle(model, args.model, args.drafter_alignment, args.cfg)
+        return replace(settled, graphs=graphs)
     except ValueError as error:
         raise UserError(str(error)) from error
 

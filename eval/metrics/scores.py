@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from eval.claims import alone
+from eval.locks import alone
 from eval.errors import UserError
 from eval.outputs import write_json
 

@@ -1,0 +1,184 @@
+"""generate_images: prompts -> images, statistics, maps. Stops and goes on without losing a finished image.
+
+Started by a launcher (accelerate launch, torchrun), process r of n takes every n-th prompt; every image is what a
+single process makes of it, as its seed is its prompt's. Whoever ends last tells of all.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cli.groups import PromptOptions, RunOptions
+from cli.method import DecodingOptions, method_from
+from cli.options import declare, option
+from eval.errors import UserError
+from eval.prompts import DEFAULT_END, Prompt, held_out_texts, load_prompts
+
+if TYPE_CHECKING:
+    from adt_tree.method import Decoder, Method
+    from adt_tree.pipeline import Pipeline
+    from adt_tree.roles import Request
+    from cli.loading import Setting
+    from eval.outputs import RunFolder
+
+RECORDED = {"none": "eagle", "self-draft": "jacobi"}  # who drafts, as folders of earlier versions name it
+
+
+@declare
+class Options(DecodingOptions, PromptOptions, RunOptions):
+    """maps"""
+
+    heatmaps: int = option(
+        "first images drawn beside their maps of accepted codes and tree depth", 4, unit="N", within=(0, None)
+    )
+
+
+def run(options: Options) -> None:
+    """Do what the command line says; the last line printed is one JSON document."""
+    method, prompts = method_from(options), load_prompts(options)
+    from cli.loading import load
+    from eval.outputs import RunFolder
+    from eval.session import make_requests, worker
+
+    own = worker()
+    pipe, setting = load(options, method.needs_drafter)
+    window = (options.start_idx, options.end_idx or DEFAULT_END)
+    facts = fingerprint(options, method, pipe, setting)
+    folder = RunFolder(Path(options.output_dir), window, prompts, facts)
+    pending = [prompt for prompt in prompts[own.rank :: own.count] if not folder.done(prompt.name)]
+    skipped = sum(folder.done(prompt.name) for prompt in prompts)
+    requests, decoder = [], None
+    if pending:
+        requests, _ = make_requests(pipe.model, pending, options.random_seed)
+        try:
+            decoder = pipe.decoder(method, requests, options.batch_size)
+        except ValueError as error:
+            raise UserError(str(error)) from error
+    folder.start(setting.record(options))  # nothing is refused from here on
+    made, started = 0, time.perf_counter()
+    try:
+        made = decode(pipe, decoder, folder, requests, own.rank > 0) if decoder else 0
+    finally:
+        completed = folder.merge()
+    wall = time.perf_counter() - started
+    if own.count > 1 and pending:
+        print(f"process {own.rank} of {own.count}: {made} images")
+    if not (own.count == 1 or completed or (own.rank == 0 and not pending)):
+        return  # another process tells of all
+    draw(options, method, pipe, folder, prompts)
+    summary = summarise(folder.finished(), skipped, wall)
+    print(table(summary))
+    aligned = pipe.model.aligned
+    print(json.dumps({**summary, "drafter_alignment": aligned, "output_dir": options.output_dir}))
+
+
+def fingerprint(options: Options, method: Method, pipe: Pipeline, setting: Setting) -> dict[str, Any]:
+    """Everything that changes an image or its record: what a folder's runs must share."""
+    from adt_tree.policy import AdaptiveTree, TreeShape
+
+    sampling, tree, model = method.sampling, method.tree, pipe.model
+    return {
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "cfg": sampling.guidance,
+        "static": tree if isinstance(tree, str) else None,
+        "tree": asdict(tree) if isinstance(tree, TreeShape) else None,
+        "adt": asdict(tree) if isinstance(tree, AdaptiveTree) else None,
+        "lantern": asdict(method.lantern) if method.lantern else None,
+        "verify": method.verify,
+        "rules": method.rules,
+        "control": method.control,
+        "drafter": RECORDED.get(method.drafter, method.drafter),
+        "seed_cells": method.seed_cells,
+        "model": options.model,
+        "weights": model.weights_sha,
+        "drafter_weights": model.drafter_sha,
+        **({"drafter_alignment": model.pairing} if model.pairing != "published" else {}),
+        "precision": setting.precision,
+        "device": setting.device,
+        "random_seed": options.random_seed,
+    }
+
+
+def decode(
+    pipe: Pipeline, decoder: Decoder, folder: RunFolder, requests: Sequence[Request], silent: bool
+) -> int:
+    """Decode what nobody has finished and keep each image as it finishes; the number of images."""
+    from tqdm import tqdm
+
+    from eval.session import synchronise
+
+    codes = calls = number = 0
+    left = (request for request in requests if not folder.done(request.name))
+    with tqdm(total=len(requests), unit="image", disable=silent or None, smoothing=0.1) as bar:
+        started = time.perf_counter()
+        for number, decoded in enumerate(decoder.decode(left), start=1):
+            clock = time.perf_counter()
+            image = pipe.image(decoded.codes)
+            synchronise(decoder.target.device)
+            folder.add(decoded, image, time.perf_counter() - clock)
+            codes += sum(step.accepted + 1 for step in decoded.steps)
+            calls += decoded.target_calls
+            rate = number / (time.perf_counter() - started)
+            bar.set_postfix_str(f"tau {codes / max(calls, 1):.2f}, {rate:.2f} images/s", refresh=False)
+            bar.update()
+    return number
+
+
+def draw(
+    options: Options, method: Method, pipe: Pipeline, folder: RunFolder, prompts: Sequence[Prompt]
+) -> None:
+    """The contact sheet, and the maps of the first images where there are trees to map."""
+    from eval import figures
+    from eval.outputs import read_steps
+
+    pictures = [(folder.png(prompt.name), prompt.text) for prompt in prompts]
+    figures.contact_sheet(pictures, held_out_texts(), folder.root / "contact_sheet.png")
+    if not method.drafting:
+        return
+    first, grid = prompts[: options.heatmaps], pipe.model.grid
+    steps = read_steps(folder.steps_path, (prompt.name for prompt in first))
+    for prompt in first:
+        path = folder.root / f"heatmap_{folder.files[prompt.name]}.png"
+        own = steps[prompt.name]
+        figures.heatmap(folder.png(prompt.name), prompt.text, own, (grid.height, grid.width), path)
+
+
+def summarise(entries: dict[str, dict[str, Any]], skipped: int, wall: float) -> dict[str, Any]:
+    """Means over images; tau over target calls."""
+    from eval.outputs import tau_of
+
+    count = len(entries)
+    made = count - skipped
+
+    def mean(key: str, digits: int) -> float:
+        return round(sum(entry[key] for entry in entries.values()) / count, digits)
+
+    return {
+        "images": count, "skipped": skipped, "tau": round(tau_of(entries.values()), 4),
+        "target_calls": mean("target_calls", 2), "drafter_calls": mean("drafter_calls", 2),
+        "mean_depth": mean("mean_depth", 3), "mean_nodes": mean("mean_nodes", 3),
+        "latency_s": mean("latency", 4), "wall_s": round(wall, 3),
+        "images_per_s": round(made / wall, 4) if made else None,
+    }  # fmt: skip
+
+
+def table(summary: dict[str, Any]) -> str:
+    """The summary for a reader."""
+    rows = [
+        ("images", f"{summary['images']} ({summary['skipped']} of them from an earlier run)"),
+        ("tau, codes per target call", f"{summary['tau']:.2f}"),
+        ("target calls per image", f"{summary['target_calls']:.1f}"),
+        ("drafter calls per image", f"{summary['drafter_calls']:.1f}"),
+        ("mean depth, nodes of a tree", f"{summary['mean_depth']:.2f}, {summary['mean_nodes']:.1f}"),
+        ("seconds per image", f"{summary['latency_s']:.3f}"),
+    ]
+    if summary["images_per_s"] is not None:
+        rows.append(("images per second", f"{summary['images_per_s']:.2f}"))
+    return "\n".join(f"  {label:<28} {value}" for label, value in rows)

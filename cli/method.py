@@ -1,0 +1,352 @@
+"""Options of the method, and the one table of what cannot be combined: options -> a checked Method. No torch.
+
+An option that would do nothing in the chosen method is refused, so that no flag is ever silently ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+from adt_tree.policy import INITS, SELF_DRAFTED, AdaptiveTree, TreeShape, self_drafted
+from cli.groups import ModelOptions, SamplingOptions
+from cli.options import Options, declare, option, shown
+from eval.errors import UserError
+from eval.families import ADAPT, DEFAULT_TREE, FASTEST, LLAMAGEN, MODELS, READ_BY, RELEASED, SHAPE_OF, STATIC_OF
+
+if TYPE_CHECKING:
+    from adt_tree.method import Lantern, Method
+
+STATIC_TREES = ("mc_sim_7b_63", "naive_extend_57", "chain")
+DRAFTERS = ("eagle", "self-draft", "hybrid")
+STALE = ("self-draft", "hybrid")  # their drafts come from the target's earlier passes
+EARLIER = {"jacobi": "self-draft"}  # earlier name -> name of a --drafter_type
+SEED_CELLS = ("above", "left", "both")
+DELTA, MOST = 0.1, 1000  # of LANTERN, as published
+GREEDY = 1e-5  # temperature up to which the published code takes the argmax
+# option -> field of AdaptiveTree; the budget is --total_token less the root
+ADAPT_FIELDS = {
+    "adt_init": "init", "adt_beta": "beta", "adt_step_depth": "step_depth", "adt_step_width": "step_width",
+    "adt_depth_min": "depth_min", "adt_depth_max": "depth_max", "adt_width_min": "width_min",
+    "adt_width_max": "width_max", "adt_depth_start": "depth_start", "adt_width_start": "width_start",
+}  # fmt: skip
+
+
+def _of_models(values: Mapping[str, object]) -> str:
+    """What other models have for a default."""
+    return "".join(f"; {model} {value}" for model, value in values.items())
+
+
+def _default(field: str, more: int = 0) -> str:
+    """The default of a fixed shape's field by drafter, and for models with trees of their own."""
+    own = {model: getattr(shape, field) + more for model, shape in RELEASED.items()}
+    return ", ".join(str(getattr(SHAPE_OF[kind], field) + more) for kind in DRAFTERS) + _of_models(own)
+
+
+def _adapt(field: str, text: str, unit: str, least: int = 1) -> int | None:
+    """An option of the adaptive tree, with its defaults for the network and for self-drafting."""
+    stated = f"{text} (default: {getattr(ADAPT, field)}, {getattr(SELF_DRAFTED, field)})"
+    return option(stated, unit=unit, within=(least, None))
+
+
+@declare
+class MethodOptions(Options):
+    """method"""
+
+    model_type: str = option(
+        "eagle: draft trees; base: the AR baseline, no drafts; vllm is refused",
+        "eagle",
+        choices=("eagle", "base", "vllm"),
+    )
+    drafter_type: str | None = option(
+        "eagle: the drafter network; self-draft (also: jacobi): the target's own choices at rejected nodes, no "
+        "network; hybrid: both in one tree, the network for its first levels; none: the AR baseline (default: "
+        "eagle with --static_tree, --verify rejection or --drafter_path, else the fastest exact one of the model: "
+        f"{', '.join(f'{model} {EARLIER.get(kind, kind)}' for model, kind in FASTEST.items())}; others eagle)",
+        choices=(*DRAFTERS, *EARLIER, "none"),
+    )
+    peanut: bool = option(
+        "ADT-Tree: depth and width of each tree from the adjacent cell and the last acceptance rate", False
+    )
+    static_tree: bool = option(
+        "EAGLE-1: a static tree of the drafter network; without it and --peanut: dynamic trees of fixed shape "
+        "(with --drafter_type eagle, EAGLE-2)",
+        False,
+    )
+    eagle_version: int | None = option(
+        "lumina_mgpt's switch between static (1) and dynamic trees (any other number); refused for other models "
+        "(default: none, which is dynamic)",
+        unit="N",
+    )
+    grid_search: bool = option(
+        "never read by the published code: refused; `main.py bench --vary` searches", False
+    )
+    lantern: bool = option(
+        "accept codes for the mass of their nearest neighbours: faster, but no longer the target's distribution",
+        False,
+    )
+
+
+@declare
+class LanternOptions(Options):
+    """relaxed acceptance (LANTERN)"""
+
+    lantern_k: int | None = option(
+        "neighbours looked at (default: the published 1000, bench 100; or an eighth of a smaller codebook)",
+        unit="CODES",
+        within=(0, None),
+    )
+    lantern_delta: float | None = option(
+        "up to 1: bound on the borrowed mass; above 1: LANTERN++'s factor on the code's own probability (default: "
+        f"the published {DELTA:g}, bench 0.5)",
+        unit="D",
+        within=(0, 1e6),
+    )
+    lantern_table: str | None = option(
+        "table of nearest codes, top_{V - 1}_indices.npy or its folder (default: the one in the checkpoint's or "
+        "drafter's folder or in ckpts/MODEL/vq_distances, else computed from the codebook)",
+        unit="PATH",
+    )
+
+
+@declare
+class TreeOptions(Options):
+    """draft trees
+
+    Three defaults are those of eagle, self-draft and hybrid; one of a model is its eagle's.
+    """
+
+    ALIASES: ClassVar[dict[str, str]] = {"drafter_top_k": "draft_top_k"}
+    seed_cells: str | None = option(
+        "self-draft, hybrid: the cell that drafts of positions not seen yet are copied from (default: above)",
+        choices=SEED_CELLS,
+    )
+    tree_choices: str | None = option(
+        f"the static tree (default: {DEFAULT_TREE}{_of_models(STATIC_OF)})", choices=STATIC_TREES
+    )
+    total_token: int | None = option(
+        f"nodes of a dynamic tree, root included (default: {_default('budget', 1)})",
+        unit="NODES",
+        within=(2, None),
+    )
+    depth: int | None = option(
+        "levels below the root of a dynamic tree of fixed shape; self-draft, hybrid: codes of its main chain, by "
+        f"default three quarters of --total_token, half of a large one (default: {_default('depth')})",
+        unit="LEVELS",
+        within=(1, None),
+    )
+    draft_top_k: int | None = option(
+        "children per node and nodes per level of a dynamic tree of fixed shape; self-draft, hybrid: candidates "
+        f"per cell (default: {_default('width')})",
+        unit="NODES",
+        within=(1, None),
+    )
+    verify: str | None = option(
+        "coupled: the AR baseline's image at the same seed; rejection: the published rules (default: coupled)",
+        choices=("coupled", "rejection"),
+    )
+    rules: str | None = option(
+        "reference: the released code's arithmetic where it differs; needs --verify rejection (default: fixed)",
+        choices=("fixed", "reference"),
+    )
+
+
+@declare
+class AdaptOptions(Options):
+    """adaptive trees (ADT-Tree)
+
+    These constants need --peanut where it exists; two defaults are those of eagle and of self-draft and hybrid.
+    """
+
+    adt_init: str | None = option(
+        "the decoded neighbour whose state a tree starts from: left, above, the mean of both, or any cell "
+        f"(default: {ADAPT.init})",
+        choices=INITS,
+    )
+    adt_beta: float | None = option(
+        f"acceptance rate from which trees deepen (default: {ADAPT.beta:g}, {SELF_DRAFTED.beta:g})",
+        unit="RATE",
+        within=(0, 1),
+    )
+    adt_step_depth: int | None = _adapt("step_depth", "l_d, change of depth per step", "LEVELS", 0)
+    adt_step_width: int | None = _adapt("step_width", "l_k, change of width per step", "NODES", 0)
+    adt_depth_min: int | None = _adapt("depth_min", "least depth", "LEVELS")
+    adt_depth_max: int | None = _adapt("depth_max", "greatest depth", "LEVELS")
+    adt_width_min: int | None = _adapt("width_min", "least width", "NODES")
+    adt_width_max: int | None = _adapt("width_max", "greatest width", "NODES")
+    adt_depth_start: int | None = _adapt("depth_start", "depth of the first tree", "LEVELS")
+    adt_width_start: int | None = _adapt("width_start", "width of the first tree", "NODES")
+
+
+@declare
+class DecodingOptions(ModelOptions, SamplingOptions, MethodOptions, LanternOptions, TreeOptions, AdaptOptions):
+    """decoding"""
+
+
+Condition = Callable[[DecodingOptions], bool]
+TREE = ("total_token", "depth", "draft_top_k")
+NO_TREES = (
+    "drafter_path", "drafter_alignment", "peanut", "static_tree", "lantern", "tree_choices", "seed_cells",
+    *TREE, "verify", "rules", *ADAPT_FIELDS,
+)  # fmt: skip
+# Condition on the resolved options -> options that may not be given then -> why. The first that holds speaks.
+REFUSED: tuple[tuple[Condition, tuple[str, ...], str], ...] = (
+    (lambda o: True, ("grid_search",), "the published flag is never read; use `main.py bench --vary`"),
+    (lambda o: o.model_type == "vllm", ("model_type",), "not available; choose eagle or base"),
+    (lambda o: o.model != "lumina_mgpt", ("eagle_version",),
+     "it belongs to lumina_mgpt; choose --static_tree (1) or leave it out (2)"),
+    (lambda o: o.eagle_version not in (None, 1), ("static_tree",), "--eagle_version says dynamic trees; choose one"),
+    (lambda o: o.model_type == "base", ("drafter_type", *NO_TREES),
+     "the AR baseline (--model_type base) has no draft trees; leave it out"),
+    (lambda o: o.drafter_type == "none", NO_TREES, "--drafter_type none has no draft trees; leave it out"),
+    (lambda o: o.static_tree, ("peanut",), "with --static_tree the tree is not adaptive; choose one"),
+    (lambda o: o.drafter_type in STALE, ("static_tree",),
+     "with --drafter_type self-draft or hybrid: static trees need a network alone; choose one"),
+    (lambda o: o.drafter_type not in STALE, ("seed_cells",), "it needs --drafter_type self-draft or hybrid"),
+    (lambda o: o.drafter_type == "self-draft", ("drafter_path", "drafter_alignment"),
+     "self-drafting has no drafter network; leave it out"),
+    (lambda o: o.drafter_type in STALE and o.verify == "rejection", ("verify",),
+     "self-drafts and hybrid ones share the target's noise: only the coupled rule may test them; leave it out"),
+    (lambda o: not o.lantern, ("lantern_k", "lantern_delta", "lantern_table"), "it needs --lantern"),
+    (lambda o: not o.peanut, tuple(ADAPT_FIELDS), "it needs --peanut"),
+    (lambda o: o.peanut, ("depth", "draft_top_k"),
+     "with --peanut the shape adapts; use --adt_depth_start, --adt_width_start and the bounds"),
+    (lambda o: o.static_tree, TREE, "with --static_tree the shape is that of --tree_choices"),
+    (lambda o: not o.static_tree, ("tree_choices",), "it needs --static_tree"),
+    (lambda o: o.rules == "reference" and o.verify != "rejection", ("rules",),
+     "the released arithmetic is of the rejection rules; add --verify rejection"),
+    (lambda o: o.rules == "reference" and o.temperature <= GREEDY, ("rules",),
+     "it changes nothing at temperature 0"),
+)  # fmt: skip
+
+
+def unused(options: DecodingOptions) -> dict[str, str]:
+    """Options, given or not, that would do nothing with the resolved ones, each with the reason."""
+    found: dict[str, str] = {}
+    for holds, names, reason in REFUSED:
+        for name in names if holds(options) else ():
+            found.setdefault(name, reason)
+    return found
+
+
+def check_model(options: ModelOptions) -> None:
+    """Refuse models that this version does not run, and options that belong to others alone."""
+    if options.model not in MODELS:
+        raise UserError(
+            f"--model {options.model}: no such model; use one of {', '.join(MODELS)} (--model_path for other weights)"
+        )
+    if getattr(options, "cfg_mode", None) == "sequential" and options.model != "lumina_mgpt":
+        raise UserError(
+            "--cfg_mode sequential: it belongs to lumina_mgpt; both guidance rows share a pass, leave it out"
+        )
+    for name, models in READ_BY.items():
+        if getattr(options, name, None) and options.model not in models:
+            raise UserError(f"--{name}: it belongs to --model {' or '.join(models)}; leave it out")
+
+
+def check_no_drafter(options: ModelOptions, reason: str) -> None:
+    """UserError for options of a drafter network where none drafts."""
+    for name in ("drafter_path", "drafter_alignment"):
+        if given := shown(options, name):
+            raise UserError(f"{given}: {reason}; leave it out")
+
+
+def resolved(options: DecodingOptions) -> DecodingOptions:
+    """The options with who drafts and whether the tree is static, where they leave it to a default."""
+    static = options.static_tree or options.eagle_version == 1
+    drafter = EARLIER.get(options.drafter_type or "", options.drafter_type)
+    if drafter is None:
+        named = (static, options.verify == "rejection", options.drafter_path, options.eagle_version)
+        network = any(value not in (None, False) for value in named)
+        fastest = FASTEST.get(options.model, "eagle")
+        drafter = "eagle" if network else EARLIER.get(fastest, fastest)
+    return replace(options, static_tree=static, drafter_type=drafter)
+
+
+def method_from(options: DecodingOptions) -> Method:
+    """The method that the options ask for; UserError for what cannot be."""
+    from adt_tree.method import Method  # torch, which --help must not wait for
+    from adt_tree.sampling import Sampling
+
+    check_model(options)
+    final = resolved(options)
+    for name, reason in unused(final).items():
+        if given := shown(options, name):
+            raise UserError(f"{given}: {reason}")
+    sampling = Sampling(options.temperature, options.top_k, options.top_p, options.cfg)
+    name = method_name(final)
+    if name == "ar":
+        return Method(name, sampling)
+    try:
+        return Method(
+            name,
+            sampling,
+            tree_of(final),
+            lantern=lantern_of(final) if final.lantern else None,
+            verify=final.verify or "coupled",
+            rules=final.rules or "fixed",
+            seed_cells=final.seed_cells or "above",
+        )
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+def method_name(options: DecodingOptions) -> str:
+    """The name of a method from resolved options."""
+    if options.model_type == "base" or options.drafter_type == "none":
+        return "ar"
+    if options.drafter_type == "eagle":
+        return "eagle-1" if options.static_tree else "adt-tree" if options.peanut else "eagle-2"
+    return f"adt-{options.drafter_type}" if options.peanut else str(options.drafter_type)
+
+
+def lantern_of(options: LanternOptions, delta: float = DELTA, most: int = MOST) -> Lantern:
+    """Relaxation with the given defaults."""
+    from adt_tree.method import Lantern
+
+    given = options.lantern_delta
+    return Lantern(delta if given is None else given, options.lantern_k, most, options.lantern_table)
+
+
+def tree_of(options: DecodingOptions) -> TreeShape | AdaptiveTree | str:
+    """The trees of resolved options: a static one's name, adaptive constants, or a fixed shape."""
+    if options.static_tree:
+        return options.tree_choices or STATIC_OF.get(options.model, DEFAULT_TREE)
+    released = RELEASED.get(options.model) if options.drafter_type == "eagle" else None
+    if options.peanut:
+        return adaptive(options, released)
+    base = released or SHAPE_OF[str(options.drafter_type)]
+    budget = base.budget if options.total_token is None else options.total_token - 1
+    if options.drafter_type in STALE:  # the main chain follows the budget
+        base = self_drafted(budget)
+    return TreeShape(options.depth or base.depth, options.draft_top_k or base.width, budget)
+
+
+def adaptive(options: DecodingOptions, released: TreeShape | None) -> AdaptiveTree:
+    """The adaptive tree's constants; UserError where they contradict one another.
+
+    released: the published code's tree of the model, which is the budget and the first cell's shape; nothing
+    of it was tuned, for want of the weights.
+    """
+    base = SELF_DRAFTED if options.drafter_type in STALE else ADAPT
+    if released is not None:
+        width = released.width
+        base = replace(
+            base, depth_start=released.depth, width_max=width, width_start=width, budget=released.budget
+        )
+    given = {field: getattr(options, name) for name, field in ADAPT_FIELDS.items()}
+    values = {field: value for field, value in given.items() if value is not None}
+    if options.total_token is not None:
+        values["budget"] = options.total_token - 1
+    for side in ("depth", "width"):  # a bound moved past other defaults takes them with it
+        if f"{side}_max" in values and f"{side}_min" not in values:
+            values[f"{side}_min"] = min(values[f"{side}_max"], getattr(base, f"{side}_min"))
+        if f"{side}_start" not in values:
+            low = values.get(f"{side}_min", getattr(base, f"{side}_min"))
+            high = values.get(f"{side}_max", getattr(base, f"{side}_max"))
+            values[f"{side}_start"] = max(low, min(high, getattr(base, f"{side}_start")))
+    try:
+        return replace(base, **values)
+    except ValueError as error:
+        raise UserError(str(error)) from error
