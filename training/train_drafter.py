@@ -6,11 +6,11 @@ would have, if its length is counted in epochs.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import json
 import random
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ DETERMINES = (
 class Course:
     """How far a run is, and the learning rate there; of a run in minutes, former runs are a part."""
 
-    def __init__(self, args: argparse.Namespace, steps_an_epoch: int, step: int, spent_s: float) -> None:
+    def __init__(self, args: Any, steps_an_epoch: int, step: int, spent_s: float) -> None:
         self.args, self.steps_an_epoch, self.step = args, steps_an_epoch, step
         self._before, self._start = spent_s, time.monotonic()
 
@@ -81,7 +81,7 @@ class Course:
 class Trainer:
     """Network, its average, optimisers and images of a run, one process of it."""
 
-    def __init__(self, args: argparse.Namespace, model: Model, shards: Shards, accelerator: Any) -> None:
+    def __init__(self, args: Any, model: Model, shards: Shards, accelerator: Any) -> None:
         torch.manual_seed(args.seed)
         self.args, self.model, self.accelerator = args, model, accelerator
         self.images = Images(model, shards, int(args.cache_gb * 1e9), args.max_len)
@@ -216,7 +216,7 @@ def _mean(rows: list[list[float]]) -> list[float]:
     return [round(sum(column) / len(column), 4) for column in zip(*rows, strict=True)]
 
 
-def refuse(args: argparse.Namespace) -> None:
+def refuse(args: Any) -> None:
     """StageError for what cannot be honoured."""
     if args.wandb:
         raise StageError("--wandb: nothing is uploaded from here; --save_dir gets log.jsonl, leave it out")
@@ -228,8 +228,8 @@ def refuse(args: argparse.Namespace) -> None:
         raise StageError("--cfg_loss: guided distributions need both branches of an image; add --coupled")
 
 
-def prepare(args: argparse.Namespace) -> Any:
-    """The accelerator of this process; args.device and args.precision become what they mean here."""
+def prepare(args: Any) -> tuple[Any, Any]:
+    """The accelerator of this process, and the options with the device and precision that auto means here."""
     from accelerate import Accelerator
 
     if args.device == "cuda" and not torch.cuda.is_available():
@@ -237,21 +237,22 @@ def prepare(args: argparse.Namespace) -> Any:
     if args.threads:
         torch.set_num_threads(args.threads)
     on_cpu = args.device == "cpu" or not torch.cuda.is_available()
-    if args.precision == "auto":
-        args.precision = "fp32" if on_cpu else "bf16"
+    precision = args.precision if args.precision != "auto" else "fp32" if on_cpu else "bf16"
     accelerator = Accelerator(
         cpu=on_cpu,
-        mixed_precision="no" if args.precision == "fp32" else "bf16",
+        mixed_precision="no" if precision == "fp32" else "bf16",
         gradient_accumulation_steps=args.gradient_accumulation_steps,
     )
-    args.device = str(accelerator.device)
-    return accelerator
+    return accelerator, replace(args, precision=precision, device=str(accelerator.device))
 
 
-def run(args: argparse.Namespace) -> None:
-    """Train, measure and save; the last line printed is one JSON document."""
+def run(args: Any) -> None:
+    """Train, measure and save; the last line printed is one JSON document.
+
+    args: a frozen dataclass of the options of cli/train_drafter.py.
+    """
     refuse(args)
-    accelerator = prepare(args)
+    accelerator, args = prepare(args)
     root = Path(args.save_dir)
     try:
         model = _load(args)
@@ -283,7 +284,7 @@ def run(args: argparse.Namespace) -> None:
     loop(trainer, course, determines, root, log)
 
 
-def _load(args: argparse.Namespace) -> Model:
+def _load(args: Any) -> Model:
     """The target, and with --drafter_path the drafter that training starts from."""
     return load(
         args.model,

@@ -5,29 +5,48 @@ Codes are codebook ids, whatever their token ids; captions keep their own length
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
-import torch
-from PIL import Image
-from torch import Tensor
-from tqdm import tqdm
-
+from cli.groups import ModelOptions, ShardOptions
+from cli.options import Options as Base
+from cli.options import declare, option
 from eval.errors import UserError
-from eval.session import load_undrawn
-from eval.train_data import keep
-from models.model import Model
-from models.shards import ShardWriter, Stored, origin
-from models.target import EncodedPrompt
-from models.vq import from_uint8
+
+if TYPE_CHECKING:
+    import numpy as np
+    from PIL import Image
+    from torch import Tensor
+
+    from models.model import Model
+    from models.target import EncodedPrompt
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 SHUFFLE_SEED = 42
+
+
+@declare
+class DataOptions(Base):
+    """data"""
+
+    data_path: str = option(
+        "pictures X.jpg, X.jpeg, X.png or X.webp with their captions X.txt, in folders below it too",
+        "data/laion_coco",
+        unit="DIR",
+    )
+    num_samples: int = option("pictures, drawn with seed 42 from more", 1_000_000, unit="N", within=(1, None))
+
+
+@declare
+class Options(ModelOptions, DataOptions, ShardOptions):
+    """run"""
+
+    batch_size: int = 16
+    output_dir: str = "data/extracted_code"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +78,9 @@ def find_pairs(root: Path) -> tuple[list[Pair], int]:
 
 def centre_crop(picture: Image.Image, size: int) -> np.ndarray:
     """uint8 [size, size, 3]: halved by boxes while twice too large, short side to size by bicubic, centre."""
+    import numpy as np
+    from PIL import Image
+
     while min(picture.size) >= 2 * size:
         picture = picture.resize((picture.width // 2, picture.height // 2), Image.Resampling.BOX)
     scale = size / min(picture.size)
@@ -70,6 +92,9 @@ def centre_crop(picture: Image.Image, size: int) -> np.ndarray:
 
 def read_pair(pair: Pair, size: int) -> tuple[str, Tensor] | None:
     """Caption and pixels uint8 [size, size, 3]; None if either is damaged or the caption is empty."""
+    import torch
+    from PIL import Image
+
     try:
         text = " ".join(pair.caption.read_text(encoding="utf-8").split())
         with Image.open(pair.picture) as picture:
@@ -79,37 +104,43 @@ def read_pair(pair: Pair, size: int) -> tuple[str, Tensor] | None:
     return (text, torch.from_numpy(pixels.copy())) if text else None
 
 
-def run(args: argparse.Namespace) -> None:
+def run(options: Options) -> None:
     """Encode every picture that the folder has no codes of yet; the last line printed is one JSON
     document."""
-    pairs, lonely = find_pairs(Path(args.data_path))
+    pairs, lonely = find_pairs(Path(options.data_path))
     random.Random(SHUFFLE_SEED).shuffle(pairs)
-    pairs = pairs[: args.num_samples]
-    model = load_undrawn(args)
-    facts = origin(model, drawn=False, features=args.features)
-    writer = ShardWriter(Path(args.output_dir), facts, args.shard_size)
+    pairs = pairs[: options.num_samples]
+    import torch
+
+    from cli.loading import load_without_drafter
+    from models.shards import ShardWriter, Stored, origin
+    from models.teacher import features
+
+    model = load_without_drafter(options)[0].model
+    facts = origin(model, drawn=False, features=options.features)
+    writer = ShardWriter(Path(options.output_dir), facts, options.shard_size)
     pending = [pair for pair in pairs if pair.name not in writer.names]
     damaged = []
     try:
-        for pair, text, codes in encoded(model, pending, args.batch_size):
+        for pair, text, codes in encoded(model, pending, options.batch_size):
             if text is None:
                 damaged.append(pair.name)
                 continue
             kept = ()
-            if args.features:
-                kept = keep(model, opening_of(model, pair, text), codes)
+            if options.features:
+                kept = features(model, [prompt_of(model, pair, text)], torch.tensor([codes]))[0]
             writer.add(Stored(pair.name, text, None, codes, kept))
     finally:
         writer.flush()
     if len(damaged) == len(pairs):
-        raise UserError(f"--data_path {args.data_path}: not one picture and caption can be read")
+        raise UserError(f"--data_path {options.data_path}: not one picture and caption can be read")
     print(json.dumps({
         "images": len(pairs) - len(damaged), "skipped": len(pairs) - len(pending),
-        "damaged": damaged[:20], "without_caption": lonely, "output_dir": args.output_dir,
+        "damaged": damaged[:20], "without_caption": lonely, "output_dir": options.output_dir,
     }))  # fmt: skip
 
 
-def opening_of(model: Model, pair: Pair, text: str) -> EncodedPrompt:
+def prompt_of(model: Model, pair: Pair, text: str) -> EncodedPrompt:
     """The caption as the target takes it. UserError if it cannot."""
     try:
         return model.encode(text)
@@ -117,9 +148,13 @@ def opening_of(model: Model, pair: Pair, text: str) -> EncodedPrompt:
         raise UserError(f"{pair.caption}: {error}") from error
 
 
-@torch.inference_mode()
 def encoded(model: Model, pairs: list[Pair], batch: int) -> Iterator[tuple[Pair, str | None, list[int]]]:
     """Each pair with its caption and codes; without them if it is damaged."""
+    import torch
+    from tqdm import tqdm
+
+    from models.vq import from_uint8
+
     size = model.grid.height * model.codec.config.patch_size
     for start in tqdm(range(0, len(pairs), batch), unit="batch", disable=None):
         part = pairs[start : start + batch]
@@ -127,7 +162,8 @@ def encoded(model: Model, pairs: list[Pair], batch: int) -> Iterator[tuple[Pair,
         pixels = [content[1] for _, content in found if content is not None]
         codes = iter(())
         if pixels:
-            images = from_uint8(torch.stack(pixels)).to(model.codebook.device)
-            codes = iter(model.codec.encode(images).flatten(1).tolist())
+            with torch.inference_mode():
+                images = from_uint8(torch.stack(pixels)).to(model.codebook.device)
+                codes = iter(model.codec.encode(images).flatten(1).tolist())
         for pair, content in found:
             yield (pair, None, []) if content is None else (pair, content[0], next(codes))

@@ -1,53 +1,50 @@
-"""memory: what every model needs while it draws, computed from its dimensions. No checkpoint is needed."""
+"""memory: what every model needs while it decodes, computed from its dimensions. No checkpoint is needed."""
 
 from __future__ import annotations
 
-import argparse
 import json
 from typing import Any
 
+from cli.options import Options as Base
+from cli.options import declare, option
 from eval.errors import UserError
 from eval.families import RELEASED, SHAPE_OF
-from eval.parser import at_least
 
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 NAMES = ("anole", "lumina_mgpt", "llamagen", "llamagen2")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of memory."""
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)} (default: all)")
-    parser.add_argument(
-        "--precision",
+@declare
+class Options(Base):
+    """memory"""
+
+    names: tuple[str, ...] = option(
+        f"of {', '.join(NAMES)} (default: all)", (), unit="NAME", positional=True
+    )
+    precision: str = option(
+        "of weights and caches (beside bf16 weights a CPU with AVX-512 has fp32 caches: as for fp32)",
+        "bf16",
         choices=tuple(BYTES),
-        default="bf16",
-        help="of weights and caches (beside bf16 weights a CPU with AVX-512 has fp32 caches: as for fp32)",
     )
-    parser.add_argument(
-        "--batch_size", type=at_least(1), default=1, metavar="IMAGES", help="in flight at once"
+    batch_size: int = option("in flight at once", 1, unit="IMAGES", within=(1, None))
+    total_token: int | None = option(
+        "of a tree, root included (default: the model's)", unit="NODES", within=(2, None)
     )
-    parser.add_argument(
-        "--total_token",
-        type=at_least(2),
-        metavar="NODES",
-        help="of a tree, root included (default: the model's)",
-    )
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
 
 
-def run(args: argparse.Namespace) -> None:
+def run(options: Options) -> None:
     """Print a table in GB; the last line printed is one JSON document in bytes."""
     from models.memory import parts
 
-    for name in args.names:
+    for name in options.names:
         if name not in NAMES:
             raise UserError(f"memory {name}: there is no such model; choose from {', '.join(NAMES)}")
-    found = {name: parts(use_of(name, args)) for name in args.names or NAMES}
+    found = {name: parts(use_of(name, options)) for name in options.names or NAMES}
     print(table(found))
     print(json.dumps(found))
 
 
-def use_of(name: str, args: argparse.Namespace) -> Any:
+def use_of(name: str, options: Options) -> Any:
     """The published dimensions of a model, guided, with the drafter's trees."""
     from models import chameleon, llamagen
     from models.memory import Use
@@ -64,16 +61,16 @@ def use_of(name: str, args: argparse.Namespace) -> Any:
         side=shape["side"],
         tokens=shape["image_tokens"],
         prompt=shape["prompt"],
-        nodes=args.total_token or tree.budget + 1,
+        nodes=options.total_token or tree.budget + 1,
         scratch=max(tree.depth + 1, tree.depth * tree.width),
-        images=args.batch_size,
+        images=options.batch_size,
         branches=2,
-        element=BYTES[args.precision],
+        element=BYTES[options.precision],
     )
 
 
 def table(found: dict[str, dict[str, int]]) -> str:
-    """A line a model, in GB."""
+    """A line per model, in GB."""
     heads = list(next(iter(found.values())))
     lines = [f"| GB | {' | '.join(heads)} |", "|---" + "|---:" * len(heads) + "|"]
     for name, row in found.items():

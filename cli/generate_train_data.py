@@ -1,0 +1,69 @@
+"""generate_train_data: prompts -> the target's own images, as codes, for its drafter to learn from.
+
+A drafter must predict the target as it decodes, so it learns from what the target generates under guidance.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import ClassVar
+
+from cli.groups import ModelOptions, PromptOptions, SamplingOptions, ShardOptions
+from cli.options import declare
+from eval.errors import UserError
+from eval.prompts import MANY_FILE, load_prompts
+
+LAW = ("temperature", "top_k", "top_p", "cfg", "random_seed")  # of the shards' record, beside the precision
+
+
+@declare
+class Options(ModelOptions, PromptOptions, SamplingOptions, ShardOptions):
+    """run"""
+
+    ALIASES: ClassVar[dict[str, str]] = {"data_path": "prompt", "num_samples": "num_images"}
+    batch_size: int = 16
+    num_images: int = -1
+
+
+def run(options: Options) -> None:
+    """Generate every prompt that the folder has no image of yet; the last line printed is one JSON document."""
+    prompts = load_prompts(options, MANY_FILE)
+    import torch
+    from tqdm import tqdm
+
+    from adt_tree.method import Method
+    from adt_tree.sampling import Sampling
+    from cli.loading import load_without_drafter
+    from eval.session import make_requests
+    from models.shards import ShardWriter, Stored, origin
+    from models.teacher import features
+
+    pipe, setting = load_without_drafter(options)
+    model = pipe.model
+    record = {name: getattr(options, name) for name in LAW} | {"precision": setting.precision}
+    facts = {**origin(model, drawn=True, features=options.features), **record}
+    writer = ShardWriter(Path(options.output_dir), facts, options.shard_size)
+    pending = [prompt for prompt in prompts if prompt.name not in writer.names]
+    started = time.perf_counter()
+    if pending:
+        requests, _ = make_requests(model, pending, options.random_seed)
+        encoded = {request.name: request.prompt for request in requests}
+        texts = {prompt.name: prompt.text for prompt in pending}
+        sampling = Sampling(options.temperature, options.top_k, options.top_p, options.cfg)
+        try:
+            decoder = pipe.decoder(Method("ar", sampling), requests, options.batch_size)
+        except ValueError as error:
+            raise UserError(str(error)) from error
+        try:
+            for image in tqdm(decoder.decode(requests), total=len(requests), unit="image", disable=None):
+                kept = ()
+                if options.features:
+                    kept = features(model, [encoded[image.name]], torch.tensor([image.codes]))[0]
+                writer.add(Stored(image.name, texts[image.name], image.seed, image.codes, kept))
+        finally:
+            writer.flush()
+    wall = time.perf_counter() - started
+    made = {"images": len(prompts), "skipped": len(prompts) - len(pending), "wall_s": round(wall, 1)}
+    print(json.dumps({**made, "output_dir": options.output_dir}))
