@@ -16,7 +16,10 @@ class Options(CheckpointOptions):
     """check_ckpts"""
 
     names: tuple[str, ...] = option(
-        f"models to check: {', '.join(MODELS)} (default: the one of --model)", (), unit="NAME", positional=True
+        f"models to check: {', '.join(MODELS)} (default: the one of --model)",
+        (),
+        unit="NAME",
+        positional=True,
     )
 
 

@@ -1,7 +1,7 @@
 """generate_images: prompts -> images, statistics, maps. Stops and goes on without losing a finished image.
 
-Started by a launcher (accelerate launch, torchrun), process r of n takes every n-th prompt; every image is what a
-single process makes of it, as its seed is its prompt's. Whoever ends last tells of all.
+Started by a launcher (accelerate launch, torchrun), process r of n takes every n-th prompt; every image is
+what a single process makes of it, as its seed is its prompt's. Whoever ends last tells of all.
 """
 
 from __future__ import annotations

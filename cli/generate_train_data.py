@@ -28,7 +28,7 @@ class Options(ModelOptions, PromptOptions, SamplingOptions, ShardOptions):
 
 
 def run(options: Options) -> None:
-    """Generate every prompt that the folder has no image of yet; the last line printed is one JSON document."""
+    """Generate what the folder has no image of yet; the last line printed is one JSON document."""
     prompts = load_prompts(options, MANY_FILE)
     import torch
     from tqdm import tqdm

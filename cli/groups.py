@@ -43,20 +43,20 @@ class CheckpointOptions(Options):
     """model"""
 
     model: str = option(
-        "emoji: the embedded model; anole: Anole-7b; lumina_mgpt: Lumina-mGPT-7B; llamagen: its stage 1, or one "
-        "of classes; llamagen2: its stage 2",
+        "emoji: the embedded model; anole: Anole-7b; lumina_mgpt: Lumina-mGPT-7B; llamagen: its stage 1, or "
+        "one of classes; llamagen2: its stage 2",
         "emoji",
         unit="NAME",
     )
     model_path: str | None = option(
-        "the target's checkpoint: a folder (LlamaGen's .pt: the file), or a Hugging Face hub id OWNER/NAME, which "
-        "is fetched into the hub's cache (HF_HOME) and used without a network from then on (default: the one of "
-        "--model)",
+        "the target's checkpoint: a folder (LlamaGen's .pt: the file), or a Hugging Face hub id OWNER/NAME, "
+        "which is fetched into the hub's cache (HF_HOME) and used without a network from then on (default: "
+        "the one of --model)",
         unit="PATH",
     )
     revision: str | None = option(
-        "branch, tag or commit of a hub id given as --model_path; OWNER/NAME@REV says the same, for a drafter too "
-        "(default: the repository's own)",
+        "branch, tag or commit of a hub id given as --model_path; OWNER/NAME@REV says the same, for a "
+        "drafter too (default: the repository's own)",
         unit="REV",
     )
     tokenizer_base_path: str | None = option(
@@ -71,17 +71,17 @@ class CheckpointOptions(Options):
         unit="PATH",
     )
     text_encoder: str | None = option(
-        "LlamaGen's T5 encoder, a folder or a hub id; published: google/flan-t5-xl (default: t5/flan-t5-xl or "
-        "flan-t5-xl in the same folders)",
+        "LlamaGen's T5 encoder, a folder or a hub id; published: google/flan-t5-xl (default: t5/flan-t5-xl "
+        "or flan-t5-xl in the same folders)",
         unit="PATH",
     )
     drafter_path: str | None = option(
         "the drafter's checkpoint, a folder or a hub id (default: the one of --model)", unit="PATH"
     )
     target_size: int | None = option(
-        "side of the image. lumina_mgpt: 512, 768, 1024 or another multiple of 32 (default: 768, which the model "
-        "of that name was trained for); a LlamaGen .pt of classes: 256 or 384; other models have one, and any "
-        "other is refused",
+        "side of the image. lumina_mgpt: 512, 768, 1024 or another multiple of 32 (default: 768, which the "
+        "model of that name was trained for); a LlamaGen .pt of classes: 256 or 384; other models have one, "
+        "and any other is refused",
         unit="PIXELS",
         within=(1, None),
     )
@@ -92,28 +92,28 @@ class ModelOptions(CheckpointOptions):
     """loading"""
 
     drafter_alignment: str | None = option(
-        "published: the drafter reads a feature with the code behind it, as the released code drafts; unshifted: "
-        "with its own code, as that code trains Anole's and Lumina's drafters; auto: the one that agrees better "
-        "with the target on 32 cells (default: "
+        "published: the drafter reads a feature with the code behind it, as the released code drafts; "
+        "unshifted: with its own code, as that code trains Anole's and Lumina's drafters; auto: the one that "
+        "agrees better with the target on 32 cells (default: "
         f"{', '.join(f'{model} {choice}' for model, choice in ALIGNMENT.items())}; others published)",
         choices=("auto", "published", "unshifted"),
     )
     precision: str = option(
-        "of weights and activations; auto: bf16 where the device multiplies it, else fp16 on cuda and fp32 on a "
-        "CPU, as emoji on any CPU; guidance, filters and probabilities are fp32 always",
+        "of weights and activations; auto: bf16 where the device multiplies it, else fp16 on cuda and fp32 "
+        "on a CPU, as emoji on any CPU; guidance, filters and probabilities are fp32 always",
         "auto",
         choices=("auto", "bf16", "fp16", "fp32"),
     )
     device: str = option("auto: cuda where there is one", "auto", choices=DEVICES)
     device_map: str | None = option(
-        "auto: share a model's layers out over all visible GPUs; for models that one cannot hold (default: one "
-        "device)",
+        "auto: share a model's layers out over all visible GPUs; for models that one cannot hold (default: "
+        "one device)",
         choices=("auto",),
     )
     batch_size: int = option("images in flight at once", 1, unit="IMAGES", within=(1, None))
     keep_text_encoder: bool = option(
-        "keep LlamaGen's text encoder in memory when all prompts are encoded; without it, its memory is given back "
-        "before the first image",
+        "keep LlamaGen's text encoder in memory when all prompts are encoded; without it, its memory is "
+        "given back before the first image",
         False,
     )
 
@@ -127,13 +127,13 @@ class PromptOptions(Options):
 
     prompt: str | None = option(
         "a text, repeated num_images times under different seeds; a .txt, .tsv, .csv or .json file; or "
-        "PartiPrompts, MSCOCO2017Val, MSCOCO2014Val, MSCOCO2017Train, SJDPrompts from --prompt_dir (default: the "
-        "command's own of the embedded model, in configs)",
+        "PartiPrompts, MSCOCO2017Val, MSCOCO2014Val, MSCOCO2017Train, SJDPrompts from --prompt_dir (default: "
+        "the command's own of the embedded model, in configs)",
         unit="TEXT",
     )
     class_labels: tuple[int, ...] | None = option(
-        "LlamaGen's classes instead of prompts, such as 207,360, for a class-conditional checkpoint; a class names "
-        "its image (default: none)",
+        "LlamaGen's classes instead of prompts, such as 207,360, for a class-conditional checkpoint; a class "
+        "names its image (default: none)",
         unit="IDS",
         read=_class_labels,
     )
@@ -182,9 +182,9 @@ class FilterOptions(Options):
         "guidance scale; 1: none, one row per image instead of two", 3.0, unit="SCALE", within=(0, 100)
     )
     cfg_mode: str | None = option(
-        "sequential or parallel: for lumina_mgpt either name of the published code is taken, and means that both "
-        "guidance rows share a pass, each at positions of its own: the tokens of sequential; other models refuse "
-        "sequential (default: parallel)",
+        "sequential or parallel: for lumina_mgpt either name of the published code is taken, and means that "
+        "both guidance rows share a pass, each at positions of its own: the tokens of sequential; other "
+        "models refuse sequential (default: parallel)",
         choices=("sequential", "parallel"),
         unit="MODE",
     )
@@ -225,4 +225,15 @@ class ShardOptions(Options):
     )
     features: bool = option(
         "keep the target's features too (Anole: 17 MB per image); else train_drafter computes them", False
+    )
+
+
+@declare
+class ScoringOptions(Options):
+    """scoring"""
+
+    batch_size: int = option("images at once", 64, unit="IMAGES", within=(1, None))
+    device: str = option("auto: cuda where there is one", "auto", choices=DEVICES)
+    scores: str | None = option(
+        "where the scores are appended (default: scores.json beside the images)", unit="FILE"
     )

@@ -1,8 +1,7 @@
-"""Options -> a loaded pipeline. What they leave to the machine (device and precision auto) is settled here once."""
+"""Options -> a loaded pipeline. Device and precision auto are settled here, once."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 

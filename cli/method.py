@@ -13,7 +13,16 @@ from adt_tree.policy import INITS, SELF_DRAFTED, AdaptiveTree, TreeShape, self_d
 from cli.groups import ModelOptions, SamplingOptions
 from cli.options import Options, declare, option, shown
 from eval.errors import UserError
-from eval.families import ADAPT, DEFAULT_TREE, FASTEST, LLAMAGEN, MODELS, READ_BY, RELEASED, SHAPE_OF, STATIC_OF
+from eval.families import (
+    ADAPT,
+    DEFAULT_TREE,
+    FASTEST,
+    MODELS,
+    READ_BY,
+    RELEASED,
+    SHAPE_OF,
+    STATIC_OF,
+)
 
 if TYPE_CHECKING:
     from adt_tree.method import Lantern, Method
@@ -60,30 +69,33 @@ class MethodOptions(Options):
         choices=("eagle", "base", "vllm"),
     )
     drafter_type: str | None = option(
-        "eagle: the drafter network; self-draft (also: jacobi): the target's own choices at rejected nodes, no "
-        "network; hybrid: both in one tree, the network for its first levels; none: the AR baseline (default: "
-        "eagle with --static_tree, --verify rejection or --drafter_path, else the fastest exact one of the model: "
-        f"{', '.join(f'{model} {EARLIER.get(kind, kind)}' for model, kind in FASTEST.items())}; others eagle)",
+        "eagle: the drafter network; self-draft (also: jacobi): the target's own choices at rejected nodes, "
+        "no network; hybrid: both in one tree, the network for its first levels; none: the AR baseline "
+        "(default: eagle with --static_tree, --verify rejection or --drafter_path, else the fastest exact "
+        "one of the model: "
+        f"{', '.join(f'{model} {EARLIER.get(kind, kind)}' for model, kind in FASTEST.items())}; others "
+        "eagle)",
         choices=(*DRAFTERS, *EARLIER, "none"),
     )
     peanut: bool = option(
         "ADT-Tree: depth and width of each tree from the adjacent cell and the last acceptance rate", False
     )
     static_tree: bool = option(
-        "EAGLE-1: a static tree of the drafter network; without it and --peanut: dynamic trees of fixed shape "
-        "(with --drafter_type eagle, EAGLE-2)",
+        "EAGLE-1: a static tree of the drafter network; without it and --peanut: dynamic trees of fixed "
+        "shape (with --drafter_type eagle, EAGLE-2)",
         False,
     )
     eagle_version: int | None = option(
-        "lumina_mgpt's switch between static (1) and dynamic trees (any other number); refused for other models "
-        "(default: none, which is dynamic)",
+        "lumina_mgpt's switch between static (1) and dynamic trees (any other number); refused for other "
+        "models (default: none, which is dynamic)",
         unit="N",
     )
     grid_search: bool = option(
         "never read by the published code: refused; `main.py bench --vary` searches", False
     )
     lantern: bool = option(
-        "accept codes for the mass of their nearest neighbours: faster, but no longer the target's distribution",
+        "accept codes for the mass of their nearest neighbours: faster, but no longer the target's "
+        "distribution",
         False,
     )
 
@@ -98,14 +110,14 @@ class LanternOptions(Options):
         within=(0, None),
     )
     lantern_delta: float | None = option(
-        "up to 1: bound on the borrowed mass; above 1: LANTERN++'s factor on the code's own probability (default: "
-        f"the published {DELTA:g}, bench 0.5)",
+        "up to 1: bound on the borrowed mass; above 1: LANTERN++'s factor on the code's own probability "
+        f"(default: the published {DELTA:g}, bench 0.5)",
         unit="D",
         within=(0, 1e6),
     )
     lantern_table: str | None = option(
-        "table of nearest codes, top_{V - 1}_indices.npy or its folder (default: the one in the checkpoint's or "
-        "drafter's folder or in ckpts/MODEL/vq_distances, else computed from the codebook)",
+        "table of nearest codes, top_{V - 1}_indices.npy or its folder (default: the one in the checkpoint's "
+        "or drafter's folder or in ckpts/MODEL/vq_distances, else computed from the codebook)",
         unit="PATH",
     )
 
@@ -131,23 +143,26 @@ class TreeOptions(Options):
         within=(2, None),
     )
     depth: int | None = option(
-        "levels below the root of a dynamic tree of fixed shape; self-draft, hybrid: codes of its main chain, by "
-        f"default three quarters of --total_token, half of a large one (default: {_default('depth')})",
+        "levels below the root of a dynamic tree of fixed shape; self-draft, hybrid: codes of its main "
+        "chain, by default three quarters of --total_token, half of a large one (default: "
+        f"{_default('depth')})",
         unit="LEVELS",
         within=(1, None),
     )
     draft_top_k: int | None = option(
-        "children per node and nodes per level of a dynamic tree of fixed shape; self-draft, hybrid: candidates "
-        f"per cell (default: {_default('width')})",
+        "children per node and nodes per level of a dynamic tree of fixed shape; self-draft, hybrid: "
+        f"candidates per cell (default: {_default('width')})",
         unit="NODES",
         within=(1, None),
     )
     verify: str | None = option(
-        "coupled: the AR baseline's image at the same seed; rejection: the published rules (default: coupled)",
+        "coupled: the AR baseline's image at the same seed; rejection: the published rules (default: "
+        "coupled)",
         choices=("coupled", "rejection"),
     )
     rules: str | None = option(
-        "reference: the released code's arithmetic where it differs; needs --verify rejection (default: fixed)",
+        "reference: the released code's arithmetic where it differs; needs --verify rejection (default: "
+        "fixed)",
         choices=("fixed", "reference"),
     )
 
@@ -156,7 +171,7 @@ class TreeOptions(Options):
 class AdaptOptions(Options):
     """adaptive trees (ADT-Tree)
 
-    These constants need --peanut where it exists; two defaults are those of eagle and of self-draft and hybrid.
+    These constants need --peanut where it exists; two defaults are those of eagle and of the others.
     """
 
     adt_init: str | None = option(
@@ -180,7 +195,9 @@ class AdaptOptions(Options):
 
 
 @declare
-class DecodingOptions(ModelOptions, SamplingOptions, MethodOptions, LanternOptions, TreeOptions, AdaptOptions):
+class DecodingOptions(
+    ModelOptions, SamplingOptions, MethodOptions, LanternOptions, TreeOptions, AdaptOptions
+):
     """decoding"""
 
 
@@ -196,7 +213,8 @@ REFUSED: tuple[tuple[Condition, tuple[str, ...], str], ...] = (
     (lambda o: o.model_type == "vllm", ("model_type",), "not available; choose eagle or base"),
     (lambda o: o.model != "lumina_mgpt", ("eagle_version",),
      "it belongs to lumina_mgpt; choose --static_tree (1) or leave it out (2)"),
-    (lambda o: o.eagle_version not in (None, 1), ("static_tree",), "--eagle_version says dynamic trees; choose one"),
+    (lambda o: o.eagle_version not in (None, 1), ("static_tree",),
+     "--eagle_version says dynamic trees; choose one"),
     (lambda o: o.model_type == "base", ("drafter_type", *NO_TREES),
      "the AR baseline (--model_type base) has no draft trees; leave it out"),
     (lambda o: o.drafter_type == "none", NO_TREES, "--drafter_type none has no draft trees; leave it out"),
@@ -207,7 +225,7 @@ REFUSED: tuple[tuple[Condition, tuple[str, ...], str], ...] = (
     (lambda o: o.drafter_type == "self-draft", ("drafter_path", "drafter_alignment"),
      "self-drafting has no drafter network; leave it out"),
     (lambda o: o.drafter_type in STALE and o.verify == "rejection", ("verify",),
-     "self-drafts and hybrid ones share the target's noise: only the coupled rule may test them; leave it out"),
+     "these drafts share the target's noise: only the coupled rule may test them; leave it out"),
     (lambda o: not o.lantern, ("lantern_k", "lantern_delta", "lantern_table"), "it needs --lantern"),
     (lambda o: not o.peanut, tuple(ADAPT_FIELDS), "it needs --peanut"),
     (lambda o: o.peanut, ("depth", "draft_top_k"),
@@ -234,7 +252,8 @@ def check_model(options: ModelOptions) -> None:
     """Refuse models that this version does not run, and options that belong to others alone."""
     if options.model not in MODELS:
         raise UserError(
-            f"--model {options.model}: no such model; use one of {', '.join(MODELS)} (--model_path for other weights)"
+            f"--model {options.model}: no such model; use one of {', '.join(MODELS)} (--model_path for other "
+            "weights)"
         )
     if getattr(options, "cfg_mode", None) == "sequential" and options.model != "lumina_mgpt":
         raise UserError(

@@ -1,10 +1,10 @@
-"""The declaration engine: a frozen dataclass is flag, type, range, default, help group and config key at once.
+"""The declaration engine: a frozen dataclass is flag, type, range, default, help and config key at once.
 
-An option is a field `name: type = option(help, default, ...)`. A class of such fields is a group of --help, its
-docstring the heading; a command's options are a class that inherits the groups it takes, and gives a group's
-option another default by a plain `name: type = default`. `parse` turns words, over a flat YAML file that --config
-names, into an instance, which nothing changes afterwards. Whatever is wrong is a UserError of one line. No torch:
---help must answer at once.
+An option is a field `name: type = option(help, default, ...)`. A class of such fields is a group of --help,
+its docstring the heading; a command's options are a class that inherits the groups it takes, and gives a
+group's option another default by a plain `name: type = default`. `parse` turns words, over a flat YAML file
+that --config names, into an instance, which nothing changes afterwards. Whatever is wrong is a UserError of
+one line. No torch: --help must answer at once.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def shown(options: object, name: str) -> str | None:
 
 
 def groups(cls: type) -> Iterator[type]:
-    """The groups of a command's options in the order of its bases, each once, its own and everybody's last."""
+    """The groups of a command's options in the order of its bases, its own and everybody's last."""
     order: list[type] = []
 
     def walk(part: type) -> None:
@@ -234,18 +234,17 @@ def _reader(kind: type, declared: Declared) -> Callable[[str], Any]:
             raise argparse.ArgumentTypeError(f"{text} is outside {bracket}{least:g}, {most:g}]")
         return value
 
-    return {int: integer, float: number}.get(kind, words)
+    return {int: integer, float: number}.get(kind, _text)
 
 
-def words(text: str) -> str:
+def _text(text: str) -> str:
     """A word that says something and can be written down."""
     if not text.strip():
         raise argparse.ArgumentTypeError("it is empty: give a value or leave the option out")
     try:
         text.encode()
     except UnicodeEncodeError:
-        shown = text.encode(errors="surrogateescape").decode(errors="replace")
-        raise argparse.ArgumentTypeError(f"{shown!r} is not UTF-8 text") from None
+        raise argparse.ArgumentTypeError(f"{text!a} is not UTF-8 text") from None
     return text
 
 

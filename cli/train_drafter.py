@@ -18,13 +18,15 @@ class TargetOptions(CheckpointOptions):
         "config.json of the drafter (default: one layer of the target's shape)", unit="FILE"
     )
     precision: str = option(
-        "of the target, and of the drafter's passes; its weights are fp32 while they are trained and bf16 in its "
-        "checkpoints; auto: bf16 on CUDA, else fp32",
+        "of the target, and of the drafter's passes; its weights are fp32 while they are trained and bf16 in "
+        "its checkpoints; auto: bf16 on CUDA, else fp32",
         "auto",
         choices=("auto", "bf16", "fp32"),
     )
     device: str = option("auto: cuda where there is one", "auto", choices=DEVICES)
-    threads: int | None = option("torch threads on the CPU (default: torch's own)", unit="N", within=(1, None))
+    threads: int | None = option(
+        "torch threads on the CPU (default: torch's own)", unit="N", within=(1, None)
+    )
 
 
 @declare
@@ -43,7 +45,10 @@ class DataOptions(Base):
     )
     max_len: int = option("longer images are refused", 4096, unit="TOKENS", within=(2, None))
     cache_gb: float = option(
-        "features kept in memory rather than read or computed again every epoch", 2.0, unit="GB", within=(0, 1e6)
+        "features kept in memory rather than read or computed again every epoch",
+        2.0,
+        unit="GB",
+        within=(0, 1e6),
     )
     data_noise: str = option(
         "on the features the drafter reads: uniform of width std * 512 / tokens, or gaussian",
@@ -63,7 +68,8 @@ class LossOptions(Base):
         "both guidance branches of every image; else one, in a tenth of cases the unconditional", False
     )
     cfg_loss: bool = option(
-        "compare the guided distributions, which decoding compares, instead of each branch's own; needs --coupled",
+        "compare the guided distributions, which decoding compares, instead of each branch's own; needs "
+        "--coupled",
         False,
     )
     cfg_scale: float = option("guidance of --cfg_loss", 3.0, unit="SCALE", within=(0, 100))
@@ -131,7 +137,8 @@ class Options(TargetOptions, DataOptions, LossOptions, OptimiserOptions):
     restart: bool = option("discard the states of --save_dir instead of going on", False)
     seed: int = option("of the split, the order and the noise", 0, unit="SEED")
     wandb: bool = option(
-        "refused: nothing is uploaded; log.jsonl holds everything, and TensorBoard's events if it is installed",
+        "refused: nothing is uploaded; log.jsonl holds everything, and TensorBoard's events if it is "
+        "installed",
         False,
     )
 

@@ -1,4 +1,4 @@
-"""train_emoji: the embedded model, stage by stage; each stage has options and work of its own in training/."""
+"""train_emoji: the embedded model, stage by stage; training/ has the options and work of each."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def settle(model: Model, name: str, wanted: str | None, guidance: float) -> Mode
         found = agreement(model, guidance)
         wanted = max(PAIRINGS, key=lambda name: found[name])  # the first, published, where they tie
         shares = ", ".join(f"{name} {share:.3f}" for name, share in found.items())
-        print(f"drafter alignment: {wanted} (shares of the distribution agreed on: {shares})", file=sys.stderr)
+        print(f"drafter alignment: {wanted} (shares agreed on: {shares})", file=sys.stderr)
     return replace(model, pairing=wanted)
 
 

@@ -19,7 +19,11 @@ READ_BY = {  # option -> the only models that read it
 FASTEST = {"emoji": "jacobi", "lumina_mgpt": "jacobi"}
 ADAPT = AdaptiveTree()
 ADAPT_OF = {"eagle": ADAPT, "self-draft": SELF_DRAFTED, "jacobi": SELF_DRAFTED, "hybrid": SELF_DRAFTED}
-SHAPE_OF = {"eagle": TreeShape(5, 4, 10), **dict.fromkeys(("self-draft", "jacobi", "hybrid"), self_drafted(BUDGET))}
+SELF_SHAPE = self_drafted(BUDGET)
+SHAPE_OF = {
+    "eagle": TreeShape(5, 4, 10),
+    **dict.fromkeys(("self-draft", "jacobi", "hybrid"), SELF_SHAPE),
+}
 FP32_ON_CPU = ("emoji",)  # so that every exact method draws plain decoding's image, code for code
 SPLITTABLE = ("emoji", "anole", "lumina_mgpt")  # over several GPUs
 DEFAULT_TREE = "mc_sim_7b_63"

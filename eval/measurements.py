@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from adt_tree.records import Decoded, Step
-from eval.locks import keep_alone
 from eval.errors import UserError
+from eval.locks import keep_alone
 from eval.outputs import write_atomic, write_config
 from models.files import append_line
 

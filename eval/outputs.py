@@ -1,8 +1,8 @@
 """A run's folder: images, statistics, steps and configuration, each written whole or not at all. No torch.
 
-A finished image is its PNG and then its record, a small file under queue/. Whoever ends puts all records there are
-into the statistics and steps, so a run of any number of processes ends with both complete, and a process that was
-killed has lost the image in hand and nothing else.
+A finished image is its PNG and then its record, a small file under queue/. Whoever ends puts all records
+there are into the statistics and steps, so a run of any number of processes ends with both complete, and a
+process that was killed has lost the image in hand and nothing else.
 """
 
 from __future__ import annotations
@@ -130,9 +130,10 @@ def tau_of(entries: Collection[Mapping[str, Any]]) -> float:
 
 
 def check_config(path: Path, made: str, fingerprint: Mapping[str, Any]) -> None:
-    """UserError if the run in a folder was not of this fingerprint: all that changes what is made or its record.
+    """UserError if the run in a folder was not of this fingerprint. Writes nothing.
 
-    path: the folder's configuration file. made: what the folder holds. Writes nothing.
+    path: the folder's configuration file. made: what the folder holds. fingerprint: all that changes what is
+    made or its record.
     """
     root, wanted = path.parent, json.loads(json.dumps(fingerprint))
     if root.exists() and not root.is_dir():
@@ -183,7 +184,8 @@ class RunFolder:
         self.steps_path = root / STEPS
         self.files = {prompt.name: file_name(prompt.name) for prompt in prompts}
         self._prompts = {prompt.name: prompt for prompt in prompts}
-        self._queue, self._config, self._fingerprint = root / QUEUE, root / "generation_configs.json", fingerprint
+        self._queue, self._config = root / QUEUE, root / "generation_configs.json"
+        self._fingerprint = fingerprint
         seen: dict[str, str] = {}
         for name, file in self.files.items():
             other = seen.setdefault(file.lower(), name)

@@ -29,16 +29,11 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """This process among those of a launcher (accelerate launch, torchrun): it takes every count-th prompt."""
+    """This process among those of a launcher (accelerate launch, torchrun)."""
 
     rank: int = 0
     count: int = 1
     local_rank: int | None = None  # its place on its machine, and the number of its device
-
-    @property
-    def leads(self) -> bool:
-        """Whether it speaks for all."""
-        return self.rank == 0
 
 
 def worker() -> Worker:

@@ -66,9 +66,7 @@ def one_line(err: str) -> str:
     return lines[0]
 
 
-@pytest.mark.parametrize(
-    "command", ["", "generate_images", "bench", "sweep", "reliability", "budget", "replay", "throughput"]
-)
+@pytest.mark.parametrize("command", ["", "generate_images", "train_drafter", "eval_quality", "extract_code"])
 def test_help_needs_no_torch_and_less_than_a_second(command: str) -> None:
     code = "import sys, main; s = main.main(sys.argv[1:]); assert 'torch' not in sys.modules; sys.exit(s)"
     words = [sys.executable, "-c", code, *([command] if command else []), "--help"]
@@ -105,7 +103,7 @@ def test_outputs(generate: Run, tmp_path: Path) -> None:
 def test_one_seed_one_image_for_every_exact_method(generate: Run, tmp_path: Path) -> None:
     methods = {
         "base": ["--model_type", "base"], "default": [], "eagle2": EAGLE.split(), "eagle1": STATIC.split(),
-        "adt": ADT.split(), "hybrid": ["--drafter_type", "hybrid"], "none": ["--drafter_type", "none"],
+        "adt": ADT.split(), "hybrid": ["--drafter_type", "hybrid"],
         "three": [*ADT.split(), "--batch_size", "3"],
         "chain": ["--static_tree", "--tree_choices", "chain"],
     }  # fmt: skip
@@ -119,13 +117,13 @@ def test_one_seed_one_image_for_every_exact_method(generate: Run, tmp_path: Path
 
 
 EAGLE, ADT, STATIC = "--drafter_type eagle", "--drafter_type eagle --peanut", "--static_tree"
-REJECTION, JACOBI = "--verify rejection", "--drafter_type jacobi"
+REJECTION, SELF = "--verify rejection", "--drafter_type self-draft"
 RELAXED = "--lantern --lantern_delta 0.9"
 CHANGES = [
     (EAGLE, "--temperature 0.3"), (EAGLE, "--top_k 2"), (EAGLE, "--top_p 0.2"), (EAGLE, "--cfg 1"),
     (EAGLE, "--cfg 9"),
     (EAGLE, "--random_seed 7"), (EAGLE, "--precision bf16"), ("", "--model_type base"),
-    ("", "--drafter_type none"), (EAGLE, ADT),
+    (EAGLE, ADT),
     (EAGLE, STATIC), (EAGLE, REJECTION), (EAGLE, RELAXED), (EAGLE, "--total_token 4"), (EAGLE, "--depth 1"),
     (EAGLE, "--draft_top_k 1"), (EAGLE, "--slice 1-3"), (EAGLE, "--num_images 2"), (EAGLE, "--start_idx 2"),
     (EAGLE, "--end_idx 2"), (EAGLE, "--prompt moon"), (STATIC, "--tree_choices chain"),
@@ -137,35 +135,33 @@ CHANGES = [
     (f"{ADT} --adt_beta 0 --total_token 90", "--adt_width_min 3"),
     (f"{ADT} --total_token 90", "--adt_width_max 2"),
     (ADT, "--adt_depth_start 2"), (f"{ADT} --total_token 90", "--adt_width_start 4"),
-    (ADT, "--total_token 4"), (EAGLE, JACOBI),
-    (JACOBI, "--depth 2"), (JACOBI, "--draft_top_k 1"), (JACOBI, "--peanut"),
+    (ADT, "--total_token 4"), (EAGLE, SELF),
+    (SELF, "--depth 2"), (SELF, "--draft_top_k 1"), (SELF, "--peanut"),
 ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def unchanged() -> dict[str, Any]:
+    """What the base of each change leaves, made once."""
+    return {}
 
 
 @pytest.mark.parametrize(("base", "change"), CHANGES)
 def test_every_option_changes_the_output_or_the_record(
-    generate: Run, tmp_path: Path, base: str, change: str
+    generate: Run, tmp_path: Path, unchanged: dict[str, Any], base: str, change: str
 ) -> None:
-    assert generate("a", *base.split())[0] == 0
+    if base not in unchanged:
+        assert generate("a", *base.split())[0] == 0
+        unchanged[base] = record(tmp_path / "a")
     status, _, err = generate("b", *base.split(), *change.split())
     assert status == 0, err
-    assert record(tmp_path / "a") != record(tmp_path / "b")
+    assert unchanged[base] != record(tmp_path / "b")
 
 
 def test_flags_that_change_no_image_stand_in_the_record(generate: Run, tmp_path: Path) -> None:
-    words = [
-        "--set_seed",
-        "--batch_size",
-        "2",
-        "--device",
-        "cpu",
-        "--cfg_mode",
-        "parallel",
-        "--target_size",
-        "8",
-    ]
+    words = "--set_seed --batch_size 2 --device cpu --cfg_mode parallel --target_size 8"
     generate("a")
-    assert generate("b", *words)[0] == 0
+    assert generate("b", *words.split())[0] == 0
     assert record(tmp_path / "a") == record(tmp_path / "b")
     stored = json.loads((tmp_path / "b" / "generation_configs.json").read_text())
     assert (stored["set_seed"], stored["batch_size"], stored["cfg_mode"]) == (True, 2, "parallel")
@@ -175,7 +171,7 @@ def test_flags_that_change_no_image_stand_in_the_record(generate: Run, tmp_path:
     ("words", "says"),
     [
         (["--target_size", "512"], "--target_size 512"),
-        (["--lantern", "--lantern_k", "63"], "--lantern_k 63"),
+        (["--lantern", "--lantern_k", "63"], "lantern_k 63"),
         (["--draft_top_k", "65"], "65 nodes wide"),
         (["--prompt", "word " * 2000], "prompt"),
         (["--drafter_path", "nowhere"], "nowhere"),
@@ -233,6 +229,38 @@ def test_interrupt_and_resume_lose_nothing(
     assert record(tmp_path / "parts") == record(tmp_path / "whole")
 
 
+def test_a_refused_run_leaves_no_folder_that_refuses_the_next(generate: Run, tmp_path: Path) -> None:
+    for words in (["--draft_top_k", "65"], ["--lantern", "--lantern_k", "63"], ["--prompt", "word " * 2000]):
+        assert generate("o", *EAGLE.split(), *words)[0] == 2
+        assert not (tmp_path / "o").exists()
+    assert generate("o", *EAGLE.split())[0] == 0
+
+
+@pytest.mark.parametrize("left", [0, 40])
+def test_a_truncated_image_of_a_finished_run_is_made_again(generate: Run, tmp_path: Path, left: int) -> None:
+    assert generate("o")[0] == 0
+    whole = record(tmp_path / "o")
+    picture = tmp_path / "o" / "img" / "1.png"
+    picture.write_bytes(picture.read_bytes()[:left])
+    status, out, err = generate("o")
+    assert (status, err) == (0, "") and json.loads(out.splitlines()[-1])["skipped"] == 4
+    assert record(tmp_path / "o") == whole
+
+
+def test_prompts_that_are_no_text_are_one_line(generate: Run, tmp_path: Path) -> None:
+    odd = tmp_path / "odd.json"
+    odd.write_text('["red \\ud800 heart"]')
+    for words in (["--prompt", "caf\udce9"], ["--prompt", str(odd)]):
+        status, out, err = generate("o", *words)
+        assert (status, out) == (2, "") and "not UTF-8 text" in one_line(err)
+    assert not (tmp_path / "o").exists()
+
+
+def test_an_empty_folder_name_is_refused(generate: Run) -> None:
+    status, _, err = generate("o", "--output_dir", "")
+    assert status == 2 and "--output_dir: it is empty" in one_line(err)
+
+
 def test_full_disk_is_one_line(generate: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(source: str, target: Path) -> None:
         raise OSError(28, "No space left on device")
@@ -246,14 +274,16 @@ def test_our_own_faults_are_told_apart(generate: Run, monkeypatch: pytest.Monkey
     def broken(args: object) -> None:
         raise RuntimeError("two\nlines")
 
-    monkeypatch.setattr("eval.generate.method_from", broken)
+    monkeypatch.setattr("cli.generate_images.method_from", broken)
     status, _, err = generate("o")
     assert status == 1 and "internal error: RuntimeError: two lines" in one_line(err)
     with pytest.raises(RuntimeError):
         generate("o", "--debug")
 
 
-@pytest.mark.parametrize("words", [["generate_image"], ["train_emoji", "dta"], ["bench", "--arms", "adx"]])
+@pytest.mark.parametrize(
+    "words", [["generate_image"], ["train_emoji", "dta"], ["memory", "--precision", "int3"], ["memory", "x1"]]
+)
 def test_unknown_commands_and_choices(run: Run, words: list[str]) -> None:
     status, _, err = run(*words)
     assert status == 2 and words[-1] in one_line(err)
@@ -263,98 +293,3 @@ def test_overviews(run: Run) -> None:
     for words in ([], ["--help"], ["train_emoji"], ["train_emoji", "--help"]):
         status, out, err = run(*words)
         assert status == 0 and not err and "tokenizer" in out
-
-
-def test_controls_bound_drafts(tiny_checkpoint: Path, run: Run, tmp_path: Path) -> None:
-    words = "--temperatures 1 --num_images 2 --warmup 0 --depth 3 --draft_top_k 2 --prompt cat".split()
-    arms = ["--arms", "floor", "eagle2", "ceiling"]
-    status, out, err = run("bench", "--model_path", str(tiny_checkpoint), "--precision", "fp32", *words,
-                           *arms, "--output_dir", str(tmp_path))  # fmt: skip
-    assert status == 0, err
-    result = json.loads(out.splitlines()[-1])
-    rows = {row["arm"]: row for row in result["results"]}
-    assert rows["floor"]["tau"] == 1 and rows["ceiling"]["tau"] > 3
-    assert 1 <= rows["eagle2"]["tau"] < rows["ceiling"]["tau"]
-    assert not rows["floor"]["exact"] and rows["eagle2"]["exact"]
-    assert result["roofline"]["read_ms"] > 0
-
-
-def test_bench(run: Run, tiny_checkpoint: Path, tmp_path: Path) -> None:
-    status, out, err = run("bench", "--model_path", str(tiny_checkpoint), "--precision", "fp32",
-        "--num_images", "2",
-                           "--reference", "transformers", "--profile", "--output_dir",
-                           str(tmp_path))  # fmt: skip
-    assert (status, err) == (0, "")
-    result = json.loads(out.splitlines()[-1])
-    assert result == json.loads((tmp_path / "bench.json").read_text())
-    assert {"command", "commit", "dirty", "device", "torch", "date", "precision", "weights"} <= set(result)
-    rows = {(row["arm"], row["temperature"]): row for row in result["results"]}
-    assert len(rows) == 14
-    for row in rows.values():
-        assert row["SR_95"][0] <= row["SR"] <= row["SR_95"][1] and row["images"] == 2
-        assert row["same_image"] == 1 or not row["exact"]
-    assert rows["ar", 1.0]["SR"] == 1 and rows["ar", 1.0]["target_calls"] == 15
-    assert rows["adt", 0.0]["mean_depth"] > 0 and rows["adt", 0.0]["drafter_calls"] > 0
-    for split in result["profile"]:
-        assert sum(split[part] for part in ("target", "drafter", "tree", "verify", "host")) == pytest.approx(
-            1, abs=1e-3
-        )
-
-
-def test_the_profile_sees_the_drafter_of_the_hybrid(run: Run, tiny_checkpoint: Path, tmp_path: Path) -> None:
-    words = [
-        "--precision",
-        "fp32",
-        "--num_images",
-        "1",
-        "--temperatures",
-        "1",
-        "--arms",
-        "hybrid",
-        "--profile",
-    ]
-    status, out, _ = run("bench", "--model_path", str(tiny_checkpoint), *words, "--output_dir", str(tmp_path))
-    assert status == 0
-    result = json.loads(out.splitlines()[-1])
-    shares, cycles = ({row["arm"]: row for row in result[part]} for part in ("profile", "cycles"))
-    assert shares["hybrid"]["drafter"] > 0 and shares["ar"]["drafter"] == 0
-    assert cycles["hybrid"]["drafter"] > 0 and cycles["ar"]["drafter"] == 0
-    for row in cycles.values():
-        parts = sum(row[part] for part in ("target", "drafter", "rest"))
-        assert row["target"] > 0 and parts == pytest.approx(row["measured"], abs=0.01)
-    stored = tmp_path / "bench.json"
-    assert run("report", str(stored))[1].count("| ms a cycle") == 1 and result["costs"]["images"] == 1
-
-
-def test_sweep(run: Run, tiny_checkpoint: Path, tmp_path: Path) -> None:
-    words = [
-        "--betas",
-        "0.5",
-        "--step_depths",
-        "1",
-        "--step_widths",
-        "0",
-        "1",
-        "--num_images",
-        "1",
-        "--warmup",
-        "0",
-    ]
-    status, out, err = run("sweep", "--model_path", str(tiny_checkpoint), "--precision", "fp32", *words,
-                           "--output_dir", str(tmp_path))  # fmt: skip
-    assert (status, err) == (0, "")
-    assert json.loads(out.splitlines()[-1])["points"] == 4
-    stored = json.loads((tmp_path / "sweep.json").read_text())["results"]
-    assert {row["constants"]["step_width"] for row in stored if row["constants"]} == {0, 1}
-
-
-def test_sweep_of_self_drafted_trees_loads_no_drafter(
-    run: Run, tiny_checkpoint: Path, tmp_path: Path
-) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(tiny_checkpoint, copy)
-    shutil.rmtree(copy / "drafter")
-    grid = "--betas 0.5 --step_depths 1 --step_widths 1 --num_images 1 --warmup 0".split()
-    words = ["--model_path", str(copy), "--precision", "fp32", *grid, "--output_dir", str(tmp_path / "o")]
-    assert run("sweep", *words, "--drafter_type", "jacobi")[0] == 0
-    assert run("sweep", *words, "--drafter_type", "hybrid")[0] == 2

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-LAYERS = ("main", "eval", "training", "models", "adt_tree")
-MAY_IMPORT = {
-    "main": {"eval", "training", "models", "adt_tree"},
+LAYERS = ("main", "cli", "eval", "training", "models", "adt_tree")
+MAY_IMPORT = {  # main -> cli -> eval, training -> adt_tree.pipeline, models -> adt_tree
+    "main": {"cli", "eval", "training", "models"},
+    "cli": {"cli", "eval", "training", "models", "adt_tree"},
     "eval": {"eval", "models", "adt_tree"},
     "training": {"training", "models", "adt_tree"},
     "models": {"models", "adt_tree"},
@@ -27,7 +28,7 @@ FOR_MODELS = {
 }  # fmt: skip
 FRONT_DOOR = "adt_tree/pipeline.py"  # the one file of the method that knows models
 NO_TORCH = ("adt_tree/policy.py", "adt_tree/records.py", "adt_tree/grid.py")
-LONGEST_FILE, LONGEST_FUNCTION, LONGEST_LOOP = 400, 60, 40
+LONGEST_FILE, LONGEST_FUNCTION, LONGEST_LOOP, LARGEST_FOLDER = 400, 60, 40, 20
 
 
 def sources(*layers: str) -> list[Path]:
@@ -76,6 +77,56 @@ def test_arrows(path: Path) -> None:
             allowed = allowed | {"models"}
         assert top not in LAYERS or top in allowed, f"{name_of(path)} imports {module}"
         assert top != "tests", f"{name_of(path)} imports {module}"
+
+
+def module_of(path: Path) -> str:
+    """The dotted name of a file."""
+    return name_of(path).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def run_imports(tree: ast.Module) -> Iterator[tuple[str, str | None]]:
+    """The imports of a file that run some time: all but those for type checkers."""
+    every = list(ast.walk(tree))
+    typed = [n for n in every if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.unparse(n.test)]
+    hidden = {id(inner) for node in typed for part in node.body for inner in ast.walk(part)}
+    for node in every:
+        if isinstance(node, ast.Import | ast.ImportFrom) and id(node) not in hidden:
+            yield from imports(node)
+
+
+def circle(graph: dict[str, set[str]]) -> list[str]:
+    """Modules that import one another in a ring; empty if there are none."""
+    done: set[str] = set()
+
+    def visit(module: str, path: list[str]) -> list[str]:
+        if module in path:
+            return [*path[path.index(module) :], module]
+        if module in done:
+            return []
+        for other in sorted(graph[module]):
+            if found := visit(other, [*path, module]):
+                return found
+        done.add(module)
+        return []
+
+    return next((found for module in sorted(graph) if (found := visit(module, []))), [])
+
+
+def test_imports_have_no_circles() -> None:
+    graph = {module_of(path): set[str]() for path in OURS}
+    for path in OURS:
+        for module, name in run_imports(parse(path)):
+            target = f"{module}.{name}" if f"{module}.{name}" in graph else module
+            if target in graph and target != module_of(path):
+                graph[module_of(path)].add(target)
+    assert not circle(graph), " -> ".join(circle(graph))
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+
+
+def test_folders_are_small() -> None:
+    for folder in sorted({path.parent for path in sources(*LAYERS[1:])}):
+        count = len(list(folder.glob("*.py")))
+        assert count <= LARGEST_FOLDER, f"{name_of(folder)}: {count} files beside each other"
 
 
 @pytest.mark.parametrize("path", sources("models"), ids=name_of)
@@ -182,6 +233,7 @@ def test_the_checks_see_something() -> None:
     assert len(sources("adt_tree")) >= 9
     assert ABSOLUTE.search("reads /home/somebody/x")
     assert not ABSOLUTE.search("a ratio of 3/4 and configs/one.yaml")
+    assert not list(run_imports(ast.parse("if TYPE_CHECKING:\n    import a")))
     assert dict(imports(ast.parse("def f():\n    import a.b\n    from c.d import e"))) == {
         "a.b": None,
         "c.d": "e",

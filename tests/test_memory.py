@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from eval.memory import NAMES, table, use_of
 from torch import nn
 
 import main
 from adt_tree.sampling import Sampling
-from eval.memory import NAMES, table, use_of
 from models.memory import Use, parts
 from models.model import Model
 from models.registry import CKPTS, load

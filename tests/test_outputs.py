@@ -32,9 +32,15 @@ def decoded(name: str) -> Decoded:
 
 def opened(root: Path, settings: dict | None = None) -> RunFolder:
     """The folder of a run over PROMPTS."""
-    folder = RunFolder(root, (0, 10), PROMPTS)
-    folder.open(settings or SETTINGS, {"output_dir": str(root)})
+    folder = RunFolder(root, (0, 10), PROMPTS, settings or SETTINGS)
+    folder.start({"output_dir": str(root)})
     return folder
+
+
+def finish(folder: RunFolder, *names: str) -> None:
+    """Add images."""
+    for name in names:
+        folder.add(decoded(name), Image.new("RGB", (4, 4)), 0.1)
 
 
 def test_file_names_are_safe_and_distinct() -> None:
@@ -60,7 +66,7 @@ def test_file_names_are_safe_and_distinct() -> None:
 
 def test_colliding_names_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="same file"):
-        RunFolder(tmp_path, (0, 1), [Prompt("A", "x", None), Prompt("a", "y", None)])
+        RunFolder(tmp_path, (0, 1), [Prompt("A", "x", None), Prompt("a", "y", None)], SETTINGS)
 
 
 def test_atomic_write_leaves_the_old_file_and_no_debris(
@@ -80,14 +86,15 @@ def test_atomic_write_leaves_the_old_file_and_no_debris(
 
 def test_resume_takes_over_finished_images_only(tmp_path: Path) -> None:
     folder = opened(tmp_path)
-    for name in ("0", "1"):
-        folder.add(decoded(name), Image.new("RGB", (4, 4)), 0.1)
-    folder.merge()
+    finish(folder, "0", "1", "x/y")
+    assert folder.merge()
     folder.png("1").unlink()
+    folder.png("x/y").write_bytes(folder.png("x/y").read_bytes()[:-1])
     with folder.steps_path.open("a") as stream:
-        stream.write('{"name": "x/y", "position": 1}\n{"name": "0", "posi')
+        stream.write('{"name": "0", "posi')
     again = opened(tmp_path)
-    assert list(again.finished()) == ["0"]
+    assert list(again.finished()) == ["0"] and not again.done("1") and not again.done("x/y")
+    again.merge()
     names = [json.loads(line)["name"] for line in again.steps_path.read_text().splitlines()]
     assert names == ["0", "0"]
     entry = again.finished()["0"]
@@ -96,38 +103,45 @@ def test_resume_takes_over_finished_images_only(tmp_path: Path) -> None:
     assert (entry["mean_depth"], entry["mean_nodes"], entry["category"]) == (1.5, 4.5, "Animals")
 
 
-def test_statistics_are_there_while_images_are_made(tmp_path: Path) -> None:
-    """gather() shows what is finished; the records stay, so that the last merge still tells who ended it."""
-    folder = opened(tmp_path)
-    for number, prompt in enumerate(PROMPTS, start=1):
-        assert folder.take(prompt.name)
-        folder.add(decoded(prompt.name), Image.new("RGB", (2, 2)), 0.0)
-        folder.gather()
-        assert len(json.loads(folder.statistics_path.read_text())) == number
-        assert len(folder.steps_path.read_text().splitlines()) == 2 * number
-    before = folder.statistics_path.read_bytes(), folder.steps_path.read_bytes()
-    assert folder.merge() and not (tmp_path / "queue").exists()
-    assert (folder.statistics_path.read_bytes(), folder.steps_path.read_bytes()) == before
-    assert not folder.merge()
+def test_nothing_is_written_before_the_start(tmp_path: Path) -> None:
+    RunFolder(tmp_path / "o", (0, 10), PROMPTS, SETTINGS)
+    assert not list(tmp_path.iterdir())
 
 
+def test_who_ends_last_completes_the_run(tmp_path: Path) -> None:
+    """Of two processes the first merges what there is, the second the rest, and it alone says so."""
+    first, second = opened(tmp_path), opened(tmp_path)
+    finish(first, "0", "x/y")
+    assert first.done("0") and second.done("0") and not second.done("1")
+    assert not first.merge()
+    finish(second, "1")
+    assert second.merge() and not (tmp_path / "queue").exists()
+    assert list(json.loads(second.statistics_path.read_text())) == ["0", "1", "x/y"]
+    assert len(second.steps_path.read_text().splitlines()) == 6
+    before = second.statistics_path.read_bytes(), second.steps_path.read_bytes()
+    assert not first.merge()
+    assert (second.statistics_path.read_bytes(), second.steps_path.read_bytes()) == before
+
+
+@pytest.mark.parametrize("step", ["write_atomic", "write_json"])
 def test_a_merge_that_is_interrupted_is_done_by_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     folder = opened(tmp_path)
-    assert folder.take("0")
-    folder.add(decoded("0"), Image.new("RGB", (2, 2)), 0.0)
+    finish(folder, "0")
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(outputs, "write_json", interrupted)
+        patch.setattr(outputs, step, interrupted)
         with pytest.raises(KeyboardInterrupt):
-            folder.gather()
-    folder.merge()
-    assert list(json.loads(folder.statistics_path.read_text())) == ["0"]
-    assert len(folder.steps_path.read_text().splitlines()) == 2
+            folder.merge()
+    again = opened(tmp_path)
+    assert again.done("0")
+    again.merge()
+    assert list(json.loads(again.statistics_path.read_text())) == ["0"]
+    assert len(again.steps_path.read_text().splitlines()) == 2
 
 
 def test_other_configurations_and_damage_are_refused(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from eval import options
-from eval.families import MODELS
-from eval.method import method_from
-from eval.parser import Parser
+from adt_tree.policy import TreeShape
+from cli.generate_images import Options
+from cli.method import method_from
+from cli.train_drafter import Options as Training
 from models.registry import CKPTS, HOMES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -26,18 +26,19 @@ MANIFEST = json.loads((CKPTS / "manifest.json").read_text(encoding="utf-8"))
 
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
 def test_a_preset_is_what_its_name_says(path: Path) -> None:
-    parser = Parser("test", "test")
-    options.add_arguments(parser)
-    args = parser.with_config(["--config", str(path)])
+    options = Options.parse(["--config", str(path)])
     model, _, kind = path.stem.partition("-")
-    assert args.model == model and args.output_dir == f"runs/{path.stem}"
+    assert options.model == model and options.output_dir == f"runs/{path.stem}"
     assert f"configs/{path.name}" in path.read_text(encoding="utf-8").splitlines()[0]
-    if model in MODELS:
-        method = method_from(args)
-        assert method.drafting == (kind != "ar") and (method.adapt is not None) == kind.startswith("adt")
-        assert (method.lantern is not None) == kind.endswith("lantern")
-        if model != "emoji" and method.shape:
-            assert method.shape.budget == 58
+    method = method_from(options)
+    assert method.drafting == (kind != "ar") and method.name.startswith("adt") == kind.startswith("adt")
+    assert (method.lantern is not None) == kind.endswith("lantern")
+    if model != "emoji" and isinstance(method.tree, TreeShape):
+        assert method.tree.budget == 58
+
+
+def test_the_training_preset_parses() -> None:
+    assert Training.parse(["--config", str(TRAINING)]).optimizer == "muon"
 
 
 def test_every_method_of_the_paper_has_its_preset() -> None:

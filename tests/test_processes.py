@@ -13,16 +13,19 @@ import pytest
 import torch
 
 import main
-from eval.claims import Claims, Worker, keep_alone, worker
 from eval.errors import UserError
+from eval.locks import keep_alone
 from eval.measurements import Measurements
+from eval.session import Worker, worker
 from training import drafter_states
 
 ROOT = Path(__file__).resolve().parent.parent
 PROMPTS = [f"prompt {number}" for number in range(7)]
-# What a process does differently before it is main.py: dies with an image in hand, or waits for another.
-TURNS = {
-    "dies": """
+# A process that is killed with an image in hand.
+DIES = """
+import os, signal, sys
+import main
+from eval.outputs import RunFolder
 made = []
 def add(self, decoded, image, seconds, add=RunFolder.add):
     made.append(decoded.name)
@@ -30,17 +33,8 @@ def add(self, decoded, image, seconds, add=RunFolder.add):
         os.kill(os.getpid(), signal.SIGKILL)
     add(self, decoded, image, seconds)
 RunFolder.add = add
-""",
-    "follows": """
-def take(self, name, take=RunFolder.take):
-    while not (any(self.root.glob("queue/*"))):
-        time.sleep(0.01)
-    return take(self, name)
-RunFolder.take = take
-""",
-}
-HEAD = "import os, signal, sys, time\nfrom eval.outputs import RunFolder\n"
-TAIL = "import main\nsys.exit(main.main(sys.argv[1:]))\n"
+sys.exit(main.main(sys.argv[1:]))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -58,22 +52,6 @@ def words(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> li
         str(prompts),
         "--output_dir",
     ]
-
-
-def start(words: list[str], folder: Path, turn: str, rank: int, count: int = 2) -> subprocess.Popen[str]:
-    """A process as a launcher starts it."""
-    env = {
-        **os.environ,
-        "RANK": str(rank),
-        "WORLD_SIZE": str(count),
-        "LOCAL_RANK": str(rank),
-        "OMP_NUM_THREADS": "1",
-    }
-    code = HEAD + TURNS[turn] + TAIL
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *words, str(folder)],
-        cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
 
 
 def contents(folder: Path) -> dict[str, Any]:
@@ -104,42 +82,38 @@ def whole(words: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict[st
     return contents(folder)
 
 
-def test_a_killed_process_loses_nothing(words: list[str], whole: dict[str, Any], tmp_path: Path) -> None:
-    folder = tmp_path / "o"
-    dying, following = start(words, folder, "dies", 1), start(words, folder, "follows", 0)
-    assert dying.wait(100) == -9
-    out, err = following.communicate(timeout=100)
-    assert following.returncode == 0, err
-    assert "process 0 of 2: 6 images" in out and json.loads(out.splitlines()[-1])["images"] == 7
-    assert contents(folder) == whole
-
-
-def test_killed_and_restarted_is_the_single_run(
+def test_a_killed_process_loses_nothing(
     words: list[str], whole: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
+    """Process 1 of 2 dies, 0 ends its share, then 1 is started again: the run of a single process."""
     folder = tmp_path / "o"
-    assert start(words, folder, "dies", 1).wait(100) == -9
-    assert sorted(path.suffix for path in (folder / "queue").iterdir()) == [".claim", ".json"]
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
-    assert main.main([*words, str(folder)]) == 0
-    out = capsys.readouterr().out
-    assert "process 1 of 2: 6 images" in out and json.loads(out.splitlines()[-1])["skipped"] == 1
+    dying = [sys.executable, "-c", DIES, *words, str(folder)]
+    killed = subprocess.run(dying, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False)
+    assert killed.returncode == -9
+    assert [path.name for path in (folder / "queue").iterdir()] == ["1.json"]
+    capsys.readouterr()
+    for rank, made in (("0", 4), ("1", 2)):
+        monkeypatch.setenv("RANK", rank)
+        assert main.main([*words, str(folder)]) == 0
+        out = capsys.readouterr().out
+        assert f"process {rank} of 2: {made} images" in out and ('"images": 7' in out) == (rank == "1")
     assert contents(folder) == whole
 
 
-def test_a_rerun_in_many_processes_changes_nothing(
+def test_the_last_of_many_processes_tells_of_all_and_reruns_change_nothing(
     words: list[str], whole: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     folder = tmp_path / "o"
     monkeypatch.setenv("WORLD_SIZE", "2")
-    for rank, speaks in (("0", True), ("1", False), ("0", True)):
+    for rank, tells in (("1", False), ("0", True), ("1", False), ("0", True)):
         monkeypatch.setenv("RANK", rank)
         assert main.main([*words, str(folder)]) == 0
-        assert ('"output_dir"' in capsys.readouterr().out) == speaks
-        assert contents(folder) == whole
+        assert ('"output_dir"' in capsys.readouterr().out) == tells
+    assert contents(folder) == whole
 
 
 @pytest.mark.timeout(300)  # three processes import torch
@@ -171,35 +145,14 @@ def test_accelerate_launch_trains_in_two_processes(tiny_checkpoint: Path, tmp_pa
 def test_the_launchers_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
-    assert worker() == Worker() and worker().leads
+    assert worker() == Worker()
     for name, value in (("RANK", "3"), ("WORLD_SIZE", "4"), ("LOCAL_RANK", "1")):
         monkeypatch.setenv(name, value)
-    assert worker() == Worker(3, 4, 1) and not worker().leads
+    assert worker() == Worker(3, 4, 1)
     for name, value in (("RANK", "4"), ("LOCAL_RANK", "x")):
         monkeypatch.setenv(name, value)
         with pytest.raises(UserError, match=f"{name}="):
             worker()
-
-
-def test_claims_hold_against_other_processes(tmp_path: Path) -> None:
-    code = """
-import sys
-from pathlib import Path
-from eval.claims import Claims
-print(Claims(Path(sys.argv[1])).take("a"))
-"""
-
-    def other() -> str:
-        command = [sys.executable, "-c", code, str(tmp_path)]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
-
-    mine = Claims(tmp_path)
-    assert mine.take("a") and not mine.take("a") and other() == "False"
-    assert (tmp_path / "a.claim").read_text().split()[-1] == str(os.getpid())
-    mine.give_back("a")
-    assert not (tmp_path / "a.claim").exists()
-    assert other() == "True" and (tmp_path / "a.claim").exists()  # it ended without giving back
-    assert mine.take("a")
 
 
 def test_two_processes_do_not_measure_in_one_folder(tmp_path: Path) -> None:
@@ -227,6 +180,6 @@ def test_a_file_system_without_locks_is_one_line(tmp_path: Path, monkeypatch: py
     def unsupported(handle: int, what: int) -> None:
         raise OSError(95, "Operation not supported")
 
-    monkeypatch.setattr("eval.claims.fcntl.lockf", unsupported)
+    monkeypatch.setattr("eval.locks.fcntl.lockf", unsupported)
     with pytest.raises(UserError, match="cannot be locked .Operation not supported.; choose an --output_dir"):
         keep_alone(tmp_path / "f")

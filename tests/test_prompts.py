@@ -118,6 +118,8 @@ def test_facts_of_a_prompt_travel_with_it(tmp_path: Path) -> None:
         ("p.json", b"{", "not JSON"),
         ("p.json", b'{"annotations": [{"id": 1}]}', "damaged COCO"),
         ("p.json", b'[{"caption": null}]', "row 0"),
+        ("p.json", b'["a", "\\ud800"]', "prompt '1' is not UTF-8 text"),
+        ("p.json", b'[{"name": "\\udfff", "prompt": "a"}]', "is not UTF-8 text"),
     ],
 )
 def test_bad_files(tmp_path: Path, name: str, content: bytes, says: str) -> None:

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.commands import COMMANDS
-from eval.parser import Parser
+from main import COMMANDS
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTE = """#!{python}
@@ -41,7 +40,5 @@ def test_commands_are_taken(script: str, model: str, tmp_path: Path) -> None:
     lines = [json.loads(line) for line in noted.read_text().splitlines()]
     assert len(lines) == SCRIPTS[script][model != "emoji"]
     for program, name, *words in lines:
-        parser = Parser(f"main.py {name}", "")
-        import_module(COMMANDS[name].options).add_arguments(parser)
-        args = parser.with_config(words)  # exits on what it does not know
-        assert program == "main.py" and getattr(args, "model", model) == model
+        options = import_module(f"cli.{name}").Options.parse(words)  # refuses what it does not know
+        assert program == "main.py" and name in COMMANDS and getattr(options, "model", model) == model

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from eval.locks import alone
 from eval.errors import UserError
+from eval.locks import alone
 from eval.outputs import write_json
 
 SCORES = "scores.json"
