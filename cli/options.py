@@ -35,6 +35,7 @@ class Declared:
     above: float | None
     read: Callable[[str], Any] | None
     positional: bool
+    repeat: bool
 
 
 def option(
@@ -47,14 +48,16 @@ def option(
     above: float | None = None,
     read: Callable[[str], Any] | None = None,
     positional: bool = False,
+    repeat: bool = False,
 ) -> Any:
     """A field that is an option; default MISSING: it must be given.
 
     text: its help, to which "(default: ...)" is added unless it says so itself. within: inclusive bounds of a
-    number; above: an exclusive lower one. read: the parser of a word, in place of the type's.
+    number; above: an exclusive lower one. read: the parser of a word, in place of the type's. repeat: it may be
+    given several times, a value each.
     """
     chosen = None if choices is None else tuple(choices)
-    declared = Declared(text, unit, chosen, within, above, read, positional)
+    declared = Declared(text, unit, chosen, within, above, read, positional, repeat)
     return field(default=default, metadata={"option": declared})
 
 
@@ -201,6 +204,8 @@ def _add(group: Any, flags: list[str], kind: Any, default: Any, declared: Declar
         "help": text,
         "default": None if required else default,
     }
+    if declared.repeat:
+        words["action"] = "append"
     if many:
         words["nargs"] = "*" if declared.positional and not required else "+"
     if declared.positional:
