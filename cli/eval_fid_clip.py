@@ -40,10 +40,10 @@ class Options(ScoringOptions):
 def run(options: Options) -> None:
     """Print the scores and append them; the last line is one JSON document."""
     import torch
-    from eval.metrics.networks import features, inception
 
     from eval.metrics.clip import clip_scores, load_clip
     from eval.metrics.distances import frechet
+    from eval.metrics.networks import features, inception
     from eval.metrics.pictures import images_of, pairs_of
     from eval.metrics.scores import Scores
     from eval.metrics.sources import clip_config, clip_weights, weights_file

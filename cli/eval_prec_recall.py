@@ -38,9 +38,9 @@ class Options(ScoringOptions):
 def run(options: Options) -> None:
     """Print both and append them; the last line is one JSON document."""
     import torch
-    from eval.metrics.networks import features, vgg16
 
     from eval.metrics.distances import precision_recall
+    from eval.metrics.networks import features, vgg16
     from eval.metrics.pictures import images_of
     from eval.metrics.scores import Scores
     from eval.metrics.sources import weights_file

@@ -77,9 +77,8 @@ def run(options: Options) -> None:
 
 def _inception(options: Options, fakes: list[Path], reals: list[Path], device: Device) -> Found:
     """is, kid and fid, from one pass over the images."""
-    from eval.metrics.networks import features, inception
-
     from eval.metrics.distances import frechet, inception_score, kid
+    from eval.metrics.networks import features, inception
     from eval.metrics.sources import weights_file
 
     if "is" in options.metrics and len(fakes) < options.splits:
@@ -101,9 +100,8 @@ def _inception(options: Options, fakes: list[Path], reals: list[Path], device: D
 
 
 def _aesthetic(options: Options, fakes: list[Path], _: list[Path], device: Device) -> Found:
-    from eval.metrics.networks import features
-
     from eval.metrics.clip import aesthetic, load_clip
+    from eval.metrics.networks import features
     from eval.metrics.sources import clip_config, clip_weights, weights_file
 
     head = weights_file(options.aesthetic_path, "--aesthetic_path")
@@ -116,9 +114,8 @@ def _aesthetic(options: Options, fakes: list[Path], _: list[Path], device: Devic
 
 
 def _effnet(options: Options, fakes: list[Path], reals: list[Path], device: Device) -> Found:
-    from eval.metrics.networks import effnet, features
-
     from eval.metrics.distances import frechet
+    from eval.metrics.networks import effnet, features
 
     network = effnet(device)
     fake, real = (features(network, paths, device, options.batch_size) for paths in (fakes, reals))

@@ -40,16 +40,21 @@ def setting_of(options: ModelOptions) -> Setting:
     """Settle device and precision. UserError for a device, a split or graphs that cannot be."""
     device = pick_device(options.device)
     precision = pick_precision(options.precision, device, options.model)
-    graphs = isinstance(options, GraphOptions) and options.cuda_graphs
     if options.device_map is not None:
         _check_split(options, device)
-    if graphs and device != "cuda":
+    return Setting(device, precision, options.device_map, check_graphs(options, device))
+
+
+def check_graphs(options: ModelOptions, device: str) -> bool:
+    """Whether work is captured; some commands have no such option. UserError where it cannot be."""
+    asked = isinstance(options, GraphOptions) and options.cuda_graphs
+    if asked and device != "cuda":
         raise UserError("--cuda_graphs: this runs on the CPU; leave it out")
-    if graphs and options.device_map is not None:
+    if asked and options.device_map is not None:
         raise UserError(
             f"--cuda_graphs with --device_map {options.device_map}: a graph is of one device; leave one out"
         )
-    return Setting(device, precision, options.device_map, graphs)
+    return asked
 
 
 def _check_split(options: ModelOptions, device: str) -> None:

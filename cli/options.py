@@ -53,8 +53,8 @@ def option(
     """A field that is an option; default MISSING: it must be given.
 
     text: its help, to which "(default: ...)" is added unless it says so itself. within: inclusive bounds of a
-    number; above: an exclusive lower one. read: the parser of a word, in place of the type's. repeat: it may be
-    given several times, a value each.
+    number; above: an exclusive lower one. read: the parser of a word, in place of the type's. repeat: it may
+    be given several times, a value each.
     """
     chosen = None if choices is None else tuple(choices)
     declared = Declared(text, unit, chosen, within, above, read, positional, repeat)

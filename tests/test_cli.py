@@ -14,6 +14,9 @@ from typing import Any
 import pytest
 
 import main
+from cli.generate_images import Options
+from cli.loading import check_graphs
+from eval.errors import UserError
 from eval.outputs import RunFolder
 from tests.tiny import tiny_words
 
@@ -187,6 +190,13 @@ def test_flags_that_change_no_image_stand_in_the_record(generate: Run, tmp_path:
 def test_what_the_user_can_put_right_is_one_line(generate: Run, words: list[str], says: str) -> None:
     status, out, err = generate("o", *words)
     assert (status, out) == (2, "") and says in one_line(err)
+
+
+def test_graphs_are_of_one_cuda_device() -> None:
+    assert check_graphs(Options.parse(["--cuda_graphs"]), "cuda")
+    assert not check_graphs(Options.parse(["--device_map", "auto"]), "cuda")
+    with pytest.raises(UserError, match="a graph is of one device"):
+        check_graphs(Options.parse(["--cuda_graphs", "--device_map", "auto"]), "cuda")
 
 
 def test_damaged_checkpoints(generate: Run, tiny_checkpoint: Path, tmp_path: Path) -> None:

@@ -9,13 +9,13 @@ import pytest
 import torch
 from transformers import ChameleonForConditionalGeneration
 
+from adt_tree.method import build
 from adt_tree.policy import AdaptiveTree, TreeShape
 from adt_tree.roles import Request
-from eval import arms
-from eval.method import Method
 from eval.prompts import DEFAULT_FILE, HELD_OUT_FILE, UNSEEN_FILE
 from models.model import Model
 from models.registry import EMOJI, load
+from tests.methods import method_of
 
 LAW = {"temperature": 1.0, "top_k": 2000, "top_p": 1.0, "cfg": 3.0}
 
@@ -56,16 +56,16 @@ def test_logits_are_those_of_transformers(model: Model) -> None:
 def test_exact_methods_draw_the_image_of_plain_decoding(model: Model, temperature: float) -> None:
     law = {**LAW, "temperature": temperature}
     methods = [
-        Method(**law),
-        Method(**law, shape=TreeShape(5, 4, 24)),
-        Method(**law, adapt=AdaptiveTree()),
-        Method(**law, static="mc_sim_7b_63"),
-        Method(**law, shape=TreeShape(16, 3, 23), drafter="jacobi"),
+        method_of(**law),
+        method_of(**law, shape=TreeShape(5, 4, 24)),
+        method_of(**law, adapt=AdaptiveTree()),
+        method_of(**law, static="mc_sim_7b_63"),
+        method_of(**law, shape=TreeShape(16, 3, 23), drafter="self-draft"),
     ]
     prompt = model.encode("twemoji emoji of pizza")
     images = []
     for method in methods:
-        arm = arms.build(model, method, 1, model.prompt_length(prompt))
+        arm = build(model, method, 1, model.prompt_length(prompt))
         images.append(next(iter(arm.decode(iter([Request("0", prompt, 7)])))))
     assert len({tuple(image.codes) for image in images}) == 1
     assert images[0].tau == 1 and all(image.tau > 1.5 for image in images[1:])

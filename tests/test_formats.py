@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 
+from adt_tree.method import build
 from adt_tree.policy import TreeShape
 from adt_tree.roles import Request
-from eval import arms
-from eval.method import Method
 from models.errors import CheckpointError
 from models.model import Model
 from models.registry import load
 from tests import tiny, tiny_llamagen
 from tests.golden import close
+from tests.methods import method_of
 from tests.published import edit, rewrite
 
 FIELDS: dict[str, Callable[[dict[str, Any]], Any]] = {
@@ -99,8 +99,8 @@ def exact(model: Model) -> None:
         for text, opening in zip("ab", model.encode_all(["sun", "cat"]), strict=True)
     ]
     drawn = []
-    for tree in ({}, {"shape": TreeShape(4, 3, 10)}, {"shape": TreeShape(4, 3, 10), "drafter": "jacobi"}):
-        arm = arms.build(model, Method(**law, **tree), 2, max(r.prompt.length for r in requests))
+    for tree in ({}, {"shape": TreeShape(4, 3, 10)}, {"shape": TreeShape(4, 3, 10), "drafter": "self-draft"}):
+        arm = build(model, method_of(**law, **tree), 2, max(r.prompt.length for r in requests))
         drawn.append({image.name: image.codes for image in arm.decode(iter(requests))})
     assert drawn[0] == drawn[1] == drawn[2] and drawn[0]["a"] != drawn[0]["b"]
 

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from adt_tree.method import Method, build
 from adt_tree.policy import TreeShape
 from adt_tree.roles import Request
 from adt_tree.transfer import to_device
-from eval import arms
 from eval.gpu_parts import waits, warm_up
-from eval.method import Method
 from models.graphs import CudaRecorder, Replays
 from models.model import Model
 from models.registry import load
+from tests.methods import method_of
 from tests.test_graphs import Doubling
 
 pytestmark = [
@@ -27,7 +27,7 @@ TREES = {
     "ar": {},
     "static": {"static": "mc_sim_7b_63"},
     "dynamic": {"shape": TreeShape(4, 3, 12)},
-    "jacobi": {"shape": TreeShape(9, 3, 20), "drafter": "jacobi"},
+    "jacobi": {"shape": TreeShape(9, 3, 20), "drafter": "self-draft"},
     "hybrid": {"shape": TreeShape(9, 3, 20), "drafter": "hybrid"},
 }
 
@@ -40,7 +40,7 @@ def opened(folder: Path, device: str, graphs: bool = False) -> Model:
 def drawn(model: Model, method: Method) -> dict[str, list[int]]:
     """Three images in two slots."""
     openings = [model.encode(text) for text in ("sun", "red heart", "pizza")]
-    arm = arms.build(model, method, 2, max(o.length for o in openings))
+    arm = build(model, method, 2, max(o.length for o in openings))
     return {i.name: i.codes for i in arm.decode(Request(str(n), o, n) for n, o in enumerate(openings))}
 
 
@@ -48,8 +48,8 @@ def drawn(model: Model, method: Method) -> dict[str, list[int]]:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", TREES)
 def test_tokens_are_the_cpus(name: str, temperature: float, graphs: bool, tiny_checkpoint: Path) -> None:
-    expected = drawn(opened(tiny_checkpoint, "cpu"), Method(temperature, 0, 1.0, 3.0))
-    method = Method(temperature, 0, 1.0, 3.0, **TREES[name])
+    expected = drawn(opened(tiny_checkpoint, "cpu"), method_of(temperature, 0, 1.0, 3.0))
+    method = method_of(temperature, 0, 1.0, 3.0, **TREES[name])
     assert drawn(opened(tiny_checkpoint, "cuda", graphs), method) == expected
 
 
@@ -58,7 +58,7 @@ def test_tokens_are_the_cpus(name: str, temperature: float, graphs: bool, tiny_c
 def test_a_cycle_waits_once(name: str, graphs: bool, tiny_checkpoint: Path) -> None:
     model = opened(tiny_checkpoint, "cuda", graphs)
     opening = model.encode("sun")
-    arm = arms.build(model, Method(1.0, 0, 1.0, 3.0, **TREES[name]), 1, opening.length)
+    arm = build(model, method_of(1.0, 0, 1.0, 3.0, **TREES[name]), 1, opening.length)
     warm_up(arm, Request("0", opening, 0))
     assert waits(arm, Request("0", opening, 0), torch.device("cuda")) <= 1
 

@@ -3,7 +3,6 @@ recorder's place."""
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -19,19 +18,16 @@ from adt_tree.decode import autoregressive, speculative
 from adt_tree.eagle import EagleProposer
 from adt_tree.grid import Grid
 from adt_tree.hybrid import HybridProposer
+from adt_tree.method import Decoder, build
 from adt_tree.noise import Noise
 from adt_tree.passes import DIRECT
-from adt_tree.policy import Fixed
+from adt_tree.policy import Fixed, TreeShape
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
 from adt_tree.self_draft import SelfDraftProposer
 from adt_tree.verify import GreedyRelaxed
-from eval import arms
-from eval.errors import UserError
 from eval.gpu_parts import warm_up
-from eval.method import Method as Chosen
 from eval.profiling import profile
-from eval.session import check_graphs
 from models.drafter import EagleDrafter
 from models.graphs import MOST, WARM_UPS, Replays
 from models.lines import LineTarget
@@ -39,6 +35,7 @@ from models.pairing import PAIRINGS
 from models.registry import load
 from models.target import ARTarget
 from tests import test_engine_lines as lines
+from tests.methods import method_of
 from tests.tape import SPOILT, Launches, Machine
 from tests.test_engine import (
     CODES,
@@ -142,10 +139,10 @@ def test_row_ends(kind: str) -> None:
 
 
 METHODS = {
-    "ar": Chosen(1.0, 0, 1.0, 3.0),
-    "eagle": Chosen(1.0, 0, 1.0, 3.0, shape=arms.TreeShape(4, 3, 12)),
-    "jacobi": Chosen(0.0, 0, 1.0, 3.0, drafter="jacobi", shape=arms.TreeShape(9, 3, 20)),
-    "hybrid": Chosen(1.0, 20, 1.0, 3.0, drafter="hybrid", shape=arms.TreeShape(9, 3, 20)),
+    "ar": method_of(1.0, 0, 1.0, 3.0),
+    "eagle": method_of(1.0, 0, 1.0, 3.0, shape=TreeShape(4, 3, 12)),
+    "jacobi": method_of(0.0, 0, 1.0, 3.0, drafter="self-draft", shape=TreeShape(9, 3, 20)),
+    "hybrid": method_of(1.0, 20, 1.0, 3.0, drafter="hybrid", shape=TreeShape(9, 3, 20)),
 }
 
 
@@ -160,13 +157,13 @@ def test_models(name: str, pairing: str, tiny_checkpoint: Path, monkeypatch: pyt
     requests = [Request(str(n), opening, n) for n, opening in enumerate(openings)]
     found = []
     for graphs in (True, False):
-        arm = arms.build(replace(model, graphs=graphs), METHODS[name], 2, max(o.length for o in openings))
+        arm = build(replace(model, graphs=graphs), METHODS[name], 2, max(o.length for o in openings))
         assert isinstance(arm.target.passes, Replays) == graphs
         found.append([(i.name, i.codes, i.drafter_calls) for i in arm.decode(requests)])
     assert found[0] == found[1]
 
 
-def launches(arm: arms.Arm, request: Request, machine: Machine) -> int:
+def launches(arm: Decoder, request: Request, machine: Machine) -> int:
     """Operators between the second and the third target pass of an image, when all that recurs was seen."""
     warm_up(arm, request)
     counts, forward = list[int](), arm.target.forward
@@ -192,7 +189,7 @@ def test_a_cycle_is_few_launches(name: str, tiny_checkpoint: Path, monkeypatch: 
     model = load("emoji", str(tiny_checkpoint), None, "fp32", "cpu", True)
     request = Request("0", model.encode("sun"), 3)
     for graphs in (True, False):
-        arm = arms.build(replace(model, graphs=graphs), METHODS[name], 1, request.prompt.length)
+        arm = build(replace(model, graphs=graphs), METHODS[name], 1, request.prompt.length)
         found.append(launches(arm, request, machine))
     assert found[0] <= LEFT[name] <= found[1] / 4
 
@@ -203,7 +200,7 @@ def test_stopwatches_stay_outside(name: str, tiny_checkpoint: Path, monkeypatch:
     monkeypatch.setattr("models.model.CudaRecorder", Machine)
     model = replace(load("emoji", str(tiny_checkpoint), None, "fp32", "cpu", True), graphs=True)
     requests = [Request("0", model.encode("sun"), 3)]
-    arm = arms.build(model, METHODS[name], 1, requests[0].prompt.length)
+    arm = build(model, METHODS[name], 1, requests[0].prompt.length)
     warm_up(arm, requests[0])
     codes = next(arm.decode(requests)).codes
     before = arm.target.passes.captured
@@ -283,12 +280,3 @@ def test_recordings_have_a_bound() -> None:
     for _ in range(WARM_UPS + 2):
         assert passes.change(double, (0,), torch.ones(2)).tolist() == [0.0, 0.0]
     assert passes.captured == MOST
-
-
-def test_one_device_only() -> None:
-    """Layers spread over devices are not captured; commands without the option capture nothing."""
-    args = argparse.Namespace(cuda_graphs=True, device="cuda", device_map=None)
-    assert check_graphs(args) and not check_graphs(argparse.Namespace(device="cuda", device_map="auto"))
-    args.device_map = "auto"
-    with pytest.raises(UserError, match="a graph is of one device"):
-        check_graphs(args)

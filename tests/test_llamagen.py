@@ -12,10 +12,9 @@ import torch
 from PIL import Image
 
 import main
+from adt_tree.method import Method, build
 from adt_tree.policy import AdaptiveTree, TreeShape
 from adt_tree.roles import Request
-from eval import arms
-from eval.method import Method
 from models.captions import clean
 from models.errors import CheckpointError
 from models.llamagen import TextPrompts
@@ -23,6 +22,7 @@ from models.model import Extras, Model
 from models.registry import load
 from models.t5 import T5Text
 from tests import tiny_llamagen
+from tests.methods import method_of
 
 LAW = {"top_k": 0, "top_p": 1.0, "cfg": 3.0}
 TEXTS = ["a red heart", "pizza", "a blue cat face with a red hat on the sea with the sun", "sun", "the sea"]
@@ -48,7 +48,7 @@ def opened(path: Path, drafter: bool = True, name: str = "llamagen", extras: Ext
 def draw(model: Model, method: Method, slots: int, texts: list[str]) -> list[list[int]]:
     """Codes of the texts, in their order."""
     requests = [Request(str(n), o, 100 + n) for n, o in enumerate(model.encode_all(texts))]
-    arm = arms.build(model, method, slots, max(model.prompt_length(r.prompt) for r in requests))
+    arm = build(model, method, slots, max(model.prompt_length(r.prompt) for r in requests))
     images = sorted(arm.decode(requests), key=lambda image: int(image.name))
     return [image.codes for image in images]
 
@@ -56,11 +56,11 @@ def draw(model: Model, method: Method, slots: int, texts: list[str]) -> list[lis
 def methods(law: dict[str, float]) -> list[Method]:
     """Every kind of exact method."""
     return [
-        Method(**law, shape=TreeShape(4, 3, 10)),
-        Method(**law, static="mc_sim_7b_63"),
-        Method(**law, adapt=AdaptiveTree()),
-        Method(**law, shape=TreeShape(6, 3, 12), drafter="jacobi"),
-        Method(**law, shape=TreeShape(6, 3, 12), drafter="hybrid"),
+        method_of(**law, shape=TreeShape(4, 3, 10)),
+        method_of(**law, static="mc_sim_7b_63"),
+        method_of(**law, adapt=AdaptiveTree()),
+        method_of(**law, shape=TreeShape(6, 3, 12), drafter="self-draft"),
+        method_of(**law, shape=TreeShape(6, 3, 12), drafter="hybrid"),
     ]
 
 
@@ -71,7 +71,7 @@ def test_every_exact_method_draws_the_image_of_plain_decoding(
 ) -> None:
     """Under guidance, prompts of 2 to 12 rows, one of them longer than is taken."""
     model, law = opened(folder), {**LAW, "temperature": temperature}
-    plain = draw(model, Method(**law), 1, TEXTS)
+    plain = draw(model, method_of(**law), 1, TEXTS)
     assert len({tuple(codes) for codes in plain}) > 3
     for method in methods(law):
         assert draw(model, method, slots, TEXTS) == plain, method
@@ -81,7 +81,7 @@ def test_every_exact_method_draws_the_image_of_plain_decoding(
 def test_classes_too(classes: Path, temperature: float) -> None:
     model, law = opened(classes), {**LAW, "temperature": temperature}
     labels = ["0", "3", "6", "2"]
-    plain = draw(model, Method(**law), 3, labels)
+    plain = draw(model, method_of(**law), 3, labels)
     assert len({tuple(codes) for codes in plain}) == len(labels)
     for method in methods(law):
         assert draw(model, method, 3, labels) == plain, method
@@ -95,7 +95,7 @@ def test_the_original_file_holds_the_same_model(folder: Path, tmp_path: Path, wr
         got, expected = (getattr(model, module).state_dict() for model in (theirs, ours))
         assert got.keys() == expected.keys()
         assert all(torch.equal(got[name], expected[name]) for name in got)
-    method = Method(**LAW, temperature=0.0)
+    method = method_of(**LAW, temperature=0.0)
     assert draw(theirs, method, 1, TEXTS[:2]) == draw(ours, method, 1, TEXTS[:2])
 
 
@@ -108,7 +108,7 @@ def test_other_sizes(tmp_path: Path) -> None:
     for wrapper in (None, "model"):
         model = opened(tiny_llamagen.build(tmp_path / f"x{wrapper}", 3, wrapper, **sizes))
         assert (model.grid.size, model.decoder.config.num_kv_heads) == (36, 2)
-        drawn.append(draw(model, Method(**law), 1, TEXTS[:2]))
+        drawn.append(draw(model, method_of(**law), 1, TEXTS[:2]))
         assert draw(model, methods(law)[0], 2, TEXTS[:2]) == drawn[-1]
     assert drawn[0] == drawn[1]
 

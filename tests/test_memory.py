@@ -6,17 +6,16 @@ import json
 import os
 import subprocess
 import sys
-from argparse import Namespace
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 import torch
-from eval.memory import NAMES, table, use_of
 from torch import nn
 
 import main
 from adt_tree.sampling import Sampling
+from cli.memory import NAMES, Options, table, use_of
 from models.memory import Use, parts
 from models.model import Model
 from models.registry import CKPTS, load
@@ -62,8 +61,8 @@ import sys, torch
 from pathlib import Path
 from adt_tree.policy import TreeShape
 from adt_tree.roles import Request
-from eval import arms
-from eval.method import Method
+from adt_tree.method import build
+from tests.methods import method_of
 from models.registry import load
 from tests.test_memory import DEPTH, NODES, WIDTH, use
 from models.memory import parts
@@ -72,10 +71,10 @@ def status(key):
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(key)) * 1024
 def draw(folder, images):
     model = load("emoji", folder, None, "fp32", "cpu", True)
-    method = Method(1.0, 0, 1.0, 3.0, shape=TreeShape(DEPTH, WIDTH, NODES - 1))
+    method = method_of(1.0, 0, 1.0, 3.0, shape=TreeShape(DEPTH, WIDTH, NODES - 1))
     openings = [model.encode("sun") for _ in range(images)]
     longest = max(model.prompt_length(opening) for opening in openings)
-    arm = arms.build(model, method, images, longest)
+    arm = build(model, method, images, longest)
     for decoded in arm.decode(Request(str(n), o, n) for n, o in enumerate(openings)):
         model.image(decoded.codes)
     return parts(use(model, images, longest))["peak"]
@@ -106,12 +105,12 @@ def test_the_command_and_the_copy_in_the_readme(capsys: pytest.CaptureFixture[st
     text = (CKPTS / "README.md").read_text(encoding="utf-8")
     assert list(found) == list(NAMES) and table(found) in text and table(found) in out
     for name in NAMES:
-        more = parts(use_of(name, Namespace(total_token=None, batch_size=2, precision="fp32")))
+        more = parts(use_of(name, Options(batch_size=2, precision="fp32")))
         assert more["target"] == 2 * found[name]["target"] and more["cache"] == 4 * found[name]["cache"]
     assert main.main(["memory", "emoji"]) == 2 and "memory emoji" in capsys.readouterr().err
 
 
 def test_a_7b_model_is_as_large_as_its_files() -> None:
-    found = parts(use_of("anole", Namespace(total_token=None, batch_size=1, precision="bf16")))
+    found = parts(use_of("anole", Options()))
     assert found["target"] == pytest.approx(14.1e9, rel=0.01)  # published: 14.3 with the VQ encoder
     assert torch.bfloat16.itemsize == 2 and found["cache"] < 1.3e9  # the released code allocates 4.3

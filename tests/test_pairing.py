@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -80,9 +79,9 @@ def test_a_chain_is_the_network_over_the_sequence(model: Model, name: str) -> No
             features = torch.cat((features, drafted[branch][None]))
 
 
-def options(choice: str | None, name: str = "anole") -> argparse.Namespace:
-    """What settle() reads."""
-    return argparse.Namespace(model=name, drafter_alignment=choice, cfg=3.0)
+def options(choice: str | None, name: str = "anole") -> tuple[str, str | None, float]:
+    """What settle() reads beside the model."""
+    return name, choice, 3.0
 
 
 @pytest.mark.parametrize("better", PAIRINGS)
@@ -92,12 +91,12 @@ def test_auto_keeps_the_better(
     monkeypatch.setattr(
         alignment, "agreement", lambda *_: {name: 0.2 + (name == better) for name in PAIRINGS}
     )
-    assert alignment.settle(options("auto"), model).pairing == better
+    assert alignment.settle(model, *options("auto")).pairing == better
     assert f"drafter alignment: {better}" in capsys.readouterr().err
-    assert alignment.settle(options(None), model).pairing == better
-    assert alignment.settle(options(None, "emoji"), model).pairing == "published"
-    assert alignment.settle(options("unshifted"), model).pairing == "unshifted"
-    assert alignment.settle(options(None), replace(model, drafter_net=None)).aligned is None
+    assert alignment.settle(model, *options(None)).pairing == better
+    assert alignment.settle(model, *options(None, "emoji")).pairing == "published"
+    assert alignment.settle(model, *options("unshifted")).pairing == "unshifted"
+    assert alignment.settle(replace(model, drafter_net=None), *options(None)).aligned is None
 
 
 def test_agreement_tells_the_pairings_apart(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:

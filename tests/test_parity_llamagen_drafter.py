@@ -10,6 +10,7 @@ from torch import Tensor
 
 from adt_tree.decode import speculative
 from adt_tree.eagle import EagleProposer, StaticGrowth, Stem, grow_dynamic
+from adt_tree.method import row_order
 from adt_tree.noise import Noise
 from adt_tree.policy import Fixed, TreeShape
 from adt_tree.records import Decoded
@@ -18,7 +19,6 @@ from adt_tree.roles import Prefix, Request
 from adt_tree.sampling import Sampling, guide, log_probs
 from adt_tree.tree import STATIC_TREES, StaticTree
 from adt_tree.verify import Coupled, GreedyRelaxed
-from eval.arms import row_order
 from models.drafter import EagleDrafter
 from tests.golden import LlamaGen, close, llamagen, tensors
 

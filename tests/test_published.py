@@ -13,14 +13,14 @@ import pytest
 import torch
 
 import main
+from adt_tree.method import Method, build
 from adt_tree.policy import AdaptiveTree, TreeShape
 from adt_tree.roles import Request
-from eval import arms
-from eval.method import Method
 from models.errors import CheckpointError
 from models.model import Extras, Model
 from models.registry import load
 from tests import published, tiny
+from tests.methods import method_of
 
 CAPTIONS = {"images": [{"id": 9, "file_name": "9.jpg"}, {"id": 4, "file_name": "4.jpg"}],
             "annotations": [{"id": 501, "image_id": 9, "caption": "a cat on the hat"},
@@ -32,7 +32,7 @@ DRAFTED: dict[str, dict[str, Any]] = {
     "eagle": {"shape": TreeShape(5, 4, 14)},
     "eagle static": {"static": "mc_sim_7b_63"},
     "eagle adaptive": {"adapt": ADAPT},
-    "self-drafted": {"shape": TreeShape(9, 3, 20), "drafter": "jacobi"},
+    "self-drafted": {"shape": TreeShape(9, 3, 20), "drafter": "self-draft"},
     "hybrid": {"shape": TreeShape(9, 3, 20), "drafter": "hybrid"},
 }
 
@@ -104,7 +104,7 @@ def drawn(model: Model, method: Method, slots: int) -> dict[str, list[int]]:
     texts = ("cat", "a very long caption of a cat on a hat", "x", "the ocean")
     requests = [Request(text, model.encode(text), 31 * n) for n, text in enumerate(texts)]
     longest = max(request.prompt.length for request in requests)
-    decoded = list(arms.build(model, method, slots, longest).decode(iter(requests)))
+    decoded = list(build(model, method, slots, longest).decode(iter(requests)))
     if method.needs_drafter:  # random weights have no images in which stale codes come true
         assert sum(image.target_calls for image in decoded) < 4 * (model.grid.size - 1)
     return {image.name: image.codes for image in decoded}
@@ -116,12 +116,13 @@ def test_every_exact_method_draws_the_image_of_plain_decoding(
     models: dict[str, Model], name: str, temperature: float
 ) -> None:
     """Token for token in fp32 under guidance, alone and three at a time."""
-    expected = drawn(models[name], Method(**law(temperature)), 1)
+    expected = drawn(models[name], method_of(**law(temperature)), 1)
     assert len({tuple(codes) for codes in expected.values()}) == 4
-    assert drawn(models[name], Method(**law(temperature)), 3) == expected
+    assert drawn(models[name], method_of(**law(temperature)), 3) == expected
     for what, tree in DRAFTED.items():
         for slots in (1, 3) if what in ("eagle", "self-drafted") else (3,):
-            assert drawn(models[name], Method(**law(temperature), **tree), slots) == expected, (what, slots)
+            method = method_of(**law(temperature), **tree)
+            assert drawn(models[name], method, slots) == expected, (what, slots)
 
 
 @pytest.mark.parametrize("name", ["anole", "lumina_mgpt"])
@@ -131,8 +132,8 @@ def test_self_drafting_accepts_what_repeats(models: dict[str, Model], name: str)
     decoder.head.weight.zero_()
     model = replace(models[name], decoder=decoder)
     requests = [Request("a", model.encode("sun"), 0)]
-    method = Method(**law(0.0), shape=TreeShape(9, 3, 20), drafter="jacobi")
-    (image,) = arms.build(model, method, 1, requests[0].prompt.length).decode(iter(requests))
+    method = method_of(**law(0.0), shape=TreeShape(9, 3, 20), drafter="self-draft")
+    (image,) = build(model, method, 1, requests[0].prompt.length).decode(iter(requests))
     assert len(set(image.codes)) == 1 and image.target_calls < model.grid.size // 2
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from adt_tree.method import Method, build
 from adt_tree.policy import TreeShape
 from adt_tree.roles import Request
-from eval import arms
-from eval.method import Method
+from adt_tree.sampling import Sampling
 from models import anole
 from models.cache import KVCache
 from models.errors import CheckpointError
@@ -19,6 +19,7 @@ from models.model import Model, Source
 from models.registry import load
 from models.spread import SpreadCache, Stage, allocate, by_layer, share_out, spread
 from models.transformer import DecoderConfig
+from tests.methods import method_of
 
 CPU = torch.device("cpu")
 
@@ -31,19 +32,19 @@ def model(folder: Path) -> Model:
 def codes(loaded: Model, method: Method, images: int) -> dict[str, list[int]]:
     """What the method draws."""
     openings = [loaded.encode(text) for text in ("sun", "red heart", "pizza")[:images]]
-    arm = arms.build(loaded, method, 2, max(map(loaded.prompt_length, openings)))
+    arm = build(loaded, method, 2, max(map(loaded.prompt_length, openings)))
     return {i.name: i.codes for i in arm.decode(Request(str(n), o, n) for n, o in enumerate(openings))}
 
 
 @pytest.mark.parametrize(
-    "method", [Method(1.0, 0, 1.0, 3.0), Method(1.0, 0, 1.0, 3.0, shape=TreeShape(4, 3, 9))]
+    "method", [method_of(1.0, 0, 1.0, 3.0), method_of(1.0, 0, 1.0, 3.0, shape=TreeShape(4, 3, 9))]
 )
 def test_the_same_images(tiny_checkpoint: Path, method: Method) -> None:
     alone, split = model(tiny_checkpoint), model(tiny_checkpoint)
     # "cpu" and "cpu:0" are one memory under two names: a copy that is forgotten goes unnoticed here.
     spread(split.decoder, [CPU, torch.device("cpu", 0)])
     assert [type(block) for block in split.decoder.blocks] == [Stage, Stage]
-    cache = split.target(2, arms.Sampling(1.0, 0, 1.0, 3.0), 5, 9).cache
+    cache = split.target(2, Sampling(1.0, 0, 1.0, 3.0), 5, 9).cache
     assert isinstance(cache, SpreadCache) and [part.store.shape[0] for part in cache.parts] == [1, 1]
     assert codes(split, method, 3) == codes(alone, method, 3)
 
@@ -67,7 +68,7 @@ def test_weights_are_read_to_their_layers(tiny_checkpoint: Path, monkeypatch: py
     source = Source("emoji", folder, folder / "drafter", torch.float32, CPU, **how)
     loaded = anole.load(source)
     assert [block.device for block in loaded.decoder.blocks] == [CPU, torch.device("cpu", 0)]
-    method = Method(0.0, 0, 1.0, 3.0, static="chain")
+    method = method_of(0.0, 0, 1.0, 3.0, static="chain")
     assert codes(loaded, method, 2) == codes(model(tiny_checkpoint), method, 2)
     where = by_layer([torch.device("cuda", n) for n in (0, 0, 1)], "model.layers.")
     names = ("model.layers.2.mlp", "model.layers.1.mlp", "lm_head.weight")
