@@ -27,7 +27,7 @@ COMMANDS = {
     "generate_train_data": "let the target generate what its drafter learns from",
     "extract_code": "pictures with captions -> codes to learn from",
     "train_drafter": "train a drafter for any of the models",
-    "train_emoji": "build the embedded model: data, tokenizer, bpe, target, prompts, export, contact",
+    "train_emoji": "build the embedded model, stage by stage: data, tokenizer, bpe, target and more",
     "eval_fid_clip": "CLIP score of a run, FID against real images",
     "eval_prec_recall": "precision and recall against real images",
     "eval_hpsv2": "human preference score of a run",

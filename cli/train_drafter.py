@@ -61,16 +61,20 @@ class DataOptions(Base):
 
 @declare
 class LossOptions(Base):
-    """loss: SmoothL1 on features + p_w * cross-entropy of distributions"""
+    """loss: SmoothL1 on features + p_w * distance of distributions"""
 
-    p_w: float = option("weight of the cross-entropy", 0.1, unit="W", within=(0, 1e6))
+    p_w: float = option("weight of the distance", 0.1, unit="W", within=(0, 1e6))
+    distance: str = option(
+        "of the drafter's distribution of codes from the target's; total variation is 1 - the share of draws "
+        "that the best acceptance rule takes",
+        "cross_entropy",
+        choices=("cross_entropy", "total_variation"),
+    )
     coupled: bool = option(
         "both guidance branches of every image; else one, in a tenth of cases the unconditional", False
     )
     cfg_loss: bool = option(
-        "compare the guided distributions, which decoding compares, instead of each branch's own; needs "
-        "--coupled",
-        False,
+        "compare the guided distributions, as decoding does, instead of each branch's own; needs --coupled", False
     )
     cfg_scale: float = option("guidance of --cfg_loss", 3.0, unit="SCALE", within=(0, 100))
     ttt_steps: int = option(
@@ -136,11 +140,7 @@ class Options(TargetOptions, DataOptions, LossOptions, OptimiserOptions):
     export: str | None = option("folder that gets the last drafter as well (default: none)", unit="DIR")
     restart: bool = option("discard the states of --save_dir instead of going on", False)
     seed: int = option("of the split, the order and the noise", 0, unit="SEED")
-    wandb: bool = option(
-        "refused: nothing is uploaded; log.jsonl holds everything, and TensorBoard's events if it is "
-        "installed",
-        False,
-    )
+    wandb: bool = option("refused: nothing is uploaded; log.jsonl holds everything", False)
 
 
 def run(options: Options) -> None:
