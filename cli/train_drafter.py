@@ -74,7 +74,8 @@ class LossOptions(Base):
         "both guidance branches of every image; else one, in a tenth of cases the unconditional", False
     )
     cfg_loss: bool = option(
-        "compare the guided distributions, as decoding does, instead of each branch's own; needs --coupled", False
+        "compare the guided distributions, as decoding does, instead of each branch's own; needs --coupled",
+        False,
     )
     cfg_scale: float = option("guidance of --cfg_loss", 3.0, unit="SCALE", within=(0, 100))
     ttt_steps: int = option(

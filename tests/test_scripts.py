@@ -24,7 +24,6 @@ SCRIPTS = {  # script with its arguments -> commands of the embedded model, of a
     "table1_coco.sh": (3, 3),
     "table2_parti.sh": (3, 3),
     "table3_quality.sh": (27, 21),
-    "ablation_init.sh 1": (3, 3),
     "figure_acceptance.sh": (4, 4),
 }
 
