@@ -8,19 +8,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from PIL import Image
 
 from adt_tree.method import METHODS, Decoder, Lantern, Method, build
-from adt_tree.policy import BUDGET, SELF_DRAFTED, AdaptiveTree, TreeShape, self_drafted
+from adt_tree.policy import AdaptiveTree, TreeShape
 from adt_tree.records import Decoded, Step
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
+from models.loading import load
 from models.model import Model
-from models.registry import FAMILIES, load
+from models.spec import LoadOptions
 
-SAMPLING = Sampling()
+SAMPLING, OPTIONS = Sampling(), LoadOptions()
 Tree = TreeShape | AdaptiveTree | str
 
 
@@ -67,12 +68,16 @@ class Pipeline:
         model: str = "emoji",
         *,
         drafter: str | None = None,
-        device: str = "cpu",
-        precision: str = "fp32",
+        device: str = "auto",
+        precision: str = "auto",
+        options: LoadOptions = OPTIONS,
     ) -> Pipeline:
-        """Load a model by its name, a folder or a hub id. CheckpointError for what cannot be loaded."""
-        name, path = (model, None) if model in FAMILIES else ("emoji", model)
-        return cls(load(name, path, drafter, precision, device, True))
+        """Load a model by its name, a folder or a hub id. CheckpointError for what cannot be loaded.
+
+        options: the rest of what can be asked of loading; drafter, device and precision go before its own.
+        """
+        drafter = drafter or options.drafter_path
+        return cls(load(model, replace(options, drafter_path=drafter, device=device, precision=precision)))
 
     def method(
         self,
@@ -98,15 +103,11 @@ class Pipeline:
     @property
     def default_method(self) -> str:
         """The fastest exact method of this model."""
-        return "self-draft"
+        return self.model.spec.method
 
     def default_tree(self, name: str) -> Tree | None:
         """The tree a method of METHODS has on this model unless told otherwise."""
-        eagle = METHODS[name] == "eagle"
-        if name.startswith("adt-"):
-            return AdaptiveTree() if eagle else SELF_DRAFTED
-        fixed = TreeShape(5, 4, 10) if eagle else self_drafted(BUDGET)
-        return {"ar": None, "eagle-1": "mc_sim_7b_63"}.get(name, fixed)
+        return self.model.spec.default_tree(name)
 
     def __call__(
         self,

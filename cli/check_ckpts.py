@@ -8,7 +8,7 @@ from dataclasses import asdict
 from cli.groups import CheckpointOptions
 from cli.options import declare, option, shown
 from eval.errors import UserError
-from eval.families import MODELS
+from models.registry import SPECS
 
 
 @declare
@@ -16,7 +16,7 @@ class Options(CheckpointOptions):
     """check_ckpts"""
 
     names: tuple[str, ...] = option(
-        f"models to check: {', '.join(MODELS)} (default: the one of --model)",
+        f"models to check: {', '.join(SPECS)} (default: the one of --model)",
         (),
         unit="NAME",
         positional=True,
@@ -27,17 +27,17 @@ def run(options: Options) -> None:
     """Print a line per part and fault, last one JSON document. UserError if anything is at fault."""
     names = options.names or (options.model,)
     for name in names:
-        if name not in MODELS:
-            raise UserError(f"check_ckpts {name}: there is no such model; choose from {', '.join(MODELS)}")
+        if name not in SPECS:
+            raise UserError(f"check_ckpts {name}: there is no such model; choose from {', '.join(SPECS)}")
     given = [word for word in (shown(options, "model_path"), shown(options, "drafter_path")) if word]
     if given and len(names) > 1:
         raise UserError(f"{given[0]}: it is of one model; check one NAME at a time")
-    from cli.loading import extras_of
-    from models.inspection import inspect
+    from cli.loading import load_options
+    from models.tools.inspection import inspect
 
     found = {}
     for name in names:
-        parts = inspect(name, options.model_path, options.drafter_path, extras_of(options))
+        parts = inspect(name, load_options(options))
         found[name] = [asdict(part) for part in parts]
         for part in parts:
             state = "FAULTY" if part.faults else part.note or "ok"

@@ -47,7 +47,7 @@ def run(options: Options) -> None:
     from eval.metrics.pictures import images_of, pairs_of
     from eval.metrics.scores import Scores
     from eval.metrics.sources import clip_config, clip_weights, weights_file
-    from eval.session import pick_device
+    from models.loading import pick_device
 
     device, batch, size = torch.device(pick_device(options.device)), options.batch_size, options.eval_res
     scores = Scores("eval_fid_clip", options.fake_dir, options.scores)

@@ -38,7 +38,7 @@ def run(options: Options) -> None:
     from eval.metrics.pictures import pairs_of
     from eval.metrics.scores import Scores
     from eval.metrics.sources import clip_config, weights_file
-    from eval.session import pick_device
+    from models.loading import pick_device
 
     device, place = torch.device(pick_device(options.device)), options.clip_path
     scores = Scores("eval_hpsv2", options.image_path, options.scores)

@@ -44,7 +44,7 @@ def run(options: Options) -> None:
     from eval.metrics.pictures import images_of
     from eval.metrics.scores import Scores
     from eval.metrics.sources import weights_file
-    from eval.session import pick_device
+    from models.loading import pick_device
 
     stored = Path(options.fname_precalc) if options.fname_precalc else None
     if options.fake_dir is None and stored is None:

@@ -51,7 +51,7 @@ def run(options: Options) -> None:
 
     from eval.metrics.pictures import images_of
     from eval.metrics.scores import Scores
-    from eval.session import pick_device
+    from models.loading import pick_device
 
     wanted = [name for name in options.metrics if name in AGAINST_REAL]
     if wanted and options.ref_dir is None:

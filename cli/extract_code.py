@@ -113,7 +113,7 @@ def run(options: Options) -> None:
     import torch
 
     from cli.loading import load_without_drafter
-    from models.shards import ShardWriter, Stored, origin
+    from models.drafters.shards import ShardWriter, Stored, origin
     from models.teacher import features
 
     model = load_without_drafter(options)[0].model
@@ -153,7 +153,7 @@ def encoded(model: Model, pairs: list[Pair], batch: int) -> Iterator[tuple[Pair,
     import torch
     from tqdm import tqdm
 
-    from models.vq import from_uint8
+    from models.codecs.vq import from_uint8
 
     size = model.grid.height * model.codec.config.patch_size
     for start in tqdm(range(0, len(pairs), batch), unit="batch", disable=None):

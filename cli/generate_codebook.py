@@ -32,7 +32,7 @@ def run(options: Options) -> None:
 
     from adt_tree.relax import nearest_table
     from cli.loading import load_without_drafter
-    from models.files import replacing
+    from models.checkpoint.files import replacing
 
     model = load_without_drafter(options)[0].model
     codes = model.num_codes

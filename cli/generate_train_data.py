@@ -37,7 +37,7 @@ def run(options: Options) -> None:
     from adt_tree.sampling import Sampling
     from cli.loading import load_without_drafter
     from eval.session import make_requests
-    from models.shards import ShardWriter, Stored, origin
+    from models.drafters.shards import ShardWriter, Stored, origin
     from models.teacher import features
 
     pipe, setting = load_without_drafter(options)

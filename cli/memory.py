@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from cli.options import Options as Base
 from cli.options import declare, option
 from eval.errors import UserError
-from eval.families import RELEASED, SHAPE_OF
+from models.registry import SPECS
+from models.spec import PRECISIONS
 
-BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
-NAMES = ("anole", "lumina_mgpt", "llamagen", "llamagen2")
+NAMES = tuple(name for name, spec in SPECS.items() if spec.manifest is not None)
 
 
 @declare
@@ -24,7 +23,7 @@ class Options(Base):
     precision: str = option(
         "of weights and caches (beside bf16 weights a CPU with AVX-512 has fp32 caches: as for fp32)",
         "bf16",
-        choices=tuple(BYTES),
+        choices=tuple(name for name in PRECISIONS if name != "auto"),
     )
     batch_size: int = option("in flight at once", 1, unit="IMAGES", within=(1, None))
     total_token: int | None = option(
@@ -34,39 +33,17 @@ class Options(Base):
 
 def run(options: Options) -> None:
     """Print a table in GB; the last line printed is one JSON document in bytes."""
-    from models.memory import parts
+    from models.tools.memory import parts, published_use
 
     for name in options.names:
         if name not in NAMES:
             raise UserError(f"memory {name}: there is no such model; choose from {', '.join(NAMES)}")
-    found = {name: parts(use_of(name, options)) for name in options.names or NAMES}
+    found = {
+        name: parts(published_use(name, options.precision, options.batch_size, options.total_token))
+        for name in options.names or NAMES
+    }
     print(table(found))
     print(json.dumps(found))
-
-
-def use_of(name: str, options: Options) -> Any:
-    """The published dimensions of a model, guided, with the drafter's trees."""
-    from models import chameleon, llamagen
-    from models.memory import Use
-    from models.registry import CKPTS
-    from models.vq import VQConfig
-
-    shape = json.loads((CKPTS / "manifest.json").read_text(encoding="utf-8"))["shapes"][name]
-    tree = RELEASED.get(name, SHAPE_OF["eagle"])
-    read = llamagen.decoder_config if name.startswith("llamagen") else chameleon.decoder_config
-    return Use(
-        decoder=read(shape["target"]),
-        drafter=read(shape["drafter"]),
-        vq=VQConfig.from_hf(shape["vq"]),
-        side=shape["side"],
-        tokens=shape["image_tokens"],
-        prompt=shape["prompt"],
-        nodes=options.total_token or tree.budget + 1,
-        scratch=max(tree.depth + 1, tree.depth * tree.width),
-        images=options.batch_size,
-        branches=2,
-        element=BYTES[options.precision],
-    )
 
 
 def table(found: dict[str, dict[str, int]]) -> str:

@@ -18,9 +18,8 @@ from adt_tree.records import Decoded, Step
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling, log_probs
 from eval.session import synchronise
-from models.model import Model
-from models.registry import DTYPES
-from models.torchvision_guard import mend_torchvision
+from models.model import DTYPES, Model
+from models.tools.torchvision_guard import mend_torchvision
 from models.transformer import DecoderConfig
 
 mend_torchvision()  # before transformers looks for torchvision

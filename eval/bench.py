@@ -25,9 +25,9 @@ from eval.outputs import write_json
 from eval.profiling import PARTS, profile
 from eval.prompts import HELD_OUT_FILE, Prompt, load_prompts
 from eval.session import circumstances, load_model, make_requests, synchronise
-from models.hub import locate
+from models.checkpoint.hub import locate
 from models.model import Model
-from models.registry import HOMES
+from models.registry import SPECS
 
 PROFILED = 4  # images
 LABEL = 1 + max(map(len, ARMS))  # columns of an arm's name
@@ -125,7 +125,7 @@ def _reference_lanes(
         load_net,
     )  # seconds of import that other runs need not wait for
 
-    folder = locate(args.model_path, args.revision) if args.model_path else HOMES[args.model][0]
+    folder = locate(args.model_path, args.revision) if args.model_path else SPECS[args.model].target_folder
     net = load_net(folder, args.precision, lanes[0].decoder.target.device)
     plain = [lane for lane in lanes if lane.name == "ar"]
     laws = [Sampling(lane.temperature, args.top_k, args.top_p, args.cfg) for lane in plain]

@@ -19,6 +19,7 @@ from eval.options import (
     add_tree_arguments,
 )
 from eval.parser import at_least, within
+from models.registry import SPECS
 
 PAPER_ARMS = ("ar", "eagle1", "eagle2", "adt", "lantern", "adt_lantern")
 BOUNDS = ("floor", "ceiling")  # eagle2 with a verdict of their own
@@ -45,7 +46,7 @@ FLAGS: dict[str, dict[str, object]] = {
     "floor": {}, "ceiling": {},
 }  # fmt: skip
 LANTERN_K, LANTERN_DELTA = 100, 0.5
-REFERENCED = ("emoji", "anole")  # models that eval.baseline decodes
+REFERENCED = tuple(name for name, spec in SPECS.items() if spec.reference)  # eval.baseline decodes them
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

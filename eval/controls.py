@@ -11,8 +11,8 @@ from adt_tree.noise import Noise
 from adt_tree.tree import DraftTree
 from adt_tree.verify import Coupled, Verdict, children, verdict_from_hits
 from eval.session import synchronise
-from models.memory import count
 from models.model import Model
+from models.tools.memory import count
 from models.transformer import Block
 
 CONTROLS = ("floor", "ceiling")

@@ -62,7 +62,8 @@ def run(args: argparse.Namespace) -> None:
 
     from eval import gpu_parts
     from eval.outputs import write_json
-    from eval.session import environment, pick_device
+    from eval.session import environment
+    from models.loading import pick_device
 
     device = pick_device(args.device)
     shapes = args.shapes if args.shapes != "auto" else "published" if device == "cuda" else "tiny"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 import warnings
 from dataclasses import dataclass, replace
@@ -16,18 +15,20 @@ from adt_tree.grid import Grid
 from adt_tree.policy import TreeShape
 from adt_tree.roles import Request
 from adt_tree.tree import root_only_tree
-from eval import arms, memory
+from eval import arms
 from eval.controls import roofline
 from eval.method import Method
 from eval.profiling import profile
-from eval.session import pick_precision, synchronise
+from eval.session import synchronise
 from models.drafter import EagleDrafter
 from models.graphs import Replays
 from models.lines import LineTarget
-from models.memory import Use
-from models.model import Model
-from models.random_model import random_model
-from models.registry import DTYPES, EMOJI, load
+from models.loading import load, pick_precision
+from models.model import DTYPES, Model
+from models.registry import EMOJI, spec_of
+from models.spec import LoadOptions
+from models.tools.memory import Use, published_use
+from models.tools.random_model import random_model
 
 SHAPED = ("anole", "lumina_mgpt", "llamagen2")
 LAW = (1.0, 2000, 1.0, 3.0)  # temperature, top_k, top_p, guidance
@@ -65,7 +66,7 @@ class Setting:
 
     def precision(self, model: str) -> str:
         """Of a model's weights and activations, what a user gets who asks for none."""
-        return pick_precision("auto", self.device.type, model)
+        return pick_precision("auto", self.device.type, spec_of(model))
 
 
 def tokens(setting: Setting) -> dict[str, Any]:
@@ -86,7 +87,7 @@ def tokens(setting: Setting) -> dict[str, Any]:
 
 
 def _emoji(setting: Setting, device: str) -> Model:
-    return load("emoji", str(setting.folder), None, "fp32", device, True)
+    return load("emoji", LoadOptions(str(setting.folder), precision="fp32", device=device))
 
 
 def _codes(model: Model, method: Method) -> list[int]:
@@ -99,7 +100,8 @@ def _codes(model: Model, method: Method) -> list[int]:
 def embedded(setting: Setting) -> dict[str, Any]:
     """Speed of the embedded model."""
     precision = setting.precision("emoji")
-    model = load("emoji", str(setting.folder), None, precision, setting.device.type, True)
+    device = setting.device.type
+    model = load("emoji", LoadOptions(str(setting.folder), precision=precision, device=device))
     return {"precision": precision, **speed(model, model.encode(PROMPT), setting)}
 
 
@@ -122,7 +124,7 @@ def random(name: str, setting: Setting) -> dict[str, Any]:
 
 def use_of(name: str, shapes: str) -> Use:
     """The published dimensions of a model, or tiny ones of its kind."""
-    use = memory.use_of(name, argparse.Namespace(total_token=None, batch_size=1, precision="bf16"))
+    use = published_use(name)
     if shapes == "published":
         return use
     rows = (use.tokens - (use.side // use.vq.patch_size) ** 2) > 0

@@ -13,7 +13,7 @@ from adt_tree.records import Decoded, Step
 from eval.errors import UserError
 from eval.locks import keep_alone
 from eval.outputs import write_atomic, write_config
-from models.files import append_line
+from models.checkpoint.files import append_line
 
 Key = tuple[str, float]  # arm, temperature
 FREE = ("output_dir", "config", "debug", "profile", "top")  # options that change no measurement

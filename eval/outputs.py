@@ -23,7 +23,7 @@ from adt_tree.records import Decoded
 from eval.errors import UserError
 from eval.locks import alone
 from eval.prompts import Prompt
-from models.files import replacing
+from models.checkpoint.files import replacing
 
 MOST_NAME = 100  # characters of a file name that come from the prompt's name
 STEPS = "steps.jsonl"  # its steps, one per line

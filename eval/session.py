@@ -1,4 +1,4 @@
-"""The machine a command runs on: its process, device and precision, and what a figure must state."""
+"""The machine a command runs on: its process, and what a figure must state."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ import torch
 
 from adt_tree.roles import Request
 from eval.errors import UserError
-from eval.families import FP32_ON_CPU
 from eval.prompts import Prompt, image_seed
 from models.model import Model
 
@@ -44,37 +43,6 @@ def worker() -> Worker:
     if rank >= count:
         raise UserError(f"RANK={rank} with WORLD_SIZE={count}: ranks count from 0; unset or repair them")
     return Worker(rank, count, local)
-
-
-def pick_device(name: str) -> str:
-    """auto -> cuda where there is one, that of this process's local rank under a launcher.
-
-    UserError if cuda is asked for and missing, or has fewer devices than the machine has processes.
-    """
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda: no CUDA device is visible; use --device cpu or auto")
-    if name == "cpu" or not torch.cuda.is_available():
-        return "cpu"
-    place = worker().local_rank
-    if place is not None:
-        if place >= torch.cuda.device_count():
-            raise UserError(
-                f"--device {name}: LOCAL_RANK={place}, but {torch.cuda.device_count()} CUDA devices are "
-                "visible; launch a process a device"
-            )
-        torch.cuda.set_device(place)
-    return "cuda"
-
-
-def pick_precision(name: str, device: str, model: str) -> str:
-    """auto -> bf16 where the device multiplies it in hardware, else fp16 on a GPU and fp32, which beats
-    emulated bf16, on a CPU. On every CPU fp32 for FP32_ON_CPU: their images can be compared there."""
-    if name != "auto":
-        return name
-    if device == "cuda":
-        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
-    multiplied = torch.cpu.get_capabilities().get("avx512_bf16", False)
-    return "bf16" if multiplied and model not in FP32_ON_CPU else "fp32"
 
 
 def make_requests(model: Model, prompts: Sequence[Prompt], run_seed: int) -> tuple[list[Request], int]:

@@ -1,64 +1,40 @@
 """Anole and the embedded emoji model: the Chameleon layout with a raster of codes and no line tokens.
 
 Everything is read from the checkpoint's own files: ids from config.json's vocabulary_map, the grid from
-vq_config.
+vq_config. No torch until one is loaded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
-
-from tokenizers import Tokenizer
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from adt_tree.grid import Grid
-from models.chameleon import decoder_config, from_chameleon, to_chameleon
-from models.checkpoint import build, read_config, read_fields, read_tokenizer
-from models.codec import read_codec
-from models.drafter import load_drafter
 from models.errors import CheckpointError
-from models.fit import expected, require
-from models.model import Model, Source
-from models.spread import by_layer, share_out, spread
-from models.target import Prompt, PromptEncoder
-from models.transformer import Decoder, DecoderConfig
-from models.vq import VQModel
-from models.weights import Weights, read_weights
+from models.spec import CKPTS, EMBEDDED_TREE, Checkpoint, Fields, ModelSpec, Shapes
 
-BEGIN_OF_IMAGE = "<racm3:break>"
-SEPARATOR = "<reserved08706>"  # closes the user's turn
+if TYPE_CHECKING:
+    from models.model import Model
+    from models.transformer import DecoderConfig
+
+VQ_DECODER = "model.vqmodel.decoder."  # of a checkpoint that needs no VQGAN beside it
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLayout:
-    """Where the vocabulary keeps what a prompt needs. Codebook id = token id - first_code."""
+def load(checkpoint: Checkpoint) -> Model:
+    """Anole, or the embedded model. A target_size that is not the checkpoint's own is refused."""
+    from models.checkpoint.folder import read_fields
+    from models.layouts.chameleon_files import Prompts, open_chameleon
 
-    first_code: int
-    num_codes: int
-    begin_of_text: int
-    begin_of_image: int
-    separator: int
-
-    @classmethod
-    def read(cls, config: Mapping[str, Any]) -> TokenLayout:
-        """From config.json. ValueError names what the vocabulary lacks."""
-        vocabulary = config.get("vocabulary_map")
-        if not vocabulary:
-            raise ValueError("config.json has no vocabulary_map: this is not a Chameleon checkpoint")
-        images = sorted((index, name) for name, index in vocabulary.items() if name.startswith("IMGIMG"))
-        codes = [index for index, _ in images]
-        if not codes or codes[-1] - codes[0] + 1 != len(codes):
-            raise ValueError("vocabulary_map: the image tokens (IMGIMG...Z) are missing or not contiguous")
-        numbers = [(len(name), name) for _, name in images]  # digits written as A to J
-        if numbers != sorted(numbers):
-            raise ValueError(
-                "vocabulary_map: the image tokens (IMGIMG...Z) are not in the order of their codes"
-            )
-        for name in ("<s>", BEGIN_OF_IMAGE, SEPARATOR):
-            if name not in vocabulary:
-                raise ValueError(f"vocabulary_map: token {name} is missing")
-        return cls(codes[0], len(codes), vocabulary["<s>"], vocabulary[BEGIN_OF_IMAGE], vocabulary[SEPARATOR])
+    opened, size = open_chameleon(checkpoint, shared_norms=False), checkpoint.options.target_size
+    grid = read_fields(checkpoint.folder, lambda: grid_of(opened.config))
+    own = grid.height * opened.codec.config.patch_size
+    if size not in (None, own):
+        raise CheckpointError(
+            f"--target_size {size}: this model draws {own} px and no other size; leave it out"
+        )
+    layout, begin = opened.layout, opened.layout.begin_of_image
+    return opened.model(grid, Prompts(opened.tokenizer, layout, (begin,), (layout.begin_of_text, begin)))
 
 
 def grid_of(config: Mapping[str, Any]) -> Grid:
@@ -68,129 +44,64 @@ def grid_of(config: Mapping[str, Any]) -> Grid:
     return Grid(side, side)
 
 
-@dataclass(frozen=True, slots=True)
-class Prompts:
-    """See models.target.PromptEncoder."""
+def decoder_config(fields: Fields) -> DecoderConfig:
+    """The decoder of a config.json of the Chameleon layout."""
+    from models.layouts.chameleon import decoder_config
 
-    tokenizer: Tokenizer
-    layout: TokenLayout
-    opening: tuple[int, ...]  # of an image, behind the user's turn
-    unconditional: tuple[int, ...]  # a sequence without a text
-    instruction: str = ""  # before the user's text
-
-    @property
-    def first_code(self) -> int:
-        """Token id of code 0."""
-        return self.layout.first_code
-
-    @property
-    def num_codes(self) -> int:
-        """Size of the codebook."""
-        return self.layout.num_codes
-
-    def encode(self, text: str) -> Prompt:
-        """cond = <s> instruction text <sep> opening; uncond at positions of its own from 0."""
-        ids = self.tokenizer.encode(self.instruction + text, add_special_tokens=False).ids
-        turn = [self.layout.begin_of_text, *ids, self.layout.separator]
-        return Prompt([*turn, *self.opening], [*self.unconditional])
-
-    def release(self) -> None:
-        """See PromptEncoder: a tokenizer is small."""
+    return decoder_config(fields)
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """A checkpoint of this layout before its large parts are read: enough to refuse what cannot be."""
-
-    source: Source
-    config: Mapping[str, Any]
-    tokenizer: Tokenizer
-    layout: TokenLayout
-    shape: DecoderConfig
-    state: Weights
-    codec: VQModel
-
-    def model(self, grid: Grid, prompts: PromptEncoder, row_end: int | None = None) -> Model:
-        """The model that draws this grid from these prompts, its weights read; row_end: token id, None
-        without row ends."""
-        source, shape, net, drafter_sha = self.source, self.shape, None, None
-        # The drafter first: it is small, so what is wrong with it is known before the target is read.
-        if source.drafter is not None:
-            net, drafter_sha = load_drafter(source.drafter, shape, source.dtype, source.device)
-        devices = share_out(shape, source.dtype) if source.split else []
-        place = by_layer(devices, "model.layers.") if devices else source.device
-        placed = self.state.placed(place, source.dtype)
-        decoder = build(
-            lambda: Decoder(shape),
-            lambda: from_chameleon(placed, shape),
-            source.dtype,
-            None if devices else source.device,
-            source.folder,
-        )
-        if devices:
-            spread(decoder, devices)
-        codebook = self.codec.quantize.embedding.weight
-        return Model(
-            source.name, grid, prompts, decoder, codebook, self.codec, net, placed.digest(), drafter_sha,
-            row_end,
-        )  # fmt: skip
+def chameleon_places(home: Path, target: Path, base: str | None) -> tuple[Path, ...]:
+    """Folders of text_tokenizer.json, vqgan.ckpt and vqgan.yaml: the one given alone, else the target's own
+    and the published layout's."""
+    inner = Path("chameleon", "tokenizer")
+    if base is not None:
+        return Path(base), Path(base) / inner
+    return target, target.parent / inner, home / inner
 
 
-def check_tokenizer(tokenizer: Tokenizer, vocabulary: Mapping[str, int], size: int) -> None:
-    """CheckpointError if text would become token ids of another vocabulary."""
-    highest = max(tokenizer.get_vocab().values(), default=0)
-    if highest >= size:
-        raise CheckpointError(
-            f"the text tokenizer has token ids up to {highest}, config.json's vocab_size is {size}: give the "
-            "text_tokenizer.json of this model"
-        )
-    for name in (BEGIN_OF_IMAGE, SEPARATOR):
-        found = tokenizer.token_to_id(name)
-        if found not in (None, vocabulary[name]):
-            raise CheckpointError(
-                f"the text tokenizer has {name} at {found}, config.json at {vocabulary[name]}: give the "
-                "text_tokenizer.json of this model"
-            )
+def shares_norms(fields: Fields, shapes: Shapes) -> bool | None:
+    """Whether heads share the norm of their queries, as Lumina-mGPT's do; None if this is not the Chameleon
+    layout."""
+    norm, heads = shapes.get("model.layers.0.self_attn.q_norm.weight"), fields.get("num_attention_heads")
+    if norm is None or not isinstance(heads, int) or "vocabulary_map" not in fields:
+        return None
+    return norm[0] < heads
 
 
-def open_chameleon(source: Source, shared_norms: bool) -> Opened:
-    """Read what is small, check the rest by headers. CheckpointError names what is missing or does not fit.
-
-    shared_norms: queries and keys have one norm for all heads of a shard, as Lumina-mGPT's checkpoints do;
-    Anole's have one a head. Either layout would run as the other, and draw noise.
-    """
-    folder = source.folder
-    config = read_config(folder)
-    layout, shape = read_fields(folder, lambda: (TokenLayout.read(config), decoder_config(config)))
-    state, tokenizer = read_weights(folder).tied(config), read_tokenizer(*source.places)
-    check_tokenizer(tokenizer, config["vocabulary_map"], shape.vocab_size)
-    wanted = expected(lambda: Decoder(shape), lambda own: to_chameleon(own, shape))
-    require(folder, state, wanted, "fetch it again, or the config.json that belongs to it")
-    norms = state.shapes["model.layers.0.self_attn.q_norm.weight"][0]
-    if shape.num_heads > 1 and (norms < shape.num_heads) != shared_norms:
-        whose = ("Anole", "anole") if shared_norms else ("Lumina-mGPT", "lumina_mgpt")
-        raise CheckpointError(
-            f"{folder}: {norms} norms of queries for {shape.num_heads} heads, as in {whose[0]}: this is no "
-            f"checkpoint of {source.name}, try --model {whose[1]}"
-        )
-    codec = read_codec(config, state, folder, source.places, source.device)
-    codes = codec.config.num_embeddings
-    if codes != layout.num_codes:
-        raise CheckpointError(
-            f"{folder}: the vocabulary has {layout.num_codes} image tokens, the VQGAN {codes} codes: "
-            "they belong to different models"
-        )
-    return Opened(source, config, tokenizer, layout, shape, state, codec)
+def has_codec(shapes: Shapes) -> bool:
+    """Whether the checkpoint holds a VQ decoder of its own."""
+    return any(name.startswith(VQ_DECODER) for name in shapes)
 
 
-def load(source: Source) -> Model:
-    """Anole, or the embedded model. A --target_size that is not the checkpoint's own is refused."""
-    opened = open_chameleon(source, shared_norms=False)
-    grid = read_fields(source.folder, lambda: grid_of(opened.config))
-    size = grid.height * opened.codec.config.patch_size
-    if source.target_size not in (None, size):
-        raise CheckpointError(
-            f"--target_size {source.target_size}: this model draws {size} px and no other size; leave it out"
-        )
-    layout, begin = opened.layout, opened.layout.begin_of_image
-    return opened.model(grid, Prompts(opened.tokenizer, layout, (begin,), (layout.begin_of_text, begin)))
+EMOJI_SPEC = ModelSpec(
+    name="emoji",
+    about="the embedded model",
+    load=load,
+    recognises=lambda fields, shapes: shares_norms(fields, shapes) is False and has_codec(shapes),
+    decoder_config=decoder_config,
+    places=chameleon_places,
+    home=CKPTS / "emoji",
+    tree=EMBEDDED_TREE,
+    method="self-draft",  # the fastest exact one, as bench measured it
+    fp32_on_cpu=True,
+    splittable=True,
+    reference=True,
+)
+ANOLE = ModelSpec(
+    name="anole",
+    about="Anole-7b",
+    load=load,
+    recognises=lambda fields, shapes: shares_norms(fields, shapes) is False and not has_codec(shapes),
+    decoder_config=decoder_config,
+    places=chameleon_places,
+    home=CKPTS / "anole",
+    target="Anole-7b-v0.1-hf",
+    drafter="trained_drafters/anole_drafter",
+    options=("tokenizer_base_path",),
+    static_tree="naive_extend_57",
+    splittable=True,
+    token_shift="auto",
+    reference=True,
+    manifest="anole",
+)

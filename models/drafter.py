@@ -18,15 +18,20 @@ from torch import Tensor, nn
 
 from adt_tree.roles import Prefix
 from models.cache import KVCache, Span
-from models.chameleon import block_from_chameleon, block_to_chameleon, decoder_config
-from models.checkpoint import build, read_config, read_fields
+from models.checkpoint.folder import read_config, read_fields
+from models.checkpoint.meta_init import build, expected, require
+from models.checkpoint.weights import read_weights
 from models.errors import CheckpointError
-from models.fit import expected, require
+from models.layouts.chameleon import (
+    block_from_chameleon,
+    block_to_chameleon,
+    decoder_config,
+    drafter_fields,
+)
 from models.packed import cache_dtype, pack
-from models.pairing import make_pairing
 from models.target import ARTarget, EncodedPrompt, by_branch, chain_mask
+from models.token_shift import make_token_shift
 from models.transformer import Block, DecoderConfig, reserve, rotary_table
-from models.weights import read_weights
 
 
 class DrafterNet(nn.Module):
@@ -94,6 +99,7 @@ class Layout:
     config: Callable[[Mapping[str, Any]], DecoderConfig] = drafter_config
     from_published: Callable[[Mapping[str, Tensor], DecoderConfig], dict[str, Tensor]] = from_published
     to_published: Callable[[Mapping[str, Tensor], DecoderConfig], dict[str, Tensor]] = to_published
+    fields: Callable[[DecoderConfig, int], dict[str, Any]] = drafter_fields  # config.json of a new one
 
 
 CHAMELEON = Layout()
@@ -129,8 +135,8 @@ class EagleDrafter:
     """See adt_tree.roles.Drafter: the network with its own preallocated cache, beside one target's slots.
 
     Guidance lives inside: both branches run, each on its own features, with the same codes. Entry p of the
-    cache is the pair (feature at p, token at p + 1), or as `pairing` has it: a row is one entry shorter than
-    the target's until extend() pairs the last feature.
+    cache is the pair (feature at p, token at p + 1), or as `token_shift` has it: a row is one entry shorter
+    than the target's until extend() pairs the last feature.
     """
 
     def __init__(
@@ -139,13 +145,13 @@ class EagleDrafter:
         target: ARTarget,
         max_depth: int,
         max_width: int,
-        pairing: str = "published",
+        token_shift: str = "published",
     ) -> None:
         """max_depth, max_width: of the largest tree; they size the scratch behind the committed entries.
-        pairing: one of models.pairing.PAIRINGS."""
+        token_shift: one of models.spec.TOKEN_SHIFTS."""
         self.net, self.target = net, target
         self.device, self.passes, self.deepest = target.device, target.passes, max_depth
-        self.pairing = make_pairing(pairing, target.slots, target.first_code, target.device)
+        self.token_shift = make_token_shift(token_shift, target.slots, target.first_code, target.device)
         config = net.config
         scratch = max(max_depth + 1, max_depth * max_width)
         capacity = target.max_prompt + target.grid.size + scratch
@@ -164,7 +170,7 @@ class EagleDrafter:
     def prefill(self, slot: int, prompt: EncodedPrompt, prefix: Prefix) -> None:
         """See Drafter."""
         for branch, features in enumerate(prefix.features):
-            tokens = self.pairing.prompt(slot, prompt.tokens(branch))
+            tokens = self.token_shift.prompt(slot, prompt.tokens(branch))
             cache = self.cache.row(branch * self.target.slots + slot)
             cache.clear()
             if tokens:
@@ -190,7 +196,7 @@ class EagleDrafter:
         order = torch.arange(pairs, device=self.device).expand(branches * images, -1)
         ancestors = chain_mask(pairs, self.device).expand(branches * images, -1, -1)
         span = self.cache.span(order, ancestors, reach + self.target.max_prompt)
-        hidden = self._run(self.pairing.committed(codes, count), features, span)
+        hidden = self._run(self.token_shift.committed(codes, count), features, span)
         self.cache.length += by_branch(count, branches)
         last = (count - 1)[None, :, None, None].expand(branches, -1, 1, hidden.shape[-1])
         feature = hidden.gather(2, last)[:, :, 0]
@@ -211,7 +217,7 @@ class EagleDrafter:
         earlier = ancestors.shape[2] - width
         seen = by_branch(ancestors, branches)
         span = self.cache.span(depths, seen, reach + self.target.max_prompt, offset=earlier)
-        hidden = self._run(self.pairing.drafted(codes, ancestors), features, span)
+        hidden = self._run(self.token_shift.drafted(codes, ancestors), features, span)
         return self._logits(hidden), hidden
 
     def _run(self, codes: Tensor, features: Tensor, span: Span) -> Tensor:

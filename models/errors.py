@@ -18,4 +18,5 @@ class CheckpointError(ValueError):
 
 def reason(error: BaseException) -> str:
     """An exception's first line, or its name."""
-    return str(error).splitlines()[0].strip("'\"") if str(error) else type(error).__name__
+    line = str(error.args[0] if isinstance(error, KeyError) and error.args else error).partition("\n")[0]
+    return line or type(error).__name__

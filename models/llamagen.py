@@ -1,210 +1,75 @@
-"""LlamaGen: a Llama decoder over a square of codes behind 120 projected text rows, or one class row.
-
-Published facts: two-dimensional rotary positions that are zero on the prefix, token id = codebook id, a
-learned unconditional embedding under the conditional row's padding mask.
-
-Dimensions: T rows of the prefix (120, or 1 for a class), C size of a text feature, D features.
-"""
+"""LlamaGen: two stages that draw texts, and checkpoints that draw classes. No torch until one is loaded."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from math import isqrt
-from typing import Any, Protocol
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from models.spec import CKPTS, Checkpoint, Fields, ModelSpec, Shapes, home_of
 
-from models.target import Lead
-from models.transformer import Decoder, DecoderConfig, read_shape
+if TYPE_CHECKING:
+    from models.model import Model
+    from models.transformer import DecoderConfig
 
-SPARE = 4096  # positions behind the raster: more than any tree has nodes
-HEADS = {768: 12, 1024: 16, 1280: 20, 1536: 24, 3200: 32}  # of the published widths: B, L, XL, XXL, 3B
-STAGES = {"t2i": 256, "t2i2": 1024}  # a drafter's input_type -> codes of an image
-
-
-def _over_raster(config: DecoderConfig, cells: int, rows: int) -> DecoderConfig:
-    """The decoder for images of `cells` codes behind a prefix of `rows`."""
-    side = isqrt(cells)
-    if side < 1 or side * side != cells:
-        raise ValueError(f"block_size {cells}: an image is a square of codes")
-    return replace(config, raster_side=side, raster_start=rows, max_positions=rows + cells + SPARE)
+SECOND = 1024  # codes of an image of stage 2
+HOME = CKPTS / "llamagen"
+OPTIONS = ("vq_path", "text_encoder", "keep_text_encoder", "class_labels")
+PROMPT = "cls_embedding."  # the names of what embeds a prompt go on from here
 
 
-def decoder_config(config: Mapping[str, Any]) -> DecoderConfig:
-    """From the config.json of the HF-style layout. KeyError or ValueError names what is missing or unfit."""
-    shape = read_shape(config, norm_eps=1e-6)
-    shape = replace(shape, rope_theta=config.get("rope_base", 10000.0), qk_norm=False)
-    return _over_raster(shape, config["block_size"], config["cls_token_num"])
+def load(checkpoint: Checkpoint) -> Model:
+    """LlamaGen drawing texts or classes."""
+    from models.layouts.llamagen import load
+
+    return load(checkpoint)
 
 
-def original_config(
-    shapes: Mapping[str, tuple[int, ...]], fields: Mapping[str, Any], cells: int
-) -> DecoderConfig:
-    """From the tensors of LlamaGen's own .pt, which comes without a configuration.
+def decoder_config(fields: Fields) -> DecoderConfig:
+    """The decoder of a config.json of the HF-style layout."""
+    from models.layouts.llamagen import decoder_config
 
-    fields: ModelArgs under their own names, as far as known. cells: codes of an image. KeyError names a
-    tensor that is missing; ValueError a width whose number of heads is not known.
-    """
-    vocab_size, width = shapes["tok_embeddings.weight"]
-    heads = fields.get("n_head") or HEADS.get(width)
-    if not heads:
-        raise ValueError(
-            f"width {width} is none of LlamaGen's ({', '.join(map(str, HEADS))}) and the file does not say "
-            "how many heads share it: put a config.json with n_head beside it"
-        )
-    fused = shapes["layers.0.attention.wqkv.weight"][0]
-    text = shapes.get("cls_embedding.uncond_embedding")
-    shape = DecoderConfig(
-        vocab_size=vocab_size,
-        hidden_size=width,
-        intermediate_size=shapes["layers.0.feed_forward.w1.weight"][0],
-        num_layers=1 + max(int(name.split(".")[1]) for name in shapes if name.startswith("layers.")),
-        num_heads=heads,
-        num_kv_heads=(fused - width) // (2 * (width // heads)),
-        norm_eps=fields.get("norm_eps", 1e-5),
-        rope_theta=fields.get("rope_base", 10000.0),
-        qk_norm=False,
-    )
-    return _over_raster(shape, cells, text[0] if text else 1)
+    return decoder_config(fields)
 
 
-def drafter_config(config: Mapping[str, Any], target: DecoderConfig) -> DecoderConfig:
-    """From a drafter's config.json, over the target's raster. KeyError names a field that is missing.
-
-    A drafter pairs a row with the token behind it, so a prefix is one entry shorter than the target's and its
-    codes keep their own row and column. Its layer has no norm before attention.
-    """
-    rows, cells = target.raster_start, target.raster_side**2
-    stage = STAGES.get(config.get("input_type", ""), cells)
-    if stage != cells and cells in STAGES.values():
-        raise ValueError(
-            f"input_type {config['input_type']} is of the stage that draws {stage} codes, the target draws "
-            f"{cells}: give the drafter of its stage"
-        )
-    return replace(
-        decoder_config({**config, "block_size": cells, "cls_token_num": rows - 1}), input_norm=False
-    )
+def places(home: Path, target: Path, base: str | None) -> tuple[Path, ...]:
+    """Folders of the VQ model and text encoder: the target's, the one around it, the published layout's."""
+    return home_of(target), target.parent, home
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedPrompt:
-    """Rows of text or of a class, behind padding up to the T rows of no text (see models.target).
-
-    Both branches share the conditional's padding. A real row sees none of it; a row of padding sees the
-    padding up to itself, as in the released code in bf16, the regime of the published drafters, which read
-    the features of these rows; with `ahead` also the real rows behind, as in that code in fp32.
-    """
-
-    conditional: Tensor  # [n, D], n <= T
-    unconditional: Tensor  # [T, D]
-    ahead: bool = False
-
-    @property
-    def length(self) -> int:
-        """Rows, padding included."""
-        return len(self.unconditional)
-
-    def lead(self, branch: int, decoder: Decoder) -> Lead:
-        """See models.target.EncodedPrompt."""
-        padding = self.length - len(self.conditional)
-        rows = self.unconditional if branch else F.pad(self.conditional, (0, 0, padding, 0))
-        order = torch.arange(self.length, device=rows.device)
-        padded = order < padding
-        seen = (order[:, None] >= order) & (padded[:, None] | ~padded)
-        if self.ahead:
-            seen |= padded[:, None] & ~padded
-        return Lead(rows[None], seen[None], padding)
-
-    def tokens(self, branch: int) -> list[int]:
-        """See models.target.EncodedPrompt: the drafter takes the prefix for so many codes 0."""
-        return [0] * self.length
+def is_stage(name: str, fields: Fields, shapes: Shapes) -> bool:
+    """Whether these are of that stage. Classes, and sizes that were not published, count as the first; a .pt
+    of texts that does not tell its size could be either, and is neither."""
+    prompts = {key.removeprefix("model.") for key in shapes if key.removeprefix("model.").startswith(PROMPT)}
+    if not prompts:
+        return False
+    cells = fields.get("block_size")
+    if f"{PROMPT}embedding_table.weight" in prompts:
+        return name == "llamagen"
+    return cells is not None and (cells == SECOND) == (name == "llamagen2")
 
 
-class TextEncoder(Protocol):
-    """A text -> features [n, C], n at most T."""
-
-    def encode(self, text: str) -> Tensor:
-        """Features of a text."""
-
-    def release(self) -> None:
-        """Free what encode() needs; it would come back."""
-
-
-class CaptionProjector(nn.Module):
-    """Text features [..., C] -> rows [..., D], zeros to zeros; and the learned features of no text."""
-
-    def __init__(self, rows: int, features: int, hidden_size: int) -> None:
-        super().__init__()
-        self.uncond_embedding = nn.Parameter(torch.zeros(rows, features))
-        self.cap_proj = nn.ModuleDict(
-            {
-                "fc1": nn.Linear(features, hidden_size, bias=False),
-                "fc2": nn.Linear(hidden_size, hidden_size, bias=False),
-            }
-        )
-
-    def forward(self, features: Tensor) -> Tensor:
-        """fc2(gelu(fc1(x))), gelu by its tanh form."""
-        return self.cap_proj["fc2"](F.gelu(self.cap_proj["fc1"](features), approximate="tanh"))
-
-
-class LabelEmbedder(nn.Module):
-    """Class ids -> rows; the last of the table is no class."""
-
-    def __init__(self, rows: int, hidden_size: int) -> None:
-        super().__init__()
-        self.embedding_table = nn.Embedding(rows, hidden_size)
-
-
-class TextPrompts:
-    """See models.target.PromptEncoder: texts."""
-
-    first_code = 0
-
-    def __init__(self, text: TextEncoder, project: CaptionProjector, num_codes: int, keep: bool) -> None:
-        """keep: hold the text encoder in memory when the prompts of a run are encoded."""
-        self.text, self.project, self.num_codes, self.keep = text, project, num_codes, keep
-        with torch.inference_mode():
-            self.nothing = project(project.uncond_embedding)
-
-    @torch.inference_mode()
-    def encode(self, text: str) -> EncodedPrompt:
-        """The projected features of the text, and the rows of no text."""
-        weight = self.project.uncond_embedding
-        features = self.text.encode(text).to(weight.device, weight.dtype)
-        return EncodedPrompt(self.project(features), self.nothing)
-
-    def release(self) -> None:
-        """See PromptEncoder: free the text encoder."""
-        if not self.keep:
-            self.text.release()
-
-
-class ClassPrompts:
-    """See models.target.PromptEncoder: class ids, in decimal."""
-
-    first_code = 0
-
-    def __init__(self, labels: LabelEmbedder, num_codes: int) -> None:
-        self.labels, self.num_codes = labels, num_codes
-
-    @property
-    def num_classes(self) -> int:
-        """Classes there are."""
-        return len(self.labels.embedding_table.weight) - 1
-
-    def encode(self, text: str) -> EncodedPrompt:
-        """The row of the class, and that of no class. ValueError if there is no such class."""
-        if not text.isdecimal() or int(text) >= self.num_classes:
-            raise ValueError(
-                f"prompt {text!r}: this model draws classes; give ids from 0 to {self.num_classes - 1} by "
-                "--class_labels"
-            )
-        table = self.labels.embedding_table.weight
-        return EncodedPrompt(table[int(text)][None], table[-1:])
-
-    def release(self) -> None:
-        """See PromptEncoder: a table is small."""
+LLAMAGEN = ModelSpec(
+    name="llamagen",
+    about="its stage 1, or one of classes",
+    load=load,
+    recognises=lambda fields, shapes: is_stage("llamagen", fields, shapes),
+    decoder_config=decoder_config,
+    places=places,
+    home=HOME,
+    target="LlamaGen-T2I",
+    drafter="trained_drafters/llamagen_drafter",
+    options=OPTIONS,
+    static_tree="naive_extend_57",
+    embedded_prompts=True,
+    manifest="llamagen",
+)
+LLAMAGEN2 = replace(
+    LLAMAGEN,
+    name="llamagen2",
+    about="its stage 2",
+    recognises=lambda fields, shapes: is_stage("llamagen2", fields, shapes),
+    target="LlamaGen-T2I-2",
+    drafter="trained_drafters/llamagen2_drafter",
+    manifest="llamagen2",
+)

@@ -1,4 +1,4 @@
-"""One loaded checkpoint, whatever its family: what to load, and what makes targets, drafters and images."""
+"""One loaded checkpoint, whatever its family: what makes targets, drafters and images."""
 
 from __future__ import annotations
 
@@ -16,56 +16,25 @@ from adt_tree.passes import DIRECT, Passes
 from adt_tree.relax import nearest_table
 from adt_tree.roles import Drafter
 from adt_tree.sampling import Sampling
-from models.drafter import DrafterNet, EagleDrafter
+from models.codecs.neighbours import find_table, read_table
+from models.codecs.vq import VQModel, to_uint8
+from models.drafter import DrafterNet, EagleDrafter, Layout
 from models.errors import CheckpointError
 from models.graphs import CudaRecorder, Replays
 from models.line_drafter import LineDrafter
 from models.lines import LineTarget
-from models.neighbours import find_table, read_table
+from models.spec import ModelSpec
 from models.target import ARTarget, EncodedPrompt, PromptEncoder
 from models.transformer import Decoder
-from models.vq import VQModel, to_uint8
 
-
-@dataclass(frozen=True, slots=True)
-class Extras:
-    """What only some families read; None: the model's own, or where the published layout has it."""
-
-    target_size: int | None = None  # pixels along the side of an image
-    tokenizer_base_path: str | None = None  # folder of the text tokenizer and vqgan.ckpt
-    vq_path: str | None = None  # LlamaGen's vq_ds16_*.pt
-    text_encoder: str | None = None  # LlamaGen's T5
-    revision: str | None = None  # of the target's hub id
-    keep_text_encoder: bool = False  # in memory once all prompts are encoded
-
-
-NO_EXTRAS = Extras()
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """What to load, and how."""
-
-    name: str  # of the model, as --model has it
-    folder: Path  # of the target
-    drafter: Path | None  # folder of the drafter; None: not wanted
-    dtype: torch.dtype  # of weights and activations; the codec stays fp32
-    device: torch.device
-    extras: Extras = NO_EXTRAS
-    places: tuple[Path, ...] = ()  # where files beside the target's own are looked for, in this order
-    split: bool = False  # the decoder's layers shared out over all GPUs, `device` being the first
-
-    @property
-    def target_size(self) -> int | None:
-        """Pixels along the side of an image; None: the model's own."""
-        return self.extras.target_size
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
     """One loaded checkpoint: weights once, from which any number of targets and drafters are made."""
 
-    name: str
+    spec: ModelSpec
     grid: Grid
     prompts: PromptEncoder
     decoder: Decoder
@@ -74,16 +43,32 @@ class Model:
     drafter_net: DrafterNet | None
     weights_sha: str
     drafter_sha: str | None
+    drafter_layout: Layout  # how drafters of this family are published
     row_end: int | None = None  # token id behind every row of codes; None: rows have no end
-    pairing: str = "published"  # of the drafter's features and tokens (models.pairing)
+    token_shift: str = "published"  # of the drafter's features and tokens (models.token_shift)
     tables: tuple[Path, ...] = ()  # where a table of nearest codes may lie
     num_classes: int = 0  # of a class-conditional model; 0: it draws texts
     graphs: bool = False  # the parts of a cycle are captured as CUDA graphs: on one CUDA device
 
     @property
+    def name(self) -> str:
+        """The family's."""
+        return self.spec.name
+
+    @property
+    def device(self) -> torch.device:
+        """Where codes are: of a decoder over several devices the first."""
+        return self.codebook.device
+
+    @property
+    def precision(self) -> str:
+        """bf16, fp16 or fp32, of the decoder's weights."""
+        return {dtype: name for name, dtype in DTYPES.items()}[self.decoder.embed.weight.dtype]
+
+    @property
     def aligned(self) -> str | None:
-        """The drafter's pairing; None without a drafter."""
-        return None if self.drafter_net is None else self.pairing
+        """The drafter's token shift; None without a drafter."""
+        return None if self.drafter_net is None else self.token_shift
 
     @property
     def num_codes(self) -> int:
@@ -101,9 +86,9 @@ class Model:
 
     def encode_all(self, texts: Sequence[str]) -> list[EncodedPrompt]:
         """All prompts of a run; what only encoding needs is given back."""
-        openings = [self.prompts.encode(text) for text in texts]
+        encoded = [self.prompts.encode(text) for text in texts]
         self.prompts.release()
-        return openings
+        return encoded
 
     def prompt_length(self, prompt: EncodedPrompt) -> int:
         """Cache slots the prompt needs."""
@@ -139,9 +124,11 @@ class Model:
         if self.drafter_net is None:
             raise CheckpointError(f"model {self.name} was loaded without a drafter: pass --drafter_path")
         if isinstance(target, LineTarget):
-            tokens = EagleDrafter(self.drafter_net, target.tokens, 2 * max_depth + 1, max_width, self.pairing)
+            tokens = EagleDrafter(
+                self.drafter_net, target.tokens, 2 * max_depth + 1, max_width, self.token_shift
+            )
             return LineDrafter(tokens, target)
-        return EagleDrafter(self.drafter_net, target, max_depth, max_width, self.pairing)
+        return EagleDrafter(self.drafter_net, target, max_depth, max_width, self.token_shift)
 
     @torch.inference_mode()
     def image(self, codes: list[int]) -> Image.Image:

@@ -18,8 +18,8 @@ from adt_tree.passes import DIRECT, Passes
 from adt_tree.roles import Prefix, Scored
 from adt_tree.tree import DraftTree
 from adt_tree.verify import Verdict
+from models.device_map import allocate
 from models.packed import pack, product
-from models.spread import allocate
 from models.transformer import Decoder, reserve
 
 

@@ -19,6 +19,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.cache import KVCache, Span
+from models.checkpoint.fields import (
+    MOST_LAYERS,
+    MOST_POSITIONS,
+    MOST_TOKENS,
+    MOST_WIDTH,
+    positive,
+    section,
+    whole,
+)
 
 QK_NORM_EPS = 1e-5  # fixed in the published Chameleon code, not in its configuration
 
@@ -53,6 +62,8 @@ class DecoderConfig:
                 f"num_kv_heads {self.num_kv_heads} "
                 "do not divide one another"
             )
+        if self.head_dim % 2:
+            raise ValueError(f"head size {self.head_dim}: rotary positions turn pairs, it must be even")
         if self.raster_side and self.head_dim % 4:
             raise ValueError(f"head size {self.head_dim}: positions by row and column need a multiple of 4")
 
@@ -73,20 +84,20 @@ def read_shape(fields: Mapping[str, Any], norm_eps: float) -> DecoderConfig:
             raise ValueError(f"{name} is {fields[name]!r}: this decoder has no such variant")
     if fields.get("hidden_act", "silu") != "silu":
         raise ValueError(f"hidden_act is {fields['hidden_act']!r}: this decoder has silu only")
-    rope = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
+    rope = section(fields, "rope_parameters") or section(fields, "rope_scaling")
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind != "default":
         raise ValueError(f"rotary positions of type {kind!r}: this decoder has plain ones only")
     shape = DecoderConfig(
-        vocab_size=fields["vocab_size"],
-        hidden_size=fields["hidden_size"],
-        intermediate_size=fields["intermediate_size"],
-        num_layers=fields["num_hidden_layers"],
-        num_heads=fields["num_attention_heads"],
-        num_kv_heads=fields.get("num_key_value_heads") or 0,
-        norm_eps=fields.get("rms_norm_eps", norm_eps),
-        rope_theta=rope.get("rope_theta", fields.get("rope_theta", 10000.0)),
-        max_positions=fields.get("max_position_embeddings", 4096),
+        vocab_size=whole(fields, "vocab_size", MOST_TOKENS),
+        hidden_size=whole(fields, "hidden_size", MOST_WIDTH),
+        intermediate_size=whole(fields, "intermediate_size", MOST_WIDTH),
+        num_layers=whole(fields, "num_hidden_layers", MOST_LAYERS),
+        num_heads=whole(fields, "num_attention_heads", MOST_WIDTH),
+        num_kv_heads=whole(fields, "num_key_value_heads", MOST_WIDTH, default=0),
+        norm_eps=positive(fields, "rms_norm_eps", norm_eps),
+        rope_theta=positive(rope, "rope_theta", positive(fields, "rope_theta", 10000.0)),
+        max_positions=whole(fields, "max_position_embeddings", MOST_POSITIONS, default=4096),
     )
     if fields.get("head_dim") not in (None, shape.head_dim):
         raise ValueError(

@@ -12,7 +12,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 torch.set_num_threads(1)
 
-from models.torchvision_guard import mend_torchvision  # noqa: E402
+from models.tools.torchvision_guard import mend_torchvision  # noqa: E402
 
 mend_torchvision()  # before any test imports transformers
 

@@ -12,12 +12,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from adt_tree.grid import Grid
-from models.chameleon import decoder_config, from_chameleon
 from models.drafter import DrafterNet, drafter_config, from_published
-from models.llama import decoder_names, drafter_names, gather
-from models.llamagen import CaptionProjector, EncodedPrompt, LabelEmbedder, original_config
-from models.llamagen import decoder_config as llamagen_config
-from models.llamagen import drafter_config as llamagen_drafter_config
+from models.layouts.chameleon import decoder_config, from_chameleon
+from models.layouts.llama import decoder_names, drafter_names, gather
+from models.layouts.llamagen import decoder_config as llamagen_config
+from models.layouts.llamagen import drafter_config as llamagen_drafter_config
+from models.layouts.llamagen import original_config
+from models.layouts.llamagen_prompts import CaptionProjector, EncodedPrompt, LabelEmbedder
 from models.target import ARTarget
 from models.transformer import Decoder
 

@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import main
-from models import weights
+from models.checkpoint import weights
 from models.errors import CheckpointError
-from models.registry import load
+from tests.loading import load
 
 Check = Callable[..., tuple[int, list[str], str]]
 
@@ -41,7 +41,7 @@ def check(capsys: pytest.CaptureFixture[str], copy: Path, monkeypatch: pytest.Mo
     """check_ckpts on the copy, no weights to be read: status, faults, standard error."""
 
     def call(*words: str) -> tuple[int, list[str], str]:
-        monkeypatch.setattr(weights.Safetensors, "read", None)
+        monkeypatch.setattr(weights.Stored, "read", None)
         status = main.main(["check_ckpts", "--model_path", str(copy), *words])
         out, err = capsys.readouterr()
         monkeypatch.undo()

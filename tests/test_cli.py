@@ -275,7 +275,7 @@ def test_full_disk_is_one_line(generate: Run, tmp_path: Path, monkeypatch: pytes
     def full(source: str, target: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("models.files.os.replace", full)
+    monkeypatch.setattr("models.checkpoint.files.os.replace", full)
     status, _, err = generate("o")
     assert status == 2 and "No space left" in one_line(err)
 

@@ -14,7 +14,8 @@ from adt_tree.policy import AdaptiveTree, TreeShape
 from adt_tree.roles import Request
 from eval.prompts import DEFAULT_FILE, HELD_OUT_FILE, UNSEEN_FILE
 from models.model import Model
-from models.registry import EMOJI, load
+from models.registry import EMOJI
+from tests.loading import load
 from tests.methods import method_of
 
 LAW = {"temperature": 1.0, "top_k": 2000, "top_p": 1.0, "cfg": 3.0}

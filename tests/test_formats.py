@@ -14,9 +14,9 @@ from adt_tree.policy import TreeShape
 from adt_tree.roles import Request
 from models.errors import CheckpointError
 from models.model import Model
-from models.registry import load
 from tests import tiny, tiny_llamagen
 from tests.golden import close
+from tests.loading import load
 from tests.methods import method_of
 from tests.published import edit, rewrite
 

@@ -15,7 +15,7 @@ from adt_tree.transfer import to_device
 from eval.gpu_parts import waits, warm_up
 from models.graphs import CudaRecorder, Replays
 from models.model import Model
-from models.registry import load
+from tests.loading import load
 from tests.methods import method_of
 from tests.test_graphs import Doubling
 

@@ -31,10 +31,10 @@ from eval.profiling import profile
 from models.drafter import EagleDrafter
 from models.graphs import MOST, WARM_UPS, Replays
 from models.lines import LineTarget
-from models.pairing import PAIRINGS
-from models.registry import load
+from models.spec import TOKEN_SHIFTS
 from models.target import ARTarget
 from tests import test_engine_lines as lines
+from tests.loading import load
 from tests.methods import method_of
 from tests.tape import SPOILT, Launches, Machine
 from tests.test_engine import (
@@ -147,12 +147,12 @@ METHODS = {
 
 
 @pytest.mark.parametrize(
-    "name, pairing", [("ar", "published"), ("jacobi", "published"), *product(("eagle", "hybrid"), PAIRINGS)]
+    "name, shift", [("ar", "published"), ("jacobi", "published"), *product(("eagle", "hybrid"), TOKEN_SHIFTS)]
 )
-def test_models(name: str, pairing: str, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models(name: str, shift: str, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model asked for graphs draws what it draws without, whatever its drafter reads."""
     monkeypatch.setattr("models.model.CudaRecorder", Machine)
-    model = replace(load("emoji", str(tiny_checkpoint), None, "fp32", "cpu", True), pairing=pairing)
+    model = replace(load("emoji", str(tiny_checkpoint), None, "fp32", "cpu", True), token_shift=shift)
     openings = [model.encode(text) for text in ("sun", "red heart", "pizza")]
     requests = [Request(str(n), opening, n) for n, opening in enumerate(openings)]
     found = []

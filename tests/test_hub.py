@@ -11,8 +11,8 @@ import pytest
 from huggingface_hub import errors
 
 import main
+from models.checkpoint.hub import HubId, locate
 from models.errors import CheckpointError
-from models.hub import HubId, locate
 
 RESPONSE = SimpleNamespace(headers={}, request=None, status_code=403, url="u")
 Hub = Callable[..., list]

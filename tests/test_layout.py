@@ -20,11 +20,14 @@ MAY_IMPORT = {  # main -> cli -> eval, training -> adt_tree.pipeline, models -> 
     "models": {"models", "adt_tree"},
     "adt_tree": {"adt_tree"},
 }
-# What backbones take from the method: its protocols, value types and two helpers; no loop, rule or policy.
+# What backbones take from the method: its protocols, value types, defaults and two helpers; no loop, policy
+# or rule but one, which draws the codes along which a drafter's token shift is measured.
 FOR_MODELS = {
     ("adt_tree.roles", None), ("adt_tree.tree", None), ("adt_tree.grid", None), ("adt_tree.passes", None),
     ("adt_tree.verify", "Verdict"), ("adt_tree.sampling", "Sampling"), ("adt_tree.relax", "nearest_table"),
-    ("adt_tree.transfer", "to_device"),
+    ("adt_tree.transfer", "to_device"), ("adt_tree.policy", "TreeShape"), ("adt_tree.policy", "AdaptiveTree"),
+    ("adt_tree.policy", "BUDGET"), ("adt_tree.policy", "SELF_DRAFTED"), ("adt_tree.policy", "self_drafted"),
+    ("adt_tree.noise", "Noise"), ("adt_tree.sampling", "log_probs"), ("adt_tree.verify", "Coupled"),
 }  # fmt: skip
 FRONT_DOOR = "adt_tree/pipeline.py"  # the one file of the method that knows models
 NO_TORCH = ("adt_tree/policy.py", "adt_tree/records.py", "adt_tree/grid.py")

@@ -15,15 +15,17 @@ import main
 from adt_tree.method import Method, build
 from adt_tree.policy import AdaptiveTree, TreeShape
 from adt_tree.roles import Request
-from models.captions import clean
 from models.errors import CheckpointError
-from models.llamagen import TextPrompts
-from models.model import Extras, Model
-from models.registry import load
-from models.t5 import T5Text
+from models.layouts.captions import clean
+from models.layouts.llamagen_prompts import TextPrompts
+from models.layouts.t5 import T5Text
+from models.model import Model
+from models.spec import LoadOptions
 from tests import tiny_llamagen
+from tests.loading import load
 from tests.methods import method_of
 
+LOAD = LoadOptions()
 LAW = {"top_k": 0, "top_p": 1.0, "cfg": 3.0}
 TEXTS = ["a red heart", "pizza", "a blue cat face with a red hat on the sea with the sun", "sun", "the sea"]
 
@@ -40,9 +42,9 @@ def classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_llamagen.build(tmp_path_factory.mktemp("llamagen") / "c2i", wrapper="model", cls_token_num=1)
 
 
-def opened(path: Path, drafter: bool = True, name: str = "llamagen", extras: Extras | None = None) -> Model:
+def opened(path: Path, drafter: bool = True, name: str = "llamagen", options: LoadOptions = LOAD) -> Model:
     """The model in a path."""
-    return load(name, str(path), None, "fp32", "cpu", drafter, extras or Extras())
+    return load(name, str(path), None, "fp32", "cpu", drafter, options)
 
 
 def draw(model: Model, method: Method, slots: int, texts: list[str]) -> list[list[int]]:
@@ -134,7 +136,7 @@ def test_text_features(folder: Path) -> None:
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_the_text_encoder_goes_when_prompts_are_encoded(folder: Path, keep: bool) -> None:
-    model = opened(folder, drafter=False, extras=Extras(keep_text_encoder=keep))
+    model = opened(folder, drafter=False, options=LoadOptions(keep_text_encoder=keep))
     assert isinstance(model.prompts, TextPrompts) and isinstance(model.prompts.text, T5Text)
     model.encode_all(TEXTS)
     assert (model.prompts.text._encoder is not None) == keep
@@ -250,7 +252,7 @@ def test_class_conditional_files_need_a_size(classes: Path, tmp_path: Path) -> N
     (copy / "config.json").write_text('{"n_head": 4}')
     with pytest.raises(CheckpointError, match="give --target_size 256 or 384"):
         opened(copy / "t2i.pt")
-    assert opened(copy / "t2i.pt", extras=Extras(target_size=12)).grid.size == 36
+    assert opened(copy / "t2i.pt", options=LoadOptions(target_size=12)).grid.size == 36
 
 
 def test_command_line(

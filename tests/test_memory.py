@@ -15,11 +15,12 @@ from torch import nn
 
 import main
 from adt_tree.sampling import Sampling
-from cli.memory import NAMES, Options, table, use_of
-from models.memory import Use, parts
+from cli.memory import NAMES, table
 from models.model import Model
-from models.registry import CKPTS, load
+from models.spec import CKPTS
+from models.tools.memory import Use, parts, published_use
 from tests import tiny
+from tests.loading import load
 
 ROOT = Path(__file__).resolve().parent.parent
 SAMPLING = Sampling(1.0, 0, 1.0, 3.0)
@@ -63,9 +64,9 @@ from adt_tree.policy import TreeShape
 from adt_tree.roles import Request
 from adt_tree.method import build
 from tests.methods import method_of
-from models.registry import load
+from tests.loading import load
 from tests.test_memory import DEPTH, NODES, WIDTH, use
-from models.memory import parts
+from models.tools.memory import parts
 torch.set_num_threads(1)
 def status(key):
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(key)) * 1024
@@ -105,12 +106,12 @@ def test_the_command_and_the_copy_in_the_readme(capsys: pytest.CaptureFixture[st
     text = (CKPTS / "README.md").read_text(encoding="utf-8")
     assert list(found) == list(NAMES) and table(found) in text and table(found) in out
     for name in NAMES:
-        more = parts(use_of(name, Options(batch_size=2, precision="fp32")))
+        more = parts(published_use(name, "fp32", 2))
         assert more["target"] == 2 * found[name]["target"] and more["cache"] == 4 * found[name]["cache"]
     assert main.main(["memory", "emoji"]) == 2 and "memory emoji" in capsys.readouterr().err
 
 
 def test_a_7b_model_is_as_large_as_its_files() -> None:
-    found = parts(use_of("anole", Options()))
+    found = parts(published_use("anole"))
     assert found["target"] == pytest.approx(14.1e9, rel=0.01)  # published: 14.3 with the VQ encoder
     assert torch.bfloat16.itemsize == 2 and found["cache"] < 1.3e9  # the released code allocates 4.3

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from adt_tree.relax import nearest_table
+from models.codecs.neighbours import find_table, read_table
 from models.errors import CheckpointError
-from models.neighbours import find_table, read_table
-from models.registry import load
 from tests.golden import tensors
+from tests.loading import load
 
 AMBIGUOUS = 5748  # the recorded row whose order fp32 rounding decided
 

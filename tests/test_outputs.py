@@ -78,7 +78,7 @@ def test_atomic_write_leaves_the_old_file_and_no_debris(
     def full(source: str, target: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("models.files.os.replace", full)
+    monkeypatch.setattr("models.checkpoint.files.os.replace", full)
     with pytest.raises(OSError, match=r"No space left on device: .*f\.json"):
         write_atomic(path, b"new")
     assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]

@@ -13,9 +13,9 @@ from torch import nn
 from adt_tree.sampling import Sampling
 from models.cache import KVCache
 from models.packed import PackedBlock, Product, cache_dtype, pack, packable, product, taken
-from models.registry import load
 from models.target import chain_mask
 from models.transformer import MLP, Block, DecoderConfig, rotary_table
+from tests.loading import load
 
 pytestmark = pytest.mark.skipif(not packable(torch.ones(1, 1)), reason="this torch has no oneDNN")
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from adt_tree.grid import Grid
 from adt_tree.tree import DraftTree, ancestor_mask
 from adt_tree.verify import Verdict
-from models.chameleon import decoder_config, from_chameleon, to_chameleon
+from models.layouts.chameleon import decoder_config, from_chameleon, to_chameleon
 from models.target import ARTarget, Prompt
 from models.transformer import Decoder
 from tests.golden import FIRST_CODE, anole, close, tensors, values

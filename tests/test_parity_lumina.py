@@ -15,8 +15,8 @@ from adt_tree.roles import Proposer, Request
 from adt_tree.sampling import Sampling
 from adt_tree.self_draft import SelfDraftProposer
 from adt_tree.verify import Coupled
-from models.chameleon import decoder_config, from_chameleon
 from models.drafter import DrafterNet, EagleDrafter
+from models.layouts.chameleon import decoder_config, from_chameleon
 from models.line_drafter import LineDrafter
 from models.lines import LineTarget, tokens_in
 from models.lumina_mgpt import SIZES, grid_of

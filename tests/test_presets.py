@@ -15,7 +15,8 @@ from adt_tree.policy import TreeShape
 from cli.generate_images import Options
 from cli.method import method_from
 from cli.train_drafter import Options as Training
-from models.registry import CKPTS, HOMES
+from models.registry import SPECS
+from models.spec import CKPTS
 
 ROOT = Path(__file__).resolve().parent.parent
 TRAINING = ROOT / "configs" / "emoji-drafter.yaml"
@@ -70,7 +71,8 @@ def test_the_script_fetches_what_the_manifest_lists(tmp_path: Path, name: str) -
 
 
 def test_the_registry_looks_where_the_manifest_says() -> None:
-    for name, (target, drafter) in HOMES.items():
+    for name, spec in SPECS.items():
+        target, drafter = spec.target_folder, spec.drafter_folder
         if name in MANIFEST["models"]:
             listed = MANIFEST["models"][name]
             assert (

@@ -17,9 +17,10 @@ from adt_tree.method import Method, build
 from adt_tree.policy import AdaptiveTree, TreeShape
 from adt_tree.roles import Request
 from models.errors import CheckpointError
-from models.model import Extras, Model
-from models.registry import load
+from models.model import Model
+from models.spec import LoadOptions
 from tests import published, tiny
+from tests.loading import load
 from tests.methods import method_of
 
 CAPTIONS = {"images": [{"id": 9, "file_name": "9.jpg"}, {"id": 4, "file_name": "4.jpg"}],
@@ -50,7 +51,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, P
 def models(folders: dict[str, tuple[Path, Path]]) -> dict[str, Model]:
     """Both, loaded: grids of 4 x 4."""
     return {
-        name: load(name, str(target), str(drafter), "fp32", "cpu", True, Extras(target_size=SIZES.get(name)))
+        name: load(
+            name, str(target), str(drafter), "fp32", "cpu", True, LoadOptions(target_size=SIZES.get(name))
+        )
         for name, (target, drafter) in folders.items()
     }
 

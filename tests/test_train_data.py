@@ -17,16 +17,17 @@ from adt_tree.relax import nearest_table
 from adt_tree.sampling import Sampling
 from adt_tree.tree import root_only_tree
 from adt_tree.verify import Verdict
-from models.model import NO_EXTRAS, Extras, Model
-from models.neighbours import read_table
-from models.registry import load
-from models.shards import INDEX, read_shards
+from models.codecs.neighbours import read_table
+from models.codecs.vq import from_uint8
+from models.drafters.shards import INDEX, read_shards
+from models.model import Model
+from models.spec import LoadOptions
 from models.teacher import drafter_tokens, features
-from models.vq import from_uint8
 from tests import published, tiny, tiny_llamagen
+from tests.loading import load
 
 FAMILIES = ("emoji", "anole", "lumina_mgpt", "llamagen")
-SIZED = {"lumina_mgpt": Extras(target_size=12)}
+SIZED = {"lumina_mgpt": LoadOptions(target_size=12)}
 PROMPTS = ["red heart", "pizza", "cat face", "sun", "rocket"]
 
 
@@ -43,7 +44,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def models(folders: dict[str, Path]) -> dict[str, Model]:
     return {
-        name: load(name, str(folder), None, "fp32", "cpu", False, SIZED.get(name, NO_EXTRAS))
+        name: load(name, str(folder), None, "fp32", "cpu", False, SIZED.get(name, LoadOptions()))
         for name, folder in folders.items()
     }
 

@@ -18,17 +18,18 @@ from adt_tree.sampling import Sampling, guide, log_probs
 from adt_tree.tree import root_only_tree
 from adt_tree.verify import Coupled
 from models.drafter import DrafterNet, EagleDrafter
-from models.model import NO_EXTRAS, Extras, Model
-from models.new_drafter import new_drafter, own_fields
-from models.registry import load
-from models.shards import ShardWriter, Stored, origin, read_shards
+from models.drafters.new_drafter import new_drafter, own_fields
+from models.drafters.shards import ShardWriter, Stored, origin, read_shards
+from models.model import Model
+from models.spec import LoadOptions
 from tests import published, tiny, tiny_llamagen
+from tests.loading import load
 from training import drafter_data, drafter_states
 from training.drafter_loss import Objective, at, code_logits, measure, unroll
 
 ENTRIES = 9  # pairs (feature at p, token at p + 1) before the tree
 FAMILIES = ("emoji", "anole", "lumina_mgpt", "llamagen")
-SIZED = {"lumina_mgpt": Extras(target_size=12)}
+SIZED = {"lumina_mgpt": LoadOptions(target_size=12)}
 GREEDY = Sampling(temperature=0, guidance=3.0)
 
 
@@ -47,7 +48,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, P
 @pytest.fixture(scope="module")
 def loaded(folders: dict[str, tuple[Path, Path]]) -> dict[str, Model]:
     return {
-        name: load(name, str(target), str(drafter), "fp32", "cpu", True, SIZED.get(name, NO_EXTRAS))
+        name: load(name, str(target), str(drafter), "fp32", "cpu", True, SIZED.get(name, LoadOptions()))
         for name, (target, drafter) in folders.items()
     }
 
@@ -141,7 +142,7 @@ def test_the_first_step_drafts_as_decoding_does(
 
     Behind a row's last code decoding drafts the row end on the drafter's own feature: the second step.
     """
-    model = replace(models[name], pairing="published")
+    model = replace(models[name], token_shift="published")
     images = images_of(model, data[name])
     batch = images.batch([3], None)
     first = model.first_code
@@ -216,7 +217,7 @@ def test_a_trained_drafter_is_better_and_decoding_loads_it(
     assert rows[-1]["loss"] < rows[0]["loss"]
     assert rows[-1]["val_entropy"] < rows[0]["val_entropy"] and len(rows[-1]["agreement"]) == 2
     target, size = folders[name][0], SIZED.get(name)
-    model = load(name, str(target), str(state), "fp32", "cpu", True, size or NO_EXTRAS)
+    model = load(name, str(target), str(state), "fp32", "cpu", True, size or LoadOptions())
     assert model.drafter_net is not None
     assert {path.name for path in state.iterdir()} == {"config.json", "model.safetensors", "trainer.pt"}
     assert not (drafter_states.states(tmp_path)[0] / "trainer.pt").exists()  # only the newest resumes

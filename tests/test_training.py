@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from models.vq import VQConfig
+from models.codecs.vq import VQConfig
 from training import loop
 from training.emoji import (
     bpe,

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from models.vq import VQConfig, VQModel, from_uint8, to_uint8
+from models.codecs.vq import VQConfig, VQModel, from_uint8, to_uint8
 
 GOLDENS = Path(__file__).parent / "goldens" / "chameleon_vqgan"
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from models.codecs.vq import VQModel, to_uint8
+from models.codecs.vq16 import published_names, read_vq16, vq_config
 from models.errors import CheckpointError
-from models.vq import VQModel, to_uint8
-from models.vq16 import published_names, read_vq16, vq_config
 from tests.golden import FOLDER, close, tensors
 
 CPU = torch.device("cpu")

@@ -10,10 +10,10 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
-from models.chameleon import decoder_config, to_chameleon
+from models.codecs.vq import VQConfig, VQModel
 from models.drafter import DrafterNet, drafter_config, to_published
+from models.layouts.chameleon import decoder_config, to_chameleon
 from models.transformer import Decoder
-from models.vq import VQConfig, VQModel
 
 CODES, FIRST_CODE, GRID = 64, 4, 4
 VQ = {

@@ -12,12 +12,13 @@ from tokenizers import Tokenizer, pre_tokenizers, processors
 from tokenizers.models import WordLevel
 from torch import Tensor
 
+from models.codecs.vq import VQConfig, VQModel
+from models.codecs.vq16 import published_names
 from models.drafter import DrafterNet
-from models.llama import decoder_names, drafter_names, scatter
-from models.llamagen import CaptionProjector, LabelEmbedder, decoder_config, drafter_config
+from models.layouts.llama import decoder_names, drafter_names, scatter
+from models.layouts.llamagen import decoder_config, drafter_config
+from models.layouts.llamagen_prompts import CaptionProjector, LabelEmbedder
 from models.transformer import Decoder
-from models.vq import VQConfig, VQModel
-from models.vq16 import published_names
 
 CODES, FEATURES, ROWS, CLASSES = 64, 24, 12, 7
 WORDS = "<pad> </s> <unk> a red blue heart pizza cat face sun with hat on the sea".split()

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from models.drafters.shards import Shards
 from models.model import Model
-from models.shards import Shards
 from models.target import EncodedPrompt
 from models.teacher import BRANCHES, drafter_tokens, features, image_tokens
 from training.drafter_loss import Batch

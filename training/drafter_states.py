@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from models.files import replacing
+from models.checkpoint.files import replacing
 from training.errors import StageError
 from training.loop import append_jsonl, save_checkpoint
 

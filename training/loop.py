@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from models.files import append_line, replacing
+from models.checkpoint.files import append_line, replacing
 from training.errors import StageError
 
 

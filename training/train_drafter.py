@@ -18,11 +18,12 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
+from models.drafters.new_drafter import new_drafter, own_fields, read_fields_of, write_drafter
+from models.drafters.shards import Shards, read_shards
 from models.errors import CheckpointError
-from models.model import Extras, Model
-from models.new_drafter import new_drafter, own_fields, read_fields_of, write_drafter
-from models.registry import load
-from models.shards import Shards, read_shards
+from models.loading import load
+from models.model import Model
+from models.spec import LoadOptions
 from training import drafter_states
 from training.drafter_data import Images, epoch_order, noised, split
 from training.drafter_loss import Objective, Outcome, Unrolled, expected_tau, measure
@@ -286,22 +287,15 @@ def run(args: Any) -> None:
 
 def _load(args: Any) -> Model:
     """The target, and with --drafter_path the drafter that training starts from."""
-    return load(
-        args.model,
-        args.model_path,
-        args.drafter_path,
-        args.precision,
-        args.device,
-        args.drafter_path is not None,
-        Extras(
-            target_size=args.target_size,
-            tokenizer_base_path=args.tokenizer_base_path,
-            vq_path=args.vq_path,
-            text_encoder=args.text_encoder,
-            revision=args.revision,
-            keep_text_encoder=True,
-        ),
+    names = ("model_path", "drafter_path", "revision", "precision", "device", "target_size")
+    own = ("tokenizer_base_path", "vq_path", "text_encoder")
+    options = LoadOptions(
+        **{name: getattr(args, name) for name in (*names, *own)},
+        need_drafter=args.drafter_path is not None,
+        token_shift="published",
+        keep_text_encoder=True,
     )
+    return load(args.model, options)
 
 
 def loop(

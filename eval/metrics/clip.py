@@ -17,8 +17,8 @@ from eval.metrics import pictures
 from eval.metrics.libraries import library
 from eval.metrics.networks import Network, features, fitting
 from eval.metrics.pictures import Pair
+from models.checkpoint.weights import read_weights
 from models.errors import CheckpointError
-from models.weights import read_weights
 
 
 @dataclass(frozen=True, slots=True)

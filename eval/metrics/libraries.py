@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import Any
 
 from eval.errors import UserError
-from models.torchvision_guard import mend_torchvision
+from models.tools.torchvision_guard import mend_torchvision
 
 
 def library(name: str) -> Any:

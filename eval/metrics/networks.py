@@ -1,6 +1,7 @@
 """Feature networks: the libraries' architectures over published weights, with the published preprocessing.
 
-Weights come through models.weights, which runs no code of a pickle; torch-fidelity's own loader would.
+Weights come through models.checkpoint.weights, which runs no code of a pickle; torch-fidelity's own loader
+would.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from tqdm import tqdm
 
 from eval.metrics import pictures
 from eval.metrics.libraries import library
+from models.checkpoint.weights import read_weights
 from models.errors import CheckpointError, reason
-from models.weights import read_weights
 
 
 @dataclass(frozen=True, slots=True)

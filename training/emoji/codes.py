@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.files import replacing
+from models.checkpoint.files import replacing
 from training.emoji.pictures import Picture, Pictures
 from training.emoji.tokenizer import Tokenizer
 

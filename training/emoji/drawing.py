@@ -10,7 +10,8 @@ from adt_tree.decode import autoregressive
 from adt_tree.noise import Noise
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
-from models.registry import load
+from models.loading import load
+from models.spec import LoadOptions
 
 AT_ONCE = 64  # pictures in flight
 
@@ -28,7 +29,8 @@ def add_drawing_arguments(parser: argparse.ArgumentParser) -> None:
 
 def draw(texts: list[str], args: argparse.Namespace) -> np.ndarray:
     """uint8 [N, P, P, 3]: one picture a text, by the options of add_drawing_arguments."""
-    model = load("emoji", args.model_path, None, args.precision, "cpu", need_drafter=False)
+    how = LoadOptions(args.model_path, precision=args.precision, device="cpu", need_drafter=False)
+    model = load("emoji", how)
     sampling = Sampling(temperature=args.temperature, guidance=args.cfg)
     prompts = [model.encode(text) for text in texts]
     longest = max(prompt.length for prompt in prompts)

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from models.chameleon import to_chameleon
-from models.files import replacing
+from models.checkpoint.files import replacing
+from models.layouts.chameleon import to_chameleon
 from models.transformer import DecoderConfig
 from training.emoji.bpe import Layout, image_token
 from training.emoji.card import model_card

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from models.vq import VQConfig, VQModel, from_uint8, to_uint8
+from models.codecs.vq import VQConfig, VQModel, from_uint8, to_uint8
 from training.emoji.codebook import Codebook
 from training.emoji.losses import Perceptual, flatness, pixel_error, white_cells
 from training.emoji.pictures import Pictures

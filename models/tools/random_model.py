@@ -13,14 +13,15 @@ import torch
 from torch import nn
 
 from adt_tree.grid import Grid
-from models.drafter import DrafterNet
-from models.llamagen import EncodedPrompt as Rows
-from models.memory import Use
+from models.checkpoint.meta_init import on_meta
+from models.codecs.vq import VQModel
+from models.drafter import CHAMELEON, DrafterNet
+from models.layouts.llamagen_prompts import EncodedPrompt as Rows
 from models.model import Model
-from models.skeleton import skeleton
+from models.registry import spec_of
 from models.target import EncodedPrompt, Prompt
+from models.tools.memory import Use
 from models.transformer import Decoder
-from models.vq import VQModel
 
 Net = TypeVar("Net", bound=nn.Module)
 SCALE = 0.02  # standard deviation of weights
@@ -29,7 +30,7 @@ FIRST_CODE = 4  # token id of code 0 in the Chameleon layout
 
 @dataclass(frozen=True, slots=True)
 class RandomPrompts:
-    """See models.target.PromptEncoder: int(text) tokens, the same in both branches, or rows of width D."""
+    """A PromptEncoder of int(text) tokens, the same in both branches, or of rows of width D."""
 
     first_code: int
     num_codes: int
@@ -45,24 +46,21 @@ class RandomPrompts:
         return Prompt(tokens, tokens)
 
     def release(self) -> None:
-        """See PromptEncoder."""
+        """Nothing is held."""
 
 
 def random_model(name: str, use: Use, grid: Grid, dtype: torch.dtype, device: torch.device) -> Model:
-    """The decoder and drafter of `use` with weights drawn from a normal law, over a grid of codes.
-
-    Where an image has more tokens than codes its rows have ends; where positions are those of a raster,
-    prompts are rows of features.
-    """
+    """The decoder and drafter of `use` with normally distributed weights, over a grid of codes, prompted as
+    the family of that name. Where an image has more tokens than codes, rows end in a separator token."""
     small = use.drafter
     decoder = _filled(lambda: Decoder(use.decoder), dtype, device)
     drafter = None if small is None else _filled(lambda: DrafterNet(small), dtype, device)
-    raster, codes = use.decoder.raster_side > 0, use.vq.num_embeddings
-    first = 0 if raster else FIRST_CODE
-    rows = decoder.embed.weight[:1] if raster else None
-    codec = cast(VQModel, skeleton(lambda: VQModel(use.vq)))
+    spec, codes = spec_of(name), use.vq.num_embeddings
+    first = 0 if spec.embedded_prompts else FIRST_CODE
+    rows = decoder.embed.weight[:1] if spec.embedded_prompts else None
+    codec = cast(VQModel, on_meta(lambda: VQModel(use.vq)))
     return Model(
-        name=name,
+        spec=spec,
         grid=grid,
         prompts=RandomPrompts(first, codes, rows),
         decoder=decoder,
@@ -71,13 +69,14 @@ def random_model(name: str, use: Use, grid: Grid, dtype: torch.dtype, device: to
         drafter_net=drafter,
         weights_sha="random",
         drafter_sha=None if drafter is None else "random",
+        drafter_layout=CHAMELEON,
         row_end=None if use.tokens == (use.side // use.vq.patch_size) ** 2 else first + codes,
     )
 
 
 def _filled(make: Callable[[], Net], dtype: torch.dtype, device: torch.device) -> Net:
     """What make() builds, with random matrices, scales of one and shifts of zero."""
-    net = cast(Net, skeleton(make)).to(dtype).to_empty(device=device).eval().requires_grad_(False)
+    net = cast(Net, on_meta(make)).to(dtype).to_empty(device=device).eval().requires_grad_(False)
     for key, parameter in net.named_parameters():
         if key.endswith("bias"):
             parameter.zero_()

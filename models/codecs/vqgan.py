@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 
-from models.checkpoint import build, read_fields
+from models.checkpoint.fields import section
+from models.checkpoint.folder import read_fields
+from models.checkpoint.meta_init import build
+from models.checkpoint.weights import Weights, read_weights
+from models.codecs.vq import VQConfig, VQModel
 from models.errors import CheckpointError
-from models.vq import VQConfig, VQModel
-from models.weights import Weights, read_weights
 
 PREFIX = "model.vqmodel."
 CODEBOOK = "quantize.embedding.weight"
@@ -33,7 +35,7 @@ def read_codec(
     stored = state.below(PREFIX)
     own = stored.placed(device, torch.float32)
     if any(name.startswith("decoder.") for name in own):
-        shape = read_fields(folder, lambda: VQConfig.from_hf(config["vq_config"]))
+        shape = read_fields(folder, lambda: VQConfig.from_hf(section(config, "vq_config", required=True)))
         return build(lambda: VQModel(shape), lambda: own, torch.float32, device, folder)
     home = next((place for place in places if (place / "vqgan.ckpt").is_file()), None)
     if home is None:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from models.cache import KVCache, Span
+from models.checkpoint.meta_init import on_meta
 from models.errors import CheckpointError
 from models.packed import cache_dtype
-from models.skeleton import skeleton
 from models.transformer import Decoder, DecoderConfig
 
 
@@ -37,7 +37,7 @@ class Stage(nn.Module):
 
 
 class SpreadCache:
-    """See KVCache: one part a stage, in step. The first one's counters speak for all."""
+    """A KVCache of parts, one per stage, in step. The first one's counters speak for all."""
 
     def __init__(self, parts: Sequence[KVCache]) -> None:
         self.parts = list(parts)
@@ -53,25 +53,20 @@ class SpreadCache:
         return self.parts[0].capacity
 
     def row(self, index: int) -> SpreadCache:
-        """See KVCache."""
         return SpreadCache([part.row(index) for part in self.parts])
 
     def clear(self, rows: slice = slice(None)) -> None:
-        """See KVCache."""
         for part in self.parts:
             part.clear(rows)
 
     def begin(self, count: int, padding: int = 0) -> None:
-        """See KVCache."""
         for part in self.parts:
             part.begin(count, padding)
 
     def span(self, depths: Tensor, ancestors: Tensor, reach: int, offset: int = 0) -> Span:
-        """See KVCache; at home."""
         return self.parts[0].span(depths, ancestors, reach, offset)
 
     def commit(self, path: Tensor, count: Tensor, tail: int | None = None) -> None:
-        """See KVCache."""
         for part in self.parts:
             part.commit(path.to(part.length.device), count.to(part.length.device), tail)
 
@@ -93,7 +88,7 @@ def spread(decoder: Decoder, devices: Sequence[torch.device]) -> Decoder:
 def allocate(decoder: Decoder, rows: int, capacity: int) -> KVCache | SpreadCache:
     """A decoder's cache of `rows` rows of `capacity` slots, where its layers lie."""
     config, weight = decoder.config, decoder.embed.weight
-    padded = config.raster_side > 0
+    padded = config.raster_side > 0  # positions of a raster count the padding before a prompt too
 
     def part(layers: int, device: torch.device) -> KVCache:
         sizes = (layers, rows, capacity, config.num_kv_heads, config.head_dim)
@@ -116,7 +111,7 @@ def share_out(
     from accelerate import infer_auto_device_map
     from accelerate.utils import get_balanced_memory, get_max_memory
 
-    model = skeleton(lambda: Decoder(config))
+    model = on_meta(lambda: Decoder(config))
     room = {place: int(0.9 * size) for place, size in get_max_memory(free).items() if place != "cpu"}
     whole = {"no_split_module_classes": ["Block"], "dtype": dtype}
     limits = get_balanced_memory(model, max_memory={**room, "cpu": 0}, **whole)

@@ -1,4 +1,4 @@
-"""LlamaGen's VQ model (vq_ds16_t2i.pt, vq_ds16_c2i.pt): the layers of models.vq under other names.
+"""LlamaGen's VQ model (vq_ds16_t2i.pt, vq_ds16_c2i.pt): the layers of models.codecs.vq under other names.
 
 Published facts: attention at the lowest resolution alone, codes looked up l2-normalised, pixels rounded. The
 file comes without a configuration: the shapes of its tensors say everything.
@@ -14,12 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from models.checkpoint import build
+from models.checkpoint.meta_init import build, expected, on_meta, require
+from models.checkpoint.weights import read_weights
+from models.codecs.vq import VQConfig, VQModel
 from models.errors import CheckpointError, reason
-from models.fit import expected, require
-from models.skeleton import skeleton
-from models.vq import VQConfig, VQModel
-from models.weights import read_weights
 
 LOWEST = 16  # cells along the side of the smallest published image; VQConfig names levels by their sides
 MIDDLE = {"block_1": "0", "attn_1": "1", "block_2": "2"}
@@ -61,7 +59,7 @@ def published_name(name: str, levels: int) -> str:
 def published_names(config: VQConfig) -> dict[str, str]:
     """Our names of a VQModel's tensors -> the file's."""
     levels = len(config.channel_multiplier)
-    return {name: published_name(name, levels) for name in skeleton(lambda: VQModel(config)).state_dict()}
+    return {name: published_name(name, levels) for name in on_meta(lambda: VQModel(config)).state_dict()}
 
 
 def read_vq16(path: Path, device: torch.device) -> tuple[VQModel, Tensor]:

@@ -1,4 +1,4 @@
-"""Either pairing of features and tokens drafts what the network gives on whole sequences; auto measures."""
+"""Either token shift of a drafter drafts what the network gives on whole sequences; auto measures."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from torch import Tensor
 
 import main
 from adt_tree.sampling import Sampling
-from eval import alignment
 from models.model import Model
-from models.pairing import PAIRINGS, NextToken, SameToken
-from models.registry import load
+from models.registry import spec_of
+from models.spec import TOKEN_SHIFTS
+from models.token_shift import NextToken, SameToken
+from models.tools import agreement
+from tests.loading import load
 
 SAMPLING = Sampling(1.0, 0, 1.0, 3.0)
 
@@ -49,12 +51,12 @@ def test_tokens_of_a_tree() -> None:
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("name", PAIRINGS)
+@pytest.mark.parametrize("name", TOKEN_SHIFTS)
 def test_a_chain_is_the_network_over_the_sequence(model: Model, name: str) -> None:
     """Committed entries, then a drafted chain fed its own features, against one causal pass a length."""
     opening, codes = model.encode("red heart"), [5, 9, 2, 7, 7, 1]
     target = model.target(1, SAMPLING, 1, opening.length)
-    drafter = replace(model, pairing=name).drafter(target, 4, 1)
+    drafter = replace(model, token_shift=name).drafter(target, 4, 1)
     prefix = target.prefill(0, opening)
     generator = torch.Generator().manual_seed(0)
     width = prefix.features[0].shape[-1]
@@ -79,43 +81,38 @@ def test_a_chain_is_the_network_over_the_sequence(model: Model, name: str) -> No
             features = torch.cat((features, drafted[branch][None]))
 
 
-def options(choice: str | None, name: str = "anole") -> tuple[str, str | None, float]:
-    """What settle() reads beside the model."""
-    return name, choice, 3.0
-
-
-@pytest.mark.parametrize("better", PAIRINGS)
+@pytest.mark.parametrize("better", TOKEN_SHIFTS)
 def test_auto_keeps_the_better(
     model: Model, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], better: str
 ) -> None:
-    monkeypatch.setattr(
-        alignment, "agreement", lambda *_: {name: 0.2 + (name == better) for name in PAIRINGS}
-    )
-    assert alignment.settle(model, *options("auto")).pairing == better
+    shares = {name: 0.2 + (name == better) for name in TOKEN_SHIFTS}
+    monkeypatch.setattr(agreement, "agreement", lambda *_: shares)
+    assert agreement.settle(model, "auto", 3.0).token_shift == better
     assert f"drafter alignment: {better}" in capsys.readouterr().err
-    assert alignment.settle(model, *options(None)).pairing == better
-    assert alignment.settle(model, *options(None, "emoji")).pairing == "published"
-    assert alignment.settle(model, *options("unshifted")).pairing == "unshifted"
-    assert alignment.settle(replace(model, drafter_net=None), *options(None)).aligned is None
+    unknown = replace(model, spec=spec_of("anole"))  # nobody knows that of Anole's drafters
+    assert agreement.settle(unknown, None, 3.0).token_shift == better
+    assert agreement.settle(model, None, 3.0).token_shift == "published"
+    assert agreement.settle(model, "unshifted", 3.0).token_shift == "unshifted"
+    assert agreement.settle(replace(unknown, drafter_net=None), None, 3.0).aligned is None
 
 
-def test_agreement_tells_the_pairings_apart(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both are led along the same codes, and their laws are their own."""
-    found = alignment.agreement(model, 3.0)
-    assert set(found) == set(PAIRINGS) and all(0 < share < 1 for share in found.values())
+def test_agreement_tells_the_token_shifts_apart(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both are led along the same codes, and their distributions are their own."""
+    found = agreement.agreement(model, 3.0)
+    assert set(found) == set(TOKEN_SHIFTS) and all(0 < share < 1 for share in found.values())
     assert abs(found["published"] - found["unshifted"]) > 1e-3
-    assert found == alignment.agreement(model, 3.0)  # no randomness of its own
+    assert found == agreement.agreement(model, 3.0)  # no randomness of its own
     led: dict[str, list[Tensor]] = {}
 
     def told(
         self: object, features: Tensor, codes: Tensor, count: Tensor, committed: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
         flat = torch.zeros(features.shape[0], 1, model.num_codes)
-        led.setdefault(type(self.pairing).__name__, []).append(codes)  # type: ignore[attr-defined]
+        led.setdefault(type(self.token_shift).__name__, []).append(codes)  # type: ignore[attr-defined]
         return flat, features[:, :, 0]
 
     monkeypatch.setattr("models.drafter.EagleDrafter.extend", told)
-    uniform = alignment.agreement(model, 3.0)
+    uniform = agreement.agreement(model, 3.0)
     assert uniform["published"] == uniform["unshifted"] and set(led) == {"NextToken", "SameToken"}
     assert all(torch.equal(a, b) for a, b in zip(*led.values(), strict=True))  # led along the same codes
 
@@ -134,6 +131,6 @@ def test_on_the_command_line(
         assert choice == "auto" or f'"drafter_alignment": "{choice}"' in out.splitlines()[-1]
         (png,) = (folder / "img").iterdir()
         pictures.append(png.read_bytes())
-    assert pictures[0] == pictures[1] == pictures[2]  # pairing is a matter of speed
+    assert pictures[0] == pictures[1] == pictures[2]  # the token shift is a matter of speed
     jacobi = [*words[:-1], "jacobi", "--drafter_alignment", "auto", "--output_dir", str(tmp_path / "j")]
     assert main.main(jacobi) == 2 and "--drafter_alignment auto" in capsys.readouterr().err

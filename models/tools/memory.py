@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import nn
 
+from models.checkpoint.meta_init import on_meta
+from models.codecs.vq import VQConfig, VQModel
 from models.drafter import DrafterNet
-from models.skeleton import skeleton
+from models.errors import CheckpointError
+from models.model import DTYPES
+from models.registry import spec_of
+from models.spec import CKPTS
 from models.transformer import Decoder, DecoderConfig
-from models.vq import VQConfig, VQModel
 
 FP32 = 4
-LAWS = 6  # [images, nodes, codes] fp32 tensors alive at once: logits, guided, filtered, noise, choice
+DISTRIBUTIONS = 6  # [images, nodes, codes] fp32 tensors at once: logits, guided, filtered, noise, choice
 MAPS = 4  # pixel-sized feature maps of the codec alive at once
 
 
@@ -39,13 +44,35 @@ class Use:
         return self.images * self.branches
 
 
+def published_use(name: str, precision: str = "bf16", images: int = 1, nodes: int | None = None) -> Use:
+    """A family as it was published, guided, with EAGLE-2's trees. nodes: of a tree, the root included.
+    CheckpointError if nobody published it."""
+    spec = spec_of(name)
+    if spec.manifest is None:
+        raise CheckpointError(f"{name}: its dimensions are not in ckpts/manifest.json")
+    shape = json.loads((CKPTS / "manifest.json").read_text(encoding="utf-8"))["shapes"][spec.manifest]
+    return Use(
+        decoder=spec.decoder_config(shape["target"]),
+        drafter=spec.decoder_config(shape["drafter"]),
+        vq=VQConfig.from_hf(shape["vq"]),
+        side=shape["side"],
+        tokens=shape["image_tokens"],
+        prompt=shape["prompt"],
+        nodes=nodes or spec.tree.budget + 1,
+        scratch=max(spec.tree.depth + 1, spec.tree.depth * spec.tree.width),
+        images=images,
+        branches=2,
+        element=DTYPES[precision].itemsize,
+    )
+
+
 def parts(use: Use) -> dict[str, int]:
     """Bytes by part; `peak` is what lives on and the larger of a target pass and a decoding of pixels.
 
     Weights and caches are exact on a GPU, the others estimates; temperature 0 has no noise. The text encoder
     of LlamaGen is not in it: it is given back before decoding begins. While loading, one tensor comes on top
-    (models.weights); where weights are packed (models.packed), caches are fp32 whatever `element` says, and
-    oneDNN compiles and keeps some 0.6 MB a product and number of rows met.
+    (models.checkpoint.weights); where weights are packed (models.packed), caches are fp32 whatever `element`
+    says, and oneDNN compiles and keeps some 0.6 MB per product and number of rows met.
     """
     config, codes = use.decoder, use.vq.num_embeddings
     found = {
@@ -63,7 +90,7 @@ def parts(use: Use) -> dict[str, int]:
     living = sum(found.values())
     width = 6 * config.hidden_size + 4 * config.intermediate_size
     found["pass"] = use.rows * use.nodes * width * use.element
-    found["pass"] += use.images * use.nodes * codes * FP32 * (LAWS + use.branches)
+    found["pass"] += use.images * use.nodes * codes * FP32 * (DISTRIBUTIONS + use.branches)
     widest = max(
         use.vq.base_channels * factor * (use.side >> level) ** 2
         for level, factor in enumerate(use.vq.channel_multiplier)
@@ -74,7 +101,7 @@ def parts(use: Use) -> dict[str, int]:
 
 def count(make: Callable[[], nn.Module]) -> int:
     """Parameters of the module that make builds, without building it."""
-    return sum(parameter.numel() for parameter in skeleton(make).parameters())
+    return sum(parameter.numel() for parameter in on_meta(make).parameters())
 
 
 def _cache(config: DecoderConfig, use: Use, slots: int) -> int:

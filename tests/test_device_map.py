@@ -12,13 +12,14 @@ from adt_tree.method import Method, build
 from adt_tree.policy import TreeShape
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
-from models import anole
 from models.cache import KVCache
+from models.device_map import SpreadCache, Stage, allocate, by_layer, share_out, spread
 from models.errors import CheckpointError
-from models.model import Model, Source
-from models.registry import load
-from models.spread import SpreadCache, Stage, allocate, by_layer, share_out, spread
+from models.model import Model
+from models.registry import spec_of
+from models.spec import Checkpoint, LoadOptions
 from models.transformer import DecoderConfig
+from tests.loading import load
 from tests.methods import method_of
 
 CPU = torch.device("cpu")
@@ -62,11 +63,11 @@ def test_what_a_pass_crosses(tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_weights_are_read_to_their_layers(tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("models.anole.share_out", lambda *_: [CPU, torch.device("cpu", 0)])
+    monkeypatch.setattr("models.layouts.networks.share_out", lambda *_: [CPU, torch.device("cpu", 0)])
     folder = tiny_checkpoint
-    how = {"places": (folder,), "split": True}
-    source = Source("emoji", folder, folder / "drafter", torch.float32, CPU, **how)
-    loaded = anole.load(source)
+    spec = spec_of("emoji")
+    files = Checkpoint(spec, folder, folder / "drafter", torch.float32, CPU, LoadOptions(), split=True)
+    loaded = spec.load(files)
     assert [block.device for block in loaded.decoder.blocks] == [CPU, torch.device("cpu", 0)]
     method = method_of(0.0, 0, 1.0, 3.0, static="chain")
     assert codes(loaded, method, 2) == codes(model(tiny_checkpoint), method, 2)

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.captions import clean
-from models.checkpoint import read_config, read_tokenizer
+from models.checkpoint.folder import read_config, read_tokenizer
 from models.errors import CheckpointError, reason
-from models.torchvision_guard import mend_torchvision
+from models.layouts.captions import clean
+from models.tools.torchvision_guard import mend_torchvision
 
 
 class T5Text:

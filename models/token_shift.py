@@ -16,10 +16,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-PAIRINGS = ("published", "unshifted")
 
-
-class Pairing(Protocol):
+class TokenShift(Protocol):
     """The token of every entry of a drafter's cache."""
 
     def prompt(self, slot: int, tokens: list[int]) -> list[int]:
@@ -36,15 +34,12 @@ class NextToken:
     """The token behind the feature's: a new code, or a node's own."""
 
     def prompt(self, slot: int, tokens: list[int]) -> list[int]:
-        """See Pairing."""
         return tokens[1:]
 
     def committed(self, codes: Tensor, count: Tensor) -> Tensor:
-        """See Pairing."""
         return codes
 
     def drafted(self, codes: Tensor, ancestors: Tensor) -> Tensor:
-        """See Pairing."""
         return codes
 
 
@@ -58,18 +53,16 @@ class SameToken:
         self._nodes = self._newest[:, None][:, :0]  # [B, E] codes expanded in the newest tree
 
     def prompt(self, slot: int, tokens: list[int]) -> list[int]:
-        """See Pairing."""
         self._newest[slot] = tokens[-1] - self._first_code
         return tokens[:-1]
 
     def committed(self, codes: Tensor, count: Tensor) -> Tensor:
-        """See Pairing."""
         own = torch.cat((self._newest[:, None], codes[:, :-1]), dim=1)
         self._newest.copy_(codes.gather(1, count[:, None] - 1)[:, 0])
         return own
 
     def drafted(self, codes: Tensor, ancestors: Tensor) -> Tensor:
-        """See Pairing. Levels follow one another, so the parent is the last ancestor among earlier nodes."""
+        # Levels follow one another, so the parent is the last ancestor among earlier nodes.
         earlier = ancestors.shape[2] - codes.shape[1]
         known = torch.cat((self._newest[:, None], self._nodes[:, :earlier]), dim=1)
         self._nodes = torch.cat((known[:, 1:], codes), dim=1)
@@ -78,6 +71,6 @@ class SameToken:
         return known.gather(1, (sees * number).amax(dim=2))
 
 
-def make_pairing(name: str, slots: int, first_code: int, device: torch.device) -> Pairing:
-    """The pairing of a name in PAIRINGS."""
+def make_token_shift(name: str, slots: int, first_code: int, device: torch.device) -> TokenShift:
+    """That of a name in models.spec.TOKEN_SHIFTS."""
     return NextToken() if name == "published" else SameToken(slots, first_code, device)

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from models.checkpoint.weights import stacked
 from models.transformer import DecoderConfig
-from models.weights import stacked
 
 # Ours -> theirs, stacked in this order along dimension 0.
 Names = Mapping[str, tuple[str, ...]]

@@ -13,8 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from models.checkpoint.weights import stacked
 from models.transformer import DecoderConfig, read_shape
-from models.weights import stacked
+
+NORM_EPS = 1e-5  # where config.json is silent
 
 
 def decoder_config(config: Mapping[str, Any]) -> DecoderConfig:
@@ -24,7 +26,18 @@ def decoder_config(config: Mapping[str, Any]) -> DecoderConfig:
     """
     if config.get("swin_norm"):
         raise ValueError(f"swin_norm is {config['swin_norm']!r}: this decoder has no such variant")
-    return read_shape(config, norm_eps=1e-5)
+    return read_shape(config, norm_eps=NORM_EPS)
+
+
+def drafter_fields(shape: DecoderConfig, cells: int) -> dict[str, Any]:
+    """config.json of a drafter whose layer has the target's shape."""
+    return {
+        "model_type": "chameleon", "vocab_size": shape.vocab_size, "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size, "num_hidden_layers": 1,
+        "num_attention_heads": shape.num_heads, "num_key_value_heads": shape.num_kv_heads,
+        "rms_norm_eps": shape.norm_eps, "rope_theta": shape.rope_theta, "hidden_act": "silu",
+        "max_position_embeddings": shape.max_positions, "bias": True,
+    }  # fmt: skip
 
 
 def interleave(x: Tensor, head_dim: int) -> Tensor:

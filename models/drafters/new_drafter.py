@@ -11,51 +11,23 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from models.checkpoint import read_fields
-from models.drafter import CHAMELEON, DrafterNet, Layout
+from models.checkpoint.files import replacing
+from models.checkpoint.folder import read_fields
+from models.drafter import DrafterNet
 from models.errors import CheckpointError, reason
-from models.files import replacing
-from models.llamagen import STAGES
-from models.llamagen_files import drafter_layout
 from models.model import Model
-
-# Published facts of LlamaGen's drafters: their stage by the codes of an image, and an epsilon of their own.
-INPUT_TYPES = {cells: name for name, cells in STAGES.items()}
-LLAMAGEN_EPS = 1e-6
-
-
-def layout_of(model: Model) -> Layout:
-    """How drafters of the model's family are published."""
-    shape = model.decoder.config
-    return drafter_layout(shape) if shape.raster_side else CHAMELEON
 
 
 def own_fields(model: Model) -> dict[str, Any]:
     """config.json of a drafter whose layer has the shape of the target's."""
-    shape = model.decoder.config
-    if shape.raster_side:
-        cells = model.grid.size
-        return {
-            "model_type": "llama", "vocab_size": shape.vocab_size, "hidden_size": shape.hidden_size,
-            "intermediate_size": shape.intermediate_size, "num_hidden_layers": 1,
-            "num_attention_heads": shape.num_heads, "num_key_value_heads": shape.num_kv_heads,
-            "rms_norm_eps": LLAMAGEN_EPS, "rope_base": shape.rope_theta, "hidden_act": "silu", "bias": True,
-            **({"input_type": INPUT_TYPES[cells]} if cells in INPUT_TYPES else {}),
-        }  # fmt: skip
-    return {
-        "model_type": "chameleon", "vocab_size": shape.vocab_size, "hidden_size": shape.hidden_size,
-        "intermediate_size": shape.intermediate_size, "num_hidden_layers": 1,
-        "num_attention_heads": shape.num_heads, "num_key_value_heads": shape.num_kv_heads,
-        "rms_norm_eps": shape.norm_eps, "rope_theta": shape.rope_theta, "hidden_act": "silu",
-        "max_position_embeddings": shape.max_positions, "bias": True,
-    }  # fmt: skip
+    return model.drafter_layout.fields(model.decoder.config, model.grid.size)
 
 
 def read_fields_of(path: Path, model: Model) -> dict[str, Any]:
     """A drafter's config.json as the user wrote it. CheckpointError if it is none for this target."""
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
-        shape = read_fields(path.parent, lambda: layout_of(model).config(fields))
+        shape = read_fields(path.parent, lambda: model.drafter_layout.config(fields))
     except (OSError, UnicodeDecodeError, ValueError, TypeError) as error:
         if isinstance(error, CheckpointError):
             raise
@@ -74,7 +46,7 @@ def new_drafter(fields: Mapping[str, Any], model: Model) -> DrafterNet:
 
     Its layer starts as the target's last, as far as the shapes are the same.
     """
-    net = DrafterNet(layout_of(model).config(fields), bool(fields.get("bias", True)))
+    net = DrafterNet(model.drafter_layout.config(fields), bool(fields.get("bias", True)))
     net.embed.load_state_dict(model.decoder.embed.state_dict())
     last, own = model.decoder.blocks[-1].state_dict(), net.block.state_dict()
     same = {name: last[name] for name in own if name in last and last[name].shape == own[name].shape}
@@ -91,7 +63,7 @@ def new_drafter(fields: Mapping[str, Any], model: Model) -> DrafterNet:
 def write_drafter(folder: Path, fields: Mapping[str, Any], state: Mapping[str, Tensor], model: Model) -> None:
     """config.json and model.safetensors (bf16) of a DrafterNet's state."""
     folder.mkdir(parents=True, exist_ok=True)
-    layout = layout_of(model)
+    layout = model.drafter_layout
     theirs = layout.to_published(state, layout.config(fields))
     weights = {name: tensor.detach().bfloat16().cpu().contiguous() for name, tensor in theirs.items()}
     with replacing(folder / "model.safetensors") as part:

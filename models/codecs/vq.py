@@ -6,15 +6,20 @@ B images, C channels, H x W pixels, h x w cells (the grid), K codes, E size of a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from models.checkpoint.fields import MOST_PIXELS, MOST_TOKENS, whole, wholes
+
 NUM_GROUPS = 32
 NORM_EPS = 1e-6
+MOST_CHANNELS, MOST_BLOCKS = 1 << 14, 1 << 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,11 @@ class VQConfig:
     rounds: bool = False  # pixels are rounded to 8 bits, not truncated
 
     def __post_init__(self) -> None:
+        if not self.channel_multiplier or self.resolution % self.patch_size:
+            raise ValueError(
+                f"resolution {self.resolution} with {len(self.channel_multiplier)} levels "
+                "(channel_multiplier): every level but the first halves the side"
+            )
         if self.base_channels % NUM_GROUPS:
             raise ValueError(f"base_channels must be a multiple of {NUM_GROUPS}, got {self.base_channels}")
         if self.attn_type not in ("vanilla", "none"):
@@ -45,24 +55,21 @@ class VQConfig:
         return 2 ** (len(self.channel_multiplier) - 1)
 
     @classmethod
-    def from_hf(cls, fields: dict) -> VQConfig:
+    def from_hf(cls, fields: Mapping[str, Any]) -> VQConfig:
         """From the `vq_config` of a Chameleon config.json."""
         if fields.get("double_latent", False):
             raise ValueError("vq_config.double_latent must be false")
-        names = (
-            "base_channels",
-            "num_res_blocks",
-            "embed_dim",
-            "latent_channels",
-            "num_embeddings",
-            "resolution",
-        )
         return cls(
-            **{name: fields[name] for name in names},
-            channel_multiplier=tuple(fields["channel_multiplier"]),
-            attn_resolutions=tuple(fields.get("attn_resolutions") or ()),
+            base_channels=whole(fields, "base_channels", MOST_CHANNELS),
+            embed_dim=whole(fields, "embed_dim", MOST_CHANNELS),
+            latent_channels=whole(fields, "latent_channels", MOST_CHANNELS),
+            num_res_blocks=whole(fields, "num_res_blocks", MOST_BLOCKS),
+            num_embeddings=whole(fields, "num_embeddings", MOST_TOKENS),
+            resolution=whole(fields, "resolution", MOST_PIXELS),
+            channel_multiplier=wholes(fields, "channel_multiplier", MOST_BLOCKS),
+            attn_resolutions=wholes(fields, "attn_resolutions", MOST_PIXELS),
             attn_type=fields.get("attn_type", "vanilla"),
-            in_channels=fields.get("in_channels", 3),
+            in_channels=whole(fields, "in_channels", 4, default=3),
         )
 
     @classmethod
@@ -74,17 +81,13 @@ class VQConfig:
         shape = params["ddconfig"]
         if shape["double_z"] or shape["in_channels"] != shape["out_ch"]:
             raise ValueError(f"{path}: double_z must be false and in_channels must equal out_ch")
-        return cls(
-            base_channels=shape["ch"],
-            channel_multiplier=tuple(shape["ch_mult"]),
-            num_res_blocks=shape["num_res_blocks"],
-            embed_dim=params["embed_dim"],
-            latent_channels=shape["z_channels"],
-            num_embeddings=params["n_embed"],
-            resolution=shape["resolution"],
-            attn_resolutions=tuple(shape["attn_resolutions"]),
-            in_channels=shape["in_channels"],
-        )
+        theirs = {
+            "base_channels": "ch", "channel_multiplier": "ch_mult", "num_res_blocks": "num_res_blocks",
+            "latent_channels": "z_channels", "resolution": "resolution",
+            "attn_resolutions": "attn_resolutions", "in_channels": "in_channels",
+        }  # fmt: skip
+        fields = {name: shape[key] for name, key in theirs.items()}
+        return cls.from_hf({**fields, "embed_dim": params["embed_dim"], "num_embeddings": params["n_embed"]})
 
 
 def group_norm(channels: int) -> nn.GroupNorm:

@@ -1,0 +1,1 @@
+"""Images <-> codes, and which codes are near which."""

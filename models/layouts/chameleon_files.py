@@ -1,0 +1,173 @@
+"""Checkpoints of the Chameleon layout: token ids from config.json's vocabulary_map, the text tokenizer and
+the VQGAN beside or inside them; all held against one another before the weights are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from adt_tree.grid import Grid
+from models.checkpoint.fields import MOST_TOKENS, check_whole, section
+from models.checkpoint.folder import read_config, read_fields, read_tokenizer
+from models.checkpoint.meta_init import expected, require
+from models.checkpoint.weights import Weights, read_weights
+from models.codecs.vq import VQModel
+from models.codecs.vqgan import read_codec
+from models.drafter import CHAMELEON
+from models.errors import CheckpointError
+from models.layouts.chameleon import decoder_config, from_chameleon, to_chameleon
+from models.layouts.networks import load_networks
+from models.model import Model
+from models.spec import Checkpoint
+from models.target import Prompt, PromptEncoder
+from models.transformer import Decoder, DecoderConfig
+
+BEGIN_OF_IMAGE = "<racm3:break>"
+SEPARATOR = "<reserved08706>"  # closes the user's turn
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLayout:
+    """Where the vocabulary keeps what a prompt needs. Codebook id = token id - first_code."""
+
+    first_code: int
+    num_codes: int
+    begin_of_text: int
+    begin_of_image: int
+    separator: int
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> TokenLayout:
+        """From config.json. ValueError names what the vocabulary lacks."""
+        vocabulary = section(config, "vocabulary_map")
+        if not vocabulary:
+            raise ValueError("config.json has no vocabulary_map: this is not a Chameleon checkpoint")
+        for name, index in vocabulary.items():
+            check_whole(f"vocabulary_map: token {name}", index, MOST_TOKENS, least=0)
+        images = sorted((index, name) for name, index in vocabulary.items() if name.startswith("IMGIMG"))
+        codes = [index for index, _ in images]
+        if not codes or codes[-1] - codes[0] + 1 != len(codes):
+            raise ValueError("vocabulary_map: the image tokens (IMGIMG...Z) are missing or not contiguous")
+        numbers = [(len(name), name) for _, name in images]  # digits written as A to J
+        if numbers != sorted(numbers):
+            raise ValueError(
+                "vocabulary_map: the image tokens (IMGIMG...Z) are not in the order of their codes"
+            )
+        for name in ("<s>", BEGIN_OF_IMAGE, SEPARATOR):
+            if name not in vocabulary:
+                raise ValueError(f"vocabulary_map: token {name} is missing")
+        return cls(codes[0], len(codes), vocabulary["<s>"], vocabulary[BEGIN_OF_IMAGE], vocabulary[SEPARATOR])
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """A PromptEncoder of token ids (models.target)."""
+
+    tokenizer: Tokenizer
+    layout: TokenLayout
+    opening: tuple[int, ...]  # of an image, behind the user's turn
+    unconditional: tuple[int, ...]  # a sequence without a text
+    instruction: str = ""  # before the user's text
+
+    @property
+    def first_code(self) -> int:
+        """Token id of code 0."""
+        return self.layout.first_code
+
+    @property
+    def num_codes(self) -> int:
+        """Size of the codebook."""
+        return self.layout.num_codes
+
+    def encode(self, text: str) -> Prompt:
+        """cond = <s> instruction text <sep> opening; uncond at positions of its own from 0."""
+        ids = self.tokenizer.encode(self.instruction + text, add_special_tokens=False).ids
+        turn = [self.layout.begin_of_text, *ids, self.layout.separator]
+        return Prompt([*turn, *self.opening], [*self.unconditional])
+
+    def release(self) -> None:
+        """Nothing: a tokenizer is small."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChameleonFiles:
+    """A checkpoint of this layout before its large parts are read: enough to refuse what cannot be."""
+
+    checkpoint: Checkpoint
+    config: Mapping[str, Any]
+    tokenizer: Tokenizer
+    layout: TokenLayout
+    shape: DecoderConfig
+    state: Weights
+    codec: VQModel
+
+    def model(self, grid: Grid, prompts: PromptEncoder, row_end: int | None = None) -> Model:
+        """The model that draws this grid from these prompts, its weights read; row_end: token id, None
+        without row-separator tokens."""
+        to_ours = partial(from_chameleon, config=self.shape)
+        nets = load_networks(self.checkpoint, self.shape, self.state, to_ours, CHAMELEON)
+        return Model(
+            spec=self.checkpoint.spec,
+            grid=grid,
+            prompts=prompts,
+            decoder=nets.decoder,
+            codebook=self.codec.quantize.embedding.weight,
+            codec=self.codec,
+            drafter_net=nets.drafter,
+            weights_sha=nets.weights_sha,
+            drafter_sha=nets.drafter_sha,
+            drafter_layout=CHAMELEON,
+            tables=self.checkpoint.tables,
+            row_end=row_end,
+        )
+
+
+def check_tokenizer(tokenizer: Tokenizer, vocabulary: Mapping[str, int], size: int) -> None:
+    """CheckpointError if text would become token ids of another vocabulary."""
+    highest = max(tokenizer.get_vocab().values(), default=0)
+    if highest >= size:
+        raise CheckpointError(
+            f"the text tokenizer has token ids up to {highest}, config.json's vocab_size is {size}: give the "
+            "text_tokenizer.json of this model"
+        )
+    for name in (BEGIN_OF_IMAGE, SEPARATOR):
+        found = tokenizer.token_to_id(name)
+        if found not in (None, vocabulary[name]):
+            raise CheckpointError(
+                f"the text tokenizer has {name} at {found}, config.json at {vocabulary[name]}: give the "
+                "text_tokenizer.json of this model"
+            )
+
+
+def open_chameleon(checkpoint: Checkpoint, shared_norms: bool) -> ChameleonFiles:
+    """Read what is small, check the rest by headers. CheckpointError names what is missing or does not fit.
+
+    shared_norms: queries and keys have one norm for all heads of a shard, as Lumina-mGPT's checkpoints do;
+    Anole's have one a head. Either layout would run as the other, and draw noise.
+    """
+    folder = checkpoint.folder
+    config = read_config(folder)
+    layout, shape = read_fields(folder, lambda: (TokenLayout.read(config), decoder_config(config)))
+    state, tokenizer = read_weights(folder).tied(config), read_tokenizer(*checkpoint.places)
+    check_tokenizer(tokenizer, config["vocabulary_map"], shape.vocab_size)
+    wanted = expected(lambda: Decoder(shape), lambda own: to_chameleon(own, shape))
+    require(folder, state, wanted, "fetch it again, or the config.json that belongs to it")
+    norms = state.shapes["model.layers.0.self_attn.q_norm.weight"][0]
+    if shape.num_heads > 1 and (norms < shape.num_heads) != shared_norms:
+        whose = ("Anole", "anole") if shared_norms else ("Lumina-mGPT", "lumina_mgpt")
+        raise CheckpointError(
+            f"{folder}: {norms} norms of queries for {shape.num_heads} heads, as in {whose[0]}: this is no "
+            f"checkpoint of {checkpoint.spec.name}, try --model {whose[1]}"
+        )
+    codec = read_codec(config, state, folder, checkpoint.places, checkpoint.device)
+    codes = codec.config.num_embeddings
+    if codes != layout.num_codes:
+        raise CheckpointError(
+            f"{folder}: the vocabulary has {layout.num_codes} image tokens, the VQGAN {codes} codes: "
+            "they belong to different models"
+        )
+    return ChameleonFiles(checkpoint, config, tokenizer, layout, shape, state, codec)

@@ -1,0 +1,160 @@
+"""Name, folder or hub id -> a loaded model, with device, precision and token shift settled.
+
+Whatever cannot be loaded is a CheckpointError of one line, raised before anything large is read.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from models.checkpoint.folder import read_config
+from models.checkpoint.hub import HubId, locate
+from models.checkpoint.weights import read_weights, weights_file
+from models.errors import CheckpointError
+from models.model import DTYPES, Model
+from models.registry import SPECS
+from models.spec import PRECISIONS, Checkpoint, LoadOptions, ModelSpec, home_of
+from models.tools.agreement import settle
+
+DEFAULTS = LoadOptions()
+
+
+def load(model: str = "emoji", options: LoadOptions = DEFAULTS) -> Model:
+    """Load a model: a family of models.registry, or the folder or hub id of a checkpoint of one.
+
+    Weights are cast to the precision as they are read; the codec stays fp32. A drafter beside its target, in
+    the folder `drafter`, goes before the family's own. Raises CheckpointError.
+    """
+    spec, options = _family(model, options)
+    device = pick_device(options.device)
+    precision = pick_precision(options.precision, device, spec)
+    if options.device_map is not None:
+        _check_device_map(options.device_map, device, spec)
+    loaded = spec.load(find_files(spec, options, device, precision))
+    return settle(loaded, options.token_shift, options.guidance)
+
+
+def _family(model: str, options: LoadOptions) -> tuple[ModelSpec, LoadOptions]:
+    """The family that `model` names or whose checkpoint it is, and options with its model_path."""
+    if model in SPECS:
+        return SPECS[model], options
+    path = Path(model)
+    if options.model_path is not None or not (path.exists() or HubId.read(model)):
+        raise CheckpointError(
+            f"there is no model {model}: choose one of {', '.join(SPECS)}, "
+            "or give a folder or a hub id OWNER/NAME"
+        )
+    folder = locate(model, options.revision)
+    return detect(folder), replace(options, model_path=str(folder), revision=None)
+
+
+def detect(folder: Path) -> ModelSpec:
+    """The family of the checkpoint in a folder or file, from its config.json and the headers of its weights.
+    CheckpointError if it is of none, or could be of two."""
+    file, home = weights_file(folder), home_of(folder)
+    fields = read_config(home) if file.is_dir() or (home / "config.json").is_file() else {}
+    shapes = read_weights(file).shapes
+    found = [spec for spec in SPECS.values() if spec.recognises(fields, shapes)]
+    if len(found) != 1:
+        raise CheckpointError(
+            f"{folder}: its files do not tell which model it is: give it as --model_path beside one of "
+            f"--model {', '.join(SPECS)}"
+        )
+    return found[0]
+
+
+def find_files(spec: ModelSpec, options: LoadOptions, device: str, precision: str) -> Checkpoint:
+    """Where the files are, hub ids fetched. CheckpointError if the target is nowhere."""
+    folder = locate(options.model_path, options.revision) if options.model_path else spec.target_folder
+    if not folder.exists():
+        raise CheckpointError(
+            f"{folder} does not exist: fetch it by `bash scripts/get_ckpts.sh {spec.name}`, or give "
+            "--model_path (a folder or a hub id)"
+        )
+    drafter = None
+    if options.need_drafter:
+        drafter = locate(options.drafter_path) if options.drafter_path else drafter_folder(spec, folder)
+    split = options.device_map is not None
+    place = torch.device("cuda", 0) if split else torch.device(device)
+    return Checkpoint(spec, folder, drafter, DTYPES[precision], place, options, split)
+
+
+def drafter_folder(spec: ModelSpec, target: Path) -> Path:
+    """Where a target's drafter lies unless the options say so: beside it, else in the family's home."""
+    beside = home_of(target) / "drafter"
+    return beside if beside.is_dir() else spec.drafter_folder
+
+
+def pick_device(name: str) -> str:
+    """auto -> cuda where there is one, that of this process's local rank under a launcher; meta: headers.
+
+    CheckpointError for a device that is unknown or missing, or if the machine has fewer than processes.
+    """
+    if name in ("cpu", "meta"):
+        return name
+    if name not in ("auto", "cuda") and not (name.startswith("cuda:") and name[5:].isdecimal()):
+        raise CheckpointError(f"--device {name}: choose auto, cpu, cuda or cuda:N")
+    if not torch.cuda.is_available():
+        if name == "auto":
+            return "cpu"
+        raise CheckpointError(f"--device {name}: no CUDA device is visible; use --device cpu or auto")
+    visible = torch.cuda.device_count()
+    if name.startswith("cuda:"):
+        if int(name[5:]) >= visible:
+            raise CheckpointError(f"--device {name}: {visible} CUDA devices are visible; they count from 0")
+        return name
+    if (place := _launched()[1]) is not None:
+        if place >= visible:
+            raise CheckpointError(
+                f"--device {name}: LOCAL_RANK={place}, but {visible} CUDA devices are visible; launch a "
+                "process per device"
+            )
+        torch.cuda.set_device(place)
+    return "cuda"
+
+
+def _launched() -> tuple[int, int | None]:
+    """How many processes a launcher (accelerate launch, torchrun) started, and this one's place on its
+    machine; None without a launcher."""
+    if "WORLD_SIZE" not in os.environ:
+        return 1, None
+    values = {name: os.environ.get(name, "0") for name in ("WORLD_SIZE", "LOCAL_RANK")}
+    for name, value in values.items():
+        if not value.isdecimal():
+            raise CheckpointError(
+                f"{name}={value!r}: the launcher's variable is no number; unset it or repair it"
+            )
+    return int(values["WORLD_SIZE"]), int(values["LOCAL_RANK"])
+
+
+def pick_precision(name: str, device: str, spec: ModelSpec) -> str:
+    """auto -> bf16 where the device multiplies it in hardware, else fp16 on a GPU and fp32, which beats
+    emulated bf16, on a CPU; always fp32 on a CPU for families whose images are compared there."""
+    if name not in PRECISIONS:
+        raise CheckpointError(f"--precision {name}: choose one of {', '.join(PRECISIONS)}")
+    if name != "auto":
+        return name
+    if device.startswith("cuda"):
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+    multiplied = torch.cpu.get_capabilities().get("avx512_bf16", False)
+    return "bf16" if multiplied and not spec.fp32_on_cpu else "fp32"
+
+
+def _check_device_map(name: str, device: str, spec: ModelSpec) -> None:
+    """CheckpointError for a device map where there is nothing to split, or no way to."""
+    given, processes = f"--device_map {name}", _launched()[0]
+    if name != "auto":
+        raise CheckpointError(f"{given}: auto is the only one")
+    if processes > 1:
+        raise CheckpointError(f"{given}: {processes} processes would share the same GPUs; launch one process")
+    visible = torch.cuda.device_count() if device == "cuda" else 0
+    if visible < 2:
+        raise CheckpointError(
+            f"{given}: it needs two CUDA devices or more, {visible} can be used; leave it out"
+        )
+    if not spec.splittable:
+        raise CheckpointError(f"{given}: --model {spec.name} fits one GPU and is not split; leave it out")

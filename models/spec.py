@@ -1,0 +1,135 @@
+"""What a model family is, and what one may ask of loading it. No torch, so that options are checked at once.
+
+A family is one file models/NAME.py with its ModelSpec and one line in models/registry.py. The spec is all
+that the rest of the program knows of it: where its files lie, how they are recognised and read, which trees
+it draws with.
+
+Shapes are those of a checkpoint's tensors by name, read from headers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from adt_tree.policy import BUDGET, SELF_DRAFTED, AdaptiveTree, TreeShape, self_drafted
+
+if TYPE_CHECKING:
+    import torch
+
+CKPTS = Path(__file__).resolve().parent.parent / "ckpts"
+EMBEDDED_TREE = TreeShape(5, 4, 10)  # EAGLE-2's, of the embedded model: a node costs it more of a pass
+RELEASED_TREE = TreeShape(5, 10, 58)  # of the released code: 58 drafted nodes, 10 wide
+PRECISIONS = ("auto", "bf16", "fp16", "fp32")
+TOKEN_SHIFTS = ("published", "unshifted")
+
+Fields = Mapping[str, Any]
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """What to load and how, in plain values. None: the family's own, or where the published layout has it."""
+
+    model_path: str | None = None  # folder, file or hub id of the target
+    drafter_path: str | None = None  # folder or hub id
+    revision: str | None = None  # of the hub id model_path
+    precision: str = "auto"  # one of PRECISIONS, of weights and activations; the codec stays fp32
+    device: str = "auto"  # auto, cpu, cuda or cuda:N
+    device_map: str | None = None  # auto: the decoder's layers shared out over all GPUs
+    need_drafter: bool = True
+    token_shift: str | None = None  # of the drafter: auto or one of TOKEN_SHIFTS
+    guidance: float = 3.0  # under which auto compares the token shifts
+    target_size: int | None = None  # pixels along the side of an image
+    tokenizer_base_path: str | None = None  # folder of the text tokenizer and vqgan.ckpt
+    vq_path: str | None = None  # LlamaGen's vq_ds16_*.pt
+    text_encoder: str | None = None  # LlamaGen's T5
+    keep_text_encoder: bool = False  # in memory once all prompts are encoded
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The files of one model on this disk, and how they are to be read."""
+
+    spec: ModelSpec
+    folder: Path  # of the target, or its file
+    drafter: Path | None  # folder; None: not wanted
+    dtype: torch.dtype  # of weights and activations; the codec stays fp32
+    device: torch.device  # of the codec, and of the decoder unless it is split
+    options: LoadOptions
+    split: bool = False  # the decoder's layers shared out over all GPUs, `device` being the first
+
+    @property
+    def places(self) -> tuple[Path, ...]:
+        """Where files beside the target's own are looked for, in this order."""
+        return self.spec.places(self.spec.home, self.folder, self.options.tokenizer_base_path)
+
+    @property
+    def tables(self) -> tuple[Path, ...]:
+        """Where a table of nearest codes may lie."""
+        beside = (self.drafter,) if self.drafter else ()
+        return home_of(self.folder), *beside, self.spec.home / "vq_distances"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A model family: everything that is particular to it, but for its mathematics."""
+
+    name: str  # as --model has it
+    about: str  # in a few words, for --help
+    load: Callable[[Checkpoint], Any]  # -> models.model.Model
+    recognises: Callable[[Fields, Shapes], bool]  # whether a config.json and its tensors are this family's
+    decoder_config: Callable[[Fields], Any]  # config.json -> models.transformer.DecoderConfig
+    places: Callable[[Path, Path, str | None], tuple[Path, ...]]  # (home, target, base): see Checkpoint
+    home: Path  # default folder of the family; below it lie
+    target: str = ""
+    drafter: str = "drafter"
+    options: tuple[str, ...] = ()  # options that only some families read and this one does
+    default_size: int | None = None  # pixels along the side; None: the checkpoint has one size
+    tree: TreeShape = RELEASED_TREE  # EAGLE-2's
+    static_tree: str = "mc_sim_7b_63"  # EAGLE-1's
+    method: str = "eagle-2"  # what draws unless the user says otherwise
+    fp32_on_cpu: bool = False  # auto precision on every CPU, so that exact methods draw one image there
+    splittable: bool = False  # over several GPUs
+    token_shift: str = "published"  # auto: measured, as nobody knows it
+    reference: bool = False  # transformers decodes it too (bench --reference)
+    embedded_prompts: bool = False  # prompts are rows of features, else token ids before the codes
+    manifest: str | None = None  # key of ckpts/manifest.json; None: nothing to fetch
+
+    @property
+    def target_folder(self) -> Path:
+        """Where the target lies unless the options say otherwise."""
+        return self.home / self.target
+
+    @property
+    def drafter_folder(self) -> Path:
+        """Where the drafter lies unless it is beside its target or the options say otherwise."""
+        return self.home / self.drafter
+
+    def default_tree(self, method: str) -> TreeShape | AdaptiveTree | str | None:
+        """The tree of a method unless the user gives one: None for ar, a static tree's name for eagle-1."""
+        if method == "ar":
+            return None
+        if method == "eagle-1":
+            return self.static_tree
+        if method in ("eagle-2", "adt-tree"):
+            return self.tree if method == "eagle-2" else self.adaptive
+        return SELF_DRAFTED if method.startswith("adt-") else self_drafted(BUDGET)
+
+    @property
+    def adaptive(self) -> AdaptiveTree:
+        """ADT-Tree's constants. A released tree is the budget and the first cell's shape; the rest was tuned
+        on the embedded model alone."""
+        own, base = self.tree, AdaptiveTree()
+        if own == EMBEDDED_TREE:
+            return base
+        return replace(
+            base, depth_start=own.depth, width_max=own.width, width_start=own.width, budget=own.budget
+        )
+
+
+def home_of(target: Path) -> Path:
+    """The folder of a target, which may be a file."""
+    return target.parent if target.is_file() else target

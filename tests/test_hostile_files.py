@@ -1,0 +1,203 @@
+"""Hostile files and configurations: none runs code, hangs or leads out of its folder; each is one line."""
+
+from __future__ import annotations
+
+import builtins
+import io
+import json
+import os
+import pickle
+import shutil
+import tarfile
+import warnings
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from models.checkpoint.weights import read_weights
+from models.errors import CheckpointError
+from models.loading import load
+from models.spec import LoadOptions
+from models.tools.inspection import inspect
+from tests import tiny_llamagen
+
+
+class Command:
+    """Unpickling it would make a file."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
+        return os.system, (f"touch {self.mark}",)
+
+
+def page(path: Path, mark: Path) -> None:
+    path.write_text("<!DOCTYPE html><html><body>Sign in</body></html>")
+
+
+def pointer(path: Path, mark: Path) -> None:
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0a1b\nsize 9\n")
+
+
+def text(path: Path, mark: Path) -> None:
+    path.write_text("hello world this is text\n")
+
+
+def words(path: Path, mark: Path) -> None:
+    path.write_text('{"a": 1}')
+
+
+def nothing(path: Path, mark: Path) -> None:
+    path.write_bytes(bytes(500))
+
+
+def code(path: Path, mark: Path) -> None:
+    torch.save({"w": torch.ones(2), "x": Command(mark)}, path)
+
+
+def old_code(path: Path, mark: Path) -> None:
+    torch.save({"w": torch.ones(2), "x": Command(mark)}, path, _use_new_zipfile_serialization=False)
+
+
+def plain_code(path: Path, mark: Path) -> None:
+    path.write_bytes(pickle.dumps({"x": Command(mark)}, protocol=4))  # torch warns of this protocol
+
+
+def archive(path: Path, mark: Path) -> None:
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("a.txt", "hi")
+
+
+def tape(path: Path, mark: Path) -> None:
+    with tarfile.open(path, "w") as file:
+        file.addfile(tarfile.TarInfo("a"), io.BytesIO())
+
+
+SAYS = {
+    page: "is a web page, not weights", pointer: "is a pointer of git-lfs", text: "is no file of torch.save",
+    words: "is no file of torch.save", nothing: "is no file of torch.save",
+    code: "no code is run from it: save its tensors alone", old_code: "no code is run from it",
+    plain_code: "is no file of torch.save", archive: "cannot be read", tape: "is no file of torch.save",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("make", SAYS, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.safetensors"])
+def test_what_is_saved_in_the_place_of_weights(
+    tmp_path: Path, make: Callable[[Path, Path], None], name: str
+) -> None:
+    path, mark = tmp_path / name, tmp_path / "mark"
+    make(path, mark)
+    with warnings.catch_warnings(record=True) as warned, pytest.raises(CheckpointError) as caught:
+        warnings.simplefilter("always")
+        read_weights(tmp_path)
+    line = str(caught.value)
+    same = name.endswith("bin") or make in (page, pointer)
+    assert line.startswith(f"{path} ") and (SAYS[make] if same else "cannot be read") in line
+    assert "weights_only" not in line and "\n" not in line and not warned and not mark.exists()
+
+
+@pytest.mark.parametrize(
+    "shard",
+    ["../../../../../etc/passwd", "/etc/passwd", "a/../../b.safetensors", "..", "..\\secret.safetensors", 5],
+)
+def test_shards_outside_the_folder_are_never_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shard: object
+) -> None:
+    folder = tmp_path / "one" / "two"
+    folder.mkdir(parents=True)
+    for outside in (tmp_path / "one" / "b.safetensors", folder / "..\\secret.safetensors"):
+        outside.write_bytes(b"secret")
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"w": shard}}))
+    opened: list[str] = []
+    real = builtins.open
+
+    def told(file: object, *how: object, **more: object) -> object:
+        opened.append(str(file))
+        return real(file, *how, **more)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(builtins, "open", told)
+    monkeypatch.setattr("models.checkpoint.weights._open", lambda path: opened.append(str(path)))
+    with pytest.raises(CheckpointError, match="outside its folder|is not an index of shards") as caught:
+        read_weights(folder)
+    assert index.name in str(caught.value) and "\n" not in str(caught.value) and not opened
+
+
+def test_shards_in_a_folder_below_are(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    (tmp_path / "parts").mkdir()
+    save_file({"w": torch.ones(2)}, tmp_path / "parts" / "..one.safetensors")
+    index = {"weight_map": {"w": "parts/..one.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert read_weights(tmp_path)["w"].tolist() == [1, 1]
+
+
+NOT_A_SIZE = (-1, 0, 1.5, True, "many", [8], {}, 10**9, 10**30)
+NAN = float("nan")
+FIELDS = {
+    "hidden_size": NOT_A_SIZE, "num_hidden_layers": NOT_A_SIZE, "num_attention_heads": NOT_A_SIZE,
+    "num_key_value_heads": (-1, 3, "two", 10**9), "intermediate_size": NOT_A_SIZE, "vocab_size": NOT_A_SIZE,
+    "max_position_embeddings": (-1, 0, "many", 10**12), "rms_norm_eps": (NAN, -1e-5, "x"),
+    "rope_theta": (NAN, float("inf"), -1, 0, "x", [1]), "rope_parameters": ("x", [1]),
+    "vocabulary_map": ([1], "x", {"<s>": "one"}, {"<s>": -1}, {"<s>": 1.5}),
+    "vq_config": (None, [], "x", 7), "vq_config.resolution": (*NOT_A_SIZE, 10_000_000, 7),
+    "vq_config.channel_multiplier": (0, [], [0], ["x"], [1] * 99), "vq_config.base_channels": (0, 10**9, "x"),
+    "vq_config.num_res_blocks": (-1, 10**6, "x"), "vq_config.num_embeddings": NOT_A_SIZE,
+    "vq_config.attn_resolutions": ("x", [0], 3),
+}  # fmt: skip
+CLUMSY = ("object", "NoneType", "unsupported", "attribute", "argument")
+CASES = [(name, value) for name, values in FIELDS.items() for value in values]
+
+
+def refused(folder: Path, family: str) -> str:
+    """The one line of loading, which check_ckpts has as well."""
+    with pytest.raises(CheckpointError) as caught:
+        load(family, LoadOptions(str(folder), precision="fp32", device="cpu"))
+    faults = inspect(family, LoadOptions(str(folder)))[0].faults
+    assert faults and "\n" not in str(caught.value) and caught.value.faults == faults
+    return str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny checkpoint, whose config.json each test writes anew."""
+    return Path(shutil.copytree(tiny_checkpoint, tmp_path_factory.mktemp("hostile") / "x"))
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize(("name", "value"), CASES, ids=lambda case: str(case)[:30])
+def test_sizes_that_cannot_be(folder: Path, tiny_checkpoint: Path, name: str, value: object) -> None:
+    config = json.loads((tiny_checkpoint / "config.json").read_text())
+    *outer, field = name.split(".")
+    (config[outer[0]] if outer else config)[field] = value
+    (folder / "config.json").write_text(json.dumps(config))
+    line = refused(folder, "emoji")
+    assert "config.json" in line and (field in line or "head" in line), line
+    assert not any(word in line for word in ("object", "NoneType", "unsupported", "attribute", "argument")), (
+        line
+    )
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("block_size", 10**12), ("block_size", "many"), ("block_size", -4), ("cls_token_num", 10**12),
+     ("cls_token_num", "x"), ("rope_base", float("nan")), ("hidden_size", "many")],
+)  # fmt: skip
+def test_llamagens_too(tmp_path: Path, field: str, value: object) -> None:
+    target = tiny_llamagen.build(tmp_path / "x")
+    config = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps(config | {field: value}))
+    line = refused(target, "llamagen")
+    assert field in line and "config.json" in line, line
+
+
+def test_deep_nesting(folder: Path) -> None:
+    (folder / "config.json").write_text("[" * 100_000)
+    assert "is not JSON" in refused(folder, "emoji")
