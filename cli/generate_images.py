@@ -99,7 +99,7 @@ def fingerprint(options: Options, method: Method, pipe: Pipeline, setting: Setti
         "model": options.model,
         "weights": model.weights_sha,
         "drafter_weights": model.drafter_sha,
-        **({"drafter_alignment": model.pairing} if model.pairing != "published" else {}),
+        **({"drafter_alignment": model.token_shift} if model.token_shift != "published" else {}),
         "precision": setting.precision,
         "device": setting.device,
         "random_seed": options.random_seed,
