@@ -256,12 +256,11 @@ def check_model(options: ModelOptions) -> None:
             f"--model {options.model}: no such model; use one of {', '.join(SPECS)} (--model_path for other "
             "weights)"
         )
-    if isinstance(options, FilterOptions) and options.cfg_mode == "sequential":
-        if options.model != "lumina_mgpt":
-            raise UserError(
-                "--cfg_mode sequential: it belongs to lumina_mgpt; both guidance rows share a pass, leave it "
-                "out"
-            )
+    sequential = isinstance(options, FilterOptions) and options.cfg_mode == "sequential"
+    if sequential and options.model != "lumina_mgpt":
+        raise UserError(
+            "--cfg_mode sequential: it belongs to lumina_mgpt; both guidance rows share a pass, leave it out"
+        )
     for name in dict.fromkeys(name for spec in SPECS.values() for name in spec.options):
         if getattr(options, name, None) and name not in SPECS[options.model].options:
             models = " or ".join(model for model, spec in SPECS.items() if name in spec.options)
@@ -280,8 +279,8 @@ def resolved(options: DecodingOptions) -> DecodingOptions:
     static = options.static_tree or options.eagle_version == 1
     drafter = EARLIER.get(options.drafter_type or "", options.drafter_type)
     if drafter is None:
-        named = (static, options.verify == "rejection", options.drafter_path, options.eagle_version)
-        network = any(value not in (None, False) for value in named)
+        asked = options.drafter_path is not None or options.eagle_version is not None
+        network = static or options.verify == "rejection" or asked
         drafter = "eagle" if network else drafter_of(SPECS[options.model].method)
     return replace(options, static_tree=static, drafter_type=drafter)
 
