@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 
 from cli.options import Options, declare, option
-from eval.families import ALIGNMENT
 from eval.prompts import CAPTIONS, DEFAULT_END
+from models.registry import SPECS
+from models.spec import PRECISIONS, TOKEN_SHIFTS
 
 DEVICES = ("auto", "cpu", "cuda")
+MEASURED = [name for name, spec in SPECS.items() if spec.token_shift == "auto"]
 
 
 def image_count(text: str) -> int:
@@ -43,10 +45,7 @@ class CheckpointOptions(Options):
     """model"""
 
     model: str = option(
-        "emoji: the embedded model; anole: Anole-7b; lumina_mgpt: Lumina-mGPT-7B; llamagen: its stage 1, or "
-        "one of classes; llamagen2: its stage 2",
-        "emoji",
-        unit="NAME",
+        "; ".join(f"{name}: {spec.about}" for name, spec in SPECS.items()), "emoji", unit="NAME"
     )
     model_path: str | None = option(
         "the target's checkpoint: a folder (LlamaGen's .pt: the file), or a Hugging Face hub id OWNER/NAME, "
@@ -95,14 +94,14 @@ class ModelOptions(CheckpointOptions):
         "published: the drafter reads a feature with the code behind it, as the released code drafts; "
         "unshifted: with its own code, as that code trains Anole's and Lumina's drafters; auto: the one that "
         "agrees better with the target on 32 cells (default: "
-        f"{', '.join(f'{model} {choice}' for model, choice in ALIGNMENT.items())}; others published)",
-        choices=("auto", "published", "unshifted"),
+        f"{', '.join(f'{name} auto' for name in MEASURED)}; others published)",
+        choices=("auto", *TOKEN_SHIFTS),
     )
     precision: str = option(
         "of weights and activations; auto: bf16 where the device multiplies it, else fp16 on cuda and fp32 "
         "on a CPU, as emoji on any CPU; guidance, filters and probabilities are fp32 always",
         "auto",
-        choices=("auto", "bf16", "fp16", "fp32"),
+        choices=PRECISIONS,
     )
     device: str = option("auto: cuda where there is one", "auto", choices=DEVICES)
     device_map: str | None = option(

@@ -74,5 +74,5 @@ def load(options: ModelOptions, need_drafter: bool) -> tuple[Pipeline, Setting]:
 def load_without_drafter(options: ModelOptions) -> tuple[Pipeline, Setting]:
     """The model for a command that drafts nothing."""
     check_model(options)
-    check_no_drafter(options, "no drafter network drafts here")
+    check_no_drafter(options)
     return load(options, need_drafter=False)

@@ -9,20 +9,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from adt_tree.policy import INITS, SELF_DRAFTED, AdaptiveTree, TreeShape, self_drafted
-from cli.groups import ModelOptions, SamplingOptions
+from adt_tree.policy import BUDGET, INITS, SELF_DRAFTED, AdaptiveTree, TreeShape, self_drafted
+from cli.groups import FilterOptions, ModelOptions, SamplingOptions
 from cli.options import Options, declare, option, shown
 from eval.errors import UserError
-from eval.families import (
-    ADAPT,
-    DEFAULT_TREE,
-    FASTEST,
-    MODELS,
-    READ_BY,
-    RELEASED,
-    SHAPE_OF,
-    STATIC_OF,
-)
+from models.registry import SPECS
+from models.spec import EMBEDDED_TREE
 
 if TYPE_CHECKING:
     from adt_tree.method import Lantern, Method
@@ -33,6 +25,9 @@ STALE = ("self-draft", "hybrid")  # their drafts come from the target's earlier 
 EARLIER = {"jacobi": "self-draft"}  # earlier name -> name of a --drafter_type
 SEED_CELLS = ("above", "left", "both")
 DELTA, MOST = 0.1, 1000  # of LANTERN, as published
+STATIC_OF = {name: spec.static_tree for name, spec in SPECS.items()}
+STATIC = STATIC_OF["emoji"]
+ADAPT = AdaptiveTree()
 GREEDY = 1e-5  # temperature up to which the published code takes the argmax
 # option -> field of AdaptiveTree; the budget is --total_token less the root
 ADAPT_FIELDS = {
@@ -42,15 +37,22 @@ ADAPT_FIELDS = {
 }  # fmt: skip
 
 
-def _of_models(values: Mapping[str, object]) -> str:
-    """What other models have for a default."""
-    return "".join(f"; {model} {value}" for model, value in values.items())
+def _of_models(values: Mapping[str, object], usual: object) -> str:
+    """The models that have another default than the usual one."""
+    return "".join(f"; {model} {value}" for model, value in values.items() if value != usual)
 
 
 def _default(field: str, more: int = 0) -> str:
     """The default of a fixed shape's field by drafter, and for models with trees of their own."""
-    own = {model: getattr(shape, field) + more for model, shape in RELEASED.items()}
-    return ", ".join(str(getattr(SHAPE_OF[kind], field) + more) for kind in DRAFTERS) + _of_models(own)
+    usual = getattr(EMBEDDED_TREE, field) + more
+    own = {name: getattr(spec.tree, field) + more for name, spec in SPECS.items()}
+    drafted = str(getattr(self_drafted(BUDGET), field) + more)
+    return ", ".join((str(usual), drafted, drafted)) + _of_models(own, usual)
+
+
+def drafter_of(method: str) -> str:
+    """Who drafts in a method: a --drafter_type."""
+    return "eagle" if method in ("eagle-1", "eagle-2", "adt-tree") else method.removeprefix("adt-")
 
 
 def _adapt(field: str, text: str, unit: str, least: int = 1) -> int | None:
@@ -73,8 +75,7 @@ class MethodOptions(Options):
         "no network; hybrid: both in one tree, the network for its first levels; none: the AR baseline "
         "(default: eagle with --static_tree, --verify rejection or --drafter_path, else the fastest exact "
         "one of the model: "
-        f"{', '.join(f'{model} {EARLIER.get(kind, kind)}' for model, kind in FASTEST.items())}; others "
-        "eagle)",
+        f"{', '.join(f'{name} {drafter_of(spec.method)}' for name, spec in SPECS.items())})",
         choices=(*DRAFTERS, *EARLIER, "none"),
     )
     peanut: bool = option(
@@ -135,7 +136,7 @@ class TreeOptions(Options):
         choices=SEED_CELLS,
     )
     tree_choices: str | None = option(
-        f"the static tree (default: {DEFAULT_TREE}{_of_models(STATIC_OF)})", choices=STATIC_TREES
+        f"the static tree (default: {STATIC}{_of_models(STATIC_OF, STATIC)})", choices=STATIC_TREES
     )
     total_token: int | None = option(
         f"nodes of a dynamic tree, root included (default: {_default('budget', 1)})",
@@ -250,25 +251,27 @@ def unused(options: DecodingOptions) -> dict[str, str]:
 
 def check_model(options: ModelOptions) -> None:
     """Refuse models that this version does not run, and options that belong to others alone."""
-    if options.model not in MODELS:
+    if options.model not in SPECS:
         raise UserError(
-            f"--model {options.model}: no such model; use one of {', '.join(MODELS)} (--model_path for other "
+            f"--model {options.model}: no such model; use one of {', '.join(SPECS)} (--model_path for other "
             "weights)"
         )
-    if getattr(options, "cfg_mode", None) == "sequential" and options.model != "lumina_mgpt":
+    sequential = isinstance(options, FilterOptions) and options.cfg_mode == "sequential"
+    if sequential and options.model != "lumina_mgpt":
         raise UserError(
             "--cfg_mode sequential: it belongs to lumina_mgpt; both guidance rows share a pass, leave it out"
         )
-    for name, models in READ_BY.items():
-        if getattr(options, name, None) and options.model not in models:
-            raise UserError(f"--{name}: it belongs to --model {' or '.join(models)}; leave it out")
+    for name in dict.fromkeys(name for spec in SPECS.values() for name in spec.options):
+        if getattr(options, name, None) and name not in SPECS[options.model].options:
+            models = " or ".join(model for model, spec in SPECS.items() if name in spec.options)
+            raise UserError(f"--{name}: it belongs to --model {models}; leave it out")
 
 
-def check_no_drafter(options: ModelOptions, reason: str) -> None:
-    """UserError for options of a drafter network where none drafts."""
+def check_no_drafter(options: ModelOptions) -> None:
+    """UserError for options of a drafter network where nothing is drafted."""
     for name in ("drafter_path", "drafter_alignment"):
         if given := shown(options, name):
-            raise UserError(f"{given}: {reason}; leave it out")
+            raise UserError(f"{given}: no drafter network drafts here; leave it out")
 
 
 def resolved(options: DecodingOptions) -> DecodingOptions:
@@ -276,10 +279,9 @@ def resolved(options: DecodingOptions) -> DecodingOptions:
     static = options.static_tree or options.eagle_version == 1
     drafter = EARLIER.get(options.drafter_type or "", options.drafter_type)
     if drafter is None:
-        named = (static, options.verify == "rejection", options.drafter_path, options.eagle_version)
-        network = any(value not in (None, False) for value in named)
-        fastest = FASTEST.get(options.model, "eagle")
-        drafter = "eagle" if network else EARLIER.get(fastest, fastest)
+        asked = options.drafter_path is not None or options.eagle_version is not None
+        network = static or options.verify == "rejection" or asked
+        drafter = "eagle" if network else drafter_of(SPECS[options.model].method)
     return replace(options, static_tree=static, drafter_type=drafter)
 
 
@@ -293,14 +295,10 @@ def method_from(options: DecodingOptions) -> Method:
     for name, reason in unused(final).items():
         if given := shown(options, name):
             raise UserError(f"{given}: {reason}")
-    sampling = Sampling(options.temperature, options.top_k, options.top_p, options.cfg)
-    name = method_name(final)
-    if name == "ar":
-        return Method(name, sampling)
     try:
         return Method(
-            name,
-            sampling,
+            method_name(final),
+            Sampling(options.temperature, options.top_k, options.top_p, options.cfg),
             tree_of(final),
             lantern=lantern_of(final) if final.lantern else None,
             verify=final.verify or "coupled",
@@ -328,32 +326,24 @@ def lantern_of(options: LanternOptions, delta: float = DELTA, most: int = MOST) 
     return Lantern(delta if given is None else given, options.lantern_k, most, options.lantern_table)
 
 
-def tree_of(options: DecodingOptions) -> TreeShape | AdaptiveTree | str:
-    """The trees of resolved options: a static one's name, adaptive constants, or a fixed shape."""
-    if options.static_tree:
-        return options.tree_choices or STATIC_OF.get(options.model, DEFAULT_TREE)
-    released = RELEASED.get(options.model) if options.drafter_type == "eagle" else None
-    if options.peanut:
-        return adaptive(options, released)
-    base = released or SHAPE_OF[str(options.drafter_type)]
+def tree_of(options: DecodingOptions) -> TreeShape | AdaptiveTree | str | None:
+    """The trees of resolved options: those of the model's own for the method, with what was given."""
+    base = SPECS[options.model].default_tree(method_name(options))
+    if isinstance(base, str):
+        return options.tree_choices or base
+    if isinstance(base, AdaptiveTree):
+        return adaptive(options, base)
+    if base is None:
+        return None
     budget = base.budget if options.total_token is None else options.total_token - 1
     if options.drafter_type in STALE:  # the main chain follows the budget
         base = self_drafted(budget)
     return TreeShape(options.depth or base.depth, options.draft_top_k or base.width, budget)
 
 
-def adaptive(options: DecodingOptions, released: TreeShape | None) -> AdaptiveTree:
-    """The adaptive tree's constants; UserError where they contradict one another.
-
-    released: the published code's tree of the model, which is the budget and the first cell's shape; nothing
-    of it was tuned, for want of the weights.
-    """
-    base = SELF_DRAFTED if options.drafter_type in STALE else ADAPT
-    if released is not None:
-        width = released.width
-        base = replace(
-            base, depth_start=released.depth, width_max=width, width_start=width, budget=released.budget
-        )
+def adaptive(options: DecodingOptions, base: AdaptiveTree) -> AdaptiveTree:
+    """The adaptive tree's constants, those of base where none are given. UserError where they contradict one
+    another."""
     given = {field: getattr(options, name) for name, field in ADAPT_FIELDS.items()}
     values = {field: value for field, value in given.items() if value is not None}
     if options.total_token is not None:

@@ -253,6 +253,10 @@ def _text(text: str) -> str:
     return text
 
 
+class _TwiceError(yaml.YAMLError):
+    """A key that stands twice."""
+
+
 class _Loader(yaml.SafeLoader):
     """YAML whose mappings name a key once."""
 
@@ -261,7 +265,7 @@ class _Loader(yaml.SafeLoader):
         keys = [key.value for key, _ in node.value]
         twice = next((key for place, key in enumerate(keys) if key in keys[:place]), None)
         if twice is not None:
-            raise yaml.YAMLError(f"{twice} stands twice; leave one out")
+            raise _TwiceError(f"{twice} stands twice; leave one out")
         return super().construct_mapping(node, deep)
 
 
@@ -272,6 +276,8 @@ def read_config(path: Path) -> dict[str, object]:
     except (OSError, UnicodeDecodeError) as error:
         said = getattr(error, "strerror", None) or str(error)
         raise UserError(f"config {path}: cannot be read ({said})") from error
+    except _TwiceError as error:
+        raise UserError(f"config {path}: {error}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UserError(f"config {path}: not YAML ({' '.join(str(error).split())})") from error
     if content is None:

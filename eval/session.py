@@ -1,4 +1,4 @@
-"""The machine a command runs on: its process, and what a figure must state."""
+"""The process and the machine a command runs on, and its prompts as requests."""
 
 from __future__ import annotations
 
@@ -28,21 +28,20 @@ class Worker:
 
     rank: int = 0
     count: int = 1
-    local_rank: int | None = None  # its place on its machine, and the number of its device
 
 
 def worker() -> Worker:
-    """This process as RANK, WORLD_SIZE and LOCAL_RANK describe it; alone without. UserError if damaged."""
+    """This process as RANK and WORLD_SIZE describe it; alone without. UserError if damaged."""
     if "WORLD_SIZE" not in os.environ:
         return Worker()
-    values = {name: os.environ.get(name, "0") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    values = {name: os.environ.get(name, "0") for name in ("RANK", "WORLD_SIZE")}
     for name, value in values.items():
         if not value.isdecimal():
             raise UserError(f"{name}={value!r}: the launcher's variable is no number; unset it or repair it")
-    rank, count, local = (int(value) for value in values.values())
+    rank, count = (int(value) for value in values.values())
     if rank >= count:
         raise UserError(f"RANK={rank} with WORLD_SIZE={count}: ranks count from 0; unset or repair them")
-    return Worker(rank, count, local)
+    return Worker(rank, count)
 
 
 def make_requests(model: Model, prompts: Sequence[Prompt], run_seed: int) -> tuple[list[Request], int]:

@@ -44,6 +44,7 @@ def test_defaults_are_lossless_dynamic_trees() -> None:
         ("--drafter_type none", "ar"), ("--model anole", "eagle-2"), ("--model anole --peanut", "adt-tree"),
         ("--model lumina_mgpt", "self-draft"), ("--model lumina_mgpt --eagle_version 1", "eagle-1"),
         ("--model lumina_mgpt --eagle_version 2", "eagle-2"),
+        ("--model lumina_mgpt --eagle_version 0", "eagle-2"),
     ],
 )  # fmt: skip
 def test_the_published_flags_name_methods(words: str, name: str) -> None:

@@ -143,13 +143,13 @@ def test_accelerate_launch_trains_in_two_processes(tiny_checkpoint: Path, tmp_pa
 
 
 def test_the_launchers_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+    for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     assert worker() == Worker()
-    for name, value in (("RANK", "3"), ("WORLD_SIZE", "4"), ("LOCAL_RANK", "1")):
+    for name, value in (("RANK", "3"), ("WORLD_SIZE", "4")):
         monkeypatch.setenv(name, value)
-    assert worker() == Worker(3, 4, 1)
-    for name, value in (("RANK", "4"), ("LOCAL_RANK", "x")):
+    assert worker() == Worker(3, 4)
+    for name, value in (("RANK", "4"), ("WORLD_SIZE", "x")):
         monkeypatch.setenv(name, value)
         with pytest.raises(UserError, match=f"{name}="):
             worker()
