@@ -1,167 +1,160 @@
-"""bench: every arm on the same prompts and seeds in one run, against plain decoding and transformers."""
+"""The harness: configurations timed on the same prompts and seeds, each beside the AR baseline.
+
+In one process a batch of prompts goes through every configuration before the next batch, and another
+configuration is first each time: what the machine does meanwhile falls on all of them alike. Warm-up is not
+timed, and the clock waits for the device.
+"""
 
 from __future__ import annotations
 
-import argparse
-import json
-import shlex
-import sys
 import time
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
+import torch
+from tqdm import tqdm
 
+from adt_tree.records import Decoded
 from adt_tree.roles import Request
-from adt_tree.sampling import Sampling
-from eval import arms
-from eval.bench_options import ARMS, arm_methods, check_reference
-from eval.controls import roofline
-from eval.errors import UserError
-from eval.measure import Lane, keep, measure, print_runs, summaries, table, warm_up
-from eval.method import Method
-from eval.outputs import write_json
-from eval.profiling import PARTS, profile
-from eval.prompts import HELD_OUT_FILE, Prompt, load_prompts
-from eval.session import circumstances, load_model, make_requests, synchronise
-from models.checkpoint.hub import locate
-from models.model import Model
-from models.registry import SPECS
+from eval.measurements import Measured, Measurements
+from eval.session import synchronise
 
-PROFILED = 4  # images
-LABEL = 1 + max(map(len, ARMS))  # columns of an arm's name
+BASELINE = "ar"
+RESAMPLES = 10_000  # of the bootstrap
 
 
-def run(args: argparse.Namespace) -> None:
-    """Measure, print the table, store the results; the last line printed is one JSON document."""
-    check_reference(args)
-    methods = arm_methods(args)
-    prompts = load_prompts(args, HELD_OUT_FILE)
-    folder = Path(args.output_dir)
-    model = load_model(args, need_drafter=any(method.needs_drafter for _, method in methods))
-    clock = time.perf_counter()
-    requests, longest = make_requests(model, prompts, args.random_seed)
-    encode_s = (time.perf_counter() - clock) / len(requests)
-    lanes = make_lanes(model, methods, args.batch_size, longest)
-    ours = [lane.decoder for lane in lanes]
-    if args.reference:
-        lanes += _reference_lanes(args, model, lanes, longest)
-    facts = circumstances(model, args)
-    store = keep(args, "bench", facts, prompts, lanes)
-    measure(lanes, requests, args.batch_size, args.warmup, ours[0].target.device, store)
-    result: dict[str, Any] = {
-        "command": f"python main.py {shlex.join(sys.argv[1:])}",
-        **facts,
-        "runs": store.runs(),
-        "prompts": len(prompts),
-        "batch_size": args.batch_size,
-        "cfg": args.cfg,
-        "text_encode_s": round(encode_s, 6),
-        "vq_decode_s": round(_vq_seconds(model, lanes[0]), 5),
-        "roofline": roofline(model),
-        "options": vars(args),
-        "results": summaries(lanes),
-    }
-    print(table(result["results"], LABEL))
-    bound = result["roofline"]
-    print(
-        f"\nReading the target's {bound['weights_mb']:.1f} MB once at the copy bandwidth of "
-        f"{bound['copy_gb_per_s']:.1f} GB/s: {bound['read_ms']:.2f} ms."
-    )
-    print(
-        f"\nSR: seconds of plain decoding (ar) / seconds, median of {len(prompts)} prompts. "
-        f"VQ decoding, not counted: {result['vq_decode_s']:.4f} s an image."
-    )
-    print_runs(result["runs"])
-    if args.profile:
-        cold = 0 if store.added else args.warmup
-        result["profile"] = _profiles(lanes, requests[:PROFILED], cold)
-        print(_split_table(result["profile"], "share of time", PARTS, ".1%"))
-    write_json(folder / "bench.json", result)
-    print(json.dumps(result))
+class Decodes(Protocol):
+    """Anything that turns requests into images."""
+
+    def decode(self, requests: Iterable[Request]) -> Iterator[Decoded]:
+        """Finished images."""
 
 
-def time_points(
-    args: argparse.Namespace, command: str, methods: Sequence[tuple[str, Method]], prompts: Sequence[Prompt]
-) -> tuple[list[Lane], dict[str, Any]]:
-    """Measure methods that need a lane each and no more: filled lanes, and what their document opens with.
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """One combination of what bench varies; the first fields of its row."""
 
-    Interrupted, the same command goes on from --output_dir (see keep).
+    method: str  # its label, such as adt-tree-lantern
+    temperature: float
+    batch_size: int
+    total_token: int | None = None  # nodes of the largest dynamic tree, root included
+    varied: tuple[tuple[str, Any], ...] = ()  # the options of --vary that the method reads, and their values
+    exact: bool = True  # the AR baseline's image at the same seed is expected
+
+    @property
+    def name(self) -> str:
+        """What tells it from the others."""
+        nodes = {} if self.total_token is None else {"total_token": self.total_token}
+        values = {
+            "temperature": self.temperature,
+            "batch_size": self.batch_size,
+            **nodes,
+            **dict(self.varied),
+        }
+        return " ".join([self.method, *(f"{key}={value}" for key, value in values.items())])
+
+    @property
+    def baseline(self) -> str:
+        """The name of what it is compared with: the AR baseline, of the same temperature and batch size."""
+        return Configuration(BASELINE, self.temperature, self.batch_size).name
+
+
+Found = dict[str, list[Measured]]  # configuration's name -> one entry per batch of prompts
+
+
+def measure(
+    decoders: Mapping[Configuration, Decodes],
+    requests: Sequence[Request],
+    store: Measurements,
+    warmup: int,
+    device: torch.device,
+) -> Found:
+    """Time every configuration on all requests; what the store has is taken from it, the rest goes there.
+
+    A batch of prompts is as large as the largest batch size, so that every configuration is at full speed.
+    warmup: images each one makes first, if anything is left to measure.
     """
-    model = load_model(args, need_drafter=any(method.needs_drafter for _, method in methods))
-    requests, longest = make_requests(model, prompts, args.random_seed)
-    lanes = make_lanes(model, methods, args.batch_size, longest)
-    facts = circumstances(model, args)
-    store = keep(args, command, facts, prompts, lanes)
-    measure(lanes, requests, args.batch_size, args.warmup, lanes[0].decoder.target.device, store)
-    return lanes, {
-        "command": f"python main.py {shlex.join(sys.argv[1:])}",
-        **facts,
-        "runs": store.runs(),
-        "prompts": len(prompts),
-        "cfg": args.cfg,
-        "options": vars(args),
+    size = max(configuration.batch_size for configuration in decoders)
+    batches = [requests[start : start + size] for start in range(0, len(requests), size)]
+    names = [[request.name for request in batch] for batch in batches]
+    pending = sum(store.finished(own) is None for own in names)
+    order, found = list(decoders), {configuration.name: list[Measured]() for configuration in decoders}
+    with tqdm(total=len(order) * (pending + bool(warmup and pending)), unit="run", disable=None) as bar:
+
+        def turn(configuration: Configuration, chosen: Sequence[Request]) -> Measured:
+            bar.set_postfix_str(configuration.name)
+            measured = timed(decoders[configuration], chosen, device)
+            bar.update()
+            return measured
+
+        for configuration in order if warmup and pending else ():
+            turn(configuration, [_warm_up(requests[0])] * warmup)
+        for number, (batch, own) in enumerate(zip(batches, names, strict=True)):
+            before = store.finished(own)
+            if before is None:
+                first = number % len(order)
+                before = {c.name: turn(c, batch) for c in (*order[first:], *order[:first])}
+                store.add(own, before)
+            for name, entries in found.items():
+                entries.append(before[name])
+    return found
+
+
+def _warm_up(request: Request) -> Request:
+    """The same prompt under another seed."""
+    return Request("warm-up", request.prompt, request.seed + 1)
+
+
+def timed(decoder: Decodes, requests: Sequence[Request], device: torch.device) -> Measured:
+    """Decode a batch of prompts by the clock."""
+    synchronise(device)
+    started = time.perf_counter()
+    images = list(decoder.decode(iter(requests)))
+    synchronise(device)
+    seconds = (time.perf_counter() - started) / len(requests)
+    return Measured(seconds, sorted(images, key=lambda image: image.name))
+
+
+def rows(configurations: Iterable[Configuration], found: Found) -> list[dict[str, Any]]:
+    """The result: a row per configuration, each against the AR baseline of its temperature and batch size."""
+    return [row(own, found[own.name], found[own.baseline]) for own in configurations]
+
+
+def row(own: Configuration, measured: Sequence[Measured], baseline: Sequence[Measured]) -> dict[str, Any]:
+    """One row. SR: median over batches of prompts of the baseline's seconds / its own, in the same run."""
+    seconds = np.array([entry.seconds for entry in measured])
+    ratios = np.array([entry.seconds for entry in baseline]) / seconds
+    images = [image for entry in measured for image in entry.images]
+    expected = {image.name: image.codes for entry in baseline for image in entry.images}
+    steps = [step for image in images for step in image.steps]
+    count, calls = len(images), sum(image.target_calls for image in images)
+    total = sum(entry.seconds * len(entry.images) for entry in measured)
+    return {
+        "method": own.method,
+        "temperature": own.temperature,
+        "batch_size": own.batch_size,
+        "total_token": own.total_token,
+        "varied": dict(own.varied),
+        "exact": own.exact,
+        "SR": round(float(np.median(ratios)), 3),
+        "SR_95": [round(bound, 3) for bound in interval(ratios)],
+        "tau": round(sum(step.accepted + 1 for step in steps) / max(calls, 1), 3),
+        "mean_depth": round(sum(image.mean_depth for image in images) / count, 3),
+        "mean_nodes": round(sum(image.mean_nodes for image in images) / count, 2),
+        "target_calls": round(calls / count, 2),
+        "drafter_calls": round(sum(image.drafter_calls for image in images) / count, 2),
+        "step_ms": round(float(np.median([step.ms for step in steps])), 3),
+        "median_s": round(float(np.median(seconds)), 4),
+        "images_per_min": round(60 * count / total, 2),
+        "images": count,
+        "same_image": round(sum(image.codes == expected[image.name] for image in images) / count, 3),
     }
 
 
-def make_lanes(model: Model, methods: Sequence[tuple[str, Method]], slots: int, longest: int) -> list[Lane]:
-    """A lane a method. UserError for what the model cannot do."""
-    try:
-        return [
-            Lane(name, method.temperature, arms.build(model, method, slots, longest), method.exact)
-            for name, method in methods
-        ]
-    except ValueError as error:
-        raise UserError(str(error)) from error
-
-
-def _reference_lanes(
-    args: argparse.Namespace, model: Model, lanes: Sequence[Lane], longest: int
-) -> list[Lane]:
-    """transformers' plain decoding at every temperature."""
-    from eval.baseline import (
-        TransformersDecoder,
-        load_net,
-    )  # seconds of import that other runs need not wait for
-
-    folder = locate(args.model_path, args.revision) if args.model_path else SPECS[args.model].target_folder
-    net = load_net(folder, args.precision, lanes[0].decoder.target.device)
-    plain = [lane for lane in lanes if lane.name == "ar"]
-    laws = [Sampling(lane.temperature, args.top_k, args.top_p, args.cfg) for lane in plain]
-    return [
-        Lane("transformers", law.temperature, TransformersDecoder(net, model, law, longest), True)
-        for law in laws
-    ]
-
-
-def _vq_seconds(model: Model, lane: Lane) -> float:
-    """Median seconds of turning one image's codes into pixels."""
-    seconds = []
-    for image in lane.images:
-        started = time.perf_counter()
-        model.image(image.codes)
-        synchronise(lane.decoder.target.device)
-        seconds.append(time.perf_counter() - started)
-    return float(np.median(seconds))
-
-
-def _profiles(lanes: Sequence[Lane], requests: Sequence[Request], warmup: int) -> list[dict[str, Any]]:
-    """The split of time of every arm of ours, after `warmup` images of each."""
-    ours = [lane for lane in lanes if isinstance(lane.decoder, arms.Arm)]
-    for lane in ours if warmup else ():
-        warm_up(lane, requests[0], warmup)
-    return [
-        {"arm": lane.name, "temperature": lane.temperature, **profile(lane.decoder, requests)}
-        for lane in ours
-    ]
-
-
-def _split_table(rows: Sequence[dict[str, Any]], title: str, parts: Sequence[str], style: str) -> str:
-    lines = ["", f"{title:<{LABEL}} {'T':>4} " + " ".join(f"{part:>8}" for part in parts)]
-    for row in rows:
-        lines.append(
-            f"{row['arm']:<{LABEL}} {row['temperature']:>4g} "
-            + " ".join(f"{row[part]:>8{style}}" for part in parts)
-        )
-    return "\n".join(lines)
+def interval(ratios: np.ndarray, seed: int = 0) -> tuple[float, float]:
+    """Bootstrap 95 % interval of the median."""
+    picks = np.random.default_rng(seed).integers(0, len(ratios), (RESAMPLES, len(ratios)))
+    low, high = np.percentile(np.median(ratios[picks], axis=1), (2.5, 97.5))
+    return float(low), float(high)

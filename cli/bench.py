@@ -1,0 +1,338 @@
+"""bench: every method, temperature, tree size, batch size and varied option on the same prompts in one run.
+
+Every combination that differs is one configuration of the harness (eval.bench), measured beside the AR
+baseline of its temperature and batch size. An interrupted run goes on with the same command.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from argparse import ArgumentTypeError
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cli.groups import FilterOptions, ModelOptions, PromptOptions, RunOptions
+from cli.memory import NAMES as PUBLISHED
+from cli.method import (
+    AdaptOptions,
+    DecodingOptions,
+    LanternOptions,
+    TreeOptions,
+    check_model,
+    lantern_of,
+    method_from,
+    resolved,
+    unused,
+)
+from cli.options import declare, option, shown
+from eval.errors import UserError
+from eval.prompts import HELD_OUT_FILE, Prompt, load_prompts
+
+if TYPE_CHECKING:
+    from adt_tree.method import Method
+    from adt_tree.pipeline import Pipeline
+    from adt_tree.roles import Request
+    from adt_tree.sampling import Sampling
+    from cli.loading import Setting
+    from eval.bench import Configuration, Decodes
+
+# method -> what generate_images is told for it
+FLAGS: dict[str, dict[str, Any]] = {
+    "ar": {"model_type": "base"},
+    "eagle-1": {"drafter_type": "eagle", "static_tree": True},
+    "eagle-2": {"drafter_type": "eagle"},
+    "adt-tree": {"drafter_type": "eagle", "peanut": True},
+    "self-draft": {"drafter_type": "self-draft"},
+    "adt-self-draft": {"drafter_type": "self-draft", "peanut": True},
+    "hybrid": {"drafter_type": "hybrid"},
+    "adt-hybrid": {"drafter_type": "hybrid", "peanut": True},
+}
+RELAXED = "-lantern"
+NAMES = (*FLAGS, *(name + RELAXED for name in FLAGS if name != "ar"))
+PAPER = ("eagle-1", "eagle-2", "adt-tree", "eagle-2-lantern", "adt-tree-lantern")
+CONTROLS = ("accept-none", "accept-all")
+DELTA, MOST = 0.5, 100  # LANTERN's defaults here
+REFERENCED = ("emoji", "anole")  # models that eval.baseline decodes
+FREE = ("output_dir", "config", "debug", "profile")  # options that change no measurement
+RANDOM_CODES = 256  # of an image that is timed with random weights, from its middle
+GROUPS = (LanternOptions, TreeOptions, AdaptOptions)
+VARIABLE = tuple(name for group in GROUPS for name in vars(group)["__annotations__"]
+                 if name not in ("ALIASES", "total_token"))  # fmt: skip
+CONSTANTS = (*VARIABLE, "total_token", "drafter_path", "drafter_alignment")  # what some methods do not read
+
+
+def _varied(text: str) -> tuple[str, tuple[Any, ...]]:
+    """KEY=A,B -> the option and its values, each checked as that option's."""
+    name, equals, values = text.partition("=")
+    if not (name and equals and values):
+        raise ArgumentTypeError(f"{text!r} is not KEY=VALUE,VALUE such as adt_beta=0.3,0.5")
+    if name not in VARIABLE:
+        raise ArgumentTypeError(f"{name!r} cannot be varied; choose one of {', '.join(VARIABLE)}")
+    try:
+        read = [DecodingOptions.parse([f"--{name}", value]) for value in values.split(",")]
+    except UserError as error:
+        raise ArgumentTypeError(str(error).partition(" (see")[0]) from None
+    return name, tuple(getattr(options, name) for options in read)
+
+
+@declare
+class BenchOptions(ModelOptions):
+    """what is measured
+
+    Every combination of --methods, --temperatures, --total_token, --batch_size and --vary that differs; the
+    AR baseline always runs along. --total_token and --batch_size take several values.
+    """
+
+    methods: tuple[str, ...] = option(
+        "ar: the AR baseline; eagle-1: static trees; eagle-2: trees of fixed shape; adt-tree: adaptive "
+        "trees; self-draft, hybrid: drafts from the target's earlier passes, alone or with the network's; "
+        f"adt-: adaptive; {RELAXED}: relaxed acceptance",
+        PAPER,
+        choices=NAMES,
+        unit="METHOD",
+    )
+    temperatures: tuple[float, ...] = option(
+        "every method runs at each", (0.0, 1.0), unit="T", within=(0, 100)
+    )
+    vary: tuple[tuple[str, tuple[Any, ...]], ...] | None = option(
+        "values that an option of draft trees, adaptive trees or LANTERN takes in turn, such as "
+        "adt_beta=0.3,0.5, in every method that reads it; may be given several times (default: none)",
+        unit="KEY=A,B",
+        read=_varied,
+        repeat=True,
+    )
+    controls: tuple[str, ...] = option(
+        "bounds of every exact method: accept-none accepts no draft, accept-all the first child of every "
+        "node; what they generate is no image (default: none)",
+        (),
+        choices=CONTROLS,
+    )
+    warmup: int = option("images a configuration makes before timing", 1, unit="IMAGES", within=(0, None))
+    reference: str | None = option(
+        "also time transformers' model with a static cache on the same checkpoint (default: none)",
+        choices=("transformers",),
+    )
+    random_weights: bool = option(
+        f"time the published dimensions of --model ({', '.join(PUBLISHED)}) with weights drawn at random, on "
+        f"{RANDOM_CODES} codes from the middle of an image; reads no checkpoint",
+        False,
+    )
+    profile: bool = option(
+        "after timing, split the time of an image into target, drafter, tree, verify, commit and host", False
+    )
+
+
+@declare
+class Options(
+    BenchOptions, PromptOptions, FilterOptions, LanternOptions, TreeOptions, AdaptOptions, RunOptions
+):
+    """bench"""
+
+    batch_size: tuple[int, ...] = (1,)
+    total_token: tuple[int, ...] = ()
+    num_images: int = 16
+    output_dir: str = "runs/bench"
+
+
+def run(options: Options) -> None:
+    """Measure, print the table, store the result; the last line printed is one JSON document."""
+    chosen = configurations(options)
+    check(options)
+    import torch
+
+    from eval import report
+    from eval.bench import measure, rows
+    from eval.measurements import Measurements
+    from eval.outputs import write_json
+
+    pipe, setting, prompts = load(options, any(method.needs_drafter for method in chosen.values()))
+    decoders, requests = prepare(options, pipe, setting, chosen, prompts)
+    environment, given = circumstances(pipe, setting), setting.record(options)
+    fingerprint = {
+        **{name: value for name, value in given.items() if name not in FREE},
+        **{name: value for name, value in environment.items() if name not in ("date", "dirty")},
+        "prompts": [(prompt.name, prompt.text) for prompt in prompts],
+    }
+    folder = Path(options.output_dir)
+    store = Measurements(folder, environment["date"], fingerprint, given)
+    found = measure(decoders, requests, store, options.warmup, torch.device(setting.device))
+    result: dict[str, Any] = {
+        "command": f"python main.py {shlex.join(sys.argv[1:])}",
+        "environment": environment,
+        "options": given,
+        "prompts": len(prompts),
+        "runs": list(store.runs.values()),
+        "rows": rows(decoders, found),
+    }
+    if options.profile:
+        from eval.profile import shares, weights_read
+
+        result["weights_read"] = weights_read(pipe.model)
+        result["profile"] = [
+            {"configuration": configuration.name, "shares": shares(decoders[configuration], requests[:1])}
+            for configuration in chosen
+        ]
+    write_json(folder / report.STORED, result)
+    print(report.text_of(result))
+    print(f"\n{report.LEGEND}")
+    print(json.dumps(result))
+
+
+def configurations(options: Options) -> dict[Configuration, Method]:
+    """What is measured, the AR baseline first at every temperature and batch size; each only once.
+
+    UserError for what a method cannot do, and for options that none of the methods reads.
+    """
+    from eval.bench import Configuration
+
+    check_model(options)
+    names = tuple(dict.fromkeys(("ar", *options.methods)))
+    varied: dict[str, list[tuple[str, Any]]] = {}
+    for name, values in options.vary or ():
+        varied.setdefault(name, []).extend((name, value) for value in values)
+    found: dict[tuple[Method, int], Configuration] = {}
+    read: set[str] = set()
+    every = product(options.temperatures, names, options.total_token or (None,), product(*varied.values()))
+    for temperature, name, nodes, chosen in every:
+        method, own = method_of(
+            options, name, {"temperature": temperature, "total_token": nodes, **dict(chosen)}
+        )
+        read |= {field.name for field in fields(own) if shown(own, field.name)}
+        kept = tuple((key, value) for key, value in chosen if getattr(own, key) is not None)
+        bounds = options.controls if method.exact and method.drafting else ()
+        budget = getattr(method.tree, "budget", None)
+        size = None if budget is None else budget + 1
+        for control, batch_size in product((None, *bounds), options.batch_size):
+            final = replace(method, control=control)
+            configuration = Configuration(final.label, temperature, batch_size, size, kept, final.exact)
+            found.setdefault((final, batch_size), configuration)
+    given = {name: shown(options, name) for name in CONSTANTS if getattr(options, name) not in (None, ())}
+    for name, words in (given | {name: f"--vary {name}" for name in varied}).items():
+        if name not in read:
+            raise UserError(f"{words}: none of --methods {' '.join(names)} reads it; leave it out")
+    return {configuration: method for (method, _), configuration in found.items()}
+
+
+def method_of(options: Options, name: str, values: dict[str, Any]) -> tuple[Method, DecodingOptions]:
+    """A method, and the options it reads with what it does not read left out. values: what bench varies."""
+    plain = name.removesuffix(RELAXED)
+    shared = {field.name: getattr(options, field.name) for field in fields(DecodingOptions)
+              if hasattr(options, field.name)}  # fmt: skip
+    relaxed = {"lantern": name != plain}
+    own = DecodingOptions(**{**shared, "batch_size": 1, **values, **FLAGS[plain], **relaxed})
+    while idle := {key: None for key in unused(resolved(own)) if key in CONSTANTS and shown(own, key)}:
+        own = replace(own, **idle)
+    method = method_from(own)
+    return (replace(method, lantern=lantern_of(own, DELTA, MOST)) if method.lantern else method), own
+
+
+def check(options: Options) -> None:
+    """UserError for a --reference or --random_weights of a model that has none."""
+    if options.random_weights and options.model not in PUBLISHED:
+        raise UserError(
+            f"--random_weights with --model {options.model}: choose one of {', '.join(PUBLISHED)} by --model"
+        )
+    if options.reference is None:
+        return
+    given = f"--reference {options.reference}"
+    if options.model not in REFERENCED or options.random_weights:
+        raise UserError(
+            f"{given}: it decodes checkpoints of --model {' and '.join(REFERENCED)} only; leave it out"
+        )
+    if 1 not in options.batch_size:
+        raise UserError(f"{given}: it makes one image at a time; add 1 to --batch_size, or leave it out")
+
+
+def load(options: Options, need_drafter: bool) -> tuple[Pipeline, Setting, list[Prompt]]:
+    """The model and the prompts; with --random_weights a prompt is the tokens before an image's middle."""
+    from cli import loading
+
+    if not options.random_weights:
+        prompts = load_prompts(options, HELD_OUT_FILE)
+        return *loading.load(options, need_drafter), prompts
+    import torch
+
+    from adt_tree.grid import Grid
+    from adt_tree.pipeline import Pipeline
+    from models.loading import pick_device, pick_precision
+    from models.model import DTYPES
+    from models.registry import spec_of
+    from models.tools import memory
+    from models.tools.random_model import random_model
+
+    device = pick_device(options.device)
+    precision = pick_precision(options.precision, device, spec_of(options.model))
+    setting = loading.Setting(device, precision, None, loading.check_graphs(options, device))
+    use = memory.published_use(options.model)
+    side = use.side // use.vq.patch_size
+    grid = Grid(min(side, max(2, RANDOM_CODES // side)), side)
+    model = random_model(options.model, use, grid, DTYPES[precision], torch.device(device))
+    before = use.prompt + (side * side - grid.size) // 2
+    prompts = [Prompt(str(row), str(before), row) for row in range(max(1, options.num_images))]
+    return Pipeline(replace(model, graphs=setting.graphs)), setting, prompts
+
+
+def prepare(
+    options: Options,
+    pipe: Pipeline,
+    setting: Setting,
+    chosen: dict[Configuration, Method],
+    prompts: Sequence[Prompt],
+) -> tuple[dict[Configuration, Decodes], list[Request]]:
+    """A decoder for every configuration, and the requests. UserError for what the model cannot do."""
+    from adt_tree.method import build
+    from eval.session import make_requests
+
+    requests, longest = make_requests(pipe.model, prompts, options.random_seed)
+    try:
+        decoders: dict[Configuration, Decodes] = {
+            configuration: build(pipe.model, method, configuration.batch_size, longest)
+            for configuration, method in chosen.items()
+        }
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    if options.reference:
+        samplings = [method.sampling for method in chosen.values() if method.name == "ar"]
+        decoders |= reference(options, pipe, setting, samplings, longest)
+    return decoders, requests
+
+
+def reference(
+    options: Options, pipe: Pipeline, setting: Setting, samplings: Sequence[Sampling], max_prompt: int
+) -> dict[Configuration, Decodes]:
+    """transformers' decoding at every temperature."""
+    import torch
+
+    from eval.baseline import TransformersDecoder, load_net  # seconds that other runs need not wait for
+    from eval.bench import Configuration
+    from models.checkpoint.hub import locate
+    from models.registry import SPECS
+
+    path, home = options.model_path, SPECS[options.model].target_folder
+    folder = locate(path, options.revision) if path else home
+    net = load_net(folder, setting.precision, torch.device(setting.device))
+    return {
+        Configuration("transformers", own.temperature, 1): TransformersDecoder(
+            net, pipe.model, own, max_prompt
+        )
+        for own in dict.fromkeys(samplings)
+    }
+
+
+def circumstances(pipe: Pipeline, setting: Setting) -> dict[str, Any]:
+    """What a figure needs to be repeated: commit, date, device, versions, precision, weights."""
+    from eval.session import environment
+
+    model = pipe.model
+    return {
+        **environment(setting.device),
+        "precision": setting.precision,
+        "weights": model.weights_sha,
+        "drafter": model.drafter_sha,
+        "grid": [model.grid.height, model.grid.width],
+    }

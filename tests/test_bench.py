@@ -1,0 +1,327 @@
+"""bench: which combinations are measured, what a row says, that an interrupted run goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import main
+from adt_tree.method import METHODS
+from adt_tree.records import Decoded, Step
+from cli.bench import FLAGS, Options, check, configurations
+from eval.bench import Configuration, interval, row
+from eval.errors import UserError
+from eval.measurements import Measured, Measurements
+from eval.profile import PARTS, own_time
+
+Run = Callable[..., tuple[int, str, str]]
+SHORT = "--methods eagle-2 --controls accept-none --temperatures 1 --num_images 3 --depth 2".split()
+CLOCKS = ("SR", "SR_95", "median_s", "step_ms", "images_per_min")
+
+
+def parsed(words: str) -> Options:
+    """The options of a command line."""
+    return Options.parse(words.split(), "main.py bench")
+
+
+def names(words: str) -> list[str]:
+    """What a command line measures."""
+    return [configuration.name for configuration in configurations(parsed(words))]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], tiny_checkpoint: Path, tmp_path: Path) -> Run:
+    """bench on the tiny checkpoint into tmp_path / o: (status, stdout, stderr)."""
+
+    def call(*words: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        fixed = ["--model_path", str(tiny_checkpoint), "--precision", "fp32"]
+        status = main.main(["bench", *fixed, "--output_dir", str(tmp_path / "o"), *words])
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return call
+
+
+def last(out: str) -> dict[str, Any]:
+    """The JSON document of the last line printed."""
+    return json.loads(out.splitlines()[-1])
+
+
+def lasting(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """What no clock decides."""
+    return [{k: v for k, v in row.items() if k not in CLOCKS} for row in result["rows"]]
+
+
+def test_every_method_has_its_flags() -> None:
+    assert set(FLAGS) == set(METHODS)
+    for configuration, method in configurations(parsed(f"--methods {' '.join(FLAGS)}")).items():
+        assert configuration.method == method.label == method.name and method.exact == configuration.exact
+
+
+def test_every_combination_once() -> None:
+    found = names("--methods adt-tree eagle-1 --temperatures 0 1 --total_token 8 16 --batch_size 1 4")
+    assert len(found) == len(set(found)) == 2 * 2 * (1 + 1 + 2)  # ar and eagle-1 have no dynamic tree
+    assert found[0].startswith("ar temperature=0.0 batch_size=1")
+    found = names("--methods eagle-2 adt-tree --temperatures 1 --vary adt_beta=0.3,0.5 --vary depth=2,3")
+    assert [name.split(" ")[0] for name in found] == ["ar", "eagle-2", "eagle-2", "adt-tree", "adt-tree"]
+    assert found[1].endswith("depth=2") and found[3].endswith("adt_beta=0.3")
+    methods = configurations(parsed("--methods adt-tree --temperatures 1 --vary adt_beta=0.3,0.5"))
+    assert [method.tree.beta for method in methods.values() if method.drafting] == [0.3, 0.5]
+    bounds = names("--methods eagle-2 eagle-2-lantern --controls accept-none accept-all --temperatures 1")
+    wanted = ["ar", "eagle-2", "eagle-2:accept-none", "eagle-2:accept-all", "eagle-2-lantern"]
+    assert [name.split(" ")[0] for name in bounds] == wanted
+
+
+def test_lantern_adds_relaxation_and_nothing_else() -> None:
+    methods = "eagle-2 self-draft eagle-2-lantern self-draft-lantern"
+    chosen = configurations(parsed(f"--temperatures 1 --lantern_k 7 --depth 3 --methods {methods}"))
+    found = {method.label: method for method in chosen.values()}
+    for name in ("eagle-2", "self-draft"):
+        relaxed = found[f"{name}-lantern"]
+        assert relaxed.lantern.k == 7 and relaxed.lantern.delta == 0.5 and not relaxed.exact
+        assert relaxed.tree == found[name].tree and relaxed.tree.depth == 3
+
+
+@pytest.mark.parametrize(
+    ("methods", "words"),
+    [
+        ("eagle-2", "--adt_beta 0.3"),
+        ("eagle-2", "--vary adt_beta=0.3,0.5"),
+        ("eagle-2 self-draft", "--lantern_k 50"),
+        ("adt-tree", "--lantern_delta 0.2"),
+        ("eagle-2", "--tree_choices chain"),
+        ("eagle-1", "--total_token 20"),
+        ("adt-tree eagle-1", "--depth 3"),
+        ("adt-tree", "--draft_top_k 3"),
+        ("eagle-2 adt-tree", "--seed_cells left"),
+        ("self-draft", "--drafter_path x"),
+        ("ar", "--verify rejection"),
+        ("self-draft-lantern hybrid-lantern", "--verify rejection"),
+        ("eagle-2", "--rules reference"),
+        ("eagle-2", "--rules reference --verify rejection --temperatures 0"),
+    ],
+)
+def test_an_option_that_no_method_reads_is_refused(methods: str, words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        names(f"--methods {methods} {words}")
+    given, said = words.partition("=")[0], str(caught.value)
+    assert said.startswith(" ".join(given.split()[:2])) and "\n" not in said
+    assert "none of --methods ar" in said
+
+
+@pytest.mark.parametrize(
+    ("methods", "words"),
+    [
+        ("eagle-2 adt-tree", "--adt_beta 0.3 --depth 3"),
+        ("eagle-1 adt-tree", "--total_token 20 --tree_choices chain"),
+        ("eagle-1 self-draft", "--total_token 20 --seed_cells left --verify rejection"),
+        ("eagle-2-lantern", "--lantern_k 50 --drafter_path x"),
+        ("adt-tree", "--rules reference --verify rejection"),
+        ("self-draft-lantern hybrid-lantern", "--lantern_k 50 --lantern_delta 0.2 --seed_cells left"),
+    ],
+)
+def test_an_option_that_one_method_reads_is_taken(methods: str, words: str) -> None:
+    assert len(names(f"--methods {methods} {words} --temperatures 0 1")) == 2 * (1 + len(methods.split()))
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--methods eagle2", "eagle-2"),
+        ("--methods ar-lantern", "ar-lantern"),
+        ("--vary adt_beta", "KEY=VALUE,VALUE"),
+        ("--vary adt_beta=2", "outside"),
+        ("--vary adt_bta=0.5", "cannot be varied"),
+        ("--vary temperature=0,1", "cannot be varied"),
+        ("--batch_size 0", "too small"),
+        ("--total_token 1", "too small"),
+        ("--model lumina_mgpt --methods self-draft --reference transformers", "--reference transformers"),
+        ("--batch_size 8 --reference transformers", "add 1 to --batch_size"),
+        ("--random_weights", "--random_weights with --model emoji"),
+        ("--methods adt-tree --adt_depth_min 9 --adt_depth_max 3", "adt depth"),
+        ("--model vicuna", "no such model"),
+    ],
+)
+def test_impossible_combinations_are_one_line(words: str, says: str) -> None:
+    with pytest.raises(UserError) as caught:
+        options = parsed(words)
+        check(options)
+        configurations(options)
+    assert says in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_bench(run: Run, tmp_path: Path) -> None:
+    status, out, err = run("--num_images", "2", "--reference", "transformers", "--profile")
+    assert (status, err) == (0, "")
+    result = last(out)
+    assert result == json.loads((tmp_path / "o" / "bench.json").read_text())
+    assert {"command", "environment", "options", "prompts", "rows"} <= set(result)
+    needed = {"commit", "dirty", "date", "device", "torch", "threads", "precision"}
+    assert needed <= set(result["environment"])
+    rows = {(row["method"], row["temperature"]): row for row in result["rows"]}
+    assert len(rows) == 2 * 7
+    for own in rows.values():
+        assert own["SR_95"][0] <= own["SR"] <= own["SR_95"][1] and own["images"] == 2
+        assert own["same_image"] == 1 or not own["exact"]
+        assert own["step_ms"] > 0 and own["images_per_min"] > 0
+    assert rows["ar", 1.0]["SR"] == 1 and rows["ar", 1.0]["target_calls"] == 15
+    assert rows["adt-tree", 0.0]["mean_depth"] > 0 and rows["adt-tree", 0.0]["drafter_calls"] > 0
+    assert len(result["profile"]) == 2 * 6 and result["weights_read"]["read_ms"] > 0
+    for split in result["profile"]:
+        assert set(split["shares"]) == {*PARTS, "host"}
+        assert sum(split["shares"].values()) == pytest.approx(1, abs=1e-3)
+        assert min(split["shares"].values()) >= 0
+
+
+def test_batches_trees_and_bounds(run: Run) -> None:
+    words = "--methods eagle-2 --controls accept-none accept-all --temperatures 1 --warmup 0 --num_images 3"
+    rows = last(run(*words.split(), *"--total_token 4 8 --batch_size 1 2".split())[1])["rows"]
+    found = {(row["method"], row["total_token"], row["batch_size"]): row for row in rows}
+    assert len(found) == len(rows) == 2 + 2 * 2 * 3
+    for batch in (1, 2):
+        assert found["ar", None, batch]["SR"] == 1 and found["eagle-2", 4, batch]["same_image"] == 1
+        bounds = (":accept-none", "", ":accept-all")
+        low, own, high = (found[f"eagle-2{kind}", 8, batch]["tau"] for kind in bounds)
+        assert low == 1 <= own < high and high > 3
+    assert found["eagle-2", 4, 1]["mean_nodes"] < 4 < found["eagle-2", 8, 1]["mean_nodes"] < 8
+
+
+def test_random_weights_read_no_file(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dimensions of lumina_mgpt, made tiny: row ends and a prompt of its length."""
+    from dataclasses import replace
+
+    from models.tools.memory import published_use
+
+    def tiny(name: str) -> Any:
+        use = published_use(name)
+        heads = {"num_heads": 4, "num_kv_heads": 4}
+        small = {"hidden_size": 64, "intermediate_size": 128, "vocab_size": 300, **heads}
+        return replace(
+            use,
+            decoder=replace(use.decoder, num_layers=2, **small),
+            drafter=replace(use.drafter, num_layers=1, **small),
+            vq=replace(use.vq, num_embeddings=256, embed_dim=8),
+            side=4 * use.vq.patch_size, tokens=20, prompt=8,
+        )  # fmt: skip
+
+    monkeypatch.setattr("models.tools.memory.published_use", tiny)
+    words = "--model lumina_mgpt --random_weights --methods eagle-2 hybrid --temperatures 1 --num_images 2"
+    status, out, err = run(*words.split(), "--warmup", "0")
+    assert (status, err) == (0, "")
+    rows = last(out)["rows"]
+    assert [row["method"] for row in rows] == ["ar", "eagle-2", "hybrid"]
+    assert all(row["same_image"] == 1 and row["step_ms"] > 0 for row in rows)
+
+
+def stop_after(count: int, patch: pytest.MonkeyPatch) -> None:
+    """Interrupt the batch of prompts that follows `count` kept ones, in the middle of its line."""
+    add, kept = Measurements.add, []
+
+    def stopping(store: Measurements, names: list[str], batch: dict[str, Measured]) -> None:
+        if len(kept) == count:
+            with store.path.open("a") as stream:
+                stream.write('{"run": 1, "started": "20')
+            raise KeyboardInterrupt
+        kept.append(names)
+        add(store, names, batch)
+
+    patch.setattr(Measurements, "add", stopping)
+
+
+def test_an_interrupted_bench_goes_on(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = last(run(*SHORT)[1])
+    (tmp_path / "o").rename(tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        stop_after(1, patch)
+        status, out, err = run(*SHORT)
+    assert (status, out) == (130, "") and "the same command" in err and len(err.splitlines()) == 1
+    status, out, err = run(*SHORT, "--profile")
+    assert (status, err) == (0, "") and "assembled from 2 runs" in out
+    result = last(out)
+    assert [part["prompts"] for part in result["runs"]] == [1, 2] and lasting(result) == lasting(whole)
+    lines = [json.loads(line) for line in (tmp_path / "o" / "measurements.jsonl").read_text().splitlines()]
+    assert [line["run"] for line in lines] == [1, 2, 2]
+    order = [[name.split(" ")[0] for name in line["measured"]] for line in lines]  # who is first rotates
+    assert order == [["ar", "eagle-2", "eagle-2:accept-none"], ["eagle-2", "eagle-2:accept-none", "ar"],
+                     ["eagle-2:accept-none", "ar", "eagle-2"]]  # fmt: skip
+    monkeypatch.setattr("eval.bench.timed", None)  # nothing is measured again
+    again = last(run(*SHORT)[1])
+    assert again["rows"] == result["rows"] and again["runs"] == result["runs"]
+
+
+def test_another_configuration_is_refused(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = "--methods eagle-2 --temperatures 1 --num_images 1 --warmup 0".split()
+    assert run(*words)[0] == 0
+    before = (tmp_path / "o" / "measurements.jsonl").read_bytes()
+    for change, says in (
+        ("--cfg 2", "cfg = 3.0, now it is 2.0"),
+        ("--methods eagle-1", "methods = ['eagle-2']"),
+        ("--prompt cat", "prompt = None, now it is 'cat'"),
+    ):
+        status, out, err = run(*words, *change.split())
+        assert (status, out) == (2, "") and says in err and len(err.splitlines()) == 1
+    monkeypatch.setattr("eval.session._git", lambda *words: "fffffff")
+    status, _, err = run(*words)
+    assert status == 2 and ("commit" in err or "changes" in err)
+    assert (tmp_path / "o" / "measurements.jsonl").read_bytes() == before
+
+
+def opened(root: Path, fingerprint: dict[str, Any] | None = None) -> Measurements:
+    """The measurements of a folder."""
+    return Measurements(root, "today", fingerprint or {"cfg": 3.0}, {"output_dir": str(root)})
+
+
+def image(name: str, codes: tuple[int, ...] = (1, 2), ms: float = 0.125) -> Decoded:
+    """An image of two codes."""
+    return Decoded(name, 7, list(codes), [Step(1, 0, 1, 2, 3, 6, 1, ms)], 0.5, 2, 3)
+
+
+def test_measurements_come_back_as_they_were(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    batch = {name: Measured(0.25, [image("0")]) for name in ("ar", "adt-tree")}
+    assert store.finished(["0"]) is None and store.runs == {}
+    store.add(["0"], batch)
+    again = opened(tmp_path)
+    assert again.finished(["0"]) == batch and again.finished(["1"]) is None
+    assert list(again.runs.values()) == [{"started": "today", "prompts": 1}]
+
+
+def test_damage_is_refused_but_for_a_torn_end(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.add(["0"], {"ar": Measured(0.25, [image("0")])})
+    whole = store.path.read_text()
+    store.path.write_text(whole + whole[:40])
+    assert opened(tmp_path).finished(["0"]) and store.path.read_text() == whole
+    for bad in ("[]", "{}", '{"run": 1}', "", "[" * 100_000, whole.strip().replace('"run"', "run", 1)):
+        store.path.write_text(f"{whole}{bad}\n")
+        with pytest.raises(UserError, match=r"measurements\.jsonl, line 2, is damaged"):
+            opened(tmp_path)
+    store.path.write_text(whole)
+    with pytest.raises(UserError, match=r"measurements made with cfg = 3\.0, now it is 2"):
+        opened(tmp_path, {"cfg": 2})
+    (tmp_path / "measurement_configs.json").unlink()
+    with pytest.raises(UserError, match="other options"):
+        opened(tmp_path, {"cfg": 2})
+
+
+def test_a_row() -> None:
+    """Medians over batches of prompts, of images equal to the baseline's the share."""
+    baseline = [Measured(s, [image(n)]) for n, s in (("0", 2.0), ("1", 3.0), ("2", 4.0))]
+    own = [Measured(1.0, [image("0")]), Measured(1.0, [image("1", (1, 3))]), Measured(4.0, [image("2")])]
+    found = row(Configuration("adt-tree", 1.0, 1, 8, (("adt_beta", 0.3),)), own, baseline)
+    assert found["SR"] == 2 and found["SR_95"] == [1, 3] and found["median_s"] == 1
+    assert found["images_per_min"] == 30 and found["same_image"] == 0.667 and found["step_ms"] == 0.125
+    assert (found["total_token"], found["varied"]) == (8, {"adt_beta": 0.3})
+    assert interval(torch.ones(5).numpy()) == (1, 1)
+
+
+def test_time_of_nested_ranges_counts_once() -> None:
+    tree = [(0, 100, "tree"), (10, 40, "drafter"), (50, 60, "drafter")]
+    spans = [*tree, (100, 150, "target"), (120, 130, "verify")]
+    assert own_time(reversed(spans)) == {"tree": 60, "drafter": 40, "target": 40, "verify": 10}
