@@ -1,4 +1,4 @@
-"""Pictures of a run: the contact sheet, and images beside maps of where trees were deep and accepted."""
+"""Pictures: the contact sheet, images beside maps of their trees, averaged maps, and the plot of bench."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from eval.outputs import png_bytes, write_atomic
 MOST_ON_SHEET = 64
 TILE = 160  # pixels at least along a tile's side
 MARGIN, CAPTION = 10, 34  # pixels
-MAPS = ("codes a call", "depth", "width")  # of the cycles, by cell
-TITLES = {
-    "codes a call": "codes a target call",
+CODES, TOP = "codes per call", "top1"
+TITLES = {  # map -> its title
+    CODES: "codes per target call",
     "depth": "depth of the draft tree",
     "width": "width of the draft tree",
-    "top1": "probability of the likeliest code",
+    TOP: "probability of the likeliest code",
 }
-PAPER, INK, UNSEEN = (255, 255, 255), (40, 40, 40), (0, 90, 200)
+COUNTS = (CODES, "depth", "width")
+WHITE, INK, UNSEEN = (255, 255, 255), (40, 40, 40), (0, 90, 200)
 
 
 def contact_sheet(images: Sequence[tuple[Path, str]], held_out: Collection[str], path: Path) -> None:
@@ -35,7 +36,7 @@ def contact_sheet(images: Sequence[tuple[Path, str]], held_out: Collection[str],
     pictures = [Image.open(file).convert("RGB") for file, _ in images]
     side = max(TILE, max(picture.width for picture in pictures))
     sheet = Image.new(
-        "RGB", (columns * (side + MARGIN) + MARGIN, rows * (side + CAPTION + MARGIN) + MARGIN), PAPER
+        "RGB", (columns * (side + MARGIN) + MARGIN, rows * (side + CAPTION + MARGIN) + MARGIN), WHITE
     )
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(13)
     for number, (picture, (_, text)) in enumerate(zip(pictures, images, strict=True)):
@@ -71,80 +72,113 @@ def _wrap(text: str, font: Any, width: int) -> str:
 
 
 def maps(steps: Sequence[dict[str, Any]], height: int, width: int) -> dict[str, list[list[float]]]:
-    """Codes committed by the target call that made each cell, and the depth and width of its tree.
-
-    NaN where no call did: the first cell comes from the prompt's pass.
+    """By cell: codes committed by the target call that made it, depth and width of that call's tree, and the
+    target's largest probability there if the steps have it. NaN in the first cell: no step made it.
     """
-    found = {kind: [[float("nan")] * width for _ in range(height)] for kind in MAPS}
+    kinds = (*COUNTS, TOP) if all(step.get(TOP) for step in steps) else COUNTS
+    found = {kind: [[float("nan")] * width for _ in range(height)] for kind in kinds}
     for step in steps:
-        values = step["accepted"] + 1, step["depth"], step["width"]
-        for position in range(step["position"], step["position"] + step["accepted"] + 1):
-            row, column = divmod(position, width)
-            for kind, value in zip(MAPS, values, strict=True):
+        count = step["accepted"] + 1
+        for place in range(count):
+            row, column = divmod(step["position"] + place, width)
+            for kind, value in zip(COUNTS, (count, step["depth"], step["width"]), strict=True):
                 found[kind][row][column] = value
+            if TOP in found:
+                found[TOP][row][column] = step[TOP][place]
     return found
 
 
 def heatmap(
     picture: Path, text: str, steps: Sequence[dict[str, Any]], grid: tuple[int, int], path: Path
 ) -> None:
-    """The image and its maps, side by side: codes a target call, depth and width of the trees."""
-    from matplotlib.backends.backend_agg import (
-        FigureCanvasAgg,
-    )  # a second of import that --help need not wait for
-    from matplotlib.figure import Figure
-
+    """The image and its maps, side by side: codes per target call, depth and width of the trees."""
     found = maps(steps, *grid)
-    figure = Figure(figsize=(3.6 * (1 + len(found)), 3.9), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(1, 1 + len(found), width_ratios=(1, *(1.13 for _ in found)))
-    axes[0].imshow(Image.open(picture), interpolation="lanczos")
-    axes[0].set_title(_shorten(text, 46), fontsize=10)
+    figure, axes = _canvas(
+        1, 1 + len(COUNTS), (3.6 * (1 + len(COUNTS)), 3.9), width_ratios=(1, 1.13, 1.13, 1.13)
+    )
+    axes[0, 0].imshow(Image.open(picture), interpolation="lanczos")
+    axes[0, 0].set_title(_shorten(text, 46), fontsize=10)
     mean = sum(step["accepted"] + 1 for step in steps) / max(len(steps), 1)
-    for axis, (kind, values) in zip(axes[1:], found.items(), strict=True):
-        _show_map(figure, axis, kind, values, 0, None)
-        axis.set_title(f"{TITLES[kind]}, mean {mean:.2f}" if kind == MAPS[0] else TITLES[kind], fontsize=10)
-    _bare(axes)
+    for axis, kind in zip(axes[0, 1:], COUNTS, strict=True):
+        _show_map(figure, axis, kind, found[kind], None)
+        axis.set_title(f"{TITLES[kind]}, mean {mean:.2f}" if kind == CODES else TITLES[kind], fontsize=10)
+    _bare(axes.flat)
     _save(figure, path)
 
 
-def acceptance(
-    rows: Sequence[tuple[str, Mapping[str, Sequence[Sequence[float | None]]]]], path: Path
-) -> None:
-    """A row a run, a panel a map, each map on one scale in all rows. rows: label, then map by kind."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
+def acceptance(rows: Sequence[tuple[str, Mapping[str, Sequence[Sequence[float]]]]], path: Path) -> None:
+    """A row per run, a panel per map, each map on one scale in all rows. rows: label, then map by kind."""
     kinds = [kind for kind in TITLES if any(kind in found for _, found in rows)]
-    figure = Figure(figsize=(3.3 * len(kinds), 0.3 + 2.9 * len(rows)), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(len(rows), len(kinds), squeeze=False)
+    figure, axes = _canvas(len(rows), len(kinds), (3.3 * len(kinds), 0.3 + 2.9 * len(rows)))
     for column, kind in enumerate(kinds):
-        of_kind = [found[kind] for _, found in rows if kind in found]
-        every = [value for cells in of_kind for row in cells for value in row if value is not None]
+        every = [
+            value for _, found in rows for line in found.get(kind, ()) for value in line if value == value
+        ]
         for axis, (label, found) in zip(axes[:, column], rows, strict=True):
             if kind not in found:
                 axis.set_axis_off()
                 continue
-            values = [[float("nan") if v is None else v for v in row] for row in found[kind]]
-            _show_map(figure, axis, kind, values, 0, max(every))
+            _show_map(figure, axis, kind, found[kind], max(every))
             axis.set_ylabel(label if column == 0 else "", fontsize=9)
         axes[0, column].set_title(TITLES[kind], fontsize=10)
     _bare(axes.flat)
     _save(figure, path)
 
 
+def speed(rows: Sequence[Mapping[str, Any]], labels: Sequence[str], path: Path) -> None:
+    """tau and the speed-up with its 95 % interval, of every label; a colour per temperature.
+
+    rows: as bench stores them; labels: what each is called beside the others, temperature left out.
+    """
+    names, temperatures = list(dict.fromkeys(labels)), list(dict.fromkeys(row["temperature"] for row in rows))
+    figure, axes = _canvas(1, 2, (10, 1.3 + 0.34 * len(names)), sharey=True)
+    thick = 0.8 / len(temperatures)
+    for number, temperature in enumerate(temperatures):
+        own = [(names.index(label), row) for label, row in zip(labels, rows, strict=True)
+               if row["temperature"] == temperature]  # fmt: skip
+        places = [place + (number - (len(temperatures) - 1) / 2) * thick for place, _ in own]
+        ratios = [row["SR"] for _, row in own]
+        sides = [[max(abs(row["SR_95"][end] - row["SR"]), 0) for _, row in own] for end in (0, 1)]
+        axes[0, 0].barh(places, [row["tau"] for _, row in own], thick, label=f"T = {temperature:g}")
+        axes[0, 1].barh(places, ratios, thick, xerr=sides, ecolor="0.3", capsize=2)
+    for axis, title in zip(
+        axes[0], ("tau, codes per target call", "SR, speed-up in wall clock"), strict=True
+    ):
+        axis.axvline(1, color="0.6", linewidth=1)
+        axis.set_title(title, fontsize=10)
+        axis.set_yticks(range(len(names)), names, fontsize=8)
+    axes[0, 0].invert_yaxis()
+    axes[0, 0].legend(fontsize=8, frameon=False)
+    _save(figure, path)
+
+
+def _canvas(
+    rows: int,
+    columns: int,
+    size: tuple[float, float],
+    width_ratios: Sequence[float] | None = None,
+    sharey: bool = False,
+) -> tuple[Any, Any]:
+    """A figure without a window, and its panels as an array."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # a second that --help need not wait for
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.subplots(rows, columns, squeeze=False, width_ratios=width_ratios, sharey=sharey)
+
+
 def _show_map(
-    figure: Any, axis: Any, kind: str, values: Sequence[Sequence[float]], low: float, high: float | None
+    figure: Any, axis: Any, kind: str, values: Sequence[Sequence[float]], high: float | None
 ) -> None:
-    """One map with its scale; whole numbers on scales of counts."""
+    """One map with its scale from 0; whole numbers on scales of counts."""
     from matplotlib.ticker import MaxNLocator
 
-    colours = "magma" if kind == MAPS[0] else "viridis" if kind in MAPS else "cividis"
-    shown = axis.imshow(values, cmap=colours, interpolation="nearest", vmin=low, vmax=high)
+    colours = {CODES: "magma", TOP: "cividis"}.get(kind, "viridis")
+    shown = axis.imshow(values, cmap=colours, interpolation="nearest", vmin=0, vmax=high)
     axis.set_facecolor("0.85")
     bar = figure.colorbar(shown, ax=axis, fraction=0.046, pad=0.03)
-    bar.ax.yaxis.set_major_locator(MaxNLocator(integer=kind in MAPS))
+    bar.ax.yaxis.set_major_locator(MaxNLocator(integer=kind != TOP))
     bar.outline.set_visible(False)
 
 
@@ -162,139 +196,6 @@ def _save(figure: Any, path: Path) -> None:
     stream = io.BytesIO()
     figure.savefig(stream, format="png", metadata={"Software": None})
     write_atomic(path, stream.getvalue())
-
-
-def reliability(
-    arms: Mapping[str, Mapping[str, Mapping[int, Sequence[tuple[int, float, float]]]]], path: Path
-) -> None:
-    """A row an arm, a panel a source of drafts: observed against predicted rate of acceptance.
-
-    arms: arm -> source -> rank -> points (nodes reached, mean predicted rate, observed rate). A point's area
-    follows its nodes, its colour the rank; on the diagonal drafts are accepted as often as predicted.
-    """
-    from matplotlib import colormaps
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    every = dict.fromkeys(source for found in arms.values() for source in found)
-    sources = [source for source in every if any(found[source] for found in arms.values())]
-    figure = Figure(figsize=(0.9 + 2.8 * len(sources), 0.3 + 2.8 * len(arms)), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(len(arms), len(sources), squeeze=False)
-    ranks = sorted({rank for found in arms.values() for curve in found.values() for rank in curve})
-    colours = {rank: colormaps["viridis"](number / len(ranks)) for number, rank in enumerate(ranks)}
-    for row, (name, found) in zip(axes, arms.items(), strict=True):
-        for axis, source in zip(row, sources, strict=True):
-            curve = [(rank, *point) for rank, points in found[source].items() for point in points]
-            if not curve:
-                axis.set_axis_off()
-                continue
-            axis.plot((0, 1), (0, 1), color="0.6", linewidth=1, zorder=0)
-            rank, count, said, seen = zip(*curve, strict=True)
-            areas = [8 + 120 * n / max(count) for n in count]
-            axis.scatter(said, seen, areas, [colours[r] for r in rank], alpha=0.75, linewidths=0)
-            axis.set(xticks=(0, 0.5, 1), yticks=(0, 0.5, 1), xlabel=f"predicted, {name}", ylabel="observed")
-    for axis, source in zip(axes[0], sources, strict=True):
-        axis.set_title(source, fontsize=10)
-    dots = [axes[0, 0].scatter([], [], color=of, label=f"rank {rank}") for rank, of in colours.items()]
-    figure.legend(handles=dots, loc="outside right upper", fontsize=8, frameon=False)
-    _save(figure, path)
-
-
-def budget(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """tau, and the speed-up over plain decoding with its 95 % interval, by drafted nodes; a line a drafter.
-
-    rows: as `main.py budget` stores them, plain decoding left out: it is the line at 1.
-    """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import NullLocator, ScalarFormatter
-
-    figure = Figure(figsize=(9, 3.6), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(1, 2)
-    for drafter in dict.fromkeys(row["drafter"] for row in rows):
-        own = sorted(
-            (row for row in rows if row["drafter"] == drafter), key=lambda row: row["shape"]["budget"]
-        )
-        nodes = [row["shape"]["budget"] for row in own]
-        axes[0].plot(nodes, [row["tau"] for row in own], marker="o", label=drafter)
-        below = [row["SR"] - row["SR_95"][0] for row in own]
-        above = [row["SR_95"][1] - row["SR"] for row in own]
-        axes[1].errorbar(
-            nodes, [row["SR"] for row in own], (below, above), marker="o", capsize=3, label=drafter
-        )
-    titles = ("tau, codes a target call", "SR, speed-up in wall clock")
-    for axis, title in zip(axes, titles, strict=True):
-        axis.axhline(1, color="0.6", linewidth=1, label="plain decoding")
-        axis.set_xscale("log", base=2)
-        axis.set_xticks(sorted({row["shape"]["budget"] for row in rows}))
-        axis.xaxis.set_major_formatter(ScalarFormatter())
-        axis.xaxis.set_minor_locator(NullLocator())
-        axis.set_xlabel("drafted nodes a tree")
-        axis.set_title(title, fontsize=10)
-    axes[0].legend(fontsize=8, frameon=False)
-    _save(figure, path)
-
-
-def throughput(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Images a minute by images in flight, a line a method; beside them the nodes of its trees.
-
-    rows: as `main.py throughput` stores them.
-    """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import NullLocator, ScalarFormatter
-
-    figure = Figure(figsize=(9, 3.6), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(1, 2)
-    for arm in dict.fromkeys(row["arm"] for row in rows):
-        own = sorted((row for row in rows if row["arm"] == arm), key=lambda row: row["batch_size"])
-        counts = [row["batch_size"] for row in own]
-        axes[0].plot(counts, [row["images_per_min"] for row in own], marker="o", label=arm)
-        axes[1].plot(counts, [row["nodes"] for row in own], marker="o", label=arm)
-    titles = ("images a minute", "drafted nodes a tree; 0: plain decoding")
-    for axis, title in zip(axes, titles, strict=True):
-        axis.set_xscale("log", base=2)
-        axis.set_xticks(sorted({row["batch_size"] for row in rows}))
-        axis.xaxis.set_major_formatter(ScalarFormatter())
-        axis.xaxis.set_minor_locator(NullLocator())
-        axis.set_xlabel("images in flight")
-        axis.set_title(title, fontsize=10)
-        axis.set_ylim(bottom=0)
-    axes[0].legend(fontsize=8, frameon=False)
-    _save(figure, path)
-
-
-def speed(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """tau, and the speed-up over plain decoding with its 95 % interval, of every arm; a colour a temperature.
-
-    rows: as `main.py bench` and its like store them.
-    """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    arms = list(dict.fromkeys(row["arm"] for row in rows))
-    laws = list(dict.fromkeys(row["temperature"] for row in rows))
-    figure = Figure(figsize=(10, 1.3 + 0.34 * len(arms)), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(1, 2, sharey=True)
-    thick = 0.8 / len(laws)
-    for number, law in enumerate(laws):
-        own = [row for row in rows if row["temperature"] == law]
-        places = [arms.index(row["arm"]) + (number - (len(laws) - 1) / 2) * thick for row in own]
-        axes[0].barh(places, [row["tau"] for row in own], thick, label=f"T = {law:g}")
-        sides = [[row["SR"] - row["SR_95"][0] for row in own], [row["SR_95"][1] - row["SR"] for row in own]]
-        sides = [[max(side, 0) for side in of_all] for of_all in sides]
-        axes[1].barh(places, [row["SR"] for row in own], thick, xerr=sides, ecolor="0.3", capsize=2)
-    for axis, title in zip(axes, ("tau, codes a target call", "SR, speed-up in wall clock"), strict=True):
-        axis.axvline(1, color="0.6", linewidth=1)
-        axis.set_title(title, fontsize=10)
-        axis.set_yticks(range(len(arms)), arms, fontsize=8)
-    axes[0].invert_yaxis()
-    axes[0].legend(fontsize=8, frameon=False)
-    _save(figure, path)
 
 
 def _shorten(text: str, most: int) -> str:

@@ -1,192 +1,204 @@
-"""report: stored results -> tables in Markdown, into a document between its markers, or a page. No torch."""
+"""Stored results of bench -> Markdown: the full table, the README's short one, docs/RESULTS.md. No torch."""
 
 from __future__ import annotations
 
-import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from eval import markdown
-from eval import paper as beside
 from eval.errors import UserError
-from eval.paper import PAPER
+from eval.outputs import write_atomic
 
-COLUMNS = {
-    "arm": "arm",
-    "temperature": "T",
-    "SR": "SR (95 %)",
-    "tau": "tau",
-    "mean_depth": "depth",
-    "mean_nodes": "nodes",
-    "target_calls": "target calls",
-    "drafter_calls": "drafter calls",
-    "median_s": "seconds",
-    "same_image": "= AR",
+STORED = "bench.json"
+Row = dict[str, Any]
+# column of a row -> its heading and how a value is written; those of FOLDED stand where they vary
+COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "method": ("method", str),
+    "temperature": ("T", "{:g}".format),
+    "total_token": ("nodes", lambda value: "-" if value is None else str(value)),
+    "batch_size": ("batch", str),
+    "SR": ("SR (95 %)", str),
+    "tau": ("tau", "{:.2f}".format),
+    "mean_depth": ("depth", "{:.2f}".format),
+    "mean_nodes": ("drafted", "{:.1f}".format),
+    "target_calls": ("target calls", "{:.1f}".format),
+    "drafter_calls": ("drafter calls", "{:.1f}".format),
+    "step_ms": ("ms per step", "{:.2f}".format),
+    "median_s": ("seconds", "{:.2f}".format),
+    "images_per_min": ("images/min", "{:.1f}".format),
+    "same_image": ("= AR", "{:.0%}".format),
 }
+FOLDED = ("total_token", "batch_size")
+NEEDED = (*COLUMNS, "SR_95", "varied")
+LEGEND = (
+    "SR: seconds of the AR baseline / its own, median over prompts with its bootstrap 95 % interval; tau: "
+    "codes per target call; depth, drafted: of a tree, on average; calls and seconds: per image; = AR: "
+    "images equal to the AR baseline's, code for code."
+)
+# The ADT-Tree paper (2512.21857), on Anole-7b: table -> (method, T) -> speed-up, tau, mean depth. Only what
+# is known to us: None else. To stand beside our figures, never for them.
+PAPER: dict[str, dict[tuple[str, float], tuple[float, float | None, float]]] = {
+    "coco": {
+        ("eagle-2", 0.0): (1.62, None, 5.0),
+        ("eagle-2-lantern", 0.0): (3.03, None, 5.0),
+        ("adt-tree", 0.0): (2.21, 3.40, 3.86),
+        ("adt-tree-lantern", 0.0): (3.13, 4.86, 5.15),
+    },
+    "parti": {("adt-tree-lantern", 0.0): (3.05, 3.97, 4.31)},
+}
+PAPER_PROMPTS = {"coco": "100 captions of MS-COCO 2017", "parti": "PartiPrompts"}
+OPENING = """# Results
 
-STORED = ("bench.json", "sweep.json", "budget.json")
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of report."""
-    group = parser.add_argument_group("report")
-    group.add_argument(
-        "results",
-        nargs="+",
-        metavar="RESULT",
-        help="JSON files that bench, sweep or budget stored, or their folders; with --html "
-        "also folders of generate_images and acceptance, and what scored them",
-    )
-    group.add_argument(
-        "--into",
-        metavar="FILE",
-        help="document to update between <!-- NAME:start --> and <!-- NAME:end -->, NAME being the result's "
-        "file name without suffix (default: print)",
-    )
-    group.add_argument(
-        "--html",
-        metavar="FILE",
-        help="write one self-contained page, its plots as PNG beside it: tables, the images of the runs "
-        "side by side, heatmaps (default: tables on stdout)",
-    )
-    group.add_argument(
-        "--paper",
-        choices=tuple(PAPER),
-        help="set the ADT-Tree paper's figures for Anole-7b beside ours: of its table of MS-COCO, or of "
-        "PartiPrompts (default: none)",
-    )
-    group.add_argument("--top", type=int, metavar="ROWS", help="rows kept, as stored (default: all)")
+Written by `python main.py report --write docs/RESULTS.md` from docs/results/*.json; edit neither by hand.
+"""
 
 
-def run(args: argparse.Namespace) -> None:
-    """Print the tables, or put each between its markers."""
-    if args.html is not None:
-        if args.into is not None:
-            raise UserError("--into and --html: give one of them; a page has no markers")
-        from eval.compare import write_page
-
-        write_page(args)
-        return
-    for path in [found for name in args.results for found in tables_in(Path(name))]:
-        text = text_of(path, args)
-        if args.into is None:
-            print(text)
-        else:
-            markdown.insert(Path(args.into), path.stem, text)
-
-
-def text_of(path: Path, args: argparse.Namespace) -> str:
-    """A stored result as Markdown."""
-    stored = read_stored(path)
-    if _is_flow(stored):
-        return flow(stored)
-    result, paper = checked(path, stored), args.paper
-    told = [beside.note(paper)] if paper and beside.concerns(paper, result["results"]) else []
-    lines = [markdown.table(grid(result, args.top, paper)), "", source(result), *told]
-    lines += _split(result.get("profile", []), "share of time", "{:.0%}")
-    lines += _split(result.get("cycles", []), "ms a cycle, by the cost table", "{:.2f}")
-    return "\n".join(lines)
-
-
-def tables_in(path: Path) -> list[Path]:
-    """A result's file, or those in a folder. UserError if it holds none."""
-    if not path.is_dir():
-        return [path]
-    found = [path / name for name in STORED if (path / name).is_file()]
-    if not found:
-        names = ", ".join(STORED)
-        raise UserError(f"{path}: it holds none of {names}; with --html, images are shown as well")
-    return found
-
-
-def read_result(path: Path) -> dict[str, Any]:
-    """A result that bench, sweep or budget stored. UserError if it is not one."""
-    return checked(path, read_stored(path))
-
-
-def read_stored(path: Path) -> dict[str, Any]:
-    """A stored result, whatever its rows. UserError if it has none."""
+def read(path: Path) -> dict[str, Any]:
+    """A result that bench stored. UserError, one line, if it is not one."""
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror}; give a JSON file that bench or sweep stored") from None
-    except (UnicodeDecodeError, json.JSONDecodeError):
-        raise UserError(f"{path}: not JSON; give a file that bench or sweep stored") from None
-    if not isinstance(result, dict) or not result.get("results"):
-        raise UserError(f"{path}: it holds no results; give a file that bench or sweep stored")
-    return result
-
-
-def checked(path: Path, result: dict[str, Any]) -> dict[str, Any]:
-    """A result whose rows are arms of bench. UserError if they are not."""
-    missing = [key for key in (*COLUMNS, "SR_95") if any(key not in row for row in result["results"])]
-    if missing:
+        raise UserError(f"{path}: {error.strerror}; give a {STORED}, or a folder that holds one") from None
+    except (UnicodeDecodeError, ValueError, RecursionError):
+        raise UserError(f"{path}: not JSON, or nested too deeply; give a file that bench stored") from None
+    rows = result.get("rows") if isinstance(result, dict) else None
+    if not isinstance(rows, list) or not rows:
+        raise UserError(f"{path}: it holds no rows; give a file that bench stored")
+    for number, row in enumerate(rows):
+        missing = [key for key in NEEDED if not isinstance(row, dict) or key not in row]
+        if missing:
+            raise UserError(
+                f"{path}: row {number} has no {', '.join(missing)}; give a file that bench stored"
+            )
+    try:
+        text_of(result)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(
-            f"{path}: its rows have no {', '.join(missing)}; give a file that bench, sweep or budget stored"
-        )
+            f"{path}: a value is damaged ({type(error).__name__}: {error}); run bench again"
+        ) from None
     return result
 
 
-def _is_flow(result: dict[str, Any]) -> bool:
-    """Whether throughput stored it."""
-    rows = result["results"]
-    return isinstance(rows, list) and all(isinstance(row, dict) and "images_per_min" in row for row in rows)
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """Cells, headings first, as a table; the first column to the left, the others to the right."""
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    lines.insert(1, "|---|" + "---:|" * (len(rows[0]) - 1))
+    return "\n".join(lines)
 
 
-def flow(result: dict[str, Any]) -> str:
-    """What throughput stored: images a minute and nodes by images in flight, above its source."""
-    rows = result["results"]
-    arms = list(dict.fromkeys(row["arm"] for row in rows))
-    table = [["images in flight", *arms, "slots full", "= AR"]]
-    for count in dict.fromkeys(row["batch_size"] for row in rows):
-        own = [row for row in rows if row["batch_size"] == count]
-        cells = [f"{row['images_per_min']:.1f} (n {row['nodes']})" for row in own]
-        full, same = (min(row[key] for row in own) for key in ("occupancy", "same_image"))
-        table.append([str(count), *cells, f"{full:.0%}", f"{same:.0%}"])
-    told = f"Images a minute (drafted nodes a tree). {source(result)}"
-    return "\n".join([markdown.table(table), "", told])
+def cells(result: dict[str, Any], paper: str | None = None) -> list[list[str]]:
+    """The cells of a result's table, headings first. paper: the table of the paper that stands beside it."""
+    rows = result["rows"]
+    varied = list(dict.fromkeys(key for row in rows for key in row["varied"]))
+    columns = [key for key in COLUMNS if key not in FOLDED or varies(key, rows)]
+    place = columns.index("SR")
+    table = [[COLUMNS[key][0] for key in columns]]
+    for row in rows:
+        low, high = row["SR_95"]
+        shown = {**row, "SR": f"{row['SR']:.2f} ({low:.2f}-{high:.2f})"}
+        table.append([COLUMNS[key][1](shown[key]) for key in columns])
+    for line, values in zip(table, [dict(zip(varied, varied, strict=True)), *(row["varied"] for row in rows)],
+                            strict=True):  # fmt: skip
+        line[place:place] = [str(values.get(key, "-")) for key in varied]
+    if paper is not None and concerns(paper, rows):
+        table[0] += ["paper SR", "paper tau", "paper depth"]
+        for line, row in zip(table[1:], rows, strict=True):
+            known = PAPER[paper].get((row["method"], row["temperature"]), (None, None, None))
+            line += ["-" if value is None else f"{value:.2f}" for value in known]
+    return table
 
 
-def grid(result: dict[str, Any], top: int | None, paper: str | None) -> list[list[str]]:
-    """The cells of a result's table, headings first; paper: the table of the paper's that stands beside."""
-    rows = [list(COLUMNS.values())] + [_cells(row) for row in result["results"][:top]]
-    if paper is not None and beside.concerns(paper, result["results"]):
-        rows[0] += beside.HEADINGS
-        for cells, row in zip(rows[1:], result["results"], strict=False):  # --top may leave rows out
-            cells += beside.cells(paper, row["arm"], row["temperature"])
-    return rows
+def varies(key: str, rows: Sequence[Row]) -> bool:
+    """Whether a column takes several values in some method."""
+    return len({(row["method"], row[key]) for row in rows}) > len({row["method"] for row in rows})
+
+
+def concerns(paper: str, rows: Sequence[Row]) -> bool:
+    """Whether the paper has a figure for any row of ours."""
+    return any((row["method"], row["temperature"]) in PAPER[paper] for row in rows)
+
+
+def notes(result: dict[str, Any], paper: str | None = None) -> list[str]:
+    """What stands below a result's table."""
+    found = [source(result)]
+    if paper is not None and concerns(paper, result["rows"]):
+        found.append(
+            f"Paper: Anole-7b on {PAPER_PROMPTS[paper]}, its own engine and GPU; -: not known to us."
+        )
+    return found
 
 
 def source(result: dict[str, Any]) -> str:
     """What a reader needs to repeat a result."""
-    runs = len(result.get("runs", []))
-    dirty = ", with uncommitted changes" if result["dirty"] else ""
+    place, runs = result["environment"], len(result.get("runs", ()))
+    dirty = ", with uncommitted changes" if place["dirty"] else ""
+    assembled = f", assembled from {runs} runs" if runs > 1 else ""
     return (
-        f"`{result['command']}`, {result['prompts']} prompts, guidance {result['cfg']:g}, "
-        f"{result['precision']}, {result['threads']} threads, {result['device']}, torch {result['torch']}, "
-        f"commit {result['commit']}{dirty}, {result['date']}"
-        f"{f', assembled from {runs} runs' if runs > 1 else ''}."
+        f"`{result['command']}`, {result['prompts']} prompts, {place['precision']}, {place['threads']} "
+        f"threads, {place['device']}, torch {place['torch']}, commit {place['commit']}{dirty}, "
+        f"{place['date']}{assembled}."
     )
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
-    low, high = row["SR_95"]
-    shown = dict(row, SR=f"{row['SR']:.2f} ({low:.2f}-{high:.2f})", same_image=f"{row['same_image']:.0%}")
-    shown |= {key: f"{row[key]:.2f}" for key in ("tau", "mean_depth")}
-    shown |= {key: f"{row[key]:.1f}" for key in ("mean_nodes", "target_calls", "drafter_calls")}
-    shown |= {"median_s": f"{row['median_s']:.2f}", "temperature": f"{row['temperature']:g}"}
-    return [str(shown[key]) for key in COLUMNS]
+def text_of(result: dict[str, Any], paper: str | None = None) -> str:
+    """A result as Markdown: its table, where it comes from, and where the time went if it was profiled."""
+    parts = [markdown(cells(result, paper)), "", "\n\n".join(notes(result, paper))]
+    profile = result.get("profile", ())
+    if profile:
+        keys = list(profile[0]["shares"])
+        split = [
+            [entry["configuration"], *(f"{entry['shares'][key]:.0%}" for key in keys)] for entry in profile
+        ]
+        parts += ["", markdown([["share of time", *keys], *split])]
+    return "\n".join(parts)
 
 
-def _split(rows: Sequence[dict[str, Any]], title: str, style: str) -> list[str]:
-    """Where the time of each arm goes, if the run profiled it."""
-    if not rows:
-        return []
-    parts = [key for key in rows[0] if key not in ("arm", "temperature")]
-    cells = [[title, "T", *parts]]
-    cells += [
-        [row["arm"], f"{row['temperature']:g}", *(style.format(row[part]) for part in parts)] for row in rows
-    ]
-    return ["", markdown.table(cells)]
+def short(result: dict[str, Any]) -> str:
+    """tau and speed-up of every method by temperature, a line each: the README's table."""
+    rows = result["rows"]
+    temperatures = list(dict.fromkeys(row["temperature"] for row in rows))
+    found: dict[str, dict[float, Row]] = {}
+    for row in rows:
+        found.setdefault(label(row, rows), {})[row["temperature"]] = row
+    table = [["method", *(f"{name}, T = {t:g}" for t in temperatures for name in ("tau", "speed-up"))]]
+    for name, own in found.items():
+        values = [f"{own[t][key]:.2f}" if t in own else "-" for t in temperatures for key in ("tau", "SR")]
+        table.append([name, *values])
+    return markdown(table)
+
+
+def acceptance_cells(runs: Sequence[tuple[str, dict[str, Any]]]) -> list[list[str]]:
+    """The cells of runs' averages (eval.acceptance), headings first."""
+    table = [["run", "images", "codes per call", "correlation with top-1 probability"]]
+    for name, own in runs:
+        link = "-" if own["correlation"] is None else f"{own['correlation']:.2f}"
+        table.append([name, str(own["images"]), f"{own['codes_per_call']:.2f}", link])
+    return table
+
+
+def label(row: Row, rows: Sequence[Row]) -> str:
+    """A row's method and what else differs in the result, its temperature left out."""
+    told = [key for key in FOLDED if row[key] is not None and varies(key, rows)]
+    words = [f"{COLUMNS[key][0]} {row[key]}" for key in told]
+    return " ".join([row["method"], *words, *(f"{key} {value}" for key, value in row["varied"].items())])
+
+
+def document(paths: Sequence[Path]) -> str:
+    """All results, one section each under its file's name: docs/RESULTS.md."""
+    sections = [f"## {path.stem}\n\n{text_of(read(path))}\n" for path in paths]
+    return "\n".join([OPENING, LEGEND, "", *sections])
+
+
+def insert(file: Path, name: str, text: str) -> None:
+    """Replace what stands between a document's markers. UserError if it has none of that name."""
+    first, last = f"<!-- {name}:start -->", f"<!-- {name}:end -->"
+    try:
+        before = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--into {file}: cannot be read ({getattr(error, 'strerror', error)})") from None
+    head, found, rest = before.partition(first)
+    _, closed, tail = rest.partition(last)
+    if not (found and closed):
+        raise UserError(f"--into {file}: it has no lines {first} and {last}")
+    write_atomic(file, f"{head}{first}\n{text}\n{last}{tail}".encode())

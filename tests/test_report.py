@@ -1,75 +1,296 @@
-"""report: stored results as tables, and into documents between their markers."""
+"""report: stored results as tables, in documents and on a page; maps of acceptance; damage is one line."""
+
+from __future__ import annotations
 
 import json
+import math
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import main
+from eval.acceptance import average, correlation, grid_of
+from eval.errors import UserError
+from eval.report import PAPER, cells, short
+from tests.tiny import tiny_words
 
+NAN = math.nan
+VOID = ("meta", "link", "img")
 ROW = {
-    "arm": "eagle2", "temperature": 1.0, "SR": 1.5, "SR_95": [1.4, 1.6], "tau": 3.25, "mean_depth": 5.0,
-    "mean_nodes": 16.0, "target_calls": 80.0, "drafter_calls": 400.0, "median_s": 0.5, "same_image": 1.0,
+    "method": "eagle-2", "temperature": 1.0, "total_token": 8, "batch_size": 1, "varied": {}, "exact": True,
+    "SR": 1.5, "SR_95": [1.4, 1.6], "tau": 3.25, "mean_depth": 5.0, "mean_nodes": 16.0, "target_calls": 80.0,
+    "drafter_calls": 400.0, "step_ms": 12.5, "median_s": 0.5, "images_per_min": 120.0, "images": 2,
+    "same_image": 1.0,
 }  # fmt: skip
-RESULT = {
-    "command": "python main.py bench", "dirty": False, "prompts": 16, "cfg": 3.0, "precision": "fp32",
-    "threads": 2,     "device": "a CPU", "torch": "2", "commit": "abc1234", "date": "today",
-    "results": [ROW, {**ROW, "arm": "adt"}],
-    "profile": [{"arm": "adt", "temperature": 1.0, "target": 0.6, "host": 0.4}],
+RESULT: dict[str, Any] = {
+    "command": "python main.py bench", "prompts": 16, "options": {},
+    "environment": {"commit": "abc1234", "dirty": False, "date": "today", "device": "a CPU", "torch": "2",
+                    "threads": 2, "precision": "fp32"},
+    "rows": [ROW, {**ROW, "method": "adt-tree"}],
+    "profile": [{"configuration": "adt-tree T=1", "shares": {"target": 0.6, "host": 0.4}}],
 }  # fmt: skip
+
+
+def report(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
+    """Status, stdout and stderr of the command."""
+    status = main.main(["report", *map(str, words)])
+    return status, *capsys.readouterr()
 
 
 @pytest.fixture
 def stored(tmp_path: Path) -> Path:
+    """A result of bench."""
     path = tmp_path / "bench_cpu.json"
     path.write_text(json.dumps(RESULT))
     return path
 
 
-def test_table_names_figures_and_circumstances(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main(["report", str(stored)]) == 0
-    out = capsys.readouterr().out
-    assert "| eagle2 | 1 | 1.50 (1.40-1.60) | 3.25 |" in out and "| adt | 1 | 60% | 40% |" in out
+def test_table_names_figures_and_environment(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = report(capsys, stored)
+    assert status == 0 and "| eagle-2 | 1 | 1.50 (1.40-1.60) | 3.25 |" in out
+    assert "| adt-tree T=1 | 60% | 40% |" in out
     assert all(word in out for word in ("abc1234", "a CPU", "16 prompts", "`python main.py bench`", "fp32"))
-    assert "assembled" not in out
-    stored.write_text(json.dumps({**RESULT, "runs": [{"measurements": 3}, {"measurements": 1}]}))
-    assert main.main(["report", str(stored)]) == 0 and "assembled from 2 runs." in capsys.readouterr().out
-    assert main.main(["report", str(stored), "--top", "1"]) == 0
-    assert "| adt | 1 | 1.50" not in capsys.readouterr().out
+    assert "assembled" not in out and "batch" not in out.splitlines()[0]
+    stored.write_text(json.dumps({**RESULT, "runs": [{"prompts": 3}, {"prompts": 1}]}))
+    assert "assembled from 2 runs." in report(capsys, stored)[1]
 
 
-def test_a_document_is_updated_between_its_markers(stored: Path, tmp_path: Path) -> None:
+def test_what_was_varied_has_columns() -> None:
+    varied = {**ROW, "varied": {"adt_beta": 0.3}}
+    rows = [{**varied, "total_token": n, "temperature": t} for n in (8, 16) for t in (0.0, 1.0)]
+    head, *lines = cells({**RESULT, "rows": [{**ROW, "method": "ar", "total_token": None}, *rows]})
+    assert head[:4] == ["method", "T", "nodes", "adt_beta"] and {len(line) for line in lines} == {len(head)}
+    assert lines[0][:4] == ["ar", "1", "-", "-"] and lines[-1][:4] == ["eagle-2", "1", "16", "0.3"]
+    table = short({**RESULT, "rows": rows}).splitlines()
+    assert table[0] == "| method | tau, T = 0 | speed-up, T = 0 | tau, T = 1 | speed-up, T = 1 |"
+    assert table[2:] == [f"| eagle-2 nodes {n} adt_beta 0.3 | 3.25 | 1.50 | 3.25 | 1.50 |" for n in (8, 16)]
+
+
+def test_documents(stored: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "page.md"
     page.write_text("top\n<!-- bench_cpu:start -->\nold\n<!-- bench_cpu:end -->\nend\n")
     for _ in range(2):
-        assert main.main(["report", str(stored), "--into", str(page)]) == 0
+        assert report(capsys, stored, "--into", page)[0] == 0
         text = page.read_text()
         assert text.startswith("top\n") and text.endswith("<!-- bench_cpu:end -->\nend\n")
-        assert "old" not in text and text.count("| eagle2 |") == 1
+        assert "old" not in text and text.count("| eagle-2 | 3.25 | 1.50 |") == 1
+    page.write_text("nothing here\n")
+    status, _, err = report(capsys, stored, "--into", page)
+    assert status == 2 and "bench_cpu:start" in err and page.read_text() == "nothing here\n"
+    whole = tmp_path / "new" / "RESULTS.md"
+    assert report(capsys, stored, "--write", whole)[0] == 0
+    text = whole.read_text()
+    assert text.startswith("# Results\n") and "## bench_cpu\n\n| method | T |" in text
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"results": []}', "\udcff"])
-def test_what_is_no_result_is_refused_in_one_line(
-    content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_stored_results_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """docs/results can be written as docs/RESULTS.md."""
+    assert report(capsys, "--write", tmp_path / "RESULTS.md")[0] == 0
+    files = sorted((Path(__file__).parent.parent / "docs" / "results").glob("*.json"))
+    headings = re.findall("^## (.*)$", (tmp_path / "RESULTS.md").read_text(), re.MULTILINE)
+    assert headings == [path.stem for path in files]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("", "not JSON"),
+        ("[]", "holds no rows"),
+        ('{"rows": []}', "holds no rows"),
+        ('{"rows": [3]}', "row 0 has no method"),
+        ("\udcff", "not JSON"),
+        ("[" * 100_000, "nested too deeply"),
+        (json.dumps({"rows": [ROW]}), "damaged (KeyError"),
+        (json.dumps({**RESULT, "rows": [{**ROW, "tau": "much"}]}), "damaged (ValueError"),
+        (json.dumps({**RESULT, "rows": [{**ROW, "SR_95": 3}]}), "damaged (TypeError"),
+        (json.dumps({**RESULT, "profile": [{"arm": "adt"}]}), "damaged (KeyError"),
+        (json.dumps({**RESULT, "rows": [{"proposer": "eagle", "tau": 2.0}]}), "row 0 has no method"),
+    ],
+)
+def test_what_is_no_result_is_one_line(
+    content: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "bad.json"
     path.write_bytes(content.encode(errors="surrogateescape"))
-    assert main.main(["report", str(path)]) == 2
-    assert main.main(["report", str(tmp_path / "absent.json")]) == 2
-    err = capsys.readouterr().err
-    assert len(err.splitlines()) == 2 and "bad.json" in err and "absent.json" in err
+    for words in ([path], [path, "--html", tmp_path / "x.html"], [path, "--into", tmp_path / "x.md"]):
+        status, out, err = report(capsys, *words)
+        assert (status, out) == (2, "") and len(err.splitlines()) == 1 and says in err and "bad.json" in err
 
 
-def test_results_of_another_command_are_named(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    row = {"proposer": "eagle", "policy": "fixed", "tau": 2.0, "SR": 1.4}
-    stored.write_text(json.dumps({**RESULT, "results": [row]}))
-    assert main.main(["report", str(stored)]) == 2
-    err = capsys.readouterr().err
-    assert len(err.splitlines()) == 1 and "SR_95" in err and "bench, sweep or budget" in err
+def test_the_papers_figures_stand_beside_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{**ROW, "temperature": t, "method": name} for t in (0.0, 1.0) for name in ("adt-tree", "ar")]
+    (tmp_path / "bench.json").write_text(json.dumps({**RESULT, "rows": rows}))
+    lines = report(capsys, tmp_path, "--paper", "coco")[1].splitlines()  # a folder stands for what it holds
+    assert lines[0].endswith("| paper SR | paper tau | paper depth |")
+    assert lines[1].count("|") == lines[0].count("|")
+    assert lines[2].endswith("| 2.21 | 3.40 | 3.86 |") and "1.50 (1.40-1.60)" in lines[2]
+    assert all(line.endswith("| - | - | - |") for line in lines[3:6])
+    assert "paper" not in report(capsys, tmp_path, "--paper", "parti")[1].lower()  # it has none of these rows
+    assert set(PAPER) == {"coco", "parti"} and PAPER["parti"]["adt-tree-lantern", 0.0] == (3.05, 3.97, 4.31)
 
 
-def test_a_document_without_markers(stored: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("nothing here\n")
-    assert main.main(["report", str(stored), "--into", str(page)]) == 2
-    assert "bench_cpu:start" in capsys.readouterr().err and page.read_text() == "nothing here\n"
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "no RESULT"),
+        (["EMPTY"], "holds neither bench.json nor a run"),
+        (["EMPTY", "--html", "x.html"], "holds neither"),
+        (["absent.json"], "absent.json"),
+        (["absent.json", "--html", "x.html"], "absent.json"),
+        (["EMPTY", "--html", "x.html", "--into", "y.md"], "--into and --html"),
+    ],
+)
+def test_what_is_missing_is_one_line(
+    words: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "EMPTY").mkdir()
+    status, out, err = report(capsys, *words)
+    assert (status, out) == (2, "") and len(err.splitlines()) == 1 and says in err
+
+
+class Tags(HTMLParser):
+    """Every tag is closed; every address is noted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.addresses: list[str] = []
+        self.text: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.addresses += [
+            value or "" for name, value in attrs if name in ("src", "href", "srcset", "action")
+        ]
+        if tag not in VOID:
+            self.open.append(tag)
+        assert tag not in ("script", "iframe", "object"), tag
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def read(path: Path) -> Tags:
+    """A page, taken apart: it needs nothing else."""
+    tags = Tags()
+    page = path.read_text(encoding="utf-8")
+    tags.feed(page)
+    assert not tags.open and all(address.startswith("data:") for address in tags.addresses)
+    assert not re.search(r"https?://|url\(|@import", page)
+    return tags
+
+
+@pytest.fixture(scope="module")
+def runs(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three runs: the AR baseline, adaptive trees (the same images), and relaxed."""
+    folder = tmp_path_factory.mktemp("runs")
+    prompts = folder / "p.txt"
+    prompts.write_text('red heart\n<b>pizza & "wine"</b>\ncat\n')
+    fixed = tiny_words(tiny_checkpoint, prompts, heatmaps=1)
+    for name, words in {
+        "ar": "--model_type base", "adt": "--drafter_type eagle --peanut",
+        "relaxed": "--drafter_type eagle --lantern --lantern_delta 0.9",
+    }.items():  # fmt: skip
+        assert main.main(["generate_images", *fixed, *words.split(), "--output_dir", str(folder / name)]) == 0
+    return folder
+
+
+def test_acceptance_averages_over_images(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = average(runs / "adt")
+    steps = [json.loads(line) for line in (runs / "adt" / "steps.jsonl").read_text().splitlines()]
+    committed = found["maps"]["codes per call"]
+    covering = [s for s in steps if s["position"] <= 6 <= s["position"] + s["accepted"]]
+    assert found["images"] == len(covering) == 3 and math.isnan(committed[0][0])
+    assert committed[1][2] == pytest.approx(sum(s["accepted"] + 1 for s in covering) / 3)
+    assert found["maps"]["width"][1][2] == pytest.approx(sum(s["width"] for s in covering) / 3)
+    assert found["codes_per_call"] == pytest.approx(sum(s["accepted"] + 1 for s in steps) / len(steps))
+    status, out, _ = report(capsys, runs / "adt", runs / "relaxed")
+    assert status == 0 and f"| {runs / 'adt'} | 3 | {found['codes_per_call']:.2f} |" in out
+
+
+def test_certainty_is_mapped_where_the_steps_tell_it(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "adt", tmp_path / "adt")
+    path = tmp_path / "adt" / "steps.jsonl"
+    steps = [json.loads(line) for line in path.read_text().splitlines()]
+    told = [{**step, "top1": [1 / (step["accepted"] + 1)] * (step["accepted"] + 1)} for step in steps]
+    path.write_text("".join(json.dumps(step) + "\n" for step in told))
+    found = average(tmp_path / "adt")
+    assert set(found["maps"]) == {"codes per call", "depth", "width", "top1"} and found["correlation"] < 0
+    path.write_text("".join(json.dumps({**step, "top1": []}) + "\n" for step in steps))
+    assert average(tmp_path / "adt")["correlation"] is None
+    path.write_text(path.read_text().replace('"accepted"', '"taken"'))
+    with pytest.raises(UserError, match="damaged"):
+        average(tmp_path / "adt")
+
+
+def test_page_holds_everything(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stored = tmp_path / "bench.json"
+    rows = [{**ROW, "temperature": 0.0}, {**ROW, "method": "adt-tree"}]
+    stored.write_text(json.dumps({**RESULT, "rows": rows}))
+    scored = {"line": "python main.py eval_quality x", "commit": "abc", "date": "today"}
+    for name, entries in {"adt": [{"effnet_fd": 7.5}, {"effnet_fd": 1.25}], "ar": [{"is": 3.75}]}.items():
+        content = [{**scored, "scores": own} for own in entries]
+        (runs / name / "scores.json").write_text(json.dumps(content))
+    target = tmp_path / "page" / "report.html"
+    words = [stored, *(runs / name for name in ("ar", "adt", "relaxed")), "--html", target, "--paper", "coco"]
+    assert report(capsys, *words)[0] == 0
+    tags = read(target)
+    text = "\n".join(tags.text)
+    pictures = [address for address in tags.addresses if address.startswith("data:image/png")]
+    assert len(pictures) == 1 + 9 + 2 + 1  # a plot, images, heatmaps, maps
+    shown = "1.50 (1.40-1.60)", "1.62", "Anole-7b on 100 captions", "effnet_fd", "1.25", "commit abc1234"
+    assert "7.5" not in tags.text and "3.75" in tags.text  # the newest of each score
+    for part in (*shown, '<b>pizza & "wine"</b>', "The first 3 of the 3 prompts"):
+        assert part in text, part
+    one, other = text.count(", the same image"), text.count(", another image")
+    assert one >= 3 and other >= 1 and one + other == 6  # ADT-Tree makes the AR baseline's images
+    assert [path.suffix for path in sorted(target.parent.iterdir())] == [".html", ".png", ".png"]
+    before = target.read_bytes()
+    assert report(capsys, *words)[0] == 0 and target.read_bytes() == before
+
+
+def test_images_of_other_prompts_do_not_stand_side_by_side(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Names are rows of a file, where the file has no names: those of another file are other prompts."""
+    shutil.copytree(runs / "relaxed", tmp_path / "other")
+    (path,) = (tmp_path / "other").glob("global_statistics_*.json")
+    path.write_text(path.read_text().replace('"cat"', '"dog"'))
+    assert report(capsys, runs / "ar", tmp_path / "other", "--html", tmp_path / "r.html")[0] == 0
+    text = read(tmp_path / "r.html").text
+    assert "red heart" in text and "cat" not in text and "dog" not in text
+    assert any("The first 2 of the 2 prompts" in part for part in text)
+
+
+def test_grid_is_told_by_the_steps() -> None:
+    steps = [
+        {"position": 1, "row": 0, "column": 1, "accepted": 4},
+        {"position": 6, "row": 1, "column": 2, "accepted": 1},
+    ]
+    assert grid_of(steps) == (2, 4)
+    assert grid_of(steps[:1]) == (1, 6)
+    with pytest.raises(UserError, match="not those of one image"):
+        grid_of([steps[0], {**steps[1], "accepted": 0}])
+
+
+def test_correlation() -> None:
+    assert correlation([[NAN, 1, 2, 3]], [[5, 2, 4, 6]]) == pytest.approx(1)
+    assert correlation([[1, 2, 3]], [[3, 2, 1]]) == pytest.approx(-1)
+    assert correlation([[1, 2]], [[7, 7]]) is None
+
+
+@pytest.mark.parametrize(
+    "script", sorted((Path(__file__).parent.parent / "scripts").glob("*.sh")), ids=lambda p: p.name
+)
+def test_scripts_are_shell(script: Path) -> None:
+    done = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
