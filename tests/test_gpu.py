@@ -1,66 +1,99 @@
-"""What needs a CUDA device; `main.py gpu_check` runs these."""
+"""What needs a CUDA device; scripts/gpu_check.sh runs these."""
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from adt_tree.method import Method, build
-from adt_tree.policy import TreeShape
+from adt_tree import METHODS, Pipeline, Sampling
+from adt_tree.method import Decoder
 from adt_tree.roles import Request
 from adt_tree.transfer import to_device
-from eval.gpu_parts import waits, warm_up
 from models.graphs import CudaRecorder, Replays
-from models.model import Model
-from tests.loading import load
-from tests.methods import method_of
+from models.registry import EMOJI
 from tests.test_graphs import Doubling
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
 ]
-TREES = {
-    "ar": {},
-    "static": {"static": "mc_sim_7b_63"},
-    "dynamic": {"shape": TreeShape(4, 3, 12)},
-    "jacobi": {"shape": TreeShape(9, 3, 20), "drafter": "self-draft"},
-    "hybrid": {"shape": TreeShape(9, 3, 20), "drafter": "hybrid"},
-}
+PROMPTS = ["sun", "red heart", "pizza"]
+MOST_IMAGES = 5  # to warm up with
 
 
-def opened(folder: Path, device: str, graphs: bool = False) -> Model:
-    """The tiny model in fp32."""
-    return replace(load("emoji", str(folder), None, "fp32", device, True), graphs=graphs)
-
-
-def drawn(model: Model, method: Method) -> dict[str, list[int]]:
-    """Three images in two slots."""
-    openings = [model.encode(text) for text in ("sun", "red heart", "pizza")]
-    arm = build(model, method, 2, max(o.length for o in openings))
-    return {i.name: i.codes for i in arm.decode(Request(str(n), o, n) for n, o in enumerate(openings))}
+def opened(folder: Path, device: str, graphs: bool = False) -> Pipeline:
+    """A model in fp32."""
+    pipe = Pipeline.from_pretrained(str(folder), device=device, precision="fp32")
+    return Pipeline(replace(pipe.model, graphs=graphs))
 
 
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("name", TREES)
+@pytest.mark.parametrize("name", METHODS)
 def test_tokens_are_the_cpus(name: str, temperature: float, graphs: bool, tiny_checkpoint: Path) -> None:
-    expected = drawn(opened(tiny_checkpoint, "cpu"), method_of(temperature, 0, 1.0, 3.0))
-    method = method_of(temperature, 0, 1.0, 3.0, **TREES[name])
-    assert drawn(opened(tiny_checkpoint, "cuda", graphs), method) == expected
+    """Three images in two slots."""
+    sampling = Sampling(temperature=temperature, guidance=3.0)
+    expected = opened(tiny_checkpoint, "cpu")(PROMPTS, "ar", sampling=sampling, seed=1, batch_size=2)
+    found = opened(tiny_checkpoint, "cuda", graphs)(PROMPTS, name, sampling=sampling, seed=1, batch_size=2)
+    assert found.codes == expected.codes
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_tokens_of_the_embedded_model(temperature: float) -> None:
+    sampling = Sampling(temperature=temperature, guidance=3.0)
+    expected = opened(EMOJI, "cpu")("noto emoji of red heart", "ar", sampling=sampling, seed=11)
+    for graphs in (False, True):
+        pipe = opened(EMOJI, "cuda", graphs)
+        for name in METHODS:
+            found = pipe("noto emoji of red heart", name, sampling=sampling, seed=11)
+            assert found.codes == expected.codes, (name, graphs)
+
+
+def warm_up(decoder: Decoder, request: Request) -> None:
+    """Make an image until nothing more is captured, MOST_IMAGES at most."""
+    seen = -1
+    for _ in range(MOST_IMAGES):
+        list(decoder.decode([request]))
+        passes = decoder.target.passes
+        before, seen = seen, passes.seen if isinstance(passes, Replays) else -1
+        if seen == before:
+            return
+
+
+def waits(decoder: Decoder, request: Request) -> float:
+    """Operations per step by which the host waits for the device, from the second target pass on."""
+    forward, passes = decoder.target.forward, 0
+
+    def watched(*given: Any) -> Any:
+        nonlocal passes
+        if passes == 1:
+            torch.cuda.set_sync_debug_mode("warn")
+        passes += 1
+        return forward(*given)
+
+    decoder.target.forward = watched
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        try:
+            list(decoder.decode([request]))
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    return sum("called a synchronizing" in str(warning.message) for warning in seen) / (passes - 1)
 
 
 @pytest.mark.parametrize("graphs", [False, True])
-@pytest.mark.parametrize("name", TREES)
-def test_a_cycle_waits_once(name: str, graphs: bool, tiny_checkpoint: Path) -> None:
-    model = opened(tiny_checkpoint, "cuda", graphs)
-    opening = model.encode("sun")
-    arm = build(model, method_of(1.0, 0, 1.0, 3.0, **TREES[name]), 1, opening.length)
-    warm_up(arm, Request("0", opening, 0))
-    assert waits(arm, Request("0", opening, 0), torch.device("cuda")) <= 1
+@pytest.mark.parametrize("name", METHODS)
+def test_a_step_waits_once(name: str, graphs: bool, tiny_checkpoint: Path) -> None:
+    pipe = opened(tiny_checkpoint, "cuda", graphs)
+    (request,) = pipe.requests(["sun"], 0)
+    decoder = pipe.decoder(pipe.method(name), [request])
+    warm_up(decoder, request)
+    assert waits(decoder, request) <= 1
 
 
 def test_captured_results_are_the_callers() -> None:
