@@ -20,9 +20,7 @@ from eval.controls import roofline
 from eval.method import Method
 from eval.profiling import profile
 from eval.session import synchronise
-from models.drafter import EagleDrafter
-from models.graphs import Replays
-from models.lines import LineTarget
+from models.graphs import graphs_of
 from models.loading import load, pick_precision
 from models.model import DTYPES, Model
 from models.registry import EMOJI, spec_of
@@ -192,7 +190,8 @@ def warm_up(arm: arms.Arm, request: Request) -> None:
     seen = -1
     for _ in range(MOST_IMAGES):
         list(arm.decode([request]))
-        before, seen = seen, arm.target.passes.seen if isinstance(arm.target.passes, Replays) else -1
+        graphs = graphs_of(arm.target)
+        before, seen = seen, graphs.captured if graphs else -1
         if seen == before:
             return
 
@@ -226,8 +225,8 @@ def _passes(model: Model, opening: Any, setting: Setting) -> dict[str, Any]:
     """Milliseconds of a target pass by rows and of a drafter's level, behind the prompt, without row ends."""
     sampling, device = arms.Sampling(*LAW), setting.device
     target = model.target(1, sampling, 64, opening.length)
-    target = target.tokens if isinstance(target, LineTarget) else target
-    drafter = EagleDrafter(model.drafter_net, target, 5, LEVEL)
+    target = getattr(target, "tokens", target)
+    drafter = model.drafter(target, 5, LEVEL)
     code = torch.zeros(1, dtype=torch.int64, device=device)
     prefix = target.prefill(0, opening)
     drafter.prefill(0, opening, prefix)
@@ -251,7 +250,7 @@ def _passes(model: Model, opening: Any, setting: Setting) -> dict[str, Any]:
         str(count): _timed(lambda tree=tree: target.forward(tree, [0]), device)
         for count, tree in trees.items()
     }
-    level = _timed(lambda: drafter.expand(nodes, features, eye, 0, 0), device)
+    level = _timed(lambda: drafter.expand(nodes, features, eye, 0), device)
     return {"graphs": model.graphs, "pass_ms": timed, "drafter_level_ms": level, "level_nodes": LEVEL}
 
 

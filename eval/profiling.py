@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from adt_tree.noise import Noise, NoiseTable
-from adt_tree.passes import DIRECT, Host, Passes
 from adt_tree.policy import TreeShape
-from adt_tree.roles import Below, Drafter, Prefix, Proposer, Request, Scored, Target
-from adt_tree.tree import DraftTree
+from adt_tree.roles import Drafter, NoiseBelow, Prefix, Proposer, Request, Scored, Target
+from adt_tree.tree import BatchShapes, DraftTree
 from adt_tree.verify import Rule, Verdict
 from eval.arms import Arm, network
 from eval.session import synchronise
@@ -59,24 +58,6 @@ class Stopwatch:
         return {name: round(value / total, 4) for name, value in self.seconds.items()}
 
 
-class TimedPasses:
-    """Passes that capture, under the stopwatch: what moves a cycle on is one launch, and counts as verify.
-    Its roles are the bare ones, for no stopwatch runs in a replay."""
-
-    def __init__(self, inner: Passes, watch: Stopwatch) -> None:
-        self.inner, self._watch = inner, watch
-
-    def change(self, function: Callable[..., Any], host: Host, *inputs: Any) -> Any:
-        """See Passes."""
-        with self._watch.part("verify"):
-            return self.inner.change(function, tuple(getattr(x, "inner", x) for x in host), *inputs)
-
-
-def timed(passes: Passes, watch: Stopwatch) -> Passes | TimedPasses:
-    """Where every role runs by itself there is nothing to time around them."""
-    return passes if passes is DIRECT else TimedPasses(passes, watch)
-
-
 class TimedTarget:
     """A target under the stopwatch."""
 
@@ -88,7 +69,6 @@ class TimedTarget:
             inner.slots,
             inner.device,
         )
-        self.passes = timed(inner.passes, watch)
 
     def prefill(self, slot: int, prompt: Any) -> Prefix:
         """See Target."""
@@ -100,10 +80,10 @@ class TimedTarget:
         with self._watch.part("target"):
             return self.inner.forward(tree, committed)
 
-    def commit(self, verdict: Verdict, scored: Scored) -> None:
+    def commit(self, tree: DraftTree, verdict: Verdict) -> None:
         """See Target."""
         with self._watch.part("target"):
-            self.inner.commit(verdict, scored)
+            self.inner.commit(tree, verdict)
 
     def release(self, slot: int) -> None:
         """See Target."""
@@ -115,7 +95,7 @@ class TimedDrafter:
 
     def __init__(self, inner: Drafter, watch: Stopwatch) -> None:
         self.inner, self._watch = inner, watch
-        self.device, self.deepest = inner.device, inner.deepest
+        self.device = inner.device
 
     def prefill(self, slot: int, prompt: Any, prefix: Prefix) -> None:
         """See Drafter."""
@@ -134,11 +114,11 @@ class TimedDrafter:
             return self.inner.extend(features, codes, count, committed)
 
     def expand(
-        self, codes: Tensor, features: Tensor, ancestors: Tensor, depth: int, reach: int
+        self, codes: Tensor, features: Tensor, ancestors: Tensor, depth: int
     ) -> tuple[Tensor, Tensor]:
         """See Drafter."""
         with self._watch.part("drafter"):
-            return self.inner.expand(codes, features, ancestors, depth, reach)
+            return self.inner.expand(codes, features, ancestors, depth)
 
 
 class TimedProposer:
@@ -146,7 +126,6 @@ class TimedProposer:
 
     def __init__(self, inner: Proposer, watch: Stopwatch) -> None:
         self.inner, self._watch = inner, watch
-        self.passes = timed(inner.passes, watch)
 
     def calls(self, shape: TreeShape) -> int:
         """See Proposer."""
@@ -162,18 +141,16 @@ class TimedProposer:
         self.inner.release(slot)
 
     def propose(
-        self, shapes: Sequence[TreeShape], roots: Tensor, below: Below, committed: Sequence[int]
+        self, shapes: BatchShapes, last_codes: Tensor, noise_below: NoiseBelow, committed: Sequence[int]
     ) -> DraftTree:
         """See Proposer."""
         with self._watch.part("tree"):
-            return self.inner.propose(shapes, roots, below, committed)
+            return self.inner.propose(shapes, last_codes, noise_below, committed)
 
-    def observe(
-        self, tree: DraftTree, log_p: Tensor, perturbed: Tensor, features: Tensor, verdict: Verdict
-    ) -> None:
+    def observe(self, tree: DraftTree, perturbed: Tensor, features: Tensor, verdict: Verdict) -> None:
         """See Proposer."""
         with self._watch.part("tree"):
-            self.inner.observe(tree, log_p, perturbed, features, verdict)
+            self.inner.observe(tree, perturbed, features, verdict)
 
 
 class TimedNoise:
@@ -233,12 +210,10 @@ def profile(arm: Arm, requests: Sequence[Request]) -> dict[str, float]:
     """Fractions of the time an arm spends in target, drafter, tree, verify and host.
 
     host: the loop, the sampling law and, in plain decoding, its rule. The stopwatches cost some microseconds.
-    Where work is captured no stopwatch fits in: a drafter's levels count as tree, all that moves a cycle on
-    (law, rule, commit, what the proposer learns) as verify.
     """
     watch = Stopwatch(arm.target.device)
     clocked = replace(arm, target=TimedTarget(arm.target, watch))
-    eagle = network(arm.proposer) if arm.target.passes is DIRECT else None
+    eagle = network(arm.proposer)
     if arm.proposer is not None:
         clocked = replace(
             clocked, proposer=TimedProposer(arm.proposer, watch), rule=TimedRule(arm.rule, watch)

@@ -11,9 +11,9 @@ import torch
 from adt_tree.method import Method, build
 from adt_tree.policy import TreeShape
 from adt_tree.roles import Request
-from adt_tree.transfer import to_device
+from adt_tree.tree import to_device
 from eval.gpu_parts import waits, warm_up
-from models.graphs import CudaRecorder, Replays
+from models.graphs import CudaRecorder, GraphRunner
 from models.model import Model
 from tests.loading import load
 from tests.methods import method_of
@@ -65,12 +65,12 @@ def test_a_cycle_waits_once(name: str, graphs: bool, tiny_checkpoint: Path) -> N
 
 def test_captured_results_are_the_callers() -> None:
     by = torch.tensor(2.0, device="cuda")
-    passes, double = Replays(CudaRecorder(), 1), Doubling(by)
+    run, double = GraphRunner(CudaRecorder()), Doubling(by)
     ones = torch.ones(3, device="cuda")
-    one, two = passes(double, (1,), ones), passes(double, (1,), 5 * ones)
-    other = passes(double, (3,), torch.ones(4, device="cuda"))
+    one, two = run(double, 1, ones), run(double, 1, 5 * ones)
+    other = run(double, 3, torch.ones(4, device="cuda"))
     by.fill_(7.0)
-    last = passes(double, (1,), ones)
+    last = run(double, 1, ones)
     assert [x.tolist() for x in (one, two, other, last)] == [[2.0] * 3, [10.0] * 3, [6.0] * 4, [7.0] * 3]
 
 
