@@ -13,7 +13,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from adt_tree.calibrate import Calibration
 from adt_tree.candidates import CandidateCache
 from adt_tree.controls import CONTROLS, Control
 from adt_tree.decode import autoregressive, speculative
@@ -244,12 +243,12 @@ def _proposer(
         drafter = model.drafter(target, shape.depth, shape.width)
         keep_q = method.verify == "rejection" and not method.greedy
         growth = grow_dynamic if static is None else StaticGrowth(static, keep_q, device)
-        return EagleProposer(drafter, sampling, growth, slots, drafter.passes)
+        return EagleProposer(drafter, sampling, growth, slots)
     cache = CandidateCache(model.grid, slots, shape.width, method.seed_cells, model.num_codes, device)
     if method.drafter == "self-draft":
-        return SelfDraftProposer(cache, target.passes)
+        return SelfDraftProposer(cache)
     drafter = model.drafter(target, shape.depth, shape.width)
-    return HybridProposer(drafter, sampling, cache, Calibration(shape.width, device), slots, drafter.passes)
+    return HybridProposer(drafter, sampling, cache, slots)
 
 
 def _rule(model: Model, method: Method, static: StaticTree | None) -> Rule:

@@ -59,8 +59,8 @@ class Noise:
 
 
 class NoiseTable:
-    """The Gumbel noise of the images in flight, drawn once an image: tree after tree asks for that of the
-    same positions.
+    """The Gumbel noise of the images in flight, drawn once per image: tree after tree asks for that of
+    the same positions.
 
     State: fp32 [B, positions, V], nothing where the noise is silent.
     """

@@ -1,4 +1,4 @@
-"""What a run leaves behind: one Step a cycle and image, one Decoded an image."""
+"""What a run leaves behind: one Step per target call and image, one Decoded per image. No torch here."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One cycle of one image."""
+    """One target call of one image: a line of steps.jsonl."""
 
-    position: int  # of the first code the cycle committed
+    position: int  # of the first code the step committed
     row: int
     column: int
-    depth: int  # levels of the tree asked for; 0 in plain AR
+    depth: int  # levels of the tree asked for; 0 in the AR baseline
     width: int
     nodes: int  # drafted nodes scored, root excluded
-    accepted: int  # draft codes accepted; the cycle committed one more
-    ms: float  # wall clock of the cycle, shared by all images in flight
+    accepted: int  # draft codes accepted; the step committed one more
+    ms: float  # wall clock of the step, shared by all images in flight
+    top1: list[float] = field(default_factory=list)  # probability of the likeliest code, by position
 
 
 @dataclass(slots=True)
 class Decoded:
-    """One finished image."""
+    """One image, finished or on its way."""
 
     name: str
     seed: int
@@ -33,7 +34,7 @@ class Decoded:
 
     @property
     def tau(self) -> float:
-        """Codes committed a target call: mean of accepted + 1 over cycles."""
+        """Codes committed per target call: mean of accepted + 1 over steps."""
         return _mean([step.accepted + 1 for step in self.steps])
 
     @property
@@ -43,7 +44,7 @@ class Decoded:
 
     @property
     def mean_nodes(self) -> float:
-        """Mean drafted nodes a cycle."""
+        """Mean drafted nodes per target call."""
         return _mean([step.nodes for step in self.steps])
 
 

@@ -31,7 +31,7 @@ class Relaxation:
             )
 
     def aggregate(self, p: Tensor, codes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What each drafted code may borrow under the law it is tested against.
+        """What each drafted code may borrow under the distribution it is tested against.
 
         p [..., V] fp32, codes [...] int64. Returns neighbours [..., K], admissible [..., K] bool (a prefix)
         and the mass S_j* [...]. K is k, but one column that is never admissible stands for k = 0.

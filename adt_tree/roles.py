@@ -1,7 +1,11 @@
-"""Who plays: the protocols by which the loop knows its target, drafter and proposer.
+"""Who plays: the protocols by which the loop knows its target, its drafter and its proposer.
 
-Dimensions: G guidance branches, B images in flight (slots), N nodes, A path slots, V codes, D features.
-Codes are codebook ids everywhere; a target maps them to the token ids of its model.
+A model family is a Target (and a Drafter); a way of drafting is a Proposer. Codes are codebook ids
+everywhere; a target maps them to the token ids of its model. All images in flight share each forward pass:
+row b of every tensor is slot b. What the protocols call `committed` is known to the host: the image codes in
+each slot's prefix, 0 of idle slots. It bounds what attention reads without waiting for the device.
+
+Dimensions: G guidance branches, B images in flight (slots), N nodes, A path nodes, V codes, D features.
 """
 
 from __future__ import annotations
@@ -14,19 +18,17 @@ import torch
 from torch import Tensor
 
 from adt_tree.grid import Grid
-from adt_tree.passes import Passes
 from adt_tree.policy import TreeShape
-from adt_tree.tree import DraftTree
+from adt_tree.tree import BatchShapes, DraftTree
 from adt_tree.verify import Verdict
 
-# The noise [B, levels, V] of so many levels below the roots: row l is that of level l + 1.
-Below = Callable[[int], Tensor]
+# levels -> the noise [B, levels, V] of so many levels below the roots: row l is that of level l + 1
+NoiseBelow = Callable[[int], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One image to make. prompt is whatever the target's own text side produced; the loop passes it
-    through."""
+    """One image to make. prompt is what the target's own text side produced; the loop passes it through."""
 
     name: str
     prompt: Any
@@ -35,8 +37,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """What a prefill leaves for the first code: logits [G, V] fp32, and the features [T_g, D] of every
-    branch."""
+    """What a prefill leaves for the first code: logits [G, V] fp32, and features [T_g, D] of every branch."""
 
     logits: Tensor
     features: Sequence[Tensor]
@@ -48,65 +49,55 @@ class Scored:
 
     logits: Tensor
     features: Tensor
-    rows: Any = None  # what else the target needs to commit a path of this tree: tensors, see adt_tree.passes
 
 
 class Target(Protocol):
-    """The model whose law is sampled. Row b of every tensor is slot b; all slots share each forward pass."""
+    """The model whose distribution is sampled."""
 
     grid: Grid
     num_codes: int
     slots: int
     device: torch.device
-    passes: Passes  # who runs the work on this device
 
     def prefill(self, slot: int, prompt: Any) -> Prefix:
         """Forget the slot's image and commit the prompt."""
 
     def forward(self, tree: DraftTree, committed: Sequence[int]) -> Scored:
-        """Score every node; committed: the image codes of each slot's prefix, 0 of idle ones (known to the
-        host: they limit what attention reads)."""
+        """Score every node of the trees in one pass."""
 
-    def commit(self, verdict: Verdict, scored: Scored) -> None:
+    def commit(self, tree: DraftTree, verdict: Verdict) -> None:
         """Append the accepted path of the tree just scored, root first, to each slot's prefix, in place."""
 
     def release(self, slot: int) -> None:
-        """Empty an idle slot: until the next prefill it takes part in passes as an image of its own,
-        unread."""
+        """Empty an idle slot: until the next prefill it takes part in passes, unread."""
 
 
 class Drafter(Protocol):
     """The network of EAGLE: predicts features, and codes through the target's head."""
 
     device: torch.device
-    passes: Passes
-    deepest: int  # levels of the largest tree there is room for
 
     def prefill(self, slot: int, prompt: Any, prefix: Prefix) -> None:
         """Forget the slot's image and take in the prompt, but for its last feature, which pairs with the
         first code."""
 
     def release(self, slot: int) -> None:
-        """As Target.release."""
+        """Empty an idle slot."""
 
     def extend(
         self, features: Tensor, codes: Tensor, count: Tensor, committed: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
         """Commit pairs (feature at p [G, B, A, D], code at p + 1 [B, A]), `count` [B] of them valid; return
-        logits [G, B, V] fp32 and feature [G, B, D] at the last valid pair. committed: as Target.forward."""
+        logits [G, B, V] fp32 and feature [G, B, D] at the last valid pair."""
 
-    def expand(
-        self, codes: Tensor, features: Tensor, ancestors: Tensor, depth: int, reach: int
-    ) -> tuple[Tensor, Tensor]:
+    def expand(self, codes: Tensor, features: Tensor, ancestors: Tensor, depth: int) -> tuple[Tensor, Tensor]:
         """Run W tree nodes a slot: codes [B, W], their parents' features [G, B, W, D], ancestors [B, W, E]
-        over all nodes expanded since extend, these last; depth levels below the root's children. No slot
-        has committed more than `reach` codes. Returns logits [G, B, W, V] fp32 and features [G, B, W, D]."""
+        over all nodes expanded since extend, these last; depth levels below the root's children. Returns
+        logits [G, B, W, V] fp32 and features [G, B, W, D]."""
 
 
 class Proposer(Protocol):
     """Who drafts. The loop does not know which."""
-
-    passes: Passes  # who runs what moves it on: observe(), and what goes before in a cycle
 
     def calls(self, shape: TreeShape) -> int:
         """Drafter passes that a tree of this shape takes, whatever its company in the batch."""
@@ -115,15 +106,13 @@ class Proposer(Protocol):
         """A new image takes the slot; code [] is its first."""
 
     def release(self, slot: int) -> None:
-        """As Target.release."""
+        """Empty an idle slot."""
 
     def propose(
-        self, shapes: Sequence[TreeShape], roots: Tensor, below: Below, committed: Sequence[int]
+        self, shapes: BatchShapes, last_codes: Tensor, noise_below: NoiseBelow, committed: Sequence[int]
     ) -> DraftTree:
-        """A tree per slot below roots [B]; committed: as Target.forward."""
+        """A tree per slot below last_codes [B]."""
 
-    def observe(
-        self, tree: DraftTree, log_p: Tensor, perturbed: Tensor, features: Tensor, verdict: Verdict
-    ) -> None:
-        """Take in what was accepted: log_p [B, N, V], the same under the noise of the nodes' positions, and
-        the target's features [G, B, N, D] at every node. What it keeps it writes in place."""
+    def observe(self, tree: DraftTree, perturbed: Tensor, features: Tensor, verdict: Verdict) -> None:
+        """Learn from what was accepted. perturbed [B, N, V]: log p under the noise of each node's position;
+        features [G, B, N, D]: the target's at every node."""

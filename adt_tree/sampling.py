@@ -1,4 +1,4 @@
-"""From logits to the law that is sampled: guidance, temperature, top-k, top-p. The only definition of each.
+"""From logits to the distribution that is sampled: guidance, temperature, top-k, top-p, each defined once.
 
 Dimensions: G guidance branches (2: conditional, unconditional; 1: no guidance), V codes.
 """
@@ -13,7 +13,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """The sampling law. temperature 0 is greedy; top_k 0, top_p 1 and guidance 1 switch their step off."""
+    """What is sampled. temperature 0 is greedy; top_k 0, top_p 1 and guidance 1 switch their step off."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -31,7 +31,7 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        """Whether the law is the argmax; the published code draws that line at 1e-5."""
+        """Whether the argmax is taken; the published code draws that line at 1e-5."""
         return self.temperature <= 1e-5
 
     @property
@@ -70,7 +70,7 @@ def keep_top_p(logits: Tensor, top_p: float) -> Tensor:
 def log_probs(logits: Tensor, sampling: Sampling) -> Tensor:
     """log p = log softmax(filter(guided / T)) in fp32, [..., V] from logits [G, ..., V].
 
-    At temperature 0 the filters are void and log softmax(guided) is returned: its argmax is the law, and its
+    At temperature 0 the filters are void and log softmax(guided) is returned: its argmax is taken, and its
     values are the confidences by which trees grow and relaxation is measured (LANTERN, greedy).
     """
     guided = guide(logits.float(), sampling.guidance)

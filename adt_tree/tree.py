@@ -1,9 +1,8 @@
-"""Draft trees as arrays: topology, ancestor masks, the static trees of EAGLE-1 and the selection step of
-EAGLE-2.
+"""Draft trees as arrays: shapes, ancestor masks, the static trees of EAGLE-1, the selection step of EAGLE-2.
 
-Dimensions: B images, N nodes (root included), P pool candidates, V codes. Node 0 is the root: the last
-committed code, not yet seen by the target. Parents precede children. Rows shorter than N are padded with
-invalid leaves.
+All trees of a batch are one set of tensors, so that no step loops over images or nodes. Node 0 is the root:
+the last committed code, not yet seen by the target. Parents precede children. Rows shorter than N are padded
+with invalid leaves. Dimensions: B images, N nodes (root included), P pool candidates, V codes.
 """
 
 from __future__ import annotations
@@ -13,6 +12,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from adt_tree.policy import TreeShape
 
 Paths = Sequence[Sequence[int]]  # a static tree: each node as its path of child ranks from the root
 
@@ -39,6 +40,38 @@ NAIVE_EXTEND_57 = _paths("""
 """)
 
 
+def to_device(values: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """Numbers the host knows -> an int64 tensor on the device, without waiting for it.
+
+    From ordinary memory the copy to a CUDA device would wait for all that is queued there; from pinned memory
+    it takes its turn behind it, and the host goes on.
+    """
+    pinned = torch.tensor(values, dtype=torch.int64, pin_memory=device.type == "cuda")
+    return pinned.to(device, non_blocking=True)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchShapes:
+    """The tree shapes of all images in flight: their bounds on the host, each image's own on the device."""
+
+    depth: int  # the greatest of all images
+    width: int
+    budget: int
+    limits: Tensor  # [B, 3] int64: each image's depth, width and budget
+
+    @staticmethod
+    def of(shapes: Sequence[TreeShape], device: torch.device) -> BatchShapes:
+        """One shape an image."""
+        limits = [(shape.depth, shape.width, shape.budget) for shape in shapes]
+        depth, width, budget = map(max, zip(*limits, strict=True))
+        return BatchShapes(depth, width, budget, to_device(limits, device))
+
+    @property
+    def empty(self) -> bool:
+        """Whether no image drafts anything."""
+        return min(self.depth, self.width, self.budget) == 0
+
+
 @dataclass(frozen=True, slots=True)
 class DraftTree:
     """One tree an image, padded to N nodes."""
@@ -50,12 +83,9 @@ class DraftTree:
     valid: Tensor  # [B, N] bool
     depth: int  # bound on depths known to the host
     width: int  # bound on the children of one node known to the host
-    q: Tensor | None = (
-        None  # [B, N, V] the law a node's children were drawn from; None: deterministic candidates
-    )
-    bins: Tensor | None = None  # [B, N] int64: a node's calibration bin; None: nobody calibrates
-    guesses: Tensor | None = None  # [B, W] int64: the best first code by each of hybrid.WEIGHTS
-    tail: int | None = None  # every path is nodes 0, 1, 2, ... but for its last `tail`; None: any nodes
+    q: Tensor | None = None  # [B, N, V] what a node's children were drawn from; None: deterministic drafts
+    confidence: Tensor | None = None  # [B, N] the drafter's log-confidence in the path down to each node
+    leafy_chain: bool = False  # nodes 0, 1, 2, ... are a chain, all others leaves that hang from it
 
     @property
     def nodes(self) -> int:
@@ -82,24 +112,24 @@ def ancestor_mask(parents: Tensor, depth: int) -> Tensor:
     tree."""
     nodes = parents.shape[1]
     eye = torch.eye(nodes, device=parents.device)
-    reach = (eye + torch.nn.functional.one_hot(parents, nodes)).clamp(max=1)
-    for _ in range(max(depth - 1, 0).bit_length()):  # reach covers 1, 2, 4, ... steps
-        reach = (reach @ reach).clamp(max=1)
-    return reach > 0
+    above = (eye + torch.nn.functional.one_hot(parents, nodes)).clamp(max=1)
+    for _ in range(max(depth - 1, 0).bit_length()):  # squaring covers 1, 2, 4, ... steps up
+        above = (above @ above).clamp(max=1)
+    return above > 0
 
 
-def leaves_mask(parents: Tensor) -> Tensor:
-    """ancestor_mask() of a chain in node order that leaves hang from: what is above a node is its parent and
-    all before it."""
+def leafy_chain_mask(parents: Tensor) -> Tensor:
+    """ancestor_mask() of a chain in node order that leaves hang from: above a node is its parent and all
+    before it."""
     number = torch.arange(parents.shape[1], device=parents.device)
     return (number <= parents[..., None]) | torch.eye(len(number), dtype=torch.bool, device=parents.device)
 
 
 def root_only_tree(codes: Tensor) -> DraftTree:
-    """Trees of the root alone, codes [B]: what plain AR feeds the target."""
+    """Trees of the root alone, codes [B]: what the AR baseline feeds the target."""
     zero = torch.zeros_like(codes)[:, None]
-    seen = torch.ones_like(zero, dtype=torch.bool)
-    return DraftTree(codes[:, None], zero, zero, seen[..., None], seen, depth=0, width=0, tail=0)
+    true = torch.ones_like(zero, dtype=torch.bool)
+    return DraftTree(codes[:, None], zero, zero, true[..., None], true, depth=0, width=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,36 +152,32 @@ class Pool:
         )
 
 
-def select(pool: Pool, budget: Tensor, roots: Tensor, bounds: tuple[int, int, int]) -> DraftTree:
-    """Keep the best `budget` candidates of a pool as a tree (EAGLE-2, re-ranking).
-
-    Ties keep pool order, so the kept set is closed under parents. budget [B]: nodes without the root.
-    roots [B]. bounds: (largest budget, depth, width).
-    """
+def select(pool: Pool, shapes: BatchShapes, last_codes: Tensor) -> DraftTree:
+    """Keep the best `budget` candidates of every image's pool as a tree below last_codes [B] (EAGLE-2,
+    re-ranking). Ties keep pool order, so the kept set is closed under parents."""
     images, size = pool.scores.shape
-    most, depth, width = bounds
-    kept = min(most, size)
+    kept = min(shapes.budget, size)
     order = pool.scores.sort(dim=1, descending=True, stable=True)
-    rank = torch.arange(kept, device=roots.device)
-    usable = (rank < budget[:, None]) & order.values[:, :kept].isfinite()
+    rank = torch.arange(kept, device=last_codes.device)
+    usable = (rank < shapes.limits[:, 2:]) & order.values[:, :kept].isfinite()
     chosen = order.indices[:, :kept].masked_fill(~usable, size).sort(dim=1).values
     valid = chosen < size
     index = chosen.clamp(max=size - 1)
-    node_of = pool.scores.new_zeros(
-        (images, size + 2), dtype=torch.int64
-    )  # column 0: the root; the last: padding
+    # Which node a pool entry became: column 0 is the root's, the last one takes padding.
+    node_of = pool.scores.new_zeros((images, size + 2), dtype=torch.int64)
     node_of.scatter_(1, chosen + 1, (rank + 1).expand(images, -1))
     above = node_of.gather(1, pool.parents.gather(1, index) + 1).masked_fill(~valid, 0)
-    first = torch.zeros_like(roots)[:, None]
-    all_parents = torch.cat((first, above), dim=1)
+    first = torch.zeros_like(last_codes)[:, None]
+    parents = torch.cat((first, above), dim=1)
     return DraftTree(
-        codes=torch.cat((roots[:, None], pool.codes.gather(1, index).masked_fill(~valid, 0)), dim=1),
-        parents=all_parents,
+        codes=torch.cat((last_codes[:, None], pool.codes.gather(1, index).masked_fill(~valid, 0)), dim=1),
+        parents=parents,
         depths=torch.cat((first, pool.depths[index].masked_fill(~valid, 1)), dim=1),
-        ancestors=ancestor_mask(all_parents, depth),
+        ancestors=ancestor_mask(parents, shapes.depth),
         valid=torch.cat((torch.ones_like(first, dtype=torch.bool), valid), dim=1),
-        depth=depth,
-        width=width,
+        depth=shapes.depth,
+        width=shapes.width,
+        confidence=torch.cat((first.float(), pool.scores.gather(1, index)), dim=1),
     )
 
 

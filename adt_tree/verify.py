@@ -1,5 +1,7 @@
-"""Tree + laws -> accepted path and next code. Every rule is vectorised over images and nodes and never
-reads back.
+"""Verification: a tree and the target's distribution at every node -> accepted path and next code.
+
+Every rule is vectorised over images and nodes and never reads back: a node is accepted or not, all at once,
+and the path is what hangs together from the root.
 
 Dimensions: B images, N nodes, V codes, A path slots (DraftTree.longest), K neighbours.
 """
@@ -29,7 +31,6 @@ class Verdict:
     path: Tensor  # [B, A] int64: nodes walked, the root first; beyond count: anything valid as an index
     count: Tensor  # [B] int64, >= 1: nodes on the path, the root included
     codes: Tensor  # [B, A] int64: codes[:, j] follows path node j; the last valid one is recovered or bonus
-    tail: int | None = None  # path[:, j] = j but for the last `tail` nodes walked; None: anywhere
 
 
 class Rule(Protocol):
@@ -66,7 +67,7 @@ def _walk(tree: DraftTree, alive: Tensor, choice: Tensor) -> Verdict:
     follow = tree.codes.gather(1, path).roll(-1, dims=1)
     last = (count - 1)[:, None]
     codes = follow.scatter(1, last, choice.gather(1, path.gather(1, last)))
-    return Verdict(path, count, codes, tree.tail)
+    return Verdict(path, count, codes)
 
 
 def accepted_nodes(tree: DraftTree, verdict: Verdict) -> Tensor:
@@ -74,15 +75,6 @@ def accepted_nodes(tree: DraftTree, verdict: Verdict) -> Tensor:
     slot = torch.arange(verdict.path.shape[1], device=verdict.path.device)
     path = verdict.path.masked_fill(slot >= verdict.count[:, None], 0)
     return torch.zeros_like(tree.valid).scatter_(1, path, True)
-
-
-def reached_nodes(tree: DraftTree, verdict: Verdict) -> tuple[Tensor, Tensor]:
-    """(reached, accepted) [B, N] bool: the drafted nodes whose parent was accepted, so that their own fate is
-    known, and those of them that were accepted too. Neither holds the root or padding."""
-    alive = accepted_nodes(tree, verdict)
-    reached = alive.gather(1, tree.parents) & tree.valid
-    reached[:, 0] = False
-    return reached, reached & alive
 
 
 class Coupled:
@@ -104,7 +96,7 @@ class Coupled:
     def __call__(
         self, tree: DraftTree, log_p: Tensor, perturbed: Tensor, seeds: Tensor, positions: Tensor
     ) -> Verdict:
-        """See Rule."""
+        """Accept children that carry their parent's choice."""
         choice = perturbed.argmax(dim=-1)
         wanted = choice.gather(1, tree.parents)
         if self.relaxation is None:
@@ -121,7 +113,7 @@ class Coupled:
         far = near.shape[-1] + 1
         rank = torch.where(match.any(dim=-1), match.int().argmax(dim=-1) + 1, far)
         rank = rank.masked_fill(tree.codes == wanted, 0).masked_fill(~tree.valid, far)
-        # One child a parent: the least rank, then the earliest node.
+        # One child per parent: the least rank, then the earliest node.
         nodes = tree.nodes
         key = rank * nodes + torch.arange(nodes, device=rank.device)
         key[:, 0] = far * nodes  # the root is nobody's child
@@ -130,7 +122,8 @@ class Coupled:
 
 
 class GreedyRelaxed:
-    """LANTERN at temperature 0 as published: x passes iff p(x) + S_j* makes it the mode of its parent's law.
+    """LANTERN at temperature 0 as published: x passes iff p(x) + S_j* makes it the mode of its parent's
+    distribution.
 
     p = softmax of the unfiltered guided logits. Several children of a node may pass: the longest path wins,
     at ties the one whose leaf comes first in `leaf_order` (the released code's candidate rows). The next
@@ -149,7 +142,7 @@ class GreedyRelaxed:
     def __call__(
         self, tree: DraftTree, log_p: Tensor, perturbed: Tensor, seeds: Tensor, positions: Tensor
     ) -> Verdict:
-        """See Rule."""
+        """Accept children that overtake the mode with the mass they borrow."""
         choice = log_p.argmax(dim=-1)
         mode = choice.gather(1, tree.parents)
         above = rows_at(log_p.exp(), tree.parents)
@@ -171,9 +164,8 @@ class GreedyRelaxed:
         order = number if self.static_order is None else self.static_order[:nodes]  # the last trees are cut
         inner = torch.zeros_like(alive).scatter(1, tree.parents[:, 1:], True)
         row = order.expand_as(alive).masked_fill(inner | ~tree.valid, nodes)
-        first = (
-            row[:, :, None].masked_fill(~tree.ancestors, nodes).amin(dim=1)
-        )  # over the leaves below each node
+        # Over the leaves below each node.
+        first = row[:, :, None].masked_fill(~tree.ancestors, nodes).amin(dim=1)
         key = (tree.depth - tree.depths) * (nodes + 1) + first
         return key.masked_fill(~alive, (tree.depth + 1) * (nodes + 1)).argmin(dim=1)
 
@@ -186,8 +178,8 @@ class Rejection:
     rejection p(x) <- 0. Nothing accepted: the next code is drawn from the residual; path exhausted: from p
     at the leaf. LANTERN: accept with (p(x) + S_j*) / q(x); a rejection takes the mass of A(x), and only
     that, from the residual. reference=True keeps the released code's arithmetic instead (its k + 1 zeroing,
-    in q for static trees, and a uniform residual where nothing is left). Randomness: one uniform a node and
-    one Gumbel vector an image, keyed by the root's position on streams of their own.
+    in q for static trees, and a uniform residual where nothing is left). Randomness: one uniform per node and
+    one Gumbel vector per image, keyed by the root's position on streams of their own.
     """
 
     def __init__(
@@ -205,15 +197,15 @@ class Rejection:
     def __call__(
         self, tree: DraftTree, log_p: Tensor, perturbed: Tensor, seeds: Tensor, positions: Tensor
     ) -> Verdict:
-        """See Rule."""
+        """Accept children by one uniform each."""
         chances = uniform(seeds, positions[:, None], tree.nodes, ACCEPT)[:, 0].float()
         hit, residual = self.judge(tree, log_p.exp(), chances)
         noise = self._residual_noise.gumbel(seeds, positions[:, None])
         return verdict_from_hits(tree, hit, (residual.log() + noise).argmax(dim=-1))
 
     def judge(self, tree: DraftTree, p: Tensor, chances: Tensor) -> tuple[Tensor, Tensor]:
-        """Accepted nodes hit [B, N] and the law [B, N, V] left at each node after its children, from p [B,
-        N, V] and one uniform a node, chances [B, N]. Deterministic given these."""
+        """Accepted nodes hit [B, N] and the distribution [B, N, V] left at each node after its children, from
+        p [B, N, V] and one uniform per node, chances [B, N]. Deterministic given these."""
         hit = torch.zeros_like(tree.valid)
         hit[:, 0] = True
         residual, q = p, tree.q
@@ -224,7 +216,7 @@ class Rejection:
             chance = residual.gather(-1, code)[..., 0] + mass
             if q is not None:
                 drawn = q.gather(-1, code)[..., 0]
-                exists = exists & (drawn > 0)  # passed over whatever was drawn, so no law changes
+                exists = exists & (drawn > 0)  # passed over whatever was drawn, so no distribution changes
                 chance = chance / drawn.clamp_min(TINY)
             accepted = exists & ~done & (chances.gather(1, child) <= chance)
             hit |= torch.zeros_like(hit).scatter(1, child, accepted)
@@ -256,7 +248,7 @@ class Rejection:
         return (p - q).clamp_min(0.0).masked_fill(merged, 0.0)
 
     def _exclude(self, q: Tensor, code: Tensor) -> Tensor:
-        """The law of the next draw without replacement: q [B, N, V] without x = code [B, N, 1].
+        """The distribution of the next draw without replacement: q [B, N, V] without x = code [B, N, 1].
 
         All zero where fp32 no longer holds the proportions of what is left: such draws are passed over.
         """
@@ -264,10 +256,10 @@ class Rejection:
         total = without.sum(-1, keepdim=True)
         return torch.where(total > LEAST, without / total.clamp_min(LEAST), 0.0)
 
-    def _renormalise(self, left: Tensor, law: Tensor) -> Tensor:
-        """left / sum; where nothing is left, the node's own law (reference: uniform over everything)."""
+    def _renormalise(self, left: Tensor, own: Tensor) -> Tensor:
+        """left / sum; where nothing is left, the node's own distribution (reference: uniform)."""
         total = left.sum(dim=-1, keepdim=True)
-        empty = torch.full_like(law, 1 / law.shape[-1]) if self.reference else law
+        empty = torch.full_like(own, 1 / own.shape[-1]) if self.reference else own
         return torch.where(total > 0, left / total.clamp_min(TINY), empty)
 
 

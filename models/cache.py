@@ -13,15 +13,13 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class AttentionMetadata:
     """Where one pass of N nodes a row lies in the cache, and what each node may attend to."""
 
-    places: Tensor  # [R * N, 2 * H] int64: where each node's keys and values go, all slots laid end to end
+    slots: Tensor  # [R * N, 2 * H] int64: where each node's keys and values go, in the flat view of a layer
     positions: Tensor  # [R, N] int64: rotary position
-    mask: (
-        Tensor  # [R, 1, N, context] additive, in the cache's dtype: 0 where a node may attend, -inf elsewhere
-    )
-    context: int  # slots read: no node attends beyond
+    mask: Tensor  # [R, 1, N, context_len] additive: 0 where a node may attend, -inf elsewhere
+    context_len: int  # slots read: no node attends beyond
 
 
 class KVCache:
@@ -93,55 +91,59 @@ class KVCache:
         for counter in self._counters:
             counter += count - padding
 
-    def span(self, depths: Tensor, ancestors: Tensor, reach: int, offset: int = 0) -> Span:
-        """Place N nodes behind the committed prefix: node n goes to slot length + offset + n.
+    def metadata(self, depths: Tensor, ancestors: Tensor, max_length: int) -> AttentionMetadata:
+        """Place N nodes behind the committed prefix and M - N nodes of earlier passes over the same tree.
 
         depths [R, N] int64: rotary position relative to the next node's.
         ancestors [R, N, M] bool: node n attends to the whole prefix and to slot length + m where
-        ancestors[., n, m]. reach: a bound on length known to the host, so that reading it needs no
-        synchronisation. Raises ValueError if the nodes do not fit behind `reach` committed slots.
+        ancestors[., n, m]; the nodes themselves are the last N of M. max_length: a bound on length known to
+        the host, so that reading it needs no synchronisation. Raises ValueError if the nodes do not fit
+        behind max_length committed slots.
         """
         nodes, tree_slots = ancestors.shape[1:]
-        context = reach + max(tree_slots, offset + nodes)
-        if context > self.capacity:
-            raise ValueError(f"the cache has {self.capacity} slots a row, {context} are needed")
+        context_len = max_length + tree_slots
+        if context_len > self.capacity:
+            raise ValueError(f"the cache has {self.capacity} slots a row, {context_len} are needed")
         length, columns = self.length[:, None], self._columns
         # SDPA would turn a boolean mask into this additive one in every layer; once a pass is enough.
-        mask = torch.zeros(*ancestors.shape[:2], context, dtype=self.store.dtype, device=ancestors.device)
-        mask.masked_fill_((columns[:context] >= length)[:, None], float("-inf"))
-        above = torch.zeros(ancestors.shape, dtype=mask.dtype, device=mask.device)
-        above.masked_fill_(~ancestors, float("-inf"))
-        # An idle row, which nobody reads, may be longer than `reach`.
-        behind = (length + columns[:tree_slots]).clamp(max=context - 1)
-        mask.scatter_(2, behind[:, None].expand(-1, nodes, -1), above)
-        slots = length + offset + columns[:nodes]
-        return Span(self._places(slots), self.position[:, None] + depths, mask[:, None], context)
+        mask = torch.zeros(*ancestors.shape[:2], context_len, dtype=self.store.dtype, device=ancestors.device)
+        mask.masked_fill_((columns[:context_len] >= length)[:, None], float("-inf"))
+        tree_mask = torch.zeros(ancestors.shape, dtype=mask.dtype, device=mask.device)
+        tree_mask.masked_fill_(~ancestors, float("-inf"))
+        # An idle row, which nobody reads, may be longer than max_length.
+        behind = (length + columns[:tree_slots]).clamp(max=context_len - 1)
+        mask.scatter_(2, behind[:, None].expand(-1, nodes, -1), tree_mask)
+        slots = self._flat_slots(length + columns[tree_slots - nodes : tree_slots])
+        return AttentionMetadata(slots, self.position[:, None] + depths, mask[:, None], context_len)
 
-    def write(self, layer: int, span: Span, kv: Tensor) -> tuple[Tensor, Tensor]:
-        """Store kv [R * N, 2, H, E] at the span's places; return the keys and values [R, H, context, E] in
+    def write(self, layer: int, meta: AttentionMetadata, kv: Tensor) -> tuple[Tensor, Tensor]:
+        """Store kv [R * N, 2, H, E] at the pass's slots; return the keys and values [R, H, context_len, E] in
         view."""
         flat, key, value = self._layers[layer]
-        flat.index_put_((span.places,), kv.flatten(1, 2))
-        return key.narrow(2, 0, span.context), value.narrow(2, 0, span.context)
+        flat.index_put_((meta.slots,), kv.flatten(1, 2))
+        return key.narrow(2, 0, meta.context_len), value.narrow(2, 0, meta.context_len)
 
-    def commit(self, path: Tensor, count: Tensor, tail: int | None = None) -> None:
+    def commit(self, path: Tensor, count: Tensor, leafy_chain: bool = False) -> None:
         """Make the tree nodes path[r, :count[r]] the continuation of row r's prefix, in place.
 
-        path [R, A] int64, strictly increasing along the accepted part, path[r, j] >= j; entries beyond count
-        are ignored by every later pass. count [R] int64. Slots length + path[j] move to length + j; with a
-        tail all but the last `tail` of the path are there already.
+        path [R, A] int64, strictly increasing along the accepted part, path[r, 0] = 0; entries beyond count
+        are ignored by every later pass. count [R] int64. Slots length + path[j] move to length + j. The root
+        is there already; of a leafy chain (DraftTree) all but the last accepted node are, and moving that one
+        alone is several times cheaper.
         """
-        if tail != 0:
-            place = self._columns[: path.shape[1]]
-            if tail is not None:
-                place = (count[:, None] - 1 - self._columns[:tail]).clamp(min=0)
+        if path.shape[1] > 1:
+            place = self._columns[1 : path.shape[1]]
+            if leafy_chain:
+                place = count[:, None] - 1
                 path = path.gather(1, place)
+            else:
+                path = path[:, 1:]
             length = self.length[:, None]
-            moved = self._flat.index_select(1, self._places(length + path).flatten())
-            self._flat.index_copy_(1, self._places(length + place).flatten(), moved)
+            moved = self._flat.index_select(1, self._flat_slots(length + path).flatten())
+            self._flat.index_copy_(1, self._flat_slots(length + place).flatten(), moved)
         for counter in self._counters:
             counter += count
 
-    def _places(self, slots: Tensor) -> Tensor:
+    def _flat_slots(self, slots: Tensor) -> Tensor:
         """[R * N, 2 * H] int64: slots [R, N] of each row for all its heads, in the flat view of a layer."""
         return (self._starts + slots[..., None]).flatten(0, 1)

@@ -1,7 +1,7 @@
 """A decoder over several devices: consecutive layers a device, each with the part of the cache it uses.
 
 The first device is home: embedding, norm and head stay there, and whoever runs the decoder sees it alone.
-Between devices go the features of a pass and its span, once each way.
+Between devices go the features of a pass and its attention metadata, once each way.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from models.cache import KVCache, Span
+from models.cache import AttentionMetadata, KVCache
 from models.checkpoint.meta_init import on_meta
 from models.errors import CheckpointError
 from models.packed import cache_dtype
@@ -26,13 +26,16 @@ class Stage(nn.Module):
         super().__init__()
         self.blocks, self.device, self.after = nn.ModuleList(blocks), device, after
 
-    def forward(self, x: Tensor, turn: Tensor, layer: int, cache: SpreadCache, span: Span) -> Tensor:
+    def forward(
+        self, x: Tensor, turn: Tensor, layer: int, cache: SpreadCache, meta: AttentionMetadata
+    ) -> Tensor:
         """As Block.forward; layer counts stages."""
-        place, part = self.device, cache.parts[layer]
+        place, stage_cache = self.device, cache.parts[layer]
         x, turn = x.to(place), turn.to(place)
-        own = Span(span.places.to(place), span.positions.to(place), span.mask.to(place), span.context)
+        slots, positions, mask = (part.to(place) for part in (meta.slots, meta.positions, meta.mask))
+        own = AttentionMetadata(slots, positions, mask, meta.context_len)
         for number, block in enumerate(self.blocks):
-            x = block(x, turn, number, part, own)
+            x = block(x, turn, number, stage_cache, own)
         return x.to(self.after)
 
 
@@ -63,12 +66,12 @@ class SpreadCache:
         for part in self.parts:
             part.begin(count, padding)
 
-    def span(self, depths: Tensor, ancestors: Tensor, reach: int, offset: int = 0) -> Span:
-        return self.parts[0].span(depths, ancestors, reach, offset)
+    def metadata(self, depths: Tensor, ancestors: Tensor, max_length: int) -> AttentionMetadata:
+        return self.parts[0].metadata(depths, ancestors, max_length)
 
-    def commit(self, path: Tensor, count: Tensor, tail: int | None = None) -> None:
+    def commit(self, path: Tensor, count: Tensor, leafy_chain: bool = False) -> None:
         for part in self.parts:
-            part.commit(path.to(part.length.device), count.to(part.length.device), tail)
+            part.commit(path.to(part.length.device), count.to(part.length.device), leafy_chain)
 
 
 def spread(decoder: Decoder, devices: Sequence[torch.device]) -> Decoder:

@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.profiler import record_function
 
 from adt_tree.roles import Prefix
-from models.cache import KVCache, Span
+from models.cache import AttentionMetadata, KVCache
 from models.checkpoint.folder import read_config, read_fields
 from models.checkpoint.meta_init import build, expected, require
 from models.checkpoint.weights import read_weights
@@ -55,10 +56,10 @@ class DrafterNet(nn.Module):
             self.rotary = self.rotary.to(positions.device)
         return self.rotary[positions].unsqueeze(2)
 
-    def forward(self, tokens: Tensor, features: Tensor, cache: KVCache, span: Span) -> Tensor:
-        """Predicted features [R, N, D] of pairs placed in the cache by span."""
-        x, turn = self.fuse(tokens, features), self.turn(span.positions)
-        return self.block(x.flatten(0, 1), turn.flatten(0, 1), 0, cache, span).view_as(x)
+    def forward(self, tokens: Tensor, features: Tensor, cache: KVCache, meta: AttentionMetadata) -> Tensor:
+        """Predicted features [R, N, D] of pairs placed in the cache by meta."""
+        x, turn = self.fuse(tokens, features), self.turn(meta.positions)
+        return self.block(x.flatten(0, 1), turn.flatten(0, 1), 0, cache, meta).view_as(x)
 
     def causal(self, tokens: Tensor, features: Tensor) -> Tensor:
         """Predicted features [R, T, D]: at p from (feature at p, token at p + 1) and all before; position
@@ -132,7 +133,7 @@ def load_drafter(
 
 
 class EagleDrafter:
-    """See adt_tree.roles.Drafter: the network with its own preallocated cache, beside one target's slots.
+    """The Drafter of a network: with its own preallocated cache, beside one target's slots.
 
     Guidance lives inside: both branches run, each on its own features, with the same codes. Entry p of the
     cache is the pair (feature at p, token at p + 1), or as `token_shift` has it: a row is one entry shorter
@@ -150,7 +151,8 @@ class EagleDrafter:
         """max_depth, max_width: of the largest tree; they size the scratch behind the committed entries.
         token_shift: one of models.spec.TOKEN_SHIFTS."""
         self.net, self.target = net, target
-        self.device, self.passes, self.deepest = target.device, target.passes, max_depth
+        self.device = target.device
+        self._most_committed = 0  # codes in any slot's prefix at the last extend()
         self.token_shift = make_token_shift(token_shift, target.slots, target.first_code, target.device)
         config = net.config
         scratch = max(max_depth + 1, max_depth * max_width)
@@ -168,61 +170,61 @@ class EagleDrafter:
         )
 
     def prefill(self, slot: int, prompt: EncodedPrompt, prefix: Prefix) -> None:
-        """See Drafter."""
+        """Take in the prompt: every feature but the last pairs with the token behind it."""
         for branch, features in enumerate(prefix.features):
             tokens = self.token_shift.prompt(slot, prompt.tokens(branch))
             cache = self.cache.row(branch * self.target.slots + slot)
             cache.clear()
             if tokens:
                 order = torch.arange(len(tokens), device=self.device)[None]
-                span = cache.span(order, chain_mask(len(tokens), self.device), reach=0)
-                self.net(torch.tensor([tokens], device=self.device), features[None, :-1], cache, span)
+                meta = cache.metadata(order, chain_mask(len(tokens), self.device), max_length=0)
+                self.net(torch.tensor([tokens], device=self.device), features[None, :-1], cache, meta)
                 cache.begin(len(tokens))
 
     def release(self, slot: int) -> None:
-        """See Drafter."""
+        """Forget an idle slot's entries."""
         self.cache.clear(slice(slot, None, self.target.slots))
 
     def extend(
         self, features: Tensor, codes: Tensor, count: Tensor, committed: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
-        """See Drafter."""
-        reach = self.passes.reach(max(committed))
-        return self.passes.change(self._extend, (reach,), features, codes, count)
+        """Commit pairs, as a chain behind those before; logits and feature at the last valid one."""
+        self._most_committed = max(committed)
+        branches, images, pairs, size = features.shape
+        order = torch.arange(pairs, device=self.device).expand(images, -1)
+        ancestors = chain_mask(pairs, self.device).expand(images, -1, -1)
+        tokens = self.token_shift.committed(codes, count)
+        with record_function("drafter"):
+            hidden = self.run(tokens, features, order, ancestors, self._most_committed)
+            self.cache.length += by_branch(count, branches)
+            last = (count - 1)[None, :, None, None].expand(branches, -1, 1, size)
+            feature = hidden.gather(2, last)[:, :, 0]
+            return self._logits(feature), feature
 
-    def _extend(self, reach: int, features: Tensor, codes: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-        """extend(), the pairs being a chain behind a prefix that `reach` bounds."""
-        branches, images, pairs, _ = features.shape
-        order = torch.arange(pairs, device=self.device).expand(branches * images, -1)
-        ancestors = chain_mask(pairs, self.device).expand(branches * images, -1, -1)
-        span = self.cache.span(order, ancestors, reach + self.target.max_prompt)
-        hidden = self._run(self.token_shift.committed(codes, count), features, span)
-        self.cache.length += by_branch(count, branches)
-        last = (count - 1)[None, :, None, None].expand(branches, -1, 1, hidden.shape[-1])
-        feature = hidden.gather(2, last)[:, :, 0]
-        return self._logits(feature), feature
+    def expand(self, codes: Tensor, features: Tensor, ancestors: Tensor, depth: int) -> tuple[Tensor, Tensor]:
+        """Logits and features of a level of tree nodes, `depth` levels below the root's children."""
+        return self.expand_at(codes, features, ancestors, torch.full_like(codes, depth))
 
-    def expand(
-        self, codes: Tensor, features: Tensor, ancestors: Tensor, depth: int, reach: int
+    def expand_at(
+        self, codes: Tensor, features: Tensor, ancestors: Tensor, depths: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """See Drafter. After extend() a row is as long as the target's, which `reach` bounds."""
-        depths = torch.full((features.shape[0] * len(codes), codes.shape[1]), depth, device=self.device)
-        return self.place(codes, features, ancestors, depths, reach)
+        """expand() with a depth [B, W] for every node."""
+        tokens = self.token_shift.drafted(codes, ancestors)
+        with record_function("drafter"):
+            hidden = self.run(tokens, features, depths, ancestors, self._most_committed)
+            return self._logits(hidden), hidden
 
-    def place(
-        self, codes: Tensor, features: Tensor, ancestors: Tensor, depths: Tensor, reach: int
-    ) -> tuple[Tensor, Tensor]:
-        """expand() with a depth [R, W] for every node."""
-        branches, _, width, _ = features.shape
-        earlier = ancestors.shape[2] - width
-        seen = by_branch(ancestors, branches)
-        span = self.cache.span(depths, seen, reach + self.target.max_prompt, offset=earlier)
-        hidden = self._run(self.token_shift.drafted(codes, ancestors), features, span)
-        return self._logits(hidden), hidden
-
-    def _run(self, codes: Tensor, features: Tensor, span: Span) -> Tensor:
-        tokens = by_branch(codes + self.target.first_code, features.shape[0])
-        hidden = self.net(tokens, features.flatten(0, 1), self.cache, span)
+    def run(
+        self, codes: Tensor, features: Tensor, depths: Tensor, ancestors: Tensor, most_committed: int
+    ) -> Tensor:
+        """The network's features [G, B, W, D] of pairs: codes and depths [B, W], features [G, B, W, D],
+        ancestors [B, W, E]. As a target's pass, it writes nothing else but scratch."""
+        depths, ancestors, tokens = (
+            by_branch(x, features.shape[0]) for x in (depths, ancestors, codes + self.target.first_code)
+        )
+        # After extend() a row is as long as the target's.
+        meta = self.cache.metadata(depths, ancestors, most_committed + self.target.max_prompt)
+        hidden = self.net(tokens, features.flatten(0, 1), self.cache, meta)
         return hidden.unflatten(0, features.shape[:2])
 
     def _logits(self, features: Tensor) -> Tensor:

@@ -1,28 +1,31 @@
-"""Work captured once a shape as CUDA graphs and replayed: one launch where there were hundreds.
+"""The networks' passes captured as CUDA graphs: one launch where there were hundreds.
 
-A graph repeats its kernels on the memory it was captured with. So its inputs are copied into buffers right
-before it is replayed, and results out right after, for others use the same memory. Rows of a target pass and
-bounds on what is committed come in tiers, for one graph to serve many cycles. Everything happens in the order
-of one stream; nothing here waits but a capture. For one CUDA device: layers spread over several are not
-captured.
+A pass of the target or the drafter is a function of tensors that writes nothing but its result and scratch
+behind the committed cache, so it may be recorded and repeated. Nothing else is captured: the loop, the trees
+and the rules do not know of graphs. A graph repeats its kernels on the memory it was recorded with, so inputs
+are copied into buffers before a replay and the result is copied out after, for all graphs share scratch.
+Everything happens in the order of one stream, on one CUDA device; nothing here waits but a recording.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from adt_tree.passes import Host
+from adt_tree.grid import Grid
+from models.drafter import DrafterNet, EagleDrafter
+from models.target import ARTarget
+from models.transformer import Decoder
 
-ROWS = (1, 8, 16, 32, 64)  # of a target pass; above, multiples of the last
-REACH = 256  # step of the bounds on committed codes
-MOST = 256  # recordings of one target; what is first seen after that runs as it is
-WARM_UPS = 1  # runs before a capture: libraries start, tables by shape are made
+ROWS = (1, 8, 16, 32, 64)  # shape buckets of a target pass: its rows; above, multiples of the last
+CONTEXT = 256  # step of the bounds on committed codes
+MOST = 256  # graphs of one target; what is first seen after that runs as it is
+WARM_UPS = 1  # runs before a recording: libraries start, tables by shape are made
 
 
 class Recording(Protocol):
@@ -35,19 +38,19 @@ class Recording(Protocol):
 class Recorder(Protocol):
     """Who captures."""
 
-    def __call__(self, run: Callable[[], Any], warm_ups: int) -> tuple[Recording, Any]:
+    def __call__(self, run: Callable[[], Tensor], warm_ups: int) -> tuple[Recording, Tensor]:
         """The recording of run(), after so many runs to warm up, and what run() returned in it: memory that
         every replay writes anew. Being recorded, run() has no effect yet."""
 
 
 class CudaRecorder:
-    """See Recorder: by torch.cuda.graph. All graphs share one pool of scratch memory."""
+    """torch.cuda.graph as recorder. All graphs share one pool of scratch memory."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
 
-    def __call__(self, run: Callable[[], Any], warm_ups: int) -> tuple[Recording, Any]:
-        """See Recorder."""
+    def __call__(self, run: Callable[[], Tensor], warm_ups: int) -> tuple[Recording, Tensor]:
+        """Warm up on a side stream, then capture, as torch asks for."""
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -62,124 +65,106 @@ class CudaRecorder:
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _Graph:
     """A recording with its buffers."""
 
-    inputs: list[Tensor]
+    buffers: list[Tensor]
     recording: Recording
-    result: Any
-
-    def replayed(self, given: list[Tensor]) -> Any:
-        """The result for other inputs, in memory of its own."""
-        for own, other in zip(self.inputs, given, strict=True):
-            own.copy_(other)
-        self.recording.replay()
-        return _filled(self.result, (x.clone() for x in _tensors(self.result)))
+    result: Tensor
 
 
-class Replays:
-    """See adt_tree.passes.Passes: work is captured by its function, what the host knows, and shapes. A pass
-    when these are first seen; a change, which cannot be rehearsed, after WARM_UPS runs as it is.
-    """
+class GraphRunner:
+    """Runs functions of tensors through recordings, one a function, bound and set of input shapes."""
 
-    def __init__(self, record: Recorder, size: int) -> None:
-        """size: tokens of an image."""
-        self._record, self._size = record, size
-        self._held: dict[Hashable, _Held] = {}
-        self._changes = Counter[Hashable]()
-        self._buffers: dict[Hashable, Tensor] = {}  # of inputs: which of those of a shape and type, and these
+    def __init__(self, record: Recorder) -> None:
+        self._record = record
+        self._graphs: dict[Hashable, _Graph] = {}
 
     @property
     def captured(self) -> int:
-        """Recordings held."""
-        return len(self._held)
+        """Graphs held."""
+        return len(self._graphs)
 
-    @property
-    def seen(self) -> int:
-        """Grows as long as there is something new: then the next run may still capture."""
-        return self.captured + self._changes.total()
-
-    def nodes(self, count: int) -> int:
-        """See Passes: the next tier."""
-        return next((tier for tier in ROWS if tier >= count), -(-count // ROWS[-1]) * ROWS[-1])
-
-    def reach(self, reach: int) -> int:
-        """See Passes: the next multiple of REACH, or the whole image."""
-        return min(-(-reach // REACH) * REACH, self._size)
-
-    def __call__(self, function: Callable[..., Any], host: Host, *inputs: Any) -> Any:
-        """See Passes."""
-        return self._run((function, host, _form(inputs)), inputs, WARM_UPS)
-
-    def change(self, function: Callable[..., Any], host: Host, *inputs: Any) -> Any:
-        """See Passes."""
-        key = (function, host, _form(inputs))
-        if self._changes[key] < WARM_UPS:
-            self._changes[key] += 1
-            # As in the capture: inputs that lie in one piece may take other kernels than views do.
-            return function(*host, *_filled(inputs, (_cloned(x) for x in _tensors(inputs))))
-        return self._run(key, inputs, 0)
-
-    def _run(
-        self, key: tuple[Callable[..., Any], Host, Hashable], inputs: tuple[Any, ...], warm_ups: int
-    ) -> Any:
-        """By its recording, made if there is none yet and room for one."""
-        (function, host, _), given = key, list(_tensors(inputs))
-        held = self._held.get(key)
-        if held is None and self.captured == MOST:
-            return function(*host, *inputs)
-        if held is None:
-            buffers = self._placed(given)
-            own = _filled(inputs, iter(buffers))
-            held = self._held[key] = _Held(buffers, *self._record(lambda: function(*host, *own), warm_ups))
-        return held.replayed(given)
-
-    def _placed(self, given: list[Tensor]) -> list[Tensor]:
-        """Buffers that hold what is given. All recordings share them."""
-        count, buffers = Counter[Hashable](), []
-        for x in given:
-            key = (x.shape, x.dtype)
-            own = self._buffers.setdefault((count[key], key), _cloned(x))
-            count[key] += 1
-            buffers.append(own.copy_(x))
-        return buffers
+    def __call__(self, function: Callable[..., Tensor], most_committed: int, *inputs: Tensor) -> Tensor:
+        """function(*inputs, most_committed), in memory of its own. What it reads beside its inputs must stay
+        in its place."""
+        key = (function, most_committed, *((x.shape, x.dtype) for x in inputs))
+        graph = self._graphs.get(key)
+        if graph is None:
+            if self.captured == MOST:
+                return function(*inputs, most_committed)
+            buffers = [x.clone(memory_format=torch.contiguous_format) for x in inputs]
+            graph = _Graph(buffers, *self._record(lambda: function(*buffers, most_committed), WARM_UPS))
+            self._graphs[key] = graph
+        for buffer, x in zip(graph.buffers, inputs, strict=True):
+            buffer.copy_(x)
+        graph.recording.replay()
+        return graph.result.clone()
 
 
-def _cloned(x: Tensor) -> Tensor:
-    """In one piece."""
-    return x.clone(memory_format=torch.contiguous_format)
+class GraphTarget(ARTarget):
+    """A target whose passes over trees are graphs. Rows and bounds are rounded up to shape buckets, for one
+    graph to serve many steps."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        grid: Grid,
+        first_code: int,
+        num_codes: int,
+        slots: int,
+        branches: int,
+        max_prompt: int,
+        max_nodes: int,
+        record: Recorder,
+    ) -> None:
+        """As ARTarget. record: who captures."""
+        rows = row_bucket(max_nodes)
+        super().__init__(decoder, grid, first_code, num_codes, slots, branches, max_prompt, rows)
+        self.graphs = GraphRunner(record)
+
+    def features(self, codes: Tensor, depths: Tensor, ancestors: Tensor, most_committed: int) -> Tensor:
+        """Features [G, B, N, D] by a graph over as many rows or more; nobody reads those that are added, each
+        of which sees the prefix and itself."""
+        nodes = codes.shape[1]
+        more = row_bucket(nodes) - nodes
+        if more:
+            codes, depths = F.pad(codes, (0, more)), F.pad(depths, (0, more))
+            own = torch.eye(nodes + more, dtype=torch.bool, device=self.device)
+            ancestors = F.pad(ancestors, (0, more, 0, more)) | own
+        bound = context_bucket(most_committed, self.grid.size)
+        return self.graphs(super().features, bound, codes, depths, ancestors)[:, :, :nodes]
 
 
-def _parts(value: Any) -> list[Any] | None:
-    """What a tuple or dataclass holds; None: it is neither."""
-    if isinstance(value, tuple):
-        return list(value)
-    return [getattr(value, field.name) for field in fields(value)] if is_dataclass(value) else None
+class GraphDrafter(EagleDrafter):
+    """A drafter beside a GraphTarget whose passes are graphs too, in the shapes they have."""
+
+    def __init__(
+        self, net: DrafterNet, target: GraphTarget, max_depth: int, max_width: int, token_shift: str
+    ) -> None:
+        """As EagleDrafter."""
+        super().__init__(net, target, max_depth, max_width, token_shift)
+        self._graphs, self._codes_per_image = target.graphs, target.grid.size
+
+    def run(
+        self, codes: Tensor, features: Tensor, depths: Tensor, ancestors: Tensor, most_committed: int
+    ) -> Tensor:
+        """The network's features [G, B, W, D] by a graph."""
+        bound = context_bucket(most_committed, self._codes_per_image)
+        return self._graphs(super().run, bound, codes, features, depths, ancestors)
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """The tensors of a value, in order."""
-    if isinstance(value, Tensor):
-        yield value
-    for part in _parts(value) or ():
-        yield from _tensors(part)
+def row_bucket(count: int) -> int:
+    """Rows of a captured target pass over `count` nodes."""
+    return next((rows for rows in ROWS if rows >= count), -(-count // ROWS[-1]) * ROWS[-1])
 
 
-def _form(value: Any) -> Hashable:
-    """All of a value but the numbers in its tensors."""
-    if isinstance(value, Tensor):
-        return value.shape, value.dtype
-    parts = _parts(value)
-    return value if parts is None else (type(value), *map(_form, parts))
+def context_bucket(committed: int, size: int) -> int:
+    """The next multiple of CONTEXT, or the whole image of `size` tokens."""
+    return min(-(-committed // CONTEXT) * CONTEXT, size)
 
 
-def _filled(value: Any, tensors: Iterator[Tensor]) -> Any:
-    """The value with other tensors in the places of its own."""
-    if isinstance(value, Tensor):
-        return next(tensors)
-    if isinstance(value, tuple):
-        return tuple(_filled(part, tensors) for part in value)
-    if not is_dataclass(value) or isinstance(value, type):
-        return value
-    own = {field.name: _filled(getattr(value, field.name), tensors) for field in fields(value)}
-    return replace(value, **own)
+def graphs_of(target: Any) -> GraphRunner | None:
+    """Who captures a target's passes, whatever wraps it; None: nobody."""
+    tokens = getattr(target, "tokens", target)
+    return tokens.graphs if isinstance(tokens, GraphTarget) else None

@@ -12,7 +12,6 @@ from PIL import Image
 from torch import Tensor
 
 from adt_tree.grid import Grid
-from adt_tree.passes import DIRECT, Passes
 from adt_tree.relax import nearest_table
 from adt_tree.roles import Drafter
 from adt_tree.sampling import Sampling
@@ -20,9 +19,9 @@ from models.codecs.neighbours import find_table, read_table
 from models.codecs.vq import VQModel, to_uint8
 from models.drafter import DrafterNet, EagleDrafter, Layout
 from models.errors import CheckpointError
-from models.graphs import CudaRecorder, Replays
-from models.line_drafter import LineDrafter
-from models.lines import LineTarget
+from models.graphs import CudaRecorder, GraphDrafter, GraphTarget
+from models.separator_drafter import SeparatorDrafter
+from models.separators import SeparatorTarget
 from models.spec import ModelSpec
 from models.target import ARTarget, EncodedPrompt, PromptEncoder
 from models.transformer import Decoder
@@ -48,7 +47,7 @@ class Model:
     token_shift: str = "published"  # of the drafter's features and tokens (models.token_shift)
     tables: tuple[Path, ...] = ()  # where a table of nearest codes may lie
     num_classes: int = 0  # of a class-conditional model; 0: it draws texts
-    graphs: bool = False  # the parts of a cycle are captured as CUDA graphs: on one CUDA device
+    graphs: bool = False  # the networks' passes are captured as CUDA graphs: on one CUDA device
 
     @property
     def name(self) -> str:
@@ -96,39 +95,36 @@ class Model:
 
     def target(
         self, slots: int, sampling: Sampling, max_nodes: int, max_prompt: int
-    ) -> ARTarget | LineTarget:
+    ) -> ARTarget | SeparatorTarget:
         """A target with room for `slots` images, trees of max_nodes nodes and prompts of max_prompt
         tokens."""
         tokens, nodes = self.grid, max_nodes
         if self.row_end is not None:
             tokens, nodes = Grid(self.grid.height, self.grid.width + 1), 2 * max_nodes
-        passes: Passes = DIRECT
+        codes, rows = (self.first_code, self.num_codes), (slots, sampling.branches)
         if self.graphs:
-            gc.collect()  # a target and its recordings refer to one another: one just dropped is still here
-            passes = Replays(CudaRecorder(), tokens.size)
-        target = ARTarget(
-            self.decoder,
-            tokens,
-            self.first_code,
-            self.num_codes,
-            slots,
-            sampling.branches,
-            max_prompt,
-            nodes,
-            passes,
-        )
-        return target if self.row_end is None else LineTarget(target, self.grid, self.row_end)
+            gc.collect()  # a target and its graphs refer to one another: one just dropped is still here
+            record = CudaRecorder()
+            target: ARTarget = GraphTarget(self.decoder, tokens, *codes, *rows, max_prompt, nodes, record)
+        else:
+            target = ARTarget(self.decoder, tokens, *codes, *rows, max_prompt, nodes)
+        return target if self.row_end is None else SeparatorTarget(target, self.grid, self.row_end)
 
-    def drafter(self, target: ARTarget | LineTarget, max_depth: int, max_width: int) -> Drafter:
+    def drafter(self, target: ARTarget | SeparatorTarget, max_depth: int, max_width: int) -> Drafter:
         """The drafter beside a target of this model. CheckpointError if the model came without one."""
         if self.drafter_net is None:
             raise CheckpointError(f"model {self.name} was loaded without a drafter: pass --drafter_path")
-        if isinstance(target, LineTarget):
-            tokens = EagleDrafter(
-                self.drafter_net, target.tokens, 2 * max_depth + 1, max_width, self.token_shift
-            )
-            return LineDrafter(tokens, target)
-        return EagleDrafter(self.drafter_net, target, max_depth, max_width, self.token_shift)
+        if isinstance(target, SeparatorTarget):
+            return SeparatorDrafter(self._eagle(target.tokens, 2 * max_depth + 1, max_width), target)
+        return self._eagle(target, max_depth, max_width)
+
+    def _eagle(self, target: ARTarget, max_depth: int, max_width: int) -> EagleDrafter:
+        """The drafter of tokens."""
+        assert self.drafter_net is not None
+        sizes = (max_depth, max_width, self.token_shift)
+        if isinstance(target, GraphTarget):
+            return GraphDrafter(self.drafter_net, target, *sizes)
+        return EagleDrafter(self.drafter_net, target, *sizes)
 
     @torch.inference_mode()
     def image(self, codes: list[int]) -> Image.Image:

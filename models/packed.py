@@ -14,7 +14,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from models.cache import KVCache, Span
+from models.cache import AttentionMetadata, KVCache
 from models.transformer import QK_NORM_EPS, Attention, Block, as_pairs, attend, attend_causally
 
 ROWS = 64  # a hint for the layout; from 2 to some hundreds of rows oneDNN chooses the same one
@@ -73,7 +73,7 @@ class PackedLinear(nn.Module):
     """A Product where a module has to stand."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        """See Product."""
+        """Pack weight [out, D] with bias [out]."""
         super().__init__()
         self.product = Product(weight, bias)
 
@@ -107,7 +107,8 @@ def taken(norm: nn.RMSNorm) -> tuple[RowNorm, Tensor]:
 
 
 class PackedHeads:
-    """See split_heads. Queries and keys stay where the product wrote them, before the values."""
+    """transformer.split_heads in few steps: queries and keys stay where the product wrote them, before the
+    values."""
 
     __slots__ = ("heads", "kv_heads", "norm", "product", "scale", "shift")
 
@@ -139,7 +140,7 @@ class PackedHeads:
 
 
 class PackedBlock(nn.Module):
-    """See Block: the same layer, in as few steps as it takes on a CPU."""
+    """A Block's layer in as few steps as it takes on a CPU."""
 
     def __init__(self, block: Block) -> None:
         """block is taken apart: no product of it is there twice for longer than it takes to pack."""
@@ -157,12 +158,12 @@ class PackedBlock(nn.Module):
         del mlp.gate_up, gate, up
         self.down = Product(mlp.down.weight)
 
-    def forward(self, x: Tensor, turn: Tensor, layer: int, cache: KVCache, span: Span) -> Tensor:
-        """See Block."""
-        return self._merge(x, attend(*self._project(x, turn), layer, cache, span))
+    def forward(self, x: Tensor, turn: Tensor, layer: int, cache: KVCache, meta: AttentionMetadata) -> Tensor:
+        """Tree nodes x [R * N, D] -> [R * N, D], their keys and values written into the cache."""
+        return self._merge(x, attend(*self._project(x, turn), layer, cache, meta))
 
     def causal(self, x: Tensor, turn: Tensor) -> Tensor:
-        """See Block."""
+        """The same layer over whole sequences, without a cache."""
         return self._merge(x, attend_causally(*self._project(x, turn)))
 
     def _project(self, x: Tensor, turn: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,11 +10,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from adt_tree.grid import Grid
-from adt_tree.passes import DIRECT, Passes
 from adt_tree.roles import Prefix, Scored
 from adt_tree.tree import DraftTree
 from adt_tree.verify import Verdict
@@ -59,12 +57,12 @@ class Prompt:
         return max(len(self.conditional), len(self.unconditional))
 
     def lead(self, branch: int, decoder: Decoder) -> Lead:
-        """See EncodedPrompt."""
+        """The embedded prefix of a branch, every row of which sees all before it."""
         tokens = torch.tensor([self.tokens(branch)], device=decoder.embed.weight.device)
         return Lead(decoder.embed(tokens), chain_mask(tokens.shape[1], tokens.device))
 
     def tokens(self, branch: int) -> list[int]:
-        """See EncodedPrompt."""
+        """Token ids of a branch."""
         return self.unconditional if branch else self.conditional
 
 
@@ -97,7 +95,7 @@ def chain_mask(length: int, device: torch.device) -> Tensor:
 
 
 class ARTarget:
-    """See adt_tree.roles.Target. Every row has its own prefix length; the cache holds no padding.
+    """The Target of a decoder. Every row has its own prefix length; the cache holds no padding.
 
     The head is sliced to the image codes: logits of other tokens are never computed. The cache holds
     max_prompt + grid.size + max_nodes slots a row and nothing else grows. On a CPU the decoder's layers are
@@ -114,10 +112,9 @@ class ARTarget:
         branches: int,
         max_prompt: int,
         max_nodes: int,
-        passes: Passes = DIRECT,
     ) -> None:
         """first_code: token id of code 0. branches: 2 under guidance, else 1. max_nodes: largest tree,
-        root included. passes: who runs those over trees."""
+        root included."""
         weight = decoder.embed.weight
         self.decoder, self.grid, self.slots = decoder, grid, slots
         self.num_codes, self.first_code, self.branches, self.max_prompt = (
@@ -126,10 +123,10 @@ class ARTarget:
             branches,
             max_prompt,
         )
-        self.device, self.passes = weight.device, passes
+        self.device = weight.device
         self.head = product(decoder.head.weight[first_code : first_code + num_codes])
         config = decoder.config
-        capacity = max_prompt + grid.size + passes.nodes(max_nodes)
+        capacity = max_prompt + grid.size + max_nodes
         # A checkpoint whose own image does not fit its max_position_embeddings was not made to keep to it.
         if capacity > config.max_positions >= grid.size:
             raise ValueError(
@@ -142,7 +139,7 @@ class ARTarget:
         self.cache = allocate(decoder, branches * slots, capacity)
 
     def prefill(self, slot: int, prompt: EncodedPrompt) -> Prefix:
-        """See Target. Each branch is its own pass: nothing leaks between them."""
+        """Forget the slot's image and commit the prompt, each branch in a pass of its own."""
         if prompt.length > self.max_prompt:
             raise ValueError(f"a prompt of {prompt.length} tokens; the cache was sized for {self.max_prompt}")
         features, logits = [], []
@@ -152,48 +149,43 @@ class ARTarget:
             cache = self.cache.row(branch * self.slots + slot)
             cache.clear()
             order = torch.arange(count, device=self.device)[None]
-            hidden = self.decoder(lead.rows, cache, cache.span(order, lead.seen, reach=0))[0]
+            hidden = self.decoder(lead.rows, cache, cache.metadata(order, lead.seen, max_length=0))[0]
             cache.begin(count, lead.padding)
             features.append(hidden)
             logits.append(self.logits(hidden[-1]))
         return Prefix(torch.stack(logits), features)
 
     def forward(self, tree: DraftTree, committed: Sequence[int]) -> Scored:
-        """See Target."""
+        """Logits and features of every node; committed: image codes in each slot's prefix."""
         return self.score(tree.codes, tree.depths, tree.ancestors, max(committed))
 
-    def score(self, codes: Tensor, depths: Tensor, ancestors: Tensor, reach: int) -> Scored:
-        """Score nodes: codes and depths [B, N], ancestors [B, N, N]; no slot has committed more than `reach`
-        codes."""
-        nodes = codes.shape[1]
-        more, reach = self.passes.nodes(nodes) - nodes, self.passes.reach(reach)
-        if more:  # rows that nobody reads, each of which sees the prefix and itself
-            codes, depths = F.pad(codes, (0, more)), F.pad(depths, (0, more))
-            own = torch.eye(nodes + more, dtype=torch.bool, device=self.device)
-            ancestors = F.pad(ancestors, (0, more, 0, more)) | own
-        scored = self.passes(self._score, (reach,), codes, depths, ancestors)
-        return Scored(scored.logits[:, :, :nodes], scored.features[:, :, :nodes])
-
-    def _score(self, reach: int, codes: Tensor, depths: Tensor, ancestors: Tensor) -> Scored:
-        features = self.features(reach, codes, depths, ancestors)
+    def score(self, codes: Tensor, depths: Tensor, ancestors: Tensor, most_committed: int) -> Scored:
+        """Score nodes: codes and depths [B, N], ancestors [B, N, N]; no slot has committed more than
+        most_committed codes."""
+        features = self.features(codes, depths, ancestors, most_committed)
         return Scored(self.logits(features), features)
 
-    def features(self, reach: int, codes: Tensor, depths: Tensor, ancestors: Tensor) -> Tensor:
-        """Features [G, B, N, D] of what score() takes."""
+    def features(self, codes: Tensor, depths: Tensor, ancestors: Tensor, most_committed: int) -> Tensor:
+        """Features [G, B, N, D] of what score() takes. A pass writes nothing but scratch behind the committed
+        slots: running it twice is running it once."""
         x = by_branch(self.decoder.embed(codes + self.first_code), self.branches)
         depths, ancestors = (by_branch(t, self.branches) for t in (depths, ancestors))
-        span = self.cache.span(depths, ancestors, reach + self.max_prompt)
-        return self.decoder(x, self.cache, span).unflatten(0, (self.branches, self.slots))
+        meta = self.cache.metadata(depths, ancestors, most_committed + self.max_prompt)
+        return self.decoder(x, self.cache, meta).unflatten(0, (self.branches, self.slots))
 
     def logits(self, features: Tensor) -> Tensor:
         """[..., D] -> [..., V] fp32, over the image codes."""
         return self.head(features).float()
 
-    def commit(self, verdict: Verdict, scored: Scored) -> None:
-        """See Target."""
-        path, count = (by_branch(x, self.branches) for x in (verdict.path, verdict.count))
-        self.cache.commit(path, count, verdict.tail)
+    def commit(self, tree: DraftTree, verdict: Verdict) -> None:
+        """Append the accepted path of the tree just scored to each slot's prefix, in both branches."""
+        self.commit_path(verdict.path, verdict.count, tree.leafy_chain)
+
+    def commit_path(self, path: Tensor, count: Tensor, leafy_chain: bool = False) -> None:
+        """Append nodes path [B, A] of the pass just run, `count` [B] of them valid."""
+        path, count = (by_branch(x, self.branches) for x in (path, count))
+        self.cache.commit(path, count, leafy_chain)
 
     def release(self, slot: int) -> None:
-        """See Target."""
+        """Forget an idle slot's prefix."""
         self.cache.clear(slice(slot, None, self.slots))

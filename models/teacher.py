@@ -50,7 +50,7 @@ def features(model: Model, openings: Sequence[EncodedPrompt], codes: Tensor) -> 
     tokens = image_tokens(model, codes).to(device)
     length = tokens.shape[1]
     depths = torch.arange(length, device=device).expand(count, -1)
-    hidden = target.features(0, tokens, depths, chain_mask(length, device).expand(count, -1, -1))
+    hidden = target.features(tokens, depths, chain_mask(length, device).expand(count, -1, -1), 0)
     return [
         [torch.cat((prefixes[image][branch], hidden[branch, image])) for branch in range(BRANCHES)]
         for image in range(count)

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.cache import KVCache, Span
+from models.cache import AttentionMetadata, KVCache
 from models.checkpoint.fields import (
     MOST_LAYERS,
     MOST_POSITIONS,
@@ -172,15 +172,15 @@ def split_heads(
     return qk.narrow(-2, 0, heads), torch.stack((qk.narrow(-2, heads, kv_heads), value), dim=-3)
 
 
-def attend(query: Tensor, kv: Tensor, layer: int, cache: KVCache, span: Span) -> Tensor:
+def attend(query: Tensor, kv: Tensor, layer: int, cache: KVCache, meta: AttentionMetadata) -> Tensor:
     """What N tree nodes a row read of the committed prefix and their ancestors, head beside head [R * N, H *
     E]; query [R * N, H, E], kv [R * N, 2, Hkv, E]."""
-    key, value = cache.write(layer, span, kv)
+    key, value = cache.write(layer, meta, kv)
     mixed = F.scaled_dot_product_attention(
-        query.view(*span.positions.shape, *query.shape[1:]).transpose(1, 2),
+        query.view(*meta.positions.shape, *query.shape[1:]).transpose(1, 2),
         key,
         value,
-        attn_mask=span.mask,
+        attn_mask=meta.mask,
         enable_gqa=query.shape[-2] != kv.shape[-2],
     )
     return mixed.transpose(1, 2).reshape(len(query), -1)
@@ -215,15 +215,15 @@ class Attention(nn.Module):
         return (self.qk_weight, self.qk_bias) if self.qk_norm else None
 
     def project(self, x: Tensor, turn: Tensor) -> tuple[Tensor, Tensor]:
-        """See split_heads; x [..., D]."""
+        """Queries, and keys with values, of x [..., D]."""
         return split_heads(self.qkv(x), turn, self.heads, self.kv_heads, self.affine)
 
-    def forward(self, x: Tensor, turn: Tensor, layer: int, cache: KVCache, span: Span) -> Tensor:
-        """See attend; x [R * N, D]."""
-        return self.out(attend(*self.project(x, turn), layer, cache, span))
+    def forward(self, x: Tensor, turn: Tensor, layer: int, cache: KVCache, meta: AttentionMetadata) -> Tensor:
+        """Tree nodes x [R * N, D] over the committed prefix and their ancestors."""
+        return self.out(attend(*self.project(x, turn), layer, cache, meta))
 
     def causal(self, x: Tensor, turn: Tensor) -> Tensor:
-        """See attend_causally; x [R, T, D]."""
+        """Whole sequences x [R, T, D], without a cache."""
         return self.out(attend_causally(*self.project(x, turn)))
 
 
@@ -253,10 +253,10 @@ class Block(nn.Module):
         self.mlp_norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, turn: Tensor, layer: int, cache: KVCache, span: Span) -> Tensor:
-        """x [R * N, D] -> [R * N, D], writing this layer's keys and values at the span; turn [R * N, 1,
+    def forward(self, x: Tensor, turn: Tensor, layer: int, cache: KVCache, meta: AttentionMetadata) -> Tensor:
+        """x [R * N, D] -> [R * N, D], writing this layer's keys and values into the cache; turn [R * N, 1,
         E/2]."""
-        x = x + self.attention(self.attention_norm(x), turn, layer, cache, span)
+        x = x + self.attention(self.attention_norm(x), turn, layer, cache, meta)
         return x + self.mlp(self.mlp_norm(x))
 
     def causal(self, x: Tensor, turn: Tensor) -> Tensor:
@@ -286,13 +286,13 @@ class Decoder(nn.Module):
             self.rotary = self.rotary.to(positions.device)
         return self.rotary[positions].unsqueeze(2)
 
-    def forward(self, x: Tensor, cache: KVCache, span: Span) -> Tensor:
+    def forward(self, x: Tensor, cache: KVCache, meta: AttentionMetadata) -> Tensor:
         """Features [R, N, D] after the final norm of embedded nodes x [R, N, D], placed in the cache by
-        span."""
-        shape, turn = x.shape, self.turn(span.positions).flatten(0, 1)
+        meta."""
+        shape, turn = x.shape, self.turn(meta.positions).flatten(0, 1)
         x = x.flatten(0, 1)  # a matrix: layers take it as it is
         for layer, block in enumerate(self.blocks):
-            x = block(x, turn, layer, cache, span)
+            x = block(x, turn, layer, cache, meta)
         return self.norm(x).view(shape)
 
     def causal(self, tokens: Tensor) -> Tensor:

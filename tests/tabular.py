@@ -1,4 +1,4 @@
-"""A target and a drafter whose laws are tables over all prefixes: the law of an image can be enumerated.
+"""A target and a drafter whose distributions are tables over all prefixes: an image's can be enumerated.
 
 A prefix is a state: 0 is empty, state * V + 1 + code appends a code. Features are the states themselves.
 """
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from adt_tree.grid import Grid
-from adt_tree.passes import DIRECT
 from adt_tree.records import Decoded
 from adt_tree.roles import Prefix, Request, Scored
 from adt_tree.sampling import Sampling, log_probs
@@ -40,9 +39,9 @@ def append(state: Tensor, codes: Tensor) -> Tensor:
 
 
 class TabularTarget:
-    """See adt_tree.roles.Target."""
+    """A Target of logits [G, S, V]."""
 
-    num_codes, device, passes = CODES, CPU, DIRECT
+    num_codes, device = CODES, CPU
 
     def __init__(self, logits: Tensor, grid: Grid, slots: int) -> None:
         self.logits, self.grid, self.slots = logits, grid, slots
@@ -55,12 +54,10 @@ class TabularTarget:
         return self.logits[:, state % self.logits.shape[1]]
 
     def prefill(self, slot: int, prompt: Any) -> Prefix:
-        """See Target."""
         self.committed[slot] = 0
         return Prefix(self.logits[:, 0], [torch.zeros(1, 1)] * self.logits.shape[0])
 
     def forward(self, tree: DraftTree, committed: Sequence[int]) -> Scored:
-        """See Target."""
         self.calls += 1
         state = append(self.committed[:, None], tree.codes)
         for depth in range(1, tree.depth + 1):
@@ -70,48 +67,42 @@ class TabularTarget:
         features = state[None, ..., None].float().expand(self.logits.shape[0], -1, -1, -1)
         return Scored(self.read(state), features)
 
-    def commit(self, verdict: Verdict, scored: Scored) -> None:
-        """See Target."""
+    def commit(self, tree: DraftTree, verdict: Verdict) -> None:
         last = verdict.path.gather(1, verdict.count[:, None] - 1)
         self.committed = self._states.gather(1, last)[:, 0]
 
     def release(self, slot: int) -> None:
-        """See Target."""
         self.committed[slot] = 0
 
 
 class TabularDrafter:
-    """See adt_tree.roles.Drafter: a law of its own over the same states."""
+    """A Drafter with a distribution of its own over the same states."""
 
-    device, deepest = CPU, 16
+    device = CPU
 
     def __init__(self, logits: Tensor) -> None:
         self.logits = logits
 
     def prefill(self, slot: int, prompt: Any, prefix: Prefix) -> None:
-        """See Drafter: a table remembers nothing."""
+        """A table remembers nothing."""
 
     def release(self, slot: int) -> None:
-        """See Drafter."""
+        """Nor is there anything to empty."""
 
     def extend(
         self, features: Tensor, codes: Tensor, count: Tensor, committed: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
-        """See Drafter."""
         last = (count - 1)[:, None]
         before = features[0, ..., 0].gather(1, last)
         return self._after(before.long(), codes.gather(1, last), features.shape[0], squeeze=True)
 
-    def expand(
-        self, codes: Tensor, features: Tensor, ancestors: Tensor, depth: int, reach: int
-    ) -> tuple[Tensor, Tensor]:
-        """See Drafter."""
+    def expand(self, codes: Tensor, features: Tensor, ancestors: Tensor, depth: int) -> tuple[Tensor, Tensor]:
         return self._after(features[0, ..., 0].long(), codes, features.shape[0])
 
     def _after(
         self, state: Tensor, codes: Tensor, branches: int, squeeze: bool = False
     ) -> tuple[Tensor, Tensor]:
-        # States beyond the image occur below leaves that are never accepted; their law does not matter.
+        # States beyond the image occur below leaves that are never accepted: anything will do.
         state = append(state, codes)
         state = state[:, 0] if squeeze else state
         logits = self.logits[:, state % self.logits.shape[1]]
@@ -123,8 +114,8 @@ def requests(count: int, first_seed: int = 0) -> list[Request]:
     return [Request(str(n), None, first_seed + n) for n in range(count)]
 
 
-def image_law(logits: Tensor, sampling: Sampling, length: int) -> Tensor:
-    """The exact law [V ** length] of an image's codes, the first code most significant."""
+def image_distribution(logits: Tensor, sampling: Sampling, length: int) -> Tensor:
+    """The exact distribution [V ** length] of an image's codes, the first code most significant."""
     p = log_probs(logits, sampling).double()
     if sampling.greedy:
         p = torch.full_like(p, float("-inf")).scatter(-1, p.argmax(-1, keepdim=True), 0.0)
@@ -136,21 +127,22 @@ def image_law(logits: Tensor, sampling: Sampling, length: int) -> Tensor:
 
 
 def index_of(codes: Iterable[int]) -> int:
-    """An image's place in image_law."""
+    """An image's place in image_distribution."""
     place = 0
     for code in codes:
         place = place * CODES + code
     return place
 
 
-def deviation(images: Iterator[Decoded], law: Tensor) -> float:
-    """Chi-square against the law as a standard score; rare outcomes are pooled, impossible ones count 1e9."""
+def deviation(images: Iterator[Decoded], exact: Tensor) -> float:
+    """Chi-square against the exact distribution as a standard score; rare outcomes are pooled,
+    impossible ones count 1e9."""
     counts = torch.bincount(
-        torch.tensor([index_of(image.codes) for image in images]), minlength=len(law)
+        torch.tensor([index_of(image.codes) for image in images]), minlength=len(exact)
     ).double()
-    if bool((counts[law == 0] > 0).any()):
+    if bool((counts[exact == 0] > 0).any()):
         return 1e9
-    expected = law * counts.sum()
+    expected = exact * counts.sum()
     rare = expected < 5
     expected = torch.cat((expected[~rare], expected[rare].sum()[None]))
     counts = torch.cat((counts[~rare], counts[rare].sum()[None]))

@@ -13,8 +13,8 @@ def test_a_head_is_read_in_one_piece() -> None:
     piece of memory (a piece a slot costs plain decoding time, docs/LOG.md)."""
     cache, kv = KVCache.allocate(2, 2, 9, 3, 4, torch.float32, torch.device("cpu")), torch.randn(4, 2, 3, 4)
     cache.length += torch.tensor([5, 2])
-    span = cache.span(torch.arange(2).expand(2, -1), chain_mask(2, kv.device).expand(2, -1, -1), reach=5)
-    for part, given in zip(cache.write(1, span, kv), kv.unbind(1), strict=True):
+    meta = cache.metadata(torch.arange(2).expand(2, -1), chain_mask(2, kv.device).expand(2, -1, -1), 5)
+    for part, given in zip(cache.write(1, meta, kv), kv.unbind(1), strict=True):
         assert part.shape == (2, 3, 7, 4) and all(head.is_contiguous() for row in part for head in row)
         for row, length in enumerate((5, 2)):
             written = part[row, :, length : length + 2].transpose(0, 1)

@@ -54,10 +54,10 @@ def test_what_a_pass_crosses(tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPa
     """Every tensor a stage reads is moved to its device: moves are written down."""
     decoder = spread(model(tiny_checkpoint).decoder, [CPU, torch.device("cpu", 0)])
     cache, moved, to = allocate(decoder, 1, 8), [], torch.Tensor.to
-    span = cache.span(torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1, 1, dtype=torch.bool), 0)
+    meta = cache.metadata(torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1, 1, dtype=torch.bool), 0)
     monkeypatch.setattr(torch.Tensor, "to", lambda self, place: (moved.append(place), to(self, place))[1])
     with torch.inference_mode():
-        decoder(torch.zeros(1, 1, decoder.config.hidden_size), cache, span)
+        decoder(torch.zeros(1, 1, decoder.config.hidden_size), cache, meta)
     devices = [str(place) for place in moved if isinstance(place, torch.device)]
     assert devices == 5 * ["cpu"] + ["cpu:0"] + 5 * ["cpu:0"] + ["cpu"]
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from adt_tree.candidates import CandidateCache
-from adt_tree.decode import autoregressive, speculative
+from adt_tree.decode import autoregressive, autoregressive_steps, speculative, speculative_steps
 from adt_tree.eagle import EagleProposer, Growth, StaticGrowth, grow_dynamic
 from adt_tree.grid import Grid
 from adt_tree.noise import Noise
@@ -174,7 +174,7 @@ def test_an_image_is_the_same_in_any_company(method: Method) -> None:
 
 
 @pytest.mark.parametrize("shape", [TreeShape(9, 3, 2), TreeShape(12, 1, 3), TreeShape(6, 4, 5)], ids=str)
-@pytest.mark.parametrize("kind", ["network", "jacobi"])
+@pytest.mark.parametrize("kind", ["network", "self-draft"])
 def test_trees_deeper_than_they_have_nodes(kind: str, shape: TreeShape) -> None:
     """In a cache with room for their nodes and no more, as commands allocate it."""
     law, slots = Sampling(), 3
@@ -214,10 +214,52 @@ def test_records() -> None:
             assert step.depth <= GRID.size - position - 1 or step.depth == 0
             assert step.accepted <= step.depth
             assert step.nodes <= 12
+            assert len(step.top1) == step.accepted + 1 and 1 / CODES <= min(step.top1) <= max(step.top1) <= 1
             position += step.accepted + 1
         assert position == GRID.size
         assert image.target_calls == len(image.steps)
         assert image.tau == pytest.approx((GRID.size - 1) / len(image.steps))
+
+
+def test_the_likeliest_code_is_known_at_every_position() -> None:
+    """At temperature 0 what is committed is the likeliest: its probability along the image is that of plain
+    AR, whoever drafts."""
+    law, found = Sampling(temperature=0.0), []
+    for images in (plain(law, 1).values(), Method("horizontal", coupled(law)).decode(law, 3)):
+        found.append({i.name: [p for step in i.steps for p in step.top1] for i in images})
+    assert {name: pytest.approx(top1, abs=2e-4) for name, top1 in found[0].items()} == found[1]
+
+
+@pytest.mark.parametrize("tree", ["horizontal", "mc_sim_7b_63", "self-draft", "ar"])
+def test_every_step_can_be_followed(tree: str) -> None:
+    """Codes, trees and accepted paths of each step add up to the images, and confidence falls along paths."""
+    law, slots = LAWS["sampled"], 2
+    target, rule = make_target(slots, law.branches), coupled(law)
+    if tree == "ar":
+        steps = autoregressive_steps(target, IMAGES, law, rule.noise)
+    elif tree == "self-draft":
+        proposer: Proposer = SelfDraftProposer(CandidateCache(GRID, slots, 3, "above", CODES, target.device))
+        steps = speculative_steps(target, proposer, Fixed(TreeShape(6, 3, 12)), rule, IMAGES, law)
+    else:
+        method = Method(tree, rule)
+        policy = method.policy(slots)
+        steps = speculative_steps(target, method.proposer(target, law), policy, rule, IMAGES, law)
+    codes: dict[str, list[int]] = {}
+    finished = set()
+    for step in steps:
+        for slot, image in step.images:
+            done, drafts = image.steps[-1], step.tree
+            drawn = codes.setdefault(image.name, image.codes[:1])
+            path = step.verdict.path[slot, : done.accepted + 1]
+            assert drafts.codes[slot, path].tolist() == [drawn[-1], *image.codes[done.position :][:-1]]
+            drawn += step.verdict.codes[slot, : done.accepted + 1].tolist()
+            assert drawn == image.codes and int(drafts.valid[slot].sum()) == done.nodes + 1
+            if drafts.confidence is not None:
+                own = drafts.confidence[slot]
+                falls = own <= own[drafts.parents[slot]] + 1e-6
+                assert own[0] == 0 and bool(falls[drafts.valid[slot]].all())
+        finished |= {image.name for image in step.finished}
+    assert codes == reference("sampled") and finished == set(codes)
 
 
 @pytest.mark.parametrize("depth", [1, 3, 20])
@@ -297,12 +339,12 @@ def committed(target: ARTarget, seed: int) -> list[list[int]]:
     taken: list[list[int]] = [[] for _ in range(target.slots)]
     for turn in range(2):
         tree = random_tree(target.slots, 9, seed + turn)
-        scored = target.forward(tree, [*map(len, taken)])
+        target.forward(tree, [*map(len, taken)])
         ends = [(3 * slot + 5 * turn + 2) % tree.nodes for slot in range(target.slots)]
         paths = [path_to(tree, slot, end) for slot, end in enumerate(ends)]
         longest = max(len(path) for path in paths)
         index = torch.tensor([path + [0] * (longest - len(path)) for path in paths])
-        target.commit(Verdict(index, torch.tensor([len(path) for path in paths]), index), scored)
+        target.commit(tree, Verdict(index, torch.tensor([len(path) for path in paths]), index))
         for slot, path in enumerate(paths):
             taken[slot] += tree.codes[slot, path].tolist()
     return taken
@@ -341,17 +383,18 @@ def test_cache_after_commit_is_a_fresh_prefill(branches: int) -> None:
             torch.testing.assert_close(held, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_a_commit_that_moves_the_tail_alone() -> None:
-    """Paths of 0, 1, 2, ... and one last node anywhere: the same cache; a wrong tail leaves another."""
-    path = torch.tensor([[0, 1, 2, 7], [0, 5, 0, 0], [0, 0, 0, 0]])
+@pytest.mark.parametrize("third, same", [(2, True), (4, False)])
+def test_of_a_leafy_chain_the_last_node_alone_is_moved(third: int, same: bool) -> None:
+    """Paths of 0, 1, 2, ... and one last node anywhere: the same cache. Another path would come out wrong."""
+    path = torch.tensor([[0, 1, third, 7], [0, 5, 0, 0], [0, 0, 0, 0]])
     count, caches = torch.tensor([4, 2, 1]), []
-    for tail in (None, 1, 0):
+    for leafy_chain in (False, True):
         target = started(3, 1)
         target.forward(random_tree(3, 9, seed=50), [0] * 3)
-        target.cache.commit(path, count, tail)
+        target.cache.commit(path, count, leafy_chain)
         held = [target.cache.store[:, row, :, :, : target.cache.length[row]] for row in range(3)]
         caches.append(torch.cat([part.flatten() for part in held]))
-    assert torch.equal(caches[0], caches[1]) and not torch.equal(caches[0], caches[2])
+    assert torch.equal(*caches) is same
 
 
 def test_a_slot_forgets_its_last_image() -> None:

@@ -13,9 +13,9 @@ import torch
 from adt_tree import METHODS, Pipeline, Sampling
 from adt_tree.method import Decoder
 from adt_tree.roles import Request
-from adt_tree.transfer import to_device
-from models.graphs import CudaRecorder, Replays
-from models.registry import EMOJI
+from adt_tree.tree import to_device
+from models.graphs import CudaRecorder, GraphRunner, graphs_of
+from models.spec import CKPTS
 from tests.test_graphs import Doubling
 
 pytestmark = [
@@ -46,9 +46,9 @@ def test_tokens_are_the_cpus(name: str, temperature: float, graphs: bool, tiny_c
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_tokens_of_the_embedded_model(temperature: float) -> None:
     sampling = Sampling(temperature=temperature, guidance=3.0)
-    expected = opened(EMOJI, "cpu")("noto emoji of red heart", "ar", sampling=sampling, seed=11)
+    expected = opened(CKPTS / "emoji", "cpu")("noto emoji of red heart", "ar", sampling=sampling, seed=11)
     for graphs in (False, True):
-        pipe = opened(EMOJI, "cuda", graphs)
+        pipe = opened(CKPTS / "emoji", "cuda", graphs)
         for name in METHODS:
             found = pipe("noto emoji of red heart", name, sampling=sampling, seed=11)
             assert found.codes == expected.codes, (name, graphs)
@@ -59,8 +59,8 @@ def warm_up(decoder: Decoder, request: Request) -> None:
     seen = -1
     for _ in range(MOST_IMAGES):
         list(decoder.decode([request]))
-        passes = decoder.target.passes
-        before, seen = seen, passes.seen if isinstance(passes, Replays) else -1
+        graphs = graphs_of(decoder.target)
+        before, seen = seen, graphs.captured if graphs else -1
         if seen == before:
             return
 
@@ -98,12 +98,12 @@ def test_a_step_waits_once(name: str, graphs: bool, tiny_checkpoint: Path) -> No
 
 def test_captured_results_are_the_callers() -> None:
     by = torch.tensor(2.0, device="cuda")
-    passes, double = Replays(CudaRecorder(), 1), Doubling(by)
+    run, double = GraphRunner(CudaRecorder()), Doubling(by)
     ones = torch.ones(3, device="cuda")
-    one, two = passes(double, (1,), ones), passes(double, (1,), 5 * ones)
-    other = passes(double, (3,), torch.ones(4, device="cuda"))
+    one, two = run(double, 1, ones), run(double, 1, 5 * ones)
+    other = run(double, 3, torch.ones(4, device="cuda"))
     by.fill_(7.0)
-    last = passes(double, (1,), ones)
+    last = run(double, 1, ones)
     assert [x.tolist() for x in (one, two, other, last)] == [[2.0] * 3, [10.0] * 3, [6.0] * 4, [7.0] * 3]
 
 

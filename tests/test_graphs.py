@@ -1,41 +1,46 @@
-"""Captured work: the images of direct work, from static buffers alone. On the CPU tests.tape takes the
-recorder's place."""
+"""Captured passes: the images and steps of direct passes, from static buffers alone. On the CPU tests.tape
+takes the recorder's place."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from adt_tree.calibrate import Calibration
 from adt_tree.candidates import CandidateCache
 from adt_tree.decode import autoregressive, speculative
 from adt_tree.eagle import EagleProposer
 from adt_tree.grid import Grid
 from adt_tree.hybrid import HybridProposer
 from adt_tree.method import Decoder, build
+from adt_tree.method import Method as Chosen
 from adt_tree.noise import Noise
-from adt_tree.passes import DIRECT
 from adt_tree.policy import Fixed, TreeShape
-from adt_tree.roles import Request
+from adt_tree.records import Decoded
+from adt_tree.roles import Proposer, Request
 from adt_tree.sampling import Sampling
 from adt_tree.self_draft import SelfDraftProposer
 from adt_tree.verify import GreedyRelaxed
-from eval.gpu_parts import warm_up
-from eval.profiling import profile
 from models.drafter import EagleDrafter
-from models.graphs import MOST, WARM_UPS, Replays
-from models.lines import LineTarget
+from models.graphs import (
+    MOST,
+    WARM_UPS,
+    GraphDrafter,
+    GraphRunner,
+    GraphTarget,
+    context_bucket,
+    graphs_of,
+    row_bucket,
+)
+from models.separators import SeparatorTarget
 from models.spec import TOKEN_SHIFTS
 from models.target import ARTarget
-from tests import test_engine_lines as lines
+from tests import test_engine_separators as separators
 from tests.loading import load
-from tests.methods import method_of
 from tests.tape import SPOILT, Launches, Machine
 from tests.test_engine import (
     CODES,
@@ -49,171 +54,135 @@ from tests.test_engine import (
     coupled,
     decoder,
     net,
-    reference,
     sampled_methods,
 )  # fmt: skip
-from tests.test_jacobi import CPU, SHAPES, convinced
+from tests.test_self_draft import CPU, SHAPES, convinced
 
 
-def make_target(slots: int, branches: int) -> tuple[ARTarget, Replays]:
-    """The engine tests' target over captured passes."""
-    passes = Replays(Machine(), GRID.size)
-    return ARTarget(decoder(), GRID, FIRST, CODES, slots, branches, MAX_PROMPT, MAX_NODES, passes), passes
+def make_target(graphs: bool, slots: int, law: Sampling) -> ARTarget:
+    """The engine tests' target, captured or not."""
+    sizes = (decoder(), GRID, FIRST, CODES, slots, law.branches, MAX_PROMPT, MAX_NODES)
+    return GraphTarget(*sizes, Machine()) if graphs else ARTarget(*sizes)
 
 
-def drawn(images: Any) -> dict[str, list[int]]:
-    """Codes by name."""
-    return {image.name: image.codes for image in images}
+def make_drafter(target: ARTarget, depth: int, width: int) -> EagleDrafter:
+    """The engine tests' drafter, captured if its target is."""
+    kind = GraphDrafter if isinstance(target, GraphTarget) else EagleDrafter
+    return kind(net(), target, depth, width, "published")
+
+
+def steps(images: list[Decoded]) -> dict[str, object]:
+    """Codes, and what every target call was but for its clock."""
+    return {i.name: (i.codes, [(s.position, s.nodes, s.accepted) for s in i.steps]) for i in images}
+
+
+def unchanged(decode: Callable[[bool], tuple[ARTarget, list[Decoded]]]) -> None:
+    """decode(captured?) gives the same steps; idle slots and rows that nobody reads leave nothing behind."""
+    (target, captured), (_, direct) = decode(True), decode(False)
+    graphs = graphs_of(target)
+    assert steps(captured) == steps(direct) and len(captured) == len(IMAGES)
+    assert graphs is not None and graphs.captured > 1 and target.cache.store.isfinite().all()
+
+
+METHODS = [Method(tree, coupled(LAWS["sampled"])) for tree in ("fixed", "horizontal", "mc_sim_7b_63")]
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+@pytest.mark.parametrize(
+    "method", [*METHODS, *sampled_methods()], ids=lambda m: f"{m.tree} {type(m.rule).__name__}"
+)
+def test_drafter_network(method: Method, slots: int) -> None:
+    """Every rule; those whose images depend on the drafts too."""
+    law = Sampling(temperature=0.0 if isinstance(method.rule, GreedyRelaxed) else 1.0)
+
+    def decode(graphs: bool) -> tuple[ARTarget, list[Decoded]]:
+        target = make_target(graphs, slots, law)
+        proposer = EagleProposer(make_drafter(target, 6, 10), law, method.growth(), slots)
+        return target, list(speculative(target, proposer, method.policy(slots), method.rule, IMAGES, law))
+
+    unchanged(decode)
 
 
 @pytest.mark.parametrize("law", ["sampled", "greedy unguided"])
-def test_plain_decoding(law: str) -> None:
-    target, passes = make_target(3, LAWS[law].branches)
-    noise = Noise(CODES, silent=LAWS[law].greedy)
-    assert drawn(autoregressive(target, IMAGES, LAWS[law], noise)) == reference(law)
-    assert passes.captured == 3  # passes before and after the first code is committed, and what follows them
-    assert target.cache.store.isfinite().all()  # idle slots and rows nobody reads have left nothing behind
+@pytest.mark.parametrize("kind", ["ar", "tree", "longer than a row", "hybrid"])
+def test_without_a_network_of_trees(kind: str, law: str) -> None:
+    sampling, slots = LAWS[law], 3
 
-
-@pytest.mark.parametrize("law, slots", [("sampled", 1), ("greedy unguided", 3)])
-@pytest.mark.parametrize("tree", ["fixed", "horizontal", "mc_sim_7b_63"])
-def test_drafter_network(tree: str, law: str, slots: int) -> None:
-    target, passes = make_target(slots, LAWS[law].branches)
-    method = Method(tree, coupled(LAWS[law]))
-    drafter = EagleDrafter(net(), target, 6, 10)
-    proposer = EagleProposer(drafter, LAWS[law], method.growth(), slots, passes)
-    images = speculative(target, proposer, method.policy(slots), method.rule, IMAGES, LAWS[law])
-    assert drawn(images) == reference(law)
-    assert passes.captured > 3 and target.cache.store.isfinite().all()
-
-
-@pytest.mark.parametrize("method", sampled_methods(), ids=lambda m: f"{m.tree} {type(m.rule).__name__}")
-def test_rules(method: Method) -> None:
-    """Those whose images depend on the drafts: the cycles of direct work."""
-    law, found = Sampling(temperature=0.0 if isinstance(method.rule, GreedyRelaxed) else 1.0), []
-    for captured in (True, False):
-        target, passes = make_target(2, law.branches)
-        passes = passes if captured else DIRECT
-        proposer = EagleProposer(EagleDrafter(net(), target, 6, 10), law, method.growth(), 2, passes)
-        images = speculative(target, proposer, method.policy(2), method.rule, IMAGES, law)
-        found.append([(i.name, i.codes, [(s.nodes, s.accepted) for s in i.steps]) for i in images])
-    assert found[0] == found[1]
-
-
-@pytest.mark.parametrize("shape, slots", [("tree", 1), ("longer than a row", 3)])
-@pytest.mark.parametrize("kind", ["jacobi", "hybrid"])
-def test_self_drafting(kind: str, shape: str, slots: int) -> None:
-    """Images, and the very trees of direct passes."""
-    law, found = LAWS["sampled"], []
-    for captured in (True, False):
-        target, passes = make_target(slots, law.branches)
-        passes = passes if captured else DIRECT
-        stale = CandidateCache(GRID, slots, 5, "above", CODES, CPU)
-        proposer: Any = SelfDraftProposer(stale, passes)
+    def decode(graphs: bool) -> tuple[ARTarget, list[Decoded]]:
+        target = make_target(graphs, slots, sampling)
+        if kind == "ar":
+            return target, list(autoregressive(target, IMAGES, sampling, Noise(CODES, sampling.greedy)))
+        cache = CandidateCache(GRID, slots, 5, "above", CODES, CPU)
+        proposer: Proposer = SelfDraftProposer(cache)
         if kind == "hybrid":
-            drafter, calibration = EagleDrafter(net(), target, 11, 5), Calibration(5, torch.device("cpu"))
-            proposer = convinced(HybridProposer(drafter, law, stale, calibration, slots, passes))
-        images = list(speculative(target, proposer, Fixed(SHAPES[shape]), coupled(law), IMAGES, law))
-        assert drawn(images) == reference("sampled")
-        found.append([[(s.position, s.nodes, s.accepted) for s in i.steps] for i in images])
-    assert found[0] == found[1]
+            proposer = convinced(HybridProposer(make_drafter(target, 11, 5), sampling, cache, slots))
+        policy = Fixed(SHAPES.get(kind, SHAPES["tree"]))
+        return target, list(speculative(target, proposer, policy, coupled(sampling), IMAGES, sampling))
+
+    unchanged(decode)
 
 
-@pytest.mark.parametrize("kind", ["plain", "jacobi", "dynamic"])
-def test_row_ends(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["plain", "self-draft", "dynamic"])
+def test_row_separators(kind: str) -> None:
     grid, law = Grid(4, 4), Sampling()
-    size = Grid(grid.height, grid.width + 1)
-    passes = Replays(Machine(), size.size)
-    tokens = ARTarget(decoder(), size, FIRST, CODES, 2, 2, lines.MAX_PROMPT, 2 * lines.MAX_NODES, passes)
-    target = LineTarget(tokens, grid, lines.ROW_END)
+    room = (separators.MAX_PROMPT, 2 * separators.MAX_NODES)
+    tokens = GraphTarget(decoder(), Grid(4, 5), FIRST, CODES, 2, 2, *room, Machine())
+    target = SeparatorTarget(tokens, grid, separators.ROW_END)
     if kind == "plain":
-        images = autoregressive(target, lines.IMAGES, law, Noise(CODES, silent=False))
+        images = autoregressive(target, separators.IMAGES, law, Noise(CODES, silent=False))
     else:
-        proposer, shape = lines.proposer_of(kind, target, law)
-        if kind == "jacobi":  # a drafter's growth beside row ends is the host's work
-            proposer.passes = passes
-        images = speculative(target, proposer, Fixed(shape), coupled(law), lines.IMAGES, law)
-    expected = lines.reference("sampled", 4, 4)
-    assert [codes for _, codes in sorted(drawn(images).items())] == expected
-    assert passes.captured > 1
+        proposer, shape = separators.proposer_of(kind, target, law)
+        images = speculative(target, proposer, Fixed(shape), coupled(law), separators.IMAGES, law)
+    found = sorted(images, key=lambda image: image.name)
+    assert [image.codes for image in found] == separators.reference("sampled", 4, 4)
+    assert tokens.graphs.captured > 1 and graphs_of(target) is tokens.graphs
 
 
-METHODS = {
-    "ar": method_of(1.0, 0, 1.0, 3.0),
-    "eagle": method_of(1.0, 0, 1.0, 3.0, shape=TreeShape(4, 3, 12)),
-    "jacobi": method_of(0.0, 0, 1.0, 3.0, drafter="self-draft", shape=TreeShape(9, 3, 20)),
-    "hybrid": method_of(1.0, 20, 1.0, 3.0, drafter="hybrid", shape=TreeShape(9, 3, 20)),
-}
+LAUNCHES = {"ar": 45, "eagle-2": 310, "self-draft": 270, "hybrid": 310}  # of a step, beside the graphs
+TREES = {"ar": None, "eagle-2": TreeShape(4, 3, 12)}
 
 
-@pytest.mark.parametrize(
-    "name, shift", [("ar", "published"), ("jacobi", "published"), *product(("eagle", "hybrid"), TOKEN_SHIFTS)]
-)
-def test_models(name: str, shift: str, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model asked for graphs draws what it draws without, whatever its drafter reads."""
-    monkeypatch.setattr("models.model.CudaRecorder", Machine)
-    model = replace(load("emoji", str(tiny_checkpoint), None, "fp32", "cpu", True), token_shift=shift)
-    openings = [model.encode(text) for text in ("sun", "red heart", "pizza")]
-    requests = [Request(str(n), opening, n) for n, opening in enumerate(openings)]
-    found = []
-    for graphs in (True, False):
-        arm = build(replace(model, graphs=graphs), METHODS[name], 2, max(o.length for o in openings))
-        assert isinstance(arm.target.passes, Replays) == graphs
-        found.append([(i.name, i.codes, i.drafter_calls) for i in arm.decode(requests)])
-    assert found[0] == found[1]
+def chosen(name: str, temperature: float = 1.0) -> Chosen:
+    """A method of the tiny model."""
+    return Chosen(name, Sampling(temperature=temperature), TREES.get(name, TreeShape(9, 3, 20)))
 
 
-def launches(arm: Decoder, request: Request, machine: Machine) -> int:
-    """Operators between the second and the third target pass of an image, when all that recurs was seen."""
-    warm_up(arm, request)
-    counts, forward = list[int](), arm.target.forward
+def launched(made: Decoder, request: Request, machine: Machine) -> int:
+    """Operators between the second and the third target pass of an image, beside the replays."""
+    counts, forward = list[int](), made.target.forward
     with Launches(machine) as seen:
 
         def watched(*given: object) -> object:
             counts.append(seen.count)
             return forward(*given)
 
-        arm.target.forward = watched
-        list(arm.decode([request]))
+        made.target.forward = watched
+        list(made.decode([request]))
     return counts[2] - counts[1]
 
 
-LEFT = {"ar": 20, "eagle": 55, "jacobi": 35, "hybrid": 55}
-
-
-@pytest.mark.parametrize("name", LEFT)
-def test_a_cycle_is_few_launches(name: str, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside the recordings, and far more without any."""
-    machine, found = Machine(), []
+@pytest.mark.parametrize("shift", TOKEN_SHIFTS)
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_models(name: str, shift: str, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model asked for graphs gives what it gives without, whatever its drafter reads, in fewer launches."""
+    machine, found, launches = Machine(), [], []
     monkeypatch.setattr("models.model.CudaRecorder", lambda: machine)
-    model = load("emoji", str(tiny_checkpoint), None, "fp32", "cpu", True)
-    request = Request("0", model.encode("sun"), 3)
+    model = replace(load("emoji", str(tiny_checkpoint), None, "fp32", "cpu", True), token_shift=shift)
+    prompts = [model.encode(text) for text in ("sun", "red heart", "pizza")]
+    requests = [Request(str(n), prompt, n) for n, prompt in enumerate(prompts)]
     for graphs in (True, False):
-        arm = build(replace(model, graphs=graphs), METHODS[name], 1, request.prompt.length)
-        found.append(launches(arm, request, machine))
-    assert found[0] <= LEFT[name] <= found[1] / 4
+        made = build(replace(model, graphs=graphs), chosen(name), 2, max(p.length for p in prompts))
+        assert (graphs_of(made.target) is not None) == graphs
+        found.append([(i.name, i.codes, i.drafter_calls) for i in made.decode(requests)])
+        launches.append(launched(made, requests[0], machine))
+    assert found[0] == found[1]
+    assert launches[0] <= LAUNCHES[name] and launches[0] + 30 < launches[1]
 
 
-@pytest.mark.parametrize("name", ["ar", "eagle", "jacobi"])  # a hybrid learns: its shapes are never all seen
-def test_stopwatches_stay_outside(name: str, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A profile of captured work runs the recordings there are."""
-    monkeypatch.setattr("models.model.CudaRecorder", Machine)
-    model = replace(load("emoji", str(tiny_checkpoint), None, "fp32", "cpu", True), graphs=True)
-    requests = [Request("0", model.encode("sun"), 3)]
-    arm = build(model, METHODS[name], 1, requests[0].prompt.length)
-    warm_up(arm, requests[0])
-    codes = next(arm.decode(requests)).codes
-    before = arm.target.passes.captured
-    shares = profile(arm, requests)
-    assert arm.target.passes.captured == before and min(shares["target"], shares["verify"]) > 0
-    assert sum(shares.values()) == pytest.approx(1, abs=1e-3) and next(arm.decode(requests)).codes == codes
-
-
-def test_sizes() -> None:
-    passes = Replays(Machine(), 1024)
+def test_shape_buckets() -> None:
     counts = (1, 2, 8, 9, 35, 59, 64, 65, 128, 129)
-    assert [passes.nodes(n) for n in counts] == [1, 8, 8, 16, 64, 64, 64, 128, 128, 192]
-    assert [passes.reach(n) for n in (0, 1, 256, 257, 1000, 1024)] == [0, 256, 256, 512, 1024, 1024]
+    assert [row_bucket(n) for n in counts] == [1, 8, 8, 16, 64, 64, 64, 128, 128, 192]
+    assert [context_bucket(n, 1024) for n in (0, 1, 256, 257, 1000, 1024)] == [0, 256, 256, 512, 1024, 1024]
 
 
 @dataclass(frozen=True)
@@ -222,7 +191,7 @@ class Doubling:
 
     by: Tensor
 
-    def __call__(self, more: int, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, more: int) -> Tensor:
         """more times the input, by what lies in place."""
         return more * x * self.by
 
@@ -231,52 +200,36 @@ class Doubling:
 
 
 def test_results_are_the_callers() -> None:
-    """Replays of one recording, of another shape and number, and after a change of what is read in place."""
-    passes, by = Replays(Machine(), 1), torch.tensor(2.0)
+    """Replays of one graph, of another shape and number, and after a change of what is read in place."""
+    run, by = GraphRunner(Machine()), torch.tensor(2.0)
     double = Doubling(by)
-    one, two = passes(double, (1,), torch.ones(3)), passes(double, (1,), torch.full((3,), 5.0))
+    one, two = run(double, 1, torch.ones(3)), run(double, 1, torch.full((3,), 5.0))
     assert (one.tolist(), two.tolist()) == ([2.0] * 3, [10.0] * 3)
-    assert passes(double, (3,), torch.ones(3)).tolist() == [6.0] * 3
-    assert passes(double, (1,), torch.ones(4)).tolist() == [2.0] * 4
+    assert run(double, 3, torch.ones(3)).tolist() == [6.0] * 3
+    assert run(double, 1, torch.ones(4)).tolist() == [2.0] * 4
     by.fill_(7.0)
-    assert passes(double, (1,), torch.ones(3)).tolist() == [7.0] * 3
-    assert passes.captured == 3
-
-
-def test_a_change_runs_once_a_call() -> None:
-    """As it is, when it is captured, and in replays; a pass is rehearsed, so it must not change anything."""
-    passes, total = Replays(Machine(), 1), torch.zeros(2)
-
-    def add(by: int, more: tuple[Tensor, None]) -> Tensor:
-        return total.add_(by * more[0]) + 0
-
-    changed = [passes.change(add, (2,), (torch.full((2,), float(n)), None)) for n in range(6)]
-    assert [x.tolist() for x in changed] == [[float(n * (n + 1))] * 2 for n in range(6)]
-    assert passes.captured == 1
-    passes(add, (3,), (torch.ones(2), None))
-    assert total.tolist() == [30.0 + 3 * (WARM_UPS + 1)] * 2
+    assert run(double, 1, torch.ones(3)).tolist() == [7.0] * 3
+    assert run.captured == 3
 
 
 def test_the_tape_shows_what_a_graph_breaks() -> None:
     """What Python keeps of a captured function is that of the capture, in memory that others use."""
-    passes, kept = Replays(Machine(), 1), []
+    run, kept = GraphRunner(Machine()), []
 
-    def count(x: Tensor) -> Tensor:
+    def count(x: Tensor, more: int) -> Tensor:
         kept.append(x + len(kept))
         return kept[-1] + 0
 
-    assert [passes.change(count, (), torch.ones(1)).item() for _ in range(5)] == [1, 2, 2, 2, 2]
+    assert [run(count, 0, torch.ones(1)).item() for _ in range(4)] == [2] * 4
     assert len(kept) == WARM_UPS + 1 and kept[-1].item() == 2
-    passes(Doubling(torch.tensor(2.0)), (1,), torch.ones(1))
+    run(Doubling(torch.tensor(2.0)), 1, torch.ones(1))
     assert kept[-1].item() == SPOILT
     with pytest.raises(RuntimeError, match="read in a capture"):
-        passes(lambda x: x * x.item(), (), torch.ones(1))
+        run(lambda x, more: x * x.item(), 1, torch.ones(1))
 
 
-def test_recordings_have_a_bound() -> None:
-    passes, double = Replays(Machine(), 1), Doubling(torch.tensor(2.0))
+def test_graphs_have_a_bound() -> None:
+    run, double = GraphRunner(Machine()), Doubling(torch.tensor(2.0))
     for more in range(MOST + 5):
-        assert passes(double, (more,), torch.ones(1)).tolist() == [2.0 * more]
-    for _ in range(WARM_UPS + 2):
-        assert passes.change(double, (0,), torch.ones(2)).tolist() == [0.0, 0.0]
-    assert passes.captured == MOST
+        assert run(double, more, torch.ones(1)).tolist() == [2.0 * more]
+    assert run.captured == MOST

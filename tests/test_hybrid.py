@@ -1,4 +1,4 @@
-"""How far the hybrid believes its drafter: not before it has bettered the stale laws, then to its gain."""
+"""The drafter's weight in the hybrid: none before it has bettered the cache, and then to its gain."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from adt_tree.calibrate import Calibration
 from adt_tree.candidates import CandidateCache
-from adt_tree.decode import speculative
-from adt_tree.hybrid import MARGIN, WEIGHTS, Belief, HybridProposer
+from adt_tree.decode import speculative, speculative_steps
+from adt_tree.hybrid import MARGIN, WEIGHTS, DrafterWeight, HybridProposer
 from adt_tree.noise import Noise
-from adt_tree.policy import Fixed
+from adt_tree.policy import Fixed, TreeShape
 from adt_tree.records import Decoded
 from adt_tree.roles import Prefix
-from adt_tree.tree import root_only_tree
 from adt_tree.verify import Coupled
 from tests.test_engine import CODES, GRID, IMAGES, LAWS, make_target, plain
-from tests.test_jacobi import CPU, SHAPES, favour, lone_siblings, self_drafter, verdict
+from tests.test_self_draft import CPU, SHAPES, favour, hybrid, lone_siblings, self_drafter, verdict
 
 NAMES, CANDIDATES = ("sampled", "greedy"), 5
 MANY = [replace(IMAGES[n % len(IMAGES)], name=str(n), seed=n) for n in range(24)]
@@ -30,7 +28,7 @@ MANY = [replace(IMAGES[n % len(IMAGES)], name=str(n), seed=n) for n in range(24)
 class Foreseeing:
     """A drafter that knows the images' codes, one image at a time, in their order; or is `off` by so many."""
 
-    device, deepest = CPU, GRID.size
+    device = CPU
 
     def __init__(self, images: list[list[int]], off: int, branches: int) -> None:
         self._images, self._off, self._branches = iter(images), off, branches
@@ -59,12 +57,12 @@ def played(name: str, off: int) -> tuple[list[Decoded], float]:
     law = LAWS[name]
     known = [image.codes for image in plain(law, 1, MANY).values()]
     drafter = Foreseeing(known, off, law.branches)
-    stale = CandidateCache(GRID, 1, CANDIDATES, "above", CODES, CPU)
-    proposer = HybridProposer(drafter, law, stale, Calibration(CANDIDATES, CPU), 1)
+    cache = CandidateCache(GRID, 1, CANDIDATES, "above", CODES, CPU)
+    proposer = HybridProposer(drafter, law, cache, 1)
     rule, policy = Coupled(Noise(CODES, silent=law.greedy)), Fixed(SHAPES["tree"])
     images = list(speculative(make_target(1, law.branches), proposer, policy, rule, MANY, law))
     assert [image.codes for image in images] == known
-    return images, float(proposer.belief.weight)
+    return images, float(proposer.weight.value)
 
 
 def alone(name: str) -> list[Decoded]:
@@ -93,33 +91,46 @@ def test_a_drafter_that_is_right_comes_to_be_believed(name: str) -> None:
     assert sum(len(image.steps) for image in images) < 0.9 * sum(len(image.steps) for image in alone(name))
 
 
-def test_belief_wants_more_than_luck() -> None:
+def test_a_weight_wants_more_than_luck() -> None:
     """Trees of four images; the last has no draft, and does not count."""
-    belief, choice = Belief(CPU), torch.tensor([5, 5, 6, 5])
+    weight, choice = DrafterWeight(CPU), torch.tensor([5, 5, 6, 5])
     guesses = torch.tensor([[4, 5, 4, 4, 4]]).expand(4, -1)  # the second weight's is right where code 5 comes
-    alone = root_only_tree(torch.zeros(4, dtype=torch.int64))
-    pair = torch.tensor([[True, True]] * 3 + [[True, False]])
-    tree = replace(alone, valid=pair, guesses=guesses)
-    belief.observe(alone, choice)
-    assert belief.wins.sum() == 0
-    turns = 0
-    while not belief.weight:
-        belief.observe(tree, choice)
+    drafted, turns = torch.tensor([[True]] * 3 + [[False]]), 0
+    while not weight.value:
+        weight.observe(guesses, drafted, choice)
         turns += 1
-        assert belief.wins.tolist() == [0.0, 2.0 * turns, 0.0, 0.0, 0.0] and not belief.losses.any()
+        assert weight.wins.tolist() == [0.0, 2.0 * turns, 0.0, 0.0, 0.0] and not weight.losses.any()
     assert 2 * turns > MARGIN**2 >= 2 * (turns - 1)  # n wins of n lie n beyond none, of spread sqrt(n)
-    assert float(belief.weight) == pytest.approx(WEIGHTS[1])
-    for _ in range(turns):  # the stale law alone is right where the second weight is not
-        belief.observe(replace(tree, guesses=9 - guesses), choice)
-    assert belief.losses[1] == belief.wins[1] and float(belief.weight) == 0
+    assert float(weight.value) == pytest.approx(WEIGHTS[1])
+    for _ in range(turns):  # the cache alone is right where the second weight is not
+        weight.observe(9 - guesses, drafted, choice)
+    assert weight.losses[1] == weight.wins[1] and float(weight.value) == 0
 
 
 def test_what_counts_is_the_targets_choice_whatever_a_relaxed_rule_took() -> None:
     """The target chose code 4 after the root, and child 1 was taken in its place."""
-    law, stale = LAWS["sampled"], CandidateCache(GRID, 1, 2, "above", CODES, CPU)
-    proposer = HybridProposer(Foreseeing([[]], 0, 1), law, stale, Calibration(2, CPU), 1)
+    law, cache = LAWS["sampled"], CandidateCache(GRID, 1, 2, "above", CODES, CPU)
+    proposer = HybridProposer(Foreseeing([[]], 0, 1), law, cache, 1)
     proposer.prefill(0, None, Prefix(torch.zeros(1, CODES), [torch.zeros(1, 3)]), torch.tensor(1))
-    tree = replace(lone_siblings(), guesses=torch.tensor([[1, 4, 4, 4, 4]]))
+    proposer._guesses = torch.tensor([[1, 4, 4, 4, 4]])
     laws = favour([4, 2, 4, 5, 8])
-    proposer.observe(tree, laws, laws, torch.zeros(1, 1, 5, 3), verdict([0, 1], [1, 2]))
-    assert proposer.belief.wins.tolist() == [0.0, 1.0, 1.0, 1.0, 1.0] and not proposer.belief.losses.any()
+    proposer.observe(lone_siblings(), laws, torch.zeros(1, 1, 5, 3), verdict([0, 1], [1, 2]))
+    assert proposer.weight.wins.tolist() == [0.0, 1.0, 1.0, 1.0, 1.0] and not proposer.weight.losses.any()
+
+
+@pytest.mark.parametrize("name", ["sampled", "greedy", "filtered"])
+def test_no_two_children_of_a_node_share_a_code(name: str) -> None:
+    """Two would both be hits of the coupled rule, and the walk takes at most one child per node."""
+    target, law = make_target(2, LAWS[name].branches), LAWS[name]
+    policy, rule = Fixed(TreeShape(6, 4, 30)), Coupled(Noise(CODES, silent=law.greedy))
+    steps = speculative_steps(target, hybrid(target, law, 2, 4), policy, rule, IMAGES, law)
+    seen = [step.tree for step in steps]
+    assert len(seen) > 10 and max(tree.nodes for tree in seen) > 12
+    for grown in seen:
+        for image in range(2):
+            nodes = grown.valid[image].nonzero().flatten().tolist()[1:]
+            named = [(int(grown.parents[image, n]), int(grown.codes[image, n])) for n in nodes]
+            assert len(set(named)) == len(named)
+            assert all(int(grown.parents[image, n]) < n for n in nodes)
+            above = grown.depths[image][grown.parents[image, nodes]]
+            assert torch.equal(above + 1, grown.depths[image, nodes])

@@ -23,9 +23,9 @@ MAY_IMPORT = {  # main -> cli -> eval, training -> adt_tree.pipeline, models -> 
 # What backbones take from the method: its protocols, value types, defaults and two helpers; no loop, policy
 # or rule but one, which draws the codes along which a drafter's token shift is measured.
 FOR_MODELS = {
-    ("adt_tree.roles", None), ("adt_tree.tree", None), ("adt_tree.grid", None), ("adt_tree.passes", None),
+    ("adt_tree.roles", None), ("adt_tree.tree", None), ("adt_tree.grid", None),
     ("adt_tree.verify", "Verdict"), ("adt_tree.sampling", "Sampling"), ("adt_tree.relax", "nearest_table"),
-    ("adt_tree.transfer", "to_device"), ("adt_tree.policy", "TreeShape"), ("adt_tree.policy", "AdaptiveTree"),
+    ("adt_tree.policy", "TreeShape"), ("adt_tree.policy", "AdaptiveTree"),
     ("adt_tree.policy", "BUDGET"), ("adt_tree.policy", "SELF_DRAFTED"), ("adt_tree.policy", "self_drafted"),
     ("adt_tree.noise", "Noise"), ("adt_tree.sampling", "log_probs"), ("adt_tree.verify", "Coupled"),
 }  # fmt: skip

@@ -75,9 +75,9 @@ def test_a_layer(kv_heads: int, qk_norm: bool, input_norm: bool) -> None:
     packed = PackedBlock(block)
     torch.testing.assert_close(packed.causal(x, turn), whole, rtol=1e-4, atol=1e-4)
     cache = KVCache.allocate(1, 2, 20, kv_heads, 12, torch.float32, x.device)
-    span = cache.span(torch.arange(9).expand(2, -1), chain_mask(9, x.device).expand(2, -1, -1), reach=0)
+    meta = cache.metadata(torch.arange(9).expand(2, -1), chain_mask(9, x.device).expand(2, -1, -1), 0)
     flat = turn.expand(2, -1, -1, -1).flatten(0, 1)
-    got = packed(x.flatten(0, 1), flat, 0, cache, span)
+    got = packed(x.flatten(0, 1), flat, 0, cache, meta)
     torch.testing.assert_close(got.view_as(x), whole, rtol=1e-4, atol=1e-4)
 
 
@@ -111,9 +111,9 @@ def test_a_layer_in_bf16_is_nearer_fp32_than_torchs(qk_norm: bool) -> None:
     whole = exact.causal(x.float(), turn)
     dtype = cache_dtype(rough.mlp.down.weight)
     cache = KVCache.allocate(1, 2, 50, 6, 32, dtype, x.device)
-    span = cache.span(torch.arange(40).expand(2, -1), chain_mask(40, x.device).expand(2, -1, -1), reach=0)
+    meta = cache.metadata(torch.arange(40).expand(2, -1), chain_mask(40, x.device).expand(2, -1, -1), 0)
     flat = turn.expand(2, -1, -1, -1).flatten(0, 1)
-    cached = packed(x.flatten(0, 1), flat, 0, cache, span).view_as(x)
+    cached = packed(x.flatten(0, 1), flat, 0, cache, meta).view_as(x)
     assert dtype == torch.float32 and cached.dtype == torch.bfloat16
     found = (packed.causal(x, turn), cached, rough.causal(x, turn))
     *ours, torchs = [(out.float() - whole).pow(2).mean().sqrt() for out in found]

@@ -88,7 +88,7 @@ def test_through_the_cache(recorded: Recorded) -> None:
     close(scored.logits[:, 0, :, columns], known["logits"][:, PROMPT:PREFIX])
     close(scored.features[:, 0], known["hidden"][:, PROMPT:PREFIX])
     order = torch.arange(len(committed))[None]
-    target.commit(Verdict(order, torch.tensor([len(committed)]), order), scored)
+    target.commit(tree, Verdict(order, torch.tensor([len(committed)]), order))
 
     parents = known["tree_parents"].clamp_min(0)[None]
     depths = (known["tree_position_ids"][0] - known["tree_position_ids"][0, 0])[None]

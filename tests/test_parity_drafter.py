@@ -9,18 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from adt_tree.eagle import StaticGrowth, Stem, grow_dynamic
+from adt_tree.eagle import DraftState, StaticGrowth, grow_dynamic
 from adt_tree.grid import Grid
 from adt_tree.policy import TreeShape
 from adt_tree.roles import Drafter, Prefix
 from adt_tree.sampling import Sampling, guide, log_probs
-from adt_tree.tree import STATIC_TREES, DraftTree, StaticTree
+from adt_tree.tree import STATIC_TREES, BatchShapes, DraftTree, StaticTree
 from models.drafter import EagleDrafter
 from models.target import ARTarget, Prompt
 from tests.golden import FIRST_CODE, UNCONDITIONAL, Anole, anole, tensors
 
 CODES, SHAPE = 8192, TreeShape(5, 10, 58)
-BOUNDS = (58, 5, 10)
 SAMPLING = Sampling(temperature=0.0, guidance=3.0)
 ONE = torch.ones(1, dtype=torch.int64)
 
@@ -43,11 +42,9 @@ class Recorder:
     drafter: EagleDrafter
     levels: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
-    def expand(
-        self, codes: Tensor, features: Tensor, ancestors: Tensor, depth: int, reach: int
-    ) -> tuple[Tensor, Tensor]:
+    def expand(self, codes: Tensor, features: Tensor, ancestors: Tensor, depth: int) -> tuple[Tensor, Tensor]:
         """As Drafter.expand."""
-        logits, hidden = self.drafter.expand(codes, features, ancestors, depth, reach)
+        logits, hidden = self.drafter.expand(codes, features, ancestors, depth)
         self.levels.append((codes[0], hidden[:, 0]))
         return logits, hidden
 
@@ -63,12 +60,12 @@ def started(models: Anole, cycle: dict[str, Tensor]) -> EagleDrafter:
 
 
 def extend(
-    drafter: EagleDrafter, cycle: dict[str, Tensor], pairs: int, reach: int, columns: Tensor
+    drafter: EagleDrafter, cycle: dict[str, Tensor], pairs: int, committed: int, columns: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Feed the cycle's new pairs; compare features and guided logits; returns the growth's start."""
     codes = cycle["input_ids"][:1, -pairs:].long() - FIRST_CODE
     hidden = cycle["target_hidden"][:, None, -pairs:]
-    logits, feature = drafter.extend(hidden, codes, ONE * pairs, [reach])
+    logits, feature = drafter.extend(hidden, codes, ONE * pairs, [committed])
     close(feature[:, 0], cycle["prefix_hidden_out"][:, -1])
     close(guide(logits, 3.0)[0, columns], cycle["root_cfg_logits_at_columns"])
     return log_probs(logits, SAMPLING), feature
@@ -94,14 +91,12 @@ def check_levels(recorder: Recorder, cycle: dict[str, Tensor]) -> None:
     assert len(recorder.levels) == 4
 
 
-def grow(
-    growth: Any, recorder: Drafter, start: tuple[Tensor, Tensor], cycle: dict[str, Tensor], reach: int
-) -> DraftTree:
+def grow(growth: Any, recorder: Drafter, start: tuple[Tensor, Tensor], cycle: dict[str, Tensor]) -> DraftTree:
     """The tree below the cycle's last code."""
     root = cycle["input_ids"][0, -1:].long() - FIRST_CODE
-    limits = torch.tensor([[SHAPE.depth, SHAPE.width, SHAPE.budget]])
     silent = torch.zeros(1, SHAPE.depth + 1, CODES)
-    return growth(recorder, SAMPLING, Stem(*start, root, BOUNDS, limits, silent, reach))
+    shapes = BatchShapes.of([SHAPE], root.device)
+    return growth(recorder, SAMPLING, DraftState(*start, root, shapes, silent))
 
 
 def check_tree(tree: DraftTree, cycle: dict[str, Tensor]) -> None:
@@ -139,7 +134,7 @@ def test_cycles(models: Anole, name: str, prompt: int) -> None:
         start = extend(drafter, cycle, pairs, committed, columns)
         committed += pairs
         growth = grow_dynamic if static is None else StaticGrowth(static, False, torch.device("cpu"))
-        tree = grow(growth, recorder, start, cycle, committed)
+        tree = grow(growth, recorder, start, cycle)
         check_levels(recorder, cycle)
         if static is None:
             check_tree(tree, cycle)

@@ -94,9 +94,10 @@ def test_tree_pass() -> None:
     target.prefill(0, model.openings()[0])
     prefix = recorded["tree_prefix_tokens"][None]
     assert prefix.tolist() == tokens[:1, :10].tolist()
-    scored = target.forward(chain(prefix), [0])
+    before = chain(prefix)
+    scored = target.forward(before, [0])
     close(scored.features[:, 0], recorded["teacher_hidden_first24"][[0, 2], :10])
-    target.commit(Verdict(torch.arange(10)[None], torch.tensor([10]), prefix), scored)
+    target.commit(before, Verdict(torch.arange(10)[None], torch.tensor([10]), prefix))
     mask = recorded["tree_mask"].bool()[None]
     depths = recorded["tree_position_ids_relative"].long()[None]
     codes = recorded["tree_tokens"].long()

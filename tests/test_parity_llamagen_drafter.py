@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from adt_tree.decode import speculative
-from adt_tree.eagle import EagleProposer, StaticGrowth, Stem, grow_dynamic
+from adt_tree.eagle import DraftState, EagleProposer, StaticGrowth, grow_dynamic
 from adt_tree.method import row_order
 from adt_tree.noise import Noise
 from adt_tree.policy import Fixed, TreeShape
@@ -17,13 +17,12 @@ from adt_tree.records import Decoded
 from adt_tree.relax import Relaxation
 from adt_tree.roles import Prefix, Request
 from adt_tree.sampling import Sampling, guide, log_probs
-from adt_tree.tree import STATIC_TREES, StaticTree
+from adt_tree.tree import STATIC_TREES, BatchShapes, StaticTree
 from adt_tree.verify import Coupled, GreedyRelaxed
 from models.drafter import EagleDrafter
 from tests.golden import LlamaGen, close, llamagen, tensors
 
 CODES, SHAPE = 256, TreeShape(5, 10, 58)
-BOUNDS = (58, 5, 10)
 SAMPLING = Sampling(temperature=0.0, guidance=3.0)
 ONE = torch.ones(1, dtype=torch.int64)
 SPARE = 6  # codes behind the recorded ones, so that no tree that is compared is cut
@@ -77,7 +76,7 @@ def test_cycles(model: LlamaGen, prompt: int, run: str, tree: str) -> None:
     drafter.prefill(0, opening, Prefix(torch.empty(0), features))
     static = None if tree == "dynamic" else StaticTree(STATIC_TREES[tree])
     growth = grow_dynamic if static is None else StaticGrowth(static, False, torch.device("cpu"))
-    limits, committed = torch.tensor([[SHAPE.depth, SHAPE.width, SHAPE.budget]]), 0
+    shapes, committed = BatchShapes.of([SHAPE], torch.device("cpu")), 0
     recorded = cycles(f"{run}.{tree}")
     for number, cycle in enumerate(recorded):
         hidden = cycle["target_hidden"] if number else torch.stack([f[-1:] for f in features])
@@ -87,8 +86,8 @@ def test_cycles(model: LlamaGen, prompt: int, run: str, tree: str) -> None:
         committed += pairs
         close(guide(logits, 3.0)[0], cycle["root_cfg_logits"])
         silent = torch.zeros(1, SHAPE.depth + 1, CODES)
-        stem = Stem(log_probs(logits, SAMPLING), feature, codes[:, -1], BOUNDS, limits, silent, committed)
-        drafted = growth(drafter, SAMPLING, stem)
+        state = DraftState(log_probs(logits, SAMPLING), feature, codes[:, -1], shapes, silent)
+        drafted = growth(drafter, SAMPLING, state)
         if static is None:
             assert drafted.codes[0].tolist() == cycle["tree_tokens"].tolist()
             assert drafted.parents[0].tolist() == cycle["tree_parents"].clamp_min(0).tolist()

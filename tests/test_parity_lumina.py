@@ -17,9 +17,9 @@ from adt_tree.self_draft import SelfDraftProposer
 from adt_tree.verify import Coupled
 from models.drafter import DrafterNet, EagleDrafter
 from models.layouts.chameleon import decoder_config, from_chameleon
-from models.line_drafter import LineDrafter
-from models.lines import LineTarget, tokens_in
 from models.lumina_mgpt import SIZES, grid_of
+from models.separator_drafter import SeparatorDrafter
+from models.separators import SeparatorTarget, tokens_in
 from models.target import ARTarget, Prompt
 from models.transformer import Decoder
 from tests.golden import FIRST_CODE, anole, close, tensors, values
@@ -57,13 +57,15 @@ def models() -> tuple[Decoder, DrafterNet]:
     return decoder.eval().requires_grad_(False), models.net
 
 
-def drafting(kind: str, net: DrafterNet, target: LineTarget, law: Sampling) -> tuple[Proposer, TreeShape]:
+def drafting(
+    kind: str, net: DrafterNet, target: SeparatorTarget, law: Sampling
+) -> tuple[Proposer, TreeShape]:
     """A proposer and its trees."""
     if kind == "jacobi":
         return SelfDraftProposer(
             CandidateCache(target.grid, 1, 3, "above", target.num_codes, target.device)
         ), TreeShape(9, 3, 20)
-    drafter = LineDrafter(EagleDrafter(net, target.tokens, 11, 4), target)
+    drafter = SeparatorDrafter(EagleDrafter(net, target.tokens, 11, 4), target)
     return EagleProposer(drafter, law, grow_dynamic, 1), TreeShape(5, 4, 14)
 
 
@@ -77,7 +79,7 @@ def test_greedy_tokens(models: tuple[Decoder, DrafterNet], run: str, kind: str) 
     rows = rows if facts["w_grids"] == 24 else 2 * facts["h_grids"]
     law = Sampling(temperature=0.0, guidance=facts["cfg"])
     tokens = ARTarget(models[0], Grid(rows, width + 1), FIRST_CODE, CODES, 1, law.branches, 12, 2 * 21)
-    target = LineTarget(tokens, Grid(rows, width), ROW_END)
+    target = SeparatorTarget(tokens, Grid(rows, width), ROW_END)
     opening = [BEGIN, *(SIZES + 4 + facts[side] for side in ("h_grids", "w_grids"))]
     images = [Request("0", Prompt(recorded["prompt_ids"].tolist() + opening, opening), 0)]
     noise = Noise(CODES, silent=True)

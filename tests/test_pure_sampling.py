@@ -89,7 +89,7 @@ def test_greedy_reads_the_unfiltered_guided_law() -> None:
     assert not Sampling(temperature=1e-4).greedy
 
 
-def test_law_is_fp32_for_bf16_logits() -> None:
+def test_distribution_is_fp32_for_bf16_logits() -> None:
     logits = torch.tensor([[0.1, 1.7, -0.3]]).bfloat16()
     assert torch.equal(log_probs(logits, Sampling(guidance=1.0)), logits.float()[0].log_softmax(-1))
 

@@ -6,22 +6,24 @@ import pytest
 import torch
 from torch import Tensor
 
+from adt_tree.policy import TreeShape
 from adt_tree.tree import (
     MC_SIM_7B_63,
     NAIVE_EXTEND_57,
     STATIC_TREES,
+    BatchShapes,
     DraftTree,
     Pool,
     StaticTree,
     ancestor_mask,
     chain,
-    leaves_mask,
+    leafy_chain_mask,
     root_only_tree,
     select,
 )
 from tests.golden import values
 
-INF = float("inf")
+INF, CPU = float("inf"), torch.device("cpu")
 
 
 def slow_ancestors(parents: list[int]) -> Tensor:
@@ -49,15 +51,15 @@ def test_ancestor_mask(seed: int) -> None:
         assert torch.equal(mask[row], slow_ancestors(parents))
 
 
-def test_leaves_mask() -> None:
+def test_leafy_chain_mask() -> None:
     """A chain of three that four leaves hang from, and padding below the root."""
     parents = torch.tensor([[0, 0, 1, 2, 0, 1, 2, 3, 0]])
-    assert torch.equal(leaves_mask(parents), ancestor_mask(parents, 4))
+    assert torch.equal(leafy_chain_mask(parents), ancestor_mask(parents, 4))
     branching = torch.tensor([[0, 0, 0, 2]])  # node 2 is no chain's
-    assert not torch.equal(leaves_mask(branching), ancestor_mask(branching, 2))
+    assert not torch.equal(leafy_chain_mask(branching), ancestor_mask(branching, 2))
 
 
-def test_lone_roots() -> None:
+def test_root_only_trees() -> None:
     tree = root_only_tree(torch.tensor([5, 9]))
     assert tree.codes.tolist() == [[5], [9]]
     assert tree.nodes == 1
@@ -72,11 +74,10 @@ DEPTHS = torch.tensor([1, 1, 1, 2, 2, 2, 2])
 CODES = torch.tensor([[10, 11, 12, 20, 21, 22, 23]])
 
 
-def pick(scores: list[float], budget: int, most: int | None = None) -> DraftTree:
+def pick(scores: list[float], budget: int) -> DraftTree:
     """Select from the pool."""
-    bounds = (budget if most is None else most, 2, 3)
     pool = Pool(CODES, torch.tensor([scores]), PARENTS, DEPTHS)
-    return select(pool, torch.tensor([budget]), torch.tensor([7]), bounds)
+    return select(pool, BatchShapes.of([TreeShape(2, 3, budget)], CPU), torch.tensor([7]))
 
 
 def test_select_takes_the_best() -> None:
@@ -112,7 +113,8 @@ def test_select_pads_smaller_images_with_invalid_leaves() -> None:
     )
     two = [x.expand(2, -1) for x in (CODES, PARENTS)]
     roots = torch.tensor([7, 8])
-    tree = select(Pool(two[0], scores, two[1], DEPTHS), torch.tensor([2, 5]), roots, (5, 2, 3))
+    shapes = BatchShapes.of([TreeShape(2, 3, 2), TreeShape(2, 3, 5)], CPU)
+    tree = select(Pool(two[0], scores, two[1], DEPTHS), shapes, roots)
     assert tree.valid.sum(1).tolist() == [3, 4]
     assert tree.codes[0, :3].tolist() == [7, 10, 20]
     assert tree.codes[1, :4].tolist() == [8, 10, 11, 22]

@@ -65,11 +65,11 @@ def test_a_chain_is_the_network_over_the_sequence(model: Model, name: str) -> No
     drafter.prefill(0, opening, prefix)
     one = torch.ones(1, dtype=torch.int64)
     drafter.extend(own, torch.tensor([codes[:1]]), one, [0])
-    _, feature = drafter.extend(new, torch.tensor([codes[1:4]]), 3 * one, [1])
+    _, feature = drafter.extend(new, torch.tensor([codes[1:4]]), 3 * one, [4])
     chain = [feature[:, 0]]
     for depth, code in enumerate(codes[4:]):
         seen = torch.ones(1, 1, depth + 1, dtype=torch.bool)
-        _, feature = drafter.expand(torch.tensor([[code]]), feature.view(2, 1, 1, -1), seen, depth, 4)
+        _, feature = drafter.expand(torch.tensor([[code]]), feature.view(2, 1, 1, -1), seen, depth)
         chain.append(feature[:, 0, 0])
     for branch in range(2):
         tokens = opening.tokens(branch) + [code + model.first_code for code in codes]

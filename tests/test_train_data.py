@@ -135,7 +135,7 @@ def decoded_features(model: Model, opening: Any, codes: list[int]) -> list[torch
         scored = target.forward(tree, [place])
         for branch, rows in enumerate(found):
             rows.append(scored.features[branch, 0])
-        target.commit(Verdict(zero[:, None], zero + 1, zero[:, None]), scored)
+        target.commit(tree, Verdict(zero[:, None], zero + 1, zero[:, None]))
     return [torch.cat(rows) for rows in found]
 
 

@@ -94,7 +94,7 @@ def decoded_levels(
     for depth in range(3):
         code = codes[None, ENTRIES + depth, None]
         seen = torch.ones(1, 1, depth + 1, dtype=torch.bool)
-        _, grown = decoding.expand(code, levels[-1][None, None, None], seen, depth, reach=ENTRIES)
+        _, grown = decoding.expand(code, levels[-1][None, None, None], seen, depth)
         levels.append(grown[0, 0, 0])
     return levels
 
@@ -166,7 +166,7 @@ def test_the_first_step_drafts_as_decoding_does(
         tree = root_only_tree(root)
         scored = target.forward(tree, [cell])
         features, log_p = scored.features, log_probs(scored.logits, GREEDY)
-        target.commit(rule(tree, log_p, log_p, zero, zero + cell + 1), scored)
+        target.commit(tree, rule(tree, log_p, log_p, zero, zero + cell + 1))
 
 
 @torch.no_grad()

@@ -16,14 +16,13 @@ from adt_tree.policy import INITS, Fixed
 from adt_tree.records import Decoded
 from adt_tree.roles import Request, Target
 from adt_tree.sampling import Sampling
-from adt_tree.transfer import to_device
-from adt_tree.tree import STATIC_TREES, DraftTree
+from adt_tree.tree import STATIC_TREES, DraftTree, to_device
 from adt_tree.verify import Coupled, Verdict
-from models.lines import LineTarget
-from tests import test_engine_lines as lines
+from models.separators import SeparatorTarget
+from tests import test_engine_separators as separators
 from tests.reads import Reads
 from tests.test_engine import ADAPT, CODES, GRID, IMAGES, LAWS, Method, coupled, make_target, sampled_methods
-from tests.test_jacobi import ADAPTIVE, SHAPES, hybrid, self_drafter
+from tests.test_self_draft import ADAPTIVE, SHAPES, hybrid, self_drafter
 
 SLOTS = 2
 Decode = Callable[[list[Request]], Iterator[Decoded]]
@@ -80,12 +79,12 @@ def test_drafter_network(method: Method) -> None:
 
 @pytest.mark.parametrize("law", ["sampled", "greedy unguided"])
 @pytest.mark.parametrize("shape", [*SHAPES, *ADAPTIVE])
-@pytest.mark.parametrize("kind", ["jacobi", "hybrid"])
+@pytest.mark.parametrize("kind", ["self-draft", "hybrid"])
 def test_self_drafting(kind: str, shape: str, law: str) -> None:
     target = make_target(SLOTS, LAWS[law].branches)
     policy = ADAPTIVE[shape](ADAPT, SLOTS) if shape in ADAPTIVE else Fixed(SHAPES[shape])
     proposer = (
-        self_drafter(GRID, SLOTS, 5, "both") if kind == "jacobi" else hybrid(target, LAWS[law], SLOTS, 5)
+        self_drafter(GRID, SLOTS, 5, "both") if kind == "self-draft" else hybrid(target, LAWS[law], SLOTS, 5)
     )
     log, cycles = waits(
         target, speculated(target, proposer, policy, coupled(LAWS[law]), LAWS[law]), IMAGES[:SLOTS]
@@ -93,14 +92,14 @@ def test_self_drafting(kind: str, shape: str, law: str) -> None:
     assert log == ["tolist"] * cycles
 
 
-@pytest.mark.parametrize("kind", ["dynamic", "static", "jacobi"])
+@pytest.mark.parametrize("kind", ["dynamic", "static", "self-draft"])
 def test_row_ends(kind: str) -> None:
     law = Sampling()
-    target = lines.make_target(SLOTS, law.branches, Grid(4, 4))
-    proposer, shape = lines.proposer_of(kind, target, law)
-    assert isinstance(target, LineTarget)
+    target = separators.make_target(SLOTS, law.branches, Grid(4, 4))
+    proposer, shape = separators.proposer_of(kind, target, law)
+    assert isinstance(target, SeparatorTarget)
     decode = speculated(target, proposer, Fixed(shape), coupled(law), law)
-    log, cycles = waits(target, decode, lines.IMAGES[:SLOTS])
+    log, cycles = waits(target, decode, separators.IMAGES[:SLOTS])
     assert log == ["tolist"] * cycles
 
 

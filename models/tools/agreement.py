@@ -66,7 +66,7 @@ def agreement(model: Model, guidance: float) -> dict[str, float]:
         log_p, position = log_probs(scored.logits, sampling), zero + cell + 1
         perturbed = log_p + rule.noise.gumbel(zero, position[:, None])
         verdict = rule(tree, log_p, perturbed, zero, position)
-        target.commit(verdict, scored)
+        target.commit(tree, verdict)
         code, features = verdict.codes[:, 0], scored.features
         for name, q in drafted.items():
             shares[name] += float(torch.minimum(q, log_p[0, 0].exp()).sum()) / cells

@@ -21,7 +21,16 @@ from adt_tree.records import Decoded
 from adt_tree.sampling import Sampling
 from adt_tree.tree import STATIC_TREES, DraftTree, StaticTree
 from adt_tree.verify import Coupled, Rejection, Rule, Verdict, verdict_from_hits
-from tests.tabular import CODES, CPU, TabularDrafter, TabularTarget, deviation, image_law, requests, table
+from tests.tabular import (
+    CODES,
+    CPU,
+    TabularDrafter,
+    TabularTarget,
+    deviation,
+    image_distribution,
+    requests,
+    table,
+)
 
 LENGTH, IMAGES, SLOTS, LIMIT = 4, 4096, 256, 4.0
 GRIDS = {"row": Grid(1, 4), "square": Grid(2, 2)}
@@ -67,7 +76,7 @@ class Setup:
 
     def law(self) -> Tensor:
         """What images must follow."""
-        return image_law(self.tables()[0], self.sampling, LENGTH)
+        return image_distribution(self.tables()[0], self.sampling, LENGTH)
 
     def speculate(self, rule: Rule, images: int = IMAGES, keep_q: bool = False) -> Iterator[Decoded]:
         """Images of the speculative loop."""

@@ -22,8 +22,8 @@ from adt_tree.self_draft import SelfDraftProposer
 from adt_tree.tree import STATIC_TREES, DraftTree, StaticTree, ancestor_mask
 from adt_tree.verify import Coupled, Verdict
 from models.drafter import EagleDrafter
-from models.line_drafter import LineDrafter
-from models.lines import LineTarget
+from models.separator_drafter import SeparatorDrafter
+from models.separators import SeparatorTarget
 from models.target import ARTarget, Prompt
 from tests.test_engine import CODES, FIRST, decoder, net, path_to, random_tree
 
@@ -35,11 +35,11 @@ IMAGES = [
 LAWS = {"sampled": Sampling(), "greedy": Sampling(temperature=0.0), "unguided": Sampling(guidance=1.0)}
 
 
-def make_target(slots: int, branches: int, grid: Grid) -> LineTarget:
+def make_target(slots: int, branches: int, grid: Grid) -> SeparatorTarget:
     """Over the random network of the engine's tests."""
     lines = Grid(grid.height, grid.width + 1)
     tokens = ARTarget(decoder(), lines, FIRST, CODES, slots, branches, MAX_PROMPT, 2 * MAX_NODES)
-    return LineTarget(tokens, grid, ROW_END)
+    return SeparatorTarget(tokens, grid, ROW_END)
 
 
 def chain(codes: list[int]) -> DraftTree:
@@ -85,18 +85,18 @@ def reference(law: str, height: int, width: int) -> list[list[int]]:
     return images
 
 
-def proposer_of(kind: str, target: LineTarget, law: Sampling) -> tuple[Proposer, TreeShape]:
+def proposer_of(kind: str, target: SeparatorTarget, law: Sampling) -> tuple[Proposer, TreeShape]:
     """A proposer and the shape of its trees."""
-    if kind == "jacobi":
-        stale = CandidateCache(target.grid, target.slots, 3, "above", target.num_codes, target.device)
-        return SelfDraftProposer(stale), TreeShape(9, 3, 20)
+    if kind == "self-draft":
+        cache = CandidateCache(target.grid, target.slots, 3, "above", target.num_codes, target.device)
+        return SelfDraftProposer(cache), TreeShape(9, 3, 20)
     static = StaticTree(STATIC_TREES["mc_sim_7b_63"])
     shape = TreeShape(static.depth, static.width, len(static.parents) - 1)
     growth = StaticGrowth(static, False, target.device)
     if kind == "dynamic":
         shape, growth = TreeShape(5, 4, 14), grow_dynamic
     tokens = EagleDrafter(net(), target.tokens, 2 * shape.depth + 1, shape.width)
-    return EagleProposer(LineDrafter(tokens, target), law, growth, target.slots), shape
+    return EagleProposer(SeparatorDrafter(tokens, target), law, growth, target.slots), shape
 
 
 def drawn(law: Sampling, slots: int, grid: Grid, kind: str) -> list[Decoded]:
@@ -111,7 +111,7 @@ def drawn(law: Sampling, slots: int, grid: Grid, kind: str) -> list[Decoded]:
 
 
 @pytest.mark.parametrize("slots", [1, 3])
-@pytest.mark.parametrize("kind", ["plain", "dynamic", "static", "jacobi"])
+@pytest.mark.parametrize("kind", ["plain", "dynamic", "static", "self-draft"])
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("sides", [(4, 4), (2, 6), (5, 1), (3, 2)])
 def test_images_are_those_of_the_definition(sides: tuple[int, int], law: str, kind: str, slots: int) -> None:
@@ -126,24 +126,24 @@ def test_trees_deeper_than_they_have_nodes(slots: int, shape: TreeShape) -> None
     grid, law = Grid(4, 4), LAWS["sampled"]
     room = 2 * (shape.budget + 1)
     tokens = ARTarget(decoder(), Grid(4, 5), FIRST, CODES, slots, law.branches, MAX_PROMPT, room)
-    target = LineTarget(tokens, grid, ROW_END)
+    target = SeparatorTarget(tokens, grid, ROW_END)
     proposer = SelfDraftProposer(CandidateCache(grid, slots, shape.width, "above", CODES, target.device))
     images = speculative(target, proposer, Fixed(shape), Coupled(Noise(CODES, silent=False)), IMAGES, law)
     assert [i.codes for i in sorted(images, key=lambda i: i.name)] == reference("sampled", 4, 4)
 
 
-def committed(target: LineTarget, seed: int) -> list[list[int]]:
+def committed(target: SeparatorTarget, seed: int) -> list[list[int]]:
     """Commit two random paths of different lengths in every slot; the codes committed."""
     taken: list[list[int]] = [[] for _ in range(target.slots)]
     for slot in range(target.slots):
         target.prefill(slot, IMAGES[slot].prompt)
     for turn in range(2):
         tree = random_tree(target.slots, 9, seed + turn)
-        scored = target.forward(tree, [*map(len, taken)])
+        target.forward(tree, [*map(len, taken)])
         paths = [path_to(tree, slot, (3 * slot + 5 * turn + 2) % 9) for slot in range(target.slots)]
         longest = max(map(len, paths))
         index = torch.tensor([path + [0] * (longest - len(path)) for path in paths])
-        target.commit(Verdict(index, torch.tensor([len(path) for path in paths]), index), scored)
+        target.commit(tree, Verdict(index, torch.tensor([len(path) for path in paths]), index))
         for slot, path in enumerate(paths):
             taken[slot] += tree.codes[slot, path].tolist()
     return taken
@@ -188,7 +188,7 @@ def said(tokens: list[int], drafted: list[int], width: int, codes: int) -> list[
 def test_the_drafter_reads_and_drafts_row_ends(width: int, step: int) -> None:
     """Its features are those of a pass over all pairs (feature, next token) of the token sequence."""
     target = make_target(1, 1, Grid(12 // width, width))
-    drafter = LineDrafter(EagleDrafter(net(), target.tokens, 9, 1), target)
+    drafter = SeparatorDrafter(EagleDrafter(net(), target.tokens, 9, 1), target)
     codes = [(7 * n + 3) % CODES for n in range(12)]
     prompt = IMAGES[0].prompt
     prefix = target.prefill(0, prompt)
@@ -201,7 +201,7 @@ def test_the_drafter_reads_and_drafts_row_ends(width: int, step: int) -> None:
         got = [feature[0, 0]]
         for depth, code in enumerate(codes[root + 1 : root + 4]):
             seen = torch.ones(1, 1, depth + 1, dtype=torch.bool)
-            _, grown = drafter.expand(torch.tensor([[code]]), feature[:, :, None], seen, depth, root)
+            _, grown = drafter.expand(torch.tensor([[code]]), feature[:, :, None], seen, depth)
             feature = grown[:, :, 0]
             got.append(feature[0, 0])
         tokens = prompt.conditional + with_ends(codes[:root], width) + [codes[root] + FIRST]
@@ -209,7 +209,8 @@ def test_the_drafter_reads_and_drafts_row_ends(width: int, step: int) -> None:
         expected = said(tokens, drafted, width, root + 1)
         torch.testing.assert_close(torch.stack(got), torch.stack(expected), atol=1e-5, rtol=1e-5)
         path = torch.arange(min(step, 10 - root))[None]
-        scored = target.forward(chain(codes[root : root + path.shape[1]]), [root])
-        target.commit(Verdict(path, torch.tensor([path.shape[1]]), path), scored)
+        tree = chain(codes[root : root + path.shape[1]])
+        scored = target.forward(tree, [root])
+        target.commit(tree, Verdict(path, torch.tensor([path.shape[1]]), path))
         features = scored.features
         root += path.shape[1]

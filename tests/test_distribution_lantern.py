@@ -14,7 +14,7 @@ from adt_tree.sampling import Sampling
 from adt_tree.tree import DraftTree, ancestor_mask
 from adt_tree.verify import Coupled, GreedyRelaxed, Rejection, Rule
 from tests.tabular import CODES
-from tests.test_law import NOISE, Setup
+from tests.test_distribution import NOISE, Setup
 
 GREEDY = Sampling(temperature=0.0, guidance=1.5)
 NOTHING = [(0, 0.5), (0, 3.0), (2, 0.0)]

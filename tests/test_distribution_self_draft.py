@@ -1,4 +1,4 @@
-"""The law of whole images drafted from stale choices, which depend on the very noise they are tested against.
+"""The distribution of images drafted from earlier choices, which depend on the very noise that tests them.
 
 A test passes at |z| < 4 with fixed seeds. Broken twins: noise of one position used at another.
 """
@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from adt_tree.calibrate import Calibration
 from adt_tree.candidates import CandidateCache
 from adt_tree.decode import speculative
 from adt_tree.hybrid import HybridProposer
@@ -23,22 +22,21 @@ from adt_tree.sampling import Sampling
 from adt_tree.self_draft import SelfDraftProposer
 from adt_tree.verify import Coupled, GreedyRelaxed, Rule
 from tests.tabular import CODES, CPU, TabularDrafter, deviation, requests
-from tests.test_jacobi import convinced
-from tests.test_law import COOL, FILTERED, GRIDS, LIMIT, NOISE, PLAIN, Setup, plain_codes
-from tests.test_law_lantern import GREEDY, NOTHING, TABLE
+from tests.test_distribution import COOL, FILTERED, GRIDS, LIMIT, NOISE, PLAIN, Setup, plain_codes
+from tests.test_distribution_lantern import GREEDY, NOTHING, TABLE
+from tests.test_self_draft import convinced
 
-KINDS, TREES = ("jacobi", "hybrid"), ("fixed", "horizontal")
+KINDS, TREES = ("self-draft", "hybrid"), ("fixed", "horizontal")
 IMAGES, WIDEST = 4096, 3
 
 
 def proposer(kind: str, setup: Setup) -> Proposer:
     """A fresh one for the tables' images."""
-    stale = CandidateCache(GRIDS[setup.grid], setup.slots, WIDEST, "above", CODES, CPU)
-    if kind == "jacobi":
-        return SelfDraftProposer(stale)
+    cache = CandidateCache(GRIDS[setup.grid], setup.slots, WIDEST, "above", CODES, CPU)
+    if kind == "self-draft":
+        return SelfDraftProposer(cache)
     drafter = TabularDrafter(setup.tables()[1])
-    calibration = Calibration(WIDEST, CPU)
-    return convinced(HybridProposer(drafter, setup.sampling, stale, calibration, setup.slots))
+    return convinced(HybridProposer(drafter, setup.sampling, cache, setup.slots))
 
 
 def speculate(kind: str, setup: Setup, rule: Rule, images: int = IMAGES) -> Iterator[Decoded]:

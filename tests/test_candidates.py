@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from adt_tree.seen import BELOW, LATE, LAWS, NEWEST, SeenLaws
+from adt_tree.candidates import BELOW, HISTORY, LATE, NEWEST, History
 
 POSITIONS, CODES, CPU = 3, 4, torch.device("cpu")
 
@@ -23,7 +23,7 @@ class Plain:
         for position, held in enumerate(self.laws[:-1]):
             mine = sorted(law for law in laws if law[1] == position)
             held[:0] = [(turn, above, codes, said) for _, _, above, codes, said in mine]
-            del held[LAWS:]
+            del held[HISTORY:]
 
     def best(self, position: int, above: int) -> int:
         """The best code of the newest law read below a code, else of the newest."""
@@ -43,7 +43,7 @@ class Plain:
 
 
 def passes(slots: int, nodes: int, seed: int) -> tuple[torch.Tensor, ...]:
-    """Laws of one pass as SeenLaws.write takes them, some at the position that is not kept."""
+    """Laws of one pass as History.write takes them, some at the position that is not kept."""
     rng = torch.Generator().manual_seed(seed)
     at = torch.randint(0, POSITIONS + 1, (slots, nodes), generator=rng)
     above = torch.randint(0, CODES, (slots, nodes), generator=rng)
@@ -53,11 +53,11 @@ def passes(slots: int, nodes: int, seed: int) -> tuple[torch.Tensor, ...]:
     return at, above, codes, said, order
 
 
-@pytest.mark.parametrize("nodes", [2, 9, 5 * LAWS])
+@pytest.mark.parametrize("nodes", [2, 9, 5 * HISTORY])
 def test_the_laws_around_a_position(nodes: int) -> None:
     """Passes of a few nodes, and of more for one position than are kept."""
     slots = 2
-    seen, plain = SeenLaws(POSITIONS, slots, 2, CPU), [Plain() for _ in range(slots)]
+    seen, plain = History(POSITIONS, slots, 2, CPU), [Plain() for _ in range(slots)]
     at = torch.arange(POSITIONS + 1).expand(slots, -1)
     for turn in range(30):
         laws = passes(slots, nodes, turn)
@@ -68,11 +68,11 @@ def test_the_laws_around_a_position(nodes: int) -> None:
         if turn == 20:
             seen.clear(1)
             plain[1] = Plain()
-        around = seen.around(at)
+        around = seen.entries(at)
         newest = around.newest()
         for code in range(CODES):
             above = torch.full_like(at, code)
-            below, (mixed, said) = around.below(above), around.mixed(above, CODES, CODES)
+            below, (mixed, said) = around.below(above), around.mixture(above, CODES, CODES)
             for slot, own in enumerate(plain):
                 for position in range(POSITIONS + 1):
                     held, here = own.laws[position], (slot, position)
@@ -86,9 +86,9 @@ def test_the_laws_around_a_position(nodes: int) -> None:
 
 
 def test_fewer_candidates_can_be_read() -> None:
-    seen = SeenLaws(1, 1, 3, CPU)
+    seen = History(1, 1, 3, CPU)
     zero = torch.zeros(1, 1, dtype=torch.int64)
     seen.write(zero, zero, torch.tensor([[[5, 6, 7]]]), torch.tensor([[[-1.0, -2.0, -3.0]]]), zero)
-    codes, said = seen.around(zero).mixed(zero, 2, 9)
+    codes, said = seen.entries(zero).mixture(zero, 2, 9)
     assert codes.tolist() == [[[5, 6]]]
     torch.testing.assert_close(said, torch.tensor([[[-1.0, -2.0]]]))

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from adt_tree.calibrate import Calibration
-from adt_tree.candidates import KEPT, SEED_CELLS, CandidateCache, Candidates, chain_scores, grow_chains
+from adt_tree.candidates import BELOW, LATE, NEWEST, SEED_CELLS, CandidateCache, Candidates, grow_chains
 from adt_tree.decode import speculative
 from adt_tree.grid import Grid
 from adt_tree.hybrid import WEIGHTS, HybridProposer
@@ -21,9 +20,8 @@ from adt_tree.records import Decoded
 from adt_tree.relax import Relaxation, nearest_table
 from adt_tree.roles import Proposer
 from adt_tree.sampling import Sampling
-from adt_tree.seen import BELOW, LATE, NEWEST
 from adt_tree.self_draft import SelfDraftProposer
-from adt_tree.tree import DraftTree, ancestor_mask
+from adt_tree.tree import BatchShapes, DraftTree, ancestor_mask
 from adt_tree.verify import Coupled, GreedyRelaxed, Rule, Verdict
 from models.drafter import EagleDrafter
 from models.target import ARTarget
@@ -41,25 +39,25 @@ def self_drafter(grid: Grid, slots: int, candidates: int, seed_cells: str) -> Se
 
 def convinced(proposer: HybridProposer) -> HybridProposer:
     """It believes its drafter whatever comes, so that the drafter's say is tested too."""
-    proposer.belief.wins[WEIGHTS.index(0.25)] = 1e9
+    proposer.weight.wins[WEIGHTS.index(0.25)] = 1e9
     return proposer
 
 
 def hybrid(target: ARTarget, law: Sampling, slots: int, candidates: int) -> HybridProposer:
     """A fresh proposer with the engine tests' drafter, which it believes."""
     drafter = EagleDrafter(net(), target, max(s.depth for s in SHAPES.values()), candidates)
-    stale = CandidateCache(GRID, slots, candidates, "above", CODES, CPU)
-    return convinced(HybridProposer(drafter, law, stale, Calibration(candidates, CPU), slots))
+    cache = CandidateCache(GRID, slots, candidates, "above", CODES, CPU)
+    return convinced(HybridProposer(drafter, law, cache, slots))
 
 
 def drafted(
-    law: Sampling, slots: int, policy: object, seed_cells: str = "above", kind: str = "jacobi"
+    law: Sampling, slots: int, policy: object, seed_cells: str = "above", kind: str = "self-draft"
 ) -> dict[str, Decoded]:
     """Images drafted without or with a network, by name."""
     rule = Coupled(Noise(CODES, silent=law.greedy))
     target = make_target(slots, law.branches)
     proposer: Proposer = (
-        self_drafter(GRID, slots, 5, seed_cells) if kind == "jacobi" else hybrid(target, law, slots, 5)
+        self_drafter(GRID, slots, 5, seed_cells) if kind == "self-draft" else hybrid(target, law, slots, 5)
     )
     return {image.name: image for image in speculative(target, proposer, policy, rule, IMAGES, law)}
 
@@ -67,14 +65,14 @@ def drafted(
 @pytest.mark.parametrize("slots", [1, 4])
 @pytest.mark.parametrize("name", LAWS)
 @pytest.mark.parametrize("shape", [*SHAPES, *ADAPTIVE])
-@pytest.mark.parametrize("kind", ["jacobi", "hybrid"])
+@pytest.mark.parametrize("kind", ["self-draft", "hybrid"])
 def test_images_are_those_of_plain_decoding(kind: str, shape: str, name: str, slots: int) -> None:
     law = LAWS[name]
     policy = ADAPTIVE[shape](ADAPT, slots) if shape in ADAPTIVE else Fixed(SHAPES[shape])
     expected = plain(law, 1)
     images = drafted(law, slots, policy, kind=kind)
     assert {n: i.codes for n, i in images.items()} == {n: i.codes for n, i in expected.items()}
-    assert all((image.drafter_calls == 0) == (kind == "jacobi") for image in images.values())
+    assert all((image.drafter_calls == 0) == (kind == "self-draft") for image in images.values())
 
 
 @pytest.mark.parametrize("seed_cells", SEED_CELLS)
@@ -84,12 +82,8 @@ def test_stale_choices_are_accepted_more_often_than_chance(seed_cells: str) -> N
     assert sum(len(image.codes) - 1 for image in images) / calls > 1.25
 
 
-@pytest.mark.parametrize("kind", ["jacobi", "hybrid"])
-def test_an_image_does_not_depend_on_the_last_one_in_its_slot(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """But for what all images share: the calibration."""
-    monkeypatch.setattr(Calibration, "observe", lambda *_: None)
+@pytest.mark.parametrize("kind", ["self-draft", "hybrid"])
+def test_an_image_does_not_depend_on_the_last_one_in_its_slot(kind: str) -> None:
     alone = drafted(LAWS["sampled"], 5, Fixed(SHAPES["tree"]), kind=kind)
     queued = drafted(LAWS["sampled"], 1, Fixed(SHAPES["tree"]), kind=kind)
     for name, image in alone.items():
@@ -104,8 +98,13 @@ def verdict(path: list[int], codes: list[int]) -> Verdict:
     return Verdict(torch.tensor([path + [0] * (4 - len(path))]), count, torch.tensor([codes + padding]))
 
 
+def shapes(*limits: int) -> BatchShapes:
+    """Of one image: depth, width and budget."""
+    return BatchShapes.of([TreeShape(*limits)], CPU)
+
+
 def silent(levels: int) -> torch.Tensor:
-    """No noise, as Below."""
+    """No noise, as NoiseBelow."""
     return torch.zeros(1, levels, CODES)
 
 
@@ -136,12 +135,12 @@ def test_the_next_chain_is_the_latest_law_on_the_best_path() -> None:
         2,
     )
     laws = favour([7, 2, 4, 5, 8, 2])
-    proposer.observe(tree, laws, laws, torch.empty(0), verdict([0, 4], [7, 8]))
-    grown = proposer.propose([TreeShape(2, 1, 2)], torch.tensor([8]), silent, [3])
+    proposer.observe(tree, laws, torch.empty(0), verdict([0, 4], [7, 8]))
+    grown = proposer.propose(shapes(2, 1, 2), torch.tensor([8]), silent, [3])
     # Positions 1 and 2 are committed; 3 comes from node 5 (below the accepted node), 4 from node 3 of the
     # chain.
     assert grown.codes.tolist() == [[8, 2, 5]]
-    wider = proposer.propose([TreeShape(2, 2, 3)], torch.tensor([8]), silent, [3])
+    wider = proposer.propose(shapes(2, 2, 3), torch.tensor([8]), silent, [3])
     assert wider.codes.tolist() == [[8, 2, 5, 4]]  # node 2 read position 3 as well, and said 4
 
 
@@ -149,34 +148,20 @@ def test_a_chain_comes_first_and_its_alternatives_by_their_paths() -> None:
     """Two levels of three candidates, the last of the second level missing: the chain, then two and one; a
     second image whose tree may be one deep and two wide."""
     gain = torch.tensor([[[0.5, 0.25, 0.1], [0.8, 0.1, 0.0]]]).log().expand(2, -1, -1)
-    deep, wide = torch.tensor([2, 1]), torch.tensor([3, 2])
-    scores = chain_scores(gain, deep, wide)
-    assert scores[0].exp()[[1, 2, 4]].tolist() == pytest.approx([0.25, 0.1, 0.05])
-    assert scores[0, 0] > scores[0, 3] > KEPT / 2 and not scores[0, 5].isfinite()
-    assert scores[1].isfinite().tolist() == [True, True, False, False, False, False]
-    codes, bins = (
-        x.view(1, 2, 3).expand(2, -1, -1) for x in (torch.tensor([5, 6, 1, 7, 8, 2]), torch.arange(6))
-    )
-    roots, found = torch.tensor([9, 4]), Candidates(codes, gain, torch.zeros_like(codes))
-    whole = grow_chains(found, gain, bins, torch.tensor([[2, 3, 9], [1, 2, 9]]), (9, 2, 3), roots)
+    codes = torch.tensor([5, 6, 1, 7, 8, 2]).view(1, 2, 3).expand(2, -1, -1)
+    found, roots = Candidates(codes, gain), torch.tensor([9, 4])
+    whole = grow_chains(found, BatchShapes.of([TreeShape(2, 3, 9), TreeShape(1, 2, 9)], CPU), roots)
     assert whole.codes[0, :6].tolist() == [9, 5, 7, 6, 1, 8] and whole.codes[1, :3].tolist() == [4, 5, 6]
     assert whole.valid.sum(dim=1).tolist() == [6, 3]
-    assert whole.parents[0].tolist() == [0, 0, 1, 0, 0, 1, 0] and whole.depths[0, :6].tolist() == [
-        0,
-        1,
-        2,
-        1,
-        1,
-        2,
-    ]
-    assert whole.bins is not None and whole.bins[0, 1:6].tolist() == [0, 3, 1, 2, 4]
-    for tree in (
-        whole,
-        grow_chains(found, gain, None, torch.tensor([[2, 3, 3], [1, 2, 1]]), (3, 2, 3), roots),
-    ):
+    assert whole.parents[0].tolist() == [0, 0, 1, 0, 0, 1, 0]
+    assert whole.depths[0, :6].tolist() == [0, 1, 2, 1, 1, 2]
+    said = whole.confidence[0, :6].exp()  # of the path: the root, 0.5, 0.5 * 0.8, 0.25, 0.1, 0.5 * 0.1
+    assert said.tolist() == pytest.approx([1, 0.5, 0.4, 0.25, 0.1, 0.05])
+    small = grow_chains(found, BatchShapes.of([TreeShape(2, 3, 3), TreeShape(1, 2, 1)], CPU), roots)
+    for tree in (whole, small):
         assert torch.equal(tree.ancestors, ancestor_mask(tree.parents, 2))
         assert tree.codes[0, :4].tolist() == [9, 5, 7, 6] and tree.codes[1, :2].tolist() == [4, 5]
-    assert tree.nodes == 4 and tree.valid.sum(dim=1).tolist() == [4, 2]
+    assert small.nodes == 4 and small.valid.sum(dim=1).tolist() == [4, 2]
 
 
 def lone_siblings() -> DraftTree:
@@ -193,8 +178,8 @@ def test_where_all_siblings_failed_the_main_chains_law_is_kept() -> None:
     """Code 6 is committed beside 1, whose law says 2, and 7, whose law says 4."""
     proposer = self_drafter(Grid(3, 5), 1, 2, "above")
     laws = favour([6, 2, 4, 5, 8])
-    proposer.observe(lone_siblings(), laws, laws, torch.empty(0), verdict([0], [6]))
-    grown = proposer.propose([TreeShape(2, 1, 2)], torch.tensor([6]), silent, [3])
+    proposer.observe(lone_siblings(), laws, torch.empty(0), verdict([0], [6]))
+    grown = proposer.propose(shapes(2, 1, 2), torch.tensor([6]), silent, [3])
     assert grown.codes.tolist() == [[6, 2, 5]]
 
 
@@ -202,13 +187,13 @@ def test_an_older_law_below_the_committed_code_comes_first() -> None:
     """An earlier pass read position 2 below code 7 and said 4, and position 3 below 4 and said 5; the last
     one read them below other codes, and then 7 was committed. The chain follows what was said below its
     own codes, and what else was said there counts for less."""
-    stale = CandidateCache(Grid(3, 5), 1, 2, "above", CODES, CPU)
+    cache = CandidateCache(Grid(3, 5), 1, 2, "above", CODES, CPU)
     said = torch.tensor([[[-0.1, -2.4]]])
     at, above, order = (torch.tensor([pair]) for pair in ((2, 3), (7, 4), (0, 1)))
-    stale.seen.write(at, above, torch.tensor([[[4, 5], [5, 4]]]), said.expand(1, 2, 2), order)
+    cache.history.write(at, above, torch.tensor([[[4, 5], [5, 4]]]), said.expand(1, 2, 2), order)
     tree = replace(lone_siblings(), codes=torch.tensor([[3, 1, 2, 1, 1]]))
-    stale.observe(tree, favour([7, 3, 5, 6, 8]), verdict([0], [7]))
-    found = stale.candidates(2, 2)
+    cache.observe(tree, favour([7, 3, 5, 6, 8]), verdict([0], [7]))
+    found = cache.candidates(2, 2)
     assert found.codes[0, :, 0].tolist() == [4, 5]
     # Below 7 once, beside two laws of the last pass, one of them the newest.
     mass, others = BELOW + LATE + LATE * NEWEST, favour([3, 5]).softmax(dim=-1)[0]
@@ -217,7 +202,7 @@ def test_an_older_law_below_the_committed_code_comes_first() -> None:
 
 
 @pytest.mark.parametrize("name", ["sampled", "greedy"])
-@pytest.mark.parametrize("kind", ["jacobi", "hybrid"])
+@pytest.mark.parametrize("kind", ["self-draft", "hybrid"])
 def test_under_relaxation_what_was_committed_is_remembered(
     kind: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,16 +214,16 @@ def test_under_relaxation_what_was_committed_is_remembered(
     rule: Rule = GreedyRelaxed(CODES, relaxation) if law.greedy else Coupled(Noise(CODES, False), relaxation)
     take = CandidateCache.observe
 
-    def observe(stale: CandidateCache, tree: DraftTree, perturbed: Tensor, of: Verdict) -> None:
+    def observe(cache: CandidateCache, tree: DraftTree, perturbed: Tensor, of: Verdict) -> None:
         nonlocal borrowed
         choice = perturbed.argmax(dim=-1).gather(1, of.path)
         borrowed += int((choice != of.codes)[0, : of.count[0]].sum())
-        take(stale, tree, perturbed, of)
-        seen.append(stale._codes[0, 1 : stale._position[0]].tolist())
+        take(cache, tree, perturbed, of)
+        seen.append(cache._codes[0, 1 : cache._position[0]].tolist())
 
     monkeypatch.setattr(CandidateCache, "observe", observe)
     target = make_target(1, law.branches)
-    drafter = self_drafter(GRID, 1, 5, "above") if kind == "jacobi" else hybrid(target, law, 1, 5)
+    drafter = self_drafter(GRID, 1, 5, "above") if kind == "self-draft" else hybrid(target, law, 1, 5)
     for request in IMAGES:
         seen.clear()
         (image,) = speculative(target, drafter, Fixed(SHAPES["tree"]), rule, [request], law)
@@ -254,9 +239,9 @@ def test_positions_never_scored_copy_their_neighbours() -> None:
     chains = {}
     for seed_cells in SEED_CELLS:
         proposer = self_drafter(Grid(2, 3), 1, 2, seed_cells)
-        proposer.stale._codes[0, :4] = torch.tensor([5, 6, 7, 8])
-        proposer.stale._position[0] = 4
-        tree = proposer.propose([TreeShape(2, 2, 4)], torch.tensor([8]), silent, [3])
+        proposer.cache._codes[0, :4] = torch.tensor([5, 6, 7, 8])
+        proposer.cache._position[0] = 4
+        tree = proposer.propose(shapes(2, 2, 4), torch.tensor([8]), silent, [3])
         chains[seed_cells] = tree.codes[0].tolist()
     assert chains["above"][:3] == [8, 6, 7] and chains["left"][:3] == [8, 8, 8]
     assert chains["both"][:3] == [8, 6, 7] and 8 in chains["both"][3:]
@@ -280,14 +265,14 @@ def copied(
 def test_seeds_are_those_of_a_plain_loop(seed_cells: str) -> None:
     draw, grid = random.Random(5), Grid(4, 3)
     for _ in range(200):
-        stale = CandidateCache(grid, 1, 2, seed_cells, CODES, CPU)
+        cache = CandidateCache(grid, 1, 2, seed_cells, CODES, CPU)
         length = draw.randrange(1, grid.size + 3)
         done = [draw.randrange(CODES) for _ in range(draw.randrange(1, grid.size))]
         chain = [draw.randrange(CODES) for _ in range(length)]
         scored = draw.randrange(length + 1)
-        stale._codes[0, : len(done)], stale._position[0] = torch.tensor(done), len(done)
-        at, fresh = stale.ahead(torch.arange(length)), torch.arange(length)[None] >= scored
-        first, second = stale._neighbours(at, torch.tensor([chain]), fresh)
+        cache._codes[0, : len(done)], cache._position[0] = torch.tensor(done), len(done)
+        at, fresh = cache._ahead(torch.arange(length)), torch.arange(length)[None] >= scored
+        first, second = cache._neighbours(at, torch.tensor([chain]), fresh)
         expected = copied(grid, done, chain, scored, seed_cells)
         pairs = list(zip(first[0].tolist(), second[0].tolist(), strict=True))
         inside = range(len(expected))

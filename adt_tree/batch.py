@@ -1,0 +1,146 @@
+"""The images in flight, one per batch slot, and what one step does to them.
+
+A finished image leaves its slot to the next request. The host learns of a step by one transfer: how many
+codes every image committed, which, and how sure the target was. Everything else stays on the device.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from adt_tree.policy import Cell, Policy, TreeShape
+from adt_tree.records import Decoded, Step
+from adt_tree.roles import Request, Target
+from adt_tree.tree import DraftTree, to_device
+from adt_tree.verify import Verdict
+
+IDLE = TreeShape(0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """One target call and what it did to every image in flight. Tensors are the loop's, on its device."""
+
+    images: list[tuple[int, Decoded]]  # (slot, image): codes and steps of this call are already in the image
+    finished: list[Decoded]  # those of them that are complete
+    tree: DraftTree  # what was drafted below the code committed before
+    verdict: Verdict  # the path that was accepted: nodes verdict.path[slot, : accepted + 1], root included
+
+
+@dataclass(slots=True)
+class _InFlight:
+    """One image on its way."""
+
+    image: Decoded
+    started: float
+
+
+class BatchSlots:
+    """The images in flight as the host knows them. Only advance() reads the device."""
+
+    def __init__(self, target: Target, requests: Iterable[Request], release: Callable[[int], None]) -> None:
+        """release empties the caches of a slot; all are emptied now, whatever an earlier run left."""
+        self.grid, self.device = target.grid, target.device
+        self._waiting = iter(requests)
+        self._slots: list[_InFlight | None] = [None] * target.slots
+        self._exhausted, self._release = False, release
+        self.last_codes = torch.zeros(target.slots, dtype=torch.int64, device=target.device)  # [B]
+        self.seeds = torch.zeros_like(self.last_codes)  # [B]; of an idle slot that of its last image
+        for slot in range(target.slots):
+            release(slot)
+
+    def refill(self, begin: Callable[[int, Request], Tensor]) -> bool:
+        """Give every free slot the next request; begin prefills and returns the first code. False: all is
+        done."""
+        for slot, held in enumerate(self._slots):
+            if held is not None or self._exhausted:
+                continue
+            request = next(self._waiting, None)
+            if request is None:
+                self._exhausted = True
+                break
+            started = time.perf_counter()
+            code = begin(slot, request)
+            self.last_codes[slot], self.seeds[slot] = code, request.seed
+            self._slots[slot] = _InFlight(Decoded(request.name, request.seed, [int(code)]), started)
+        return any(self._slots)
+
+    def active(self) -> list[tuple[int, Decoded]]:
+        """Occupied slots and their images."""
+        return [(slot, held.image) for slot, held in enumerate(self._slots) if held is not None]
+
+    @property
+    def positions(self) -> Tensor:
+        """[B]: the position of the first code not yet committed; of idle slots the image's last."""
+        size = self.grid.size
+        done = [size - 1 if held is None else len(held.image.codes) for held in self._slots]
+        return to_device(done, self.device)
+
+    @property
+    def committed(self) -> list[int]:
+        """Image codes in each slot's prefix: all but the newest, which the target has not seen; 0 of idle
+        slots."""
+        return [0 if held is None else len(held.image.codes) - 1 for held in self._slots]
+
+    def shapes(self, policy: Policy) -> list[TreeShape]:
+        """The policy's shape for each image, cut to what remains of it; idle slots draft nothing."""
+        shapes = [IDLE] * len(self._slots)
+        for slot, image in self.active():
+            shape = policy.shape(slot, self.grid.cell(len(image.codes) - 1))
+            shapes[slot] = shape.cut(self.grid.size - len(image.codes) - 1)
+        return shapes
+
+    def advance(
+        self, tree: DraftTree, log_p: Tensor, verdict: Verdict, shapes: Sequence[TreeShape], started: float
+    ) -> StepOutput:
+        """Append what a step committed to its images. FloatingPointError if log_p [B, N, V] is not a number.
+
+        Here the host waits for the device, once: for a table [B, 2 + 2 A] of counts, nodes, codes and
+        probabilities. They travel as fp32, which holds integers up to 2^24.
+        """
+        self.last_codes = verdict.codes.gather(1, verdict.count[:, None] - 1)[:, 0]
+        top1 = log_p.amax(dim=-1).gather(1, verdict.path).exp()
+        drafted = tree.valid.sum(dim=1, keepdim=True) - 1
+        table = torch.cat((verdict.count[:, None], drafted, verdict.codes, top1), dim=1).tolist()
+        ms, longest = 1e3 * (time.perf_counter() - started), top1.shape[1]
+        images = self.active()
+        for slot, image in images:
+            count, nodes = map(int, table[slot][:2])
+            codes, sure = table[slot][2 : 2 + count], table[slot][2 + longest : 2 + longest + count]
+            position, shape = len(image.codes), shapes[slot]
+            refuse_nan(any(map(math.isnan, sure)), image.name, position)
+            image.codes += map(int, codes)
+            place, sure = self.grid.cell(position), [round(p, 4) for p in sure]
+            image.steps.append(Step(position, *place, shape.depth, shape.width, nodes, count - 1, ms, sure))
+            image.target_calls += 1
+        return StepOutput(images, self.pop_finished(), tree, verdict)
+
+    def cells(self, step: Step) -> list[Cell]:
+        """The cells that a step committed."""
+        return [self.grid.cell(step.position + place) for place in range(step.accepted + 1)]
+
+    def pop_finished(self) -> list[Decoded]:
+        """Take finished images out of their slots, which idle from now on."""
+        now, finished = time.perf_counter(), []
+        for slot, held in enumerate(self._slots):
+            if held is not None and len(held.image.codes) >= self.grid.size:
+                held.image.seconds = now - held.started
+                self._slots[slot] = None
+                self._release(slot)
+                finished.append(held.image)
+        return finished
+
+
+def refuse_nan(has_nan: bool, name: str, position: int) -> None:
+    """FloatingPointError if the target's distribution at a position is not one."""
+    if has_nan:
+        raise FloatingPointError(
+            f"image {name}, position {position}: the model's logits are not numbers (NaN or infinite): "
+            "damaged weights, or overflow in half precision (try --precision bf16 or fp32)"
+        )

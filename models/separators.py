@@ -1,0 +1,141 @@
+"""A target whose model ends every row of the image with a separator token (Lumina-mGPT).
+
+The method sees codes alone. Separators are forced: they are no choices, cost no sampling and no level of a
+tree. Behind every node in the last column the pass carries one more row, the separator, as that node's only
+child; what follows the node hangs below the separator, and the distribution after the node is read there.
+
+Dimensions: G guidance branches, B slots, N nodes, K separators, M = N + K, A path nodes, D features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adt_tree.grid import Grid
+from adt_tree.roles import Prefix, Scored
+from adt_tree.tree import DraftTree, to_device
+from adt_tree.verify import Verdict
+from models.target import ARTarget
+
+
+def tokens_in(codes: int, width: int) -> int:
+    """Tokens that the first `codes` codes take, and the place of the next one: a full row is followed by its
+    separator."""
+    return codes + codes // width
+
+
+@dataclass(frozen=True, slots=True)
+class Separated:
+    """A tree with its separators behind it: rows [0, N) are its nodes, rows [N, M) separators."""
+
+    codes: Tensor  # [B, M]
+    depths: Tensor  # [B, M] tokens below the root
+    ancestors: Tensor  # [B, M, M] bool
+    last: Tensor  # [B, N] bool: nodes that a separator follows
+    read: Tensor  # [B, N]: the row where the distribution after a node is read
+
+
+def separate(tree: DraftTree, last: Tensor, most: int, separator: int) -> Separated:
+    """Append a separator to the nodes that last [B, N] marks, of which no image has more than `most`."""
+    pick = last.int().sort(dim=1, descending=True, stable=True).indices[:, :most]  # [B, K]
+    real = last.gather(1, pick)
+    nodes, count = tree.nodes, pick.shape[1]
+    above = tree.ancestors.gather(2, pick[:, None].expand(-1, nodes, -1)) & real[:, None]
+    number = torch.arange(nodes, device=pick.device)
+    below = above & (number[:, None] != pick[:, None])  # [B, N, K]: node n lies below separator k
+    own = pick[..., None]
+    # Separators see what their node sees, the separators it lies below, and themselves.
+    seen = tree.ancestors.gather(1, own.expand(-1, -1, nodes))
+    eye = torch.eye(count, dtype=torch.bool, device=pick.device)
+    earlier = below.gather(1, own.expand(-1, -1, count)) | eye
+    rows = (torch.cat((tree.ancestors, below), dim=2), torch.cat((seen, earlier), dim=2))
+    depths = tree.depths + below.sum(dim=2)
+    at = torch.arange(nodes, nodes + count, device=pick.device)
+    return Separated(
+        codes=torch.cat((tree.codes, torch.full_like(pick, separator)), dim=1),
+        depths=torch.cat((depths, depths.gather(1, pick) + 1), dim=1),
+        ancestors=torch.cat(rows, dim=1),
+        last=last,
+        read=number.expand_as(last).scatter(1, pick, torch.where(real, at, pick)),
+    )
+
+
+def kept_first(keep: Tensor) -> Tensor:
+    """Indices [B, 2A] that bring the entries kept of [B, A, 2] to the front, in order."""
+    return (~keep.flatten(1)).int().sort(dim=1, stable=True).indices
+
+
+class SeparatorTarget:
+    """The Target of codes over a target of tokens.
+
+    Features [.., 2D] of a node: those of its own row, then those of the row where the distribution after it
+    is read, which differ in the last column. Drafters that know of separators need both.
+    """
+
+    def __init__(self, tokens: ARTarget, grid: Grid, separator: int) -> None:
+        """tokens: over grid.height rows of grid.width + 1 tokens, with room for trees twice as large.
+        separator: token id."""
+        assert tokens.grid == Grid(grid.height, grid.width + 1)
+        self.tokens, self.grid = tokens, grid
+        self.separator = separator - tokens.first_code  # outside the codebook
+        self.num_codes, self.slots, self.device = tokens.num_codes, tokens.slots, tokens.device
+        self._separated: Separated | None = None  # the trees scored last; None: they had no separators
+
+    def prefill(self, slot: int, prompt: Any) -> Prefix:
+        """Forget the slot's image and commit the prompt."""
+        prefix = self.tokens.prefill(slot, prompt)
+        return Prefix(prefix.logits, [torch.cat((branch, branch), dim=-1) for branch in prefix.features])
+
+    def forward(self, tree: DraftTree, committed: Sequence[int]) -> Scored:
+        """Score every node, behind its separator where it has one."""
+        most, tokens = self._most_separators(tree, committed), self.tokens_in(max(committed))
+        if most == 0:
+            self._separated = None
+            scored = self.tokens.score(tree.codes, tree.depths, tree.ancestors, tokens)
+            return Scored(scored.logits, torch.cat((scored.features, scored.features), dim=-1))
+        column = (to_device(committed, self.device)[:, None] + tree.depths) % self.grid.width
+        last = (column == self.grid.width - 1) & tree.valid
+        rows = self._separated = separate(tree, last, most, self.separator)
+        scored = self.tokens.score(rows.codes, rows.depths, rows.ancestors, tokens)
+        logits, read = (self._at(x, rows.read) for x in (scored.logits, scored.features))
+        return Scored(logits, torch.cat((scored.features[:, :, : tree.nodes], read), dim=-1))
+
+    @staticmethod
+    def _at(x: Tensor, rows: Tensor) -> Tensor:
+        """x [G, B, M, ...] at rows [B, N]."""
+        return x.gather(2, rows[None, ..., None].expand(x.shape[0], -1, -1, x.shape[-1]))
+
+    def commit(self, tree: DraftTree, verdict: Verdict) -> None:
+        """Append the path with the separators on it."""
+        rows = self._separated
+        if rows is None:
+            return self.tokens.commit(tree, verdict)
+        taken = torch.arange(verdict.path.shape[1], device=self.device) < verdict.count[:, None]
+        pairs = torch.stack((verdict.path, rows.read.gather(1, verdict.path)), dim=2)
+        keep = torch.stack((taken, taken & rows.last.gather(1, verdict.path)), dim=2)
+        path = pairs.flatten(1).gather(1, kept_first(keep))
+        return self.tokens.commit_path(path, keep.flatten(1).sum(dim=1))
+
+    def release(self, slot: int) -> None:
+        """Forget an idle slot's prefix."""
+        self.tokens.release(slot)
+
+    def tokens_in(self, codes: int) -> int:
+        """Tokens that so many committed codes take."""
+        return tokens_in(codes, self.grid.width)
+
+    def _most_separators(self, tree: DraftTree, committed: Sequence[int]) -> int:
+        """A bound on the separators any tree needs, known to the host: a level of depth d holds at most N - d
+        nodes."""
+        width = self.grid.width
+
+        def separators(start: int) -> int:
+            levels = range((width - 1 - start) % width, tree.depth + 1, width)
+            return sum(1 if depth == 0 else max(tree.nodes - depth, 0) for depth in levels)
+
+        return min(tree.nodes, max(map(separators, committed)))
