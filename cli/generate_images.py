@@ -37,7 +37,7 @@ class Options(DecodingOptions, PromptOptions, RunOptions):
         "first images drawn beside their maps of accepted codes and tree depth", 4, unit="N", within=(0, None)
     )
     record: int = option(
-        "first images decoded once more, alone, every step's clock and tree kept for the race of report --html",
+        "first images decoded once more, alone, and every step kept for the race of report --html",
         0,
         unit="N",
         within=(0, None),

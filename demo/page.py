@@ -25,8 +25,8 @@ STYLE = """
 """
 INTRODUCTION = """# One image, two ways to decode it
 The model paints a picture as a grid of codes, and each code takes a pass of the whole model. A **draft tree**
-guesses several codes ahead; one pass then checks them all and keeps the path it agrees with. The picture stays
-the same, pixel for pixel. It is just finished sooner."""
+guesses several codes ahead; one pass then checks them all and keeps the path it agrees with. The picture
+stays the same, pixel for pixel. It is just finished sooner."""
 Message = dict[str, Any] | str
 
 
@@ -207,5 +207,10 @@ def wire(
 
 
 def examples() -> list[str]:
-    """The prompts that the page offers."""
-    return (CONFIGS / "emoji_prompts.txt").read_text(encoding="utf-8").split("\n")[:4]
+    """The prompts that the page offers: three the embedded model was trained on, two it never saw."""
+    files = (("emoji_prompts.txt", 3), ("emoji_unseen.txt", 2))
+    return [
+        line
+        for name, count in files
+        for line in (CONFIGS / name).read_text(encoding="utf-8").splitlines()[:count]
+    ]

@@ -66,7 +66,7 @@ class Recorder:
         self.steps: list[dict[str, Any]] = []
 
     def add(self, step: StreamStep) -> None:
-        """Keep what a step did. The first step's root is the image's first code: the prompt's pass gave it."""
+        """Keep what a step did. The first root is the image's first code, which the prompt's pass gave."""
         if not self.codes and step.position:
             self.codes = [step.tree.codes[0]]
         self.codes += step.codes
@@ -117,7 +117,7 @@ class Recorder:
         return {"sheet": uri, "columns": COLUMNS, "size": list(size), "counts": counts}
 
     def _partial(self, count: int) -> Image.Image:
-        """The first codes decoded, then transparent. The decoder needs a whole grid and normalises over it, so
+        """The first codes decoded, then transparent. The decoder needs a whole grid and normalises over it:
         the codes are repeated to fill it."""
         known = self.codes[:count]
         picture = self.pipe.image((known * self.grid.size)[: self.grid.size]).convert("RGBA")
@@ -153,7 +153,7 @@ def read(path: Path) -> Recording:
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     except (UnicodeDecodeError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise UserError(f"{path}: damaged, or no recording; delete it and run generate_images again") from None
+        raise UserError(f"{path}: damaged, or no recording; delete it and make it again") from None
     return recording
 
 
@@ -174,7 +174,7 @@ def check(recording: Recording) -> None:
 
 
 def races(folders: Sequence[Path]) -> list[list[Recording]]:
-    """What folders of generate_images recorded, a race for each image that all folders with recordings have."""
+    """What folders of generate_images recorded: a race for each image of which all that recorded have one."""
     found = [{path.name: path for path in folder.glob(f"{PREFIX}*.json")} for folder in folders]
     found = [own for own in found if own]
     names = sorted(set.intersection(*map(set, found))) if found else []
@@ -182,7 +182,7 @@ def races(folders: Sequence[Path]) -> list[list[Recording]]:
 
 
 def race_html(recordings: Sequence[Recording]) -> str:
-    """A whole page on which the recordings race and every step can be looked into; nothing else is asked for."""
+    """A page of its own on which the recordings race and every step can be looked into."""
     data = json.dumps([asdict(one) for one in recordings]).replace("<", "\\u003c")
     return TEMPLATE.read_text(encoding="utf-8").replace("/*RUNS*/[]", data)
 

@@ -1,4 +1,4 @@
-"""A race as a moving picture, WebP or GIF, for places that run no script. No torch."""
+"""A race as an animated WebP, for places that run no script. No torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from eval.errors import UserError
 from eval.outputs import write_atomic
 from eval.race import Recording
 
-FORMATS = {".webp": "WEBP", ".gif": "GIF"}
 PER_SECOND, MOST_SECONDS, HOLD_MS = 12, 10, 3000  # pictures a second, a longer race is sped up, the end stays
 SIDE, GAP, HEAD, FOOT = 240, 20, 34, 74  # of a pane, in pixels
 INK, SOFT, PAPER, HOLE = "#1f2430", "#5b6473", "#ffffff", "#d3d7de"
@@ -63,11 +62,10 @@ class Pane:
 def film(recordings: Sequence[Recording], path: Path) -> int:
     """Write the race as one looping file, in real time unless it is longer than MOST_SECONDS; its bytes.
 
-    UserError for a name that is neither .webp nor .gif.
+    UserError for another suffix than .webp.
     """
-    kind = FORMATS.get(path.suffix.lower())
-    if kind is None:
-        raise UserError(f"--animation {path}: give a name that ends in .webp or .gif")
+    if path.suffix.lower() != ".webp":
+        raise UserError(f"--animation {path}: give a name that ends in .webp")
     panes = [Pane(one, TONES[min(place, 1)]) for place, one in enumerate(recordings)]
     length = max(one.seconds for one in recordings)
     speed = max(1.0, length / MOST_SECONDS)
@@ -75,7 +73,7 @@ def film(recordings: Sequence[Recording], path: Path) -> int:
     pictures = [still(panes, length * place / count, speed) for place in range(count + 1)]
     stream = io.BytesIO()
     pictures[0].save(
-        stream, format=kind, save_all=True, append_images=pictures[1:], loop=0, quality=80, method=4,
+        stream, format="WEBP", save_all=True, append_images=pictures[1:], loop=0, quality=80, method=4,
         duration=[round(1000 / PER_SECOND)] * count + [HOLD_MS],
     )  # fmt: skip
     write_atomic(path, stream.getvalue())
