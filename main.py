@@ -20,6 +20,7 @@ from training.errors import StageError
 COMMANDS = {
     "generate_images": "make images from prompts, with statistics and maps",
     "bench": "time every method against the AR baseline in one run",
+    "demo": "a page on which two methods race and every step can be looked into",
     "report": "stored results -> tables, plots, a document or a page",
     "check_ckpts": "name what is wrong with a model's files, from headers",
     "memory": "what each model needs in memory, from its dimensions",

@@ -36,6 +36,12 @@ class Options(DecodingOptions, PromptOptions, RunOptions):
     heatmaps: int = option(
         "first images drawn beside their maps of accepted codes and tree depth", 4, unit="N", within=(0, None)
     )
+    record: int = option(
+        "first images decoded once more, alone, and every step kept for the race of report --html",
+        0,
+        unit="N",
+        within=(0, None),
+    )
 
 
 def run(options: Options) -> None:
@@ -71,6 +77,7 @@ def run(options: Options) -> None:
     if not (own.count == 1 or completed or (own.rank == 0 and not pending)):
         return  # another process tells of all
     draw(options, method, pipe, folder, prompts)
+    record(options, method, pipe, folder, prompts)
     summary = summarise(folder.finished(), skipped, wall)
     print(table(summary))
     aligned = pipe.model.aligned
@@ -148,6 +155,19 @@ def draw(
         path = folder.root / f"heatmap_{folder.files[prompt.name]}.png"
         own = steps[prompt.name]
         figures.heatmap(folder.png(prompt.name), prompt.text, own, (grid.height, grid.width), path)
+
+
+def record(
+    options: Options, method: Method, pipe: Pipeline, folder: RunFolder, prompts: Sequence[Prompt]
+) -> None:
+    """Recordings of the first images, where an earlier run has left none."""
+    from eval import race
+
+    finished = folder.finished()
+    for prompt in prompts[: options.record]:
+        path = folder.root / f"{race.PREFIX}{folder.files[prompt.name]}.json"
+        if not path.exists():
+            race.write(path, race.record(pipe, method, prompt.text, finished[prompt.name]["seed"]))
 
 
 def summarise(entries: dict[str, dict[str, Any]], skipped: int, wall: float) -> dict[str, Any]:

@@ -36,8 +36,11 @@ class Options(Base):
     )
     html: str | None = option(
         "write one self-contained page, its plots as PNG beside it: tables, the runs' images side by side, "
-        "heatmaps, maps of acceptance, scores (default: none)",
+        "heatmaps, maps of acceptance, scores, races of what was made with --record (default: none)",
         unit="FILE",
+    )
+    animation: str | None = option(
+        "write the first race of what was made with --record as an animated .webp (default: none)", unit="FILE"
     )
     paper: str | None = option(
         "set the ADT-Tree paper's figures for Anole-7b beside ours: of its table of MS-COCO, or of "
@@ -48,7 +51,7 @@ class Options(Base):
 
 def run(options: Options) -> None:
     """Print the tables, or put them where the options say."""
-    given = [name for name in ("write", "into", "html") if getattr(options, name) is not None]
+    given = [name for name in ("write", "into", "html", "animation") if getattr(options, name) is not None]
     if len(given) > 1:
         raise UserError(f"--{given[0]} and --{given[1]}: give one of them")
     if not options.results and not options.write:
@@ -61,6 +64,8 @@ def run(options: Options) -> None:
 
         target = Path(options.html)
         print(f"{target}: {page.write(target, tables, runs, options.paper)} sections")
+    elif options.animation is not None:
+        animate(Path(options.animation), runs)
     elif options.write is not None:
         make_folder(Path(options.write).parent)
         write_atomic(Path(options.write), report.document(tables).encode())
@@ -76,6 +81,18 @@ def run(options: Options) -> None:
                     report.acceptance_cells([(str(path), acceptance.average(path)) for path in runs])
                 )
             )
+
+
+def animate(target: Path, runs: Sequence[Path]) -> None:
+    """Write the runs' first race as a moving picture. UserError if none of them was made with --record."""
+    from eval.race import races
+    from eval.race_film import film
+
+    found = races(runs)
+    if not found:
+        raise UserError("--animation: no race to show; make the folders by generate_images --record 1")
+    make_folder(target.parent)
+    print(f"{target}: {film(found[0], target)} bytes")
 
 
 def sorted_out(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:

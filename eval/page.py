@@ -1,6 +1,6 @@
-"""The page of a report: one HTML file that holds its styles and pictures, and runs no script. No torch.
+"""The page of a report: one HTML file that holds its styles and pictures. Races alone run a script. No torch.
 
-Tables and plots of bench, the images of several runs side by side, their heatmaps, maps and scores.
+Tables and plots of bench, the images of several runs side by side, their races, heatmaps, maps and scores.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from eval.errors import UserError
 from eval.metrics.scores import SCORES
 from eval.metrics.scores import read as read_scores
 from eval.outputs import file_name, make_folder, read_statistics, tau_of, write_atomic
+from eval.race import embedded, races
 
-MOST_ROWS, MOST_MAPS = 16, 4  # prompts shown, heatmaps of a run
+MOST_ROWS, MOST_MAPS, MOST_RACES = 16, 4, 4  # prompts shown, heatmaps of a run, races
 MEANS = {"mean_depth": 2, "mean_nodes": 1, "target_calls": 1, "drafter_calls": 1, "latency": 2}  # digits
 CODE = r"<code>\1</code>"
 STYLE = """
@@ -61,6 +62,7 @@ def write(target: Path, tables: Sequence[Path], folders: Sequence[Path], paper: 
     """
     make_folder(target.parent)
     sections = [speed(path, target, paper) for path in tables]
+    sections += [section(f"Race: {race[0].prompt}", embedded(race)) for race in races(folders)[:MOST_RACES]]
     runs = [open_run(path, folders) for path in folders]
     if runs:
         sections += [means(runs), images(runs), *heatmaps(runs), maps(runs, target)]

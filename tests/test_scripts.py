@@ -25,6 +25,7 @@ SCRIPTS = {  # script with its arguments -> commands of the embedded model, of a
     "table2_parti.sh": (3, 3),
     "table3_quality.sh": (27, 21),
     "figure_acceptance.sh": (4, 4),
+    "race.sh": (4, 4),
 }
 
 

@@ -1,0 +1,82 @@
+"""demo: a page where two methods race, where every step can be looked into, and a sheet of many prompts.
+
+The page asks `Pipeline.stream` for steps and decodes for one visitor at a time; whoever comes meanwhile
+waits in gradio's queue. It is served to this machine alone unless --host says otherwise, and asks nothing of
+a network.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from cli.groups import ModelOptions
+from cli.method import check_model
+from cli.options import declare, option
+from eval.errors import UserError
+from models.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from adt_tree.pipeline import Pipeline
+
+
+@declare
+class Options(ModelOptions):
+    """page"""
+
+    port: int = option("where the page is served; 0: the first free one from 7860", 7860, within=(0, 65535))
+    host: str = option(
+        "address that it listens at; 0.0.0.0: every one of this machine", "127.0.0.1", unit="ADDRESS"
+    )
+    share: str = option(
+        "on: also through gradio's public tunnel, for whoever knows the link; needs a network",
+        "off",
+        choices=("on", "off"),
+    )
+
+
+def run(options: Options) -> None:
+    """Serve the page until it is interrupted. UserError without gradio, or for a port that is taken."""
+    check_model(options)
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when gradio is imported
+    try:
+        import gradio
+    except ImportError as error:
+        raise UserError(
+            f"demo needs gradio ({error}): `bash scripts/setup.sh requirements-demo.txt` installs it"
+        ) from None
+    from demo.page import STYLE, build, theme
+
+    pipe = pipeline(options)
+    print(f"{options.model} is loaded; a short warm-up, so that no race pays for it", flush=True)
+    page = build(pipe, options.batch_size)
+    page.queue(max_size=32)
+    try:
+        _, local, public = page.launch(
+            server_name=options.host,
+            server_port=options.port or None,
+            share=options.share == "on",
+            prevent_thread_lock=True,
+            quiet=True,
+            show_error=True,
+            ssr_mode=False,
+            footer_links=[],
+            theme=theme(),
+            css=STYLE,
+        )
+    except (OSError, ValueError, gradio.exceptions.Error) as error:
+        raise UserError(f"--host {options.host} --port {options.port}: {error}") from None
+    print(f"the page is at {local}" + (f" and {public}" if public else "") + "; Ctrl-C ends it", flush=True)
+    page.block_thread()
+
+
+def pipeline(options: ModelOptions) -> Pipeline:
+    """The model with its drafter, or without one where it has none and none was asked for."""
+    from cli.loading import load
+
+    try:
+        return load(options, need_drafter=True)[0]
+    except CheckpointError:
+        if options.drafter_path is not None:
+            raise
+        return load(options, need_drafter=False)[0]
