@@ -13,9 +13,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from adt_tree.batch import StepOutput
 from adt_tree.candidates import CandidateCache
 from adt_tree.controls import CONTROLS, Control
-from adt_tree.decode import autoregressive, speculative
+from adt_tree.decode import autoregressive_steps, speculative_steps
 from adt_tree.eagle import EagleProposer, StaticGrowth, grow_dynamic
 from adt_tree.grid import Grid
 from adt_tree.hybrid import HybridProposer
@@ -186,12 +187,18 @@ class Decoder:
     policy: Policy | None = None
     rule: Rule | None = None
 
-    def decode(self, requests: Iterable[Request]) -> Iterator[Decoded]:
-        """Finished images, as they finish."""
+    def steps(self, requests: Iterable[Request]) -> Iterator[StepOutput]:
+        """Every target call, as it happens."""
         if self.proposer is None or self.policy is None or self.rule is None:
             noise = Noise(self.target.num_codes, silent=self.sampling.greedy)
-            return autoregressive(self.target, requests, self.sampling, noise)
-        return speculative(self.target, self.proposer, self.policy, self.rule, requests, self.sampling)
+            return autoregressive_steps(self.target, requests, self.sampling, noise)
+        return speculative_steps(
+            self.target, self.proposer, self.policy, self.rule, requests, self.sampling
+        )
+
+    def decode(self, requests: Iterable[Request]) -> Iterator[Decoded]:
+        """Finished images, as they finish."""
+        return (image for step in self.steps(requests) for image in step.finished)
 
 
 def build(model: Model, method: Method, slots: int, max_prompt: int) -> Decoder:

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from PIL import Image
 
+from adt_tree.batch import StepOutput
 from adt_tree.method import METHODS, Decoder, Lantern, Method, build
 from adt_tree.policy import AdaptiveTree, TreeShape
 from adt_tree.records import Decoded, Step
@@ -53,6 +55,28 @@ class Output:
 
         names = ("target_calls", "drafter_calls", "mean_depth", "mean_nodes", "seconds")
         return {"tau": committed / max(calls, 1), **{name: mean(name) for name in names}}
+
+
+@dataclass(frozen=True, slots=True)
+class TreeView:
+    """A draft tree on the host, parents before children; node 0 is the code committed before."""
+
+    codes: list[int]
+    parents: list[int]  # parents[0] = 0
+    depths: list[int]
+    confidence: list[float]  # the drafter's log-confidence in the path down to each node; 0 at the root
+    path: list[int]  # accepted nodes, from the first level on
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStep:
+    """One target call as one image saw it."""
+
+    image: int  # place of its prompt
+    position: int  # of the first code committed; the first step follows the one code that the prompt gave
+    codes: list[int]  # committed: accepted drafts and the target's own next code
+    step: Step
+    tree: TreeView
 
 
 class Pipeline:
@@ -133,6 +157,31 @@ class Pipeline:
         decoded = [done[request.name] for request in requests]
         return Output([self.image(image.codes) for image in decoded], decoded)
 
+    def stream(
+        self,
+        prompts: str | Sequence[str],
+        method: str | Method | None = None,
+        *,
+        sampling: Sampling = SAMPLING,
+        tree: Tree | None = None,
+        lantern: Lantern | None = None,
+        seed: int | Sequence[int] = 0,
+        batch_size: int = 1,
+    ) -> Iterator[StreamStep]:
+        """Every target call of the images that __call__ would make, as it happens: enough to paint them.
+
+        An image is finished once its codes fill the grid. Closing the iterator ends the decoding.
+        """
+        texts = [prompts] if isinstance(prompts, str) else list(prompts)
+        if not isinstance(method, Method):
+            method = self.method(method, sampling=sampling, tree=tree, lantern=lantern)
+        requests = self.requests(texts, seed)
+        for output in self.decoder(method, requests, batch_size).steps(iter(requests)):
+            views = _views(output)
+            for slot, image in output.images:
+                step, view = image.steps[-1], views[slot]
+                yield StreamStep(int(image.name), step.position, image.codes[step.position :], step, view)
+
     def requests(self, texts: Sequence[str], seed: int | Sequence[int]) -> list[Request]:
         """A request a text, named by its place. ValueError if the seeds are not as many."""
         if not texts:
@@ -160,3 +209,25 @@ class Pipeline:
     def image(self, codes: list[int]) -> Image.Image:
         """Codes in raster order -> an RGB picture."""
         return self.model.image(codes)
+
+
+def _views(output: StepOutput) -> list[TreeView]:
+    """The trees of all slots on the host, by one transfer; fp64 holds every integer of them."""
+    tree, verdict = output.tree, output.verdict
+    confidence = torch.zeros_like(tree.codes) if tree.confidence is None else tree.confidence
+    parts = (tree.codes, tree.parents, tree.depths, tree.valid, confidence)
+    table = torch.stack([part.double() for part in parts], dim=1).tolist()
+    views = []
+    for rows, path, count in zip(table, verdict.path.tolist(), verdict.count.tolist(), strict=True):
+        kept = [node for node, valid in enumerate(rows[3]) if valid]
+        place = {node: number for number, node in enumerate(kept)}
+        views.append(
+            TreeView(
+                codes=[int(rows[0][node]) for node in kept],
+                parents=[place[int(rows[1][node])] for node in kept],
+                depths=[int(rows[2][node]) for node in kept],
+                confidence=[rows[4][node] for node in kept],
+                path=[place[node] for node in path[1:count]],
+            )
+        )
+    return views

@@ -100,3 +100,27 @@ def test_importing_the_package_needs_no_torch() -> None:
     script = "import sys, adt_tree; assert 'torch' not in sys.modules; adt_tree.Sampling"
     root = Path(__file__).resolve().parent.parent
     subprocess.run([sys.executable, "-c", script], cwd=root, check=True)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_stream_is_the_image_as_it_grows(pipe: Pipeline, name: str) -> None:
+    """Two images in flight: every step's codes follow those before, its path is a path of its tree, and the
+    accepted drafts are the codes on it."""
+    expected = pipe(PROMPTS, method=name, seed=5, batch_size=2)
+    codes: dict[int, list[int]] = {}
+    for step in pipe.stream(PROMPTS, method=name, seed=5, batch_size=2):
+        tree, before = step.tree, codes.setdefault(step.image, [step.tree.codes[0]])
+        assert step.position == len(before) and tree.codes[0] == before[-1]
+        assert [tree.parents[node] for node in tree.path] == [0, *tree.path][: len(tree.path)]
+        assert [tree.codes[node] for node in tree.path] == step.codes[:-1]
+        assert all(tree.depths[n] == tree.depths[p] + 1 for n, p in enumerate(tree.parents) if n)
+        assert max(tree.confidence) <= 0 and len(tree.codes) == step.step.nodes + 1
+        before += step.codes
+    assert [codes[place] for place in range(len(PROMPTS))] == expected.codes
+
+
+def test_a_stream_that_is_closed_ends(pipe: Pipeline) -> None:
+    stream = pipe.stream("sun")
+    next(stream)
+    stream.close()
+    assert pipe("sun").codes == pipe("sun", method="ar").codes
