@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -75,9 +75,10 @@ def test_help_needs_no_torch_and_less_than_a_second(command: str) -> None:
     words = [sys.executable, "-c", code, *([command] if command else []), "--help"]
     seconds = []
     for _ in range(2):
-        started = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
-        seconds.append(time.perf_counter() - started)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)  # of the processor: a busy machine is no fault
+        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert "usage" in done.stdout and min(seconds) < 1
 
 
