@@ -190,7 +190,7 @@ def test_flags_that_change_no_image_stand_in_the_record(generate: Run, tmp_path:
 )
 def test_what_the_user_can_put_right_is_one_line(generate: Run, words: list[str], says: str) -> None:
     status, out, err = generate("o", *words)
-    assert (status, out) == (2, "") and says in one_line(err)
+    assert (status, out) == (2, "") and says in one_line(err) and len(err) < 500
 
 
 def test_graphs_are_of_one_cuda_device() -> None:
@@ -270,15 +270,6 @@ def test_prompts_that_are_no_text_are_one_line(generate: Run, tmp_path: Path) ->
 def test_an_empty_folder_name_is_refused(generate: Run) -> None:
     status, _, err = generate("o", "--output_dir", "")
     assert status == 2 and "--output_dir: it is empty" in one_line(err)
-
-
-def test_full_disk_is_one_line(generate: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(source: str, target: Path) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("models.checkpoint.files.os.replace", full)
-    status, _, err = generate("o")
-    assert status == 2 and "No space left" in one_line(err)
 
 
 def test_our_own_faults_are_told_apart(generate: Run, monkeypatch: pytest.MonkeyPatch) -> None:
