@@ -69,7 +69,7 @@ def one_line(err: str) -> str:
     return lines[0]
 
 
-@pytest.mark.parametrize("command", ["", "generate_images", "train_drafter", "eval_quality", "extract_code"])
+@pytest.mark.parametrize("command", ["", "generate_images", "bench", "report", "train_drafter"])
 def test_help_needs_no_torch_and_less_than_a_second(command: str) -> None:
     code = "import sys, main; s = main.main(sys.argv[1:]); assert 'torch' not in sys.modules; sys.exit(s)"
     words = [sys.executable, "-c", code, *([command] if command else []), "--help"]
