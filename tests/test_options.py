@@ -209,9 +209,13 @@ def test_bad_config_files(tmp_path: Path, text: str, says: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_missing_config_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [None, b"cfg: \xff"])
+def test_config_files_that_cannot_be_read(tmp_path: Path, content: bytes | None) -> None:
+    file = tmp_path / "c.yaml"
+    if content is not None:
+        file.write_bytes(content)
     with pytest.raises(UserError, match="cannot be read"):
-        parse(f"--config {tmp_path / 'none.yaml'}")
+        parse(f"--config {file}")
 
 
 def test_shipped_configs_are_different_methods() -> None:

@@ -31,18 +31,23 @@ def select(source: str | None, count: int = -1, window: tuple[int, int] = (0, 10
 
 def test_literal_text_is_repeated() -> None:
     assert select("a cat", 3) == [("0", "a cat"), ("1", "a cat"), ("2", "a cat")]
-    with pytest.raises(UserError, match="number of images"):
-        select("a cat", -1)
-    with pytest.raises(UserError, match="empty"):
-        select("  ", 1)
 
 
-def test_text_file(tmp_path: Path) -> None:
-    file = tmp_path / "p.txt"
-    file.write_text("# a comment\nred\n\n  green \nblau ü\n", encoding="utf-8")
-    assert select(str(file)) == [("0", "red"), ("1", "green"), ("2", "blau ü")]
-    assert select(str(file), window=(1, 2)) == [("1", "green")]
-    assert select(str(file), part="1-3") == [("1", "green"), ("2", "blau ü")]
+@pytest.mark.parametrize(
+    ("name", "content", "found"),
+    [
+        ("p.txt", "# a comment\nred\n\n  green \nblau ü\n", [("0", "red"), ("1", "green"), ("2", "blau ü")]),
+        ("p.tsv", 'Prompt\tX\na "red" cat\ty\n"half\tz\n', [("0", 'a "red" cat'), ("1", '"half')]),
+        ("p.csv", 'id,caption\nx7,"a, b"\n12,c\n', [("x7", "a, b"), ("12", "c")]),
+        ("p.json", '["a", "b"]', [("0", "a"), ("1", "b")]),
+        ("p.json", '[{"Prompt": "a", "name": "n"}, {"prompt": "b"}]', [("n", "a"), ("1", "b")]),
+    ],
+)
+def test_files(tmp_path: Path, name: str, content: str, found: list[tuple[str, str]]) -> None:
+    file = tmp_path / name
+    file.write_text(content, encoding="utf-8")
+    assert select(str(file)) == found
+    assert select(str(file), window=(1, 2)) == found[1:2] and select(str(file), part="1-3") == found[1:]
 
 
 def test_sample_keeps_row_names_and_is_repeatable(tmp_path: Path) -> None:
@@ -53,21 +58,9 @@ def test_sample_keeps_row_names_and_is_repeatable(tmp_path: Path) -> None:
     assert all(text == f"prompt {name}" for name, text in first)
 
 
-def test_tables(tmp_path: Path) -> None:
-    tsv = tmp_path / "PartiPrompts.tsv"
-    tsv.write_text('Prompt\tCategory\na "red" cat\tAnimals\n"half\tAnimals\n')
-    assert select("PartiPrompts", folder=str(tmp_path)) == [("0", 'a "red" cat'), ("1", '"half')]
-    file = tmp_path / "p.csv"
-    file.write_text('id,caption\nx7,"a, b"\n12,c\n')
-    assert select(str(file)) == [("x7", "a, b"), ("12", "c")]
-
-
-def test_json(tmp_path: Path) -> None:
-    file = tmp_path / "p.json"
-    file.write_text(json.dumps(["a", "b"]))
-    assert select(str(file)) == [("0", "a"), ("1", "b")]
-    file.write_text(json.dumps([{"Prompt": "a", "name": "n"}, {"prompt": "b"}]))
-    assert select(str(file)) == [("n", "a"), ("1", "b")]
+def test_named_sets_lie_in_their_folder(tmp_path: Path) -> None:
+    (tmp_path / "PartiPrompts.tsv").write_text("Prompt\tCategory\na cat\tAnimals\n")
+    assert select("PartiPrompts", folder=str(tmp_path)) == [("0", "a cat")]
 
 
 def test_coco_takes_first_captions_named_by_annotation(tmp_path: Path) -> None:
@@ -129,13 +122,19 @@ def test_bad_files(tmp_path: Path, name: str, content: bytes, says: str) -> None
         select(str(file))
 
 
-def test_missing_sources(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="cannot be read"):
-        select(str(tmp_path / "none.txt"))
-    with pytest.raises(UserError, match=r"get_data\.sh.*--prompt_dir"):
-        select("MSCOCO2014Val", folder=str(tmp_path))
-    with pytest.raises(UserError, match="no prompt is left"):
-        select("a cat", 2, part="7-9")
+@pytest.mark.parametrize(
+    ("source", "count", "part", "says"),
+    [
+        ("none.txt", -1, None, "cannot be read"),
+        ("MSCOCO2014Val", -1, None, r"get_data\.sh.*--prompt_dir"),
+        ("a cat", 2, "7-9", "no prompt is left"),
+        ("a cat", -1, None, "number of images"),
+        ("  ", 1, None, "empty"),
+    ],
+)
+def test_missing_sources(tmp_path: Path, source: str, count: int, part: str | None, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        select(source, count, part=part, folder=str(tmp_path))
 
 
 def test_shipped_files() -> None:

@@ -196,22 +196,6 @@ def test_prompts_with_path_separators_stay_in_the_folder(generate: Run, tmp_path
     assert generate(prompt=table)[0] == 0
 
 
-def test_a_prompt_of_ten_thousand_characters_is_refused_by_name(generate: Run, tmp_path: Path) -> None:
-    long = tmp_path / "long.txt"
-    long.write_text("red heart\n" + "x" * 10_000 + "\n")
-    status, err = generate(prompt=long)
-    assert status == 2 and "prompt" in err and len(err) < 500
-    assert not (tmp_path / "o" / "img").exists() or not images(tmp_path / "o")
-
-
-@pytest.mark.parametrize("option", ["--prompt", "--config"])
-def test_files_that_are_no_text(generate: Run, tmp_path: Path, option: str) -> None:
-    bad = tmp_path / "bad.txt"
-    bad.write_bytes(b"red \xff\xfe heart\n")
-    status, err = generate(option, str(bad))
-    assert status == 2 and "bad.txt" in err
-
-
 def test_two_runs_in_one_folder(generate: Run, tiny_checkpoint: Path, tmp_path: Path) -> None:
     prompts = tmp_path / "many.txt"
     prompts.write_text("\n".join(f"prompt {number}" for number in range(5)))
