@@ -12,11 +12,11 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.profiler import record_function
 
 from adt_tree.batch import IDLE, BatchSlots, StepOutput, refuse_nan
 from adt_tree.noise import Noise
 from adt_tree.policy import Policy
+from adt_tree.ranges import part
 from adt_tree.records import Decoded
 from adt_tree.roles import Prefix, Proposer, Request, Target
 from adt_tree.sampling import Sampling, log_probs
@@ -62,13 +62,13 @@ def autoregressive_steps(
     while slots.refill(begin):
         clock = time.perf_counter()
         tree = root_only_tree(slots.last_codes)
-        with record_function("target"):
+        with part("target"):
             scored = target.forward(tree, slots.committed)
         log_p = log_probs(scored.logits, sampling)
         choice = (log_p + drawn.at(slots.positions[:, None])).argmax(dim=-1)
         root = torch.zeros_like(choice)
         verdict = Verdict(root, root[:, 0] + 1, choice)
-        with record_function("commit"):
+        with part("commit"):
             target.commit(tree, verdict)
         yield slots.advance(tree, log_p, verdict, idle, clock)
 
@@ -104,21 +104,21 @@ def speculative_steps(
         shapes = slots.shapes(policy)
         bounds = BatchShapes.of(shapes, target.device)
         # Draft: a tree of likely continuations of the last committed code.
-        with record_function("tree"):
+        with part("tree"):
             tree = proposer.propose(bounds, slots.last_codes, partial(noise.below, positions), committed)
         # Score: one target pass gives the distribution after every node.
-        with record_function("target"):
+        with part("target"):
             scored = target.forward(tree, committed)
         # Verify: the accepted path, and one code more that the target chose itself.
-        with record_function("verify"):
+        with part("verify"):
             log_p = log_probs(scored.logits, sampling)
             perturbed = log_p + noise.at(positions[:, None] + tree.depths)
             verdict = rule(tree, log_p, perturbed, slots.seeds, positions)
         # Commit: the path becomes part of the prefix; nothing is computed again.
-        with record_function("commit"):
+        with part("commit"):
             target.commit(tree, verdict)
         # Observe: the proposer and the policy learn what was accepted.
-        with record_function("tree"):
+        with part("tree"):
             proposer.observe(tree, perturbed, scored.features, verdict)
         step = slots.advance(tree, log_p, verdict, shapes, clock)
         for slot, image in step.images:

@@ -80,7 +80,7 @@ def environment(device: str) -> dict[str, Any]:
 
 def _changes() -> str | None:
     """A hash of the uncommitted changes to the code that runs; None where there are none."""
-    changes = _git("diff", "HEAD", "--", "adt_tree", "models", "eval")
+    changes = _git("diff", "HEAD", "--", "adt_tree", "models", "eval", "cli")
     return hashlib.sha256(changes.encode()).hexdigest()[:16] if changes else None
 
 

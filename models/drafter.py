@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.profiler import record_function
 
+from adt_tree.ranges import part
 from adt_tree.roles import Prefix
 from models.cache import AttentionMetadata, KVCache
 from models.checkpoint.folder import read_config, read_fields
@@ -194,7 +194,7 @@ class EagleDrafter:
         order = torch.arange(pairs, device=self.device).expand(images, -1)
         ancestors = chain_mask(pairs, self.device).expand(images, -1, -1)
         tokens = self.token_shift.committed(codes, count)
-        with record_function("drafter"):
+        with part("drafter"):
             hidden = self.run(tokens, features, order, ancestors, self._most_committed)
             self.cache.length += by_branch(count, branches)
             last = (count - 1)[None, :, None, None].expand(branches, -1, 1, size)
@@ -210,7 +210,7 @@ class EagleDrafter:
     ) -> tuple[Tensor, Tensor]:
         """expand() with a depth [B, W] for every node."""
         tokens = self.token_shift.drafted(codes, ancestors)
-        with record_function("drafter"):
+        with part("drafter"):
             hidden = self.run(tokens, features, depths, ancestors, self._most_committed)
             return self._logits(hidden), hidden
 

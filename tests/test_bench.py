@@ -176,7 +176,9 @@ def test_bench(run: Run, tmp_path: Path) -> None:
     for split in result["profile"]:
         assert set(split["shares"]) == {*PARTS, "host"}
         assert sum(split["shares"].values()) == pytest.approx(1, abs=1e-3)
-        assert min(split["shares"].values()) >= 0
+        drafted = not split["configuration"].startswith("ar ")
+        assert min(split["shares"].values()) >= 0 and (split["shares"]["drafter"] > 0) == drafted
+        assert min(split["shares"][part] for part in ("target", "commit")) > 0
 
 
 def test_batches_trees_and_bounds(run: Run) -> None:

@@ -29,6 +29,7 @@ FOR_MODELS = {
     ("adt_tree.policy", "TreeShape"), ("adt_tree.policy", "AdaptiveTree"),
     ("adt_tree.policy", "BUDGET"), ("adt_tree.policy", "SELF_DRAFTED"), ("adt_tree.policy", "self_drafted"),
     ("adt_tree.noise", "Noise"), ("adt_tree.sampling", "log_probs"), ("adt_tree.verify", "Coupled"),
+    ("adt_tree.ranges", "part"),
 }  # fmt: skip
 FRONT_DOOR = "adt_tree/pipeline.py"  # the one file of the method that knows models
 NO_TORCH = ("adt_tree/policy.py", "adt_tree/records.py", "adt_tree/grid.py")
