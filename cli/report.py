@@ -40,7 +40,8 @@ class Options(Base):
         unit="FILE",
     )
     animation: str | None = option(
-        "write the first race of what was made with --record as an animated .webp (default: none)", unit="FILE"
+        "write the first race of what was made with --record as an animated .webp (default: none)",
+        unit="FILE",
     )
     paper: str | None = option(
         "set the ADT-Tree paper's figures for Anole-7b beside ours: of its table of MS-COCO, or of "
