@@ -160,8 +160,7 @@ def test_two_processes_do_not_measure_in_one_folder(tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 from eval.measurements import Measurements
-from training import drafter_states
-Measurements(Path(sys.argv[1]), [("ar", 1.0)], "today").open({"cfg": 3}, {})
+Measurements(Path(sys.argv[1]), "today", {"cfg": 3}, {})
 print("open", flush=True)
 sys.stdin.read()
 """
@@ -169,11 +168,10 @@ sys.stdin.read()
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT}
     with subprocess.Popen(command, **pipes) as other:
         assert other.stdout is not None and other.stdout.readline() == "open\n"
-        mine = Measurements(tmp_path, [("ar", 1.0)], "today")
         with pytest.raises(UserError, match="is being written by another process"):
-            mine.open({"cfg": 3}, {})
+            Measurements(tmp_path, "today", {"cfg": 3}, {})
         other.communicate("")
-    mine.open({"cfg": 3}, {})
+    Measurements(tmp_path, "today", {"cfg": 3}, {})
 
 
 def test_a_file_system_without_locks_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
