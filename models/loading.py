@@ -69,7 +69,9 @@ def detect(folder: Path) -> ModelSpec:
 
 def find_files(spec: ModelSpec, options: LoadOptions, device: str, precision: str) -> Checkpoint:
     """Where the files are, hub ids fetched. CheckpointError if the target is nowhere."""
-    folder = locate(options.model_path, options.revision) if options.model_path else spec.target_folder
+    folder = spec.target_folder
+    if given := options.model_path or (None if folder.exists() else spec.hub):
+        folder = locate(given, options.revision)
     if not folder.exists():
         raise CheckpointError(
             f"{folder} does not exist: fetch it by `bash scripts/get_ckpts.sh {spec.name}`, or give "
