@@ -22,6 +22,7 @@ from models.drafters.new_drafter import new_drafter, own_fields
 from models.drafters.shards import ShardWriter, Stored, origin, read_shards
 from models.model import Model
 from models.spec import LoadOptions
+from models.transformer import codes_head
 from tests import published, tiny, tiny_llamagen
 from tests.loading import load
 from training import drafter_data, drafter_states
@@ -128,7 +129,7 @@ def test_the_laws_of_a_batch_are_those_the_images_were_drawn_from(
     chosen = [0, 5, 7]
     batch = images.batch(chosen, None)
     first = model.first_code
-    head = model.decoder.head.weight[first : first + model.num_codes]
+    head = codes_head(model.decoder.head, first, model.num_codes)
     law = code_logits(at(batch.features, batch.where + 1), batch, head, GREEDY.guidance)
     assert torch.equal(law.argmax(dim=-1), images.shards.codes[chosen][:, 1:].long())
 
@@ -146,7 +147,7 @@ def test_the_first_step_drafts_as_decoding_does(
     images = images_of(model, data[name])
     batch = images.batch([3], None)
     first = model.first_code
-    head = model.decoder.head.weight[first : first + model.num_codes]
+    head = codes_head(model.decoder.head, first, model.num_codes)
     assert model.drafter_net is not None
     law = [
         code_logits(at(out, batch.where), batch, head, GREEDY.guidance)[0]
@@ -175,13 +176,13 @@ def test_the_loss_is_the_published_one(models: dict[str, Model], data: dict[str,
     model = models["emoji"]
     images = images_of(model, data["emoji"])
     batch = images.batch([1, 2], None)
-    head = model.decoder.head.weight[model.first_code : model.first_code + model.num_codes]
+    head = codes_head(model.decoder.head, model.first_code, model.num_codes)
     outs = list(unroll(model.drafter_net, batch.tokens, batch.features, 1))
     got = measure(outs, batch, head, Objective(p_w=0.1))
     mask = torch.zeros(batch.tokens.shape, dtype=torch.float64)
     mask.scatter_(1, batch.where, 1.0)
     wanted = torch.cat((batch.features[:, 1:], torch.zeros_like(batch.features[:, :1])), dim=1).double()
-    out, own = outs[0].double(), head.double()
+    out, own = outs[0].double(), head.weight.double()
     p, q = (wanted @ own.T).softmax(-1), (out @ own.T).log_softmax(-1)
     entropy = -(p * q).sum(-1).mul(mask).sum() / mask.sum()
     distance = (out - wanted).abs()
