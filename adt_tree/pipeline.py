@@ -1,14 +1,15 @@
 """The front door: a loaded model, prompts in, images out. The one file here that may import models/.
 
-    pipe = Pipeline.from_pretrained("emoji")
-    out = pipe("noto emoji of red heart", method="adt-tree", sampling=Sampling(temperature=1.0), seed=7)
-    out.images[0].save("heart.png")
+pipe = Pipeline.from_pretrained("emoji")
+out = pipe("noto emoji of red heart", method="adt-tree", sampling=Sampling(temperature=1.0), seed=7)
+out.images[0].save("heart.png")
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from PIL import Image
 
@@ -78,6 +79,17 @@ class Pipeline:
         """
         drafter = drafter or options.drafter_path
         return cls(load(model, replace(options, drafter_path=drafter, device=device, precision=precision)))
+
+    @classmethod
+    def from_transformers(cls, model: Any, tokenizer: Any, *, options: LoadOptions = OPTIONS) -> Pipeline:
+        """A Janus, Emu3 or Chameleon model that transformers has loaded, with its processor or tokenizer.
+
+        Its weights are shared but for queries and keys, whose rows are ordered differently here, and on a
+        CPU the layers, which decoding packs. It stays usable. CheckpointError for any other model.
+        """
+        from models.layouts.adopted import adopt
+
+        return cls(adopt(model, tokenizer, options))
 
     def method(
         self,

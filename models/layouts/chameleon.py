@@ -7,7 +7,7 @@ load and on export.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -120,6 +120,9 @@ def layers_from(state: Mapping[str, Tensor], prefix: str, config: DecoderConfig)
     return ours
 
 
+LayersFrom = Callable[[Mapping[str, Tensor], str, DecoderConfig], dict[str, Tensor]]
+
+
 def layers_to(state: Mapping[str, Tensor], prefix: str, config: DecoderConfig) -> dict[str, Tensor]:
     """The inverse of layers_from."""
     theirs = {f"{prefix}norm.weight": state["norm.weight"]}
@@ -131,13 +134,17 @@ def layers_to(state: Mapping[str, Tensor], prefix: str, config: DecoderConfig) -
 
 
 def from_chameleon(
-    state: Mapping[str, Tensor], config: DecoderConfig, prefix: str = "model.", head: str = "lm_head.weight"
+    state: Mapping[str, Tensor],
+    config: DecoderConfig,
+    prefix: str = "model.",
+    head: str = "lm_head.weight",
+    layers: LayersFrom = layers_from,
 ) -> dict[str, Tensor]:
     """A Decoder's state dict from Chameleon keys (prefix + "*", head); KeyError names what is missing."""
     return {
         "embed.weight": state[f"{prefix}embed_tokens.weight"],
         "head.weight": state[head],
-        **layers_from(state, prefix, config),
+        **layers(state, prefix, config),
     }
 
 

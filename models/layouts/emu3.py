@@ -7,7 +7,7 @@ of the model card, opened in the same way. Pixels come from transformers' Emu3VQ
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -19,12 +19,12 @@ from adt_tree.grid import Grid
 from models.checkpoint.fields import MOST_TOKENS, check_whole, section
 from models.checkpoint.folder import read_config, read_fields
 from models.checkpoint.meta_init import build, expected, require
-from models.checkpoint.weights import read_weights
+from models.checkpoint.weights import Weights, read_weights
 from models.codecs.vq import VQModel
 from models.drafter import LLAMA
 from models.emu3 import grid_of
 from models.errors import CheckpointError, reason
-from models.layouts.chameleon import from_chameleon, to_chameleon
+from models.layouts.chameleon import LayersFrom, from_chameleon, layers_from, to_chameleon
 from models.layouts.chat import ChatTokenizer
 from models.layouts.networks import load_networks
 from models.model import Model
@@ -170,11 +170,22 @@ def read_prompts(tokenizer: ChatTokenizer, layout: TokenLayout, grid: Grid) -> P
 
 
 def load(checkpoint: Checkpoint) -> Model:
-    """Emu3 drawing images of target_size and ratio. CheckpointError names what is missing."""
+    """Emu3 from its files. CheckpointError names what is missing or does not fit."""
+    folder = checkpoint.folder
+    config, state = read_config(folder), read_weights(folder)
+    return assemble(checkpoint, config, state, lambda: ChatTokenizer.read(folder))
+
+
+def assemble(
+    checkpoint: Checkpoint,
+    config: Mapping[str, Any],
+    state: Weights,
+    tokenizer: Callable[[], ChatTokenizer],
+    layers: LayersFrom = layers_from,
+) -> Model:
+    """Emu3 of that configuration and those weights, drawing images of target_size and ratio."""
     folder, options = checkpoint.folder, checkpoint.options
-    config = read_config(folder)
     layout, shape = read_fields(folder, lambda: (TokenLayout.read(config), decoder_config(config)))
-    state = read_weights(folder)
     names = LOADED if LOADED.head in state else STORED
     tensors = read_fields(folder, lambda: wanted(config, shape, names))
     require(folder, state, tensors, "fetch it again, or the config.json that belongs to it")
@@ -191,8 +202,8 @@ def load(checkpoint: Checkpoint) -> Model:
         grid = grid_of(size, options.ratio or "1:1", codec.config.patch_size)
     except ValueError as error:
         raise CheckpointError(str(error)) from None
-    prompts = read_prompts(ChatTokenizer.read(folder), layout, grid)
-    to_ours = partial(from_chameleon, config=shape, prefix=names.text, head=names.head)
+    prompts = read_prompts(tokenizer(), layout, grid)
+    to_ours = partial(from_chameleon, config=shape, prefix=names.text, head=names.head, layers=layers)
     nets = load_networks(checkpoint, shape, state, to_ours, LLAMA)
     return Model(
         spec=checkpoint.spec,

@@ -10,23 +10,24 @@ is LlamaGen's, its codes looked up l2-normalised, its pixels truncated.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from adt_tree.grid import Grid
 from models.checkpoint.fields import MOST_LAYERS, MOST_PIXELS, MOST_TOKENS, MOST_WIDTH, section, whole, wholes
 from models.checkpoint.folder import read_config, read_fields
 from models.checkpoint.meta_init import build, expected, on_meta, require
-from models.checkpoint.weights import read_weights
+from models.checkpoint.weights import Weights, read_weights
 from models.codecs.vq import VQConfig, VQModel
 from models.drafter import LLAMA
 from models.errors import CheckpointError
-from models.layouts.chameleon import layers_from, layers_to
+from models.layouts.chameleon import LayersFrom, layers_from, layers_to
 from models.layouts.chat import ChatTokenizer, generation_fields
 from models.layouts.networks import load_networks
 from models.model import Model
@@ -104,13 +105,15 @@ def code_table(state: Mapping[str, Tensor]) -> Tensor:
     return x
 
 
-def from_janus(state: Mapping[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
+def from_janus(
+    state: Mapping[str, Tensor], config: DecoderConfig, layers: LayersFrom = layers_from
+) -> dict[str, Tensor]:
     """A Decoder's state dict from transformers' keys; KeyError names what is missing."""
     text = state[f"{TEXT}embed_tokens.weight"]
     ours = {"embed.weight": torch.cat((text, code_table(state).to(text.dtype)))}
     for name in on_meta(lambda: Decoder(config).head).state_dict():
         ours[f"head.{name}"] = state[HEAD + name]
-    return ours | layers_from(state, TEXT, config)
+    return ours | layers(state, TEXT, config)
 
 
 def wanted(config: Mapping[str, Any], shape: DecoderConfig) -> Shapes:
@@ -157,8 +160,8 @@ def build_codec(
         checkpoint.device,
         checkpoint.folder,
     )
-    raw = codec.quantize.embedding.weight.clone()
-    codec.quantize.embedding.weight.copy_(F.normalize(raw, dim=-1))
+    raw = codec.quantize.embedding.weight
+    codec.quantize.embedding.weight = nn.Parameter(F.normalize(raw, dim=-1), requires_grad=False)
     return codec, raw
 
 
@@ -208,20 +211,33 @@ class Prompts:
 
 
 def load(checkpoint: Checkpoint) -> Model:
-    """Janus-Pro. CheckpointError names what is missing or does not fit."""
+    """Janus-Pro from its files. CheckpointError names what is missing or does not fit."""
+    folder = checkpoint.folder
+    config, state = read_config(folder), read_weights(folder)
+    return assemble(checkpoint, config, state, lambda: ChatTokenizer.read(folder), generation_fields(folder))
+
+
+def assemble(
+    checkpoint: Checkpoint,
+    config: Mapping[str, Any],
+    state: Weights,
+    tokenizer: Callable[[], ChatTokenizer],
+    generation: Mapping[str, Any],
+    layers: LayersFrom = layers_from,
+) -> Model:
+    """Janus-Pro of that configuration and those weights. generation: fields of generation_config.json."""
     folder, size = checkpoint.folder, checkpoint.options.target_size
-    config = read_config(folder)
     shape, vq = read_fields(folder, lambda: (decoder_config(config), vq_config(config)))
     if size not in (None, vq.resolution):
         raise CheckpointError(
             f"--target_size {size}: this model draws {vq.resolution} px and no other size; leave it out"
         )
-    state = read_weights(folder)
     tensors = read_fields(folder, lambda: wanted(config, shape))
     require(folder, state, tensors, "fetch it again, or the config.json that belongs to it")
-    prompts = Prompts.read(ChatTokenizer.read(folder), generation_fields(folder), shape)
+    prompts = Prompts.read(tokenizer(), generation, shape)
     codec, codebook = build_codec(state.placed(checkpoint.device, torch.float32), vq, checkpoint)
-    nets = load_networks(checkpoint, shape, state, lambda placed: from_janus(placed, shape), LLAMA)
+    to_ours = partial(from_janus, config=shape, layers=layers)
+    nets = load_networks(checkpoint, shape, state, to_ours, LLAMA)
     side = vq.attn_resolutions[0]
     return Model(
         spec=checkpoint.spec,
