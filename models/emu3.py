@@ -28,6 +28,14 @@ def decoder_config(fields: Fields) -> DecoderConfig:
     return decoder_config(fields)
 
 
+def codec_parameters(fields: Fields) -> int:
+    """How many numbers the codec of a vq_config holds."""
+    from models.layouts.emu3 import vqvae
+    from models.tools.memory import count
+
+    return count(lambda: vqvae({"vq_config": fields}))
+
+
 def grid_of(size: int, ratio: str, patch: int) -> Grid:
     """Rows and columns of an image of size * size pixels in all, width : height as `ratio` has it, rounded
     as transformers' processor does. ValueError for a ratio or a size that leaves no image."""
@@ -55,5 +63,6 @@ EMU3 = ModelSpec(
     options=("ratio",),
     default_size=720,
     method="self-draft",  # no drafter network is published
+    codec_parameters=codec_parameters,
     manifest="emu3",
 )

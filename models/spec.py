@@ -98,6 +98,7 @@ class ModelSpec:
     token_shift: str = "published"  # auto: measured, as nobody knows it
     reference: bool = False  # transformers decodes it too (bench --reference)
     embedded_prompts: bool = False  # prompts are rows of features, else token ids before the codes
+    codec_parameters: Callable[[Fields], int] | None = None  # of a codec that is not models.codecs.vq's
     manifest: str | None = None  # key of ckpts/manifest.json; None: nothing to fetch
 
     @property
