@@ -22,7 +22,7 @@ from models.loading import load
 from models.model import Model
 from models.spec import LoadOptions
 
-SAMPLING, OPTIONS = Sampling(), LoadOptions()
+OPTIONS = LoadOptions()
 Tree = TreeShape | AdaptiveTree | str
 
 
@@ -95,7 +95,7 @@ class Pipeline:
         self,
         name: str | None = None,
         *,
-        sampling: Sampling = SAMPLING,
+        sampling: Sampling | None = None,
         tree: Tree | None = None,
         lantern: Lantern | None = None,
         verify: str = "coupled",
@@ -105,12 +105,18 @@ class Pipeline:
     ) -> Method:
         """A method with the model's own tree where none is given. ValueError for what cannot be combined.
 
-        name None: the fastest exact method of this model.
+        name None: the fastest exact method of this model; sampling None: that of the model.
         """
         name = name or self.default_method
         if tree is None and name in METHODS:
             tree = self.default_tree(name)
-        return Method(name, sampling, tree, lantern, verify, rules, seed_cells, control)
+        return Method(name, sampling or self.sampling, tree, lantern, verify, rules, seed_cells, control)
+
+    @property
+    def sampling(self) -> Sampling:
+        """At temperature 1, with the guidance and the filter that the model was published with."""
+        spec = self.model.spec
+        return Sampling(guidance=spec.guidance, top_k=spec.top_k or 0)
 
     @property
     def default_method(self) -> str:
@@ -126,7 +132,7 @@ class Pipeline:
         prompts: str | Sequence[str],
         method: str | Method | None = None,
         *,
-        sampling: Sampling = SAMPLING,
+        sampling: Sampling | None = None,
         tree: Tree | None = None,
         lantern: Lantern | None = None,
         seed: int | Sequence[int] = 0,

@@ -62,6 +62,7 @@ EMU3 = ModelSpec(
     drafter="trained_drafters",
     options=("ratio",),
     default_size=720,
+    top_k=2048,
     method="self-draft",  # no drafter network is published
     codec_parameters=codec_parameters,
     manifest="emu3",

@@ -92,6 +92,8 @@ class ModelSpec:
     default_size: int | None = None  # pixels along the side; None: the checkpoint has one size
     tree: TreeShape = RELEASED_TREE  # EAGLE-2's
     static_tree: str = "mc_sim_7b_63"  # EAGLE-1's
+    guidance: float = 3.0  # as published; the user may say otherwise
+    top_k: int | None = None  # as published; None: nothing is
     method: str = "eagle-2"  # what draws unless the user says otherwise
     fp32_on_cpu: bool = False  # auto precision on every CPU, so that exact methods draw one image there
     splittable: bool = False  # over several GPUs

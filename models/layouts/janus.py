@@ -191,6 +191,7 @@ class Prompts:
                     f"{tokenizer.source}: {name} is {value!r}: generation_config.json must name one of the "
                     f"{text} text tokens"
                 )
+        tokenizer.turn("")  # a template that is missing or broken is known now
         image = tokenizer.token(BEGIN_OF_IMAGE)
         highest = max(own.get_vocab().values(), default=0)
         if highest >= text:
