@@ -23,14 +23,15 @@ from models.drafters.shards import ShardWriter, Stored, origin, read_shards
 from models.model import Model
 from models.spec import LoadOptions
 from models.transformer import codes_head
-from tests import published, tiny, tiny_llamagen
-from tests.loading import load
+from tests import published, tiny, tiny_emu3, tiny_janus, tiny_llamagen
+from tests.loading import load, untrained
 from training import drafter_data, drafter_states
 from training.drafter_loss import Objective, at, code_logits, measure, unroll
 
 ENTRIES = 9  # pairs (feature at p, token at p + 1) before the tree
-FAMILIES = ("emoji", "anole", "lumina_mgpt", "llamagen")
-SIZED = {"lumina_mgpt": LoadOptions(target_size=12)}
+FAMILIES = ("emoji", "anole", "lumina_mgpt", "llamagen", "janus_pro", "emu3")
+SIDE = {"lumina_mgpt": 12, "emu3": tiny_emu3.SIZE}  # pixels of the images of families with several sizes
+SIZED = {name: LoadOptions(target_size=side) for name, side in SIDE.items()}
 GREEDY = Sampling(temperature=0, guidance=3.0)
 
 
@@ -43,7 +44,15 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, P
     made["llamagen"] = (llamagen, llamagen / "drafter")
     for name in ("anole", "lumina_mgpt"):
         made[name] = published.build(tmp_path_factory.mktemp(name), lumina=name == "lumina_mgpt")
+    for name, build in (("janus_pro", tiny_janus.build), ("emu3", tiny_emu3.build)):
+        folder = build(tmp_path_factory.mktemp(name) / "tiny", kv_heads=2)
+        made[name] = folder, untrained(name, folder, SIZED.get(name, LoadOptions()))
     return made
+
+
+def sized(name: str) -> list[str]:
+    """Options that a family needs for its tiny checkpoint."""
+    return ["--target_size", str(SIDE[name])] if name in SIDE else []
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +81,7 @@ def data(folders: dict[str, tuple[Path, Path]], tmp_path_factory: pytest.TempPat
     (root / "prompts.txt").write_text("\n".join(f"thing {'abc'[n % 3] * (1 + n)}" for n in range(12)))
     for name, (target, _) in folders.items():
         words = ["--model", name, "--model_path", str(target), "--precision", "fp32", "--temperature", "0"]
-        words += ["--target_size", "12"] if "lumina" in name else []
+        words += [*sized(name), "--cfg", "3"]
         words += ["--prompt", str(root / "prompts.txt"), "--output_dir", str(root / name)]
         assert main.main(["generate_train_data", *words]) == 0
     return {name: root / name for name in folders}
@@ -199,7 +208,7 @@ def test_the_loss_is_the_published_one(models: dict[str, Model], data: dict[str,
 
 def train(folder: Path, data: Path, save: Path, *words: str, name: str = "emoji") -> Path:
     """Run train_drafter; the newest state."""
-    size = ["--target_size", "12"] if "lumina" in name else []
+    size = sized(name)
     fixed = ["--model", name, "--model_path", str(folder), "--data_dir", str(data), "--save_dir", str(save)]
     fixed += [*size, "--device", "cpu", "--eval_depth", "2", "--data_noise", "none"]
     assert main.main(["train_drafter", *fixed, *words]) == 0
@@ -223,7 +232,7 @@ def test_a_trained_drafter_is_better_and_decoding_loads_it(
     assert {path.name for path in state.iterdir()} == {"config.json", "model.safetensors", "trainer.pt"}
     assert not (drafter_states.states(tmp_path)[0] / "trainer.pt").exists()  # only the newest resumes
     drawn = ["generate_images", "--model", name, "--model_path", str(target), "--drafter_path", str(state)]
-    drawn += ["--target_size", "12"] if size else []
+    drawn += sized(name)
     drawn += ["--drafter_type", "eagle", "--prompt", "thing a", "--num_images", "1", "--heatmaps", "0"]
     assert main.main([*drawn, "--output_dir", str(tmp_path / "drawn")]) == 0
 
