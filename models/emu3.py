@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from adt_tree.grid import Grid
 from models.janus_pro import own_folder
 from models.spec import CKPTS, Checkpoint, Fields, ModelSpec
 
@@ -30,23 +29,9 @@ def decoder_config(fields: Fields) -> DecoderConfig:
 
 def codec_parameters(fields: Fields) -> int:
     """How many numbers the codec of a vq_config holds."""
-    from models.layouts.emu3 import vqvae
-    from models.tools.memory import count
+    from models.layouts.emu3 import codec_parameters
 
-    return count(lambda: vqvae({"vq_config": fields}))
-
-
-def grid_of(size: int, ratio: str, patch: int) -> Grid:
-    """Rows and columns of an image of size * size pixels in all, width : height as `ratio` has it, rounded
-    as transformers' processor does. ValueError for a ratio or a size that leaves no image."""
-    width, _, height = ratio.partition(":")
-    if not (width.isdecimal() and height.isdecimal() and int(width) and int(height)):
-        raise ValueError(f"--ratio {ratio}: give width:height, as in 16:9")
-    scale = (size * size / (int(width) * int(height))) ** 0.5 / patch
-    rows, columns = round(int(height) * scale), round(int(width) * scale)
-    if rows < 1 or columns < 1:
-        raise ValueError(f"--target_size {size} at {ratio}: it leaves no whole cell of {patch} pixels")
-    return Grid(rows, columns)
+    return codec_parameters(fields)
 
 
 EMU3 = ModelSpec(

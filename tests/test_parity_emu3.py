@@ -19,8 +19,7 @@ from adt_tree.method import Method, build
 from adt_tree.policy import SELF_DRAFTED, TreeShape
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling, guide
-from models.emu3 import grid_of
-from models.layouts.emu3 import NEGATIVE, decoder_config
+from models.layouts.emu3 import NEGATIVE, decoder_config, grid_of
 from models.loading import load
 from models.model import Model
 from models.spec import LoadOptions

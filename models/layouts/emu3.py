@@ -18,11 +18,10 @@ from torch import Tensor, nn
 from adt_tree.grid import Grid
 from models.checkpoint.fields import MOST_TOKENS, check_whole, section
 from models.checkpoint.folder import read_config, read_fields
-from models.checkpoint.meta_init import build, expected, require
+from models.checkpoint.meta_init import build, expected, on_meta, require
 from models.checkpoint.weights import Weights, read_weights
 from models.codecs.vq import VQModel
 from models.drafter import LLAMA
-from models.emu3 import grid_of
 from models.errors import CheckpointError, reason
 from models.layouts.chameleon import LayersFrom, from_chameleon, layers_from, to_chameleon
 from models.layouts.chat import ChatTokenizer
@@ -115,6 +114,19 @@ def decoder_config(config: Mapping[str, Any]) -> DecoderConfig:
     return replace(shape, qk_norm=False)
 
 
+def grid_of(size: int, ratio: str, patch: int) -> Grid:
+    """Rows and columns of an image of size * size pixels in all, width : height as `ratio` has it, rounded
+    as transformers' processor does. ValueError for a ratio or a size that leaves no image."""
+    width, _, height = ratio.partition(":")
+    if not (width.isdecimal() and height.isdecimal() and int(width) and int(height)):
+        raise ValueError(f"--ratio {ratio}: give width:height, as in 16:9")
+    scale = (size * size / (int(width) * int(height))) ** 0.5 / patch
+    rows, columns = round(int(height) * scale), round(int(width) * scale)
+    if rows < 1 or columns < 1:
+        raise ValueError(f"--target_size {size} at {ratio}: it leaves no whole cell of {patch} pixels")
+    return Grid(rows, columns)
+
+
 def vqvae(config: Mapping[str, Any]) -> Any:
     """transformers' codec with weights of its own. ValueError if vq_config does not describe one."""
     from transformers import Emu3VQVAE, Emu3VQVAEConfig
@@ -123,6 +135,11 @@ def vqvae(config: Mapping[str, Any]) -> Any:
         return Emu3VQVAE(Emu3VQVAEConfig(**section(config, "vq_config")))
     except Exception as error:  # its strict fields have exceptions of their own
         raise ValueError(f"vq_config: {reason(error)}") from None
+
+
+def codec_parameters(fields: Mapping[str, Any]) -> int:
+    """How many numbers the codec of a vq_config holds."""
+    return sum(parameter.numel() for parameter in on_meta(lambda: vqvae({"vq_config": fields})).parameters())
 
 
 def wanted(config: Mapping[str, Any], shape: DecoderConfig, names: Names = STORED) -> Shapes:
