@@ -22,6 +22,7 @@ from models.cache import AttentionMetadata, KVCache
 from models.checkpoint.folder import read_config, read_fields
 from models.checkpoint.meta_init import build, expected, require
 from models.checkpoint.weights import read_weights
+from models.drafters.token_shift import make_token_shift
 from models.errors import CheckpointError
 from models.layouts.chameleon import (
     block_from_chameleon,
@@ -31,7 +32,6 @@ from models.layouts.chameleon import (
 )
 from models.packed import cache_dtype, pack
 from models.target import ARTarget, EncodedPrompt, by_branch, chain_mask
-from models.token_shift import make_token_shift
 from models.transformer import Block, DecoderConfig, read_shape, reserve, rotary_table
 
 

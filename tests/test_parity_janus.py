@@ -3,6 +3,7 @@ guided logits, the greedy image tokens of generate, pixels."""
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+import main
 from adt_tree.method import Method, build
 from adt_tree.policy import SELF_DRAFTED, TreeShape
 from adt_tree.roles import Request
@@ -143,3 +145,18 @@ def test_pixels(theirs: Any, ours: Model) -> None:
     expected = ((pixels + 1) / 2 * 255).clip(0, 255)
     found = np.asarray(ours.image(codes.tolist())).astype(float)
     assert np.abs(found - expected.numpy()).max() <= 1 and expected.std() > 1
+
+
+def test_bench_beside_transformers(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One run has both; at temperature 0 transformers' own generate makes our images."""
+    words = ["--methods", "self-draft", "--num_images", "2", "--warmup", "0", "--precision", "fp32"]
+    words += ["--reference", "transformers", "--output_dir", str(tmp_path / "bench"), "--device", "cpu"]
+    assert main.main(["bench", "--model", "janus_pro", "--model_path", str(folder), *words]) == 0
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    found = {(row["method"], row["temperature"]): row for row in rows}
+    for method in ("self-draft", "transformers"):
+        assert found[method, 0.0]["same_image"] == 1 and found[method, 0.0]["SR"] > 0
+    assert found["self-draft", 1.0]["same_image"] == 1 and not found["transformers", 1.0]["exact"]
+    without = ["--cfg", "1", "--output_dir", str(tmp_path / "other")]
+    assert main.main(["bench", "--model", "janus_pro", "--model_path", str(folder), *words, *without]) == 2
+    assert "always guides" in capsys.readouterr().err
