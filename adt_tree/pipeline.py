@@ -1,14 +1,15 @@
 """The front door: a loaded model, prompts in, images out. The one file here that may import models/.
 
-    pipe = Pipeline.from_pretrained("emoji")
-    out = pipe("noto emoji of red heart", method="adt-tree", sampling=Sampling(temperature=1.0), seed=7)
-    out.images[0].save("heart.png")
+pipe = Pipeline.from_pretrained("emoji")
+out = pipe("noto emoji of red heart", method="adt-tree", sampling=Sampling(temperature=1.0), seed=7)
+out.images[0].save("heart.png")
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from PIL import Image
@@ -23,7 +24,7 @@ from models.loading import load
 from models.model import Model
 from models.spec import LoadOptions
 
-SAMPLING, OPTIONS = Sampling(), LoadOptions()
+OPTIONS = LoadOptions()
 Tree = TreeShape | AdaptiveTree | str
 
 
@@ -103,11 +104,22 @@ class Pipeline:
         drafter = drafter or options.drafter_path
         return cls(load(model, replace(options, drafter_path=drafter, device=device, precision=precision)))
 
+    @classmethod
+    def from_transformers(cls, model: Any, tokenizer: Any, *, options: LoadOptions = OPTIONS) -> Pipeline:
+        """A Janus, Emu3 or Chameleon model that transformers has loaded, with its processor or tokenizer.
+
+        Its weights are shared but for queries and keys, whose rows are ordered differently here, and on a
+        CPU the layers, which decoding packs. It stays usable. CheckpointError for any other model.
+        """
+        from models.layouts.adopted import adopt
+
+        return cls(adopt(model, tokenizer, options))
+
     def method(
         self,
         name: str | None = None,
         *,
-        sampling: Sampling = SAMPLING,
+        sampling: Sampling | None = None,
         tree: Tree | None = None,
         lantern: Lantern | None = None,
         verify: str = "coupled",
@@ -117,12 +129,18 @@ class Pipeline:
     ) -> Method:
         """A method with the model's own tree where none is given. ValueError for what cannot be combined.
 
-        name None: the fastest exact method of this model.
+        name None: the fastest exact method of this model; sampling None: that of the model.
         """
         name = name or self.default_method
         if tree is None and name in METHODS:
             tree = self.default_tree(name)
-        return Method(name, sampling, tree, lantern, verify, rules, seed_cells, control)
+        return Method(name, sampling or self.sampling, tree, lantern, verify, rules, seed_cells, control)
+
+    @property
+    def sampling(self) -> Sampling:
+        """At temperature 1, with the guidance and the filter that the model was published with."""
+        spec = self.model.spec
+        return Sampling(guidance=spec.guidance, top_k=spec.top_k or 0)
 
     @property
     def default_method(self) -> str:
@@ -138,7 +156,7 @@ class Pipeline:
         prompts: str | Sequence[str],
         method: str | Method | None = None,
         *,
-        sampling: Sampling = SAMPLING,
+        sampling: Sampling | None = None,
         tree: Tree | None = None,
         lantern: Lantern | None = None,
         seed: int | Sequence[int] = 0,

@@ -32,6 +32,7 @@ from cli.method import (
 from cli.options import declare, option, shown
 from eval.errors import UserError
 from eval.prompts import HELD_OUT_FILE, Prompt, load_prompts
+from models.registry import SPECS
 
 if TYPE_CHECKING:
     from adt_tree.method import Method
@@ -57,7 +58,7 @@ NAMES = (*FLAGS, *(name + RELAXED for name in FLAGS if name != "ar"))
 PAPER = ("eagle-1", "eagle-2", "adt-tree", "eagle-2-lantern", "adt-tree-lantern")
 CONTROLS = ("accept-none", "accept-all")
 DELTA, MOST = 0.5, 100  # LANTERN's defaults here
-REFERENCED = ("emoji", "anole")  # models that eval.baseline decodes
+REFERENCED = tuple(name for name, spec in SPECS.items() if spec.reference)  # eval.baseline decodes them
 FREE = ("output_dir", "config", "debug", "profile")  # options that change no measurement
 RANDOM_CODES = 256  # of an image that is timed with random weights, from its middle
 GROUPS = (LanternOptions, TreeOptions, AdaptOptions)
@@ -308,16 +309,17 @@ def reference(
     """transformers' decoding at every temperature."""
     import torch
 
-    from eval.baseline import TransformersDecoder, load_net  # seconds that other runs need not wait for
+    from cli.loading import load_options
+    from eval.baseline import decoder_of, load_net  # seconds that other runs need not wait for
     from eval.bench import Configuration
-    from models.checkpoint.hub import locate
-    from models.registry import SPECS
+    from models.loading import find_target
 
-    path, home = options.model_path, SPECS[options.model].target_folder
-    folder = locate(path, options.revision) if path else home
-    net = load_net(folder, setting.precision, torch.device(setting.device))
+    spec = SPECS[options.model]
+    folder = find_target(spec, load_options(options))
+    net = load_net(folder, pipe.model, torch.device(setting.device))
+    drawn_alike = spec.name != "janus_pro"  # its generate() has draws of its own
     return {
-        Configuration("transformers", own.temperature, 1): TransformersDecoder(
+        Configuration("transformers", own.temperature, 1, exact=drawn_alike or own.greedy): decoder_of(
             net, pipe.model, own, max_prompt
         )
         for own in dict.fromkeys(samplings)

@@ -10,6 +10,7 @@ from models.registry import SPECS
 from models.spec import PRECISIONS, TOKEN_SHIFTS
 
 DEVICES = ("auto", "cpu", "cuda")
+TOP_K = 2000  # of the published code
 MEASURED = [name for name, spec in SPECS.items() if spec.token_shift == "auto"]
 
 
@@ -79,10 +80,13 @@ class CheckpointOptions(Options):
     )
     target_size: int | None = option(
         "side of the image. lumina_mgpt: 512, 768, 1024 or another multiple of 32 (default: 768, which the "
-        "model of that name was trained for); a LlamaGen .pt of classes: 256 or 384; other models have one, "
-        "and any other is refused",
+        "model of that name was trained for); emu3: any, of a square (default: 720); a LlamaGen .pt of "
+        "classes: 256 or 384; other models have one, and any other is refused",
         unit="PIXELS",
         within=(1, None),
+    )
+    ratio: str | None = option(
+        "emu3: width:height of an image of the area that --target_size squared is (default: 1:1)", unit="W:H"
     )
 
 
@@ -166,19 +170,28 @@ class PromptOptions(Options):
     set_seed: bool = option("also seed torch's own generator and choose deterministic cuDNN kernels", False)
 
 
+def _published(field: str, usual: object = None) -> str:
+    """What some models have for a default of their own."""
+    own = {spec.name: getattr(spec, field) for spec in SPECS.values()}
+    return "".join(f"; {name} {value:g}" for name, value in own.items() if value != usual)
+
+
 @declare
 class FilterOptions(Options):
     """sampling"""
 
     top_k: int = option(
-        "most probable codes kept; 0: all (Lumina-mGPT's text top-k has no part: no text is generated)",
-        2000,
+        "most probable codes kept; 0: all (Lumina-mGPT's text top-k has no part: no text is generated) "
+        f"(default: {TOP_K}{_published('top_k')})",
         unit="CODES",
         within=(0, None),
     )
     top_p: float = option("probability mass kept", 1.0, unit="P", above=0, within=(None, 1))
     cfg: float = option(
-        "guidance scale; 1: none, one row per image instead of two", 3.0, unit="SCALE", within=(0, 100)
+        "guidance scale; 1: none, one row per image instead of two "
+        f"(default: 3{_published('guidance', 3.0)})",
+        unit="SCALE",
+        within=(0, 100),
     )
     cfg_mode: str | None = option(
         "sequential or parallel: for lumina_mgpt either name of the published code is taken, and means that "
@@ -187,6 +200,14 @@ class FilterOptions(Options):
         choices=("sequential", "parallel"),
         unit="MODE",
     )
+
+    def __post_init__(self) -> None:
+        """What is not given is the model's own."""
+        spec = SPECS.get(getattr(self, "model", "emoji"), SPECS["emoji"])
+        own = {"cfg": spec.guidance, "top_k": TOP_K if spec.top_k is None else spec.top_k}
+        for name, value in own.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
 
 
 @declare

@@ -1,7 +1,8 @@
-"""The outside yardstick: transformers' Chameleon on the same checkpoint, one code per pass, a static cache.
+"""The outside yardstick: transformers' model of the same checkpoint, one code per pass, a static cache.
 
-Its generate() masks image tokens, so this is the loop generate() would run: both guidance rows in one batch,
-the next code appended to a StaticCache. Dimensions: R rows (guidance branches), T tokens, V codes.
+Janus draws by its own generate(). Chameleon's masks image tokens, so this is the loop it would run: both
+guidance rows in one batch, the next code appended to a StaticCache. Dimensions: R rows (guidance branches), T
+tokens, V codes.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,11 +19,16 @@ from adt_tree.noise import Noise
 from adt_tree.records import Decoded, Step
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling, log_probs
+from eval.errors import UserError
 from models.model import DTYPES, Model
 from models.tools.torchvision_guard import mend_torchvision
 
 mend_torchvision()  # before transformers looks for torchvision
-from transformers import ChameleonForConditionalGeneration, StaticCache  # noqa: E402
+from transformers import (  # noqa: E402
+    ChameleonForConditionalGeneration,
+    JanusForConditionalGeneration,
+    StaticCache,
+)
 from transformers.utils import logging  # noqa: E402
 
 
@@ -86,11 +93,56 @@ class TransformersDecoder:
         return self.net.lm_head(hidden[:, -1])[:, first : first + self.model.num_codes].float()
 
 
-def load_net(folder: Path, precision: str, device: torch.device) -> ChameleonForConditionalGeneration:
-    """The checkpoint as transformers loads it."""
+class JanusDecoder:
+    """transformers' generate(generation_mode="image"): our tokens at temperature 0, its own draws above."""
+
+    def __init__(self, net: JanusForConditionalGeneration, model: Model, sampling: Sampling) -> None:
+        """UserError without guidance, which generate() does not run."""
+        if sampling.branches == 1:
+            raise UserError("--reference transformers with --cfg 1: generate() always guides; leave one out")
+        self.net, self.model, self.sampling = net, model, sampling
+
+    @torch.inference_mode()
+    def decode(self, requests: Iterable[Request]) -> Iterator[Decoded]:
+        """One image at a time; a step's time is the mean of the image."""
+        sampling, device = self.sampling, self.net.device
+        drawn = {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
+        for request in requests:
+            image, started = Decoded(request.name, request.seed, []), time.perf_counter()
+            tokens = torch.tensor([request.prompt.conditional], device=device)
+            torch.manual_seed(request.seed)
+            found = self.net.generate(
+                input_ids=tokens,
+                attention_mask=torch.ones_like(tokens),
+                generation_mode="image",
+                guidance_scale=sampling.guidance,
+                do_sample=not sampling.greedy,
+                **({} if sampling.greedy else drawn),
+            )
+            image.codes.extend(found[0].tolist())
+            image.seconds = time.perf_counter() - started
+            mean = 1e3 * image.seconds / len(image.codes)
+            for number in range(1, len(image.codes)):
+                row, column = self.model.grid.cell(number)
+                image.steps.append(Step(number, row, column, 0, 0, 0, 0, mean))
+            image.target_calls = len(image.steps)
+            yield image
+
+
+def decoder_of(
+    net: Any, model: Model, sampling: Sampling, max_prompt: int
+) -> TransformersDecoder | JanusDecoder:
+    """The decoder of a model that load_net has loaded."""
+    if isinstance(net, JanusForConditionalGeneration):
+        return JanusDecoder(net, model, sampling)
+    return TransformersDecoder(net, model, sampling, max_prompt)
+
+
+def load_net(folder: Path, model: Model, device: torch.device) -> Any:
+    """The checkpoint as transformers loads it, in the model's precision."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    net = ChameleonForConditionalGeneration.from_pretrained(
-        folder, dtype=DTYPES[precision], local_files_only=True
-    )
+    janus = model.spec.name == "janus_pro"
+    kind: Any = JanusForConditionalGeneration if janus else ChameleonForConditionalGeneration
+    net = kind.from_pretrained(folder, dtype=DTYPES[model.precision], local_files_only=True)
     return net.to(device).eval()

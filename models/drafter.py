@@ -9,7 +9,7 @@ features.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from models.cache import AttentionMetadata, KVCache
 from models.checkpoint.folder import read_config, read_fields
 from models.checkpoint.meta_init import build, expected, require
 from models.checkpoint.weights import read_weights
+from models.drafters.token_shift import make_token_shift
 from models.errors import CheckpointError
 from models.layouts.chameleon import (
     block_from_chameleon,
@@ -31,8 +32,7 @@ from models.layouts.chameleon import (
 )
 from models.packed import cache_dtype, pack
 from models.target import ARTarget, EncodedPrompt, by_branch, chain_mask
-from models.token_shift import make_token_shift
-from models.transformer import Block, DecoderConfig, reserve, rotary_table
+from models.transformer import Block, DecoderConfig, read_shape, reserve, rotary_table
 
 
 class DrafterNet(nn.Module):
@@ -103,7 +103,15 @@ class Layout:
     fields: Callable[[DecoderConfig, int], dict[str, Any]] = drafter_fields  # config.json of a new one
 
 
+def llama_config(config: Mapping[str, Any]) -> DecoderConfig:
+    """A drafter's config.json whose layer has no norms of queries and keys."""
+    return replace(read_shape(config, norm_eps=1e-6), qk_norm=False)
+
+
 CHAMELEON = Layout()
+LLAMA = Layout(
+    config=llama_config, fields=lambda shape, cells: {**drafter_fields(shape, cells), "model_type": "llama"}
+)
 
 
 def load_drafter(

@@ -67,9 +67,16 @@ def detect(folder: Path) -> ModelSpec:
     return found[0]
 
 
+def find_target(spec: ModelSpec, options: LoadOptions) -> Path:
+    """Where the target is: as given, in the family's folder, or fetched from the hub."""
+    folder = spec.target_folder
+    given = options.model_path or (None if folder.exists() else spec.hub)
+    return locate(given, options.revision) if given else folder
+
+
 def find_files(spec: ModelSpec, options: LoadOptions, device: str, precision: str) -> Checkpoint:
     """Where the files are, hub ids fetched. CheckpointError if the target is nowhere."""
-    folder = locate(options.model_path, options.revision) if options.model_path else spec.target_folder
+    folder = find_target(spec, options)
     if not folder.exists():
         raise CheckpointError(
             f"{folder} does not exist: fetch it by `bash scripts/get_ckpts.sh {spec.name}`, or give "

@@ -18,9 +18,9 @@ from adt_tree.sampling import Sampling
 from models.codecs.neighbours import find_table, read_table
 from models.codecs.vq import VQModel, to_uint8
 from models.drafter import DrafterNet, EagleDrafter, Layout
+from models.drafters.separator_drafter import SeparatorDrafter
 from models.errors import CheckpointError
 from models.graphs import CudaRecorder, GraphDrafter, GraphTarget
-from models.separator_drafter import SeparatorDrafter
 from models.separators import SeparatorTarget
 from models.spec import ModelSpec
 from models.target import ARTarget, EncodedPrompt, PromptEncoder
@@ -44,7 +44,7 @@ class Model:
     drafter_sha: str | None
     drafter_layout: Layout  # how drafters of this family are published
     row_end: int | None = None  # token id behind every row of codes; None: rows have no end
-    token_shift: str = "published"  # of the drafter's features and tokens (models.token_shift)
+    token_shift: str = "published"  # of the drafter's features and tokens (models.drafters.token_shift)
     tables: tuple[Path, ...] = ()  # where a table of nearest codes may lie
     num_classes: int = 0  # of a class-conditional model; 0: it draws texts
     graphs: bool = False  # the networks' passes are captured as CUDA graphs: on one CUDA device

@@ -15,7 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from models.cache import AttentionMetadata, KVCache
-from models.transformer import QK_NORM_EPS, Attention, Block, as_pairs, attend, attend_causally
+from models.transformer import (
+    QK_NORM_EPS,
+    Attention,
+    Block,
+    CodesHead,
+    as_pairs,
+    attend,
+    attend_causally,
+)
 
 ROWS = 64  # a hint for the layout; from 2 to some hundreds of rows oneDNN chooses the same one
 
@@ -198,3 +206,14 @@ def product(weight: Tensor) -> nn.Module:
     linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     linear.weight = nn.Parameter(weight.clone(), requires_grad=False)
     return linear
+
+
+def scoring_head(head: nn.Linear | CodesHead, first_code: int, num_codes: int) -> nn.Module:
+    """What scores codes while decoding: a copy of the codes' rows, or Janus' two layers, copied only where
+    packing gains."""
+    if not isinstance(head, CodesHead):
+        return product(head.weight[first_code : first_code + num_codes])
+    if not packable(head.vision_head.weight):
+        return head
+    layers = (PackedLinear(layer.weight, layer.bias) for layer in (head.proj_out, head.vision_head))
+    return nn.Sequential(next(layers), nn.GELU(), next(layers))

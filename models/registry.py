@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from models.anole import ANOLE, EMOJI_SPEC
+from models.emu3 import EMU3
 from models.errors import CheckpointError
+from models.janus_pro import JANUS_PRO
 from models.llamagen import LLAMAGEN, LLAMAGEN2
 from models.lumina_mgpt import LUMINA_MGPT
 from models.spec import ModelSpec
 
 SPECS: dict[str, ModelSpec] = {
-    spec.name: spec for spec in (EMOJI_SPEC, ANOLE, LUMINA_MGPT, LLAMAGEN, LLAMAGEN2)
+    spec.name: spec for spec in (EMOJI_SPEC, ANOLE, LUMINA_MGPT, LLAMAGEN, LLAMAGEN2, JANUS_PRO, EMU3)
 }
 EMOJI = EMOJI_SPEC.target_folder
 

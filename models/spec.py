@@ -42,7 +42,8 @@ class LoadOptions:
     need_drafter: bool = True
     token_shift: str | None = None  # of the drafter: auto or one of TOKEN_SHIFTS
     guidance: float = 3.0  # under which auto compares the token shifts
-    target_size: int | None = None  # pixels along the side of an image
+    target_size: int | None = None  # pixels along the side of an image, or of a square of its area
+    ratio: str | None = None  # width:height of an image (Emu3)
     tokenizer_base_path: str | None = None  # folder of the text tokenizer and vqgan.ckpt
     vq_path: str | None = None  # LlamaGen's vq_ds16_*.pt
     text_encoder: str | None = None  # LlamaGen's T5
@@ -85,17 +86,21 @@ class ModelSpec:
     places: Callable[[Path, Path, str | None], tuple[Path, ...]]  # (home, target, base): see Checkpoint
     home: Path  # default folder of the family; below it lie
     target: str = ""
+    hub: str | None = None  # id of what is fetched where the target is not there; None: nothing
     drafter: str = "drafter"
     options: tuple[str, ...] = ()  # options that only some families read and this one does
     default_size: int | None = None  # pixels along the side; None: the checkpoint has one size
     tree: TreeShape = RELEASED_TREE  # EAGLE-2's
     static_tree: str = "mc_sim_7b_63"  # EAGLE-1's
+    guidance: float = 3.0  # as published; the user may say otherwise
+    top_k: int | None = None  # as published; None: nothing is
     method: str = "eagle-2"  # what draws unless the user says otherwise
     fp32_on_cpu: bool = False  # auto precision on every CPU, so that exact methods draw one image there
     splittable: bool = False  # over several GPUs
     token_shift: str = "published"  # auto: measured, as nobody knows it
     reference: bool = False  # transformers decodes it too (bench --reference)
     embedded_prompts: bool = False  # prompts are rows of features, else token ids before the codes
+    codec_parameters: Callable[[Fields], int] | None = None  # of a codec that is not models.codecs.vq's
     manifest: str | None = None  # key of ckpts/manifest.json; None: nothing to fetch
 
     @property

@@ -17,7 +17,7 @@ from adt_tree.roles import Prefix, Scored
 from adt_tree.tree import DraftTree
 from adt_tree.verify import Verdict
 from models.device_map import allocate
-from models.packed import pack, product
+from models.packed import pack, scoring_head
 from models.transformer import Decoder, reserve
 
 
@@ -124,7 +124,7 @@ class ARTarget:
             max_prompt,
         )
         self.device = weight.device
-        self.head = product(decoder.head.weight[first_code : first_code + num_codes])
+        self.head = scoring_head(decoder.head, first_code, num_codes)
         config = decoder.config
         capacity = max_prompt + grid.size + max_nodes
         # A checkpoint whose own image does not fit its max_position_embeddings was not made to keep to it.

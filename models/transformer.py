@@ -49,6 +49,8 @@ class DecoderConfig:
     input_norm: bool = True  # the LlamaGen drafter's layer has no norm before attention
     raster_side: int = 0  # > 0: two-dimensional rotary positions over a raster of this side (LlamaGen)
     raster_start: int = 0  # position of its first code; what lies before is zeroed, not rotated
+    head_width: int = 0  # > 0: the head is two layers with GELU between them, over image codes alone (Janus)
+    num_codes: int = 0  # what such a head tells apart
 
     def __post_init__(self) -> None:
         if self.num_kv_heads == 0:
@@ -265,6 +267,35 @@ class Block(nn.Module):
         return x + self.mlp(self.mlp_norm(x))
 
 
+class CodesHead(nn.Module):
+    """Features [..., D] -> logits [..., V] by Linear, GELU, Linear (Janus' generation_head)."""
+
+    def __init__(self, hidden_size: int, width: int, num_codes: int) -> None:
+        super().__init__()
+        self.proj_out = nn.Linear(hidden_size, width)
+        self.vision_head = nn.Linear(width, num_codes)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """The logits, in the type of the weights."""
+        return self.vision_head(F.gelu(self.proj_out(features)))
+
+
+def make_head(config: DecoderConfig) -> nn.Linear | CodesHead:
+    """A matrix over the whole vocabulary, or Janus' two layers over the image codes."""
+    if config.head_width:
+        return CodesHead(config.hidden_size, config.head_width, config.num_codes)
+    return nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+
+
+def codes_head(head: nn.Linear | CodesHead, first_code: int, num_codes: int) -> nn.Module:
+    """The part of a decoder's head that tells codes apart: differentiable, its weights shared."""
+    if isinstance(head, CodesHead):
+        return head
+    rows = nn.Linear(head.in_features, num_codes, bias=False, device="meta")
+    rows.weight = nn.Parameter(head.weight[first_code : first_code + num_codes], requires_grad=False)
+    return rows
+
+
 class Decoder(nn.Module):
     """Token embedding, blocks, final norm and head. `forward` is for decoding, `causal` for training and
     scoring."""
@@ -275,7 +306,7 @@ class Decoder(nn.Module):
         self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
-        self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.head = make_head(config)
         # A plain attribute: a cast of the module must not touch it (a bf16 table is off by .6 rad at
         # position 500).
         self.rotary = rotary_table(config, "cpu")  # real even where the module is built on the meta device

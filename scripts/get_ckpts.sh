@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Fetch published checkpoints into ckpts/, where the published layout has them; an interrupted download goes on.
-# Usage: bash scripts/get_ckpts.sh NAME...    NAME: anole lumina_mgpt llamagen llamagen2 llamagen_c2i
+# Usage: bash scripts/get_ckpts.sh NAME...    NAME: anole lumina_mgpt llamagen llamagen2 llamagen_c2i janus_pro emu3
 #        REVISION=... pins the target's; FILE=c2i_L_384.pt picks llamagen_c2i's; HF=... is the hub's client (hf)
 # Gated repositories: accept the licence on their page, then `hf auth login`. What is where: ckpts/README.md.
 set -euo pipefail
@@ -30,8 +30,8 @@ shared_llamagen() {
 for name in "$@"; do
     case $name in
         -h | --help) usage; exit 0 ;;
-        anole | lumina_mgpt | llamagen | llamagen2 | llamagen_c2i) ;;
-        *) echo "get_ckpts: there is no $name; choose from anole lumina_mgpt llamagen llamagen2 llamagen_c2i" >&2; exit 2 ;;
+        anole | lumina_mgpt | llamagen | llamagen2 | llamagen_c2i | janus_pro | emu3) ;;
+        *) echo "get_ckpts: there is no $name; choose from anole lumina_mgpt llamagen llamagen2 llamagen_c2i janus_pro emu3" >&2; exit 2 ;;
     esac
 done
 for name in "$@"; do
@@ -59,5 +59,7 @@ for name in "$@"; do
             target FoundationVision/LlamaGen ckpts/llamagen "${FILE:-c2i_XL_384.pt}"
             get FoundationVision/LlamaGen ckpts/llamagen vq_ds16_c2i.pt
             ;;
+        janus_pro) target deepseek-community/Janus-Pro-1B ckpts/janus_pro/Janus-Pro-1B ;;
+        emu3) target BAAI/Emu3-Gen-hf ckpts/emu3/Emu3-Gen-hf ;;
     esac
 done

@@ -26,7 +26,7 @@ def _shard(state: dict[str, Tensor], folder: Path) -> None:
     for file, part in parts.items():
         save_file({name: state[name].contiguous() for name in part}, folder / file, {"format": "pt"})
     where = {name: file for file, part in parts.items() for name in part}
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
 
 
 def _vqgan(state: dict[str, Tensor], folder: Path) -> None:

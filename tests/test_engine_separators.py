@@ -22,7 +22,7 @@ from adt_tree.self_draft import SelfDraftProposer
 from adt_tree.tree import STATIC_TREES, DraftTree, StaticTree, ancestor_mask
 from adt_tree.verify import Coupled, Verdict
 from models.drafter import EagleDrafter
-from models.separator_drafter import SeparatorDrafter
+from models.drafters.separator_drafter import SeparatorDrafter
 from models.separators import SeparatorTarget
 from models.target import ARTarget, Prompt
 from tests.test_engine import CODES, FIRST, decoder, net, path_to, random_tree

@@ -20,7 +20,7 @@ from models.loading import detect, load, pick_device
 from models.model import Model
 from models.registry import SPECS, spec_of
 from models.spec import LoadOptions, ModelSpec
-from tests import published, tiny, tiny_llamagen
+from tests import published, tiny, tiny_emu3, tiny_janus, tiny_llamagen
 
 ROOT = Path(__file__).resolve().parent.parent
 HOW = LoadOptions(precision="fp32", device="cpu", token_shift="published")
@@ -33,6 +33,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     found = {"emoji": tiny.build(root / "emoji"), "llamagen": tiny_llamagen.build(root / "llamagen")}
     for name in ("anole", "lumina_mgpt"):
         found[name] = published.build(root / name, lumina=name == "lumina_mgpt")[0]
+    found |= {"janus_pro": tiny_janus.build(root / "janus"), "emu3": tiny_emu3.build(root / "emu3")}
     found["llamagen2"] = tiny_llamagen.build(root / "llamagen2", block_size=1024, input_type="t2i2")
     found["llamagen classes"] = tiny_llamagen.build(root / "classes", wrapper="model", cls_token_num=1)
     found["llamagen file"] = tiny_llamagen.build(root / "file", wrapper="")
@@ -115,12 +116,15 @@ def test_a_family_has_a_tree_for_every_method(name: str) -> None:
 def test_no_other_file_knows_a_family_by_name() -> None:
     """A name of a family in code is in its own file, its checkpoint's layout or the list of families."""
     own = {"emoji": {"anole"}, "anole": {"anole"}, "lumina_mgpt": {"lumina_mgpt"}}
+    own |= {"janus_pro": {"janus_pro", "adopted"}, "emu3": {"emu3", "adopted"}}
     may = {name: own.get(name, {"llamagen"}) for name in SPECS}
     for path in sorted((ROOT / "models").rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         found = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)} & set(SPECS)
         allowed = {name for name in found if path.stem in may[name]}
-        hints = {"chameleon_files": {"anole", "lumina_mgpt"}, "loading": {"emoji"}}.get(path.stem, set())
+        hints = {"chameleon_files": {"anole", "lumina_mgpt"}, "loading": {"emoji"}, "adopted": {"anole"}}.get(
+            path.stem, set()
+        )
         assert found <= allowed | hints, f"{path.name}: {found - allowed}"
 
 

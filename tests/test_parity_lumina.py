@@ -16,9 +16,9 @@ from adt_tree.sampling import Sampling
 from adt_tree.self_draft import SelfDraftProposer
 from adt_tree.verify import Coupled
 from models.drafter import DrafterNet, EagleDrafter
+from models.drafters.separator_drafter import SeparatorDrafter
 from models.layouts.chameleon import decoder_config, from_chameleon
 from models.lumina_mgpt import SIZES, grid_of
-from models.separator_drafter import SeparatorDrafter
 from models.separators import SeparatorTarget, tokens_in
 from models.target import ARTarget, Prompt
 from models.transformer import Decoder

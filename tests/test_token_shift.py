@@ -12,10 +12,10 @@ from torch import Tensor
 
 import main
 from adt_tree.sampling import Sampling
+from models.drafters.token_shift import NextToken, SameToken
 from models.model import Model
 from models.registry import spec_of
 from models.spec import TOKEN_SHIFTS
-from models.token_shift import NextToken, SameToken
 from models.tools import agreement
 from tests.loading import load
 

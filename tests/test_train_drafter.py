@@ -22,14 +22,17 @@ from models.drafters.new_drafter import new_drafter, own_fields
 from models.drafters.shards import ShardWriter, Stored, origin, read_shards
 from models.model import Model
 from models.spec import LoadOptions
-from tests import published, tiny, tiny_llamagen
-from tests.loading import load
+from models.transformer import codes_head
+from tests import published, tiny, tiny_emu3, tiny_janus, tiny_llamagen
+from tests.loading import load, untrained
 from training import drafter_data, drafter_states
 from training.drafter_loss import Objective, at, code_logits, measure, unroll
 
 ENTRIES = 9  # pairs (feature at p, token at p + 1) before the tree
-FAMILIES = ("emoji", "anole", "lumina_mgpt", "llamagen")
-SIZED = {"lumina_mgpt": LoadOptions(target_size=12)}
+FAMILIES = ("emoji", "anole", "lumina_mgpt", "llamagen", "janus_pro", "emu3")
+SIDE = {"lumina_mgpt": 12, "emu3": tiny_emu3.SIZE}  # pixels of the images of families with several sizes
+SIZED = {name: LoadOptions(target_size=side) for name, side in SIDE.items()}
+WORDS = {name: ["--target_size", str(side)] for name, side in SIDE.items()}
 GREEDY = Sampling(temperature=0, guidance=3.0)
 
 
@@ -42,6 +45,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, P
     made["llamagen"] = (llamagen, llamagen / "drafter")
     for name in ("anole", "lumina_mgpt"):
         made[name] = published.build(tmp_path_factory.mktemp(name), lumina=name == "lumina_mgpt")
+    for name, build in (("janus_pro", tiny_janus.build), ("emu3", tiny_emu3.build)):
+        folder = build(tmp_path_factory.mktemp(name) / "tiny", kv_heads=2)
+        made[name] = folder, untrained(name, folder, SIZED.get(name, LoadOptions()))
     return made
 
 
@@ -71,7 +77,7 @@ def data(folders: dict[str, tuple[Path, Path]], tmp_path_factory: pytest.TempPat
     (root / "prompts.txt").write_text("\n".join(f"thing {'abc'[n % 3] * (1 + n)}" for n in range(12)))
     for name, (target, _) in folders.items():
         words = ["--model", name, "--model_path", str(target), "--precision", "fp32", "--temperature", "0"]
-        words += ["--target_size", "12"] if "lumina" in name else []
+        words += [*WORDS.get(name, []), "--cfg", "3"]
         words += ["--prompt", str(root / "prompts.txt"), "--output_dir", str(root / name)]
         assert main.main(["generate_train_data", *words]) == 0
     return {name: root / name for name in folders}
@@ -127,8 +133,7 @@ def test_the_laws_of_a_batch_are_those_the_images_were_drawn_from(
     images = images_of(model, data[name])
     chosen = [0, 5, 7]
     batch = images.batch(chosen, None)
-    first = model.first_code
-    head = model.decoder.head.weight[first : first + model.num_codes]
+    head = codes_head(model.decoder.head, model.first_code, model.num_codes)
     law = code_logits(at(batch.features, batch.where + 1), batch, head, GREEDY.guidance)
     assert torch.equal(law.argmax(dim=-1), images.shards.codes[chosen][:, 1:].long())
 
@@ -145,8 +150,7 @@ def test_the_first_step_drafts_as_decoding_does(
     model = replace(models[name], token_shift="published")
     images = images_of(model, data[name])
     batch = images.batch([3], None)
-    first = model.first_code
-    head = model.decoder.head.weight[first : first + model.num_codes]
+    head = codes_head(model.decoder.head, model.first_code, model.num_codes)
     assert model.drafter_net is not None
     law = [
         code_logits(at(out, batch.where), batch, head, GREEDY.guidance)[0]
@@ -175,13 +179,13 @@ def test_the_loss_is_the_published_one(models: dict[str, Model], data: dict[str,
     model = models["emoji"]
     images = images_of(model, data["emoji"])
     batch = images.batch([1, 2], None)
-    head = model.decoder.head.weight[model.first_code : model.first_code + model.num_codes]
+    head = codes_head(model.decoder.head, model.first_code, model.num_codes)
     outs = list(unroll(model.drafter_net, batch.tokens, batch.features, 1))
     got = measure(outs, batch, head, Objective(p_w=0.1))
     mask = torch.zeros(batch.tokens.shape, dtype=torch.float64)
     mask.scatter_(1, batch.where, 1.0)
     wanted = torch.cat((batch.features[:, 1:], torch.zeros_like(batch.features[:, :1])), dim=1).double()
-    out, own = outs[0].double(), head.double()
+    out, own = outs[0].double(), head.weight.double()
     p, q = (wanted @ own.T).softmax(-1), (out @ own.T).log_softmax(-1)
     entropy = -(p * q).sum(-1).mul(mask).sum() / mask.sum()
     distance = (out - wanted).abs()
@@ -198,7 +202,7 @@ def test_the_loss_is_the_published_one(models: dict[str, Model], data: dict[str,
 
 def train(folder: Path, data: Path, save: Path, *words: str, name: str = "emoji") -> Path:
     """Run train_drafter; the newest state."""
-    size = ["--target_size", "12"] if "lumina" in name else []
+    size = WORDS.get(name, [])
     fixed = ["--model", name, "--model_path", str(folder), "--data_dir", str(data), "--save_dir", str(save)]
     fixed += [*size, "--device", "cpu", "--eval_depth", "2", "--data_noise", "none"]
     assert main.main(["train_drafter", *fixed, *words]) == 0
@@ -222,7 +226,7 @@ def test_a_trained_drafter_is_better_and_decoding_loads_it(
     assert {path.name for path in state.iterdir()} == {"config.json", "model.safetensors", "trainer.pt"}
     assert not (drafter_states.states(tmp_path)[0] / "trainer.pt").exists()  # only the newest resumes
     drawn = ["generate_images", "--model", name, "--model_path", str(target), "--drafter_path", str(state)]
-    drawn += ["--target_size", "12"] if size else []
+    drawn += WORDS.get(name, [])
     drawn += ["--drafter_type", "eagle", "--prompt", "thing a", "--num_images", "1", "--heatmaps", "0"]
     assert main.main([*drawn, "--output_dir", str(tmp_path / "drawn")]) == 0
 

@@ -102,25 +102,26 @@ def at(x: Tensor, where: Tensor) -> Tensor:
     return x.gather(1, where[..., None].expand(-1, -1, x.shape[-1]))
 
 
-def code_logits(features: Tensor, batch: Batch, head: Tensor, guidance: float | None) -> Tensor:
+def code_logits(features: Tensor, batch: Batch, head: nn.Module, guidance: float | None) -> Tensor:
     """Logits [.., V] fp32 where codes are chosen: guided over both branches, or each row's own."""
-    logits = F.linear(features[:, batch.chooses], head).float()
+    chosen = features[:, batch.chooses].to(next(head.parameters()).dtype)
+    logits = head(chosen).float()
     if guidance is None:
         return logits
     assert batch.coupled, "guidance needs both branches of every image"
     return guide(logits.unflatten(0, (2, -1)), guidance)
 
 
-def measure(outs: list[Tensor], batch: Batch, head: Tensor, objective: Objective) -> Outcome:
+def measure(outs: list[Tensor], batch: Batch, head: nn.Module, objective: Objective) -> Outcome:
     """The loss of the steps' outputs, and how far their distributions are the target's. Means over positions,
     as the published loss: its head is frozen, its temperature 1, its distribution that of the image codes."""
     wanted = at(batch.features, batch.where + 1).float()
-    p = code_logits(wanted.to(head.dtype), batch, head, objective.guidance).softmax(dim=-1)
+    p = code_logits(wanted, batch, head, objective.guidance).softmax(dim=-1)
     choice = p.argmax(dim=-1, keepdim=True)
     total, parts, agreement, hits = wanted.new_zeros(()), (0.0, 0.0), [], []
     for step, out in enumerate(outs):
         drafted = at(out, batch.where)
-        log_q = code_logits(drafted.to(head.dtype), batch, head, objective.guidance).log_softmax(dim=-1)
+        log_q = code_logits(drafted, batch, head, objective.guidance).log_softmax(dim=-1)
         entropy = -(p * log_q).sum(dim=-1).mean()
         common = torch.minimum(p, log_q.exp()).sum(dim=-1).mean()
         distance = entropy if objective.distance == "cross_entropy" else 1 - common

@@ -24,6 +24,7 @@ from models.errors import CheckpointError
 from models.loading import load
 from models.model import Model
 from models.spec import LoadOptions
+from models.transformer import codes_head
 from training import drafter_states
 from training.drafter_data import Images, epoch_order, noised, split
 from training.drafter_loss import Objective, Outcome, Unrolled, expected_tau, measure
@@ -94,8 +95,7 @@ class Trainer:
                 f"{len(shards)} images, of which {len(self.train)} for training: a step takes "
                 f"{self.step_images}; make more, or choose a smaller --bs"
             )
-        first = model.first_code
-        self.head = model.decoder.head.weight[first : first + model.num_codes]
+        self.head = codes_head(model.decoder.head, model.first_code, model.num_codes)
         guidance = args.cfg_scale if args.cfg_loss else None
         self.objective = Objective(args.ttt_steps, args.p_w, args.step_decay, guidance, args.distance)
         self.measured = Objective(args.eval_depth, args.p_w, args.step_decay, args.cfg_scale)

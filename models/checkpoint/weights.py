@@ -41,6 +41,7 @@ class Stored:
     shape: tuple[int, ...]
     dtype: torch.dtype
     tensor: Tensor | None = None  # a view of the mapped file; None: the file is opened to read it
+    shared: bool = False  # of a model in memory: handed out as it is where device and type fit
 
     def read(self) -> Tensor:
         """As stored, possibly a view of the file. A .safetensors is opened anew for each tensor: a mapping
@@ -66,7 +67,7 @@ class Weights(Mapping[str, Tensor]):
         stored, device = self._stored[name], self._device_of(name)
         if device.type == "meta":  # a check of headers: nothing is read
             return torch.empty(stored.shape, dtype=self._type_of(stored), device=device)
-        return stored.read().to(device, self._type_of(stored), copy=True)
+        return stored.read().to(device, self._type_of(stored), copy=not stored.shared)
 
     def __contains__(self, name: object) -> bool:
         return name in self._stored  # the inherited one would read the tensor
@@ -132,7 +133,7 @@ class Weights(Mapping[str, Tensor]):
         sizes = (math.prod(stored.shape) * stored.dtype.itemsize for stored in self._stored.values())
         digest, whole = hashlib.sha256(), sum(sizes) <= WHOLE_DIGEST
         for name, stored in sorted(self._stored.items()):
-            flat = stored.read().contiguous().view(-1)
+            flat = stored.read().cpu().contiguous().view(-1)
             digest.update(name.encode())
             if not whole:
                 digest.update(f"{flat.dtype}{stored.shape}".encode())
@@ -162,6 +163,11 @@ def read_weights(path: Path) -> Weights:
     raise CheckpointError(
         f"{path} holds no {' and no '.join(NAMES)}: give a checkpoint's folder, or fetch it"
     )
+
+
+def weights_in_memory(tensors: Mapping[str, Tensor], name: Path) -> Weights:
+    """The tensors of a model that somebody else has loaded; name: what error messages call it."""
+    return Weights({n: Stored(name, n, tuple(t.shape), t.dtype, t, shared=True) for n, t in tensors.items()})
 
 
 def weights_file(folder: Path) -> Path:

@@ -7,7 +7,7 @@ load and on export.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -111,29 +111,49 @@ def block_to_chameleon(state: Mapping[str, Tensor], prefix: str, config: Decoder
     return {prefix + name: tensor.contiguous() for name, tensor in theirs.items()}
 
 
-def from_chameleon(state: Mapping[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
-    """A Decoder's state dict from Chameleon keys ("model.*", "lm_head.weight"); KeyError names what is
-    missing."""
-    ours = {
-        "embed.weight": state["model.embed_tokens.weight"],
-        "norm.weight": state["model.norm.weight"],
-        "head.weight": state["lm_head.weight"],
-    }
+def layers_from(state: Mapping[str, Tensor], prefix: str, config: DecoderConfig) -> dict[str, Tensor]:
+    """The layers and the final norm of a decoder under our names; prefix: of theirs ("model.")."""
+    ours = {"norm.weight": state[f"{prefix}norm.weight"]}
     for layer in range(config.num_layers):
-        block = block_from_chameleon(state, f"model.layers.{layer}.", config)
+        block = block_from_chameleon(state, f"{prefix}layers.{layer}.", config)
         ours.update({f"blocks.{layer}.{name}": tensor for name, tensor in block.items()})
     return ours
 
 
-def to_chameleon(state: Mapping[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
-    """Chameleon keys from a Decoder's state dict: the inverse of from_chameleon."""
-    theirs = {
-        "model.embed_tokens.weight": state["embed.weight"],
-        "model.norm.weight": state["norm.weight"],
-        "lm_head.weight": state["head.weight"],
-    }
+LayersFrom = Callable[[Mapping[str, Tensor], str, DecoderConfig], dict[str, Tensor]]
+
+
+def layers_to(state: Mapping[str, Tensor], prefix: str, config: DecoderConfig) -> dict[str, Tensor]:
+    """The inverse of layers_from."""
+    theirs = {f"{prefix}norm.weight": state["norm.weight"]}
     for layer in range(config.num_layers):
         start = f"blocks.{layer}."
         block = {name[len(start) :]: tensor for name, tensor in state.items() if name.startswith(start)}
-        theirs.update(block_to_chameleon(block, f"model.layers.{layer}.", config))
+        theirs.update(block_to_chameleon(block, f"{prefix}layers.{layer}.", config))
     return theirs
+
+
+def from_chameleon(
+    state: Mapping[str, Tensor],
+    config: DecoderConfig,
+    prefix: str = "model.",
+    head: str = "lm_head.weight",
+    layers: LayersFrom = layers_from,
+) -> dict[str, Tensor]:
+    """A Decoder's state dict from Chameleon keys (prefix + "*", head); KeyError names what is missing."""
+    return {
+        "embed.weight": state[f"{prefix}embed_tokens.weight"],
+        "head.weight": state[head],
+        **layers(state, prefix, config),
+    }
+
+
+def to_chameleon(
+    state: Mapping[str, Tensor], config: DecoderConfig, prefix: str = "model.", head: str = "lm_head.weight"
+) -> dict[str, Tensor]:
+    """Chameleon keys from a Decoder's state dict: the inverse of from_chameleon."""
+    return {
+        f"{prefix}embed_tokens.weight": state["embed.weight"],
+        head: state["head.weight"],
+        **layers_to(state, prefix, config),
+    }

@@ -19,7 +19,7 @@ from models.codecs.vq import VQModel
 from models.codecs.vqgan import read_codec
 from models.drafter import CHAMELEON
 from models.errors import CheckpointError
-from models.layouts.chameleon import decoder_config, from_chameleon, to_chameleon
+from models.layouts.chameleon import LayersFrom, decoder_config, from_chameleon, layers_from, to_chameleon
 from models.layouts.networks import load_networks
 from models.model import Model
 from models.spec import Checkpoint
@@ -104,11 +104,12 @@ class ChameleonFiles:
     shape: DecoderConfig
     state: Weights
     codec: VQModel
+    layers: LayersFrom = layers_from
 
     def model(self, grid: Grid, prompts: PromptEncoder, row_end: int | None = None) -> Model:
         """The model that draws this grid from these prompts, its weights read; row_end: token id, None
         without row-separator tokens."""
-        to_ours = partial(from_chameleon, config=self.shape)
+        to_ours = partial(from_chameleon, config=self.shape, layers=self.layers)
         nets = load_networks(self.checkpoint, self.shape, self.state, to_ours, CHAMELEON)
         return Model(
             spec=self.checkpoint.spec,

@@ -28,9 +28,7 @@ def settle(model: Model, wanted: str | None, guidance: float) -> Model:
         found = agreement(model, guidance)
         wanted = max(TOKEN_SHIFTS, key=lambda name: found[name])  # the first, published, where they tie
         shares = ", ".join(f"{name} {share:.3f}" for name, share in found.items())
-        print(
-            f"drafter alignment: {wanted} (shares agreed on: {shares})", file=sys.stderr
-        )
+        print(f"drafter alignment: {wanted} (shares agreed on: {shares})", file=sys.stderr)
     return replace(model, token_shift=wanted)
 
 

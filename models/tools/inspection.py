@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from models.checkpoint.hub import locate
 from models.codecs.neighbours import check_table, find_table
 from models.errors import CheckpointError
-from models.loading import drafter_folder, load
+from models.loading import drafter_folder, find_target, load
 from models.registry import spec_of
 from models.spec import CKPTS, LoadOptions
 
@@ -39,7 +38,7 @@ def inspect(model: str, options: LoadOptions) -> list[Part]:
         target.faults.extend(error.faults)
         waits = Part("drafter", given or _shown(spec.drafter_folder), [], "waits for the target")
         return [target, waits]
-    folder = locate(options.model_path, options.revision) if options.model_path else spec.target_folder
+    folder = find_target(spec, options)
     place = Path(given) if given else drafter_folder(spec, folder)
     drafter = Part("drafter", _shown(place), [], "" if given or place.exists() else "not there")
     if not drafter.note:

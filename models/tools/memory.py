@@ -37,6 +37,8 @@ class Use:
     images: int  # in flight
     branches: int  # 2 under guidance
     element: int  # bytes of a weight or activation
+    codec: int | None = None  # numbers in a codec of another kind: `vq` then gives codes and widths alone
+    frames: int = 1  # that the codec decodes for one image
 
     @property
     def rows(self) -> int:
@@ -53,7 +55,7 @@ def published_use(name: str, precision: str = "bf16", images: int = 1, nodes: in
     shape = json.loads((CKPTS / "manifest.json").read_text(encoding="utf-8"))["shapes"][spec.manifest]
     return Use(
         decoder=spec.decoder_config(shape["target"]),
-        drafter=spec.decoder_config(shape["drafter"]),
+        drafter=spec.decoder_config(shape["drafter"]) if shape["drafter"] else None,
         vq=VQConfig.from_hf(shape["vq"]),
         side=shape["side"],
         tokens=shape["image_tokens"],
@@ -63,6 +65,8 @@ def published_use(name: str, precision: str = "bf16", images: int = 1, nodes: in
         images=images,
         branches=2,
         element=DTYPES[precision].itemsize,
+        codec=spec.codec_parameters(shape["vq"]) if spec.codec_parameters else None,
+        frames=shape.get("frames", 1),
     )
 
 
@@ -75,10 +79,11 @@ def parts(use: Use) -> dict[str, int]:
     says, and oneDNN compiles and keeps some 0.6 MB per product and number of rows met.
     """
     config, codes = use.decoder, use.vq.num_embeddings
+    rows = 0 if config.head_width else codes * config.hidden_size  # the codes' copy of the head
     found = {
-        "target": (count(lambda: Decoder(config)) + codes * config.hidden_size) * use.element,
+        "target": (count(lambda: Decoder(config)) + rows) * use.element,
         "drafter": 0,
-        "codec": count(lambda: VQModel(use.vq)) * FP32,
+        "codec": (use.codec or count(lambda: VQModel(use.vq))) * FP32,
         "cache": _cache(config, use, use.prompt + use.tokens + use.nodes),
         "drafter cache": 0,
         "noise": use.images * use.tokens * codes * FP32,
@@ -95,7 +100,7 @@ def parts(use: Use) -> dict[str, int]:
         use.vq.base_channels * factor * (use.side >> level) ** 2
         for level, factor in enumerate(use.vq.channel_multiplier)
     )
-    found["pixels"] = MAPS * widest * FP32
+    found["pixels"] = MAPS * widest * use.frames * FP32
     return {**found, "peak": living + max(found["pass"], found["pixels"])}
 
 

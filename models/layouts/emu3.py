@@ -1,0 +1,238 @@
+"""Emu3 from transformers' own checkpoints: a Llama over text, size and image tokens, rows ended by a token.
+
+A sequence is: BOS, text, image start, H*W in digits, image token, then rows of codes, each followed by a row
+end; what comes behind the last row is forced and not decoded. The unconditional branch is the negative prompt
+of the model card, opened in the same way. Pixels come from transformers' Emu3VQVAE as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from adt_tree.grid import Grid
+from models.checkpoint.fields import MOST_TOKENS, check_whole, section
+from models.checkpoint.folder import read_config, read_fields
+from models.checkpoint.meta_init import build, expected, on_meta, require
+from models.checkpoint.weights import Weights, read_weights
+from models.codecs.vq import VQModel
+from models.drafter import LLAMA
+from models.errors import CheckpointError, reason
+from models.layouts.chameleon import LayersFrom, from_chameleon, layers_from, to_chameleon
+from models.layouts.chat import ChatTokenizer
+from models.layouts.networks import load_networks
+from models.model import Model
+from models.spec import Checkpoint, Shapes
+from models.target import Prompt
+from models.transformer import Decoder, DecoderConfig, read_shape
+
+CODE, ROW_END = "<|visual token ", "<|extra_200|>"
+IMAGE_START, IMAGE_TOKEN = "<|image start|>", "<|image token|>"
+NEGATIVE = (
+    "lowres, bad anatomy, bad hands, text, error, missing fingers, extra digit, fewer digits, cropped, "
+    "worst quality, low quality, normal quality, jpeg artifacts, signature, watermark, username, blurry."
+)
+# Defaults of transformers' Emu3TextConfig, which older files leave out.
+TEXT_FIELDS = {
+    "vocab_size": 184622, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 9216, "rope_theta": 1e6,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """How tensors are called."""
+
+    text: str
+    head: str
+    vq: str
+
+
+STORED = Names("text_model.model.", "text_model.lm_head.weight", "vqmodel.")  # as save_pretrained writes them
+LOADED = Names("model.text_model.", "lm_head.weight", "model.vqmodel.")  # as the loaded model has them
+
+
+@dataclass(frozen=True, slots=True)
+class CodecConfig:
+    """What Emu3's codec says of itself, as models.vq.VQConfig does."""
+
+    num_embeddings: int
+    patch_size: int  # pixels along the side of a cell
+    rounds: bool = False  # pixels are truncated to 8 bits
+
+
+class Codec(nn.Module):
+    """transformers' Emu3VQVAE between codes [B, h, w] and images [B, 3, H, W] in [-1, 1]."""
+
+    def __init__(self, vqmodel: Any) -> None:
+        super().__init__()
+        self.vqmodel = vqmodel
+        self.config = CodecConfig(vqmodel.config.codebook_size, vqmodel.spatial_scale_factor)
+
+    def decode(self, codes: Tensor) -> Tensor:
+        """Codes -> images, not clamped."""
+        return self.vqmodel.decode(codes)
+
+    def encode(self, images: Tensor) -> Tensor:
+        """Images -> codes."""
+        sizes = [images.shape[2:]] * len(images)
+        return torch.stack(self.vqmodel.encode(images, sizes).image_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLayout:
+    """Where the vocabulary keeps what images need."""
+
+    first_code: int
+    num_codes: int
+    row_end: int
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> TokenLayout:
+        """From config.json. ValueError names what the vocabulary lacks."""
+        if config.get("model_type") != "emu3":
+            raise ValueError(f"model_type is {config.get('model_type')!r}: this is no checkpoint of Emu3")
+        vocabulary = section(config, "vocabulary_map")
+        codes = [vocabulary[name] for name in sorted(name for name in vocabulary if name.startswith(CODE))]
+        if not codes or codes != list(range(codes[0], codes[0] + len(codes))):
+            raise ValueError(f"vocabulary_map: the image tokens ({CODE}NNNNNN|>) are missing or out of order")
+        if ROW_END not in vocabulary:
+            raise ValueError(f"vocabulary_map: token {ROW_END} is missing")
+        for name in (f"{CODE}000000|>", ROW_END):
+            check_whole(f"vocabulary_map: token {name}", vocabulary.get(name), MOST_TOKENS, least=0)
+        return cls(codes[0], len(codes), vocabulary[ROW_END])
+
+
+def decoder_config(config: Mapping[str, Any]) -> DecoderConfig:
+    """From config.json. ValueError for variants that the decoder would run wrongly without a word."""
+    shape = read_shape(TEXT_FIELDS | dict(section(config, "text_config")), norm_eps=1e-5)
+    return replace(shape, qk_norm=False)
+
+
+def grid_of(size: int, ratio: str, patch: int) -> Grid:
+    """Rows and columns of an image of size * size pixels in all, width : height as `ratio` has it, rounded
+    as transformers' processor does. ValueError for a ratio or a size that leaves no image."""
+    width, _, height = ratio.partition(":")
+    if not (width.isdecimal() and height.isdecimal() and int(width) and int(height)):
+        raise ValueError(f"--ratio {ratio}: give width:height, as in 16:9")
+    scale = (size * size / (int(width) * int(height))) ** 0.5 / patch
+    rows, columns = round(int(height) * scale), round(int(width) * scale)
+    if rows < 1 or columns < 1:
+        raise ValueError(f"--target_size {size} at {ratio}: it leaves no whole cell of {patch} pixels")
+    return Grid(rows, columns)
+
+
+def vqvae(config: Mapping[str, Any]) -> Any:
+    """transformers' codec with weights of its own. ValueError if vq_config does not describe one."""
+    from transformers import Emu3VQVAE, Emu3VQVAEConfig
+
+    try:
+        return Emu3VQVAE(Emu3VQVAEConfig(**section(config, "vq_config")))
+    except Exception as error:  # its strict fields have exceptions of their own
+        raise ValueError(f"vq_config: {reason(error)}") from None
+
+
+def codec_parameters(fields: Mapping[str, Any]) -> int:
+    """How many numbers the codec of a vq_config holds."""
+    return sum(parameter.numel() for parameter in on_meta(lambda: vqvae({"vq_config": fields})).parameters())
+
+
+def wanted(config: Mapping[str, Any], shape: DecoderConfig, names: Names = STORED) -> Shapes:
+    """Names and shapes of the checkpoint's tensors."""
+    decoder = expected(lambda: Decoder(shape), lambda own: to_chameleon(own, shape, names.text, names.head))
+    return decoder | expected(
+        lambda: vqvae(config), lambda own: {names.vq + name: tensor for name, tensor in own.items()}
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """A PromptEncoder of texts and sizes (models.target)."""
+
+    tokenizer: ChatTokenizer
+    first_code: int
+    num_codes: int
+    grid: Grid
+
+    def ids(self, text: str) -> list[int]:
+        """BOS, the text, the image's size and its opening."""
+        size = f"{IMAGE_START}{self.grid.height}*{self.grid.width}{IMAGE_TOKEN}"
+        return self.tokenizer.ids(f"{self.tokenizer.tokenizer.bos_token}{text}{size}")
+
+    def encode(self, text: str) -> Prompt:
+        """The text, and the negative prompt of the model card."""
+        return Prompt(self.ids(text), self.ids(NEGATIVE))
+
+    def release(self) -> None:
+        """Nothing: a tokenizer is small."""
+
+
+def read_prompts(tokenizer: ChatTokenizer, layout: TokenLayout, grid: Grid) -> Prompts:
+    """CheckpointError if the tokenizer is not that of a model with these image tokens."""
+    for name in (IMAGE_START, IMAGE_TOKEN):
+        tokenizer.token(name)
+    found = {CODE + "000000|>": layout.first_code, ROW_END: layout.row_end}
+    for name, index in found.items():
+        if tokenizer.token(name) != index:
+            raise CheckpointError(
+                f"{tokenizer.source}: the tokenizer has {name} at {tokenizer.token(name)}, config.json at "
+                f"{index}: give the tokenizer of this model"
+            )
+    return Prompts(tokenizer, layout.first_code, layout.num_codes, grid)
+
+
+def load(checkpoint: Checkpoint) -> Model:
+    """Emu3 from its files. CheckpointError names what is missing or does not fit."""
+    folder = checkpoint.folder
+    config, state = read_config(folder), read_weights(folder)
+    return assemble(checkpoint, config, state, lambda: ChatTokenizer.read(folder))
+
+
+def assemble(
+    checkpoint: Checkpoint,
+    config: Mapping[str, Any],
+    state: Weights,
+    tokenizer: Callable[[], ChatTokenizer],
+    layers: LayersFrom = layers_from,
+) -> Model:
+    """Emu3 of that configuration and those weights, drawing images of target_size and ratio."""
+    folder, options = checkpoint.folder, checkpoint.options
+    layout, shape = read_fields(folder, lambda: (TokenLayout.read(config), decoder_config(config)))
+    names = LOADED if LOADED.head in state else STORED
+    tensors = read_fields(folder, lambda: wanted(config, shape, names))
+    require(folder, state, tensors, "fetch it again, or the config.json that belongs to it")
+    pixels = state.below(names.vq).placed(checkpoint.device, torch.float32)
+    codec = Codec(build(lambda: vqvae(config), lambda: pixels, torch.float32, checkpoint.device, folder))
+    if codec.config.num_embeddings != layout.num_codes:
+        raise CheckpointError(
+            f"{folder}: the vocabulary has {layout.num_codes} image tokens, the codec "
+            f"{codec.config.num_embeddings} codes: they belong to different models"
+        )
+    size = options.target_size or checkpoint.spec.default_size
+    assert size is not None, "the family has one"
+    try:
+        grid = grid_of(size, options.ratio or "1:1", codec.config.patch_size)
+    except ValueError as error:
+        raise CheckpointError(str(error)) from None
+    prompts = read_prompts(tokenizer(), layout, grid)
+    to_ours = partial(from_chameleon, config=shape, prefix=names.text, head=names.head, layers=layers)
+    nets = load_networks(checkpoint, shape, state, to_ours, LLAMA)
+    return Model(
+        spec=checkpoint.spec,
+        grid=grid,
+        prompts=prompts,
+        decoder=nets.decoder,
+        codebook=codec.vqmodel.quantize.embedding.weight,
+        codec=cast(VQModel, codec),
+        drafter_net=nets.drafter,
+        weights_sha=nets.weights_sha,
+        drafter_sha=nets.drafter_sha,
+        drafter_layout=LLAMA,
+        tables=checkpoint.tables,
+        row_end=layout.row_end,
+    )

@@ -1,0 +1,255 @@
+"""Janus-Pro from transformers' own checkpoints: a Llama that takes image codes through an aligner of its own
+and tells them through a head of its own.
+
+Published facts (transformers' JanusForConditionalGeneration): codes enter by generation_embeddings and
+generation_aligner, folded here into rows behind the text's table, so that token id = text vocabulary + code;
+the unconditional branch is the same ids with all but BOS and begin of image replaced by padding. The VQ model
+is LlamaGen's, its codes looked up l2-normalised, its pixels truncated.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from adt_tree.grid import Grid
+from models.checkpoint.fields import MOST_LAYERS, MOST_PIXELS, MOST_TOKENS, MOST_WIDTH, section, whole, wholes
+from models.checkpoint.folder import read_config, read_fields
+from models.checkpoint.meta_init import build, expected, on_meta, require
+from models.checkpoint.weights import Weights, read_weights
+from models.codecs.vq import VQConfig, VQModel
+from models.drafter import LLAMA
+from models.errors import CheckpointError
+from models.layouts.chameleon import LayersFrom, layers_from, layers_to
+from models.layouts.chat import ChatTokenizer, generation_fields
+from models.layouts.networks import load_networks
+from models.model import Model
+from models.spec import Checkpoint, Shapes
+from models.target import Prompt
+from models.transformer import Decoder, DecoderConfig, read_shape
+
+BEGIN_OF_IMAGE = "<begin_of_image>"
+TEXT, VQ = "model.language_model.", "model.vqmodel."
+ALIGNER, HEAD = "model.generation_aligner.", "model.generation_head."
+CODES = "model.generation_embeddings.weight"
+# Defaults of transformers' classes, which older files leave out.
+LLAMA_FIELDS = {
+    "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "max_position_embeddings": 2048,
+}  # fmt: skip
+VQ_FIELDS = {
+    "embed_dim": 8, "num_embeddings": 16384, "double_latent": False, "latent_channels": 256, "in_channels": 3,
+    "out_channels": 3, "base_channels": 128, "channel_multiplier": (1, 1, 2, 2, 4), "num_res_blocks": 2,
+    "projection_dim": 2048, "num_hidden_layers": 2, "hidden_act": "gelu", "image_token_embed_dim": 2048,
+}  # fmt: skip
+VISION_FIELDS = {"image_size": 384, "patch_size": 16}
+
+
+def _vq_fields(config: Mapping[str, Any]) -> dict[str, Any]:
+    """vq_config with its defaults. ValueError if config.json is no Janus'."""
+    if config.get("model_type") != "janus":
+        raise ValueError(f"model_type is {config.get('model_type')!r}: this is no checkpoint of Janus-Pro")
+    fields = VQ_FIELDS | dict(section(config, "vq_config"))
+    for name in ("num_embeddings", "embed_dim", "projection_dim", "image_token_embed_dim"):
+        whole(fields, name, MOST_TOKENS)
+    whole(fields, "num_hidden_layers", MOST_LAYERS)
+    return fields
+
+
+def decoder_config(config: Mapping[str, Any]) -> DecoderConfig:
+    """From config.json. ValueError for variants that the decoder would run wrongly without a word."""
+    vq = _vq_fields(config)
+    shape = read_shape(LLAMA_FIELDS | dict(section(config, "text_config")), norm_eps=1e-6)
+    if vq["hidden_act"] != "gelu":
+        raise ValueError(f"vq_config.hidden_act is {vq['hidden_act']!r}: this head has gelu only")
+    for name in ("projection_dim", "image_token_embed_dim"):
+        if vq[name] != shape.hidden_size:
+            raise ValueError(f"vq_config.{name} is {vq[name]}, text_config.hidden_size {shape.hidden_size}")
+    return replace(
+        shape,
+        vocab_size=shape.vocab_size + vq["num_embeddings"],
+        qk_norm=False,
+        head_width=vq["projection_dim"],
+        num_codes=vq["num_embeddings"],
+    )
+
+
+def vq_config(config: Mapping[str, Any]) -> VQConfig:
+    """The VQ model and, by its resolution, the image that is drawn."""
+    vq, vision = _vq_fields(config), VISION_FIELDS | dict(section(config, "vision_config"))
+    if vq["in_channels"] != vq["out_channels"]:
+        raise ValueError("vq_config: in_channels and out_channels must be equal")
+    sides = [whole(vision, name, MOST_PIXELS) for name in ("image_size", "patch_size")]
+    side, levels = sides[0] // sides[1], len(wholes(vq, "channel_multiplier", MOST_WIDTH))
+    if side < 1 or not levels:
+        raise ValueError("vision_config and vq_config.channel_multiplier leave no image")
+    return VQConfig.from_hf(vq | {"resolution": side << (levels - 1), "attn_resolutions": [side]})
+
+
+def code_table(state: Mapping[str, Tensor]) -> Tensor:
+    """aligner(embedding) of every code [V, D], computed in fp32. KeyError names what is missing."""
+
+    def layer(name: str, x: Tensor) -> Tensor:
+        return F.linear(x, state[f"{ALIGNER}{name}.weight"].float(), state[f"{ALIGNER}{name}.bias"].float())
+
+    x, depth = layer("fc1", state[CODES].float()), 0
+    while f"{ALIGNER}hidden_layers.{depth}.weight" in state:
+        x, depth = layer(f"hidden_layers.{depth}", F.gelu(x)), depth + 1
+    return x
+
+
+def from_janus(
+    state: Mapping[str, Tensor], config: DecoderConfig, layers: LayersFrom = layers_from
+) -> dict[str, Tensor]:
+    """A Decoder's state dict from transformers' keys; KeyError names what is missing."""
+    text = state[f"{TEXT}embed_tokens.weight"]
+    ours = {"embed.weight": torch.cat((text, code_table(state).to(text.dtype)))}
+    for name in on_meta(lambda: Decoder(config).head).state_dict():
+        ours[f"head.{name}"] = state[HEAD + name]
+    return ours | layers(state, TEXT, config)
+
+
+def wanted(config: Mapping[str, Any], shape: DecoderConfig) -> Shapes:
+    """Names and shapes of the tensors that draw images; those that see or write text are not read."""
+
+    def to_janus(own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        theirs = {HEAD + name[len("head.") :]: own[name] for name in own if name.startswith("head.")}
+        theirs[f"{TEXT}embed_tokens.weight"] = own["embed.weight"][: shape.vocab_size - shape.num_codes]
+        return theirs | layers_to(own, TEXT, shape)
+
+    vq, width = _vq_fields(config), shape.hidden_size
+    aligner: dict[str, tuple[int, ...]] = {
+        CODES: (shape.num_codes, vq["embed_dim"]),
+        f"{ALIGNER}fc1.weight": (width, vq["embed_dim"]),
+        f"{ALIGNER}fc1.bias": (width,),
+    }
+    for layer in range(vq["num_hidden_layers"] - 1):
+        aligner[f"{ALIGNER}hidden_layers.{layer}.weight"] = (width, width)
+        aligner[f"{ALIGNER}hidden_layers.{layer}.bias"] = (width,)
+    codec = vq_config(config)
+    names = codec_names(codec)
+    pixels = expected(lambda: VQModel(codec), lambda own: {names[name]: own[name] for name in own})
+    return aligner | expected(lambda: Decoder(shape), to_janus) | pixels
+
+
+def codec_names(config: VQConfig) -> dict[str, str]:
+    """Our names of a VQModel's tensors -> the checkpoint's, whose decoder counts levels from the lowest."""
+    last = len(config.channel_multiplier) - 1
+    return {
+        name: VQ + re.sub(r"\.up\.(\d+)\.", lambda found: f".up.{last - int(found[1])}.", name)
+        for name in on_meta(lambda: VQModel(config)).state_dict()
+    }
+
+
+def build_codec(
+    state: Mapping[str, Tensor], config: VQConfig, checkpoint: Checkpoint
+) -> tuple[VQModel, Tensor]:
+    """The codec, fp32, its codebook normalised, and the codebook as stored."""
+    names = codec_names(config)
+    codec = build(
+        lambda: VQModel(config),
+        lambda: {ours: state[theirs] for ours, theirs in names.items()},
+        torch.float32,
+        checkpoint.device,
+        checkpoint.folder,
+    )
+    raw = codec.quantize.embedding.weight
+    codec.quantize.embedding.weight = nn.Parameter(F.normalize(raw, dim=-1), requires_grad=False)
+    return codec, raw
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """A PromptEncoder of chat turns (models.target)."""
+
+    tokenizer: ChatTokenizer
+    first_code: int
+    num_codes: int
+    begin_of_text: int
+    begin_of_image: int
+    padding: int
+
+    @classmethod
+    def read(cls, tokenizer: ChatTokenizer, fields: Mapping[str, Any], shape: DecoderConfig) -> Prompts:
+        """fields: generation_config.json, where transformers' own generate has the ids from. CheckpointError
+        if neither it nor the tokenizer has them, or text would become ids of another vocabulary."""
+        own, text = tokenizer.tokenizer, shape.vocab_size - shape.num_codes
+        begin, padding = (
+            fields[name] if fields.get(name) is not None else getattr(own, name)
+            for name in ("bos_token_id", "pad_token_id")
+        )
+        for name, value in (("bos_token_id", begin), ("pad_token_id", padding)):
+            if not isinstance(value, int) or not 0 <= value < text:
+                raise CheckpointError(
+                    f"{tokenizer.source}: {name} is {value!r}: generation_config.json must name one of the "
+                    f"{text} text tokens"
+                )
+        tokenizer.turn("")  # a template that is missing or broken is known now
+        image = tokenizer.token(BEGIN_OF_IMAGE)
+        highest = max(own.get_vocab().values(), default=0)
+        if highest >= text:
+            raise CheckpointError(
+                f"{tokenizer.source}: the tokenizer has ids up to {highest}, config.json's text vocabulary "
+                f"{text}: give the tokenizer of this model"
+            )
+        return cls(tokenizer, text, shape.num_codes, begin, image, padding)
+
+    def encode(self, text: str) -> Prompt:
+        """cond = the chat's turn and the begin of image; uncond of the same length, its text padded over."""
+        ids = self.tokenizer.ids(self.tokenizer.turn(text) + BEGIN_OF_IMAGE)
+        kept = (self.begin_of_text, self.begin_of_image)
+        return Prompt(ids, [token if token in kept else self.padding for token in ids])
+
+    def release(self) -> None:
+        """Nothing: a tokenizer is small."""
+
+
+def load(checkpoint: Checkpoint) -> Model:
+    """Janus-Pro from its files. CheckpointError names what is missing or does not fit."""
+    folder = checkpoint.folder
+    config, state = read_config(folder), read_weights(folder)
+    return assemble(checkpoint, config, state, lambda: ChatTokenizer.read(folder), generation_fields(folder))
+
+
+def assemble(
+    checkpoint: Checkpoint,
+    config: Mapping[str, Any],
+    state: Weights,
+    tokenizer: Callable[[], ChatTokenizer],
+    generation: Mapping[str, Any],
+    layers: LayersFrom = layers_from,
+) -> Model:
+    """Janus-Pro of that configuration and those weights. generation: fields of generation_config.json."""
+    folder, size = checkpoint.folder, checkpoint.options.target_size
+    shape, vq = read_fields(folder, lambda: (decoder_config(config), vq_config(config)))
+    if size not in (None, vq.resolution):
+        raise CheckpointError(
+            f"--target_size {size}: this model draws {vq.resolution} px and no other size; leave it out"
+        )
+    tensors = read_fields(folder, lambda: wanted(config, shape))
+    require(folder, state, tensors, "fetch it again, or the config.json that belongs to it")
+    prompts = Prompts.read(tokenizer(), generation, shape)
+    codec, codebook = build_codec(state.placed(checkpoint.device, torch.float32), vq, checkpoint)
+    to_ours = partial(from_janus, config=shape, layers=layers)
+    nets = load_networks(checkpoint, shape, state, to_ours, LLAMA)
+    side = vq.attn_resolutions[0]
+    return Model(
+        spec=checkpoint.spec,
+        grid=Grid(side, side),
+        prompts=prompts,
+        decoder=nets.decoder,
+        codebook=codebook,
+        codec=codec,
+        drafter_net=nets.drafter,
+        weights_sha=nets.weights_sha,
+        drafter_sha=nets.drafter_sha,
+        drafter_layout=LLAMA,
+        tables=checkpoint.tables,
+    )

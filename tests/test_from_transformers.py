@@ -1,0 +1,123 @@
+"""Models that transformers has loaded, drawn by our pipeline: the same images, their weights shared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from adt_tree.method import Method
+from adt_tree.pipeline import Pipeline
+from adt_tree.policy import TreeShape
+from adt_tree.sampling import Sampling
+from models.errors import CheckpointError
+from models.spec import LoadOptions
+from tests import published, tiny, tiny_emu3, tiny_janus
+
+SMALL = LoadOptions(target_size=tiny_emu3.SIZE)
+TEXTS = ["a red heart", "sea"]
+BUILD: dict[str, Callable[[Path], Path]] = {
+    "JanusForConditionalGeneration": lambda root: tiny_janus.build(root / "tiny", kv_heads=2),
+    "Emu3ForConditionalGeneration": lambda root: tiny_emu3.build(root / "tiny", kv_heads=2),
+    "ChameleonForConditionalGeneration": lambda root: published.build(root, lumina=False)[0],
+}
+
+
+@pytest.fixture(scope="module", params=BUILD)
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
+    """A folder, transformers' model of it, and its tokenizer."""
+    import transformers
+
+    folder = BUILD[request.param](tmp_path_factory.mktemp("made"))
+    model = getattr(transformers, request.param).from_pretrained(folder, dtype=torch.float32).eval()
+    if request.param.startswith("Chameleon"):
+        file = str(folder / "tokenizer.json")
+        return folder, model, transformers.PreTrainedTokenizerFast(tokenizer_file=file)
+    return folder, model, transformers.AutoTokenizer.from_pretrained(folder)
+
+
+def codes(pipe: Pipeline, method: str, temperature: float = 1.0) -> list[list[int]]:
+    """Images of a method, two in flight."""
+    sampling = Sampling(temperature=temperature)
+    tree = None if method == "ar" else TreeShape(6, 3, 12)
+    return pipe(TEXTS, Method(method, sampling, tree), seed=3, batch_size=2).codes
+
+
+def options_of(folder: Path, **more: Any) -> LoadOptions:
+    """A size that the family asks for."""
+    emu = "emu3" in (folder / "config.json").read_text()[:400]
+    return LoadOptions(target_size=tiny_emu3.SIZE if emu else None, **more)
+
+
+def inner(model: Any) -> Any:
+    """The module that holds the layers."""
+    return getattr(model.model, "language_model", getattr(model.model, "text_model", model.model))
+
+
+def test_images_are_those_of_the_files(made: tuple[Path, Any, Any]) -> None:
+    """Code for code, plain and self-drafted; and the other model still computes what it did."""
+    folder, theirs, tokenizer = made
+    tokens = torch.randint(60, (1, 9), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        before = inner(theirs)(tokens).last_hidden_state
+    pipe = Pipeline.from_transformers(theirs, tokenizer, options=options_of(folder))
+    options = options_of(folder, need_drafter=False)
+    read = Pipeline.from_pretrained(str(folder), device="cpu", precision="fp32", options=options)
+    for temperature in (0.0, 1.0):
+        expected = codes(read, "ar", temperature)
+        assert codes(pipe, "ar", temperature) == codes(pipe, "self-draft", temperature) == expected
+    assert expected[0] != expected[1]
+    assert pipe.image(expected[0]).tobytes() == read.image(expected[0]).tobytes()
+    with torch.no_grad():
+        assert torch.equal(inner(theirs)(tokens).last_hidden_state, before)
+
+
+def within(view: Tensor, whole: Tensor) -> bool:
+    """Whether a tensor lies in the memory of another."""
+    return view.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+
+
+def test_weights_are_shared(made: tuple[Path, Any, Any]) -> None:
+    """All but queries and keys; adopted anew, since decoding on a CPU has packed the layers."""
+    folder, theirs, tokenizer = made
+    ours = Pipeline.from_transformers(theirs, tokenizer, options=options_of(folder)).model.decoder
+    assert within(inner(theirs).embed_tokens.weight, ours.embed.weight)
+    assert within(inner(theirs).norm.weight, ours.norm.weight)
+    for layer, block in zip(inner(theirs).layers, ours.blocks, strict=True):
+        attention, mlp = layer.self_attn, layer.mlp
+        assert within(attention.v_proj.weight, block.attention.qkv.weight)
+        assert within(attention.o_proj.weight, block.attention.out.weight)
+        assert within(mlp.down_proj.weight, block.mlp.down.weight)
+        assert within(mlp.gate_proj.weight, block.mlp.gate_up.weight)
+        assert within(mlp.up_proj.weight, block.mlp.gate_up.weight)
+        assert not within(attention.q_proj.weight, block.attention.qkv.weight)  # their rows are reordered
+    if not hasattr(theirs.model, "generation_head"):
+        assert within(theirs.lm_head.weight, ours.head.weight)
+    else:
+        assert within(theirs.model.generation_head.vision_head.weight, ours.head.vision_head.weight)
+
+
+def test_another_model_is_refused(tmp_path: Path) -> None:
+    """One line that names its type."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    theirs = LlamaForCausalLM(
+        LlamaConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+    )
+    with pytest.raises(CheckpointError, match="type 'llama'"):
+        Pipeline.from_transformers(theirs, None)
+
+
+def test_the_embedded_layout_brings_its_own_codec(tmp_path: Path) -> None:
+    """transformers leaves the pixel decoder out; it is read from the folder."""
+    from transformers import ChameleonForConditionalGeneration, PreTrainedTokenizerFast
+
+    folder = tiny.build(tmp_path / "emoji")
+    theirs = ChameleonForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(folder / "text_tokenizer.json"))
+    pipe = Pipeline.from_transformers(theirs, tokenizer)
+    assert pipe("sun", "ar").images[0].size == (8, 8)

@@ -1,0 +1,47 @@
+"""A drafter trained on a target's own images drafts more of the next ones: Janus-Pro and Emu3."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import main
+from adt_tree.pipeline import Pipeline
+from adt_tree.policy import TreeShape
+from adt_tree.sampling import Sampling
+from models.spec import LoadOptions
+from tests import tiny_emu3, tiny_janus
+from tests.loading import untrained
+from training import drafter_states
+
+BUILD = {"janus_pro": tiny_janus.build, "emu3": tiny_emu3.build}
+SIDE = {"emu3": tiny_emu3.SIZE}
+
+
+def tau(name: str, folder: Path, drafter: Path) -> float:
+    """Codes per target call of greedy EAGLE-2 on prompts that nobody trained on."""
+    options = LoadOptions(model_path=str(folder), target_size=SIDE.get(name))
+    pipe = Pipeline.from_pretrained(
+        name, drafter=str(drafter), device="cpu", precision="fp32", options=options
+    )
+    sampling = Sampling(temperature=0.0, guidance=pipe.model.spec.guidance)
+    method = pipe.method("eagle-2", sampling=sampling, tree=TreeShape(4, 4, 12))
+    return pipe([f"another {n}" for n in range(8)], method, batch_size=8).stats["tau"]
+
+
+@pytest.mark.parametrize("name", BUILD)
+def test_tau_rises(name: str, tmp_path: Path) -> None:
+    folder = BUILD[name](tmp_path / "tiny", kv_heads=2)
+    before = tau(name, folder, untrained(name, folder, LoadOptions(target_size=SIDE.get(name))))
+    prompts, data, save = (tmp_path / part for part in ("prompts.txt", "data", "save"))
+    prompts.write_text("\n".join(f"thing {n}" for n in range(40)))
+    fixed = ["--model", name, "--model_path", str(folder), "--precision", "fp32", "--device", "cpu"]
+    fixed += ["--target_size", str(SIDE[name])] if name in SIDE else []
+    drawn = ["--temperature", "0", "--prompt", str(prompts), "--output_dir", str(data), "--batch_size", "8"]
+    assert main.main(["generate_train_data", *fixed, *drawn]) == 0
+    words = ["--data_dir", str(data), "--save_dir", str(save), "--num_epochs", "10", "--bs", "6"]
+    words += ["--lr", "6e-3", "--p_w", "1", "--coupled", "--cfg_loss", "--grad_clip_by", "norm"]
+    words += ["--ttt_steps", "2", "--data_noise", "none", "--eval_depth", "2", "--eval_freq", "10"]
+    assert main.main(["train_drafter", *fixed, *words]) == 0
+    assert tau(name, folder, drafter_states.states(save)[-1]) > 1.15 * before
