@@ -180,7 +180,7 @@ class Pipeline:
         prompts: str | Sequence[str],
         method: str | Method | None = None,
         *,
-        sampling: Sampling = SAMPLING,
+        sampling: Sampling | None = None,
         tree: Tree | None = None,
         lantern: Lantern | None = None,
         seed: int | Sequence[int] = 0,
