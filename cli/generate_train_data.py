@@ -15,7 +15,7 @@ from cli.options import declare
 from eval.errors import UserError
 from eval.prompts import MANY_FILE, load_prompts
 
-LAW = ("temperature", "top_k", "top_p", "cfg", "random_seed")  # of the shards' record, beside the precision
+SAMPLED = ("temperature", "top_k", "top_p", "cfg", "random_seed")  # of the shards' record, beside the precision
 
 
 @declare
@@ -42,7 +42,7 @@ def run(options: Options) -> None:
 
     pipe, setting = load_without_drafter(options)
     model = pipe.model
-    record = {name: getattr(options, name) for name in LAW} | {"precision": setting.precision}
+    record = {name: getattr(options, name) for name in SAMPLED} | {"precision": setting.precision}
     facts = {**origin(model, drawn=True, features=options.features), **record}
     writer = ShardWriter(Path(options.output_dir), facts, options.shard_size)
     pending = [prompt for prompt in prompts if prompt.name not in writer.names]

@@ -27,12 +27,12 @@ if [ "$model" != emoji ]; then
 else
     same=(--prompt configs/emoji_contact.txt --num_images -1 --batch_size 16 --heatmaps 0 --precision fp32 "$@")
     for seed in 42 43 44; do run "ar_s$seed" --model_type base --random_seed "$seed" "${same[@]}"; done
-    run jacobi --drafter_type jacobi "${same[@]}"
+    run self_draft --drafter_type self-draft "${same[@]}"
     run eagle2 --drafter_type eagle "${same[@]}"
     run adt --drafter_type eagle --peanut "${same[@]}"
     for point in 100:0.1 100:0.3 100:0.8 100:2 1000:0.5 1000:0.8 1000:1; do
         k=${point%:*} delta=${point#*:}
-        run "jacobi_k${k}_d$delta" --drafter_type jacobi --lantern --lantern_k "$k" --lantern_delta "$delta" "${same[@]}"
+        run "self_draft_k${k}_d$delta" --drafter_type self-draft --lantern --lantern_k "$k" --lantern_delta "$delta" "${same[@]}"
     done
     for folder in "${methods[@]}"; do
         "$python" main.py eval_quality --fake_dir "$folder" --ref_dir "$out/ar_s43"

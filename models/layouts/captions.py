@@ -84,7 +84,7 @@ class _Text(HTMLParser):
         self.parts: list[str] = []
 
     def handle_data(self, data: str) -> None:
-        """See HTMLParser."""
+        """Keep the text between tags."""
         self.parts.append(data)
 
 

@@ -107,7 +107,7 @@ class TextPrompts:
         return EncodedPrompt(self.project(features), self.nothing)
 
     def release(self) -> None:
-        """See PromptEncoder: free the text encoder."""
+        """Free the text encoder, unless it is to stay."""
         if not self.keep:
             self.text.release()
 
@@ -136,4 +136,4 @@ class ClassPrompts:
         return EncodedPrompt(table[int(text)][None], table[-1:])
 
     def release(self) -> None:
-        """See PromptEncoder: a table is small."""
+        """Nothing: a table is small."""
