@@ -72,7 +72,7 @@ class Recorder:
         self.codes += step.codes
         values = asdict(step.step)
         tree = None
-        if step.tree is not None and len(step.tree.codes) > 1:
+        if len(step.tree.codes) > 1:
             tree = {key: list(getattr(step.tree, key)) for key in ("codes", "parents", "depths", "path")}
             tree["probability"] = [round(math.exp(value), 4) for value in step.tree.confidence]
         self.steps.append({**{name: values[name] for name in STEP_FIELDS}, "tree": tree})
