@@ -15,7 +15,7 @@ from cli.options import declare
 from eval.errors import UserError
 from eval.prompts import MANY_FILE, load_prompts
 
-SAMPLED = ("temperature", "top_k", "top_p", "cfg", "random_seed")  # of the shards' record, beside the precision
+SAMPLED = ("temperature", "top_k", "top_p", "cfg", "random_seed")  # recorded with the shards
 
 
 @declare

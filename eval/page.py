@@ -190,7 +190,7 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def gallery(head: Sequence[str], rows: Sequence[tuple[str, Sequence[tuple[Path | None, str]]]]) -> str:
-    """Pictures side by side: a row per prompt, a column per run, a line of text under each. None: no picture."""
+    """Pictures side by side: a row per prompt, a column per run, a line under each. None: no picture."""
     lines = ["<tr><th>prompt</th>" + "".join(f"<th>{escape(name)}</th>" for name in head) + "</tr>"]
     for text, tiles in rows:
         cells = "".join(
