@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 STATIC_TREES = ("mc_sim_7b_63", "naive_extend_57", "chain")
 DRAFTERS = ("eagle", "self-draft", "hybrid")
-OWN_DRAFTS = ("self-draft", "hybrid")  # their drafts come from the target's earlier passes
+SELF_DRAFTING = ("self-draft", "hybrid")  # their drafts come from the target's earlier passes
 EARLIER = {"jacobi": "self-draft"}  # earlier name -> name of a --drafter_type
 SEED_CELLS = ("above", "left", "both")
 DELTA, MOST = 0.1, 1000  # of LANTERN, as published
@@ -220,12 +220,13 @@ REFUSED: tuple[tuple[Condition, tuple[str, ...], str], ...] = (
      "the AR baseline (--model_type base) has no draft trees; leave it out"),
     (lambda o: o.drafter_type == "none", NO_TREES, "--drafter_type none has no draft trees; leave it out"),
     (lambda o: o.static_tree, ("peanut",), "with --static_tree the tree is not adaptive; choose one"),
-    (lambda o: o.drafter_type in OWN_DRAFTS, ("static_tree",),
+    (lambda o: o.drafter_type in SELF_DRAFTING, ("static_tree",),
      "with --drafter_type self-draft or hybrid: static trees need a network alone; choose one"),
-    (lambda o: o.drafter_type not in OWN_DRAFTS, ("seed_cells",), "it needs --drafter_type self-draft or hybrid"),
+    (lambda o: o.drafter_type not in SELF_DRAFTING, ("seed_cells",),
+     "it needs --drafter_type self-draft or hybrid"),
     (lambda o: o.drafter_type == "self-draft", ("drafter_path", "drafter_alignment"),
      "self-drafting has no drafter network; leave it out"),
-    (lambda o: o.drafter_type in OWN_DRAFTS and o.verify == "rejection", ("verify",),
+    (lambda o: o.drafter_type in SELF_DRAFTING and o.verify == "rejection", ("verify",),
      "these drafts share the target's noise: only the coupled rule may test them; leave it out"),
     (lambda o: not o.lantern, ("lantern_k", "lantern_delta", "lantern_table"), "it needs --lantern"),
     (lambda o: not o.peanut, tuple(ADAPT_FIELDS), "it needs --peanut"),
@@ -336,7 +337,7 @@ def tree_of(options: DecodingOptions) -> TreeShape | AdaptiveTree | str | None:
     if base is None:
         return None
     budget = base.budget if options.total_token is None else options.total_token - 1
-    if options.drafter_type in OWN_DRAFTS:  # the main chain follows the budget
+    if options.drafter_type in SELF_DRAFTING:  # the main chain follows the budget
         base = self_drafted(budget)
     return TreeShape(options.depth or base.depth, options.draft_top_k or base.width, budget)
 
