@@ -108,6 +108,12 @@ class ModelOptions(CheckpointOptions):
         choices=PRECISIONS,
     )
     device: str = option("auto: cuda where there is one", "auto", choices=DEVICES)
+    attention: str = option(
+        "sdpa: torch's; flash: flash-attn, an extra, for prompts and the AR baseline on CUDA in fp16 or bf16 "
+        "(draft trees need a mask, which it does not take)",
+        "sdpa",
+        choices=("sdpa", "flash"),
+    )
     device_map: str | None = option(
         "auto: share a model's layers out over all visible GPUs; for models that one cannot hold (default: "
         "one device)",

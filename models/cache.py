@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -72,7 +73,7 @@ class KVCache:
 
     def row(self, index: int) -> KVCache:
         """The one-row cache over the same memory."""
-        return KVCache(
+        return type(self)(
             self.store[:, index : index + 1], *(counter[index : index + 1] for counter in self._counters)
         )
 
@@ -123,6 +124,18 @@ class KVCache:
         flat.index_put_((meta.slots,), kv.flatten(1, 2))
         return key.narrow(2, 0, meta.context_len), value.narrow(2, 0, meta.context_len)
 
+    def attend(self, layer: int, meta: AttentionMetadata, query: Tensor, kv: Tensor) -> Tensor:
+        """What the nodes read, [R, N, H, E], of the prefix and of what they may see of the tree.
+
+        query [R, N, H, E]; kv [R * N, 2, Hkv, E], written first: a node sees itself.
+        """
+        key, value = self.write(layer, meta, kv)
+        gqa = query.shape[-2] != kv.shape[-2]
+        mixed = F.scaled_dot_product_attention(
+            query.transpose(1, 2), key, value, attn_mask=meta.mask, enable_gqa=gqa
+        )
+        return mixed.transpose(1, 2)
+
     def commit(self, path: Tensor, count: Tensor, leafy_chain: bool = False) -> None:
         """Make the tree nodes path[r, :count[r]] the continuation of row r's prefix, in place.
 
@@ -147,3 +160,18 @@ class KVCache:
     def _flat_slots(self, slots: Tensor) -> Tensor:
         """[R * N, 2 * H] int64: slots [R, N] of each row for all its heads, in the flat view of a layer."""
         return (self._starts + slots[..., None]).flatten(0, 1)
+
+
+class FlashCache(KVCache):
+    """A cache that flash-attn reads: for prompts and the AR baseline, whose nodes are a chain.
+
+    flash-attn takes no mask, so draft trees cannot be scored so. fp16 or bf16 on CUDA; not yet run on a GPU.
+    """
+
+    def attend(self, layer: int, meta: AttentionMetadata, query: Tensor, kv: Tensor) -> Tensor:
+        """As KVCache.attend where every node sees the prefix and all nodes before it."""
+        from flash_attn import flash_attn_with_kvcache
+
+        key, value = (x.transpose(1, 2) for x in self.write(layer, meta, kv))
+        ends = (self.length + query.shape[1]).to(torch.int32)
+        return flash_attn_with_kvcache(query, key, value, cache_seqlens=ends, causal=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -34,8 +35,10 @@ def load(model: str = "emoji", options: LoadOptions = DEFAULTS) -> Model:
     precision = pick_precision(options.precision, device, spec)
     if options.device_map is not None:
         _check_device_map(options.device_map, device, spec)
+    if options.attention != "sdpa":
+        _check_attention(options, device, precision, spec)
     loaded = spec.load(find_files(spec, options, device, precision))
-    return settle(loaded, options.token_shift, options.guidance)
+    return settle(replace(loaded, attention=options.attention), options.token_shift, options.guidance)
 
 
 def _family(model: str, options: LoadOptions) -> tuple[ModelSpec, LoadOptions]:
@@ -149,6 +152,19 @@ def pick_precision(name: str, device: str, spec: ModelSpec) -> str:
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
     multiplied = torch.cpu.get_capabilities().get("avx512_bf16", False)
     return "bf16" if multiplied and not spec.fp32_on_cpu else "fp32"
+
+
+def _check_attention(options: LoadOptions, device: str, precision: str, spec: ModelSpec) -> None:
+    """CheckpointError for flash-attn where it is missing or cannot attend."""
+    given = f"--attention {options.attention}"
+    if options.attention != "flash":
+        raise CheckpointError(f"{given}: choose sdpa or flash")
+    if not device.startswith("cuda") or precision == "fp32":
+        raise CheckpointError(f"{given}: flash-attn needs a CUDA device and fp16 or bf16; leave it out")
+    if spec.embedded_prompts or options.device_map is not None:
+        raise CheckpointError(f"{given}: padded prompts and --device_map are read by sdpa; leave it out")
+    if find_spec("flash_attn") is None:
+        raise CheckpointError(f"{given}: flash-attn is not installed; install it, or leave the option out")
 
 
 def _check_device_map(name: str, device: str, spec: ModelSpec) -> None:

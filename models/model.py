@@ -15,6 +15,7 @@ from adt_tree.grid import Grid
 from adt_tree.relax import nearest_table
 from adt_tree.roles import Drafter
 from adt_tree.sampling import Sampling
+from models.cache import FlashCache, KVCache
 from models.codecs.neighbours import find_table, read_table
 from models.codecs.vq import VQModel, to_uint8
 from models.drafter import DrafterNet, EagleDrafter, Layout
@@ -47,6 +48,7 @@ class Model:
     token_shift: str = "published"  # of the drafter's features and tokens (models.drafters.token_shift)
     tables: tuple[Path, ...] = ()  # where a table of nearest codes may lie
     num_classes: int = 0  # of a class-conditional model; 0: it draws texts
+    attention: str = "sdpa"  # or flash
     graphs: bool = False  # the networks' passes are captured as CUDA graphs: on one CUDA device
 
     @property
@@ -101,6 +103,11 @@ class Model:
         tokens, nodes = self.grid, max_nodes
         if self.row_end is not None:
             tokens, nodes = Grid(self.grid.height, self.grid.width + 1), 2 * max_nodes
+        if self.attention == "flash" and (max_nodes > 1 or self.row_end is not None):
+            raise ValueError(
+                "--attention flash: draft trees and row separators need a mask, which flash-attn lacks; "
+                "use the AR baseline (--model_type base) of another model, or --attention sdpa"
+            )
         codes, rows = (self.first_code, self.num_codes), (slots, sampling.branches)
         if self.graphs:
             gc.collect()  # a target and its graphs refer to one another: one just dropped is still here
@@ -108,6 +115,9 @@ class Model:
             target: ARTarget = GraphTarget(self.decoder, tokens, *codes, *rows, max_prompt, nodes, record)
         else:
             target = ARTarget(self.decoder, tokens, *codes, *rows, max_prompt, nodes)
+        if self.attention == "flash":
+            assert isinstance(target.cache, KVCache), "loading refuses a device map beside it"
+            target.cache = FlashCache(target.cache.store, target.cache.length)
         return target if self.row_end is None else SeparatorTarget(target, self.grid, self.row_end)
 
     def drafter(self, target: ARTarget | SeparatorTarget, max_depth: int, max_width: int) -> Drafter:

@@ -38,6 +38,7 @@ class LoadOptions:
     revision: str | None = None  # of the hub id model_path
     precision: str = "auto"  # one of PRECISIONS, of weights and activations; the codec stays fp32
     device: str = "auto"  # auto, cpu, cuda or cuda:N
+    attention: str = "sdpa"  # or flash: flash-attn for prompts and the AR baseline
     device_map: str | None = None  # auto: the decoder's layers shared out over all GPUs
     need_drafter: bool = True
     token_shift: str | None = None  # of the drafter: auto or one of TOKEN_SHIFTS

@@ -177,15 +177,8 @@ def split_heads(
 def attend(query: Tensor, kv: Tensor, layer: int, cache: KVCache, meta: AttentionMetadata) -> Tensor:
     """What N tree nodes a row read of the committed prefix and their ancestors, head beside head [R * N, H *
     E]; query [R * N, H, E], kv [R * N, 2, Hkv, E]."""
-    key, value = cache.write(layer, meta, kv)
-    mixed = F.scaled_dot_product_attention(
-        query.view(*meta.positions.shape, *query.shape[1:]).transpose(1, 2),
-        key,
-        value,
-        attn_mask=meta.mask,
-        enable_gqa=query.shape[-2] != kv.shape[-2],
-    )
-    return mixed.transpose(1, 2).reshape(len(query), -1)
+    mixed = cache.attend(layer, meta, query.view(*meta.positions.shape, *query.shape[1:]), kv)
+    return mixed.reshape(len(query), -1)
 
 
 def attend_causally(query: Tensor, kv: Tensor) -> Tensor:
