@@ -95,7 +95,9 @@ def test_outputs(generate: Run, tmp_path: Path) -> None:
     assert sorted(images) == ["1.png", "2.png", "3.png"]
     assert statistics["2"]["prompt"] == "cat face" and statistics["2"]["ann_id"] == 2
     steps = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
-    assert {"name", "position", "row", "column", "depth", "width", "nodes", "accepted", "ms"} == set(steps[0])
+    assert {"name", "position", "row", "column", "depth", "width", "nodes", "accepted", "ms", "top1"} == set(
+        steps[0]
+    )
     for name, entry in statistics.items():
         mine = [step for step in steps if step["name"] == name]
         assert len(mine) == entry["target_calls"] and sum(step["accepted"] + 1 for step in mine) == 15

@@ -244,7 +244,9 @@ def prepare(args: Any) -> tuple[Any, Any]:
         mixed_precision="no" if precision == "fp32" else "bf16",
         gradient_accumulation_steps=args.gradient_accumulation_steps,
     )
-    return accelerator, replace(args, precision=precision, device=str(accelerator.device))
+    # A launcher on CPUs numbers its processes "cpu:0", "cpu:1", which are one device to the models.
+    device = "cpu" if accelerator.device.type == "cpu" else str(accelerator.device)
+    return accelerator, replace(args, precision=precision, device=device)
 
 
 def run(args: Any) -> None:
