@@ -67,6 +67,17 @@ def test_trees(words: str, tree: TreeShape | str) -> None:
     assert parse(words).tree == tree
 
 
+def test_the_distribution_is_the_models_own_unless_given() -> None:
+    """As each was published; what is given stands, in every group of options that has it."""
+    found = {
+        model: (parse(f"--model {model}").sampling.guidance, parse(f"--model {model}").sampling.top_k)
+        for model in ("emoji", "anole", "janus_pro", "emu3")
+    }
+    assert found == {"emoji": (3, 2000), "anole": (3, 2000), "janus_pro": (5, 0), "emu3": (3, 2048)}
+    given = parse("--model janus_pro --cfg 2 --top_k 9").sampling
+    assert (given.guidance, given.top_k) == (2, 9)
+
+
 def test_two_ways_to_say_the_same() -> None:
     lumina = "--model lumina_mgpt"
     for one, other in (

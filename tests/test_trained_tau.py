@@ -17,6 +17,7 @@ from training import drafter_states
 
 BUILD = {"janus_pro": tiny_janus.build, "emu3": tiny_emu3.build}
 SIDE = {"emu3": tiny_emu3.SIZE}
+EPOCHS = {"janus_pro": "4", "emu3": "12"}
 
 
 def tau(name: str, folder: Path, drafter: Path) -> float:
@@ -40,8 +41,8 @@ def test_tau_rises(name: str, tmp_path: Path) -> None:
     fixed += ["--target_size", str(SIDE[name])] if name in SIDE else []
     drawn = ["--temperature", "0", "--prompt", str(prompts), "--output_dir", str(data), "--batch_size", "8"]
     assert main.main(["generate_train_data", *fixed, *drawn]) == 0
-    words = ["--data_dir", str(data), "--save_dir", str(save), "--num_epochs", "10", "--bs", "6"]
+    words = ["--data_dir", str(data), "--save_dir", str(save), "--num_epochs", EPOCHS[name], "--bs", "8"]
     words += ["--lr", "6e-3", "--p_w", "1", "--coupled", "--cfg_loss", "--grad_clip_by", "norm"]
-    words += ["--ttt_steps", "2", "--data_noise", "none", "--eval_depth", "2", "--eval_freq", "10"]
+    words += ["--ttt_steps", "2", "--data_noise", "none", "--eval_depth", "2", "--eval_freq", "4"]
     assert main.main(["train_drafter", *fixed, *words]) == 0
     assert tau(name, folder, drafter_states.states(save)[-1]) > 1.15 * before

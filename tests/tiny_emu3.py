@@ -9,6 +9,8 @@ import torch
 from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 from tokenizers.models import BPE
 
+from models.layouts.emu3 import NEGATIVE
+
 CODES, SIZE = 64, 8  # SIZE: pixels along the side of a square of 4 x 4 codes
 PAD, BEGIN, END = "<|endoftext|>", "<|extra_203|>", "<|extra_204|>"
 IMAGE_START, IMAGE_END, IMAGE_TOKEN = "<|image start|>", "<|image end|>", "<|image token|>"
@@ -16,9 +18,10 @@ ROW_END, FRAME_END = "<|extra_200|>", "<|extra_201|>"
 
 
 def vocabulary() -> dict[str, int]:
-    """Bytes, specials, then image tokens, as the published one has them."""
+    """Bytes, specials, the words of the negative prompt, then image tokens."""
     names = [*sorted(pre_tokenizers.ByteLevel.alphabet()), PAD, "<image>", ROW_END, FRAME_END, BEGIN, END]
-    names += [IMAGE_START, IMAGE_END, IMAGE_TOKEN, *(f"<|visual token {code:06d}|>" for code in range(CODES))]
+    names += [IMAGE_START, IMAGE_END, IMAGE_TOKEN, *dict.fromkeys(NEGATIVE.split())]
+    names += [f"<|visual token {code:06d}|>" for code in range(CODES)]
     return {name: index for index, name in enumerate(names)}
 
 
