@@ -183,7 +183,8 @@ def races(folders: Sequence[Path]) -> list[list[Recording]]:
 
 def race_html(recordings: Sequence[Recording]) -> str:
     """A page of its own on which the recordings race and every step can be looked into."""
-    data = json.dumps([asdict(one) for one in recordings]).replace("<", "\\u003c")
+    runs = [{**asdict(one), "seed": str(one.seed)} for one in recordings]  # numbers of a page end at 2^53
+    data = json.dumps(runs).replace("<", "\\u003c")
     return TEMPLATE.read_text(encoding="utf-8").replace("/*RUNS*/[]", data)
 
 

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # The race of the AR baseline and a method: one page that needs nothing else, and the README's moving picture.
+# The clocks are those of the machine as it was: let it do nothing else meanwhile.
 # Usage: [MODEL=NAME] [METHOD="--peanut"] [PROMPT=TEXT] bash scripts/race.sh [options of `main.py generate_images`]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=${PYTHON:-.venv/bin/python}
 model=${MODEL:-emoji}
 read -ra method <<<"${METHOD:---drafter_type self-draft}"
-prompt=${PROMPT:-fluent emoji of strawberry}
+prompt=${PROMPT:-noto emoji of sake}
 out=runs/race-$model
 one=(--model "$model" --prompt "$prompt" --num_images 1 --record 1)
 $python main.py generate_images "${one[@]}" --model_type base --output_dir "$out/left" "$@"

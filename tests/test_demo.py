@@ -80,7 +80,7 @@ def test_an_exact_race_ends_in_one_image(client: Client, seed: str) -> None:
     news, frame = client.predict(**{**RACE, "seed": seed}, api_name="/race")
     left, right = pixels(frame)
     assert left == right and SAME in html.unescape(frame)
-    assert "alert" not in news and f'"seed": {seed}' in html.unescape(frame)
+    assert "alert" not in news and f'"seed": "{seed}"' in html.unescape(frame)
 
 
 def test_lantern_ends_in_another(client: Client) -> None:
