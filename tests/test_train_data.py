@@ -100,6 +100,22 @@ def test_images_are_those_of_plain_decoding_however_often_resumed(
     assert index["weights"] == model.weights_sha
 
 
+def test_a_listed_shard_that_is_gone_is_made_again(
+    folders: dict[str, Path], models: dict[str, Model], prompts: Path, tmp_path: Path
+) -> None:
+    """The first of three: its images come again under its name, the others stay as they are."""
+    root = tmp_path / "out"
+    words = ["generate_train_data", *words_of("emoji", folders["emoji"]), "--prompt", str(prompts)]
+    words += ["--output_dir", str(root), "--shard_size", "2"]
+    assert main.main(words) == 0
+    before = by_name(root, models["emoji"])
+    kept = {path: path.read_bytes() for path in root.glob("data_0000[12].safetensors")}
+    (root / "data_00000.safetensors").unlink()
+    assert main.main(words) == 0
+    assert by_name(root, models["emoji"]) == before and len(before) == len(PROMPTS)
+    assert len(kept) == 2 and all(path.read_bytes() == content for path, content in kept.items())
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_features_are_those_of_decoding_and_of_one_causal_pass(
     name: str, folders: dict[str, Path], models: dict[str, Model], prompts: Path, tmp_path: Path

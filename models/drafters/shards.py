@@ -13,6 +13,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,8 @@ class ShardWriter:
                     f"{root} holds images made with {name} = {found.get(name)!r}, now it is {value!r}: "
                     "choose another folder, or the same options"
                 )
+        # Images of a shard that is gone are made again.
+        found["shards"] = [shard for shard in found["shards"] if (root / shard["file"]).is_file()]
         self._index = found
         self.names = {image["name"] for shard in found["shards"] for image in shard["images"]}
 
@@ -84,7 +87,8 @@ class ShardWriter:
         if not self._buffer:
             return
         images, shards = self._buffer, self._index["shards"]
-        file = f"data_{len(shards):05d}.safetensors"
+        taken = {shard["file"] for shard in shards}
+        file = next(name for name in map("data_{:05d}.safetensors".format, count()) if name not in taken)
         tensors = {"codes": torch.tensor([image.codes for image in images], dtype=torch.int32)}
         for row, image in enumerate(images):
             for branch, features in enumerate(image.features):
