@@ -167,11 +167,9 @@ class Pipeline:
 
         ValueError for a method, tree or prompt that the model cannot do.
         """
-        texts = [prompts] if isinstance(prompts, str) else list(prompts)
-        if not isinstance(method, Method):
-            method = self.method(method, sampling=sampling, tree=tree, lantern=lantern)
-        requests = self.requests(texts, seed)
-        done = {image.name: image for image in self.decode(method, requests, batch_size)}
+        chosen = self._chosen(method, sampling, tree, lantern)
+        requests = self.requests([prompts] if isinstance(prompts, str) else prompts, seed)
+        done = {image.name: image for image in self.decode(chosen, requests, batch_size)}
         decoded = [done[request.name] for request in requests]
         return Output([self.image(image.codes) for image in decoded], decoded)
 
@@ -190,15 +188,29 @@ class Pipeline:
 
         An image is finished once its codes fill the grid. Closing the iterator ends the decoding.
         """
-        texts = [prompts] if isinstance(prompts, str) else list(prompts)
-        if not isinstance(method, Method):
-            method = self.method(method, sampling=sampling, tree=tree, lantern=lantern)
-        requests = self.requests(texts, seed)
-        for output in self.decoder(method, requests, batch_size).steps(iter(requests)):
+        chosen = self._chosen(method, sampling, tree, lantern)
+        requests = self.requests([prompts] if isinstance(prompts, str) else prompts, seed)
+        for output in self.decoder(chosen, requests, batch_size).steps(iter(requests)):
             views = _views(output)
             for slot, image in output.images:
                 step, view = image.steps[-1], views[slot]
                 yield StreamStep(int(image.name), step.position, image.codes[step.position :], step, view)
+
+    def _chosen(
+        self,
+        method: str | Method | None,
+        sampling: Sampling | None,
+        tree: Tree | None,
+        lantern: Lantern | None,
+    ) -> Method:
+        """The method that a call names. ValueError for options beside a whole Method, which has them."""
+        if not isinstance(method, Method):
+            return self.method(method, sampling=sampling, tree=tree, lantern=lantern)
+        given = {"sampling": sampling, "tree": tree, "lantern": lantern}
+        for name, value in given.items():
+            if value is not None:
+                raise ValueError(f"{name} beside a Method: it has one of its own; give one of them")
+        return method
 
     def requests(self, texts: Sequence[str], seed: int | Sequence[int]) -> list[Request]:
         """A request a text, named by its place. ValueError if the seeds are not as many."""

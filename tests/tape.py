@@ -32,7 +32,7 @@ class Tape:
             self._done.append((func, args, kwargs, own))
 
     def replay(self) -> None:
-        """See Recording."""
+        """Run the tape again."""
         with self._machine.running(self):
             for func, args, kwargs, own in () if self._fresh else self._done:
                 for old, new in zip(own, made(args, kwargs, func(*args, **kwargs)), strict=True):
@@ -54,7 +54,7 @@ class Machine:
         self.busy = False  # with a recording
 
     def __call__(self, run: Callable[[], Any], warm_ups: int) -> tuple[Tape, Any]:
-        """See Recorder."""
+        """Record a tape."""
         for _ in range(warm_ups):
             run()
         tape = Tape(self)

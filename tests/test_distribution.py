@@ -186,7 +186,7 @@ class ReusesDraftNoise(Rejection):
     def __call__(
         self, tree: DraftTree, log_p: Tensor, perturbed: Tensor, seeds: Tensor, positions: Tensor
     ) -> Verdict:
-        """See Rule."""
+        """Judge by the uniforms that the drafts were drawn with."""
         below = positions[:, None] + (tree.depths - 1).clamp_min(0)
         chances = uniform(seeds, below, CODES, DRAFT).gather(2, tree.codes[..., None])[..., 0].float()
         hit, residual = self.judge(tree, log_p.exp(), chances)

@@ -88,7 +88,7 @@ class CycleNoise(Noise):
 
 
 class CycleTable(NoiseTable):
-    """See CycleNoise."""
+    """A NoiseTable of CycleNoise."""
 
     def at(self, positions: Tensor) -> Tensor:
         """Noise of the depth below the root."""

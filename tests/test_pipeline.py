@@ -76,6 +76,8 @@ def test_what_cannot_be_combined_is_refused(pipe: Pipeline, words: dict, message
 def test_bad_input_is_one_line(pipe: Pipeline) -> None:
     for make, message in (
         (lambda: pipe([]), "give a text"),
+        (lambda: pipe("sun", pipe.method("ar"), sampling=Sampling(0.0)), "sampling beside a Method"),
+        (lambda: next(pipe.stream("sun", pipe.method("ar"), lantern=Lantern())), "lantern beside a Method"),
         (lambda: pipe(PROMPTS, seed=[1]), "1 seeds for 3 prompts"),
         (lambda: pipe(PROMPTS, batch_size=0), "batch_size 0"),
         (lambda: Lantern(delta=-1), "lantern_delta -1"),

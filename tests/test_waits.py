@@ -111,7 +111,7 @@ class Impatient(Coupled):
         self._look = look
 
     def __call__(self, *given: object) -> Verdict:
-        """See Rule."""
+        """Judge, then let the test look at the verdict."""
         verdict = super().__call__(*given)
         self._look(verdict)
         return verdict
