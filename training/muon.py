@@ -1,7 +1,7 @@
 """Muon for stacks of hidden matrices: momentum, then Newton-Schulz rounds, batched over equal shapes.
 
-torch.optim.Muon computes in bfloat16, one matrix at a time; on a CPU without bfloat16 units that costs
-several times more than fp32 in batches. Fused projections are orthogonalised part by part (q, k, v).
+torch.optim.Muon computes one matrix at a time, always in bfloat16, which a CPU without bfloat16 units does a
+hundred times slower than fp32. Fused projections are orthogonalised part by part (q, k, v).
 """
 
 from __future__ import annotations
@@ -15,31 +15,34 @@ from torch import Tensor, nn
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
-def orthogonalise(matrices: Tensor, steps: int) -> Tensor:
-    """Matrices [G, m, n] -> about U V^T of each singular value decomposition (values 0.7 to 1.2)."""
+def orthogonalise(matrices: Tensor, steps: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Matrices [G, m, n] -> about U V^T of each singular value decomposition (values 0.7 to 1.2), computed in
+    dtype and returned in the matrices' own."""
     a, b, c = COEFFICIENTS
     wide = matrices.shape[1] <= matrices.shape[2]
     x = matrices if wide else matrices.mT
-    x = x / x.flatten(1).norm(dim=1).clamp(min=1e-7)[:, None, None]
+    x = (x / x.flatten(1).norm(dim=1).clamp(min=1e-7)[:, None, None]).to(dtype)
     for _ in range(steps):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x if wide else x.mT
+    return (x if wide else x.mT).to(matrices.dtype)
 
 
-def shared(matrices: Tensor, steps: int) -> Tensor:
+def shared(matrices: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
     """orthogonalise(), the matrices divided among the processes of a run if there are several."""
     if not dist.is_initialized():
-        return orthogonalise(matrices, steps)
+        return orthogonalise(matrices, steps, dtype)
     result, rank, world = torch.zeros_like(matrices), dist.get_rank(), dist.get_world_size()
     if len(matrices) > rank:
-        result[rank::world] = orthogonalise(matrices[rank::world], steps)
+        result[rank::world] = orthogonalise(matrices[rank::world], steps, dtype)
     dist.all_reduce(result)
     return result
 
 
 class Muon(torch.optim.Optimizer):
     """Updates of root mean square 0.2 * lr (that of AdamW), decoupled weight decay, Nesterov momentum.
+
+    dtype: of the Newton-Schulz rounds.
 
     params: 2-D parameters with attribute `muon_parts` (number of equal blocks of rows; absent means one).
     """
@@ -51,10 +54,12 @@ class Muon(torch.optim.Optimizer):
         momentum: float = 0.95,
         weight_decay: float = 0.0,
         steps: int = 4,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__(
             params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "steps": steps}
         )
+        self.dtype = dtype
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
@@ -74,18 +79,22 @@ class Muon(torch.optim.Optimizer):
                 for weight, part in zip(param.chunk(parts), update.chunk(parts), strict=True):
                     stacks[tuple(weight.shape)].append((weight, part))
             for (rows, columns), pairs in stacks.items():
-                update = shared(torch.stack([part for _, part in pairs]), group["steps"])
+                update = shared(torch.stack([part for _, part in pairs]), group["steps"], self.dtype)
                 scale = 0.2 * max(rows, columns) ** 0.5 * group["lr"]
                 for (weight, _), change in zip(pairs, update, strict=True):
                     weight.mul_(1 - group["lr"] * group["weight_decay"]).add_(change, alpha=-scale)
 
 
 def muon_and_adamw(
-    module: nn.Module, muon_lr: float, adam_lr: float, weight_decay: float
+    module: nn.Module,
+    muon_lr: float,
+    adam_lr: float,
+    weight_decay: float,
+    dtype: torch.dtype = torch.float32,
 ) -> list[torch.optim.Optimizer]:
     """Muon for the matrices of a decoder's blocks or of a drafter, AdamW for everything else.
 
-    weight_decay: times the learning rate, of the matrices alone.
+    weight_decay: times the learning rate, of the matrices alone. dtype: of Muon's rounds.
     """
     hidden, rest = [], []
     for name, param in module.named_parameters():
@@ -93,5 +102,5 @@ def muon_and_adamw(
         (hidden if is_matrix else rest).append(param)
         if is_matrix:
             param.muon_parts = {"qkv": 3, "gate_up": 2}.get(name.split(".")[-2], 1)
-    muon = Muon(hidden, lr=muon_lr, weight_decay=weight_decay)
+    muon = Muon(hidden, lr=muon_lr, weight_decay=weight_decay, dtype=dtype)
     return [muon, torch.optim.AdamW(rest, lr=adam_lr, betas=(0.9, 0.95), weight_decay=0.0)]

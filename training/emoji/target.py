@@ -3,7 +3,8 @@
 One pass: every picture is drawn once. The learning rates rise, then stay level until --decay_pictures takes
 them to zero on a copy of the state, so that a run can be stopped, shown and gone on with at any time. Hidden
 matrices by Muon, the rest by AdamW. With --processes each draws from its own stream and gradients are
-averaged once a step: beside other work two processes of one thread lose less than one of two.
+averaged once a step: beside other work two processes of one thread lose less than one of two. bf16 and
+--compile make it three times faster on a CPU with AMX; without bf16 units bf16 is a hundred times slower.
 A sequence is [bos] text [separator, image begin] codes, or [bos, image begin] codes for an empty prompt;
 right padding is harmless under causal attention.
 """
@@ -43,6 +44,7 @@ from training.loop import (
 from training.muon import muon_and_adamw
 
 BOS = 0
+LENGTHS = 16  # sequences are padded to a multiple of it, so that --compile meets few shapes
 IGNORED = -100  # target where no code is predicted
 WARMUP = 100  # steps
 LOG = "losses_target.jsonl"
@@ -60,6 +62,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--decay_pictures", type=int, default=0,
         help="take the learning rates to zero over so many pictures, from target.pt into target_decayed.pt",
     )  # fmt: skip
+    parser.add_argument(
+        "--precision", choices=("fp32", "bf16"), default="fp32", help="bf16: autocast, and Muon's rounds"
+    )
+    parser.add_argument("--compile", action="store_true", help="the loss by torch.compile; one minute first")
     parser.add_argument("--checkpoint_minutes", type=float, default=3)
     parser.add_argument("--validate_minutes", type=float, default=10)
     parser.add_argument("--batch_size", type=int, default=16, help="pictures a step and process")
@@ -94,7 +100,7 @@ class Prompts:
         """Inputs [R, T] (prefix, codes but the last, padding) and what each predicts [R, T]: a code, 0-based,
         or IGNORED. codes [R, n]."""
         prefixes, num = [self.prefix(text) for text in texts], codes.shape[1]
-        length = max(map(len, prefixes)) + num - 1
+        length = -(-(max(map(len, prefixes)) + num - 1) // LENGTHS) * LENGTHS
         tokens = torch.zeros(len(texts), length, dtype=torch.int64)
         wanted = torch.full((len(texts), length), IGNORED)
         for row, prefix in enumerate(prefixes):
@@ -146,7 +152,10 @@ class Trainer:
         self.decoder = Decoder(config)
         initialise(self.decoder)
         self.decoder.to(device)
-        self.optimisers = muon_and_adamw(self.decoder, args.muon_lr, args.adam_lr, args.weight_decay)
+        self.half = args.precision == "bf16"
+        dtype = torch.bfloat16 if self.half else torch.float32
+        self.optimisers = muon_and_adamw(self.decoder, args.muon_lr, args.adam_lr, args.weight_decay, dtype)
+        self.loss = torch.compile(code_loss, dynamic=False) if args.compile else code_loss
         self.step, self.drawn, self.pictures, self.spent_s = 0, 0, 0, 0.0
         self.decay_from: int | None = None
 
@@ -190,7 +199,8 @@ class Trainer:
         for optimiser, rate in zip(self.optimisers, (self.args.muon_lr, self.args.adam_lr), strict=True):
             optimiser.zero_grad(set_to_none=True)
             optimiser.param_groups[0]["lr"] = rate * factor
-        loss = code_loss(self.decoder, tokens, wanted, self.num_codes)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
+            loss = self.loss(self.decoder, tokens, wanted, self.num_codes)
         loss.backward()
         average_gradients(self.decoder)
         nn.utils.clip_grad_norm_(self.decoder.parameters(), 1.0)
