@@ -13,6 +13,7 @@ STAGES = {
     "tokenizer": "train the VQ tokenizer",
     "bpe": "train the text vocabulary",
     "target": "train the target",
+    "restore": "put an exported checkpoint back, to train it further",
     "measure": "figures of the tokenizer and the target on pictures never trained on",
     "prompts": "write prompts for the drafter's data",
     "export": "write the checkpoint and its model card",

@@ -7,6 +7,7 @@ import dataclasses
 import io
 import json
 import random
+import shutil
 import tarfile
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from training.emoji import (
     pictures,
     prompts,
     recognise,
+    restore,
     target,
     tokenizer,
 )
@@ -65,7 +67,7 @@ def work(tmp_path: Path) -> Path:
     torch.manual_seed(0)
     made = tokenizer.Tokenizer(shape, 1.0, torch.device("cpu"))
     saved = {"model": made.model.state_dict(), "config": dataclasses.asdict(shape), "rate": made.rate,
-             "book": made.book.state(), "step": 1, "spent_s": 60.0}  # fmt: skip
+             "book": made.book.state(), "step": 1, "drawn": 0, "spent_s": 60.0}  # fmt: skip
     torch.save(saved, tmp_path / "tokenizer.pt")
     return tmp_path
 
@@ -278,6 +280,30 @@ def test_target_learns_resumes_decays_and_exports(work: Path, monkeypatch: pytes
     assert lines[-1]["train"] < lines[0]["train"] - 0.05
     measure.run(parse(measure, "--work_dir", str(work), "--num_pictures", "8", *SHAPE.split()))
     check_export(work, decayed)
+
+
+def test_an_exported_checkpoint_goes_on_being_trained(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Restored elsewhere: the same weights but for bfloat16, counters that go on, optimisers that begin anew;
+    nothing is overwritten."""
+    monkeypatch.setattr("training.emoji.codes.CHUNK", 16)
+    first = train(work, "--max_pictures", "12")
+    export.run(parse(export, "--work_dir", str(work), "--out", str(work / "export")))
+    restored = work / "elsewhere"
+    words = "--work_dir", str(restored), "--start", str(work / "export")
+    restore.run(parse(restore, *words))
+    again = torch.load(restored / "target.pt", weights_only=True)
+    assert again["model"].keys() == first["model"].keys()
+    for name, tensor in first["model"].items():
+        torch.testing.assert_close(again["model"][name], tensor.bfloat16().float())
+    kept = torch.load(restored / "tokenizer.pt", weights_only=True)
+    book = torch.load(work / "tokenizer.pt", weights_only=True)["book"]
+    assert kept["book"]["count"].equal(book["count"])
+    for name in ("originals.npy", "captions.jsonl", "text_tokenizer.json"):
+        shutil.copy(work / name, restored / name)
+    after = train(restored, "--max_pictures", "24", "--precision", "bf16")
+    assert (after["step"], after["pictures"], after["fresh_from"]) == (6, 24, 3)
+    with pytest.raises(StageError, match="holds a tokenizer.pt"):
+        restore.run(parse(restore, *words))
 
 
 def test_two_processes_train_on_streams_of_their_own(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:

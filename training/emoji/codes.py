@@ -17,15 +17,20 @@ from training.emoji.tokenizer import Tokenizer
 CHUNK = 4096  # pictures of a file
 
 
+def digest(tokenizer: Tokenizer) -> str:
+    """Names what makes codes of pictures: two tokenizers that differ have different ones."""
+    made = hashlib.sha256()
+    for tensor in (tokenizer.book.weight, tokenizer.book.count, torch.tensor(tokenizer.rate)):
+        made.update(tensor.cpu().numpy().tobytes())
+    return made.hexdigest()[:16]
+
+
 class Codes:
     """Pictures of a stream as (prompt, codes), by number; what is missing is drawn and encoded first."""
 
     def __init__(self, work: Path, pictures: Pictures, tokenizer: Tokenizer) -> None:
         self.pictures, self.tokenizer = pictures, tokenizer
-        digest = hashlib.sha256()
-        for tensor in (tokenizer.book.weight, tokenizer.book.count, torch.tensor(tokenizer.rate)):
-            digest.update(tensor.cpu().numpy().tobytes())
-        self.digest = digest.hexdigest()[:16]
+        self.digest = digest(tokenizer)
         self.folder = work / "codes" / self.digest
         self._held: tuple[str, int, Tensor] = "", -1, torch.empty(0)
         self._first: dict[tuple[str, int], tuple[list[Picture], Tensor]] = {}

@@ -17,6 +17,7 @@ from models.transformer import DecoderConfig
 from training.emoji.bpe import Layout, image_token
 from training.emoji.card import model_card
 from training.emoji.data import sha256
+from training.emoji.restore import write_state
 from training.emoji.target import newest
 
 SHARD_BYTES = 16_000_000
@@ -106,6 +107,7 @@ def run(args: argparse.Namespace) -> None:
     state |= {f"model.vqmodel.{name}": tensor for name, tensor in tokenizer["model"].items()}
     state = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in state.items()}
     shards = write_shards(state, out)
+    write_state(out, tokenizer, target)
     text = (work / "text_tokenizer.json").read_text()
     vocab = json.loads(text)["model"]["vocab"]
     if vocab.get(image_token(tokenizer["config"]["num_embeddings"] - 1)) is None:

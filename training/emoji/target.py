@@ -75,10 +75,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--weight_decay", type=float, default=0.02, help="times the learning rate, hidden matrices"
     )
     parser.add_argument("--dropped", type=float, default=0.1, help="share of empty prompts")
-    parser.add_argument("--hidden_size", type=int, default=192)
+    parser.add_argument("--hidden_size", type=int, default=256)
     parser.add_argument("--num_layers", type=int, default=10)
-    parser.add_argument("--num_heads", type=int, default=3)
-    parser.add_argument("--intermediate_size", type=int, default=512)
+    parser.add_argument("--num_heads", type=int, default=4)
+    parser.add_argument("--intermediate_size", type=int, default=704)
     parser.add_argument("--max_positions", type=int, default=512)
 
 
@@ -158,16 +158,19 @@ class Trainer:
         self.loss = torch.compile(code_loss, dynamic=False) if args.compile else code_loss
         self.step, self.drawn, self.pictures, self.spent_s = 0, 0, 0, 0.0
         self.decay_from: int | None = None
+        self.fresh_from = 0  # step at which the optimisers began
 
     def payload(self, spent_s: float) -> dict:
         """What a resume needs, and what the export reads. drawn: pictures of each process' stream."""
         return {"model": self.decoder.state_dict(), "step": self.step, "drawn": self.drawn,
                 "pictures": self.pictures, "spent_s": spent_s, "decay_from": self.decay_from,
+                "fresh_from": self.fresh_from,
                 "optimisers": [optimiser.state_dict() for optimiser in self.optimisers],
                 "config": dataclasses.asdict(self.decoder.config), "codes": self.codes.digest}  # fmt: skip
 
     def resume(self, payload: dict, name: str) -> None:
-        """Continue a saved run. StageError if it learnt other codes or has another shape."""
+        """Continue a saved run, a restored one with fresh optimisers. StageError if it learnt other codes or has
+        another shape."""
         if payload["codes"] != self.codes.digest:
             raise StageError(
                 f"{name} learnt the codes of another tokenizer.pt: put that back, or `target --restart`"
@@ -177,14 +180,15 @@ class Trainer:
                 f"{name} has the shape {payload['config']}: give the same, or `target --restart`"
             )
         self.decoder.load_state_dict(payload["model"])
-        for optimiser, state in zip(self.optimisers, payload["optimisers"], strict=True):
+        for optimiser, state in zip(self.optimisers, payload.get("optimisers", ()), strict=False):
             optimiser.load_state_dict(state)
         self.step, self.drawn, self.pictures = payload["step"], payload["drawn"], payload["pictures"]
         self.spent_s, self.decay_from = payload["spent_s"], payload["decay_from"]
+        self.fresh_from = payload["fresh_from"]
 
     def factor(self) -> float:
         """Of the learning rates: up over WARMUP steps, level, and down to zero with --decay_pictures."""
-        rise = min((self.step + 1) / WARMUP, 1.0)
+        rise = min((self.step - self.fresh_from + 1) / WARMUP, 1.0)
         if self.decay_from is None:
             return rise
         return rise * max(1 - (self.pictures - self.decay_from) / self.args.decay_pictures, 0.0)

@@ -177,11 +177,12 @@ class Trainer:
                 "optimiser": self.optimiser.state_dict(), "step": self.step, "spent_s": spent_s}  # fmt: skip
 
     def resume(self, payload: dict) -> None:
-        """Continue a saved run."""
+        """Continue a saved run, a restored one with a fresh optimiser and stream of randomness."""
         self.tokenizer.model.load_state_dict(payload["model"])
         self.tokenizer.book.load(payload["book"])
-        self.optimiser.load_state_dict(payload["optimiser"])
-        self.rng.set_state(payload["rng"])
+        if "optimiser" in payload:
+            self.optimiser.load_state_dict(payload["optimiser"])
+            self.rng.set_state(payload["rng"])
         self.step, self.spent_s, self.drawn = payload["step"], payload["spent_s"], payload["drawn"]
 
     def draw(self, count: int) -> Tensor:

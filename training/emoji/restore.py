@@ -1,0 +1,74 @@
+"""Put an exported checkpoint back into a work folder, so that its tokenizer and target go on being trained.
+
+The optimisers start anew, and weights have been rounded to bfloat16. Pictures, captions and text vocabulary
+are no part of a checkpoint: `data` and `bpe` make them again, byte for byte.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from models.checkpoint.files import replacing
+from models.codecs.vq import VQConfig
+from models.layouts.chameleon import from_chameleon
+from models.transformer import DecoderConfig
+from training.emoji.codes import digest
+from training.emoji.target import STABLE
+from training.emoji.tokenizer import Tokenizer
+from training.errors import StageError
+from training.loop import save_checkpoint
+
+STATE = "training_state.safetensors"  # in the exported folder: what a resume needs and decoding does not
+VQ = "model.vqmodel."
+TOKENIZER = ("config", "rate", "step", "drawn", "spent_s")
+TARGET = ("config", "step", "drawn", "pictures", "spent_s")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `train_emoji restore`."""
+    parser.add_argument("--work_dir", default="data/emoji", help="folder of the data and of everything built")
+    parser.add_argument("--start", default="ckpts/emoji", help="checkpoint that `train_emoji export` wrote")
+
+
+def write_state(folder: Path, tokenizer: dict, target: dict) -> None:
+    """Keep the weights of the codes and the counters of tokenizer.pt and target.pt in an exported folder."""
+    kept = {
+        "tokenizer": {name: tokenizer[name] for name in TOKENIZER},
+        "target": {name: target[name] for name in TARGET},
+    }
+    with replacing(folder / STATE) as part:
+        save_file({"count": tokenizer["book"]["count"]}, part, {"kept": json.dumps(kept)})
+
+
+def run(args: argparse.Namespace) -> None:
+    """Write tokenizer.pt and target.pt. StageError if the work folder has one, or the checkpoint no state."""
+    work, folder = Path(args.work_dir), Path(args.start)
+    for name in ("tokenizer.pt", STABLE):
+        if (work / name).exists():
+            raise StageError(f"{work} holds a {name}: remove it, or give another --work_dir")
+    if not (folder / STATE).exists():
+        raise StageError(f"{folder} holds no {STATE}: give a folder that `train_emoji export` wrote")
+    with safe_open(folder / STATE, "pt") as file:
+        count, kept = file.get_tensor("count"), json.loads(file.metadata()["kept"])
+    weights = {
+        name: tensor.float()
+        for path in sorted(folder.glob("model*.safetensors"))
+        for name, tensor in load_file(path).items()
+    }
+    config = kept["tokenizer"]["config"]
+    tokenizer = Tokenizer(VQConfig(**config), kept["tokenizer"]["rate"], torch.device("cpu"))
+    tokenizer.model.load_vq_state({n.removeprefix(VQ): t for n, t in weights.items() if n.startswith(VQ)})
+    tokenizer.book.load({"count": count, "total": tokenizer.book.weight * count[:, None]})
+    saved = {"model": tokenizer.model.state_dict(), "book": tokenizer.book.state(), **kept["tokenizer"]}
+    work.mkdir(parents=True, exist_ok=True)
+    save_checkpoint(work / "tokenizer.pt", saved)
+    decoder = from_chameleon(weights, DecoderConfig(**kept["target"]["config"]))
+    begins = {"codes": digest(tokenizer), "decay_from": None, "fresh_from": kept["target"]["step"]}
+    save_checkpoint(work / STABLE, {"model": decoder, **begins, **kept["target"]})
+    print(json.dumps({"written": [str(work / "tokenizer.pt"), str(work / STABLE)], **kept["target"]}))
