@@ -169,8 +169,8 @@ class Trainer:
                 "config": dataclasses.asdict(self.decoder.config), "codes": self.codes.digest}  # fmt: skip
 
     def resume(self, payload: dict, name: str) -> None:
-        """Continue a saved run, a restored one with fresh optimisers. StageError if it learnt other codes or has
-        another shape."""
+        """Continue a saved run, a restored one with fresh optimisers. StageError if it learnt other codes or
+        has another shape."""
         if payload["codes"] != self.codes.digest:
             raise StageError(
                 f"{name} learnt the codes of another tokenizer.pt: put that back, or `target --restart`"
