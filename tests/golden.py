@@ -86,7 +86,7 @@ class LlamaGen:
         """Size of the codebook."""
         return self.decoder.config.vocab_size
 
-    def openings(self, ahead: bool = False) -> list[EncodedPrompt]:
+    def prompts(self, ahead: bool = False) -> list[EncodedPrompt]:
         """The recorded prompts: texts of 120 and of 9 rows, or two classes."""
         if isinstance(self.conditioner, LabelEmbedder):
             table = self.conditioner.embedding_table.weight

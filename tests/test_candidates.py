@@ -1,4 +1,4 @@
-"""What is kept of the laws seen, against a store that forgets nothing but the oldest."""
+"""What is kept of earlier distributions, against a store that forgets nothing but the oldest."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ POSITIONS, CODES, CPU = 3, 4, torch.device("cpu")
 
 
 class Plain:
-    """One image's laws by position, the newest first, as (pass, above, codes, confidence)."""
+    """One image's entries by position, the newest first, as (pass, above, codes, confidence)."""
 
     def __init__(self) -> None:
-        self.laws: list[list[tuple[int, int, list[int], list[float]]]] = [[] for _ in range(POSITIONS + 1)]
+        self.entries: list[list[tuple[int, int, list[int], list[float]]]] = [[] for _ in range(POSITIONS + 1)]
 
-    def write(self, turn: int, laws: list[tuple[int, int, int, list[int], list[float]]]) -> None:
+    def write(self, turn: int, entries: list[tuple[int, int, int, list[int], list[float]]]) -> None:
         """(order, position, above, codes, confidence) of a pass."""
-        for position, held in enumerate(self.laws[:-1]):
-            mine = sorted(law for law in laws if law[1] == position)
+        for position, held in enumerate(self.entries[:-1]):
+            mine = sorted(entry for entry in entries if entry[1] == position)
             held[:0] = [(turn, above, codes, said) for _, _, above, codes, said in mine]
             del held[HISTORY:]
 
     def best(self, position: int, above: int) -> int:
-        """The best code of the newest law read below a code, else of the newest."""
-        held = self.laws[position]
-        return next((law for law in held if law[1] == above), held[0])[2][0]
+        """The best code of the newest entry read below a code, else of the newest."""
+        held = self.entries[position]
+        return next((entry for entry in held if entry[1] == above), held[0])[2][0]
 
     def mixture(self, position: int, above: int) -> list[float]:
         """Mass by code."""
-        mass, total, held = [0.0] * CODES, 0.0, self.laws[position]
+        mass, total, held = [0.0] * CODES, 0.0, self.entries[position]
         for number, (turn, below, codes, said) in enumerate(held):
             weight = BELOW if below == above else 1.0
             weight *= (LATE if turn == held[0][0] else 1.0) * (NEWEST if number == 0 else 1.0)
@@ -43,7 +43,7 @@ class Plain:
 
 
 def passes(slots: int, nodes: int, seed: int) -> tuple[torch.Tensor, ...]:
-    """Laws of one pass as History.write takes them, some at the position that is not kept."""
+    """Entries of one pass as History.write takes them, some at the position that is not kept."""
     rng = torch.Generator().manual_seed(seed)
     at = torch.randint(0, POSITIONS + 1, (slots, nodes), generator=rng)
     above = torch.randint(0, CODES, (slots, nodes), generator=rng)
@@ -54,16 +54,16 @@ def passes(slots: int, nodes: int, seed: int) -> tuple[torch.Tensor, ...]:
 
 
 @pytest.mark.parametrize("nodes", [2, 9, 5 * HISTORY])
-def test_the_laws_around_a_position(nodes: int) -> None:
+def test_the_entries_around_a_position(nodes: int) -> None:
     """Passes of a few nodes, and of more for one position than are kept."""
     slots = 2
     seen, plain = History(POSITIONS, slots, 2, CPU), [Plain() for _ in range(slots)]
     at = torch.arange(POSITIONS + 1).expand(slots, -1)
     for turn in range(30):
-        laws = passes(slots, nodes, turn)
-        seen.write(*laws)
+        written = passes(slots, nodes, turn)
+        seen.write(*written)
         for slot, own in enumerate(plain):
-            where, above, codes, said, order = (part[slot].tolist() for part in laws)
+            where, above, codes, said, order = (part[slot].tolist() for part in written)
             own.write(turn, list(zip(order, where, above, codes, said, strict=True)))
         if turn == 20:
             seen.clear(1)
@@ -75,7 +75,7 @@ def test_the_laws_around_a_position(nodes: int) -> None:
             below, (mixed, said) = around.below(above), around.mixture(above, CODES, CODES)
             for slot, own in enumerate(plain):
                 for position in range(POSITIONS + 1):
-                    held, here = own.laws[position], (slot, position)
+                    held, here = own.entries[position], (slot, position)
                     if not held:
                         assert not said[here].isfinite().any()
                         continue

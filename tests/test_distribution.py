@@ -1,4 +1,4 @@
-"""The law of whole images through the real loop, against the enumerated one, for every rule and policy.
+"""The distribution of whole images through the real loop, against the enumerated one: every rule and policy.
 
 A test passes at |z| < 4 with fixed seeds; every rule has a broken twin that must fail the same test.
 """
@@ -13,17 +13,18 @@ import pytest
 from torch import Tensor
 
 from adt_tree.decode import autoregressive, speculative
-from adt_tree.eagle import EagleProposer, Growth, StaticGrowth, grow_dynamic
+from adt_tree.eagle import EagleProposer, Growth, grow_dynamic
 from adt_tree.grid import Grid
 from adt_tree.noise import COUPLED, DRAFT, Noise, uniform
 from adt_tree.policy import AdaptiveTree, AdjacencyAdaptive, Fixed, Policy, TreeShape
 from adt_tree.records import Decoded
+from adt_tree.roles import Proposer
 from adt_tree.sampling import Sampling
-from adt_tree.tree import STATIC_TREES, DraftTree, StaticTree
+from adt_tree.tree import STATIC_TREES, DraftTree
 from adt_tree.verify import Coupled, Rejection, Rule, Verdict, verdict_from_hits
+from tests.decoding import codes_of, static_growth
 from tests.tabular import (
     CODES,
-    CPU,
     TabularDrafter,
     TabularTarget,
     deviation,
@@ -55,18 +56,11 @@ class Setup:
         if self.tree == "fixed":
             return Fixed(FIXED)
         if self.tree in STATIC_TREES:
-            static = StaticTree(STATIC_TREES[self.tree])
-            return Fixed(TreeShape(static.depth, static.width, len(static.parents) - 1))
+            return Fixed(static_growth(self.tree)[1])
         return AdjacencyAdaptive(AdaptiveTree(init=self.tree, **CONSTANTS), self.slots)
 
-    def growth(self, keep_q: bool) -> Growth:
-        """Static trees grow by their list, all others dynamically."""
-        if self.tree in STATIC_TREES:
-            return StaticGrowth(StaticTree(STATIC_TREES[self.tree]), keep_q, CPU)
-        return grow_dynamic
-
     def tables(self) -> tuple[Tensor, Tensor]:
-        """Laws of target and drafter, quite unlike one another."""
+        """Logits of target and drafter, quite unlike one another."""
         branches = self.sampling.branches
         return table(1, LENGTH, branches=branches), table(2, LENGTH, branches=branches)
 
@@ -74,88 +68,79 @@ class Setup:
         """The tabular target."""
         return TabularTarget(self.tables()[0], GRIDS[self.grid], self.slots)
 
-    def law(self) -> Tensor:
-        """What images must follow."""
-        return image_distribution(self.tables()[0], self.sampling, LENGTH)
+    def deviation(self, images: Iterator[Decoded]) -> float:
+        """How far images are from the distribution they must follow, in standard scores."""
+        return abs(deviation(images, image_distribution(self.tables()[0], self.sampling, LENGTH)))
 
-    def speculate(self, rule: Rule, images: int = IMAGES, keep_q: bool = False) -> Iterator[Decoded]:
+    def drafted(self, proposer: Proposer, rule: Rule, images: int = IMAGES) -> Iterator[Decoded]:
         """Images of the speculative loop."""
-        drafter = TabularDrafter(self.tables()[1])
-        proposer = EagleProposer(drafter, self.sampling, self.growth(keep_q), self.slots)
         return speculative(self.target(), proposer, self.policy(), rule, requests(images), self.sampling)
 
+    def speculate(self, rule: Rule, images: int = IMAGES, scale: float = 1.0) -> Iterator[Decoded]:
+        """Images drafted by the tabular drafter, its logits scaled."""
+        growth: Growth = grow_dynamic
+        if self.tree in STATIC_TREES:
+            growth, _ = static_growth(self.tree, keep_q=isinstance(rule, Rejection))
+        drafter = TabularDrafter(scale * self.tables()[1])
+        return self.drafted(EagleProposer(drafter, self.sampling, growth, self.slots), rule, images)
 
-PLAIN = Sampling(guidance=1.0)
+
+UNGUIDED = Sampling(guidance=1.0)
 FILTERED = Sampling(temperature=0.8, top_k=3, top_p=0.9, guidance=1.5)
 COOL = Sampling(temperature=0.5, guidance=2.0)
 NOISE = Noise(CODES, silent=False)
 
 
 @cache
-def plain_codes(sampling: Sampling, images: int) -> dict[str, list[int]]:
-    """Plain decoding's images by name."""
-    setup = Setup(sampling=sampling)
+def baseline_codes(sampling: Sampling, images: int) -> dict[str, list[int]]:
+    """The AR baseline's images by name."""
     noise = Noise(CODES, silent=sampling.greedy)
-    decoded = autoregressive(setup.target(), requests(images), sampling, noise)
-    return {image.name: image.codes for image in decoded}
+    return codes_of(autoregressive(Setup(sampling=sampling).target(), requests(images), sampling, noise))
 
 
-@pytest.mark.parametrize("sampling", [Sampling(guidance=1.5), PLAIN, FILTERED])
-def test_plain(sampling: Sampling) -> None:
-    images = autoregressive(Setup(sampling=sampling).target(), requests(IMAGES), sampling, NOISE)
-    assert abs(deviation(images, Setup(sampling=sampling).law())) < LIMIT
+@pytest.mark.parametrize("sampling", [Sampling(guidance=1.5), UNGUIDED, FILTERED])
+def test_ar_baseline(sampling: Sampling) -> None:
+    setup = Setup(sampling=sampling)
+    assert setup.deviation(autoregressive(setup.target(), requests(IMAGES), sampling, NOISE)) < LIMIT
 
 
 COUPLED_SETUPS = [Setup(tree, grid=grid) for tree in DYNAMIC for grid in GRIDS]
 COUPLED_SETUPS += [Setup(tree) for tree in STATIC]
-COUPLED_SETUPS += [Setup("horizontal", sampling) for sampling in (PLAIN, FILTERED, COOL)]
+COUPLED_SETUPS += [Setup("horizontal", sampling) for sampling in (UNGUIDED, FILTERED, COOL)]
 COUPLED_SETUPS += [Setup("vertical", slots=1), Setup("mc_sim_7b_63", FILTERED, slots=7)]
 
 
 @pytest.mark.parametrize("setup", COUPLED_SETUPS, ids=str)
-def test_coupled_is_plain_decoding(setup: Setup) -> None:
-    """Token for token the images of plain decoding, so its law as well; and drafts are taken."""
+def test_coupled_is_the_ar_baseline(setup: Setup) -> None:
+    """Token for token, so its distribution as well; and drafts are taken."""
     count = 64 if setup.slots < SLOTS else 512
     images = list(setup.speculate(Coupled(NOISE), count))
-    plain = plain_codes(setup.sampling, count)
-    assert {image.name: image.codes for image in images} == plain
+    assert codes_of(images) == baseline_codes(setup.sampling, count)
     assert sum(image.target_calls for image in images) < 0.9 * (LENGTH - 1) * count
 
 
 @pytest.mark.parametrize("tree", [*DYNAMIC, "mc_sim_7b_63"])
 def test_coupled(tree: str) -> None:
     setup = Setup(tree, grid="square")
-    assert abs(deviation(setup.speculate(Coupled(NOISE), 4096), setup.law())) < LIMIT
+    assert setup.deviation(setup.speculate(Coupled(NOISE))) < LIMIT
 
 
-REJECTION_SETUPS = [Setup(tree) for tree in DYNAMIC]
-REJECTION_SETUPS += [Setup(tree) for tree in STATIC]
+REJECTION_SETUPS = [Setup(tree) for tree in (*DYNAMIC, *STATIC)]
 REJECTION_SETUPS += [
-    Setup(tree, law) for tree in ("fixed", "mc_sim_7b_63") for law in (PLAIN, FILTERED, COOL)
+    Setup(tree, sampling) for tree in ("fixed", "mc_sim_7b_63") for sampling in (UNGUIDED, FILTERED, COOL)
 ]
-
-
-def rejection(setup: Setup, kind: type[Rejection] = Rejection) -> tuple[Rejection, bool]:
-    """The rule and whether it needs q."""
-    static = setup.tree in STATIC_TREES
-    return kind(CODES, static), static
 
 
 @pytest.mark.parametrize("setup", REJECTION_SETUPS, ids=str)
 def test_rejection(setup: Setup) -> None:
-    rule, keep_q = rejection(setup)
-    assert abs(deviation(setup.speculate(rule, keep_q=keep_q), setup.law())) < LIMIT
+    assert setup.deviation(setup.speculate(Rejection(CODES, setup.tree in STATIC_TREES))) < LIMIT
 
 
 @pytest.mark.parametrize("scale", [30, 300])
 def test_rejection_where_the_draft_underflows(scale: float) -> None:
     """A drafter so sure that fp32 hardly holds mass for its second choice, or none."""
     setup = Setup("mc_sim_7b_63")
-    drafter = TabularDrafter(scale * setup.tables()[1])
-    proposer = EagleProposer(drafter, setup.sampling, setup.growth(True), SLOTS)
-    rule = Rejection(CODES, static=True)
-    images = speculative(setup.target(), proposer, setup.policy(), rule, requests(IMAGES), setup.sampling)
-    assert abs(deviation(images, setup.law())) < LIMIT
+    assert setup.deviation(setup.speculate(Rejection(CODES, static=True), scale=scale)) < LIMIT
 
 
 class NeighbourNoise(Noise):
@@ -174,7 +159,7 @@ class KeepsRejected(Rejection):
 
 
 class KeepsDraft(Rejection):
-    """Broken: the law of the next draw still holds the drawn code."""
+    """Broken: the distribution of the next draw still holds the drawn code."""
 
     def _exclude(self, q: Tensor, code: Tensor) -> Tensor:
         return q
@@ -198,7 +183,7 @@ class ReusesResidualNoise(Rejection):
     """Broken: the first code and the bonus codes come from one vector of noise."""
 
     def choose(self, log_p: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
-        """The noise of position 1, which the first cycle uses again."""
+        """The noise of position 1, which the first step uses again."""
         return super().choose(log_p, seeds, positions + 1)
 
 
@@ -206,7 +191,7 @@ class ReusesResidualNoise(Rejection):
 def test_control_coupled(tree: str) -> None:
     setup = Setup(tree)
     rule = Coupled(NeighbourNoise(CODES, silent=False, stream=COUPLED))
-    assert abs(deviation(setup.speculate(rule, 2560), setup.law())) > LIMIT
+    assert setup.deviation(setup.speculate(rule, 2560)) > LIMIT
 
 
 CONTROLS = [(KeepsRejected, tree) for tree in (*DYNAMIC, *STATIC)]
@@ -218,12 +203,10 @@ CONTROLS += [(ReusesResidualNoise, "fixed"), (ReusesResidualNoise, "chain")]
 @pytest.mark.parametrize(("kind", "tree"), CONTROLS)
 def test_control_rejection(kind: type[Rejection], tree: str) -> None:
     setup = Setup(tree)
-    rule, keep_q = rejection(setup, kind)
-    assert abs(deviation(setup.speculate(rule, 2560, keep_q), setup.law())) > LIMIT
+    assert setup.deviation(setup.speculate(kind(CODES, tree in STATIC_TREES), 2560)) > LIMIT
 
 
-def test_control_other_law() -> None:
-    """The test tells this law from that of another guidance."""
-    setup = Setup()
-    law = Setup(sampling=Sampling(guidance=1.7)).law()
-    assert abs(deviation(setup.speculate(Coupled(NOISE)), law)) > LIMIT
+def test_control_other_distribution() -> None:
+    """The test tells this distribution from that of another guidance."""
+    other = Setup(sampling=Sampling(guidance=1.7))
+    assert other.deviation(Setup().speculate(Coupled(NOISE))) > LIMIT

@@ -1,4 +1,4 @@
-"""Relaxed acceptance: no budget is the exact rule, and the law moves no further than the stated bound."""
+"""Relaxed acceptance: no budget is the exact rule, and the distribution moves within the stated bound."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from torch import Tensor
 from adt_tree.noise import Noise
 from adt_tree.relax import Relaxation, nearest_table
 from adt_tree.sampling import Sampling
-from adt_tree.tree import DraftTree, ancestor_mask
+from adt_tree.tree import DraftTree
 from adt_tree.verify import Coupled, GreedyRelaxed, Rejection, Rule
+from tests.decoding import codes_of, tree_of
 from tests.tabular import CODES
 from tests.test_distribution import NOISE, Setup
 
@@ -33,8 +34,7 @@ RULES: dict[str, tuple[str, Sampling, Callable[[Relaxation | None], Rule]]] = {
 def codes(name: str, relaxation: Relaxation | None) -> dict[str, list[int]]:
     """Images by name under one rule."""
     tree, sampling, make = RULES[name]
-    setup = Setup(tree, sampling, slots=64)
-    return {image.name: image.codes for image in setup.speculate(make(relaxation), 512, "static" in name)}
+    return codes_of(Setup(tree, sampling, slots=64).speculate(make(relaxation), 512))
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -48,20 +48,14 @@ def test_budget_of_nothing_is_exact(name: str) -> None:
 SAMPLES, WIDE = 40_000, 12
 
 
-def siblings(drafts: list[int], q: Tensor | None = None) -> DraftTree:
+def siblings(drafts: list[int]) -> DraftTree:
     """SAMPLES roots with the same children."""
-    nodes = len(drafts) + 1
-    parents = torch.zeros(SAMPLES, nodes, dtype=torch.int64)
-    depths = torch.ones_like(parents)
-    depths[:, 0] = 0
-    law = None if q is None else q.expand(SAMPLES, nodes, -1)
-    tokens = torch.tensor([0, *drafts]).expand(SAMPLES, -1)
-    ones = torch.ones_like(parents, dtype=torch.bool)
-    return DraftTree(tokens, parents, depths, ancestor_mask(parents, 1), ones, 1, nodes - 1, law)
+    codes = torch.tensor([0, *drafts]).expand(SAMPLES, -1)
+    return tree_of(codes, torch.zeros_like(codes))
 
 
 def one_step(rule: Rule, tree: DraftTree, p: Tensor) -> Tensor:
-    """The measured law of the first code a cycle commits."""
+    """The measured distribution of the first code a step commits."""
     seeds, positions = torch.arange(SAMPLES), torch.ones(SAMPLES, dtype=torch.int64)
     log_p = p.log().expand(SAMPLES, tree.nodes, -1)
     perturbed = log_p + rule.noise.gumbel(seeds, positions[:, None] + tree.depths)
@@ -69,28 +63,31 @@ def one_step(rule: Rule, tree: DraftTree, p: Tensor) -> Tensor:
     return torch.bincount(verdict.codes[:, 0], minlength=len(p)) / SAMPLES
 
 
-def wide_law() -> tuple[Tensor, Tensor]:
-    """A law over WIDE codes and a table of their neighbours."""
+def wide_distribution() -> tuple[Tensor, Tensor]:
+    """A distribution over WIDE codes and a table of their neighbours."""
     generator = torch.Generator().manual_seed(5)
     p = (1.3 * torch.randn(WIDE, generator=generator)).softmax(-1)
     return p, nearest_table(torch.randn(WIDE, 3, generator=generator), WIDE - 1)
 
 
-DELTAS = [(3, 0.05), (8, 0.1), (8, 0.4), (4, 2.0), (8, 3.0)]
+def relaxed(kind: str, relaxation: Relaxation) -> Rule:
+    """The rule over WIDE codes."""
+    if kind == "coupled":
+        return Coupled(Noise(WIDE, silent=False), relaxation)
+    return Rejection(WIDE, False, relaxation)
 
 
-@pytest.mark.parametrize(("k", "delta"), DELTAS)
+@pytest.mark.parametrize(("k", "delta"), [(3, 0.05), (8, 0.1), (8, 0.4), (4, 2.0), (8, 3.0)])
 @pytest.mark.parametrize("kind", ["coupled", "rejection"])
 def test_total_variation_is_within_the_budget(kind: str, k: int, delta: float) -> None:
-    """Given the drafted code, a step's law differs from p by the mass borrowed, which the budget bounds."""
-    p, near = wide_law()
-    noise = Noise(WIDE, silent=False)
+    """Given the drafted code, a step's distribution differs from p by the mass borrowed, which the budget
+    bounds."""
+    p, near = wide_distribution()
     relaxation = Relaxation(near, k, delta)
     moved = 0.0
     for draft in range(0, WIDE, 2):
-        rule = Coupled(noise, relaxation) if kind == "coupled" else Rejection(WIDE, False, relaxation)
         _, _, mass = relaxation.aggregate(p, torch.tensor(draft))
-        measured = one_step(rule, siblings([draft]), p)
+        measured = one_step(relaxed(kind, relaxation), siblings([draft]), p)
         variation = 0.5 * float((measured - p).abs().sum())
         assert float(mass) <= (delta if delta <= 1 else (delta - 1) * float(p[draft])) + 1e-6
         assert variation == pytest.approx(float(mass), abs=0.012)
@@ -102,10 +99,8 @@ def test_total_variation_is_within_the_budget(kind: str, k: int, delta: float) -
 @pytest.mark.parametrize("kind", ["coupled", "rejection"])
 def test_siblings_borrow_once_each(kind: str) -> None:
     """With w children the budgets add up at most; codes in no set keep their probability."""
-    p, near = wide_law()
-    relaxation = Relaxation(near, 3, 0.08)
-    rule = Coupled(Noise(WIDE, silent=False), relaxation) if kind == "coupled" else None
-    measured = one_step(rule or Rejection(WIDE, False, relaxation), siblings([1, 4, 7]), p)
+    p, near = wide_distribution()
+    measured = one_step(relaxed(kind, Relaxation(near, 3, 0.08)), siblings([1, 4, 7]), p)
     assert 0.5 * float((measured - p).abs().sum()) <= 3 * 0.08 + 0.012
     exact = one_step(Coupled(Noise(WIDE, silent=False)), siblings([1, 4, 7]), p)
     assert 0.5 * float((exact - p).abs().sum()) < 0.012

@@ -5,29 +5,26 @@ A test passes at |z| < 4 with fixed seeds. Broken twins: noise of one position u
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
 
 from adt_tree.candidates import CandidateCache
-from adt_tree.decode import speculative
 from adt_tree.hybrid import HybridProposer
 from adt_tree.noise import Noise, NoiseTable
-from adt_tree.records import Decoded
 from adt_tree.relax import Relaxation
 from adt_tree.roles import Proposer
 from adt_tree.sampling import Sampling
 from adt_tree.self_draft import SelfDraftProposer
 from adt_tree.verify import Coupled, GreedyRelaxed, Rule
-from tests.tabular import CODES, CPU, TabularDrafter, deviation, requests
-from tests.test_distribution import COOL, FILTERED, GRIDS, LIMIT, NOISE, PLAIN, Setup, plain_codes
+from tests.decoding import codes_of
+from tests.tabular import CODES, CPU, TabularDrafter
+from tests.test_distribution import COOL, FILTERED, GRIDS, LIMIT, NOISE, UNGUIDED, Setup, baseline_codes
 from tests.test_distribution_lantern import GREEDY, NOTHING, TABLE
 from tests.test_self_draft import convinced
 
 KINDS, TREES = ("self-draft", "hybrid"), ("fixed", "horizontal")
-IMAGES, WIDEST = 4096, 3
+WIDEST = 3
 
 
 def proposer(kind: str, setup: Setup) -> Proposer:
@@ -39,27 +36,22 @@ def proposer(kind: str, setup: Setup) -> Proposer:
     return convinced(HybridProposer(drafter, setup.sampling, cache, setup.slots))
 
 
-def speculate(kind: str, setup: Setup, rule: Rule, images: int = IMAGES) -> Iterator[Decoded]:
-    """Images of the speculative loop."""
-    drafter = proposer(kind, setup)
-    return speculative(setup.target(), drafter, setup.policy(), rule, requests(images), setup.sampling)
-
-
 @pytest.mark.parametrize("grid", GRIDS)
 @pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_law(kind: str, tree: str, grid: str) -> None:
+def test_distribution(kind: str, tree: str, grid: str) -> None:
     setup = Setup(tree, grid=grid)
-    assert abs(deviation(speculate(kind, setup, Coupled(NOISE)), setup.law())) < LIMIT
+    assert setup.deviation(setup.drafted(proposer(kind, setup), Coupled(NOISE))) < LIMIT
 
 
-@pytest.mark.parametrize("sampling", [Sampling(guidance=1.5), PLAIN, FILTERED, COOL], ids=str)
+@pytest.mark.parametrize("sampling", [Sampling(guidance=1.5), UNGUIDED, FILTERED, COOL], ids=str)
 @pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_coupled_is_plain_decoding(kind: str, tree: str, sampling: Sampling) -> None:
+def test_coupled_is_the_ar_baseline(kind: str, tree: str, sampling: Sampling) -> None:
     """Token for token; and drafts are taken, so that there was something to go wrong."""
-    images = list(speculate(kind, Setup(tree, sampling), Coupled(NOISE), 512))
-    assert {image.name: image.codes for image in images} == plain_codes(sampling, 512)
+    setup = Setup(tree, sampling)
+    images = list(setup.drafted(proposer(kind, setup), Coupled(NOISE), 512))
+    assert codes_of(images) == baseline_codes(sampling, 512)
     assert sum(image.target_calls for image in images) < 0.95 * 3 * 512
 
 
@@ -80,7 +72,7 @@ class OneNoise(Noise):
 
 
 class CycleNoise(Noise):
-    """Broken: noise is counted from the first position of a cycle, so every cycle has that of the last."""
+    """Broken: noise is counted from the first position of a step, so every step has that of the last."""
 
     def table(self, slots: int, positions: int, device: torch.device) -> NoiseTable:
         """Noise of the depth below the root."""
@@ -101,7 +93,7 @@ class CycleTable(NoiseTable):
 def test_control_noise_of_another_position(kind: str, tree: str, broken: type[Noise]) -> None:
     setup = Setup(tree)
     rule = Coupled(broken(CODES, silent=False))
-    assert abs(deviation(speculate(kind, setup, rule, 2560), setup.law())) > LIMIT
+    assert setup.deviation(setup.drafted(proposer(kind, setup), rule, 2560)) > LIMIT
 
 
 def relaxed(kind: str, tree: str, greedy: bool, budget: tuple[int, float] | None) -> dict[str, list[int]]:
@@ -111,8 +103,8 @@ def relaxed(kind: str, tree: str, greedy: bool, budget: tuple[int, float] | None
     rule: Rule = Coupled(Noise(CODES, silent=greedy), relaxation)
     if greedy and relaxation is not None:
         rule = GreedyRelaxed(CODES, relaxation)
-    images = speculate(kind, Setup(tree, sampling, slots=64), rule, 512)
-    return {image.name: image.codes for image in images}
+    setup = Setup(tree, sampling, slots=64)
+    return codes_of(setup.drafted(proposer(kind, setup), rule, 512))
 
 
 @pytest.mark.parametrize("greedy", [False, True], ids=["sampled", "greedy"])

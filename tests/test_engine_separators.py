@@ -1,4 +1,4 @@
-"""Row ends: plain decoding's images whoever drafts, and a cache that holds the whole token sequence."""
+"""Row-separator tokens: the AR baseline's images whoever drafts, a cache that holds the token sequence."""
 
 from __future__ import annotations
 
@@ -11,28 +11,27 @@ from torch import Tensor
 
 from adt_tree.candidates import CandidateCache
 from adt_tree.decode import autoregressive, speculative
-from adt_tree.eagle import EagleProposer, StaticGrowth, grow_dynamic
+from adt_tree.eagle import EagleProposer, grow_dynamic
 from adt_tree.grid import Grid
 from adt_tree.noise import Noise
 from adt_tree.policy import Fixed, TreeShape
-from adt_tree.records import Decoded
 from adt_tree.roles import Proposer, Request
 from adt_tree.sampling import Sampling, log_probs
 from adt_tree.self_draft import SelfDraftProposer
-from adt_tree.tree import STATIC_TREES, DraftTree, StaticTree, ancestor_mask
-from adt_tree.verify import Coupled, Verdict
+from adt_tree.verify import Coupled
 from models.drafter import EagleDrafter
 from models.drafters.separator_drafter import SeparatorDrafter
 from models.separators import SeparatorTarget
 from models.target import ARTarget, Prompt
-from tests.test_engine import CODES, FIRST, decoder, net, path_to, random_tree
+from tests.decoding import accept, chain, commit_two_paths, path_to, random_tree, static_growth
+from tests.test_engine import CODES, FIRST, alone, decoder, net, tokens_of
 
 ROW_END, MAX_PROMPT, MAX_NODES = 29, 8, 30
 OPENING = [39, 31, 32]
 IMAGES = [
     Request(str(n), Prompt([0, *[33 + n] * (n % 3 + 1), 38, *OPENING], OPENING), 77 + n) for n in range(4)
 ]
-LAWS = {"sampled": Sampling(), "greedy": Sampling(temperature=0.0), "unguided": Sampling(guidance=1.0)}
+SAMPLINGS = {"sampled": Sampling(), "greedy": Sampling(temperature=0.0), "unguided": Sampling(guidance=1.0)}
 
 
 def make_target(slots: int, branches: int, grid: Grid) -> SeparatorTarget:
@@ -42,18 +41,8 @@ def make_target(slots: int, branches: int, grid: Grid) -> SeparatorTarget:
     return SeparatorTarget(tokens, grid, ROW_END)
 
 
-def chain(codes: list[int]) -> DraftTree:
-    """A path as a tree."""
-    order = torch.arange(len(codes))[None]
-    parents = (order - 1).clamp(min=0)
-    valid = torch.ones_like(order, dtype=torch.bool)
-    return DraftTree(
-        torch.tensor([codes]), parents, order, ancestor_mask(parents, len(codes)), valid, len(codes) - 1, 1
-    )
-
-
 def with_ends(codes: Sequence[int], width: int) -> list[int]:
-    """Token ids of committed codes: a row end behind every full row."""
+    """Token ids of committed codes, a separator behind every full row."""
     tokens = []
     for index, code in enumerate(codes):
         tokens.append(code + FIRST)
@@ -62,99 +51,75 @@ def with_ends(codes: Sequence[int], width: int) -> list[int]:
     return tokens
 
 
-def after(prompt: Prompt, tokens: list[int], branches: int) -> Tensor:
-    """Logits [G, V] behind a prompt and tokens, without a cache."""
-    rows = (prompt.conditional, prompt.unconditional)[:branches]
-    hidden = [decoder().causal(torch.tensor([row + tokens]))[0, -1] for row in rows]
-    return torch.stack([decoder().head(x)[FIRST : FIRST + CODES] for x in hidden])
-
-
 @cache
-def reference(law: str, height: int, width: int) -> list[list[int]]:
+def reference(name: str, height: int, width: int) -> list[list[int]]:
     """Images by the definition: no cache, no tree, one token after the other."""
-    sampling, images = LAWS[law], []
-    noise = Noise(CODES, silent=sampling.greedy)
-    rule = Coupled(noise)
+    sampling, images = SAMPLINGS[name], []
+    rule = Coupled(Noise(CODES, silent=sampling.greedy))
     for request in IMAGES:
         codes: list[int] = []
         for position in range(height * width):
-            logits = after(request.prompt, with_ends(codes, width), sampling.branches)
+            logits, _ = alone(request.prompt, with_ends(codes, width), sampling.branches)
             seed, at = torch.tensor([request.seed]), torch.tensor([position])
             codes.append(int(rule.choose(log_probs(logits[:, None], sampling), seed, at)))
         images.append(codes)
     return images
 
 
-def proposer_of(kind: str, target: SeparatorTarget, law: Sampling) -> tuple[Proposer, TreeShape]:
+def proposer_of(kind: str, target: SeparatorTarget, sampling: Sampling) -> tuple[Proposer, TreeShape]:
     """A proposer and the shape of its trees."""
     if kind == "self-draft":
         cache = CandidateCache(target.grid, target.slots, 3, "above", target.num_codes, target.device)
         return SelfDraftProposer(cache), TreeShape(9, 3, 20)
-    static = StaticTree(STATIC_TREES["mc_sim_7b_63"])
-    shape = TreeShape(static.depth, static.width, len(static.parents) - 1)
-    growth = StaticGrowth(static, False, target.device)
-    if kind == "dynamic":
-        shape, growth = TreeShape(5, 4, 14), grow_dynamic
+    growth, shape = grow_dynamic, TreeShape(5, 4, 14)
+    if kind == "static":
+        growth, shape = static_growth("mc_sim_7b_63")
     tokens = EagleDrafter(net(), target.tokens, 2 * shape.depth + 1, shape.width)
-    return EagleProposer(SeparatorDrafter(tokens, target), law, growth, target.slots), shape
+    return EagleProposer(SeparatorDrafter(tokens, target), sampling, growth, target.slots), shape
 
 
-def drawn(law: Sampling, slots: int, grid: Grid, kind: str) -> list[Decoded]:
-    """All images, by name."""
-    target, noise = make_target(slots, law.branches, grid), Noise(CODES, silent=law.greedy)
-    if kind == "plain":
-        images = autoregressive(target, IMAGES, law, noise)
+def generated(target: SeparatorTarget, sampling: Sampling, kind: str) -> list[list[int]]:
+    """Codes of all images in their order: of the AR baseline, or drafted."""
+    noise = Noise(CODES, silent=sampling.greedy)
+    if kind == "ar":
+        images = autoregressive(target, IMAGES, sampling, noise)
     else:
-        proposer, shape = proposer_of(kind, target, law)
-        images = speculative(target, proposer, Fixed(shape), Coupled(noise), IMAGES, law)
-    return sorted(images, key=lambda image: int(image.name))
+        proposer, shape = proposer_of(kind, target, sampling)
+        images = speculative(target, proposer, Fixed(shape), Coupled(noise), IMAGES, sampling)
+    return [image.codes for image in sorted(images, key=lambda image: int(image.name))]
 
 
 @pytest.mark.parametrize("slots", [1, 3])
-@pytest.mark.parametrize("kind", ["plain", "dynamic", "static", "self-draft"])
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("kind", ["ar", "dynamic", "static", "self-draft"])
+@pytest.mark.parametrize("name", SAMPLINGS)
 @pytest.mark.parametrize("sides", [(4, 4), (2, 6), (5, 1), (3, 2)])
-def test_images_are_those_of_the_definition(sides: tuple[int, int], law: str, kind: str, slots: int) -> None:
-    images = drawn(LAWS[law], slots, Grid(*sides), kind)
-    assert [image.codes for image in images] == reference(law, *sides)
+def test_images_are_those_of_the_definition(sides: tuple[int, int], name: str, kind: str, slots: int) -> None:
+    target = make_target(slots, SAMPLINGS[name].branches, Grid(*sides))
+    assert generated(target, SAMPLINGS[name], kind) == reference(name, *sides)
 
 
 @pytest.mark.parametrize("shape", [TreeShape(14, 1, 1), TreeShape(12, 3, 4), TreeShape(15, 2, 7)], ids=str)
 @pytest.mark.parametrize("slots", [1, 2])
 def test_trees_deeper_than_they_have_nodes(slots: int, shape: TreeShape) -> None:
-    """In a cache with room for their nodes, each with a row end, and no more, as commands allocate it."""
-    grid, law = Grid(4, 4), LAWS["sampled"]
+    """In a cache with room for their nodes, each with a separator, and no more, as commands allocate it."""
+    grid, sampling = Grid(4, 4), SAMPLINGS["sampled"]
     room = 2 * (shape.budget + 1)
-    tokens = ARTarget(decoder(), Grid(4, 5), FIRST, CODES, slots, law.branches, MAX_PROMPT, room)
+    tokens = ARTarget(decoder(), Grid(4, 5), FIRST, CODES, slots, sampling.branches, MAX_PROMPT, room)
     target = SeparatorTarget(tokens, grid, ROW_END)
     proposer = SelfDraftProposer(CandidateCache(grid, slots, shape.width, "above", CODES, target.device))
-    images = speculative(target, proposer, Fixed(shape), Coupled(Noise(CODES, silent=False)), IMAGES, law)
+    rule = Coupled(Noise(CODES, silent=False))
+    images = speculative(target, proposer, Fixed(shape), rule, IMAGES, sampling)
     assert [i.codes for i in sorted(images, key=lambda i: i.name)] == reference("sampled", 4, 4)
 
 
-def committed(target: SeparatorTarget, seed: int) -> list[list[int]]:
-    """Commit two random paths of different lengths in every slot; the codes committed."""
-    taken: list[list[int]] = [[] for _ in range(target.slots)]
-    for slot in range(target.slots):
-        target.prefill(slot, IMAGES[slot].prompt)
-    for turn in range(2):
-        tree = random_tree(target.slots, 9, seed + turn)
-        target.forward(tree, [*map(len, taken)])
-        paths = [path_to(tree, slot, (3 * slot + 5 * turn + 2) % 9) for slot in range(target.slots)]
-        longest = max(map(len, paths))
-        index = torch.tensor([path + [0] * (longest - len(path)) for path in paths])
-        target.commit(tree, Verdict(index, torch.tensor([len(path) for path in paths]), index))
-        for slot, path in enumerate(paths):
-            taken[slot] += tree.codes[slot, path].tolist()
-    return taken
-
-
 @pytest.mark.parametrize("width", [1, 2, 3, 7])
-def test_nodes_see_their_path_and_its_row_ends(width: int) -> None:
+def test_nodes_see_their_path_and_its_separators(width: int) -> None:
     """Logits of every node of random trees, at several progresses, and what the cache then holds."""
     target = make_target(3, 2, Grid(15 // width, width))
-    taken = committed(target, seed=10 * width)
-    tree = random_tree(3, 12, seed=5)
+    for slot in range(3):
+        target.prefill(slot, IMAGES[slot].prompt)
+    taken = commit_two_paths(target, seed=10 * width)
+    tree = random_tree(3, 12, CODES, seed=5)
     scored = target.forward(tree, [*map(len, taken)])
     size = scored.features.shape[-1] // 2
     for slot, request in enumerate(IMAGES[:3]):
@@ -162,7 +127,7 @@ def test_nodes_see_their_path_and_its_row_ends(width: int) -> None:
         assert target.tokens.cache.length.view(2, 3)[0, slot] == len(request.prompt.conditional) + len(tokens)
         for node in range(tree.nodes):
             codes = taken[slot] + tree.codes[slot, path_to(tree, slot, node)].tolist()
-            expected = after(request.prompt, with_ends(codes, width), 2)
+            expected, _ = alone(request.prompt, with_ends(codes, width), 2)
             torch.testing.assert_close(scored.logits[:, slot, node], expected, atol=1e-5, rtol=1e-5)
             ended = len(codes) % width == 0
             halves = scored.features[:, slot, node].split(size, dim=-1)
@@ -171,7 +136,7 @@ def test_nodes_see_their_path_and_its_row_ends(width: int) -> None:
 
 def said(tokens: list[int], drafted: list[int], width: int, codes: int) -> list[Tensor]:
     """The drafter's feature behind tokens, of which `codes` are codes and the last one open, and behind each
-    drafted code: from true features up to there, then from its own, row ends passed on the way."""
+    drafted code: from true features up to there, then from its own, separators passed on the way."""
     hidden, found = decoder().causal(torch.tensor([tokens]))[0, :-1], []
     for number in range(len(drafted) + 1):
         feature = net().causal(torch.tensor([tokens[1:]]), hidden[None])[0, -1]
@@ -185,7 +150,7 @@ def said(tokens: list[int], drafted: list[int], width: int, codes: int) -> list[
 
 @pytest.mark.parametrize("width", [1, 2, 3])
 @pytest.mark.parametrize("step", [1, 2, 4])
-def test_the_drafter_reads_and_drafts_row_ends(width: int, step: int) -> None:
+def test_the_drafter_reads_and_drafts_separators(width: int, step: int) -> None:
     """Its features are those of a pass over all pairs (feature, next token) of the token sequence."""
     target = make_target(1, 1, Grid(12 // width, width))
     drafter = SeparatorDrafter(EagleDrafter(net(), target.tokens, 9, 1), target)
@@ -205,12 +170,11 @@ def test_the_drafter_reads_and_drafts_row_ends(width: int, step: int) -> None:
             feature = grown[:, :, 0]
             got.append(feature[0, 0])
         tokens = prompt.conditional + with_ends(codes[:root], width) + [codes[root] + FIRST]
-        drafted = [code + FIRST for code in codes[root + 1 : root + 4]]
+        drafted = tokens_of(codes[root + 1 : root + 4])
         expected = said(tokens, drafted, width, root + 1)
         torch.testing.assert_close(torch.stack(got), torch.stack(expected), atol=1e-5, rtol=1e-5)
-        path = torch.arange(min(step, 10 - root))[None]
-        tree = chain(codes[root : root + path.shape[1]])
-        scored = target.forward(tree, [root])
-        target.commit(tree, Verdict(path, torch.tensor([path.shape[1]]), path))
-        features = scored.features
-        root += path.shape[1]
+        length = min(step, 10 - root)
+        tree = chain(torch.tensor([codes[root : root + length]]))
+        features = target.forward(tree, [root]).features
+        target.commit(tree, accept([[*range(length)]]))
+        root += length

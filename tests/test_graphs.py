@@ -40,6 +40,7 @@ from models.separators import SeparatorTarget
 from models.spec import TOKEN_SHIFTS
 from models.target import ARTarget
 from tests import test_engine_separators as separators
+from tests.decoding import CPU
 from tests.loading import load
 from tests.tape import SPOILT, Launches, Machine
 from tests.test_engine import (
@@ -47,21 +48,21 @@ from tests.test_engine import (
     FIRST,
     GRID,
     IMAGES,
-    LAWS,
     MAX_NODES,
     MAX_PROMPT,
+    SAMPLINGS,
     Method,
     coupled,
     decoder,
     net,
     sampled_methods,
 )  # fmt: skip
-from tests.test_self_draft import CPU, SHAPES, convinced
+from tests.test_self_draft import SHAPES, convinced
 
 
-def make_target(graphs: bool, slots: int, law: Sampling) -> ARTarget:
+def make_target(graphs: bool, slots: int, sampling: Sampling) -> ARTarget:
     """The engine tests' target, captured or not."""
-    sizes = (decoder(), GRID, FIRST, CODES, slots, law.branches, MAX_PROMPT, MAX_NODES)
+    sizes = (decoder(), GRID, FIRST, CODES, slots, sampling.branches, MAX_PROMPT, MAX_NODES)
     return GraphTarget(*sizes, Machine()) if graphs else ARTarget(*sizes)
 
 
@@ -84,7 +85,7 @@ def unchanged(decode: Callable[[bool], tuple[ARTarget, list[Decoded]]]) -> None:
     assert graphs is not None and graphs.captured > 1 and target.cache.store.isfinite().all()
 
 
-METHODS = [Method(tree, coupled(LAWS["sampled"])) for tree in ("fixed", "horizontal", "mc_sim_7b_63")]
+METHODS = [Method(tree, coupled(SAMPLINGS["sampled"])) for tree in ("fixed", "horizontal", "mc_sim_7b_63")]
 
 
 @pytest.mark.parametrize("slots", [1, 3])
@@ -93,20 +94,20 @@ METHODS = [Method(tree, coupled(LAWS["sampled"])) for tree in ("fixed", "horizon
 )
 def test_drafter_network(method: Method, slots: int) -> None:
     """Every rule; those whose images depend on the drafts too."""
-    law = Sampling(temperature=0.0 if isinstance(method.rule, GreedyRelaxed) else 1.0)
+    sampling = Sampling(temperature=0.0 if isinstance(method.rule, GreedyRelaxed) else 1.0)
 
     def decode(graphs: bool) -> tuple[ARTarget, list[Decoded]]:
-        target = make_target(graphs, slots, law)
-        proposer = EagleProposer(make_drafter(target, 6, 10), law, method.growth(), slots)
-        return target, list(speculative(target, proposer, method.policy(slots), method.rule, IMAGES, law))
+        target, policy = make_target(graphs, slots, sampling), method.policy(slots)
+        proposer = EagleProposer(make_drafter(target, 6, 10), sampling, method.growth(), slots)
+        return target, list(speculative(target, proposer, policy, method.rule, IMAGES, sampling))
 
     unchanged(decode)
 
 
-@pytest.mark.parametrize("law", ["sampled", "greedy unguided"])
+@pytest.mark.parametrize("name", ["sampled", "greedy unguided"])
 @pytest.mark.parametrize("kind", ["ar", "tree", "longer than a row", "hybrid"])
-def test_without_a_network_of_trees(kind: str, law: str) -> None:
-    sampling, slots = LAWS[law], 3
+def test_without_a_network_of_trees(kind: str, name: str) -> None:
+    sampling, slots = SAMPLINGS[name], 3
 
     def decode(graphs: bool) -> tuple[ARTarget, list[Decoded]]:
         target = make_target(graphs, slots, sampling)
@@ -122,19 +123,12 @@ def test_without_a_network_of_trees(kind: str, law: str) -> None:
     unchanged(decode)
 
 
-@pytest.mark.parametrize("kind", ["plain", "self-draft", "dynamic"])
+@pytest.mark.parametrize("kind", ["ar", "self-draft", "dynamic"])
 def test_row_separators(kind: str) -> None:
-    grid, law = Grid(4, 4), Sampling()
     room = (separators.MAX_PROMPT, 2 * separators.MAX_NODES)
     tokens = GraphTarget(decoder(), Grid(4, 5), FIRST, CODES, 2, 2, *room, Machine())
-    target = SeparatorTarget(tokens, grid, separators.ROW_END)
-    if kind == "plain":
-        images = autoregressive(target, separators.IMAGES, law, Noise(CODES, silent=False))
-    else:
-        proposer, shape = separators.proposer_of(kind, target, law)
-        images = speculative(target, proposer, Fixed(shape), coupled(law), separators.IMAGES, law)
-    found = sorted(images, key=lambda image: image.name)
-    assert [image.codes for image in found] == separators.reference("sampled", 4, 4)
+    target = SeparatorTarget(tokens, Grid(4, 4), separators.ROW_END)
+    assert separators.generated(target, Sampling(), kind) == separators.reference("sampled", 4, 4)
     assert tokens.graphs.captured > 1 and graphs_of(target) is tokens.graphs
 
 

@@ -16,10 +16,12 @@ from adt_tree.hybrid import MARGIN, WEIGHTS, DrafterWeight, HybridProposer
 from adt_tree.noise import Noise
 from adt_tree.policy import Fixed, TreeShape
 from adt_tree.records import Decoded
-from adt_tree.roles import Prefix
+from adt_tree.roles import Prefix, Proposer
+from adt_tree.sampling import Sampling
 from adt_tree.verify import Coupled
-from tests.test_engine import CODES, GRID, IMAGES, LAWS, make_target, plain
-from tests.test_self_draft import CPU, SHAPES, favour, hybrid, lone_siblings, self_drafter, verdict
+from tests.decoding import CPU
+from tests.test_engine import CODES, GRID, IMAGES, SAMPLINGS, baseline, make_target
+from tests.test_self_draft import SHAPES, favour, hybrid, lone_siblings, self_drafter, verdict
 
 NAMES, CANDIDATES = ("sampled", "greedy"), 5
 MANY = [replace(IMAGES[n % len(IMAGES)], name=str(n), seed=n) for n in range(24)]
@@ -54,22 +56,25 @@ class Foreseeing:
 
 def played(name: str, off: int) -> tuple[list[Decoded], float]:
     """The images under a hybrid with such a drafter, and the weight it ended with."""
-    law = LAWS[name]
-    known = [image.codes for image in plain(law, 1, MANY).values()]
-    drafter = Foreseeing(known, off, law.branches)
+    sampling = SAMPLINGS[name]
+    known = [image.codes for image in baseline(sampling, 1, MANY).values()]
+    drafter = Foreseeing(known, off, sampling.branches)
     cache = CandidateCache(GRID, 1, CANDIDATES, "above", CODES, CPU)
-    proposer = HybridProposer(drafter, law, cache, 1)
-    rule, policy = Coupled(Noise(CODES, silent=law.greedy)), Fixed(SHAPES["tree"])
-    images = list(speculative(make_target(1, law.branches), proposer, policy, rule, MANY, law))
+    proposer = HybridProposer(drafter, sampling, cache, 1)
+    images = drafted(proposer, sampling)
     assert [image.codes for image in images] == known
     return images, float(proposer.weight.value)
 
 
 def alone(name: str) -> list[Decoded]:
     """The images self-drafted without a network."""
-    law, proposer = LAWS[name], self_drafter(GRID, 1, CANDIDATES, "above")
-    rule, policy = Coupled(Noise(CODES, silent=law.greedy)), Fixed(SHAPES["tree"])
-    return list(speculative(make_target(1, law.branches), proposer, policy, rule, MANY, law))
+    return drafted(self_drafter(GRID, 1, CANDIDATES, "above"), SAMPLINGS[name])
+
+
+def drafted(proposer: Proposer, sampling: Sampling) -> list[Decoded]:
+    """The images by a proposer, one at a time."""
+    rule, policy = Coupled(Noise(CODES, silent=sampling.greedy)), Fixed(SHAPES["tree"])
+    return list(speculative(make_target(1, sampling.branches), proposer, policy, rule, MANY, sampling))
 
 
 def steps(images: list[Decoded]) -> list[object]:
@@ -109,21 +114,21 @@ def test_a_weight_wants_more_than_luck() -> None:
 
 def test_what_counts_is_the_targets_choice_whatever_a_relaxed_rule_took() -> None:
     """The target chose code 4 after the root, and child 1 was taken in its place."""
-    law, cache = LAWS["sampled"], CandidateCache(GRID, 1, 2, "above", CODES, CPU)
-    proposer = HybridProposer(Foreseeing([[]], 0, 1), law, cache, 1)
+    cache = CandidateCache(GRID, 1, 2, "above", CODES, CPU)
+    proposer = HybridProposer(Foreseeing([[]], 0, 1), SAMPLINGS["sampled"], cache, 1)
     proposer.prefill(0, None, Prefix(torch.zeros(1, CODES), [torch.zeros(1, 3)]), torch.tensor(1))
     proposer._guesses = torch.tensor([[1, 4, 4, 4, 4]])
-    laws = favour([4, 2, 4, 5, 8])
-    proposer.observe(lone_siblings(), laws, torch.zeros(1, 1, 5, 3), verdict([0, 1], [1, 2]))
+    log_p = favour([4, 2, 4, 5, 8])
+    proposer.observe(lone_siblings(), log_p, torch.zeros(1, 1, 5, 3), verdict([0, 1], [1, 2]))
     assert proposer.weight.wins.tolist() == [0.0, 1.0, 1.0, 1.0, 1.0] and not proposer.weight.losses.any()
 
 
 @pytest.mark.parametrize("name", ["sampled", "greedy", "filtered"])
 def test_no_two_children_of_a_node_share_a_code(name: str) -> None:
     """Two would both be hits of the coupled rule, and the walk takes at most one child per node."""
-    target, law = make_target(2, LAWS[name].branches), LAWS[name]
-    policy, rule = Fixed(TreeShape(6, 4, 30)), Coupled(Noise(CODES, silent=law.greedy))
-    steps = speculative_steps(target, hybrid(target, law, 2, 4), policy, rule, IMAGES, law)
+    target, sampling = make_target(2, SAMPLINGS[name].branches), SAMPLINGS[name]
+    policy, rule = Fixed(TreeShape(6, 4, 30)), Coupled(Noise(CODES, silent=sampling.greedy))
+    steps = speculative_steps(target, hybrid(target, sampling, 2, 4), policy, rule, IMAGES, sampling)
     seen = [step.tree for step in steps]
     assert len(seen) > 10 and max(tree.nodes for tree in seen) > 12
     for grown in seen:

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from adt_tree.grid import Grid
-from adt_tree.tree import DraftTree, ancestor_mask
-from adt_tree.verify import Verdict
 from models.layouts.chameleon import decoder_config, from_chameleon, to_chameleon
 from models.target import ARTarget, Prompt
 from models.transformer import Decoder
+from tests.decoding import accept, chain, tree_of
 from tests.golden import FIRST_CODE, anole, close, tensors, values
 
 PROMPT, PREFIX = 9, 17  # recorded: prompt tokens, tokens in the cache before the tree pass
@@ -48,21 +47,6 @@ def recorded(request: pytest.FixtureRequest) -> Recorded:
     return Recorded(model, tensors("anole_tiny_expected"), codes, torch.arange(codes))
 
 
-def chain(codes: list[int]) -> DraftTree:
-    """A path as a tree."""
-    order = torch.arange(len(codes))[None]
-    parents = (order - 1).clamp_min(0)
-    return DraftTree(
-        torch.tensor([codes]),
-        parents,
-        order,
-        ancestor_mask(parents, len(codes)),
-        torch.ones_like(order, dtype=torch.bool),
-        len(codes) - 1,
-        1,
-    )
-
-
 def test_causal(recorded: Recorded) -> None:
     for row, tokens in enumerate(recorded.branches()):
         hidden = recorded.decoder.causal(tokens[None])[0]
@@ -82,32 +66,23 @@ def test_through_the_cache(recorded: Recorded) -> None:
         close(features, known["hidden"][row, PROMPT - len(features) : PROMPT])
     close(prefix.logits[:, columns], known["logits"][:, PROMPT - 1])
 
-    committed = (rows[0][PROMPT:PREFIX] - FIRST_CODE).tolist()
-    tree = chain(committed)
+    tree = chain((rows[0][PROMPT:PREFIX] - FIRST_CODE)[None])
     scored = target.forward(tree, [0])
     close(scored.logits[:, 0, :, columns], known["logits"][:, PROMPT:PREFIX])
     close(scored.features[:, 0], known["hidden"][:, PROMPT:PREFIX])
-    order = torch.arange(len(committed))[None]
-    target.commit(tree, Verdict(order, torch.tensor([len(committed)]), order))
+    target.commit(tree, accept([[*range(tree.nodes)]]))
 
-    parents = known["tree_parents"].clamp_min(0)[None]
-    depths = (known["tree_position_ids"][0] - known["tree_position_ids"][0, 0])[None]
-    ancestors = ancestor_mask(parents, 9)
-    assert torch.equal(ancestors[0], known["tree_mask"].bool())
-    tree = DraftTree(
-        known["tree_tokens"][None] - FIRST_CODE,
-        parents,
-        depths,
-        ancestors,
-        torch.ones_like(parents, dtype=torch.bool),
-        int(depths.max()),
-        9,
-    )
-    scored = target.forward(tree, [len(committed)])
+    below = tree_of(known["tree_tokens"][None] - FIRST_CODE, known["tree_parents"].clamp_min(0)[None])
+    assert torch.equal(below.ancestors[0], known["tree_mask"].bool())
+    positions = known["tree_position_ids"][0]
+    assert below.depths[0].tolist() == (positions - positions[0]).tolist()
+    scored = target.forward(below, [tree.nodes])
     close(scored.logits[:, 0, :, columns], known["tree_logits"])
     close(scored.features[:, 0], known["tree_hidden"])
 
 
+VQ = {"base_channels": 32, "channel_multiplier": [1], "num_res_blocks": 1, "latent_channels": 8,
+      "embed_dim": 4, "num_embeddings": 16, "resolution": 8}  # fmt: skip
 CONFIGS = [
     {"hidden_size": 32, "intermediate_size": 88, "num_hidden_layers": 2, "num_attention_heads": 4},
     {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 2},
@@ -124,25 +99,11 @@ CONFIGS = [
 def test_random_chameleon(fields: dict[str, int], seed: int) -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(seed)
-    vq = {
-        "base_channels": 32,
-        "channel_multiplier": [1],
-        "num_res_blocks": 1,
-        "latent_channels": 8,
-        "embed_dim": 4,
-        "num_embeddings": 16,
-        "resolution": 8,
-    }
     config = transformers.ChameleonConfig(
-        vocab_size=96,
-        max_position_embeddings=128,
-        rope_theta=500.0 if seed else 10000.0,
-        vq_config=vq,
-        vocabulary_map={"<image>": 5, "IMGIMGAZ": 6},
-        attn_implementation="sdpa",
-        num_key_value_heads=fields.get("num_key_value_heads", fields["num_attention_heads"]),
-        **{name: value for name, value in fields.items() if name != "num_key_value_heads"},
-    )
+        vocab_size=96, max_position_embeddings=128, rope_theta=500.0 if seed else 10000.0,
+        vq_config=VQ, vocabulary_map={"<image>": 5, "IMGIMGAZ": 6}, attn_implementation="sdpa",
+        **{"num_key_value_heads": fields["num_attention_heads"]} | fields,
+    )  # fmt: skip
     theirs = transformers.ChameleonForConditionalGeneration(config).eval()
     with torch.no_grad():
         for name, parameter in theirs.named_parameters():

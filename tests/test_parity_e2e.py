@@ -1,15 +1,16 @@
-"""Parity with the released decoder: greedy tokens and accept lengths, two prompts side by side."""
+"""Parity with the released decoders of Anole and LlamaGen: greedy tokens and accept lengths, in one batch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 
 import pytest
-import torch
+from torch import Tensor
 
 from adt_tree.decode import autoregressive, speculative
-from adt_tree.eagle import EagleProposer, StaticGrowth, grow_dynamic
+from adt_tree.eagle import EagleProposer, Growth, grow_dynamic
 from adt_tree.grid import Grid
+from adt_tree.method import row_order
 from adt_tree.noise import Noise
 from adt_tree.policy import Fixed, TreeShape
 from adt_tree.records import Decoded
@@ -17,79 +18,107 @@ from adt_tree.relax import Relaxation
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
 from adt_tree.tree import STATIC_TREES, StaticTree
-from adt_tree.verify import Coupled, GreedyRelaxed
-from models.drafter import EagleDrafter
+from adt_tree.verify import Coupled, GreedyRelaxed, Rule
+from models.drafter import DrafterNet, EagleDrafter
 from models.target import ARTarget, Prompt
-from tests.golden import FIRST_CODE, UNCONDITIONAL, Anole, anole, tensors, values
+from tests.decoding import static_growth
+from tests.golden import FIRST_CODE, UNCONDITIONAL, Anole, LlamaGen, anole, llamagen, tensors
 
-CODES = 8192
 SAMPLING = Sampling(temperature=0.0, guidance=3.0)
-LENGTH = 48  # codes compared; all of the recorded ones agree, this many keep the test short
-SPARE = 6  # codes beyond these, so that no tree that is compared is cut
-MODES = {"exact": None, "lantern_k10_d0p3": 0.3, "lantern_k10_d2p0": 2.0}
+LENGTH = 48  # codes of Anole compared; all of the recorded ones agree, this many keep the test short
+SPARE = 6  # codes behind those that are compared, so that no tree that is compared is cut
+TREES = ("dynamic", "naive_extend_57", "mc_sim_7b_63")
+DELTA = {"exact": None, "lantern_k10_d0p3": 0.3, "lantern_k10_d2p0": 2.0}
+RUNS = {"prompt0.pad_any": (0, False), "prompt1.pad_bf16": (1, False), "prompt1.pad_fp32": (1, True)}
+
+
+def decode(
+    target: ARTarget, net: DrafterNet, tree: str, mode: str, nearest: Tensor, images: list[Request]
+) -> Iterator[Decoded]:
+    """The released settings: 58 drafted nodes, 5 levels, 10 wide, or a static tree; exact or relaxed."""
+    growth: Growth = grow_dynamic
+    shape, order, delta = TreeShape(5, 10, 58), None, DELTA[mode]
+    if tree != "dynamic":
+        growth, shape = static_growth(tree)
+        order = row_order(StaticTree(STATIC_TREES[tree]))
+    rule: Rule = Coupled(Noise(target.num_codes, silent=True))
+    if delta is not None:
+        rule = GreedyRelaxed(target.num_codes, Relaxation(nearest, 10, delta), order)
+    proposer = EagleProposer(EagleDrafter(net, target, 5, 10), SAMPLING, growth, target.slots)
+    return speculative(target, proposer, Fixed(shape), rule, images, SAMPLING)
+
+
+def check(image: Decoded, tokens: list[int], lengths: list[int]) -> None:
+    """These tokens, and the accepted codes of each step that ends before a tree is cut."""
+    assert image.codes[: len(tokens)] == tokens
+    end = min(len(tokens), len(image.codes) - SPARE)
+    whole = [step.accepted for step in image.steps if step.position <= end][: len(lengths)]
+    assert whole == lengths[: len(whole)]
+    assert sum(whole) + len(whole) >= end - SPARE
 
 
 @pytest.fixture(scope="module")
 def models() -> Anole:
-    """The recorded models."""
+    """The recorded Anole."""
     return anole()
 
 
-def make_target(models: Anole, codes: int) -> ARTarget:
+def anole_target(models: Anole, codes: int) -> ARTarget:
     """Room for both prompts and the largest tree."""
-    return ARTarget(models.decoder, Grid(codes, 1), FIRST_CODE, CODES, 2, 2, 40, 59)
+    return ARTarget(models.decoder, Grid(codes, 1), FIRST_CODE, 8192, 2, 2, 40, 59)
 
 
-def requests(models: Anole, run: str) -> list[Request]:
+def anole_requests(models: Anole, run: str) -> list[Request]:
     """The recorded prompts of a run, named by their number."""
     recorded = tensors("anole_e2e")
     numbers = [n for n in range(len(models.prompts)) if f"prompt{n}.{run}" in recorded]
     return [Request(str(n), Prompt(models.prompts[n], UNCONDITIONAL), 0) for n in numbers]
 
 
-def leaf_order(name: str) -> torch.Tensor:
-    """Rank of each leaf among the released code's candidate rows."""
-    tree = values("static_trees")[name]
-    order = torch.full((len(tree["positions"]),), len(tree["retrieve"]))
-    for row, nodes in enumerate(tree["retrieve"]):
-        order[max(nodes)] = row
-    return order
-
-
-def decode(models: Anole, tree: str, mode: str) -> Iterable[Decoded]:
-    """The released settings: 58 drafted nodes, 5 levels, 10 wide; or a static tree."""
-    target, delta = make_target(models, LENGTH + SPARE), MODES[mode]
-    drafter = EagleDrafter(models.net, target, 5, 10)
-    if tree == "dynamic":
-        growth, policy, order = grow_dynamic, Fixed(TreeShape(5, 10, 58)), None
-    else:
-        static = StaticTree(STATIC_TREES[tree])
-        growth, order = StaticGrowth(static, False, target.device), leaf_order(tree)
-        policy = Fixed(TreeShape(static.depth, static.width, len(static.parents) - 1))
-    rule = Coupled(Noise(CODES, silent=True))
-    if delta is not None:
-        rule = GreedyRelaxed(CODES, Relaxation(models.nearest, 10, delta), order)
-    images = requests(models, f"{tree}.{mode}.tokens")
-    return speculative(target, EagleProposer(drafter, SAMPLING, growth, 2), policy, rule, images, SAMPLING)
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("tree", ["dynamic", "naive_extend_57", "mc_sim_7b_63"])
-def test_tokens_and_accept_lengths(models: Anole, tree: str, mode: str) -> None:
-    expected = tensors("anole_e2e")
-    images = list(decode(models, tree, mode))
-    assert images
+@pytest.mark.parametrize("mode", DELTA)
+@pytest.mark.parametrize("tree", TREES)
+def test_anole(models: Anole, tree: str, mode: str) -> None:
+    expected, target = tensors("anole_e2e"), anole_target(models, LENGTH + SPARE)
+    requests = anole_requests(models, f"{tree}.{mode}.tokens")
+    images = list(decode(target, models.net, tree, mode, models.nearest, requests))
+    assert len(images) == len(requests) > 0
     for image in images:
         key = f"prompt{image.name}.{tree}.{mode}"
-        assert image.codes[:LENGTH] == expected[f"{key}.tokens"][:LENGTH].tolist()
-        whole = [step.accepted for step in image.steps if step.position <= LENGTH]
-        assert whole == expected[f"{key}.accept_lengths"][: len(whole)].tolist()
-        assert sum(whole) + len(whole) >= LENGTH
+        tokens, lengths = (expected[f"{key}.{part}"].tolist() for part in ("tokens", "accept_lengths"))
+        check(image, tokens[:LENGTH], lengths)
 
 
-def test_plain_greedy_tokens(models: Anole) -> None:
-    expected = tensors("anole_e2e")
-    target = make_target(models, LENGTH)
-    noise = Noise(CODES, silent=True)
-    for image in autoregressive(target, requests(models, "base_greedy_tokens"), SAMPLING, noise):
-        assert image.codes == expected[f"prompt{image.name}.base_greedy_tokens"][:LENGTH].tolist()
+def test_greedy_tokens_of_the_ar_baseline(models: Anole) -> None:
+    requests = anole_requests(models, "base_greedy_tokens")
+    noise = Noise(8192, silent=True)
+    for image in autoregressive(anole_target(models, LENGTH), requests, SAMPLING, noise):
+        expected = tensors("anole_e2e")[f"prompt{image.name}.base_greedy_tokens"]
+        assert image.codes == expected[:LENGTH].tolist()
+
+
+def check_llamagen(model: LlamaGen, tree: str, mode: str, images: list[Request]) -> None:
+    """Recorded runs by their names, all in flight."""
+    side, recorded = model.decoder.config.raster_side, tensors("llamagen/e2e")
+    longest = max(len(value) for key, value in recorded.items() if key.endswith(f".{tree}.{mode}.tokens"))
+    target = model.target(len(images), 59, min(longest + SPARE, side * side))
+    found = list(decode(target, model.drafter_net(), tree, mode, recorded["nearest"].long(), images))
+    assert len(found) == len(images)
+    for image in found:
+        key = f"{image.name}.{tree}.{mode}"
+        check(image, *(recorded[f"{key}.{part}"].tolist() for part in ("tokens", "accept_lengths")))
+
+
+@pytest.mark.parametrize("mode", DELTA)
+@pytest.mark.parametrize("tree", TREES)
+def test_llamagen(tree: str, mode: str) -> None:
+    """A long prompt, and a padded one by either rule of its padding, three in flight."""
+    model = llamagen("t2i", 16)
+    images = [Request(run, model.prompts(ahead)[n], 0) for run, (n, ahead) in RUNS.items()]
+    check_llamagen(model, tree, mode, images)
+
+
+@pytest.mark.parametrize("tree", ["dynamic", "naive_extend_57"])
+def test_llamagens_second_stage(tree: str) -> None:
+    """The same weights over 32 x 32 codes."""
+    model = llamagen("t2i", 32)
+    check_llamagen(model, tree, "exact", [Request("stage2.prompt0.pad_any", model.prompts()[0], 0)])

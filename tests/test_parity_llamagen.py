@@ -4,39 +4,19 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
 from adt_tree.decode import autoregressive
 from adt_tree.noise import Noise
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
-from adt_tree.tree import DraftTree, ancestor_mask
-from adt_tree.verify import Verdict
+from adt_tree.tree import DraftTree
 from models.transformer import rotary_table
+from tests.decoding import accept, chain, codes_of
 from tests.golden import close, llamagen, tensors
 
 
-def chain(codes: Tensor) -> DraftTree:
-    """Paths [B, N] as trees."""
-    order = torch.arange(codes.shape[1]).expand_as(codes)
-    parents = (order - 1).clamp_min(0)
-    every = torch.ones_like(codes, dtype=torch.bool)
-    return DraftTree(
-        codes.long(), parents, order, ancestor_mask(parents, codes.shape[1]), every, codes.shape[1] - 1, 1
-    )
-
-
-def greedy(family: str, side: int, guidance: float) -> list[list[int]]:
-    """Plain greedy decoding of the recorded prompts, both in flight at once."""
-    model = llamagen(family, side)
-    sampling = Sampling(temperature=0.0, guidance=guidance)
-    requests = [Request(str(n), opening, 0) for n, opening in enumerate(model.openings())]
-    images = autoregressive(model.target(2, 1), requests, sampling, Noise(model.num_codes, silent=True))
-    return [image.codes for image in sorted(images, key=lambda image: image.name)]
-
-
 @pytest.mark.parametrize(("family", "side"), [("t2i", 8), ("t2i", 16), ("c2i", 6)])
-def test_teacher_logits(family: str, side: int) -> None:
+def test_teacher_forced_logits(family: str, side: int) -> None:
     """Prompts of 120 rows and of 9 behind padding share a pass; then the recorded codes as one chain."""
     recorded = tensors(f"llamagen/{family}_expected")
     start = f"grid{side}." if family == "t2i" else ""
@@ -45,9 +25,9 @@ def test_teacher_logits(family: str, side: int) -> None:
     positions = recorded[f"{start}teacher_positions"].long() if start else every
     model = llamagen(family, side)
     target = model.target(2, tokens.shape[1])
-    prefixes = [target.prefill(slot, opening) for slot, opening in enumerate(model.openings())]
+    prefixes = [target.prefill(slot, prompt) for slot, prompt in enumerate(model.prompts())]
     first = torch.stack([prefix.logits for prefix in prefixes], dim=1)
-    scored = target.forward(chain(tokens), [0, 0])
+    scored = target.forward(chain(tokens.long()), [0, 0])
     got = torch.cat((first[:, :, None], scored.logits), dim=2)[:, :, positions]
     close(got.flatten(0, 1), expected)
     close(first.flatten(0, 1), expected[:, 0])
@@ -64,9 +44,9 @@ def test_prefill_logits_of_real_rows() -> None:
     recorded = tensors("llamagen/t2i_expected")
     model = llamagen("t2i", 8)
     target, positions = model.target(2, 1), recorded["grid8.prefill_positions"].long()
-    for slot, opening in enumerate(model.openings()):
-        real = positions >= 120 - len(opening.conditional)
-        for branch, features in enumerate(target.prefill(slot, opening).features):
+    for slot, prompt in enumerate(model.prompts()):
+        real = positions >= 120 - len(prompt.conditional)
+        for branch, features in enumerate(target.prefill(slot, prompt).features):
             expected = recorded["grid8.prefill_logits"][2 * branch + slot]
             close(model.decoder.head(features[positions[real]]), expected[real])
 
@@ -80,8 +60,8 @@ def test_prefill_features(ahead: bool) -> None:
         expected[[1, 3]] = recorded["prefill_hidden_padrule_bf16"]
     model = llamagen("t2i", 16)
     target = model.target(2, 1)
-    for slot, opening in enumerate(model.openings(ahead)):
-        for branch, features in enumerate(target.prefill(slot, opening).features):
+    for slot, prompt in enumerate(model.prompts(ahead)):
+        for branch, features in enumerate(target.prefill(slot, prompt).features):
             close(features, expected[2 * branch + slot])
 
 
@@ -91,13 +71,13 @@ def test_tree_pass() -> None:
     tokens = tensors("llamagen/t2i_expected")["grid16.teacher_tokens"]
     model = llamagen("t2i", 16)
     target = model.target(1, 26)
-    target.prefill(0, model.openings()[0])
+    target.prefill(0, model.prompts()[0])
     prefix = recorded["tree_prefix_tokens"][None]
     assert prefix.tolist() == tokens[:1, :10].tolist()
-    before = chain(prefix)
+    before = chain(prefix.long())
     scored = target.forward(before, [0])
     close(scored.features[:, 0], recorded["teacher_hidden_first24"][[0, 2], :10])
-    target.commit(before, Verdict(torch.arange(10)[None], torch.tensor([10]), prefix))
+    target.commit(before, accept([[*range(10)]]))
     mask = recorded["tree_mask"].bool()[None]
     depths = recorded["tree_position_ids_relative"].long()[None]
     codes = recorded["tree_tokens"].long()
@@ -109,6 +89,10 @@ def test_tree_pass() -> None:
 
 @pytest.mark.parametrize(("family", "side", "guidance"), [("t2i", 8, 3.0), ("t2i", 16, 3.0), ("c2i", 6, 4.0)])
 def test_greedy_tokens(family: str, side: int, guidance: float) -> None:
-    recorded = tensors(f"llamagen/{family}_expected")
+    """Of the recorded prompts, both in flight at once."""
+    recorded, model = tensors(f"llamagen/{family}_expected"), llamagen(family, side)
+    sampling, noise = Sampling(temperature=0.0, guidance=guidance), Noise(model.num_codes, silent=True)
+    requests = [Request(str(n), prompt, 0) for n, prompt in enumerate(model.prompts())]
+    images = codes_of(autoregressive(model.target(2, 1), requests, sampling, noise))
     expected = recorded[f"grid{side}.greedy_tokens" if family == "t2i" else "greedy_tokens"]
-    assert greedy(family, side, guidance) == expected.tolist()
+    assert [images["0"], images["1"]] == expected.tolist()

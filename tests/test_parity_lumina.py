@@ -1,4 +1,4 @@
-"""Parity with Lumina-mGPT: hidden states with one norm for all heads, the line grammar, greedy tokens."""
+"""Parity with Lumina-mGPT: hidden states with one norm for all heads, the row grammar, greedy tokens."""
 
 from __future__ import annotations
 
@@ -58,36 +58,36 @@ def models() -> tuple[Decoder, DrafterNet]:
 
 
 def drafting(
-    kind: str, net: DrafterNet, target: SeparatorTarget, law: Sampling
+    kind: str, net: DrafterNet, target: SeparatorTarget, sampling: Sampling
 ) -> tuple[Proposer, TreeShape]:
     """A proposer and its trees."""
-    if kind == "jacobi":
+    if kind == "self-draft":
         return SelfDraftProposer(
             CandidateCache(target.grid, 1, 3, "above", target.num_codes, target.device)
         ), TreeShape(9, 3, 20)
     drafter = SeparatorDrafter(EagleDrafter(net, target.tokens, 11, 4), target)
-    return EagleProposer(drafter, law, grow_dynamic, 1), TreeShape(5, 4, 14)
+    return EagleProposer(drafter, sampling, grow_dynamic, 1), TreeShape(5, 4, 14)
 
 
-@pytest.mark.parametrize("kind", ["plain", "eagle", "jacobi"])
+@pytest.mark.parametrize("kind", ["ar", "eagle", "self-draft"])
 @pytest.mark.parametrize("run", RUNS)
 def test_greedy_tokens(models: tuple[Decoder, DrafterNet], run: str, kind: str) -> None:
-    """The reference's tokens, row ends included; of the large grid its first rows."""
+    """The reference's tokens, separators included; of the large grid its first rows."""
     recorded, facts = tensors("lumina/e2e"), values("lumina/meta")["runs"][run]
     expected = recorded[f"{run}.tokens"].tolist()
     rows, width = min(2 * facts["h_grids"], 3), 2 * facts["w_grids"]
     rows = rows if facts["w_grids"] == 24 else 2 * facts["h_grids"]
-    law = Sampling(temperature=0.0, guidance=facts["cfg"])
-    tokens = ARTarget(models[0], Grid(rows, width + 1), FIRST_CODE, CODES, 1, law.branches, 12, 2 * 21)
+    sampling = Sampling(temperature=0.0, guidance=facts["cfg"])
+    tokens = ARTarget(models[0], Grid(rows, width + 1), FIRST_CODE, CODES, 1, sampling.branches, 12, 2 * 21)
     target = SeparatorTarget(tokens, Grid(rows, width), ROW_END)
     opening = [BEGIN, *(SIZES + 4 + facts[side] for side in ("h_grids", "w_grids"))]
     images = [Request("0", Prompt(recorded["prompt_ids"].tolist() + opening, opening), 0)]
     noise = Noise(CODES, silent=True)
-    if kind == "plain":
-        decoded = autoregressive(target, images, law, noise)
+    if kind == "ar":
+        decoded = autoregressive(target, images, sampling, noise)
     else:
-        proposer, shape = drafting(kind, models[1], target, law)
-        decoded = speculative(target, proposer, Fixed(shape), Coupled(noise), images, law)
+        proposer, shape = drafting(kind, models[1], target, sampling)
+        decoded = speculative(target, proposer, Fixed(shape), Coupled(noise), images, sampling)
     codes = next(iter(decoded)).codes
     got = []
     for start in range(0, len(codes), width):
@@ -97,7 +97,7 @@ def test_greedy_tokens(models: tuple[Decoder, DrafterNet], run: str, kind: str) 
 
 @pytest.mark.parametrize("name", values("lumina/meta")["grammar"])
 def test_grammar(name: str) -> None:
-    """Codes stand wherever the reference forces nothing: row ends and the end of the image are left."""
+    """Codes stand wherever the reference forces nothing: separators and the end of the image are left."""
     facts = values("lumina/meta")["grammar"][name]
     rows, columns = facts["rows"], facts["columns"]
     ours = {tokens_in(code, columns) for code in range(rows * columns)}

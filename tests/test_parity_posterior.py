@@ -11,8 +11,9 @@ from torch import Tensor
 from adt_tree.noise import Noise
 from adt_tree.relax import Relaxation
 from adt_tree.sampling import Sampling, log_probs
-from adt_tree.tree import STATIC_TREES, DraftTree, StaticTree, ancestor_mask
+from adt_tree.tree import STATIC_TREES, DraftTree, StaticTree
 from adt_tree.verify import Coupled, GreedyRelaxed, Rejection, Verdict, verdict_from_hits
+from tests.decoding import tree_of
 from tests.golden import tensors, values
 
 CODES = 64
@@ -23,26 +24,6 @@ ZERO = torch.zeros(1, dtype=torch.int64)
 def nearest() -> Tensor:
     """The recorded table of 63 neighbours."""
     return tensors("posterior_nearest")["table"].long()
-
-
-def tree_of(tokens: Tensor, parents: Tensor, q: Tensor | None = None) -> DraftTree:
-    """One tree from its node lists."""
-    depths = torch.zeros_like(parents)
-    for node in range(1, len(parents)):
-        depths[node] = depths[parents[node]] + 1
-    width = int(parents[1:].bincount().max())
-    depth = int(depths.max())
-    parents = parents[None]
-    return DraftTree(
-        tokens[None],
-        parents,
-        depths[None],
-        ancestor_mask(parents, depth),
-        torch.ones_like(parents, dtype=torch.bool),
-        depth,
-        width,
-        q,
-    )
 
 
 def relaxation(result: dict[str, Any]) -> Relaxation | None:
@@ -61,7 +42,7 @@ def test_greedy(family: str, case: int) -> None:
     data, results = tensors("posterior_greedy"), values("posterior")[family][case]
     key = f"{family}.{case}"
     # The root is its own parent here and has none there.
-    tree = tree_of(data[f"{key}.tokens"], data[f"{key}.parents"].clamp_min(0))
+    tree = tree_of(data[f"{key}.tokens"][None], data[f"{key}.parents"].clamp_min(0)[None])
     log_p = data[f"{key}.node_logits"][None].log_softmax(-1)
     for result in results:
         relaxed = relaxation(result)
@@ -80,28 +61,22 @@ def node_tested(tree: DraftTree, rows: Tensor, test: list[Any]) -> int:
     return node
 
 
-def check_sampled(tree: DraftTree, rows: Tensor, law: Tensor, result: dict[str, Any], bonus: Tensor) -> None:
+def check_sampled(tree: DraftTree, rows: Tensor, p: Tensor, result: dict[str, Any], bonus: Tensor) -> None:
     """Feed the recorded uniforms to the nodes they were compared at and expect the recorded outcome."""
     nodes = [node_tested(tree, rows, test) for test in result["tests"]]
     chances = torch.full((1, tree.nodes), 2.0)
     for node, test in zip(nodes, result["tests"], strict=True):
         chances[0, node] = test[3]
     rule = Rejection(CODES, tree.q is not None, relaxation(result), reference=True)
-    hit, residual = rule.judge(tree, law, chances)
+    hit, residual = rule.judge(tree, p, chances)
     taken = [node for node, test in zip(nodes, result["tests"], strict=True) if test[5]]
     verdict = verdict_from_hits(tree, hit, residual.argmax(-1))
     length = int(verdict.count)
     assert length == result["accept_length"] + 1
     assert verdict.path[0, 1:length].tolist() == taken
     torch.testing.assert_close(residual[0, verdict.path[0, length - 1]], bonus, atol=2e-6, rtol=1e-4)
-    check_until_relaxed(tree, law, chances, result, nodes)
-
-
-def check_until_relaxed(
-    tree: DraftTree, law: Tensor, chances: Tensor, result: dict[str, Any], nodes: list[int]
-) -> None:
-    """The corrected rule decides every comparison alike up to the first rejection with a borrowed mass."""
-    hit, _ = Rejection(CODES, tree.q is not None, relaxation(result)).judge(tree, law, chances)
+    # The corrected rule decides every comparison alike up to the first rejection with a borrowed mass.
+    hit, _ = Rejection(CODES, tree.q is not None, relaxation(result)).judge(tree, p, chances)
     for node, test in zip(nodes, result["tests"], strict=True):
         accepted, borrowed = test[5], test[6] is not None and test[6] >= 0
         assert bool(hit[0, node]) == accepted
@@ -109,33 +84,27 @@ def check_until_relaxed(
             return
 
 
-@pytest.mark.parametrize("case", range(3))
-def test_dynamic_rejection_of_lumina(case: int) -> None:
-    """Trees of codes alone: row ends are never drafted here."""
-    check_dynamic("lumina/posterior", "lumina/posterior", "dyn_lumina", case)
+RECORDED = [("dyn_lumina", case) for case in range(3)]
+RECORDED += [(family, case) for family in ("dyn_llamagen", "dyn_anole") for case in CASES]
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("family", ["dyn_llamagen", "dyn_anole"])
+@pytest.mark.parametrize(("family", "case"), RECORDED)
 def test_dynamic_rejection(family: str, case: int) -> None:
-    check_dynamic("posterior_sampled", "posterior", family, case)
-
-
-def check_dynamic(arrays: str, facts: str, family: str, case: int) -> None:
-    """The recorded comparisons and outcomes of one tree under all settings."""
+    """Comparisons and outcomes of one tree under all settings; of Lumina trees of codes, no separators."""
+    arrays, facts = "posterior_sampled", "posterior"
+    if family == "dyn_lumina":
+        arrays = facts = "lumina/posterior"
     data, results = tensors(arrays), values(facts)[family][case]["results"]
     key = f"{family}.{case}"
-    tree = tree_of(data[f"{key}.tokens"], data[f"{key}.parents"].clamp_min(0))
+    tree = tree_of(data[f"{key}.tokens"][None], data[f"{key}.parents"].clamp_min(0)[None])
     for number, result in enumerate(results):
-        law = log_probs(data[f"{key}.node_logits"][None, None], sampling(result["processor"])).exp()
-        check_sampled(tree, data[f"{key}.retrieve_indices"], law, result, data[f"{key}.{number}.sample_p"])
+        p = log_probs(data[f"{key}.node_logits"][None, None], sampling(result["processor"])).exp()
+        check_sampled(tree, data[f"{key}.retrieve_indices"], p, result, data[f"{key}.{number}.sample_p"])
 
 
-def sampling(processor: dict[str, Any]) -> Sampling:
+def sampling(filters: dict[str, Any], top_p_first: bool = True) -> Sampling:
     """The released code's filters, in its order."""
-    return Sampling(
-        processor["temperature"], processor["top_k"], processor["top_p"], guidance=1.0, top_p_first=True
-    )
+    return Sampling(filters["temperature"], filters["top_k"], filters["top_p"], 1.0, top_p_first)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -146,11 +115,11 @@ def test_static_rejection(case: int) -> None:
     expanded = [node for level in static.levels for node in level]
     q = torch.zeros(1, len(tokens), CODES)
     q[0, expanded] = data[f"{key}.draft_distributions"]
-    tree = tree_of(tokens, torch.tensor(static.parents), q)
+    tree = tree_of(tokens[None], torch.tensor([static.parents]), q)
     rows = torch.tensor(values("static_trees")[recorded["tree"]]["retrieve"])
-    law = log_probs(data[f"{key}.node_logits"][None, None], sampling(recorded["processor"])).exp()
+    p = log_probs(data[f"{key}.node_logits"][None, None], sampling(recorded["processor"])).exp()
     for number, result in enumerate(recorded["results"]):
-        check_sampled(tree, rows, law, result, data[f"{key}.{number}.sample_p"])
+        check_sampled(tree, rows, p, result, data[f"{key}.{number}.sample_p"])
 
 
 def test_first_sibling() -> None:
@@ -175,10 +144,8 @@ def test_first_sibling() -> None:
 def test_filters(order: str) -> None:
     data = tensors("posterior_greedy")
     for number, setting in enumerate(values("posterior")["filters"]):
-        law = Sampling(
-            setting["temperature"], setting["top_k"], setting["top_p"], 1.0, order == "topp_then_topk"
-        )
-        got = log_probs(data["filters.logits"][None], law).exp()
+        filters = sampling(setting, top_p_first=order == "topp_then_topk")
+        got = log_probs(data["filters.logits"][None], filters).exp()
         expected = data[f"filters.{number}.probs_{order}"]
         torch.testing.assert_close(got, expected, atol=1e-6, rtol=1e-5)
         assert torch.equal(got > 0, expected > 0)

@@ -67,7 +67,7 @@ def test_gumbel_moments() -> None:
     assert bool(g.isfinite().all())
 
 
-def test_argmax_with_gumbel_noise_draws_from_the_law() -> None:
+def test_argmax_with_gumbel_noise_draws_from_the_distribution() -> None:
     p = torch.tensor([0.5, 0.3, 0.15, 0.05])
     g = Noise(4, silent=False).gumbel(torch.arange(40_000), torch.full((40_000, 1), 3))[:, 0]
     counts = torch.bincount((p.log() + g).argmax(-1), minlength=4)

@@ -90,35 +90,23 @@ def painted(init: str) -> AdjacencyAdaptive:
     return policy
 
 
-def test_horizontal_repeat() -> None:
-    policy = painted("horizontal")
-    shape = policy.shape(0, (1, 1))  # its left neighbour (1, 0): (3, 5)
-    assert (shape.depth, shape.width) == (2, 6)
+@pytest.mark.parametrize(
+    ("init", "cell", "expected"),
+    [
+        ("horizontal", (1, 1), (2, 6)),  # its left neighbour (1, 0): (3, 5)
+        ("horizontal", (2, 0), (2, 6)),  # the first column looks above, at (1, 0)
+        ("vertical", (1, 1), (3, 5)),  # above: (0, 1) with (4, 4)
+        ("vertical", (0, 2), (3, 5)),  # the first row looks left, at (0, 1)
+        ("both", (1, 1), (3, 6)),  # left (3, 5), above (4, 4): (4, 5), moved by the failure
+    ],
+)
+def test_neighbours(init: str, cell: Cell, expected: tuple[int, int]) -> None:
+    shape = painted(init).shape(0, cell)
+    assert (shape.depth, shape.width) == expected
 
 
-def test_horizontal_repeat_in_the_first_column_looks_above() -> None:
-    policy = painted("horizontal")
-    policy.observe(0, 0, 3, [(1, 1), (1, 2)])
-    shape = policy.shape(0, (2, 0))
-    assert (shape.depth, shape.width) == (2, 6)  # (1, 0): (3, 5)
-
-
-def test_vertical_repeat() -> None:
-    policy = painted("vertical")
-    shape = policy.shape(0, (1, 1))  # above: (0, 1) with (4, 4)
-    assert (shape.depth, shape.width) == (3, 5)
-
-
-def test_vertical_repeat_in_the_first_row_looks_left() -> None:
-    policy = adaptive("vertical")
-    assert step(policy, (0, 0), 4, [(0, 1)]) == (4, 4)
-    assert step(policy, (0, 2), 4, [(0, 2)]) == (5, 3)
-
-
-def test_both_is_the_mean_rounded_up() -> None:
+def test_the_mean_of_both_is_rounded_up() -> None:
     policy = painted("both")
-    shape = policy.shape(0, (1, 1))  # left (3, 5), above (4, 4): (4, 5), moved by the failure
-    assert (shape.depth, shape.width) == (3, 6)
     policy._memory[0].states.update({(1, 1): (2, 2), (0, 2): (6, 5)})
     shape = policy.shape(0, (1, 2))  # (4, 4), as 3.5 goes up
     assert (shape.depth, shape.width) == (3, 5)
@@ -195,14 +183,10 @@ def test_the_method_states_the_constants_of_the_code() -> None:
     text = (Path(__file__).resolve().parent.parent / "docs" / "METHOD.md").read_text()
     block = text.split("<!-- constants:start -->")[1].split("<!-- constants:end -->")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in block.strip().splitlines()[2:]]
-    fields = (
-        ("beta",),
-        ("step_depth", "step_width"),
-        ("depth_min", "depth_max"),
-        ("width_min", "width_max"),
-        ("depth_start", "width_start"),
-        ("budget",),
-    )
+    fields = """beta; step_depth step_width; depth_min depth_max; width_min width_max; depth_start width_start;
+        budget""".split(";")
     for column, constants in ((2, AdaptiveTree()), (3, SELF_DRAFTED)):
         said = [row[column] for row in rows]
-        assert said == [", ".join(f"{getattr(constants, name):g}" for name in names) for names in fields]
+        assert said == [
+            ", ".join(f"{getattr(constants, name):g}" for name in part.split()) for part in fields
+        ]

@@ -24,6 +24,8 @@ TABLE = torch.tensor([[1, 2, 3], [0, 2, 3], [3, 1, 0], [2, 1, 0]])
         (0, 2, 7.0, [True, True], 0.5),
         (3, 2, 1.8, [True, False], 0.3),  # 0.8 * 0.4 = 0.32
         (0, 2, 0.0, [False, False], 0.0),
+        (0, 0, 0.9, [], 0.0),
+        (1, 0, 3.0, [], 0.0),
     ],
 )
 def test_budget_is_a_prefix(code: int, k: int, delta: float, admissible: list[bool], mass: float) -> None:
@@ -36,15 +38,7 @@ def test_budget_is_a_prefix(code: int, k: int, delta: float, admissible: list[bo
 def test_a_cheap_neighbour_behind_a_dear_one_is_not_reached() -> None:
     p = torch.tensor([0.1, 0.5, 0.01, 0.39])
     _, allowed, mass = Relaxation(TABLE, 2, 0.3).aggregate(p, torch.tensor(0))
-    assert allowed.tolist() == [False, False]
-    assert mass.item() == 0
-
-
-def test_nothing_to_borrow_from() -> None:
-    for k, delta in ((0, 0.9), (0, 3.0), (2, 0.0)):
-        _, allowed, mass = Relaxation(TABLE, k, delta).aggregate(P.expand(2, -1), torch.tensor([0, 1]))
-        assert not bool(allowed.any())
-        assert mass.tolist() == [0.0, 0.0]
+    assert allowed.tolist() == [False, False] and mass.item() == 0
 
 
 def test_no_budget_merges_nothing_even_where_there_is_no_mass() -> None:

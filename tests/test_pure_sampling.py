@@ -1,4 +1,4 @@
-"""Guidance, temperature and filters on laws small enough to do by hand."""
+"""Guidance, temperature and filters on distributions small enough to do by hand."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 from adt_tree.sampling import Sampling, guide, keep_top_k, keep_top_p, log_probs
 
 
-def law(*probabilities: float) -> Tensor:
-    """Logits of a law."""
+def logits_of(*probabilities: float) -> Tensor:
+    """Logits of a distribution."""
     return torch.tensor(probabilities).log()
 
 
@@ -23,12 +23,12 @@ def kept(logits: Tensor) -> list[int]:
 
 @pytest.mark.parametrize(("top_k", "survivors"), [(0, 4), (1, 1), (2, 2), (3, 3), (4, 4), (9, 4)])
 def test_top_k(top_k: int, survivors: int) -> None:
-    assert kept(keep_top_k(law(0.4, 0.3, 0.2, 0.1), top_k)) == list(range(survivors))
+    assert kept(keep_top_k(logits_of(0.4, 0.3, 0.2, 0.1), top_k)) == list(range(survivors))
 
 
 def test_top_k_keeps_ties_with_the_last() -> None:
-    assert kept(keep_top_k(law(0.4, 0.2, 0.2, 0.2), 2)) == [0, 1, 2, 3]
-    assert kept(keep_top_k(law(0.3, 0.3, 0.3, 0.1), 1)) == [0, 1, 2]
+    assert kept(keep_top_k(logits_of(0.4, 0.2, 0.2, 0.2), 2)) == [0, 1, 2, 3]
+    assert kept(keep_top_k(logits_of(0.3, 0.3, 0.3, 0.1), 1)) == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -39,22 +39,22 @@ def test_top_k_keeps_ties_with_the_last() -> None:
 )  # fmt: skip
 def test_top_p_boundary(top_p: float, survivors: list[int]) -> None:
     # Powers of two: the softmax is exact.
-    assert kept(keep_top_p(law(0.5, 0.25, 0.125, 0.125), top_p)) == survivors
+    assert kept(keep_top_p(logits_of(0.5, 0.25, 0.125, 0.125), top_p)) == survivors
 
 
 def test_top_p_breaks_ties_by_the_lower_code_and_ignores_order() -> None:
-    assert kept(keep_top_p(law(0.25, 0.25, 0.25, 0.25), 0.5)) == [0, 1]
-    assert kept(keep_top_p(law(0.125, 0.5, 0.125, 0.25), 0.75)) == [1, 3]
+    assert kept(keep_top_p(logits_of(0.25, 0.25, 0.25, 0.25), 0.5)) == [0, 1]
+    assert kept(keep_top_p(logits_of(0.125, 0.5, 0.125, 0.25), 0.75)) == [1, 3]
 
 
 def test_filters_in_both_orders() -> None:
-    logits = law(0.4, 0.3, 0.2, 0.1)[None]
-    # k = 3 leaves 4/9, 3/9, 2/9, of which two reach 0.75; of the whole law two reach 0.7 only.
+    logits = logits_of(0.4, 0.3, 0.2, 0.1)[None]
+    # k = 3 leaves 4/9, 3/9, 2/9, of which two reach 0.75; of all four two reach 0.7 only.
     for top_p_first, survivors in ((False, [0, 1]), (True, [0, 1, 2])):
         sampling = Sampling(top_k=3, top_p=0.75, guidance=1.0, top_p_first=top_p_first)
-        law_kept = log_probs(logits, sampling)
-        assert kept(law_kept) == survivors
-        assert law_kept.exp().sum().item() == pytest.approx(1.0)
+        filtered = log_probs(logits, sampling)
+        assert kept(filtered) == survivors
+        assert filtered.exp().sum().item() == pytest.approx(1.0)
     # Both filters bind: two codes by mass, one by number.
     for top_p_first in (False, True):
         sampling = Sampling(top_k=1, top_p=0.6, guidance=1.0, top_p_first=top_p_first)
@@ -78,7 +78,7 @@ def test_temperature() -> None:
     )
 
 
-def test_greedy_reads_the_unfiltered_guided_law() -> None:
+def test_greedy_reads_the_unfiltered_guided_distribution() -> None:
     logits = torch.tensor([[1.0, 3.0, 2.0, 0.0], [0.5, 0.0, 2.5, 1.0]])
     sampling = Sampling(temperature=0.0, top_k=1, top_p=0.1, guidance=2.0)
     assert sampling.greedy

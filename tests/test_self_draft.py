@@ -1,4 +1,4 @@
-"""Self-drafting and the hybrid: plain decoding's images, drafts worth having, and what is remembered."""
+"""Self-drafting and the hybrid: the AR baseline's images, drafts worth having, and what is remembered."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from adt_tree.decode import speculative
 from adt_tree.grid import Grid
 from adt_tree.hybrid import WEIGHTS, HybridProposer
 from adt_tree.noise import Noise
-from adt_tree.policy import AdjacencyAdaptive, Fixed, TreeShape
+from adt_tree.policy import AdjacencyAdaptive, Fixed, Policy, TreeShape
 from adt_tree.records import Decoded
 from adt_tree.relax import Relaxation, nearest_table
 from adt_tree.roles import Proposer
@@ -25,11 +25,11 @@ from adt_tree.tree import BatchShapes, DraftTree, ancestor_mask
 from adt_tree.verify import Coupled, GreedyRelaxed, Rule, Verdict
 from models.drafter import EagleDrafter
 from models.target import ARTarget
-from tests.test_engine import ADAPT, CODES, GRID, IMAGES, LAWS, make_target, net, plain
+from tests.decoding import CPU, codes_of, tree_of
+from tests.test_engine import ADAPT, CODES, GRID, IMAGES, SAMPLINGS, make_target, net, reference
 
-CPU = torch.device("cpu")
 SHAPES = {"chain": TreeShape(6, 1, 6), "tree": TreeShape(5, 3, 14), "longer than a row": TreeShape(11, 2, 20)}
-ADAPTIVE = {"adaptive": AdjacencyAdaptive}
+KINDS, POLICIES = ("self-draft", "hybrid"), (*SHAPES, "adaptive")
 
 
 def self_drafter(grid: Grid, slots: int, candidates: int, seed_cells: str) -> SelfDraftProposer:
@@ -43,53 +43,64 @@ def convinced(proposer: HybridProposer) -> HybridProposer:
     return proposer
 
 
-def hybrid(target: ARTarget, law: Sampling, slots: int, candidates: int) -> HybridProposer:
+def hybrid(target: ARTarget, sampling: Sampling, slots: int, candidates: int) -> HybridProposer:
     """A fresh proposer with the engine tests' drafter, which it believes."""
     drafter = EagleDrafter(net(), target, max(s.depth for s in SHAPES.values()), candidates)
     cache = CandidateCache(GRID, slots, candidates, "above", CODES, CPU)
-    return convinced(HybridProposer(drafter, law, cache, slots))
+    return convinced(HybridProposer(drafter, sampling, cache, slots))
+
+
+def proposer_of(
+    kind: str, target: ARTarget, sampling: Sampling, slots: int, seed_cells: str = "above"
+) -> Proposer:
+    """A fresh one of five candidates."""
+    if kind == "self-draft":
+        return self_drafter(GRID, slots, 5, seed_cells)
+    return hybrid(target, sampling, slots, 5)
+
+
+def policy_of(shape: str, slots: int) -> Policy:
+    """One of SHAPES, or adaptive."""
+    return AdjacencyAdaptive(ADAPT, slots) if shape == "adaptive" else Fixed(SHAPES[shape])
 
 
 def drafted(
-    law: Sampling, slots: int, policy: object, seed_cells: str = "above", kind: str = "self-draft"
+    sampling: Sampling, slots: int, shape: str, seed_cells: str = "above", kind: str = "self-draft"
 ) -> dict[str, Decoded]:
     """Images drafted without or with a network, by name."""
-    rule = Coupled(Noise(CODES, silent=law.greedy))
-    target = make_target(slots, law.branches)
-    proposer: Proposer = (
-        self_drafter(GRID, slots, 5, seed_cells) if kind == "self-draft" else hybrid(target, law, slots, 5)
-    )
-    return {image.name: image for image in speculative(target, proposer, policy, rule, IMAGES, law)}
+    rule, target = Coupled(Noise(CODES, silent=sampling.greedy)), make_target(slots, sampling.branches)
+    proposer = proposer_of(kind, target, sampling, slots, seed_cells)
+    images = speculative(target, proposer, policy_of(shape, slots), rule, IMAGES, sampling)
+    return {image.name: image for image in images}
 
 
 @pytest.mark.parametrize("slots", [1, 4])
-@pytest.mark.parametrize("name", LAWS)
-@pytest.mark.parametrize("shape", [*SHAPES, *ADAPTIVE])
-@pytest.mark.parametrize("kind", ["self-draft", "hybrid"])
-def test_images_are_those_of_plain_decoding(kind: str, shape: str, name: str, slots: int) -> None:
-    law = LAWS[name]
-    policy = ADAPTIVE[shape](ADAPT, slots) if shape in ADAPTIVE else Fixed(SHAPES[shape])
-    expected = plain(law, 1)
-    images = drafted(law, slots, policy, kind=kind)
-    assert {n: i.codes for n, i in images.items()} == {n: i.codes for n, i in expected.items()}
-    assert all((image.drafter_calls == 0) == (kind == "self-draft") for image in images.values())
+@pytest.mark.parametrize("name", SAMPLINGS)
+@pytest.mark.parametrize("shape", POLICIES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_images_are_those_of_the_ar_baseline(kind: str, shape: str, name: str, slots: int) -> None:
+    images = drafted(SAMPLINGS[name], slots, shape, kind=kind).values()
+    assert codes_of(images) == reference(name)
+    assert all((image.drafter_calls == 0) == (kind == "self-draft") for image in images)
 
 
 @pytest.mark.parametrize("seed_cells", SEED_CELLS)
 def test_stale_choices_are_accepted_more_often_than_chance(seed_cells: str) -> None:
-    images = drafted(LAWS["sampled"], 2, Fixed(SHAPES["tree"]), seed_cells).values()
+    images = drafted(SAMPLINGS["sampled"], 2, "tree", seed_cells).values()
     calls = sum(image.target_calls for image in images)
     assert sum(len(image.codes) - 1 for image in images) / calls > 1.25
 
 
-@pytest.mark.parametrize("kind", ["self-draft", "hybrid"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_an_image_does_not_depend_on_the_last_one_in_its_slot(kind: str) -> None:
-    alone = drafted(LAWS["sampled"], 5, Fixed(SHAPES["tree"]), kind=kind)
-    queued = drafted(LAWS["sampled"], 1, Fixed(SHAPES["tree"]), kind=kind)
-    for name, image in alone.items():
-        assert [(s.position, s.accepted, s.nodes) for s in image.steps] == [
-            (s.position, s.accepted, s.nodes) for s in queued[name].steps
-        ]
+    alone, queued = (
+        {
+            name: [(s.position, s.accepted, s.nodes) for s in image.steps]
+            for name, image in drafted(SAMPLINGS["sampled"], slots, "tree", kind=kind).items()
+        }
+        for slots in (5, 1)
+    )
+    assert alone == queued
 
 
 def verdict(path: list[int], codes: list[int]) -> Verdict:
@@ -109,33 +120,20 @@ def silent(levels: int) -> torch.Tensor:
 
 
 def favour(codes: list[int]) -> torch.Tensor:
-    """Laws [1, N, 9] whose best code at node n is codes[n], and the next best the code after it."""
-    law = torch.full((1, len(codes), 9), -9.0)
+    """log p [1, N, 9] whose best code at node n is codes[n], and the next best the code after it."""
+    log_p = torch.full((1, len(codes), 9), -9.0)
     for node, code in enumerate(codes):
-        law[0, node, code], law[0, node, (code + 1) % 9] = 0.0, -1.0
-    return law
+        log_p[0, node, code], log_p[0, node, (code + 1) % 9] = 0.0, -1.0
+    return log_p
 
 
-def test_the_next_chain_is_the_latest_law_on_the_best_path() -> None:
-    """Node 4 is an alternative to node 1 and goes on to node 5: accepted, its law replaces the chain's
-    behind it."""
+def test_the_next_chain_is_the_latest_distribution_on_the_best_path() -> None:
+    """Node 4 is an alternative to node 1 and goes on to node 5: accepted, its distribution replaces the
+    chain's behind it."""
     proposer = self_drafter(Grid(3, 5), 1, 2, "above")
-    parents = torch.tensor([[0, 0, 1, 2, 0, 4]])
-    depths = torch.tensor([[0, 1, 2, 3, 1, 2]])
-    ancestors = torch.eye(6, dtype=torch.bool)[None].clone()
-    for node in range(1, 6):
-        ancestors[0, node] |= ancestors[0, parents[0, node]]
-    tree = DraftTree(
-        torch.tensor([[3, 1, 1, 1, 7, 6]]),
-        parents,
-        depths,
-        ancestors,
-        torch.ones(1, 6, dtype=torch.bool),
-        3,
-        2,
-    )
-    laws = favour([7, 2, 4, 5, 8, 2])
-    proposer.observe(tree, laws, torch.empty(0), verdict([0, 4], [7, 8]))
+    tree = tree_of(torch.tensor([[3, 1, 1, 1, 7, 6]]), torch.tensor([[0, 0, 1, 2, 0, 4]]))
+    log_p = favour([7, 2, 4, 5, 8, 2])
+    proposer.observe(tree, log_p, torch.empty(0), verdict([0, 4], [7, 8]))
     grown = proposer.propose(shapes(2, 1, 2), torch.tensor([8]), silent, [3])
     # Positions 1 and 2 are committed; 3 comes from node 5 (below the accepted node), 4 from node 3 of the
     # chain.
@@ -166,24 +164,18 @@ def test_a_chain_comes_first_and_its_alternatives_by_their_paths() -> None:
 
 def lone_siblings() -> DraftTree:
     """A root with code 3 and two children, codes 1 and 7, each with a child of its own."""
-    parents = torch.tensor([[0, 0, 0, 1, 2]])
-    ancestors = torch.eye(5, dtype=torch.bool)[None] | torch.nn.functional.one_hot(parents, 5).bool()
-    ancestors[..., 0] = True
-    depths = torch.tensor([[0, 1, 1, 2, 2]])
-    codes = torch.tensor([[3, 1, 7, 1, 1]])
-    return DraftTree(codes, parents, depths, ancestors, torch.ones(1, 5, dtype=torch.bool), 2, 2)
+    return tree_of(torch.tensor([[3, 1, 7, 1, 1]]), torch.tensor([[0, 0, 0, 1, 2]]))
 
 
-def test_where_all_siblings_failed_the_main_chains_law_is_kept() -> None:
-    """Code 6 is committed beside 1, whose law says 2, and 7, whose law says 4."""
+def test_where_all_siblings_failed_the_main_chains_distribution_is_kept() -> None:
+    """Code 6 is committed beside 1, behind which 2 is likeliest, and 7, behind which 4 is."""
     proposer = self_drafter(Grid(3, 5), 1, 2, "above")
-    laws = favour([6, 2, 4, 5, 8])
-    proposer.observe(lone_siblings(), laws, torch.empty(0), verdict([0], [6]))
+    proposer.observe(lone_siblings(), favour([6, 2, 4, 5, 8]), torch.empty(0), verdict([0], [6]))
     grown = proposer.propose(shapes(2, 1, 2), torch.tensor([6]), silent, [3])
     assert grown.codes.tolist() == [[6, 2, 5]]
 
 
-def test_an_older_law_below_the_committed_code_comes_first() -> None:
+def test_an_older_distribution_below_the_committed_code_comes_first() -> None:
     """An earlier pass read position 2 below code 7 and said 4, and position 3 below 4 and said 5; the last
     one read them below other codes, and then 7 was committed. The chain follows what was said below its
     own codes, and what else was said there counts for less."""
@@ -195,23 +187,25 @@ def test_an_older_law_below_the_committed_code_comes_first() -> None:
     cache.observe(tree, favour([7, 3, 5, 6, 8]), verdict([0], [7]))
     found = cache.candidates(2, 2)
     assert found.codes[0, :, 0].tolist() == [4, 5]
-    # Below 7 once, beside two laws of the last pass, one of them the newest.
+    # Below 7 once, beside two distributions of the last pass, one of them the newest.
     mass, others = BELOW + LATE + LATE * NEWEST, favour([3, 5]).softmax(dim=-1)[0]
     four = BELOW * math.exp(-0.1) + LATE * NEWEST * float(others[0, 4])
     assert float(found.confidence[0, 0, 0].exp()) == pytest.approx(four / mass, abs=1e-4)
 
 
 @pytest.mark.parametrize("name", ["sampled", "greedy"])
-@pytest.mark.parametrize("kind", ["self-draft", "hybrid"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_under_relaxation_what_was_committed_is_remembered(
     kind: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A relaxed rule commits a draft in its choice's place. The store, which later cells are copied from,
     holds that draft after every cycle, and so does what the network is shown."""
-    law, borrowed, seen = LAWS[name], 0, []
+    sampling, borrowed, seen = SAMPLINGS[name], 0, []
     codebook = torch.randn(CODES, 3, generator=torch.Generator().manual_seed(3))
     relaxation = Relaxation(nearest_table(codebook, 8), 7, 0.8)
-    rule: Rule = GreedyRelaxed(CODES, relaxation) if law.greedy else Coupled(Noise(CODES, False), relaxation)
+    rule: Rule = Coupled(Noise(CODES, False), relaxation)
+    if sampling.greedy:
+        rule = GreedyRelaxed(CODES, relaxation)
     take = CandidateCache.observe
 
     def observe(cache: CandidateCache, tree: DraftTree, perturbed: Tensor, of: Verdict) -> None:
@@ -222,11 +216,11 @@ def test_under_relaxation_what_was_committed_is_remembered(
         seen.append(cache._codes[0, 1 : cache._position[0]].tolist())
 
     monkeypatch.setattr(CandidateCache, "observe", observe)
-    target = make_target(1, law.branches)
-    drafter = self_drafter(GRID, 1, 5, "above") if kind == "self-draft" else hybrid(target, law, 1, 5)
+    target = make_target(1, sampling.branches)
+    drafter = proposer_of(kind, target, sampling, 1)
     for request in IMAGES:
         seen.clear()
-        (image,) = speculative(target, drafter, Fixed(SHAPES["tree"]), rule, [request], law)
+        (image,) = speculative(target, drafter, Fixed(SHAPES["tree"]), rule, [request], sampling)
         assert seen == [image.codes[1 : step.position + step.accepted + 1] for step in image.steps]
         if isinstance(drafter, HybridProposer):
             last = image.steps[-1]

@@ -10,7 +10,17 @@ from adt_tree.policy import Fixed, TreeShape
 from adt_tree.roles import Proposer
 from adt_tree.sampling import Sampling
 from adt_tree.self_draft import SelfDraftProposer
-from tests.test_engine import CODES, GRID, IMAGES, LAWS, Method, coupled, make_target, plain, reference
+from tests.test_engine import (
+    CODES,
+    GRID,
+    IMAGES,
+    SAMPLINGS,
+    Method,
+    baseline,
+    coupled,
+    make_target,
+    reference,
+)
 
 
 def test_records() -> None:
@@ -31,10 +41,11 @@ def test_records() -> None:
 
 
 def test_the_likeliest_code_is_known_at_every_position() -> None:
-    """At temperature 0 what is committed is the likeliest: its probability along the image is that of plain
-    AR, whoever drafts."""
-    law, found = Sampling(temperature=0.0), []
-    for images in (plain(law, 1).values(), Method("horizontal", coupled(law)).decode(law, 3)):
+    """At temperature 0 what is committed is the likeliest: its probability along the image is the AR
+    baseline's, whoever drafts."""
+    greedy, found = Sampling(temperature=0.0), []
+    drafted = Method("horizontal", coupled(greedy)).decode(greedy, 3)
+    for images in (baseline(greedy, 1).values(), drafted):
         found.append({i.name: [p for step in i.steps for p in step.top1] for i in images})
     assert {name: pytest.approx(top1, abs=2e-4) for name, top1 in found[0].items()} == found[1]
 
@@ -42,17 +53,17 @@ def test_the_likeliest_code_is_known_at_every_position() -> None:
 @pytest.mark.parametrize("tree", ["horizontal", "mc_sim_7b_63", "self-draft", "ar"])
 def test_every_step_can_be_followed(tree: str) -> None:
     """Codes, trees and accepted paths of each step add up to the images, and confidence falls along paths."""
-    law, slots = LAWS["sampled"], 2
-    target, rule = make_target(slots, law.branches), coupled(law)
+    sampling, slots = SAMPLINGS["sampled"], 2
+    target, rule = make_target(slots, sampling.branches), coupled(sampling)
     if tree == "ar":
-        steps = autoregressive_steps(target, IMAGES, law, rule.noise)
+        steps = autoregressive_steps(target, IMAGES, sampling, rule.noise)
     elif tree == "self-draft":
         proposer: Proposer = SelfDraftProposer(CandidateCache(GRID, slots, 3, "above", CODES, target.device))
-        steps = speculative_steps(target, proposer, Fixed(TreeShape(6, 3, 12)), rule, IMAGES, law)
+        steps = speculative_steps(target, proposer, Fixed(TreeShape(6, 3, 12)), rule, IMAGES, sampling)
     else:
         method = Method(tree, rule)
-        policy = method.policy(slots)
-        steps = speculative_steps(target, method.proposer(target, law), policy, rule, IMAGES, law)
+        policy, drafter = method.policy(slots), method.proposer(target, sampling)
+        steps = speculative_steps(target, drafter, policy, rule, IMAGES, sampling)
     codes: dict[str, list[int]] = {}
     finished = set()
     for step in steps:

@@ -1,5 +1,5 @@
-"""A cycle makes the host wait for the device once: when it fetches what was committed. Every proposer, policy
-and rule, guided and not, with row ends and without."""
+"""A step makes the host wait for the device once: when it fetches what was committed. Every proposer, policy
+and rule, guided and not, with row separators and without."""
 
 from __future__ import annotations
 
@@ -12,54 +12,59 @@ import torch
 from adt_tree.decode import autoregressive, speculative
 from adt_tree.grid import Grid
 from adt_tree.noise import Noise
-from adt_tree.policy import INITS, Fixed
+from adt_tree.policy import INITS, Fixed, Policy
 from adt_tree.records import Decoded
-from adt_tree.roles import Request, Target
+from adt_tree.roles import Proposer, Request, Target
 from adt_tree.sampling import Sampling
 from adt_tree.tree import STATIC_TREES, DraftTree, to_device
-from adt_tree.verify import Coupled, Verdict
-from models.separators import SeparatorTarget
+from adt_tree.verify import Coupled, GreedyRelaxed, Rule, Verdict
 from tests import test_engine_separators as separators
 from tests.reads import Reads
-from tests.test_engine import ADAPT, CODES, GRID, IMAGES, LAWS, Method, coupled, make_target, sampled_methods
-from tests.test_self_draft import ADAPTIVE, SHAPES, hybrid, self_drafter
+from tests.test_engine import CODES, GRID, IMAGES, SAMPLINGS, Method, coupled, make_target, sampled_methods
+from tests.test_self_draft import KINDS, POLICIES, SHAPES, policy_of, proposer_of, self_drafter
 
 SLOTS = 2
-Decode = Callable[[list[Request]], Iterator[Decoded]]
 
 
-def waits(target: Target, decode: Decode, images: list[Request]) -> tuple[list[str], int]:
-    """What the cycles of a run wait for, from the first target pass on, and how many cycles there are.
+def waits(target: Target, decode: Callable[[], Iterator[Decoded]]) -> tuple[list[str], int]:
+    """What the steps of a run wait for, from the first target pass on, and how many steps there are.
 
-    All images set out together, so that nothing is prefilled once the cycles have begun. Tables by shape are
-    made at the first sight of one: the images are drawn twice, and the second time is watched.
+    All images set out together, so that nothing is prefilled once the steps have begun. Tables by shape are
+    made at the first sight of one: the images are made twice, and the second time is watched.
     """
-    list(decode(images))
-    cycles, forward = [], target.forward
+    list(decode())
+    steps, forward = [], target.forward
     with Reads() as reads:
 
         def watched(tree: DraftTree, committed: list[int]) -> object:
-            if not cycles:
+            if not steps:
                 reads.log.clear()
-            cycles.append(committed)
+            steps.append(committed)
             return forward(tree, committed)
 
         target.forward = watched
-        list(decode(images))
-    return reads.log, len(cycles)
+        list(decode())
+    return reads.log, len(steps)
 
 
-def speculated(target: Target, *roles: object) -> Decode:
-    """speculative() with proposer, policy, rule and law."""
-    *players, law = roles
-    return lambda images: speculative(target, *players, images, law)
+def drafted_waits(
+    target: Target,
+    proposer: Proposer,
+    policy: Policy,
+    rule: Rule,
+    sampling: Sampling,
+    images: list[Request] = IMAGES,
+) -> tuple[list[str], int]:
+    """waits() of a speculative run."""
+    return waits(target, lambda: speculative(target, proposer, policy, rule, images[:SLOTS], sampling))
 
 
-@pytest.mark.parametrize("law", ["sampled", "greedy unguided", "filtered"])
-def test_plain_decoding(law: str) -> None:
-    target, noise = make_target(SLOTS, LAWS[law].branches), Noise(CODES, silent=LAWS[law].greedy)
-    log, cycles = waits(target, lambda i: autoregressive(target, i, LAWS[law], noise), IMAGES[:SLOTS])
-    assert cycles == GRID.size - 1 and log == ["tolist"] * cycles
+@pytest.mark.parametrize("name", ["sampled", "greedy unguided", "filtered"])
+def test_ar_baseline(name: str) -> None:
+    sampling = SAMPLINGS[name]
+    target, noise = make_target(SLOTS, sampling.branches), Noise(CODES, silent=sampling.greedy)
+    log, steps = waits(target, lambda: autoregressive(target, IMAGES[:SLOTS], sampling, noise))
+    assert steps == GRID.size - 1 and log == ["tolist"] * steps
 
 
 def methods() -> list[Method]:
@@ -70,37 +75,33 @@ def methods() -> list[Method]:
 
 @pytest.mark.parametrize("method", methods(), ids=lambda m: f"{m.tree} {type(m.rule).__name__}")
 def test_drafter_network(method: Method) -> None:
-    law = replace(LAWS["filtered"], temperature=0.0 if "Greedy" in type(method.rule).__name__ else 1.0)
-    target = make_target(SLOTS, law.branches)
-    decode = speculated(target, method.proposer(target, law), method.policy(SLOTS), method.rule, law)
-    log, cycles = waits(target, decode, IMAGES[:SLOTS])
-    assert log == ["tolist"] * cycles
+    temperature = 0.0 if isinstance(method.rule, GreedyRelaxed) else 1.0
+    sampling = replace(SAMPLINGS["filtered"], temperature=temperature)
+    target = make_target(SLOTS, sampling.branches)
+    proposer, policy = method.proposer(target, sampling), method.policy(SLOTS)
+    log, steps = drafted_waits(target, proposer, policy, method.rule, sampling)
+    assert log == ["tolist"] * steps
 
 
-@pytest.mark.parametrize("law", ["sampled", "greedy unguided"])
-@pytest.mark.parametrize("shape", [*SHAPES, *ADAPTIVE])
-@pytest.mark.parametrize("kind", ["self-draft", "hybrid"])
-def test_self_drafting(kind: str, shape: str, law: str) -> None:
-    target = make_target(SLOTS, LAWS[law].branches)
-    policy = ADAPTIVE[shape](ADAPT, SLOTS) if shape in ADAPTIVE else Fixed(SHAPES[shape])
-    proposer = (
-        self_drafter(GRID, SLOTS, 5, "both") if kind == "self-draft" else hybrid(target, LAWS[law], SLOTS, 5)
-    )
-    log, cycles = waits(
-        target, speculated(target, proposer, policy, coupled(LAWS[law]), LAWS[law]), IMAGES[:SLOTS]
-    )
-    assert log == ["tolist"] * cycles
+@pytest.mark.parametrize("name", ["sampled", "greedy unguided"])
+@pytest.mark.parametrize("shape", POLICIES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_self_drafting(kind: str, shape: str, name: str) -> None:
+    sampling = SAMPLINGS[name]
+    target = make_target(SLOTS, sampling.branches)
+    proposer, policy = proposer_of(kind, target, sampling, SLOTS, "both"), policy_of(shape, SLOTS)
+    log, steps = drafted_waits(target, proposer, policy, coupled(sampling), sampling)
+    assert log == ["tolist"] * steps
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "static", "self-draft"])
-def test_row_ends(kind: str) -> None:
-    law = Sampling()
-    target = separators.make_target(SLOTS, law.branches, Grid(4, 4))
-    proposer, shape = separators.proposer_of(kind, target, law)
-    assert isinstance(target, SeparatorTarget)
-    decode = speculated(target, proposer, Fixed(shape), coupled(law), law)
-    log, cycles = waits(target, decode, separators.IMAGES[:SLOTS])
-    assert log == ["tolist"] * cycles
+def test_row_separators(kind: str) -> None:
+    sampling = Sampling()
+    target = separators.make_target(SLOTS, sampling.branches, Grid(4, 4))
+    proposer, shape = separators.proposer_of(kind, target, sampling)
+    rule = coupled(sampling)
+    log, steps = drafted_waits(target, proposer, Fixed(shape), rule, sampling, separators.IMAGES)
+    assert log == ["tolist"] * steps
 
 
 class Impatient(Coupled):
@@ -137,10 +138,8 @@ class Impatient(Coupled):
 def test_the_check_sees_a_wait(look: Callable[[Verdict], object]) -> None:
     target = make_target(SLOTS, 2)
     proposer, policy = self_drafter(GRID, SLOTS, 5, "above"), Fixed(SHAPES["tree"])
-    log, cycles = waits(
-        target, speculated(target, proposer, policy, Impatient(look), Sampling()), IMAGES[:SLOTS]
-    )
-    assert len(log) >= 2 * cycles
+    log, steps = drafted_waits(target, proposer, policy, Impatient(look), Sampling())
+    assert len(log) >= 2 * steps
 
 
 def test_to_device() -> None:

@@ -1,0 +1,81 @@
+"""What tests of decoding share: draft trees from lists, static growths, verdicts, codes by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from adt_tree.eagle import StaticGrowth
+from adt_tree.policy import TreeShape
+from adt_tree.records import Decoded
+from adt_tree.roles import Target
+from adt_tree.tree import STATIC_TREES, DraftTree, StaticTree, ancestor_mask
+from adt_tree.verify import Verdict
+
+CPU = torch.device("cpu")
+
+
+def codes_of(images: Iterable[Decoded]) -> dict[str, list[int]]:
+    """Codes by the image's name."""
+    return {image.name: image.codes for image in images}
+
+
+def tree_of(codes: Tensor, parents: Tensor, q: Tensor | None = None) -> DraftTree:
+    """Trees of codes [B, N] whose nodes are all valid; depths and ancestors follow from parents [B, N]."""
+    depths = torch.zeros_like(parents)
+    for node in range(1, parents.shape[1]):
+        depths[:, node] = depths.gather(1, parents[:, node : node + 1])[:, 0] + 1
+    depth = int(depths.max())
+    width = int(torch.nn.functional.one_hot(parents[:, 1:], parents.shape[1]).sum(dim=1).max())
+    valid = torch.ones_like(parents, dtype=torch.bool)
+    return DraftTree(codes, parents, depths, ancestor_mask(parents, depth), valid, depth, width, q)
+
+
+def chain(codes: Tensor) -> DraftTree:
+    """Paths [B, N] as trees."""
+    return tree_of(codes, (torch.arange(codes.shape[1]) - 1).clamp_min(0).expand_as(codes))
+
+
+def random_tree(slots: int, nodes: int, num_codes: int, seed: int) -> DraftTree:
+    """Random topologies and codes."""
+    generator = torch.Generator().manual_seed(seed)
+    parents = torch.zeros(slots, nodes, dtype=torch.int64)
+    for node in range(1, nodes):
+        parents[:, node] = (torch.rand(slots, generator=generator) * node).long()
+    return tree_of(torch.randint(0, num_codes, (slots, nodes), generator=generator), parents)
+
+
+def path_to(tree: DraftTree, slot: int, node: int) -> list[int]:
+    """Nodes from the root to a node."""
+    path = [node]
+    while path[0]:
+        path.insert(0, int(tree.parents[slot, path[0]]))
+    return path
+
+
+def accept(paths: list[list[int]]) -> Verdict:
+    """The verdict that takes these nodes, one list a slot, root first; commits read no codes of it."""
+    longest = max(map(len, paths))
+    index = torch.tensor([path + [0] * (longest - len(path)) for path in paths])
+    return Verdict(index, torch.tensor([len(path) for path in paths]), index)
+
+
+def commit_two_paths(target: Target, seed: int) -> list[list[int]]:
+    """Commit two random paths of different lengths in every slot that holds a prompt; the codes committed."""
+    taken: list[list[int]] = [[] for _ in range(target.slots)]
+    for turn in range(2):
+        tree = random_tree(target.slots, 9, target.num_codes, seed + turn)
+        target.forward(tree, [*map(len, taken)])
+        paths = [path_to(tree, slot, (3 * slot + 5 * turn + 2) % 9) for slot in range(target.slots)]
+        target.commit(tree, accept(paths))
+        for slot, path in enumerate(paths):
+            taken[slot] += tree.codes[slot, path].tolist()
+    return taken
+
+
+def static_growth(name: str, keep_q: bool = False) -> tuple[StaticGrowth, TreeShape]:
+    """How one of STATIC_TREES grows, and the shape that it always has."""
+    tree = StaticTree(STATIC_TREES[name])
+    return StaticGrowth(tree, keep_q, CPU), TreeShape(tree.depth, tree.width, len(tree.parents) - 1)
