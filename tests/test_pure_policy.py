@@ -183,10 +183,14 @@ def test_the_method_states_the_constants_of_the_code() -> None:
     text = (Path(__file__).resolve().parent.parent / "docs" / "METHOD.md").read_text()
     block = text.split("<!-- constants:start -->")[1].split("<!-- constants:end -->")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in block.strip().splitlines()[2:]]
-    fields = """beta; step_depth step_width; depth_min depth_max; width_min width_max; depth_start width_start;
-        budget""".split(";")
+    fields = (
+        ("beta",),
+        ("step_depth", "step_width"),
+        ("depth_min", "depth_max"),
+        ("width_min", "width_max"),
+        ("depth_start", "width_start"),
+        ("budget",),
+    )
     for column, constants in ((2, AdaptiveTree()), (3, SELF_DRAFTED)):
         said = [row[column] for row in rows]
-        assert said == [
-            ", ".join(f"{getattr(constants, name):g}" for name in part.split()) for part in fields
-        ]
+        assert said == [", ".join(f"{getattr(constants, name):g}" for name in names) for names in fields]
