@@ -14,7 +14,6 @@ from cli.groups import ModelOptions
 from cli.method import check_model
 from cli.options import declare, option
 from eval.errors import UserError
-from models.errors import CheckpointError
 
 if TYPE_CHECKING:
     from adt_tree.pipeline import Pipeline
@@ -45,38 +44,27 @@ def run(options: Options) -> None:
         raise UserError(
             f"demo needs gradio ({error}): `bash scripts/setup.sh requirements-demo.txt` installs it"
         ) from None
-    from demo.page import STYLE, build, theme
+    from demo.page import serve
 
     pipe = pipeline(options)
     print(f"{options.model} is loaded; a short warm-up, so that no race pays for it", flush=True)
-    page = build(pipe, options.batch_size)
-    page.queue(max_size=32)
     try:
-        _, local, public = page.launch(
-            server_name=options.host,
-            server_port=options.port or None,
-            share=options.share == "on",
-            prevent_thread_lock=True,
-            quiet=True,
-            show_error=True,
-            ssr_mode=False,
-            footer_links=[],
-            theme=theme(),
-            css=STYLE,
-        )
+        page, addresses = serve(pipe, options.batch_size, options.host, options.port, options.share == "on")
     except (OSError, ValueError, gradio.exceptions.Error) as error:
         raise UserError(f"--host {options.host} --port {options.port}: {error}") from None
-    print(f"the page is at {local}" + (f" and {public}" if public else "") + "; Ctrl-C ends it", flush=True)
+    print(f"the page is at {' and '.join(addresses)}; Ctrl-C ends it", flush=True)
     page.block_thread()
 
 
 def pipeline(options: ModelOptions) -> Pipeline:
-    """The model with its drafter, or without one where it has none and none was asked for."""
+    """The model with its drafter; without one where none was asked for and its own cannot be had."""
     from cli.loading import load
 
     try:
         return load(options, need_drafter=True)[0]
-    except CheckpointError:
+    except UserError as error:
         if options.drafter_path is not None:
             raise
-        return load(options, need_drafter=False)[0]
+        pipe = load(options, need_drafter=False)[0]
+        print(f"{error}; the methods that need it are not offered", flush=True)
+        return pipe

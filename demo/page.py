@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -12,27 +11,35 @@ import gradio as gr
 
 from adt_tree.method import METHODS
 from adt_tree.pipeline import Pipeline
-from demo.wishes import Wish, methods_of, prompt_of, prompts_of, seed_of, strangers
-from demo.work import Cancelled, Job, race, sheet, warm_up
+from demo import work
+from demo.wishes import Wish, methods_of, prompt_of, prompts_of, seed_of
+from demo.work import Cancelled, Job, News
 from eval.errors import UserError
-from eval.race import embedded
 
-CONFIGS = Path(__file__).resolve().parent.parent / "configs"
-FONTS = ["system-ui", "sans-serif"]
+EXAMPLES = Path(__file__).resolve().parent.parent / "configs" / "emoji_prompts.txt"
+MOST_EXAMPLES, MOST_WAITING = 5, 32
 STYLE = """
 .gradio-container { max-width: 1100px !important; margin: 0 auto !important }
 .bad { color: #b91c1c; font-weight: 600 } .dark .bad { color: #fca5a5 }
+iframe { color-scheme: light } .dark iframe { color-scheme: dark }
 """
 INTRODUCTION = """# One image, two ways to decode it
 The model paints a picture as a grid of codes, and each code takes a pass of the whole model. A **draft tree**
 guesses several codes ahead; one pass then checks them all and keeps the path it agrees with. The picture
 stays the same, pixel for pixel. It is just finished sooner."""
-Message = dict[str, Any] | str
 
 
 def theme() -> gr.themes.Base:
-    """Gradio's own, in the fonts that the visitor's machine has: none is fetched."""
-    return gr.themes.Default(font=FONTS, font_mono=["ui-monospace", "monospace"])
+    """Gradio's own in the race's blue, contrasts of 4.5 and more, and fonts that need not be fetched."""
+    plain = gr.themes.Default(
+        primary_hue="blue", font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]
+    )
+    return plain.set(
+        button_primary_background_fill="*primary_600",
+        button_primary_background_fill_hover="*primary_700",
+        block_info_text_color="*neutral_600",
+        block_info_text_color_dark="*neutral_300",
+    )
 
 
 def told(text: str, bad: bool = False) -> str:
@@ -46,24 +53,12 @@ class Desk:
     def __init__(self, pipe: Pipeline, batch_size: int) -> None:
         self.pipe, self.batch_size = pipe, batch_size
         self._jobs: dict[str, Job] = {}
-        known = [path.read_text(encoding="utf-8") for path in sorted(CONFIGS.glob("emoji_*.txt"))]
-        words = " ".join(known).replace(",", " ").lower().split() if pipe.model.name == "emoji" else []
-        self._known = frozenset(words)
 
     @property
     def methods(self) -> list[str]:
         """Names of the methods that the loaded model can decode with."""
         network = self.pipe.model.drafter_net is not None
         return [name for name, drafter in METHODS.items() if network or drafter in ("none", "self-draft")]
-
-    @contextmanager
-    def job(self, visitor: str) -> Iterator[Job]:
-        """A visitor's job, which Cancel finds as long as it runs."""
-        job = self._jobs[visitor] = Job()
-        try:
-            yield job
-        finally:
-            self._jobs.pop(visitor, None)
 
     def race(
         self,
@@ -75,22 +70,14 @@ class Desk:
         guidance: float,
         lantern: bool,
         request: gr.Request,
-    ) -> Iterator[tuple[str, Message]]:
-        """Lines of progress, at last the race; whatever is wrong is a line of the page."""
-        try:
+    ) -> Iterator[tuple[str, Any]]:
+        """Lines of progress, at last the race."""
+
+        def started(job: Job) -> Iterator[News]:
             methods = methods_of(self.pipe, (left, right), temperature, guidance, lantern)
-            wish = Wish([prompt_of(prompt)], seed_of(seed), methods)
-            yield told("decoding"), ""
-            with self.job(str(request.session_hash)) as job:
-                for news in race(self.pipe, wish, job):
-                    if isinstance(news, str):
-                        yield told(news), gr.skip()
-                    else:
-                        yield told(self.remark(wish.prompts)), embedded(news)
-        except UserError as error:
-            yield told(str(error), bad=True), ""
-        except Cancelled:
-            yield told(f"Cancelled at {job.progress}."), ""
+            return work.race(self.pipe, Wish([prompt_of(prompt)], seed_of(seed), methods), job)
+
+        yield from self._answer(request, started)
 
     def sheet(
         self,
@@ -102,19 +89,32 @@ class Desk:
         lantern: bool,
         request: gr.Request,
     ) -> Iterator[tuple[str, Any]]:
-        """Pictures as they finish; whatever is wrong is a line of the page."""
-        try:
+        """Lines of progress and pictures as they finish."""
+
+        def started(job: Job) -> Iterator[News]:
             methods = methods_of(self.pipe, (method,), temperature, guidance, lantern)
             wish = Wish(prompts_of(prompts), seed_of(seed), methods)
-            yield told("decoding"), []
-            with self.job(str(request.session_hash)) as job:
-                for tiles in sheet(self.pipe, wish, job, self.batch_size):
-                    done = len(tiles) == len(wish.prompts)
-                    yield told(self.remark(wish.prompts) if done else job.progress), tiles
+            return work.sheet(self.pipe, wish, job, self.batch_size)
+
+        yield from self._answer(request, started)
+
+    def _answer(
+        self, request: gr.Request, started: Callable[[Job], Iterator[News]]
+    ) -> Iterator[tuple[str, Any]]:
+        """What the visitor sees of a job, from an empty stage on; whatever is wrong is a line of the page."""
+        visitor, stage = str(request.session_hash), None
+        job = self._jobs[visitor] = Job()
+        yield told("decoding"), stage
+        try:
+            for line, shown in started(job):
+                stage = shown or stage
+                yield told(line), shown or gr.skip()
         except UserError as error:
-            yield told(str(error), bad=True), gr.skip()
+            yield told(str(error), bad=True), None
         except Cancelled:
-            yield told(f"Cancelled at {job.progress}."), gr.skip()
+            yield told(f"Cancelled at {job.progress}."), stage
+        finally:
+            self._jobs.pop(visitor, None)
 
     def cancel(self, request: gr.Request) -> str:
         """Raise the flag of the visitor's job; its next step is its last."""
@@ -124,26 +124,27 @@ class Desk:
         job.cancelled.set()
         return told(f"Cancelled at {job.progress}.")
 
-    def remark(self, prompts: list[str]) -> str:
-        """What to say of finished pictures: words that the model has never seen."""
-        new = [word for prompt in prompts for word in strangers(prompt, self._known)]
-        if not new:
-            return "Done."
-        words = ", ".join(f"“{word[:30]}”" for word in new[:6])
-        return f"Done. The embedded model knows emoji by name and may never have seen {words}: a guess."
 
+def serve(pipe: Pipeline, batch_size: int, host: str, port: int, share: bool) -> tuple[gr.Blocks, list[str]]:
+    """The page over a loaded model, warmed up and served by threads of its own, and its addresses.
 
-def build(pipe: Pipeline, batch_size: int = 1) -> gr.Blocks:
-    """The page over a loaded model, warmed up."""
+    port 0: the first free one from 7860. OSError, ValueError or gradio's Error for a host or a port that it
+    cannot have.
+    """
     desk = Desk(pipe, batch_size)
-    warm_up(pipe, ["ar", pipe.default_method])
+    work.warm_up(pipe, ["ar", pipe.default_method])
     with gr.Blocks(title="ADT-Tree: a race", analytics_enabled=False) as page:
         gr.Markdown(INTRODUCTION)
         with gr.Tab("Race"):
             race_tab(desk)
         with gr.Tab("Contact sheet"):
             sheet_tab(desk)
-    return page
+    page.queue(max_size=MOST_WAITING)
+    _, local, public = page.launch(
+        server_name=host, server_port=port or None, share=share, prevent_thread_lock=True, quiet=True,
+        show_error=True, ssr_mode=False, footer_links=[], theme=theme(), css=STYLE,
+    )  # fmt: skip
+    return page, [address for address in (local, public) if address]
 
 
 def race_tab(desk: Desk) -> None:
@@ -194,23 +195,18 @@ def wire(
     name: str,
     triggers: list[Any],
     end: gr.Button,
-    work: Callable[..., Any],
+    decode: Callable[..., Any],
     inputs: list[Any],
     outputs: list[Any],
 ) -> None:
     """Decode for one visitor at a time; Cancel ends the visitor's own job, or takes it out of the queue."""
     decoding = gr.on(
-        triggers, work, inputs, outputs, api_name=name, concurrency_id="model", concurrency_limit=1,
+        triggers, decode, inputs, outputs, api_name=name, concurrency_id="model", concurrency_limit=1,
         show_progress="minimal",
     )  # fmt: skip
     end.click(desk.cancel, None, outputs[:1], queue=False, cancels=[decoding], api_name=f"cancel_{name}")
 
 
 def examples() -> list[str]:
-    """The prompts that the page offers: three the embedded model was trained on, two it never saw."""
-    files = (("emoji_prompts.txt", 3), ("emoji_unseen.txt", 2))
-    return [
-        line
-        for name, count in files
-        for line in (CONFIGS / name).read_text(encoding="utf-8").splitlines()[:count]
-    ]
+    """The prompts that the page offers."""
+    return EXAMPLES.read_text(encoding="utf-8").splitlines()[:MOST_EXAMPLES]

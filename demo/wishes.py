@@ -81,9 +81,3 @@ def methods_of(
         ]
     except ValueError as error:
         raise UserError(f"{error}.") from None
-
-
-def strangers(prompt: str, known: frozenset[str]) -> list[str]:
-    """Words of a prompt that no prompt of the model's own has; none where nothing is known."""
-    words = [word.strip(".,;:!?()“”\"'").lower() for word in prompt.split()]
-    return [word for word in dict.fromkeys(words) if known and word and word not in known]

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from threading import Event
+from typing import Any
 
 from PIL import Image
 
+from adt_tree.method import Method
 from adt_tree.pipeline import Pipeline
 from demo.wishes import Wish
 from eval.errors import UserError
-from eval.race import Recorder, Recording
+from eval.race import Recorder, embedded
 
 TOLD_EVERY_S = 0.3  # between two lines of progress
+News = tuple[str, Any]  # a line for the visitor, and what to show under it: None for what is there already
 Tile = tuple[Image.Image, str]
 
 
@@ -30,65 +34,56 @@ class Cancelled(Exception):
     """The visitor wants no more of it."""
 
 
-def race(pipe: Pipeline, wish: Wish, job: Job) -> Iterator[str | list[Recording]]:
-    """Decode the prompt with one method after the other: lines of progress, at last the recordings.
+def race(pipe: Pipeline, wish: Wish, job: Job) -> Iterator[News]:
+    """Decode the prompt with one method after the other, then show both at once. Ends as watch() does."""
+    recordings = []
+    for method in wish.methods:
+        for recorder in watch(pipe, wish, method, job):
+            yield f"{method.label}: painting the partial images" if recorder.done else job.progress, None
+        recordings.append(recorder.finish())
+    yield "Done.", embedded(recordings)
+
+
+def sheet(pipe: Pipeline, wish: Wish, job: Job, batch_size: int) -> Iterator[News]:
+    """Pictures of all prompts with their tau, in the prompts' order, as they finish. Ends as watch() does."""
+    tiles: dict[int, Tile] = {}
+    shown = None
+    for recorder in watch(pipe, wish, wish.methods[0], job, batch_size):
+        if recorder.done:
+            tiles[recorder.seed] = pipe.image(recorder.codes), f"tau {recorder.tau:.2f}: {recorder.prompt}"
+            shown = [tiles[seed] for seed in sorted(tiles)]
+        yield job.progress, shown if recorder.done else None
+    yield "Done.", shown
+
+
+def watch(pipe: Pipeline, wish: Wish, method: Method, job: Job, batch_size: int = 1) -> Iterator[Recorder]:
+    """A prompt's steps so far: now and then, and once its image is complete.
 
     Cancelled at the first step after the flag is up. UserError for what the model cannot draw.
     """
-    recordings = []
-    for method in wish.methods:
-        recorder = Recorder(pipe, method, wish.prompts[0], wish.seed)
-        told = time.perf_counter()
-        stream = pipe.stream(wish.prompts[0], method=method, seed=wish.seed)
-        try:
-            for step in stream:
-                recorder.add(step)
-                size, calls = recorder.grid.size, len(recorder.steps)
-                job.progress = f"{method.label}: {len(recorder.codes)} of {size} codes, {calls} target calls"
-                if job.cancelled.is_set():
-                    raise Cancelled
-                if time.perf_counter() - told > TOLD_EVERY_S:
-                    told = time.perf_counter()
-                    yield job.progress
-        except (ValueError, FloatingPointError) as error:
-            raise UserError(f"{error}.") from None
-        finally:
-            stream.close()
-        yield f"{method.label}: painting the partial images"
-        recordings.append(recorder.finish())
-        if job.cancelled.is_set():
-            raise Cancelled
-    yield recordings
-
-
-def sheet(pipe: Pipeline, wish: Wish, job: Job, batch_size: int) -> Iterator[list[Tile]]:
-    """Pictures of all prompts with their tau, in the prompts' order, as they finish. Ends as race() does."""
-    method, size = wish.methods[0], pipe.model.grid.size
+    size, told = pipe.model.grid.size, time.perf_counter()
     recorders = [Recorder(pipe, method, text, wish.seed + place) for place, text in enumerate(wish.prompts)]
-    tiles: dict[int, Tile] = {}
     stream = pipe.stream(wish.prompts, method=method, seed=wish.seed, batch_size=batch_size)
     try:
-        for step in stream:
-            recorder = recorders[step.image]
-            recorder.add(step)
-            done, codes = f"{len(tiles)} of {len(recorders)} pictures", len(recorder.codes)
-            job.progress = f"{done}; the next has {codes} of {size} codes"
-            if job.cancelled.is_set():
-                raise Cancelled
-            if recorder.done:
-                tau = (size - 1) / max(len(recorder.steps), 1)
-                tiles[step.image] = pipe.image(recorder.codes), f"tau {tau:.2f}: {recorder.prompt}"
-                yield [tiles[place] for place in sorted(tiles)]
+        with closing(stream):
+            for step in stream:
+                recorder = recorders[step.image]
+                recorder.add(step)
+                of = f", picture {step.image + 1} of {len(recorders)}" if len(recorders) > 1 else ""
+                codes, calls = len(recorder.codes), len(recorder.steps)
+                job.progress = f"{method.label}{of}: {codes} of {size} codes, {calls} target calls"
+                if job.cancelled.is_set():
+                    raise Cancelled
+                if recorder.done or time.perf_counter() - told > TOLD_EVERY_S:
+                    told = time.perf_counter()
+                    yield recorder
     except (ValueError, FloatingPointError) as error:
         raise UserError(f"{error}.") from None
-    finally:
-        stream.close()
 
 
 def warm_up(pipe: Pipeline, names: list[str], steps: int = 3) -> None:
     """A few steps of each method, so that no race pays for what is only slow once."""
     for name in names:
-        stream = pipe.stream("warm-up", method=name, seed=0)
-        for _, _ in zip(range(steps), stream, strict=False):
-            pass
-        stream.close()
+        with closing(pipe.stream("warm-up", method=name, seed=0)) as stream:
+            for _, _ in zip(range(steps), stream, strict=False):
+                pass

@@ -6,7 +6,6 @@ clocks are those of the loop, so that whoever watches it costs it nothing. No to
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import io
 import json
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image, ImageChops, ImageDraw
 
 from eval.errors import UserError
+from eval.html import data_uri, document
 from eval.outputs import write_atomic
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from adt_tree.pipeline import Pipeline, StreamStep
 
 PREFIX = "race_"  # of a recording's file in a folder of generate_images
-TEMPLATE = Path(__file__).with_name("race.html")
+TITLE, TEMPLATE = "Race of decoding methods", Path(__file__).with_name("race.html")
 MOST_FRAMES, MOST_SIDE = 48, 256  # partial images kept, and pixels of their longer side
 COLUMNS = 8  # of the sheet they lie on
 STEP_FIELDS = ("position", "row", "column", "depth", "width", "nodes", "accepted", "ms")
@@ -49,11 +49,6 @@ class Recording:
     pixels: str  # hash of the finished image
     steps: list[dict[str, Any]]  # STEP_FIELDS, and tree: None or codes, parents, depths, probability, path
     frames: dict[str, Any]  # sheet (WebP as a data URI), columns, size, counts: codes on each partial image
-
-    @property
-    def tau(self) -> float:
-        """Codes per target call."""
-        return (len(self.codes) - 1) / max(len(self.steps), 1)
 
 
 class Recorder:
@@ -81,6 +76,11 @@ class Recorder:
     def done(self) -> bool:
         """Whether the image is complete."""
         return len(self.codes) >= self.grid.size
+
+    @property
+    def tau(self) -> float:
+        """Codes per target call; the image's first code is the prompt's."""
+        return (len(self.codes) - 1) / max(len(self.steps), 1)
 
     def finish(self) -> Recording:
         """The recording; partial images are decoded now, so that no clock runs meanwhile."""
@@ -113,8 +113,8 @@ class Recorder:
             sheet.paste(picture.resize(size), (place % COLUMNS * size[0], place // COLUMNS * size[1]))
         stream = io.BytesIO()
         sheet.save(stream, format="WEBP", quality=90)
-        uri = "data:image/webp;base64," + base64.b64encode(stream.getvalue()).decode()
-        return {"sheet": uri, "columns": COLUMNS, "size": list(size), "counts": counts}
+        sheet_uri = data_uri("webp", stream.getvalue())
+        return {"sheet": sheet_uri, "columns": COLUMNS, "size": list(size), "counts": counts}
 
     def _partial(self, count: int) -> Image.Image:
         """The first codes decoded, then transparent. The decoder needs a whole grid and normalises over it:
@@ -185,11 +185,11 @@ def race_html(recordings: Sequence[Recording]) -> str:
     """A page of its own on which the recordings race and every step can be looked into."""
     runs = [{**asdict(one), "seed": str(one.seed)} for one in recordings]  # numbers of a page end at 2^53
     data = json.dumps(runs).replace("<", "\\u003c")
-    return TEMPLATE.read_text(encoding="utf-8").replace("/*RUNS*/[]", data)
+    return document(TITLE, TEMPLATE.read_text(encoding="utf-8").replace("/*RUNS*/[]", data))
 
 
 def embedded(recordings: Sequence[Recording]) -> str:
     """The race as a part of another page: a frame of its own, as high as what it holds."""
     style = "width:100%;height:1100px;border:0;display:block"
     page = escape(race_html(recordings))
-    return f'<iframe title="Race of decoding methods" style="{style}" srcdoc="{page}"></iframe>'
+    return f'<iframe title="{TITLE}" style="{style}" srcdoc="{page}"></iframe>'

@@ -14,8 +14,8 @@ gr = pytest.importorskip("gradio", reason="needs gradio: bash scripts/setup.sh r
 
 from gradio_client import Client  # noqa: E402
 
-from adt_tree import Pipeline  # noqa: E402
-from demo.page import build  # noqa: E402
+from adt_tree import Pipeline, Sampling  # noqa: E402
+from demo.page import serve  # noqa: E402
 
 RACE = {
     "prompt": "sun", "left": "ar", "right": "self-draft", "seed": "7", "temperature": 1.0, "guidance": 3.0,
@@ -50,10 +50,8 @@ def pipe(tiny_checkpoint: Path) -> Slow:
 @pytest.fixture(scope="module")
 def address(pipe: Slow) -> Iterator[str]:
     """The served page."""
-    page = build(pipe)
-    page.queue(max_size=32)
-    _, local, _ = page.launch(prevent_thread_lock=True, quiet=True, ssr_mode=False, show_error=True)
-    yield local
+    page, addresses = serve(pipe, batch_size=1, host="127.0.0.1", port=0, share=False)
+    yield addresses[0]
     page.close()
 
 
@@ -89,10 +87,15 @@ def test_lantern_ends_in_another(client: Client) -> None:
     assert any(left != right for left, right in found)
 
 
-def test_the_sheet_tells_tau(client: Client) -> None:
+def test_the_sheet_tells_tau(client: Client, pipe: Slow) -> None:
     _, pictures = client.predict(**SHEET, api_name="/sheet")
-    assert [picture["caption"].startswith("tau ") for picture in pictures] == [True, True]
-    assert [picture["caption"].partition(": ")[2] for picture in pictures] == ["sun", "red moon"]
+    sampling = Sampling(temperature=SHEET["temperature"], guidance=SHEET["guidance"])
+    taus = [
+        pipe(prompt, method="eagle-2", sampling=sampling, seed=7 + place).stats["tau"]
+        for place, prompt in enumerate(("sun", "red moon"))
+    ]
+    captions = [f"tau {taus[0]:.2f}: sun", f"tau {taus[1]:.2f}: red moon"]
+    assert [picture["caption"] for picture in pictures] == captions
 
 
 HOSTILE = [
@@ -123,7 +126,7 @@ def test_bad_lists_are_lines_of_the_page(client: Client) -> None:
 def test_unknown_words_and_markup_are_drawn(client: Client) -> None:
     news, frame = client.predict(**{**RACE, "prompt": "<b>zorp</b> \u202e \U0001f9e8"}, api_name="/race")
     assert "<b>" not in news and "<b>" not in frame and len(set(pixels(frame))) == 1
-    assert "zorp" in text(news) and "a guess" in text(news)
+    assert text(news) == "Done."
 
 
 def test_cancel_ends_at_the_next_step(client: Client, pipe: Slow) -> None:
