@@ -147,8 +147,6 @@ class CandidateCache:
         device: torch.device,
     ) -> None:
         """candidates: K; seed_cells: what a position not seen yet is copied from; num_codes: V."""
-        if seed_cells not in SEED_CELLS:
-            raise ValueError(f"seed_cells {seed_cells!r}: choose one of {', '.join(SEED_CELLS)}")
         self.grid, self.seed_cells, self.num_codes = grid, seed_cells, num_codes
         self.history = History(grid.size, slots, candidates, device)
         # The last column takes what falls outside an image.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from adt_tree.batch import StepOutput
-from adt_tree.candidates import CandidateCache
+from adt_tree.candidates import SEED_CELLS, CandidateCache
 from adt_tree.controls import CONTROLS, Control
 from adt_tree.decode import autoregressive_steps, speculative_steps
 from adt_tree.eagle import EagleProposer, StaticGrowth, grow_dynamic
@@ -107,6 +107,7 @@ class Method:
         for value, allowed, what in (
             (self.verify, VERIFY, "verify"),
             (self.rules, RULES, "rules"),
+            (self.seed_cells, SEED_CELLS, "seed_cells"),
             (self.control, (None, *CONTROLS), "control"),
         ):
             if value not in allowed:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,31 +47,20 @@ class Options(ModelOptions, DataOptions, ShardOptions):
     output_dir: str = "data/extracted_code"
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """A picture and its caption."""
-
-    name: str  # its path below the data folder, without the suffix
-    picture: Path
-    caption: Path
-
-
-def find_pairs(root: Path) -> tuple[list[Pair], int]:
-    """Pictures with captions in the order of their names, and how many pictures lack one."""
+def find_pairs(root: Path) -> tuple[dict[str, Path], int]:
+    """Pictures with a caption by name (their path below root without the suffix), and how many lack one."""
     if not root.is_dir():
         raise UserError(f"--data_path {root}: no such folder; give one of pictures X.jpg with captions X.txt")
-    pictures = sorted(path for path in root.rglob("*") if path.suffix.lower() in SUFFIXES)
     named: dict[str, Path] = {}
-    for path in pictures:
+    for path in sorted(path for path in root.rglob("*") if path.suffix.lower() in SUFFIXES):
         name = path.relative_to(root).with_suffix("").as_posix()
         if name in named:
             raise UserError(f"--data_path {root}: {path.name} and {named[name].name} share a caption; rename")
         named[name] = path
-    pairs = [Pair(name, path, path.with_suffix(".txt")) for name, path in named.items()]
-    kept = [pair for pair in pairs if pair.caption.is_file()]
+    kept = {name: path for name, path in named.items() if path.with_suffix(".txt").is_file()}
     if not kept:
-        raise UserError(f"--data_path {root}: {len(pairs)} pictures, none with a caption X.txt beside it")
-    return kept, len(pairs) - len(kept)
+        raise UserError(f"--data_path {root}: {len(named)} pictures, none with a caption X.txt beside it")
+    return kept, len(named) - len(kept)
 
 
 def centre_crop(picture: Image.Image, size: int) -> np.ndarray:
@@ -90,46 +77,66 @@ def centre_crop(picture: Image.Image, size: int) -> np.ndarray:
     return np.asarray(picture.crop((left, top, left + size, top + size)))
 
 
-def read_pair(pair: Pair, size: int) -> tuple[str, Tensor] | None:
+def read_pair(path: Path, size: int) -> tuple[str, Tensor] | None:
     """Caption and pixels uint8 [size, size, 3]; None if either is damaged or the caption is empty."""
     import torch
     from PIL import Image
 
     try:
-        text = " ".join(pair.caption.read_text(encoding="utf-8").split())
-        with Image.open(pair.picture) as picture:
+        text = " ".join(path.with_suffix(".txt").read_text(encoding="utf-8").split())
+        with Image.open(path) as picture:
             pixels = centre_crop(picture.convert("RGB"), size)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return None
     return (text, torch.from_numpy(pixels.copy())) if text else None
 
 
+def encode(model: Model, pictures: list[Tensor]) -> list[list[int]]:
+    """The codes of each picture uint8 [size, size, 3]."""
+    import torch
+
+    from models.codecs.vq import from_uint8
+
+    if not pictures:
+        return []
+    with torch.inference_mode():
+        images = from_uint8(torch.stack(pictures)).to(model.codebook.device)
+        return model.codec.encode(images).flatten(1).tolist()
+
+
 def run(options: Options) -> None:
     """Encode every picture that the folder has no codes of yet; the last line printed is one JSON
     document."""
-    pairs, lonely = find_pairs(Path(options.data_path))
+    root, batch = Path(options.data_path), options.batch_size
+    found, lonely = find_pairs(root)
+    pairs = list(found.items())
     random.Random(SHUFFLE_SEED).shuffle(pairs)
     pairs = pairs[: options.num_samples]
     import torch
+    from tqdm import tqdm
 
     from cli.loading import load_without_drafter
     from models.drafters.shards import ShardWriter, Stored, origin
     from models.teacher import features
 
     model = load_without_drafter(options)[0].model
+    size = model.grid.height * model.codec.config.patch_size
     facts = origin(model, drawn=False, features=options.features)
     writer = ShardWriter(Path(options.output_dir), facts, options.shard_size)
-    pending = [pair for pair in pairs if pair.name not in writer.names]
+    pending = [(name, path) for name, path in pairs if name not in writer.names]
     damaged = []
     try:
-        for pair, text, codes in encoded(model, pending, options.batch_size):
-            if text is None:
-                damaged.append(pair.name)
-                continue
-            kept = ()
-            if options.features:
-                kept = features(model, [prompt_of(model, pair, text)], torch.tensor([codes]))[0]
-            writer.add(Stored(pair.name, text, None, codes, kept))
+        for start in tqdm(range(0, len(pending), batch), unit="batch", disable=None):
+            read = {name: read_pair(path, size) for name, path in pending[start : start + batch]}
+            damaged += [name for name, pair in read.items() if pair is None]
+            whole = {name: pair for name, pair in read.items() if pair is not None}
+            coded = encode(model, [pixels for _, pixels in whole.values()])
+            for (name, (text, _)), codes in zip(whole.items(), coded, strict=True):
+                kept = ()
+                if options.features:
+                    prompt = prompt_of(model, root / f"{name}.txt", text)
+                    kept = features(model, [prompt], torch.tensor([codes]))[0]
+                writer.add(Stored(name, text, None, codes, kept))
     finally:
         writer.flush()
     if len(damaged) == len(pairs):
@@ -140,30 +147,9 @@ def run(options: Options) -> None:
     }))  # fmt: skip
 
 
-def prompt_of(model: Model, pair: Pair, text: str) -> EncodedPrompt:
+def prompt_of(model: Model, file: Path, text: str) -> EncodedPrompt:
     """The caption as the target takes it. UserError if it cannot."""
     try:
         return model.encode(text)
     except ValueError as error:
-        raise UserError(f"{pair.caption}: {error}") from error
-
-
-def encoded(model: Model, pairs: list[Pair], batch: int) -> Iterator[tuple[Pair, str | None, list[int]]]:
-    """Each pair with its caption and codes; without them if it is damaged."""
-    import torch
-    from tqdm import tqdm
-
-    from models.codecs.vq import from_uint8
-
-    size = model.grid.height * model.codec.config.patch_size
-    for start in tqdm(range(0, len(pairs), batch), unit="batch", disable=None):
-        part = pairs[start : start + batch]
-        found = [(pair, read_pair(pair, size)) for pair in part]
-        pixels = [content[1] for _, content in found if content is not None]
-        codes = iter(())
-        if pixels:
-            with torch.inference_mode():
-                images = from_uint8(torch.stack(pixels)).to(model.codebook.device)
-                codes = iter(model.codec.encode(images).flatten(1).tolist())
-        for pair, content in found:
-            yield (pair, None, []) if content is None else (pair, content[0], next(codes))
+        raise UserError(f"{file}: {error}") from error

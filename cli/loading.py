@@ -16,7 +16,6 @@ from models.loading import load as load_model
 from models.loading import pick_device
 from models.spec import LoadOptions
 
-GUIDANCE = LoadOptions().guidance  # where a command has no --cfg
 LOAD_FIELDS = frozenset(field.name for field in fields(LoadOptions))
 
 
@@ -49,9 +48,11 @@ def check_graphs(options: ModelOptions, device: str) -> bool:
 def load_options(options: CheckpointOptions, need_drafter: bool = False) -> LoadOptions:
     """What the options say of loading; a check of files has not all of them."""
     given = {name: value for name, value in asdict(options).items() if name in LOAD_FIELDS}
-    shift = options.drafter_alignment if isinstance(options, ModelOptions) else None
-    guidance = options.cfg if isinstance(options, FilterOptions) else GUIDANCE
-    return LoadOptions(**given, need_drafter=need_drafter, token_shift=shift, guidance=guidance)
+    if isinstance(options, ModelOptions):
+        given["token_shift"] = options.drafter_alignment
+    if isinstance(options, FilterOptions):
+        given["guidance"] = options.cfg
+    return LoadOptions(**given, need_drafter=need_drafter)
 
 
 def load(options: ModelOptions, need_drafter: bool) -> tuple[Pipeline, Setting]:

@@ -7,6 +7,7 @@ import json
 from cli.options import Options as Base
 from cli.options import declare, option
 from eval.errors import UserError
+from eval.report import markdown
 from models.registry import SPECS
 from models.spec import PRECISIONS
 
@@ -17,9 +18,7 @@ NAMES = tuple(name for name, spec in SPECS.items() if spec.manifest is not None)
 class Options(Base):
     """memory"""
 
-    names: tuple[str, ...] = option(
-        f"of {', '.join(NAMES)} (default: all)", (), unit="NAME", positional=True
-    )
+    names: tuple[str, ...] = option(f"of {', '.join(NAMES)} (default: all)", (), unit="NAME", positional=True)
     precision: str = option(
         "of weights and caches (beside bf16 weights a CPU with AVX-512 has fp32 caches: as for fp32)",
         "bf16",
@@ -48,8 +47,5 @@ def run(options: Options) -> None:
 
 def table(found: dict[str, dict[str, int]]) -> str:
     """A line per model, in GB."""
-    heads = list(next(iter(found.values())))
-    lines = [f"| GB | {' | '.join(heads)} |", "|---" + "|---:" * len(heads) + "|"]
-    for name, row in found.items():
-        lines.append(f"| `{name}` | " + " | ".join(f"{row[head] / 1e9:.2f}" for head in heads) + " |")
-    return "\n".join(lines)
+    rows = [[f"`{name}`", *(f"{size / 1e9:.2f}" for size in row.values())] for name, row in found.items()]
+    return markdown([["GB", *next(iter(found.values()))], *rows])

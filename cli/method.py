@@ -19,11 +19,9 @@ from models.spec import EMBEDDED_TREE
 if TYPE_CHECKING:
     from adt_tree.method import Lantern, Method
 
-STATIC_TREES = ("mc_sim_7b_63", "naive_extend_57", "chain")
 DRAFTERS = ("eagle", "self-draft", "hybrid")
 SELF_DRAFTING = ("self-draft", "hybrid")  # their drafts come from the target's earlier passes
 EARLIER = {"jacobi": "self-draft"}  # earlier name -> name of a --drafter_type
-SEED_CELLS = ("above", "left", "both")
 DELTA, MOST = 0.1, 1000  # of LANTERN, as published
 STATIC_OF = {name: spec.static_tree for name, spec in SPECS.items()}
 STATIC = STATIC_OF["emoji"]
@@ -132,11 +130,14 @@ class TreeOptions(Options):
 
     ALIASES: ClassVar[dict[str, str]] = {"drafter_top_k": "draft_top_k"}
     seed_cells: str | None = option(
-        "self-draft, hybrid: the cell that drafts of positions not seen yet are copied from (default: above)",
-        choices=SEED_CELLS,
+        "self-draft, hybrid: the cell that drafts of positions not seen yet are copied from: above, left or "
+        "both (default: above)",
+        unit="CELL",
     )
     tree_choices: str | None = option(
-        f"the static tree (default: {STATIC}{_of_models(STATIC_OF, STATIC)})", choices=STATIC_TREES
+        "the static tree: mc_sim_7b_63, naive_extend_57 or chain (default: "
+        f"{STATIC}{_of_models(STATIC_OF, STATIC)})",
+        unit="TREE",
     )
     total_token: int | None = option(
         f"nodes of a dynamic tree, root included (default: {_default('budget', 1)})",

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, Self, TypeVar, dataclass_transform, get_args, get_type_hints
@@ -22,20 +22,6 @@ from eval.errors import UserError
 
 Bounds = tuple[float | None, float | None]
 Class = TypeVar("Class")
-
-
-@dataclass(frozen=True, slots=True)
-class Declared:
-    """What a field says beyond its type and default."""
-
-    text: str
-    unit: str | None
-    choices: tuple[Any, ...] | None
-    within: Bounds
-    above: float | None
-    read: Callable[[str], Any] | None
-    positional: bool
-    repeat: bool
 
 
 def option(
@@ -56,9 +42,9 @@ def option(
     number; above: an exclusive lower one. read: the parser of a word, in place of the type's. repeat: it may
     be given several times, a value each.
     """
-    chosen = None if choices is None else tuple(choices)
-    declared = Declared(text, unit, chosen, within, above, read, positional, repeat)
-    return field(default=default, metadata={"option": declared})
+    said = {"text": text, "unit": unit, "choices": choices, "within": within, "above": above, "read": read,
+            "positional": positional, "repeat": repeat}  # fmt: skip
+    return field(default=default, metadata=said)
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(option,))
@@ -94,7 +80,7 @@ def shown(options: object, name: str) -> str | None:
     return f"--{name}" if value is True else f"--{name} {words}"
 
 
-def groups(cls: type) -> Iterator[type]:
+def groups(cls: type) -> list[type]:
     """The groups of a command's options in the order of its bases, its own and everybody's last."""
     order: list[type] = []
 
@@ -105,7 +91,7 @@ def groups(cls: type) -> Iterator[type]:
             order.append(part)
 
     walk(cls)
-    return iter([*order, Options])
+    return [*order, Options]
 
 
 class Parser(argparse.ArgumentParser):
@@ -174,19 +160,19 @@ def _fill(parser: Parser, cls: type[Options]) -> Parser:
         heading, _, text = (part.__doc__ or "").strip().partition("\n\n")
         for name in vars(part).get("__annotations__", {}):
             item = part.__dataclass_fields__.get(name)
-            if item is None or "option" not in item.metadata:  # no option, or another default of a group's
+            if item is None or not item.metadata:  # no option, or another default of a group's
                 continue
             if heading not in shared:
                 shared[heading] = parser.add_argument_group(heading, text.strip() or None)
             flags = [f"--{name}", *aliases.get(name, ())]
-            _add(shared[heading], flags, types[name], defaults[name], item.metadata["option"])
+            _add(shared[heading], flags, types[name], defaults[name], item.metadata)
     return parser
 
 
-def _add(group: Any, flags: list[str], kind: Any, default: Any, declared: Declared) -> None:
-    """Add one option to argparse."""
+def _add(group: Any, flags: list[str], kind: Any, default: Any, said: Mapping[str, Any]) -> None:
+    """Add one option to argparse. said: what option() was told."""
     name, required = flags[0].lstrip("-"), default is MISSING
-    text = declared.text
+    text = said["text"]
     if not required and "(default" not in text:
         stated = " ".join(map(str, default)) if isinstance(default, tuple) else default
         text = f"{text} (default: {stated})"
@@ -198,48 +184,43 @@ def _add(group: Any, flags: list[str], kind: Any, default: Any, declared: Declar
     many = getattr(kind, "__origin__", None) is tuple
     plain = next(part for part in (get_args(kind) or (kind,)) if part not in (type(None), ...))
     words: dict[str, Any] = {
-        "type": declared.read or _reader(plain, declared),
-        "choices": declared.choices,
-        "metavar": declared.unit if declared.unit or declared.choices else name.upper(),
+        "type": said["read"] or _reader(plain, said["within"], said["above"]),
+        "choices": said["choices"],
+        "metavar": said["unit"] if said["unit"] or said["choices"] else name.upper(),
         "help": text,
         "default": None if required else default,
     }
-    if declared.repeat:
+    if said["repeat"]:
         words["action"] = "append"
     if many:
-        words["nargs"] = "*" if declared.positional and not required else "+"
-    if declared.positional:
+        words["nargs"] = "*" if said["positional"] else "+"
+    if said["positional"]:
         group.add_argument(name, **words)
     else:
         group.add_argument(*flags, dest=name, required=required, **words)
 
 
-def _reader(kind: type, declared: Declared) -> Callable[[str], Any]:
-    """A parser of words of a type within the declared bounds; NaN never passes."""
-    (low, high), above = declared.within, declared.above
-
-    def integer(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not an integer") from None
-        if low is not None and value < low:
-            raise argparse.ArgumentTypeError(f"{value} is too small: give {low} or more")
-        return value
+def _reader(kind: type, within: Bounds, above: float | None) -> Callable[[str], Any]:
+    """A parser of words of a type within the bounds; NaN never passes."""
+    low, high = within
 
     def number(text: str) -> float:
         try:
-            value = float(text)
+            value = kind(text)
+            if value != value:
+                raise ValueError
         except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
-        least, most = (low if above is None else above), high
-        under = least is not None and not (value > least if above is not None else value >= least)
-        if value != value or under or (most is not None and value > most):
-            bracket = "[" if above is None else "("
-            raise argparse.ArgumentTypeError(f"{text} is outside {bracket}{least:g}, {most:g}]")
+            what = "an integer" if kind is int else "a number"
+            raise argparse.ArgumentTypeError(f"{text!r} is not {what}") from None
+        if high is not None and value > high:
+            raise argparse.ArgumentTypeError(f"{text} is too large: give {high:g} or less")
+        if low is not None and value < low:
+            raise argparse.ArgumentTypeError(f"{text} is too small: give {low:g} or more")
+        if above is not None and value <= above:
+            raise argparse.ArgumentTypeError(f"{text} is too small: give more than {above:g}")
         return value
 
-    return {int: integer, float: number}.get(kind, _text)
+    return number if kind in (int, float) else _text
 
 
 def _text(text: str) -> str:
@@ -253,10 +234,6 @@ def _text(text: str) -> str:
     return text
 
 
-class _TwiceError(yaml.YAMLError):
-    """A key that stands twice."""
-
-
 class _Loader(yaml.SafeLoader):
     """YAML whose mappings name a key once."""
 
@@ -265,7 +242,7 @@ class _Loader(yaml.SafeLoader):
         keys = [key.value for key, _ in node.value]
         twice = next((key for place, key in enumerate(keys) if key in keys[:place]), None)
         if twice is not None:
-            raise _TwiceError(f"{twice} stands twice; leave one out")
+            raise yaml.YAMLError(f"{twice} stands twice; leave one out")
         return super().construct_mapping(node, deep)
 
 
@@ -276,8 +253,6 @@ def read_config(path: Path) -> dict[str, object]:
     except (OSError, UnicodeDecodeError) as error:
         said = getattr(error, "strerror", None) or str(error)
         raise UserError(f"config {path}: cannot be read ({said})") from error
-    except _TwiceError as error:
-        raise UserError(f"config {path}: {error}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UserError(f"config {path}: not YAML ({' '.join(str(error).split())})") from error
     if content is None:

@@ -152,9 +152,7 @@ def check_config(path: Path, made: str, fingerprint: Mapping[str, Any]) -> None:
             )
 
 
-def write_config(
-    path: Path, made: str, fingerprint: Mapping[str, Any], options: Mapping[str, Any]
-) -> None:
+def write_config(path: Path, made: str, fingerprint: Mapping[str, Any], options: Mapping[str, Any]) -> None:
     """Create a run's folder and keep its options and fingerprint, unless another run was quicker.
 
     Call it after the last check: a refused run must leave no folder that refuses the next.

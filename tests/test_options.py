@@ -244,7 +244,7 @@ def test_every_option_is_explained_and_states_its_default(
     text = capsys.readouterr().out
     assert "default: None" not in text and "MISSING" not in text
     for item in fields(command.Options):
-        assert item.name in text or item.metadata["option"].unit in text
+        assert item.name in text or item.metadata["unit"] in text
 
 
 @declare

@@ -102,14 +102,14 @@ def test_the_stored_results_are_read(tmp_path: Path, capsys: pytest.CaptureFixtu
         ("", "not JSON"),
         ("[]", "holds no rows"),
         ('{"rows": []}', "holds no rows"),
-        ('{"rows": [3]}', "row 0 has no method"),
+        ('{"rows": [3]}', "damaged (TypeError"),
         ("\udcff", "not JSON"),
         ("[" * 100_000, "nested too deeply"),
         (json.dumps({"rows": [ROW]}), "damaged (KeyError"),
         (json.dumps({**RESULT, "rows": [{**ROW, "tau": "much"}]}), "damaged (ValueError"),
         (json.dumps({**RESULT, "rows": [{**ROW, "SR_95": 3}]}), "damaged (TypeError"),
         (json.dumps({**RESULT, "profile": [{"arm": "adt"}]}), "damaged (KeyError"),
-        (json.dumps({**RESULT, "rows": [{"proposer": "eagle", "tau": 2.0}]}), "row 0 has no method"),
+        (json.dumps({**RESULT, "rows": [{"proposer": "eagle", "tau": 2.0}]}), "damaged (KeyError"),
     ],
 )
 def test_what_is_no_result_is_one_line(

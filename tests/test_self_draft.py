@@ -14,6 +14,7 @@ from adt_tree.candidates import BELOW, LATE, NEWEST, SEED_CELLS, CandidateCache,
 from adt_tree.decode import speculative
 from adt_tree.grid import Grid
 from adt_tree.hybrid import WEIGHTS, HybridProposer
+from adt_tree.method import Method
 from adt_tree.noise import Noise
 from adt_tree.policy import AdjacencyAdaptive, Fixed, Policy, TreeShape
 from adt_tree.records import Decoded
@@ -276,4 +277,4 @@ def test_seeds_are_those_of_a_plain_loop(seed_cells: str) -> None:
 
 def test_unknown_seed_cells_are_refused() -> None:
     with pytest.raises(ValueError, match="below"):
-        CandidateCache(GRID, 1, 2, "below", CODES, CPU)
+        Method("self-draft", Sampling(), SHAPES["tree"], seed_cells="below")

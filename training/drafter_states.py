@@ -18,7 +18,7 @@ import torch
 
 from models.checkpoint.files import replacing
 from training.errors import StageError
-from training.loop import append_jsonl, save_checkpoint
+from training.loop import save_checkpoint
 
 TRAINER = "trainer.pt"
 LOG = "log.jsonl"
@@ -83,8 +83,11 @@ def resume(root: Path, determines: Mapping[str, Any]) -> dict[str, Any] | None:
     return payload
 
 
-def _cut(path: Path, step: int) -> None:
-    """Drop the log's rows of later steps, and a torn one."""
+def cut_log(root: Path, step: int) -> None:
+    """Make the run's folder, and drop the log's rows of later steps than the one it goes on from, and a torn
+    one."""
+    root.mkdir(parents=True, exist_ok=True)
+    path = root / LOG
     if not path.exists():
         return
     kept = []
@@ -97,17 +100,3 @@ def _cut(path: Path, step: int) -> None:
             kept.append(line + "\n")
     with replacing(path) as part:
         part.write_text("".join(kept), encoding="utf-8")
-
-
-class Log:
-    """log.jsonl of a run."""
-
-    def __init__(self, root: Path, last: int) -> None:
-        """last: the step that the run goes on from, -1 if from none; rows of later ones are dropped."""
-        root.mkdir(parents=True, exist_ok=True)
-        self.path = root / LOG
-        _cut(self.path, last)
-
-    def add(self, step: int, row: Mapping[str, Any]) -> None:
-        """One row."""
-        append_jsonl(self.path, {"step": step, **row})

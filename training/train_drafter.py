@@ -20,8 +20,7 @@ from tqdm import tqdm
 
 from models.drafters.new_drafter import new_drafter, own_fields, read_fields_of, write_drafter
 from models.drafters.shards import Shards, read_shards
-from models.errors import CheckpointError
-from models.loading import load
+from models.loading import load, pick_device
 from models.model import Model
 from models.spec import LoadOptions
 from models.transformer import codes_head
@@ -29,6 +28,7 @@ from training import drafter_states
 from training.drafter_data import Images, epoch_order, noised, split
 from training.drafter_loss import Objective, Outcome, Unrolled, expected_tau, measure
 from training.errors import StageError
+from training.loop import append_jsonl
 from training.muon import muon_and_adamw
 
 DETERMINES = (
@@ -233,11 +233,9 @@ def prepare(args: Any) -> tuple[Any, Any]:
     """The accelerator of this process, and the options with the device and precision that auto means here."""
     from accelerate import Accelerator
 
-    if args.device == "cuda" and not torch.cuda.is_available():
-        raise StageError("--device cuda: no CUDA device is visible; use --device cpu or auto")
     if args.threads:
         torch.set_num_threads(args.threads)
-    on_cpu = args.device == "cpu" or not torch.cuda.is_available()
+    on_cpu = pick_device(args.device) == "cpu"
     precision = args.precision if args.precision != "auto" else "fp32" if on_cpu else "bf16"
     accelerator = Accelerator(
         cpu=on_cpu,
@@ -249,19 +247,18 @@ def prepare(args: Any) -> tuple[Any, Any]:
     return accelerator, replace(args, precision=precision, device=device)
 
 
-def run(args: Any) -> None:
+def run(args: Any, loading: LoadOptions) -> None:
     """Train, measure and save; the last line printed is one JSON document.
 
-    args: a frozen dataclass of the options of cli/train_drafter.py.
+    args: a frozen dataclass of the options of cli/train_drafter.py. loading: of the target, and of the
+    drafter that training starts from if there is one.
     """
     refuse(args)
     accelerator, args = prepare(args)
     root = Path(args.save_dir)
-    try:
-        model = _load(args)
-        shards = read_shards([Path(folder) for folder in args.data_dir], model)
-    except CheckpointError as error:
-        raise StageError(str(error)) from error
+    settled = replace(loading, device=args.device, precision=args.precision, keep_text_encoder=True)
+    model = load(args.model, replace(settled, token_shift="published"))
+    shards = read_shards([Path(folder) for folder in args.data_dir], model)
     if len(shards) < 2:
         raise StageError(f"{args.data_dir[0]} holds 1 image: one trains, one measures; make more")
     determines = {name: getattr(args, name) for name in DETERMINES}
@@ -281,43 +278,27 @@ def run(args: Any) -> None:
         trainer.resume(saved)
         step, spent = saved["step"], saved["spent_s"]
     course = Course(args, len(trainer.train) // trainer.step_images, step, spent)
-    log = None
     if accelerator.is_main_process:
-        log = drafter_states.Log(root, -1 if saved is None else step)
-    loop(trainer, course, determines, root, log)
+        drafter_states.cut_log(root, -1 if saved is None else step)
+    loop(trainer, course, determines, root)
 
 
-def _load(args: Any) -> Model:
-    """The target, and with --drafter_path the drafter that training starts from."""
-    names = ("model_path", "drafter_path", "revision", "precision", "device", "target_size")
-    own = ("tokenizer_base_path", "vq_path", "text_encoder")
-    options = LoadOptions(
-        **{name: getattr(args, name) for name in (*names, *own)},
-        need_drafter=args.drafter_path is not None,
-        token_shift="published",
-        keep_text_encoder=True,
-    )
-    return load(args.model, options)
-
-
-def loop(
-    trainer: Trainer, course: Course, determines: dict[str, Any], root: Path, log: drafter_states.Log | None
-) -> None:
-    """Steps until the end; the main process alone, which has the log, measures and writes."""
+def loop(trainer: Trainer, course: Course, determines: dict[str, Any], root: Path) -> None:
+    """Steps until the end; the main process alone measures and writes."""
     args, accelerator = trainer.args, trainer.accelerator
-    main, first, losses = log is not None, course.step, list[float]()
+    main, first, losses = accelerator.is_main_process, course.step, list[float]()
     fraction = _shared(course.fraction(), accelerator)
     row: dict[str, Any] = {}
     with tqdm(desc="drafter", unit="step", initial=first, disable=None if main else True) as bar:
         while True:
             done = course.ended(fraction)
-            if log is not None and (done or course.due(args.eval_freq, first)):
-                row = {"epoch": round(course.step / course.steps_an_epoch, 3),
+            if main and (done or course.due(args.eval_freq, first)):
+                row = {"step": course.step, "epoch": round(course.step / course.steps_an_epoch, 3),
                        "spent_s": round(course.spent_s, 1), "factor": round(course.factor(fraction), 5),
                        "loss": round(sum(losses) / len(losses), 5) if losses else None,
                        **trainer.validation()}  # fmt: skip
                 if losses or course.step == 0:
-                    log.add(course.step, row)
+                    append_jsonl(root / drafter_states.LOG, row)
                 losses = []
             if main and (done or course.due(args.save_freq, first)):
                 payload = trainer.payload(course, determines)
