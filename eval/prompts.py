@@ -7,10 +7,10 @@ import hashlib
 import io
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from eval.errors import UserError
 
@@ -25,15 +25,13 @@ NAMED = {  # prompt set -> file names looked for in --prompt_dir, the COCO annot
 }
 SUFFIXES = (".txt", ".tsv", ".csv", ".json")
 TEXT_COLUMNS = ("prompt", "caption", "text")
+NAME_COLUMNS = ("name", "id")
 FACT_COLUMNS = ("category", "challenge")  # of PartiPrompts: they go into the statistics
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 DEFAULT_FILE = CONFIGS / "emoji_prompts.txt"
 HELD_OUT_FILE = CONFIGS / "emoji_held_out.txt"  # bench's 16
 UNSEEN_FILE = CONFIGS / "emoji_unseen.txt"  # all pairs kept out of training
 MANY_FILE = CONFIGS / "emoji_drafter_prompts.txt"  # what its drafter's data was drawn from
-
-
-Facts = tuple[tuple[str, str | int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +44,7 @@ class Prompt:
     name: str
     text: str
     number: int | None
-    facts: Facts = ()
+    facts: tuple[tuple[str, str | int], ...] = ()
 
 
 class Selection(Protocol):
@@ -144,53 +142,34 @@ def read_file(path: Path, captions: str | None = None) -> list[Prompt]:
         raise UserError(f"prompt file {path}: not UTF-8 text (byte {error.start})") from None
     except OSError as error:
         raise UserError(f"prompt file {path}: cannot be read ({error.strerror or error})") from None
-    suffix = path.suffix.lower()
-    if suffix == ".json":
+    if path.suffix.lower() == ".json":
         prompts = _from_json(content, path, captions)
     else:
         _refuse_captions(captions, str(path))
-        prompts = _from_text(content, suffix, path)
+        prompts = _from_rows(_rows(content, path), path)
     if not prompts:
         raise UserError(f"prompt file {path}: it holds no prompt")
     return prompts
 
 
-def _from_text(content: str, suffix: str, path: Path) -> list[Prompt]:
+def _rows(content: str, path: Path) -> list[dict[str, Any]]:
+    """The lines of a .txt, or a table's rows by column; PartiPrompts quotes nothing, so in .tsv a quote is a
+    character."""
+    suffix = path.suffix.lower()
     if suffix == ".txt":
         lines = [line.strip() for line in content.splitlines()]
-        return _numbered([line for line in lines if line and not line.startswith("#")])
-    return _from_table(content, "\t" if suffix == ".tsv" else ",", path)
-
-
-def _numbered(texts: Sequence[str]) -> list[Prompt]:
-    return [Prompt(str(row), text, row) for row, text in enumerate(texts)]
-
-
-def _from_table(content: str, delimiter: str, path: Path) -> list[Prompt]:
-    """Rows of a table with a header; PartiPrompts quotes nothing, so in .tsv a quote is a character."""
-    stream = io.StringIO(content)
-    tabs = csv.reader(stream, delimiter="\t", quoting=csv.QUOTE_NONE)
-    reader = tabs if delimiter == "\t" else csv.reader(stream)
+        return [{"prompt": line} for line in lines if line and not line.startswith("#")]
+    tabs = suffix == ".tsv"
+    quoting = csv.QUOTE_NONE if tabs else csv.QUOTE_MINIMAL
+    reader = csv.reader(io.StringIO(content), delimiter="\t" if tabs else ",", quoting=quoting)
     try:
         rows = list(reader)
     except csv.Error as error:
         raise UserError(f"prompt file {path}: line {reader.line_num}: {error}") from None
     header = [cell.strip().lower() for cell in rows[0]] if rows else []
-    column = next((header.index(name) for name in TEXT_COLUMNS if name in header), None)
-    if column is None:
+    if not set(TEXT_COLUMNS) & set(header):
         raise UserError(f"prompt file {path}: its first line names no column Prompt, Caption or Text")
-    named = next((header.index(name) for name in ("name", "id") if name in header), None)
-    facts = [(name, header.index(name)) for name in FACT_COLUMNS if name in header]
-    records = [
-        (
-            row[column] if len(row) > column else "",
-            row[named] if named is not None and len(row) > named else None,
-            tuple((name, row[at].strip()) for name, at in facts if len(row) > at and row[at].strip()),
-        )
-        for row in rows[1:]
-        if any(row)
-    ]
-    return _from_records(records, path)
+    return [dict(zip(header, row, strict=False)) for row in rows[1:] if any(row)]
 
 
 def _from_json(content: str, path: Path, captions: str | None) -> list[Prompt]:
@@ -202,35 +181,31 @@ def _from_json(content: str, path: Path, captions: str | None) -> list[Prompt]:
         return _from_coco(data, path, captions or CAPTIONS[0])
     _refuse_captions(captions, str(path))
     if isinstance(data, list) and all(isinstance(item, str) for item in data):
-        return _from_records([(text, None, ()) for text in data], path)
+        return _from_rows([{"prompt": text} for text in data], path)
     if isinstance(data, list) and all(isinstance(item, dict) for item in data):
         lowered = [{str(key).lower(): value for key, value in item.items()} for item in data]
-        records = [
-            (
-                _first(item, TEXT_COLUMNS),
-                _first(item, ("name", "id")),
-                tuple((key, str(item[key])) for key in FACT_COLUMNS if item.get(key)),
-            )
-            for item in lowered
-        ]
-        return _from_records(records, path)
+        return _from_rows(lowered, path)
     raise UserError(f"prompt file {path}: neither a list of texts, nor of objects, nor COCO annotations")
 
 
-def _first(item: dict[str, object], keys: Sequence[str]) -> object:
-    return next((item[key] for key in keys if key in item), None)
-
-
-def _from_records(records: Sequence[tuple[object, object, Facts]], path: Path) -> list[Prompt]:
-    """(text, name or None, facts) -> prompts; a missing text is an error that names its row."""
+def _from_rows(rows: Sequence[dict[str, Any]], path: Path) -> list[Prompt]:
+    """Rows by column -> prompts; a missing text is an error that names its row."""
     prompts = []
-    for row, (text, name, facts) in enumerate(records):
+    for number, row in enumerate(rows):
+        text = _first(row, TEXT_COLUMNS)
         if not isinstance(text, str) or not text.strip():
-            raise UserError(f"prompt file {path}: row {row} has no prompt")
-        label = str(row) if name is None or not str(name).strip() else str(name).strip()
-        number = int(label) if label.isascii() and label.isdigit() else None
-        prompts.append(Prompt(label, text.strip(), number, facts))
+            raise UserError(f"prompt file {path}: row {number} has no prompt")
+        name = _first(row, NAME_COLUMNS)
+        label = str("" if name is None else name).strip() or str(number)
+        told = {key: str(row.get(key) or "").strip() for key in FACT_COLUMNS}
+        facts = tuple((key, value) for key, value in told.items() if value)
+        integer = int(label) if label.isascii() and label.isdigit() else None
+        prompts.append(Prompt(label, text.strip(), integer, facts))
     return prompts
+
+
+def _first(row: dict[str, Any], columns: Sequence[str]) -> Any:
+    return next((row[column] for column in columns if column in row), None)
 
 
 def _from_coco(data: dict, path: Path, captions: str) -> list[Prompt]:
@@ -245,17 +220,14 @@ def _from_coco(data: dict, path: Path, captions: str) -> list[Prompt]:
         raise UserError(
             f"prompt file {path}: damaged COCO annotations ({type(error).__name__}: {error})"
         ) from None
-    pick: dict[str, Callable[[list[tuple[int, str]]], list[tuple[int, str]]]] = {
-        "first": lambda own: own[:1],
-        "longest": lambda own: [max(own, key=lambda caption: len(caption[1]))],
-        "all": lambda own: own,
-    }
-    return [
-        Prompt(str(number), text, number, (("image_id", image),))
-        for image in order
-        if image in found
-        for number, text in pick[captions](found[image])
-    ]
+    prompts = []
+    for image in order:
+        own = found.get(image, [])
+        if captions == "longest":
+            own = sorted(own, key=lambda caption: -len(caption[1]))
+        kept = own if captions == "all" else own[:1]
+        prompts += [Prompt(str(number), text, number, (("image_id", image),)) for number, text in kept]
+    return prompts
 
 
 def _check(prompts: Sequence[Prompt], source: str) -> None:
