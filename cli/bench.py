@@ -36,11 +36,10 @@ from models.registry import SPECS
 
 if TYPE_CHECKING:
     from adt_tree.method import Method
-    from adt_tree.pipeline import Pipeline
     from adt_tree.roles import Request
     from adt_tree.sampling import Sampling
-    from cli.loading import Setting
     from eval.bench import Configuration, Decodes
+    from models.model import Model
 
 # method -> what generate_images is told for it
 FLAGS: dict[str, dict[str, Any]] = {
@@ -144,16 +143,15 @@ def run(options: Options) -> None:
     """Measure, print the table, store the result; the last line printed is one JSON document."""
     chosen = configurations(options)
     check(options)
-    import torch
-
+    from cli.loading import settled
     from eval import report
     from eval.bench import measure, rows
     from eval.measurements import Measurements
     from eval.outputs import write_json
 
-    pipe, setting, prompts = load(options, any(method.needs_drafter for method in chosen.values()))
-    decoders, requests = prepare(options, pipe, setting, chosen, prompts)
-    environment, given = circumstances(pipe, setting), setting.record(options)
+    model, prompts = load(options, any(method.needs_drafter for method in chosen.values()))
+    decoders, requests = prepare(options, model, chosen, prompts)
+    environment, given = circumstances(model), settled(options, model)
     fingerprint = {
         **{name: value for name, value in given.items() if name not in FREE},
         **{name: value for name, value in environment.items() if name not in ("date", "dirty")},
@@ -161,7 +159,7 @@ def run(options: Options) -> None:
     }
     folder = Path(options.output_dir)
     store = Measurements(folder, environment["date"], fingerprint, given)
-    found = measure(decoders, requests, store, options.warmup, torch.device(setting.device))
+    found = measure(decoders, requests, store, options.warmup, model.device)
     result: dict[str, Any] = {
         "command": f"python main.py {shlex.join(sys.argv[1:])}",
         "environment": environment,
@@ -173,7 +171,7 @@ def run(options: Options) -> None:
     if options.profile:
         from eval.profile import shares, weights_read
 
-        result["weights_read"] = weights_read(pipe.model)
+        result["weights_read"] = weights_read(model)
         result["profile"] = [
             {"configuration": configuration.name, "shares": shares(decoders[configuration], requests[:1])}
             for configuration in chosen
@@ -249,17 +247,16 @@ def check(options: Options) -> None:
         raise UserError(f"{given}: it makes one image at a time; add 1 to --batch_size, or leave it out")
 
 
-def load(options: Options, need_drafter: bool) -> tuple[Pipeline, Setting, list[Prompt]]:
+def load(options: Options, need_drafter: bool) -> tuple[Model, list[Prompt]]:
     """The model and the prompts; with --random_weights a prompt is the tokens before an image's middle."""
     from cli import loading
 
     if not options.random_weights:
         prompts = load_prompts(options, HELD_OUT_FILE)
-        return *loading.load(options, need_drafter), prompts
+        return loading.load(options, need_drafter).model, prompts
     import torch
 
     from adt_tree.grid import Grid
-    from adt_tree.pipeline import Pipeline
     from models.loading import pick_device, pick_precision
     from models.model import DTYPES
     from models.registry import spec_of
@@ -268,47 +265,41 @@ def load(options: Options, need_drafter: bool) -> tuple[Pipeline, Setting, list[
 
     device = pick_device(options.device)
     precision = pick_precision(options.precision, device, spec_of(options.model))
-    setting = loading.Setting(device, precision, None, loading.check_graphs(options, device))
+    graphs = loading.check_graphs(options, device)
     use = memory.published_use(options.model)
     side = use.side // use.vq.patch_size
     grid = Grid(min(side, max(2, RANDOM_CODES // side)), side)
     model = random_model(options.model, use, grid, DTYPES[precision], torch.device(device))
     before = use.prompt + (side * side - grid.size) // 2
     prompts = [Prompt(str(row), str(before), row) for row in range(max(1, options.num_images))]
-    return Pipeline(replace(model, graphs=setting.graphs)), setting, prompts
+    return replace(model, graphs=graphs), prompts
 
 
 def prepare(
-    options: Options,
-    pipe: Pipeline,
-    setting: Setting,
-    chosen: dict[Configuration, Method],
-    prompts: Sequence[Prompt],
+    options: Options, model: Model, chosen: dict[Configuration, Method], prompts: Sequence[Prompt]
 ) -> tuple[dict[Configuration, Decodes], list[Request]]:
     """A decoder for every configuration, and the requests. UserError for what the model cannot do."""
     from adt_tree.method import build
     from eval.session import make_requests
 
-    requests, longest = make_requests(pipe.model, prompts, options.random_seed)
+    requests, longest = make_requests(model, prompts, options.random_seed)
     try:
         decoders: dict[Configuration, Decodes] = {
-            configuration: build(pipe.model, method, configuration.batch_size, longest)
+            configuration: build(model, method, configuration.batch_size, longest)
             for configuration, method in chosen.items()
         }
     except ValueError as error:
         raise UserError(str(error)) from error
     if options.reference:
         samplings = [method.sampling for method in chosen.values() if method.name == "ar"]
-        decoders |= reference(options, pipe, setting, samplings, longest)
+        decoders |= reference(options, model, samplings, longest)
     return decoders, requests
 
 
 def reference(
-    options: Options, pipe: Pipeline, setting: Setting, samplings: Sequence[Sampling], max_prompt: int
+    options: Options, model: Model, samplings: Sequence[Sampling], max_prompt: int
 ) -> dict[Configuration, Decodes]:
     """transformers' decoding at every temperature."""
-    import torch
-
     from cli.loading import load_options
     from eval.baseline import decoder_of, load_net  # seconds that other runs need not wait for
     from eval.bench import Configuration
@@ -316,24 +307,23 @@ def reference(
 
     spec = SPECS[options.model]
     folder = find_target(spec, load_options(options))
-    net = load_net(folder, pipe.model, torch.device(setting.device))
+    net = load_net(folder, model)
     drawn_alike = spec.name != "janus_pro"  # its generate() has draws of its own
     return {
         Configuration("transformers", own.temperature, 1, exact=drawn_alike or own.greedy): decoder_of(
-            net, pipe.model, own, max_prompt
+            net, model, own, max_prompt
         )
         for own in dict.fromkeys(samplings)
     }
 
 
-def circumstances(pipe: Pipeline, setting: Setting) -> dict[str, Any]:
+def circumstances(model: Model) -> dict[str, Any]:
     """What a figure needs to be repeated: commit, date, device, versions, precision, weights."""
     from eval.session import environment
 
-    model = pipe.model
     return {
-        **environment(setting.device),
-        "precision": setting.precision,
+        **environment(model.device.type),
+        "precision": model.precision,
         "weights": model.weights_sha,
         "drafter": model.drafter_sha,
         "grid": [model.grid.height, model.grid.width],

@@ -61,10 +61,10 @@ def pipeline(options: ModelOptions) -> Pipeline:
     from cli.loading import load
 
     try:
-        return load(options, need_drafter=True)[0]
+        return load(options, need_drafter=True)
     except UserError as error:
         if options.drafter_path is not None:
             raise
-        pipe = load(options, need_drafter=False)[0]
+        pipe = load(options, need_drafter=False)
         print(f"{error}; the methods that need it are not offered", flush=True)
         return pipe

@@ -119,7 +119,7 @@ def run(options: Options) -> None:
     from models.drafters.shards import ShardWriter, Stored, origin
     from models.teacher import features
 
-    model = load_without_drafter(options)[0].model
+    model = load_without_drafter(options).model
     size = model.grid.height * model.codec.config.patch_size
     facts = origin(model, drawn=False, features=options.features)
     writer = ShardWriter(Path(options.output_dir), facts, options.shard_size)

@@ -34,7 +34,7 @@ def run(options: Options) -> None:
     from cli.loading import load_without_drafter
     from models.checkpoint.files import replacing
 
-    model = load_without_drafter(options)[0].model
+    model = load_without_drafter(options).model
     codes = model.num_codes
     if codes > MOST_CODES:
         raise UserError(f"--model {options.model}: {codes} codes do not fit the published tables' uint16")

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from adt_tree.method import Decoder, Method
     from adt_tree.pipeline import Pipeline
     from adt_tree.roles import Request
-    from cli.loading import Setting
     from eval.outputs import RunFolder
+    from models.model import Model
 
 RECORDED = {"none": "eagle", "self-draft": "jacobi"}  # who drafts, as folders of earlier versions name it
 
@@ -47,14 +47,14 @@ class Options(DecodingOptions, PromptOptions, RunOptions):
 def run(options: Options) -> None:
     """Do what the command line says; the last line printed is one JSON document."""
     method, prompts = method_from(options), load_prompts(options)
-    from cli.loading import load
+    from cli.loading import load, settled
     from eval.outputs import RunFolder
     from eval.session import make_requests, worker
 
     own = worker()
-    pipe, setting = load(options, method.needs_drafter)
+    pipe = load(options, method.needs_drafter)
     window = (options.start_idx, options.end_idx or DEFAULT_END)
-    facts = fingerprint(options, method, pipe, setting)
+    facts = fingerprint(options, method, pipe.model)
     folder = RunFolder(Path(options.output_dir), window, prompts, facts)
     pending = [prompt for prompt in prompts[own.rank :: own.count] if not folder.done(prompt.name)]
     skipped = sum(folder.done(prompt.name) for prompt in prompts)
@@ -65,7 +65,7 @@ def run(options: Options) -> None:
             decoder = pipe.decoder(method, requests, options.batch_size)
         except ValueError as error:
             raise UserError(str(error)) from error
-    folder.start(setting.record(options))  # nothing is refused from here on
+    folder.start(settled(options, pipe.model))  # nothing is refused from here on
     made, started = 0, time.perf_counter()
     try:
         made = decode(pipe, decoder, folder, requests, own.rank > 0) if decoder else 0
@@ -84,11 +84,11 @@ def run(options: Options) -> None:
     print(json.dumps({**summary, "drafter_alignment": aligned, "output_dir": options.output_dir}))
 
 
-def fingerprint(options: Options, method: Method, pipe: Pipeline, setting: Setting) -> dict[str, Any]:
+def fingerprint(options: Options, method: Method, model: Model) -> dict[str, Any]:
     """Everything that changes an image or its record: what a folder's runs must share."""
     from adt_tree.policy import AdaptiveTree, TreeShape
 
-    sampling, tree, model = method.sampling, method.tree, pipe.model
+    sampling, tree = method.sampling, method.tree
     return {
         "temperature": sampling.temperature,
         "top_k": sampling.top_k,
@@ -107,8 +107,8 @@ def fingerprint(options: Options, method: Method, pipe: Pipeline, setting: Setti
         "weights": model.weights_sha,
         "drafter_weights": model.drafter_sha,
         **({"drafter_alignment": model.token_shift} if model.token_shift != "published" else {}),
-        "precision": setting.precision,
-        "device": setting.device,
+        "precision": model.precision,
+        "device": model.device.type,
         "random_seed": options.random_seed,
     }
 

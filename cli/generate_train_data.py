@@ -40,9 +40,9 @@ def run(options: Options) -> None:
     from models.drafters.shards import ShardWriter, Stored, origin
     from models.teacher import features
 
-    pipe, setting = load_without_drafter(options)
+    pipe = load_without_drafter(options)
     model = pipe.model
-    record = {name: getattr(options, name) for name in SAMPLED} | {"precision": setting.precision}
+    record = {name: getattr(options, name) for name in SAMPLED} | {"precision": model.precision}
     facts = {**origin(model, drawn=True, features=options.features), **record}
     writer = ShardWriter(Path(options.output_dir), facts, options.shard_size)
     pending = [prompt for prompt in prompts if prompt.name not in writer.names]

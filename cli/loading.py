@@ -1,8 +1,8 @@
-"""Options -> a loaded pipeline, with what was settled in place of auto."""
+"""Options -> a loaded pipeline."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import torch
@@ -14,23 +14,15 @@ from cli.options import Options
 from eval.errors import UserError
 from models.loading import load as load_model
 from models.loading import pick_device
+from models.model import Model
 from models.spec import LoadOptions
 
 LOAD_FIELDS = frozenset(field.name for field in fields(LoadOptions))
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """Where and in which precision a model runs, once auto is settled."""
-
-    device: str  # cpu or cuda
-    precision: str
-    device_map: str | None
-    graphs: bool
-
-    def record(self, options: Options) -> dict[str, Any]:
-        """The options as JSON may hold them, with what was settled in place of auto."""
-        return asdict(options) | {"device": self.device, "precision": self.precision}
+def settled(options: Options, model: Model) -> dict[str, Any]:
+    """The options as JSON may hold them, with what the model runs on and in in place of auto."""
+    return asdict(options) | {"device": model.device.type, "precision": model.precision}
 
 
 def check_graphs(options: ModelOptions, device: str) -> bool:
@@ -55,7 +47,7 @@ def load_options(options: CheckpointOptions, need_drafter: bool = False) -> Load
     return LoadOptions(**given, need_drafter=need_drafter)
 
 
-def load(options: ModelOptions, need_drafter: bool) -> tuple[Pipeline, Setting]:
+def load(options: ModelOptions, need_drafter: bool) -> Pipeline:
     """The model the options name, ready to decode. A bad checkpoint or --target_size is a UserError."""
     prompts = options if isinstance(options, PromptOptions) else None
     if prompts and prompts.set_seed:
@@ -68,11 +60,10 @@ def load(options: ModelOptions, need_drafter: bool) -> tuple[Pipeline, Setting]:
         raise UserError(str(error)) from error
     if prompts and prompts.class_labels and not model.num_classes:
         raise UserError(f"--class_labels: {options.model_path or model.name} draws texts; give --prompt")
-    setting = Setting(model.device.type, model.precision, options.device_map, graphs)
-    return Pipeline(replace(model, graphs=graphs)), setting
+    return Pipeline(replace(model, graphs=graphs))
 
 
-def load_without_drafter(options: ModelOptions) -> tuple[Pipeline, Setting]:
+def load_without_drafter(options: ModelOptions) -> Pipeline:
     """The model for a command that drafts nothing."""
     check_model(options)
     check_no_drafter(options)

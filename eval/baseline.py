@@ -138,11 +138,11 @@ def decoder_of(
     return TransformersDecoder(net, model, sampling, max_prompt)
 
 
-def load_net(folder: Path, model: Model, device: torch.device) -> Any:
-    """The checkpoint as transformers loads it, in the model's precision."""
+def load_net(folder: Path, model: Model) -> Any:
+    """The checkpoint as transformers loads it, in the model's precision and on its device."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     janus = model.spec.name == "janus_pro"
     kind: Any = JanusForConditionalGeneration if janus else ChameleonForConditionalGeneration
     net = kind.from_pretrained(folder, dtype=DTYPES[model.precision], local_files_only=True)
-    return net.to(device).eval()
+    return net.to(model.device).eval()

@@ -46,14 +46,9 @@ class Configuration:
     @property
     def name(self) -> str:
         """What tells it from the others."""
-        nodes = {} if self.total_token is None else {"total_token": self.total_token}
-        values = {
-            "temperature": self.temperature,
-            "batch_size": self.batch_size,
-            **nodes,
-            **dict(self.varied),
-        }
-        return " ".join([self.method, *(f"{key}={value}" for key, value in values.items())])
+        values = {name: getattr(self, name) for name in ("temperature", "batch_size", "total_token")}
+        told = (values | dict(self.varied)).items()
+        return " ".join([self.method, *(f"{key}={value}" for key, value in told if value is not None)])
 
     @property
     def baseline(self) -> str:
