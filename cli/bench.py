@@ -282,7 +282,8 @@ def prepare(
     from adt_tree.method import build
     from eval.session import make_requests
 
-    requests, longest = make_requests(model, prompts, options.random_seed)
+    requests = make_requests(model, prompts, options.random_seed)
+    longest = max(model.prompt_length(request.prompt) for request in requests)
     try:
         decoders: dict[Configuration, Decodes] = {
             configuration: build(model, method, configuration.batch_size, longest)

@@ -51,16 +51,16 @@ def run(options: Options) -> None:
     from eval.outputs import RunFolder
     from eval.session import make_requests, worker
 
-    own = worker()
+    rank, count = worker()
     pipe = load(options, method.needs_drafter)
     window = (options.start_idx, options.end_idx or DEFAULT_END)
     facts = fingerprint(options, method, pipe.model)
     folder = RunFolder(Path(options.output_dir), window, prompts, facts)
-    pending = [prompt for prompt in prompts[own.rank :: own.count] if not folder.done(prompt.name)]
+    pending = [prompt for prompt in prompts[rank::count] if not folder.done(prompt.name)]
     skipped = sum(folder.done(prompt.name) for prompt in prompts)
     requests, decoder = [], None
     if pending:
-        requests, _ = make_requests(pipe.model, pending, options.random_seed)
+        requests = make_requests(pipe.model, pending, options.random_seed)
         try:
             decoder = pipe.decoder(method, requests, options.batch_size)
         except ValueError as error:
@@ -68,13 +68,13 @@ def run(options: Options) -> None:
     folder.start(settled(options, pipe.model))  # nothing is refused from here on
     made, started = 0, time.perf_counter()
     try:
-        made = decode(pipe, decoder, folder, requests, own.rank > 0) if decoder else 0
+        made = decode(pipe, decoder, folder, requests, rank > 0) if decoder else 0
     finally:
         completed = folder.merge()
     wall = time.perf_counter() - started
-    if own.count > 1 and pending:
-        print(f"process {own.rank} of {own.count}: {made} images")
-    if not (own.count == 1 or completed or (own.rank == 0 and not pending)):
+    if count > 1 and pending:
+        print(f"process {rank} of {count}: {made} images")
+    if not (count == 1 or completed or (rank == 0 and not pending)):
         return  # another process tells of all
     draw(options, method, pipe, folder, prompts)
     record(options, method, pipe, folder, prompts)

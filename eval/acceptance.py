@@ -11,12 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from eval import figures
 from eval.errors import UserError
+from eval.figures import CODES, TOP, maps
 from eval.outputs import STEPS, read_statistics, read_steps
 
 Map = list[list[float]]
-CODES, TOP = figures.CODES, figures.TOP
 
 
 def average(folder: Path) -> dict[str, Any]:
@@ -33,12 +32,12 @@ def average(folder: Path) -> dict[str, Any]:
         if len(grids) > 1:
             raise UserError(f"{folder}: images of several grids ({sorted(grids)}); give runs of one model")
         ((height, width),) = grids
-        every = [figures.maps(own, height, width) for own in steps.values()]
+        every = [maps(own, height, width) for own in steps.values()]
         calls = [step["accepted"] + 1 for own in steps.values() for step in own]
     except (KeyError, TypeError, IndexError, ZeroDivisionError):
         raise UserError(f"{folder / STEPS} is damaged: run generate_images on it again") from None
     found = {
-        kind: _mean([maps[kind] for maps in every]) for kind in every[0] if all(kind in m for m in every)
+        kind: _mean([own[kind] for own in every]) for kind in every[0] if all(kind in own for own in every)
     }
     return {
         "images": len(steps),

@@ -7,7 +7,6 @@ import os
 import platform
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,18 +21,11 @@ from models.model import Model
 ROOT = Path(__file__).resolve().parent.parent
 
 
-@dataclass(frozen=True, slots=True)
-class Worker:
-    """This process among those of a launcher (accelerate launch, torchrun)."""
-
-    rank: int = 0
-    count: int = 1
-
-
-def worker() -> Worker:
-    """This process as RANK and WORLD_SIZE describe it; alone without. UserError if damaged."""
+def worker() -> tuple[int, int]:
+    """This process' number among those of a launcher (accelerate launch, torchrun), and how many there are,
+    by RANK and WORLD_SIZE; 0 of 1 without. UserError if they are damaged."""
     if "WORLD_SIZE" not in os.environ:
-        return Worker()
+        return 0, 1
     values = {name: os.environ.get(name, "0") for name in ("RANK", "WORLD_SIZE")}
     for name, value in values.items():
         if not value.isdecimal():
@@ -41,21 +33,19 @@ def worker() -> Worker:
     rank, count = (int(value) for value in values.values())
     if rank >= count:
         raise UserError(f"RANK={rank} with WORLD_SIZE={count}: ranks count from 0; unset or repair them")
-    return Worker(rank, count)
+    return rank, count
 
 
-def make_requests(model: Model, prompts: Sequence[Prompt], run_seed: int) -> tuple[list[Request], int]:
-    """Requests with their seeds, and the longest prompt in cache slots. UserError for a text the model cannot
-    draw."""
+def make_requests(model: Model, prompts: Sequence[Prompt], run_seed: int) -> list[Request]:
+    """Requests with their seeds. UserError for a text the model cannot draw."""
     try:
         openings = model.encode_all([prompt.text for prompt in prompts])
     except ValueError as error:
         raise UserError(str(error)) from error
-    requests = [
+    return [
         Request(prompt.name, opening, image_seed(run_seed, prompt.name))
         for prompt, opening in zip(prompts, openings, strict=True)
     ]
-    return requests, max((model.prompt_length(request.prompt) for request in requests), default=1)
 
 
 def synchronise(device: torch.device) -> None:

