@@ -62,7 +62,7 @@ def dispatch(argv: Sequence[str]) -> None:
     if name != "train_emoji":
         command.run(command.Options.parse(argv[1:], f"main.py {name}", COMMANDS[name]))
         return
-    prog, stages = "main.py train_emoji", command.STAGES
+    prog, stages = "main.py train_emoji", {name: own.__doc__ for name, own in command.STAGES.items()}
     if not argv[1:] or argv[1] in ("-h", "--help"):
         print(overview(prog, stages))
         return

@@ -66,7 +66,8 @@ class Options:
     @classmethod
     def parse(cls, argv: Sequence[str], prog: str = "main.py", description: str = "") -> Self:
         """The options of a command line. UserError, one line, for what cannot be; --help exits."""
-        values = vars(_fill(Parser(prog, description), cls).with_config(argv))
+        parser = Parser(prog=prog, description=description, allow_abbrev=False)
+        values = vars(_fill(parser, cls).parse(argv))
         lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
         return cls(**{**values, **lists})
 
@@ -95,27 +96,23 @@ def groups(cls: type) -> list[type]:
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse without abbreviations, whose errors are one line with a suggestion; options also from YAML."""
-
-    def __init__(self, prog: str, description: str = "") -> None:
-        super().__init__(prog=prog, description=description, allow_abbrev=False)
+    """argparse whose errors are one line with a suggestion; options also from YAML."""
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Parse; an option that does not exist is answered by the nearest one that does."""
-        values, unknown = self.parse_known_args(argv)
-        if unknown:
-            self.error(f"unknown option {unknown[0]}{self.near(unknown[0].partition('=')[0])}")
-        return values
+        """Parse argv over the flat YAML file that --config names, if it names one: the command line wins.
 
-    def with_config(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Parse argv over the flat YAML file that --config names, if it names one: the command line wins."""
+        An option that does not exist is answered by the nearest one that does.
+        """
         first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
         first.add_argument("--config")
         try:
             path = first.parse_known_args(argv)[0].config
         except argparse.ArgumentError:
             path = None  # the full parser says what is wrong
-        return self.parse([*(self.words_of(Path(path)) if path else []), *argv])
+        values, unknown = self.parse_known_args([*(self.words_of(Path(path)) if path else []), *argv])
+        if unknown:
+            self.error(f"unknown option {unknown[0]}{self.near(unknown[0].partition('=')[0])}")
+        return values
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing the usage."""

@@ -1,31 +1,192 @@
-"""train_emoji: the embedded model, stage by stage; training/emoji/ has the options and work of each."""
+"""train_emoji: the embedded model, stage by stage: the options of each; training/emoji/ does the work."""
 
 from __future__ import annotations
 
-from argparse import ArgumentDefaultsHelpFormatter
 from collections.abc import Sequence
+from datetime import date
 from importlib import import_module
 
-from cli.options import Parser
+from cli.groups import DEVICES
+from cli.options import Options as Base
+from cli.options import declare, option
+from models.spec import PRECISIONS
+from training.emoji.data import STYLES
 
-STAGES = {
-    "data": "fetch and rasterise the emoji sets, write captions",
-    "tokenizer": "train the VQ tokenizer",
-    "bpe": "train the text vocabulary",
-    "target": "train the target",
-    "restore": "put an exported checkpoint back, to train it further",
-    "measure": "figures of the tokenizer and the target on pictures never trained on",
-    "prompts": "write prompts for the drafter's data",
-    "export": "write the checkpoint and its model card",
-    "contact": "make the contact sheet of trained and held-out prompts",
-    "recognise": "how often a picture's nearest original has the right name",
-}
+
+@declare
+class StageOptions(Base):
+    """stage"""
+
+    work_dir: str = option("folder of the data and of everything built", "data/emoji", unit="DIR")
+
+
+@declare
+class DataOptions(StageOptions):
+    """fetch and rasterise the emoji sets, write captions"""
+
+    npm_cache: str | None = option("folder of the npm tarballs (default: WORK_DIR/npm)", unit="DIR")
+    styles: tuple[str, ...] = option("emoji sets", tuple(STYLES), choices=tuple(STYLES))
+    max_names: int = option("names kept, spread over the subgroups; 0: all", 140, unit="N", within=(0, None))
+    subgroups: tuple[str, ...] | None = option(
+        "emojibase subgroups (default: a list, capped)", unit="SUBGROUP"
+    )
+    image_size: int = option("side of a picture, a multiple of 4", 64, unit="PIXELS", within=(16, 256))
+    num_held_out: int = option("(style, name) pairs kept out of training", 24, unit="N", within=(0, None))
+    seed: int = option("of what is held out", 0, unit="SEED")
+
+
+@declare
+class BpeOptions(StageOptions):
+    """train the text vocabulary"""
+
+    num_embeddings: int = option("image codes", 1024, unit="CODES", within=(1, None))
+    vocab_size: int = option("all tokens together", 2816, unit="TOKENS", within=(1, None))
+
+
+@declare
+class TrainedOptions(StageOptions):
+    """training"""
+
+    restart: bool = option("discard what an earlier run of this stage made and begin anew", False)
+    device: str = option("auto: cuda where there is one", "auto", choices=DEVICES)
+    threads: int = option("torch threads on the CPU", 2, unit="N", within=(1, None))
+    seed: int = option("of the first weights", 0, unit="SEED")
+    checkpoint_minutes: float = option("save so often", 3, unit="MIN", within=(0, None))
+
+
+@declare
+class TokenizerOptions(TrainedOptions):
+    """train the VQ tokenizer"""
+
+    checkpoint_minutes: float = 2
+    minutes: float = option("wall-clock budget, resumed time included", 26, unit="MIN", above=0)
+    max_steps: int = option(
+        "stop at this step although time is left; -1: none", -1, unit="N", within=(-1, None)
+    )
+    start: str | None = option(
+        "exported checkpoint whose VQGAN goes on being trained (default: none)", unit="DIR"
+    )
+    batch_size: int = option("pictures a step", 8, unit="N", within=(1, None))
+    learning_rate: float = option("the highest", 2e-3, unit="LR", above=0)
+    perceptual: float = option("weight of the feature loss", 1.0, unit="W", within=(0, None))
+    flat: float = option("weight of equal vectors for equal flat cells", 0.5, unit="W", within=(0, None))
+    base_channels: int = option("of the first level", 32, unit="N", within=(1, None))
+    channel_multiplier: tuple[int, ...] = option(
+        "channels of each level", (1, 1, 2), unit="N", within=(1, None)
+    )
+    num_embeddings: int = option("codes", 1024, unit="CODES", within=(1, None))
+    embed_dim: int = option("numbers a latent vector", 32, unit="N", within=(1, None))
+    warmup_steps: int = option("steps without the codebook", 1200, unit="N", within=(0, None))
+    rate_steps: int = option("steps over which the rate is raised", 600, unit="N", within=(1, None))
+    rate: float = option(
+        "squared distance that one nat of a code's rarity costs", 8.0, unit="X", within=(0, None)
+    )
+
+
+@declare
+class TargetOptions(TrainedOptions):
+    """train the target"""
+
+    processes: int = option("each of --threads threads and --batch_size", 1, unit="N", within=(1, None))
+    max_pictures: int = option(
+        "stop after so many, all resumes together", 300_000, unit="N", within=(1, None)
+    )
+    decay_pictures: int = option(
+        "take the learning rates to zero over so many pictures, from target.pt into target_decayed.pt; 0: no",
+        0,
+        unit="N",
+        within=(0, None),
+    )
+    precision: str = option("bf16: autocast, and Muon's rounds", "fp32", choices=("fp32", "bf16"))
+    compile: bool = option("the loss by torch.compile; one minute first", False)
+    validate_minutes: float = option("measure so often", 10, unit="MIN", within=(0, None))
+    batch_size: int = option("pictures a step and process", 16, unit="N", within=(1, None))
+    muon_lr: float = option("for hidden matrices", 6e-3, unit="LR", above=0)
+    adam_lr: float = option("for embedding, head and norms", 3e-3, unit="LR", above=0)
+    weight_decay: float = option("times the learning rate, hidden matrices", 0.02, unit="W", within=(0, None))
+    dropped: float = option("share of empty prompts", 0.1, unit="SHARE", within=(0, 1))
+    hidden_size: int = option("of the decoder", 256, unit="N", within=(1, None))
+    num_layers: int = option("of the decoder", 10, unit="N", within=(1, None))
+    num_heads: int = option("of a layer", 4, unit="N", within=(1, None))
+    intermediate_size: int = option("of a layer's MLP", 704, unit="N", within=(1, None))
+    max_positions: int = option("tokens of a sequence", 512, unit="N", within=(1, None))
+
+
+@declare
+class RestoreOptions(StageOptions):
+    """put an exported checkpoint back, to train it further"""
+
+    start: str = option("checkpoint that `train_emoji export` wrote", "ckpts/emoji", unit="DIR")
+
+
+@declare
+class MeasureOptions(TargetOptions):
+    """figures of the tokenizer and the target on pictures never trained on"""
+
+    of: tuple[str, ...] = option("what is measured", ("tokenizer", "target"), choices=("tokenizer", "target"))
+    num_pictures: int = option("of each kind", 384, unit="N", within=(1, None))
+
+
+@declare
+class PromptsOptions(StageOptions):
+    """write prompts for the drafter's data"""
+
+    out: str | None = option("text file (default: WORK_DIR/drafter_prompts.txt)", unit="FILE")
+    num_prompts: int = option("written", 5000, unit="N", within=(1, None))
+
+
+@declare
+class ExportOptions(StageOptions):
+    """write the checkpoint and its model card"""
+
+    out: str = option("folder of the checkpoint", "ckpts/emoji", unit="DIR")
+    device_name: str = option("words of the model card for the machine", "2 CPU cores", unit="TEXT")
+    history: str = option(
+        "words of the model card on how this training differed from the stages' defaults",
+        "Every stage ran in one go with its defaults.",
+        unit="TEXT",
+    )
+    commit: str = option("of the code that trained, for the model card", "not given")
+    date: str = option("of the training run, for the model card", date.today().isoformat())
+
+
+@declare
+class DrawingOptions(StageOptions):
+    """drawing"""
+
+    model_path: str = option("exported checkpoint", "ckpts/emoji", unit="DIR")
+    cfg: float = option("guidance scale; 1: none", 3.0, unit="SCALE", within=(0, 100))
+    temperature: float = option("0: greedy", 1.0, unit="T", within=(0, 100))
+    precision: str = option("of weights and activations", "fp32", choices=PRECISIONS)
+    threads: int = option("torch threads", 2, unit="N", within=(1, None))
+    seed: int = option("of the first picture; each takes the next one", 0, unit="SEED")
+
+
+@declare
+class ContactOptions(DrawingOptions):
+    """make the contact sheet of trained and held-out prompts"""
+
+    out: str | None = option("PNG (default: WORK_DIR/contact.png)", unit="FILE")
+    num_seen: int = option("trained pairs", 24, unit="N", within=(0, None))
+    num_held_out: int = option("held-out pairs", 8, unit="N", within=(0, None))
+
+
+@declare
+class RecogniseOptions(DrawingOptions):
+    """how often a picture's nearest original has the right name"""
+
+    num_pictures: int = option("of trained pairs", 200, unit="N", within=(1, None))
+    num_held_out: int = option("of pairs kept out of training", 96, unit="N", within=(1, None))
+
+
+STAGES: dict[str, type[StageOptions]] = {
+    "data": DataOptions, "tokenizer": TokenizerOptions, "bpe": BpeOptions, "target": TargetOptions,
+    "restore": RestoreOptions, "measure": MeasureOptions, "prompts": PromptsOptions,
+    "export": ExportOptions, "contact": ContactOptions, "recognise": RecogniseOptions,
+}  # fmt: skip
 
 
 def run(stage: str, argv: Sequence[str]) -> None:
     """Parse and run one stage."""
-    module = import_module(f"training.emoji.{stage}")
-    parser = Parser(f"main.py train_emoji {stage}", STAGES[stage])
-    parser.formatter_class = ArgumentDefaultsHelpFormatter
-    module.add_arguments(parser)
-    module.run(parser.parse(argv))
+    options = STAGES[stage].parse(argv, f"main.py train_emoji {stage}")
+    import_module(f"training.emoji.{stage}").run(options)

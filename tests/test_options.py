@@ -13,7 +13,8 @@ from adt_tree.policy import TreeShape
 from cli.generate_images import Options
 from cli.method import REFUSED, method_from
 from cli.options import Options as Base
-from cli.options import Parser, declare, option
+from cli.options import declare, option
+from cli.train_emoji import STAGES
 from eval.errors import UserError
 from eval.prompts import load_prompts
 from main import COMMANDS
@@ -234,16 +235,16 @@ def test_shipped_configs_are_different_methods() -> None:
     assert files and len({repr(parse(f"--config {file}")) for file in files}) == len(files)
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "train_emoji"])
+@pytest.mark.parametrize("name", [*(name for name in COMMANDS if name != "train_emoji"), *STAGES])
 def test_every_option_is_explained_and_states_its_default(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = import_module(f"cli.{name}")
+    command = STAGES[name] if name in STAGES else import_module(f"cli.{name}").Options
     with pytest.raises(SystemExit):
-        command.Options.parse(["--help"], f"main.py {name}", COMMANDS[name])
+        command.parse(["--help"], f"main.py {name}", COMMANDS.get(name, ""))
     text = capsys.readouterr().out
     assert "default: None" not in text and "MISSING" not in text
-    for item in fields(command.Options):
+    for item in fields(command):
         assert item.name in text or item.metadata["unit"] in text
 
 
@@ -281,10 +282,3 @@ def test_one_declaration_is_flag_type_range_default_group_and_key(
     text = capsys.readouterr().out
     assert text.index("a group:") < text.index("another:") and text.count("--share S") == 2
     assert "And what to know of it." in text and "a share (default: 1.0)" in text
-
-
-def test_stages_have_the_same_parser() -> None:
-    parser = Parser("stage")
-    parser.add_argument("--width", type=int)
-    with pytest.raises(UserError, match="did you mean --width"):
-        parser.parse(["--widht", "3"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import time
@@ -97,30 +96,7 @@ def sheet(images: np.ndarray, columns: int, path: Path) -> None:
     Image.fromarray(page.reshape(rows * height, columns * width, 3)).save(path)
 
 
-def add_stage_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options that every resumable stage has."""
-    parser.add_argument("--work_dir", default="data/emoji", help="folder of the data and of everything built")
-    parser.add_argument(
-        "--restart", action="store_true", help="discard what an earlier run of this stage made and begin anew"
-    )
-    parser.add_argument(
-        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: cuda where there is one"
-    )
-    parser.add_argument("--threads", type=int, default=2, help="torch threads on the CPU")
-    parser.add_argument("--seed", type=int, default=0)
-
-
-def add_loop_arguments(parser: argparse.ArgumentParser, minutes: float, checkpoint_minutes: float) -> None:
-    """Options that every trained stage has."""
-    add_stage_arguments(parser)
-    parser.add_argument(
-        "--minutes", type=float, default=minutes, help="wall-clock budget, resumed time included"
-    )
-    parser.add_argument("--max_steps", type=int, default=-1, help="stop at this step although time is left")
-    parser.add_argument("--checkpoint_minutes", type=float, default=checkpoint_minutes)
-
-
-def use_device(args: argparse.Namespace) -> torch.device:
+def use_device(args: Any) -> torch.device:
     """The device of --device, after setting --threads. CheckpointError if cuda is asked for and missing."""
     torch.set_num_threads(args.threads)
     return torch.device(pick_device(args.device))

@@ -6,10 +6,10 @@ begin), separator, image placeholder, newline, then text. Names are those of the
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -48,13 +48,6 @@ def random_caption(row: dict, rng: random.Random) -> str:
     return caption(row["style"], row["name"], rng.sample(keywords, count))
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `train_emoji bpe`."""
-    parser.add_argument("--work_dir", default="data/emoji", help="folder of the data and of everything built")
-    parser.add_argument("--num_embeddings", type=int, default=1024, help="image codes")
-    parser.add_argument("--vocab_size", type=int, default=2816, help="all tokens together")
-
-
 def train_text(texts: list[str], size: int) -> dict:
     """JSON form of a byte-level BPE of `size` tokens without special tokens."""
     tokenizer = Tokenizer(models.BPE())
@@ -84,7 +77,7 @@ def chameleon_layout(trained: dict, num_codes: int, vocab_size: int) -> dict:
     return trained
 
 
-def run(args: argparse.Namespace) -> None:
+def run(args: Any) -> None:
     """Train on all captions and write text_tokenizer.json."""
     work = Path(args.work_dir)
     rows = read_captions(work)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -117,7 +116,7 @@ def drafter_rows(work: Path) -> list[tuple[str, str, str]]:
     ]
 
 
-def model_card(work: Path, target: dict, tokenizer: dict, args: argparse.Namespace) -> str:
+def model_card(work: Path, target: dict, tokenizer: dict, args: Any) -> str:
     """The text; target and tokenizer are the stages' checkpoints."""
     rows = [json.loads(line) for line in (work / "captions.jsonl").read_text().splitlines()]
     licences = json.loads((work / "licences.json").read_text())

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from training.emoji.bpe import caption
 from training.emoji.data import PINNED
-from training.emoji.drawing import add_drawing_arguments, draw
+from training.emoji.drawing import draw
 from training.emoji.pictures import Jitter, Pictures, place
 from training.loop import sheet
 
 COLUMNS = 8
 MIDDLE = Jitter(0.9, 0.0, 0.5, 0.5, False)  # how originals are shown
 FRAME = (220, 40, 40)  # colour of the edge of held-out pairs
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `train_emoji contact`."""
-    add_drawing_arguments(parser)
-    parser.add_argument("--out", default=None, help="PNG (default WORK_DIR/contact.png)")
-    parser.add_argument("--num_seen", type=int, default=24, help="trained pairs")
-    parser.add_argument("--num_held_out", type=int, default=8)
 
 
 def choose_rows(rows: list[dict], num_seen: int, num_held_out: int, seed: int) -> list[dict]:
@@ -45,7 +37,7 @@ def framed(picture: np.ndarray) -> np.ndarray:
     return edged
 
 
-def run(args: argparse.Namespace) -> None:
+def run(args: Any) -> None:
     """Draw and write the sheet; the last line printed is the list of captions."""
     torch.set_num_threads(args.threads)
     work = Path(args.work_dir)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
+from typing import Any
 
 import numpy as np
 
@@ -16,19 +16,8 @@ from models.spec import LoadOptions
 AT_ONCE = 64  # pictures in flight
 
 
-def add_drawing_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of every stage that draws."""
-    parser.add_argument("--work_dir", default="data/emoji", help="folder that the training stages filled")
-    parser.add_argument("--model_path", default="ckpts/emoji", help="exported checkpoint")
-    parser.add_argument("--cfg", type=float, default=3.0)
-    parser.add_argument("--temperature", type=float, default=1.0)
-    parser.add_argument("--precision", default="fp32")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=0, help="of the first picture; each takes the next one")
-
-
-def draw(texts: list[str], args: argparse.Namespace) -> np.ndarray:
-    """uint8 [N, P, P, 3]: one picture a text, by the options of add_drawing_arguments."""
+def draw(texts: list[str], args: Any) -> np.ndarray:
+    """uint8 [N, P, P, 3]: one picture a text, by the options of every stage that draws."""
     how = LoadOptions(args.model_path, precision=args.precision, device="cpu", need_drafter=False)
     model = load("emoji", how)
     sampling = Sampling(temperature=args.temperature, guidance=args.cfg)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-from datetime import date
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -21,24 +20,6 @@ from training.emoji.restore import write_state
 from training.emoji.target import newest
 
 SHARD_BYTES = 16_000_000
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `train_emoji export`."""
-    parser.add_argument("--work_dir", default="data/emoji", help="folder that the training stages filled")
-    parser.add_argument("--out", default="ckpts/emoji", help="folder of the checkpoint")
-    parser.add_argument(
-        "--device_name", default="2 CPU cores", help="words of the model card for the machine"
-    )
-    parser.add_argument(
-        "--history",
-        default="Every stage ran in one go with its defaults.",
-        help="words of the model card on how this training differed from the stages' defaults",
-    )
-    parser.add_argument("--commit", default="not given", help="of the code that trained, for the model card")
-    parser.add_argument(
-        "--date", default=date.today().isoformat(), help="date of the training run, for the model card"
-    )
 
 
 def vocabulary_map(num_codes: int, vocab: dict[str, int]) -> dict[str, int]:
@@ -96,7 +77,7 @@ def write_shards(state: dict[str, Tensor], folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def run(args: argparse.Namespace) -> None:
+def run(args: Any) -> None:
     """Assemble the checkpoint folder from the stages' files."""
     work, out = Path(args.work_dir), Path(args.out)
     out.mkdir(parents=True, exist_ok=True)

@@ -5,8 +5,8 @@ They are also kept in figures_NAME.json of the work folder, for the model card.
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -16,14 +16,7 @@ from training.emoji.tokenizer import Tokenizer, figures
 from training.loop import load_checkpoint, write_figures
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `train_emoji measure`."""
-    target.add_arguments(parser)
-    parser.add_argument("--of", nargs="+", choices=("tokenizer", "target"), default=["tokenizer", "target"])
-    parser.add_argument("--num_pictures", type=int, default=384)
-
-
-def run(args: argparse.Namespace) -> None:
+def run(args: Any) -> None:
     """Print and keep what --of names; the target is the decayed one where there is one."""
     device, work = target.use_device(args), Path(args.work_dir)
     if "tokenizer" in args.of:

@@ -7,9 +7,9 @@ that went through the tokenizer. N pictures, P pixels a side, F features.
 
 from __future__ import annotations
 
-import argparse
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from training.emoji.bpe import caption
-from training.emoji.drawing import add_drawing_arguments, draw
+from training.emoji.drawing import draw
 from training.emoji.losses import efficientnet
 from training.emoji.pictures import Pictures, draw_jitter, place
 from training.emoji.tokenizer import Tokenizer
@@ -25,13 +25,6 @@ from training.loop import write_figures
 
 VIEWS = 8
 SIDE = 128  # pixels the network sees
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `train_emoji recognise`."""
-    add_drawing_arguments(parser)
-    parser.add_argument("--num_pictures", type=int, default=200, help="of trained pairs")
-    parser.add_argument("--num_held_out", type=int, default=96, help="of pairs kept out of training")
 
 
 class Features:
@@ -79,7 +72,7 @@ def summary(found: list[int]) -> dict[str, float]:
             "top5": sum(rank < 5 for rank in found) / count}  # fmt: skip
 
 
-def run(args: argparse.Namespace) -> None:
+def run(args: Any) -> None:
     """Draw, compare, print one JSON line and keep it for the model card."""
     torch.set_num_threads(args.threads)
     work = Path(args.work_dir)

@@ -6,9 +6,9 @@ are no part of a checkpoint: `data` and `bpe` make them again, byte for byte.
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -30,12 +30,6 @@ TOKENIZER = ("config", "rate", "step", "drawn", "spent_s")
 TARGET = ("config", "step", "drawn", "pictures", "spent_s")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `train_emoji restore`."""
-    parser.add_argument("--work_dir", default="data/emoji", help="folder of the data and of everything built")
-    parser.add_argument("--start", default="ckpts/emoji", help="checkpoint that `train_emoji export` wrote")
-
-
 def write_state(folder: Path, tokenizer: dict, target: dict) -> None:
     """Keep the weights of the codes and the counters of tokenizer.pt and target.pt in an exported folder."""
     kept = {
@@ -46,7 +40,7 @@ def write_state(folder: Path, tokenizer: dict, target: dict) -> None:
         save_file({"count": tokenizer["book"]["count"]}, part, {"kept": json.dumps(kept)})
 
 
-def run(args: argparse.Namespace) -> None:
+def run(args: Any) -> None:
     """Write tokenizer.pt and target.pt. StageError if the work folder has one, or the checkpoint no state."""
     work, folder = Path(args.work_dir), Path(args.start)
     for name in ("tokenizer.pt", STABLE):

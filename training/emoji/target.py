@@ -11,13 +11,13 @@ right padding is harmless under causal attention.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import random
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -34,7 +34,6 @@ from training.emoji.tokenizer import Tokenizer
 from training.errors import StageError
 from training.loop import (
     Every,
-    add_stage_arguments,
     append_jsonl,
     discard,
     load_checkpoint,
@@ -49,37 +48,6 @@ IGNORED = -100  # target where no code is predicted
 WARMUP = 100  # steps
 LOG = "losses_target.jsonl"
 STABLE, DECAYED = "target.pt", "target_decayed.pt"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `train_emoji target`."""
-    add_stage_arguments(parser)
-    parser.add_argument("--processes", type=int, default=1, help="each of --threads threads and --batch_size")
-    parser.add_argument(
-        "--max_pictures", type=int, default=300_000, help="stop after so many, all resumes together"
-    )
-    parser.add_argument(
-        "--decay_pictures", type=int, default=0,
-        help="take the learning rates to zero over so many pictures, from target.pt into target_decayed.pt",
-    )  # fmt: skip
-    parser.add_argument(
-        "--precision", choices=("fp32", "bf16"), default="fp32", help="bf16: autocast, and Muon's rounds"
-    )
-    parser.add_argument("--compile", action="store_true", help="the loss by torch.compile; one minute first")
-    parser.add_argument("--checkpoint_minutes", type=float, default=3)
-    parser.add_argument("--validate_minutes", type=float, default=10)
-    parser.add_argument("--batch_size", type=int, default=16, help="pictures a step and process")
-    parser.add_argument("--muon_lr", type=float, default=6e-3, help="for hidden matrices")
-    parser.add_argument("--adam_lr", type=float, default=3e-3, help="for embedding, head and norms")
-    parser.add_argument(
-        "--weight_decay", type=float, default=0.02, help="times the learning rate, hidden matrices"
-    )
-    parser.add_argument("--dropped", type=float, default=0.1, help="share of empty prompts")
-    parser.add_argument("--hidden_size", type=int, default=256)
-    parser.add_argument("--num_layers", type=int, default=10)
-    parser.add_argument("--num_heads", type=int, default=4)
-    parser.add_argument("--intermediate_size", type=int, default=704)
-    parser.add_argument("--max_positions", type=int, default=512)
 
 
 class Prompts:
@@ -133,7 +101,7 @@ def initialise(decoder: Decoder) -> None:
 class Trainer:
     """Data, model and optimisers of a run, one process of it."""
 
-    def __init__(self, args: argparse.Namespace, device: torch.device, rank: int = 0) -> None:
+    def __init__(self, args: Any, device: torch.device, rank: int = 0) -> None:
         work = Path(args.work_dir)
         torch.manual_seed(args.seed)
         self.args, self.device, self.stream = args, device, f"train{rank}"
@@ -290,7 +258,7 @@ def ended(trainer: Trainer) -> bool:
     return trainer.pictures >= args.max_pictures
 
 
-def train(rank: int, args: argparse.Namespace, meeting: str) -> None:
+def train(rank: int, args: Any, meeting: str) -> None:
     """One process of a run. Rank 0 alone logs and saves; the others follow its steps."""
     device, work = use_device(args), Path(args.work_dir)
     if args.processes > 1:
@@ -319,11 +287,8 @@ def train(rank: int, args: argparse.Namespace, meeting: str) -> None:
         print(json.dumps({"steps": trainer.step, "pictures": trainer.pictures, "written": str(path)}))
 
 
-def run(args: argparse.Namespace) -> None:
+def run(args: Any) -> None:
     """Train to --max_pictures or the end of the decay; write target.pt or target_decayed.pt, and the log."""
-    for name in ("processes", "batch_size", "max_pictures"):
-        if getattr(args, name) < 1:
-            raise StageError(f"--{name} {getattr(args, name)}: it must be positive")
     work = Path(args.work_dir)
     if args.restart:
         discard(work / STABLE, work / DECAYED, work / LOG)

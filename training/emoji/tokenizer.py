@@ -6,10 +6,10 @@ over --rate_steps; with --start an exported checkpoint's VQGAN goes on at the fu
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -25,7 +25,6 @@ from training.errors import StageError
 from training.loop import (
     Budget,
     Every,
-    add_loop_arguments,
     append_jsonl,
     cosine,
     discard,
@@ -37,27 +36,6 @@ from training.loop import (
 
 COMMITMENT = 0.25
 CHUNK = 64  # pictures encoded or decoded at once
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `train_emoji tokenizer`."""
-    add_loop_arguments(parser, minutes=26, checkpoint_minutes=2)
-    parser.add_argument("--start", default=None, help="exported checkpoint whose VQGAN goes on being trained")
-    parser.add_argument("--batch_size", type=int, default=8)
-    parser.add_argument("--learning_rate", type=float, default=2e-3)
-    parser.add_argument("--perceptual", type=float, default=1.0, help="weight of the feature loss")
-    parser.add_argument(
-        "--flat", type=float, default=0.5, help="weight of equal vectors for equal flat cells"
-    )
-    parser.add_argument("--base_channels", type=int, default=32)
-    parser.add_argument("--channel_multiplier", type=int, nargs="+", default=[1, 1, 2])
-    parser.add_argument("--num_embeddings", type=int, default=1024)
-    parser.add_argument("--embed_dim", type=int, default=32)
-    parser.add_argument("--warmup_steps", type=int, default=1200, help="steps without the codebook")
-    parser.add_argument("--rate_steps", type=int, default=600, help="steps over which the rate is raised")
-    parser.add_argument(
-        "--rate", type=float, default=8.0, help="squared distance that one nat of a code's rarity costs"
-    )
 
 
 class Tokenizer:
@@ -137,7 +115,7 @@ def load_exported(folder: Path, model: VQModel) -> None:
 class Trainer:
     """State of the run: tokenizer, optimiser, random stream, number of the next picture."""
 
-    def __init__(self, args: argparse.Namespace, pictures: Pictures, device: torch.device) -> None:
+    def __init__(self, args: Any, pictures: Pictures, device: torch.device) -> None:
         """Pictures and the random stream stay on the CPU: draws are the same on every device."""
         torch.manual_seed(args.seed)
         self.args, self.pictures = args, pictures
@@ -248,7 +226,7 @@ class Trainer:
         return {name: value.item() for name, value in parts.items()}
 
 
-def run(args: argparse.Namespace) -> None:
+def run(args: Any) -> None:
     """Train within the budget; write tokenizer.pt, losses and figures, a sheet of pairs."""
     device = use_device(args)
     work = Path(args.work_dir)
