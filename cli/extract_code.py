@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from models.model import Model
     from models.target import EncodedPrompt
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 SHUFFLE_SEED = 42
 
 
@@ -49,6 +48,8 @@ class Options(ModelOptions, DataOptions, ShardOptions):
 
 def find_pairs(root: Path) -> tuple[dict[str, Path], int]:
     """Pictures with a caption by name (their path below root without the suffix), and how many lack one."""
+    from eval.metrics.pictures import SUFFIXES  # torch, which --help must not wait for
+
     if not root.is_dir():
         raise UserError(f"--data_path {root}: no such folder; give one of pictures X.jpg with captions X.txt")
     named: dict[str, Path] = {}

@@ -1,1 +1,1 @@
-"""Commands that run models: image generation, benchmark, sweep; their options, prompts and outputs."""
+"""What runs leave and what is measured of them: prompts, run folders, the harness, metrics, reports."""

@@ -23,8 +23,7 @@ def average(folder: Path) -> dict[str, Any]:
 
     UserError if its steps are missing, damaged or of several grids.
     """
-    names = [name for found in read_statistics(folder) for name in found]
-    steps = {name: own for name, own in read_steps(folder / STEPS, names).items() if own}
+    steps = {name: own for name, own in read_steps(folder / STEPS, read_statistics(folder)).items() if own}
     if not steps:
         raise UserError(f"{folder}: its {STEPS} has no step of its images; run generate_images on it again")
     try:

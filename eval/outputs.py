@@ -115,12 +115,13 @@ def make_folder(root: Path) -> None:
     root.mkdir(parents=True, exist_ok=True)
 
 
-def read_statistics(root: Path) -> list[dict[str, dict[str, Any]]]:
-    """The statistics in a run's folder, one table per window of prompts. UserError if there are none."""
-    paths = sorted(root.glob("global_statistics_*.json"))
+def read_statistics(root: Path) -> dict[str, dict[str, Any]]:
+    """The statistics in a run's folder, of all its windows of prompts. UserError if there are none."""
+    paths = root.glob("global_statistics_*.json")
+    paths = sorted(paths, key=lambda path: [int(number) for number in re.findall(r"\d+", path.name)])
     if not paths:
         raise UserError(f"{root}: it holds no global_statistics_*.json; give a folder of generate_images")
-    return [_read_entries(path) for path in paths]
+    return {name: entry for path in paths for name, entry in _read_entries(path).items()}
 
 
 def tau_of(entries: Collection[Mapping[str, Any]]) -> float:

@@ -60,7 +60,7 @@ def write(target: Path, tables: Sequence[Path], folders: Sequence[Path], paper: 
 
 def open_run(path: Path, beside: Sequence[Path]) -> Run:
     """A run, called by its folder's name if no other has it. UserError if it has no image."""
-    found = {name: entry for window in read_statistics(path) for name, entry in window.items()}
+    found = read_statistics(path)
     if not found:
         raise UserError(f"{path}: its statistics name no image; run generate_images on it again")
     alone = sum(other.name == path.name for other in beside) < 2

@@ -52,8 +52,8 @@ class Outcome:
     loss: Tensor
     regression: float  # of the first step
     entropy: float
+    hits: list[float]  # of the first step: the target's first choice among the drafter's first 1 .. RANKS
     agreement: list[float]  # sum over codes of min(p, q): the share of draws from q that the best rule takes
-    hits: list[list[float]]  # a step: the target's first choice among the drafter's first 1 .. RANKS
 
 
 class Unrolled(nn.Module):
@@ -118,7 +118,7 @@ def measure(outs: list[Tensor], batch: Batch, head: nn.Module, objective: Object
     wanted = at(batch.features, batch.where + 1).float()
     p = code_logits(wanted, batch, head, objective.guidance).softmax(dim=-1)
     choice = p.argmax(dim=-1, keepdim=True)
-    total, parts, agreement, hits = wanted.new_zeros(()), (0.0, 0.0), [], []
+    total, agreement = wanted.new_zeros(()), list[float]()
     for step, out in enumerate(outs):
         drafted = at(out, batch.where)
         log_q = code_logits(drafted, batch, head, objective.guidance).log_softmax(dim=-1)
@@ -127,13 +127,12 @@ def measure(outs: list[Tensor], batch: Batch, head: nn.Module, objective: Object
         distance = entropy if objective.distance == "cross_entropy" else 1 - common
         regression = F.smooth_l1_loss(drafted.float(), wanted)
         total = total + objective.decay**step * (regression + objective.p_w * distance)
+        agreement.append(common.item())
         if step == 0:
-            parts = regression.item(), entropy.item()
-        with torch.no_grad():
-            agreement.append(common.item())
-            first = log_q.topk(min(RANKS, log_q.shape[-1]), dim=-1).indices == choice
-            hits.append(first.float().cumsum(dim=-1).flatten(0, -2).mean(dim=0).tolist())
-    return Outcome(total, *parts, agreement, hits)
+            found = log_q.topk(min(RANKS, log_q.shape[-1]), dim=-1).indices == choice
+            hits = found.float().cumsum(dim=-1).flatten(0, -2).mean(dim=0).tolist()
+            parts = regression.item(), entropy.item(), hits
+    return Outcome(total, *parts, agreement)
 
 
 def expected_tau(agreement: list[float]) -> float:

@@ -186,7 +186,7 @@ class Trainer:
             "val_regression": _mean([[outcome.regression] for outcome in found])[0],
             "val_entropy": _mean([[outcome.entropy] for outcome in found])[0],
             "agreement": agreement,
-            "top": _mean([outcome.hits[0] for outcome in found]),
+            "top": _mean([outcome.hits for outcome in found]),
             "expected_tau": round(expected_tau(agreement), 4),
         }
 

@@ -5,7 +5,6 @@ Nothing is paired by rank: a missing image is missing, and does not shift the re
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from eval.errors import UserError
-from eval.outputs import file_name
+from eval.outputs import file_name, read_statistics
 from eval.prompts import Prompt, read_file
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
@@ -67,19 +66,14 @@ def prompts_of(folder: Path, source: str | None, option: str) -> list[Prompt]:
     """The prompts of a file or, without one, those that the run in the folder recorded."""
     if source is not None:
         return read_file(Path(source))
-    records = sorted(folder.glob("global_statistics_*.json"), key=_natural)
-    found: dict[str, Prompt] = {}
-    for path in records:
-        try:
-            for name, entry in json.loads(path.read_text(encoding="utf-8")).items():
-                if not isinstance(entry["prompt"], str):
-                    raise ValueError("a prompt that is no text")
-                found[name] = Prompt(name, entry["prompt"], entry.get("ann_id"))
-        except (ValueError, TypeError, KeyError, AttributeError):
-            raise UserError(f"{path}: damaged, or another program's; name the prompts by {option}") from None
-    if not found:
-        raise UserError(f"{folder} records no prompts: name the file they are in by {option}")
-    return list(found.values())
+    try:
+        found = read_statistics(folder).items()
+        prompts = [Prompt(name, entry["prompt"], entry.get("ann_id")) for name, entry in found]
+        if all(isinstance(prompt.text, str) for prompt in prompts):
+            return prompts
+    except (UserError, TypeError, KeyError):
+        pass
+    raise UserError(f"{folder} records no prompts that can be read: name the prompts by {option}")
 
 
 def pairs_of(folder: str, source: str | None, count: int, options: tuple[str, str]) -> list[Pair]:
