@@ -27,12 +27,6 @@ STATIC_OF = {name: spec.static_tree for name, spec in SPECS.items()}
 STATIC = STATIC_OF["emoji"]
 ADAPT = AdaptiveTree()
 GREEDY = 1e-5  # temperature up to which the published code takes the argmax
-# option -> field of AdaptiveTree; the budget is --total_token less the root
-ADAPT_FIELDS = {
-    "adt_init": "init", "adt_beta": "beta", "adt_step_depth": "step_depth", "adt_step_width": "step_width",
-    "adt_depth_min": "depth_min", "adt_depth_max": "depth_max", "adt_width_min": "width_min",
-    "adt_width_max": "width_max", "adt_depth_start": "depth_start", "adt_width_start": "width_start",
-}  # fmt: skip
 
 
 def _of_models(values: Mapping[str, object], usual: object) -> str:
@@ -203,6 +197,8 @@ class DecodingOptions(
     """decoding"""
 
 
+# option -> field of AdaptiveTree; the budget is --total_token less the root
+ADAPT_FIELDS = {name: name.removeprefix("adt_") for name in vars(AdaptOptions)["__annotations__"]}
 Condition = Callable[[DecodingOptions], bool]
 TREE = ("total_token", "depth", "draft_top_k")
 NO_TREES = (

@@ -9,6 +9,30 @@ from typing import Any
 from training.emoji.pictures import DEGREES, SCALE
 
 NOT_MEASURED = "not measured yet"
+NATS, SHARES = "{:.3f} nats a code", "{0[top1]:.0%} ({0[top5]:.0%}) of {0[pictures]}"
+MEASURED = {  # name of the figures -> their command; key, words and format of each
+    "tokenizer": ("`main.py train_emoji measure --of tokenizer`", (
+        ("psnr_db", "VQ reconstruction, PSNR", "{:.2f} dB"),
+        ("l1_levels", "mean error", "{:.2f} levels of 255"),
+        ("code_nats", "entropy of a code", "{:.2f} nats"),
+        ("white_nats", "entropy of a white cell's code", "{:.3f} nats"),
+        ("white_share", "white cells", "{:.0%}"),
+        ("equal_to_left", "codes equal to the one on the left", "{:.0%}"),
+        ("codes_used", "codes used", "{}"),
+    )),
+    "target": ("`main.py train_emoji measure --of target`", (
+        ("train", "target loss, pictures it was trained on", NATS),
+        ("new", "new placements of trained pairs", NATS),
+        ("held_out", "held-out pairs", NATS),
+        ("wrong_text", "new placements, wrong name", NATS),
+        ("no_text", "new placements, no prompt", NATS),
+    )),
+    "recognised": ("`main.py train_emoji recognise`", (
+        ("drawn", "recognised, trained pairs", SHARES),
+        ("drawn_held_out", "recognised, held-out pairs", SHARES),
+        ("originals_through_codes", "recognised, originals through the codes", SHARES),
+    )),
+}  # fmt: skip
 
 CARD = """# emoji: the embedded model of ADT-Tree
 
@@ -53,50 +77,17 @@ use as a picture source: it is an instrument for measuring decoders.
 """  # noqa: E501
 
 
-def measured(work: Path, name: str) -> dict[str, Any] | None:
-    """What `measure` or `recognise` kept, if anything."""
+def measured_rows(work: Path, name: str) -> list[tuple[str, str, str]]:
+    """Figure, value, command of each row on what `measure` or `recognise` kept under that name."""
+    command, figures = MEASURED[name]
     path = work / f"figures_{name}.json"
-    return json.loads(path.read_text())[name] if path.exists() else None
-
-
-def tokenizer_rows(found: dict[str, Any] | None) -> list[tuple[str, str, str]]:
-    """Figure, value, command of each row on the VQGAN."""
-    command = "`main.py train_emoji measure --of tokenizer`"
-    if found is None:
-        return [("tokenizer", NOT_MEASURED, command)]
-    return [
-        ("VQ reconstruction, PSNR", f"{found['psnr_db']:.2f} dB", command),
-        ("mean error", f"{found['l1_levels']:.2f} levels of 255", "the same"),
-        ("entropy of a code", f"{found['code_nats']:.2f} nats", "the same"),
-        ("entropy of a white cell's code", f"{found['white_nats']:.3f} nats", "the same"),
-        ("white cells", f"{found['white_share']:.0%}", "the same"),
-        ("codes equal to the one on the left", f"{found['equal_to_left']:.0%}", "the same"),
-        ("codes used", str(found["codes_used"]), "the same"),
-    ]  # fmt: skip
-
-
-def target_rows(found: dict[str, Any] | None) -> list[tuple[str, str, str]]:
-    """Figure, value, command of each row on the target's loss."""
-    command = "`main.py train_emoji measure --of target`"
-    if found is None:
-        return [("target", NOT_MEASURED, command)]
-    labels = {"train": "target loss, pictures it was trained on", "new": "new placements of trained pairs",
-              "held_out": "held-out pairs", "wrong_text": "new placements, wrong name",
-              "no_text": "new placements, no prompt"}  # fmt: skip
-    rows = [(label, f"{found[key]:.3f} nats a code", "the same") for key, label in labels.items()]
+    if not path.exists():
+        return [(name, NOT_MEASURED, command)]
+    found = json.loads(path.read_text())[name]
+    if "cfg" in found:
+        command += f", T = {found['temperature']:g}, guidance {found['cfg']:g}"
+    rows = [(label, text.format(found[key]), "the same") for key, label, text in figures if key in found]
     return [(*rows[0][:2], command), *rows[1:]]
-
-
-def recognised_rows(found: dict[str, Any] | None) -> list[tuple[str, str, str]]:
-    """Figure, value, command of each row on recognisability."""
-    command = "`main.py train_emoji recognise`"
-    if found is None:
-        return [("recognised", NOT_MEASURED, command)]
-    labels = {"drawn": "recognised, trained pairs", "drawn_held_out": "recognised, held-out pairs",
-              "originals_through_codes": "recognised, originals through the codes"}  # fmt: skip
-    shown = "{top1:.0%} ({top5:.0%}) of {pictures}"
-    rows = [(label, shown.format(**found[key]), "the same") for key, label in labels.items() if key in found]
-    return [(*rows[0][:2], f"{command}, T = {found['temperature']:g}, guidance {found['cfg']:g}"), *rows[1:]]
 
 
 def drafter_rows(work: Path) -> list[tuple[str, str, str]]:
@@ -121,8 +112,7 @@ def model_card(work: Path, target: dict, tokenizer: dict, args: Any) -> str:
     rows = [json.loads(line) for line in (work / "captions.jsonl").read_text().splitlines()]
     licences = json.loads((work / "licences.json").read_text())
     vq, shape = tokenizer["config"], target["config"]
-    figures = [*tokenizer_rows(measured(work, "tokenizer")), *target_rows(measured(work, "target")),
-               *recognised_rows(measured(work, "recognised")), *drafter_rows(work)]  # fmt: skip
+    figures = [row for name in MEASURED for row in measured_rows(work, name)] + drafter_rows(work)
     sources = [
         f"| {row['style']} | {row['title']} ([{row['package']}]({row['source']})) | {row['author']} "
         f"| [{row['licence']}]({row['licence_url']}) |"

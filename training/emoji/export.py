@@ -18,6 +18,7 @@ from training.emoji.card import model_card
 from training.emoji.data import sha256
 from training.emoji.restore import write_state
 from training.emoji.target import newest
+from training.emoji.tokenizer import VQ
 
 SHARD_BYTES = 16_000_000
 
@@ -85,7 +86,7 @@ def run(args: Any) -> None:
     tokenizer = torch.load(work / "tokenizer.pt", map_location="cpu", weights_only=True)
     shape = DecoderConfig(**target["config"])
     state = to_chameleon(target["model"], shape)
-    state |= {f"model.vqmodel.{name}": tensor for name, tensor in tokenizer["model"].items()}
+    state |= {f"{VQ}{name}": tensor for name, tensor in tokenizer["model"].items()}
     state = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in state.items()}
     shards = write_shards(state, out)
     write_state(out, tokenizer, target)

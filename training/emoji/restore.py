@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from models.checkpoint.files import replacing
 from models.codecs.vq import VQConfig
@@ -20,12 +20,11 @@ from models.layouts.chameleon import from_chameleon
 from models.transformer import DecoderConfig
 from training.emoji.codes import digest
 from training.emoji.target import STABLE
-from training.emoji.tokenizer import Tokenizer
+from training.emoji.tokenizer import Tokenizer, load_exported, read_exported
 from training.errors import StageError
 from training.loop import save_checkpoint
 
 STATE = "training_state.safetensors"  # in the exported folder: what a resume needs and decoding does not
-VQ = "model.vqmodel."
 TOKENIZER = ("config", "rate", "step", "drawn", "spent_s")
 TARGET = ("config", "step", "drawn", "pictures", "spent_s")
 
@@ -50,14 +49,10 @@ def run(args: Any) -> None:
         raise StageError(f"{folder} holds no {STATE}: give a folder that `train_emoji export` wrote")
     with safe_open(folder / STATE, "pt") as file:
         count, kept = file.get_tensor("count"), json.loads(file.metadata()["kept"])
-    weights = {
-        name: tensor.float()
-        for path in sorted(folder.glob("model*.safetensors"))
-        for name, tensor in load_file(path).items()
-    }
     config = kept["tokenizer"]["config"]
     tokenizer = Tokenizer(VQConfig(**config), kept["tokenizer"]["rate"], torch.device("cpu"))
-    tokenizer.model.load_vq_state({n.removeprefix(VQ): t for n, t in weights.items() if n.startswith(VQ)})
+    weights = read_exported(folder)
+    load_exported(tokenizer.model, weights)
     tokenizer.book.load({"count": count, "total": tokenizer.book.weight * count[:, None]})
     saved = {"model": tokenizer.model.state_dict(), "book": tokenizer.book.state(), **kept["tokenizer"]}
     work.mkdir(parents=True, exist_ok=True)

@@ -35,6 +35,7 @@ from training.loop import (
 )
 
 COMMITMENT = 0.25
+VQ = "model.vqmodel."  # before the VQGAN's names in a checkpoint
 CHUNK = 64  # pictures encoded or decoded at once
 
 
@@ -100,16 +101,16 @@ def figures(tokenizer: Tokenizer, images: Tensor) -> dict[str, float]:
     }
 
 
-def load_exported(folder: Path, model: VQModel) -> None:
-    """Read the VQGAN of an exported checkpoint."""
-    prefix = "model.vqmodel."
-    state = {
-        name.removeprefix(prefix): tensor.float()
-        for path in sorted(folder.glob("model*.safetensors"))
-        for name, tensor in load_file(path).items()
-        if name.startswith(prefix)
-    }
-    model.load_vq_state(state)
+def read_exported(folder: Path) -> dict[str, Tensor]:
+    """All weights of an exported checkpoint, fp32."""
+    files = sorted(folder.glob("model*.safetensors"))
+    return {name: tensor.float() for path in files for name, tensor in load_file(path).items()}
+
+
+def load_exported(model: VQModel, weights: dict[str, Tensor]) -> None:
+    """Take over the VQGAN among an exported checkpoint's weights."""
+    own = {name.removeprefix(VQ): tensor for name, tensor in weights.items() if name.startswith(VQ)}
+    model.load_vq_state(own)
 
 
 class Trainer:
@@ -137,7 +138,7 @@ class Trainer:
         self.rng = torch.Generator().manual_seed(args.seed)
         self.step, self.spent_s, self.drawn = 0, 0.0, 0
         if args.start:
-            load_exported(Path(args.start), self.tokenizer.model)
+            load_exported(self.tokenizer.model, read_exported(Path(args.start)))
             self.step = args.warmup_steps + args.rate_steps
             self.cluster(4)
 
