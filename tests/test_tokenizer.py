@@ -1,11 +1,13 @@
-"""The rate rule and the losses of the embedded model's tokenizer."""
+"""Parts of the embedded model's training: the tokenizer's rate rule and losses, Muon's rounds."""
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from training.emoji import losses
 from training.emoji.codebook import Codebook
+from training.muon import orthogonalise
 
 
 def test_rate_zero_is_the_nearest_code_and_a_rate_shrinks_the_entropy() -> None:
@@ -43,3 +45,15 @@ def test_flat_cells_of_one_colour_are_drawn_together() -> None:
     vectors[0, 0, 0] = 1.0
     ground, apart = losses.flatness(vectors, images)
     assert ground > 0 and apart > 0
+
+
+@pytest.mark.parametrize("shape", [(3, 12, 12), (2, 8, 20), (2, 20, 8)])
+def test_orthogonalise_flattens_singular_values(shape: tuple[int, int, int]) -> None:
+    """Singular values end near one and the singular vectors stay."""
+    torch.manual_seed(0)
+    matrices = torch.randn(shape)
+    result = orthogonalise(matrices, 5)
+    values = torch.linalg.svdvals(result)
+    assert values.min() > 0.3 and values.max() < 1.3
+    u, _, v = torch.linalg.svd(matrices, full_matrices=False)
+    assert (u.mT @ result @ v.mT).diagonal(dim1=1, dim2=2).min() > 0.3
