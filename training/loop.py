@@ -25,12 +25,11 @@ class Budget:
 
     def __init__(self, minutes: float, spent_s: float = 0.0) -> None:
         self.total_s = 60.0 * minutes
-        self.before_s = spent_s
-        self.start = time.monotonic()
+        self.start = time.monotonic() - spent_s
 
     def spent_s(self) -> float:
         """Seconds trained so far, all resumes together."""
-        return self.before_s + time.monotonic() - self.start
+        return time.monotonic() - self.start
 
     def fraction(self) -> float:
         """Share of the budget used, at most 1."""

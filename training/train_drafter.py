@@ -43,12 +43,12 @@ class Course:
 
     def __init__(self, args: Any, steps_an_epoch: int, step: int, spent_s: float) -> None:
         self.args, self.steps_an_epoch, self.step = args, steps_an_epoch, step
-        self._before, self._start = spent_s, time.monotonic()
+        self._start = time.monotonic() - spent_s
 
     @property
     def spent_s(self) -> float:
         """Seconds of training, all runs together."""
-        return self._before + time.monotonic() - self._start
+        return time.monotonic() - self._start
 
     @property
     def epochs(self) -> int:

@@ -265,7 +265,7 @@ def train(rank: int, args: Any, meeting: str) -> None:
         dist.init_process_group("gloo", f"file://{meeting}", rank=rank, world_size=args.processes)
     trainer = Trainer(args, device, rank)
     path = start(trainer, work)
-    began, before, losses = time.monotonic(), trainer.spent_s, list[float]()
+    began, losses = time.monotonic() - trainer.spent_s, list[float]()
     save, validate = Every(60 * args.checkpoint_minutes), Every(60 * args.validate_minutes)
     with tqdm(desc="target", unit="step", initial=trainer.step, mininterval=30, disable=rank > 0) as bar:
         done = ended(trainer)
@@ -274,7 +274,7 @@ def train(rank: int, args: Any, meeting: str) -> None:
             bar.update()
             bar.set_postfix_str(f"loss {losses[-1]:.3f}", refresh=False)
             done = ended(trainer)
-            spent = before + time.monotonic() - began
+            spent = time.monotonic() - began
             if rank == 0 and (validate.due() or done):
                 row = {"step": trainer.step, "pictures": trainer.pictures, "spent_s": round(spent, 1),
                        "factor": round(trainer.factor(), 4), "loss": round(sum(losses) / len(losses), 4),
