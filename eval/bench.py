@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -84,8 +84,9 @@ def measure(
             bar.update()
             return measured
 
+        warm_up = replace(requests[0], name="warm-up", seed=requests[0].seed + 1)
         for configuration in order if warmup and pending else ():
-            turn(configuration, [_warm_up(requests[0])] * warmup)
+            turn(configuration, [warm_up] * warmup)
         for number, (batch, own) in enumerate(zip(batches, names, strict=True)):
             before = store.finished(own)
             if before is None:
@@ -95,11 +96,6 @@ def measure(
             for name, entries in found.items():
                 entries.append(before[name])
     return found
-
-
-def _warm_up(request: Request) -> Request:
-    """The same prompt under another seed."""
-    return Request("warm-up", request.prompt, request.seed + 1)
 
 
 def timed(decoder: Decodes, requests: Sequence[Request], device: torch.device) -> Measured:

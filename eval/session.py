@@ -56,7 +56,8 @@ def synchronise(device: torch.device) -> None:
 
 def environment(device: str) -> dict[str, Any]:
     """The code and the machine a figure was made by, and when. device: cpu or cuda."""
-    name = torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()} CPU, {_cpu_name()}"
+    cpu = torch.cpu.get_capabilities().get("cpu_name", "unknown")
+    name = torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()} CPU, {cpu}"
     return {
         "commit": _git("rev-parse", "--short", "HEAD"),
         "dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
@@ -72,10 +73,6 @@ def _changes() -> str | None:
     """A hash of the uncommitted changes to the code that runs; None where there are none."""
     changes = _git("diff", "HEAD", "--", "adt_tree", "models", "eval", "cli")
     return hashlib.sha256(changes.encode()).hexdigest()[:16] if changes else None
-
-
-def _cpu_name() -> str:
-    return str(torch.cpu.get_capabilities().get("cpu_name", "unknown"))
 
 
 def _git(*words: str) -> str:
