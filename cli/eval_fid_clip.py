@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, asdict
+from dataclasses import MISSING
 
 from cli.groups import ScoringOptions, image_count
 from cli.options import declare, option
@@ -45,12 +45,12 @@ def run(options: Options) -> None:
     from eval.metrics.distances import frechet
     from eval.metrics.networks import features, inception
     from eval.metrics.pictures import images_of, pairs_of
-    from eval.metrics.scores import Scores
+    from eval.metrics.scores import keep, record_of
     from eval.metrics.sources import clip_config, clip_weights, weights_file
     from models.loading import pick_device
 
     device, batch, size = torch.device(pick_device(options.device)), options.batch_size, options.eval_res
-    scores = Scores("eval_fid_clip", options.fake_dir, options.scores)
+    record = record_of(options.fake_dir, options.scores)
     named = ("--fake_dir", "--caption_path")
     pairs = pairs_of(options.fake_dir, options.caption_path, options.how_many, named)
     real = []
@@ -67,4 +67,4 @@ def run(options: Options) -> None:
         sets = ([pair.path for pair in pairs], real)
         values[f"fid_{size}px"] = frechet(*(features(network, paths, device, batch) for paths in sets))
     facts = {"images": len(pairs), "real_images": len(real), "clip": place}
-    scores.keep(values, digests, facts, device.type, asdict(options))
+    keep(record, "eval_fid_clip", options, device.type, values, digests, facts)

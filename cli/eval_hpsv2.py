@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, asdict
+from dataclasses import MISSING
 
 from cli.groups import ScoringOptions, image_count
 from cli.options import declare, option
@@ -36,16 +36,16 @@ def run(options: Options) -> None:
 
     from eval.metrics.clip import load_clip, preference_scores
     from eval.metrics.pictures import pairs_of
-    from eval.metrics.scores import Scores
+    from eval.metrics.scores import keep, record_of
     from eval.metrics.sources import clip_config, weights_file
     from models.loading import pick_device
 
     device, place = torch.device(pick_device(options.device)), options.clip_path
-    scores = Scores("eval_hpsv2", options.image_path, options.scores)
+    record = record_of(options.image_path, options.scores)
     named = ("--image_path", "--prompt_path")
     pairs = pairs_of(options.image_path, options.prompt_path, options.how_many, named)
     config = HPS_CLIP if place == HPS_CLIP else clip_config(place, "--clip_path")
     model = load_clip(config, weights_file(options.hps_path, "--hps_path"), device)
     values = {"hpsv2": float(preference_scores(model, pairs, device, options.batch_size).mean())}
     digests = {"hps": model.network.digest}
-    scores.keep(values, digests, {"images": len(pairs)}, device.type, asdict(options))
+    keep(record, "eval_hpsv2", options, device.type, values, digests, {"images": len(pairs)})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,7 +41,7 @@ def run(options: Options) -> None:
     from eval.metrics.distances import precision_recall
     from eval.metrics.networks import features, vgg16
     from eval.metrics.pictures import images_of
-    from eval.metrics.scores import Scores
+    from eval.metrics.scores import keep, record_of
     from eval.metrics.sources import weights_file
     from models.loading import pick_device
 
@@ -54,7 +53,7 @@ def run(options: Options) -> None:
         raise UserError("give --ref_dir, the real images, or the --fname_precalc of an earlier call")
     fakes, reals, number = [], [], options.num_samples
     if options.fake_dir:
-        scores = Scores("eval_prec_recall", options.fake_dir, options.scores)
+        record = record_of(options.fake_dir, options.scores)
         fakes = images_of(options.fake_dir, number, ("--fake_dir", "--num_samples"))
     if not known:
         reals = images_of(options.ref_dir, number, ("--ref_dir", "--num_samples"), deep=True)
@@ -73,7 +72,7 @@ def run(options: Options) -> None:
     precision, recall = precision_recall(features(net, fakes, device, batch), real, options.k)
     facts = {"images": len(fakes), "real_images": len(real), "k": options.k}
     values = {"precision": precision, "recall": recall}
-    scores.keep(values, {"vgg16": net.digest}, facts, device.type, asdict(options))
+    keep(record, "eval_prec_recall", options, device.type, values, {"vgg16": net.digest}, facts)
 
 
 def write(path: Path, features: Tensor, weights: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, asdict
+from dataclasses import MISSING
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,14 +50,14 @@ def run(options: Options) -> None:
     import torch
 
     from eval.metrics.pictures import images_of
-    from eval.metrics.scores import Scores
+    from eval.metrics.scores import keep, record_of
     from models.loading import pick_device
 
     wanted = [name for name in options.metrics if name in AGAINST_REAL]
     if wanted and options.ref_dir is None:
         raise UserError(f"--metrics {wanted[0]} compares with other images: give --ref_dir")
     device, reals = torch.device(pick_device(options.device)), []
-    scores = Scores("eval_quality", options.fake_dir, options.scores)
+    record = record_of(options.fake_dir, options.scores)
     fakes = images_of(options.fake_dir, options.how_many, ("--fake_dir", "--how_many"))
     if wanted:
         reals = images_of(options.ref_dir, options.ref_how_many, ("--ref_dir", "--ref_how_many"), deep=True)
@@ -72,7 +72,7 @@ def run(options: Options) -> None:
             found, used = measure(options, fakes, reals, device)
             values, digests = values | found, digests | used
     facts = {"images": len(fakes), "real_images": len(reals)}
-    scores.keep(values, digests, facts, device.type, asdict(options))
+    keep(record, "eval_quality", options, device.type, values, digests, facts)
 
 
 def _inception(options: Options, fakes: list[Path], reals: list[Path], device: Device) -> Found:

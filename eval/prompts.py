@@ -10,7 +10,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from eval.errors import UserError
 
@@ -47,20 +47,6 @@ class Prompt:
     facts: tuple[tuple[str, str | int], ...] = ()
 
 
-class Selection(Protocol):
-    """The options that select prompts; README has their order."""
-
-    prompt: str | None
-    class_labels: Sequence[int] | None
-    prompt_dir: str
-    captions: str | None
-    num_images: int
-    slice: str | None
-    start_idx: int
-    end_idx: int | None
-    random_seed: int
-
-
 def image_seed(run_seed: int, name: str) -> int:
     """The seed of one image, 48 bits: the same in any order, batch and subset."""
     digest = hashlib.sha256(f"{run_seed}\n{name}".encode("utf-8", "surrogatepass")).digest()
@@ -72,8 +58,11 @@ def held_out_texts() -> frozenset[str]:
     return frozenset(UNSEEN_FILE.read_text(encoding="utf-8").splitlines())
 
 
-def load_prompts(args: Selection, default: Path = DEFAULT_FILE) -> list[Prompt]:
-    """The prompts of a run: read, --slice, --num_images, --start_idx/--end_idx. UserError if none is left."""
+def load_prompts(args: Any, default: Path = DEFAULT_FILE) -> list[Prompt]:
+    """The prompts of a run: read, --slice, --num_images, --start_idx/--end_idx. UserError if none is left.
+
+    args: the options of cli.groups.PromptOptions. default: the file read where they name none.
+    """
     if args.end_idx is not None and args.end_idx <= args.start_idx:
         raise UserError(f"--end_idx {args.end_idx}: it must exceed --start_idx {args.start_idx}")
     if args.class_labels and args.prompt:
@@ -96,7 +85,7 @@ def load_prompts(args: Selection, default: Path = DEFAULT_FILE) -> list[Prompt]:
     return prompts
 
 
-def _read(args: Selection, default: Path) -> list[Prompt]:
+def _read(args: Any, default: Path) -> list[Prompt]:
     source = args.prompt
     if args.class_labels:
         return [Prompt(str(label), str(label), label) for label in args.class_labels]

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,48 +18,49 @@ from eval.outputs import write_json
 SCORES = "scores.json"
 
 
-class Scores:
-    """The record of one command on one folder."""
+def record_of(folder: str, path: str | None) -> Path:
+    """The file that scores of a folder's images go to: path, or beside the images.
 
-    def __init__(self, command: str, folder: str, path: str | None) -> None:
-        """path: the file; None: beside the images. UserError, before anything is measured, if it cannot
-        be."""
-        self._command = command
-        self._path = Path(path) if path else Path(folder) / SCORES
-        if path and not self._path.parent.is_dir():
-            raise UserError(
-                f"--scores {path}: there is no folder {self._path.parent}; make it, or choose another"
-            )
-        read(self._path)
+    UserError, before anything is measured, if they cannot.
+    """
+    if path and not Path(path).parent.is_dir():
+        raise UserError(
+            f"--scores {path}: there is no folder {Path(path).parent}; make it, or choose another"
+        )
+    record = Path(path) if path else Path(folder) / SCORES
+    read(record)
+    return record
 
-    def keep(
-        self,
-        scores: Mapping[str, float],
-        weights: Mapping[str, str],
-        facts: Mapping[str, Any],
-        device: str,
-        options: Mapping[str, Any],
-    ) -> None:
-        """Print the scores and append them; the last line printed is one JSON document.
 
-        weights: digest of every network used. facts: what else a reader needs, the numbers of images above
-        all. options: the command's, as they were settled.
-        """
-        from eval.session import environment
+def keep(
+    record: Path,
+    command: str,
+    options: Any,
+    device: str,
+    scores: Mapping[str, float],
+    weights: Mapping[str, str],
+    facts: Mapping[str, Any],
+) -> None:
+    """Print the scores and append them; the last line printed is one JSON document.
 
-        entry = {
-            "line": " ".join(["python", *map(os.path.basename, sys.argv[:1]), *sys.argv[1:]]),
-            **environment(device),
-            "weights": dict(weights),
-            "command": self._command,
-            **facts,
-            "options": {name: value for name, value in options.items() if name not in ("debug", "config")},
-            "scores": dict(scores),
-        }
-        for name, value in scores.items():
-            print(f"  {name:<24} {value:.6g}")
-        print(json.dumps(entry))
-        append(self._path, entry)
+    options: the command's dataclass. weights: digest of every network used. facts: what else a reader needs,
+    the numbers of images above all.
+    """
+    from eval.session import environment
+
+    entry = {
+        "line": " ".join(["python", *map(os.path.basename, sys.argv[:1]), *sys.argv[1:]]),
+        **environment(device),
+        "weights": dict(weights),
+        "command": command,
+        **facts,
+        "options": {k: value for k, value in asdict(options).items() if k not in ("debug", "config")},
+        "scores": dict(scores),
+    }
+    for name, value in scores.items():
+        print(f"  {name:<24} {value:.6g}")
+    print(json.dumps(entry))
+    append(record, entry)
 
 
 def append(path: Path, entry: Mapping[str, Any]) -> None:
