@@ -69,7 +69,7 @@ def prompts_of(folder: Path, source: str | None, option: str) -> list[Prompt]:
     try:
         found = read_statistics(folder).items()
         prompts = [Prompt(name, entry["prompt"], entry.get("ann_id")) for name, entry in found]
-        if all(isinstance(prompt.text, str) for prompt in prompts):
+        if prompts and all(isinstance(prompt.text, str) for prompt in prompts):
             return prompts
     except (UserError, TypeError, KeyError):
         pass
@@ -77,19 +77,14 @@ def prompts_of(folder: Path, source: str | None, option: str) -> list[Prompt]:
 
 
 def pairs_of(folder: str, source: str | None, count: int, options: tuple[str, str]) -> list[Pair]:
-    """The first count images of a folder with their prompts, by pair, -1: all. options: the folder's and the
-    prompt file's."""
-    images = images_of(folder, -1, (options[0], "--how_many"))
-    return pair(images, prompts_of(Path(folder), source, options[1]), count, "--how_many")
-
-
-def pair(paths: Sequence[Path], prompts: Sequence[Prompt], count: int, option: str) -> list[Pair]:
-    """The first count prompts that have an image, each with it; -1: all prompts.
+    """The first count (--how_many) prompts that have an image in a folder, each with it; -1: all prompts.
 
     An image is named after its prompt: name or annotation id (this program, ADT-Tree), or prompt_N and
-    image_N with N the row of the prompt file (LANTERN). UserError for images without a prompt, two for one,
-    fewer than count, and for -1 prompts without an image.
+    image_N with N the row of the prompt file (LANTERN). options: the folder's and the prompt file's.
+    UserError for images without a prompt, two for one, fewer than count, and for -1 prompts without an image.
     """
+    paths = images_of(folder, -1, (options[0], "--how_many"))
+    prompts = prompts_of(Path(folder), source, options[1])
     by_name = {file_name(prompt.name): prompt for prompt in prompts}
     taken: dict[str, Path] = {}
     strays: list[str] = []
@@ -113,7 +108,7 @@ def pair(paths: Sequence[Path], prompts: Sequence[Prompt], count: int, option: s
     missing = [prompt.name for prompt in prompts if prompt.name not in taken]
     if len(pairs) < count or (count < 0 and missing):
         raise UserError(
-            f"{option} {count}: {len(pairs)} of {len(prompts)} prompts have an image, missing are those of "
+            f"--how_many {count}: {len(pairs)} of {len(prompts)} prompts have an image, missing are those of "
             f"{_some(missing) or 'none'}; make the rest, or state the number that there is"
         )
     return pairs if count < 0 else pairs[:count]
