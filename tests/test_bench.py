@@ -136,7 +136,7 @@ def test_an_option_that_one_method_reads_is_taken(methods: str, words: str) -> N
         ("--methods eagle2", "eagle-2"),
         ("--methods ar-lantern", "ar-lantern"),
         ("--vary adt_beta", "KEY=VALUE,VALUE"),
-        ("--vary adt_beta=2", "outside"),
+        ("--vary adt_beta=2", "too large"),
         ("--vary adt_bta=0.5", "cannot be varied"),
         ("--vary temperature=0,1", "cannot be varied"),
         ("--batch_size 0", "too small"),
