@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
+
+if TYPE_CHECKING:
+    from adt_tree.pipeline import Pipeline
+    from tests.checkpoints import Checkpoints
+
+Run = Callable[..., tuple[int, str, str]]
+Refused = Callable[..., str]
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 torch.set_num_threads(1)
@@ -18,11 +26,50 @@ mend_torchvision()  # before any test imports transformers
 
 
 @pytest.fixture(scope="session")
-def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a tiny random checkpoint with a drafter; do not write into it."""
-    from tests import tiny
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
+    """Tiny random checkpoints of every family; do not write into them."""
+    from tests.checkpoints import Checkpoints
 
-    return tiny.build(tmp_path_factory.mktemp("tiny") / "emoji")
+    return Checkpoints(tmp_path_factory.mktemp("checkpoints"))
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(checkpoints: Checkpoints) -> Path:
+    """The folder of one in the embedded model's layout, with a drafter."""
+    return checkpoints["emoji"].path
+
+
+@pytest.fixture(scope="session")
+def pipe(tiny_checkpoint: Path) -> Pipeline:
+    """That checkpoint in fp32 on the CPU."""
+    from adt_tree.pipeline import Pipeline
+
+    return Pipeline.from_pretrained(str(tiny_checkpoint), device="cpu", precision="fp32")
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """main.py in this process: words -> (status, stdout, stderr)."""
+    import main
+
+    def call(*words: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        status = main.main([str(word) for word in words])
+        return status, *capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture
+def refused(run: Run) -> Refused:
+    """Words of a command that ends with status 2 -> its one line on standard error."""
+
+    def call(*words: object) -> str:
+        status, _, err = run(*words)
+        assert (status, err.count("\n")) == (2, 1) and err.startswith("error: "), err
+        return err
+
+    return call
 
 
 @pytest.fixture(scope="session", autouse=True)

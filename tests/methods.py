@@ -1,27 +1,39 @@
-"""Methods by what tests vary: the distribution, the tree and who drafts."""
+"""Every kind of method that must give the AR baseline's images, with trees small enough for tiny models."""
 
 from __future__ import annotations
 
-from adt_tree.method import Method
+from collections.abc import Sequence
+
+from adt_tree.pipeline import Pipeline, Tree
 from adt_tree.policy import AdaptiveTree, TreeShape
 from adt_tree.sampling import Sampling
+from models.model import Model
+
+TREES: dict[str, Tree] = {
+    "eagle-1": "mc_sim_7b_63",
+    "eagle-2": TreeShape(5, 4, 14),
+    "adt-tree": AdaptiveTree(depth_max=6, width_max=4, depth_start=4, width_start=3, budget=14),
+    "self-draft": TreeShape(9, 3, 20),
+    "hybrid": TreeShape(9, 3, 20),
+}
 
 
-def method_of(
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    cfg: float = 3.0,
-    *,
-    static: str | None = None,
-    shape: TreeShape | None = None,
-    adapt: AdaptiveTree | None = None,
-    drafter: str = "eagle",
-) -> Method:
-    """A method with at most one of static, shape and adapt; without a tree the AR baseline."""
-    sampling, tree = Sampling(temperature, top_k, top_p, cfg), static or shape or adapt
-    if tree is None:
-        return Method("ar", sampling)
-    names = {"eagle": ("eagle-1" if static else "eagle-2", "adt-tree")}
-    fixed, adaptive = names.get(drafter, (drafter, f"adt-{drafter}"))
-    return Method(adaptive if adapt else fixed, sampling, tree)
+def check_exact(
+    model: Model,
+    texts: Sequence[str],
+    sampling: Sampling,
+    methods: Sequence[str] = tuple(TREES),
+    batch_sizes: Sequence[int] = (3,),
+) -> list[list[int]]:
+    """The AR baseline's codes of the texts; every method gives them, and drafts of some are taken."""
+    pipe, calls = Pipeline(model), []
+    expected = pipe(texts, "ar", sampling=sampling, seed=100).codes
+    assert len({tuple(codes) for codes in expected}) > len(texts) // 2
+    for name in methods:
+        for batch_size in batch_sizes:
+            options = {"sampling": sampling, "tree": TREES[name], "seed": 100, "batch_size": batch_size}
+            found = pipe(texts, name, **options)
+            assert found.codes == expected, (name, batch_size)
+            calls.append(found.stats["target_calls"])
+    assert min(calls) < model.grid.size - 1
+    return expected

@@ -19,13 +19,14 @@ SIZES = range(1, 5)  # sides, in pairs of cells, that the vocabulary can say
 LUMINA = ["<reserved08799>", *(f"<reserved{8800 + n:05d}>" for n in SIZES)]
 
 
-def _shard(state: dict[str, Tensor], folder: Path) -> None:
-    """Two shards and their index."""
-    names = sorted(state)
-    parts = {"model-00001-of-00002.safetensors": names[::2], "model-00002-of-00002.safetensors": names[1::2]}
-    for file, part in parts.items():
-        save_file({name: state[name].contiguous() for name in part}, folder / file, {"format": "pt"})
-    where = {name: file for file, part in parts.items() for name in part}
+def write_shards(state: dict[str, Tensor], folder: Path, count: int) -> None:
+    """Weights in so many shards, and their index."""
+    where: dict[str, str] = {}
+    for number in range(count):
+        name = f"model-{number + 1:05}-of-{count:05}.safetensors"
+        part = {key: state[key].contiguous() for key in list(state)[number::count]}
+        save_file(part, folder / name, metadata={"format": "pt"})
+        where |= dict.fromkeys(part, name)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
 
 
@@ -74,13 +75,7 @@ def rewrite(folder: Path, dtype: torch.dtype, shards: int, leave: str = "") -> N
     """The weights in that type and that many shards, but for one tensor."""
     state = {n: t.to(dtype) for n, t in load_file(folder / "model.safetensors").items() if n != leave}
     (folder / "model.safetensors").unlink()
-    where: dict[str, str] = {}
-    for number in range(shards):
-        name = f"model-{number + 1:05}-of-{shards:05}.safetensors"
-        part = dict(list(state.items())[number::shards])
-        save_file(part, folder / name, metadata={"format": "pt"})
-        where |= dict.fromkeys(part, name)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
+    write_shards(state, folder, shards)
 
 
 def build(root: Path, lumina: bool) -> tuple[Path, Path]:
@@ -100,7 +95,7 @@ def build(root: Path, lumina: bool) -> tuple[Path, Path]:
         state, own = (_widen(part, len(LUMINA)) for part in (state, own))
         _config(target / "config.json", LUMINA)
         _config(drafter / "config.json", LUMINA)
-    _shard(state, target)
+    write_shards(state, target, 2)
     torch.save(own, drafter / "pytorch_model.bin")
     _vqgan(vqgan, root / "ckpts" / "chameleon" / "tokenizer")
     return target, drafter

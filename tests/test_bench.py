@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-import main
 from adt_tree.method import METHODS
 from adt_tree.records import Decoded, Step
 from cli.bench import FLAGS, Options, check, configurations
@@ -18,8 +17,9 @@ from eval.bench import Configuration, interval, row
 from eval.errors import UserError
 from eval.measurements import Measured, Measurements
 from eval.profile import PARTS, own_time
+from tests.checkpoints import Checkpoints
+from tests.conftest import Run
 
-Run = Callable[..., tuple[int, str, str]]
 SHORT = "--methods eagle-2 --controls accept-none --temperatures 1 --num_images 3 --depth 2".split()
 CLOCKS = ("SR", "SR_95", "median_s", "step_ms", "images_per_min")
 
@@ -35,17 +35,10 @@ def names(words: str) -> list[str]:
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], tiny_checkpoint: Path, tmp_path: Path) -> Run:
-    """bench on the tiny checkpoint into tmp_path / o: (status, stdout, stderr)."""
-
-    def call(*words: str) -> tuple[int, str, str]:
-        capsys.readouterr()
-        fixed = ["--model_path", str(tiny_checkpoint), "--precision", "fp32"]
-        status = main.main(["bench", *fixed, "--output_dir", str(tmp_path / "o"), *words])
-        out, err = capsys.readouterr()
-        return status, out, err
-
-    return call
+def bench(run: Run, checkpoints: Checkpoints, tmp_path: Path) -> Run:
+    """bench on the tiny checkpoint into tmp_path / o."""
+    _, _, *fixed = checkpoints["emoji"].words()  # --model may be another's
+    return partial(run, "bench", *fixed, "--output_dir", tmp_path / "o")
 
 
 def last(out: str) -> dict[str, Any]:
@@ -156,8 +149,8 @@ def test_impossible_combinations_are_one_line(words: str, says: str) -> None:
     assert says in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_bench(run: Run, tmp_path: Path) -> None:
-    status, out, err = run("--num_images", "2", "--reference", "transformers", "--profile")
+def test_bench(bench: Run, tmp_path: Path) -> None:
+    status, out, err = bench("--num_images", "2", "--reference", "transformers", "--profile")
     assert (status, err) == (0, "")
     result = last(out)
     assert result == json.loads((tmp_path / "o" / "bench.json").read_text())
@@ -181,9 +174,9 @@ def test_bench(run: Run, tmp_path: Path) -> None:
         assert min(split["shares"][part] for part in ("target", "commit")) > 0
 
 
-def test_batches_trees_and_bounds(run: Run) -> None:
+def test_batches_trees_and_bounds(bench: Run) -> None:
     words = "--methods eagle-2 --controls accept-none accept-all --temperatures 1 --warmup 0 --num_images 3"
-    rows = last(run(*words.split(), *"--total_token 4 8 --batch_size 1 2".split())[1])["rows"]
+    rows = last(bench(*words.split(), *"--total_token 4 8 --batch_size 1 2".split())[1])["rows"]
     found = {(row["method"], row["total_token"], row["batch_size"]): row for row in rows}
     assert len(found) == len(rows) == 2 + 2 * 2 * 3
     for batch in (1, 2):
@@ -194,8 +187,8 @@ def test_batches_trees_and_bounds(run: Run) -> None:
     assert found["eagle-2", 4, 1]["mean_nodes"] < 4 < found["eagle-2", 8, 1]["mean_nodes"] < 8
 
 
-def test_random_weights_read_no_file(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The dimensions of lumina_mgpt, made tiny: row ends and a prompt of its length."""
+def test_random_weights_read_no_file(bench: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dimensions of lumina_mgpt, made tiny: row separators and a prompt of its length."""
     from dataclasses import replace
 
     from models.tools.memory import published_use
@@ -214,7 +207,7 @@ def test_random_weights_read_no_file(run: Run, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr("models.tools.memory.published_use", tiny)
     words = "--model lumina_mgpt --random_weights --methods eagle-2 hybrid --temperatures 1 --num_images 2"
-    status, out, err = run(*words.split(), "--warmup", "0")
+    status, out, err = bench(*words.split(), "--warmup", "0")
     assert (status, err) == (0, "")
     rows = last(out)["rows"]
     assert [row["method"] for row in rows] == ["ar", "eagle-2", "hybrid"]
@@ -236,14 +229,14 @@ def stop_after(count: int, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Measurements, "add", stopping)
 
 
-def test_an_interrupted_bench_goes_on(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = last(run(*SHORT)[1])
+def test_an_interrupted_bench_goes_on(bench: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = last(bench(*SHORT)[1])
     (tmp_path / "o").rename(tmp_path / "whole")
     with monkeypatch.context() as patch:
         stop_after(1, patch)
-        status, out, err = run(*SHORT)
+        status, out, err = bench(*SHORT)
     assert (status, out) == (130, "") and "the same command" in err and len(err.splitlines()) == 1
-    status, out, err = run(*SHORT, "--profile")
+    status, out, err = bench(*SHORT, "--profile")
     assert (status, err) == (0, "") and "assembled from 2 runs" in out
     result = last(out)
     assert [part["prompts"] for part in result["runs"]] == [1, 2] and lasting(result) == lasting(whole)
@@ -253,23 +246,25 @@ def test_an_interrupted_bench_goes_on(run: Run, tmp_path: Path, monkeypatch: pyt
     assert order == [["ar", "eagle-2", "eagle-2:accept-none"], ["eagle-2", "eagle-2:accept-none", "ar"],
                      ["eagle-2:accept-none", "ar", "eagle-2"]]  # fmt: skip
     monkeypatch.setattr("eval.bench.timed", None)  # nothing is measured again
-    again = last(run(*SHORT)[1])
+    again = last(bench(*SHORT)[1])
     assert again["rows"] == result["rows"] and again["runs"] == result["runs"]
 
 
-def test_another_configuration_is_refused(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_configuration_is_refused(
+    bench: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = "--methods eagle-2 --temperatures 1 --num_images 1 --warmup 0".split()
-    assert run(*words)[0] == 0
+    assert bench(*words)[0] == 0
     before = (tmp_path / "o" / "measurements.jsonl").read_bytes()
     for change, says in (
         ("--cfg 2", "cfg = 3.0, now it is 2.0"),
         ("--methods eagle-1", "methods = ['eagle-2']"),
         ("--prompt cat", "prompt = None, now it is 'cat'"),
     ):
-        status, out, err = run(*words, *change.split())
+        status, out, err = bench(*words, *change.split())
         assert (status, out) == (2, "") and says in err and len(err.splitlines()) == 1
     monkeypatch.setattr("eval.session._git", lambda *words: "fffffff")
-    status, _, err = run(*words)
+    status, _, err = bench(*words)
     assert status == 2 and ("commit" in err or "changes" in err)
     assert (tmp_path / "o" / "measurements.jsonl").read_bytes() == before
 

@@ -10,7 +10,7 @@ from models.target import chain_mask
 
 def test_a_head_is_read_in_one_piece() -> None:
     """Rows of different lengths: every node's keys and values stand in its own slot, all of a head's in one
-    piece of memory (a piece a slot costs plain decoding time, docs/LOG.md)."""
+    piece of memory (a piece per slot costs the AR baseline time, docs/LOG.md)."""
     cache, kv = KVCache.allocate(2, 2, 9, 3, 4, torch.float32, torch.device("cpu")), torch.randn(4, 2, 3, 4)
     cache.length += torch.tensor([5, 2])
     meta = cache.metadata(torch.arange(2).expand(2, -1), chain_mask(2, kv.device).expand(2, -1, -1), 5)

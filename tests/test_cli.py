@@ -4,62 +4,35 @@ from __future__ import annotations
 
 import json
 import resource
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import main
 from cli.generate_images import Options
 from cli.loading import check_graphs
 from eval.errors import UserError
 from eval.outputs import RunFolder
-from tests.tiny import tiny_words
+from tests.checkpoints import Checkpoints
+from tests.conftest import Run
+from tests.runs import record
 
 ROOT = Path(__file__).resolve().parent.parent
-CLOCKS = ("time", "latency")
-Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run main.py in this process: (status, stdout, stderr)."""
-
-    def call(*words: str) -> tuple[int, str, str]:
-        capsys.readouterr()
-        status = main.main(list(words))
-        out, err = capsys.readouterr()
-        return status, out, err
-
-    return call
-
-
-@pytest.fixture
-def generate(run: Run, tiny_checkpoint: Path, tmp_path: Path) -> Run:
+def generate(run: Run, checkpoints: Checkpoints, tmp_path: Path) -> Run:
     """generate_images on the tiny checkpoint; the first word is the output folder's name."""
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("red heart\npizza\ncat face\nsun\nrocket\n")
 
-    def call(folder: str, *words: str) -> tuple[int, str, str]:
-        fixed = tiny_words(tiny_checkpoint, prompts, heatmaps=0)
-        return run("generate_images", *fixed, "--output_dir", str(tmp_path / folder), *words)
+    def call(folder: str, *words: object) -> tuple[int, str, str]:
+        fixed = [*checkpoints["emoji"].words(), "--prompt", prompts, "--heatmaps", "0"]
+        return run("generate_images", *fixed, "--output_dir", tmp_path / folder, *words)
 
     return call
-
-
-def record(folder: Path, without: tuple[str, ...] = ()) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Statistics without clocks and the given fields, and the images, of a run."""
-    (path,) = folder.glob("global_statistics_*.json")
-    statistics = json.loads(path.read_text())
-    kept = {
-        name: {k: v for k, v in entry.items() if k not in (*CLOCKS, *without)}
-        for name, entry in statistics.items()
-    }
-    return kept, {file.name: file.read_bytes() for file in (folder / "img").iterdir()}
 
 
 def one_line(err: str) -> str:
@@ -200,19 +173,6 @@ def test_graphs_are_of_one_cuda_device() -> None:
     assert not check_graphs(Options.parse(["--device_map", "auto"]), "cuda")
     with pytest.raises(UserError, match="a graph is of one device"):
         check_graphs(Options.parse(["--cuda_graphs", "--device_map", "auto"]), "cuda")
-
-
-def test_damaged_checkpoints(generate: Run, tiny_checkpoint: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(tiny_checkpoint, copy)
-    weights = copy / "drafter" / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-100])
-    status, _, err = generate("o", "--model_path", str(copy), *EAGLE.split())
-    assert status == 2 and str(weights) in one_line(err)
-    assert generate("base", "--model_path", str(copy), "--model_type", "base")[0] == 0
-    (copy / "config.json").write_text("{")
-    status, _, err = generate("p", "--model_path", str(copy))
-    assert status == 2 and "config.json" in one_line(err)
 
 
 def test_interrupt_and_resume_lose_nothing(

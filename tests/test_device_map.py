@@ -1,4 +1,4 @@
-"""A decoder over several devices draws what one device draws. The devices are two names of this CPU."""
+"""A decoder over several devices makes the images of one device. The devices are two names of this CPU."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from adt_tree.method import Method, build
+from adt_tree.method import Method
+from adt_tree.pipeline import Pipeline
 from adt_tree.policy import TreeShape
-from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
 from models.cache import KVCache
 from models.device_map import SpreadCache, Stage, allocate, by_layer, share_out, spread
@@ -19,40 +19,32 @@ from models.model import Model
 from models.registry import spec_of
 from models.spec import Checkpoint, LoadOptions
 from models.transformer import DecoderConfig
-from tests.loading import load
-from tests.methods import method_of
+from tests.checkpoints import load
 
 CPU = torch.device("cpu")
 
 
-def model(folder: Path) -> Model:
-    """The tiny model, with weights of its own."""
-    return load("emoji", str(folder), None, "fp32", "cpu", True)
-
-
-def codes(loaded: Model, method: Method, images: int) -> dict[str, list[int]]:
-    """What the method draws."""
-    openings = [loaded.encode(text) for text in ("sun", "red heart", "pizza")[:images]]
-    arm = build(loaded, method, 2, max(map(loaded.prompt_length, openings)))
-    return {i.name: i.codes for i in arm.decode(Request(str(n), o, n) for n, o in enumerate(openings))}
+def codes(model: Model, method: Method) -> list[list[int]]:
+    """What the method makes, two images in flight."""
+    return Pipeline(model)(["sun", "red heart", "pizza"], method, batch_size=2).codes
 
 
 @pytest.mark.parametrize(
-    "method", [method_of(1.0, 0, 1.0, 3.0), method_of(1.0, 0, 1.0, 3.0, shape=TreeShape(4, 3, 9))]
+    "method", [Method("ar", Sampling()), Method("eagle-2", Sampling(), TreeShape(4, 3, 9))]
 )
 def test_the_same_images(tiny_checkpoint: Path, method: Method) -> None:
-    alone, split = model(tiny_checkpoint), model(tiny_checkpoint)
+    alone, split = (load("emoji", tiny_checkpoint) for _ in range(2))
     # "cpu" and "cpu:0" are one memory under two names: a copy that is forgotten goes unnoticed here.
     spread(split.decoder, [CPU, torch.device("cpu", 0)])
     assert [type(block) for block in split.decoder.blocks] == [Stage, Stage]
-    cache = split.target(2, Sampling(1.0, 0, 1.0, 3.0), 5, 9).cache
+    cache = split.target(2, Sampling(), 5, 9).cache
     assert isinstance(cache, SpreadCache) and [part.store.shape[0] for part in cache.parts] == [1, 1]
-    assert codes(split, method, 3) == codes(alone, method, 3)
+    assert codes(split, method) == codes(alone, method)
 
 
 def test_what_a_pass_crosses(tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every tensor a stage reads is moved to its device: moves are written down."""
-    decoder = spread(model(tiny_checkpoint).decoder, [CPU, torch.device("cpu", 0)])
+    decoder = spread(load("emoji", tiny_checkpoint).decoder, [CPU, torch.device("cpu", 0)])
     cache, moved, to = allocate(decoder, 1, 8), [], torch.Tensor.to
     meta = cache.metadata(torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1, 1, dtype=torch.bool), 0)
     monkeypatch.setattr(torch.Tensor, "to", lambda self, place: (moved.append(place), to(self, place))[1])
@@ -69,15 +61,15 @@ def test_weights_are_read_to_their_layers(tiny_checkpoint: Path, monkeypatch: py
     files = Checkpoint(spec, folder, folder / "drafter", torch.float32, CPU, LoadOptions(), split=True)
     loaded = spec.load(files)
     assert [block.device for block in loaded.decoder.blocks] == [CPU, torch.device("cpu", 0)]
-    method = method_of(0.0, 0, 1.0, 3.0, static="chain")
-    assert codes(loaded, method, 2) == codes(model(tiny_checkpoint), method, 2)
+    method = Method("eagle-1", Sampling(temperature=0.0), "chain")
+    assert codes(loaded, method) == codes(load("emoji", tiny_checkpoint), method)
     where = by_layer([torch.device("cuda", n) for n in (0, 0, 1)], "model.layers.")
     names = ("model.layers.2.mlp", "model.layers.1.mlp", "lm_head.weight")
     assert [where(name).index for name in names] == [1, 0, 0]
 
 
 def test_one_device_has_a_plain_cache(tiny_checkpoint: Path) -> None:
-    assert isinstance(allocate(model(tiny_checkpoint).decoder, 2, 8), KVCache)
+    assert isinstance(allocate(load("emoji", tiny_checkpoint).decoder, 2, 8), KVCache)
 
 
 def test_sharing_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The embedded checkpoint: whole, small, the same in transformers, drawn alike by every exact method."""
+"""The embedded checkpoint: whole, small, the same in transformers, the same image by every exact method."""
 
 from __future__ import annotations
 
@@ -9,21 +9,18 @@ import pytest
 import torch
 from transformers import ChameleonForConditionalGeneration
 
-from adt_tree.method import build
+from adt_tree.pipeline import Pipeline, Tree
 from adt_tree.policy import AdaptiveTree, TreeShape
-from adt_tree.roles import Request
+from adt_tree.sampling import Sampling
 from eval.prompts import DEFAULT_FILE, HELD_OUT_FILE, UNSEEN_FILE
 from models.model import Model
 from models.registry import EMOJI
-from tests.loading import load
-from tests.methods import method_of
-
-LAW = {"temperature": 1.0, "top_k": 2000, "top_p": 1.0, "cfg": 3.0}
+from tests.checkpoints import load
 
 
 @pytest.fixture(scope="module")
 def model() -> Model:
-    return load("emoji", None, None, "fp32", "cpu", need_drafter=True)
+    return load("emoji")
 
 
 def test_files_are_small_and_whole() -> None:
@@ -54,23 +51,22 @@ def test_logits_are_those_of_transformers(model: Model) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_exact_methods_draw_the_image_of_plain_decoding(model: Model, temperature: float) -> None:
-    law = {**LAW, "temperature": temperature}
-    methods = [
-        method_of(**law),
-        method_of(**law, shape=TreeShape(5, 4, 24)),
-        method_of(**law, adapt=AdaptiveTree()),
-        method_of(**law, static="mc_sim_7b_63"),
-        method_of(**law, shape=TreeShape(16, 3, 23), drafter="self-draft"),
-    ]
-    prompt = model.encode("twemoji emoji of pizza")
-    images = []
-    for method in methods:
-        arm = build(model, method, 1, model.prompt_length(prompt))
-        images.append(next(iter(arm.decode(iter([Request("0", prompt, 7)])))))
-    assert len({tuple(image.codes) for image in images}) == 1
-    assert images[0].tau == 1 and all(image.tau > 1.5 for image in images[1:])
-    assert model.image(images[0].codes).size == (model.codec.config.resolution,) * 2
+def test_exact_methods_make_the_image_of_the_ar_baseline(model: Model, temperature: float) -> None:
+    pipe, sampling = Pipeline(model), Sampling(temperature, top_k=2000, guidance=3.0)
+    trees: dict[str, Tree | None] = {
+        "ar": None,
+        "eagle-2": TreeShape(5, 4, 24),
+        "adt-tree": AdaptiveTree(),
+        "eagle-1": "mc_sim_7b_63",
+        "self-draft": TreeShape(16, 3, 23),
+    }
+    found = {
+        name: pipe("twemoji emoji of pizza", name, sampling=sampling, tree=tree, seed=7)
+        for name, tree in trees.items()
+    }
+    assert len({tuple(out.codes[0]) for out in found.values()}) == 1
+    assert found.pop("ar").stats["tau"] == 1 and all(out.stats["tau"] > 1.5 for out in found.values())
+    assert found["eagle-2"].images[0].size == (model.codec.config.resolution,) * 2
 
 
 def test_shipped_prompts_say_what_they_are() -> None:

@@ -17,12 +17,12 @@ import torch
 from PIL import Image
 from torch.nn import functional as F
 
-import main
 from eval.errors import UserError
 from eval.metrics import networks, pictures, scores
 from eval.metrics.clip import Clip, aesthetic, clip_scores, load_clip, preference_scores
 from eval.metrics.pictures import Pair
 from tests import metric_checkpoints as tiny
+from tests.conftest import Refused, Run
 from tests.golden import close
 
 CPU = torch.device("cpu")
@@ -41,13 +41,12 @@ def tiny_clip(folder: Path) -> Clip:
 
 
 @pytest.fixture
-def command(capsys: pytest.CaptureFixture[str]) -> Command:
+def command(run: Run) -> Command:
     """A command's status, its last line as JSON and what it wrote to standard error."""
 
     def call(*words: object) -> tuple[int, dict[str, Any], str]:
-        status = main.main(list(map(str, words)))
-        out, err = capsys.readouterr()
-        last = out.splitlines()[-1] if status == 0 and out else "{}"
+        status, out, err = run(*words)
+        last = out.splitlines()[-1] if status == 0 and out else ""
         return status, json.loads(last) if last.startswith("{") else {}, err
 
     return call
@@ -192,15 +191,8 @@ def test_precision_and_recall_with_stored_features(
 def test_quality_of_inception_and_effnet(
     command: Command, run_folder: Path, real: Path, tmp_path: Path
 ) -> None:
-    words = (
-        "eval_quality",
-        "--fake_dir",
-        run_folder,
-        "--eval_res",
-        40,
-        "--inception_path",
-        tiny.inception(tmp_path),
-    )
+    words = ("eval_quality", "--fake_dir", run_folder, "--eval_res", 40)
+    words += ("--inception_path", tiny.inception(tmp_path))
     status, entry, err = command(*words, "--ref_dir", real, "--metrics", "is", "kid", "fid", "--splits", 2)
     assert status == 0, err
     assert set(entry["scores"]) == {"is", "is_std", "kid", "kid_std", "fid_40px"}
@@ -213,12 +205,7 @@ def test_quality_of_inception_and_effnet(
     assert status == 0 and entry["scores"]["effnet_fd"] > 0.1
 
 
-def test_what_is_refused(command: Command, run_folder: Path, real: Path, tmp_path: Path) -> None:
-    def refused(*words: object) -> str:
-        status, _, err = command(*words)
-        assert status == 2 and err.count("\n") == 1, err
-        return err
-
+def test_what_is_refused(refused: Refused, run_folder: Path, real: Path, tmp_path: Path) -> None:
     fake = ("--fake_dir", run_folder)
     assert "5000: 6 of 6 prompts" in refused("eval_fid_clip", *fake, "--clip_path", tmp_path)
     assert "6 images" in refused("eval_quality", *fake, "--ref_dir", real, "--how_many", 7)

@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import main
 from adt_tree import Pipeline, Sampling
 from models.errors import CheckpointError
 from models.loading import load
 from models.spec import LoadOptions
+from tests.conftest import Refused
 
 
 def flash_attn_with_kvcache(
@@ -42,9 +42,8 @@ def flash(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("batch_size", [1, 2])
-def test_the_baseline_is_the_same(flash: None, tiny_checkpoint: Path, batch_size: int) -> None:
+def test_the_baseline_is_the_same(flash: None, pipe: Pipeline, batch_size: int) -> None:
     """Prompts of several lengths, with and without guidance."""
-    pipe = Pipeline.from_pretrained(str(tiny_checkpoint), device="cpu", precision="fp32")
     other = Pipeline(replace(pipe.model, attention="flash"))
     for guidance in (1.0, 3.0):
         how = {"method": "ar", "sampling": Sampling(guidance=guidance), "seed": 3, "batch_size": batch_size}
@@ -52,26 +51,14 @@ def test_the_baseline_is_the_same(flash: None, tiny_checkpoint: Path, batch_size
         assert other(prompts, **how).codes == pipe(prompts, **how).codes
 
 
-def test_draft_trees_are_refused(flash: None, tiny_checkpoint: Path) -> None:
-    pipe = Pipeline.from_pretrained(str(tiny_checkpoint), device="cpu", precision="fp32")
+def test_draft_trees_are_refused(flash: None, pipe: Pipeline) -> None:
     with pytest.raises(ValueError, match="draft trees .* need a mask"):
         Pipeline(replace(pipe.model, attention="flash"))("sun", method="self-draft")
 
 
-def test_what_it_needs_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [
-        "--attention",
-        "flash",
-        "--device",
-        "cpu",
-        "--model_type",
-        "base",
-        "--output_dir",
-        str(tmp_path / "out"),
-    ]
-    assert main.main(["generate_images", *words]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1 and "--attention flash: flash-attn needs a CUDA device" in error
+def test_what_it_needs_is_named(refused: Refused, tmp_path: Path) -> None:
+    words = "generate_images --attention flash --device cpu --model_type base --output_dir".split()
+    assert "--attention flash: flash-attn needs a CUDA device" in refused(*words, tmp_path / "out")
     assert not (tmp_path / "out" / "generation_configs.json").exists()
     with pytest.raises(CheckpointError, match="choose sdpa or flash"):
         load("emoji", LoadOptions(attention="xformers"))

@@ -9,15 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from adt_tree.method import build
-from adt_tree.policy import TreeShape
-from adt_tree.roles import Request
+from adt_tree.sampling import Sampling
 from models.errors import CheckpointError
 from models.model import Model
 from tests import tiny, tiny_llamagen
+from tests.checkpoints import load
 from tests.golden import close
-from tests.loading import load
-from tests.methods import method_of
+from tests.methods import check_exact
 from tests.published import edit, rewrite
 
 FIELDS: dict[str, Callable[[dict[str, Any]], Any]] = {
@@ -38,6 +36,7 @@ FIELDS: dict[str, Callable[[dict[str, Any]], Any]] = {
         config.pop(name) for name in ("attention_bias", "mlp_bias", "hidden_act", "swin_norm")
     ],
 }
+EXACT = ("eagle-2", "self-draft")
 REFUSED = {
     "linear": ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "of type 'linear'"),
     "yarn": ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "of type 'yarn'"),
@@ -49,7 +48,7 @@ REFUSED = {
 
 def opened(name: str, folder: Path, drafter: bool = False) -> Model:
     """A model in fp32."""
-    return load(name, str(folder), None, "fp32", "cpu", drafter)
+    return load(name, folder, need_drafter=drafter)
 
 
 def same_as_transformers(folder: Path) -> None:
@@ -88,21 +87,7 @@ def test_sizes_types_shards(
     folder = tiny.build(tmp_path / "x", **sizes)
     rewrite(folder, dtype, shards, leave)
     same_as_transformers(folder)
-    exact(opened("anole", folder, drafter=True))
-
-
-def exact(model: Model) -> None:
-    """Drafted images are those of plain decoding, with a drafter and without."""
-    law: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "cfg": 3.0}
-    requests = [
-        Request(text, opening, 3)
-        for text, opening in zip("ab", model.encode_all(["sun", "cat"]), strict=True)
-    ]
-    drawn = []
-    for tree in ({}, {"shape": TreeShape(4, 3, 10)}, {"shape": TreeShape(4, 3, 10), "drafter": "self-draft"}):
-        arm = build(model, method_of(**law, **tree), 2, max(r.prompt.length for r in requests))
-        drawn.append({image.name: image.codes for image in arm.decode(iter(requests))})
-    assert drawn[0] == drawn[1] == drawn[2] and drawn[0]["a"] != drawn[0]["b"]
+    check_exact(opened("anole", folder, drafter=True), ["sun", "cat"], Sampling(), EXACT)
 
 
 @pytest.mark.parametrize("leave", ["", "lm_head.weight"])
@@ -119,7 +104,7 @@ def test_llamagen_in_shards_of_bf16(tmp_path: Path, leave: str) -> None:
         expected["head.weight"] = expected["embed.weight"]
     assert all(torch.equal(got[name], expected[name].bfloat16().float()) for name in expected)
     assert model.decoder.config.norm_eps == 1e-6 and model.decoder.config.rope_theta == 10000
-    exact(model)
+    check_exact(model, ["sun", "cat"], Sampling(), EXACT)
 
 
 @pytest.mark.parametrize("how", REFUSED)

@@ -40,8 +40,8 @@ from models.separators import SeparatorTarget
 from models.spec import TOKEN_SHIFTS
 from models.target import ARTarget
 from tests import test_engine_separators as separators
+from tests.checkpoints import load
 from tests.decoding import CPU
-from tests.loading import load
 from tests.tape import SPOILT, Launches, Machine
 from tests.test_engine import (
     CODES,
@@ -161,7 +161,7 @@ def test_models(name: str, shift: str, tiny_checkpoint: Path, monkeypatch: pytes
     """A model asked for graphs gives what it gives without, whatever its drafter reads, in fewer launches."""
     machine, found, launches = Machine(), [], []
     monkeypatch.setattr("models.model.CudaRecorder", lambda: machine)
-    model = replace(load("emoji", str(tiny_checkpoint), None, "fp32", "cpu", True), token_shift=shift)
+    model = replace(load("emoji", tiny_checkpoint), token_shift=shift)
     prompts = [model.encode(text) for text in ("sun", "red heart", "pizza")]
     requests = [Request(str(n), prompt, n) for n, prompt in enumerate(prompts)]
     for graphs in (True, False):

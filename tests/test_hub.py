@@ -10,9 +10,9 @@ import huggingface_hub
 import pytest
 from huggingface_hub import errors
 
-import main
 from models.checkpoint.hub import HubId, locate
 from models.errors import CheckpointError
+from tests.conftest import Refused
 
 RESPONSE = SimpleNamespace(headers={}, request=None, status_code=403, url="u")
 Hub = Callable[..., list]
@@ -127,10 +127,8 @@ def test_without_a_network_the_real_client_says_so(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("option", ["--model_path", "--drafter_path"])
 @pytest.mark.parametrize(("error", "says"), [ERRORS[0], ERRORS[3]], ids=["gated", "no network"])
 def test_on_the_command_line(
-    hub: Hub, capsys: pytest.CaptureFixture[str], tmp_path: Path, option: str, error: Exception, says: str
+    hub: Hub, refused: Refused, tmp_path: Path, option: str, error: Exception, says: str
 ) -> None:
     hub(error, reachable=False)
-    words = ["generate_images", option, "a/b", "--prompt", "sun", "--output_dir", str(tmp_path / "o")]
-    assert main.main(words) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
+    line = refused("generate_images", option, "a/b", "--prompt", "sun", "--output_dir", tmp_path / "o")
     assert says in line and "a/b" in line and not (tmp_path / "o").exists()

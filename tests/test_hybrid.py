@@ -78,7 +78,7 @@ def drafted(proposer: Proposer, sampling: Sampling) -> list[Decoded]:
 
 
 def steps(images: list[Decoded]) -> list[object]:
-    """What cycles were, but for their clocks."""
+    """What steps were, but for their clocks."""
     return [replace(step, ms=0.0) for image in images for step in image.steps]
 
 

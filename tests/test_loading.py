@@ -7,7 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,53 +16,40 @@ import torch
 from adt_tree.method import METHODS, Method
 from adt_tree.sampling import Sampling
 from models.errors import CheckpointError
-from models.loading import detect, load, pick_device
+from models.loading import detect, load, pick_device, pick_precision
 from models.model import Model
 from models.registry import SPECS, spec_of
-from models.spec import LoadOptions, ModelSpec
-from tests import published, tiny, tiny_emu3, tiny_janus, tiny_llamagen
+from models.spec import LoadOptions
+from tests.checkpoints import BUILD, Checkpoints
 
 ROOT = Path(__file__).resolve().parent.parent
 HOW = LoadOptions(precision="fp32", device="cpu", token_shift="published")
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A checkpoint of every family, by its name; a class-conditional and a lone .pt of LlamaGen."""
-    root = tmp_path_factory.mktemp("families")
-    found = {"emoji": tiny.build(root / "emoji"), "llamagen": tiny_llamagen.build(root / "llamagen")}
-    for name in ("anole", "lumina_mgpt"):
-        found[name] = published.build(root / name, lumina=name == "lumina_mgpt")[0]
-    found |= {"janus_pro": tiny_janus.build(root / "janus"), "emu3": tiny_emu3.build(root / "emu3")}
-    found["llamagen2"] = tiny_llamagen.build(root / "llamagen2", block_size=1024, input_type="t2i2")
-    found["llamagen classes"] = tiny_llamagen.build(root / "classes", wrapper="model", cls_token_num=1)
-    found["llamagen file"] = tiny_llamagen.build(root / "file", wrapper="")
-    return found
-
-
-def test_every_family_is_recognised_in_its_folder(folders: dict[str, Path]) -> None:
-    assert {name.split()[0] for name in folders} == set(SPECS)
-    for name, folder in folders.items():
-        assert detect(folder).name == name.split()[0], name
-        if folder.is_file():
-            assert detect(folder.parent).name == name.split()[0], name
+def test_every_family_is_recognised_in_its_folder(checkpoints: Checkpoints) -> None:
+    assert {name.split()[0] for name in BUILD} == set(SPECS)
+    for name in BUILD:
+        path = checkpoints[name].path
+        assert detect(path).name == name.split()[0], name
+        if path.is_file():
+            assert detect(path.parent).name == name.split()[0], name
 
 
 @pytest.mark.parametrize("name", ["emoji", "llamagen", "llamagen classes"])
-def test_a_folder_is_the_family_with_that_path(folders: dict[str, Path], name: str) -> None:
-    direct = load(str(folders[name]), HOW)
-    named = load(name.split()[0], replace(HOW, model_path=str(folders[name])))
+def test_a_folder_is_the_family_with_that_path(checkpoints: Checkpoints, name: str) -> None:
+    path = str(checkpoints[name].path)
+    direct, named = load(path, HOW), load(name.split()[0], replace(HOW, model_path=path))
     assert direct.spec == named.spec and direct.weights_sha == named.weights_sha
     assert direct.drafter_sha == named.drafter_sha is not None
     assert (direct.precision, direct.device.type) == ("fp32", "cpu")
 
 
-def test_what_is_no_model(folders: dict[str, Path], tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(folders["emoji"], tmp_path / "copy"))
+def test_what_is_no_model(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    emoji = str(checkpoints["emoji"].path)
+    copy = Path(shutil.copytree(emoji, tmp_path / "copy"))
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps({key: config[key] for key in ("hidden_size", "vocab_size")}))
-    lone = folders["llamagen file"].parent
-    unsized = Path(shutil.copytree(lone, tmp_path / "unsized"))
+    unsized = Path(shutil.copytree(checkpoints["llamagen file"].path.parent, tmp_path / "unsized"))
     (unsized / "config.json").write_text('{"n_head": 4}')
     for model, options, says in (
         ("emojy", HOW, "there is no model emojy: choose one of emoji, anole"),
@@ -70,10 +57,10 @@ def test_what_is_no_model(folders: dict[str, Path], tmp_path: Path) -> None:
         (str(copy), HOW, "do not tell which model it is: give it as --model_path"),
         (str(unsized), HOW, "do not tell which model it is"),  # a .pt of texts could be of either stage
         (str(tmp_path / "nowhere"), HOW, "there is no model"),
-        (str(folders["emoji"]), replace(HOW, precision="fp8"), "--precision fp8: choose one of auto, bf16"),
-        (str(folders["emoji"]), replace(HOW, device="tpu"), "--device tpu: choose auto, cpu, cuda"),
-        (str(folders["emoji"]), replace(HOW, device_map="auto"), "needs two CUDA devices or more"),
-        (str(folders["llamagen"]), replace(HOW, device_map="row"), "auto is the only one"),
+        (emoji, replace(HOW, precision="fp8"), "--precision fp8: choose one of auto, bf16"),
+        (emoji, replace(HOW, device="tpu"), "--device tpu: choose auto, cpu, cuda"),
+        (emoji, replace(HOW, device_map="auto"), "needs two CUDA devices or more"),
+        (str(checkpoints["llamagen"].path), replace(HOW, device_map="row"), "auto is the only one"),
     ):
         with pytest.raises(CheckpointError) as caught:
             load(model, options)
@@ -105,6 +92,17 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
         pick_device("cuda")
 
 
+@pytest.mark.parametrize("multiplies", [False, True])
+def test_auto_precision(multiplies: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": multiplies})
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: multiplies)
+    for model in ("emoji", "anole"):
+        assert pick_precision("auto", "cuda", spec_of(model)) == ("bf16" if multiplies else "fp16")
+    assert pick_precision("auto", "cpu", spec_of("anole")) == ("bf16" if multiplies else "fp32")
+    assert pick_precision("auto", "cpu", spec_of("emoji")) == "fp32"
+    assert pick_precision("bf16", "cpu", spec_of("emoji")) == "bf16"
+
+
 @pytest.mark.parametrize("name", SPECS)
 def test_a_family_has_a_tree_for_every_method(name: str) -> None:
     spec = spec_of(name)
@@ -131,11 +129,10 @@ def test_no_other_file_knows_a_family_by_name() -> None:
 def test_options_are_checked_without_torch() -> None:
     script = "import sys, models.registry; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
-    assert {field.name for field in fields(ModelSpec)} >= {"load", "recognises", "tree", "method"}
 
 
-def test_loading_needs_no_drafter(folders: dict[str, Path]) -> None:
-    model = load(str(folders["emoji"]), replace(HOW, need_drafter=False))
+def test_loading_needs_no_drafter(checkpoints: Checkpoints) -> None:
+    model = load(str(checkpoints["emoji"].path), replace(HOW, need_drafter=False))
     assert isinstance(model, Model) and model.drafter_net is None
     with pytest.raises(CheckpointError, match="loaded without a drafter"):
         model.drafter(model.target(1, Sampling(), 1, 9), 1, 1)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import pickle
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,6 +17,7 @@ from eval.metrics.sources import clip_config, clip_weights, weights_file
 from models.errors import CheckpointError
 from tests import metric_checkpoints as tiny
 from tests.golden import close, tensors
+from tests.test_hostile_files import code as hostile_code
 
 CPU = torch.device("cpu")
 
@@ -151,32 +150,14 @@ def test_other_networks_are_refused_in_a_line(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value) and str(tmp_path) in str(caught.value)
 
 
-class Malicious:
-    """Runs code where a pickle is read without care."""
-
-    def __reduce__(self) -> tuple[Callable[..., object], tuple[str, ...]]:
-        return Path.touch, (Path("hacked"),)  # type: ignore[return-value]
-
-
-@pytest.mark.filterwarnings("error")
-def test_what_is_no_file_of_tensors_is_one_line_and_runs_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    places = {name: tmp_path / f"{name}.pth" for name in ("html", "lfs", "code", "old", "empty", "text")}
-    places["html"].write_text("<!DOCTYPE html><html><body>Not found</body></html>")
-    places["lfs"].write_text("version https://git-lfs.github.com/spec/v1\noid sha256:1234\nsize 528\n")
-    places["text"].write_text("hello\nworld\n")
-    places["empty"].write_bytes(b"")
-    torch.save({"x": Malicious()}, places["code"])
-    places["old"].write_bytes(pickle.dumps(Malicious()))
-    for path in places.values():
-        for load in (lambda p: networks.inception(p, 256, CPU), lambda p: networks.vgg16(p, CPU)):
-            with pytest.raises(CheckpointError) as caught:
-                load(path)
-            said = str(caught.value)
-            assert "\n" not in said and str(path) in said and "weights_only" not in said, said
-    assert not (tmp_path / "hacked").exists()
+def test_weights_are_read_without_running_code(tmp_path: Path) -> None:
+    """By models.checkpoint.weights, whose other hostile inputs stand in test_hostile_files.py."""
+    path, mark = tmp_path / "x.pth", tmp_path / "mark"
+    hostile_code(path, mark)
+    for load in (lambda: networks.inception(path, 256, CPU), lambda: networks.vgg16(path, CPU)):
+        with pytest.raises(CheckpointError, match="no code is run from it"):
+            load()
+    assert not mark.exists()
 
 
 def test_a_clip_without_its_configuration(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from torch import Tensor
 from adt_tree.relax import nearest_table
 from models.codecs.neighbours import find_table, read_table
 from models.errors import CheckpointError
+from tests.checkpoints import load
 from tests.golden import tensors
-from tests.loading import load
 
 AMBIGUOUS = 5748  # the recorded row whose order fp32 rounding decided
 
@@ -107,10 +107,10 @@ def test_a_model_reads_its_table_where_it_lies(
 ) -> None:
     folder = tmp_path / "model"
     shutil.copytree(tiny_checkpoint, folder)
-    computed = load("emoji", str(folder), None, "fp32", "cpu", False).nearest(9)
+    computed = load("emoji", folder, need_drafter=False).nearest(9)
     np.save(folder / "top_63_indices.npy", computed.numpy().astype(np.uint16))
     monkeypatch.setattr("models.model.nearest_table", None)
-    model = load("emoji", str(folder), None, "fp32", "cpu", False)
+    model = load("emoji", folder, need_drafter=False)
     assert torch.equal(model.nearest(5), computed[:, :5])
     assert torch.equal(model.nearest(5, folder), computed[:, :5])
     with pytest.raises(CheckpointError, match="smaller --lantern_k"):

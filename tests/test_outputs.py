@@ -25,7 +25,7 @@ SETTINGS = {"temperature": 1.0, "adt": {"beta": 0.5}}
 
 
 def decoded(name: str) -> Decoded:
-    """A 2 x 2 image made in two cycles."""
+    """A 2 x 2 image made in two steps."""
     steps = [Step(1, 0, 1, 2, 3, 6, 1, 1.0), Step(3, 1, 1, 1, 3, 3, 0, 1.0)]
     return Decoded(name, 7, [1, 2, 3, 0], steps, seconds=0.5, target_calls=2, drafter_calls=3)
 

@@ -15,7 +15,7 @@ from models.cache import KVCache
 from models.packed import PackedBlock, Product, cache_dtype, pack, packable, product, taken
 from models.target import chain_mask
 from models.transformer import MLP, Block, DecoderConfig, rotary_table
-from tests.loading import load
+from tests.checkpoints import load
 
 pytestmark = pytest.mark.skipif(not packable(torch.ones(1, 1)), reason="this torch has no oneDNN")
 
@@ -82,9 +82,9 @@ def test_a_layer(kv_heads: int, qk_norm: bool, input_norm: bool) -> None:
 
 
 def test_a_decoder_with_its_head(tiny_checkpoint: Path) -> None:
-    model = load("emoji", str(tiny_checkpoint), None, "fp32", "cpu", True)
+    model = load("emoji", tiny_checkpoint)
     plain = copy.deepcopy(model.decoder)
-    target = model.target(1, Sampling(1.0, 0, 1.0, 3.0), 5, 20)
+    target = model.target(1, Sampling(), 5, 20)
     model.drafter(target, 2, 2)
     assert not any(isinstance(part, nn.Linear) for part in model.decoder.blocks.modules())
     assert not any(isinstance(part, nn.Linear) for part in model.drafter_net.modules())

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +14,19 @@ import torch
 from torch import Tensor
 
 from adt_tree.grid import Grid
-from adt_tree.method import Method, build
+from adt_tree.method import Method
+from adt_tree.pipeline import Pipeline
 from adt_tree.policy import SELF_DRAFTED, TreeShape
-from adt_tree.roles import Request
 from adt_tree.sampling import Sampling, guide
+from models.layouts.chameleon import from_chameleon
 from models.layouts.emu3 import NEGATIVE, decoder_config, grid_of
 from models.loading import load
 from models.model import Model
 from models.spec import LoadOptions
+from models.transformer import Decoder
 from tests import tiny_emu3
+from tests.golden import close
 
-close = partial(torch.testing.assert_close, atol=1e-4, rtol=1e-4)
 GREEDY = Sampling(temperature=0.0, guidance=3.0)
 SIZES: dict[str, dict[str, int]] = {
     "mha": {},
@@ -33,11 +34,11 @@ SIZES: dict[str, dict[str, int]] = {
     "wider, deeper": {"width": 64, "layers": 3, "kv_heads": 1},
 }
 TEXTS = ["a red heart", "a cat in the sun, with a hat", "sea"]
-METHODS = {
-    "ar": Method("ar", GREEDY),
-    "self-draft": Method("self-draft", GREEDY, TreeShape(9, 3, 20)),
-    "adt-self-draft": Method("adt-self-draft", GREEDY, SELF_DRAFTED),
-}
+METHODS = (
+    Method("ar", GREEDY),
+    Method("self-draft", GREEDY, TreeShape(9, 3, 20)),
+    Method("adt-self-draft", GREEDY, SELF_DRAFTED),
+)
 IDS = tiny_emu3.vocabulary()
 FIRST = IDS["<|visual token 000000|>"]
 
@@ -73,7 +74,7 @@ def inputs(folder: Path, texts: list[str], grid: Grid) -> Any:
 
 
 def forced(grid: Grid) -> Callable[[int, Tensor], list[int]]:
-    """The tokens allowed next, as transformers documents them: the grid's, row ends, the image's end."""
+    """The tokens allowed next, as transformers documents them: the grid's, separators, the image's end."""
     width, last = grid.width + 1, (grid.width + 1) * grid.height
     behind = {last + 1: tiny_emu3.FRAME_END, last + 2: tiny_emu3.IMAGE_END, last + 3: tiny_emu3.END}
 
@@ -103,15 +104,6 @@ def generate(theirs: Any, folder: Path, texts: list[str], grid: Grid) -> list[li
     return found[:, conditional.input_ids.shape[1] :].tolist()
 
 
-def decode(model: Model, method: Method, texts: list[str]) -> list[list[int]]:
-    """Codes of the images, all in flight together."""
-    prompts = model.encode_all(texts)
-    decoder = build(model, method, len(texts), max(prompt.length for prompt in prompts))
-    images = decoder.decode(Request(str(n), prompt, n) for n, prompt in enumerate(prompts))
-    found = {image.name: image.codes for image in images}
-    return [found[str(n)] for n in range(len(texts))]
-
-
 def test_prompts(folder: Path, ours: Model) -> None:
     """Text and negative prompt, each with the image's size and opening."""
     prompt: Any = ours.encode(TEXTS[0])
@@ -123,8 +115,6 @@ def test_prompts(folder: Path, ours: Model) -> None:
 def test_hidden_states_and_guided_logits(theirs: Any, ours: Model) -> None:
     """Teacher-forced over a prompt and a grid, both branches; transformers guides log-probabilities, which
     shifts every row by a constant."""
-    from models.layouts.chameleon import from_chameleon
-    from models.transformer import Decoder
 
     shape = decoder_config(theirs.config.to_dict())
     fresh = Decoder(shape)
@@ -150,9 +140,9 @@ def test_greedy_tokens(folder: Path, theirs: Any, ours: Model, count: int) -> No
     """generate over the forced grid and ours: whole images, plain and self-drafted."""
     expected = generate(theirs, folder, TEXTS[:count], ours.grid)
     assert len({tuple(tokens) for tokens in expected}) == count and len(set(expected[0])) > 6
-    for method in METHODS.values():
-        for codes, tokens in zip(decode(ours, method, TEXTS[:count]), expected, strict=True):
-            assert grid_tokens(codes, ours.grid) == tokens
+    for method in METHODS:
+        found = Pipeline(ours)(TEXTS[:count], method, batch_size=count).codes
+        assert [grid_tokens(codes, ours.grid) for codes in found] == expected
 
 
 def grid_tokens(codes: list[int], grid: Grid) -> list[int]:
@@ -168,8 +158,8 @@ def test_wide_grid(folder: Path, theirs: Any, ours: Model) -> None:
     wide = Grid(3, 5)
     model = replace(ours, grid=wide, prompts=replace(ours.prompts, grid=wide))  # type: ignore[type-var]
     expected = generate(theirs, folder, TEXTS[:1], wide)[0]
-    for method in METHODS.values():
-        assert grid_tokens(decode(model, method, TEXTS[:1])[0], wide) == expected
+    for method in METHODS:
+        assert grid_tokens(Pipeline(model)(TEXTS[0], method).codes[0], wide) == expected
 
 
 def test_pixels(theirs: Any, ours: Model) -> None:

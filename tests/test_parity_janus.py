@@ -4,7 +4,6 @@ guided logits, the greedy image tokens of generate, pixels."""
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +11,19 @@ import numpy as np
 import pytest
 import torch
 
-import main
-from adt_tree.method import Method, build
+from adt_tree.method import Method
+from adt_tree.pipeline import Pipeline
 from adt_tree.policy import SELF_DRAFTED, TreeShape
-from adt_tree.roles import Request
 from adt_tree.sampling import Sampling, guide
+from models.layouts.janus import decoder_config, from_janus
 from models.loading import load
 from models.model import Model
 from models.spec import LoadOptions
+from models.transformer import Decoder
 from tests import tiny_janus
+from tests.conftest import Refused, Run
+from tests.golden import close
 
-close = partial(torch.testing.assert_close, atol=1e-4, rtol=1e-4)
 GREEDY = Sampling(temperature=0.0, guidance=5.0)
 SIZES: dict[str, dict[str, int]] = {
     "mha": {},
@@ -30,11 +31,11 @@ SIZES: dict[str, dict[str, int]] = {
     "wider, deeper": {"width": 64, "layers": 3, "heads": 4, "kv_heads": 1},
 }
 TEXTS = ["a red heart", "a cat in the sun, with a hat", "sea"]
-METHODS = {
-    "ar": Method("ar", GREEDY),
-    "self-draft": Method("self-draft", GREEDY, TreeShape(9, 3, 20)),
-    "adt-self-draft": Method("adt-self-draft", GREEDY, SELF_DRAFTED),
-}
+METHODS = (
+    Method("ar", GREEDY),
+    Method("self-draft", GREEDY, TreeShape(9, 3, 20)),
+    Method("adt-self-draft", GREEDY, SELF_DRAFTED),
+)
 
 
 @pytest.fixture(scope="module", params=SIZES)
@@ -62,24 +63,9 @@ def prompt_ids(folder: Path, texts: list[str]) -> Any:
     from transformers import AutoTokenizer
 
     own = AutoTokenizer.from_pretrained(folder, padding_side="left")
-    turns = [
-        own.apply_chat_template(
-            [{"role": "user", "content": [{"type": "text", "text": text}]}],
-            tokenize=False,
-            add_generation_prompt=True,
-        )
-        for text in texts
-    ]
+    chats = [[{"role": "user", "content": [{"type": "text", "text": text}]}] for text in texts]
+    turns = own.apply_chat_template(chats, tokenize=False, add_generation_prompt=True)
     return own([turn + tiny_janus.IMAGE for turn in turns], padding=True, return_tensors="pt")
-
-
-def decode(model: Model, method: Method, texts: list[str]) -> list[list[int]]:
-    """Codes of the images, all in flight together."""
-    prompts = model.encode_all(texts)
-    decoder = build(model, method, len(texts), max(prompt.length for prompt in prompts))
-    images = decoder.decode(Request(str(n), prompt, n) for n, prompt in enumerate(prompts))
-    found = {image.name: image.codes for image in images}
-    return [found[str(n)] for n in range(len(texts))]
 
 
 def test_prompts(folder: Path, ours: Model) -> None:
@@ -94,16 +80,14 @@ def test_hidden_states_and_guided_logits(theirs: Any, ours: Model) -> None:
     """Teacher-forced over a prompt and codes, both branches."""
     prompt: Any = ours.encode(TEXTS[1])
     codes = torch.randint(tiny_janus.CODES, (16,), generator=torch.Generator().manual_seed(0))
-    fresh = load_fresh(theirs)
+    shape = decoder_config(theirs.config.to_dict())
+    fresh = Decoder(shape).eval()  # no target has packed it
+    fresh.load_state_dict(from_janus(theirs.state_dict(), shape))
     hidden, logits = [], []
     with torch.no_grad():
         for ids in (prompt.conditional, prompt.unconditional):
-            embedded = torch.cat(
-                (
-                    theirs.get_input_embeddings()(torch.tensor(ids)),
-                    theirs.prepare_embeddings_for_image_generation(codes),
-                )
-            )
+            text = theirs.get_input_embeddings()(torch.tensor(ids))
+            embedded = torch.cat((text, theirs.prepare_embeddings_for_image_generation(codes)))
             states = theirs.model.language_model(inputs_embeds=embedded[None]).last_hidden_state[0]
             tokens = torch.tensor([[*ids, *(codes + ours.first_code).tolist()]])
             mine = fresh.causal(tokens)[0]
@@ -114,17 +98,6 @@ def test_hidden_states_and_guided_logits(theirs: Any, ours: Model) -> None:
         close(guide(torch.stack(logits), 5.0), expected)
 
 
-def load_fresh(theirs: Any) -> Any:
-    """A decoder that no target has packed, from the state dict at hand."""
-    from models.layouts.janus import decoder_config, from_janus
-    from models.transformer import Decoder
-
-    shape = decoder_config(theirs.config.to_dict())
-    decoder = Decoder(shape)
-    decoder.load_state_dict(from_janus(theirs.state_dict(), shape))
-    return decoder.eval()
-
-
 @pytest.mark.parametrize("count", [1, 3])
 def test_greedy_tokens(folder: Path, theirs: Any, ours: Model, count: int) -> None:
     """generate(generation_mode="image") and ours: whole images, plain and self-drafted."""
@@ -133,8 +106,8 @@ def test_greedy_tokens(folder: Path, theirs: Any, ours: Model, count: int) -> No
         **inputs, generation_mode="image", do_sample=False, guidance_scale=5.0
     ).tolist()
     assert len({tuple(codes) for codes in expected}) == count and len(set(expected[0])) > 2
-    for method in METHODS.values():
-        assert decode(ours, method, TEXTS[:count]) == expected
+    for method in METHODS:
+        assert Pipeline(ours)(TEXTS[:count], method, batch_size=count).codes == expected
 
 
 def test_pixels(theirs: Any, ours: Model) -> None:
@@ -147,16 +120,15 @@ def test_pixels(theirs: Any, ours: Model) -> None:
     assert np.abs(found - expected.numpy()).max() <= 1 and expected.std() > 1
 
 
-def test_bench_beside_transformers(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_beside_transformers(run: Run, refused: Refused, folder: Path, tmp_path: Path) -> None:
     """One run has both; at temperature 0 transformers' own generate makes our images."""
-    words = ["--methods", "self-draft", "--num_images", "2", "--warmup", "0", "--precision", "fp32"]
-    words += ["--reference", "transformers", "--output_dir", str(tmp_path / "bench"), "--device", "cpu"]
-    assert main.main(["bench", "--model", "janus_pro", "--model_path", str(folder), *words]) == 0
-    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    words = ["bench", "--model", "janus_pro", "--model_path", folder, "--precision", "fp32"]
+    words += "--device cpu --methods self-draft --num_images 2 --warmup 0 --reference transformers".split()
+    status, out, _ = run(*words, "--output_dir", tmp_path / "bench")
+    assert status == 0
+    rows = json.loads(out.splitlines()[-1])["rows"]
     found = {(row["method"], row["temperature"]): row for row in rows}
     for method in ("self-draft", "transformers"):
         assert found[method, 0.0]["same_image"] == 1 and found[method, 0.0]["SR"] > 0
     assert found["self-draft", 1.0]["same_image"] == 1 and not found["transformers", 1.0]["exact"]
-    without = ["--cfg", "1", "--output_dir", str(tmp_path / "other")]
-    assert main.main(["bench", "--model", "janus_pro", "--model_path", str(folder), *words, *without]) == 2
-    assert "always guides" in capsys.readouterr().err
+    assert "always guides" in refused(*words, "--cfg", "1", "--output_dir", tmp_path / "other")

@@ -13,12 +13,6 @@ from adt_tree import METHODS, AdaptiveTree, Lantern, Method, Output, Pipeline, S
 PROMPTS = ["sun", "red moon", "a"]
 
 
-@pytest.fixture(scope="module")
-def pipe(tiny_checkpoint: Path) -> Pipeline:
-    """The tiny random checkpoint."""
-    return Pipeline.from_pretrained(str(tiny_checkpoint), device="cpu", precision="fp32")
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_one_seed_one_image(pipe: Pipeline, temperature: float) -> None:
     sampling = Sampling(temperature=temperature, guidance=2.0)

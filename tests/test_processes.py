@@ -17,6 +17,8 @@ from eval.errors import UserError
 from eval.locks import keep_alone
 from eval.measurements import Measurements
 from eval.session import worker
+from tests.checkpoints import Checkpoints
+from tests.runs import statistics
 from training import drafter_states
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -38,20 +40,12 @@ sys.exit(main.main(sys.argv[1:]))
 
 
 @pytest.fixture(scope="module")
-def words(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def words(checkpoints: Checkpoints, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The command, but for its folder."""
     prompts = tmp_path_factory.mktemp("prompts") / "p.txt"
     prompts.write_text("\n".join(PROMPTS))
-    fixed = "--precision fp32 --peanut --num_images -1 --heatmaps 2".split()
-    return [
-        "generate_images",
-        *fixed,
-        "--model_path",
-        str(tiny_checkpoint),
-        "--prompt",
-        str(prompts),
-        "--output_dir",
-    ]
+    words = ["generate_images", *checkpoints["emoji"].words(), "--prompt", str(prompts)]
+    return [*words, *"--peanut --num_images -1 --heatmaps 2 --output_dir".split()]
 
 
 def contents(folder: Path) -> dict[str, Any]:
@@ -62,10 +56,7 @@ def contents(folder: Path) -> dict[str, Any]:
         if path.suffix == ".png":
             found[name] = path.read_bytes()
         elif name.startswith("global_statistics"):
-            found[name] = [
-                (key, {k: v for k, v in entry.items() if k not in ("time", "latency")})
-                for key, entry in json.loads(path.read_text()).items()
-            ]
+            found[name] = list(statistics(folder).items())
         elif name == "steps.jsonl":
             lines = path.read_text().splitlines()
             found[name] = [{k: v for k, v in json.loads(line).items() if k != "ms"} for line in lines]
@@ -117,11 +108,11 @@ def test_the_last_of_many_processes_tells_of_all_and_reruns_change_nothing(
 
 
 @pytest.mark.timeout(300)  # three processes import torch
-def test_accelerate_launch_trains_in_two_processes(tiny_checkpoint: Path, tmp_path: Path) -> None:
+def test_accelerate_launch_trains_in_two_processes(checkpoints: Checkpoints, tmp_path: Path) -> None:
     """Each takes half of a step's images: the weights are those of one process with all of them."""
     prompts, data = tmp_path / "p.txt", tmp_path / "data"
     prompts.write_text("\n".join(PROMPTS))
-    model = ["--model_path", str(tiny_checkpoint), "--precision", "fp32", "--device", "cpu"]
+    model = [*checkpoints["emoji"].words(), "--device", "cpu"]
     draw = ["generate_train_data", *model, "--prompt", str(prompts), "--output_dir", str(data)]
     assert main.main(draw) == 0
     train = ["train_drafter", *model, "--data_dir", str(data), "--coupled", "--data_noise", "none"]

@@ -27,12 +27,6 @@ HOSTILE = "</script><img src=x onerror=alert(1)>\u2028“'&"
 
 
 @pytest.fixture(scope="module")
-def pipe(tiny_checkpoint: Path) -> Pipeline:
-    """The tiny random checkpoint."""
-    return Pipeline.from_pretrained(str(tiny_checkpoint), device="cpu", precision="fp32")
-
-
-@pytest.fixture(scope="module")
 def runners(pipe: Pipeline) -> list[Recording]:
     """One image under the AR baseline and under EAGLE-2."""
     sampling = Sampling(temperature=1.0)

@@ -7,6 +7,7 @@ import math
 import re
 import shutil
 import subprocess
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ import main
 from eval.acceptance import average, correlation, grid_of
 from eval.errors import UserError
 from eval.report import PAPER, cells, short
-from tests.tiny import tiny_words
+from tests.checkpoints import Checkpoints
+from tests.conftest import Run
 
 NAN = math.nan
 VOID = ("meta", "link", "img")
@@ -36,10 +38,10 @@ RESULT: dict[str, Any] = {
 }  # fmt: skip
 
 
-def report(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
-    """Status, stdout and stderr of the command."""
-    status = main.main(["report", *map(str, words)])
-    return status, *capsys.readouterr()
+@pytest.fixture
+def report(run: Run) -> Run:
+    """The command: status, stdout and stderr."""
+    return partial(run, "report")
 
 
 @pytest.fixture
@@ -50,14 +52,14 @@ def stored(tmp_path: Path) -> Path:
     return path
 
 
-def test_table_names_figures_and_environment(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status, out, _ = report(capsys, stored)
+def test_table_names_figures_and_environment(stored: Path, report: Run) -> None:
+    status, out, _ = report(stored)
     assert status == 0 and "| eagle-2 | 1 | 1.50 (1.40-1.60) | 3.25 |" in out
     assert "| adt-tree T=1 | 60% | 40% |" in out
     assert all(word in out for word in ("abc1234", "a CPU", "16 prompts", "`python main.py bench`", "fp32"))
     assert "assembled" not in out and "batch" not in out.splitlines()[0]
     stored.write_text(json.dumps({**RESULT, "runs": [{"prompts": 3}, {"prompts": 1}]}))
-    assert "assembled from 2 runs." in report(capsys, stored)[1]
+    assert "assembled from 2 runs." in report(stored)[1]
 
 
 def test_what_was_varied_has_columns() -> None:
@@ -71,26 +73,26 @@ def test_what_was_varied_has_columns() -> None:
     assert table[2:] == [f"| eagle-2 nodes {n} adt_beta 0.3 | 3.25 | 1.50 | 3.25 | 1.50 |" for n in (8, 16)]
 
 
-def test_documents(stored: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_documents(stored: Path, tmp_path: Path, report: Run) -> None:
     page = tmp_path / "page.md"
     page.write_text("top\n<!-- bench_cpu:start -->\nold\n<!-- bench_cpu:end -->\nend\n")
     for _ in range(2):
-        assert report(capsys, stored, "--into", page)[0] == 0
+        assert report(stored, "--into", page)[0] == 0
         text = page.read_text()
         assert text.startswith("top\n") and text.endswith("<!-- bench_cpu:end -->\nend\n")
         assert "old" not in text and text.count("| eagle-2 | 3.25 | 1.50 |") == 1
     page.write_text("nothing here\n")
-    status, _, err = report(capsys, stored, "--into", page)
+    status, _, err = report(stored, "--into", page)
     assert status == 2 and "bench_cpu:start" in err and page.read_text() == "nothing here\n"
     whole = tmp_path / "new" / "RESULTS.md"
-    assert report(capsys, stored, "--write", whole)[0] == 0
+    assert report(stored, "--write", whole)[0] == 0
     text = whole.read_text()
     assert text.startswith("# Results\n") and "## bench_cpu\n\n| method | T |" in text
 
 
-def test_the_stored_results_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_stored_results_are_read(tmp_path: Path, report: Run) -> None:
     """docs/results can be written as docs/RESULTS.md."""
-    assert report(capsys, "--write", tmp_path / "RESULTS.md")[0] == 0
+    assert report("--write", tmp_path / "RESULTS.md")[0] == 0
     files = sorted((Path(__file__).parent.parent / "docs" / "results").glob("*.json"))
     headings = re.findall("^## (.*)$", (tmp_path / "RESULTS.md").read_text(), re.MULTILINE)
     assert headings == [path.stem for path in files]
@@ -108,29 +110,27 @@ def test_the_stored_results_are_read(tmp_path: Path, capsys: pytest.CaptureFixtu
         (json.dumps({"rows": [ROW]}), "damaged (KeyError"),
         (json.dumps({**RESULT, "rows": [{**ROW, "tau": "much"}]}), "damaged (ValueError"),
         (json.dumps({**RESULT, "rows": [{**ROW, "SR_95": 3}]}), "damaged (TypeError"),
-        (json.dumps({**RESULT, "profile": [{"arm": "adt"}]}), "damaged (KeyError"),
+        (json.dumps({**RESULT, "profile": [{"method": "adt"}]}), "damaged (KeyError"),
         (json.dumps({**RESULT, "rows": [{"proposer": "eagle", "tau": 2.0}]}), "damaged (KeyError"),
     ],
 )
-def test_what_is_no_result_is_one_line(
-    content: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_no_result_is_one_line(content: str, says: str, tmp_path: Path, report: Run) -> None:
     path = tmp_path / "bad.json"
     path.write_bytes(content.encode(errors="surrogateescape"))
     for words in ([path], [path, "--html", tmp_path / "x.html"], [path, "--into", tmp_path / "x.md"]):
-        status, out, err = report(capsys, *words)
+        status, out, err = report(*words)
         assert (status, out) == (2, "") and len(err.splitlines()) == 1 and says in err and "bad.json" in err
 
 
-def test_the_papers_figures_stand_beside_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_papers_figures_stand_beside_ours(tmp_path: Path, report: Run) -> None:
     rows = [{**ROW, "temperature": t, "method": name} for t in (0.0, 1.0) for name in ("adt-tree", "ar")]
     (tmp_path / "bench.json").write_text(json.dumps({**RESULT, "rows": rows}))
-    lines = report(capsys, tmp_path, "--paper", "coco")[1].splitlines()  # a folder stands for what it holds
+    lines = report(tmp_path, "--paper", "coco")[1].splitlines()  # a folder stands for what it holds
     assert lines[0].endswith("| paper SR | paper tau | paper depth |")
     assert lines[1].count("|") == lines[0].count("|")
     assert lines[2].endswith("| 2.21 | 3.40 | 3.86 |") and "1.50 (1.40-1.60)" in lines[2]
     assert all(line.endswith("| - | - | - |") for line in lines[3:6])
-    assert "paper" not in report(capsys, tmp_path, "--paper", "parti")[1].lower()  # it has none of these rows
+    assert "paper" not in report(tmp_path, "--paper", "parti")[1].lower()  # it has none of these rows
     assert set(PAPER) == {"coco", "parti"} and PAPER["parti"]["adt-tree-lantern", 0.0] == (3.05, 3.97, 4.31)
 
 
@@ -147,11 +147,11 @@ def test_the_papers_figures_stand_beside_ours(tmp_path: Path, capsys: pytest.Cap
 )
 def test_what_is_missing_is_one_line(
     words: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    report: Run,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     (tmp_path / "EMPTY").mkdir()
-    status, out, err = report(capsys, *words)
+    status, out, err = report(*words)
     assert (status, out) == (2, "") and len(err.splitlines()) == 1 and says in err
 
 
@@ -190,12 +190,12 @@ def read(path: Path) -> Tags:
 
 
 @pytest.fixture(scope="module")
-def runs(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(checkpoints: Checkpoints, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three runs: the AR baseline, adaptive trees (the same images), and relaxed."""
     folder = tmp_path_factory.mktemp("runs")
     prompts = folder / "p.txt"
     prompts.write_text('red heart\n<b>pizza & "wine"</b>\ncat\n')
-    fixed = tiny_words(tiny_checkpoint, prompts, heatmaps=1)
+    fixed = [*checkpoints["emoji"].words(), "--prompt", str(prompts), "--heatmaps", "1"]
     for name, words in {
         "ar": "--model_type base", "adt": "--drafter_type eagle --peanut",
         "relaxed": "--drafter_type eagle --lantern --lantern_delta 0.9",
@@ -204,7 +204,7 @@ def runs(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return folder
 
 
-def test_acceptance_averages_over_images(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_acceptance_averages_over_images(runs: Path, report: Run) -> None:
     found = average(runs / "adt")
     steps = [json.loads(line) for line in (runs / "adt" / "steps.jsonl").read_text().splitlines()]
     committed = found["maps"]["codes per call"]
@@ -213,7 +213,7 @@ def test_acceptance_averages_over_images(runs: Path, capsys: pytest.CaptureFixtu
     assert committed[1][2] == pytest.approx(sum(s["accepted"] + 1 for s in covering) / 3)
     assert found["maps"]["width"][1][2] == pytest.approx(sum(s["width"] for s in covering) / 3)
     assert found["codes_per_call"] == pytest.approx(sum(s["accepted"] + 1 for s in steps) / len(steps))
-    status, out, _ = report(capsys, runs / "adt", runs / "relaxed")
+    status, out, _ = report(runs / "adt", runs / "relaxed")
     assert status == 0 and f"| {runs / 'adt'} | 3 | {found['codes_per_call']:.2f} |" in out
 
 
@@ -232,7 +232,7 @@ def test_certainty_is_mapped_where_the_steps_tell_it(runs: Path, tmp_path: Path)
         average(tmp_path / "adt")
 
 
-def test_page_holds_everything(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_page_holds_everything(runs: Path, tmp_path: Path, report: Run) -> None:
     stored = tmp_path / "bench.json"
     rows = [{**ROW, "temperature": 0.0}, {**ROW, "method": "adt-tree"}]
     stored.write_text(json.dumps({**RESULT, "rows": rows}))
@@ -242,7 +242,7 @@ def test_page_holds_everything(runs: Path, tmp_path: Path, capsys: pytest.Captur
         (runs / name / "scores.json").write_text(json.dumps(content))
     target = tmp_path / "page" / "report.html"
     words = [stored, *(runs / name for name in ("ar", "adt", "relaxed")), "--html", target, "--paper", "coco"]
-    assert report(capsys, *words)[0] == 0
+    assert report(*words)[0] == 0
     tags = read(target)
     text = "\n".join(tags.text)
     pictures = [address for address in tags.addresses if address.startswith("data:image/png")]
@@ -255,17 +255,15 @@ def test_page_holds_everything(runs: Path, tmp_path: Path, capsys: pytest.Captur
     assert one >= 3 and other >= 1 and one + other == 6  # ADT-Tree makes the AR baseline's images
     assert [path.suffix for path in sorted(target.parent.iterdir())] == [".html", ".png", ".png"]
     before = target.read_bytes()
-    assert report(capsys, *words)[0] == 0 and target.read_bytes() == before
+    assert report(*words)[0] == 0 and target.read_bytes() == before
 
 
-def test_images_of_other_prompts_do_not_stand_side_by_side(
-    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_images_of_other_prompts_do_not_stand_side_by_side(runs: Path, tmp_path: Path, report: Run) -> None:
     """Names are rows of a file, where the file has no names: those of another file are other prompts."""
     shutil.copytree(runs / "relaxed", tmp_path / "other")
     (path,) = (tmp_path / "other").glob("global_statistics_*.json")
     path.write_text(path.read_text().replace('"cat"', '"dog"'))
-    assert report(capsys, runs / "ar", tmp_path / "other", "--html", tmp_path / "r.html")[0] == 0
+    assert report(runs / "ar", tmp_path / "other", "--html", tmp_path / "r.html")[0] == 0
     text = read(tmp_path / "r.html").text
     assert "red heart" in text and "cat" not in text and "dog" not in text
     assert any("The first 2 of the 2 prompts" in part for part in text)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,51 +19,46 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import main
 from adt_tree import decode
+from tests.checkpoints import Checkpoints
+from tests.conftest import Run
+from tests.runs import images, record, statistics
 
 ROOT = Path(__file__).resolve().parent.parent
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 TEXTS = ("red heart", "pizza", "cat face")
-Run = Callable[..., tuple[int, str]]
+
+
+Generate = Callable[..., tuple[int, str]]
+Command = Callable[..., list[str]]
 
 
 @pytest.fixture
-def generate(capsys: pytest.CaptureFixture[str], tiny_checkpoint: Path, tmp_path: Path) -> Run:
+def command(checkpoints: Checkpoints) -> Command:
+    """A command line of generate_images on the tiny checkpoint."""
+
+    def words(prompt: Path, folder: Path, *more: str) -> list[str]:
+        fixed = [*checkpoints["emoji"].words(), "--heatmaps", "0", "--num_images", "-1"]
+        return ["generate_images", *fixed, "--prompt", str(prompt), "--output_dir", str(folder), *more]
+
+    return words
+
+
+@pytest.fixture
+def generate(run: Run, command: Command, tmp_path: Path) -> Generate:
     """generate_images into tmp_path / o: (status, stderr), of which there is one line if it failed."""
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("\n".join(TEXTS))
 
     def call(*words: str, prompt: Path = prompts) -> tuple[int, str]:
-        capsys.readouterr()
-        status = main.main(command(tiny_checkpoint, prompt, tmp_path / "o", *words))
-        err = capsys.readouterr().err.strip()
-        assert len(err.splitlines()) == (status != 0) and "Traceback" not in err, err
+        status, _, err = run(*command(prompt, tmp_path / "o", *words))
+        assert err.count("\n") == (status != 0) and "Traceback" not in err, err
         return status, err
 
     return call
 
 
-def command(checkpoint: Path, prompt: Path, folder: Path, *words: str) -> list[str]:
-    """A command line of generate_images on the tiny checkpoint."""
-    fixed = ["--model_path", str(checkpoint), "--precision", "fp32", "--heatmaps", "0", "--num_images", "-1"]
-    return ["generate_images", *fixed, "--prompt", str(prompt), "--output_dir", str(folder), *words]
-
-
-def kept(folder: Path) -> dict[str, Any]:
-    """Statistics but for the clocks."""
-    (path,) = folder.glob("global_statistics_*.json")
-    clocks = ("time", "latency")
-    stored = json.loads(path.read_text())
-    return {name: {k: v for k, v in entry.items() if k not in clocks} for name, entry in stored.items()}
-
-
-def images(folder: Path) -> dict[str, bytes]:
-    """The pictures."""
-    return {path.name: path.read_bytes() for path in (folder / "img").iterdir()}
-
-
-def test_a_disk_that_fills_up(generate: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_fills_up(generate: Generate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "o"
     with monkeypatch.context() as patch:
         real = Path.write_bytes
@@ -80,7 +74,7 @@ def test_a_disk_that_fills_up(generate: Run, tmp_path: Path, monkeypatch: pytest
     assert list(images(folder)) == ["0.png"] and not list(folder.rglob(".*.??????*"))
     first = images(folder)["0.png"]
     assert generate()[0] == 0
-    assert images(folder)["0.png"] == first and len(kept(folder)) == 3
+    assert images(folder)["0.png"] == first and len(statistics(folder)) == 3
 
 
 @contextmanager
@@ -95,33 +89,34 @@ def files_of_at_most(size: int) -> Iterator[None]:
 
 
 def test_a_disk_that_fills_up_while_a_drafter_is_made(
-    tiny_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Run, checkpoints: Checkpoints, tmp_path: Path
 ) -> None:
-    prompts, data, run = tmp_path / "p.txt", tmp_path / "data", tmp_path / "run"
+    prompts, data, save = tmp_path / "p.txt", tmp_path / "data", tmp_path / "run"
     prompts.write_text("\n".join(TEXTS))
-    model = ["--model_path", str(tiny_checkpoint), "--precision", "fp32", "--device", "cpu"]
-    draw = ["generate_train_data", *model, "--prompt", str(prompts), "--output_dir", str(data), "--features"]
-    train = ["train_drafter", *model, "--data_dir", str(data), "--save_dir", str(run), "--bs", "2"]
+    model = [*checkpoints["emoji"].words(), "--device", "cpu"]
+    draw = ["generate_train_data", *model, "--prompt", prompts, "--output_dir", data, "--features"]
+    train = ["train_drafter", *model, "--data_dir", data, "--save_dir", save, "--bs", "2"]
     for words, size, file, steps in (
         (draw, 100, data / "data_00000.safetensors", ()),
-        (train, 1_000, run / ".state_0.part" / "model.safetensors", ("--max_steps", "0")),
-        (train, 100_000, run / ".state_1.part" / "trainer.pt", ("--max_steps", "1")),
+        (train, 1_000, save / ".state_0.part" / "model.safetensors", ("--max_steps", "0")),
+        (train, 100_000, save / ".state_1.part" / "trainer.pt", ("--max_steps", "1")),
     ):
         before = sorted(tmp_path.rglob("*"))
         with files_of_at_most(size):
-            assert main.main([*words, *steps]) == 2
-        err = capsys.readouterr().err.strip().splitlines()[-1]
-        assert err.startswith("error: ") and str(file) in err and "oo large" in err
+            status, _, err = run(*words, *steps)
+        line = err.splitlines()[-1]
+        assert status == 2 and line.startswith("error: ") and str(file) in line and "oo large" in line
         made = {*tmp_path.rglob("*")} - {*before}
         assert all(path.is_dir() or path.name == "log.jsonl" for path in made), made
-        assert main.main([*words, *steps]) == 0
-        capsys.readouterr()
-    assert len((run / "log.jsonl").read_text().splitlines()) == 2
+        assert run(*words, *steps)[0] == 0
+    assert len((save / "log.jsonl").read_text().splitlines()) == 2
 
 
-def test_logits_that_are_no_numbers(generate: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_that_are_no_numbers(
+    generate: Generate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert generate("--drafter_type", "eagle")[0] == 0
-    whole = images(tmp_path / "o"), kept(tmp_path / "o")
+    whole = record(tmp_path / "o")
     (tmp_path / "o").rename(tmp_path / "whole")
     calls: list[torch.Tensor] = []
     good = 0
@@ -140,12 +135,11 @@ def test_logits_that_are_no_numbers(generate: Run, tmp_path: Path, monkeypatch: 
                 assert status == 2 and "logits are not numbers" in err and "error: image " in err
     assert "0.png" in images(tmp_path / "o")
     assert generate("--drafter_type", "eagle")[0] == 0
-    assert (images(tmp_path / "o"), kept(tmp_path / "o")) == whole
+    assert record(tmp_path / "o") == whole
 
 
-def test_weights_that_are_no_numbers(generate: Run, tiny_checkpoint: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(tiny_checkpoint, copy)
+def test_weights_that_are_no_numbers(generate: Generate, checkpoints: Checkpoints, tmp_path: Path) -> None:
+    copy = checkpoints["emoji"].copied(tmp_path / "copy").path
     state = load_file(copy / "model.safetensors")
     state["lm_head.weight"][:] = float("nan")
     save_file(state, copy / "model.safetensors", metadata={"format": "pt"})
@@ -153,7 +147,7 @@ def test_weights_that_are_no_numbers(generate: Run, tiny_checkpoint: Path, tmp_p
     assert status == 2 and "image 0, position 0: the model's logits are not numbers" in err
 
 
-def test_damaged_statistics_and_records(generate: Run, tmp_path: Path) -> None:
+def test_damaged_statistics_and_records(generate: Generate, tmp_path: Path) -> None:
     assert generate()[0] == 0
     folder = tmp_path / "o"
     before, (path,) = images(folder), list(folder.glob("global_statistics_*.json"))
@@ -173,7 +167,7 @@ def test_damaged_statistics_and_records(generate: Run, tmp_path: Path) -> None:
     assert generate()[0] == 0 and images(folder) == before
 
 
-def test_steps_that_are_no_text_are_kept_as_they_are(generate: Run, tmp_path: Path) -> None:
+def test_steps_that_are_no_text_are_kept_as_they_are(generate: Generate, tmp_path: Path) -> None:
     assert generate("--end_idx", "2")[0] == 0
     steps = tmp_path / "o" / "steps.jsonl"
     odd = b'{"name": "of another window \xff"}\n'
@@ -183,51 +177,42 @@ def test_steps_that_are_no_text_are_kept_as_they_are(generate: Run, tmp_path: Pa
     assert steps.read_bytes() == odd + whole
 
 
-def test_prompts_with_path_separators_stay_in_the_folder(generate: Run, tmp_path: Path) -> None:
+def test_prompts_with_path_separators_stay_in_the_folder(generate: Generate, tmp_path: Path) -> None:
     table = tmp_path / "p.csv"
     names = ["../../up", "/etc/passwd", "a/b", "a\\b", "con", "..", "."]
     table.write_text("name,prompt\n" + "".join(f"{name},red/heart ../{name}\n" for name in names))
     before = {path for path in tmp_path.rglob("*")}
     status, err = generate(prompt=table)
     assert status == 0, err
-    assert len(images(tmp_path / "o")) == len(names) and list(kept(tmp_path / "o")) == names
+    assert len(images(tmp_path / "o")) == len(names) and list(statistics(tmp_path / "o")) == names
     made = {path for path in tmp_path.rglob("*")} - before
     assert all(path == tmp_path / "o" or tmp_path / "o" in path.parents for path in made)
     assert generate(prompt=table)[0] == 0
 
 
-def test_two_runs_in_one_folder(generate: Run, tiny_checkpoint: Path, tmp_path: Path) -> None:
+def test_two_runs_in_one_folder(generate: Generate, command: Command, tmp_path: Path) -> None:
     prompts = tmp_path / "many.txt"
     prompts.write_text("\n".join(f"prompt {number}" for number in range(5)))
-    words = command(tiny_checkpoint, prompts, tmp_path / "two")
-    code = "import sys, main; sys.exit(main.main(sys.argv[1:]))"
-    runs = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, *words], cwd=ROOT, env=ONE_THREAD, text=True, stdout=subprocess.PIPE
-        )
-        for _ in range(2)
-    ]
+    words = [sys.executable, "main.py", *command(prompts, tmp_path / "two")]
+    how = {"cwd": ROOT, "env": ONE_THREAD, "text": True, "stdout": subprocess.PIPE}
+    runs = [subprocess.Popen(words, **how) for _ in range(2)]
     told = [run.communicate(timeout=100)[0] for run in runs]
     assert [run.returncode for run in runs] == [0, 0]
     assert all(json.loads(out.splitlines()[-1])["images"] == 5 for out in told)
     assert generate(prompt=prompts)[0] == 0
-    assert (images(tmp_path / "two"), kept(tmp_path / "two")) == (
-        images(tmp_path / "o"),
-        kept(tmp_path / "o"),
-    )
+    assert record(tmp_path / "two") == record(tmp_path / "o")
     status, err = generate("--cfg", "2", prompt=prompts)
     assert status == 2 and "cfg = 3.0, now it is 2.0" in err
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_interrupt_by_the_keyboard_or_a_scheduler(
-    sent: signal.Signals, tiny_checkpoint: Path, tmp_path: Path
+    sent: signal.Signals, command: Command, tmp_path: Path
 ) -> None:
     prompts = tmp_path / "many.txt"
     prompts.write_text("\n".join(f"prompt {number}" for number in range(400)))
-    words = command(tiny_checkpoint, prompts, tmp_path / "o")
     run = subprocess.Popen(
-        [sys.executable, "main.py", *words],
+        [sys.executable, "main.py", *command(prompts, tmp_path / "o")],
         cwd=ROOT, env=ONE_THREAD, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         preexec_fn=partial(signal.signal, sent, signal.SIG_DFL),  # a job in the background may ignore SIGINT
     )  # fmt: skip
@@ -238,5 +223,5 @@ def test_interrupt_by_the_keyboard_or_a_scheduler(
     out, err = run.communicate(timeout=100)
     assert run.returncode == 130 and out == ""
     assert len(err.splitlines()) == 1 and "the same command goes on from there" in err
-    done = kept(tmp_path / "o")
+    done = statistics(tmp_path / "o")
     assert 1 <= len(done) < 400 and {f"{name}.png" for name in done} <= set(images(tmp_path / "o"))

@@ -200,7 +200,7 @@ def test_under_relaxation_what_was_committed_is_remembered(
     kind: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A relaxed rule commits a draft in its choice's place. The store, which later cells are copied from,
-    holds that draft after every cycle, and so does what the network is shown."""
+    holds that draft after every step, and so does what the network is shown."""
     sampling, borrowed, seen = SAMPLINGS[name], 0, []
     codebook = torch.randn(CODES, 3, generator=torch.Generator().manual_seed(3))
     relaxation = Relaxation(nearest_table(codebook, 8), 7, 0.8)

@@ -10,22 +10,22 @@ import pytest
 import torch
 from torch import Tensor
 
-import main
 from adt_tree.sampling import Sampling
 from models.drafters.token_shift import NextToken, SameToken
 from models.model import Model
 from models.registry import spec_of
 from models.spec import TOKEN_SHIFTS
 from models.tools import agreement
-from tests.loading import load
+from tests.checkpoints import Checkpoints, load
+from tests.conftest import Refused, Run
 
-SAMPLING = Sampling(1.0, 0, 1.0, 3.0)
+SAMPLING = Sampling()
 
 
 @pytest.fixture(scope="module")
 def model(tiny_checkpoint: Path) -> Model:
     """The tiny model with its drafter."""
-    return load("emoji", str(tiny_checkpoint), None, "fp32", "cpu", True)
+    return load("emoji", tiny_checkpoint)
 
 
 def test_tokens_of_a_tree() -> None:
@@ -54,15 +54,15 @@ def test_tokens_of_a_tree() -> None:
 @pytest.mark.parametrize("name", TOKEN_SHIFTS)
 def test_a_chain_is_the_network_over_the_sequence(model: Model, name: str) -> None:
     """Committed entries, then a drafted chain fed its own features, against one causal pass a length."""
-    opening, codes = model.encode("red heart"), [5, 9, 2, 7, 7, 1]
-    target = model.target(1, SAMPLING, 1, opening.length)
+    prompt, codes = model.encode("red heart"), [5, 9, 2, 7, 7, 1]
+    target = model.target(1, SAMPLING, 1, prompt.length)
     drafter = replace(model, token_shift=name).drafter(target, 4, 1)
-    prefix = target.prefill(0, opening)
+    prefix = target.prefill(0, prompt)
     generator = torch.Generator().manual_seed(0)
     width = prefix.features[0].shape[-1]
     new = torch.randn(2, 1, 3, width, generator=generator)  # features at the codes 5, 9, 2 of both branches
     own = torch.stack([branch[-1] for branch in prefix.features])[:, None, None]
-    drafter.prefill(0, opening, prefix)
+    drafter.prefill(0, prompt, prefix)
     one = torch.ones(1, dtype=torch.int64)
     drafter.extend(own, torch.tensor([codes[:1]]), one, [0])
     _, feature = drafter.extend(new, torch.tensor([codes[1:4]]), 3 * one, [4])
@@ -72,7 +72,7 @@ def test_a_chain_is_the_network_over_the_sequence(model: Model, name: str) -> No
         _, feature = drafter.expand(torch.tensor([[code]]), feature.view(2, 1, 1, -1), seen, depth)
         chain.append(feature[:, 0, 0])
     for branch in range(2):
-        tokens = opening.tokens(branch) + [code + model.first_code for code in codes]
+        tokens = prompt.tokens(branch) + [code + model.first_code for code in codes]
         features = torch.cat((prefix.features[branch], new[branch, 0]))
         for drafted in chain:
             entries = tokens[1 : len(features) + 1] if name == "published" else tokens[: len(features)]
@@ -117,20 +117,17 @@ def test_agreement_tells_the_token_shifts_apart(model: Model, monkeypatch: pytes
     assert all(torch.equal(a, b) for a, b in zip(*led.values(), strict=True))  # led along the same codes
 
 
-def test_on_the_command_line(
-    tiny_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["generate_images", "--model_path", str(tiny_checkpoint), "--prompt", "sun", "--num_images", "1",
-             "--precision", "fp32", "--heatmaps", "0", "--drafter_type", "eagle"]  # fmt: skip
+def test_on_the_command_line(run: Run, refused: Refused, checkpoints: Checkpoints, tmp_path: Path) -> None:
+    words = ["generate_images", *checkpoints["emoji"].words(), "--prompt", "sun", "--num_images", "1"]
+    words += ["--heatmaps", "0", "--output_dir", tmp_path / "o", "--drafter_type", "eagle"]
     pictures = []
     for choice in ("auto", "published", "unshifted"):
         folder = tmp_path / choice
-        assert main.main([*words, "--drafter_alignment", choice, "--output_dir", str(folder)]) == 0
-        out, err = capsys.readouterr()
-        assert ("drafter alignment:" in err) == (choice == "auto")
+        status, out, err = run(*words, "--drafter_alignment", choice, "--output_dir", folder)
+        assert status == 0 and ("drafter alignment:" in err) == (choice == "auto")
         assert choice == "auto" or f'"drafter_alignment": "{choice}"' in out.splitlines()[-1]
         (png,) = (folder / "img").iterdir()
         pictures.append(png.read_bytes())
     assert pictures[0] == pictures[1] == pictures[2]  # the token shift is a matter of speed
-    jacobi = [*words[:-1], "jacobi", "--drafter_alignment", "auto", "--output_dir", str(tmp_path / "j")]
-    assert main.main(jacobi) == 2 and "--drafter_alignment auto" in capsys.readouterr().err
+    words[-1] = "self-draft"
+    assert "--drafter_alignment auto" in refused(*words, "--drafter_alignment", "auto")

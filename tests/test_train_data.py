@@ -12,7 +12,6 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-import main
 from adt_tree.relax import nearest_table
 from adt_tree.sampling import Sampling
 from adt_tree.tree import root_only_tree
@@ -21,32 +20,25 @@ from models.codecs.neighbours import read_table
 from models.codecs.vq import from_uint8
 from models.drafters.shards import INDEX, read_shards
 from models.model import Model
-from models.spec import LoadOptions
 from models.teacher import drafter_tokens, features
-from tests import published, tiny, tiny_llamagen
-from tests.loading import load
+from tests import tiny
+from tests.checkpoints import Checkpoints
+from tests.conftest import Refused, Run
 
 FAMILIES = ("emoji", "anole", "lumina_mgpt", "llamagen")
-SIZED = {"lumina_mgpt": LoadOptions(target_size=12)}
+SIDE = {"lumina_mgpt": 12}  # pixels
 PROMPTS = ["red heart", "pizza", "cat face", "sun", "rocket"]
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Targets by family; do not write into them."""
-    made = {"emoji": tiny.build(tmp_path_factory.mktemp("tiny") / "emoji")}
-    made["llamagen"] = tiny_llamagen.build(tmp_path_factory.mktemp("llamagen") / "t2i")
-    for name in ("anole", "lumina_mgpt"):
-        made[name], _ = published.build(tmp_path_factory.mktemp(name), lumina=name == "lumina_mgpt")
-    return made
+def models(checkpoints: Checkpoints) -> dict[str, Model]:
+    """Targets by family."""
+    return {name: checkpoints[name].load(need_drafter=False, side=SIDE.get(name)) for name in FAMILIES}
 
 
-@pytest.fixture(scope="module")
-def models(folders: dict[str, Path]) -> dict[str, Model]:
-    return {
-        name: load(name, str(folder), None, "fp32", "cpu", False, SIZED.get(name, LoadOptions()))
-        for name, folder in folders.items()
-    }
+def words_of(checkpoints: Checkpoints, name: str) -> list[str]:
+    """Options that name a family's tiny model."""
+    return checkpoints[name].words(SIDE.get(name))
 
 
 @pytest.fixture
@@ -54,20 +46,6 @@ def prompts(tmp_path: Path) -> Path:
     path = tmp_path / "prompts.txt"
     path.write_text("\n".join(PROMPTS) + "\n")
     return path
-
-
-def words_of(name: str, folder: Path) -> list[str]:
-    """Options that name a family's tiny model."""
-    size = ["--target_size", "12"] if "lumina" in name else []
-    return ["--model", name, "--model_path", str(folder), "--precision", "fp32", *size]
-
-
-def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """The one line of a command that ends with status 2."""
-    capsys.readouterr()
-    assert main.main(list(words)) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    return line
 
 
 def by_name(root: Path, model: Model) -> dict[str, list[int]]:
@@ -79,18 +57,18 @@ def by_name(root: Path, model: Model) -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_images_are_those_of_plain_decoding_however_often_resumed(
-    name: str, folders: dict[str, Path], models: dict[str, Model], prompts: Path, tmp_path: Path
+def test_images_are_those_of_the_ar_baseline_however_often_resumed(
+    run: Run, name: str, checkpoints: Checkpoints, models: dict[str, Model], prompts: Path, tmp_path: Path
 ) -> None:
     model = models[name]
-    words = [*words_of(name, folders[name]), "--prompt", str(prompts), "--shard_size", "2"]
+    words = [*words_of(checkpoints, name), "--prompt", prompts, "--shard_size", "2"]
     whole, parts, drawn = tmp_path / "whole", tmp_path / "parts", tmp_path / "drawn"
-    assert main.main(["generate_train_data", *words, "--output_dir", str(whole)]) == 0
+    assert run("generate_train_data", *words, "--output_dir", whole)[0] == 0
     for window in (["--end_idx", "3"], ["--batch_size", "2"], []):
-        assert main.main(["generate_train_data", *words, "--output_dir", str(parts), *window]) == 0
+        assert run("generate_train_data", *words, "--output_dir", parts, *window)[0] == 0
     assert by_name(parts, model) == by_name(whole, model) and len(by_name(whole, model)) == 5
     base = [word for word in words if word not in ("--shard_size", "2")]
-    assert main.main(["generate_images", *base, "--model_type", "base", "--output_dir", str(drawn)]) == 0
+    assert run("generate_images", *base, "--model_type", "base", "--output_dir", drawn)[0] == 0
     for image, codes in by_name(whole, model).items():
         png = np.asarray(Image.open(drawn / "img" / f"{image}.png"))
         assert np.array_equal(np.asarray(model.image(codes)), png)
@@ -101,50 +79,50 @@ def test_images_are_those_of_plain_decoding_however_often_resumed(
 
 
 def test_a_listed_shard_that_is_gone_is_made_again(
-    folders: dict[str, Path], models: dict[str, Model], prompts: Path, tmp_path: Path
+    run: Run, checkpoints: Checkpoints, models: dict[str, Model], prompts: Path, tmp_path: Path
 ) -> None:
     """The first of three: its images come again under its name, the others stay as they are."""
     root = tmp_path / "out"
-    words = ["generate_train_data", *words_of("emoji", folders["emoji"]), "--prompt", str(prompts)]
-    words += ["--output_dir", str(root), "--shard_size", "2"]
-    assert main.main(words) == 0
+    words = ["generate_train_data", *words_of(checkpoints, "emoji"), "--prompt", prompts]
+    words += ["--output_dir", root, "--shard_size", "2"]
+    assert run(*words)[0] == 0
     before = by_name(root, models["emoji"])
     kept = {path: path.read_bytes() for path in root.glob("data_0000[12].safetensors")}
     (root / "data_00000.safetensors").unlink()
-    assert main.main(words) == 0
+    assert run(*words)[0] == 0
     assert by_name(root, models["emoji"]) == before and len(before) == len(PROMPTS)
     assert len(kept) == 2 and all(path.read_bytes() == content for path, content in kept.items())
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_features_are_those_of_decoding_and_of_one_causal_pass(
-    name: str, folders: dict[str, Path], models: dict[str, Model], prompts: Path, tmp_path: Path
+    run: Run, name: str, checkpoints: Checkpoints, models: dict[str, Model], prompts: Path, tmp_path: Path
 ) -> None:
-    """Both branches; row ends among the tokens. Stored features are the recomputed ones."""
+    """Both branches; separators among the tokens. Stored features are the recomputed ones."""
     model, out = models[name], tmp_path / "out"
-    words = [*words_of(name, folders[name]), "--prompt", str(prompts), "--features"]
-    assert main.main(["generate_train_data", *words, "--output_dir", str(out), "--end_idx", "2"]) == 0
+    words = [*words_of(checkpoints, name), "--prompt", prompts, "--features"]
+    assert run("generate_train_data", *words, "--output_dir", out, "--end_idx", "2")[0] == 0
     shards = read_shards([out], model)
     assert shards.has_features
-    openings = [model.encode(text) for text in shards.texts]
-    computed = features(model, openings, shards.codes)
-    for image, opening in enumerate(openings):
+    encoded = [model.encode(text) for text in shards.texts]
+    computed = features(model, encoded, shards.codes)
+    for image, prompt in enumerate(encoded):
         for branch, (stored, own) in enumerate(zip(shards.features(image), computed[image], strict=True)):
             torch.testing.assert_close(stored, own, atol=1e-4, rtol=1e-4)
             if name == "llamagen":
-                expected = decoded_features(model, opening, shards.codes[image].tolist())[branch]
+                expected = decoded_features(model, prompt, shards.codes[image].tolist())[branch]
             else:
-                row = drafter_tokens(model, opening, branch, shards.codes[image])
-                tokens = torch.cat((torch.tensor(opening.tokens(branch)[:1]), row))
+                row = drafter_tokens(model, prompt, branch, shards.codes[image])
+                tokens = torch.cat((torch.tensor(prompt.tokens(branch)[:1]), row))
                 expected = model.decoder.causal(tokens[None])[0]
             torch.testing.assert_close(own, expected, atol=1e-4, rtol=1e-4)
 
 
 @torch.no_grad()
-def decoded_features(model: Model, opening: Any, codes: list[int]) -> list[torch.Tensor]:
+def decoded_features(model: Model, prompt: Any, codes: list[int]) -> list[torch.Tensor]:
     """Features of both branches, collected code by code."""
-    target = model.target(1, Sampling(guidance=3.0), 1, opening.length)
-    found = [[branch] for branch in target.prefill(0, opening).features]
+    target = model.target(1, Sampling(guidance=3.0), 1, prompt.length)
+    found = [[branch] for branch in target.prefill(0, prompt).features]
     zero = torch.zeros(1, dtype=torch.int64)
     for place, code in enumerate(codes):
         tree = root_only_tree(torch.tensor([code]))
@@ -155,60 +133,60 @@ def decoded_features(model: Model, opening: Any, codes: list[int]) -> list[torch
     return [torch.cat(rows) for rows in found]
 
 
-def test_classes_are_drawn_and_learned_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tiny_llamagen.build(tmp_path / "c2i", wrapper="model", cls_token_num=1)
-    words = ["--model", "llamagen", "--model_path", str(path), "--precision", "fp32"]
-    out = ["--class_labels", "0,3,6,2", "--output_dir", str(tmp_path / "out")]
-    assert main.main(["generate_train_data", *words, *out]) == 0
+def test_classes_are_generated_and_learned_from(
+    run: Run, refused: Refused, checkpoints: Checkpoints, tmp_path: Path
+) -> None:
+    words = words_of(checkpoints, "llamagen classes")
+    out = ["--class_labels", "0,3,6,2", "--output_dir", tmp_path / "out"]
+    assert run("generate_train_data", *words, *out)[0] == 0
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.txt").write_text("no class")
     Image.new("RGB", (8, 8)).save(tmp_path / "texts" / "a.png")
-    pictures = ["--data_path", str(tmp_path / "texts"), "--output_dir", str(tmp_path / "b"), "--features"]
-    assert "a.txt: prompt 'no class'" in refused(capsys, "extract_code", *words, *pictures)
-    train = ["--data_dir", str(tmp_path / "out"), "--save_dir", str(tmp_path / "run"), "--bs", "2"]
-    assert main.main(["train_drafter", *words, "--device", "cpu", *train, "--max_steps", "2"]) == 0
+    pictures = ["--data_path", tmp_path / "texts", "--output_dir", tmp_path / "b", "--features"]
+    assert "a.txt: prompt 'no class'" in refused("extract_code", *words, *pictures)
+    train = ["--data_dir", tmp_path / "out", "--save_dir", tmp_path / "run", "--bs", "2"]
+    assert run("train_drafter", *words, "--device", "cpu", *train, "--max_steps", "2")[0] == 0
 
 
-def test_a_folder_keeps_one_law_and_one_target(
-    folders: dict[str, Path], models: dict[str, Model], prompts: Path, tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+def test_a_folder_keeps_one_distribution_and_one_target(
+    run: Run, refused: Refused, checkpoints: Checkpoints, prompts: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
-    words = ["generate_train_data", *words_of("emoji", folders["emoji"]), "--prompt", str(prompts)]
-    words += ["--output_dir", str(out)]
-    assert main.main([*words, "--end_idx", "2"]) == 0
-    assert "cfg = 3.0, now it is 2.0" in refused(capsys, *words, "--cfg", "2")
-    assert "features = False" in refused(capsys, *words, "--features")
-    assert "--drafter_path" in refused(capsys, *words, "--drafter_path", "x")
+    words = ["generate_train_data", *words_of(checkpoints, "emoji"), "--prompt", prompts]
+    words += ["--output_dir", out]
+    assert run(*words, "--end_idx", "2")[0] == 0
+    assert "cfg = 3.0, now it is 2.0" in refused(*words, "--cfg", "2")
+    assert "features = False" in refused(*words, "--features")
+    assert "--drafter_path" in refused(*words, "--drafter_path", "x")
     other = tiny.build(tmp_path / "other", rms_norm_eps=1e-3)
     tensors = load_file(other / "model.safetensors")
     tensors["model.norm.weight"] = tensors["model.norm.weight"] * 1.5
     save_file(tensors, other / "model.safetensors", metadata={"format": "pt"})
-    train = ["train_drafter", "--data_dir", str(out), "--save_dir", str(tmp_path / "run"), "--device", "cpu"]
-    line = refused(capsys, *train, "--model_path", str(other))
+    train = ["train_drafter", "--data_dir", out, "--save_dir", tmp_path / "run", "--device", "cpu"]
+    line = refused(*train, "--model_path", other)
     assert "another target (weights" in line and str(out) in line
     (out / INDEX).write_text("{")
-    assert "index.json is damaged" in refused(capsys, *words)
-    assert "index.json is damaged" in refused(capsys, *train, "--model_path", str(folders["emoji"]))
+    assert "index.json is damaged" in refused(*words)
+    assert "index.json is damaged" in refused(*train, "--model_path", checkpoints["emoji"].path)
 
 
 def test_a_torn_shard_and_a_foreign_grid_are_named(
-    folders: dict[str, Path], prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Run, refused: Refused, checkpoints: Checkpoints, prompts: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    words = ["generate_train_data", *words_of("emoji", folders["emoji"]), "--prompt", str(prompts)]
-    assert main.main([*words, "--output_dir", str(out)]) == 0
-    train = ["train_drafter", "--data_dir", str(out), "--save_dir", str(tmp_path / "run"), "--device", "cpu"]
-    lumina = words_of("lumina_mgpt", folders["lumina_mgpt"])
-    assert "grid" in refused(capsys, *train, *lumina)
+    words = ["generate_train_data", *words_of(checkpoints, "emoji"), "--prompt", prompts]
+    assert run(*words, "--output_dir", out)[0] == 0
+    train = ["train_drafter", "--data_dir", out, "--save_dir", tmp_path / "run", "--device", "cpu"]
+    lumina = words_of(checkpoints, "lumina_mgpt")
+    assert "grid" in refused(*train, *lumina)
     shard = out / "data_00000.safetensors"
     shard.write_bytes(shard.read_bytes()[:-40])
-    assert str(shard) in refused(capsys, *train, "--model_path", str(folders["emoji"]))
+    assert str(shard) in refused(*train, "--model_path", checkpoints["emoji"].path)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_pictures_become_codes_of_their_centre(
-    name: str, folders: dict[str, Path], models: dict[str, Model], tmp_path: Path, capsys: Any
+    run: Run, name: str, checkpoints: Checkpoints, models: dict[str, Model], tmp_path: Path
 ) -> None:
     model, data, out = models[name], tmp_path / "data", tmp_path / "out"
     side = model.grid.height * model.codec.config.patch_size
@@ -225,17 +203,11 @@ def test_pictures_become_codes_of_their_centre(
     (data / "torn.jpg").write_bytes(b"no picture")
     (data / "torn.txt").write_text("torn")
     Image.fromarray(wide).save(data / "lonely.webp", lossless=True)
-    words = [
-        "extract_code",
-        *words_of(name, folders[name]),
-        "--data_path",
-        str(data),
-        "--output_dir",
-        str(out),
-    ]
-    assert main.main([*words, "--num_samples", "2"]) == 0
-    assert main.main(words) == 0
-    last = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    words = ["extract_code", *words_of(checkpoints, name), "--data_path", data, "--output_dir", out]
+    assert run(*words, "--num_samples", "2")[0] == 0
+    status, printed, _ = run(*words)
+    last = json.loads(printed.splitlines()[-1])
+    assert status == 0
     assert (last["damaged"], last["without_caption"], last["images"]) == (["torn"], 1, 3)
     shards = read_shards([out], model)
     assert sorted(shards.texts) == ["a picture of a", "a picture of b", "wide"]
@@ -245,23 +217,23 @@ def test_pictures_become_codes_of_their_centre(
 
 
 def test_pictures_without_captions_or_folder_are_refused(
-    folders: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    refused: Refused, checkpoints: Checkpoints, tmp_path: Path
 ) -> None:
-    words = ["extract_code", *words_of("emoji", folders["emoji"]), "--output_dir", str(tmp_path / "out")]
-    assert "no such folder" in refused(capsys, *words, "--data_path", str(tmp_path / "nowhere"))
+    words = ["extract_code", *words_of(checkpoints, "emoji"), "--output_dir", tmp_path / "out"]
+    assert "no such folder" in refused(*words, "--data_path", tmp_path / "nowhere")
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "a.png").write_bytes(b"")
-    assert "none with a caption" in refused(capsys, *words, "--data_path", str(tmp_path / "data"))
+    assert "none with a caption" in refused(*words, "--data_path", tmp_path / "data")
     (tmp_path / "data" / "a.txt").write_text("a")
-    assert "can be read" in refused(capsys, *words, "--data_path", str(tmp_path / "data"))
+    assert "can be read" in refused(*words, "--data_path", tmp_path / "data")
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_table_of_nearest_codes_is_whole_and_read_back(
-    name: str, folders: dict[str, Path], models: dict[str, Model], tmp_path: Path
+    run: Run, name: str, checkpoints: Checkpoints, models: dict[str, Model], tmp_path: Path
 ) -> None:
     model = models[name]
-    assert main.main(["generate_codebook", *words_of(name, folders[name]), "--save_path", str(tmp_path)]) == 0
+    assert run("generate_codebook", *words_of(checkpoints, name), "--save_path", tmp_path)[0] == 0
     path = tmp_path / f"top_{model.num_codes - 1}_indices.npy"
     stored = np.load(path)
     assert stored.dtype == np.uint16 and stored.shape == (model.num_codes, model.num_codes - 1)

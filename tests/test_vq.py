@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -86,4 +85,3 @@ def test_config_edges() -> None:
     with pytest.raises(ValueError, match="double_latent"):
         VQConfig.from_hf({"double_latent": True})
     assert VQConfig().patch_size == 16
-    assert json.loads((GOLDENS / "meta.json").read_text())["downsample"] == 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -18,7 +17,8 @@ from models.checkpoint.weights import read_weights, stacked
 from models.errors import CheckpointError
 from models.registry import EMOJI
 from tests import tiny
-from tests.loading import load
+from tests.checkpoints import load
+from tests.published import write_shards
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -29,25 +29,13 @@ def tensors() -> dict[str, torch.Tensor]:
     return {"a.w": torch.randn(4, 3), "a.b": torch.randn(5).bfloat16(), "n": torch.arange(7)}
 
 
-def shard(folder: Path, state: dict[str, torch.Tensor], parts: int = 2) -> Path:
-    """The state in shards with their index."""
-    where = {}
-    for number in range(parts):
-        name = f"model-{number + 1:05}-of-{parts:05}.safetensors"
-        part = dict(list(state.items())[number::parts])
-        save_file(part, folder / name)
-        where |= dict.fromkeys(part, name)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
-    return folder
-
-
 @pytest.mark.parametrize("form", ["safetensors", "shards", "bin", "model", "module", "state_dict", "legacy"])
 def test_every_published_form(tmp_path: Path, form: str) -> None:
     state, path = tensors(), tmp_path
     if form == "safetensors":
         save_file(state, tmp_path / "model.safetensors")
     elif form == "shards":
-        shard(tmp_path, state)
+        write_shards(state, tmp_path, 2)
     elif form == "bin":
         torch.save(state, tmp_path / "pytorch_model.bin")
     else:
@@ -70,7 +58,8 @@ def test_every_published_form(tmp_path: Path, form: str) -> None:
 
 
 def test_nothing_is_read_before_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found, read = read_weights(shard(tmp_path, tensors())), []
+    write_shards(tensors(), tmp_path, 2)
+    found, read = read_weights(tmp_path), []
     get = module.Stored.read
     monkeypatch.setattr(module.Stored, "read", lambda self: (read.append(self.name), get(self))[1])
     assert len(found) == 3 and found.shapes and "a.w" in found and not read
@@ -92,7 +81,7 @@ def test_digests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def damage(folder: Path, how: str) -> Path:
     """Shards, one of them spoilt; returns the path the message must name."""
-    shard(folder, tensors())
+    write_shards(tensors(), folder, 2)
     second = folder / "model-00002-of-00002.safetensors"
     index = folder / "model.safetensors.index.json"
     if how == "missing":
@@ -155,13 +144,13 @@ def test_out_of_memory_is_told_apart(tmp_path: Path) -> None:
 PEAK = """
 import sys
 from pathlib import Path
-from tests.loading import load
+from tests.checkpoints import load
 def status(key):
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(key)) * 1024
-load("emoji", sys.argv[1], None, "bf16", "cpu", True)
+load("emoji", sys.argv[1], precision="bf16")
 before = status("VmRSS:")
 Path("/proc/self/clear_refs").write_text("5")
-model = load("emoji", sys.argv[2], None, "bf16", "cpu", False)
+model = load("emoji", sys.argv[2], need_drafter=False, precision="bf16")
 print(status("VmHWM:") - before)
 """
 
@@ -171,7 +160,8 @@ def test_loading_takes_little_more_memory_than_the_file(tiny_checkpoint: Path, t
     large = tiny.build(tmp_path / "large", hidden_size=1024, intermediate_size=2816, num_hidden_layers=3)
     state = {name: tensor.bfloat16() for name, tensor in load_file(large / "model.safetensors").items()}
     (large / "model.safetensors").unlink()
-    size = sum(path.stat().st_size for path in shard(large, state, 3).glob("*.safetensors"))
+    write_shards(state, large, 3)
+    size = sum(path.stat().st_size for path in large.glob("*.safetensors"))
     words = [sys.executable, "-c", PEAK, str(tiny_checkpoint), str(large)]
     # As large tensors do, memory goes back as soon as it is freed; else the heap's holes are measured.
     own = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
@@ -180,7 +170,7 @@ def test_loading_takes_little_more_memory_than_the_file(tiny_checkpoint: Path, t
 
 
 def test_a_model_is_what_its_file_says(tiny_checkpoint: Path) -> None:
-    model = load("emoji", str(tiny_checkpoint), None, "fp32", "cpu", True)
+    model = load("emoji", tiny_checkpoint)
     stored = load_file(tiny_checkpoint / "model.safetensors")
     assert torch.equal(model.decoder.head.weight, stored["lm_head.weight"])
     assert torch.equal(model.codebook, stored["model.vqmodel.quantize.embedding.weight"])

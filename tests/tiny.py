@@ -59,7 +59,7 @@ def _config() -> dict:
 
 
 def _sharpen(state: dict[str, torch.Tensor], head: str) -> dict[str, torch.Tensor]:
-    """Make the random law peaked enough that options matter."""
+    """Make the random distribution peaked enough that options matter."""
     state[head] = state[head] * 12
     return {name: tensor.contiguous() for name, tensor in state.items()}
 
@@ -94,9 +94,3 @@ def build(folder: Path, **changes: int) -> Path:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.save(str(folder / "text_tokenizer.json"))
     return folder
-
-
-def tiny_words(checkpoint: Path, prompts: Path, heatmaps: int) -> list[str]:
-    """Options by which generate_images draws the prompts of a file with a tiny checkpoint."""
-    words = {"model_path": checkpoint, "precision": "fp32", "prompt": prompts, "heatmaps": heatmaps}
-    return [word for name, value in words.items() for word in (f"--{name}", str(value))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -61,6 +62,11 @@ def build(folder: Path, seed: int = 0, wrapper: str | None = None, **changes: ob
     text_encoder(folder / "t5" / "flan-t5-xl", FEATURES)
     _drafter(folder / "drafter", decoder, fields)
     return path
+
+
+classes = partial(build, wrapper="model", cls_token_num=1)
+lone_file = partial(build, wrapper="")
+second_stage = partial(build, block_size=1024, input_type="t2i2")
 
 
 def _write(

@@ -1,0 +1,115 @@
+"""Tiny random checkpoints of every family, and models loaded from them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+
+from models.drafters.new_drafter import new_drafter, own_fields, write_drafter
+from models.loading import load as load_model
+from models.model import Model
+from models.spec import LoadOptions
+from tests import published, tiny, tiny_emu3, tiny_janus, tiny_llamagen
+
+LOAD = LoadOptions()
+SIDE = {"lumina_mgpt": 8, "emu3": tiny_emu3.SIZE}  # pixels of the images of families with several sizes
+
+
+def load(
+    family: str,
+    path: Path | str | None = None,
+    drafter: Path | None = None,
+    *,
+    need_drafter: bool = True,
+    precision: str = "fp32",
+    options: LoadOptions = LOAD,
+) -> Model:
+    """A model on the CPU, its drafter reading tokens as published unless the options say otherwise."""
+    given = replace(
+        options,
+        model_path=path and str(path),
+        drafter_path=drafter and str(drafter),
+        precision=precision,
+        device="cpu",
+        need_drafter=need_drafter,
+        token_shift=options.token_shift or "published",
+    )
+    return load_model(family, given)
+
+
+def untrained(family: str, folder: Path) -> Path:
+    """Write the drafter that training starts from beside a target; returns its folder."""
+    options = LoadOptions(target_size=SIDE.get(family))
+    model = load(family, folder, need_drafter=False, options=options)
+    fields = own_fields(model)
+    write_drafter(folder / "drafter", fields, new_drafter(fields, model).state_dict(), model)
+    return folder / "drafter"
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """A checkpoint on the disk."""
+
+    family: str
+    path: Path  # of the target: a folder or a file
+    drafter: Path
+
+    def words(self, side: int | None = None) -> list[str]:
+        """The options that name the target on a command line; side: of its images, unless SIDE's."""
+        side = side or SIDE.get(self.family)
+        size = ["--target_size", str(side)] if side else []
+        return ["--model", self.family, "--model_path", str(self.path), "--precision", "fp32", *size]
+
+    def copied(self, folder: Path) -> Tiny:
+        """A copy to damage, of target, drafter and what lies beside them."""
+        root = self.path.parent
+        copy = Path(shutil.copytree(root, folder))
+        path, drafter = (copy / part.relative_to(root) for part in (self.path, self.drafter))
+        return replace(self, path=path, drafter=drafter)
+
+    def load(self, need_drafter: bool = True, side: int | None = None) -> Model:
+        """The model, with its drafter."""
+        options = LoadOptions(target_size=side or SIDE.get(self.family))
+        drafter = self.drafter if need_drafter else None
+        return load(self.family, self.path, drafter, need_drafter=need_drafter, options=options)
+
+
+def _beside(family: str, build: Callable[[Path], Path], root: Path) -> Tiny:
+    """A target with its drafter beside it."""
+    path = build(root / family)
+    return Tiny(family, path, (path if path.is_dir() else path.parent) / "drafter")
+
+
+def _published(family: str, root: Path) -> Tiny:
+    return Tiny(family, *published.build(root, lumina=family == "lumina_mgpt"))
+
+
+def _untrained(family: str, build: Callable[..., Path], root: Path) -> Tiny:
+    path = build(root / family, kv_heads=2)
+    return Tiny(family, path, untrained(family, path))
+
+
+BUILD: dict[str, Callable[[Path], Tiny]] = {
+    "emoji": partial(_beside, "emoji", tiny.build),
+    "anole": partial(_published, "anole"),
+    "lumina_mgpt": partial(_published, "lumina_mgpt"),
+    "llamagen": partial(_beside, "llamagen", tiny_llamagen.build),
+    "llamagen classes": partial(_beside, "llamagen", tiny_llamagen.classes),
+    "llamagen file": partial(_beside, "llamagen", tiny_llamagen.lone_file),
+    "llamagen2": partial(_beside, "llamagen2", tiny_llamagen.second_stage),
+    "janus_pro": partial(_untrained, "janus_pro", tiny_janus.build),
+    "emu3": partial(_untrained, "emu3", tiny_emu3.build),
+}
+
+
+class Checkpoints:
+    """Checkpoints by the names of BUILD, each written when first asked for; do not write into them."""
+
+    def __init__(self, root: Path) -> None:
+        self._get = cache(lambda name: BUILD[name](root / name.replace(" ", "_")))
+
+    def __getitem__(self, name: str) -> Tiny:
+        return self._get(name)

@@ -1,0 +1,45 @@
+"""Every family, from files in its published layout: one seed gives one image, whoever drafts it."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+
+from adt_tree.pipeline import Pipeline
+from adt_tree.sampling import Sampling
+from tests.checkpoints import Checkpoints
+from tests.methods import TREES, check_exact
+
+FAMILIES = ("anole", "lumina_mgpt", "llamagen", "llamagen classes", "janus_pro", "emu3")
+TEXTS = [
+    "a red heart",
+    "a very long caption of a blue cat face with a red hat on the sea with the sun",
+    "x",
+    "sun",
+]
+LABELS = ["0", "3", "6", "2"]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_exact_method_makes_the_images_of_the_ar_baseline(
+    checkpoints: Checkpoints, name: str, temperature: float
+) -> None:
+    """Token for token in fp32 under guidance, alone and three at a time, prompts of several lengths."""
+    texts = LABELS if name == "llamagen classes" else TEXTS
+    sampling = Sampling(temperature=temperature, guidance=3.0)
+    check_exact(checkpoints[name].load(), texts, sampling, batch_sizes=(1, 3))
+
+
+@pytest.mark.parametrize("name", ["anole", "lumina_mgpt"])
+def test_self_drafting_accepts_what_repeats(checkpoints: Checkpoints, name: str) -> None:
+    """Where every code is the same, its neighbours are right drafts, separators between them or not."""
+    model = checkpoints[name].load(need_drafter=False)
+    decoder = copy.deepcopy(model.decoder)
+    decoder.head.weight.zero_()
+    pipe = Pipeline(replace(model, decoder=decoder))
+    greedy = Sampling(temperature=0.0, guidance=3.0)
+    found = pipe("sun", "self-draft", sampling=greedy, tree=TREES["self-draft"])
+    assert len(set(found.codes[0])) == 1 and found.stats["target_calls"] < model.grid.size // 2
