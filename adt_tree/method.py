@@ -24,13 +24,19 @@ from adt_tree.noise import Noise
 from adt_tree.policy import AdaptiveTree, AdjacencyAdaptive, Fixed, Policy, TreeShape
 from adt_tree.records import Decoded
 from adt_tree.relax import Relaxation
+from adt_tree.rivals.coupled import couple
+from adt_tree.rivals.pac import product_tree
+from adt_tree.rivals.sjd import redraw
+from adt_tree.rivals.window import SEED_CELLS as WINDOW_CELLS
+from adt_tree.rivals.window import JacobiWindow
 from adt_tree.roles import Drafter, Proposer, Request, Target
 from adt_tree.sampling import Sampling
 from adt_tree.self_draft import SelfDraftProposer
 from adt_tree.tree import STATIC_TREES, StaticTree
 from adt_tree.verify import Coupled, GreedyRelaxed, Rejection, Rule
 
-# method -> who drafts: nobody, the EAGLE network, the target's earlier passes, or the last two together
+# method -> who drafts: nobody, the EAGLE network, the target's earlier passes, the last two together, or a
+# rival's window
 METHODS = {
     "ar": "none",
     "eagle-1": "eagle",
@@ -40,6 +46,9 @@ METHODS = {
     "adt-self-draft": "self-draft",
     "hybrid": "hybrid",
     "adt-hybrid": "hybrid",
+    "sjd": "window",
+    "sjd-coupled": "window",
+    "sjd-pac": "window",
 }
 VERIFY = ("coupled", "rejection")
 RULES = ("fixed", "reference")
@@ -90,7 +99,7 @@ class Method:
     lantern: Lantern | None = None
     verify: str = "coupled"  # or "rejection": the published rules
     rules: str = "fixed"  # or "reference": the released code's arithmetic where it differs
-    seed_cells: str = "above"  # self-drafting: where drafts of positions never seen are copied from
+    seed_cells: str | None = None  # where drafts of positions never seen are copied from; None: see `seeds`
     control: str | None = None  # one of CONTROLS: a bound, not an image
 
     def __post_init__(self) -> None:
@@ -104,11 +113,12 @@ class Method:
             )
         if isinstance(self.tree, str) and self.tree not in STATIC_TREES:
             raise ValueError(f"static tree {self.tree!r}: choose one of {', '.join(STATIC_TREES)}")
+        cells = WINDOW_CELLS if self.drafter == "window" else SEED_CELLS
         for value, allowed, what in (
             (self.verify, VERIFY, "verify"),
             (self.rules, RULES, "rules"),
-            (self.seed_cells, SEED_CELLS, "seed_cells"),
             (self.control, (None, *CONTROLS), "control"),
+            (self.seed_cells, (None, *cells), "seed_cells"),
         ):
             if value not in allowed:
                 raise ValueError(f"{what} {value!r}: choose one of {', '.join(filter(None, allowed))}")
@@ -119,10 +129,12 @@ class Method:
                 f"method {self.name} with verify rejection: its drafts share the target's noise, so only the "
                 "coupled rule may test them"
             )
+        if self.drafter == "window" and (self.lantern or self.verify == "rejection"):
+            raise ValueError(f"method {self.name}: its rule is its own; leave lantern and verify out")
 
     @property
     def drafter(self) -> str:
-        """Who drafts: none, eagle, self-draft or hybrid."""
+        """Who drafts: none, eagle, self-draft, hybrid or window."""
         return METHODS[self.name]
 
     @property
@@ -136,14 +148,22 @@ class Method:
         return self.drafter in ("eagle", "hybrid")
 
     @property
+    def seeds(self) -> str:
+        """What drafts of positions never seen are unless seed_cells says so: random in a window, else the
+        code above."""
+        return self.seed_cells or ("random" if self.drafter == "window" else "above")
+
+    @property
     def greedy(self) -> bool:
         """Whether the argmax is taken instead of a sample."""
         return self.sampling.greedy
 
     @property
     def exact(self) -> bool:
-        """Whether one seed gives the AR baseline's image: coupled or greedy rule, nothing relaxed."""
-        return not self.lantern and not self.control and (self.verify == "coupled" or self.greedy)
+        """Whether one seed gives the AR baseline's image: coupled or greedy rule, nothing relaxed. Rejection
+        keeps the distribution alone, and so do windows, which have it for a rule."""
+        coupled = self.verify == "coupled" and self.drafter != "window"
+        return not self.lantern and not self.control and (coupled or self.greedy)
 
     @property
     def label(self) -> str:
@@ -193,9 +213,7 @@ class Decoder:
         if self.proposer is None or self.policy is None or self.rule is None:
             noise = Noise(self.target.num_codes, silent=self.sampling.greedy)
             return autoregressive_steps(self.target, requests, self.sampling, noise)
-        return speculative_steps(
-            self.target, self.proposer, self.policy, self.rule, requests, self.sampling
-        )
+        return speculative_steps(self.target, self.proposer, self.policy, self.rule, requests, self.sampling)
 
     def decode(self, requests: Iterable[Request]) -> Iterator[Decoded]:
         """Finished images, as they finish."""
@@ -217,7 +235,11 @@ def build(model: Model, method: Method, slots: int, max_prompt: int) -> Decoder:
     policy: Policy = Fixed(shape)
     if isinstance(method.tree, AdaptiveTree):
         policy = AdjacencyAdaptive(method.tree, slots)
-    return Decoder(method, sampling, target, proposer, policy, _rule(model, method, static))
+    if isinstance(proposer, JacobiWindow) and not method.control:
+        rule: Rule = proposer  # a window judges what it drafts
+    else:
+        rule = _rule(model, method, static)
+    return Decoder(method, sampling, target, proposer, policy, rule)
 
 
 def largest_shape(method: Method, static: StaticTree | None, num_codes: int) -> TreeShape:
@@ -252,7 +274,11 @@ def _proposer(
         keep_q = method.verify == "rejection" and not method.greedy
         growth = grow_dynamic if static is None else StaticGrowth(static, keep_q, device)
         return EagleProposer(drafter, sampling, growth, slots)
-    cache = CandidateCache(model.grid, slots, shape.width, method.seed_cells, model.num_codes, device)
+    if method.drafter == "window":
+        tail = redraw if method.name == "sjd" else couple
+        tree = StaticTree(product_tree(shape))
+        return JacobiWindow(tree, tail, target, method.greedy, method.seeds)
+    cache = CandidateCache(model.grid, slots, shape.width, method.seeds, model.num_codes, device)
     if method.drafter == "self-draft":
         return SelfDraftProposer(cache)
     drafter = model.drafter(target, shape.depth, shape.width)

@@ -124,7 +124,7 @@ class Pipeline:
         lantern: Lantern | None = None,
         verify: str = "coupled",
         rules: str = "fixed",
-        seed_cells: str = "above",
+        seed_cells: str | None = None,
         control: str | None = None,
     ) -> Method:
         """A method with the model's own tree where none is given. ValueError for what cannot be combined.

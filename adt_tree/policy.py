@@ -107,6 +107,18 @@ def self_drafted(budget: int) -> TreeShape:
     return TreeShape(max(min(CHAIN, -(-3 * budget // 4)), budget // 2), CANDIDATES, budget)
 
 
+# Rivals (adt_tree.rivals): candidates of a position that has several, and drafted nodes, as published.
+WINDOWS = {"sjd": (1, 15), "sjd-coupled": (1, 63), "sjd-pac": (4, 63)}
+
+
+def windowed(width: int, budget: int) -> TreeShape:
+    """The window of a budget (>= 1) of drafted nodes: `width` candidates for two positions, or as many as the
+    budget allows, and a chain of what remains."""
+    below = [sum(width**n - 1 for n in range(1, positions + 1)) for positions in range(3)]
+    more = next(below[n] for n in (2, 1, 0) if budget - below[n] >= max(n, 1))
+    return TreeShape(budget - more, width, budget)
+
+
 # Self-drafting: depth is the length of the main chain. A level costs a row of the target's pass, no drafter
 # pass. The update rests at d = ln 2 / (beta ln 1/a), at acceptance a a level: beta 0.5 gives 1.5 to 6 levels
 # where a is 0.4 to 0.8; 0.2 gives 4 to 15, the best at this cost. At least 16, as every pass that scores a

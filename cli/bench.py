@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from cli.groups import FilterOptions, ModelOptions, PromptOptions, RunOptions
 from cli.memory import NAMES as PUBLISHED
 from cli.method import (
+    RIVALS,
     AdaptOptions,
     DecodingOptions,
     LanternOptions,
@@ -51,9 +52,10 @@ FLAGS: dict[str, dict[str, Any]] = {
     "adt-self-draft": {"drafter_type": "self-draft", "peanut": True},
     "hybrid": {"drafter_type": "hybrid"},
     "adt-hybrid": {"drafter_type": "hybrid", "peanut": True},
+    **{name: {"drafter_type": name} for name in RIVALS},
 }
 RELAXED = "-lantern"
-NAMES = (*FLAGS, *(name + RELAXED for name in FLAGS if name != "ar"))
+NAMES = (*FLAGS, *(name + RELAXED for name in FLAGS if name not in ("ar", *RIVALS)))
 PAPER = ("eagle-1", "eagle-2", "adt-tree", "eagle-2-lantern", "adt-tree-lantern")
 CONTROLS = ("accept-none", "accept-all")
 DELTA, MOST = 0.5, 100  # LANTERN's defaults here
@@ -91,7 +93,8 @@ class BenchOptions(ModelOptions):
     methods: tuple[str, ...] = option(
         "ar: the AR baseline; eagle-1: static trees; eagle-2: trees of fixed shape; adt-tree: adaptive "
         "trees; self-draft, hybrid: drafts from the target's earlier passes, alone or with the network's; "
-        f"adt-: adaptive; {RELAXED}: relaxed acceptance",
+        f"adt-: adaptive; {RELAXED}: relaxed acceptance; {', '.join(RIVALS)}: published rivals, exact in "
+        "distribution, but with images of their own",
         PAPER,
         choices=NAMES,
         unit="METHOD",

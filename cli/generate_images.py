@@ -102,7 +102,7 @@ def fingerprint(options: Options, method: Method, model: Model) -> dict[str, Any
         "rules": method.rules,
         "control": method.control,
         "drafter": RECORDED.get(method.drafter, method.drafter),
-        "seed_cells": method.seed_cells,
+        "seed_cells": method.seeds,
         "model": options.model,
         "weights": model.weights_sha,
         "drafter_weights": model.drafter_sha,

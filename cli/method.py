@@ -9,7 +9,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from adt_tree.policy import BUDGET, INITS, SELF_DRAFTED, AdaptiveTree, TreeShape, self_drafted
+from adt_tree.policy import (
+    BUDGET,
+    INITS,
+    SELF_DRAFTED,
+    WINDOWS,
+    AdaptiveTree,
+    TreeShape,
+    self_drafted,
+    windowed,
+)
 from cli.groups import FilterOptions, ModelOptions, SamplingOptions
 from cli.options import Options, declare, option, shown
 from eval.errors import UserError
@@ -19,7 +28,9 @@ from models.spec import EMBEDDED_TREE
 if TYPE_CHECKING:
     from adt_tree.method import Lantern, Method
 
-DRAFTERS = ("eagle", "self-draft", "hybrid")
+RIVALS = tuple(WINDOWS)
+CHAINS = tuple(name for name, (candidates, _) in WINDOWS.items() if candidates == 1)
+DRAFTERS = ("eagle", "self-draft", "hybrid", *RIVALS)
 SELF_DRAFTING = ("self-draft", "hybrid")  # their drafts come from the target's earlier passes
 EARLIER = {"jacobi": "self-draft"}  # earlier name -> name of a --drafter_type
 DELTA, MOST = 0.1, 1000  # of LANTERN, as published
@@ -64,7 +75,9 @@ class MethodOptions(Options):
     )
     drafter_type: str | None = option(
         "eagle: the drafter network; self-draft (also: jacobi): the target's own choices at rejected nodes, "
-        "no network; hybrid: both in one tree, the network for its first levels; none: the AR baseline "
+        "no network; hybrid: both in one tree, the network for its first levels; "
+        f"{', '.join(RIVALS)}: published rivals, whose images are not the AR baseline's, but follow the "
+        "same distribution; none: the AR baseline "
         "(default: eagle with --static_tree, --verify rejection or --drafter_path, else the fastest exact "
         "one of the model: "
         f"{', '.join(f'{name} {drafter_of(spec.method)}' for name, spec in SPECS.items())})",
@@ -119,13 +132,15 @@ class LanternOptions(Options):
 class TreeOptions(Options):
     """draft trees
 
-    Three defaults are those of eagle, self-draft and hybrid; one of a model is its eagle's.
+    Three defaults are those of eagle, self-draft and hybrid; one of a model is its eagle's. The rivals sjd,
+    sjd-coupled and sjd-pac have 16, 64 and 64 nodes as published: a chain, in sjd-pac with --draft_top_k (4)
+    candidates for the first positions, two of them, or what --depth leaves of --total_token.
     """
 
     ALIASES: ClassVar[dict[str, str]] = {"drafter_top_k": "draft_top_k"}
     seed_cells: str | None = option(
-        "self-draft, hybrid: the cell that drafts of positions not seen yet are copied from: above, left or "
-        "both (default: above)",
+        "what drafts of positions not seen yet are copied from; self-draft, hybrid: above, left or both "
+        "(default: above); rivals: random codes or left (default: random)",
         unit="CELL",
     )
     tree_choices: str | None = option(
@@ -217,12 +232,16 @@ REFUSED: tuple[tuple[Condition, tuple[str, ...], str], ...] = (
      "the AR baseline (--model_type base) has no draft trees; leave it out"),
     (lambda o: o.drafter_type == "none", NO_TREES, "--drafter_type none has no draft trees; leave it out"),
     (lambda o: o.static_tree, ("peanut",), "with --static_tree the tree is not adaptive; choose one"),
-    (lambda o: o.drafter_type in SELF_DRAFTING, ("static_tree",),
-     "with --drafter_type self-draft or hybrid: static trees need a network alone; choose one"),
-    (lambda o: o.drafter_type not in SELF_DRAFTING, ("seed_cells",),
-     "it needs --drafter_type self-draft or hybrid"),
-    (lambda o: o.drafter_type == "self-draft", ("drafter_path", "drafter_alignment"),
-     "self-drafting has no drafter network; leave it out"),
+    (lambda o: o.drafter_type in (*SELF_DRAFTING, *RIVALS), ("static_tree",),
+     "without --drafter_type eagle: static trees need a network alone; choose one"),
+    (lambda o: o.drafter_type in RIVALS, ("peanut", "lantern", "verify"),
+     "a rival has its own rule and a fixed window; leave it out"),
+    (lambda o: o.drafter_type in CHAINS, ("depth", "draft_top_k"),
+     "its drafts are one chain, as long as --total_token says; leave it out"),
+    (lambda o: o.drafter_type == "eagle", ("seed_cells",),
+     "it needs drafts from the target's earlier passes; choose another --drafter_type"),
+    (lambda o: o.drafter_type in ("self-draft", *RIVALS), ("drafter_path", "drafter_alignment"),
+     "without a drafter network; leave it out"),
     (lambda o: o.drafter_type in SELF_DRAFTING and o.verify == "rejection", ("verify",),
      "these drafts share the target's noise: only the coupled rule may test them; leave it out"),
     (lambda o: not o.lantern, ("lantern_k", "lantern_delta", "lantern_table"), "it needs --lantern"),
@@ -301,7 +320,7 @@ def method_from(options: DecodingOptions) -> Method:
             lantern=lantern_of(final) if final.lantern else None,
             verify=final.verify or "coupled",
             rules=final.rules or "fixed",
-            seed_cells=final.seed_cells or "above",
+            seed_cells=final.seed_cells,
         )
     except ValueError as error:
         raise UserError(str(error)) from error
@@ -336,6 +355,8 @@ def tree_of(options: DecodingOptions) -> TreeShape | AdaptiveTree | str | None:
     budget = base.budget if options.total_token is None else options.total_token - 1
     if options.drafter_type in SELF_DRAFTING:  # the main chain follows the budget
         base = self_drafted(budget)
+    if options.drafter_type in RIVALS:
+        base = windowed(options.draft_top_k or base.width, budget)
     return TreeShape(options.depth or base.depth, options.draft_top_k or base.width, budget)
 
 

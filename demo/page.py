@@ -56,9 +56,10 @@ class Desk:
 
     @property
     def methods(self) -> list[str]:
-        """Names of the methods that the loaded model can decode with."""
+        """Names of the methods that the loaded model can decode with, but for the rivals."""
         network = self.pipe.model.drafter_net is not None
-        return [name for name, drafter in METHODS.items() if network or drafter in ("none", "self-draft")]
+        able = ("none", "self-draft", *(("eagle", "hybrid") if network else ()))
+        return [name for name, drafter in METHODS.items() if drafter in able]
 
     def race(
         self,

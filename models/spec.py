@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adt_tree.policy import BUDGET, SELF_DRAFTED, AdaptiveTree, TreeShape, self_drafted
+from adt_tree.policy import BUDGET, SELF_DRAFTED, WINDOWS, AdaptiveTree, TreeShape, self_drafted, windowed
 
 if TYPE_CHECKING:
     import torch
@@ -122,6 +122,8 @@ class ModelSpec:
             return self.static_tree
         if method in ("eagle-2", "adt-tree"):
             return self.tree if method == "eagle-2" else self.adaptive
+        if method in WINDOWS:
+            return windowed(*WINDOWS[method])
         return SELF_DRAFTED if method.startswith("adt-") else self_drafted(BUDGET)
 
     @property

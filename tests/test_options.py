@@ -45,7 +45,7 @@ def test_defaults_are_lossless_dynamic_trees() -> None:
         ("--drafter_type none", "ar"), ("--model anole", "eagle-2"), ("--model anole --peanut", "adt-tree"),
         ("--model lumina_mgpt", "self-draft"), ("--model lumina_mgpt --eagle_version 1", "eagle-1"),
         ("--model lumina_mgpt --eagle_version 2", "eagle-2"),
-        ("--model lumina_mgpt --eagle_version 0", "eagle-2"),
+        ("--model lumina_mgpt --eagle_version 0", "eagle-2"), ("--drafter_type sjd-pac", "sjd-pac"),
     ],
 )  # fmt: skip
 def test_the_published_flags_name_methods(words: str, name: str) -> None:
@@ -62,6 +62,10 @@ def test_the_published_flags_name_methods(words: str, name: str) -> None:
         ("--model lumina_mgpt --drafter_path x", TreeShape(6, 10, 58)),
         ("--model anole --static_tree", "naive_extend_57"),
         ("--static_tree --tree_choices chain", "chain"),
+        ("--drafter_type sjd", TreeShape(15, 1, 15)),
+        ("--drafter_type sjd-coupled --total_token 32", TreeShape(31, 1, 31)),
+        ("--drafter_type sjd-pac", TreeShape(45, 4, 63)),
+        ("--drafter_type sjd-pac --total_token 32 --draft_top_k 3 --depth 20", TreeShape(20, 3, 31)),
     ],
 )
 def test_trees(words: str, tree: TreeShape | str) -> None:
@@ -111,6 +115,7 @@ def test_relaxation_is_not_exact_and_greedy_rejection_is() -> None:
     assert parse("--lantern --lantern_k 7").lantern == Lantern(0.1, 7)
     assert not parse("--lantern").exact and not parse("--verify rejection").exact
     assert parse("--verify rejection --temperature 0").exact
+    assert not parse("--drafter_type sjd").exact and parse("--drafter_type sjd --temperature 0").exact
 
 
 REFUSALS = [
@@ -127,6 +132,10 @@ REFUSALS = [
     "--precision int8", "--adt_bet 0.5", "--lanter", "--temp 0", "--adt_beta 2 --peanut",
     "--verify rejection --drafter_type jacobi", "--static_tree --drafter_type jacobi",
     "--static_tree --drafter_type hybrid", "--verify rejection --drafter_type hybrid",
+    "--static_tree --drafter_type sjd", "--peanut --drafter_type sjd-pac", "--lantern --drafter_type sjd-pac",
+    "--verify coupled --drafter_type sjd", "--depth 9 --drafter_type sjd",
+    "--drafter_path x --drafter_type sjd", "--draft_top_k 2 --drafter_type sjd-coupled",
+    "--seed_cells above --drafter_type sjd", "--seed_cells random --drafter_type hybrid",
     "--drafter_path x --drafter_type jacobi", "--drafter_alignment auto --drafter_type self-draft",
     "--seed_cells left --drafter_type eagle", "--drafter_type none --model_type base",
     "--drafter_type none --peanut", "--drafter_type eagle --model_type base", "--drafter_type medusa",

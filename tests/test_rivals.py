@@ -1,0 +1,209 @@
+"""The rivals: the target's distribution, the AR baseline's images at temperature 0, one image a seed.
+
+A distribution test passes at |z| < 4 with fixed seeds; every method has broken twins that must fail it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from adt_tree.decode import speculative
+from adt_tree.grid import Grid
+from adt_tree.method import METHODS, Lantern, Method
+from adt_tree.noise import Noise
+from adt_tree.policy import WINDOWS, Fixed, TreeShape, windowed
+from adt_tree.records import Decoded
+from adt_tree.rivals.coupled import couple
+from adt_tree.rivals.pac import product_tree
+from adt_tree.rivals.sjd import redraw
+from adt_tree.rivals.window import SEED_CELLS, JacobiWindow, Judged, draw, readers
+from adt_tree.roles import Target
+from adt_tree.sampling import Sampling
+from adt_tree.tree import DraftTree, StaticTree, rows_at
+from adt_tree.verify import Rejection, Verdict
+from tests import test_engine as engine
+from tests.decoding import chain, codes_of
+from tests.tabular import CODES, TabularTarget, deviation, image_distribution, requests, table
+from tests.test_distribution import FILTERED, LIMIT, KeepsDraft, KeepsRejected
+from tests.test_waits import drafted_waits
+
+LENGTH, IMAGES, SLOTS = 5, 4096, 256
+GRID = Grid(1, LENGTH)
+SHAPES = {"sjd": TreeShape(3, 1, 3), "sjd-coupled": TreeShape(3, 1, 3), "sjd-pac": TreeShape(3, 3, 13)}
+GUIDED = Sampling(guidance=1.5)
+TABLES = table(1, LENGTH)
+
+
+def window(
+    name: str,
+    target: Target,
+    sampling: Sampling,
+    cells: str = "random",
+    kind: type[JacobiWindow] = JacobiWindow,
+) -> JacobiWindow:
+    """A fresh one of a rival in a small shape."""
+    tail = redraw if name == "sjd" else couple
+    return kind(StaticTree(product_tree(SHAPES[name])), tail, target, sampling.greedy, cells)
+
+
+def engine_images(name: str, sampling: str, slots: int, cells: str = "random") -> list[Decoded]:
+    """The engine tests' images by a rival."""
+    own = engine.SAMPLINGS[sampling]
+    target = engine.make_target(slots, own.branches)
+    player = window(name, target, own, cells)
+    return list(speculative(target, player, Fixed(SHAPES[name]), player, engine.IMAGES, own))
+
+
+def score(
+    name: str,
+    sampling: Sampling = GUIDED,
+    cells: str = "random",
+    kind: type[JacobiWindow] = JacobiWindow,
+    images: int = IMAGES,
+) -> float:
+    """How far images are from the exact distribution."""
+    logits = TABLES[: sampling.branches]
+    target = TabularTarget(logits, GRID, SLOTS)
+    player = window(name, target, sampling, cells, kind)
+    decoded = speculative(target, player, Fixed(SHAPES[name]), player, requests(images), sampling)
+    return abs(deviation(decoded, image_distribution(logits, sampling, LENGTH)))
+
+
+@pytest.mark.parametrize(
+    ("sampling", "cells"), [(GUIDED, "random"), (FILTERED, "left")], ids=["all", "filtered"]
+)
+@pytest.mark.parametrize("name", SHAPES)
+def test_distribution(name: str, sampling: Sampling, cells: str) -> None:
+    assert score(name, sampling, cells) < LIMIT
+
+
+class KeepsResidual(JacobiWindow):
+    """Broken: a rejected code stays in the residual."""
+
+    rejection_kind = KeepsRejected
+
+    def __init__(self, *given: object) -> None:
+        super().__init__(*given)
+        self.rejection = self.rejection_kind(CODES, static=True)
+
+
+class KeepsQ(KeepsResidual):
+    """Broken: the next candidate is judged as if the ones before could have been drawn again."""
+
+    rejection_kind = KeepsDraft
+
+
+class EarlierQ(JacobiWindow):
+    """Broken as the released code of 2510.24211 is: a code that was kept is judged by the q of the pass in
+    which it was drawn, not of the one that kept it."""
+
+    def _advance(self, tree: DraftTree, verdict: Verdict, codes: Tensor, q: Tensor, first: Tensor) -> None:
+        before, old = self.codes[..., 0].clone(), self.q.clone()
+        super()._advance(tree, verdict, codes, q, first)
+        at = (verdict.count[:, None] + self._steps).clamp(max=len(self._steps))
+        kept = F.pad(before, (0, 1), value=-1).gather(1, at) == self.codes[..., 0]
+        self.q[:, :-1] = torch.where(kept[..., None], rows_at(old, at), self.q[:, :-1])
+
+
+class NeighbourQ(JacobiWindow):
+    """Broken: a code is judged by the q of the position behind."""
+
+    def _advance(self, tree: DraftTree, verdict: Verdict, codes: Tensor, q: Tensor, first: Tensor) -> None:
+        super()._advance(tree, verdict, codes, q.roll(-1, dims=1), first)
+
+
+CONTROLS = [
+    ("sjd", KeepsResidual), ("sjd-coupled", KeepsResidual), ("sjd-pac", KeepsResidual), ("sjd-pac", KeepsQ),
+    ("sjd", NeighbourQ), ("sjd-coupled", EarlierQ), ("sjd-pac", EarlierQ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "kind"), CONTROLS)
+def test_control(name: str, kind: type[JacobiWindow]) -> None:
+    assert score(name, kind=kind, images=2560) > LIMIT
+
+
+@pytest.mark.parametrize("cells", SEED_CELLS)
+@pytest.mark.parametrize("sampling", ["greedy", "greedy unguided"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_at_temperature_0_images_are_those_of_the_ar_baseline(name: str, sampling: str, cells: str) -> None:
+    for slots in (1, 2, 5):
+        images = engine_images(name, sampling, slots, cells)
+        assert codes_of(images) == engine.reference(sampling)
+        assert sum(image.target_calls for image in images) < len(images) * (engine.GRID.size - 1)
+
+
+@pytest.mark.parametrize("sampling", ["sampled", "filtered unguided"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_seed_gives_one_image_alone_and_in_any_batch(name: str, sampling: str) -> None:
+    alone = engine_images(name, sampling, 1)
+    steps = {image.name: [step.accepted for step in image.steps] for image in alone}
+    assert any(map(any, steps.values()))
+    for slots in (2, 5):
+        images = engine_images(name, sampling, slots)
+        assert codes_of(images) == codes_of(alone)
+        assert {image.name: [step.accepted for step in image.steps] for image in images} == steps
+
+
+@pytest.mark.parametrize("sampling", ["sampled", "greedy"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_step_waits_once(name: str, sampling: str) -> None:
+    own = engine.SAMPLINGS[sampling]
+    target = engine.make_target(2, own.branches)
+    player = window(name, target, own)
+    log, steps = drafted_waits(target, player, Fixed(SHAPES[name]), player, own)
+    assert log == ["tolist"] * steps
+
+
+def test_a_draw_is_by_inversion() -> None:
+    p = torch.tensor([[[0.0, 1.0, 0.0, 3.0]] * 3])
+    assert draw(p, torch.tensor([[1e-9, 0.25, 1 - 1e-12]], dtype=torch.float64)).tolist() == [[1, 3, 3]]
+
+
+def test_a_coupled_code_stays_with_the_greatest_probability() -> None:
+    """Over many uniforms, X' follows p, and is X as often as TV allows."""
+    count, q, p = 40000, torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.3, 0.5])
+    noise, seeds = Noise(3, silent=False, stream=7), torch.arange(count)
+    x = (q.log() + noise.gumbel(seeds, torch.zeros(count, 1, dtype=torch.int64))[:, 0]).argmax(dim=1)
+    tree = replace(chain(torch.stack((torch.zeros_like(x), x), dim=1)), q=q.expand(count, 2, 3))
+    everywhere = p.expand(count, 2, 3)
+    chances = torch.rand(2, count, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    hit, left = Rejection(3, static=True).judge(tree, everywhere, chances[0].float())
+    after = couple(Judged(tree, everywhere, hit, draw(left, chances[1]), chances[1]))[:, 0]
+    share = torch.bincount(after, minlength=3) / count
+    assert torch.allclose(share, p, atol=0.01)
+    assert float((after == x).float().mean()) == pytest.approx(0.7, abs=0.01)
+
+
+def test_the_window_of_pac_is_a_tree_and_a_chain() -> None:
+    """As published: 64 nodes with the root, of which 1 + 4 + 16 are the tree."""
+    shape = windowed(*WINDOWS["sjd-pac"])
+    tree = StaticTree(product_tree(shape))
+    assert shape == TreeShape(45, 4, 63) and len(tree.parents) == 64 and tree.width == 4
+    assert [tree.depths.count(depth) for depth in range(5)] == [1, 4, 16, 1, 1] and tree.depth == 45
+    assert [windowed(4, budget).depth for budget in (1, 5, 20, 31)] == [1, 2, 2, 13]
+    assert product_tree(TreeShape(9, 3, 4)) == product_tree(TreeShape(4, 1, 4))
+    small = StaticTree(product_tree(TreeShape(3, 2, 7)))  # nodes 1, 2; 3 to 6; 7 below 3
+    assert small.parents == [0, 0, 0, 1, 1, 2, 2, 3]
+    rows = readers(small)
+    assert rows[0] == [0, 1, 3, 7] and rows[2][2:] == [5, 7] and rows[4][3:] == [7]
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_what_cannot_be_is_one_line_and_equality_is_not_claimed(name: str) -> None:
+    shape = SHAPES[name]
+    assert METHODS[name] == "window" and not Method(name, GUIDED, shape).exact
+    assert Method(name, Sampling(temperature=0.0), shape).exact
+    for words, says in (
+        ({"lantern": Lantern()}, "leave lantern"),
+        ({"verify": "rejection"}, "verify out"),
+        ({"seed_cells": "above"}, "random, left"),
+    ):
+        with pytest.raises(ValueError, match=says) as caught:
+            Method(name, GUIDED, shape, **words)
+        assert "\n" not in str(caught.value)
