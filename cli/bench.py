@@ -32,7 +32,7 @@ from cli.method import (
 )
 from cli.options import declare, option, shown
 from eval.errors import UserError
-from eval.prompts import HELD_OUT_FILE, Prompt, load_prompts
+from eval.prompts import BENCH_FILE, Prompt, load_prompts
 from models.registry import SPECS
 
 if TYPE_CHECKING:
@@ -255,7 +255,7 @@ def load(options: Options, need_drafter: bool) -> tuple[Model, list[Prompt]]:
     from cli import loading
 
     if not options.random_weights:
-        prompts = load_prompts(options, HELD_OUT_FILE)
+        prompts = load_prompts(options, BENCH_FILE)
         return loading.load(options, need_drafter).model, prompts
     import torch
 

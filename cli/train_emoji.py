@@ -129,10 +129,13 @@ class MeasureOptions(TargetOptions):
 
 @declare
 class PromptsOptions(StageOptions):
-    """write prompts for the drafter's data"""
+    """write the prompts of the tables, the constants, the contact sheet and the drafter's data"""
 
-    out: str | None = option("text file (default: WORK_DIR/drafter_prompts.txt)", unit="FILE")
-    num_prompts: int = option("written", 5000, unit="N", within=(1, None))
+    out_dir: str = option("folder of the prompt files", "configs", unit="DIR")
+    num_prompts: int = option(
+        "for the drafter's data, in WORK_DIR/drafter_prompts.txt", 5000, unit="N", within=(1, None)
+    )
+    num_kept: int = option("of these, in OUT_DIR as well", 800, unit="N", within=(0, None))
 
 
 @declare

@@ -29,8 +29,8 @@ NAME_COLUMNS = ("name", "id")
 FACT_COLUMNS = ("category", "challenge")  # of PartiPrompts: they go into the statistics
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 DEFAULT_FILE = CONFIGS / "emoji_prompts.txt"
-HELD_OUT_FILE = CONFIGS / "emoji_held_out.txt"  # bench's 16
-UNSEEN_FILE = CONFIGS / "emoji_unseen.txt"  # all pairs kept out of training
+BENCH_FILE = CONFIGS / "emoji_bench.txt"  # 16, half of them pairs kept out of training
+HELD_OUT_FILE = CONFIGS / "emoji_held_out.txt"  # all pairs kept out of training
 MANY_FILE = CONFIGS / "emoji_drafter_prompts.txt"  # what its drafter's data was drawn from
 
 
@@ -55,7 +55,7 @@ def image_seed(run_seed: int, name: str) -> int:
 
 def held_out_texts() -> frozenset[str]:
     """The embedded model's prompts that name a (name, style) pair its training never saw."""
-    return frozenset(UNSEEN_FILE.read_text(encoding="utf-8").splitlines())
+    return frozenset(HELD_OUT_FILE.read_text(encoding="utf-8").splitlines())
 
 
 def load_prompts(args: Any, default: Path = DEFAULT_FILE) -> list[Prompt]:

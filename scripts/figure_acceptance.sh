@@ -7,7 +7,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=${PYTHON:-.venv/bin/python}
 model=${MODEL:-emoji}
 prompts=MSCOCO2017Val images=${IMAGES:-100}
-if [ "$model" = emoji ]; then prompts=configs/emoji_held_out.txt images=${IMAGES:-16}; fi
+if [ "$model" = emoji ]; then prompts=configs/emoji_bench.txt images=${IMAGES:-16}; fi
 out=runs/figure_acceptance-$model
 all=(--model "$model" --drafter_type eagle --prompt "$prompts" --num_images "$images")
 $python main.py generate_images "${all[@]}" --output_dir "$out/eagle-2" "$@"

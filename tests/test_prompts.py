@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from eval.errors import UserError
-from eval.prompts import DEFAULT_FILE, HELD_OUT_FILE, image_seed, load_prompts, read_file
+from eval.prompts import BENCH_FILE, DEFAULT_FILE, image_seed, load_prompts, read_file
 
 COCO = {
     "images": [{"id": 9}, {"id": 4}, {"id": 7}],
@@ -139,7 +139,7 @@ def test_missing_sources(tmp_path: Path, source: str, count: int, part: str | No
 
 def test_shipped_files() -> None:
     assert len(read_file(DEFAULT_FILE)) == 8
-    assert len(read_file(HELD_OUT_FILE)) == 16
+    assert len(read_file(BENCH_FILE)) == 16
 
 
 def test_seeds_depend_on_run_and_name_only() -> None:

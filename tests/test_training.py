@@ -100,10 +100,13 @@ def test_prompts_are_of_training_pairs(work: Path) -> None:
     out = work / "drafter_prompts.txt"
     texts = []
     for _ in range(2):
-        prompts.run(parse(prompts, "--work_dir", str(work), "--num_prompts", "60"))
+        prompts.run(parse(prompts, "--work_dir", str(work), "--out_dir", str(work), "--num_prompts", "60"))
         texts.append(out.read_text().splitlines())
     assert texts[0] == texts[1] and len(texts[0]) == 60
     assert not held_out & {text.split(",")[0] for text in texts[0]}
+    files = (work / "emoji_bench.txt", work / "emoji_development.txt")
+    bench, development = (set(path.read_text().splitlines()) for path in files)
+    assert bench & held_out and development & held_out and not bench & development
 
 
 def test_a_picture_is_a_function_of_stream_and_number_and_none_comes_twice(work: Path) -> None:

@@ -44,7 +44,8 @@ def read_fields_of(path: Path, model: Model) -> dict[str, Any]:
 def new_drafter(fields: Mapping[str, Any], model: Model) -> DrafterNet:
     """A drafter, fp32, that starts from the target's embedding, kept frozen, and passes the feature through.
 
-    Its layer starts as the target's last, as far as the shapes are the same.
+    What its layer reads starts as the target's last, as far as the shapes are the same; what it adds starts as
+    nothing, so that it begins from the distribution of the position before (docs/LOG.md).
     """
     net = DrafterNet(model.drafter_layout.config(fields), bool(fields.get("bias", True)))
     net.embed.load_state_dict(model.decoder.embed.state_dict())
@@ -52,6 +53,8 @@ def new_drafter(fields: Mapping[str, Any], model: Model) -> DrafterNet:
     same = {name: last[name] for name in own if name in last and last[name].shape == own[name].shape}
     net.block.load_state_dict({**own, **same})
     with torch.no_grad():
+        net.block.attention.out.weight.zero_()
+        net.block.mlp.down.weight.zero_()
         half = net.config.hidden_size
         net.fc.weight[:, half:] = torch.eye(half)
         nn.init.normal_(net.fc.weight[:, :half], std=0.02)
