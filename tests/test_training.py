@@ -97,15 +97,13 @@ def test_prompts_are_of_training_pairs(work: Path) -> None:
     """None names a held-out pair; the same every time."""
     held_out = {bpe.caption(row["style"], row["name"], []) for row in data.read_captions(work)
                 if row["split"] == "held_out"}  # fmt: skip
-    out = work / "drafter_prompts.txt"
-    texts = []
+    texts, names = [], ("drafter_prompts", "emoji_bench", "emoji_development")
     for _ in range(2):
         prompts.run(parse(prompts, "--work_dir", str(work), "--out_dir", str(work), "--num_prompts", "60"))
-        texts.append(out.read_text().splitlines())
-    assert texts[0] == texts[1] and len(texts[0]) == 60
-    assert not held_out & {text.split(",")[0] for text in texts[0]}
-    files = (work / "emoji_bench.txt", work / "emoji_development.txt")
-    bench, development = (set(path.read_text().splitlines()) for path in files)
+        texts.append([(work / f"{name}.txt").read_text().splitlines() for name in names])
+    drafter, bench, development = map(set, texts[0])
+    assert texts[0] == texts[1] and len(texts[0][0]) == 60
+    assert not held_out & {text.split(",")[0] for text in drafter}
     assert bench & held_out and development & held_out and not bench & development
 
 

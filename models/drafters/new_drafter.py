@@ -44,8 +44,8 @@ def read_fields_of(path: Path, model: Model) -> dict[str, Any]:
 def new_drafter(fields: Mapping[str, Any], model: Model) -> DrafterNet:
     """A drafter, fp32, that starts from the target's embedding, kept frozen, and passes the feature through.
 
-    What its layer reads starts as the target's last, as far as the shapes are the same; what it adds starts as
-    nothing, so that it begins from the distribution of the position before (docs/LOG.md).
+    What its layer reads starts as the target's last, as far as the shapes are the same; what it adds starts
+    as nothing, so that it begins from the distribution of the position before (docs/LOG.md).
     """
     net = DrafterNet(model.drafter_layout.config(fields), bool(fields.get("bias", True)))
     net.embed.load_state_dict(model.decoder.embed.state_dict())
