@@ -7,7 +7,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=${PYTHON:-.venv/bin/python}
 model=${MODEL:-emoji}
 read -ra method <<<"${METHOD:---drafter_type self-draft}"
-prompt=${PROMPT:-noto emoji of sake}
+prompt=${PROMPT:-twemoji emoji of eggplant}
 out=runs/race-$model
 one=(--model "$model" --prompt "$prompt" --num_images 1 --record 1)
 $python main.py generate_images "${one[@]}" --model_type base --output_dir "$out/left" "$@"

@@ -58,7 +58,7 @@ the SHA-256 of the data built and of every file of this folder that holds weight
 
 ## Sizes
 Target: {layers} layers, hidden {hidden}, {heads} heads, MLP {intermediate}, vocabulary {vocab_size},
-{target_params:.2f} M parameters. Drafter: one such layer and its input projection. VQGAN: {vq_params:.2f} M parameters, codebook {num_codes} x {embed_dim}. bfloat16.
+{target_params:.2f} M parameters. Drafter: one such layer, its MLP twice as wide, and its input projection. VQGAN: {vq_params:.2f} M parameters, codebook {num_codes} x {embed_dim}. bfloat16.
 
 ## Figures (device: {device_name}; commit {commit}; {date})
 | figure | value | command |
