@@ -24,6 +24,7 @@ pytestmark = [
 ]
 PROMPTS = ["sun", "red heart", "pizza"]
 MOST_IMAGES = 5  # to warm up with
+EXACT = [name for name, drafter in METHODS.items() if drafter != "window"]  # the AR baseline's images
 
 
 def opened(folder: Path, device: str, graphs: bool = False) -> Pipeline:
@@ -34,7 +35,7 @@ def opened(folder: Path, device: str, graphs: bool = False) -> Pipeline:
 
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", EXACT)
 def test_tokens_are_the_cpus(name: str, temperature: float, graphs: bool, tiny_checkpoint: Path) -> None:
     """Three images in two slots."""
     sampling = Sampling(temperature=temperature, guidance=3.0)
@@ -49,7 +50,7 @@ def test_tokens_of_the_embedded_model(temperature: float) -> None:
     expected = opened(CKPTS / "emoji", "cpu")("noto emoji of red heart", "ar", sampling=sampling, seed=11)
     for graphs in (False, True):
         pipe = opened(CKPTS / "emoji", "cuda", graphs)
-        for name in METHODS:
+        for name in EXACT:
             found = pipe("noto emoji of red heart", name, sampling=sampling, seed=11)
             assert found.codes == expected.codes, (name, graphs)
 
