@@ -25,7 +25,7 @@ def model() -> Model:
 
 def test_files_are_small_and_whole() -> None:
     sizes = [path.stat().st_size for path in EMOJI.rglob("*") if path.is_file()]
-    assert max(sizes) <= 16 * 2**20 and sum(sizes) <= 80 * 2**20
+    assert max(sizes) <= 16 * 2**20 and sum(sizes) <= 40 * 2**20
     sums = json.loads((EMOJI / "checksums.json").read_text())
     weights = {str(path.relative_to(EMOJI)): path for path in EMOJI.rglob("*.safetensors")}
     assert len(weights) >= 2

@@ -16,7 +16,7 @@ from models.transformer import DecoderConfig
 from training.emoji.bpe import Layout, image_token
 from training.emoji.card import model_card
 from training.emoji.data import sha256
-from training.emoji.restore import write_state
+from training.emoji.restore import STATE, write_state
 from training.emoji.target import newest
 from training.emoji.tokenizer import VQ
 
@@ -104,7 +104,8 @@ def run(args: Any) -> None:
     (out / "licences.json").write_text(json.dumps(licences, indent=1) + "\n")
     (out / "README.md").write_text(model_card(work, target, tokenizer, args))
     sums = json.loads((work / "checksums.json").read_text())
-    files = [*shards, *sorted(out.glob("drafter/*")), out / "text_tokenizer.json", out / "config.json"]
+    named = (out / name for name in (STATE, "text_tokenizer.json", "config.json"))
+    files = [*shards, *sorted(out.glob("drafter/*")), *named]
     sums |= {path.relative_to(out).as_posix(): sha256(path) for path in files}
     (out / "checksums.json").write_text(json.dumps(sums, indent=1) + "\n")
     print(
