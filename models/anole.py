@@ -7,27 +7,33 @@ vq_config. No torch until one is loaded.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adt_tree.grid import Grid
 from models.errors import CheckpointError
-from models.spec import CKPTS, EMBEDDED_TREE, Checkpoint, Fields, ModelSpec, Shapes
+from models.spec import CKPTS, EMBEDDED_TREE, Checkpoint, Fields, ModelSpec, Shapes, late
 
 if TYPE_CHECKING:
+    from models.layouts.chameleon_files import ChameleonFiles
     from models.model import Model
-    from models.transformer import DecoderConfig
 
 VQ_DECODER = "model.vqmodel.decoder."  # of a checkpoint that needs no VQGAN beside it
 
 
 def load(checkpoint: Checkpoint) -> Model:
-    """Anole, or the embedded model. A target_size that is not the checkpoint's own is refused."""
-    from models.checkpoint.folder import read_fields
-    from models.layouts.chameleon_files import Prompts, open_chameleon
+    """Anole, or the embedded model, from its files."""
+    from models.layouts.chameleon_files import read_chameleon
 
-    opened, size = open_chameleon(checkpoint, shared_norms=False), checkpoint.options.target_size
-    grid = read_fields(checkpoint.folder, lambda: grid_of(opened.config))
+    return assemble(read_chameleon(checkpoint, shared_norms=False))
+
+
+def assemble(opened: ChameleonFiles) -> Model:
+    """Anole of an opened checkpoint. A target_size that is not the checkpoint's own is refused."""
+    from models.checkpoint.folder import read_fields
+    from models.layouts.chameleon_files import Prompts
+
+    grid = read_fields(opened.checkpoint.folder, lambda: grid_of(opened.config))
+    size = opened.checkpoint.options.target_size
     own = grid.height * opened.codec.config.patch_size
     if size not in (None, own):
         raise CheckpointError(
@@ -42,22 +48,6 @@ def grid_of(config: Mapping[str, Any]) -> Grid:
     vq = config["vq_config"]
     side = vq["resolution"] >> (len(vq["channel_multiplier"]) - 1)
     return Grid(side, side)
-
-
-def decoder_config(fields: Fields) -> DecoderConfig:
-    """The decoder of a config.json of the Chameleon layout."""
-    from models.layouts.chameleon import decoder_config
-
-    return decoder_config(fields)
-
-
-def chameleon_places(home: Path, target: Path, base: str | None) -> tuple[Path, ...]:
-    """Folders of text_tokenizer.json, vqgan.ckpt and vqgan.yaml: the one given alone, else the target's own
-    and the published layout's."""
-    inner = Path("chameleon", "tokenizer")
-    if base is not None:
-        return Path(base), Path(base) / inner
-    return target, target.parent / inner, home / inner
 
 
 def shares_norms(fields: Fields, shapes: Shapes) -> bool | None:
@@ -79,8 +69,7 @@ EMOJI_SPEC = ModelSpec(
     about="the embedded model",
     load=load,
     recognises=lambda fields, shapes: shares_norms(fields, shapes) is False and has_codec(shapes),
-    decoder_config=decoder_config,
-    places=chameleon_places,
+    decoder_config=late("models.layouts.chameleon", "decoder_config"),
     home=CKPTS / "emoji",
     tree=EMBEDDED_TREE,
     method="self-draft",  # the fastest exact one, as bench measured it
@@ -93,8 +82,7 @@ ANOLE = ModelSpec(
     about="Anole-7b",
     load=load,
     recognises=lambda fields, shapes: shares_norms(fields, shapes) is False and not has_codec(shapes),
-    decoder_config=decoder_config,
-    places=chameleon_places,
+    decoder_config=late("models.layouts.chameleon", "decoder_config"),
     home=CKPTS / "anole",
     target="Anole-7b-v0.1-hf",
     drafter="trained_drafters/anole_drafter",

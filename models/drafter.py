@@ -24,12 +24,8 @@ from models.checkpoint.meta_init import build, expected, require
 from models.checkpoint.weights import read_weights
 from models.drafters.token_shift import make_token_shift
 from models.errors import CheckpointError
-from models.layouts.chameleon import (
-    block_from_chameleon,
-    block_to_chameleon,
-    decoder_config,
-    drafter_fields,
-)
+from models.layouts.chameleon import decoder_config, drafter_fields
+from models.layouts.llama import drafter_names, gather, scatter
 from models.packed import cache_dtype, pack
 from models.target import ARTarget, EncodedPrompt, by_branch, chain_mask
 from models.transformer import Block, DecoderConfig, read_shape, reserve, rotary_table
@@ -68,39 +64,21 @@ class DrafterNet(nn.Module):
         return self.block.causal(self.fuse(tokens, features), turn)
 
 
-def drafter_config(config: Mapping[str, Any]) -> DecoderConfig:
-    """A drafter's config.json: the Chameleon fields with one layer."""
-    return decoder_config(config)
-
-
-def from_published(state: Mapping[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
-    """A DrafterNet's state dict from the published keys; KeyError names what is missing."""
-    block = block_from_chameleon(state, "layers.0.", config)
-    ours = {f"block.{name}": tensor for name, tensor in block.items()}
-    ours |= {"embed.weight": state["embed_tokens.weight"], "fc.weight": state["fc.weight"]}
-    if "fc.bias" in state:
-        ours["fc.bias"] = state["fc.bias"]
-    return ours
-
-
-def to_published(state: Mapping[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
-    """The inverse of from_published."""
-    block = {name[len("block.") :]: tensor for name, tensor in state.items() if name.startswith("block.")}
-    theirs = block_to_chameleon(block, "layers.0.", config)
-    theirs |= {"embed_tokens.weight": state["embed.weight"], "fc.weight": state["fc.weight"]}
-    if "fc.bias" in state:
-        theirs["fc.bias"] = state["fc.bias"]
-    return theirs
-
-
 @dataclass(frozen=True, slots=True)
 class Layout:
     """How a family publishes its drafters."""
 
-    config: Callable[[Mapping[str, Any]], DecoderConfig] = drafter_config
-    from_published: Callable[[Mapping[str, Tensor], DecoderConfig], dict[str, Tensor]] = from_published
-    to_published: Callable[[Mapping[str, Tensor], DecoderConfig], dict[str, Tensor]] = to_published
-    fields: Callable[[DecoderConfig, int], dict[str, Any]] = drafter_fields  # config.json of a new one
+    config: Callable[[Mapping[str, Any]], DecoderConfig] = decoder_config  # config.json with one layer
+    fields: Callable[[DecoderConfig], dict[str, Any]] = drafter_fields  # config.json of a new one
+    half_split: bool = True  # of queries and keys (models.layouts.llama)
+
+    def from_published(self, state: Mapping[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
+        """A DrafterNet's state dict from the published keys; KeyError names what is missing."""
+        return gather(state, drafter_names(config, "fc.bias" in state), config, self.half_split)
+
+    def to_published(self, state: Mapping[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
+        """The inverse of from_published."""
+        return scatter(state, drafter_names(config, "fc.bias" in state), config, self.half_split)
 
 
 def llama_config(config: Mapping[str, Any]) -> DecoderConfig:
@@ -109,9 +87,7 @@ def llama_config(config: Mapping[str, Any]) -> DecoderConfig:
 
 
 CHAMELEON = Layout()
-LLAMA = Layout(
-    config=llama_config, fields=lambda shape, cells: {**drafter_fields(shape, cells), "model_type": "llama"}
-)
+LLAMA = Layout(config=llama_config, fields=lambda shape: drafter_fields(shape) | {"model_type": "llama"})
 
 
 def load_drafter(

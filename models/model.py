@@ -38,7 +38,6 @@ class Model:
     grid: Grid
     prompts: PromptEncoder
     decoder: Decoder
-    codebook: Tensor  # [V, C] raw latents
     codec: VQModel
     drafter_net: DrafterNet | None
     weights_sha: str
@@ -47,7 +46,6 @@ class Model:
     row_end: int | None = None  # token id behind every row of codes; None: rows have no end
     token_shift: str = "published"  # of the drafter's features and tokens (models.drafters.token_shift)
     tables: tuple[Path, ...] = ()  # where a table of nearest codes may lie
-    num_classes: int = 0  # of a class-conditional model; 0: it draws texts
     attention: str = "sdpa"  # or flash
     graphs: bool = False  # the networks' passes are captured as CUDA graphs: on one CUDA device
 
@@ -70,6 +68,11 @@ class Model:
     def aligned(self) -> str | None:
         """The drafter's token shift; None without a drafter."""
         return None if self.drafter_net is None else self.token_shift
+
+    @property
+    def codebook(self) -> Tensor:
+        """Raw latents of the codes [V, C]."""
+        return self.codec.codebook
 
     @property
     def num_codes(self) -> int:

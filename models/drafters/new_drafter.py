@@ -20,7 +20,7 @@ from models.model import Model
 
 def own_fields(model: Model) -> dict[str, Any]:
     """config.json of a drafter whose layer has the shape of the target's."""
-    return model.drafter_layout.fields(model.decoder.config, model.grid.size)
+    return model.drafter_layout.fields(model.decoder.config)
 
 
 def read_fields_of(path: Path, model: Model) -> dict[str, Any]:

@@ -7,7 +7,7 @@ of the model card, opened in the same way. Pixels come from transformers' Emu3VQ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -23,12 +23,12 @@ from models.checkpoint.weights import Weights, read_weights
 from models.codecs.vq import VQModel
 from models.drafter import LLAMA
 from models.errors import CheckpointError, reason
-from models.layouts.chameleon import LayersFrom, from_chameleon, layers_from, to_chameleon
+from models.layouts.chameleon import from_chameleon, to_chameleon
 from models.layouts.chat import ChatTokenizer
 from models.layouts.networks import load_networks
 from models.model import Model
 from models.spec import Checkpoint, Shapes
-from models.target import Prompt
+from models.target import Prompt, PromptEncoder
 from models.transformer import Decoder, DecoderConfig, read_shape
 
 CODE, ROW_END = "<|visual token ", "<|extra_200|>"
@@ -73,6 +73,11 @@ class Codec(nn.Module):
         super().__init__()
         self.vqmodel = vqmodel
         self.config = CodecConfig(vqmodel.config.codebook_size, vqmodel.spatial_scale_factor)
+
+    @property
+    def codebook(self) -> Tensor:
+        """Raw latents of the codes [K, E]."""
+        return self.vqmodel.quantize.embedding.weight
 
     def decode(self, codes: Tensor) -> Tensor:
         """Codes -> images, not clamped."""
@@ -151,8 +156,8 @@ def wanted(config: Mapping[str, Any], shape: DecoderConfig, names: Names = STORE
 
 
 @dataclass(frozen=True, slots=True)
-class Prompts:
-    """A PromptEncoder of texts and sizes (models.target)."""
+class Prompts(PromptEncoder):
+    """Texts and sizes."""
 
     tokenizer: ChatTokenizer
     first_code: int
@@ -167,9 +172,6 @@ class Prompts:
     def encode(self, text: str) -> Prompt:
         """The text, and the negative prompt of the model card."""
         return Prompt(self.ids(text), self.ids(NEGATIVE))
-
-    def release(self) -> None:
-        """Nothing: a tokenizer is small."""
 
 
 def read_prompts(tokenizer: ChatTokenizer, layout: TokenLayout, grid: Grid) -> Prompts:
@@ -190,15 +192,14 @@ def load(checkpoint: Checkpoint) -> Model:
     """Emu3 from its files. CheckpointError names what is missing or does not fit."""
     folder = checkpoint.folder
     config, state = read_config(folder), read_weights(folder)
-    return assemble(checkpoint, config, state, lambda: ChatTokenizer.read(folder))
+    return assemble(checkpoint, config, state, ChatTokenizer.read(folder))
 
 
 def assemble(
     checkpoint: Checkpoint,
     config: Mapping[str, Any],
     state: Weights,
-    tokenizer: Callable[[], ChatTokenizer],
-    layers: LayersFrom = layers_from,
+    tokenizer: ChatTokenizer,
 ) -> Model:
     """Emu3 of that configuration and those weights, drawing images of target_size and ratio."""
     folder, options = checkpoint.folder, checkpoint.options
@@ -219,20 +220,7 @@ def assemble(
         grid = grid_of(size, options.ratio or "1:1", codec.config.patch_size)
     except ValueError as error:
         raise CheckpointError(str(error)) from None
-    prompts = read_prompts(tokenizer(), layout, grid)
-    to_ours = partial(from_chameleon, config=shape, prefix=names.text, head=names.head, layers=layers)
-    nets = load_networks(checkpoint, shape, state, to_ours, LLAMA)
-    return Model(
-        spec=checkpoint.spec,
-        grid=grid,
-        prompts=prompts,
-        decoder=nets.decoder,
-        codebook=codec.vqmodel.quantize.embedding.weight,
-        codec=cast(VQModel, codec),
-        drafter_net=nets.drafter,
-        weights_sha=nets.weights_sha,
-        drafter_sha=nets.drafter_sha,
-        drafter_layout=LLAMA,
-        tables=checkpoint.tables,
-        row_end=layout.row_end,
-    )
+    prompts = read_prompts(tokenizer, layout, grid)
+    to_ours = partial(from_chameleon, config=shape, prefix=names.text, head=names.head)
+    drawn = (grid, prompts, cast(VQModel, codec), layout.row_end)
+    return load_networks(checkpoint, shape, state, to_ours, LLAMA, *drawn)
