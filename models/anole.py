@@ -1,16 +1,14 @@
 """Anole and the embedded emoji model: the Chameleon layout with a raster of codes and no line tokens.
 
-Everything is read from the checkpoint's own files: ids from config.json's vocabulary_map, the grid from
-vq_config. No torch until one is loaded.
+Everything is read from the checkpoint's own files: ids from config.json's vocabulary_map, the grid from the
+codec's configuration. No torch until one is loaded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from adt_tree.grid import Grid
-from models.errors import CheckpointError
 from models.spec import CKPTS, EMBEDDED_TREE, Checkpoint, Fields, ModelSpec, Shapes, late
 
 if TYPE_CHECKING:
@@ -28,26 +26,14 @@ def load(checkpoint: Checkpoint) -> Model:
 
 
 def assemble(opened: ChameleonFiles) -> Model:
-    """Anole of an opened checkpoint. A target_size that is not the checkpoint's own is refused."""
-    from models.checkpoint.folder import read_fields
+    """Anole of an opened checkpoint, at the codec's own resolution."""
     from models.layouts.chameleon_files import Prompts
 
-    grid = read_fields(opened.checkpoint.folder, lambda: grid_of(opened.config))
-    size = opened.checkpoint.options.target_size
-    own = grid.height * opened.codec.config.patch_size
-    if size not in (None, own):
-        raise CheckpointError(
-            f"--target_size {size}: this model draws {own} px and no other size; leave it out"
-        )
-    layout, begin = opened.layout, opened.layout.begin_of_image
-    return opened.model(grid, Prompts(opened.tokenizer, layout, (begin,), (layout.begin_of_text, begin)))
-
-
-def grid_of(config: Mapping[str, Any]) -> Grid:
-    """The raster of one image: resolution over the encoder's stride, 2 for each level but the first."""
-    vq = config["vq_config"]
-    side = vq["resolution"] >> (len(vq["channel_multiplier"]) - 1)
-    return Grid(side, side)
+    shape, layout, begin = opened.codec.config, opened.layout, opened.layout.begin_of_image
+    opened.checkpoint.refuse_other_size(shape.resolution)
+    side = shape.resolution // shape.patch_size
+    prompts = Prompts(opened.tokenizer, layout, (begin,), (layout.begin_of_text, begin))
+    return opened.model(Grid(side, side), prompts)
 
 
 def shares_norms(fields: Fields, shapes: Shapes) -> bool | None:

@@ -22,7 +22,7 @@ from models.cache import AttentionMetadata, KVCache
 from models.checkpoint.folder import read_config, read_fields
 from models.checkpoint.meta_init import build, expected, require
 from models.checkpoint.weights import read_weights
-from models.drafters.token_shift import make_token_shift
+from models.drafters.token_shift import NextToken, SameToken
 from models.errors import CheckpointError
 from models.layouts.chameleon import decoder_config, drafter_fields
 from models.layouts.llama import drafter_names, gather, scatter
@@ -90,6 +90,15 @@ CHAMELEON = Layout()
 LLAMA = Layout(config=llama_config, fields=lambda shape: drafter_fields(shape) | {"model_type": "llama"})
 
 
+def misfit(shape: DecoderConfig, target: DecoderConfig) -> str | None:
+    """What sets a drafter's shape apart from those that its target can have; None: nothing."""
+    for name in ("hidden_size", "vocab_size"):
+        own, wanted = getattr(shape, name), getattr(target, name)
+        if own != wanted:
+            return f"{name} {own}, the target has {wanted}"
+    return None
+
+
 def load_drafter(
     folder: Path,
     target: DecoderConfig,
@@ -100,12 +109,8 @@ def load_drafter(
     """The network in a folder and the digest of its weights. CheckpointError if it is another target's."""
     config, state = read_config(folder), read_weights(folder)
     shape = read_fields(folder, lambda: layout.config(config))
-    for name in ("hidden_size", "vocab_size"):
-        if getattr(shape, name) != getattr(target, name):
-            raise CheckpointError(
-                f"{folder}: {name} {getattr(shape, name)}, the target has {getattr(target, name)}: "
-                "this drafter belongs to another target"
-            )
+    if other := misfit(shape, target):
+        raise CheckpointError(f"{folder}: {other}: this drafter belongs to another target")
     bias = "fc.bias" in state
     wanted = expected(lambda: DrafterNet(shape, bias), lambda own: layout.to_published(own, shape))
     require(folder, state, wanted, "fetch it again, or give the drafter of this model")
@@ -137,7 +142,9 @@ class EagleDrafter:
         self.net, self.target = net, target
         self.device = target.device
         self._most_committed = 0  # codes in any slot's prefix at the last extend()
-        self.token_shift = make_token_shift(token_shift, target.slots, target.first_code, target.device)
+        self.token_shift = NextToken()
+        if token_shift != "published":
+            self.token_shift = SameToken(target.slots, target.first_code, target.device)
         config = net.config
         scratch = max(max_depth + 1, max_depth * max_width)
         capacity = target.max_prompt + target.grid.size + scratch

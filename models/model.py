@@ -94,10 +94,6 @@ class Model:
         self.prompts.release()
         return encoded
 
-    def prompt_length(self, prompt: EncodedPrompt) -> int:
-        """Cache slots the prompt needs."""
-        return prompt.length
-
     def target(
         self, slots: int, sampling: Sampling, max_nodes: int, max_prompt: int
     ) -> ARTarget | SeparatorTarget:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adt_tree.policy import BUDGET, SELF_DRAFTED, WINDOWS, AdaptiveTree, TreeShape, self_drafted, windowed
+from models.errors import CheckpointError
 
 if TYPE_CHECKING:
     import torch
@@ -63,6 +64,14 @@ class Checkpoint:
     device: torch.device  # of the codec, and of the decoder unless it is split
     options: LoadOptions
     split: bool = False  # the decoder's layers shared out over all GPUs, `device` being the first
+
+    def refuse_other_size(self, own: int) -> None:
+        """CheckpointError if an image of another size is wanted than the model's only one, `own` pixels."""
+        if self.options.target_size not in (None, own):
+            raise CheckpointError(
+                f"--target_size {self.options.target_size}: this model draws {own} px and no other size; "
+                "leave it out"
+            )
 
     @property
     def tables(self) -> tuple[Path, ...]:

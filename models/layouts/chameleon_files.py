@@ -167,10 +167,4 @@ def open_chameleon(
             f"checkpoint of {checkpoint.spec.name}, try --model {whose[1]}"
         )
     codec = read_codec(config, state, folder, places(checkpoint), checkpoint.device)
-    codes = codec.config.num_embeddings
-    if codes != layout.num_codes:
-        raise CheckpointError(
-            f"{folder}: the vocabulary has {layout.num_codes} image tokens, the VQGAN {codes} codes: "
-            "they belong to different models"
-        )
     return ChameleonFiles(checkpoint, config, tokenizer, layout, shape, state, codec)

@@ -164,6 +164,19 @@ class Prompts(PromptEncoder):
     num_codes: int
     grid: Grid
 
+    @classmethod
+    def read(cls, tokenizer: ChatTokenizer, layout: TokenLayout, grid: Grid) -> Prompts:
+        """CheckpointError if the tokenizer is not that of a model with these image tokens."""
+        for name in (IMAGE_START, IMAGE_TOKEN):
+            tokenizer.token(name)
+        for name, index in ((f"{CODE}000000|>", layout.first_code), (ROW_END, layout.row_end)):
+            if tokenizer.token(name) != index:
+                raise CheckpointError(
+                    f"{tokenizer.source}: the tokenizer has {name} at {tokenizer.token(name)}, config.json "
+                    f"at {index}: give the tokenizer of this model"
+                )
+        return cls(tokenizer, layout.first_code, layout.num_codes, grid)
+
     def ids(self, text: str) -> list[int]:
         """BOS, the text, the image's size and its opening."""
         size = f"{IMAGE_START}{self.grid.height}*{self.grid.width}{IMAGE_TOKEN}"
@@ -172,20 +185,6 @@ class Prompts(PromptEncoder):
     def encode(self, text: str) -> Prompt:
         """The text, and the negative prompt of the model card."""
         return Prompt(self.ids(text), self.ids(NEGATIVE))
-
-
-def read_prompts(tokenizer: ChatTokenizer, layout: TokenLayout, grid: Grid) -> Prompts:
-    """CheckpointError if the tokenizer is not that of a model with these image tokens."""
-    for name in (IMAGE_START, IMAGE_TOKEN):
-        tokenizer.token(name)
-    found = {CODE + "000000|>": layout.first_code, ROW_END: layout.row_end}
-    for name, index in found.items():
-        if tokenizer.token(name) != index:
-            raise CheckpointError(
-                f"{tokenizer.source}: the tokenizer has {name} at {tokenizer.token(name)}, config.json at "
-                f"{index}: give the tokenizer of this model"
-            )
-    return Prompts(tokenizer, layout.first_code, layout.num_codes, grid)
 
 
 def load(checkpoint: Checkpoint) -> Model:
@@ -209,18 +208,13 @@ def assemble(
     require(folder, state, tensors, "fetch it again, or the config.json that belongs to it")
     pixels = state.below(names.vq).placed(checkpoint.device, torch.float32)
     codec = Codec(build(lambda: vqvae(config), lambda: pixels, torch.float32, checkpoint.device, folder))
-    if codec.config.num_embeddings != layout.num_codes:
-        raise CheckpointError(
-            f"{folder}: the vocabulary has {layout.num_codes} image tokens, the codec "
-            f"{codec.config.num_embeddings} codes: they belong to different models"
-        )
     size = options.target_size or checkpoint.spec.default_size
     assert size is not None, "the family has one"
     try:
         grid = grid_of(size, options.ratio or "1:1", codec.config.patch_size)
     except ValueError as error:
         raise CheckpointError(str(error)) from None
-    prompts = read_prompts(tokenizer, layout, grid)
+    prompts = Prompts.read(tokenizer, layout, grid)
     to_ours = partial(from_chameleon, config=shape, prefix=names.text, head=names.head)
     drawn = (grid, prompts, cast(VQModel, codec), layout.row_end)
     return load_networks(checkpoint, shape, state, to_ours, LLAMA, *drawn)

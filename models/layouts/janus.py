@@ -209,12 +209,9 @@ def assemble(
     generation: Mapping[str, Any],
 ) -> Model:
     """Janus-Pro of that configuration and those weights. generation: fields of generation_config.json."""
-    folder, size = checkpoint.folder, checkpoint.options.target_size
+    folder = checkpoint.folder
     shape, vq = read_fields(folder, lambda: (decoder_config(config), vq_config(config)))
-    if size not in (None, vq.resolution):
-        raise CheckpointError(
-            f"--target_size {size}: this model draws {vq.resolution} px and no other size; leave it out"
-        )
+    checkpoint.refuse_other_size(vq.resolution)
     tensors = read_fields(folder, lambda: wanted(config, shape))
     require(folder, state, tensors, "fetch it again, or the config.json that belongs to it")
     prompts = Prompts.read(tokenizer, generation, shape)

@@ -168,11 +168,7 @@ def shape_of(opened: TargetFiles, checkpoint: Checkpoint, patch: int) -> Decoder
         raise CheckpointError(
             f"{folder} draws {drawn} codes: say --model {other}, not {checkpoint.spec.name}"
         )
-    side = shape.raster_side * patch
-    if size not in (None, side):
-        raise CheckpointError(
-            f"--target_size {size}: this model draws {side} px and no other size; leave it out"
-        )
+    checkpoint.refuse_other_size(shape.raster_side * patch)
     return shape
 
 
@@ -212,11 +208,6 @@ def load(checkpoint: Checkpoint) -> Model:
     pixels = _beside(checkpoint, (Path(vq),), options.vq_path, "VQ decoder", "--vq_path")
     codec = read_vq16(pixels, checkpoint.device)
     shape = shape_of(opened, checkpoint, codec.config.patch_size)
-    if codec.config.num_embeddings != shape.vocab_size:
-        raise CheckpointError(
-            f"{file}: {shape.vocab_size} codes, the VQ decoder has {codec.config.num_embeddings}: "
-            "they belong to different models"
-        )
     names = (original_names if opened.original else decoder_names)(shape)
     wanted = expected(lambda: Decoder(shape), lambda own: scatter(own, names, shape))
     require(file, weights, wanted, "fetch it again, or the config.json that belongs to it")

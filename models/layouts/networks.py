@@ -12,6 +12,7 @@ from models.checkpoint.weights import Weights
 from models.codecs.vq import VQModel
 from models.device_map import by_layer, share_out, spread
 from models.drafter import Layout, load_drafter
+from models.errors import CheckpointError
 from models.model import Model
 from models.spec import Checkpoint
 from models.target import PromptEncoder
@@ -38,6 +39,11 @@ def load_networks(
     small, so what is wrong with it is known before the target is read. CheckpointError if one does not fit.
     """
     dtype, device = checkpoint.dtype, checkpoint.device
+    if codec.config.num_embeddings != prompts.num_codes:
+        raise CheckpointError(
+            f"{checkpoint.folder}: {prompts.num_codes} codes, the VQ decoder has "
+            f"{codec.config.num_embeddings}: they belong to different models"
+        )
     net, drafter_sha = None, None
     if checkpoint.drafter is not None:
         net, drafter_sha = load_drafter(checkpoint.drafter, shape, dtype, device, layout)

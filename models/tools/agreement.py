@@ -42,7 +42,7 @@ def agreement(model: Model, guidance: float) -> dict[str, float]:
     """
     sampling, device = Sampling(1.0, 0, 1.0, guidance), model.codebook.device
     prompt, cells = model.encode("0" if model.prompts.num_classes else PROBE), min(CELLS, model.grid.size - 1)
-    target = model.target(1, sampling, 1, model.prompt_length(prompt))
+    target = model.target(1, sampling, 1, prompt.length)
     drafters = {name: replace(model, token_shift=name).drafter(target, 1, 1) for name in TOKEN_SHIFTS}
     prefix = target.prefill(0, prompt)
     rule, zero = (
