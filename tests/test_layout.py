@@ -150,9 +150,7 @@ def test_the_method_needs_torch_alone(path: Path) -> None:
         if name_of(path) in NO_TORCH:
             assert top != "torch", f"{name_of(path)} needs no torch"
         known = {"torch", "adt_tree", *(("PIL", "models") if name_of(path) == FRONT_DOOR else ())}
-        assert top in known or top in sys.stdlib_module_names, (
-            f"{name_of(path)} imports {module}"
-        )
+        assert top in known or top in sys.stdlib_module_names, f"{name_of(path)} imports {module}"
 
 
 def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:

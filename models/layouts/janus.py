@@ -33,7 +33,7 @@ from models.layouts.networks import load_networks
 from models.model import Model
 from models.spec import Checkpoint, Shapes
 from models.target import Prompt, PromptEncoder
-from models.transformer import Decoder, DecoderConfig, read_shape
+from models.transformer import Decoder, DecoderConfig, make_head, read_shape
 
 BEGIN_OF_IMAGE = "<begin_of_image>"
 TEXT, VQ = "model.language_model.", "model.vqmodel."
@@ -114,7 +114,7 @@ def from_janus(state: Mapping[str, Tensor], config: DecoderConfig) -> dict[str, 
     if isinstance(state, Weights):
         state.share({EMBED: table[: len(text)]})
     ours = {"embed.weight": table}
-    for name in on_meta(lambda: Decoder(config).head).state_dict():
+    for name in on_meta(lambda: make_head(config)).state_dict():
         ours[f"head.{name}"] = state[HEAD + name]
     return ours | gather(state, layer_names(config, TEXT), config, half_split=True)
 
