@@ -18,9 +18,7 @@ NAMES = tuple(name for name, spec in SPECS.items() if spec.manifest is not None)
 class Options(Base):
     """memory"""
 
-    names: tuple[str, ...] = option(
-        f"of {', '.join(NAMES)} (default: all)", (), unit="NAME", positional=True
-    )
+    names: tuple[str, ...] = option(f"of {', '.join(NAMES)} (default: all)", (), unit="NAME", positional=True)
     precision: str = option(
         "of weights and caches (beside bf16 weights a CPU with AVX-512 has fp32 caches: as for fp32)",
         "bf16",

@@ -99,9 +99,7 @@ class OptimiserOptions(Base):
     )
     lr: float = option("of AdamW", 1e-4, unit="LR", above=0, within=(None, 10))
     muon_lr: float = option("of Muon", 5e-3, unit="LR", above=0, within=(None, 10))
-    weight_decay: float = option(
-        "times the learning rate; muon: on matrices", 0.01, unit="W", within=(0, 10)
-    )
+    weight_decay: float = option("times the learning rate; muon: on matrices", 0.01, unit="W", within=(0, 10))
     bs: int = option("images per pass and process", 4, unit="IMAGES", within=(1, None))
     gradient_accumulation_steps: int = option(
         "passes whose mean gradient makes one step", 1, unit="PASSES", within=(1, None)

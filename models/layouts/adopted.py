@@ -57,5 +57,5 @@ def adopt(theirs: Any, tokenizer: Any, options: LoadOptions) -> Model:
         text.chat_template = getattr(tokenizer, "chat_template", None)
     chat = ChatTokenizer(text, "the tokenizer")
     if kind == "emu3":
-        return emu3.assemble(place, config, state, chat)
-    return janus.assemble(place, config, state, chat, theirs.generation_config.to_dict())
+        return emu3.assemble(place, config, state, lambda: chat)
+    return janus.assemble(place, config, state, lambda: chat, theirs.generation_config.to_dict())

@@ -7,7 +7,7 @@ of the model card, opened in the same way. Pixels come from transformers' Emu3VQ
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -191,16 +191,19 @@ def load(checkpoint: Checkpoint) -> Model:
     """Emu3 from its files. CheckpointError names what is missing or does not fit."""
     folder = checkpoint.folder
     config, state = read_config(folder), read_weights(folder)
-    return assemble(checkpoint, config, state, ChatTokenizer.read(folder))
+    return assemble(checkpoint, config, state, lambda: ChatTokenizer.read(folder))
 
 
 def assemble(
     checkpoint: Checkpoint,
     config: Mapping[str, Any],
     state: Weights,
-    tokenizer: ChatTokenizer,
+    tokenizer: Callable[[], ChatTokenizer],
 ) -> Model:
-    """Emu3 of that configuration and those weights, drawing images of target_size and ratio."""
+    """Emu3 of that configuration and those weights, drawing images of target_size and ratio.
+
+    The tokenizer is opened when config.json has been checked: transformers reads it too, and says less of it.
+    """
     folder, options = checkpoint.folder, checkpoint.options
     layout, shape = read_fields(folder, lambda: (TokenLayout.read(config), decoder_config(config)))
     names = LOADED if LOADED.head in state else STORED
@@ -214,7 +217,7 @@ def assemble(
         grid = grid_of(size, options.ratio or "1:1", codec.config.patch_size)
     except ValueError as error:
         raise CheckpointError(str(error)) from None
-    prompts = Prompts.read(tokenizer, layout, grid)
+    prompts = Prompts.read(tokenizer(), layout, grid)
     to_ours = partial(from_chameleon, config=shape, prefix=names.text, head=names.head)
     drawn = (grid, prompts, cast(VQModel, codec), layout.row_end)
     return load_networks(checkpoint, shape, state, to_ours, LLAMA, *drawn)

@@ -10,7 +10,7 @@ is LlamaGen's, its codes looked up l2-normalised, its pixels truncated.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -198,23 +198,26 @@ def load(checkpoint: Checkpoint) -> Model:
     """Janus-Pro from its files. CheckpointError names what is missing or does not fit."""
     folder = checkpoint.folder
     config, state = read_config(folder), read_weights(folder)
-    return assemble(checkpoint, config, state, ChatTokenizer.read(folder), generation_fields(folder))
+    return assemble(checkpoint, config, state, lambda: ChatTokenizer.read(folder), generation_fields(folder))
 
 
 def assemble(
     checkpoint: Checkpoint,
     config: Mapping[str, Any],
     state: Weights,
-    tokenizer: ChatTokenizer,
+    tokenizer: Callable[[], ChatTokenizer],
     generation: Mapping[str, Any],
 ) -> Model:
-    """Janus-Pro of that configuration and those weights. generation: fields of generation_config.json."""
+    """Janus-Pro of that configuration and those weights. generation: fields of generation_config.json.
+
+    The tokenizer is opened when config.json has been checked: transformers reads it too, and says less of it.
+    """
     folder = checkpoint.folder
     shape, vq = read_fields(folder, lambda: (decoder_config(config), vq_config(config)))
     checkpoint.refuse_other_size(vq.resolution)
     tensors = read_fields(folder, lambda: wanted(config, shape))
     require(folder, state, tensors, "fetch it again, or the config.json that belongs to it")
-    prompts = Prompts.read(tokenizer, generation, shape)
+    prompts = Prompts.read(tokenizer(), generation, shape)
     pixels, names = state.placed(checkpoint.device, torch.float32), codec_names(vq)
     codec = build(
         lambda: VQModel(vq),
