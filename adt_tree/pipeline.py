@@ -229,7 +229,7 @@ class Pipeline:
         """A decoder with room for these requests, batch_size of them in flight."""
         if batch_size < 1:
             raise ValueError(f"batch_size {batch_size}: give 1 or more images in flight")
-        longest = max(self.model.prompt_length(request.prompt) for request in requests)
+        longest = max(request.prompt.length for request in requests)
         return build(self.model, method, min(batch_size, len(requests)), longest)
 
     def decode(self, method: Method, requests: Sequence[Request], batch_size: int = 1) -> Iterator[Decoded]:

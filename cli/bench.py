@@ -286,7 +286,7 @@ def prepare(
     from eval.session import make_requests
 
     requests = make_requests(model, prompts, options.random_seed)
-    longest = max(model.prompt_length(request.prompt) for request in requests)
+    longest = max(request.prompt.length for request in requests)
     try:
         decoders: dict[Configuration, Decodes] = {
             configuration: build(model, method, configuration.batch_size, longest)

@@ -58,7 +58,7 @@ def load(options: ModelOptions, need_drafter: bool) -> Pipeline:
         model = load_model(options.model, load_options(options, need_drafter))
     except ValueError as error:
         raise UserError(str(error)) from error
-    if prompts and prompts.class_labels and not model.num_classes:
+    if prompts and prompts.class_labels and not model.prompts.num_classes:
         raise UserError(f"--class_labels: {options.model_path or model.name} draws texts; give --prompt")
     return Pipeline(replace(model, graphs=graphs))
 

@@ -50,11 +50,6 @@ class SpreadCache:
         """Committed slots [R]."""
         return self.parts[0].length
 
-    @property
-    def capacity(self) -> int:
-        """Slots a row."""
-        return self.parts[0].capacity
-
     def row(self, index: int) -> SpreadCache:
         return SpreadCache([part.row(index) for part in self.parts])
 

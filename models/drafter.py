@@ -22,14 +22,10 @@ from models.cache import AttentionMetadata, KVCache
 from models.checkpoint.folder import read_config, read_fields
 from models.checkpoint.meta_init import build, expected, require
 from models.checkpoint.weights import read_weights
-from models.drafters.token_shift import make_token_shift
+from models.drafters.token_shift import NextToken, SameToken
 from models.errors import CheckpointError
-from models.layouts.chameleon import (
-    block_from_chameleon,
-    block_to_chameleon,
-    decoder_config,
-    drafter_fields,
-)
+from models.layouts.chameleon import decoder_config, drafter_fields
+from models.layouts.llama import drafter_names, gather, scatter
 from models.packed import cache_dtype, pack
 from models.target import ARTarget, EncodedPrompt, by_branch, chain_mask
 from models.transformer import Block, DecoderConfig, read_shape, reserve, rotary_table
@@ -68,39 +64,21 @@ class DrafterNet(nn.Module):
         return self.block.causal(self.fuse(tokens, features), turn)
 
 
-def drafter_config(config: Mapping[str, Any]) -> DecoderConfig:
-    """A drafter's config.json: the Chameleon fields with one layer."""
-    return decoder_config(config)
-
-
-def from_published(state: Mapping[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
-    """A DrafterNet's state dict from the published keys; KeyError names what is missing."""
-    block = block_from_chameleon(state, "layers.0.", config)
-    ours = {f"block.{name}": tensor for name, tensor in block.items()}
-    ours |= {"embed.weight": state["embed_tokens.weight"], "fc.weight": state["fc.weight"]}
-    if "fc.bias" in state:
-        ours["fc.bias"] = state["fc.bias"]
-    return ours
-
-
-def to_published(state: Mapping[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
-    """The inverse of from_published."""
-    block = {name[len("block.") :]: tensor for name, tensor in state.items() if name.startswith("block.")}
-    theirs = block_to_chameleon(block, "layers.0.", config)
-    theirs |= {"embed_tokens.weight": state["embed.weight"], "fc.weight": state["fc.weight"]}
-    if "fc.bias" in state:
-        theirs["fc.bias"] = state["fc.bias"]
-    return theirs
-
-
 @dataclass(frozen=True, slots=True)
 class Layout:
     """How a family publishes its drafters."""
 
-    config: Callable[[Mapping[str, Any]], DecoderConfig] = drafter_config
-    from_published: Callable[[Mapping[str, Tensor], DecoderConfig], dict[str, Tensor]] = from_published
-    to_published: Callable[[Mapping[str, Tensor], DecoderConfig], dict[str, Tensor]] = to_published
-    fields: Callable[[DecoderConfig, int], dict[str, Any]] = drafter_fields  # config.json of a new one
+    config: Callable[[Mapping[str, Any]], DecoderConfig] = decoder_config  # config.json with one layer
+    fields: Callable[[DecoderConfig], dict[str, Any]] = drafter_fields  # config.json of a new one
+    half_split: bool = True  # of queries and keys (models.layouts.llama)
+
+    def from_published(self, state: Mapping[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
+        """A DrafterNet's state dict from the published keys; KeyError names what is missing."""
+        return gather(state, drafter_names(config, "fc.bias" in state), config, self.half_split)
+
+    def to_published(self, state: Mapping[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
+        """The inverse of from_published."""
+        return scatter(state, drafter_names(config, "fc.bias" in state), config, self.half_split)
 
 
 def llama_config(config: Mapping[str, Any]) -> DecoderConfig:
@@ -109,9 +87,16 @@ def llama_config(config: Mapping[str, Any]) -> DecoderConfig:
 
 
 CHAMELEON = Layout()
-LLAMA = Layout(
-    config=llama_config, fields=lambda shape, cells: {**drafter_fields(shape, cells), "model_type": "llama"}
-)
+LLAMA = Layout(config=llama_config, fields=lambda shape: drafter_fields(shape) | {"model_type": "llama"})
+
+
+def misfit(shape: DecoderConfig, target: DecoderConfig) -> str | None:
+    """What sets a drafter's shape apart from those that its target can have; None: nothing."""
+    for name in ("hidden_size", "vocab_size"):
+        own, wanted = getattr(shape, name), getattr(target, name)
+        if own != wanted:
+            return f"{name} {own}, the target has {wanted}"
+    return None
 
 
 def load_drafter(
@@ -124,12 +109,8 @@ def load_drafter(
     """The network in a folder and the digest of its weights. CheckpointError if it is another target's."""
     config, state = read_config(folder), read_weights(folder)
     shape = read_fields(folder, lambda: layout.config(config))
-    for name in ("hidden_size", "vocab_size"):
-        if getattr(shape, name) != getattr(target, name):
-            raise CheckpointError(
-                f"{folder}: {name} {getattr(shape, name)}, the target has {getattr(target, name)}: "
-                "this drafter belongs to another target"
-            )
+    if other := misfit(shape, target):
+        raise CheckpointError(f"{folder}: {other}: this drafter belongs to another target")
     bias = "fc.bias" in state
     wanted = expected(lambda: DrafterNet(shape, bias), lambda own: layout.to_published(own, shape))
     require(folder, state, wanted, "fetch it again, or give the drafter of this model")
@@ -161,7 +142,9 @@ class EagleDrafter:
         self.net, self.target = net, target
         self.device = target.device
         self._most_committed = 0  # codes in any slot's prefix at the last extend()
-        self.token_shift = make_token_shift(token_shift, target.slots, target.first_code, target.device)
+        self.token_shift = NextToken()
+        if token_shift != "published":
+            self.token_shift = SameToken(target.slots, target.first_code, target.device)
         config = net.config
         scratch = max(max_depth + 1, max_depth * max_width)
         capacity = target.max_prompt + target.grid.size + scratch

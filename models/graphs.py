@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -162,9 +162,3 @@ def row_bucket(count: int) -> int:
 def context_bucket(committed: int, size: int) -> int:
     """The next multiple of CONTEXT, or the whole image of `size` tokens."""
     return min(-(-committed // CONTEXT) * CONTEXT, size)
-
-
-def graphs_of(target: Any) -> GraphRunner | None:
-    """Who captures a target's passes, whatever wraps it; None: nobody."""
-    tokens = getattr(target, "tokens", target)
-    return tokens.graphs if isinstance(tokens, GraphTarget) else None

@@ -3,42 +3,14 @@ its own; transformers' checkpoints as they are. No torch until one is loaded."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-from models.spec import CKPTS, Checkpoint, Fields, ModelSpec
-
-if TYPE_CHECKING:
-    from models.model import Model
-    from models.transformer import DecoderConfig
-
-
-def load(checkpoint: Checkpoint) -> Model:
-    """Janus-Pro drawing texts."""
-    from models.layouts.janus import load
-
-    return load(checkpoint)
-
-
-def decoder_config(fields: Fields) -> DecoderConfig:
-    """The decoder of a config.json."""
-    from models.layouts.janus import decoder_config
-
-    return decoder_config(fields)
-
-
-def own_folder(home: Path, target: Path, base: str | None) -> tuple[Path, ...]:
-    """All files lie in the target's folder."""
-    return (target,)
-
+from models.spec import CKPTS, ModelSpec, late
 
 JANUS_PRO = ModelSpec(
     name="janus_pro",
     about="Janus-Pro-1B; 7B by --model_path",
-    load=load,
+    load=late("models.layouts.janus", "load"),
     recognises=lambda fields, shapes: fields.get("model_type") == "janus",
-    decoder_config=decoder_config,
-    places=own_folder,
+    decoder_config=late("models.layouts.janus", "decoder_config"),
     home=CKPTS / "janus_pro",
     target="Janus-Pro-1B",
     hub="deepseek-community/Janus-Pro-1B",

@@ -3,38 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-from models.spec import CKPTS, Checkpoint, Fields, ModelSpec, Shapes, home_of
-
-if TYPE_CHECKING:
-    from models.model import Model
-    from models.transformer import DecoderConfig
+from models.spec import CKPTS, Fields, ModelSpec, Shapes, late
 
 SECOND = 1024  # codes of an image of stage 2
 HOME = CKPTS / "llamagen"
 OPTIONS = ("vq_path", "text_encoder", "keep_text_encoder", "class_labels")
 PROMPT = "cls_embedding."  # the names of what embeds a prompt go on from here
-
-
-def load(checkpoint: Checkpoint) -> Model:
-    """LlamaGen drawing texts or classes."""
-    from models.layouts.llamagen import load
-
-    return load(checkpoint)
-
-
-def decoder_config(fields: Fields) -> DecoderConfig:
-    """The decoder of a config.json of the HF-style layout."""
-    from models.layouts.llamagen import decoder_config
-
-    return decoder_config(fields)
-
-
-def places(home: Path, target: Path, base: str | None) -> tuple[Path, ...]:
-    """Folders of the VQ model and text encoder: the target's, the one around it, the published layout's."""
-    return home_of(target), target.parent, home
 
 
 def is_stage(name: str, fields: Fields, shapes: Shapes) -> bool:
@@ -52,10 +27,9 @@ def is_stage(name: str, fields: Fields, shapes: Shapes) -> bool:
 LLAMAGEN = ModelSpec(
     name="llamagen",
     about="its stage 1, or one of classes",
-    load=load,
+    load=late("models.layouts.llamagen", "load"),
     recognises=lambda fields, shapes: is_stage("llamagen", fields, shapes),
-    decoder_config=decoder_config,
-    places=places,
+    decoder_config=late("models.layouts.llamagen", "decoder_config"),
     home=HOME,
     target="LlamaGen-T2I",
     drafter="trained_drafters/llamagen_drafter",

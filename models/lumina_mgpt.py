@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from adt_tree.grid import Grid
 from adt_tree.policy import TreeShape
-from models.anole import chameleon_places, decoder_config, shares_norms
+from models.anole import shares_norms
 from models.errors import CheckpointError
-from models.spec import CKPTS, Checkpoint, ModelSpec
+from models.spec import CKPTS, Checkpoint, ModelSpec, late
 
 if TYPE_CHECKING:
     from models.model import Model
@@ -46,9 +46,9 @@ def grid_of(size: int, patch: int) -> Grid:
 def load(checkpoint: Checkpoint) -> Model:
     """Lumina-mGPT drawing images of target_size (default DEFAULT_SIZE)."""
     from models.checkpoint.folder import read_fields
-    from models.layouts.chameleon_files import Prompts, open_chameleon
+    from models.layouts.chameleon_files import Prompts, read_chameleon
 
-    opened = open_chameleon(checkpoint, shared_norms=True)
+    opened = read_chameleon(checkpoint, shared_norms=True)
     size = checkpoint.options.target_size or DEFAULT_SIZE
     try:
         grid = grid_of(size, opened.codec.config.patch_size)
@@ -68,8 +68,7 @@ LUMINA_MGPT = ModelSpec(
     about="Lumina-mGPT-7B",
     load=load,
     recognises=lambda fields, shapes: shares_norms(fields, shapes) is True,
-    decoder_config=decoder_config,
-    places=chameleon_places,
+    decoder_config=late("models.layouts.chameleon", "decoder_config"),
     home=CKPTS / "lumina_mgpt",
     target="Lumina-mGPT-7B-768",
     drafter="trained_drafters",

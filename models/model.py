@@ -38,7 +38,6 @@ class Model:
     grid: Grid
     prompts: PromptEncoder
     decoder: Decoder
-    codebook: Tensor  # [V, C] raw latents
     codec: VQModel
     drafter_net: DrafterNet | None
     weights_sha: str
@@ -47,7 +46,6 @@ class Model:
     row_end: int | None = None  # token id behind every row of codes; None: rows have no end
     token_shift: str = "published"  # of the drafter's features and tokens (models.drafters.token_shift)
     tables: tuple[Path, ...] = ()  # where a table of nearest codes may lie
-    num_classes: int = 0  # of a class-conditional model; 0: it draws texts
     attention: str = "sdpa"  # or flash
     graphs: bool = False  # the networks' passes are captured as CUDA graphs: on one CUDA device
 
@@ -72,6 +70,11 @@ class Model:
         return None if self.drafter_net is None else self.token_shift
 
     @property
+    def codebook(self) -> Tensor:
+        """Raw latents of the codes [V, C]."""
+        return self.codec.codebook
+
+    @property
     def num_codes(self) -> int:
         """Size of the codebook."""
         return self.prompts.num_codes
@@ -90,10 +93,6 @@ class Model:
         encoded = [self.prompts.encode(text) for text in texts]
         self.prompts.release()
         return encoded
-
-    def prompt_length(self, prompt: EncodedPrompt) -> int:
-        """Cache slots the prompt needs."""
-        return prompt.length
 
     def target(
         self, slots: int, sampling: Sampling, max_nodes: int, max_prompt: int

@@ -93,7 +93,7 @@ class SeparatorTarget:
 
     def forward(self, tree: DraftTree, committed: Sequence[int]) -> Scored:
         """Score every node, behind its separator where it has one."""
-        most, tokens = self._most_separators(tree, committed), self.tokens_in(max(committed))
+        most, tokens = self._most_separators(tree, committed), tokens_in(max(committed), self.grid.width)
         if most == 0:
             self._separated = None
             scored = self.tokens.score(tree.codes, tree.depths, tree.ancestors, tokens)
@@ -124,10 +124,6 @@ class SeparatorTarget:
     def release(self, slot: int) -> None:
         """Forget an idle slot's prefix."""
         self.tokens.release(slot)
-
-    def tokens_in(self, codes: int) -> int:
-        """Tokens that so many committed codes take."""
-        return tokens_in(codes, self.grid.width)
 
     def _most_separators(self, tree: DraftTree, committed: Sequence[int]) -> int:
         """A bound on the separators any tree needs, known to the host: a level of depth d holds at most N - d

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adt_tree.policy import BUDGET, SELF_DRAFTED, WINDOWS, AdaptiveTree, TreeShape, self_drafted, windowed
+from models.errors import CheckpointError
 
 if TYPE_CHECKING:
     import torch
@@ -63,10 +65,13 @@ class Checkpoint:
     options: LoadOptions
     split: bool = False  # the decoder's layers shared out over all GPUs, `device` being the first
 
-    @property
-    def places(self) -> tuple[Path, ...]:
-        """Where files beside the target's own are looked for, in this order."""
-        return self.spec.places(self.spec.home, self.folder, self.options.tokenizer_base_path)
+    def refuse_other_size(self, own: int) -> None:
+        """CheckpointError if an image of another size is wanted than the model's only one, `own` pixels."""
+        if self.options.target_size not in (None, own):
+            raise CheckpointError(
+                f"--target_size {self.options.target_size}: this model draws {own} px and no other size; "
+                "leave it out"
+            )
 
     @property
     def tables(self) -> tuple[Path, ...]:
@@ -84,7 +89,6 @@ class ModelSpec:
     load: Callable[[Checkpoint], Any]  # -> models.model.Model
     recognises: Callable[[Fields, Shapes], bool]  # whether a config.json and its tensors are this family's
     decoder_config: Callable[[Fields], Any]  # config.json -> models.transformer.DecoderConfig
-    places: Callable[[Path, Path, str | None], tuple[Path, ...]]  # (home, target, base): see Checkpoint
     home: Path  # default folder of the family; below it lie
     target: str = ""
     hub: str | None = None  # id of what is fetched where the target is not there; None: nothing
@@ -136,6 +140,15 @@ class ModelSpec:
         return replace(
             base, depth_start=own.depth, width_max=own.width, width_start=own.width, budget=own.budget
         )
+
+
+def late(module: str, name: str) -> Callable[..., Any]:
+    """The function of that name, imported when it is called: families are known without torch."""
+
+    def call(*given: Any) -> Any:
+        return getattr(import_module(module), name)(*given)
+
+    return call
 
 
 def home_of(target: Path) -> Path:

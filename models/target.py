@@ -66,22 +66,19 @@ class Prompt:
         return self.unconditional if branch else self.conditional
 
 
-class PromptEncoder(Protocol):
+class PromptEncoder:
     """A model's text side: what the user wrote -> what prefill takes; and where codes lie."""
 
-    @property
-    def first_code(self) -> int:
-        """Token id of code 0."""
-
-    @property
-    def num_codes(self) -> int:
-        """Size of the codebook."""
+    first_code: int  # token id of code 0
+    num_codes: int  # size of the codebook
+    num_classes: int = 0  # of a model that draws classes; 0: it draws texts
 
     def encode(self, text: str) -> EncodedPrompt:
         """The prefix of one image, up to where its first code is predicted."""
+        raise NotImplementedError
 
     def release(self) -> None:
-        """Give back what only encoding needs: the prompts of a run are encoded."""
+        """Give back what only encoding needs, when the prompts of a run are encoded; mostly nothing."""
 
 
 def by_branch(x: Tensor, branches: int) -> Tensor:

@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from adt_tree.grid import Grid
-from models.drafter import DrafterNet, drafter_config, from_published
+from models.drafter import CHAMELEON, DrafterNet
 from models.layouts.chameleon import decoder_config, from_chameleon
-from models.layouts.llama import decoder_names, drafter_names, gather
+from models.layouts.llama import decoder_names, drafter_names, gather, original_names
 from models.layouts.llamagen import decoder_config as llamagen_config
 from models.layouts.llamagen import drafter_config as llamagen_drafter_config
 from models.layouts.llamagen import original_config
@@ -59,7 +59,7 @@ def _spread(rows: Tensor, values: Tensor, size: int) -> Tensor:
 def anole() -> Anole:
     """Read the recorded models."""
     config, state, drafter = values("anole"), tensors("anole_target"), tensors("anole_drafter")
-    shape, drafter_shape = decoder_config(config["target"]), drafter_config(config["drafter"])
+    shape, drafter_shape = decoder_config(config["target"]), decoder_config(config["drafter"])
     rows, vocabulary = state["rows"], shape.vocab_size
     head = torch.cat([tensors(f"anole_head_{part}")["head"] for part in "ab"])
     state["model.embed_tokens.weight"] = _spread(rows, state["embed_rows"], vocabulary)
@@ -67,7 +67,7 @@ def anole() -> Anole:
     drafter["embed_tokens.weight"] = _spread(rows, drafter["embed_rows"], vocabulary)
     decoder, net = Decoder(shape), DrafterNet(drafter_shape)
     decoder.load_state_dict(from_chameleon(state, shape))
-    net.load_state_dict(from_published(drafter, drafter_shape))
+    net.load_state_dict(CHAMELEON.from_published(drafter, drafter_shape))
     nearest = _spread(state["nearest_rows"], state["nearest"].long(), len(head))
     return Anole(
         decoder.eval().requires_grad_(False), net.eval().requires_grad_(False), nearest, config["prompts"]
@@ -105,7 +105,7 @@ class LlamaGen:
         fields = values("llamagen/configs")["drafter"] | {"input_type": stage}
         config = llamagen_drafter_config(fields, self.decoder.config)
         net = DrafterNet(config)
-        net.load_state_dict(gather(state, drafter_names(config, bias=True)))
+        net.load_state_dict(gather(state, drafter_names(config, bias=True), config))
         return net.eval().requires_grad_(False)
 
     def target(self, slots: int, nodes: int, codes: int | None = None) -> ARTarget:
@@ -131,7 +131,8 @@ def llamagen(family: str, side: int) -> LlamaGen:
         rows, features = state["model.cls_embedding.uncond_embedding"].shape
         conditioner = CaptionProjector(rows, features, config.hidden_size)
     decoder = Decoder(config)
-    decoder.load_state_dict(gather(state, decoder_names(config, original=family == "c2i")))
+    names = original_names(config) if family == "c2i" else decoder_names(config)
+    decoder.load_state_dict(gather(state, names, config))
     own = {name[len(start) :]: tensor for name, tensor in state.items() if name.startswith(start)}
     conditioner.load_state_dict(own)
     return LlamaGen(decoder.eval().requires_grad_(False), conditioner.eval().requires_grad_(False))

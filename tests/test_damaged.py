@@ -59,7 +59,7 @@ def shape(files: Tiny) -> list[str]:
 def vocabulary(files: Tiny) -> list[str]:
     if files.path.is_dir():
         edit(files.path, lambda config: config.update(vocab_size=config["vocab_size"] + 3))
-        return ["VQ decoder"] if files.family == "llamagen" else ["fetch it again"]
+        return ["fetch it again"]
     state = torch.load(files.path, weights_only=True)
     for name in ("tok_embeddings.weight", "output.weight"):
         state[name] = torch.zeros(67, 32)

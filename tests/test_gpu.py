@@ -14,9 +14,9 @@ from adt_tree import METHODS, Pipeline, Sampling
 from adt_tree.method import Decoder
 from adt_tree.roles import Request
 from adt_tree.tree import to_device
-from models.graphs import CudaRecorder, GraphRunner, graphs_of
+from models.graphs import CudaRecorder, GraphRunner
 from models.spec import CKPTS
-from tests.test_graphs import Doubling
+from tests.test_graphs import Doubling, graphs_of
 
 pytestmark = [
     pytest.mark.gpu,

@@ -33,7 +33,6 @@ from models.graphs import (
     GraphRunner,
     GraphTarget,
     context_bucket,
-    graphs_of,
     row_bucket,
 )
 from models.separators import SeparatorTarget
@@ -64,6 +63,12 @@ def make_target(graphs: bool, slots: int, sampling: Sampling) -> ARTarget:
     """The engine tests' target, captured or not."""
     sizes = (decoder(), GRID, FIRST, CODES, slots, sampling.branches, MAX_PROMPT, MAX_NODES)
     return GraphTarget(*sizes, Machine()) if graphs else ARTarget(*sizes)
+
+
+def graphs_of(target: object) -> GraphRunner | None:
+    """Who captures a target's passes, whatever wraps it; None: nobody."""
+    tokens = getattr(target, "tokens", target)
+    return tokens.graphs if isinstance(tokens, GraphTarget) else None
 
 
 def make_drafter(target: ARTarget, depth: int, width: int) -> EagleDrafter:

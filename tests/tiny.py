@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
 from models.codecs.vq import VQConfig, VQModel
-from models.drafter import DrafterNet, drafter_config, to_published
+from models.drafter import CHAMELEON, DrafterNet
 from models.layouts.chameleon import decoder_config, to_chameleon
 from models.transformer import Decoder
 
@@ -77,7 +77,7 @@ def build(folder: Path, **changes: int) -> Path:
     state |= {f"model.vqmodel.{name}": tensor for name, tensor in vq.state_dict().items()}
     save_file(_sharpen(state, "lm_head.weight"), folder / "model.safetensors", metadata={"format": "pt"})
     small = config | {"num_hidden_layers": 1}
-    net = DrafterNet(drafter_config(small))
+    net = DrafterNet(decoder_config(small))
     net.block.load_state_dict(decoder.blocks[-1].state_dict())
     net.embed.load_state_dict(decoder.embed.state_dict())
     eye = torch.eye(config["hidden_size"])
@@ -85,7 +85,7 @@ def build(folder: Path, **changes: int) -> Path:
         net.fc.weight.copy_(torch.cat((0.5 * eye, eye), dim=1))
     (folder / "drafter" / "config.json").write_text(json.dumps(small))
     save_file(
-        {n: t.contiguous() for n, t in to_published(net.state_dict(), net.config).items()},
+        {n: t.contiguous() for n, t in CHAMELEON.to_published(net.state_dict(), net.config).items()},
         folder / "drafter" / "model.safetensors",
         metadata={"format": "pt"},
     )

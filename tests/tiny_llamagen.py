@@ -16,7 +16,7 @@ from torch import Tensor
 from models.codecs.vq import VQConfig, VQModel
 from models.codecs.vq16 import published_names
 from models.drafter import DrafterNet
-from models.layouts.llama import decoder_names, drafter_names, scatter
+from models.layouts.llama import decoder_names, drafter_names, original_names, scatter
 from models.layouts.llamagen import decoder_config, drafter_config
 from models.layouts.llamagen_prompts import CaptionProjector, LabelEmbedder
 from models.transformer import Decoder
@@ -45,7 +45,8 @@ def build(folder: Path, seed: int = 0, wrapper: str | None = None, **changes: ob
     decoder, of_classes = Decoder(config), fields["cls_token_num"] == 1
     with torch.no_grad():
         decoder.head.weight.mul_(12)
-    state = scatter(decoder.state_dict(), decoder_names(config, wrapper is not None), config)
+    names = decoder_names(config) if wrapper is None else original_names(config)
+    state = scatter(decoder.state_dict(), names, config)
     side: torch.nn.Module = LabelEmbedder(CLASSES + 1, config.hidden_size)
     if not of_classes:
         side = CaptionProjector(config.raster_start, FEATURES, config.hidden_size)

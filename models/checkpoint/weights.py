@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 from models.errors import CheckpointError, reason
 
@@ -47,7 +47,7 @@ class Stored:
         """As stored, possibly a view of the file. A .safetensors is opened anew for each tensor: a mapping
         that stays open keeps every page it was read through, so that a model would stand in memory twice."""
         if self.tensor is not None:
-            return self.tensor
+            return self.tensor.detach()
         with _reading(self.path), safe_open(self.path, framework="pt") as file:
             return file.get_tensor(self.name)
 
@@ -90,6 +90,14 @@ class Weights(Mapping[str, Tensor]):
                 place.copy_(part.read())
         return whole
 
+    def share(self, views: Mapping[str, Tensor]) -> None:
+        """Let parameters of a model in memory become these views of ours, so that neither stands twice; of
+        files nothing is shared."""
+        for name, view in views.items():
+            stored = self._stored[name]
+            if stored.shared and stored.tensor is not None and stored.dtype == view.dtype:
+                stored.tensor.data = view
+
     def _device_of(self, name: str) -> torch.device:
         return self._device if isinstance(self._device, torch.device) else self._device(name)
 
@@ -104,6 +112,10 @@ class Weights(Mapping[str, Tensor]):
         """The tensors whose names start with prefix, without it."""
         found = {n[len(prefix) :]: stored for n, stored in self._stored.items() if n.startswith(prefix)}
         return Weights(found, self._device, self._dtype)
+
+    def beside(self, more: Weights) -> Weights:
+        """With those of `more` that are missing here."""
+        return Weights({**more._stored, **self._stored}, self._device, self._dtype)
 
     def tied(self, fields: Mapping[str, Any]) -> Weights:
         """With the table of tokens as the head too, where config.json says so (tie_word_embeddings) and no
@@ -165,8 +177,9 @@ def read_weights(path: Path) -> Weights:
     )
 
 
-def weights_in_memory(tensors: Mapping[str, Tensor], name: Path) -> Weights:
+def weights_in_memory(model: nn.Module, name: Path) -> Weights:
     """The tensors of a model that somebody else has loaded; name: what error messages call it."""
+    tensors = model.state_dict() | dict(model.named_parameters())  # a state dict has copies of the handles
     return Weights({n: Stored(name, n, tuple(t.shape), t.dtype, t, shared=True) for n, t in tensors.items()})
 
 

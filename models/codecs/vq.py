@@ -37,6 +37,7 @@ class VQConfig:
     attn_type: str = "vanilla"
     in_channels: int = 3
     rounds: bool = False  # pixels are rounded to 8 bits, not truncated
+    normalises: bool = False  # codes are looked up l2-normalised
 
     def __post_init__(self) -> None:
         if not self.channel_multiplier or self.resolution % self.patch_size:
@@ -251,15 +252,20 @@ class Decoder(nn.Module):
 
 
 class Quantizer(nn.Module):
-    """The codebook, `embedding.weight` [K, E]."""
+    """The codebook, `embedding.weight` [K, E], normalised where codes are looked up."""
 
-    def __init__(self, num_embeddings: int, embed_dim: int) -> None:
+    def __init__(self, config: VQConfig) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(num_embeddings, embed_dim)
+        self.embedding = nn.Embedding(config.num_embeddings, config.embed_dim)
+        self.normalises = config.normalises
+
+    def vectors(self) -> Tensor:
+        """What the codes stand for [K, E]."""
+        return F.normalize(self.embedding.weight, dim=-1) if self.normalises else self.embedding.weight
 
     def nearest(self, vectors: Tensor) -> Tensor:
         """[..., E] -> [...] int64: the code at the least Euclidean distance, in its expanded form."""
-        flat, book = vectors.reshape(-1, vectors.shape[-1]), self.embedding.weight
+        flat, book = vectors.reshape(-1, vectors.shape[-1]), self.vectors()
         distance = flat.square().sum(1, keepdim=True) + book.square().sum(1) - 2 * flat @ book.T
         return distance.argmin(1).view(vectors.shape[:-1])
 
@@ -272,9 +278,14 @@ class VQModel(nn.Module):
         self.config = config
         self.encoder = Encoder(config)
         self.decoder = Decoder(config)
-        self.quantize = Quantizer(config.num_embeddings, config.embed_dim)
+        self.quantize = Quantizer(config)
         self.quant_conv = nn.Conv2d(config.latent_channels, config.embed_dim, 1)
         self.post_quant_conv = nn.Conv2d(config.embed_dim, config.latent_channels, 1)
+
+    @property
+    def codebook(self) -> Tensor:
+        """Raw latents of the codes [K, E], in which nearest codes are published."""
+        return self.quantize.embedding.weight
 
     def latents(self, images: Tensor) -> Tensor:
         """Images [B, 3, H, W] in [-1, 1] -> unquantised vectors [B, h, w, E]."""
@@ -290,7 +301,7 @@ class VQModel(nn.Module):
 
     def decode(self, codes: Tensor) -> Tensor:
         """Codes [B, h, w] int64 -> images [B, 3, H, W], not clamped."""
-        return self.decode_vectors(self.quantize.embedding(codes))
+        return self.decode_vectors(F.embedding(codes, self.quantize.vectors()))
 
     def load_vq_state(self, state: dict[str, Tensor]) -> None:
         """Load a `vqgan.ckpt` state dict; tensors of the training loss are ignored, a missing one is an

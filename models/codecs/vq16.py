@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from torch import Tensor
-from torch.nn import functional as F
 
 from models.checkpoint.meta_init import build, expected, on_meta, require
 from models.checkpoint.weights import read_weights
@@ -45,6 +43,7 @@ def vq_config(shapes: Mapping[str, tuple[int, ...]]) -> VQConfig:
         resolution=LOWEST << (len(widths) - 1),
         attn_resolutions=(LOWEST,),
         rounds=True,
+        normalises=True,
     )
 
 
@@ -62,9 +61,8 @@ def published_names(config: VQConfig) -> dict[str, str]:
     return {name: published_name(name, levels) for name in on_meta(lambda: VQModel(config)).state_dict()}
 
 
-def read_vq16(path: Path, device: torch.device) -> tuple[VQModel, Tensor]:
-    """The codec, fp32, its codebook normalised, and the codebook as stored, in which nearest codes are
-    published. CheckpointError says what is wrong with the file."""
+def read_vq16(path: Path, device: torch.device) -> VQModel:
+    """The codec, fp32. CheckpointError says what is wrong with the file."""
     state = read_weights(path)
     try:
         config = vq_config(state.shapes)
@@ -75,14 +73,10 @@ def read_vq16(path: Path, device: torch.device) -> tuple[VQModel, Tensor]:
     names, placed = published_names(config), state.placed(device, torch.float32)
     wanted = expected(lambda: VQModel(config), lambda own: {names[name]: own[name] for name in own})
     require(path, state, wanted, "fetch it again")
-    codec = build(
+    return build(
         lambda: VQModel(config),
         lambda: {ours: placed[theirs] for ours, theirs in names.items()},
         torch.float32,
         device,
         path,
     )
-    codebook = codec.quantize.embedding.weight
-    raw = codebook.clone()
-    codebook.copy_(F.normalize(raw, dim=-1))
-    return codec, raw

@@ -12,32 +12,25 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from models.checkpoint.files import replacing
-from models.checkpoint.folder import read_fields
-from models.drafter import DrafterNet
-from models.errors import CheckpointError, reason
+from models.checkpoint.folder import read_config, read_fields
+from models.drafter import DrafterNet, misfit
+from models.errors import CheckpointError
 from models.model import Model
 
 
 def own_fields(model: Model) -> dict[str, Any]:
     """config.json of a drafter whose layer has the shape of the target's."""
-    return model.drafter_layout.fields(model.decoder.config, model.grid.size)
+    return model.drafter_layout.fields(model.decoder.config)
 
 
 def read_fields_of(path: Path, model: Model) -> dict[str, Any]:
     """A drafter's config.json as the user wrote it. CheckpointError if it is none for this target."""
-    try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-        shape = read_fields(path.parent, lambda: model.drafter_layout.config(fields))
-    except (OSError, UnicodeDecodeError, ValueError, TypeError) as error:
-        if isinstance(error, CheckpointError):
-            raise
-        raise CheckpointError(f"--config_path {path}: no drafter's config.json ({reason(error)})") from None
-    for name in ("hidden_size", "vocab_size"):
-        if getattr(shape, name) != getattr(model.decoder.config, name):
-            raise CheckpointError(
-                f"--config_path {path}: {name} {getattr(shape, name)}, the target has "
-                f"{getattr(model.decoder.config, name)}: write the target's"
-            )
+    if not path.is_file():
+        raise CheckpointError(f"--config_path {path}: there is no such file")
+    fields = read_config(path.parent, path.name)
+    shape = read_fields(path.parent, lambda: model.drafter_layout.config(fields))
+    if other := misfit(shape, model.decoder.config):
+        raise CheckpointError(f"--config_path {path}: {other}: write the target's")
     return fields
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from adt_tree.roles import Prefix
 from models.drafter import EagleDrafter
-from models.separators import SeparatorTarget, kept_first
+from models.separators import SeparatorTarget, kept_first, tokens_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class SeparatorDrafter:
             both = torch.stack((own, read), dim=3).flatten(2, 3)
             read = both.gather(2, at[None, ..., None].expand_as(both))
             codes, count = tokens.flatten(1).gather(1, at), keep.flatten(1).sum(dim=1)
-        known = [self.target.tokens_in(done) for done in committed]
+        known = [tokens_in(done, width) for done in committed]
         logits, feature = self.tokens.extend(read, codes, count, known)
         self._blocks = []
         logits, feature = self._pass_separators(None, logits[:, :, None], feature[:, :, None], 0)

@@ -11,40 +11,29 @@ first_code.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 from torch import Tensor
 
 
-class TokenShift(Protocol):
-    """The token of every entry of a drafter's cache."""
+class NextToken:
+    """The token of every entry of a drafter's cache: the one behind the feature's, a new code or a node's
+    own."""
 
     def prompt(self, slot: int, tokens: list[int]) -> list[int]:
         """Tokens of the entries of a prompt, one fewer than it has."""
-
-    def committed(self, codes: Tensor, count: Tensor) -> Tensor:
-        """Of the entries of new features: codes [B, A] follow each, `count` [B] of them valid."""
-
-    def drafted(self, codes: Tensor, ancestors: Tensor) -> Tensor:
-        """Of the entries of drafted nodes: their codes [B, W], ancestors [B, W, E] as Drafter.expand."""
-
-
-class NextToken:
-    """The token behind the feature's: a new code, or a node's own."""
-
-    def prompt(self, slot: int, tokens: list[int]) -> list[int]:
         return tokens[1:]
 
     def committed(self, codes: Tensor, count: Tensor) -> Tensor:
+        """Of the entries of new features: codes [B, A] follow each, `count` [B] of them valid."""
         return codes
 
     def drafted(self, codes: Tensor, ancestors: Tensor) -> Tensor:
+        """Of the entries of drafted nodes: their codes [B, W], ancestors [B, W, E] as Drafter.expand."""
         return codes
 
 
-class SameToken:
-    """The feature's own token: the code before a new one, or a node's parent's."""
+class SameToken(NextToken):
+    """Instead the feature's own token: the code before a new one, or a node's parent's."""
 
     def __init__(self, slots: int, first_code: int, device: torch.device) -> None:
         """Until codes are committed, the newest is the prompt's last token."""
@@ -69,8 +58,3 @@ class SameToken:
         number = torch.arange(earlier + 1, device=codes.device)  # 0: the root, which every node sees
         sees = torch.cat((torch.ones_like(ancestors[..., :1]), ancestors[..., :earlier]), dim=2)
         return known.gather(1, (sees * number).amax(dim=2))
-
-
-def make_token_shift(name: str, slots: int, first_code: int, device: torch.device) -> TokenShift:
-    """That of a name in models.spec.TOKEN_SHIFTS."""
-    return NextToken() if name == "published" else SameToken(slots, first_code, device)

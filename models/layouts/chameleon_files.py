@@ -3,9 +3,10 @@ the VQGAN beside or inside them; all held against one another before the weights
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -19,7 +20,7 @@ from models.codecs.vq import VQModel
 from models.codecs.vqgan import read_codec
 from models.drafter import CHAMELEON
 from models.errors import CheckpointError
-from models.layouts.chameleon import LayersFrom, decoder_config, from_chameleon, layers_from, to_chameleon
+from models.layouts.chameleon import decoder_config, from_chameleon, to_chameleon
 from models.layouts.networks import load_networks
 from models.model import Model
 from models.spec import Checkpoint
@@ -63,34 +64,28 @@ class TokenLayout:
         return cls(codes[0], len(codes), vocabulary["<s>"], vocabulary[BEGIN_OF_IMAGE], vocabulary[SEPARATOR])
 
 
-@dataclass(frozen=True, slots=True)
-class Prompts:
-    """A PromptEncoder of token ids (models.target)."""
+class Prompts(PromptEncoder):
+    """Texts as token ids."""
 
-    tokenizer: Tokenizer
-    layout: TokenLayout
-    opening: tuple[int, ...]  # of an image, behind the user's turn
-    unconditional: tuple[int, ...]  # a sequence without a text
-    instruction: str = ""  # before the user's text
-
-    @property
-    def first_code(self) -> int:
-        """Token id of code 0."""
-        return self.layout.first_code
-
-    @property
-    def num_codes(self) -> int:
-        """Size of the codebook."""
-        return self.layout.num_codes
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        layout: TokenLayout,
+        opening: Sequence[int],
+        unconditional: Sequence[int],
+        instruction: str = "",
+    ) -> None:
+        """opening: of an image, behind the user's turn. unconditional: a sequence without a text.
+        instruction: before the user's text."""
+        self.tokenizer, self.layout, self.instruction = tokenizer, layout, instruction
+        self.opening, self.unconditional = list(opening), list(unconditional)
+        self.first_code, self.num_codes = layout.first_code, layout.num_codes
 
     def encode(self, text: str) -> Prompt:
         """cond = <s> instruction text <sep> opening; uncond at positions of its own from 0."""
         ids = self.tokenizer.encode(self.instruction + text, add_special_tokens=False).ids
         turn = [self.layout.begin_of_text, *ids, self.layout.separator]
-        return Prompt([*turn, *self.opening], [*self.unconditional])
-
-    def release(self) -> None:
-        """Nothing: a tokenizer is small."""
+        return Prompt(turn + self.opening, self.unconditional)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,27 +99,13 @@ class ChameleonFiles:
     shape: DecoderConfig
     state: Weights
     codec: VQModel
-    layers: LayersFrom = layers_from
 
-    def model(self, grid: Grid, prompts: PromptEncoder, row_end: int | None = None) -> Model:
+    def model(self, grid: Grid, prompts: Prompts, row_end: int | None = None) -> Model:
         """The model that draws this grid from these prompts, its weights read; row_end: token id, None
         without row-separator tokens."""
-        to_ours = partial(from_chameleon, config=self.shape, layers=self.layers)
-        nets = load_networks(self.checkpoint, self.shape, self.state, to_ours, CHAMELEON)
-        return Model(
-            spec=self.checkpoint.spec,
-            grid=grid,
-            prompts=prompts,
-            decoder=nets.decoder,
-            codebook=self.codec.quantize.embedding.weight,
-            codec=self.codec,
-            drafter_net=nets.drafter,
-            weights_sha=nets.weights_sha,
-            drafter_sha=nets.drafter_sha,
-            drafter_layout=CHAMELEON,
-            tables=self.checkpoint.tables,
-            row_end=row_end,
-        )
+        to_ours = partial(from_chameleon, config=self.shape)
+        drawn = (grid, prompts, self.codec, row_end)
+        return load_networks(self.checkpoint, self.shape, self.state, to_ours, CHAMELEON, *drawn)
 
 
 def check_tokenizer(tokenizer: Tokenizer, vocabulary: Mapping[str, int], size: int) -> None:
@@ -144,16 +125,37 @@ def check_tokenizer(tokenizer: Tokenizer, vocabulary: Mapping[str, int], size: i
             )
 
 
-def open_chameleon(checkpoint: Checkpoint, shared_norms: bool) -> ChameleonFiles:
+def read_chameleon(checkpoint: Checkpoint, shared_norms: bool) -> ChameleonFiles:
+    """Open a checkpoint from its folder; see open_chameleon."""
+    config, state = read_config(checkpoint.folder), read_weights(checkpoint.folder)
+    tokenizer = read_tokenizer(*places(checkpoint))
+    return open_chameleon(checkpoint, config, state.tied(config), tokenizer, shared_norms)
+
+
+def places(checkpoint: Checkpoint) -> tuple[Path, ...]:
+    """Folders of text_tokenizer.json, vqgan.ckpt and vqgan.yaml: the one given alone, else the target's own
+    and the published layout's."""
+    inner = Path("chameleon", "tokenizer")
+    base, target = checkpoint.options.tokenizer_base_path, checkpoint.folder
+    if base is not None:
+        return Path(base), Path(base) / inner
+    return target, target.parent / inner, checkpoint.spec.home / inner
+
+
+def open_chameleon(
+    checkpoint: Checkpoint,
+    config: Mapping[str, Any],
+    state: Weights,
+    tokenizer: Tokenizer,
+    shared_norms: bool,
+) -> ChameleonFiles:
     """Read what is small, check the rest by headers. CheckpointError names what is missing or does not fit.
 
     shared_norms: queries and keys have one norm for all heads of a shard, as Lumina-mGPT's checkpoints do;
     Anole's have one a head. Either layout would run as the other, and draw noise.
     """
     folder = checkpoint.folder
-    config = read_config(folder)
     layout, shape = read_fields(folder, lambda: (TokenLayout.read(config), decoder_config(config)))
-    state, tokenizer = read_weights(folder).tied(config), read_tokenizer(*checkpoint.places)
     check_tokenizer(tokenizer, config["vocabulary_map"], shape.vocab_size)
     wanted = expected(lambda: Decoder(shape), lambda own: to_chameleon(own, shape))
     require(folder, state, wanted, "fetch it again, or the config.json that belongs to it")
@@ -164,11 +166,5 @@ def open_chameleon(checkpoint: Checkpoint, shared_norms: bool) -> ChameleonFiles
             f"{folder}: {norms} norms of queries for {shape.num_heads} heads, as in {whose[0]}: this is no "
             f"checkpoint of {checkpoint.spec.name}, try --model {whose[1]}"
         )
-    codec = read_codec(config, state, folder, checkpoint.places, checkpoint.device)
-    codes = codec.config.num_embeddings
-    if codes != layout.num_codes:
-        raise CheckpointError(
-            f"{folder}: the vocabulary has {layout.num_codes} image tokens, the VQGAN {codes} codes: "
-            "they belong to different models"
-        )
+    codec = read_codec(config, state, folder, places(checkpoint), checkpoint.device)
     return ChameleonFiles(checkpoint, config, tokenizer, layout, shape, state, codec)

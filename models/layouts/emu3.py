@@ -23,12 +23,12 @@ from models.checkpoint.weights import Weights, read_weights
 from models.codecs.vq import VQModel
 from models.drafter import LLAMA
 from models.errors import CheckpointError, reason
-from models.layouts.chameleon import LayersFrom, from_chameleon, layers_from, to_chameleon
+from models.layouts.chameleon import from_chameleon, to_chameleon
 from models.layouts.chat import ChatTokenizer
 from models.layouts.networks import load_networks
 from models.model import Model
 from models.spec import Checkpoint, Shapes
-from models.target import Prompt
+from models.target import Prompt, PromptEncoder
 from models.transformer import Decoder, DecoderConfig, read_shape
 
 CODE, ROW_END = "<|visual token ", "<|extra_200|>"
@@ -73,6 +73,11 @@ class Codec(nn.Module):
         super().__init__()
         self.vqmodel = vqmodel
         self.config = CodecConfig(vqmodel.config.codebook_size, vqmodel.spatial_scale_factor)
+
+    @property
+    def codebook(self) -> Tensor:
+        """Raw latents of the codes [K, E]."""
+        return self.vqmodel.quantize.embedding.weight
 
     def decode(self, codes: Tensor) -> Tensor:
         """Codes -> images, not clamped."""
@@ -151,13 +156,26 @@ def wanted(config: Mapping[str, Any], shape: DecoderConfig, names: Names = STORE
 
 
 @dataclass(frozen=True, slots=True)
-class Prompts:
-    """A PromptEncoder of texts and sizes (models.target)."""
+class Prompts(PromptEncoder):
+    """Texts and sizes."""
 
     tokenizer: ChatTokenizer
     first_code: int
     num_codes: int
     grid: Grid
+
+    @classmethod
+    def read(cls, tokenizer: ChatTokenizer, layout: TokenLayout, grid: Grid) -> Prompts:
+        """CheckpointError if the tokenizer is not that of a model with these image tokens."""
+        for name in (IMAGE_START, IMAGE_TOKEN):
+            tokenizer.token(name)
+        for name, index in ((f"{CODE}000000|>", layout.first_code), (ROW_END, layout.row_end)):
+            if tokenizer.token(name) != index:
+                raise CheckpointError(
+                    f"{tokenizer.source}: the tokenizer has {name} at {tokenizer.token(name)}, config.json "
+                    f"at {index}: give the tokenizer of this model"
+                )
+        return cls(tokenizer, layout.first_code, layout.num_codes, grid)
 
     def ids(self, text: str) -> list[int]:
         """BOS, the text, the image's size and its opening."""
@@ -167,23 +185,6 @@ class Prompts:
     def encode(self, text: str) -> Prompt:
         """The text, and the negative prompt of the model card."""
         return Prompt(self.ids(text), self.ids(NEGATIVE))
-
-    def release(self) -> None:
-        """Nothing: a tokenizer is small."""
-
-
-def read_prompts(tokenizer: ChatTokenizer, layout: TokenLayout, grid: Grid) -> Prompts:
-    """CheckpointError if the tokenizer is not that of a model with these image tokens."""
-    for name in (IMAGE_START, IMAGE_TOKEN):
-        tokenizer.token(name)
-    found = {CODE + "000000|>": layout.first_code, ROW_END: layout.row_end}
-    for name, index in found.items():
-        if tokenizer.token(name) != index:
-            raise CheckpointError(
-                f"{tokenizer.source}: the tokenizer has {name} at {tokenizer.token(name)}, config.json at "
-                f"{index}: give the tokenizer of this model"
-            )
-    return Prompts(tokenizer, layout.first_code, layout.num_codes, grid)
 
 
 def load(checkpoint: Checkpoint) -> Model:
@@ -198,9 +199,11 @@ def assemble(
     config: Mapping[str, Any],
     state: Weights,
     tokenizer: Callable[[], ChatTokenizer],
-    layers: LayersFrom = layers_from,
 ) -> Model:
-    """Emu3 of that configuration and those weights, drawing images of target_size and ratio."""
+    """Emu3 of that configuration and those weights, drawing images of target_size and ratio.
+
+    The tokenizer is opened when config.json has been checked: transformers reads it too, and says less of it.
+    """
     folder, options = checkpoint.folder, checkpoint.options
     layout, shape = read_fields(folder, lambda: (TokenLayout.read(config), decoder_config(config)))
     names = LOADED if LOADED.head in state else STORED
@@ -208,31 +211,13 @@ def assemble(
     require(folder, state, tensors, "fetch it again, or the config.json that belongs to it")
     pixels = state.below(names.vq).placed(checkpoint.device, torch.float32)
     codec = Codec(build(lambda: vqvae(config), lambda: pixels, torch.float32, checkpoint.device, folder))
-    if codec.config.num_embeddings != layout.num_codes:
-        raise CheckpointError(
-            f"{folder}: the vocabulary has {layout.num_codes} image tokens, the codec "
-            f"{codec.config.num_embeddings} codes: they belong to different models"
-        )
     size = options.target_size or checkpoint.spec.default_size
     assert size is not None, "the family has one"
     try:
         grid = grid_of(size, options.ratio or "1:1", codec.config.patch_size)
     except ValueError as error:
         raise CheckpointError(str(error)) from None
-    prompts = read_prompts(tokenizer(), layout, grid)
-    to_ours = partial(from_chameleon, config=shape, prefix=names.text, head=names.head, layers=layers)
-    nets = load_networks(checkpoint, shape, state, to_ours, LLAMA)
-    return Model(
-        spec=checkpoint.spec,
-        grid=grid,
-        prompts=prompts,
-        decoder=nets.decoder,
-        codebook=codec.vqmodel.quantize.embedding.weight,
-        codec=cast(VQModel, codec),
-        drafter_net=nets.drafter,
-        weights_sha=nets.weights_sha,
-        drafter_sha=nets.drafter_sha,
-        drafter_layout=LLAMA,
-        tables=checkpoint.tables,
-        row_end=layout.row_end,
-    )
+    prompts = Prompts.read(tokenizer(), layout, grid)
+    to_ours = partial(from_chameleon, config=shape, prefix=names.text, head=names.head)
+    drawn = (grid, prompts, cast(VQModel, codec), layout.row_end)
+    return load_networks(checkpoint, shape, state, to_ours, LLAMA, *drawn)

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from adt_tree.grid import Grid
@@ -27,16 +27,17 @@ from models.checkpoint.weights import Weights, read_weights
 from models.codecs.vq import VQConfig, VQModel
 from models.drafter import LLAMA
 from models.errors import CheckpointError
-from models.layouts.chameleon import LayersFrom, layers_from, layers_to
 from models.layouts.chat import ChatTokenizer, generation_fields
+from models.layouts.llama import gather, layer_names, scatter
 from models.layouts.networks import load_networks
 from models.model import Model
 from models.spec import Checkpoint, Shapes
-from models.target import Prompt
-from models.transformer import Decoder, DecoderConfig, read_shape
+from models.target import Prompt, PromptEncoder
+from models.transformer import Decoder, DecoderConfig, make_head, read_shape
 
 BEGIN_OF_IMAGE = "<begin_of_image>"
 TEXT, VQ = "model.language_model.", "model.vqmodel."
+EMBED = f"{TEXT}embed_tokens.weight"
 ALIGNER, HEAD = "model.generation_aligner.", "model.generation_head."
 CODES = "model.generation_embeddings.weight"
 # Defaults of transformers' classes, which older files leave out.
@@ -90,7 +91,8 @@ def vq_config(config: Mapping[str, Any]) -> VQConfig:
     side, levels = sides[0] // sides[1], len(wholes(vq, "channel_multiplier", MOST_WIDTH))
     if side < 1 or not levels:
         raise ValueError("vision_config and vq_config.channel_multiplier leave no image")
-    return VQConfig.from_hf(vq | {"resolution": side << (levels - 1), "attn_resolutions": [side]})
+    shape = VQConfig.from_hf(vq | {"resolution": side << (levels - 1), "attn_resolutions": [side]})
+    return replace(shape, normalises=True)
 
 
 def code_table(state: Mapping[str, Tensor]) -> Tensor:
@@ -105,15 +107,16 @@ def code_table(state: Mapping[str, Tensor]) -> Tensor:
     return x
 
 
-def from_janus(
-    state: Mapping[str, Tensor], config: DecoderConfig, layers: LayersFrom = layers_from
-) -> dict[str, Tensor]:
+def from_janus(state: Mapping[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
     """A Decoder's state dict from transformers' keys; KeyError names what is missing."""
-    text = state[f"{TEXT}embed_tokens.weight"]
-    ours = {"embed.weight": torch.cat((text, code_table(state).to(text.dtype)))}
-    for name in on_meta(lambda: Decoder(config).head).state_dict():
+    text = state[EMBED]
+    table = torch.cat((text, code_table(state).to(text.dtype)))
+    if isinstance(state, Weights):
+        state.share({EMBED: table[: len(text)]})
+    ours = {"embed.weight": table}
+    for name in on_meta(lambda: make_head(config)).state_dict():
         ours[f"head.{name}"] = state[HEAD + name]
-    return ours | layers(state, TEXT, config)
+    return ours | gather(state, layer_names(config, TEXT), config, half_split=True)
 
 
 def wanted(config: Mapping[str, Any], shape: DecoderConfig) -> Shapes:
@@ -121,8 +124,8 @@ def wanted(config: Mapping[str, Any], shape: DecoderConfig) -> Shapes:
 
     def to_janus(own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         theirs = {HEAD + name[len("head.") :]: own[name] for name in own if name.startswith("head.")}
-        theirs[f"{TEXT}embed_tokens.weight"] = own["embed.weight"][: shape.vocab_size - shape.num_codes]
-        return theirs | layers_to(own, TEXT, shape)
+        theirs[EMBED] = own["embed.weight"][: shape.vocab_size - shape.num_codes]
+        return theirs | scatter(own, layer_names(shape, TEXT), shape, half_split=True)
 
     vq, width = _vq_fields(config), shape.hidden_size
     aligner: dict[str, tuple[int, ...]] = {
@@ -148,26 +151,9 @@ def codec_names(config: VQConfig) -> dict[str, str]:
     }
 
 
-def build_codec(
-    state: Mapping[str, Tensor], config: VQConfig, checkpoint: Checkpoint
-) -> tuple[VQModel, Tensor]:
-    """The codec, fp32, its codebook normalised, and the codebook as stored."""
-    names = codec_names(config)
-    codec = build(
-        lambda: VQModel(config),
-        lambda: {ours: state[theirs] for ours, theirs in names.items()},
-        torch.float32,
-        checkpoint.device,
-        checkpoint.folder,
-    )
-    raw = codec.quantize.embedding.weight
-    codec.quantize.embedding.weight = nn.Parameter(F.normalize(raw, dim=-1), requires_grad=False)
-    return codec, raw
-
-
 @dataclass(frozen=True, slots=True)
-class Prompts:
-    """A PromptEncoder of chat turns (models.target)."""
+class Prompts(PromptEncoder):
+    """Chat turns."""
 
     tokenizer: ChatTokenizer
     first_code: int
@@ -207,9 +193,6 @@ class Prompts:
         kept = (self.begin_of_text, self.begin_of_image)
         return Prompt(ids, [token if token in kept else self.padding for token in ids])
 
-    def release(self) -> None:
-        """Nothing: a tokenizer is small."""
-
 
 def load(checkpoint: Checkpoint) -> Model:
     """Janus-Pro from its files. CheckpointError names what is missing or does not fit."""
@@ -224,32 +207,24 @@ def assemble(
     state: Weights,
     tokenizer: Callable[[], ChatTokenizer],
     generation: Mapping[str, Any],
-    layers: LayersFrom = layers_from,
 ) -> Model:
-    """Janus-Pro of that configuration and those weights. generation: fields of generation_config.json."""
-    folder, size = checkpoint.folder, checkpoint.options.target_size
+    """Janus-Pro of that configuration and those weights. generation: fields of generation_config.json.
+
+    The tokenizer is opened when config.json has been checked: transformers reads it too, and says less of it.
+    """
+    folder = checkpoint.folder
     shape, vq = read_fields(folder, lambda: (decoder_config(config), vq_config(config)))
-    if size not in (None, vq.resolution):
-        raise CheckpointError(
-            f"--target_size {size}: this model draws {vq.resolution} px and no other size; leave it out"
-        )
+    checkpoint.refuse_other_size(vq.resolution)
     tensors = read_fields(folder, lambda: wanted(config, shape))
     require(folder, state, tensors, "fetch it again, or the config.json that belongs to it")
     prompts = Prompts.read(tokenizer(), generation, shape)
-    codec, codebook = build_codec(state.placed(checkpoint.device, torch.float32), vq, checkpoint)
-    to_ours = partial(from_janus, config=shape, layers=layers)
-    nets = load_networks(checkpoint, shape, state, to_ours, LLAMA)
-    side = vq.attn_resolutions[0]
-    return Model(
-        spec=checkpoint.spec,
-        grid=Grid(side, side),
-        prompts=prompts,
-        decoder=nets.decoder,
-        codebook=codebook,
-        codec=codec,
-        drafter_net=nets.drafter,
-        weights_sha=nets.weights_sha,
-        drafter_sha=nets.drafter_sha,
-        drafter_layout=LLAMA,
-        tables=checkpoint.tables,
+    pixels, names = state.placed(checkpoint.device, torch.float32), codec_names(vq)
+    codec = build(
+        lambda: VQModel(vq),
+        lambda: {ours: pixels[theirs] for ours, theirs in names.items()},
+        torch.float32,
+        checkpoint.device,
+        folder,
     )
+    side, to_ours = vq.attn_resolutions[0], partial(from_janus, config=shape)
+    return load_networks(checkpoint, shape, state, to_ours, LLAMA, Grid(side, side), prompts, codec)

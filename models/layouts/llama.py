@@ -1,35 +1,35 @@
-"""Llama layers by their two published layouts: LlamaGen's own .pt (queries, keys and values fused) and the
-HF-style one (apart). Both keep rotary pairs adjacent, as the decoder here does, so rows are only stacked.
+"""Published names of a Llama-like decoder's tensors: transformers' and those of LlamaGen's own .pt.
+
+What is fused here lies apart there and is stacked. transformers' rotary positions turn dimension j of a head
+with j + E/2 (half split); LlamaGen keeps pairs adjacent, and so does the decoder here: where a layout is half
+split, rows of queries, keys and their norms are permuted on load and on export.
+
+Dimensions: H heads, Hkv key/value heads, E head size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 
+import torch
 from torch import Tensor
 
-from models.checkpoint.weights import stacked
+from models.checkpoint.weights import Weights, stacked
 from models.transformer import DecoderConfig
 
 # Ours -> theirs, stacked in this order along dimension 0.
 Names = Mapping[str, tuple[str, ...]]
 
-HF_BLOCK: Names = {
+BLOCK: Names = {
     "attention_norm.weight": ("input_layernorm.weight",),
-    "attention.qkv.weight": (
-        "self_attn.q_proj.weight",
-        "self_attn.k_proj.weight",
-        "self_attn.v_proj.weight",
-    ),
+    "attention.qkv.weight": ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"),
+    "attention.qk_weight": ("self_attn.q_norm.weight", "self_attn.k_norm.weight"),
+    "attention.qk_bias": ("self_attn.q_norm.bias", "self_attn.k_norm.bias"),
     "attention.out.weight": ("self_attn.o_proj.weight",),
     "mlp_norm.weight": ("post_attention_layernorm.weight",),
     "mlp.gate_up.weight": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
     "mlp.down.weight": ("mlp.down_proj.weight",),
-}
-HF: Names = {
-    "embed.weight": ("model.embed_tokens.weight",),
-    "norm.weight": ("model.norm.weight",),
-    "head.weight": ("lm_head.weight",),
 }
 ORIGINAL_BLOCK: Names = {
     "attention_norm.weight": ("attention_norm.weight",),
@@ -39,46 +39,126 @@ ORIGINAL_BLOCK: Names = {
     "mlp.gate_up.weight": ("feed_forward.w1.weight", "feed_forward.w3.weight"),
     "mlp.down.weight": ("feed_forward.w2.weight",),
 }
-ORIGINAL: Names = {
-    "embed.weight": ("tok_embeddings.weight",),
-    "norm.weight": ("norm.weight",),
-    "head.weight": ("output.weight",),
-}
+TURNED = re.compile(r"\.[qk]_(proj|norm)\.")  # of a half-split layout, in another order here
 
 
-def decoder_names(config: DecoderConfig, original: bool) -> dict[str, tuple[str, ...]]:
-    """Names of a whole decoder's tensors, in either layout."""
-    names = dict(ORIGINAL if original else HF)
-    block, start = (ORIGINAL_BLOCK, "layers.") if original else (HF_BLOCK, "model.layers.")
-    for layer in range(config.num_layers):
-        for ours, theirs in block.items():
-            names[f"blocks.{layer}.{ours}"] = tuple(f"{start}{layer}.{name}" for name in theirs)
+def _block_names(config: DecoderConfig, ours: str, theirs: str, block: Names) -> dict[str, tuple[str, ...]]:
+    """The names of one layer, which follow these prefixes."""
+    absent: set[str] = set()
+    if not config.input_norm:
+        absent |= {"attention_norm.weight"}
+    if not config.qk_norm:
+        absent |= {"attention.qk_weight", "attention.qk_bias"}
+    return {
+        ours + name: tuple(theirs + part for part in parts)
+        for name, parts in block.items()
+        if name not in absent
+    }
+
+
+def layer_names(config: DecoderConfig, prefix: str, block: Names = BLOCK) -> dict[str, tuple[str, ...]]:
+    """Names of the final norm and of all layers; theirs follow the prefix ("model.")."""
+    names: dict[str, tuple[str, ...]] = {"norm.weight": (f"{prefix}norm.weight",)}
+    for n in range(config.num_layers):
+        names |= _block_names(config, f"blocks.{n}.", f"{prefix}layers.{n}.", block)
     return names
+
+
+def decoder_names(
+    config: DecoderConfig, prefix: str = "model.", head: str = "lm_head.weight"
+) -> dict[str, tuple[str, ...]]:
+    """Names of a whole decoder as transformers' classes have them."""
+    table: Names = {"embed.weight": (f"{prefix}embed_tokens.weight",), "head.weight": (head,)}
+    return {**table, **layer_names(config, prefix)}
+
+
+def original_names(config: DecoderConfig) -> dict[str, tuple[str, ...]]:
+    """Names of a whole decoder as LlamaGen's own .pt has them."""
+    table: Names = {"embed.weight": ("tok_embeddings.weight",), "head.weight": ("output.weight",)}
+    return {**table, **layer_names(config, "", ORIGINAL_BLOCK)}
 
 
 def drafter_names(config: DecoderConfig, bias: bool) -> dict[str, tuple[str, ...]]:
-    """Names of a LlamaGen drafter's tensors; bias: of its input projection, which is optional."""
-    names: dict[str, tuple[str, ...]] = {"embed.weight": ("embed_tokens.weight",)}
-    for name in ("fc.weight", "fc.bias")[: 1 + bias]:
-        names[name] = (name,)
-    for ours, theirs in HF_BLOCK.items():
-        if config.input_norm or ours != "attention_norm.weight":
-            names[f"block.{ours}"] = tuple(f"layers.0.{name}" for name in theirs)
-    return names
+    """Names of a drafter's tensors; bias: of its input projection, which is optional."""
+    names: dict[str, tuple[str, ...]] = {
+        "embed.weight": ("embed_tokens.weight",),
+        "fc.weight": ("fc.weight",),
+    }
+    if bias:
+        names["fc.bias"] = ("fc.bias",)
+    return names | _block_names(config, "block.", "layers.0.", BLOCK)
 
 
-def gather(state: Mapping[str, Tensor], names: Names) -> dict[str, Tensor]:
-    """Our tensors from theirs; KeyError names what is missing."""
-    return {ours: stacked(state, theirs) for ours, theirs in names.items()}
+def gather(
+    state: Mapping[str, Tensor], names: Names, config: DecoderConfig, half_split: bool = False
+) -> dict[str, Tensor]:
+    """Our tensors from theirs; KeyError names what is missing.
 
-
-def scatter(state: Mapping[str, Tensor], names: Names, config: DecoderConfig) -> dict[str, Tensor]:
-    """Their tensors from ours: the inverse of gather."""
-    query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    rows = {1: None, 2: [config.intermediate_size] * 2, 3: [query, key, key]}
+    Parameters of a model in memory become views of what they are stacked in, unless their order is another.
+    """
     found: dict[str, Tensor] = {}
     for ours, theirs in names.items():
-        sizes = rows[len(theirs)]
-        parts = [state[ours]] if sizes is None else state[ours].split(sizes)
-        found.update(zip(theirs, parts, strict=True))
+        turned = [name for name in theirs if half_split and TURNED.search(name)]
+        if turned:
+            found[ours] = torch.cat([_interleaved(name, state[name], config) for name in theirs])
+        else:
+            found[ours] = state[theirs[0]] if len(theirs) == 1 else stacked(state, theirs)
+        if isinstance(state, Weights):
+            parts = _apart(found[ours], theirs, config)
+            state.share({name: part for name, part in parts.items() if name not in turned})
     return found
+
+
+def scatter(
+    state: Mapping[str, Tensor], names: Names, config: DecoderConfig, half_split: bool = False
+) -> dict[str, Tensor]:
+    """Their tensors from ours: the inverse of gather."""
+    found: dict[str, Tensor] = {}
+    for ours, theirs in names.items():
+        for name, part in _apart(state[ours], theirs, config).items():
+            found[name] = _reordered(name, part, config, split_halves) if half_split else part
+    return found
+
+
+def _heads(name: str, config: DecoderConfig) -> int:
+    """Heads that a published tensor belongs to; 1: to none."""
+    if ".q_" in name:
+        return config.num_heads
+    return config.num_kv_heads if ".k_" in name or ".v_" in name else 1
+
+
+def _apart(tensor: Tensor, theirs: Sequence[str], config: DecoderConfig) -> dict[str, Tensor]:
+    """The parts of a stacked tensor by their names, views of it."""
+    shares = [_heads(name, config) for name in theirs]
+    row = len(tensor) // sum(shares)
+    return dict(zip(theirs, tensor.split([row * share for share in shares]), strict=True))
+
+
+def _interleaved(name: str, tensor: Tensor, config: DecoderConfig) -> Tensor:
+    """A part of a half-split layout in our order; its norms may be stored once for several heads."""
+    if "_norm." in name:
+        tensor = tensor.repeat_interleave(_heads(name, config) // len(tensor), dim=0)
+    return _reordered(name, tensor, config, interleave)
+
+
+def _reordered(
+    name: str, tensor: Tensor, config: DecoderConfig, order: Callable[[Tensor, int], Tensor]
+) -> Tensor:
+    """Queries or keys [heads * E, D], or their norms [heads, E], each head in another order; others as they
+    are."""
+    if not TURNED.search(name):
+        return tensor
+    rows = tensor.flatten() if "_norm." in name else tensor
+    return order(rows, config.head_dim).view_as(tensor)
+
+
+def interleave(x: Tensor, head_dim: int) -> Tensor:
+    """Half-split rotary order -> adjacent pairs, along dimension 0 of x [heads * head_dim, ...]."""
+    heads = x.unflatten(0, (-1, 2, head_dim // 2))
+    return heads.transpose(1, 2).flatten(0, 2)
+
+
+def split_halves(x: Tensor, head_dim: int) -> Tensor:
+    """The inverse of interleave."""
+    heads = x.unflatten(0, (-1, head_dim // 2, 2))
+    return heads.transpose(1, 2).flatten(0, 2)

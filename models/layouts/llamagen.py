@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from math import isqrt
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,13 @@ from models.checkpoint.weights import Weights, read_weights, weights_file
 from models.codecs.vq16 import read_vq16
 from models.drafter import Layout
 from models.errors import CheckpointError
-from models.layouts.llama import decoder_names, drafter_names, gather, scatter
+from models.layouts.llama import decoder_names, gather, original_names, scatter
 from models.layouts.llamagen_prompts import CaptionProjector, ClassPrompts, LabelEmbedder, TextPrompts
 from models.layouts.networks import load_networks
 from models.layouts.t5 import T5Text
 from models.model import Model
 from models.spec import Checkpoint, home_of
+from models.target import PromptEncoder
 from models.transformer import Decoder, DecoderConfig, read_shape
 
 HF_NORM_EPS, ORIGINAL_NORM_EPS, ROPE_BASE = 1e-6, 1e-5, 10000.0  # where a configuration is silent
@@ -166,11 +168,7 @@ def shape_of(opened: TargetFiles, checkpoint: Checkpoint, patch: int) -> Decoder
         raise CheckpointError(
             f"{folder} draws {drawn} codes: say --model {other}, not {checkpoint.spec.name}"
         )
-    side = shape.raster_side * patch
-    if size not in (None, side):
-        raise CheckpointError(
-            f"--target_size {size}: this model draws {side} px and no other size; leave it out"
-        )
+    checkpoint.refuse_other_size(shape.raster_side * patch)
     return shape
 
 
@@ -180,29 +178,19 @@ def _beside(
     """A file or folder that belongs to the target: as given, or the first of names in its places."""
     if given is not None:
         return locate(given)
-    candidates = [place / name for place in checkpoint.places for name in names]
+    folder = checkpoint.folder
+    places = (home_of(folder), folder.parent, checkpoint.spec.home)
+    candidates = [place / name for place in places for name in names]
     found = next((path for path in candidates if path.exists()), None)
     if found is None:
         looked = ", ".join(dict.fromkeys(str(path) for path in candidates))
-        raise CheckpointError(
-            f"{checkpoint.folder}: no {what} ({looked}): put it there or say where by {option}"
-        )
+        raise CheckpointError(f"{folder}: no {what} ({looked}): put it there or say where by {option}")
     return found
 
 
-def drafter_layout(target: DecoderConfig) -> Layout:
-    """How LlamaGen's drafters are published, over the target's raster."""
-    return Layout(
-        lambda config: drafter_config(config, target),
-        lambda state, shape: gather(state, drafter_names(shape, "fc.bias" in state)),
-        lambda state, shape: scatter(state, drafter_names(shape, "fc.bias" in state), shape),
-        drafter_fields,
-    )
-
-
-def drafter_fields(shape: DecoderConfig, cells: int) -> dict[str, Any]:
-    """config.json of a drafter whose layer has the target's shape, for images of `cells` codes."""
-    stage = next((name for name, count in STAGES.items() if count == cells), None)
+def drafter_fields(shape: DecoderConfig) -> dict[str, Any]:
+    """config.json of a drafter whose layer has the target's shape."""
+    stage = next((name for name, cells in STAGES.items() if cells == shape.raster_side**2), None)
     return {
         "model_type": "llama", "vocab_size": shape.vocab_size, "hidden_size": shape.hidden_size,
         "intermediate_size": shape.intermediate_size, "num_hidden_layers": 1,
@@ -217,38 +205,19 @@ def load(checkpoint: Checkpoint) -> Model:
     opened = open_target(checkpoint.folder)
     file, weights, options = opened.file, opened.weights, checkpoint.options
     vq = "vq_ds16_c2i.pt" if opened.of_classes else "vq_ds16_t2i.pt"
-    codec, codebook = read_vq16(
-        _beside(checkpoint, (Path(vq),), options.vq_path, "VQ decoder", "--vq_path"), checkpoint.device
-    )
+    pixels = _beside(checkpoint, (Path(vq),), options.vq_path, "VQ decoder", "--vq_path")
+    codec = read_vq16(pixels, checkpoint.device)
     shape = shape_of(opened, checkpoint, codec.config.patch_size)
-    if codec.config.num_embeddings != shape.vocab_size:
-        raise CheckpointError(
-            f"{file}: {shape.vocab_size} codes, the VQ decoder has {codec.config.num_embeddings}: "
-            "they belong to different models"
-        )
-    names = decoder_names(shape, opened.original)
+    names = (original_names if opened.original else decoder_names)(shape)
     wanted = expected(lambda: Decoder(shape), lambda own: scatter(own, names, shape))
     require(file, weights, wanted, "fetch it again, or the config.json that belongs to it")
     prompts = _prompts(opened, checkpoint, shape)
-    layout = drafter_layout(shape)
-    nets = load_networks(checkpoint, shape, weights, lambda placed: gather(placed, names), layout)
-    return Model(
-        spec=checkpoint.spec,
-        grid=Grid(shape.raster_side, shape.raster_side),
-        prompts=prompts,
-        decoder=nets.decoder,
-        codebook=codebook,
-        codec=codec,
-        drafter_net=nets.drafter,
-        weights_sha=nets.weights_sha,
-        drafter_sha=nets.drafter_sha,
-        drafter_layout=layout,
-        tables=checkpoint.tables,
-        num_classes=prompts.num_classes if isinstance(prompts, ClassPrompts) else 0,
-    )
+    layout = Layout(lambda fields: drafter_config(fields, shape), drafter_fields, half_split=False)
+    grid, to_ours = Grid(shape.raster_side, shape.raster_side), partial(gather, names=names, config=shape)
+    return load_networks(checkpoint, shape, weights, to_ours, layout, grid, prompts, codec)
 
 
-def _prompts(opened: TargetFiles, checkpoint: Checkpoint, shape: DecoderConfig) -> TextPrompts | ClassPrompts:
+def _prompts(opened: TargetFiles, checkpoint: Checkpoint, shape: DecoderConfig) -> PromptEncoder:
     """The text side, or the class table; nothing of a text encoder is loaded yet."""
     own = opened.weights.below(opened.start).placed(checkpoint.device, checkpoint.dtype)
     width, place = shape.hidden_size, (checkpoint.dtype, checkpoint.device, opened.file)

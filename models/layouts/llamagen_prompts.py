@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.target import Lead
+from models.target import Lead, PromptEncoder
 from models.transformer import Decoder
 
 
@@ -88,8 +88,8 @@ class LabelEmbedder(nn.Module):
         self.embedding_table = nn.Embedding(rows, hidden_size)
 
 
-class TextPrompts:
-    """See models.target.PromptEncoder: texts."""
+class TextPrompts(PromptEncoder):
+    """Texts."""
 
     first_code = 0
 
@@ -112,18 +112,14 @@ class TextPrompts:
             self.text.release()
 
 
-class ClassPrompts:
-    """See models.target.PromptEncoder: class ids, in decimal."""
+class ClassPrompts(PromptEncoder):
+    """Class ids, in decimal."""
 
     first_code = 0
 
     def __init__(self, labels: LabelEmbedder, num_codes: int) -> None:
         self.labels, self.num_codes = labels, num_codes
-
-    @property
-    def num_classes(self) -> int:
-        """Classes there are."""
-        return len(self.labels.embedding_table.weight) - 1
+        self.num_classes = len(labels.embedding_table.weight) - 1
 
     def encode(self, text: str) -> EncodedPrompt:
         """The row of the class, and that of no class. ValueError if there is no such class."""
@@ -134,6 +130,3 @@ class ClassPrompts:
             )
         table = self.labels.embedding_table.weight
         return EncodedPrompt(table[int(text)][None], table[-1:])
-
-    def release(self) -> None:
-        """Nothing: a table is small."""

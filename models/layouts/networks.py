@@ -1,30 +1,24 @@
-"""The two networks of a checkpoint: the target's decoder, on one device or several, and its drafter."""
+"""A model out of its files: the decoder, on one device or several, and the drafter, beside what is read."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from torch import Tensor
 
+from adt_tree.grid import Grid
 from models.checkpoint.meta_init import build
 from models.checkpoint.weights import Weights
+from models.codecs.vq import VQModel
 from models.device_map import by_layer, share_out, spread
-from models.drafter import DrafterNet, Layout, load_drafter
+from models.drafter import Layout, load_drafter
+from models.errors import CheckpointError
+from models.model import Model
 from models.spec import Checkpoint
+from models.target import PromptEncoder
 from models.transformer import Decoder, DecoderConfig
 
 LAYERS = "model.layers."  # published names of a layer's tensors go on with its number
-
-
-@dataclass(frozen=True, slots=True)
-class Networks:
-    """Loaded, with the digests of their weights."""
-
-    decoder: Decoder
-    drafter: DrafterNet | None
-    weights_sha: str
-    drafter_sha: str | None
 
 
 def load_networks(
@@ -33,13 +27,23 @@ def load_networks(
     weights: Weights,
     to_ours: Callable[[Weights], Mapping[str, Tensor]],
     layout: Layout,
-) -> Networks:
-    """Read a decoder of that shape and, if it is wanted, its drafter.
+    grid: Grid,
+    prompts: PromptEncoder,
+    codec: VQModel,
+    row_end: int | None = None,
+) -> Model:
+    """The model that draws this grid from these prompts: its decoder of that shape and, if it is wanted, its
+    drafter are read.
 
     weights: by published names; to_ours makes a Decoder's state dict of them. The drafter goes first: it is
     small, so what is wrong with it is known before the target is read. CheckpointError if one does not fit.
     """
     dtype, device = checkpoint.dtype, checkpoint.device
+    if codec.config.num_embeddings != prompts.num_codes:
+        raise CheckpointError(
+            f"{checkpoint.folder}: {prompts.num_codes} codes, the VQ decoder has "
+            f"{codec.config.num_embeddings}: they belong to different models"
+        )
     net, drafter_sha = None, None
     if checkpoint.drafter is not None:
         net, drafter_sha = load_drafter(checkpoint.drafter, shape, dtype, device, layout)
@@ -49,4 +53,16 @@ def load_networks(
     decoder = build(lambda: Decoder(shape), lambda: to_ours(placed), dtype, home, checkpoint.folder)
     if devices:
         spread(decoder, devices)
-    return Networks(decoder, net, placed.digest(), drafter_sha)
+    return Model(
+        spec=checkpoint.spec,
+        grid=grid,
+        prompts=prompts,
+        decoder=decoder,
+        codec=codec,
+        drafter_net=net,
+        weights_sha=placed.digest(),
+        drafter_sha=drafter_sha,
+        drafter_layout=layout,
+        row_end=row_end,
+        tables=checkpoint.tables,
+    )

@@ -41,8 +41,8 @@ def agreement(model: Model, guidance: float) -> dict[str, float]:
     Both drafters are led along the codes that the target draws; one image, CELLS target passes.
     """
     sampling, device = Sampling(1.0, 0, 1.0, guidance), model.codebook.device
-    prompt, cells = model.encode("0" if model.num_classes else PROBE), min(CELLS, model.grid.size - 1)
-    target = model.target(1, sampling, 1, model.prompt_length(prompt))
+    prompt, cells = model.encode("0" if model.prompts.num_classes else PROBE), min(CELLS, model.grid.size - 1)
+    target = model.target(1, sampling, 1, prompt.length)
     drafters = {name: replace(model, token_shift=name).drafter(target, 1, 1) for name in TOKEN_SHIFTS}
     prefix = target.prefill(0, prompt)
     rule, zero = (

@@ -14,12 +14,12 @@ from torch import nn
 
 from adt_tree.grid import Grid
 from models.checkpoint.meta_init import on_meta
-from models.codecs.vq import VQModel
+from models.codecs.vq import Quantizer, VQModel
 from models.drafter import CHAMELEON, DrafterNet
 from models.layouts.llamagen_prompts import EncodedPrompt as Rows
 from models.model import Model
 from models.registry import spec_of
-from models.target import EncodedPrompt, Prompt
+from models.target import EncodedPrompt, Prompt, PromptEncoder
 from models.tools.memory import Use
 from models.transformer import Decoder
 
@@ -29,8 +29,8 @@ FIRST_CODE = 4  # token id of code 0 in the Chameleon layout
 
 
 @dataclass(frozen=True, slots=True)
-class RandomPrompts:
-    """A PromptEncoder of int(text) tokens, the same in both branches, or of rows of width D."""
+class RandomPrompts(PromptEncoder):
+    """int(text) tokens, the same in both branches, or as many rows of width D."""
 
     first_code: int
     num_codes: int
@@ -45,9 +45,6 @@ class RandomPrompts:
         tokens = [n % self.first_code for n in range(count)]
         return Prompt(tokens, tokens)
 
-    def release(self) -> None:
-        """Nothing is held."""
-
 
 def random_model(name: str, use: Use, grid: Grid, dtype: torch.dtype, device: torch.device) -> Model:
     """The decoder and drafter of `use` with normally distributed weights, over a grid of codes, prompted as
@@ -59,12 +56,12 @@ def random_model(name: str, use: Use, grid: Grid, dtype: torch.dtype, device: to
     first = 0 if spec.embedded_prompts else FIRST_CODE
     rows = decoder.embed.weight[:1] if spec.embedded_prompts else None
     codec = cast(VQModel, on_meta(lambda: VQModel(use.vq)))
+    codec.quantize = _filled(lambda: Quantizer(use.vq), torch.float32, device)
     return Model(
         spec=spec,
         grid=grid,
         prompts=RandomPrompts(first, codes, rows),
         decoder=decoder,
-        codebook=torch.randn(codes, use.vq.embed_dim, device=device),
         codec=codec,
         drafter_net=drafter,
         weights_sha="random",
