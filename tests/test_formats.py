@@ -87,7 +87,8 @@ def test_sizes_types_shards(
     folder = tiny.build(tmp_path / "x", **sizes)
     rewrite(folder, dtype, shards, leave)
     same_as_transformers(folder)
-    check_exact(opened("anole", folder, drafter=True), ["sun", "cat"], Sampling(), EXACT)
+    model = opened("anole", folder, drafter=True)
+    check_exact(model, ["sun", "cat"], Sampling(temperature=4.0), EXACT)  # a tied head repeats one code at 1
 
 
 @pytest.mark.parametrize("leave", ["", "lm_head.weight"])

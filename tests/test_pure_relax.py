@@ -24,13 +24,13 @@ TABLE = torch.tensor([[1, 2, 3], [0, 2, 3], [3, 1, 0], [2, 1, 0]])
         (0, 2, 7.0, [True, True], 0.5),
         (3, 2, 1.8, [True, False], 0.3),  # 0.8 * 0.4 = 0.32
         (0, 2, 0.0, [False, False], 0.0),
-        (0, 0, 0.9, [], 0.0),
-        (1, 0, 3.0, [], 0.0),
+        (0, 0, 0.9, [False], 0.0),  # one column that is never admissible
+        (1, 0, 3.0, [False], 0.0),
     ],
 )
 def test_budget_is_a_prefix(code: int, k: int, delta: float, admissible: list[bool], mass: float) -> None:
     near, allowed, borrowed = Relaxation(TABLE, k, delta).aggregate(P, torch.tensor(code))
-    assert near.tolist() == TABLE[code, :k].tolist()
+    assert near.tolist() == TABLE[code, : max(k, 1)].tolist()
     assert allowed.tolist() == admissible
     assert borrowed.item() == pytest.approx(mass)
 

@@ -67,7 +67,7 @@ def test_nothing_is_read_before_it_is_asked_for(tmp_path: Path, monkeypatch: pyt
 
 
 def test_digests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert read_weights(EMOJI).digest() == "975204dbdcabfdf0"
+    assert read_weights(EMOJI).digest() == "0113db3fa87ac829"
     torch.manual_seed(0)
     state = {"w": torch.randn(64, 256), "v": torch.randn(3)}
     save_file(state, tmp_path / "model.safetensors")
