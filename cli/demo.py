@@ -38,6 +38,10 @@ def run(options: Options) -> None:
     """Serve the page until it is interrupted. UserError without gradio, or for a port that is taken."""
     check_model(options)
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when gradio is imported
+    # Read when torch is imported. Visitors are served by other threads than the one that loaded the model;
+    # OpenMP then lets two teams of threads on the same cores wait: an AR step takes three times as long, and
+    # every race would flatter the method with fewer steps.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     try:
         import gradio
     except ImportError as error:

@@ -181,7 +181,7 @@ def sampling_fields() -> list[Any]:
         seed = gr.Textbox("7", label="Seed", min_width=100)
         temperature = gr.Number(1.0, label="Temperature", step=0.1, min_width=100)
         guidance = gr.Number(3.0, label="Guidance", step=0.5, min_width=100)
-        lantern = gr.Checkbox(False, label="LANTERN", info="Faster, but another image", min_width=200)
+    lantern = gr.Checkbox(False, label="LANTERN", info="Faster, but another image")
     return [seed, temperature, guidance, lantern]
 
 
