@@ -13,6 +13,7 @@ from adt_tree.pipeline import Pipeline, Tree
 from adt_tree.policy import AdaptiveTree, TreeShape
 from adt_tree.sampling import Sampling
 from eval.prompts import BENCH_FILE, DEFAULT_FILE, HELD_OUT_FILE
+from models.drafters.new_drafter import new_drafter, own_fields
 from models.model import Model
 from models.registry import EMOJI
 from tests.checkpoints import load
@@ -67,6 +68,15 @@ def test_exact_methods_make_the_image_of_the_ar_baseline(model: Model, temperatu
     assert len({tuple(out.codes[0]) for out in found.values()}) == 1
     assert found.pop("ar").stats["tau"] == 1 and all(out.stats["tau"] > 1.5 for out in found.values())
     assert found["eagle-2"].images[0].size == (model.codec.config.resolution,) * 2
+
+
+def test_a_new_drafter_passes_features_through(model: Model) -> None:
+    """Its layer adds nothing: it starts from the distribution of the position before."""
+    net = new_drafter(own_fields(model), model)
+    tokens, features = torch.randint(model.num_codes, (2, 5)), torch.randn(2, 5, net.config.hidden_size)
+    assert torch.equal(net.causal(tokens, features), net.fuse(tokens, features))
+    passed = net.fc.weight[:, net.config.hidden_size :]
+    assert torch.equal(passed, torch.eye(net.config.hidden_size))
 
 
 def test_shipped_prompts_say_what_they_are() -> None:

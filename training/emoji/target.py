@@ -148,8 +148,9 @@ class Trainer:
                 f"{name} has the shape {payload['config']}: give the same, or `target --restart`"
             )
         self.decoder.load_state_dict(payload["model"])
-        for optimiser, state in zip(self.optimisers, payload.get("optimisers", ()), strict=False):
-            optimiser.load_state_dict(state)
+        if "optimisers" in payload:
+            for optimiser, state in zip(self.optimisers, payload["optimisers"], strict=True):
+                optimiser.load_state_dict(state)
         self.step, self.drawn, self.pictures = payload["step"], payload["drawn"], payload["pictures"]
         self.spent_s, self.decay_from = payload["spent_s"], payload["decay_from"]
         self.fresh_from = payload["fresh_from"]
