@@ -96,7 +96,7 @@ class AdaptiveTree:
             raise ValueError("adt: steps must not be negative and the budget must be positive")
 
 
-CHAIN = 20  # of self-drafted trees: codes of the main chain beyond which it takes less of the budget
+CHAIN = 24  # of self-drafted trees: codes of the main chain beyond which it takes less of the budget
 CANDIDATES = 8  # of self-drafted trees: a position
 BUDGET = 31  # of self-drafted trees by default: with the root a tier of rows (models.graphs)
 
@@ -121,14 +121,14 @@ def windowed(width: int, budget: int) -> TreeShape:
 
 # Self-drafting: depth is the length of the main chain. A level costs a row of the target's pass, no drafter
 # pass. The update rests at d = ln 2 / (beta ln 1/a), at acceptance a a level: beta 0.5 gives 1.5 to 6 levels
-# where a is 0.4 to 0.8; 0.2 gives 4 to 15, the best at this cost. At least 16, as every pass that scores a
+# where a is 0.4 to 0.8; 0.2 gives 4 to 15, the best at this cost. At least 20, as every pass that scores a
 # position refines its draft for the next (docs/LOG.md).
 SELF_DRAFTED = AdaptiveTree(
     beta=0.2,
     step_depth=2,
-    depth_min=16,
-    depth_max=24,
-    depth_start=20,
+    depth_min=20,
+    depth_max=28,
+    depth_start=24,
     width_min=4,
     width_max=8,
     width_start=6,

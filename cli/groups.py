@@ -114,6 +114,11 @@ class ModelOptions(CheckpointOptions):
         "sdpa",
         choices=("sdpa", "flash"),
     )
+    deterministic: bool = option(
+        "attend in fp64, so that a code does not depend on what else is in the pass and exact methods draw "
+        "the AR baseline's image in bf16 too; on a CPU",
+        False,
+    )
     device_map: str | None = option(
         "auto: share a model's layers out over all visible GPUs; for models that one cannot hold (default: "
         "one device)",

@@ -127,12 +127,14 @@ class KVCache:
     def attend(self, layer: int, meta: AttentionMetadata, query: Tensor, kv: Tensor) -> Tensor:
         """What the nodes read, [R, N, H, E], of the prefix and of what they may see of the tree.
 
-        query [R, N, H, E]; kv [R * N, 2, Hkv, E], written first: a node sees itself.
+        query [R, N, H, E]; kv [R * N, 2, Hkv, E], written first: a node sees itself. Computed in the type of
+        the cache.
         """
-        key, value = self.write(layer, meta, kv)
+        dtype = self.store.dtype
+        key, value = self.write(layer, meta, kv.to(dtype))
         gqa = query.shape[-2] != kv.shape[-2]
         mixed = F.scaled_dot_product_attention(
-            query.transpose(1, 2), key, value, attn_mask=meta.mask, enable_gqa=gqa
+            query.to(dtype).transpose(1, 2), key, value, attn_mask=meta.mask, enable_gqa=gqa
         )
         return mixed.transpose(1, 2)
 

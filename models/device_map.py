@@ -83,14 +83,17 @@ def spread(decoder: Decoder, devices: Sequence[torch.device]) -> Decoder:
     return decoder
 
 
-def allocate(decoder: Decoder, rows: int, capacity: int) -> KVCache | SpreadCache:
-    """A decoder's cache of `rows` rows of `capacity` slots, where its layers lie."""
+def allocate(
+    decoder: Decoder, rows: int, capacity: int, dtype: torch.dtype | None = None
+) -> KVCache | SpreadCache:
+    """A decoder's cache of `rows` rows of `capacity` slots, where its layers lie; dtype None: the fastest."""
     config, weight = decoder.config, decoder.embed.weight
+    dtype = dtype or cache_dtype(weight)
     padded = config.raster_side > 0  # positions of a raster count the padding before a prompt too
 
     def part(layers: int, device: torch.device) -> KVCache:
         sizes = (layers, rows, capacity, config.num_kv_heads, config.head_dim)
-        return KVCache.allocate(*sizes, cache_dtype(weight), device, padded)
+        return KVCache.allocate(*sizes, dtype, device, padded)
 
     stages = [block for block in decoder.blocks if isinstance(block, Stage)]
     if not stages:

@@ -17,6 +17,7 @@ from models.checkpoint.hub import HubId, locate
 from models.checkpoint.weights import read_weights, weights_file
 from models.errors import CheckpointError
 from models.model import DTYPES, Model
+from models.packed import row_invariant
 from models.registry import SPECS
 from models.spec import PRECISIONS, Checkpoint, LoadOptions, ModelSpec, home_of
 from models.tools.agreement import settle
@@ -38,7 +39,10 @@ def load(model: str = "emoji", options: LoadOptions = DEFAULTS) -> Model:
     if options.attention != "sdpa":
         _check_attention(options, device, precision, spec)
     loaded = spec.load(find_files(spec, options, device, precision))
-    return settle(replace(loaded, attention=options.attention), options.token_shift, options.guidance)
+    if options.deterministic:
+        _check_deterministic(loaded, options, device)
+    loaded = replace(loaded, attention=options.attention, deterministic=options.deterministic)
+    return settle(loaded, options.token_shift, options.guidance)
 
 
 def _family(model: str, options: LoadOptions) -> tuple[ModelSpec, LoadOptions]:
@@ -165,6 +169,18 @@ def _check_attention(options: LoadOptions, device: str, precision: str, spec: Mo
         raise CheckpointError(f"{given}: padded prompts and --device_map are read by sdpa; leave it out")
     if find_spec("flash_attn") is None:
         raise CheckpointError(f"{given}: flash-attn is not installed; install it, or leave the option out")
+
+
+def _check_deterministic(model: Model, options: LoadOptions, device: str) -> None:
+    """CheckpointError where rows of a pass would influence one another all the same."""
+    given = "--deterministic"
+    if device != "cpu" or options.attention != "sdpa":
+        raise CheckpointError(f"{given}: it is made for --device cpu and --attention sdpa; leave it out")
+    if not row_invariant(model.decoder):
+        raise CheckpointError(
+            f"{given}: this CPU's products in {model.precision} depend on how many rows share a pass; choose "
+            "another --precision, or leave it out"
+        )
 
 
 def _check_device_map(name: str, device: str, spec: ModelSpec) -> None:

@@ -47,6 +47,7 @@ class Model:
     token_shift: str = "published"  # of the drafter's features and tokens (models.drafters.token_shift)
     tables: tuple[Path, ...] = ()  # where a table of nearest codes may lie
     attention: str = "sdpa"  # or flash
+    deterministic: bool = False  # a code's distribution does not depend on what else is in the pass
     graphs: bool = False  # the networks' passes are captured as CUDA graphs: on one CUDA device
 
     @property
@@ -113,7 +114,8 @@ class Model:
             record = CudaRecorder()
             target: ARTarget = GraphTarget(self.decoder, tokens, *codes, *rows, max_prompt, nodes, record)
         else:
-            target = ARTarget(self.decoder, tokens, *codes, *rows, max_prompt, nodes)
+            attend_in = torch.float64 if self.deterministic else None
+            target = ARTarget(self.decoder, tokens, *codes, *rows, max_prompt, nodes, attend_in)
         if self.attention == "flash":
             assert isinstance(target.cache, KVCache), "loading refuses a device map beside it"
             target.cache = FlashCache(target.cache.store, target.cache.length)

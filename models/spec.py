@@ -41,6 +41,7 @@ class LoadOptions:
     precision: str = "auto"  # one of PRECISIONS, of weights and activations; the codec stays fp32
     device: str = "auto"  # auto, cpu, cuda or cuda:N
     attention: str = "sdpa"  # or flash: flash-attn for prompts and the AR baseline
+    deterministic: bool = False  # one seed gives one image in bf16 too, however it is decoded; on a CPU
     device_map: str | None = None  # auto: the decoder's layers shared out over all GPUs
     need_drafter: bool = True
     token_shift: str | None = None  # of the drafter: auto or one of TOKEN_SHIFTS

@@ -109,9 +109,10 @@ class ARTarget:
         branches: int,
         max_prompt: int,
         max_nodes: int,
+        attend_in: torch.dtype | None = None,
     ) -> None:
         """first_code: token id of code 0. branches: 2 under guidance, else 1. max_nodes: largest tree,
-        root included."""
+        root included. attend_in: type of the cache and of attention; None: the fastest."""
         weight = decoder.embed.weight
         self.decoder, self.grid, self.slots = decoder, grid, slots
         self.num_codes, self.first_code, self.branches, self.max_prompt = (
@@ -133,7 +134,7 @@ class ARTarget:
             )
         decoder.rotary = reserve(decoder.rotary, config, capacity)
         pack(decoder.blocks)
-        self.cache = allocate(decoder, branches * slots, capacity)
+        self.cache = allocate(decoder, branches * slots, capacity, attend_in)
 
     def prefill(self, slot: int, prompt: EncodedPrompt) -> Prefix:
         """Forget the slot's image and commit the prompt, each branch in a pass of its own."""
