@@ -13,7 +13,7 @@ from torch import Tensor
 from adt_tree.candidates import BELOW, LATE, NEWEST, SEED_CELLS, CandidateCache, Candidates, grow_chains
 from adt_tree.decode import speculative
 from adt_tree.grid import Grid
-from adt_tree.hybrid import WEIGHTS, HybridProposer
+from adt_tree.hybrid import HybridProposer
 from adt_tree.method import Method
 from adt_tree.noise import Noise
 from adt_tree.policy import AdjacencyAdaptive, Fixed, Policy, TreeShape
@@ -38,17 +38,11 @@ def self_drafter(grid: Grid, slots: int, candidates: int, seed_cells: str) -> Se
     return SelfDraftProposer(CandidateCache(grid, slots, candidates, seed_cells, CODES, CPU))
 
 
-def convinced(proposer: HybridProposer) -> HybridProposer:
-    """It believes its drafter whatever comes, so that the drafter's say is tested too."""
-    proposer.weight.wins[WEIGHTS.index(0.25)] = 1e9
-    return proposer
-
-
 def hybrid(target: ARTarget, sampling: Sampling, slots: int, candidates: int) -> HybridProposer:
-    """A fresh proposer with the engine tests' drafter, which it believes."""
+    """A fresh proposer with the engine tests' drafter."""
     drafter = EagleDrafter(net(), target, max(s.depth for s in SHAPES.values()), candidates)
     cache = CandidateCache(GRID, slots, candidates, "above", CODES, CPU)
-    return convinced(HybridProposer(drafter, sampling, cache, slots))
+    return HybridProposer(drafter, sampling, cache, slots)
 
 
 def proposer_of(
