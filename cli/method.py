@@ -75,7 +75,7 @@ class MethodOptions(Options):
     )
     drafter_type: str | None = option(
         "eagle: the drafter network; self-draft (also: jacobi): the target's own choices at rejected nodes, "
-        "no network; hybrid: both in one tree, the network for its first levels; "
+        "no network; hybrid: both in one tree, the network for its first level; "
         f"{', '.join(RIVALS)}: published rivals, whose images are not the AR baseline's, but follow the "
         "same distribution; none: the AR baseline "
         "(default: eagle with --static_tree, --verify rejection or --drafter_path, else the fastest exact "

@@ -21,7 +21,6 @@ from tests.decoding import codes_of
 from tests.tabular import CODES, CPU, TabularDrafter
 from tests.test_distribution import COOL, FILTERED, GRIDS, LIMIT, NOISE, UNGUIDED, Setup, baseline_codes
 from tests.test_distribution_lantern import GREEDY, NOTHING, TABLE
-from tests.test_self_draft import convinced
 
 KINDS, TREES = ("self-draft", "hybrid"), ("fixed", "horizontal")
 WIDEST = 3
@@ -33,7 +32,7 @@ def proposer(kind: str, setup: Setup) -> Proposer:
     if kind == "self-draft":
         return SelfDraftProposer(cache)
     drafter = TabularDrafter(setup.tables()[1])
-    return convinced(HybridProposer(drafter, setup.sampling, cache, setup.slots))
+    return HybridProposer(drafter, setup.sampling, cache, setup.slots)
 
 
 @pytest.mark.parametrize("grid", GRIDS)
