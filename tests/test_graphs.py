@@ -137,7 +137,7 @@ def test_row_separators(kind: str) -> None:
     assert tokens.graphs.captured > 1 and graphs_of(target) is tokens.graphs
 
 
-# Of a step, beside the graphs. The hybrid looks into its cache twice: for the first level, and below its best.
+# Of a step, beside the graphs. The hybrid looks into its cache twice: for level 1, and below its best.
 LAUNCHES = {"ar": 45, "eagle-2": 310, "self-draft": 270, "hybrid": 370}
 TREES = {"ar": None, "eagle-2": TreeShape(4, 3, 12)}
 
