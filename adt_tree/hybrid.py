@@ -1,9 +1,8 @@
 """Hybrid drafting: the EAGLE drafter knows the newest code, the candidate cache reaches far; a tree of both.
 
-Self-drafting is weak at the first open position, and there only where the target has never read that position
-below the very code now before it: the cache's best code is the target's choice in 0.37 to 0.43 of such steps,
-with the drafter's word in 0.46 to 0.49; elsewhere the cache is right in 0.8, and the drafter only takes away
-from it (docs/LOG.md). Dimensions: B images, L levels, K candidates a position, V codes.
+Self-drafting is weak at the first open position, and there only where the cache is stale: the target read the
+position, but never below the very code now before it. There the drafter's word helps, elsewhere as much of it
+harms (docs/LOG.md). Dimensions: B images, L levels, K candidates a position, V codes.
 """
 
 from __future__ import annotations

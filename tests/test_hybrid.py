@@ -19,7 +19,7 @@ from adt_tree.records import Decoded
 from adt_tree.roles import Prefix, Proposer
 from adt_tree.sampling import Sampling
 from adt_tree.verify import Coupled
-from tests.decoding import CPU
+from tests.decoding import CPU, tree_of
 from tests.test_engine import CODES, GRID, IMAGES, SAMPLINGS, baseline, make_target
 from tests.test_self_draft import SHAPES, favour, hybrid, lone_siblings, self_drafter, verdict
 
@@ -88,19 +88,25 @@ def test_a_drafter_that_is_right_saves_calls_and_one_that_is_wrong_costs_some(na
 
 
 def test_stale_is_what_was_scored_below_another_code_alone() -> None:
-    """Positions 1 and 2 were scored: 2 below code 3, which was drafted at 1, while the target chose 4."""
+    """Position 2 was scored below codes 1 and 7, which were drafted at 1; the target chose 4, then 1."""
     cache = CandidateCache(GRID, 1, 2, "above", CODES, CPU)
     cache.prefill(0, torch.tensor(1))
     assert not cache.stale(), "nothing was scored yet"
-    log_p = favour([4, 2, 5, 5, 5])
-    cache.observe(lone_siblings(), log_p, verdict([0], [4]))
-    assert [int(code) for code in cache.candidates(1, 2).codes[0, 0]][0] == 2
-    below = lone_siblings().codes[0, 1:].tolist()
-    assert cache.stale().tolist() == [4 not in below] == [True]
-    cache.release(0)
+    cache.observe(lone_siblings(), favour([4, 2, 5, 5, 5]), verdict([0], [4]))
+    assert cache.candidates(1, 2).codes[0, 0, 0] == 2 and cache.stale()
     cache.prefill(0, torch.tensor(1))
-    cache.observe(lone_siblings(), favour([below[0], 2, 5, 5, 5]), verdict([0], [below[0]]))
-    assert not cache.stale(), "the drafted code is the one that was chosen"
+    cache.observe(lone_siblings(), favour([1, 2, 5, 5, 5]), verdict([0], [1]))
+    assert cache.candidates(1, 2).codes[0, 0, 0] == 2 and not cache.stale()
+
+
+def test_what_is_below_the_code_believed_first_is_looked_up_below_it() -> None:
+    """Position 3 was read below code 5 at position 2 as 6, below code 2 as 8; 2 is the cache's own best."""
+    cache = CandidateCache(GRID, 1, 2, "above", CODES, CPU)
+    cache.prefill(0, torch.tensor(3))
+    tree = tree_of(torch.tensor([[3, 1, 2, 5]]), torch.tensor([[0, 0, 1, 1]]))
+    cache.observe(tree, favour([1, 2, 8, 6]), verdict([0], [1]))
+    best = [cache.candidates(2, 2, first).codes[0, :, 0].tolist() for first in (None, torch.tensor([5]))]
+    assert best == [[2, 8], [2, 6]]
 
 
 def test_a_product_where_the_cache_is_stale_and_the_cache_elsewhere() -> None:
