@@ -87,7 +87,6 @@ class TokenizerOptions(TrainedOptions):
 class TargetOptions(TrainedOptions):
     """train the target"""
 
-    processes: int = option("each of --threads threads and --batch_size", 1, unit="N", within=(1, None))
     max_pictures: int = option(
         "stop after so many, all resumes together", 300_000, unit="N", within=(1, None)
     )
@@ -100,7 +99,7 @@ class TargetOptions(TrainedOptions):
     precision: str = option("bf16: autocast, and Muon's rounds", "fp32", choices=("fp32", "bf16"))
     compile: bool = option("the loss by torch.compile; one minute first", False)
     validate_minutes: float = option("measure so often", 10, unit="MIN", within=(0, None))
-    batch_size: int = option("pictures a step and process", 16, unit="N", within=(1, None))
+    batch_size: int = option("pictures a step", 16, unit="N", within=(1, None))
     muon_lr: float = option("for hidden matrices", 6e-3, unit="LR", above=0)
     adam_lr: float = option("for embedding, head and norms", 3e-3, unit="LR", above=0)
     weight_decay: float = option("times the learning rate, hidden matrices", 0.02, unit="W", within=(0, None))

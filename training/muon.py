@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import defaultdict
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -26,17 +25,6 @@ def orthogonalise(matrices: Tensor, steps: int, dtype: torch.dtype = torch.float
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return (x if wide else x.mT).to(matrices.dtype)
-
-
-def shared(matrices: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
-    """orthogonalise(), the matrices divided among the processes of a run if there are several."""
-    if not dist.is_initialized():
-        return orthogonalise(matrices, steps, dtype)
-    result, rank, world = torch.zeros_like(matrices), dist.get_rank(), dist.get_world_size()
-    if len(matrices) > rank:
-        result[rank::world] = orthogonalise(matrices[rank::world], steps, dtype)
-    dist.all_reduce(result)
-    return result
 
 
 class Muon(torch.optim.Optimizer):
@@ -79,7 +67,7 @@ class Muon(torch.optim.Optimizer):
                 for weight, part in zip(param.chunk(parts), update.chunk(parts), strict=True):
                     stacks[tuple(weight.shape)].append((weight, part))
             for (rows, columns), pairs in stacks.items():
-                update = shared(torch.stack([part for _, part in pairs]), group["steps"], self.dtype)
+                update = orthogonalise(torch.stack([part for _, part in pairs]), group["steps"], self.dtype)
                 scale = 0.2 * max(rows, columns) ** 0.5 * group["lr"]
                 for (weight, _), change in zip(pairs, update, strict=True):
                     weight.mul_(1 - group["lr"] * group["weight_decay"]).add_(change, alpha=-scale)

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
+from models.checkpoint.files import append_line
 from models.drafters.new_drafter import new_drafter, own_fields, read_fields_of, write_drafter
 from models.drafters.shards import Shards, read_shards
 from models.loading import load, pick_device
@@ -28,7 +29,6 @@ from training import drafter_states
 from training.drafter_data import Images, epoch_order, noised, split
 from training.drafter_loss import Objective, Outcome, Unrolled, expected_tau, measure
 from training.errors import StageError
-from training.loop import append_jsonl
 from training.muon import muon_and_adamw
 
 DETERMINES = (
@@ -36,6 +36,7 @@ DETERMINES = (
     "coupled", "cfg_loss", "cfg_scale", "ttt_steps", "step_decay", "data_noise", "mean", "std", "ema", "seed",
     "train_data_ratio", "precision", "grad_clip", "grad_clip_by",
 )  # fmt: skip
+EVERY_S = 10  # seconds between two signs of progress, on a terminal or in a log
 
 
 class Course:
@@ -176,7 +177,8 @@ class Trainer:
         """Loss and acceptance by depth on the images kept out of training, of the weights that are saved."""
         self.averaged.eval()
         unrolled, found, size = Unrolled(self.averaged), list[Outcome](), self.args.bs
-        for start in range(0, len(self.held_out), size):
+        starts = range(0, len(self.held_out), size)
+        for start in tqdm(starts, "measured", unit="batch", mininterval=EVERY_S, leave=False):
             batch = self.images.batch(self.held_out[start : start + size], None)
             with self.accelerator.autocast():
                 outs = unrolled(batch.tokens, batch.features, self.args.eval_depth)
@@ -289,7 +291,7 @@ def loop(trainer: Trainer, course: Course, determines: dict[str, Any], root: Pat
     main, first, losses = accelerator.is_main_process, course.step, list[float]()
     fraction = _shared(course.fraction(), accelerator)
     row: dict[str, Any] = {}
-    with tqdm(desc="drafter", unit="step", initial=first, disable=None if main else True) as bar:
+    with tqdm(desc="drafter", unit="step", initial=first, mininterval=EVERY_S, disable=not main) as bar:
         while True:
             done = course.ended(fraction)
             if main and (done or course.due(args.eval_freq, first)):
@@ -298,7 +300,7 @@ def loop(trainer: Trainer, course: Course, determines: dict[str, Any], root: Pat
                        "loss": round(sum(losses) / len(losses), 5) if losses else None,
                        **trainer.validation()}  # fmt: skip
                 if losses or course.step == 0:
-                    append_jsonl(root / drafter_states.LOG, row)
+                    append_line(root / drafter_states.LOG, json.dumps(row))
                 losses = []
             if main and (done or course.due(args.save_freq, first)):
                 payload = trainer.payload(course, determines)

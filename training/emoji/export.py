@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
-from torch import Tensor
+from huggingface_hub import save_torch_state_dict
 
-from models.checkpoint.files import replacing
 from models.layouts.chameleon import to_chameleon
 from models.transformer import DecoderConfig
 from training.emoji.bpe import Layout, image_token
@@ -51,33 +49,6 @@ def model_config(shape: DecoderConfig, vq: dict, vocab: dict[str, int]) -> dict:
     }  # fmt: skip
 
 
-def write_shards(state: dict[str, Tensor], folder: Path) -> list[Path]:
-    """Write model.safetensors, or shards of at most 16 MB with their index; earlier weights are removed."""
-    for old in folder.glob("model*.safetensors*"):
-        old.unlink()
-    shards: list[dict[str, Tensor]] = [{}]
-    size = 0
-    for name, tensor in state.items():
-        if size + tensor.nbytes > SHARD_BYTES:
-            shards.append({})
-            size = 0
-        shards[-1][name] = tensor
-        size += tensor.nbytes
-    names = ["model.safetensors"] if len(shards) == 1 else [
-        f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))
-    ]  # fmt: skip
-    for name, shard in zip(names, shards, strict=True):
-        with replacing(folder / name) as part:
-            save_file(shard, part, metadata={"format": "pt"})
-    if len(shards) > 1:
-        index = {
-            "metadata": {"total_size": sum(tensor.nbytes for tensor in state.values())},
-            "weight_map": {key: name for name, shard in zip(names, shards, strict=True) for key in shard},
-        }
-        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1) + "\n")
-    return [folder / name for name in names]
-
-
 def run(args: Any) -> None:
     """Assemble the checkpoint folder from the stages' files."""
     work, out = Path(args.work_dir), Path(args.out)
@@ -87,8 +58,9 @@ def run(args: Any) -> None:
     shape = DecoderConfig(**target["config"])
     state = to_chameleon(target["model"], shape)
     state |= {f"{VQ}{name}": tensor for name, tensor in tokenizer["model"].items()}
-    state = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in state.items()}
-    shards = write_shards(state, out)
+    state = {name: tensor.to(torch.bfloat16) for name, tensor in state.items()}
+    save_torch_state_dict(state, out, max_shard_size=SHARD_BYTES)
+    shards = sorted(out.glob("model*.safetensors"))
     write_state(out, tokenizer, target)
     text = (work / "text_tokenizer.json").read_text()
     vocab = json.loads(text)["model"]["vocab"]
