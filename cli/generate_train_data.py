@@ -57,7 +57,7 @@ def run(options: Options) -> None:
         except ValueError as error:
             raise UserError(str(error)) from error
         try:
-            for image in tqdm(decoder.decode(requests), total=len(requests), unit="image", disable=None):
+            for image in tqdm(decoder.decode(requests), total=len(requests), unit="image", mininterval=10):
                 kept = ()
                 if options.features:
                     kept = features(model, [encoded[image.name]], torch.tensor([image.codes]))[0]

@@ -24,12 +24,8 @@ class StageOptions(Base):
 class DataOptions(StageOptions):
     """fetch and rasterise the emoji sets, write captions"""
 
-    npm_cache: str | None = option("folder of the npm tarballs (default: WORK_DIR/npm)", unit="DIR")
     styles: tuple[str, ...] = option("emoji sets", tuple(STYLES), choices=tuple(STYLES))
     max_names: int = option("names kept, spread over the subgroups; 0: all", 140, unit="N", within=(0, None))
-    subgroups: tuple[str, ...] | None = option(
-        "emojibase subgroups (default: a list, capped)", unit="SUBGROUP"
-    )
     image_size: int = option("side of a picture, a multiple of 4", 64, unit="PIXELS", within=(16, 256))
     num_held_out: int = option("(style, name) pairs kept out of training", 24, unit="N", within=(0, None))
     seed: int = option("of what is held out", 0, unit="SEED")

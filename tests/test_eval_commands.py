@@ -19,11 +19,10 @@ from torch.nn import functional as F
 
 from eval.errors import UserError
 from eval.metrics import networks, pictures, scores
-from eval.metrics.clip import Clip, aesthetic, clip_scores, load_clip, preference_scores
+from eval.metrics.clip import aesthetic, clip_scores, preference_scores
 from eval.metrics.pictures import Pair
 from tests import metric_checkpoints as tiny
 from tests.conftest import Refused, Run
-from tests.golden import close
 
 CPU = torch.device("cpu")
 TEXTS = ("a cat", "photo", "a b c", "cat photo", "x y", "z")
@@ -34,10 +33,6 @@ Command = Callable[..., tuple[int, dict[str, Any], str]]
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """The libraries' networks in the widths of the tiny checkpoints."""
     tiny.narrow(monkeypatch)
-
-
-def tiny_clip(folder: Path) -> Clip:
-    return load_clip(folder / "open_clip_config.json", folder / "open_clip_model.safetensors", CPU)
 
 
 @pytest.fixture
@@ -96,7 +91,7 @@ def test_fid_and_clip_score(command: Command, run_folder: Path, real: Path, tmp_
     root = scipy.linalg.sqrtm(s @ t).real
     fid = ((a.mean(0) - b.mean(0)) ** 2).sum() + np.trace(s + t - 2 * root)
     assert entry["scores"]["fid_32px"] == pytest.approx(fid, rel=1e-3)
-    loaded, cosines = tiny_clip(clip), []
+    loaded, cosines = tiny.loaded_clip(clip), []
     for path, text in zip(fakes, TEXTS, strict=False):  # one by one, by the published steps
         pixels = loaded.network.prepare(pictures.reference_crop(Image.open(path), 32))[None]
         with torch.no_grad():
@@ -143,7 +138,7 @@ def test_hps_and_aesthetic(command: Command, run_folder: Path, tmp_path: Path) -
         "eval_hpsv2", "--image_path", run_folder, "--hps_path", hps, "--clip_path", clip, "--how_many", 4
     )
     assert status == 0, err
-    loaded = tiny_clip(clip)
+    loaded = tiny.loaded_clip(clip)
     pairs = [Pair(str(n), TEXTS[n], run_folder / "img" / f"{n}.png") for n in range(4)]
     alone = [preference_scores(loaded, [pair], CPU, 1).item() for pair in pairs]
     assert entry["scores"]["hpsv2"] == pytest.approx(np.mean(alone), abs=1e-6) and entry["images"] == 4
@@ -260,10 +255,3 @@ def test_a_runs_maps_are_no_images_to_compare_with(tmp_path: Path) -> None:
     assert [path.relative_to(tmp_path).as_posix() for path in found] == ["img/1.png", "img/b/0.png"]
     with pytest.raises(UserError, match="--num_samples 3: --ref_dir .* holds 2 images"):
         pictures.images_of(str(tmp_path), 3, options, deep=True)
-
-
-def test_long_side_keeps_the_whole_picture() -> None:
-    shown = pictures.long_side(tiny.picture(90, 60), 30)
-    assert shown.shape == (3, 30, 30) and not shown[:, :5].any() and not shown[:, 25:].any()
-    assert torch.count_nonzero(shown[:, 5:25]) > 1500
-    close(pictures.long_side(tiny.picture(30, 30), 30), pictures.to_tensor(tiny.picture(30, 30)))
