@@ -86,7 +86,7 @@ def test_fid_and_clip_score(command: Command, run_folder: Path, real: Path, tmp_
     fakes = [run_folder / "img" / f"{row}.png" for row in range(5)]
     reals = sorted(real.rglob("*.jpg"))
     net, _ = networks.inception(inception, 32, CPU)
-    a, b = (networks.features(net, p, CPU, 8).double().numpy() for p in (fakes, reals))
+    a, b = (networks.features(net, p, 8).double().numpy() for p in (fakes, reals))
     s, t = (np.cov(rows, rowvar=False) + 1e-10 * np.eye(rows.shape[1]) for rows in (a, b))
     root = scipy.linalg.sqrtm(s @ t).real
     fid = ((a.mean(0) - b.mean(0)) ** 2).sum() + np.trace(s + t - 2 * root)
@@ -140,9 +140,9 @@ def test_hps_and_aesthetic(command: Command, run_folder: Path, tmp_path: Path) -
     assert status == 0, err
     loaded = tiny.loaded_clip(clip)
     pairs = [Pair(str(n), TEXTS[n], run_folder / "img" / f"{n}.png") for n in range(4)]
-    alone = [preference_scores(loaded, [pair], CPU, 1).item() for pair in pairs]
+    alone = [preference_scores(loaded, [pair], 1).item() for pair in pairs]
     assert entry["scores"]["hpsv2"] == pytest.approx(np.mean(alone), abs=1e-6) and entry["images"] == 4
-    other = clip_scores(loaded, pairs, 32, "", CPU, 2)
+    other = clip_scores(loaded, pairs, 32, "", 2)
     assert abs(float(other.mean()) - np.mean(alone)) > 1e-4, "the preparations differ"
     status, entry, err = command(
         "eval_quality", "--fake_dir", run_folder, "--metrics", "aesthetic", "--clip_path", clip,
@@ -151,7 +151,7 @@ def test_hps_and_aesthetic(command: Command, run_folder: Path, tmp_path: Path) -
     assert status == 0, err
     assert [e["command"] for e in scores.read(run_folder / "scores.json")] == ["eval_hpsv2", "eval_quality"]
     paths = sorted((run_folder / "img").iterdir())
-    each = networks.features(aesthetic(loaded, head, CPU), paths, CPU, 1)
+    each = networks.features(aesthetic(loaded, head), paths, 1)
     assert entry["scores"]["aesthetic"] == pytest.approx(float(each.mean()), abs=1e-5)
 
 

@@ -84,9 +84,9 @@ def test_aesthetic_is_a_stack_of_linear_layers(tmp_path: Path) -> None:
     pixels = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     embeddings = clip.network.module(pixels)
     wanted = published.layers(embeddings / embeddings.norm(dim=1, keepdim=True))
-    close(aesthetic(clip, path, CPU).module(pixels), wanted)
+    close(aesthetic(clip, path).module(pixels), wanted)
     with pytest.raises(CheckpointError, match="reads 25 values, the CLIP model gives 24"):
-        aesthetic(clip, tiny.aesthetic(tmp_path, 25), CPU)
+        aesthetic(clip, tiny.aesthetic(tmp_path, 25))
 
 
 @torch.inference_mode()
@@ -126,7 +126,7 @@ def test_other_networks_are_refused_in_a_line(tmp_path: Path) -> None:
     for load, says in (
         (lambda: networks.inception(vgg, 256, CPU), "no Inception state dict"),
         (lambda: networks.vgg16(inception, CPU), "no VGG-16 state dict"),
-        (lambda: aesthetic(tiny.loaded_clip(clip), vgg, CPU), "no LAION aesthetic head"),
+        (lambda: aesthetic(tiny.loaded_clip(clip), vgg), "no LAION aesthetic head"),
         (lambda: load_clip(clip / "open_clip_config.json", vgg, CPU), "no open_clip state dict"),
         (lambda: load_clip(tmp_path / "short.json", tmp_path / "short.pt", CPU), "vocab_size 300 is not"),
     ):

@@ -169,6 +169,11 @@ def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+def write_json(path: Path, content: object) -> None:
+    """A file of one JSON document, as people read it."""
+    path.write_text(json.dumps(content, indent=1) + "\n")
+
+
 def licence_record(styles: list[str], cache: Path) -> list[dict[str, str]]:
     """Title, author and licence of each source, read from the packages themselves."""
     record = []
@@ -215,9 +220,9 @@ def run(args: Any) -> None:
     licences = licence_record(args.styles, cache)
     np.save(work / "originals.npy", np.stack(originals))
     (work / "captions.jsonl").write_text("\n".join(lines) + "\n")
-    (work / "licences.json").write_text(json.dumps(licences, indent=1) + "\n")
+    write_json(work / "licences.json", licences)
     sums = {name: sha256(work / name) for name in ("originals.npy", "captions.jsonl", "licences.json")}
-    (work / "checksums.json").write_text(json.dumps(sums, indent=1) + "\n")
+    write_json(work / "checksums.json", sums)
     print(json.dumps({"names": len(entries), "originals": len(originals), "held_out": len(held_out), **sums}))
 
 
