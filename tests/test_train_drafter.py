@@ -270,12 +270,19 @@ REFUSED = {
 
 @pytest.mark.parametrize("more", REFUSED)
 def test_what_cannot_be_done_is_refused_in_a_line(
-    run: Run, words: Callable[[], list[str]], more: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    refused: Refused, words: Callable[[], list[str]], more: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    status, _, err = run(*words(), "--save_dir", tmp_path / "run", "--max_steps", 1, *more.split())
-    line = err.splitlines()[-1]
-    assert status == 2 and line.startswith("error: ") and REFUSED[more] in line
+    again = [*words(), "--save_dir", tmp_path / "run", "--max_steps", 1]
+    assert REFUSED[more] in refused(*again, *more.split())
+
+
+def test_progress_reaches_what_is_no_terminal(
+    run: Run, words: Callable[[], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("training.train_drafter.SHOWN", {"mininterval": 0})
+    assert "drafter: 2step" in run(*words(), "--save_dir", tmp_path, "--max_steps", 2)[2]
 
 
 def test_another_course_does_not_go_on_from_a_state(
