@@ -62,6 +62,8 @@ def run(args: Any) -> None:
     state = {name: tensor.to(torch.bfloat16) for name, tensor in state.items()}
     save_torch_state_dict(state, out, max_shard_size=SHARD_BYTES)
     shards = sorted(out.glob("model*.safetensors"))
+    for path in shards:
+        path.chmod(0o644)  # safetensors keeps its files to their owner
     write_state(out, tokenizer, target)
     vocab = json.loads((work / "text_tokenizer.json").read_text())["model"]["vocab"]
     if image_token(tokenizer["config"]["num_embeddings"] - 1) not in vocab:
