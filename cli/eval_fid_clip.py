@@ -62,9 +62,9 @@ def run(options: Options) -> None:
     if real:
         network, _ = inception(weights_file(options.inception_path, "--inception_path"), size, device)
         digests["inception"] = network.digest
-    values = {"clip_score": float(clip_scores(clip, pairs, size, LEAD, device, batch).mean())}
+    values = {"clip_score": float(clip_scores(clip, pairs, size, LEAD, batch).mean())}
     if real:
         sets = ([pair.path for pair in pairs], real)
-        values[f"fid_{size}px"] = frechet(*(features(network, paths, device, batch) for paths in sets))
+        values[f"fid_{size}px"] = frechet(*(features(network, paths, batch) for paths in sets))
     facts = {"images": len(pairs), "real_images": len(real), "clip": place}
     keep(record, "eval_fid_clip", options, device.type, values, digests, facts)

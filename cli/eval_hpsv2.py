@@ -46,6 +46,6 @@ def run(options: Options) -> None:
     pairs = pairs_of(options.image_path, options.prompt_path, options.how_many, named)
     config = HPS_CLIP if place == HPS_CLIP else clip_config(place, "--clip_path")
     model = load_clip(config, weights_file(options.hps_path, "--hps_path"), device)
-    values = {"hpsv2": float(preference_scores(model, pairs, device, options.batch_size).mean())}
+    values = {"hpsv2": float(preference_scores(model, pairs, options.batch_size).mean())}
     digests = {"hps": model.network.digest}
     keep(record, "eval_hpsv2", options, device.type, values, digests, {"images": len(pairs)})

@@ -59,7 +59,7 @@ def run(options: Options) -> None:
         reals = images_of(options.ref_dir, number, ("--ref_dir", "--num_samples"), deep=True)
     device, batch = torch.device(pick_device(options.device)), options.batch_size
     net = vgg16(weights_file(options.vgg_path, "--vgg_path"), device)
-    real = read(stored, net.digest, number) if known else features(net, reals, device, batch)
+    real = read(stored, net.digest, number) if known else features(net, reals, batch)
     if stored is not None and not known:
         write(stored, real, net.digest)
     if not fakes:
@@ -69,7 +69,7 @@ def run(options: Options) -> None:
         raise UserError(
             f"--k {options.k}: one set has {least} images, it must have more than k; give a smaller --k"
         )
-    precision, recall = precision_recall(features(net, fakes, device, batch), real, options.k)
+    precision, recall = precision_recall(features(net, fakes, batch), real, options.k)
     facts = {"images": len(fakes), "real_images": len(real), "k": options.k}
     values = {"precision": precision, "recall": recall}
     keep(record, "eval_prec_recall", options, device.type, values, {"vgg16": net.digest}, facts)

@@ -63,12 +63,8 @@ def run(options: Options) -> None:
         reals = images_of(options.ref_dir, options.ref_how_many, ("--ref_dir", "--ref_how_many"), deep=True)
     values: dict[str, float] = {}
     digests: dict[str, str] = {}
-    for names, measure in (
-        (("is", "kid", "fid"), _inception),
-        (("aesthetic",), _aesthetic),
-        (("effnet_fd",), _effnet),
-    ):
-        if set(names) & set(options.metrics):
+    for measure, names in MEASURES.items():
+        if names & set(options.metrics):
             found, used = measure(options, fakes, reals, device)
             values, digests = values | found, digests | used
     facts = {"images": len(fakes), "real_images": len(reals)}
@@ -77,46 +73,44 @@ def run(options: Options) -> None:
 
 def _inception(options: Options, fakes: list[Path], reals: list[Path], device: Device) -> Found:
     """is, kid and fid, from one pass over the images."""
-    from eval.metrics.distances import frechet, inception_score, kid
-    from eval.metrics.networks import features, inception
-    from eval.metrics.sources import weights_file
+    from eval.metrics import distances, networks, sources
 
     if "is" in options.metrics and len(fakes) < options.splits:
         raise UserError(f"--splits {options.splits}: there are {len(fakes)} images; give fewer splits")
     values: dict[str, float] = {}
-    weights = weights_file(options.inception_path, "--inception_path")
-    network, head = inception(weights, options.eval_res, device)
-    fake = features(network, fakes, device, options.batch_size)
+    weights, seed = sources.weights_file(options.inception_path, "--inception_path"), options.random_seed
+    network, head = networks.inception(weights, options.eval_res, device)
+    fake = networks.features(network, fakes, options.batch_size)
     if "is" in options.metrics:
-        values["is"], values["is_std"] = inception_score(fake @ head, options.splits, options.random_seed)
+        values["is"], values["is_std"] = distances.inception_score(fake @ head, options.splits, seed)
     if {"kid", "fid"} & set(options.metrics):
-        real = features(network, reals, device, options.batch_size)
-        if "kid" in options.metrics:
-            settings = (options.kid_subsets, options.kid_size, options.random_seed)
-            values["kid"], values["kid_std"] = kid(fake, real, *settings)
-        if "fid" in options.metrics:
-            values[f"fid_{options.eval_res}px"] = frechet(fake, real)
+        real = networks.features(network, reals, options.batch_size)
+    if "kid" in options.metrics:
+        subsets, size = options.kid_subsets, options.kid_size
+        values["kid"], values["kid_std"] = distances.kid(fake, real, subsets, size, seed)
+    if "fid" in options.metrics:
+        values[f"fid_{options.eval_res}px"] = distances.frechet(fake, real)
     return values, {"inception": network.digest}
 
 
 def _aesthetic(options: Options, fakes: list[Path], _: list[Path], device: Device) -> Found:
-    from eval.metrics.clip import aesthetic, load_clip
-    from eval.metrics.networks import features
-    from eval.metrics.sources import clip_config, clip_weights, weights_file
+    from eval.metrics import clip, networks, sources
 
-    head = weights_file(options.aesthetic_path, "--aesthetic_path")
+    head = sources.weights_file(options.aesthetic_path, "--aesthetic_path")
     place = (options.clip_path, "--clip_path")
-    clip = load_clip(clip_config(*place), clip_weights(*place), device)
-    network = aesthetic(clip, head, device)
-    scores = features(network, fakes, device, options.batch_size)
-    digests = {"clip": clip.network.digest, "aesthetic": network.digest}
+    below = clip.load_clip(sources.clip_config(*place), sources.clip_weights(*place), device)
+    network = clip.aesthetic(below, head)
+    scores = networks.features(network, fakes, options.batch_size)
+    digests = {"clip": below.network.digest, "aesthetic": network.digest}
     return {"aesthetic": float(scores.mean())}, digests
 
 
 def _effnet(options: Options, fakes: list[Path], reals: list[Path], device: Device) -> Found:
-    from eval.metrics.distances import frechet
-    from eval.metrics.networks import effnet, features
+    from eval.metrics import distances, networks
 
-    network = effnet(device)
-    fake, real = (features(network, paths, device, options.batch_size) for paths in (fakes, reals))
-    return {"effnet_fd": frechet(fake, real)}, {"effnet": network.digest}
+    network = networks.effnet(device)
+    fake, real = (networks.features(network, paths, options.batch_size) for paths in (fakes, reals))
+    return {"effnet_fd": distances.frechet(fake, real)}, {"effnet": network.digest}
+
+
+MEASURES = {_inception: {"is", "kid", "fid"}, _aesthetic: {"aesthetic"}, _effnet: {"effnet_fd"}}

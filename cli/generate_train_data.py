@@ -57,7 +57,8 @@ def run(options: Options) -> None:
         except ValueError as error:
             raise UserError(str(error)) from error
         try:
-            for image in tqdm(decoder.decode(requests), total=len(requests), unit="image", disable=None):
+            shown = {"total": len(requests), "unit": "image", "mininterval": 10, "delay": 2}
+            for image in tqdm(decoder.decode(requests), **shown):
                 kept = ()
                 if options.features:
                     kept = features(model, [encoded[image.name]], torch.tensor([image.codes]))[0]

@@ -24,12 +24,8 @@ class StageOptions(Base):
 class DataOptions(StageOptions):
     """fetch and rasterise the emoji sets, write captions"""
 
-    npm_cache: str | None = option("folder of the npm tarballs (default: WORK_DIR/npm)", unit="DIR")
     styles: tuple[str, ...] = option("emoji sets", tuple(STYLES), choices=tuple(STYLES))
     max_names: int = option("names kept, spread over the subgroups; 0: all", 140, unit="N", within=(0, None))
-    subgroups: tuple[str, ...] | None = option(
-        "emojibase subgroups (default: a list, capped)", unit="SUBGROUP"
-    )
     image_size: int = option("side of a picture, a multiple of 4", 64, unit="PIXELS", within=(16, 256))
     num_held_out: int = option("(style, name) pairs kept out of training", 24, unit="N", within=(0, None))
     seed: int = option("of what is held out", 0, unit="SEED")
@@ -87,7 +83,6 @@ class TokenizerOptions(TrainedOptions):
 class TargetOptions(TrainedOptions):
     """train the target"""
 
-    processes: int = option("each of --threads threads and --batch_size", 1, unit="N", within=(1, None))
     max_pictures: int = option(
         "stop after so many, all resumes together", 300_000, unit="N", within=(1, None)
     )
@@ -100,7 +95,7 @@ class TargetOptions(TrainedOptions):
     precision: str = option("bf16: autocast, and Muon's rounds", "fp32", choices=("fp32", "bf16"))
     compile: bool = option("the loss by torch.compile; one minute first", False)
     validate_minutes: float = option("measure so often", 10, unit="MIN", within=(0, None))
-    batch_size: int = option("pictures a step and process", 16, unit="N", within=(1, None))
+    batch_size: int = option("pictures a step", 16, unit="N", within=(1, None))
     muon_lr: float = option("for hidden matrices", 6e-3, unit="LR", above=0)
     adam_lr: float = option("for embedding, head and norms", 3e-3, unit="LR", above=0)
     weight_decay: float = option("times the learning rate, hidden matrices", 0.02, unit="W", within=(0, None))

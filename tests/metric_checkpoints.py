@@ -14,7 +14,9 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from eval.metrics.clip import Clip, load_clip
 from eval.metrics.libraries import library
+from eval.metrics.sources import clip_config, clip_weights
 from tests.golden import FOLDER, tensors
 
 for package in ("torchvision", "torchmetrics", "torch_fidelity", "open_clip", "efficientnet_lite_pytorch"):
@@ -97,6 +99,12 @@ def clip(folder: Path) -> Path:
     config["model_cfg"]["text_cfg"]["vocab_size"] = VOCABULARY
     (place / "open_clip_config.json").write_text(json.dumps(config))
     return place
+
+
+def loaded_clip(folder: Path) -> Clip:
+    """The model of such a folder."""
+    place = (str(folder), "--clip_path")
+    return load_clip(clip_config(*place), clip_weights(*place), torch.device("cpu"))
 
 
 def hps(folder: Path) -> Path:

@@ -19,11 +19,10 @@ from torch.nn import functional as F
 
 from eval.errors import UserError
 from eval.metrics import networks, pictures, scores
-from eval.metrics.clip import Clip, aesthetic, clip_scores, load_clip, preference_scores
+from eval.metrics.clip import aesthetic, clip_scores, preference_scores
 from eval.metrics.pictures import Pair
 from tests import metric_checkpoints as tiny
 from tests.conftest import Refused, Run
-from tests.golden import close
 
 CPU = torch.device("cpu")
 TEXTS = ("a cat", "photo", "a b c", "cat photo", "x y", "z")
@@ -34,10 +33,6 @@ Command = Callable[..., tuple[int, dict[str, Any], str]]
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """The libraries' networks in the widths of the tiny checkpoints."""
     tiny.narrow(monkeypatch)
-
-
-def tiny_clip(folder: Path) -> Clip:
-    return load_clip(folder / "open_clip_config.json", folder / "open_clip_model.safetensors", CPU)
 
 
 @pytest.fixture
@@ -91,12 +86,12 @@ def test_fid_and_clip_score(command: Command, run_folder: Path, real: Path, tmp_
     fakes = [run_folder / "img" / f"{row}.png" for row in range(5)]
     reals = sorted(real.rglob("*.jpg"))
     net, _ = networks.inception(inception, 32, CPU)
-    a, b = (networks.features(net, p, CPU, 8).double().numpy() for p in (fakes, reals))
+    a, b = (networks.features(net, p, 8).double().numpy() for p in (fakes, reals))
     s, t = (np.cov(rows, rowvar=False) + 1e-10 * np.eye(rows.shape[1]) for rows in (a, b))
     root = scipy.linalg.sqrtm(s @ t).real
     fid = ((a.mean(0) - b.mean(0)) ** 2).sum() + np.trace(s + t - 2 * root)
     assert entry["scores"]["fid_32px"] == pytest.approx(fid, rel=1e-3)
-    loaded, cosines = tiny_clip(clip), []
+    loaded, cosines = tiny.loaded_clip(clip), []
     for path, text in zip(fakes, TEXTS, strict=False):  # one by one, by the published steps
         pixels = loaded.network.prepare(pictures.reference_crop(Image.open(path), 32))[None]
         with torch.no_grad():
@@ -143,11 +138,11 @@ def test_hps_and_aesthetic(command: Command, run_folder: Path, tmp_path: Path) -
         "eval_hpsv2", "--image_path", run_folder, "--hps_path", hps, "--clip_path", clip, "--how_many", 4
     )
     assert status == 0, err
-    loaded = tiny_clip(clip)
+    loaded = tiny.loaded_clip(clip)
     pairs = [Pair(str(n), TEXTS[n], run_folder / "img" / f"{n}.png") for n in range(4)]
-    alone = [preference_scores(loaded, [pair], CPU, 1).item() for pair in pairs]
+    alone = [preference_scores(loaded, [pair], 1).item() for pair in pairs]
     assert entry["scores"]["hpsv2"] == pytest.approx(np.mean(alone), abs=1e-6) and entry["images"] == 4
-    other = clip_scores(loaded, pairs, 32, "", CPU, 2)
+    other = clip_scores(loaded, pairs, 32, "", 2)
     assert abs(float(other.mean()) - np.mean(alone)) > 1e-4, "the preparations differ"
     status, entry, err = command(
         "eval_quality", "--fake_dir", run_folder, "--metrics", "aesthetic", "--clip_path", clip,
@@ -156,7 +151,7 @@ def test_hps_and_aesthetic(command: Command, run_folder: Path, tmp_path: Path) -
     assert status == 0, err
     assert [e["command"] for e in scores.read(run_folder / "scores.json")] == ["eval_hpsv2", "eval_quality"]
     paths = sorted((run_folder / "img").iterdir())
-    each = networks.features(aesthetic(loaded, head, CPU), paths, CPU, 1)
+    each = networks.features(aesthetic(loaded, head), paths, 1)
     assert entry["scores"]["aesthetic"] == pytest.approx(float(each.mean()), abs=1e-5)
 
 
@@ -260,10 +255,3 @@ def test_a_runs_maps_are_no_images_to_compare_with(tmp_path: Path) -> None:
     assert [path.relative_to(tmp_path).as_posix() for path in found] == ["img/1.png", "img/b/0.png"]
     with pytest.raises(UserError, match="--num_samples 3: --ref_dir .* holds 2 images"):
         pictures.images_of(str(tmp_path), 3, options, deep=True)
-
-
-def test_long_side_keeps_the_whole_picture() -> None:
-    shown = pictures.long_side(tiny.picture(90, 60), 30)
-    assert shown.shape == (3, 30, 30) and not shown[:, :5].any() and not shown[:, 25:].any()
-    assert torch.count_nonzero(shown[:, 5:25]) > 1500
-    close(pictures.long_side(tiny.picture(30, 30), 30), pictures.to_tensor(tiny.picture(30, 30)))

@@ -31,9 +31,8 @@ def fidelitys(a: Tensor, b: Tensor) -> float:
     return source.fid_statistics_to_metric(*statistics, False)["frechet_inception_distance"]
 
 
-@pytest.mark.parametrize("shape", [(60, 41, 8), (200, 90, 30)])
-def test_frechet_is_the_textbook_one_and_torch_fidelitys(shape: tuple[int, int, int]) -> None:
-    a, b = sets(*shape)
+def test_frechet_is_the_textbook_one_and_torch_fidelitys() -> None:
+    a, b = sets(60, 41, 8)
     s, t = (np.cov(rows.numpy(), rowvar=False) for rows in (a, b))
     root = scipy.linalg.sqrtm(s @ t).real
     textbook = (a.mean(0) - b.mean(0)).square().sum() + np.trace(s) + np.trace(t) - 2 * np.trace(root)
@@ -55,36 +54,21 @@ def test_frechet_of_fewer_rows_than_features() -> None:
     assert frechet(wide + 3, wide.flip(0) + 3) < 1e-8 * spread
 
 
-def test_kid_is_torchmetrics() -> None:
+def test_kid_is_torchmetrics_and_averages_subsets() -> None:
     a, b = sets(70, 70, 10)
     wanted = library("torchmetrics.image.kid").poly_mmd(a, b)
     assert kid(a, b) == (pytest.approx(float(wanted), rel=1e-9), 0)
-
-
-def test_kid_is_unbiased_and_averages_subsets() -> None:
-    a, b = sets(50, 60, 6)
-    values = np.array([kid(a, b, 1, 20, seed)[0] for seed in range(40)])
     mean, spread = kid(a, b, 400, 20, seed=3)
-    assert abs(mean - values.mean()) < 4 * spread / math.sqrt(40) and spread > 0
+    assert abs(mean - float(wanted)) < 0.5 * spread
     assert kid(a, b, 400, 20, seed=3) == (mean, spread) != kid(a, b, 400, 20, seed=4)
-    rng = torch.Generator().manual_seed(3)
-    draws = [torch.randn(2, 30, 4, generator=rng, dtype=torch.float64) for _ in range(200)]
-    same = np.array([kid(x, y)[0] for x, y in draws])
-    assert abs(same.mean()) < 4 * same.std() / math.sqrt(200), "one distribution: zero on average"
-    diagonals = [sum(((x @ x.T / 4 + 1) ** 3).diagonal().mean() for x in pair) / 30 for pair in draws]
-    biased = same + np.array(diagonals) - 2 / 30  # about what counting each row against itself adds
-    assert abs(biased.mean()) > 4 * biased.std() / math.sqrt(200)
 
 
 def test_inception_score() -> None:
     logits = 3 * torch.randn(90, 7, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     order = np.random.RandomState(5).permutation(90)
-    probabilities = torch.softmax(logits[order], 1).numpy()
-    parts = [probabilities[n : n + 30] for n in (0, 30, 60)]
+    parts = torch.softmax(logits[order], 1).numpy().reshape(3, 30, 7)
     wanted = [np.exp((p * (np.log(p) - np.log(p.mean(0)))).sum(1).mean()) for p in parts]
     assert inception_score(logits, 3, seed=5) == pytest.approx((np.mean(wanted), np.std(wanted)))
-    certain = torch.eye(5).repeat(4, 1) * 500
-    assert inception_score(certain, 1)[0] == pytest.approx(5)
 
 
 @pytest.mark.parametrize("k", [1, 3])

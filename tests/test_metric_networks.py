@@ -12,7 +12,7 @@ from torch import nn
 
 from eval.errors import UserError
 from eval.metrics import networks, pictures, sources
-from eval.metrics.clip import Clip, aesthetic, load_clip
+from eval.metrics.clip import aesthetic, load_clip
 from eval.metrics.sources import clip_config, clip_weights, weights_file
 from models.errors import CheckpointError
 from tests import metric_checkpoints as tiny
@@ -27,10 +27,6 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     tiny.narrow(monkeypatch)
 
 
-def tiny_clip(folder: Path) -> Clip:
-    return load_clip(clip_config(str(folder), "--clip_path"), clip_weights(str(folder), "--clip_path"), CPU)
-
-
 @torch.inference_mode()
 def test_inception_is_the_recorded_one(tmp_path: Path) -> None:
     expected = tensors("metrics/inception")
@@ -39,19 +35,6 @@ def test_inception_is_the_recorded_one(tmp_path: Path) -> None:
     features = net.module(torch.stack([pictures.to_tensor(image), pictures.to_tensor(image.rotate(90))]))
     close(features, expected["features"])
     close(features @ head, expected["logits"])
-
-
-def test_inceptions_layers_in_their_order_are_its_own_forward(tmp_path: Path) -> None:
-    """On whole numbers, which torch-fidelity's forward takes, both give the same."""
-    path, image = tiny.inception(tmp_path), tiny.picture(299, 299)
-    source = networks.library("torch_fidelity.feature_extractor_inceptionv3")
-    whole = source.FeatureExtractorInceptionV3("inception", ["2048", "logits_unbiased"], str(path))
-    net, head = networks.inception(path, 256, CPU)
-    pixels = pictures.to_tensor(image)[None]
-    features, logits = whole(pixels.byte())
-    with torch.no_grad():
-        assert torch.equal(net.module(pixels), features)
-        assert torch.equal(net.module(pixels) @ head, logits)
 
 
 @torch.inference_mode()
@@ -67,7 +50,7 @@ def test_clip_is_the_recorded_one(tmp_path: Path, activation: str) -> None:
     config = json.loads((folder / "open_clip_config.json").read_text())
     config["model_cfg"]["quick_gelu"] = activation == "quick"
     (folder / "open_clip_config.json").write_text(json.dumps(config))
-    net = tiny_clip(folder)
+    net = tiny.loaded_clip(folder)
     pixels = [net.network.prepare(image) for image in (tiny.picture(90, 61), tiny.picture(40, 77))]
     close(net.network.module(torch.stack(pixels)), expected[f"{activation}.images"])
     model = net.network.module.__self__
@@ -76,7 +59,7 @@ def test_clip_is_the_recorded_one(tmp_path: Path, activation: str) -> None:
 
 @torch.inference_mode()
 def test_texts_are_cut_and_ended(tmp_path: Path) -> None:
-    net = tiny_clip(tiny.clip(tmp_path))
+    net = tiny.loaded_clip(tiny.clip(tmp_path))
     model, words = net.network.module.__self__, networks.library("open_clip").SimpleTokenizer()
     start, end, (cat,) = words.sot_token_id, words.eot_token_id, words.encode("cat")
     for text, ids in (("Cat", [start, cat, end] + [0] * 13), ("cat " * 40, [start] + [cat] * 14 + [end])):
@@ -85,7 +68,7 @@ def test_texts_are_cut_and_ended(tmp_path: Path) -> None:
 
 @torch.inference_mode()
 def test_aesthetic_is_a_stack_of_linear_layers(tmp_path: Path) -> None:
-    path, clip = tiny.aesthetic(tmp_path, 24), tiny_clip(tiny.clip(tmp_path))
+    path, clip = tiny.aesthetic(tmp_path, 24), tiny.loaded_clip(tiny.clip(tmp_path))
 
     class Published(nn.Module):
         """Dropouts between linear layers, as the head is defined."""
@@ -101,9 +84,9 @@ def test_aesthetic_is_a_stack_of_linear_layers(tmp_path: Path) -> None:
     pixels = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     embeddings = clip.network.module(pixels)
     wanted = published.layers(embeddings / embeddings.norm(dim=1, keepdim=True))
-    close(aesthetic(clip, path, CPU).module(pixels), wanted)
+    close(aesthetic(clip, path).module(pixels), wanted)
     with pytest.raises(CheckpointError, match="reads 25 values, the CLIP model gives 24"):
-        aesthetic(clip, tiny.aesthetic(tmp_path, 25), CPU)
+        aesthetic(clip, tiny.aesthetic(tmp_path, 25))
 
 
 @torch.inference_mode()
@@ -127,8 +110,10 @@ def test_preprocessing_is_the_published_one(tmp_path: Path) -> None:
     close(pictures.clean_resize(image, 299)[:, ::23, ::23], expected["clean299"])
     assert torch.equal(pictures.to_tensor(pictures.reference_crop(image, 40)), expected["lanczos40"])
     close(pictures.long_side(image, 32) / 255, expected["long32"])
-    clip = tiny_clip(tiny.clip(tmp_path))
+    clip = tiny.loaded_clip(tiny.clip(tmp_path))
     close(clip.network.prepare(image), clip.normalise(expected["short32"]))
+    shown = networks.inception(tiny.inception(tmp_path), 40, CPU)[0].prepare(image)
+    assert torch.equal(shown, pictures.clean_resize(pictures.reference_crop(image, 40), 299))
 
 
 def test_other_networks_are_refused_in_a_line(tmp_path: Path) -> None:
@@ -141,7 +126,7 @@ def test_other_networks_are_refused_in_a_line(tmp_path: Path) -> None:
     for load, says in (
         (lambda: networks.inception(vgg, 256, CPU), "no Inception state dict"),
         (lambda: networks.vgg16(inception, CPU), "no VGG-16 state dict"),
-        (lambda: aesthetic(tiny_clip(clip), vgg, CPU), "no LAION aesthetic head"),
+        (lambda: aesthetic(tiny.loaded_clip(clip), vgg), "no LAION aesthetic head"),
         (lambda: load_clip(clip / "open_clip_config.json", vgg, CPU), "no open_clip state dict"),
         (lambda: load_clip(tmp_path / "short.json", tmp_path / "short.pt", CPU), "vocab_size 300 is not"),
     ):
@@ -164,10 +149,10 @@ def test_a_clip_without_its_configuration(tmp_path: Path) -> None:
     folder = tiny.clip(tmp_path)
     (folder / "open_clip_config.json").write_text("{")
     with pytest.raises(CheckpointError, match="fetch it again"):
-        tiny_clip(folder)
+        tiny.loaded_clip(folder)
     (folder / "open_clip_config.json").unlink()
     with pytest.raises(UserError, match="--clip_path: .* holds no open_clip_config.json"):
-        tiny_clip(folder)
+        tiny.loaded_clip(folder)
 
 
 def test_missing_weights_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,12 +203,3 @@ def test_clip_of_a_hub_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "open_clip_model.safetensors", "open_clip_config.json",
         "open_clip_model.safetensors", "open_clip_pytorch_model.bin",
     ]  # fmt: skip
-
-
-def test_inceptions_picture_is_cropped_then_resized_without_rounding(tmp_path: Path) -> None:
-    net, _ = networks.inception(tiny.inception(tmp_path), 40, CPU)
-    image = tiny.picture(90, 61)
-    shown = net.prepare(image)
-    assert torch.equal(shown, pictures.clean_resize(pictures.reference_crop(image, 40), 299))
-    assert not torch.equal(shown, pictures.clean_resize(image, 299))
-    assert not torch.equal(shown, shown.round())

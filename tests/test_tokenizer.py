@@ -52,7 +52,7 @@ def test_orthogonalise_flattens_singular_values(shape: tuple[int, int, int]) -> 
     """Singular values end near one and the singular vectors stay."""
     torch.manual_seed(0)
     matrices = torch.randn(shape)
-    result = orthogonalise(matrices, 5)
+    result = orthogonalise(matrices, rounds=5)
     values = torch.linalg.svdvals(result)
     assert values.min() > 0.3 and values.max() < 1.3
     u, _, v = torch.linalg.svd(matrices, full_matrices=False)

@@ -9,39 +9,24 @@ import random
 import shutil
 import tarfile
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
 
-from cli.train_emoji import STAGES, StageOptions
+from cli.train_emoji import STAGES, run
 from eval.errors import UserError
 from models.codecs.vq import VQConfig
-from models.errors import CheckpointError
-from training import loop
-from training.emoji import (
-    bpe,
-    card,
-    data,
-    export,
-    measure,
-    pictures,
-    prompts,
-    recognise,
-    restore,
-    target,
-    tokenizer,
-)
+from training.emoji import bpe, card, data, pictures, recognise, target, tokenizer
 from training.errors import StageError
 
 STYLES = ["noto", "twemoji", "fluent"]
 NUM_CODES = 16
 
 
-def parse(module: ModuleType, *words: str) -> StageOptions:
-    """Options of a stage."""
-    return STAGES[module.__name__.rpartition(".")[2]].parse(words)
+def stage(name: str, work: Path, *words: object) -> None:
+    """Run one stage of train_emoji in a work folder."""
+    run(name, ["--work_dir", str(work), *map(str, words)])
 
 
 @pytest.fixture()
@@ -59,9 +44,7 @@ def work(tmp_path: Path) -> Path:
     np.save(tmp_path / "originals.npy", coarse.repeat(16, axis=1).repeat(16, axis=2))
     (tmp_path / "licences.json").write_text("[]")
     (tmp_path / "checksums.json").write_text("{}")
-    bpe.run(
-        parse(bpe, "--work_dir", str(tmp_path), "--num_embeddings", str(NUM_CODES), "--vocab_size", "320")
-    )
+    stage("bpe", tmp_path, "--num_embeddings", NUM_CODES, "--vocab_size", 320)
     shape = VQConfig(base_channels=32, channel_multiplier=(1, 1, 1), num_res_blocks=1, embed_dim=4,
                      latent_channels=4, num_embeddings=NUM_CODES, resolution=16)  # fmt: skip
     torch.manual_seed(0)
@@ -79,7 +62,7 @@ SHAPE = (
 
 def train(work: Path, *words: str) -> dict:
     """Run the target stage for about a second; the checkpoint."""
-    target.run(parse(target, "--work_dir", str(work), "--threads", "1", *SHAPE.split(), *words))
+    stage("target", work, "--threads", 1, *SHAPE.split(), *words)
     return torch.load(work / "target.pt", weights_only=True)
 
 
@@ -99,7 +82,7 @@ def test_prompts_are_of_training_pairs(work: Path) -> None:
                 if row["split"] == "held_out"}  # fmt: skip
     texts, names = [], ("drafter_prompts", "emoji_bench", "emoji_development")
     for _ in range(2):
-        prompts.run(parse(prompts, "--work_dir", str(work), "--out_dir", str(work), "--num_prompts", "60"))
+        stage("prompts", work, "--out_dir", work, "--num_prompts", 60)
         texts.append([(work / f"{name}.txt").read_text().splitlines() for name in names])
     drafter, bench, development = map(set, texts[0])
     assert texts[0] == texts[1] and len(texts[0][0]) == 60
@@ -142,7 +125,7 @@ def test_jitter_places_scales_mirrors_and_turns() -> None:
 
 @pytest.mark.parametrize(
     "words",
-    ["--image_size -5", "--image_size 100000000", "--image_size 18", "--max_names -1", "--subgroups bogus",
+    ["--image_size -5", "--image_size 100000000", "--image_size 18", "--max_names -1",
      "--num_held_out -1", "--num_held_out 1000", "--styles bogus"],
 )  # fmt: skip
 def test_data_refuses_what_it_cannot_build(
@@ -154,7 +137,7 @@ def test_data_refuses_what_it_cannot_build(
     monkeypatch.setattr(data, "load_icons", lambda tarball: {"tea": "", "milk": ""})
     monkeypatch.setattr(data, "read_entries", lambda tarball: entries)
     with pytest.raises((StageError, UserError), match=words.split()[0]):
-        data.run(parse(data, "--work_dir", str(tmp_path), *words.split()))
+        stage("data", tmp_path, *words.split())
     assert not list(tmp_path.iterdir())
 
 
@@ -221,14 +204,10 @@ def test_packing_asks_for_every_code_once(work: Path) -> None:
         assert tokens[row, first] == prompts.layout.image_begin
 
 
-def trainer_of(work: Path) -> target.Trainer:
-    """A trainer of the small shape."""
-    return target.Trainer(parse(target, "--work_dir", str(work), *SHAPE.split()), torch.device("cpu"))
-
-
 def test_padding_does_not_change_the_loss(work: Path) -> None:
     """A short prompt scores the same alone and beside a long one."""
-    trainer = trainer_of(work)
+    options = STAGES["target"].parse(["--work_dir", str(work), *SHAPE.split()])
+    trainer = target.Trainer(options, torch.device("cpu"))
     _, codes = trainer.codes.sample("validation", 2)
     texts = ["noto emoji of red heart, warm", ""]
     alone = [trainer.mean_loss([text], row[None]) for text, row in zip(texts, codes, strict=True)]
@@ -242,13 +221,6 @@ def test_wrong_texts_name_another_thing_in_the_same_style(work: Path) -> None:
         assert style == item.row["style"] and name != item.row["name"]
 
 
-def test_budget_counts_time_before_a_resume() -> None:
-    """Half spent before means fraction one half; the schedule ends at zero."""
-    assert loop.Budget(1.0, spent_s=30.0).fraction() == pytest.approx(0.5, abs=0.01)
-    assert loop.Budget(1.0, spent_s=60.0).ends(0, -1)
-    assert loop.cosine(1.0) == pytest.approx(0.0, abs=1e-6)
-
-
 def test_target_learns_resumes_decays_and_exports(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loss falls; a resume goes on with the next pictures; a decay leaves the stable state; the export
     equals transformers' logits."""
@@ -257,6 +229,7 @@ def test_target_learns_resumes_decays_and_exports(work: Path, monkeypatch: pytes
     assert train(work, "--max_pictures", "20")["step"] == 5
     second = train(work, "--max_pictures", "160")
     assert (second["step"], second["drawn"], second["pictures"]) == (40, 160, 160)
+    assert [*(work / "codes").rglob("train0-00009.npy")]  # the name of a stream decides its pictures
     train(work, "--decay_pictures", "16")
     decayed = torch.load(work / "target_decayed.pt", weights_only=True)
     assert (decayed["pictures"], decayed["decay_from"]) == (176, 160)
@@ -264,7 +237,7 @@ def test_target_learns_resumes_decays_and_exports(work: Path, monkeypatch: pytes
     lines = [json.loads(line) for line in (work / "losses_target.jsonl").read_text().splitlines()]
     assert [line["factor"] for line in lines] == [1.0, 1.0, 0.0]
     assert lines[-1]["train"] < lines[0]["train"] - 0.05
-    measure.run(parse(measure, "--work_dir", str(work), "--num_pictures", "8", *SHAPE.split()))
+    stage("measure", work, "--num_pictures", 8, *SHAPE.split())
     check_export(work, decayed)
 
 
@@ -273,10 +246,9 @@ def test_an_exported_checkpoint_goes_on_being_trained(work: Path, monkeypatch: p
     nothing is overwritten."""
     monkeypatch.setattr("training.emoji.codes.CHUNK", 16)
     first = train(work, "--max_pictures", "12")
-    export.run(parse(export, "--work_dir", str(work), "--out", str(work / "export")))
+    stage("export", work, "--out", work / "export")
     restored = work / "elsewhere"
-    words = "--work_dir", str(restored), "--start", str(work / "export")
-    restore.run(parse(restore, *words))
+    stage("restore", restored, "--start", work / "export")
     again = torch.load(restored / "target.pt", weights_only=True)
     assert again["model"].keys() == first["model"].keys()
     for name, tensor in first["model"].items():
@@ -289,17 +261,7 @@ def test_an_exported_checkpoint_goes_on_being_trained(work: Path, monkeypatch: p
     after = train(restored, "--max_pictures", "24", "--precision", "bf16")
     assert (after["step"], after["pictures"], after["fresh_from"]) == (6, 24, 3)
     with pytest.raises(StageError, match="holds a tokenizer.pt"):
-        restore.run(parse(restore, *words))
-
-
-def test_two_processes_train_on_streams_of_their_own(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step counts both processes' pictures."""
-    saved = train(work, "--processes", "2", "--max_pictures", "16")
-    assert (saved["step"], saved["drawn"], saved["pictures"]) == (2, 8, 16)
-    assert sorted(path.name for path in (work / "codes").rglob("*.npy")) == [
-        "train0-00000.npy",
-        "train1-00000.npy",
-    ]
+        stage("restore", restored, "--start", work / "export")
 
 
 def test_a_restart_discards_the_earlier_run_and_its_losses(
@@ -317,23 +279,10 @@ def test_a_restart_discards_the_earlier_run_and_its_losses(
     assert [json.loads(line)["step"] for line in lines] == [2]
 
 
-@pytest.mark.parametrize("module", [tokenizer, target])
-def test_stages_choose_their_device(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """auto takes cuda where there is one; cuda without one is refused; every such stage has --restart too."""
-    auto, cpu, cuda = (parse(module, *words) for words in ((), ("--device", "cpu"), ("--device", "cuda")))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert [loop.use_device(args).type for args in (auto, cpu, cuda)] == ["cuda", "cpu", "cuda"]
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert [loop.use_device(args).type for args in (auto, cpu)] == ["cpu", "cpu"]
-    with pytest.raises(CheckpointError, match="--device cuda: no CUDA device"):
-        loop.use_device(cuda)
-    assert parse(module, "--restart").restart and not auto.restart
-
-
 def check_export(work: Path, trained: dict) -> None:
     """Write a checkpoint and compare it with ChameleonForConditionalGeneration."""
     transformers = pytest.importorskip("transformers")
-    export.run(parse(export, "--work_dir", str(work), "--out", str(work / "ckpt")))
+    stage("export", work, "--out", work / "ckpt")
     theirs = transformers.ChameleonForConditionalGeneration.from_pretrained(
         work / "ckpt", dtype=torch.float32
     ).eval()
@@ -364,26 +313,14 @@ def test_the_model_card_tells_how_the_drafter_was_trained(tmp_path: Path) -> Non
     assert "(67 images, 40 steps, 2 min)" in command
 
 
-def test_large_checkpoints_are_sharded(tmp_path: Path) -> None:
-    """No shard above 16 MB; the index names every tensor; stale files go."""
-    state = {f"t{i}": torch.zeros(3_000_000, dtype=torch.bfloat16) for i in range(4)}
-    export.write_shards({"old": torch.zeros(2)}, tmp_path)
-    paths = export.write_shards(state, tmp_path)
-    assert len(paths) == 2 and all(path.stat().st_size <= 16_100_000 for path in paths)
-    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
-    assert set(index["weight_map"]) == set(state)
-    assert not (tmp_path / "model.safetensors").exists()
-
-
-def test_tokenizer_trains_resumes_and_starts_from_a_checkpoint(work: Path) -> None:
-    """Warm-up, codebook, rising rate; its figures have every name; a start goes on at the full rate."""
+def test_tokenizer_trains_and_resumes(work: Path) -> None:
+    """Warm-up, codebook, rising rate; its figures have every name."""
     pytest.importorskip("efficientnet_lite_pytorch")
     (work / "tokenizer.pt").unlink()
-    shape = ["--work_dir", str(work), "--threads", "1", "--channel_multiplier", "1", "1", "1",
-             "--embed_dim", "4", "--num_embeddings", "16", "--batch_size", "2", "--warmup_steps", "2",
-             "--rate_steps", "2"]  # fmt: skip
-    for steps in ("1", "4"):
-        tokenizer.run(parse(tokenizer, *shape, "--max_steps", steps))
+    words = "--threads 1 --channel_multiplier 1 1 1 --embed_dim 4 --num_embeddings 16 --batch_size 2"
+    words += " --warmup_steps 2 --rate_steps 2 --max_steps"
+    for steps in (1, 4):
+        stage("tokenizer", work, *words.split(), steps)
     saved = torch.load(work / "tokenizer.pt", weights_only=True)
     assert saved["step"] == 4 and saved["drawn"] == 2 * 4 + 64 + 256
     rows = [json.loads(line) for line in (work / "losses_tokenizer.jsonl").read_text().splitlines()]

@@ -9,7 +9,6 @@ Dimensions: R rows (images, or branches of images), T entries, q code positions,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -57,44 +56,34 @@ class Outcome:
 
 
 class Unrolled(nn.Module):
-    """The network as a function from a batch to every step's outputs, so that gradients are shared among
-    processes once a step."""
+    """The network as a function from a batch to every step's outputs: one call a pass, so that processes
+    share their gradients."""
 
     def __init__(self, net: DrafterNet) -> None:
         super().__init__()
         self.net = net
 
     def forward(self, tokens: Tensor, features: Tensor, steps: int) -> list[Tensor]:
-        """See unroll()."""
-        return list(unroll(self.net, tokens, features, steps))
-
-
-def unroll(net: DrafterNet, tokens: Tensor, features: Tensor, steps: int) -> Iterator[Tensor]:
-    """Yield each step's predicted features [R, T, D]; output e of a step predicts feature e + 1."""
-    attention, length = net.block.attention, tokens.shape[1]
-    entry = torch.arange(length, device=tokens.device)
-    net.rotary = reserve(net.rotary, net.config, length)
-    turn = net.turn(entry[None])
-    distance = entry[:, None] - entry
-    held: list[Tensor] = []
-    for step in range(1, steps + 1):
-        x = net.fuse(tokens, features)
-        query, kv = attention.project(net.block.attention_norm(x), turn)
-        held.append(kv)
-        own = [distance == step - index for index in range(2, step + 1)]
-        key, value = torch.cat(held, dim=1).transpose(1, 3).unbind(2)
-        mask = torch.cat([distance >= step - 1, *own], dim=1)
-        mixed = F.scaled_dot_product_attention(
-            query.transpose(1, 2),
-            key,
-            value,
-            attn_mask=mask,
-            enable_gqa=attention.heads != attention.kv_heads,
-        )
-        x = x + attention.out(mixed.transpose(1, 2).flatten(2))
-        out = x + net.block.mlp(net.block.mlp_norm(x))
-        yield out
-        features = torch.cat((features[:, :1], out[:, :-1]), dim=1)
+        """Each step's predicted features [R, T, D]; output e of a step predicts feature e + 1."""
+        net, length, outs = self.net, tokens.shape[1], list[Tensor]()
+        attention, entry = net.block.attention, torch.arange(length, device=tokens.device)
+        net.rotary = reserve(net.rotary, net.config, length)
+        turn = net.turn(entry[None])
+        distance = entry[:, None] - entry
+        held: list[Tensor] = []
+        for step in range(1, steps + 1):
+            x = net.fuse(tokens, features)
+            query, kv = attention.project(net.block.attention_norm(x), turn)
+            held.append(kv)
+            own = [distance == step - index for index in range(2, step + 1)]
+            key, value = torch.cat(held, dim=1).transpose(1, 3).unbind(2)
+            mask = torch.cat([distance >= step - 1, *own], dim=1)
+            query, grouped = query.transpose(1, 2), attention.heads != attention.kv_heads
+            mixed = F.scaled_dot_product_attention(query, key, value, mask, enable_gqa=grouped)
+            x = x + attention.out(mixed.transpose(1, 2).flatten(2))
+            outs.append(x + net.block.mlp(net.block.mlp_norm(x)))
+            features = torch.cat((features[:, :1], outs[-1][:, :-1]), dim=1)
+        return outs
 
 
 def at(x: Tensor, where: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from models.checkpoint.files import replacing
+from models.errors import reason
 from training.errors import StageError
 from training.loop import save_checkpoint
 
@@ -72,8 +73,9 @@ def resume(root: Path, determines: Mapping[str, Any]) -> dict[str, Any] | None:
         payload = torch.load(path, map_location="cpu", weights_only=True)
         before = payload["determines"]
     except Exception as error:  # zip, pickle and torch each have their own
-        text = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise StageError(f"{path} cannot be read ({text}): remove {path.parent}, or --restart") from None
+        raise StageError(
+            f"{path} cannot be read ({reason(error)}): remove {path.parent}, or --restart"
+        ) from None
     for name, value in determines.items():
         if before.get(name) != value:
             raise StageError(

@@ -1,9 +1,8 @@
-"""What every training stage shares: the time budget, the log, atomic checkpoints, picture sheets."""
+"""What training stages share: how often, atomic checkpoints, figures, picture sheets, the device."""
 
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,31 +12,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from models.checkpoint.files import append_line, replacing
+from models.checkpoint.files import replacing
 from models.loading import pick_device
-
-
-class Budget:
-    """Progress of a run bounded by wall-clock minutes; time spent before a resume counts.
-
-    `fraction()` is in [0, 1] and drives the schedules, so a longer budget on resume stretches them.
-    """
-
-    def __init__(self, minutes: float, spent_s: float = 0.0) -> None:
-        self.total_s = 60.0 * minutes
-        self.start = time.monotonic() - spent_s
-
-    def spent_s(self) -> float:
-        """Seconds trained so far, all resumes together."""
-        return time.monotonic() - self.start
-
-    def fraction(self) -> float:
-        """Share of the budget used, at most 1."""
-        return min(self.spent_s() / self.total_s, 1.0)
-
-    def ends(self, step: int, max_steps: int) -> bool:
-        """Whether a run ends before its next step. Ask once a step: the clock goes on between questions."""
-        return self.fraction() >= 1.0 or 0 <= max_steps <= step
 
 
 class Every:
@@ -53,18 +29,6 @@ class Every:
             return False
         self.last = time.monotonic()
         return True
-
-
-def cosine(fraction: float, warmup: float = 0.02) -> float:
-    """Factor of the learning rate: linear to 1 over `warmup`, then half a cosine to 0 at fraction 1."""
-    if fraction < warmup:
-        return max(fraction / warmup, 0.01)
-    return 0.5 * (1 + math.cos(math.pi * (fraction - warmup) / (1 - warmup)))
-
-
-def append_jsonl(path: Path, row: Mapping[str, Any]) -> None:
-    """Add one line. OSError names the path."""
-    append_line(path, json.dumps(row))
 
 
 def save_checkpoint(path: Path, payload: dict) -> None:
@@ -99,9 +63,3 @@ def use_device(args: Any) -> torch.device:
     """The device of --device, after setting --threads. CheckpointError if cuda is asked for and missing."""
     torch.set_num_threads(args.threads)
     return torch.device(pick_device(args.device))
-
-
-def discard(*paths: Path) -> None:
-    """Remove what --restart discards: a later resume must not find the old run, nor the log mix both."""
-    for path in paths:
-        path.unlink(missing_ok=True)

@@ -9,34 +9,23 @@ from __future__ import annotations
 from collections import defaultdict
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+ROUNDS, MOMENTUM = 4, 0.95
 
 
-def orthogonalise(matrices: Tensor, steps: int, dtype: torch.dtype = torch.float32) -> Tensor:
+def orthogonalise(matrices: Tensor, dtype: torch.dtype = torch.float32, rounds: int = ROUNDS) -> Tensor:
     """Matrices [G, m, n] -> about U V^T of each singular value decomposition (values 0.7 to 1.2), computed in
     dtype and returned in the matrices' own."""
     a, b, c = COEFFICIENTS
     wide = matrices.shape[1] <= matrices.shape[2]
     x = matrices if wide else matrices.mT
     x = (x / x.flatten(1).norm(dim=1).clamp(min=1e-7)[:, None, None]).to(dtype)
-    for _ in range(steps):
+    for _ in range(rounds):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return (x if wide else x.mT).to(matrices.dtype)
-
-
-def shared(matrices: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
-    """orthogonalise(), the matrices divided among the processes of a run if there are several."""
-    if not dist.is_initialized():
-        return orthogonalise(matrices, steps, dtype)
-    result, rank, world = torch.zeros_like(matrices), dist.get_rank(), dist.get_world_size()
-    if len(matrices) > rank:
-        result[rank::world] = orthogonalise(matrices[rank::world], steps, dtype)
-    dist.all_reduce(result)
-    return result
 
 
 class Muon(torch.optim.Optimizer):
@@ -48,17 +37,9 @@ class Muon(torch.optim.Optimizer):
     """
 
     def __init__(
-        self,
-        params: list[nn.Parameter],
-        lr: float,
-        momentum: float = 0.95,
-        weight_decay: float = 0.0,
-        steps: int = 4,
-        dtype: torch.dtype = torch.float32,
+        self, params: list[nn.Parameter], lr: float, weight_decay: float, dtype: torch.dtype
     ) -> None:
-        super().__init__(
-            params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "steps": steps}
-        )
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
         self.dtype = dtype
 
     @torch.no_grad()
@@ -73,13 +54,13 @@ class Muon(torch.optim.Optimizer):
                 state = self.state[param]
                 if not state:
                     state["momentum"] = torch.zeros_like(param)
-                state["momentum"].lerp_(param.grad, 1 - group["momentum"])
-                update = param.grad.lerp(state["momentum"], group["momentum"])
+                state["momentum"].lerp_(param.grad, 1 - MOMENTUM)
+                update = param.grad.lerp(state["momentum"], MOMENTUM)
                 parts = getattr(param, "muon_parts", 1)
                 for weight, part in zip(param.chunk(parts), update.chunk(parts), strict=True):
                     stacks[tuple(weight.shape)].append((weight, part))
             for (rows, columns), pairs in stacks.items():
-                update = shared(torch.stack([part for _, part in pairs]), group["steps"], self.dtype)
+                update = orthogonalise(torch.stack([part for _, part in pairs]), self.dtype)
                 scale = 0.2 * max(rows, columns) ** 0.5 * group["lr"]
                 for (weight, _), change in zip(pairs, update, strict=True):
                     weight.mul_(1 - group["lr"] * group["weight_decay"]).add_(change, alpha=-scale)
@@ -102,5 +83,5 @@ def muon_and_adamw(
         (hidden if is_matrix else rest).append(param)
         if is_matrix:
             param.muon_parts = {"qkv": 3, "gate_up": 2}.get(name.split(".")[-2], 1)
-    muon = Muon(hidden, lr=muon_lr, weight_decay=weight_decay, dtype=dtype)
+    muon = Muon(hidden, muon_lr, weight_decay, dtype)
     return [muon, torch.optim.AdamW(rest, lr=adam_lr, betas=(0.9, 0.95), weight_decay=0.0)]

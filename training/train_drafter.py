@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
+from models.checkpoint.files import append_line
 from models.drafters.new_drafter import new_drafter, own_fields, read_fields_of, write_drafter
 from models.drafters.shards import Shards, read_shards
 from models.loading import load, pick_device
@@ -28,7 +29,6 @@ from training import drafter_states
 from training.drafter_data import Images, epoch_order, noised, split
 from training.drafter_loss import Objective, Outcome, Unrolled, expected_tau, measure
 from training.errors import StageError
-from training.loop import append_jsonl
 from training.muon import muon_and_adamw
 
 DETERMINES = (
@@ -36,52 +36,11 @@ DETERMINES = (
     "coupled", "cfg_loss", "cfg_scale", "ttt_steps", "step_decay", "data_noise", "mean", "std", "ema", "seed",
     "train_data_ratio", "precision", "grad_clip", "grad_clip_by",
 )  # fmt: skip
-
-
-class Course:
-    """How far a run is, and the learning rate there; of a run in minutes, former runs are a part."""
-
-    def __init__(self, args: Any, steps_an_epoch: int, step: int, spent_s: float) -> None:
-        self.args, self.steps_an_epoch, self.step = args, steps_an_epoch, step
-        self._start = time.monotonic() - spent_s
-
-    @property
-    def spent_s(self) -> float:
-        """Seconds of training, all runs together."""
-        return time.monotonic() - self._start
-
-    @property
-    def epochs(self) -> int:
-        """Epochs begun."""
-        return -(-self.step // self.steps_an_epoch)
-
-    def fraction(self) -> float:
-        """Share of the run that is over, in [0, 1]."""
-        if self.args.minutes is not None:
-            return min(self.spent_s / (60 * self.args.minutes), 1.0)
-        return min(self.step / (self.args.num_epochs * self.steps_an_epoch), 1.0)
-
-    def factor(self, fraction: float) -> float:
-        """Of the learning rates: up over the warm-up, level to the end of --flat_ratio, then down to 0. Over
-        the whole run, not over its first epoch."""
-        warm = self.args.warmup_steps_ratio if self.args.is_warmup else 0.0
-        one = 1 / (self.args.num_epochs * self.steps_an_epoch)  # the first step is not idle
-        flat = min(max(self.args.flat_ratio, warm), 1 - 1e-9)
-        rise = min((fraction + one) / warm, 1.0) if warm else 1.0
-        return rise * min((1 - fraction) / (1 - flat), 1.0)
-
-    def due(self, epochs: int, first: int) -> bool:
-        """Whether a whole number of so many epochs has just ended, later than at step `first`."""
-        return self.step > first and self.step % (epochs * self.steps_an_epoch) == 0
-
-    def ended(self, fraction: float) -> bool:
-        """Whether no step follows."""
-        limit = self.args.max_steps
-        return fraction >= 1.0 or (limit is not None and self.step >= limit)
+SHOWN = {"mininterval": 10, "delay": 2}  # seconds between signs of progress, on a terminal or in a log
 
 
 class Trainer:
-    """Network, its average, optimisers and images of a run, one process of it."""
+    """Network, its average, optimisers, images and progress of a run, one process of it."""
 
     def __init__(self, args: Any, model: Model, shards: Shards, accelerator: Any) -> None:
         torch.manual_seed(args.seed)
@@ -95,6 +54,8 @@ class Trainer:
                 f"{len(shards)} images, of which {len(self.train)} for training: a step takes "
                 f"{self.step_images}; make more, or choose a smaller --bs"
             )
+        self.steps_an_epoch = len(self.train) // self.step_images
+        self.step, self._start = 0, time.monotonic()
         self.head = codes_head(model.decoder.head, model.first_code, model.num_codes)
         guidance = args.cfg_scale if args.cfg_loss else None
         self.objective = Objective(args.ttt_steps, args.p_w, args.step_decay, guidance, args.distance)
@@ -119,11 +80,35 @@ class Trainer:
             group["initial_lr"] = group["lr"]
         return made
 
-    def payload(self, course: Course, determines: dict[str, Any]) -> dict[str, Any]:
+    @property
+    def spent_s(self) -> float:
+        """Seconds of training, all runs together."""
+        return time.monotonic() - self._start
+
+    def fraction(self) -> float:
+        """Share of the run that is over, in [0, 1]; of a run in minutes, former runs are a part. The main
+        process' on every process: clocks differ, decisions must not."""
+        from accelerate.utils import broadcast
+
+        if self.args.minutes is None:
+            return min(self.step / (self.args.num_epochs * self.steps_an_epoch), 1.0)
+        own = min(self.spent_s / (60 * self.args.minutes), 1.0)
+        return float(broadcast(torch.tensor(own, dtype=torch.float64, device=self.accelerator.device)))
+
+    def factor(self, fraction: float) -> float:
+        """Of the learning rates: up over the warm-up, level to the end of --flat_ratio, then down to 0. Over
+        the whole run, not over its first epoch."""
+        warm = self.args.warmup_steps_ratio if self.args.is_warmup else 0.0
+        one = 1 / (self.args.num_epochs * self.steps_an_epoch)  # the first step is not idle
+        flat = min(max(self.args.flat_ratio, warm), 1 - 1e-9)
+        rise = min((fraction + one) / warm, 1.0) if warm else 1.0
+        return rise * min((1 - fraction) / (1 - flat), 1.0)
+
+    def payload(self, determines: dict[str, Any]) -> dict[str, Any]:
         """What a resume needs."""
         return {
-            "net": self.net.state_dict(), "average": self.averaged.state_dict(), "step": course.step,
-            "spent_s": course.spent_s, "optimisers": [o.state_dict() for o in self.optimisers],
+            "net": self.net.state_dict(), "average": self.averaged.state_dict(), "step": self.step,
+            "spent_s": self.spent_s, "optimisers": [o.state_dict() for o in self.optimisers],
             "determines": determines,
         }  # fmt: skip
 
@@ -133,15 +118,16 @@ class Trainer:
         self.averaged.load_state_dict(payload["average"])
         for optimiser, state in zip(self.optimisers, payload["optimisers"], strict=True):
             optimiser.load_state_dict(state)
+        self.step, self._start = payload["step"], time.monotonic() - payload["spent_s"]
 
-    def pass_outcome(self, step: int, number: int) -> Outcome:
-        """One pass over this process' part of a step's images; its gradient is not yet applied."""
-        epoch, place = divmod(step, len(self.train) // self.step_images)
+    def pass_outcome(self, number: int) -> Outcome:
+        """One pass over this process' part of the step's images; its gradient is not yet applied."""
+        epoch, place = divmod(self.step, self.steps_an_epoch)
         order = epoch_order(self.train, self.args.seed, epoch)
         start = place * self.step_images + number * self.pass_images
         rank = self.accelerator.process_index
         images = order[start + rank : start + self.pass_images : self.accelerator.num_processes]
-        stream = ((self.args.seed * 1_000_003 + step) * 1009 + number) * 1009 + rank
+        stream = ((self.args.seed * 1_000_003 + self.step) * 1009 + number) * 1009 + rank
         batch = self.images.batch(images, None if self.args.coupled else random.Random(stream))
         generator = torch.Generator().manual_seed(stream)
         inputs = noised(batch, self.args.data_noise, self.args.mean, self.args.std, generator)
@@ -152,7 +138,7 @@ class Trainer:
             self.accelerator.backward(outcome.loss)
         return outcome
 
-    def train_step(self, step: int, factor: float) -> Outcome:
+    def train_step(self, factor: float) -> Outcome:
         """One update at `factor` of the learning rates, from --gradient_accumulation_steps passes; the last
         one's outcome."""
         args = self.args
@@ -161,14 +147,14 @@ class Trainer:
             for group in optimiser.param_groups:
                 group["lr"] = group["initial_lr"] * factor
         for number in range(args.gradient_accumulation_steps):
-            outcome = self.pass_outcome(step, number)
+            outcome = self.pass_outcome(number)
         if args.grad_clip:
             clip = nn.utils.clip_grad_value_ if args.grad_clip_by == "value" else nn.utils.clip_grad_norm_
             clip(self.net.parameters(), args.grad_clip)
         for optimiser in self.optimisers:
             optimiser.step()
-        decay = min(args.ema, (step + 1) / (step + 11))
-        blend(self.averaged, self.net, decay)
+        self.step += 1
+        blend(self.averaged, self.net, min(args.ema, self.step / (self.step + 10)))
         return outcome
 
     @torch.no_grad()
@@ -176,7 +162,8 @@ class Trainer:
         """Loss and acceptance by depth on the images kept out of training, of the weights that are saved."""
         self.averaged.eval()
         unrolled, found, size = Unrolled(self.averaged), list[Outcome](), self.args.bs
-        for start in range(0, len(self.held_out), size):
+        starts = range(0, len(self.held_out), size)
+        for start in tqdm(starts, "measured", unit="batch", leave=False, **SHOWN):
             batch = self.images.batch(self.held_out[start : start + size], None)
             with self.accelerator.autocast():
                 outs = unrolled(batch.tokens, batch.features, self.args.eval_depth)
@@ -273,55 +260,45 @@ def run(args: Any, loading: LoadOptions) -> None:
     trainer = Trainer(args, model, shards, accelerator)
     determines["config"] = trainer.fields
     saved = drafter_states.resume(root, determines)
-    step, spent = 0, 0.0
     if saved is not None:
         trainer.resume(saved)
-        step, spent = saved["step"], saved["spent_s"]
-    course = Course(args, len(trainer.train) // trainer.step_images, step, spent)
     if accelerator.is_main_process:
-        drafter_states.cut_log(root, -1 if saved is None else step)
-    loop(trainer, course, determines, root)
+        drafter_states.cut_log(root, -1 if saved is None else trainer.step)
+    loop(trainer, determines, root)
 
 
-def loop(trainer: Trainer, course: Course, determines: dict[str, Any], root: Path) -> None:
+def loop(trainer: Trainer, determines: dict[str, Any], root: Path) -> None:
     """Steps until the end; the main process alone measures and writes."""
-    args, accelerator = trainer.args, trainer.accelerator
-    main, first, losses = accelerator.is_main_process, course.step, list[float]()
-    fraction = _shared(course.fraction(), accelerator)
+    args, main, losses = trainer.args, trainer.accelerator.is_main_process, list[float]()
+    first, epoch, fraction = trainer.step, trainer.steps_an_epoch, trainer.fraction()
     row: dict[str, Any] = {}
-    with tqdm(desc="drafter", unit="step", initial=first, disable=None if main else True) as bar:
+
+    def due(epochs: int) -> bool:
+        return done or (trainer.step > first and trainer.step % (epochs * epoch) == 0)
+
+    with tqdm(desc="drafter", unit="step", initial=first, disable=not main, **SHOWN) as bar:
         while True:
-            done = course.ended(fraction)
-            if main and (done or course.due(args.eval_freq, first)):
-                row = {"step": course.step, "epoch": round(course.step / course.steps_an_epoch, 3),
-                       "spent_s": round(course.spent_s, 1), "factor": round(course.factor(fraction), 5),
+            done = fraction >= 1.0 or (args.max_steps is not None and trainer.step >= args.max_steps)
+            if main and due(args.eval_freq):
+                row = {"step": trainer.step, "epoch": round(trainer.step / epoch, 3),
+                       "spent_s": round(trainer.spent_s, 1), "factor": round(trainer.factor(fraction), 5),
                        "loss": round(sum(losses) / len(losses), 5) if losses else None,
                        **trainer.validation()}  # fmt: skip
-                if losses or course.step == 0:
-                    append_jsonl(root / drafter_states.LOG, row)
+                if losses or trainer.step == 0:
+                    append_line(root / drafter_states.LOG, json.dumps(row))
                 losses = []
-            if main and (done or course.due(args.save_freq, first)):
-                payload = trainer.payload(course, determines)
-                newest = drafter_states.save(root, course.epochs, payload, trainer.write)
+            if main and due(args.save_freq):
+                payload, number = trainer.payload(determines), -(-trainer.step // epoch)
+                newest = drafter_states.save(root, number, payload, trainer.write)
             if done:
                 break
-            outcome = trainer.train_step(course.step, course.factor(fraction))
+            outcome = trainer.train_step(trainer.factor(fraction))
             losses.append(outcome.loss.item())
-            course.step += 1
-            fraction = _shared(course.fraction(), accelerator)
+            fraction = trainer.fraction()
             bar.update()
             bar.set_postfix_str(f"loss {losses[-1]:.3f}, agreement {outcome.agreement[0]:.2f}", refresh=False)
     if main:
         if args.export:
             trainer.write(Path(args.export))
-        print(json.dumps({"steps": course.step, "drafter": str(newest), **row}))
-    accelerator.wait_for_everyone()
-
-
-def _shared(fraction: float, accelerator: Any) -> float:
-    """The main process' value on every process: clocks differ, decisions must not."""
-    if accelerator.num_processes == 1:
-        return fraction
-    own = fraction if accelerator.is_main_process else 0.0
-    value = torch.tensor([own], dtype=torch.float64, device=accelerator.device)
-    return float(accelerator.reduce(value, reduction="sum"))
+        print(json.dumps({"steps": trainer.step, "drafter": str(newest), **row}))
+    trainer.accelerator.wait_for_everyone()

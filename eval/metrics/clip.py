@@ -55,7 +55,7 @@ def load_clip(config: Path | str, weights_path: Path, device: torch.device) -> C
     side = model.visual.image_size[0]
     own = open_clip.image_transform(side, is_train=False, mean=mean, std=std)
     return Clip(
-        Network(own, model.encode_image, weights.digest()),
+        Network(own, model.encode_image, weights.digest(), device),
         lambda texts: model.encode_text(tokenizer(list(texts)).to(device)).float().cpu(),
         side,
         lambda pixels: pictures.normalise(pixels, mean, std),
@@ -76,46 +76,39 @@ def _settings(open_clip: Any, config: Path | str) -> tuple[dict[str, Any], dict[
         ) from None
 
 
-def clip_scores(
-    clip: Clip, pairs: Sequence[Pair], resolution: int, lead: str, device: torch.device, batch_size: int
-) -> Tensor:
+def clip_scores(clip: Clip, pairs: Sequence[Pair], resolution: int, lead: str, batch_size: int) -> Tensor:
     """CLIP score [N], not times 100 and not clipped: LANTERN's crop to resolution, then CLIP's own.
 
     lead: words before every prompt.
     """
-    own = clip.network.prepare
-    return _likeness(
-        clip, pairs, lambda image: own(pictures.reference_crop(image, resolution)), lead, device, batch_size
-    )
+
+    def prepare(image: Image.Image) -> Tensor:
+        return clip.network.prepare(pictures.reference_crop(image, resolution))
+
+    return _likeness(clip, pairs, prepare, lead, batch_size)
 
 
-def preference_scores(clip: Clip, pairs: Sequence[Pair], device: torch.device, batch_size: int) -> Tensor:
+def preference_scores(clip: Clip, pairs: Sequence[Pair], batch_size: int) -> Tensor:
     """HPS v2 [N] under an HPS checkpoint: the whole image on a black square."""
 
     def prepare(image: Image.Image) -> Tensor:
         return clip.normalise(pictures.long_side(image, clip.side))
 
-    return _likeness(clip, pairs, prepare, "", device, batch_size)
+    return _likeness(clip, pairs, prepare, "", batch_size)
 
 
 @torch.inference_mode()
 def _likeness(
-    clip: Clip,
-    pairs: Sequence[Pair],
-    prepare: Callable[[Image.Image], Tensor],
-    lead: str,
-    device: torch.device,
-    batch_size: int,
+    clip: Clip, pairs: Sequence[Pair], prepare: Callable[[Image.Image], Tensor], lead: str, batch_size: int
 ) -> Tensor:
     """Cosine [N] of each image's embedding and that of lead and its prompt."""
-    network = replace(clip.network, prepare=prepare)
-    images = features(network, [pair.path for pair in pairs], device, batch_size)
+    images = features(replace(clip.network, prepare=prepare), [pair.path for pair in pairs], batch_size)
     starts = range(0, len(pairs), batch_size)
     texts = [clip.texts([lead + pair.text for pair in pairs[n : n + batch_size]]) for n in starts]
     return F.cosine_similarity(images.double(), torch.cat(texts).double())
 
 
-def aesthetic(clip: Clip, path: Path, device: torch.device) -> Network:
+def aesthetic(clip: Clip, path: Path) -> Network:
     """LAION's aesthetic predictor (sac+logos+ava1-l14-linearMSE): a stack of linear layers, dropouts between
     them and no rectifiers, on the unit CLIP embedding. One feature, the score, about 1 to 10.
     """
@@ -129,7 +122,7 @@ def aesthetic(clip: Clip, path: Path, device: torch.device) -> Network:
         layers.load_state_dict(dict(weights.below("layers.")))
         if layers[0].in_features != clip.width:
             raise ValueError(f"it reads {layers[0].in_features} values, the CLIP model gives {clip.width}")
-    layers.to(device)
+    layers.to(clip.network.device)
 
     def score(pixels: Tensor) -> Tensor:
         return layers(F.normalize(clip.network.module(pixels), dim=1))

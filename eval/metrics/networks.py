@@ -30,22 +30,23 @@ class Network:
     prepare: Callable[[Image.Image], Tensor]  # -> [3, H, W]
     module: Callable[[Tensor], Tensor]  # [B, 3, H, W] -> [B, D]
     digest: str  # of the weights
+    device: torch.device
 
 
 @torch.inference_mode()
-def features(network: Network, paths: Sequence[Path], device: torch.device, batch_size: int) -> Tensor:
+def features(network: Network, paths: Sequence[Path], batch_size: int) -> Tensor:
     """Rows [N, D] for the images, float32, on the CPU, in their order. CheckpointError for rows that are not
     finite, and where the device has no room."""
     rows = []
     with tqdm(total=len(paths), unit="image", disable=None, leave=False) as bar:
         for start in range(0, len(paths), batch_size):
             some = paths[start : start + batch_size]
-            batch = torch.stack([network.prepare(pictures.read_image(path)) for path in some]).to(device)
+            batch = torch.stack([network.prepare(pictures.read_image(path)) for path in some])
             try:
-                rows.append(network.module(batch).float().cpu())
+                rows.append(network.module(batch.to(network.device)).float().cpu())
             except torch.OutOfMemoryError as error:
                 raise CheckpointError(
-                    f"no room for --batch_size {batch_size} on {device} ({reason(error)})"
+                    f"no room for --batch_size {batch_size} on {network.device} ({reason(error)})"
                 ) from None
             if not rows[-1].isfinite().all():
                 raise CheckpointError(f"{some[0]}: its features are not finite: the weights are damaged")
@@ -72,7 +73,7 @@ def inception(path: Path, resolution: int, device: torch.device) -> tuple[Networ
     def prepare(image: Image.Image) -> Tensor:
         return pictures.clean_resize(pictures.reference_crop(image, resolution), 299)
 
-    network = Network(prepare, lambda pixels: pooled((pixels - 128) / 128), weights.digest())
+    network = Network(prepare, lambda pixels: pooled((pixels - 128) / 128), weights.digest(), device)
     return network, head.weight.T.cpu()
 
 
@@ -91,7 +92,7 @@ def vgg16(path: Path, device: torch.device) -> Network:
         pixels = pictures.to_tensor(image.resize((224, 224), Image.Resampling.BILINEAR))
         return pictures.normalise(pixels, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
-    return Network(prepare, net.eval().to(device), weights.digest())
+    return Network(prepare, net.eval().to(device), weights.digest(), device)
 
 
 def effnet(device: torch.device) -> Network:
@@ -111,7 +112,8 @@ def effnet(device: torch.device) -> Network:
         pixels = pictures.clean_resize(pictures.centre_square(image), 224)
         return pictures.normalise(pixels, (0.498,) * 3, (0.502,) * 3)
 
-    return Network(prepare, lambda pixels: net.extract_features(pixels).mean((2, 3)), weights.digest())
+    digest = weights.digest()
+    return Network(prepare, lambda pixels: net.extract_features(pixels).mean((2, 3)), digest, device)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from training.emoji.data import read_captions
 from training.emoji.pictures import DEGREES, SCALE
 
 NOT_MEASURED = "not measured yet"
@@ -109,7 +110,7 @@ def drafter_rows(work: Path) -> list[tuple[str, str, str]]:
 
 def model_card(work: Path, target: dict, tokenizer: dict, args: Any) -> str:
     """The text; target and tokenizer are the stages' checkpoints."""
-    rows = [json.loads(line) for line in (work / "captions.jsonl").read_text().splitlines()]
+    rows = read_captions(work)
     licences = json.loads((work / "licences.json").read_text())
     vq, shape = tokenizer["config"], target["config"]
     figures = [row for name in MEASURED for row in measured_rows(work, name)] + drafter_rows(work)

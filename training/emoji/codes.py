@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from functools import cache, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -32,8 +33,8 @@ class Codes:
         self.pictures, self.tokenizer = pictures, tokenizer
         self.digest = digest(tokenizer)
         self.folder = work / "codes" / self.digest
-        self._held: tuple[str, int, Tensor] = "", -1, torch.empty(0)
-        self._first: dict[tuple[str, int], tuple[list[Picture], Tensor]] = {}
+        self._chunk = lru_cache(1)(self._read_chunk)
+        self.sample = cache(self._sample)
 
     def encode(self, planned: Sequence[Picture]) -> Tensor:
         """Codes [N, n] int64 of planned pictures."""
@@ -41,17 +42,15 @@ class Codes:
         drawn = (torch.from_numpy(self.pictures.draw(part)) for part in parts)
         return torch.cat([self.tokenizer.encode(images).flatten(1) for images in drawn])
 
-    def _chunk(self, stream: str, number: int) -> Tensor:
+    def _read_chunk(self, stream: str, number: int) -> Tensor:
         """Codes [CHUNK, n] of the pictures from number * CHUNK on."""
-        if self._held[:2] != (stream, number):
-            path = self.folder / f"{stream}-{number:05d}.npy"
-            if not path.exists():
-                self.folder.mkdir(parents=True, exist_ok=True)
-                planned = self.pictures.plan(stream, range(number * CHUNK, (number + 1) * CHUNK))
-                with replacing(path) as part, part.open("wb") as file:
-                    np.save(file, self.encode(planned).to(torch.int16).numpy())
-            self._held = stream, number, torch.from_numpy(np.load(path)).long()
-        return self._held[2]
+        path = self.folder / f"{stream}-{number:05d}.npy"
+        if not path.exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            planned = self.pictures.plan(stream, range(number * CHUNK, (number + 1) * CHUNK))
+            with replacing(path) as part, part.open("wb") as file:
+                np.save(file, self.encode(planned).to(torch.int16).numpy())
+        return torch.from_numpy(np.load(path)).long()
 
     def batch(self, stream: str, first: int, count: int) -> tuple[list[Picture], Tensor]:
         """Pictures first .. first + count of a stream and their codes [count, n]."""
@@ -59,9 +58,7 @@ class Codes:
         codes = [self._chunk(stream, number // CHUNK)[number % CHUNK] for number in numbers]
         return self.pictures.plan(stream, numbers), torch.stack(codes)
 
-    def sample(self, stream: str, count: int) -> tuple[list[Picture], Tensor]:
+    def _sample(self, stream: str, count: int) -> tuple[list[Picture], Tensor]:
         """The first pictures of a stream that is not trained on, and their codes; kept in memory."""
-        if (stream, count) not in self._first:
-            planned = self.pictures.plan(stream, range(count))
-            self._first[stream, count] = planned, self.encode(planned)
-        return self._first[stream, count]
+        planned = self.pictures.plan(stream, range(count))
+        return planned, self.encode(planned)

@@ -109,14 +109,12 @@ def read_entries(tarball: Path) -> list[Entry]:
 
 
 def choose(entries: list[Entry], icons: dict[str, dict], args: Any) -> list[Entry]:
-    """The names present in all styles, capped by subgroup, thinned evenly to max_names; pinned names stay."""
-    caps = {name: 10**6 for name in args.subgroups} if args.subgroups else SUBGROUPS
-    count, kept = dict.fromkeys(caps, 0), []
+    """Names that all styles have, capped by SUBGROUPS, thinned evenly to max_names; pinned ones stay."""
+    count, kept = dict.fromkeys(SUBGROUPS, 0), []
     for entry in entries:
         words = set(entry.name.replace("-", " ").split())
-        if entry.subgroup not in caps or not all(entry.hexcode in icons[style] for style in args.styles):
-            continue
-        if not args.subgroups and words & DROPPED_WORDS or count[entry.subgroup] >= caps[entry.subgroup]:
+        full = count.get(entry.subgroup, 0) >= SUBGROUPS.get(entry.subgroup, 0)
+        if full or words & DROPPED_WORDS or not all(entry.hexcode in icons[style] for style in args.styles):
             continue
         count[entry.subgroup] += 1
         kept.append(entry)
@@ -158,26 +156,6 @@ def rasterise(svg: str, size: int) -> np.ndarray:
     return image
 
 
-def check_choice(entries: list[Entry], known: set[str], args: Any) -> None:
-    """StageError if the options choose no names, or hold out more pairs than there are names."""
-    unknown = [name for name in args.subgroups or () if name not in known]
-    if unknown:
-        raise StageError(
-            f"--subgroups {unknown[0]}: emojibase has none of that name; it has {', '.join(sorted(known))}"
-        )
-    if not entries:
-        raise StageError(
-            f"--subgroups {' '.join(args.subgroups or SUBGROUPS)}: no name of theirs is in all of --styles "
-            f"{' '.join(args.styles)}"
-        )
-    most = len(entries) if len(args.styles) > 1 else 0
-    if args.num_held_out > most:
-        raise StageError(
-            f"--num_held_out {args.num_held_out}: give 0 to {most}, at most one pair a name and none of a "
-            "single style"
-        )
-
-
 def held_out_pairs(names: list[str], styles: list[str], count: int, seed: int) -> set[tuple[str, str]]:
     """count (style, name) pairs, at most one a name, so that each name stays seen in the other styles."""
     rng = random.Random(seed)
@@ -189,6 +167,11 @@ def held_out_pairs(names: list[str], styles: list[str], count: int, seed: int) -
 def sha256(path: Path) -> str:
     """Hexadecimal SHA-256 of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def write_json(path: Path, content: object) -> None:
+    """A file of one JSON document, as people read it."""
+    path.write_text(json.dumps(content, indent=1) + "\n")
 
 
 def licence_record(styles: list[str], cache: Path) -> list[dict[str, str]]:
@@ -216,11 +199,15 @@ def run(args: Any) -> None:
         raise StageError(f"--image_size {args.image_size}: give a multiple of 4")
     work = Path(args.work_dir)
     work.mkdir(parents=True, exist_ok=True)
-    cache = Path(args.npm_cache) if args.npm_cache else work / "npm"
+    cache = work / "npm"
     icons = {style: load_icons(fetch(STYLES[style], cache)) for style in args.styles}
-    known = read_entries(fetch(EMOJIBASE, cache))
-    entries = choose(known, icons, args)
-    check_choice(entries, {entry.subgroup for entry in known}, args)
+    entries = choose(read_entries(fetch(EMOJIBASE, cache)), icons, args)
+    most = len(entries) if len(args.styles) > 1 else 0
+    if args.num_held_out > most:
+        raise StageError(
+            f"--num_held_out {args.num_held_out}: give 0 to {most}, at most one pair a name and none of a "
+            "single style"
+        )
     held_out = held_out_pairs([entry.name for entry in entries], args.styles, args.num_held_out, args.seed)
     originals, lines = [], []
     for entry in tqdm(entries, desc="rasterise", unit="name"):
@@ -233,9 +220,9 @@ def run(args: Any) -> None:
     licences = licence_record(args.styles, cache)
     np.save(work / "originals.npy", np.stack(originals))
     (work / "captions.jsonl").write_text("\n".join(lines) + "\n")
-    (work / "licences.json").write_text(json.dumps(licences, indent=1) + "\n")
+    write_json(work / "licences.json", licences)
     sums = {name: sha256(work / name) for name in ("originals.npy", "captions.jsonl", "licences.json")}
-    (work / "checksums.json").write_text(json.dumps(sums, indent=1) + "\n")
+    write_json(work / "checksums.json", sums)
     print(json.dumps({"names": len(entries), "originals": len(originals), "held_out": len(held_out), **sums}))
 
 

@@ -6,11 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from adt_tree.decode import autoregressive
-from adt_tree.noise import Noise
-from adt_tree.roles import Request
+from adt_tree.pipeline import Pipeline
 from adt_tree.sampling import Sampling
-from models.loading import load
 from models.spec import LoadOptions
 
 AT_ONCE = 64  # pictures in flight
@@ -18,17 +15,7 @@ AT_ONCE = 64  # pictures in flight
 
 def draw(texts: list[str], args: Any) -> np.ndarray:
     """uint8 [N, P, P, 3]: one picture a text, by the options of every stage that draws."""
-    how = LoadOptions(args.model_path, precision=args.precision, device="cpu", need_drafter=False)
-    model = load("emoji", how)
+    options = LoadOptions(args.model_path, need_drafter=False)
+    pipe = Pipeline.from_pretrained("emoji", device="cpu", precision=args.precision, options=options)
     sampling = Sampling(temperature=args.temperature, guidance=args.cfg)
-    prompts = [model.encode(text) for text in texts]
-    longest = max(prompt.length for prompt in prompts)
-    pictures: list[np.ndarray] = []
-    for start in range(0, len(texts), AT_ONCE):
-        part = prompts[start : start + AT_ONCE]
-        target = model.target(len(part), sampling, 1, longest)
-        requests = [Request(str(i), prompt, args.seed + start + i) for i, prompt in enumerate(part)]
-        noise = Noise(model.num_codes, sampling.greedy)
-        drawn = {image.name: image for image in autoregressive(target, requests, sampling, noise)}
-        pictures += [np.asarray(model.image(drawn[str(i)].codes)) for i in range(len(part))]
-    return np.stack(pictures)
+    return np.stack(pipe(texts, "ar", sampling=sampling, seed=args.seed, batch_size=AT_ONCE).images)

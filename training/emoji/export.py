@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
-from torch import Tensor
+from huggingface_hub import save_torch_state_dict
 
-from models.checkpoint.files import replacing
 from models.layouts.chameleon import to_chameleon
 from models.transformer import DecoderConfig
 from training.emoji.bpe import Layout, image_token
 from training.emoji.card import model_card
-from training.emoji.data import sha256
+from training.emoji.data import sha256, write_json
 from training.emoji.restore import STATE, write_state
 from training.emoji.target import newest
 from training.emoji.tokenizer import VQ
@@ -51,33 +50,6 @@ def model_config(shape: DecoderConfig, vq: dict, vocab: dict[str, int]) -> dict:
     }  # fmt: skip
 
 
-def write_shards(state: dict[str, Tensor], folder: Path) -> list[Path]:
-    """Write model.safetensors, or shards of at most 16 MB with their index; earlier weights are removed."""
-    for old in folder.glob("model*.safetensors*"):
-        old.unlink()
-    shards: list[dict[str, Tensor]] = [{}]
-    size = 0
-    for name, tensor in state.items():
-        if size + tensor.nbytes > SHARD_BYTES:
-            shards.append({})
-            size = 0
-        shards[-1][name] = tensor
-        size += tensor.nbytes
-    names = ["model.safetensors"] if len(shards) == 1 else [
-        f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))
-    ]  # fmt: skip
-    for name, shard in zip(names, shards, strict=True):
-        with replacing(folder / name) as part:
-            save_file(shard, part, metadata={"format": "pt"})
-    if len(shards) > 1:
-        index = {
-            "metadata": {"total_size": sum(tensor.nbytes for tensor in state.values())},
-            "weight_map": {key: name for name, shard in zip(names, shards, strict=True) for key in shard},
-        }
-        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1) + "\n")
-    return [folder / name for name in names]
-
-
 def run(args: Any) -> None:
     """Assemble the checkpoint folder from the stages' files."""
     work, out = Path(args.work_dir), Path(args.out)
@@ -87,29 +59,25 @@ def run(args: Any) -> None:
     shape = DecoderConfig(**target["config"])
     state = to_chameleon(target["model"], shape)
     state |= {f"{VQ}{name}": tensor for name, tensor in tokenizer["model"].items()}
-    state = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in state.items()}
-    shards = write_shards(state, out)
+    state = {name: tensor.to(torch.bfloat16) for name, tensor in state.items()}
+    save_torch_state_dict(state, out, max_shard_size=SHARD_BYTES)
+    shards = sorted(out.glob("model*.safetensors"))
+    for path in shards:
+        path.chmod(0o644)  # safetensors keeps its files to their owner
     write_state(out, tokenizer, target)
-    text = (work / "text_tokenizer.json").read_text()
-    vocab = json.loads(text)["model"]["vocab"]
-    if vocab.get(image_token(tokenizer["config"]["num_embeddings"] - 1)) is None:
+    vocab = json.loads((work / "text_tokenizer.json").read_text())["model"]["vocab"]
+    if image_token(tokenizer["config"]["num_embeddings"] - 1) not in vocab:
         raise ValueError("text_tokenizer.json has fewer image codes than the VQGAN: run the bpe stage again")
-    (out / "text_tokenizer.json").write_text(text)
-    (out / "config.json").write_text(
-        json.dumps(model_config(shape, tokenizer["config"], vocab), indent=1) + "\n"
-    )
+    for name in ("text_tokenizer.json", "licences.json"):
+        shutil.copyfile(work / name, out / name)
+    write_json(out / "config.json", model_config(shape, tokenizer["config"], vocab))
     generation = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "use_cache": True}
-    (out / "generation_config.json").write_text(json.dumps(generation, indent=1) + "\n")
-    licences = json.loads((work / "licences.json").read_text())
-    (out / "licences.json").write_text(json.dumps(licences, indent=1) + "\n")
+    write_json(out / "generation_config.json", generation)
     (out / "README.md").write_text(model_card(work, target, tokenizer, args))
     sums = json.loads((work / "checksums.json").read_text())
     named = (out / name for name in (STATE, "text_tokenizer.json", "config.json"))
     files = [*shards, *sorted(out.glob("drafter/*")), *named]
     sums |= {path.relative_to(out).as_posix(): sha256(path) for path in files}
-    (out / "checksums.json").write_text(json.dumps(sums, indent=1) + "\n")
-    print(
-        json.dumps(
-            {"out": str(out), "bytes": sum(path.stat().st_size for path in shards), "shards": len(shards)}
-        )
-    )
+    write_json(out / "checksums.json", sums)
+    size = sum(path.stat().st_size for path in shards)
+    print(json.dumps({"out": str(out), "bytes": size, "shards": len(shards)}))

@@ -27,24 +27,18 @@ VIEWS = 8
 SIDE = 128  # pixels the network sees
 
 
-class Features:
-    """EfficientNet-Lite0 without its classifier."""
-
-    def __init__(self) -> None:
-        self.net = efficientnet().to(memory_format=torch.channels_last).eval()
-
-    @torch.no_grad()
-    def __call__(self, images: np.ndarray) -> Tensor:
-        """Unit vectors [N, F] of uint8 images [N, P, P, 3]."""
-        found = []
-        for part in torch.from_numpy(images).split(32):
-            pixels = (part.permute(0, 3, 1, 2).float() - 127) / 128
-            pixels = F.interpolate(pixels, size=(SIDE, SIDE), mode="bilinear", antialias=True)
-            found.append(self.net.extract_features(pixels).mean((2, 3)))
-        return F.normalize(torch.cat(found), dim=1)
+@torch.no_grad()
+def embed(images: np.ndarray) -> Tensor:
+    """Unit vectors [N, F] of uint8 images [N, P, P, 3], by EfficientNet-Lite0 without its classifier."""
+    net, found = efficientnet().to(memory_format=torch.channels_last).eval(), []
+    for part in torch.from_numpy(images).split(32):
+        pixels = (part.permute(0, 3, 1, 2).float() - 127) / 128
+        pixels = F.interpolate(pixels, size=(SIDE, SIDE), mode="bilinear", antialias=True)
+        found.append(net.extract_features(pixels).mean((2, 3)))
+    return F.normalize(torch.cat(found), dim=1)
 
 
-def gallery(pictures: Pictures, network: Features) -> tuple[Tensor, list[str]]:
+def gallery(pictures: Pictures) -> tuple[Tensor, list[str]]:
     """Features [N, F] of VIEWS views of every pair, and their names."""
     views, names = [], []
     for row in pictures.rows:
@@ -52,7 +46,7 @@ def gallery(pictures: Pictures, network: Features) -> tuple[Tensor, list[str]]:
         for _ in range(VIEWS):
             views.append(place(pictures.originals[row["index"]], draw_jitter(row["name"], rng)))
             names.append(row["name"])
-    return network(np.stack(views)), names
+    return embed(np.stack(views)), names
 
 
 def ranks(features: Tensor, rows: list[dict], known: Tensor, names: list[str]) -> list[int]:
@@ -76,9 +70,9 @@ def run(args: Any) -> None:
     """Draw, compare, print one JSON line and keep it for the model card."""
     torch.set_num_threads(args.threads)
     work = Path(args.work_dir)
-    pictures, network, rng = Pictures(work), Features(), random.Random(f"recognise/{args.seed}")
+    pictures, rng = Pictures(work), random.Random(f"recognise/{args.seed}")
     tokenizer = Tokenizer.load(work, torch.device("cpu"))
-    known, names = gallery(pictures, network)
+    known, names = gallery(pictures)
     rows = rng.choices(pictures.of_split("train"), k=args.num_pictures)
     held_out = pictures.of_split("held_out")
     rows += [held_out[i % len(held_out)] for i in range(args.num_held_out if held_out else 0)]
@@ -87,7 +81,7 @@ def run(args: Any) -> None:
     through = tokenizer.decode(tokenizer.encode(torch.from_numpy(again))).numpy()
     result = {}
     for label, images in (("drawn", drawn), ("originals_through_codes", through)):
-        found = ranks(network(images), rows, known, names)
+        found = ranks(embed(images), rows, known, names)
         result[label] = summary(found[: args.num_pictures])
         if held_out:
             result[f"{label}_held_out"] = summary(found[args.num_pictures :])

@@ -2,9 +2,8 @@
 
 One pass: every picture is drawn once. The learning rates rise, then stay level until --decay_pictures takes
 them to zero on a copy of the state, so that a run can be stopped, shown and gone on with at any time. Hidden
-matrices by Muon, the rest by AdamW. With --processes each draws from its own stream and gradients are
-averaged once a step: beside other work two processes of one thread lose less than one of two. bf16 and
---compile make it three times faster on a CPU with AMX; without bf16 units bf16 is a hundred times slower.
+matrices by Muon, the rest by AdamW. bf16 and --compile make it three times faster on a CPU with AMX; without
+bf16 units bf16 is a hundred times slower.
 A sequence is [bos] text [separator, image begin] codes, or [bos, image begin] codes for an empty prompt;
 right padding is harmless under causal attention.
 """
@@ -14,32 +13,24 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from tokenizers import Tokenizer as TextTokenizer
 from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
 
+from models.checkpoint.files import append_line
 from models.transformer import Decoder, DecoderConfig
 from training.emoji.bpe import IMAGE_FIRST, Layout, caption
 from training.emoji.codes import Codes
 from training.emoji.pictures import Picture, Pictures
 from training.emoji.tokenizer import Tokenizer
 from training.errors import StageError
-from training.loop import (
-    Every,
-    append_jsonl,
-    discard,
-    load_checkpoint,
-    save_checkpoint,
-    use_device,
-)
+from training.loop import Every, load_checkpoint, save_checkpoint, use_device
 from training.muon import muon_and_adamw
 
 BOS = 0
@@ -47,6 +38,7 @@ LENGTHS = 16  # sequences are padded to a multiple of it, so that --compile meet
 IGNORED = -100  # target where no code is predicted
 WARMUP = 100  # steps
 LOG = "losses_target.jsonl"
+STREAM = "train0"  # of pictures; the number is of the time when several processes had one each
 STABLE, DECAYED = "target.pt", "target_decayed.pt"
 
 
@@ -99,12 +91,12 @@ def initialise(decoder: Decoder) -> None:
 
 
 class Trainer:
-    """Data, model and optimisers of a run, one process of it."""
+    """Data, model and optimisers of a run."""
 
-    def __init__(self, args: Any, device: torch.device, rank: int = 0) -> None:
+    def __init__(self, args: Any, device: torch.device) -> None:
         work = Path(args.work_dir)
         torch.manual_seed(args.seed)
-        self.args, self.device, self.stream = args, device, f"train{rank}"
+        self.args, self.device = args, device
         tokenizer = Tokenizer.load(work, device)
         self.num_codes = tokenizer.model.config.num_embeddings
         self.codes = Codes(work, Pictures(work), tokenizer)
@@ -129,7 +121,7 @@ class Trainer:
         self.fresh_from = 0  # step at which the optimisers began
 
     def payload(self, spent_s: float) -> dict:
-        """What a resume needs, and what the export reads. drawn: pictures of each process' stream."""
+        """What a resume needs, and what the export reads. drawn: pictures of the stream."""
         return {"model": self.decoder.state_dict(), "step": self.step, "drawn": self.drawn,
                 "pictures": self.pictures, "spent_s": spent_s, "decay_from": self.decay_from,
                 "fresh_from": self.fresh_from,
@@ -163,9 +155,9 @@ class Trainer:
         return rise * max(1 - (self.pictures - self.decay_from) / self.args.decay_pictures, 0.0)
 
     def train_step(self) -> float:
-        """One update; the loss of this process' pictures."""
-        batch, rng = self.args.batch_size, random.Random(f"{self.stream}/{self.drawn}")
-        planned, codes = self.codes.batch(self.stream, self.drawn, batch)
+        """One update; its loss."""
+        batch, rng = self.args.batch_size, random.Random(f"{STREAM}/{self.drawn}")
+        planned, codes = self.codes.batch(STREAM, self.drawn, batch)
         texts = ["" if rng.random() < self.args.dropped else picture.text for picture in planned]
         tokens, wanted = (part.to(self.device) for part in self.prompts.pack(texts, codes))
         factor = self.factor()
@@ -175,12 +167,10 @@ class Trainer:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
             loss = self.loss(self.decoder, tokens, wanted, self.num_codes)
         loss.backward()
-        average_gradients(self.decoder)
         nn.utils.clip_grad_norm_(self.decoder.parameters(), 1.0)
         for optimiser in self.optimisers:
             optimiser.step()
-        self.step, self.drawn = self.step + 1, self.drawn + batch
-        self.pictures += batch * self.args.processes
+        self.step, self.drawn, self.pictures = self.step + 1, self.drawn + batch, self.pictures + batch
         return loss.item()
 
     @torch.no_grad()
@@ -196,7 +186,7 @@ class Trainer:
     def validation(self, count: int) -> dict[str, float]:
         """Nats a code of `count` pictures each, full prompts: the last trained on, new placements, held-out
         pairs; and of new placements under the prompt of another name, and under none."""
-        planned, codes = self.codes.batch(self.stream, max(self.drawn - count, 0), count)
+        planned, codes = self.codes.batch(STREAM, max(self.drawn - count, 0), count)
         found = {"train": self.mean_loss([picture.text for picture in planned], codes)}
         for label, stream in (("held_out", "held_out"), ("new", "validation")):
             planned, codes = self.codes.sample(stream, count)
@@ -213,17 +203,6 @@ def wrong_texts(planned: list[Picture]) -> list[str]:
         other = next(r for r in [*rows[index + 1 :], *rows] if r["name"] != row["name"])
         texts.append(caption(row["style"], other["name"], []))
     return texts
-
-
-def average_gradients(module: nn.Module) -> None:
-    """Mean over all processes, in one message."""
-    if dist.is_initialized():
-        grads = [param.grad for param in module.parameters() if param.grad is not None]
-        flat = torch.cat([grad.flatten() for grad in grads])
-        dist.all_reduce(flat)
-        flat /= dist.get_world_size()
-        for grad, part in zip(grads, flat.split([grad.numel() for grad in grads]), strict=True):
-            grad.copy_(part.view_as(grad))
 
 
 def newest(work: Path) -> str:
@@ -259,49 +238,29 @@ def ended(trainer: Trainer) -> bool:
     return trainer.pictures >= args.max_pictures
 
 
-def train(rank: int, args: Any, meeting: str) -> None:
-    """One process of a run. Rank 0 alone logs and saves; the others follow its steps."""
+def run(args: Any) -> None:
+    """Train to --max_pictures or the end of the decay; write target.pt or target_decayed.pt, and the log."""
     device, work = use_device(args), Path(args.work_dir)
-    if args.processes > 1:
-        dist.init_process_group("gloo", f"file://{meeting}", rank=rank, world_size=args.processes)
-    trainer = Trainer(args, device, rank)
+    if args.restart:
+        for name in (STABLE, DECAYED, LOG):
+            (work / name).unlink(missing_ok=True)
+    trainer = Trainer(args, device)
     path = start(trainer, work)
     began, losses = time.monotonic() - trainer.spent_s, list[float]()
     save, validate = Every(60 * args.checkpoint_minutes), Every(60 * args.validate_minutes)
-    with tqdm(desc="target", unit="step", initial=trainer.step, mininterval=30, disable=rank > 0) as bar:
+    with tqdm(desc="target", unit="step", initial=trainer.step, mininterval=30) as bar:
         done = ended(trainer)
         while not done:
             losses.append(trainer.train_step())
             bar.update()
             bar.set_postfix_str(f"loss {losses[-1]:.3f}", refresh=False)
-            done = ended(trainer)
-            spent = time.monotonic() - began
-            if rank == 0 and (validate.due() or done):
+            done, spent = ended(trainer), time.monotonic() - began
+            if validate.due() or done:
                 row = {"step": trainer.step, "pictures": trainer.pictures, "spent_s": round(spent, 1),
                        "factor": round(trainer.factor(), 4), "loss": round(sum(losses) / len(losses), 4),
                        **trainer.validation(96)}  # fmt: skip
-                append_jsonl(work / LOG, row)
+                append_line(work / LOG, json.dumps(row))
                 losses.clear()
-            if rank == 0 and (save.due() or done):
+            if save.due() or done:
                 save_checkpoint(path, trainer.payload(spent))
-    if rank == 0:
-        print(json.dumps({"steps": trainer.step, "pictures": trainer.pictures, "written": str(path)}))
-
-
-def run(args: Any) -> None:
-    """Train to --max_pictures or the end of the decay; write target.pt or target_decayed.pt, and the log."""
-    work = Path(args.work_dir)
-    if args.restart:
-        discard(work / STABLE, work / DECAYED, work / LOG)
-    with tempfile.TemporaryDirectory() as folder:
-        meeting = str(Path(folder) / "meeting")
-        if args.processes == 1:
-            train(0, args, meeting)
-        else:
-            group = torch.multiprocessing.spawn(train, (args, meeting), args.processes, join=False)
-            try:
-                while not group.join():
-                    pass
-            finally:  # an interrupted run must not leave the others waiting for each other
-                for process in group.processes:
-                    process.terminate()
+    print(json.dumps({"steps": trainer.step, "pictures": trainer.pictures, "written": str(path)}))

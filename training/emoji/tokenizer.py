@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,26 +19,19 @@ from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
 
+from models.checkpoint.files import append_line
 from models.codecs.vq import VQConfig, VQModel, from_uint8, to_uint8
 from training.emoji.codebook import Codebook
 from training.emoji.losses import Perceptual, flatness, pixel_error, white_cells
 from training.emoji.pictures import Pictures
 from training.errors import StageError
-from training.loop import (
-    Budget,
-    Every,
-    append_jsonl,
-    cosine,
-    discard,
-    load_checkpoint,
-    save_checkpoint,
-    sheet,
-    use_device,
-)
+from training.loop import Every, load_checkpoint, save_checkpoint, sheet, use_device
 
 COMMITMENT = 0.25
 VQ = "model.vqmodel."  # before the VQGAN's names in a checkpoint
 CHUNK = 64  # pictures encoded or decoded at once
+WARMUP = 0.02  # share of the run
+SAVED, LOG = "tokenizer.pt", "losses_tokenizer.jsonl"
 
 
 class Tokenizer:
@@ -51,9 +46,9 @@ class Tokenizer:
     @classmethod
     def load(cls, work: Path, device: torch.device) -> Tokenizer:
         """From tokenizer.pt of a work folder; StageError if there is none."""
-        saved = load_checkpoint(work / "tokenizer.pt")
+        saved = load_checkpoint(work / SAVED)
         if saved is None:
-            raise StageError(f"{work} holds no tokenizer.pt: run `train_emoji tokenizer --work_dir {work}`")
+            raise StageError(f"{work} holds no {SAVED}: run `train_emoji tokenizer --work_dir {work}`")
         made = cls(VQConfig(**saved["config"]), saved["rate"], device)
         made.model.load_state_dict(saved["model"])
         made.book.load(saved["book"])
@@ -217,45 +212,47 @@ class Trainer:
         torch.nn.utils.clip_grad_norm_(tokenizer.model.parameters(), 1.0)
         self.optimiser.step()
         self.step += 1
-        parts = {
-            "pixel": pixel,
-            "feature": feature,
-            "commitment": commitment,
-            "ground": ground,
-            "apart": apart,
-        }
+        parts = {"pixel": pixel, "feature": feature, "commitment": commitment, "ground": ground,
+                 "apart": apart}  # fmt: skip
         return {name: value.item() for name, value in parts.items()}
 
 
+def cosine(fraction: float) -> float:
+    """Factor of the learning rate: linear to 1 over WARMUP, then half a cosine to 0 at fraction 1."""
+    if fraction < WARMUP:
+        return max(fraction / WARMUP, 0.01)
+    return 0.5 * (1 + math.cos(math.pi * (fraction - WARMUP) / (1 - WARMUP)))
+
+
 def run(args: Any) -> None:
-    """Train within the budget; write tokenizer.pt, losses and figures, a sheet of pairs."""
-    device = use_device(args)
-    work = Path(args.work_dir)
+    """Train for --minutes, all resumes together; write tokenizer.pt, losses and figures, a sheet of pairs."""
+    device, work = use_device(args), Path(args.work_dir)
     pictures = Pictures(work)
     if args.restart:
-        discard(work / "tokenizer.pt", work / "losses_tokenizer.jsonl")
+        for name in (SAVED, LOG):
+            (work / name).unlink(missing_ok=True)
     trainer = Trainer(args, pictures, device)
-    if saved := load_checkpoint(work / "tokenizer.pt"):
+    if saved := load_checkpoint(work / SAVED):
         trainer.resume(saved)
-    budget, save = Budget(args.minutes, trainer.spent_s), Every(60 * args.checkpoint_minutes)
     fresh = torch.from_numpy(pictures.draw(pictures.plan("validation", range(384))))
-    sums: dict[str, float] = {}
+    began, save = time.monotonic() - trainer.spent_s, Every(60 * args.checkpoint_minutes)
+    spent, sums = trainer.spent_s, dict[str, float]()
+
+    def done() -> bool:
+        return spent >= 60 * args.minutes or 0 <= args.max_steps <= trainer.step
+
     with tqdm(desc="tokenizer", unit="step", mininterval=30) as bar:
-        done = budget.ends(trainer.step, args.max_steps)
-        while not done:
-            for name, value in trainer.train_step(cosine(budget.fraction())).items():
+        while not done():
+            for name, value in trainer.train_step(cosine(spent / (60 * args.minutes))).items():
                 sums[name] = sums.get(name, 0.0) * 0.98 + value * 0.02  # about the mean of 50 steps
             bar.update()
-            done = budget.ends(trainer.step, args.max_steps)
-            if save.due() or done:
-                save_checkpoint(work / "tokenizer.pt", trainer.payload(budget.spent_s()))
-                shown = figures(trainer.tokenizer, fresh if done else fresh[:96])
-                row = {"step": trainer.step, "spent_s": round(budget.spent_s(), 1), "rate": trainer.rate,
-                       **sums, **shown}  # fmt: skip
-                append_jsonl(work / "losses_tokenizer.jsonl", row)
+            spent = time.monotonic() - began
+            if save.due() or done():
+                save_checkpoint(work / SAVED, trainer.payload(spent))
+                shown = figures(trainer.tokenizer, fresh if done() else fresh[:96])
+                counted = {"step": trainer.step, "spent_s": round(spent, 1), "rate": trainer.rate}
+                append_line(work / LOG, json.dumps({**counted, **sums, **shown}))
     again = trainer.tokenizer.decode(trainer.tokenizer.encode(fresh[:48]))
     rows = torch.stack((fresh[:48].unflatten(0, (3, 16)), again.unflatten(0, (3, 16))), 1)
     sheet(rows.flatten(0, 2).numpy(), 16, work / "sheet_tokenizer.png")
-    print(
-        json.dumps({"steps": trainer.step, "spent_s": budget.spent_s(), **figures(trainer.tokenizer, fresh)})
-    )
+    print(json.dumps({"steps": trainer.step, "spent_s": spent, **figures(trainer.tokenizer, fresh)}))
