@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from huggingface_hub import save_torch_state_dict
+from safetensors import SafetensorError
 
 from models.layouts.chameleon import to_chameleon
 from models.transformer import DecoderConfig
@@ -18,6 +19,7 @@ from training.emoji.data import sha256, write_json
 from training.emoji.restore import STATE, write_state
 from training.emoji.target import newest
 from training.emoji.tokenizer import VQ
+from training.errors import StageError
 
 SHARD_BYTES = 16_000_000
 
@@ -60,7 +62,12 @@ def run(args: Any) -> None:
     state = to_chameleon(target["model"], shape)
     state |= {f"{VQ}{name}": tensor for name, tensor in tokenizer["model"].items()}
     state = {name: tensor.to(torch.bfloat16) for name, tensor in state.items()}
-    save_torch_state_dict(state, out, max_shard_size=SHARD_BYTES)
+    try:
+        save_torch_state_dict(state, out, max_shard_size=SHARD_BYTES)
+    except SafetensorError as error:  # a full disk
+        raise StageError(
+            f"--out {out}: the weights cannot be written ({error}); make room, run it again"
+        ) from None
     shards = sorted(out.glob("model*.safetensors"))
     for path in shards:
         path.chmod(0o644)  # safetensors keeps its files to their owner
