@@ -132,7 +132,8 @@ def _first(
     target: Target, rule: Rule, sampling: Sampling, slot: int, request: Request
 ) -> tuple[Tensor, Prefix]:
     """Prefill a slot and draw the image's first code."""
-    prefix = target.prefill(slot, request.prompt)
+    with part("target"):
+        prefix = target.prefill(slot, request.prompt)
     zero = torch.zeros(1, dtype=torch.int64, device=target.device)
     log_p = log_probs(prefix.logits[:, None], sampling)
     refuse_nan(bool(log_p[0, 0].isnan()), request.name, 0)

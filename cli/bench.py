@@ -61,6 +61,7 @@ CONTROLS = ("accept-none", "accept-all")
 DELTA, MOST = 0.5, 100  # LANTERN's defaults here
 REFERENCED = tuple(name for name, spec in SPECS.items() if spec.reference)  # eval.baseline decodes them
 FREE = ("output_dir", "config", "debug", "profile")  # options that change no measurement
+PROFILED = 4  # images of a --profile
 RANDOM_CODES = 256  # of an image that is timed with random weights, from its middle
 GROUPS = (LanternOptions, TreeOptions, AdaptOptions)
 VARIABLE = tuple(name for group in GROUPS for name in vars(group)["__annotations__"]
@@ -126,7 +127,8 @@ class BenchOptions(ModelOptions):
         False,
     )
     profile: bool = option(
-        "after timing, split the time of an image into target, drafter, tree, verify, commit and host", False
+        f"after timing, split the time of {PROFILED} images into target, drafter, tree, verify, commit and host",
+        False,
     )
 
 
@@ -175,8 +177,9 @@ def run(options: Options) -> None:
         from eval.profile import shares, weights_read
 
         result["weights_read"] = weights_read(model)
+        some = requests[:PROFILED]
         result["profile"] = [
-            {"configuration": configuration.name, "shares": shares(decoders[configuration], requests[:1])}
+            {"configuration": configuration.name, "shares": shares(decoders[configuration], some)}
             for configuration in chosen
         ]
     write_json(folder / report.STORED, result)

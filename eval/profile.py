@@ -1,4 +1,4 @@
-"""Where the time of a decode goes, by the ranges that the loop marks with torch.profiler.record_function.
+"""Where the time of a decode goes, by the ranges that the loop marks.
 
 Beside it the least a step can take: reading the target's weights once. Not yet run on a GPU.
 """
@@ -13,6 +13,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
 from adt_tree.method import Decoder
+from adt_tree.ranges import Span, clocked
 from adt_tree.roles import Request
 from eval.session import synchronise
 from models.model import Model
@@ -21,35 +22,45 @@ from models.transformer import Block
 
 PARTS = ("target", "drafter", "tree", "verify", "commit")  # the loop's ranges
 PROBE_BYTES, PROBES = 2**28, 5
-Span = tuple[int, int, str]  # start and end in nanoseconds, part
 
 
 def shares(decoder: Decoder, requests: Sequence[Request]) -> dict[str, float]:
-    """Fractions of the wall clock in each part; host is the rest: the loop itself, and the first passes.
+    """Fractions of the wall clock in each part; host is the rest, the loop itself.
 
-    On CUDA a part's time is the device's between its first and last kernel, and host what the device idles.
-    Time in a nested range counts for that range alone. The profiler's own cost, per operation, falls on all
-    parts.
+    Time in a nested range counts for that range alone. On CUDA a part's time is the device's between its
+    first and last kernel, and host what the device idles.
     """
     cuda = decoder.target.device.type == "cuda"
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
-    with torch.profiler.profile(activities=activities) as profiler:
-        started = time.perf_counter()
+    started = time.perf_counter_ns()
+    spans = _kernels(decoder, requests) if cuda else _clock(decoder, requests)
+    total = time.perf_counter_ns() - started
+    found = own_time(spans)
+    parts = {part: found.get(part, 0) / total for part in PARTS}
+    return {part: round(share, 4) for part, share in {**parts, "host": 1 - sum(parts.values())}.items()}
+
+
+def _clock(decoder: Decoder, requests: Sequence[Request]) -> list[Span]:
+    """The ranges of a decode by the process's clock."""
+    with clocked() as spans:
+        for _ in decoder.decode(iter(requests)):
+            pass
+    return spans
+
+
+def _kernels(decoder: Decoder, requests: Sequence[Request]) -> list[Span]:
+    """The ranges of a decode on the device, by torch's profiler."""
+    with torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
         for _ in decoder.decode(iter(requests)):
             pass
         synchronise(decoder.target.device)
-        total = 1e9 * (time.perf_counter() - started)
     assert profiler.profiler is not None and profiler.profiler.kineto_results is not None
-    events = (
-        profiler.profiler.kineto_results.events()
-    )  # profiler.events() takes half a minute to build a tree of them
-    where = DeviceType.CUDA if cuda else DeviceType.CPU
-    marked = (event for event in events if event.is_user_annotation() and event.device_type() == where)
-    found = own_time(
-        (event.start_ns(), event.start_ns() + event.duration_ns(), event.name()) for event in marked
-    )
-    parts = {part: found.get(part, 0) / total for part in PARTS}
-    return {part: round(share, 4) for part, share in {**parts, "host": 1 - sum(parts.values())}.items()}
+    # profiler.events() would take half a minute to build a tree of them.
+    events = profiler.profiler.kineto_results.events()
+    return [
+        (event.start_ns(), event.start_ns() + event.duration_ns(), event.name())
+        for event in events
+        if event.is_user_annotation() and event.device_type() == DeviceType.CUDA
+    ]
 
 
 def own_time(spans: Iterable[Span]) -> dict[str, int]:
