@@ -60,7 +60,6 @@ EMOJI_SPEC = ModelSpec(
     tree=EMBEDDED_TREE,
     method="self-draft",  # the fastest exact one, as bench measured it
     fp32_on_cpu=True,
-    splittable=True,
     reference=True,
 )
 ANOLE = ModelSpec(
@@ -74,7 +73,6 @@ ANOLE = ModelSpec(
     drafter="trained_drafters/anole_drafter",
     options=("tokenizer_base_path",),
     static_tree="naive_extend_57",
-    splittable=True,
     token_shift="auto",
     reference=True,
     manifest="anole",

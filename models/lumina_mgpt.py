@@ -76,7 +76,6 @@ LUMINA_MGPT = ModelSpec(
     default_size=DEFAULT_SIZE,
     tree=TreeShape(6, 10, 58),
     method="self-draft",  # no drafter network is published
-    splittable=True,
     token_shift="auto",
     manifest="lumina_mgpt",
 )

@@ -16,8 +16,8 @@ from adt_tree.grid import Grid
 from adt_tree.roles import Prefix, Scored
 from adt_tree.tree import DraftTree
 from adt_tree.verify import Verdict
-from models.device_map import allocate
-from models.packed import pack, scoring_head
+from models.cache import KVCache
+from models.packed import cache_dtype, pack, scoring_head
 from models.transformer import Decoder, reserve
 
 
@@ -134,7 +134,16 @@ class ARTarget:
             )
         decoder.rotary = reserve(decoder.rotary, config, capacity)
         pack(decoder.blocks)
-        self.cache = allocate(decoder, branches * slots, capacity, attend_in)
+        self.cache = KVCache.allocate(
+            config.num_layers,
+            branches * slots,
+            capacity,
+            config.num_kv_heads,
+            config.head_dim,
+            attend_in or cache_dtype(weight),
+            self.device,
+            padded=config.raster_side > 0,  # positions of a raster count the padding before a prompt too
+        )
 
     def prefill(self, slot: int, prompt: EncodedPrompt) -> Prefix:
         """Forget the slot's image and commit the prompt, each branch in a pass of its own."""
