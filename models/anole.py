@@ -27,12 +27,12 @@ def load(checkpoint: Checkpoint) -> Model:
 
 def assemble(opened: ChameleonFiles) -> Model:
     """Anole of an opened checkpoint, at the codec's own resolution."""
-    from models.layouts.chameleon_files import Prompts
+    from models.layouts.chameleon_files import prompt_encoder
 
     shape, layout, begin = opened.codec.config, opened.layout, opened.layout.begin_of_image
     opened.checkpoint.refuse_other_size(shape.resolution)
     side = shape.resolution // shape.patch_size
-    prompts = Prompts(opened.tokenizer, layout, (begin,), (layout.begin_of_text, begin))
+    prompts = prompt_encoder(opened.tokenizer, layout, (begin,), (layout.begin_of_text, begin))
     return opened.model(Grid(side, side), prompts)
 
 

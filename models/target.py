@@ -5,7 +5,7 @@ Dimensions: G guidance branches, B slots, R = G * B rows (branch-major: row g * 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -66,19 +66,19 @@ class Prompt:
         return self.unconditional if branch else self.conditional
 
 
+def keep_all() -> None:
+    """Give nothing back."""
+
+
+@dataclass(frozen=True, slots=True)
 class PromptEncoder:
     """A model's text side: what the user wrote -> what prefill takes; and where codes lie."""
 
+    encode: Callable[[str], EncodedPrompt]  # the prefix of one image, to where its first code is predicted
     first_code: int  # token id of code 0
     num_codes: int  # size of the codebook
     num_classes: int = 0  # of a model that draws classes; 0: it draws texts
-
-    def encode(self, text: str) -> EncodedPrompt:
-        """The prefix of one image, up to where its first code is predicted."""
-        raise NotImplementedError
-
-    def release(self) -> None:
-        """Give back what only encoding needs, when the prompts of a run are encoded; mostly nothing."""
+    release: Callable[[], None] = keep_all  # gives back what only encoding needs
 
 
 def by_branch(x: Tensor, branches: int) -> Tensor:

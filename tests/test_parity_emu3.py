@@ -40,6 +40,7 @@ METHODS = (
     Method("adt-self-draft", GREEDY, SELF_DRAFTED),
 )
 IDS = tiny_emu3.vocabulary()
+OPTIONS = LoadOptions(device="cpu", precision="fp32", need_drafter=False, target_size=tiny_emu3.SIZE)
 FIRST = IDS["<|visual token 000000|>"]
 
 
@@ -60,8 +61,7 @@ def theirs(folder: Path) -> Any:
 @pytest.fixture(scope="module")
 def ours(folder: Path) -> Model:
     """Our model of the same files, over 4 x 4 codes."""
-    options = LoadOptions(device="cpu", precision="fp32", need_drafter=False, target_size=tiny_emu3.SIZE)
-    return load(str(folder), options)
+    return load(str(folder), OPTIONS)
 
 
 def inputs(folder: Path, texts: list[str], grid: Grid) -> Any:
@@ -153,10 +153,10 @@ def grid_tokens(codes: list[int], grid: Grid) -> list[int]:
     return found + [IDS[name] for name in (tiny_emu3.FRAME_END, tiny_emu3.IMAGE_END, tiny_emu3.END)]
 
 
-def test_wide_grid(folder: Path, theirs: Any, ours: Model) -> None:
+def test_wide_grid(folder: Path, theirs: Any) -> None:
     """An image that is no square."""
-    wide = Grid(3, 5)
-    model = replace(ours, grid=wide, prompts=replace(ours.prompts, grid=wide))  # type: ignore[type-var]
+    wide, model = Grid(3, 5), load(str(folder), replace(OPTIONS, ratio="5:3"))
+    assert model.grid == wide
     expected = generate(theirs, folder, TEXTS[:1], wide)[0]
     for method in METHODS:
         assert grid_tokens(Pipeline(model)(TEXTS[0], method).codes[0], wide) == expected
