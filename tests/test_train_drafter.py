@@ -24,7 +24,7 @@ from models.model import Model
 from models.spec import LoadOptions
 from models.transformer import codes_head
 from tests import published, tiny, tiny_emu3, tiny_janus, tiny_llamagen
-from tests.loading import load, untrained
+from tests.checkpoints import load, untrained
 from training import drafter_data, drafter_states
 from training.drafter_loss import Objective, at, code_logits, measure, unroll
 
@@ -47,14 +47,14 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, P
         made[name] = published.build(tmp_path_factory.mktemp(name), lumina=name == "lumina_mgpt")
     for name, build in (("janus_pro", tiny_janus.build), ("emu3", tiny_emu3.build)):
         folder = build(tmp_path_factory.mktemp(name) / "tiny", kv_heads=2)
-        made[name] = folder, untrained(name, folder, SIZED.get(name, LoadOptions()))
+        made[name] = folder, untrained(name, folder)
     return made
 
 
 @pytest.fixture(scope="module")
 def loaded(folders: dict[str, tuple[Path, Path]]) -> dict[str, Model]:
     return {
-        name: load(name, str(target), str(drafter), "fp32", "cpu", True, SIZED.get(name, LoadOptions()))
+        name: load(name, target, drafter, options=SIZED.get(name, LoadOptions()))
         for name, (target, drafter) in folders.items()
     }
 
@@ -221,7 +221,7 @@ def test_a_trained_drafter_is_better_and_decoding_loads_it(
     assert rows[-1]["loss"] < rows[0]["loss"]
     assert rows[-1]["val_entropy"] < rows[0]["val_entropy"] and len(rows[-1]["agreement"]) == 2
     target, size = folders[name][0], SIZED.get(name)
-    model = load(name, str(target), str(state), "fp32", "cpu", True, size or LoadOptions())
+    model = load(name, target, state, options=size or LoadOptions())
     assert model.drafter_net is not None
     assert {path.name for path in state.iterdir()} == {"config.json", "model.safetensors", "trainer.pt"}
     assert not (drafter_states.states(tmp_path)[0] / "trainer.pt").exists()  # only the newest resumes
@@ -291,7 +291,7 @@ def test_steps_zero_save_the_untrained_drafter_and_an_export(
     assert state.name == "state_0"
     for name, tensor in load_file(state / "model.safetensors").items():
         assert torch.equal(tensor, load_file(out / "model.safetensors")[name])
-    model = load("emoji", str(folders["emoji"][0]), None, "fp32", "cpu", False)  # packed by no decoding yet
+    model = load("emoji", folders["emoji"][0], need_drafter=False)  # packed by no decoding yet
     net = new_drafter(own_fields(model), model)
     features = torch.randn(1, 5, net.config.hidden_size)
     passed = F.linear(torch.cat((torch.zeros_like(features), features), dim=-1), net.fc.weight)

@@ -14,7 +14,7 @@ from adt_tree.policy import TreeShape
 from adt_tree.sampling import Sampling
 from models.spec import LoadOptions
 from tests import tiny_emu3, tiny_janus
-from tests.loading import untrained
+from tests.checkpoints import untrained
 from training import drafter_states
 
 BUILD = {"janus_pro": tiny_janus.build, "emu3": tiny_emu3.build}
@@ -47,7 +47,7 @@ def tau(name: str, folder: Path, drafter: Path) -> float:
 @pytest.mark.parametrize("name", BUILD)
 def test_tau_rises(name: str, tmp_path: Path) -> None:
     folder = BUILD[name](tmp_path / "tiny", kv_heads=2)
-    random = scrambled(untrained(name, folder, LoadOptions(target_size=SIDE.get(name))))
+    random = scrambled(untrained(name, folder))
     before = tau(name, folder, random)
     prompts, data, save = (tmp_path / part for part in ("prompts.txt", "data", "save"))
     prompts.write_text("\n".join(f"thing {n}" for n in range(40)))

@@ -105,7 +105,11 @@ class Weights(Mapping[str, Tensor]):
 
     def below(self, prefix: str) -> Weights:
         """The tensors whose names start with prefix, without it."""
-        found = {n[len(prefix) :]: stored for n, stored in self._stored.items() if n.startswith(prefix)}
+        return self.renamed({name[len(prefix) :]: name for name in self if name.startswith(prefix)})
+
+    def renamed(self, names: Mapping[str, str]) -> Weights:
+        """These tensors alone, under new names (new -> present). KeyError names what is not there."""
+        found = {new: self._stored[name] for new, name in names.items()}
         return Weights(found, self._device, self._dtype)
 
     def beside(self, more: Weights) -> Weights:

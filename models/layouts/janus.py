@@ -22,9 +22,10 @@ from torch.nn import functional as F
 from adt_tree.grid import Grid
 from models.checkpoint.fields import MOST_LAYERS, MOST_PIXELS, MOST_TOKENS, MOST_WIDTH, section, whole, wholes
 from models.checkpoint.folder import read_config, read_fields
-from models.checkpoint.meta_init import build, expected, on_meta, require
+from models.checkpoint.meta_init import expected, on_meta, require
 from models.checkpoint.weights import Weights, read_weights
 from models.codecs.vq import VQConfig, VQModel
+from models.codecs.vqgan import build_codec
 from models.drafter import LLAMA
 from models.errors import CheckpointError
 from models.layouts.chat import ChatTokenizer, generation_fields
@@ -210,13 +211,7 @@ def assemble(
     tensors = read_fields(folder, lambda: wanted(config, shape))
     require(folder, state, tensors, "fetch it again, or the config.json that belongs to it")
     prompts = prompt_encoder(tokenizer(), generation, shape)
-    pixels, names = state.placed(checkpoint.device, torch.float32), codec_names(vq)
-    codec = build(
-        lambda: VQModel(vq),
-        lambda: {ours: pixels[theirs] for ours, theirs in names.items()},
-        torch.float32,
-        checkpoint.device,
-        folder,
-    )
+    pixels = state.placed(checkpoint.device, torch.float32).renamed(codec_names(vq))
+    codec = build_codec(vq, pixels, checkpoint.device, folder)
     side, to_ours = vq.attn_resolutions[0], partial(from_janus, config=shape)
     return load_networks(checkpoint, shape, state, to_ours, LLAMA, Grid(side, side), prompts, codec)
