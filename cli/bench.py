@@ -127,7 +127,7 @@ class BenchOptions(ModelOptions):
         False,
     )
     profile: bool = option(
-        f"after timing, split the time of {PROFILED} images into target, drafter, tree, verify, commit and host",
+        f"after timing, split the time of {PROFILED} images into target, drafter, tree, verify, commit, host",
         False,
     )
 

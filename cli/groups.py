@@ -119,11 +119,6 @@ class ModelOptions(CheckpointOptions):
         "the AR baseline's image in bf16 too; on a CPU",
         False,
     )
-    device_map: str | None = option(
-        "auto: share a model's layers out over all visible GPUs; for models that one cannot hold (default: "
-        "one device)",
-        choices=("auto",),
-    )
     batch_size: int = option("images in flight at once", 1, unit="IMAGES", within=(1, None))
     keep_text_encoder: bool = option(
         "keep LlamaGen's text encoder in memory when all prompts are encoded; without it, its memory is "

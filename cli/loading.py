@@ -30,10 +30,6 @@ def check_graphs(options: ModelOptions, device: str) -> bool:
     asked = isinstance(options, GraphOptions) and options.cuda_graphs
     if asked and device != "cuda":
         raise UserError("--cuda_graphs: this runs on the CPU; leave it out")
-    if asked and options.device_map is not None:
-        raise UserError(
-            f"--cuda_graphs with --device_map {options.device_map}: a graph is of one device; leave one out"
-        )
     return asked
 
 

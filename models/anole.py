@@ -27,12 +27,12 @@ def load(checkpoint: Checkpoint) -> Model:
 
 def assemble(opened: ChameleonFiles) -> Model:
     """Anole of an opened checkpoint, at the codec's own resolution."""
-    from models.layouts.chameleon_files import Prompts
+    from models.layouts.chameleon_files import prompt_encoder
 
     shape, layout, begin = opened.codec.config, opened.layout, opened.layout.begin_of_image
     opened.checkpoint.refuse_other_size(shape.resolution)
     side = shape.resolution // shape.patch_size
-    prompts = Prompts(opened.tokenizer, layout, (begin,), (layout.begin_of_text, begin))
+    prompts = prompt_encoder(opened.tokenizer, layout, (begin,), (layout.begin_of_text, begin))
     return opened.model(Grid(side, side), prompts)
 
 
@@ -60,7 +60,6 @@ EMOJI_SPEC = ModelSpec(
     tree=EMBEDDED_TREE,
     method="self-draft",  # the fastest exact one, as bench measured it
     fp32_on_cpu=True,
-    splittable=True,
     reference=True,
 )
 ANOLE = ModelSpec(
@@ -74,7 +73,6 @@ ANOLE = ModelSpec(
     drafter="trained_drafters/anole_drafter",
     options=("tokenizer_base_path",),
     static_tree="naive_extend_57",
-    splittable=True,
     token_shift="auto",
     reference=True,
     manifest="anole",

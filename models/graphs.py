@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -28,19 +27,10 @@ MOST = 256  # graphs of one target; what is first seen after that runs as it is
 WARM_UPS = 1  # runs before a recording: libraries start, tables by shape are made
 
 
-class Recording(Protocol):
-    """A captured function."""
-
-    def replay(self) -> None:
-        """Run it again on the buffers it was captured with."""
-
-
-class Recorder(Protocol):
-    """Who captures."""
-
-    def __call__(self, run: Callable[[], Tensor], warm_ups: int) -> tuple[Recording, Tensor]:
-        """The recording of run(), after so many runs to warm up, and what run() returned in it: memory that
-        every replay writes anew. Being recorded, run() has no effect yet."""
+# Who captures: (run, how often to run it first to warm up) -> what runs it again on the buffers it was
+# captured with, and what run() returned in it: memory that every replay writes anew. Being recorded, run()
+# has no effect yet.
+Recorder = Callable[[Callable[[], Tensor], int], tuple[Callable[[], None], Tensor]]
 
 
 class CudaRecorder:
@@ -49,7 +39,7 @@ class CudaRecorder:
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
 
-    def __call__(self, run: Callable[[], Tensor], warm_ups: int) -> tuple[Recording, Tensor]:
+    def __call__(self, run: Callable[[], Tensor], warm_ups: int) -> tuple[Callable[[], None], Tensor]:
         """Warm up on a side stream, then capture, as torch asks for."""
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -61,7 +51,7 @@ class CudaRecorder:
         # Another thread may use the device meanwhile: that is none of this capture's concern.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             result = run()
-        return graph, result
+        return graph.replay, result
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +59,7 @@ class _Graph:
     """A recording with its buffers."""
 
     buffers: list[Tensor]
-    recording: Recording
+    replay: Callable[[], None]
     result: Tensor
 
 
@@ -98,7 +88,7 @@ class GraphRunner:
             self._graphs[key] = graph
         for buffer, x in zip(graph.buffers, inputs, strict=True):
             buffer.copy_(x)
-        graph.recording.replay()
+        graph.replay()
         return graph.result.clone()
 
 

@@ -34,8 +34,6 @@ def load(model: str = "emoji", options: LoadOptions = DEFAULTS) -> Model:
     spec, options = _family(model, options)
     device = pick_device(options.device)
     precision = pick_precision(options.precision, device, spec)
-    if options.device_map is not None:
-        _check_device_map(options.device_map, device, spec)
     if options.attention != "sdpa":
         _check_attention(options, device, precision, spec)
     loaded = spec.load(find_files(spec, options, device, precision))
@@ -92,9 +90,7 @@ def find_files(spec: ModelSpec, options: LoadOptions, device: str, precision: st
     drafter = None
     if options.need_drafter:
         drafter = locate(options.drafter_path) if options.drafter_path else drafter_folder(spec, folder)
-    split = options.device_map is not None
-    place = torch.device("cuda", 0) if split else torch.device(device)
-    return Checkpoint(spec, folder, drafter, DTYPES[precision], place, options, split)
+    return Checkpoint(spec, folder, drafter, DTYPES[precision], torch.device(device), options)
 
 
 def drafter_folder(spec: ModelSpec, target: Path) -> Path:
@@ -121,28 +117,19 @@ def pick_device(name: str) -> str:
         if int(name[5:]) >= visible:
             raise CheckpointError(f"--device {name}: {visible} CUDA devices are visible; they count from 0")
         return name
-    if (place := _launched()[1]) is not None:
-        if place >= visible:
+    if "WORLD_SIZE" in os.environ:  # a launcher's: accelerate launch, torchrun
+        place = os.environ.get("LOCAL_RANK", "0")
+        if not place.isdecimal():
+            raise CheckpointError(
+                f"LOCAL_RANK={place!r}: the launcher's variable is no number; unset it or repair it"
+            )
+        if int(place) >= visible:
             raise CheckpointError(
                 f"--device {name}: LOCAL_RANK={place}, but {visible} CUDA devices are visible; launch a "
                 "process per device"
             )
-        torch.cuda.set_device(place)
+        torch.cuda.set_device(int(place))
     return "cuda"
-
-
-def _launched() -> tuple[int, int | None]:
-    """How many processes a launcher (accelerate launch, torchrun) started, and this one's place on its
-    machine; None without a launcher."""
-    if "WORLD_SIZE" not in os.environ:
-        return 1, None
-    values = {name: os.environ.get(name, "0") for name in ("WORLD_SIZE", "LOCAL_RANK")}
-    for name, value in values.items():
-        if not value.isdecimal():
-            raise CheckpointError(
-                f"{name}={value!r}: the launcher's variable is no number; unset it or repair it"
-            )
-    return int(values["WORLD_SIZE"]), int(values["LOCAL_RANK"])
 
 
 def pick_precision(name: str, device: str, spec: ModelSpec) -> str:
@@ -165,8 +152,8 @@ def _check_attention(options: LoadOptions, device: str, precision: str, spec: Mo
         raise CheckpointError(f"{given}: choose sdpa or flash")
     if not device.startswith("cuda") or precision == "fp32":
         raise CheckpointError(f"{given}: flash-attn needs a CUDA device and fp16 or bf16; leave it out")
-    if spec.embedded_prompts or options.device_map is not None:
-        raise CheckpointError(f"{given}: padded prompts and --device_map are read by sdpa; leave it out")
+    if spec.embedded_prompts:
+        raise CheckpointError(f"{given}: padded prompts are read by sdpa; leave it out")
     if find_spec("flash_attn") is None:
         raise CheckpointError(f"{given}: flash-attn is not installed; install it, or leave the option out")
 
@@ -181,19 +168,3 @@ def _check_deterministic(model: Model, options: LoadOptions, device: str) -> Non
             f"{given}: this CPU's products in {model.precision} depend on how many rows share a pass; choose "
             "another --precision, or leave it out"
         )
-
-
-def _check_device_map(name: str, device: str, spec: ModelSpec) -> None:
-    """CheckpointError for a device map where there is nothing to split, or no way to."""
-    given, processes = f"--device_map {name}", _launched()[0]
-    if name != "auto":
-        raise CheckpointError(f"{given}: auto is the only one")
-    if processes > 1:
-        raise CheckpointError(f"{given}: {processes} processes would share the same GPUs; launch one process")
-    visible = torch.cuda.device_count() if device == "cuda" else 0
-    if visible < 2:
-        raise CheckpointError(
-            f"{given}: it needs two CUDA devices or more, {visible} can be used; leave it out"
-        )
-    if not spec.splittable:
-        raise CheckpointError(f"{given}: --model {spec.name} fits one GPU and is not split; leave it out")

@@ -46,7 +46,7 @@ def grid_of(size: int, patch: int) -> Grid:
 def load(checkpoint: Checkpoint) -> Model:
     """Lumina-mGPT drawing images of target_size (default DEFAULT_SIZE)."""
     from models.checkpoint.folder import read_fields
-    from models.layouts.chameleon_files import Prompts, read_chameleon
+    from models.layouts.chameleon_files import prompt_encoder, read_chameleon
 
     opened = read_chameleon(checkpoint, shared_norms=True)
     size = checkpoint.options.target_size or DEFAULT_SIZE
@@ -59,7 +59,8 @@ def load(checkpoint: Checkpoint) -> Model:
         checkpoint.folder, lambda: (token_of(opened.config, ROW_END), token_of(opened.config, side))
     )
     start = (opened.layout.begin_of_image, side_token, side_token)
-    prompts = Prompts(opened.tokenizer, opened.layout, start, start, INSTRUCTION.format(size=size))
+    instruction = INSTRUCTION.format(size=size)
+    prompts = prompt_encoder(opened.tokenizer, opened.layout, start, start, instruction)
     return opened.model(grid, prompts, row_end)
 
 
@@ -76,7 +77,6 @@ LUMINA_MGPT = ModelSpec(
     default_size=DEFAULT_SIZE,
     tree=TreeShape(6, 10, 58),
     method="self-draft",  # no drafter network is published
-    splittable=True,
     token_shift="auto",
     manifest="lumina_mgpt",
 )

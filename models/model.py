@@ -15,7 +15,7 @@ from adt_tree.grid import Grid
 from adt_tree.relax import nearest_table
 from adt_tree.roles import Drafter
 from adt_tree.sampling import Sampling
-from models.cache import FlashCache, KVCache
+from models.cache import FlashCache
 from models.codecs.neighbours import find_table, read_table
 from models.codecs.vq import VQModel, to_uint8
 from models.drafter import DrafterNet, EagleDrafter, Layout
@@ -57,7 +57,7 @@ class Model:
 
     @property
     def device(self) -> torch.device:
-        """Where codes are: of a decoder over several devices the first."""
+        """Where it runs."""
         return self.codebook.device
 
     @property
@@ -117,7 +117,6 @@ class Model:
             attend_in = torch.float64 if self.deterministic else None
             target = ARTarget(self.decoder, tokens, *codes, *rows, max_prompt, nodes, attend_in)
         if self.attention == "flash":
-            assert isinstance(target.cache, KVCache), "loading refuses a device map beside it"
             target.cache = FlashCache(target.cache.store, target.cache.length)
         return target if self.row_end is None else SeparatorTarget(target, self.grid, self.row_end)
 

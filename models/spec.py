@@ -42,7 +42,6 @@ class LoadOptions:
     device: str = "auto"  # auto, cpu, cuda or cuda:N
     attention: str = "sdpa"  # or flash: flash-attn for prompts and the AR baseline
     deterministic: bool = False  # one seed gives one image in bf16 too, however it is decoded; on a CPU
-    device_map: str | None = None  # auto: the decoder's layers shared out over all GPUs
     need_drafter: bool = True
     token_shift: str | None = None  # of the drafter: auto or one of TOKEN_SHIFTS
     guidance: float = 3.0  # under which auto compares the token shifts
@@ -62,9 +61,8 @@ class Checkpoint:
     folder: Path  # of the target, or its file
     drafter: Path | None  # folder; None: not wanted
     dtype: torch.dtype  # of weights and activations; the codec stays fp32
-    device: torch.device  # of the codec, and of the decoder unless it is split
+    device: torch.device
     options: LoadOptions
-    split: bool = False  # the decoder's layers shared out over all GPUs, `device` being the first
 
     def refuse_other_size(self, own: int) -> None:
         """CheckpointError if an image of another size is wanted than the model's only one, `own` pixels."""
@@ -102,7 +100,6 @@ class ModelSpec:
     top_k: int | None = None  # as published; None: nothing is
     method: str = "eagle-2"  # what draws unless the user says otherwise
     fp32_on_cpu: bool = False  # auto precision on every CPU, so that exact methods draw one image there
-    splittable: bool = False  # over several GPUs
     token_shift: str = "published"  # auto: measured, as nobody knows it
     reference: bool = False  # transformers decodes it too (bench --reference)
     embedded_prompts: bool = False  # prompts are rows of features, else token ids before the codes

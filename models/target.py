@@ -5,7 +5,7 @@ Dimensions: G guidance branches, B slots, R = G * B rows (branch-major: row g * 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,8 +16,8 @@ from adt_tree.grid import Grid
 from adt_tree.roles import Prefix, Scored
 from adt_tree.tree import DraftTree
 from adt_tree.verify import Verdict
-from models.device_map import allocate
-from models.packed import pack, scoring_head
+from models.cache import KVCache
+from models.packed import cache_dtype, pack, scoring_head
 from models.transformer import Decoder, reserve
 
 
@@ -66,19 +66,19 @@ class Prompt:
         return self.unconditional if branch else self.conditional
 
 
+def keep_all() -> None:
+    """Give nothing back."""
+
+
+@dataclass(frozen=True, slots=True)
 class PromptEncoder:
     """A model's text side: what the user wrote -> what prefill takes; and where codes lie."""
 
+    encode: Callable[[str], EncodedPrompt]  # the prefix of one image, to where its first code is predicted
     first_code: int  # token id of code 0
     num_codes: int  # size of the codebook
     num_classes: int = 0  # of a model that draws classes; 0: it draws texts
-
-    def encode(self, text: str) -> EncodedPrompt:
-        """The prefix of one image, up to where its first code is predicted."""
-        raise NotImplementedError
-
-    def release(self) -> None:
-        """Give back what only encoding needs, when the prompts of a run are encoded; mostly nothing."""
+    release: Callable[[], None] = keep_all  # gives back what only encoding needs
 
 
 def by_branch(x: Tensor, branches: int) -> Tensor:
@@ -134,7 +134,16 @@ class ARTarget:
             )
         decoder.rotary = reserve(decoder.rotary, config, capacity)
         pack(decoder.blocks)
-        self.cache = allocate(decoder, branches * slots, capacity, attend_in)
+        self.cache = KVCache.allocate(
+            config.num_layers,
+            branches * slots,
+            capacity,
+            config.num_kv_heads,
+            config.head_dim,
+            attend_in or cache_dtype(weight),
+            self.device,
+            padded=config.raster_side > 0,  # positions of a raster count the padding before a prompt too
+        )
 
     def prefill(self, slot: int, prompt: EncodedPrompt) -> Prefix:
         """Forget the slot's image and commit the prompt, each branch in a pass of its own."""

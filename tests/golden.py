@@ -18,7 +18,7 @@ from models.layouts.llama import decoder_names, drafter_names, gather, original_
 from models.layouts.llamagen import decoder_config as llamagen_config
 from models.layouts.llamagen import drafter_config as llamagen_drafter_config
 from models.layouts.llamagen import original_config
-from models.layouts.llamagen_prompts import CaptionProjector, EncodedPrompt, LabelEmbedder
+from models.layouts.llamagen_prompts import CaptionProjector, PaddedPrompt
 from models.target import ARTarget
 from models.transformer import Decoder
 
@@ -79,24 +79,21 @@ class LlamaGen:
     """A recorded LlamaGen model."""
 
     decoder: Decoder
-    conditioner: CaptionProjector | LabelEmbedder
+    conditioner: CaptionProjector | Tensor  # or the table of classes
 
     @property
     def num_codes(self) -> int:
         """Size of the codebook."""
         return self.decoder.config.vocab_size
 
-    def prompts(self, ahead: bool = False) -> list[EncodedPrompt]:
+    def prompts(self, ahead: bool = False) -> list[PaddedPrompt]:
         """The recorded prompts: texts of 120 and of 9 rows, or two classes."""
-        if isinstance(self.conditioner, LabelEmbedder):
-            table = self.conditioner.embedding_table.weight
-            return [
-                EncodedPrompt(table[n][None], table[-1:])
-                for n in tensors("llamagen/c2i_expected")["class_ids"]
-            ]
+        if isinstance(self.conditioner, Tensor):
+            table, ids = self.conditioner, tensors("llamagen/c2i_expected")["class_ids"]
+            return [PaddedPrompt(table[n][None], table[-1:]) for n in ids]
         recorded, project = tensors("llamagen/t2i_expected"), self.conditioner
         nothing = project(project.uncond_embedding)
-        return [EncodedPrompt(project(recorded[f"t5_{n}"]), nothing, ahead) for n in ("long", "short")]
+        return [PaddedPrompt(project(recorded[f"t5_{n}"]), nothing, ahead) for n in ("long", "short")]
 
     def drafter_net(self) -> DrafterNet:
         """The recorded drafter."""
@@ -119,20 +116,20 @@ class LlamaGen:
 def llamagen(family: str, side: int) -> LlamaGen:
     """Read a recorded model: t2i from the HF-style layout, c2i from the original one."""
     fields = values("llamagen/configs")
-    conditioner: CaptionProjector | LabelEmbedder
+    conditioner: CaptionProjector | Tensor
     if family == "c2i":
-        state, start = tensors("llamagen/c2i"), "cls_embedding."
+        state = tensors("llamagen/c2i")
         shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
         config = original_config(shapes, fields["c2i"], side * side)
-        conditioner = LabelEmbedder(*state["cls_embedding.embedding_table.weight"].shape)
+        conditioner = state["cls_embedding.embedding_table.weight"]
     else:
         state, start = tensors("llamagen/t2i-1") | tensors("llamagen/t2i-2"), "model.cls_embedding."
         config = llamagen_config({**fields["t2i"], "block_size": side * side})
         rows, features = state["model.cls_embedding.uncond_embedding"].shape
-        conditioner = CaptionProjector(rows, features, config.hidden_size)
+        conditioner = CaptionProjector(rows, features, config.hidden_size).eval().requires_grad_(False)
+        own = {name[len(start) :]: tensor for name, tensor in state.items() if name.startswith(start)}
+        conditioner.load_state_dict(own)
     decoder = Decoder(config)
     names = original_names(config) if family == "c2i" else decoder_names(config)
     decoder.load_state_dict(gather(state, names, config))
-    own = {name[len(start) :]: tensor for name, tensor in state.items() if name.startswith(start)}
-    conditioner.load_state_dict(own)
-    return LlamaGen(decoder.eval().requires_grad_(False), conditioner.eval().requires_grad_(False))
+    return LlamaGen(decoder.eval().requires_grad_(False), conditioner)

@@ -19,7 +19,7 @@ SPOILT = 77  # in the place of any number
 
 
 class Tape:
-    """See models.graphs.Recording. Operators run as they are recorded: the first replay has nothing to do."""
+    """A recording. Operators run as they are recorded: the first replay has nothing to do."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine, self._fresh = machine, True
@@ -53,13 +53,13 @@ class Machine:
         self._last: Tape | None = None
         self.busy = False  # with a recording
 
-    def __call__(self, run: Callable[[], Any], warm_ups: int) -> tuple[Tape, Any]:
+    def __call__(self, run: Callable[[], Any], warm_ups: int) -> tuple[Callable[[], None], Any]:
         """Record a tape."""
         for _ in range(warm_ups):
             run()
         tape = Tape(self)
         with self.running(tape), _Capture(tape):
-            return tape, run()
+            return tape.replay, run()
 
     @contextmanager
     def running(self, tape: Tape) -> Iterator[None]:

@@ -11,9 +11,6 @@ from typing import Any
 
 import pytest
 
-from cli.generate_images import Options
-from cli.loading import check_graphs
-from eval.errors import UserError
 from eval.outputs import RunFolder
 from tests.checkpoints import Checkpoints
 from tests.conftest import Run
@@ -157,7 +154,6 @@ def test_flags_that_change_no_image_stand_in_the_record(generate: Run, tmp_path:
         (["--model_path", "nowhere"], "nowhere"),
         (["--lantern", "--lantern_table", "nowhere"], "--lantern_table nowhere"),
         (["--revision", "main", "--model_path", "configs"], "configs"),
-        (["--device_map", "auto"], "it needs two CUDA devices or more"),
         (["--cuda_graphs", "--device", "cpu"], "--cuda_graphs: this runs on the CPU"),
         (["--lantern_kk", "3"], "did you mean --lantern_k"),
         (["--prompt", "none.txt"], "none.txt"),
@@ -166,13 +162,6 @@ def test_flags_that_change_no_image_stand_in_the_record(generate: Run, tmp_path:
 def test_what_the_user_can_put_right_is_one_line(generate: Run, words: list[str], says: str) -> None:
     status, out, err = generate("o", *words)
     assert (status, out) == (2, "") and says in one_line(err) and len(err) < 500
-
-
-def test_graphs_are_of_one_cuda_device() -> None:
-    assert check_graphs(Options.parse(["--cuda_graphs"]), "cuda")
-    assert not check_graphs(Options.parse(["--device_map", "auto"]), "cuda")
-    with pytest.raises(UserError, match="a graph is of one device"):
-        check_graphs(Options.parse(["--cuda_graphs", "--device_map", "auto"]), "cuda")
 
 
 def test_interrupt_and_resume_lose_nothing(

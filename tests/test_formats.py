@@ -11,7 +11,6 @@ import torch
 
 from adt_tree.sampling import Sampling
 from models.errors import CheckpointError
-from models.model import Model
 from tests import tiny, tiny_llamagen
 from tests.checkpoints import load
 from tests.golden import close
@@ -46,18 +45,13 @@ REFUSED = {
 }
 
 
-def opened(name: str, folder: Path, drafter: bool = False) -> Model:
-    """A model in fp32."""
-    return load(name, folder, need_drafter=drafter)
-
-
 def same_as_transformers(folder: Path) -> None:
     """Features and logits of random tokens."""
     transformers = pytest.importorskip("transformers")
     theirs = transformers.ChameleonForConditionalGeneration.from_pretrained(
         folder, dtype=torch.float32
     ).eval()
-    ours = opened("anole", folder).decoder
+    ours = load("anole", folder, need_drafter=False).decoder
     ids = torch.randint(0, 60, (2, 19), generator=torch.Generator().manual_seed(5))
     with torch.no_grad():
         hidden = theirs.model(input_ids=ids).last_hidden_state
@@ -87,19 +81,19 @@ def test_sizes_types_shards(
     folder = tiny.build(tmp_path / "x", **sizes)
     rewrite(folder, dtype, shards, leave)
     same_as_transformers(folder)
-    model = opened("anole", folder, drafter=True)
+    model = load("anole", folder)
     check_exact(model, ["sun", "cat"], Sampling(temperature=4.0), EXACT)  # a tied head repeats one code at 1
 
 
 @pytest.mark.parametrize("leave", ["", "lm_head.weight"])
 def test_llamagen_in_shards_of_bf16(tmp_path: Path, leave: str) -> None:
     """The folder's form as transformers shards it, its head tied or not, some fields left out."""
-    whole = opened("llamagen", tiny_llamagen.build(tmp_path / "whole", 4, num_key_value_heads=2))
+    whole = load("llamagen", tiny_llamagen.build(tmp_path / "whole", 4, num_key_value_heads=2))
     folder = tiny_llamagen.build(tmp_path / "shards", 4, num_key_value_heads=2)
     rewrite(folder, torch.bfloat16, 3, leave)
     edit(folder, lambda config: config.update(tie_word_embeddings=bool(leave)))
     edit(folder, lambda config: [config.pop(name) for name in ("rms_norm_eps", "rope_base", "architectures")])
-    model = opened("llamagen", folder, drafter=True)
+    model = load("llamagen", folder)
     got, expected = model.decoder.state_dict(), dict(whole.decoder.state_dict())
     if leave:
         expected["head.weight"] = expected["embed.weight"]
@@ -115,7 +109,7 @@ def test_variants_that_would_draw_noise_are_refused(tmp_path: Path, name: str, h
     fields, message = REFUSED[how]
     edit(folder, lambda config: config.update(fields))
     with pytest.raises(CheckpointError, match=message):
-        opened(name, folder)
+        load(name, folder, need_drafter=False)
 
 
 def test_codes_must_be_in_order(tmp_path: Path) -> None:
@@ -128,4 +122,4 @@ def test_codes_must_be_in_order(tmp_path: Path) -> None:
 
     edit(folder, swap)
     with pytest.raises(CheckpointError, match="not in the order of their codes"):
-        opened("anole", folder)
+        load("anole", folder, need_drafter=False)

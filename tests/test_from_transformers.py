@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,28 +15,33 @@ from adt_tree.policy import TreeShape
 from adt_tree.sampling import Sampling
 from models.errors import CheckpointError
 from models.spec import LoadOptions
-from tests import published, tiny, tiny_emu3, tiny_janus
+from tests import tiny
+from tests.checkpoints import SIDE, Checkpoints, Tiny
 
-SMALL = LoadOptions(target_size=tiny_emu3.SIZE)
 TEXTS = ["a red heart", "sea"]
-BUILD: dict[str, Callable[[Path], Path]] = {
-    "JanusForConditionalGeneration": lambda root: tiny_janus.build(root / "tiny", kv_heads=2),
-    "Emu3ForConditionalGeneration": lambda root: tiny_emu3.build(root / "tiny", kv_heads=2),
-    "ChameleonForConditionalGeneration": lambda root: published.build(root, lumina=False)[0],
+KINDS = {
+    "janus_pro": "JanusForConditionalGeneration",
+    "emu3": "Emu3ForConditionalGeneration",
+    "anole": "ChameleonForConditionalGeneration",
 }
 
 
-@pytest.fixture(scope="module", params=BUILD)
-def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
-    """A folder, transformers' model of it, and its tokenizer."""
+@pytest.fixture(scope="module", params=KINDS)
+def made(request: pytest.FixtureRequest, checkpoints: Checkpoints) -> tuple[Tiny, Any, Any]:
+    """A checkpoint, transformers' model of it, and its tokenizer."""
     import transformers
 
-    folder = BUILD[request.param](tmp_path_factory.mktemp("made"))
-    model = getattr(transformers, request.param).from_pretrained(folder, dtype=torch.float32).eval()
-    if request.param.startswith("Chameleon"):
-        file = str(folder / "tokenizer.json")
-        return folder, model, transformers.PreTrainedTokenizerFast(tokenizer_file=file)
-    return folder, model, transformers.AutoTokenizer.from_pretrained(folder)
+    files = checkpoints[request.param]
+    model = getattr(transformers, KINDS[request.param]).from_pretrained(files.path, dtype=torch.float32)
+    if request.param == "anole":
+        file = str(files.path / "tokenizer.json")
+        return files, model.eval(), transformers.PreTrainedTokenizerFast(tokenizer_file=file)
+    return files, model.eval(), transformers.AutoTokenizer.from_pretrained(files.path)
+
+
+def options_of(files: Tiny) -> LoadOptions:
+    """A size where the family asks for one."""
+    return LoadOptions(target_size=SIDE.get(files.family))
 
 
 def codes(pipe: Pipeline, method: str, temperature: float = 1.0) -> list[list[int]]:
@@ -47,26 +51,19 @@ def codes(pipe: Pipeline, method: str, temperature: float = 1.0) -> list[list[in
     return pipe(TEXTS, Method(method, sampling, tree), seed=3, batch_size=2).codes
 
 
-def options_of(folder: Path, **more: Any) -> LoadOptions:
-    """A size that the family asks for."""
-    emu = "emu3" in (folder / "config.json").read_text()[:400]
-    return LoadOptions(target_size=tiny_emu3.SIZE if emu else None, **more)
-
-
 def inner(model: Any) -> Any:
     """The module that holds the layers."""
     return getattr(model.model, "language_model", getattr(model.model, "text_model", model.model))
 
 
-def test_images_are_those_of_the_files(made: tuple[Path, Any, Any]) -> None:
+def test_images_are_those_of_the_files(made: tuple[Tiny, Any, Any]) -> None:
     """Code for code, plain and self-drafted; and the other model still computes what it did."""
-    folder, theirs, tokenizer = made
+    files, theirs, tokenizer = made
     tokens = torch.randint(60, (1, 9), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         before = inner(theirs)(tokens).last_hidden_state
-    pipe = Pipeline.from_transformers(theirs, tokenizer, options=options_of(folder))
-    options = options_of(folder, need_drafter=False)
-    read = Pipeline.from_pretrained(str(folder), device="cpu", precision="fp32", options=options)
+    pipe = Pipeline.from_transformers(theirs, tokenizer, options=options_of(files))
+    read = Pipeline(files.load(need_drafter=False))
     for temperature in (0.0, 1.0):
         expected = codes(read, "ar", temperature)
         assert codes(pipe, "ar", temperature) == codes(pipe, "self-draft", temperature) == expected
@@ -81,10 +78,10 @@ def within(view: Tensor, whole: Tensor) -> bool:
     return view.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
 
 
-def test_weights_are_shared(made: tuple[Path, Any, Any]) -> None:
+def test_weights_are_shared(made: tuple[Tiny, Any, Any]) -> None:
     """All but queries and keys; adopted anew, since decoding on a CPU has packed the layers."""
-    folder, theirs, tokenizer = made
-    ours = Pipeline.from_transformers(theirs, tokenizer, options=options_of(folder)).model.decoder
+    files, theirs, tokenizer = made
+    ours = Pipeline.from_transformers(theirs, tokenizer, options=options_of(files)).model.decoder
     assert within(inner(theirs).embed_tokens.weight, ours.embed.weight)
     assert within(inner(theirs).norm.weight, ours.norm.weight)
     for layer, block in zip(inner(theirs).layers, ours.blocks, strict=True):

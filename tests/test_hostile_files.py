@@ -55,6 +55,19 @@ def nothing(path: Path, mark: Path) -> None:
     path.write_bytes(bytes(500))
 
 
+def empty(path: Path, mark: Path) -> None:
+    path.touch()
+
+
+def truncated(path: Path, mark: Path) -> None:
+    torch.save({"w": torch.ones(99)}, path)
+    path.write_bytes(path.read_bytes()[:200])
+
+
+def listed(path: Path, mark: Path) -> None:
+    torch.save([1], path)
+
+
 def code(path: Path, mark: Path) -> None:
     torch.save({"w": torch.ones(2), "x": Command(mark)}, path)
 
@@ -82,6 +95,7 @@ SAYS = {
     words: "is no file of torch.save", nothing: "is no file of torch.save",
     code: "no code is run from it: save its tensors alone", old_code: "no code is run from it",
     plain_code: "is no file of torch.save", archive: "cannot be read", tape: "is no file of torch.save",
+    empty: "truncated or damaged", truncated: "truncated or damaged", listed: "holds a list, not a table",
 }  # fmt: skip
 
 

@@ -60,6 +60,8 @@ def test_what_is_here_is_not_fetched(hub: Hub, tmp_path: Path) -> None:
     assert locate(str(tmp_path)) == tmp_path and not calls
     with pytest.raises(CheckpointError, match="revision"):
         locate(str(tmp_path), "main")
+    with pytest.raises(CheckpointError, match="nowhere does not exist: give a checkpoint's folder, or a hub"):
+        locate("nowhere")
 
 
 def test_safetensors_before_pickles(hub: Hub, tmp_path: Path) -> None:
@@ -108,13 +110,6 @@ def test_a_disk_too_small_is_known_beforehand(hub: Hub, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="needs 1000000000.0 GB at .* GB are free: free some"):
         locate("a/b")
     assert not calls
-
-
-def test_neither_path_nor_id() -> None:
-    with pytest.raises(
-        CheckpointError, match="nowhere does not exist: give a checkpoint's folder, or a hub id"
-    ):
-        locate("nowhere")
 
 
 def test_without_a_network_the_real_client_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from adt_tree.pipeline import Pipeline
 from adt_tree.sampling import Sampling
 from models.errors import CheckpointError
 from models.layouts.captions import clean
-from models.layouts.llamagen_prompts import TextPrompts
 from models.layouts.t5 import T5Text
 from models.model import Model
 from models.spec import LoadOptions
@@ -83,11 +82,15 @@ def test_text_features(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_the_text_encoder_goes_when_prompts_are_encoded(folder: Path, keep: bool) -> None:
+def test_the_text_encoder_goes_when_prompts_are_encoded(
+    folder: Path, keep: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded, load_encoder = [], T5Text._load
+    monkeypatch.setattr(T5Text, "_load", lambda self: (loaded.append(self), load_encoder(self))[1])
     model = opened(folder, LoadOptions(keep_text_encoder=keep))
-    assert isinstance(model.prompts, TextPrompts) and isinstance(model.prompts.text, T5Text)
-    model.encode_all(TEXTS)
-    assert (model.prompts.text._encoder is not None) == keep
+    for _ in range(2):
+        model.encode_all(TEXTS)
+    assert len(loaded) == (1 if keep else 2)
 
 
 CAPTIONS = {

@@ -20,8 +20,7 @@ def golden_model() -> VQModel:
     state = {**load_file(GOLDENS / "decoder-1.safetensors"), **load_file(GOLDENS / "decoder-2.safetensors")}
     config = VQConfig.from_yaml(GOLDENS / "vqgan.yaml")
     model = VQModel(replace(config, num_embeddings=len(state["quantize.embedding.weight"])))
-    model.load_vq_state({**model.state_dict(), **state})
-    assert not [name for name in state if name not in model.state_dict()]
+    model.load_state_dict({**model.state_dict(), **state})
     return model.eval()
 
 
@@ -68,14 +67,6 @@ def test_pixels_are_truncated_not_rounded() -> None:
     assert to_uint8(values)[0, 0, :, 0].tolist() == [0, 0, 127, 254, 255, 255]
     levels = torch.arange(256, dtype=torch.uint8).view(1, 16, 16, 1).expand(1, 16, 16, 3)
     assert (to_uint8(from_uint8(levels)).int() - levels.int()).abs().max() <= 1
-
-
-def test_a_checkpoint_that_lacks_a_tensor_is_refused() -> None:
-    """The first missing name is in the message."""
-    model = VQModel(VQConfig(32, (1,), 1, 4, 4, 16, 8))
-    state = {name: value for name, value in model.state_dict().items() if name != "decoder.conv_out.bias"}
-    with pytest.raises(ValueError, match=r"decoder\.conv_out\.bias"):
-        model.load_vq_state(state)
 
 
 def test_config_edges() -> None:

@@ -57,15 +57,6 @@ def test_every_published_form(tmp_path: Path, form: str) -> None:
     )
 
 
-def test_nothing_is_read_before_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_shards(tensors(), tmp_path, 2)
-    found, read = read_weights(tmp_path), []
-    get = module.Stored.read
-    monkeypatch.setattr(module.Stored, "read", lambda self: (read.append(self.name), get(self))[1])
-    assert len(found) == 3 and found.shapes and "a.w" in found and not read
-    assert found["a.w"].shape == (4, 3) and read == ["a.w"]
-
-
 def test_digests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_weights(EMOJI).digest() == "0113db3fa87ac829"
     torch.manual_seed(0)
@@ -84,11 +75,7 @@ def damage(folder: Path, how: str) -> Path:
     write_shards(tensors(), folder, 2)
     second = folder / "model-00002-of-00002.safetensors"
     index = folder / "model.safetensors.index.json"
-    if how == "missing":
-        second.unlink()
-    elif how == "truncated":
-        second.write_bytes(second.read_bytes()[:-1])
-    elif how == "header":
+    if how == "header":
         second.write_bytes(second.read_bytes()[:20])
     elif how == "swapped":
         second.write_bytes((folder / "model-00001-of-00002.safetensors").read_bytes())
@@ -98,25 +85,12 @@ def damage(folder: Path, how: str) -> Path:
     return second
 
 
-@pytest.mark.parametrize("how", ["missing", "truncated", "header", "swapped", "index", "json", "list"])
+@pytest.mark.parametrize("how", ["header", "swapped", "index", "json", "list"])
 def test_damaged_shards(tmp_path: Path, how: str) -> None:
     named = damage(tmp_path, how)
     with pytest.raises(CheckpointError) as caught:
         read_weights(tmp_path)
     assert named.name in str(caught.value) and "fetch" in str(caught.value) and "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("how", ["truncated", "empty", "code", "list"])
-def test_damaged_pickles(tmp_path: Path, how: str) -> None:
-    path = tmp_path / "pytorch_model.bin"
-    torch.save(Path("x") if how == "code" else [1] if how == "list" else tensors(), path)
-    if how in ("truncated", "empty"):
-        path.write_bytes(path.read_bytes()[: 200 if how == "truncated" else 0])
-    with pytest.raises(CheckpointError) as caught:
-        read_weights(tmp_path)
-    assert path.name in str(caught.value) and "\n" not in str(caught.value)
-    with pytest.raises(CheckpointError, match="holds no model.safetensors"):
-        read_weights(tmp_path / "nowhere")
 
 
 def test_headers_against_a_configuration(tmp_path: Path) -> None:

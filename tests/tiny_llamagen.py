@@ -18,7 +18,7 @@ from models.codecs.vq16 import published_names
 from models.drafter import DrafterNet
 from models.layouts.llama import decoder_names, drafter_names, original_names, scatter
 from models.layouts.llamagen import decoder_config, drafter_config
-from models.layouts.llamagen_prompts import CaptionProjector, LabelEmbedder
+from models.layouts.llamagen_prompts import CaptionProjector
 from models.transformer import Decoder
 
 CODES, FEATURES, ROWS, CLASSES = 64, 24, 12, 7
@@ -47,12 +47,13 @@ def build(folder: Path, seed: int = 0, wrapper: str | None = None, **changes: ob
         decoder.head.weight.mul_(12)
     names = decoder_names(config) if wrapper is None else original_names(config)
     state = scatter(decoder.state_dict(), names, config)
-    side: torch.nn.Module = LabelEmbedder(CLASSES + 1, config.hidden_size)
+    side: Mapping[str, Tensor] = {"embedding_table.weight": torch.randn(CLASSES + 1, config.hidden_size)}
     if not of_classes:
-        side = CaptionProjector(config.raster_start, FEATURES, config.hidden_size)
-        torch.nn.init.normal_(side.uncond_embedding)
+        project = CaptionProjector(config.raster_start, FEATURES, config.hidden_size)
+        torch.nn.init.normal_(project.uncond_embedding)
+        side = project.state_dict()
     start = "cls_embedding." if wrapper is not None else "model.cls_embedding."
-    state |= {start + name: tensor for name, tensor in side.state_dict().items()}
+    state |= {start + name: tensor for name, tensor in side.items()}
     path = _write(folder, fields, state, wrapper)
     vq = VQModel(VQ)
     torch.nn.init.normal_(vq.quantize.embedding.weight)

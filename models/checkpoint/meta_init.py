@@ -79,18 +79,17 @@ def build(
     make: Callable[[], nn.Module],
     weights: Callable[[], Mapping[str, Tensor]],
     dtype: torch.dtype,
-    device: torch.device | None,
+    device: torch.device,
     folder: Path,
 ) -> Any:
     """Make a module without memory and hand it the weights, which take the place of its parameters.
 
     weights: tensors by our names, best read to that device and type already (Weights.placed): then nothing is
-    copied once more. device: None leaves each where it is. CheckpointError if they do not fit or do not go
-    in.
+    copied once more. CheckpointError if they do not fit or do not go in.
     """
     module = on_meta(make)
     try:
-        state = {name: tensor.to(device or tensor.device, dtype) for name, tensor in weights().items()}
+        state = {name: tensor.to(device, dtype) for name, tensor in weights().items()}
         module.load_state_dict(state, assign=True)
     except KeyError as error:
         raise CheckpointError(

@@ -11,7 +11,7 @@ import json
 import math
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -26,7 +26,6 @@ from models.errors import CheckpointError, reason
 # Stem of a folder's weights, by the published naming; the first that is there is read.
 NAMES = ("model.safetensors", "pytorch_model.bin")
 CPU = torch.device("cpu")
-Place = torch.device | Callable[[str], torch.device]
 WRAPPERS = ("model", "module", "state_dict")  # what training code files its weights under in a .pt
 WHOLE_DIGEST = 1 << 28  # bytes up to which every one counts in a digest
 SAMPLE = 2048  # elements at either end of a tensor that count beyond
@@ -57,17 +56,16 @@ class Weights(Mapping[str, Tensor]):
     for; nothing is kept. KeyError names what is not there."""
 
     def __init__(
-        self, stored: Mapping[str, Stored], device: Place = CPU, dtype: torch.dtype | None = None
+        self, stored: Mapping[str, Stored], device: torch.device = CPU, dtype: torch.dtype | None = None
     ) -> None:
-        """device: where tensors go, one place or one by name. dtype: as what they are read; None: as stored.
-        Integers keep their type."""
+        """device: where tensors go. dtype: of floating-point ones when read; None: as stored."""
         self._stored, self._device, self._dtype = stored, device, dtype
 
     def __getitem__(self, name: str) -> Tensor:
-        stored, device = self._stored[name], self._device_of(name)
-        if device.type == "meta":  # a check of headers: nothing is read
-            return torch.empty(stored.shape, dtype=self._type_of(stored), device=device)
-        return stored.read().to(device, self._type_of(stored), copy=not stored.shared)
+        stored = self._stored[name]
+        if self._device.type == "meta":  # a check of headers: nothing is read
+            return torch.empty(stored.shape, dtype=self._type_of(stored), device=self._device)
+        return stored.read().to(self._device, self._type_of(stored), copy=not stored.shared)
 
     def __contains__(self, name: object) -> bool:
         return name in self._stored  # the inherited one would read the tensor
@@ -81,11 +79,11 @@ class Weights(Mapping[str, Tensor]):
     def stacked(self, names: Sequence[str]) -> Tensor:
         """The tensors one below the other, each read straight to its place: no part is held beside the
         whole."""
-        parts, device = [self._stored[name] for name in names], self._device_of(names[0])
+        parts = [self._stored[name] for name in names]
         rows = [part.shape[0] for part in parts]
         shape = (sum(rows), *parts[0].shape[1:])
-        whole = torch.empty(shape, dtype=self._type_of(parts[0]), device=device)
-        if device.type != "meta":
+        whole = torch.empty(shape, dtype=self._type_of(parts[0]), device=self._device)
+        if self._device.type != "meta":
             for place, part in zip(whole.split(rows), parts, strict=True):
                 place.copy_(part.read())
         return whole
@@ -98,19 +96,20 @@ class Weights(Mapping[str, Tensor]):
             if stored.shared and stored.tensor is not None and stored.dtype == view.dtype:
                 stored.tensor.data = view
 
-    def _device_of(self, name: str) -> torch.device:
-        return self._device if isinstance(self._device, torch.device) else self._device(name)
-
     def _type_of(self, stored: Stored) -> torch.dtype:
         return self._dtype if self._dtype is not None and stored.dtype.is_floating_point else stored.dtype
 
-    def placed(self, device: Place, dtype: torch.dtype) -> Weights:
-        """The same tensors, read to that device, or those devices by name, in that type."""
+    def placed(self, device: torch.device, dtype: torch.dtype) -> Weights:
+        """The same tensors, read to that device in that type."""
         return Weights(self._stored, device, dtype)
 
     def below(self, prefix: str) -> Weights:
         """The tensors whose names start with prefix, without it."""
-        found = {n[len(prefix) :]: stored for n, stored in self._stored.items() if n.startswith(prefix)}
+        return self.renamed({name[len(prefix) :]: name for name in self if name.startswith(prefix)})
+
+    def renamed(self, names: Mapping[str, str]) -> Weights:
+        """These tensors alone, under new names (new -> present). KeyError names what is not there."""
+        found = {new: self._stored[name] for new, name in names.items()}
         return Weights(found, self._device, self._dtype)
 
     def beside(self, more: Weights) -> Weights:
@@ -140,7 +139,7 @@ class Weights(Mapping[str, Tensor]):
         Of more than WHOLE_DIGEST bytes, which would be read a second time for it: over names, types, shapes
         and the first and last SAMPLE elements of every tensor. Training changes all of these.
         """
-        if any(self._device_of(name).type == "meta" for name in self):
+        if self._device.type == "meta":
             return "unread"
         sizes = (math.prod(stored.shape) * stored.dtype.itemsize for stored in self._stored.values())
         digest, whole = hashlib.sha256(), sum(sizes) <= WHOLE_DIGEST

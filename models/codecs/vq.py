@@ -303,15 +303,6 @@ class VQModel(nn.Module):
         """Codes [B, h, w] int64 -> images [B, 3, H, W], not clamped."""
         return self.decode_vectors(F.embedding(codes, self.quantize.vectors()))
 
-    def load_vq_state(self, state: dict[str, Tensor]) -> None:
-        """Load a `vqgan.ckpt` state dict; tensors of the training loss are ignored, a missing one is an
-        error."""
-        keys = self.state_dict().keys()
-        missing = [key for key in keys if key not in state]
-        if missing:
-            raise ValueError(f"the VQ checkpoint lacks {len(missing)} tensors, first {missing[0]}")
-        self.load_state_dict({key: state[key] for key in keys})
-
 
 def to_uint8(images: Tensor, rounds: bool = False) -> Tensor:
     """Images [B, 3, H, W] in [-1, 1] -> uint8 [B, H, W, 3]: clamped, (x + 1) / 2 * 255, truncated or

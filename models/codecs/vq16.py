@@ -12,9 +12,10 @@ from pathlib import Path
 
 import torch
 
-from models.checkpoint.meta_init import build, expected, on_meta, require
+from models.checkpoint.meta_init import expected, on_meta, require
 from models.checkpoint.weights import read_weights
 from models.codecs.vq import VQConfig, VQModel
+from models.codecs.vqgan import build_codec
 from models.errors import CheckpointError, reason
 
 LOWEST = 16  # cells along the side of the smallest published image; VQConfig names levels by their sides
@@ -70,13 +71,7 @@ def read_vq16(path: Path, device: torch.device) -> VQModel:
         raise CheckpointError(
             f"{path} holds no VQ model of LlamaGen ({reason(error)}): give vq_ds16_t2i.pt or vq_ds16_c2i.pt"
         ) from None
-    names, placed = published_names(config), state.placed(device, torch.float32)
+    names = published_names(config)
     wanted = expected(lambda: VQModel(config), lambda own: {names[name]: own[name] for name in own})
     require(path, state, wanted, "fetch it again")
-    return build(
-        lambda: VQModel(config),
-        lambda: {ours: placed[theirs] for ours, theirs in names.items()},
-        torch.float32,
-        device,
-        path,
-    )
+    return build_codec(config, state.placed(device, torch.float32).renamed(names), device, path)

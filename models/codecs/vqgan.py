@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from models.checkpoint.fields import section
 from models.checkpoint.folder import read_fields
@@ -17,6 +18,14 @@ from models.errors import CheckpointError
 
 PREFIX = "model.vqmodel."
 CODEBOOK = "quantize.embedding.weight"
+
+
+def build_codec(
+    shape: VQConfig, weights: Mapping[str, Tensor], device: torch.device, source: Path
+) -> VQModel:
+    """The codec of that shape, fp32, from weights by our names. CheckpointError names source if they do not
+    fit."""
+    return build(lambda: VQModel(shape), lambda: weights, torch.float32, device, source)
 
 
 def read_codec(
@@ -36,7 +45,7 @@ def read_codec(
     own = stored.placed(device, torch.float32)
     if any(name.startswith("decoder.") for name in own):
         shape = read_fields(folder, lambda: VQConfig.from_hf(section(config, "vq_config", required=True)))
-        return build(lambda: VQModel(shape), lambda: own, torch.float32, device, folder)
+        return build_codec(shape, own, device, folder)
     home = next((place for place in places if (place / "vqgan.ckpt").is_file()), None)
     if home is None:
         wanted = " or ".join(str(place) for place in places)
@@ -65,11 +74,5 @@ def _from_meta(folder: Path, state: Weights, device: torch.device) -> VQModel:
     except Exception as error:  # yaml's errors, and whatever a file of another layout leads to
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(f"{path} does not describe a VQGAN ({text}): fetch it again") from None
-    kept = [name for name in state if not name.startswith("loss.")]
-    return build(
-        lambda: VQModel(shape),
-        lambda: {name: state[name] for name in kept},
-        torch.float32,
-        device,
-        folder / "vqgan.ckpt",
-    )
+    kept = state.renamed({name: name for name in state if not name.startswith("loss.")})
+    return build_codec(shape, kept, device, folder / "vqgan.ckpt")

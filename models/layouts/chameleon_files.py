@@ -64,28 +64,23 @@ class TokenLayout:
         return cls(codes[0], len(codes), vocabulary["<s>"], vocabulary[BEGIN_OF_IMAGE], vocabulary[SEPARATOR])
 
 
-class Prompts(PromptEncoder):
-    """Texts as token ids."""
+def prompt_encoder(
+    tokenizer: Tokenizer,
+    layout: TokenLayout,
+    opening: Sequence[int],
+    unconditional: Sequence[int],
+    instruction: str = "",
+) -> PromptEncoder:
+    """Texts -> token ids: cond = <s> instruction text <sep> opening; uncond at positions of its own from 0.
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        layout: TokenLayout,
-        opening: Sequence[int],
-        unconditional: Sequence[int],
-        instruction: str = "",
-    ) -> None:
-        """opening: of an image, behind the user's turn. unconditional: a sequence without a text.
-        instruction: before the user's text."""
-        self.tokenizer, self.layout, self.instruction = tokenizer, layout, instruction
-        self.opening, self.unconditional = list(opening), list(unconditional)
-        self.first_code, self.num_codes = layout.first_code, layout.num_codes
+    opening: of an image, behind the user's turn. unconditional: a sequence without a text.
+    """
 
-    def encode(self, text: str) -> Prompt:
-        """cond = <s> instruction text <sep> opening; uncond at positions of its own from 0."""
-        ids = self.tokenizer.encode(self.instruction + text, add_special_tokens=False).ids
-        turn = [self.layout.begin_of_text, *ids, self.layout.separator]
-        return Prompt(turn + self.opening, self.unconditional)
+    def encode(text: str) -> Prompt:
+        ids = tokenizer.encode(instruction + text, add_special_tokens=False).ids
+        return Prompt([layout.begin_of_text, *ids, layout.separator, *opening], list(unconditional))
+
+    return PromptEncoder(encode, layout.first_code, layout.num_codes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +95,7 @@ class ChameleonFiles:
     state: Weights
     codec: VQModel
 
-    def model(self, grid: Grid, prompts: Prompts, row_end: int | None = None) -> Model:
+    def model(self, grid: Grid, prompts: PromptEncoder, row_end: int | None = None) -> Model:
         """The model that draws this grid from these prompts, its weights read; row_end: token id, None
         without row-separator tokens."""
         to_ours = partial(from_chameleon, config=self.shape)

@@ -155,36 +155,23 @@ def wanted(config: Mapping[str, Any], shape: DecoderConfig, names: Names = STORE
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Prompts(PromptEncoder):
-    """Texts and sizes."""
+def prompt_encoder(tokenizer: ChatTokenizer, layout: TokenLayout, grid: Grid) -> PromptEncoder:
+    """Texts -> BOS, the text, the image's size and its opening; uncond the negative prompt of the model card.
+    CheckpointError if the tokenizer is not that of a model with these image tokens."""
+    for name in (IMAGE_START, IMAGE_TOKEN):
+        tokenizer.token(name)
+    for name, index in ((f"{CODE}000000|>", layout.first_code), (ROW_END, layout.row_end)):
+        if tokenizer.token(name) != index:
+            raise CheckpointError(
+                f"{tokenizer.source}: the tokenizer has {name} at {tokenizer.token(name)}, config.json "
+                f"at {index}: give the tokenizer of this model"
+            )
+    begin, size = tokenizer.tokenizer.bos_token, f"{IMAGE_START}{grid.height}*{grid.width}{IMAGE_TOKEN}"
 
-    tokenizer: ChatTokenizer
-    first_code: int
-    num_codes: int
-    grid: Grid
+    def encode(text: str) -> Prompt:
+        return Prompt(*(tokenizer.ids(f"{begin}{words}{size}") for words in (text, NEGATIVE)))
 
-    @classmethod
-    def read(cls, tokenizer: ChatTokenizer, layout: TokenLayout, grid: Grid) -> Prompts:
-        """CheckpointError if the tokenizer is not that of a model with these image tokens."""
-        for name in (IMAGE_START, IMAGE_TOKEN):
-            tokenizer.token(name)
-        for name, index in ((f"{CODE}000000|>", layout.first_code), (ROW_END, layout.row_end)):
-            if tokenizer.token(name) != index:
-                raise CheckpointError(
-                    f"{tokenizer.source}: the tokenizer has {name} at {tokenizer.token(name)}, config.json "
-                    f"at {index}: give the tokenizer of this model"
-                )
-        return cls(tokenizer, layout.first_code, layout.num_codes, grid)
-
-    def ids(self, text: str) -> list[int]:
-        """BOS, the text, the image's size and its opening."""
-        size = f"{IMAGE_START}{self.grid.height}*{self.grid.width}{IMAGE_TOKEN}"
-        return self.tokenizer.ids(f"{self.tokenizer.tokenizer.bos_token}{text}{size}")
-
-    def encode(self, text: str) -> Prompt:
-        """The text, and the negative prompt of the model card."""
-        return Prompt(self.ids(text), self.ids(NEGATIVE))
+    return PromptEncoder(encode, layout.first_code, layout.num_codes)
 
 
 def load(checkpoint: Checkpoint) -> Model:
@@ -217,7 +204,7 @@ def assemble(
         grid = grid_of(size, options.ratio or "1:1", codec.config.patch_size)
     except ValueError as error:
         raise CheckpointError(str(error)) from None
-    prompts = Prompts.read(tokenizer(), layout, grid)
+    prompts = prompt_encoder(tokenizer(), layout, grid)
     to_ours = partial(from_chameleon, config=shape, prefix=names.text, head=names.head)
     drawn = (grid, prompts, cast(VQModel, codec), layout.row_end)
     return load_networks(checkpoint, shape, state, to_ours, LLAMA, *drawn)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,9 +22,10 @@ from torch.nn import functional as F
 from adt_tree.grid import Grid
 from models.checkpoint.fields import MOST_LAYERS, MOST_PIXELS, MOST_TOKENS, MOST_WIDTH, section, whole, wholes
 from models.checkpoint.folder import read_config, read_fields
-from models.checkpoint.meta_init import build, expected, on_meta, require
+from models.checkpoint.meta_init import expected, on_meta, require
 from models.checkpoint.weights import Weights, read_weights
 from models.codecs.vq import VQConfig, VQModel
+from models.codecs.vqgan import build_codec
 from models.drafter import LLAMA
 from models.errors import CheckpointError
 from models.layouts.chat import ChatTokenizer, generation_fields
@@ -151,47 +152,39 @@ def codec_names(config: VQConfig) -> dict[str, str]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class Prompts(PromptEncoder):
-    """Chat turns."""
+def prompt_encoder(
+    tokenizer: ChatTokenizer, fields: Mapping[str, Any], shape: DecoderConfig
+) -> PromptEncoder:
+    """Texts -> the chat's turn and the begin of image; uncond of the same length, its text padded over.
 
-    tokenizer: ChatTokenizer
-    first_code: int
-    num_codes: int
-    begin_of_text: int
-    begin_of_image: int
-    padding: int
-
-    @classmethod
-    def read(cls, tokenizer: ChatTokenizer, fields: Mapping[str, Any], shape: DecoderConfig) -> Prompts:
-        """fields: generation_config.json, where transformers' own generate has the ids from. CheckpointError
-        if neither it nor the tokenizer has them, or text would become ids of another vocabulary."""
-        own, text = tokenizer.tokenizer, shape.vocab_size - shape.num_codes
-        begin, padding = (
-            fields[name] if fields.get(name) is not None else getattr(own, name)
-            for name in ("bos_token_id", "pad_token_id")
-        )
-        for name, value in (("bos_token_id", begin), ("pad_token_id", padding)):
-            if not isinstance(value, int) or not 0 <= value < text:
-                raise CheckpointError(
-                    f"{tokenizer.source}: {name} is {value!r}: generation_config.json must name one of the "
-                    f"{text} text tokens"
-                )
-        tokenizer.turn("")  # a template that is missing or broken is known now
-        image = tokenizer.token(BEGIN_OF_IMAGE)
-        highest = max(own.get_vocab().values(), default=0)
-        if highest >= text:
+    fields: generation_config.json, where transformers' own generate has the ids from. CheckpointError if
+    neither it nor the tokenizer has them, or text would become ids of another vocabulary.
+    """
+    own, text_size = tokenizer.tokenizer, shape.vocab_size - shape.num_codes
+    begin, padding = (
+        fields[name] if fields.get(name) is not None else getattr(own, name)
+        for name in ("bos_token_id", "pad_token_id")
+    )
+    for name, value in (("bos_token_id", begin), ("pad_token_id", padding)):
+        if not isinstance(value, int) or not 0 <= value < text_size:
             raise CheckpointError(
-                f"{tokenizer.source}: the tokenizer has ids up to {highest}, config.json's text vocabulary "
-                f"{text}: give the tokenizer of this model"
+                f"{tokenizer.source}: {name} is {value!r}: generation_config.json must name one of the "
+                f"{text_size} text tokens"
             )
-        return cls(tokenizer, text, shape.num_codes, begin, image, padding)
+    tokenizer.turn("")  # a template that is missing or broken is known now
+    kept = (begin, tokenizer.token(BEGIN_OF_IMAGE))
+    highest = max(own.get_vocab().values(), default=0)
+    if highest >= text_size:
+        raise CheckpointError(
+            f"{tokenizer.source}: the tokenizer has ids up to {highest}, config.json's text vocabulary "
+            f"{text_size}: give the tokenizer of this model"
+        )
 
-    def encode(self, text: str) -> Prompt:
-        """cond = the chat's turn and the begin of image; uncond of the same length, its text padded over."""
-        ids = self.tokenizer.ids(self.tokenizer.turn(text) + BEGIN_OF_IMAGE)
-        kept = (self.begin_of_text, self.begin_of_image)
-        return Prompt(ids, [token if token in kept else self.padding for token in ids])
+    def encode(text: str) -> Prompt:
+        ids = tokenizer.ids(tokenizer.turn(text) + BEGIN_OF_IMAGE)
+        return Prompt(ids, [token if token in kept else padding for token in ids])
+
+    return PromptEncoder(encode, text_size, shape.num_codes)
 
 
 def load(checkpoint: Checkpoint) -> Model:
@@ -217,14 +210,8 @@ def assemble(
     checkpoint.refuse_other_size(vq.resolution)
     tensors = read_fields(folder, lambda: wanted(config, shape))
     require(folder, state, tensors, "fetch it again, or the config.json that belongs to it")
-    prompts = Prompts.read(tokenizer(), generation, shape)
-    pixels, names = state.placed(checkpoint.device, torch.float32), codec_names(vq)
-    codec = build(
-        lambda: VQModel(vq),
-        lambda: {ours: pixels[theirs] for ours, theirs in names.items()},
-        torch.float32,
-        checkpoint.device,
-        folder,
-    )
+    prompts = prompt_encoder(tokenizer(), generation, shape)
+    pixels = state.placed(checkpoint.device, torch.float32).renamed(codec_names(vq))
+    codec = build_codec(vq, pixels, checkpoint.device, folder)
     side, to_ours = vq.attn_resolutions[0], partial(from_janus, config=shape)
     return load_networks(checkpoint, shape, state, to_ours, LLAMA, Grid(side, side), prompts, codec)

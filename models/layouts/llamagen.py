@@ -25,7 +25,7 @@ from models.codecs.vq16 import read_vq16
 from models.drafter import Layout
 from models.errors import CheckpointError
 from models.layouts.llama import decoder_names, gather, original_names, scatter
-from models.layouts.llamagen_prompts import CaptionProjector, ClassPrompts, LabelEmbedder, TextPrompts
+from models.layouts.llamagen_prompts import CaptionProjector, class_prompts, text_prompts
 from models.layouts.networks import load_networks
 from models.layouts.t5 import T5Text
 from models.model import Model
@@ -222,8 +222,7 @@ def _prompts(opened: TargetFiles, checkpoint: Checkpoint, shape: DecoderConfig) 
     own = opened.weights.below(opened.start).placed(checkpoint.device, checkpoint.dtype)
     width, place = shape.hidden_size, (checkpoint.dtype, checkpoint.device, opened.file)
     if opened.of_classes:
-        rows = own.shapes["embedding_table.weight"][0]
-        return ClassPrompts(build(lambda: LabelEmbedder(rows, width), lambda: own, *place), shape.vocab_size)
+        return class_prompts(own["embedding_table.weight"], shape.vocab_size)
     if "uncond_embedding" not in own:
         raise CheckpointError(f"{opened.file}: tensor {opened.start}uncond_embedding is missing")
     rows, features = own.shapes["uncond_embedding"]
@@ -236,4 +235,4 @@ def _prompts(opened: TargetFiles, checkpoint: Checkpoint, shape: DecoderConfig) 
     folder = _beside(checkpoint, ENCODERS, options.text_encoder, "text encoder", "--text_encoder")
     text = T5Text(folder, features, rows, checkpoint.device)
     project = build(lambda: CaptionProjector(rows, features, width), lambda: own, *place)
-    return TextPrompts(text, project, shape.vocab_size, options.keep_text_encoder)
+    return text_prompts(text, project, shape.vocab_size, options.keep_text_encoder)

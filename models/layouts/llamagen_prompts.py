@@ -8,19 +8,19 @@ Dimensions: T rows of the prefix (120, or 1 for a class), C size of a text featu
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.target import Lead, PromptEncoder
+from models.layouts.t5 import T5Text
+from models.target import Lead, PromptEncoder, keep_all
 from models.transformer import Decoder
 
 
 @dataclass(frozen=True, slots=True)
-class EncodedPrompt:
-    """Rows of text or of a class, behind padding up to the T rows of no text (see models.target).
+class PaddedPrompt:
+    """An EncodedPrompt of rows of text or of a class, behind padding up to the T rows of no text.
 
     Both branches share the conditional's padding. A real row sees none of it; a row of padding sees the
     padding up to itself, as in the released code in bf16, the regime of the published drafters, which read
@@ -52,16 +52,6 @@ class EncodedPrompt:
         return [0] * self.length
 
 
-class TextEncoder(Protocol):
-    """A text -> features [n, C], n at most T."""
-
-    def encode(self, text: str) -> Tensor:
-        """Features of a text."""
-
-    def release(self) -> None:
-        """Free what encode() needs; it would come back."""
-
-
 class CaptionProjector(nn.Module):
     """Text features [..., C] -> rows [..., D], zeros to zeros; and the learned features of no text."""
 
@@ -80,53 +70,31 @@ class CaptionProjector(nn.Module):
         return self.cap_proj["fc2"](F.gelu(self.cap_proj["fc1"](features), approximate="tanh"))
 
 
-class LabelEmbedder(nn.Module):
-    """Class ids -> rows; the last of the table is no class."""
-
-    def __init__(self, rows: int, hidden_size: int) -> None:
-        super().__init__()
-        self.embedding_table = nn.Embedding(rows, hidden_size)
-
-
-class TextPrompts(PromptEncoder):
-    """Texts."""
-
-    first_code = 0
-
-    def __init__(self, text: TextEncoder, project: CaptionProjector, num_codes: int, keep: bool) -> None:
-        """keep: hold the text encoder in memory when the prompts of a run are encoded."""
-        self.text, self.project, self.num_codes, self.keep = text, project, num_codes, keep
-        with torch.inference_mode():
-            self.nothing = project(project.uncond_embedding)
+def text_prompts(text: T5Text, project: CaptionProjector, num_codes: int, keep: bool) -> PromptEncoder:
+    """Texts -> their projected features, and the rows of no text. keep: hold the text encoder in memory when
+    the prompts of a run are encoded."""
+    weight = project.uncond_embedding
+    with torch.inference_mode():
+        nothing = project(weight)
 
     @torch.inference_mode()
-    def encode(self, text: str) -> EncodedPrompt:
-        """The projected features of the text, and the rows of no text."""
-        weight = self.project.uncond_embedding
-        features = self.text.encode(text).to(weight.device, weight.dtype)
-        return EncodedPrompt(self.project(features), self.nothing)
+    def encode(words: str) -> PaddedPrompt:
+        return PaddedPrompt(project(text.encode(words).to(weight.device, weight.dtype)), nothing)
 
-    def release(self) -> None:
-        """Free the text encoder, unless it is to stay."""
-        if not self.keep:
-            self.text.release()
+    return PromptEncoder(encode, 0, num_codes, release=keep_all if keep else text.release)
 
 
-class ClassPrompts(PromptEncoder):
-    """Class ids, in decimal."""
+def class_prompts(table: Tensor, num_codes: int) -> PromptEncoder:
+    """Class ids in decimal -> the row of the class, and that of no class: the last of table [classes + 1, D].
+    Encoding raises ValueError if there is no such class."""
+    classes = len(table) - 1
 
-    first_code = 0
-
-    def __init__(self, labels: LabelEmbedder, num_codes: int) -> None:
-        self.labels, self.num_codes = labels, num_codes
-        self.num_classes = len(labels.embedding_table.weight) - 1
-
-    def encode(self, text: str) -> EncodedPrompt:
-        """The row of the class, and that of no class. ValueError if there is no such class."""
-        if not text.isdecimal() or int(text) >= self.num_classes:
+    def encode(words: str) -> PaddedPrompt:
+        if not words.isdecimal() or int(words) >= classes:
             raise ValueError(
-                f"prompt {text!r}: this model draws classes; give ids from 0 to {self.num_classes - 1} by "
+                f"prompt {words!r}: this model draws classes; give ids from 0 to {classes - 1} by "
                 "--class_labels"
             )
-        table = self.labels.embedding_table.weight
-        return EncodedPrompt(table[int(text)][None], table[-1:])
+        return PaddedPrompt(table[int(words)][None], table[-1:])
+
+    return PromptEncoder(encode, 0, num_codes, classes)

@@ -1,4 +1,4 @@
-"""A model out of its files: the decoder, on one device or several, and the drafter, beside what is read."""
+"""A model out of its files: the decoder and the drafter, beside what a family has read."""
 
 from __future__ import annotations
 
@@ -10,15 +10,12 @@ from adt_tree.grid import Grid
 from models.checkpoint.meta_init import build
 from models.checkpoint.weights import Weights
 from models.codecs.vq import VQModel
-from models.device_map import by_layer, share_out, spread
 from models.drafter import Layout, load_drafter
 from models.errors import CheckpointError
 from models.model import Model
 from models.spec import Checkpoint
 from models.target import PromptEncoder
 from models.transformer import Decoder, DecoderConfig
-
-LAYERS = "model.layers."  # published names of a layer's tensors go on with its number
 
 
 def load_networks(
@@ -47,12 +44,8 @@ def load_networks(
     net, drafter_sha = None, None
     if checkpoint.drafter is not None:
         net, drafter_sha = load_drafter(checkpoint.drafter, shape, dtype, device, layout)
-    devices = share_out(shape, dtype) if checkpoint.split else []
-    placed = weights.placed(by_layer(devices, LAYERS) if devices else device, dtype)
-    home = None if devices else device
-    decoder = build(lambda: Decoder(shape), lambda: to_ours(placed), dtype, home, checkpoint.folder)
-    if devices:
-        spread(decoder, devices)
+    placed = weights.placed(device, dtype)
+    decoder = build(lambda: Decoder(shape), lambda: to_ours(placed), dtype, device, checkpoint.folder)
     return Model(
         spec=checkpoint.spec,
         grid=grid,

@@ -6,7 +6,6 @@ A text stands for its number of tokens. Nothing is read from files; pixels canno
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeVar, cast
 
 import torch
@@ -16,7 +15,7 @@ from adt_tree.grid import Grid
 from models.checkpoint.meta_init import on_meta
 from models.codecs.vq import Quantizer, VQModel
 from models.drafter import CHAMELEON, DrafterNet
-from models.layouts.llamagen_prompts import EncodedPrompt as Rows
+from models.layouts.llamagen_prompts import PaddedPrompt
 from models.model import Model
 from models.registry import spec_of
 from models.target import EncodedPrompt, Prompt, PromptEncoder
@@ -28,22 +27,18 @@ SCALE = 0.02  # standard deviation of weights
 FIRST_CODE = 4  # token id of code 0 in the Chameleon layout
 
 
-@dataclass(frozen=True, slots=True)
-class RandomPrompts(PromptEncoder):
-    """int(text) tokens, the same in both branches, or as many rows of width D."""
+def random_prompts(first_code: int, num_codes: int, row: torch.Tensor | None) -> PromptEncoder:
+    """int(text) tokens, the same in both branches, or as many copies of row [1, D]; None: tokens."""
 
-    first_code: int
-    num_codes: int
-    rows: torch.Tensor | None  # [1, D]; None: prompts are tokens
-
-    def encode(self, text: str) -> EncodedPrompt:
-        """A prompt of int(text) tokens."""
+    def encode(text: str) -> EncodedPrompt:
         count = int(text)
-        if self.rows is not None:
-            rows = self.rows.expand(count, -1)
-            return Rows(rows, rows)
-        tokens = [n % self.first_code for n in range(count)]
+        if row is not None:
+            rows = row.expand(count, -1)
+            return PaddedPrompt(rows, rows)
+        tokens = [n % first_code for n in range(count)]
         return Prompt(tokens, tokens)
+
+    return PromptEncoder(encode, first_code, num_codes)
 
 
 def random_model(name: str, use: Use, grid: Grid, dtype: torch.dtype, device: torch.device) -> Model:
@@ -54,13 +49,13 @@ def random_model(name: str, use: Use, grid: Grid, dtype: torch.dtype, device: to
     drafter = None if small is None else _filled(lambda: DrafterNet(small), dtype, device)
     spec, codes = spec_of(name), use.vq.num_embeddings
     first = 0 if spec.embedded_prompts else FIRST_CODE
-    rows = decoder.embed.weight[:1] if spec.embedded_prompts else None
+    row = decoder.embed.weight[:1] if spec.embedded_prompts else None
     codec = cast(VQModel, on_meta(lambda: VQModel(use.vq)))
     codec.quantize = _filled(lambda: Quantizer(use.vq), torch.float32, device)
     return Model(
         spec=spec,
         grid=grid,
-        prompts=RandomPrompts(first, codes, rows),
+        prompts=random_prompts(first, codes, row),
         decoder=decoder,
         codec=codec,
         drafter_net=drafter,

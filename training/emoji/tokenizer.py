@@ -105,7 +105,7 @@ def read_exported(folder: Path) -> dict[str, Tensor]:
 def load_exported(model: VQModel, weights: dict[str, Tensor]) -> None:
     """Take over the VQGAN among an exported checkpoint's weights."""
     own = {name.removeprefix(VQ): tensor for name, tensor in weights.items() if name.startswith(VQ)}
-    model.load_vq_state(own)
+    model.load_state_dict(own)
 
 
 class Trainer:
