@@ -31,7 +31,7 @@ from cli.method import (
     unused,
 )
 from cli.options import declare, option, shown
-from eval.errors import UserError
+from eval.errors import UserError, refusals
 from eval.prompts import BENCH_FILE, Prompt, load_prompts
 from models.registry import SPECS
 
@@ -54,11 +54,10 @@ FLAGS: dict[str, dict[str, Any]] = {
     "adt-hybrid": {"drafter_type": "hybrid", "peanut": True},
     **{name: {"drafter_type": name} for name in RIVALS},
 }
-RELAXED = "-lantern"
-NAMES = (*FLAGS, *(name + RELAXED for name in FLAGS if name not in ("ar", *RIVALS)))
+SUFFIX = "-lantern"
+NAMES = (*FLAGS, *(name + SUFFIX for name in FLAGS if name not in ("ar", *RIVALS)))
 PAPER = ("eagle-1", "eagle-2", "adt-tree", "eagle-2-lantern", "adt-tree-lantern")
 CONTROLS = ("accept-none", "accept-all")
-DELTA, MOST = 0.5, 100  # LANTERN's defaults here
 REFERENCED = tuple(name for name, spec in SPECS.items() if spec.reference)  # eval.baseline decodes them
 FREE = ("output_dir", "config", "debug", "profile")  # options that change no measurement
 RANDOM_CODES = 256  # of an image that is timed with random weights, from its middle
@@ -93,7 +92,7 @@ class BenchOptions(ModelOptions):
     methods: tuple[str, ...] = option(
         "ar: the AR baseline; eagle-1: static trees; eagle-2: trees of fixed shape; adt-tree: adaptive "
         "trees; self-draft, hybrid: drafts from the target's earlier passes, alone or with the network's; "
-        f"adt-: adaptive; {RELAXED}: relaxed acceptance; {', '.join(RIVALS)}: published rivals, exact in "
+        f"adt-: adaptive; {SUFFIX}: relaxed acceptance; {', '.join(RIVALS)}: published rivals, exact in "
         "distribution, but with images of their own",
         PAPER,
         choices=NAMES,
@@ -222,7 +221,9 @@ def configurations(options: Options) -> dict[Configuration, Method]:
 
 def method_of(options: Options, name: str, values: dict[str, Any]) -> tuple[Method, DecodingOptions]:
     """A method, and the options it reads with what it does not read left out. values: what bench varies."""
-    plain = name.removesuffix(RELAXED)
+    from eval.bench import RELAXED
+
+    plain = name.removesuffix(SUFFIX)
     shared = {field.name: getattr(options, field.name) for field in fields(DecodingOptions)
               if hasattr(options, field.name)}  # fmt: skip
     relaxed = {"lantern": name != plain}
@@ -230,7 +231,7 @@ def method_of(options: Options, name: str, values: dict[str, Any]) -> tuple[Meth
     while idle := {key: None for key in unused(resolved(own)) if key in CONSTANTS and shown(own, key)}:
         own = replace(own, **idle)
     method = method_from(own)
-    return (replace(method, lantern=lantern_of(own, DELTA, MOST)) if method.lantern else method), own
+    return (replace(method, lantern=lantern_of(own, RELAXED)) if method.lantern else method), own
 
 
 def check(options: Options) -> None:
@@ -287,13 +288,11 @@ def prepare(
 
     requests = make_requests(model, prompts, options.random_seed)
     longest = max(request.prompt.length for request in requests)
-    try:
+    with refusals():
         decoders: dict[Configuration, Decodes] = {
             configuration: build(model, method, configuration.batch_size, longest)
             for configuration, method in chosen.items()
         }
-    except ValueError as error:
-        raise UserError(str(error)) from error
     if options.reference:
         samplings = [method.sampling for method in chosen.values() if method.name == "ar"]
         decoders |= reference(options, model, samplings, longest)
