@@ -12,7 +12,7 @@ import gradio as gr
 from adt_tree.method import METHODS
 from adt_tree.pipeline import Pipeline
 from demo import work
-from demo.wishes import Wish, methods_of, prompt_of, prompts_of, seed_of
+from demo.wishes import methods_of, prompt_of, prompts_of, seed_of
 from demo.work import Cancelled, Job, News
 from eval.errors import UserError
 
@@ -76,7 +76,7 @@ class Desk:
 
         def started(job: Job) -> Iterator[News]:
             methods = methods_of(self.pipe, (left, right), temperature, guidance, lantern)
-            return work.race(self.pipe, Wish([prompt_of(prompt)], seed_of(seed), methods), job)
+            return work.race(self.pipe, job, prompt_of(prompt), seed_of(seed), methods)
 
         yield from self._answer(request, started)
 
@@ -93,9 +93,8 @@ class Desk:
         """Lines of progress and pictures as they finish."""
 
         def started(job: Job) -> Iterator[News]:
-            methods = methods_of(self.pipe, (method,), temperature, guidance, lantern)
-            wish = Wish(prompts_of(prompts), seed_of(seed), methods)
-            return work.sheet(self.pipe, wish, job, self.batch_size)
+            (own,) = methods_of(self.pipe, (method,), temperature, guidance, lantern)
+            return work.sheet(self.pipe, job, prompts_of(prompts), seed_of(seed), own, self.batch_size)
 
         yield from self._answer(request, started)
 

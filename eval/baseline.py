@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -49,17 +50,12 @@ class TransformersDecoder:
     def decode(self, requests: Iterable[Request]) -> Iterator[Decoded]:
         """One image at a time."""
         for request in requests:
-            image, started = Decoded(request.name, request.seed, []), time.perf_counter()
-            clock = started
-            for number, code in enumerate(self._codes(request)):
-                row, column = self.model.grid.cell(number)
-                image.codes.append(code)
-                last, clock = clock, time.perf_counter()
-                if number:
-                    image.steps.append(Step(number, row, column, 0, 0, 0, 0, 1e3 * (clock - last)))
-                    image.target_calls += 1
-            image.seconds = clock - started
-            yield image
+            codes, clocks = [], [time.perf_counter()]
+            for code in self._codes(request):
+                codes.append(code)
+                clocks.append(time.perf_counter())
+            seconds = [after - before for before, after in pairwise(clocks)]
+            yield _decoded(request, self.model, codes, seconds)
 
     def _codes(self, request: Request) -> Iterator[int]:
         """Codes in raster order; rows are padded on the left and their positions start after the padding."""
@@ -108,7 +104,7 @@ class JanusDecoder:
         sampling, device = self.sampling, self.net.device
         drawn = {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
         for request in requests:
-            image, started = Decoded(request.name, request.seed, []), time.perf_counter()
+            started = time.perf_counter()
             tokens = torch.tensor([request.prompt.conditional], device=device)
             torch.manual_seed(request.seed)
             found = self.net.generate(
@@ -119,14 +115,16 @@ class JanusDecoder:
                 do_sample=not sampling.greedy,
                 **({} if sampling.greedy else drawn),
             )
-            image.codes.extend(found[0].tolist())
-            image.seconds = time.perf_counter() - started
-            mean = 1e3 * image.seconds / len(image.codes)
-            for number in range(1, len(image.codes)):
-                row, column = self.model.grid.cell(number)
-                image.steps.append(Step(number, row, column, 0, 0, 0, 0, mean))
-            image.target_calls = len(image.steps)
-            yield image
+            codes = found[0].tolist()
+            mean = (time.perf_counter() - started) / len(codes)
+            yield _decoded(request, self.model, codes, [mean] * len(codes))
+
+
+def _decoded(request: Request, model: Model, codes: list[int], seconds: list[float]) -> Decoded:
+    """An image of which every code took so long; the first is the prompt's, each other one a call's."""
+    cells = enumerate(map(model.grid.cell, range(len(codes))))
+    steps = [Step(number, *cell, 0, 0, 0, 0, 1e3 * seconds[number]) for number, cell in cells][1:]
+    return Decoded(request.name, request.seed, codes, steps, sum(seconds), target_calls=len(steps))
 
 
 def decoder_of(
