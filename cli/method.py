@@ -32,7 +32,6 @@ RIVALS = tuple(WINDOWS)
 CHAINS = tuple(name for name, (candidates, _) in WINDOWS.items() if candidates == 1)
 DRAFTERS = ("eagle", "self-draft", "hybrid", *RIVALS)
 SELF_DRAFTING = ("self-draft", "hybrid")  # their drafts come from the target's earlier passes
-EARLIER = {"jacobi": "self-draft"}  # earlier name -> name of a --drafter_type
 STATIC_OF = {name: spec.static_tree for name, spec in SPECS.items()}
 STATIC = STATIC_OF["emoji"]
 ADAPT = AdaptiveTree()
@@ -72,14 +71,14 @@ class MethodOptions(Options):
         choices=("eagle", "base", "vllm"),
     )
     drafter_type: str | None = option(
-        "eagle: the drafter network; self-draft (also: jacobi): the target's own choices at rejected nodes, "
+        "eagle: the drafter network; self-draft: the target's own choices at rejected nodes, "
         "no network; hybrid: both in one tree, the network for its first level; "
         f"{', '.join(RIVALS)}: published rivals, whose images are not the AR baseline's, but follow the "
         "same distribution; none: the AR baseline "
         "(default: eagle with --static_tree, --verify rejection or --drafter_path, else the fastest exact "
         "one of the model: "
         f"{', '.join(f'{name} {drafter_of(spec.method)}' for name, spec in SPECS.items())})",
-        choices=(*DRAFTERS, *EARLIER, "none"),
+        choices=(*DRAFTERS, "none"),
     )
     peanut: bool = option(
         "ADT-Tree: depth and width of each tree from the adjacent cell and the last acceptance rate", False
@@ -301,7 +300,7 @@ def check_no_drafter(options: ModelOptions) -> None:
 def resolved(options: DecodingOptions) -> DecodingOptions:
     """The options with who drafts and whether the tree is static, where they leave it to a default."""
     static = options.static_tree or options.eagle_version == 1
-    drafter = EARLIER.get(options.drafter_type or "", options.drafter_type)
+    drafter = options.drafter_type
     if drafter is None:
         asked = options.drafter_path is not None or options.eagle_version is not None
         network = static or options.verify == "rejection" or asked

@@ -125,8 +125,8 @@ class Desk:
         return told(f"Cancelled at {job.progress}.")
 
 
-def serve(pipe: Pipeline, batch_size: int, host: str, port: int, share: bool) -> tuple[gr.Blocks, list[str]]:
-    """The page over a loaded model, warmed up and served by threads of its own, and its addresses.
+def serve(pipe: Pipeline, batch_size: int, host: str, port: int) -> tuple[gr.Blocks, str]:
+    """The page over a loaded model, warmed up and served by threads of its own, and its address.
 
     port 0: the first free one from 7860. OSError, ValueError or gradio's Error for a host or a port that it
     cannot have.
@@ -140,11 +140,11 @@ def serve(pipe: Pipeline, batch_size: int, host: str, port: int, share: bool) ->
         with gr.Tab("Contact sheet"):
             sheet_tab(desk)
     page.queue(max_size=MOST_WAITING)
-    _, local, public = page.launch(
-        server_name=host, server_port=port or None, share=share, prevent_thread_lock=True, quiet=True,
+    _, address, _ = page.launch(
+        server_name=host, server_port=port or None, share=False, prevent_thread_lock=True, quiet=True,
         show_error=True, ssr_mode=False, footer_links=[], theme=theme(), css=STYLE,
     )  # fmt: skip
-    return page, [address for address in (local, public) if address]
+    return page, address
 
 
 def race_tab(desk: Desk) -> None:

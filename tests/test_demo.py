@@ -50,8 +50,8 @@ def pipe(tiny_checkpoint: Path) -> Slow:
 @pytest.fixture(scope="module")
 def address(pipe: Slow) -> Iterator[str]:
     """The served page."""
-    page, addresses = serve(pipe, batch_size=1, host="127.0.0.1", port=0, share=False)
-    yield addresses[0]
+    page, address = serve(pipe, batch_size=1, host="127.0.0.1", port=0)
+    yield address
     page.close()
 
 

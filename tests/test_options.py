@@ -34,7 +34,7 @@ def test_defaults_are_lossless_dynamic_trees() -> None:
 @pytest.mark.parametrize(
     ("words", "name"),
     [
-        ("", "self-draft"), ("--peanut", "adt-self-draft"), ("--drafter_type jacobi", "self-draft"),
+        ("", "self-draft"), ("--peanut", "adt-self-draft"),
         ("--drafter_type self-draft --peanut", "adt-self-draft"), ("--drafter_type hybrid", "hybrid"),
         ("--drafter_type hybrid --peanut", "adt-hybrid"), ("--drafter_type eagle", "eagle-2"),
         ("--drafter_type eagle --peanut", "adt-tree"), ("--static_tree", "eagle-1"),
@@ -53,7 +53,7 @@ def test_the_published_flags_name_methods(words: str, name: str) -> None:
     ("words", "tree"),
     [
         ("--drafter_type eagle --total_token 59 --depth 4 --draft_top_k 10", TreeShape(4, 10, 58)),
-        ("--drafter_type jacobi --total_token 17", TreeShape(12, 8, 16)),
+        ("--drafter_type self-draft --total_token 17", TreeShape(12, 8, 16)),
         ("--model anole", TreeShape(5, 10, 58)),
         ("--model anole --total_token 26 --depth 3", TreeShape(3, 10, 25)),
         ("--model lumina_mgpt --drafter_path x", TreeShape(6, 10, 58)),
@@ -85,7 +85,6 @@ def test_two_ways_to_say_the_same() -> None:
     for one, other in (
         ("--drafter_type none", "--model_type base"),
         ("--drafter_top_k 3", "--draft_top_k 3"),
-        ("--model anole --drafter_type jacobi", "--drafter_type self-draft"),
         (f"{lumina} --eagle_version 1", f"{lumina} --static_tree"),
         (f"{lumina} --cfg_mode sequential", f"{lumina} --cfg_mode parallel"),
     ):
@@ -124,16 +123,16 @@ REFUSALS = [
     "--top_k -1", "--top_k many", "--cfg -2", "--num_images 0", "--num_images -2", "--slice 5",
     "--slice 5-5", "--batch_size 0", "--total_token 1", "--depth 0", "--tree_choices oak",
     "--precision int8", "--adt_bet 0.5", "--lanter", "--temp 0", "--adt_beta 2 --peanut",
-    "--verify rejection --drafter_type jacobi", "--static_tree --drafter_type jacobi",
+    "--verify rejection --drafter_type self-draft", "--static_tree --drafter_type self-draft",
     "--static_tree --drafter_type hybrid", "--verify rejection --drafter_type hybrid",
     "--static_tree --drafter_type sjd", "--peanut --drafter_type sjd-pac", "--lantern --drafter_type sjd-pac",
     "--verify coupled --drafter_type sjd", "--depth 9 --drafter_type sjd",
     "--drafter_path x --drafter_type sjd", "--draft_top_k 2 --drafter_type sjd-coupled",
     "--seed_cells above --drafter_type sjd", "--seed_cells random --drafter_type hybrid",
-    "--drafter_path x --drafter_type jacobi", "--drafter_alignment auto --drafter_type self-draft",
+    "--drafter_path x --drafter_type self-draft", "--drafter_alignment auto --drafter_type self-draft",
     "--seed_cells left --drafter_type eagle", "--drafter_type none --model_type base",
     "--drafter_type none --peanut", "--drafter_type eagle --model_type base", "--drafter_type medusa",
-    "--tokenizer_base_path x", "--drafter_type jacobi --model_type base",
+    "--tokenizer_base_path x", "--drafter_type self-draft --model_type base", "--drafter_type jacobi",
     "--eagle_version 2 --static_tree --model lumina_mgpt", "--class_labels x", "--output_dir",
 ]  # fmt: skip
 

@@ -137,26 +137,6 @@ def test_logits_that_are_no_numbers(
     assert record(tmp_path / "o") == whole
 
 
-def test_damaged_statistics_and_records(generate: Generate, tmp_path: Path) -> None:
-    assert generate()[0] == 0
-    folder = tmp_path / "o"
-    before, (path,) = images(folder), list(folder.glob("global_statistics_*.json"))
-    good = path.read_bytes()
-    for bad in (b"{", b"[]", b'{"0": 1}', b"\xff\xfe", b""):
-        path.write_bytes(bad)
-        status, err = generate()
-        assert status == 2 and str(path) in err and "damaged" in err
-        assert images(folder) == before and path.read_bytes() == bad
-    waiting = {name: entry for name, entry in json.loads(good).items() if name != "1"}
-    path.write_text(json.dumps(waiting))  # a record is read until it is in the statistics
-    (folder / "queue").mkdir()
-    (folder / "queue" / "1.json").write_text("{")
-    status, err = generate()
-    assert status == 2 and "1.json is damaged" in err
-    (folder / "queue" / "1.json").unlink()
-    assert generate()[0] == 0 and images(folder) == before
-
-
 def test_steps_that_are_no_text_are_kept_as_they_are(generate: Generate, tmp_path: Path) -> None:
     assert generate("--end_idx", "2")[0] == 0
     steps = tmp_path / "o" / "steps.jsonl"
