@@ -38,7 +38,6 @@ from models.registry import SPECS
 if TYPE_CHECKING:
     from adt_tree.method import Method
     from adt_tree.roles import Request
-    from adt_tree.sampling import Sampling
     from eval.bench import Configuration, Decodes
     from models.model import Model
 
@@ -285,6 +284,7 @@ def prepare(
     """A decoder for every configuration, and the requests. UserError for what the model cannot do."""
     from adt_tree.method import build
     from eval.session import make_requests
+    from models.loading import find_target
 
     requests = make_requests(model, prompts, options.random_seed)
     longest = max(request.prompt.length for request in requests)
@@ -294,30 +294,13 @@ def prepare(
             for configuration, method in chosen.items()
         }
     if options.reference:
+        from cli.loading import load_options
+        from eval import baseline  # seconds that other runs need not wait for
+
+        folder = find_target(model.spec, load_options(options))
         samplings = [method.sampling for method in chosen.values() if method.name == "ar"]
-        decoders |= reference(options, model, samplings, longest)
+        decoders |= baseline.decoders(folder, model, samplings, longest)
     return decoders, requests
-
-
-def reference(
-    options: Options, model: Model, samplings: Sequence[Sampling], max_prompt: int
-) -> dict[Configuration, Decodes]:
-    """transformers' decoding at every temperature."""
-    from cli.loading import load_options
-    from eval.baseline import decoder_of, load_net  # seconds that other runs need not wait for
-    from eval.bench import Configuration
-    from models.loading import find_target
-
-    spec = SPECS[options.model]
-    folder = find_target(spec, load_options(options))
-    net = load_net(folder, model)
-    drawn_alike = spec.name != "janus_pro"  # its generate() has draws of its own
-    return {
-        Configuration("transformers", own.temperature, 1, exact=drawn_alike or own.greedy): decoder_of(
-            net, model, own, max_prompt
-        )
-        for own in dict.fromkeys(samplings)
-    }
 
 
 def circumstances(model: Model) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from adt_tree.noise import Noise
 from adt_tree.records import Decoded, Step
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling, log_probs
+from eval.bench import Configuration
 from eval.errors import UserError
 from models.model import DTYPES, Model
 from models.tools.torchvision_guard import mend_torchvision
@@ -127,20 +128,21 @@ def _decoded(request: Request, model: Model, codes: list[int], seconds: list[flo
     return Decoded(request.name, request.seed, codes, steps, sum(seconds), target_calls=len(steps))
 
 
-def decoder_of(
-    net: Any, model: Model, sampling: Sampling, max_prompt: int
-) -> TransformersDecoder | JanusDecoder:
-    """The decoder of a model that load_net has loaded."""
-    if isinstance(net, JanusForConditionalGeneration):
-        return JanusDecoder(net, model, sampling)
-    return TransformersDecoder(net, model, sampling, max_prompt)
-
-
-def load_net(folder: Path, model: Model) -> Any:
-    """The checkpoint as transformers loads it, in the model's precision and on its device."""
+def decoders(
+    folder: Path, model: Model, samplings: Iterable[Sampling], max_prompt: int
+) -> dict[Configuration, TransformersDecoder | JanusDecoder]:
+    """The checkpoint as transformers loads it, in the model's precision and on its device, decoding at every
+    temperature."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     janus = model.spec.name == "janus_pro"
     kind: Any = JanusForConditionalGeneration if janus else ChameleonForConditionalGeneration
     net = kind.from_pretrained(folder, dtype=DTYPES[model.precision], local_files_only=True)
-    return net.to(model.device).eval()
+    net = net.to(model.device).eval()
+    found: dict[Configuration, TransformersDecoder | JanusDecoder] = {}
+    for own in dict.fromkeys(samplings):
+        own_draws = janus and not own.greedy
+        configuration = Configuration("transformers", own.temperature, 1, exact=not own_draws)
+        decoder = JanusDecoder(net, model, own) if janus else TransformersDecoder(net, model, own, max_prompt)
+        found[configuration] = decoder
+    return found

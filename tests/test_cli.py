@@ -15,24 +15,10 @@ from cli.generate_images import Options
 from cli.loading import check_graphs
 from eval.errors import UserError
 from eval.outputs import RunFolder
-from tests.checkpoints import Checkpoints
 from tests.conftest import Run
 from tests.runs import record
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
-@pytest.fixture
-def generate(run: Run, checkpoints: Checkpoints, tmp_path: Path) -> Run:
-    """generate_images on the tiny checkpoint; the first word is the output folder's name."""
-    prompts = tmp_path / "prompts.txt"
-    prompts.write_text("red heart\npizza\ncat face\nsun\nrocket\n")
-
-    def call(folder: str, *words: object) -> tuple[int, str, str]:
-        fixed = [*checkpoints["emoji"].words(), "--prompt", prompts, "--heatmaps", "0"]
-        return run("generate_images", *fixed, "--output_dir", tmp_path / folder, *words)
-
-    return call
 
 
 def one_line(err: str) -> str:
