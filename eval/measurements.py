@@ -14,7 +14,7 @@ from typing import Any
 
 from adt_tree.records import Decoded, Step
 from eval.errors import UserError
-from eval.locks import lock
+from eval.locks import keep_alone
 from eval.outputs import write_atomic, write_config
 from models.checkpoint.files import append_line
 
@@ -43,7 +43,7 @@ class Measurements:
         """
         self.path = root / "measurements.jsonl"
         write_config(root / "measurement_configs.json", "measurements", fingerprint, options)
-        self._lock = lock(self.path.with_suffix(".lock"), wait=False)  # two would spoil each other's clocks
+        self._lock = keep_alone(self.path.with_suffix(".lock"))  # two would spoil each other's clocks
         if self._lock is None:
             raise UserError(
                 f"{self.path} is being written by another process: wait for it, or choose another "

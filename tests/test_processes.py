@@ -14,7 +14,7 @@ import torch
 
 import main
 from eval.errors import UserError
-from eval.locks import lock
+from eval.locks import keep_alone
 from eval.measurements import Measurements
 from eval.session import worker
 from tests.checkpoints import Checkpoints
@@ -163,4 +163,4 @@ def test_a_file_system_without_locks_is_one_line(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr("eval.locks.fcntl.lockf", unsupported)
     with pytest.raises(UserError, match="cannot be locked .Operation not supported.; choose an --output_dir"):
-        lock(tmp_path / "f", wait=False)
+        keep_alone(tmp_path / "f")
