@@ -6,6 +6,7 @@ were always timed close together. A batch that a run did not complete leaves no 
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
@@ -49,6 +50,8 @@ class Measurements:
                 f"{self.path} is being written by another process: wait for it, or choose another "
                 "--output_dir"
             )
+        text = json.dumps(fingerprint, sort_keys=True)
+        self._fingerprint = hashlib.sha256(text.encode()).hexdigest()[:16]
         self._started, self._run = started, 1
         self._batches: dict[tuple[str, ...], Batch] = {}
         self.runs: dict[int, dict[str, Any]] = {}  # what each run contributed
@@ -62,12 +65,18 @@ class Measurements:
         for number, line in enumerate(whole.split("\n") if torn else (), start=1):
             try:
                 row = json.loads(line)
+                names, run, fingerprint = tuple(row["prompts"]), int(row["run"]), row["fingerprint"]
                 batch = {name: _measured(entry) for name, entry in row["measured"].items()}
-                self._take(tuple(row["prompts"]), int(row["run"]), row["started"], batch)
+                self._take(names, run, row["started"], batch)
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 raise UserError(
                     f"{self.path}, line {number}, is damaged: delete the file, or choose another --output_dir"
                 ) from None
+            if fingerprint != self._fingerprint:
+                raise UserError(
+                    f"{self.path}, line {number}, was measured with other options: delete the file, or "
+                    "choose another --output_dir"
+                )
         self._run = 1 + max(self.runs, default=0)
         if rest:
             write_atomic(self.path, (whole + torn).encode())
@@ -85,8 +94,8 @@ class Measurements:
         """Keep a batch of prompts, measured under every configuration."""
         measured = {name: {"seconds": own.seconds, "images": [_packed(image) for image in own.images]}
                     for name, own in batch.items()}  # fmt: skip
-        line = {"run": self._run, "started": self._started, "prompts": list(names), "measured": measured}
-        append_line(self.path, json.dumps(line))
+        line = {"run": self._run, "started": self._started, "fingerprint": self._fingerprint}
+        append_line(self.path, json.dumps({**line, "prompts": list(names), "measured": measured}))
         self._take(tuple(names), self._run, self._started, batch)
 
 

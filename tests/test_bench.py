@@ -264,9 +264,9 @@ def test_another_configuration_is_refused(
     assert (tmp_path / "o" / "measurements.jsonl").read_bytes() == before
 
 
-def opened(root: Path) -> Measurements:
+def opened(root: Path, cfg: float = 3.0) -> Measurements:
     """The measurements of a folder."""
-    return Measurements(root, "today", {"cfg": 3.0}, {"output_dir": str(root)})
+    return Measurements(root, "today", {"cfg": cfg}, {"output_dir": str(root)})
 
 
 def image(name: str, codes: tuple[int, ...] = (1, 2), ms: float = 0.125) -> Decoded:
@@ -284,6 +284,10 @@ def test_damage_is_refused_but_for_a_torn_end(tmp_path: Path) -> None:
         store.path.write_text(f"{whole}{bad}\n")
         with pytest.raises(UserError, match=r"measurements\.jsonl, line 2, is damaged"):
             opened(tmp_path)
+    store.path.write_text(whole)
+    (tmp_path / "measurement_configs.json").unlink()
+    with pytest.raises(UserError, match="other options"):
+        opened(tmp_path, cfg=2)
 
 
 def test_a_row() -> None:
