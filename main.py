@@ -71,7 +71,7 @@ def dispatch(argv: Sequence[str]) -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Run a command; every error becomes one line on stderr and an exit status."""
-    debug = "--debug" in argv or bool(os.environ.get("ADT_DEBUG"))
+    debug = "--debug" in argv
     try:
         dispatch(argv)
         sys.stdout.flush()

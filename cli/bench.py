@@ -31,14 +31,13 @@ from cli.method import (
     unused,
 )
 from cli.options import declare, option, shown
-from eval.errors import UserError
+from eval.errors import UserError, refusals
 from eval.prompts import BENCH_FILE, Prompt, load_prompts
 from models.registry import SPECS
 
 if TYPE_CHECKING:
     from adt_tree.method import Method
     from adt_tree.roles import Request
-    from adt_tree.sampling import Sampling
     from eval.bench import Configuration, Decodes
     from models.model import Model
 
@@ -54,11 +53,10 @@ FLAGS: dict[str, dict[str, Any]] = {
     "adt-hybrid": {"drafter_type": "hybrid", "peanut": True},
     **{name: {"drafter_type": name} for name in RIVALS},
 }
-RELAXED = "-lantern"
-NAMES = (*FLAGS, *(name + RELAXED for name in FLAGS if name not in ("ar", *RIVALS)))
+SUFFIX = "-lantern"
+NAMES = (*FLAGS, *(name + SUFFIX for name in FLAGS if name not in ("ar", *RIVALS)))
 PAPER = ("eagle-1", "eagle-2", "adt-tree", "eagle-2-lantern", "adt-tree-lantern")
 CONTROLS = ("accept-none", "accept-all")
-DELTA, MOST = 0.5, 100  # LANTERN's defaults here
 REFERENCED = tuple(name for name, spec in SPECS.items() if spec.reference)  # eval.baseline decodes them
 FREE = ("output_dir", "config", "debug", "profile")  # options that change no measurement
 PROFILED = 4  # images of a --profile
@@ -94,7 +92,7 @@ class BenchOptions(ModelOptions):
     methods: tuple[str, ...] = option(
         "ar: the AR baseline; eagle-1: static trees; eagle-2: trees of fixed shape; adt-tree: adaptive "
         "trees; self-draft, hybrid: drafts from the target's earlier passes, alone or with the network's; "
-        f"adt-: adaptive; {RELAXED}: relaxed acceptance; {', '.join(RIVALS)}: published rivals, exact in "
+        f"adt-: adaptive; {SUFFIX}: relaxed acceptance; {', '.join(RIVALS)}: published rivals, exact in "
         "distribution, but with images of their own",
         PAPER,
         choices=NAMES,
@@ -225,7 +223,9 @@ def configurations(options: Options) -> dict[Configuration, Method]:
 
 def method_of(options: Options, name: str, values: dict[str, Any]) -> tuple[Method, DecodingOptions]:
     """A method, and the options it reads with what it does not read left out. values: what bench varies."""
-    plain = name.removesuffix(RELAXED)
+    from eval.bench import RELAXED
+
+    plain = name.removesuffix(SUFFIX)
     shared = {field.name: getattr(options, field.name) for field in fields(DecodingOptions)
               if hasattr(options, field.name)}  # fmt: skip
     relaxed = {"lantern": name != plain}
@@ -233,7 +233,7 @@ def method_of(options: Options, name: str, values: dict[str, Any]) -> tuple[Meth
     while idle := {key: None for key in unused(resolved(own)) if key in CONSTANTS and shown(own, key)}:
         own = replace(own, **idle)
     method = method_from(own)
-    return (replace(method, lantern=lantern_of(own, DELTA, MOST)) if method.lantern else method), own
+    return (replace(method, lantern=lantern_of(own, RELAXED)) if method.lantern else method), own
 
 
 def check(options: Options) -> None:
@@ -287,41 +287,23 @@ def prepare(
     """A decoder for every configuration, and the requests. UserError for what the model cannot do."""
     from adt_tree.method import build
     from eval.session import make_requests
+    from models.loading import find_target
 
     requests = make_requests(model, prompts, options.random_seed)
     longest = max(request.prompt.length for request in requests)
-    try:
+    with refusals():
         decoders: dict[Configuration, Decodes] = {
             configuration: build(model, method, configuration.batch_size, longest)
             for configuration, method in chosen.items()
         }
-    except ValueError as error:
-        raise UserError(str(error)) from error
     if options.reference:
+        from cli.loading import load_options
+        from eval import baseline  # seconds that other runs need not wait for
+
+        folder = find_target(model.spec, load_options(options))
         samplings = [method.sampling for method in chosen.values() if method.name == "ar"]
-        decoders |= reference(options, model, samplings, longest)
+        decoders |= baseline.decoders(folder, model, samplings, longest)
     return decoders, requests
-
-
-def reference(
-    options: Options, model: Model, samplings: Sequence[Sampling], max_prompt: int
-) -> dict[Configuration, Decodes]:
-    """transformers' decoding at every temperature."""
-    from cli.loading import load_options
-    from eval.baseline import decoder_of, load_net  # seconds that other runs need not wait for
-    from eval.bench import Configuration
-    from models.loading import find_target
-
-    spec = SPECS[options.model]
-    folder = find_target(spec, load_options(options))
-    net = load_net(folder, model)
-    drawn_alike = spec.name != "janus_pro"  # its generate() has draws of its own
-    return {
-        Configuration("transformers", own.temperature, 1, exact=drawn_alike or own.greedy): decoder_of(
-            net, model, own, max_prompt
-        )
-        for own in dict.fromkeys(samplings)
-    }
 
 
 def circumstances(model: Model) -> dict[str, Any]:

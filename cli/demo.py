@@ -27,11 +27,6 @@ class Options(ModelOptions):
     host: str = option(
         "address that it listens at; 0.0.0.0: every one of this machine", "127.0.0.1", unit="ADDRESS"
     )
-    share: str = option(
-        "on: also through gradio's public tunnel, for whoever knows the link; needs a network",
-        "off",
-        choices=("on", "off"),
-    )
 
 
 def run(options: Options) -> None:
@@ -53,10 +48,10 @@ def run(options: Options) -> None:
     pipe = pipeline(options)
     print(f"{options.model} is loaded; a short warm-up, so that no race pays for it", flush=True)
     try:
-        page, addresses = serve(pipe, options.batch_size, options.host, options.port, options.share == "on")
+        page, address = serve(pipe, options.batch_size, options.host, options.port)
     except (OSError, ValueError, gradio.exceptions.Error) as error:
         raise UserError(f"--host {options.host} --port {options.port}: {error}") from None
-    print(f"the page is at {' and '.join(addresses)}; Ctrl-C ends it", flush=True)
+    print(f"the page is at {address}; Ctrl-C ends it", flush=True)
     page.block_thread()
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from cli.groups import PromptOptions, RunOptions
 from cli.method import DecodingOptions, method_from
 from cli.options import declare, option
-from eval.errors import UserError
+from eval.errors import refusals
 from eval.prompts import DEFAULT_END, Prompt, held_out_texts, load_prompts
 
 if TYPE_CHECKING:
@@ -61,10 +61,8 @@ def run(options: Options) -> None:
     requests, decoder = [], None
     if pending:
         requests = make_requests(pipe.model, pending, options.random_seed)
-        try:
+        with refusals():
             decoder = pipe.decoder(method, requests, options.batch_size)
-        except ValueError as error:
-            raise UserError(str(error)) from error
     folder.start(settled(options, pipe.model))  # nothing is refused from here on
     made, started = 0, time.perf_counter()
     try:

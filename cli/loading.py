@@ -11,7 +11,7 @@ from adt_tree.pipeline import Pipeline
 from cli.groups import CheckpointOptions, FilterOptions, GraphOptions, ModelOptions, PromptOptions
 from cli.method import check_model, check_no_drafter
 from cli.options import Options
-from eval.errors import UserError
+from eval.errors import UserError, refusals
 from models.loading import load as load_model
 from models.loading import pick_device
 from models.model import Model
@@ -49,11 +49,9 @@ def load(options: ModelOptions, need_drafter: bool) -> Pipeline:
     if prompts and prompts.set_seed:
         torch.manual_seed(prompts.random_seed)
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
-    try:
+    with refusals():
         graphs = check_graphs(options, pick_device(options.device))
         model = load_model(options.model, load_options(options, need_drafter))
-    except ValueError as error:
-        raise UserError(str(error)) from error
     if prompts and prompts.class_labels and not model.prompts.num_classes:
         raise UserError(f"--class_labels: {options.model_path or model.name} draws texts; give --prompt")
     return Pipeline(replace(model, graphs=graphs))

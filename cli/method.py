@@ -21,7 +21,7 @@ from adt_tree.policy import (
 )
 from cli.groups import FilterOptions, ModelOptions, SamplingOptions
 from cli.options import Options, declare, option, shown
-from eval.errors import UserError
+from eval.errors import UserError, refusals
 from models.registry import SPECS
 from models.spec import EMBEDDED_TREE
 
@@ -32,12 +32,9 @@ RIVALS = tuple(WINDOWS)
 CHAINS = tuple(name for name, (candidates, _) in WINDOWS.items() if candidates == 1)
 DRAFTERS = ("eagle", "self-draft", "hybrid", *RIVALS)
 SELF_DRAFTING = ("self-draft", "hybrid")  # their drafts come from the target's earlier passes
-EARLIER = {"jacobi": "self-draft"}  # earlier name -> name of a --drafter_type
-DELTA, MOST = 0.1, 1000  # of LANTERN, as published
 STATIC_OF = {name: spec.static_tree for name, spec in SPECS.items()}
 STATIC = STATIC_OF["emoji"]
 ADAPT = AdaptiveTree()
-GREEDY = 1e-5  # temperature up to which the published code takes the argmax
 
 
 def _of_models(values: Mapping[str, object], usual: object) -> str:
@@ -74,14 +71,14 @@ class MethodOptions(Options):
         choices=("eagle", "base", "vllm"),
     )
     drafter_type: str | None = option(
-        "eagle: the drafter network; self-draft (also: jacobi): the target's own choices at rejected nodes, "
+        "eagle: the drafter network; self-draft: the target's own choices at rejected nodes, "
         "no network; hybrid: both in one tree, the network for its first level; "
         f"{', '.join(RIVALS)}: published rivals, whose images are not the AR baseline's, but follow the "
         "same distribution; none: the AR baseline "
         "(default: eagle with --static_tree, --verify rejection or --drafter_path, else the fastest exact "
         "one of the model: "
         f"{', '.join(f'{name} {drafter_of(spec.method)}' for name, spec in SPECS.items())})",
-        choices=(*DRAFTERS, *EARLIER, "none"),
+        choices=(*DRAFTERS, "none"),
     )
     peanut: bool = option(
         "ADT-Tree: depth and width of each tree from the adjacent cell and the last acceptance rate", False
@@ -117,7 +114,7 @@ class LanternOptions(Options):
     )
     lantern_delta: float | None = option(
         "up to 1: bound on the borrowed mass; above 1: LANTERN++'s factor on the code's own probability "
-        f"(default: the published {DELTA:g}, bench 0.5)",
+        "(default: the published 0.1, bench 0.5)",
         unit="D",
         within=(0, 1e6),
     )
@@ -220,6 +217,15 @@ NO_TREES = (
     "drafter_path", "drafter_alignment", "peanut", "static_tree", "lantern", "tree_choices", "seed_cells",
     *TREE, "verify", "rules", *ADAPT_FIELDS,
 )  # fmt: skip
+
+
+def _greedy(options: SamplingOptions) -> bool:
+    """Whether the temperature is as good as 0."""
+    from adt_tree.sampling import Sampling  # torch, which --help must not wait for
+
+    return Sampling(options.temperature).greedy
+
+
 # Condition on the resolved options -> options that may not be given then -> why. The first that holds speaks.
 REFUSED: tuple[tuple[Condition, tuple[str, ...], str], ...] = (
     (lambda o: True, ("grid_search",), "the published flag is never read; use `main.py bench --vary`"),
@@ -252,7 +258,7 @@ REFUSED: tuple[tuple[Condition, tuple[str, ...], str], ...] = (
     (lambda o: not o.static_tree, ("tree_choices",), "it needs --static_tree"),
     (lambda o: o.rules == "reference" and o.verify != "rejection", ("rules",),
      "the released arithmetic is of the rejection rules; add --verify rejection"),
-    (lambda o: o.rules == "reference" and o.temperature <= GREEDY, ("rules",),
+    (lambda o: o.rules == "reference" and _greedy(o), ("rules",),
      "it changes nothing at temperature 0"),
 )  # fmt: skip
 
@@ -294,7 +300,7 @@ def check_no_drafter(options: ModelOptions) -> None:
 def resolved(options: DecodingOptions) -> DecodingOptions:
     """The options with who drafts and whether the tree is static, where they leave it to a default."""
     static = options.static_tree or options.eagle_version == 1
-    drafter = EARLIER.get(options.drafter_type or "", options.drafter_type)
+    drafter = options.drafter_type
     if drafter is None:
         asked = options.drafter_path is not None or options.eagle_version is not None
         network = static or options.verify == "rejection" or asked
@@ -304,7 +310,7 @@ def resolved(options: DecodingOptions) -> DecodingOptions:
 
 def method_from(options: DecodingOptions) -> Method:
     """The method that the options ask for; UserError for what cannot be."""
-    from adt_tree.method import Method  # torch, which --help must not wait for
+    from adt_tree.method import Lantern, Method
     from adt_tree.sampling import Sampling
 
     check_model(options)
@@ -312,18 +318,16 @@ def method_from(options: DecodingOptions) -> Method:
     for name, reason in unused(final).items():
         if given := shown(options, name):
             raise UserError(f"{given}: {reason}")
-    try:
+    with refusals():
         return Method(
             method_name(final),
             Sampling(options.temperature, options.top_k, options.top_p, options.cfg),
             tree_of(final),
-            lantern=lantern_of(final) if final.lantern else None,
+            lantern=lantern_of(final, Lantern()) if final.lantern else None,
             verify=final.verify or "coupled",
             rules=final.rules or "fixed",
             seed_cells=final.seed_cells,
         )
-    except ValueError as error:
-        raise UserError(str(error)) from error
 
 
 def method_name(options: DecodingOptions) -> str:
@@ -335,12 +339,10 @@ def method_name(options: DecodingOptions) -> str:
     return f"adt-{options.drafter_type}" if options.peanut else str(options.drafter_type)
 
 
-def lantern_of(options: LanternOptions, delta: float = DELTA, most: int = MOST) -> Lantern:
-    """Relaxation with the given defaults."""
-    from adt_tree.method import Lantern
-
-    given = options.lantern_delta
-    return Lantern(delta if given is None else given, options.lantern_k, most, options.lantern_table)
+def lantern_of(options: LanternOptions, usual: Lantern) -> Lantern:
+    """The usual relaxation with what is given."""
+    delta = usual.delta if options.lantern_delta is None else options.lantern_delta
+    return replace(usual, delta=delta, k=options.lantern_k, table=options.lantern_table)
 
 
 def tree_of(options: DecodingOptions) -> TreeShape | AdaptiveTree | str | None:
@@ -374,7 +376,5 @@ def adaptive(options: DecodingOptions, base: AdaptiveTree) -> AdaptiveTree:
             low = values.get(f"{side}_min", getattr(base, f"{side}_min"))
             high = values.get(f"{side}_max", getattr(base, f"{side}_max"))
             values[f"{side}_start"] = max(low, min(high, getattr(base, f"{side}_start")))
-    try:
+    with refusals():
         return replace(base, **values)
-    except ValueError as error:
-        raise UserError(str(error)) from error

@@ -12,7 +12,7 @@ import gradio as gr
 from adt_tree.method import METHODS
 from adt_tree.pipeline import Pipeline
 from demo import work
-from demo.wishes import Wish, methods_of, prompt_of, prompts_of, seed_of
+from demo.wishes import methods_of, prompt_of, prompts_of, seed_of
 from demo.work import Cancelled, Job, News
 from eval.errors import UserError
 
@@ -76,7 +76,7 @@ class Desk:
 
         def started(job: Job) -> Iterator[News]:
             methods = methods_of(self.pipe, (left, right), temperature, guidance, lantern)
-            return work.race(self.pipe, Wish([prompt_of(prompt)], seed_of(seed), methods), job)
+            return work.race(self.pipe, job, prompt_of(prompt), seed_of(seed), methods)
 
         yield from self._answer(request, started)
 
@@ -93,9 +93,8 @@ class Desk:
         """Lines of progress and pictures as they finish."""
 
         def started(job: Job) -> Iterator[News]:
-            methods = methods_of(self.pipe, (method,), temperature, guidance, lantern)
-            wish = Wish(prompts_of(prompts), seed_of(seed), methods)
-            return work.sheet(self.pipe, wish, job, self.batch_size)
+            (own,) = methods_of(self.pipe, (method,), temperature, guidance, lantern)
+            return work.sheet(self.pipe, job, prompts_of(prompts), seed_of(seed), own, self.batch_size)
 
         yield from self._answer(request, started)
 
@@ -126,8 +125,8 @@ class Desk:
         return told(f"Cancelled at {job.progress}.")
 
 
-def serve(pipe: Pipeline, batch_size: int, host: str, port: int, share: bool) -> tuple[gr.Blocks, list[str]]:
-    """The page over a loaded model, warmed up and served by threads of its own, and its addresses.
+def serve(pipe: Pipeline, batch_size: int, host: str, port: int) -> tuple[gr.Blocks, str]:
+    """The page over a loaded model, warmed up and served by threads of its own, and its address.
 
     port 0: the first free one from 7860. OSError, ValueError or gradio's Error for a host or a port that it
     cannot have.
@@ -141,11 +140,11 @@ def serve(pipe: Pipeline, batch_size: int, host: str, port: int, share: bool) ->
         with gr.Tab("Contact sheet"):
             sheet_tab(desk)
     page.queue(max_size=MOST_WAITING)
-    _, local, public = page.launch(
-        server_name=host, server_port=port or None, share=share, prevent_thread_lock=True, quiet=True,
+    _, address, _ = page.launch(
+        server_name=host, server_port=port or None, share=False, prevent_thread_lock=True, quiet=True,
         show_error=True, ssr_mode=False, footer_links=[], theme=theme(), css=STYLE,
     )  # fmt: skip
-    return page, [address for address in (local, public) if address]
+    return page, address
 
 
 def race_tab(desk: Desk) -> None:

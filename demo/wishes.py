@@ -1,28 +1,18 @@
-"""What a visitor asks for, checked: text fields -> a Wish, or one line that says what to put right."""
+"""What a visitor asks for: text fields -> checked values, or one line that says what to put right."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 
-from adt_tree.method import Lantern, Method
+from adt_tree.method import Method
 from adt_tree.pipeline import Pipeline
 from adt_tree.sampling import Sampling
+from eval.bench import RELAXED
 from eval.errors import UserError
 
-RELAXED = Lantern(delta=0.5, most=100)  # as bench has it; the published 0.1 often changes nothing
 MOST_CHARACTERS, MOST_PROMPTS = 300, 16
 HOTTEST, MOST_GUIDANCE, LARGEST_SEED = 2.0, 10.0, 2**63 - 1
-
-
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """Prompts, the seed of the first, and the methods to decode them with."""
-
-    prompts: list[str]
-    seed: int
-    methods: list[Method]
 
 
 def prompt_of(text: object) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from threading import Event
@@ -13,7 +13,6 @@ from PIL import Image
 
 from adt_tree.method import Method
 from adt_tree.pipeline import Pipeline
-from demo.wishes import Wish
 from eval.errors import UserError
 from eval.race import Recorder, embedded
 
@@ -34,21 +33,23 @@ class Cancelled(Exception):
     """The visitor wants no more of it."""
 
 
-def race(pipe: Pipeline, wish: Wish, job: Job) -> Iterator[News]:
+def race(pipe: Pipeline, job: Job, prompt: str, seed: int, methods: Sequence[Method]) -> Iterator[News]:
     """Decode the prompt with one method after the other, then show both at once. Ends as watch() does."""
     recordings = []
-    for method in wish.methods:
-        for recorder in watch(pipe, wish, method, job):
+    for method in methods:
+        for recorder in watch(pipe, job, [prompt], seed, method):
             yield f"{method.label}: painting the partial images" if recorder.done else job.progress, None
         recordings.append(recorder.finish())
     yield "Done.", embedded(recordings)
 
 
-def sheet(pipe: Pipeline, wish: Wish, job: Job, batch_size: int) -> Iterator[News]:
+def sheet(
+    pipe: Pipeline, job: Job, prompts: Sequence[str], seed: int, method: Method, batch_size: int
+) -> Iterator[News]:
     """Pictures of all prompts with their tau, in the prompts' order, as they finish. Ends as watch() does."""
     tiles: dict[int, Tile] = {}
     shown = None
-    for recorder in watch(pipe, wish, wish.methods[0], job, batch_size):
+    for recorder in watch(pipe, job, prompts, seed, method, batch_size):
         if recorder.done:
             tiles[recorder.seed] = pipe.image(recorder.codes), f"tau {recorder.tau:.2f}: {recorder.prompt}"
             shown = [tiles[seed] for seed in sorted(tiles)]
@@ -56,14 +57,16 @@ def sheet(pipe: Pipeline, wish: Wish, job: Job, batch_size: int) -> Iterator[New
     yield "Done.", shown
 
 
-def watch(pipe: Pipeline, wish: Wish, method: Method, job: Job, batch_size: int = 1) -> Iterator[Recorder]:
+def watch(
+    pipe: Pipeline, job: Job, prompts: Sequence[str], seed: int, method: Method, batch_size: int = 1
+) -> Iterator[Recorder]:
     """A prompt's steps so far: now and then, and once its image is complete.
 
     Cancelled at the first step after the flag is up. UserError for what the model cannot draw.
     """
     size, told = pipe.model.grid.size, time.perf_counter()
-    recorders = [Recorder(pipe, method, text, wish.seed + place) for place, text in enumerate(wish.prompts)]
-    stream = pipe.stream(wish.prompts, method=method, seed=wish.seed, batch_size=batch_size)
+    recorders = [Recorder(pipe, method, text, seed + place) for place, text in enumerate(prompts)]
+    stream = pipe.stream(prompts, method=method, seed=seed, batch_size=batch_size)
     try:
         with closing(stream):
             for step in stream:

@@ -6,16 +6,34 @@ code.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from eval.errors import UserError
-from eval.figures import CODES, TOP, maps
 from eval.outputs import STEPS, read_statistics, read_steps
 
-Map = list[list[float]]
+CODES, TOP = "codes per call", "top1"
+COUNTS = (CODES, "depth", "width")
+
+
+def maps(steps: Sequence[dict[str, Any]], height: int, width: int) -> dict[str, np.ndarray]:
+    """Maps [height, width]: codes committed by the target call that made a cell, depth and width of its tree,
+    and the target's largest probability there if the steps have it. NaN where no step made it.
+    """
+    kinds = (*COUNTS, TOP) if all(step.get(TOP) for step in steps) else COUNTS
+    found = {kind: np.full((height, width), np.nan) for kind in kinds}
+    for step in steps:
+        count = step["accepted"] + 1
+        for place in range(count):
+            cell = divmod(step["position"] + place, width)
+            for kind, value in zip(COUNTS, (count, step["depth"], step["width"]), strict=True):
+                found[kind][cell] = value
+            if TOP in found:
+                found[TOP][cell] = step[TOP][place]
+    return found
 
 
 def average(folder: Path) -> dict[str, Any]:
@@ -33,11 +51,12 @@ def average(folder: Path) -> dict[str, Any]:
         ((height, width),) = grids
         every = [maps(own, height, width) for own in steps.values()]
         calls = [step["accepted"] + 1 for own in steps.values() for step in own]
-    except (KeyError, TypeError, IndexError, ZeroDivisionError):
+    except UserError:
+        raise
+    except (KeyError, TypeError, IndexError, ValueError, ZeroDivisionError):
         raise UserError(f"{folder / STEPS} is damaged: run generate_images on it again") from None
-    found = {
-        kind: _mean([own[kind] for own in every]) for kind in every[0] if all(kind in own for own in every)
-    }
+    kinds = [kind for kind in every[0] if all(kind in own for own in every)]
+    found = {kind: _mean([own[kind] for own in every]) for kind in kinds}
     return {
         "images": len(steps),
         "codes_per_call": sum(calls) / len(calls),
@@ -56,22 +75,14 @@ def grid_of(steps: Sequence[dict[str, Any]]) -> tuple[int, int]:
     return codes // width, width
 
 
-def _mean(maps: Sequence[Map]) -> Map:
+def _mean(maps: Sequence[np.ndarray]) -> np.ndarray:
     """The mean of every cell over the maps that have it; NaN where none has."""
-    rows = []
-    for cells in zip(*maps, strict=True):
-        columns = [[v for v in values if not math.isnan(v)] for values in zip(*cells, strict=True)]
-        rows.append([sum(values) / len(values) if values else math.nan for values in columns])
-    return rows
+    return np.ma.masked_invalid(np.stack(maps)).mean(axis=0).filled(np.nan)
 
 
-def correlation(one: Map, other: Map) -> float | None:
+def correlation(one: np.ndarray, other: np.ndarray) -> float | None:
     """Pearson's, over the cells that both have; None where one of them does not vary."""
-    cells = zip(sum(one, []), sum(other, []), strict=True)
-    pairs = [pair for pair in cells if not any(map(math.isnan, pair))]
-    if not pairs:
+    pairs = np.stack((one, other))[:, np.isfinite(one) & np.isfinite(other)]
+    if not pairs.size or not np.ptp(pairs, axis=1).all():
         return None
-    means = [sum(values) / len(pairs) for values in zip(*pairs, strict=True)]
-    apart = [(a - means[0], b - means[1]) for a, b in pairs]
-    spread = math.sqrt(sum(a * a for a, _ in apart) * sum(b * b for _, b in apart))
-    return sum(a * b for a, b in apart) / spread if spread > 0 else None
+    return float(np.corrcoef(pairs)[0, 1])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from adt_tree.noise import Noise
 from adt_tree.records import Decoded, Step
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling, log_probs
+from eval.bench import Configuration
 from eval.errors import UserError
 from models.model import DTYPES, Model
 from models.tools.torchvision_guard import mend_torchvision
@@ -49,17 +51,12 @@ class TransformersDecoder:
     def decode(self, requests: Iterable[Request]) -> Iterator[Decoded]:
         """One image at a time."""
         for request in requests:
-            image, started = Decoded(request.name, request.seed, []), time.perf_counter()
-            clock = started
-            for number, code in enumerate(self._codes(request)):
-                row, column = self.model.grid.cell(number)
-                image.codes.append(code)
-                last, clock = clock, time.perf_counter()
-                if number:
-                    image.steps.append(Step(number, row, column, 0, 0, 0, 0, 1e3 * (clock - last)))
-                    image.target_calls += 1
-            image.seconds = clock - started
-            yield image
+            codes, clocks = [], [time.perf_counter()]
+            for code in self._codes(request):
+                codes.append(code)
+                clocks.append(time.perf_counter())
+            seconds = [after - before for before, after in pairwise(clocks)]
+            yield _decoded(request, self.model, codes, seconds)
 
     def _codes(self, request: Request) -> Iterator[int]:
         """Codes in raster order; rows are padded on the left and their positions start after the padding."""
@@ -108,7 +105,7 @@ class JanusDecoder:
         sampling, device = self.sampling, self.net.device
         drawn = {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
         for request in requests:
-            image, started = Decoded(request.name, request.seed, []), time.perf_counter()
+            started = time.perf_counter()
             tokens = torch.tensor([request.prompt.conditional], device=device)
             torch.manual_seed(request.seed)
             found = self.net.generate(
@@ -119,30 +116,33 @@ class JanusDecoder:
                 do_sample=not sampling.greedy,
                 **({} if sampling.greedy else drawn),
             )
-            image.codes.extend(found[0].tolist())
-            image.seconds = time.perf_counter() - started
-            mean = 1e3 * image.seconds / len(image.codes)
-            for number in range(1, len(image.codes)):
-                row, column = self.model.grid.cell(number)
-                image.steps.append(Step(number, row, column, 0, 0, 0, 0, mean))
-            image.target_calls = len(image.steps)
-            yield image
+            codes = found[0].tolist()
+            mean = (time.perf_counter() - started) / len(codes)
+            yield _decoded(request, self.model, codes, [mean] * len(codes))
 
 
-def decoder_of(
-    net: Any, model: Model, sampling: Sampling, max_prompt: int
-) -> TransformersDecoder | JanusDecoder:
-    """The decoder of a model that load_net has loaded."""
-    if isinstance(net, JanusForConditionalGeneration):
-        return JanusDecoder(net, model, sampling)
-    return TransformersDecoder(net, model, sampling, max_prompt)
+def _decoded(request: Request, model: Model, codes: list[int], seconds: list[float]) -> Decoded:
+    """An image of which every code took so long; the first is the prompt's, each other one a call's."""
+    cells = enumerate(map(model.grid.cell, range(len(codes))))
+    steps = [Step(number, *cell, 0, 0, 0, 0, 1e3 * seconds[number]) for number, cell in cells][1:]
+    return Decoded(request.name, request.seed, codes, steps, sum(seconds), target_calls=len(steps))
 
 
-def load_net(folder: Path, model: Model) -> Any:
-    """The checkpoint as transformers loads it, in the model's precision and on its device."""
+def decoders(
+    folder: Path, model: Model, samplings: Iterable[Sampling], max_prompt: int
+) -> dict[Configuration, TransformersDecoder | JanusDecoder]:
+    """The checkpoint as transformers loads it, in the model's precision and on its device, decoding at every
+    temperature."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     janus = model.spec.name == "janus_pro"
     kind: Any = JanusForConditionalGeneration if janus else ChameleonForConditionalGeneration
     net = kind.from_pretrained(folder, dtype=DTYPES[model.precision], local_files_only=True)
-    return net.to(model.device).eval()
+    net = net.to(model.device).eval()
+    found: dict[Configuration, TransformersDecoder | JanusDecoder] = {}
+    for own in dict.fromkeys(samplings):
+        own_draws = janus and not own.greedy
+        configuration = Configuration("transformers", own.temperature, 1, exact=not own_draws)
+        decoder = JanusDecoder(net, model, own) if janus else TransformersDecoder(net, model, own, max_prompt)
+        found[configuration] = decoder
+    return found

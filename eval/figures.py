@@ -7,21 +7,21 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from eval.acceptance import CODES, COUNTS, TOP, maps
 from eval.outputs import png_bytes, write_atomic
 
 MOST_ON_SHEET = 64
 TILE = 160  # pixels at least along a tile's side
 MARGIN, CAPTION = 10, 34  # pixels
-CODES, TOP = "codes per call", "top1"
 TITLES = {  # map -> its title
     CODES: "codes per target call",
     "depth": "depth of the draft tree",
     "width": "width of the draft tree",
     TOP: "probability of the likeliest code",
 }
-COUNTS = (CODES, "depth", "width")
 WHITE, INK, UNSEEN = (255, 255, 255), (40, 40, 40), (0, 90, 200)
 
 
@@ -71,23 +71,6 @@ def _wrap(text: str, font: Any, width: int) -> str:
     return "\n".join(lines)
 
 
-def maps(steps: Sequence[dict[str, Any]], height: int, width: int) -> dict[str, list[list[float]]]:
-    """By cell: codes committed by the target call that made it, depth and width of that call's tree, and the
-    target's largest probability there if the steps have it. NaN in the first cell: no step made it.
-    """
-    kinds = (*COUNTS, TOP) if all(step.get(TOP) for step in steps) else COUNTS
-    found = {kind: [[float("nan")] * width for _ in range(height)] for kind in kinds}
-    for step in steps:
-        count = step["accepted"] + 1
-        for place in range(count):
-            row, column = divmod(step["position"] + place, width)
-            for kind, value in zip(COUNTS, (count, step["depth"], step["width"]), strict=True):
-                found[kind][row][column] = value
-            if TOP in found:
-                found[TOP][row][column] = step[TOP][place]
-    return found
-
-
 def heatmap(
     picture: Path, text: str, steps: Sequence[dict[str, Any]], grid: tuple[int, int], path: Path
 ) -> None:
@@ -106,19 +89,17 @@ def heatmap(
     _save(figure, path)
 
 
-def acceptance(rows: Sequence[tuple[str, Mapping[str, Sequence[Sequence[float]]]]], path: Path) -> None:
+def acceptance(rows: Sequence[tuple[str, Mapping[str, np.ndarray]]], path: Path) -> None:
     """A row per run, a panel per map, each map on one scale in all rows. rows: label, then map by kind."""
     kinds = [kind for kind in TITLES if any(kind in found for _, found in rows)]
     figure, axes = _canvas(len(rows), len(kinds), (3.3 * len(kinds), 0.3 + 2.9 * len(rows)))
     for column, kind in enumerate(kinds):
-        every = [
-            value for _, found in rows for line in found.get(kind, ()) for value in line if value == value
-        ]
+        high = max(float(np.nanmax(found[kind])) for _, found in rows if kind in found)
         for axis, (label, found) in zip(axes[:, column], rows, strict=True):
             if kind not in found:
                 axis.set_axis_off()
                 continue
-            _show_map(figure, axis, kind, found[kind], max(every))
+            _show_map(figure, axis, kind, found[kind], high)
             axis.set_ylabel(label if column == 0 else "", fontsize=9)
         axes[0, column].set_title(TITLES[kind], fontsize=10)
     _bare(axes.flat)
@@ -168,9 +149,7 @@ def _canvas(
     return figure, figure.subplots(rows, columns, squeeze=False, width_ratios=width_ratios, sharey=sharey)
 
 
-def _show_map(
-    figure: Any, axis: Any, kind: str, values: Sequence[Sequence[float]], high: float | None
-) -> None:
+def _show_map(figure: Any, axis: Any, kind: str, values: np.ndarray, high: float | None) -> None:
     """One map with its scale from 0; whole numbers on scales of counts."""
     from matplotlib.ticker import MaxNLocator
 

@@ -149,7 +149,7 @@ def read(path: Path) -> Recording:
     """A recording of generate_images --record. UserError, one line, if it is not one."""
     try:
         recording = Recording(**json.loads(path.read_text(encoding="utf-8")))
-        check(recording)
+        _check(recording)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     except (UnicodeDecodeError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
@@ -157,7 +157,7 @@ def read(path: Path) -> Recording:
     return recording
 
 
-def check(recording: Recording) -> None:
+def _check(recording: Recording) -> None:
     """ValueError, TypeError or KeyError for a recording that could not be replayed."""
     size = recording.grid[0] * recording.grid[1]
     frames = recording.frames

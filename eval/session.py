@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from adt_tree.roles import Request
-from eval.errors import UserError
+from eval.errors import UserError, refusals
 from eval.prompts import Prompt, image_seed
 from models.model import Model
 
@@ -38,10 +38,8 @@ def worker() -> tuple[int, int]:
 
 def make_requests(model: Model, prompts: Sequence[Prompt], run_seed: int) -> list[Request]:
     """Requests with their seeds. UserError for a text the model cannot draw."""
-    try:
+    with refusals():
         openings = model.encode_all([prompt.text for prompt in prompts])
-    except ValueError as error:
-        raise UserError(str(error)) from error
     return [
         Request(prompt.name, opening, image_seed(run_seed, prompt.name))
         for prompt, opening in zip(prompts, openings, strict=True)

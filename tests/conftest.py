@@ -61,6 +61,25 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 
 
 @pytest.fixture
+def command(checkpoints: Checkpoints, tmp_path: Path) -> Callable[..., list[str]]:
+    """A folder's name and options -> the words of generate_images on the tiny checkpoint and five prompts."""
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("red heart\npizza\ncat face\nsun\nrocket\n")
+    fixed = [*checkpoints["emoji"].words(), "--prompt", str(prompts), "--heatmaps", "0", "--output_dir"]
+
+    def words(folder: str, *more: object) -> list[str]:
+        return ["generate_images", *fixed, str(tmp_path / folder), *map(str, more)]
+
+    return words
+
+
+@pytest.fixture
+def generate(run: Run, command: Callable[..., list[str]]) -> Run:
+    """That command in this process."""
+    return lambda *words: run(*command(*words))
+
+
+@pytest.fixture
 def refused(run: Run) -> Refused:
     """Words of a command that ends with status 2 -> its one line on standard error."""
 

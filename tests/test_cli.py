@@ -12,24 +12,10 @@ from typing import Any
 import pytest
 
 from eval.outputs import RunFolder
-from tests.checkpoints import Checkpoints
 from tests.conftest import Run
 from tests.runs import record
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
-@pytest.fixture
-def generate(run: Run, checkpoints: Checkpoints, tmp_path: Path) -> Run:
-    """generate_images on the tiny checkpoint; the first word is the output folder's name."""
-    prompts = tmp_path / "prompts.txt"
-    prompts.write_text("red heart\npizza\ncat face\nsun\nrocket\n")
-
-    def call(folder: str, *words: object) -> tuple[int, str, str]:
-        fixed = [*checkpoints["emoji"].words(), "--prompt", prompts, "--heatmaps", "0"]
-        return run("generate_images", *fixed, "--output_dir", tmp_path / folder, *words)
-
-    return call
 
 
 def one_line(err: str) -> str:
@@ -157,11 +143,16 @@ def test_flags_that_change_no_image_stand_in_the_record(generate: Run, tmp_path:
         (["--cuda_graphs", "--device", "cpu"], "--cuda_graphs: this runs on the CPU"),
         (["--lantern_kk", "3"], "did you mean --lantern_k"),
         (["--prompt", "none.txt"], "none.txt"),
+        (["--prompt", "caf\udce9"], "not UTF-8 text"),
+        (["--output_dir", ""], "--output_dir: it is empty"),
     ],
 )
-def test_what_the_user_can_put_right_is_one_line(generate: Run, words: list[str], says: str) -> None:
-    status, out, err = generate("o", *words)
+def test_what_the_user_can_put_right_is_one_line_and_leaves_no_folder(
+    generate: Run, tmp_path: Path, words: list[str], says: str
+) -> None:
+    status, out, err = generate("o", *EAGLE.split(), *words)
     assert (status, out) == (2, "") and says in one_line(err) and len(err) < 500
+    assert not (tmp_path / "o").exists()
 
 
 def test_interrupt_and_resume_lose_nothing(
@@ -191,13 +182,6 @@ def test_interrupt_and_resume_lose_nothing(
     assert record(tmp_path / "parts") == record(tmp_path / "whole")
 
 
-def test_a_refused_run_leaves_no_folder_that_refuses_the_next(generate: Run, tmp_path: Path) -> None:
-    for words in (["--draft_top_k", "65"], ["--lantern", "--lantern_k", "63"], ["--prompt", "word " * 2000]):
-        assert generate("o", *EAGLE.split(), *words)[0] == 2
-        assert not (tmp_path / "o").exists()
-    assert generate("o", *EAGLE.split())[0] == 0
-
-
 @pytest.mark.parametrize("left", [0, 40])
 def test_a_truncated_image_of_a_finished_run_is_made_again(generate: Run, tmp_path: Path, left: int) -> None:
     assert generate("o")[0] == 0
@@ -207,20 +191,6 @@ def test_a_truncated_image_of_a_finished_run_is_made_again(generate: Run, tmp_pa
     status, out, err = generate("o")
     assert (status, err) == (0, "") and json.loads(out.splitlines()[-1])["skipped"] == 4
     assert record(tmp_path / "o") == whole
-
-
-def test_prompts_that_are_no_text_are_one_line(generate: Run, tmp_path: Path) -> None:
-    odd = tmp_path / "odd.json"
-    odd.write_text('["red \\ud800 heart"]')
-    for words in (["--prompt", "caf\udce9"], ["--prompt", str(odd)]):
-        status, out, err = generate("o", *words)
-        assert (status, out) == (2, "") and "not UTF-8 text" in one_line(err)
-    assert not (tmp_path / "o").exists()
-
-
-def test_an_empty_folder_name_is_refused(generate: Run) -> None:
-    status, _, err = generate("o", "--output_dir", "")
-    assert status == 2 and "--output_dir: it is empty" in one_line(err)
 
 
 def test_our_own_faults_are_told_apart(generate: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,9 @@ from PIL import Image
 
 from adt_tree.records import Decoded, Step
 from eval import outputs
+from eval.acceptance import maps
 from eval.errors import UserError
-from eval.figures import contact_sheet, heatmap, maps
+from eval.figures import contact_sheet, heatmap
 from eval.outputs import RunFolder, file_name, write_atomic
 from eval.prompts import Prompt
 
@@ -148,9 +149,11 @@ def test_other_configurations_and_damage_are_refused(tmp_path: Path) -> None:
     folder = opened(tmp_path)
     with pytest.raises(UserError, match="temperature = 1.0, now it is 0.0"):
         opened(tmp_path, {**SETTINGS, "temperature": 0.0})
-    folder.statistics_path.write_text("{")
-    with pytest.raises(UserError, match="damaged"):
-        opened(tmp_path)
+    for bad in (b"{", b"[]", b'{"0": 1}', b"\xff\xfe", b""):
+        folder.statistics_path.write_bytes(bad)
+        with pytest.raises(UserError, match=rf"{folder.statistics_path} is damaged"):
+            opened(tmp_path)
+        assert folder.statistics_path.read_bytes() == bad
     folder.statistics_path.write_text(json.dumps({"0": {"prompt": "other"}}))
     with pytest.raises(UserError, match="another prompt"):
         opened(tmp_path)
@@ -161,10 +164,21 @@ def test_other_configurations_and_damage_are_refused(tmp_path: Path) -> None:
         opened(folder.statistics_path)
 
 
+def test_a_damaged_record_is_refused_until_it_is_away(tmp_path: Path) -> None:
+    folder = opened(tmp_path)
+    finish(folder, "0", "1")
+    record = tmp_path / "queue" / "1.json"
+    record.write_text("{")
+    with pytest.raises(UserError, match=r"1\.json is damaged"):
+        folder.merge()
+    record.unlink()
+    folder.merge()
+    assert list(folder.finished()) == ["0"]
+
+
 def test_maps() -> None:
-    committed, depth, width = maps(STEPS, 2, 2).values()
-    assert math.isnan(committed[0][0]) and committed[0][1:] + committed[1] == [2, 2, 1]
-    assert depth[0][1:] + depth[1] == [2, 2, 1] and width[0][1:] + width[1] == [4, 4, 3]
+    committed, depth, width = (own.flatten().tolist() for own in maps(STEPS, 2, 2).values())
+    assert math.isnan(committed[0]) and committed[1:] == depth[1:] == [2, 2, 1] and width[1:] == [4, 4, 3]
 
 
 def test_figures_are_deterministic(tmp_path: Path) -> None:

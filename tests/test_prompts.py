@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,16 +22,19 @@ COCO = {
 }
 
 
-def select(source: str | None, count: int = -1, window: tuple[int, int] = (0, 10000), part: str | None = None,
-           folder: str = ".", captions: str | None = None) -> list[tuple[str, str]]:  # fmt: skip
-    """(name, text) of the prompts a command line selects."""
-    args = Namespace(prompt=source, class_labels=None, prompt_dir=folder, num_images=count, slice=part,
-                     start_idx=window[0], end_idx=window[1], random_seed=42, captions=captions)  # fmt: skip
+UNSAID = {"class_labels": None, "prompt_dir": ".", "slice": None, "start_idx": 0, "end_idx": 10000,
+          "random_seed": 42, "captions": None}  # fmt: skip
+
+
+def select(source: str | None, count: int = -1, **said: Any) -> list[tuple[str, str]]:
+    """(name, text) of the prompts a command line selects. said: options by their names."""
+    args = Namespace(prompt=source, num_images=count, **{**UNSAID, **said})
     return [(prompt.name, prompt.text) for prompt in load_prompts(args)]
 
 
-def test_literal_text_is_repeated() -> None:
+def test_literal_text_is_repeated_and_a_class_names_its_image() -> None:
     assert select("a cat", 3) == [("0", "a cat"), ("1", "a cat"), ("2", "a cat")]
+    assert select(None, class_labels=(207, 360)) == [("207", "207"), ("360", "360")]
 
 
 @pytest.mark.parametrize(
@@ -47,7 +51,8 @@ def test_files(tmp_path: Path, name: str, content: str, found: list[tuple[str, s
     file = tmp_path / name
     file.write_text(content, encoding="utf-8")
     assert select(str(file)) == found
-    assert select(str(file), window=(1, 2)) == found[1:2] and select(str(file), part="1-3") == found[1:]
+    assert select(str(file), start_idx=1, end_idx=2) == found[1:2]
+    assert select(str(file), slice="1-3") == found[1:]
 
 
 def test_sample_keeps_row_names_and_is_repeatable(tmp_path: Path) -> None:
@@ -59,13 +64,11 @@ def test_sample_keeps_row_names_and_is_repeatable(tmp_path: Path) -> None:
 
 
 def test_named_sets_lie_in_their_folder(tmp_path: Path) -> None:
+    """Of COCO the first captions, named by annotation."""
     (tmp_path / "PartiPrompts.tsv").write_text("Prompt\tCategory\na cat\tAnimals\n")
-    assert select("PartiPrompts", folder=str(tmp_path)) == [("0", "a cat")]
-
-
-def test_coco_takes_first_captions_named_by_annotation(tmp_path: Path) -> None:
+    assert select("PartiPrompts", prompt_dir=str(tmp_path)) == [("0", "a cat")]
     (tmp_path / "captions_val2017.json").write_text(json.dumps(COCO))
-    assert select("MSCOCO2017Val", folder=str(tmp_path)) == [("50", "A dog."), ("100", "A cat.")]
+    assert select("MSCOCO2017Val", prompt_dir=str(tmp_path)) == [("50", "A dog."), ("100", "A cat.")]
 
 
 def test_captions_choose_among_those_of_an_image(tmp_path: Path) -> None:
@@ -123,18 +126,20 @@ def test_bad_files(tmp_path: Path, name: str, content: bytes, says: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("source", "count", "part", "says"),
+    ("selection", "says"),
     [
-        ("none.txt", -1, None, "cannot be read"),
-        ("MSCOCO2014Val", -1, None, r"get_data\.sh.*--prompt_dir"),
-        ("a cat", 2, "7-9", "no prompt is left"),
-        ("a cat", -1, None, "number of images"),
-        ("  ", 1, None, "empty"),
+        ({"source": "none.txt"}, "cannot be read"),
+        ({"source": "MSCOCO2014Val"}, r"get_data\.sh.*--prompt_dir"),
+        ({"source": "a cat", "count": 2, "slice": "7-9"}, "no prompt is left"),
+        ({"source": "a cat"}, "number of images"),
+        ({"source": "  ", "count": 1}, "empty"),
+        ({"source": None, "start_idx": 5, "end_idx": 5}, "must exceed"),
+        ({"source": "a cat", "class_labels": (1,)}, "choose one"),
     ],
 )
-def test_missing_sources(tmp_path: Path, source: str, count: int, part: str | None, says: str) -> None:
+def test_selections_that_cannot_be(tmp_path: Path, selection: dict[str, Any], says: str) -> None:
     with pytest.raises(UserError, match=says):
-        select(source, count, part=part, folder=str(tmp_path))
+        select(**selection, prompt_dir=str(tmp_path))
 
 
 def test_shipped_files() -> None:

@@ -6,7 +6,6 @@ import json
 import math
 import re
 import shutil
-import subprocess
 from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
@@ -19,7 +18,7 @@ from eval.acceptance import average, correlation, grid_of
 from eval.errors import UserError
 from eval.report import PAPER, cells, short
 from tests.checkpoints import Checkpoints
-from tests.conftest import Run
+from tests.conftest import Refused, Run
 
 NAN = math.nan
 VOID = ("meta", "link", "img")
@@ -73,7 +72,7 @@ def test_what_was_varied_has_columns() -> None:
     assert table[2:] == [f"| eagle-2 nodes {n} adt_beta 0.3 | 3.25 | 1.50 | 3.25 | 1.50 |" for n in (8, 16)]
 
 
-def test_documents(stored: Path, tmp_path: Path, report: Run) -> None:
+def test_documents(stored: Path, tmp_path: Path, report: Run, refused: Refused) -> None:
     page = tmp_path / "page.md"
     page.write_text("top\n<!-- bench_cpu:start -->\nold\n<!-- bench_cpu:end -->\nend\n")
     for _ in range(2):
@@ -82,8 +81,8 @@ def test_documents(stored: Path, tmp_path: Path, report: Run) -> None:
         assert text.startswith("top\n") and text.endswith("<!-- bench_cpu:end -->\nend\n")
         assert "old" not in text and text.count("| eagle-2 | 3.25 | 1.50 |") == 1
     page.write_text("nothing here\n")
-    status, _, err = report(stored, "--into", page)
-    assert status == 2 and "bench_cpu:start" in err and page.read_text() == "nothing here\n"
+    assert "bench_cpu:start" in refused("report", stored, "--into", page)
+    assert page.read_text() == "nothing here\n"
     whole = tmp_path / "new" / "RESULTS.md"
     assert report(stored, "--write", whole)[0] == 0
     text = whole.read_text()
@@ -114,12 +113,12 @@ def test_the_stored_results_are_read(tmp_path: Path, report: Run) -> None:
         (json.dumps({**RESULT, "rows": [{"proposer": "eagle", "tau": 2.0}]}), "damaged (KeyError"),
     ],
 )
-def test_what_is_no_result_is_one_line(content: str, says: str, tmp_path: Path, report: Run) -> None:
+def test_what_is_no_result_is_one_line(content: str, says: str, tmp_path: Path, refused: Refused) -> None:
     path = tmp_path / "bad.json"
     path.write_bytes(content.encode(errors="surrogateescape"))
     for words in ([path], [path, "--html", tmp_path / "x.html"], [path, "--into", tmp_path / "x.md"]):
-        status, out, err = report(*words)
-        assert (status, out) == (2, "") and len(err.splitlines()) == 1 and says in err and "bad.json" in err
+        err = refused("report", *words)
+        assert says in err and "bad.json" in err
 
 
 def test_the_papers_figures_stand_beside_ours(tmp_path: Path, report: Run) -> None:
@@ -134,25 +133,17 @@ def test_the_papers_figures_stand_beside_ours(tmp_path: Path, report: Run) -> No
     assert set(PAPER) == {"coco", "parti"} and PAPER["parti"]["adt-tree-lantern", 0.0] == (3.05, 3.97, 4.31)
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        ([], "no RESULT"),
-        (["EMPTY"], "holds neither bench.json nor a run"),
-        (["EMPTY", "--html", "x.html"], "holds neither"),
-        (["absent.json"], "absent.json"),
-        (["absent.json", "--html", "x.html"], "absent.json"),
-        (["EMPTY", "--html", "x.html", "--into", "y.md"], "--into and --html"),
-    ],
-)
 def test_what_is_missing_is_one_line(
-    words: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    report: Run,
-) -> None:  # fmt: skip
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "EMPTY").mkdir()
-    status, out, err = report(*words)
-    assert (status, out) == (2, "") and len(err.splitlines()) == 1 and says in err
+    for words, says in {
+        "": "no RESULT", "EMPTY": "holds neither bench.json nor a run", "EMPTY --html x.html": "neither",
+        "absent.json": "absent.json", "absent.json --html x.html": "absent.json",
+        "EMPTY --html x.html --into y.md": "--into and --html", "EMPTY --animation x.webp": "neither",
+    }.items():  # fmt: skip
+        assert says in refused("report", *words.split())
 
 
 class Tags(HTMLParser):
@@ -258,6 +249,10 @@ def test_page_holds_everything(runs: Path, tmp_path: Path, report: Run) -> None:
     assert report(*words)[0] == 0 and target.read_bytes() == before
 
 
+def test_a_run_without_recordings_has_no_film(runs: Path, tmp_path: Path, refused: Refused) -> None:
+    assert "no race to show" in refused("report", runs / "ar", "--animation", tmp_path / "x.webp")
+
+
 def test_images_of_other_prompts_do_not_stand_side_by_side(runs: Path, tmp_path: Path, report: Run) -> None:
     """Names are rows of a file, where the file has no names: those of another file are other prompts."""
     shutil.copytree(runs / "relaxed", tmp_path / "other")
@@ -284,11 +279,3 @@ def test_correlation() -> None:
     assert correlation([[NAN, 1, 2, 3]], [[5, 2, 4, 6]]) == pytest.approx(1)
     assert correlation([[1, 2, 3]], [[3, 2, 1]]) == pytest.approx(-1)
     assert correlation([[1, 2]], [[7, 7]]) is None
-
-
-@pytest.mark.parametrize(
-    "script", sorted((Path(__file__).parent.parent / "scripts").glob("*.sh")), ids=lambda p: p.name
-)
-def test_scripts_are_shell(script: Path) -> None:
-    done = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr

@@ -42,3 +42,9 @@ def test_commands_are_taken(script: str, model: str, tmp_path: Path) -> None:
     for program, name, *words in lines:
         options = import_module(f"cli.{name}").Options.parse(words)  # refuses what it does not know
         assert program == "main.py" and name in COMMANDS and getattr(options, "model", model) == model
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "scripts").glob("*.sh")), ids=lambda path: path.name)
+def test_scripts_are_shell(script: Path) -> None:
+    done = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
