@@ -121,6 +121,18 @@ def test_steps_that_are_no_text_are_kept_as_they_are(generate: Run, tmp_path: Pa
     assert steps.read_bytes() == odd + whole
 
 
+def test_prompts_with_path_separators_stay_in_the_folder(generate: Run, tmp_path: Path) -> None:
+    names = ["../../up", "/etc/passwd", "a/b", "a\\b", "con", "..", "."]
+    table = tmp_path / "p.csv"
+    table.write_text("name,prompt\n" + "".join(f"{name},red/heart ../{name}\n" for name in names))
+    before = set(tmp_path.rglob("*"))
+    status, _, err = generate("o", "--prompt", table)
+    assert status == 0, err
+    assert len(images(tmp_path / "o")) == len(names) and list(statistics(tmp_path / "o")) == names
+    made = set(tmp_path.rglob("*")) - before
+    assert all(path == tmp_path / "o" or tmp_path / "o" in path.parents for path in made)
+
+
 def test_two_runs_in_one_folder(generate: Run, command: Callable[..., list[str]], tmp_path: Path) -> None:
     words = [sys.executable, "main.py", *command("two")]
     how = {"cwd": ROOT, "env": ONE_THREAD, "text": True, "stdout": subprocess.PIPE}
