@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from adt_tree.decode import autoregressive
+from adt_tree.decode import autoregressive, finished
 from adt_tree.noise import Noise
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
@@ -29,6 +29,6 @@ def draw(texts: list[str], args: Any) -> np.ndarray:
         target = model.target(len(part), sampling, 1, longest)
         requests = [Request(str(i), prompt, args.seed + start + i) for i, prompt in enumerate(part)]
         noise = Noise(model.num_codes, sampling.greedy)
-        drawn = {image.name: image for image in autoregressive(target, requests, sampling, noise)}
+        drawn = {image.name: image for image in finished(autoregressive(target, requests, sampling, noise))}
         pictures += [np.asarray(model.image(drawn[str(i)].codes)) for i in range(len(part))]
     return np.stack(pictures)
