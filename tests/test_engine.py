@@ -127,7 +127,7 @@ class Method:
         own = SelfDraftProposer(GRID, slots, CANDIDATES, self.seed_cells, CODES, target.device)
         if self.drafter == "self-draft":
             return own
-        eagle = EagleProposer(kind(net(), target, 11, 10), sampling, self.growth(), slots)
+        eagle = EagleProposer(kind(net(), target, 11, 10, "published"), sampling, self.growth(), slots)
         return eagle if self.drafter == "network" else HybridProposer(own, eagle)
 
     def steps(
