@@ -33,14 +33,6 @@ class StepOutput:
     verdict: Verdict  # the path that was accepted: nodes verdict.path[slot, : accepted + 1], root included
 
 
-@dataclass(slots=True)
-class _InFlight:
-    """One image on its way."""
-
-    image: Decoded
-    started: float
-
-
 class BatchSlots:
     """The images in flight as the host knows them. Only advance() reads the device."""
 
@@ -48,7 +40,8 @@ class BatchSlots:
         """release empties the caches of a slot; all are emptied now, whatever an earlier run left."""
         self.grid, self.device = target.grid, target.device
         self._waiting = iter(requests)
-        self._slots: list[_InFlight | None] = [None] * target.slots
+        self._slots: list[Decoded | None] = [None] * target.slots
+        self._started = [0.0] * target.slots
         self._exhausted, self._release = False, release
         self.last_codes = torch.zeros(target.slots, dtype=torch.int64, device=target.device)  # [B]
         self.seeds = torch.zeros_like(self.last_codes)  # [B]; of an idle slot that of its last image
@@ -58,35 +51,35 @@ class BatchSlots:
     def refill(self, begin: Callable[[int, Request], Tensor]) -> bool:
         """Give every free slot the next request; begin prefills and returns the first code. False: all is
         done."""
-        for slot, held in enumerate(self._slots):
-            if held is not None or self._exhausted:
+        for slot, image in enumerate(self._slots):
+            if image is not None or self._exhausted:
                 continue
             request = next(self._waiting, None)
             if request is None:
                 self._exhausted = True
                 break
-            started = time.perf_counter()
+            self._started[slot] = time.perf_counter()
             code = begin(slot, request)
             self.last_codes[slot], self.seeds[slot] = code, request.seed
-            self._slots[slot] = _InFlight(Decoded(request.name, request.seed, [int(code)]), started)
+            self._slots[slot] = Decoded(request.name, request.seed, [int(code)])
         return any(self._slots)
 
     def active(self) -> list[tuple[int, Decoded]]:
         """Occupied slots and their images."""
-        return [(slot, held.image) for slot, held in enumerate(self._slots) if held is not None]
+        return [(slot, image) for slot, image in enumerate(self._slots) if image is not None]
 
     @property
     def positions(self) -> Tensor:
         """[B]: the position of the first code not yet committed; of idle slots the image's last."""
-        size = self.grid.size
-        done = [size - 1 if held is None else len(held.image.codes) for held in self._slots]
+        last = self.grid.size - 1
+        done = [last if image is None else len(image.codes) for image in self._slots]
         return to_device(done, self.device)
 
     @property
     def committed(self) -> list[int]:
         """Image codes in each slot's prefix: all but the newest, which the target has not seen; 0 of idle
         slots."""
-        return [0 if held is None else len(held.image.codes) - 1 for held in self._slots]
+        return [0 if image is None else len(image.codes) - 1 for image in self._slots]
 
     def shapes(self, policy: Policy) -> list[TreeShape]:
         """The policy's shape for each image, cut to what remains of it; idle slots draft nothing."""
@@ -128,12 +121,12 @@ class BatchSlots:
     def pop_finished(self) -> list[Decoded]:
         """Take finished images out of their slots, which idle from now on."""
         now, finished = time.perf_counter(), []
-        for slot, held in enumerate(self._slots):
-            if held is not None and len(held.image.codes) >= self.grid.size:
-                held.image.seconds = now - held.started
+        for slot, image in self.active():
+            if len(image.codes) >= self.grid.size:
+                image.seconds = now - self._started[slot]
                 self._slots[slot] = None
                 self._release(slot)
-                finished.append(held.image)
+                finished.append(image)
         return finished
 
 

@@ -1,4 +1,4 @@
-"""The candidate cache of earlier distributions, and the chains drafted from it.
+"""The history of earlier distributions, and the chains drafted from it.
 
 Every pass says something about many positions ahead, most of it below drafts that are then rejected. It is
 kept: for every position the best codes of the last distributions that the target gave there, each with the
@@ -17,12 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from adt_tree.grid import Grid
 from adt_tree.tree import BatchShapes, DraftTree, leafy_chain_mask
 from adt_tree.verify import Verdict, accepted_nodes
 
-SEED_CELLS = ("above", "left", "both")
-SEED_CONFIDENCE = -1.0  # raw log-confidence of a code copied from a neighbouring cell
 CHAIN_SCORE = 1e6  # no confidence is as high: the main chain comes first
 HISTORY = 8  # entries kept per position, which sees a handful of passes before it is reached
 EMPTY = -1
@@ -130,115 +127,6 @@ class Entries:
     def _best(self, stamp: Tensor) -> Tensor:
         which = stamp.argmax(dim=2, keepdim=True)
         return self.codes[..., 0].gather(2, which)[..., 0]
-
-
-class CandidateCache:
-    """For every position ahead the best codes of a mixture of the distributions seen there, in which those
-    read below the very code that now stands before the position, committed or drafted, have most weight
-    (docs/METHOD.md)."""
-
-    def __init__(
-        self,
-        grid: Grid,
-        slots: int,
-        candidates: int,
-        seed_cells: str,
-        num_codes: int,
-        device: torch.device,
-    ) -> None:
-        """candidates: K; seed_cells: what a position not seen yet is copied from; num_codes: V."""
-        self.grid, self.seed_cells, self.num_codes = grid, seed_cells, num_codes
-        self.history = History(grid.size, slots, candidates, device)
-        # The last column takes what falls outside an image.
-        self._codes = torch.zeros(slots, grid.size + 1, dtype=torch.int64, device=device)
-        self._position = torch.ones(slots, dtype=torch.int64, device=device)
-
-    def prefill(self, slot: int, code: Tensor) -> None:
-        """A new image takes the slot; code [] is its first."""
-        self.history.clear(slot)
-        self._codes[slot, 0] = code
-        self._position[slot] = 1
-
-    def release(self, slot: int) -> None:
-        """The slot idles."""
-        self._position[slot] = 1
-
-    def observe(self, tree: DraftTree, perturbed: Tensor, verdict: Verdict) -> None:
-        """Keep the best codes of every node's distribution under the noise of its position, perturbed
-        [B, N, V], and write down what was committed."""
-        value, code = perturbed.log_softmax(dim=-1).topk(self.history.candidates, dim=-1)
-        kept = tree.valid & value[..., 0].isfinite()
-        at = self._ahead(tree.depths).masked_fill(~kept, self.grid.size)
-        self.history.write(at, tree.codes, code, value, newest_first(tree, verdict))
-        column = torch.arange(verdict.codes.shape[1], device=verdict.codes.device)
-        done = self._ahead(column).masked_fill(column >= verdict.count[:, None], self.grid.size)
-        self._codes.scatter_(1, done, verdict.codes)
-        self._position += verdict.count
-
-    def stale(self) -> Tensor:
-        """[B] whether the first open position was scored, but never below the code that now stands before
-        it."""
-        at = self._ahead(torch.zeros(1, dtype=torch.int64, device=self._codes.device))
-        entries = self.history.entries(at)
-        scored, fitting = entries.stamp >= 0, entries.before == self._last(at)[..., None]
-        return (scored.any(dim=2) & ~(scored & fitting).any(dim=2))[:, 0]
-
-    def candidates(self, length: int, width: int, first: Tensor | None = None) -> Candidates:
-        """The best `width` of the next `length` positions, at least one of each; those never scored copy a
-        neighbour. first [B]: the code believed at the first of them, if not its own best."""
-        at = self._ahead(torch.arange(length, device=self._codes.device))
-        codes, confidence = self._cached(at, width, first)
-        fresh = ~confidence[..., 0].isfinite()
-        first, second = self._neighbours(at, codes[..., 0], fresh)
-        codes[..., 0] = first
-        confidence[..., 0].masked_fill_(fresh, SEED_CONFIDENCE)
-        if self.seed_cells == "both" and width > 1:
-            unlike = fresh & (first != second)
-            codes[..., 1] = torch.where(unlike, second, codes[..., 1])
-            confidence[..., 1].masked_fill_(unlike, 2 * SEED_CONFIDENCE)
-        return Candidates(codes, confidence)
-
-    def _ahead(self, steps: Tensor) -> Tensor:
-        """The positions [B, L] so many steps, [L] or [B, L], behind the first open one; grid.size is
-        outside."""
-        return (self._position[:, None] + steps).clamp(max=self.grid.size)
-
-    def _neighbours(self, at: Tensor, codes: Tensor, fresh: Tensor) -> tuple[Tensor, Tensor]:
-        """Codes [B, L] of positions at [B, L], and of their other neighbours: where fresh, copied from the
-        cell above and the nearest known one to the left, in the order of seed_cells."""
-        # Trees begin at the first open position, so what was ever scored is in front of what was not.
-        known = torch.cat((self._last(at), codes), dim=1)
-        left = known.gather(1, (~fresh).sum(dim=1, keepdim=True))
-        width, found = self.grid.width, []
-        above = self._codes.gather(1, (at[:, :width] - width).clamp(min=0))
-        # A row at a time: the copied row may itself be copied.
-        for cells, own, new in zip(*(x.split(width, dim=1) for x in (at, codes, fresh)), strict=True):
-            above = above[:, : cells.shape[1]]
-            above = torch.where(cells >= width, above, left)
-            first, second = (left, above) if self.seed_cells == "left" else (above, left)
-            above = torch.where(new, first, own)
-            found.append((above, second.expand_as(above)))
-        first, second = (torch.cat(part, dim=1) for part in zip(*found, strict=True))
-        return first, second
-
-    def _last(self, at: Tensor) -> Tensor:
-        """[B, 1]: the committed code before the first of positions at [B, L]."""
-        return self._codes.gather(1, (at[:, :1] - 1).clamp(min=0))
-
-    def _cached(self, at: Tensor, width: int, first: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Codes and log-confidences [B, L, width] that fit positions at [B, L], -inf where nothing was seen.
-
-        What fits a position depends on the code before it, and so on. Instead of walking, all are looked up
-        at once: below the best codes of the newest entries, and then below the best found so.
-        """
-        entries, last = self.history.entries(at), self._last(at)
-
-        def before(chain: Tensor) -> Tensor:
-            own = chain if first is None else torch.cat((first[:, None], chain[:, 1:]), dim=1)
-            return torch.cat((last, own[:, :-1]), dim=1)
-
-        chain = entries.below(before(entries.newest()))
-        return entries.mixture(before(chain), width, self.num_codes)
 
 
 def newest_first(tree: DraftTree, verdict: Verdict) -> Tensor:

@@ -24,33 +24,17 @@ from adt_tree.tree import BatchShapes, root_only_tree
 from adt_tree.verify import Coupled, Rule, Verdict
 
 
-def autoregressive(
-    target: Target, requests: Iterable[Request], sampling: Sampling, noise: Noise
-) -> Iterator[Decoded]:
-    """Images of the AR baseline, as they finish. Every exact method gives these codes at the same seed."""
-    for step in autoregressive_steps(target, requests, sampling, noise):
-        yield from step.finished
-
-
-def speculative(
-    target: Target,
-    proposer: Proposer,
-    policy: Policy,
-    rule: Rule,
-    requests: Iterable[Request],
-    sampling: Sampling,
-) -> Iterator[Decoded]:
-    """Images drafted as trees and verified, as they finish. Exact rules keep the target's distribution;
-    coupled ones give the very codes of autoregressive() at the same seed."""
-    for step in speculative_steps(target, proposer, policy, rule, requests, sampling):
-        yield from step.finished
+def finished(steps: Iterable[StepOutput]) -> Iterator[Decoded]:
+    """The images of a loop, as they finish."""
+    return (image for step in steps for image in step.finished)
 
 
 @torch.inference_mode()
-def autoregressive_steps(
+def autoregressive(
     target: Target, requests: Iterable[Request], sampling: Sampling, noise: Noise
 ) -> Iterator[StepOutput]:
-    """Every target call: one code per image, y = argmax(log p + G), a draw from p by the Gumbel-max trick."""
+    """Every target call of the AR baseline: one code per image, y = argmax(log p + G), a draw from p by the
+    Gumbel-max trick. Every exact method gives these codes at the same seed."""
     rule, slots = Coupled(noise), BatchSlots(target, requests, target.release)
     drawn = noise.table(target.slots, target.grid.size, target.device)
     idle = [IDLE] * target.slots
@@ -74,7 +58,7 @@ def autoregressive_steps(
 
 
 @torch.inference_mode()
-def speculative_steps(
+def speculative(
     target: Target,
     proposer: Proposer,
     policy: Policy,
@@ -82,7 +66,8 @@ def speculative_steps(
     requests: Iterable[Request],
     sampling: Sampling,
 ) -> Iterator[StepOutput]:
-    """Every target call: shape, draft, score, verify, commit, observe."""
+    """Every target call: shape, draft, score, verify, commit, observe. Exact rules keep the target's
+    distribution; coupled ones give the very codes of autoregressive() at the same seed."""
 
     def release(slot: int) -> None:
         target.release(slot)

@@ -7,9 +7,10 @@ B images, A path nodes, W nodes a level, E nodes expanded so far, V codes, D fea
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,11 +33,8 @@ class DraftState:
     noise: Tensor  # [B, L, V] of the levels below the roots, as many as the deepest tree has, or 1
 
 
-class Growth(Protocol):
-    """How a tree grows from the drafter's state at the root."""
-
-    def __call__(self, drafter: Drafter, sampling: Sampling, state: DraftState) -> DraftTree:
-        """A tree per image."""
+# How a tree per image grows from the drafter's state at the root.
+Growth = Callable[[Drafter, Sampling, DraftState], DraftTree]
 
 
 class EagleProposer:
@@ -99,18 +97,12 @@ def grow_dynamic(drafter: Drafter, sampling: Sampling, state: DraftState) -> Dra
     Children of a node are the top of log q + G (G = 0: the top of q), a child's confidence is log
     softmax(log q + G), a node's score the sum along its path. Images of smaller shapes take part with -inf
     scores where theirs ends.
-    """
-    if state.shapes.empty:
-        return root_only_tree(state.last_codes)
-    return select(grow_pool(drafter, sampling, state), state.shapes, state.last_codes)
-
-
-def grow_pool(drafter: Drafter, sampling: Sampling, state: DraftState) -> Pool:
-    """The candidates of grow_dynamic, level after level; no shape may be empty in all images.
 
     The frontier is W nodes per image: their codes [B, W], path scores, places in the pool (`node`), features
     and ancestors [B, W, E] over everything expanded so far.
     """
+    if state.shapes.empty:
+        return root_only_tree(state.last_codes)
     depth, width, _ = state.shapes.limits.unbind(1)
     images, most_width = len(state.last_codes), state.shapes.width
     rank = torch.arange(most_width, device=state.last_codes.device)
@@ -138,7 +130,7 @@ def grow_pool(drafter: Drafter, sampling: Sampling, state: DraftState) -> Pool:
         node = most_width + (level - 2) * most_width**2 + best
         features = features.gather(2, parent[None, ..., None].expand_as(features))
         ancestors = torch.cat((ancestors.gather(1, parent[..., None].expand_as(ancestors)), eye), dim=2)
-    return Pool.join(pools)
+    return select(Pool.join(pools), state.shapes, state.last_codes)
 
 
 class StaticGrowth:
@@ -151,20 +143,19 @@ class StaticGrowth:
         self._parents = torch.tensor(tree.parents, device=device)
         self._depths = torch.tensor(tree.depths, device=device)
         self._ancestors = tree.ancestors().to(device)
-        self._levels = [self._level(nodes) for nodes in tree.levels]
+        self._levels = [self._level(depth) for depth in range(tree.depth)]
 
-    def _level(self, nodes: list[int]) -> _Level:
-        """Index tensors of the nodes expanded at one depth and of their children."""
-        device = self._parents.device
-        below = [n for n in range(1, len(self.tree.parents)) if self.tree.parents[n] in nodes]
-        above = [self.tree.parents[n] for n in nodes]
-        earlier = self.tree.levels[self.tree.depths[nodes[0]] - 1] if nodes != [0] else [0]
+    def _level(self, depth: int) -> _Level:
+        """The nodes expanded at one depth and their children, which are all nodes one level deeper."""
+        nodes, above = self.tree.levels[depth], self.tree.levels[depth - 1] if depth else [0]
+        below = [n for n, own in enumerate(self.tree.depths) if own == depth + 1]
+        index = partial(torch.tensor, device=self._parents.device)
         return _Level(
-            nodes=torch.tensor(nodes, device=device),
-            parents=torch.tensor([earlier.index(n) if nodes != [0] else 0 for n in above], device=device),
-            children=torch.tensor(below, device=device),
-            slots=torch.tensor([nodes.index(self.tree.parents[n]) for n in below], device=device),
-            ranks=torch.tensor([self.tree.ranks[n] for n in below], device=device),
+            nodes=index(nodes),
+            parents=index([above.index(self.tree.parents[n]) for n in nodes]),
+            children=slice(below[0], below[-1] + 1),
+            slots=index([nodes.index(self.tree.parents[n]) for n in below]),
+            ranks=index([self.tree.ranks[n] for n in below]),
         )
 
     def __call__(self, drafter: Drafter, sampling: Sampling, state: DraftState) -> DraftTree:
@@ -204,6 +195,6 @@ class _Level:
 
     nodes: Tensor
     parents: Tensor
-    children: Tensor
+    children: slice
     slots: Tensor
     ranks: Tensor

@@ -1,6 +1,6 @@
-"""Hybrid drafting: the EAGLE drafter knows the newest code, the candidate cache reaches far; a tree of both.
+"""Hybrid drafting: the EAGLE drafter knows the newest code, self-drafting reaches far; a tree of both.
 
-Self-drafting is weak at the first open position, and there only where the cache is stale: the target read the
+Self-drafting is weak at the first open position, and there only where it is stale: the target read the
 position, but never below the very code now before it. There the drafter's word helps, elsewhere as much of it
 harms (docs/LOG.md). Dimensions: B images, L levels, K candidates a position, V codes.
 """
@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adt_tree.candidates import CandidateCache, Candidates, grow_chains
-from adt_tree.eagle import EagleProposer, grow_dynamic
+from adt_tree.candidates import Candidates, grow_chains
+from adt_tree.eagle import EagleProposer
 from adt_tree.policy import TreeShape
-from adt_tree.roles import Drafter, NoiseBelow, Prefix
-from adt_tree.sampling import Sampling
+from adt_tree.roles import NoiseBelow, Prefix
+from adt_tree.self_draft import SelfDraftProposer
 from adt_tree.tree import BatchShapes, DraftTree, root_only_tree
 from adt_tree.verify import Verdict
 
@@ -25,11 +25,11 @@ LEAST_LOG_Q = -12.0  # what the drafter's filters drop may still be the target's
 
 
 class HybridProposer:
-    """Self-drafting whose first level the drafter has a say in where the cache is stale."""
+    """Self-drafting whose first level the drafter has a say in where what was read there is stale."""
 
-    def __init__(self, drafter: Drafter, sampling: Sampling, cache: CandidateCache, slots: int) -> None:
-        self.cache = cache
-        self.eagle = EagleProposer(drafter, sampling, grow_dynamic, slots)  # for its state at the root
+    def __init__(self, own: SelfDraftProposer, eagle: EagleProposer) -> None:
+        """eagle: for its state at the root; it grows no trees."""
+        self.own, self.eagle = own, eagle
 
     def calls(self, shape: TreeShape) -> int:
         """One pass over what was committed, whatever the shape."""
@@ -38,31 +38,31 @@ class HybridProposer:
     def prefill(self, slot: int, prompt: Any, prefix: Prefix, code: Tensor) -> None:
         """Both take the image."""
         self.eagle.prefill(slot, prompt, prefix, code)
-        self.cache.prefill(slot, code)
+        self.own.prefill(slot, prompt, prefix, code)
 
     def release(self, slot: int) -> None:
         """Both let it go."""
         self.eagle.release(slot)
-        self.cache.release(slot)
+        self.own.release(slot)
 
     def propose(
         self, shapes: BatchShapes, last_codes: Tensor, noise_below: NoiseBelow, committed: Sequence[int]
     ) -> DraftTree:
-        """Chains whose first level, where the cache is stale, is the best of the product of both
-        distributions, and whose further levels are what the cache holds below its best."""
+        """Chains whose first level, where it is stale, is the best of the product of both distributions, and
+        whose further levels are what was read below its best."""
         state = self.eagle.read_committed(shapes, last_codes, noise_below, committed)
         if shapes.empty:
             return root_only_tree(last_codes)
-        cached = self.cache.candidates(1, shapes.width)
-        first = joint(cached, state.log_q, state.log_q + state.noise[:, 0], self.cache.stale())
-        far = self.cache.candidates(shapes.depth, shapes.width, first.codes[:, 0, 0])
+        cached = self.own.candidates(1, shapes.width)
+        first = joint(cached, state.log_q, state.log_q + state.noise[:, 0], self.own.stale())
+        far = self.own.candidates(shapes.depth, shapes.width, first.codes[:, 0, 0])
         parts = ((first.codes, far.codes), (first.confidence, far.confidence))
         found = Candidates(*(torch.cat((own, all_[:, 1:]), dim=1) for own, all_ in parts))
         return grow_chains(found, shapes, last_codes)
 
     def observe(self, tree: DraftTree, perturbed: Tensor, features: Tensor, verdict: Verdict) -> None:
         """Both learn."""
-        self.cache.observe(tree, perturbed, verdict)
+        self.own.observe(tree, perturbed, features, verdict)
         self.eagle.observe(tree, perturbed, features, verdict)
 
 

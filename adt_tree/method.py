@@ -14,9 +14,7 @@ import torch
 from torch import Tensor
 
 from adt_tree.batch import StepOutput
-from adt_tree.candidates import SEED_CELLS, CandidateCache
-from adt_tree.controls import CONTROLS, Control
-from adt_tree.decode import autoregressive_steps, speculative_steps
+from adt_tree.decode import autoregressive, finished, speculative
 from adt_tree.eagle import EagleProposer, StaticGrowth, grow_dynamic
 from adt_tree.grid import Grid
 from adt_tree.hybrid import HybridProposer
@@ -24,16 +22,13 @@ from adt_tree.noise import Noise
 from adt_tree.policy import AdaptiveTree, AdjacencyAdaptive, Fixed, Policy, TreeShape
 from adt_tree.records import Decoded
 from adt_tree.relax import Relaxation
-from adt_tree.rivals.coupled import couple
-from adt_tree.rivals.pac import product_tree
-from adt_tree.rivals.sjd import redraw
-from adt_tree.rivals.window import SEED_CELLS as WINDOW_CELLS
-from adt_tree.rivals.window import JacobiWindow
 from adt_tree.roles import Drafter, Proposer, Request, Target
 from adt_tree.sampling import Sampling
-from adt_tree.self_draft import SelfDraftProposer
+from adt_tree.self_draft import SEED_CELLS, SelfDraftProposer
 from adt_tree.tree import STATIC_TREES, StaticTree
-from adt_tree.verify import Coupled, GreedyRelaxed, Rejection, Rule
+from adt_tree.verify import Control, Coupled, GreedyRelaxed, Rejection, Rule
+from adt_tree.rivals import SEED_CELLS as WINDOW_CELLS
+from adt_tree.rivals import JacobiWindow, couple, product_tree, redraw
 
 # method -> who drafts: nobody, the EAGLE network, the target's earlier passes, the last two together, or a
 # rival's window
@@ -52,6 +47,7 @@ METHODS = {
 }
 VERIFY = ("coupled", "rejection")
 RULES = ("fixed", "reference")
+CONTROLS = ("accept-none", "accept-all")
 LANTERN_SUFFIX = "-lantern"
 
 
@@ -199,25 +195,23 @@ class Model(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """Everything one method needs on one model; proposer, policy and rule are None in the AR baseline."""
+    """Everything one method needs on one model; drafting is None in the AR baseline."""
 
     method: Method
     sampling: Sampling
     target: Target
-    proposer: Proposer | None = None
-    policy: Policy | None = None
-    rule: Rule | None = None
+    drafting: tuple[Proposer, Policy, Rule] | None = None
 
     def steps(self, requests: Iterable[Request]) -> Iterator[StepOutput]:
         """Every target call, as it happens."""
-        if self.proposer is None or self.policy is None or self.rule is None:
+        if self.drafting is None:
             noise = Noise(self.target.num_codes, silent=self.sampling.greedy)
-            return autoregressive_steps(self.target, requests, self.sampling, noise)
-        return speculative_steps(self.target, self.proposer, self.policy, self.rule, requests, self.sampling)
+            return autoregressive(self.target, requests, self.sampling, noise)
+        return speculative(self.target, *self.drafting, requests, self.sampling)
 
     def decode(self, requests: Iterable[Request]) -> Iterator[Decoded]:
         """Finished images, as they finish."""
-        return (image for step in self.steps(requests) for image in step.finished)
+        return finished(self.steps(requests))
 
 
 def build(model: Model, method: Method, slots: int, max_prompt: int) -> Decoder:
@@ -228,29 +222,24 @@ def build(model: Model, method: Method, slots: int, max_prompt: int) -> Decoder:
     sampling = replace(method.sampling, top_p_first=method.rules == "reference")
     if method.tree is None:
         return Decoder(method, sampling, model.target(slots, sampling, 1, max_prompt))
-    static = StaticTree(STATIC_TREES[method.tree]) if isinstance(method.tree, str) else None
-    shape = largest_shape(method, static, model.num_codes)
+    tree = StaticTree(STATIC_TREES[method.tree]) if isinstance(method.tree, str) else method.tree
+    static = tree if isinstance(tree, StaticTree) else None
+    shape = largest_shape(tree, model.num_codes)
     target = model.target(slots, sampling, shape.budget + 1, max_prompt)
     proposer = _proposer(model, method, target, sampling, shape, static)
     policy: Policy = Fixed(shape)
-    if isinstance(method.tree, AdaptiveTree):
-        policy = AdjacencyAdaptive(method.tree, slots)
+    if isinstance(tree, AdaptiveTree):
+        policy = AdjacencyAdaptive(tree, slots)
     if isinstance(proposer, JacobiWindow) and not method.control:
         rule: Rule = proposer  # a window judges what it drafts
     else:
         rule = _rule(model, method, static)
-    return Decoder(method, sampling, target, proposer, policy, rule)
+    return Decoder(method, sampling, target, (proposer, policy, rule))
 
 
-def largest_shape(method: Method, static: StaticTree | None, num_codes: int) -> TreeShape:
-    """The greatest depth, width and budget of the method's trees. ValueError if the codebook is smaller."""
-    if static is not None:
-        shape = TreeShape(static.depth, static.width, len(static.parents) - 1)
-    elif isinstance(method.tree, AdaptiveTree):
-        shape = TreeShape(method.tree.depth_max, method.tree.width_max, method.tree.budget)
-    else:
-        assert isinstance(method.tree, TreeShape)
-        shape = method.tree
+def largest_shape(tree: TreeShape | AdaptiveTree | StaticTree, num_codes: int) -> TreeShape:
+    """The greatest depth, width and budget of a method's trees. ValueError if the codebook is smaller."""
+    shape = tree if isinstance(tree, TreeShape) else tree.largest
     if shape.width > num_codes:
         raise ValueError(
             f"a tree {shape.width} nodes wide: the codebook has {num_codes} codes; give less "
@@ -278,11 +267,11 @@ def _proposer(
         tail = redraw if method.name == "sjd" else couple
         tree = StaticTree(product_tree(shape))
         return JacobiWindow(tree, tail, target, method.greedy, method.seeds)
-    cache = CandidateCache(model.grid, slots, shape.width, method.seeds, model.num_codes, device)
+    own = SelfDraftProposer(model.grid, slots, shape.width, method.seeds, model.num_codes, device)
     if method.drafter == "self-draft":
-        return SelfDraftProposer(cache)
+        return own
     drafter = model.drafter(target, shape.depth, shape.width)
-    return HybridProposer(drafter, sampling, cache, slots)
+    return HybridProposer(own, EagleProposer(drafter, sampling, grow_dynamic, slots))
 
 
 def _rule(model: Model, method: Method, static: StaticTree | None) -> Rule:
@@ -296,17 +285,8 @@ def _rule(model: Model, method: Method, static: StaticTree | None) -> Rule:
         table = Path(method.lantern.table) if method.lantern.table else None
         relaxation = Relaxation(model.nearest(k + 1, table), k, method.lantern.delta)
     if method.greedy and relaxation is not None:
-        order = None if static is None else row_order(static).to(model.codebook.device)
+        order = None if static is None else torch.tensor(static.row_order, device=model.codebook.device)
         return GreedyRelaxed(model.num_codes, relaxation, order)
     if method.greedy or method.verify == "coupled":
         return Coupled(noise, relaxation)
     return Rejection(model.num_codes, static is not None, relaxation, reference=method.rules == "reference")
-
-
-def row_order(tree: StaticTree) -> Tensor:
-    """[N] int64: each node's rank by its path, the order of the released code's candidate rows."""
-    paths: list[tuple[int, ...]] = [()]
-    for parent, rank in zip(tree.parents[1:], tree.ranks[1:], strict=True):
-        paths.append((*paths[parent], rank))
-    rank_of = {path: rank for rank, path in enumerate(sorted(paths))}
-    return torch.tensor([rank_of[path] for path in paths])

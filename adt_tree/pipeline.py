@@ -117,7 +117,7 @@ class Pipeline:
 
     def method(
         self,
-        name: str | None = None,
+        name: str | Method | None = None,
         *,
         sampling: Sampling | None = None,
         tree: Tree | None = None,
@@ -129,11 +129,17 @@ class Pipeline:
     ) -> Method:
         """A method with the model's own tree where none is given. ValueError for what cannot be combined.
 
-        name None: the fastest exact method of this model; sampling None: that of the model.
+        name None: the fastest exact method of this model; sampling None: that of the model. A whole Method
+        stays as it is: sampling, tree and lantern beside it are refused.
         """
+        if isinstance(name, Method):
+            for word, value in {"sampling": sampling, "tree": tree, "lantern": lantern}.items():
+                if value is not None:
+                    raise ValueError(f"{word} beside a Method: it has one of its own; give one of them")
+            return name
         name = name or self.default_method
         if tree is None and name in METHODS:
-            tree = self.default_tree(name)
+            tree = self.model.spec.default_tree(name)
         return Method(name, sampling or self.sampling, tree, lantern, verify, rules, seed_cells, control)
 
     @property
@@ -146,10 +152,6 @@ class Pipeline:
     def default_method(self) -> str:
         """The fastest exact method of this model."""
         return self.model.spec.method
-
-    def default_tree(self, name: str) -> Tree | None:
-        """The tree a method of METHODS has on this model unless told otherwise."""
-        return self.model.spec.default_tree(name)
 
     def __call__(
         self,
@@ -167,9 +169,9 @@ class Pipeline:
 
         ValueError for a method, tree or prompt that the model cannot do.
         """
-        chosen = self._chosen(method, sampling, tree, lantern)
-        requests = self.requests([prompts] if isinstance(prompts, str) else prompts, seed)
-        done = {image.name: image for image in self.decode(chosen, requests, batch_size)}
+        chosen = self.method(method, sampling=sampling, tree=tree, lantern=lantern)
+        requests = self.requests(prompts, seed)
+        done = {image.name: image for image in self.decoder(chosen, requests, batch_size).decode(requests)}
         decoded = [done[request.name] for request in requests]
         return Output([self.image(image.codes) for image in decoded], decoded)
 
@@ -188,32 +190,17 @@ class Pipeline:
 
         An image is finished once its codes fill the grid. Closing the iterator ends the decoding.
         """
-        chosen = self._chosen(method, sampling, tree, lantern)
-        requests = self.requests([prompts] if isinstance(prompts, str) else prompts, seed)
-        for output in self.decoder(chosen, requests, batch_size).steps(iter(requests)):
+        chosen = self.method(method, sampling=sampling, tree=tree, lantern=lantern)
+        requests = self.requests(prompts, seed)
+        for output in self.decoder(chosen, requests, batch_size).steps(requests):
             views = _views(output)
             for slot, image in output.images:
                 step, view = image.steps[-1], views[slot]
                 yield StreamStep(int(image.name), step.position, image.codes[step.position :], step, view)
 
-    def _chosen(
-        self,
-        method: str | Method | None,
-        sampling: Sampling | None,
-        tree: Tree | None,
-        lantern: Lantern | None,
-    ) -> Method:
-        """The method that a call names. ValueError for options beside a whole Method, which has them."""
-        if not isinstance(method, Method):
-            return self.method(method, sampling=sampling, tree=tree, lantern=lantern)
-        given = {"sampling": sampling, "tree": tree, "lantern": lantern}
-        for name, value in given.items():
-            if value is not None:
-                raise ValueError(f"{name} beside a Method: it has one of its own; give one of them")
-        return method
-
-    def requests(self, texts: Sequence[str], seed: int | Sequence[int]) -> list[Request]:
+    def requests(self, prompts: str | Sequence[str], seed: int | Sequence[int]) -> list[Request]:
         """A request a text, named by its place. ValueError if the seeds are not as many."""
+        texts = [prompts] if isinstance(prompts, str) else prompts
         if not texts:
             raise ValueError("no prompt: give a text or a list of texts")
         seeds = [seed + place for place in range(len(texts))] if isinstance(seed, int) else list(seed)
@@ -231,10 +218,6 @@ class Pipeline:
             raise ValueError(f"batch_size {batch_size}: give 1 or more images in flight")
         longest = max(request.prompt.length for request in requests)
         return build(self.model, method, min(batch_size, len(requests)), longest)
-
-    def decode(self, method: Method, requests: Sequence[Request], batch_size: int = 1) -> Iterator[Decoded]:
-        """Finished images as codes, as they finish."""
-        return self.decoder(method, requests, batch_size).decode(iter(requests))
 
     def image(self, codes: list[int]) -> Image.Image:
         """Codes in raster order -> an RGB picture."""

@@ -4,7 +4,6 @@ here."""
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -29,11 +28,6 @@ class TreeShape:
     def cut(self, levels: int) -> TreeShape:
         """The same shape with at most `levels` levels: no code beyond the image is drafted."""
         return self if self.depth <= levels else TreeShape(levels, self.width, self.budget)
-
-
-def greatest(shapes: Sequence[TreeShape]) -> tuple[int, int, int]:
-    """The greatest budget, depth and width of all shapes."""
-    return max(s.budget for s in shapes), max(s.depth for s in shapes), max(s.width for s in shapes)
 
 
 class Policy(Protocol):
@@ -95,6 +89,11 @@ class AdaptiveTree:
         if self.step_depth < 0 or self.step_width < 0 or self.budget < 1:
             raise ValueError("adt: steps must not be negative and the budget must be positive")
 
+    @property
+    def largest(self) -> TreeShape:
+        """The greatest depth, width and budget there can be."""
+        return TreeShape(self.depth_max, self.width_max, self.budget)
+
 
 CHAIN = 24  # of self-drafted trees: codes of the main chain beyond which it takes less of the budget
 CANDIDATES = 8  # of self-drafted trees: a position
@@ -111,12 +110,16 @@ def self_drafted(budget: int) -> TreeShape:
 WINDOWS = {"sjd": (1, 15), "sjd-coupled": (1, 63), "sjd-pac": (4, 63)}
 
 
+def beside_chain(width: int, positions: int) -> int:
+    """Nodes of a window beside its chain's, where so many positions have `width` (>= 1) candidates each."""
+    return sum(width**n - 1 for n in range(1, positions + 1))
+
+
 def windowed(width: int, budget: int) -> TreeShape:
     """The window of a budget (>= 1) of drafted nodes: `width` candidates for two positions, or as many as the
     budget allows, and a chain of what remains."""
-    below = [sum(width**n - 1 for n in range(1, positions + 1)) for positions in range(3)]
-    more = next(below[n] for n in (2, 1, 0) if budget - below[n] >= max(n, 1))
-    return TreeShape(budget - more, width, budget)
+    positions = next(n for n in (2, 1, 0) if budget - beside_chain(width, n) >= max(n, 1))
+    return TreeShape(budget - beside_chain(width, positions), width, budget)
 
 
 # Self-drafting: depth is the length of the main chain. A level costs a row of the target's pass, no drafter

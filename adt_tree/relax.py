@@ -22,14 +22,6 @@ class Relaxation:
     k: int
     delta: float
 
-    def __post_init__(self) -> None:
-        if self.delta < 0:
-            raise ValueError(f"lantern_delta {self.delta}: it must not be negative")
-        if not 0 <= self.k < self.table.shape[1]:
-            raise ValueError(
-                f"lantern_k {self.k}: the table of nearest codes allows 0 to {self.table.shape[1] - 1}"
-            )
-
     def aggregate(self, p: Tensor, codes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """What each drafted code may borrow under the distribution it is tested against.
 

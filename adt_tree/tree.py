@@ -182,7 +182,10 @@ def select(pool: Pool, shapes: BatchShapes, last_codes: Tensor) -> DraftTree:
 
 
 class StaticTree:
-    """A fixed topology: nodes sorted by (depth, path), and what each drafting level expands (EAGLE-1)."""
+    """A fixed topology: nodes sorted by (depth, path), and what each drafting level expands (EAGLE-1).
+
+    row_order: each node's rank by its path alone, the order of the released code's candidate rows.
+    """
 
     def __init__(self, paths: Paths) -> None:
         """Index the tree; ValueError if a node's parent is missing or a path stands twice."""
@@ -201,6 +204,13 @@ class StaticTree:
         inner = set(self.parents)
         # levels[d]: the nodes at depth d that have children, in node order
         self.levels = [[n for n in sorted(inner) if self.depths[n] == d] for d in range(self.depth)]
+        by_path = sorted(index)
+        self.row_order = [by_path.index(path) for path in index]
+
+    @property
+    def largest(self) -> TreeShape:
+        """The one shape it has."""
+        return TreeShape(self.depth, self.width, len(self.parents) - 1)
 
     def ancestors(self) -> Tensor:
         """[N, N] bool."""

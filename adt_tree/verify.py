@@ -121,6 +121,31 @@ class Coupled:
         return (key == best.gather(1, tree.parents)) & (rank < far)
 
 
+class Control(Coupled):
+    """Bounds of a measurement, whatever the target says: no draft is accepted, or the first child of every
+    node is.
+
+    What they generate is no image of the model. They say what a step costs and what perfect drafts would
+    give. The code after the last node is the target's own, and so is the first one of an image.
+    """
+
+    def __init__(self, noise: Noise, accept: bool) -> None:
+        """accept: all; else none."""
+        super().__init__(noise)
+        self.accept = accept
+
+    def __call__(
+        self, tree: DraftTree, log_p: Tensor, perturbed: Tensor, seeds: Tensor, positions: Tensor
+    ) -> Verdict:
+        """Walk the first children, or none."""
+        hit = torch.zeros_like(tree.valid)
+        if self.accept and tree.width:
+            child, exists = next(iter(children(tree)))
+            hit |= torch.zeros_like(hit).scatter(1, child, exists)
+        hit[:, 0] = True
+        return verdict_from_hits(tree, hit, perturbed.argmax(dim=-1))
+
+
 class GreedyRelaxed:
     """LANTERN at temperature 0 as published: x passes iff p(x) + S_j* makes it the mode of its parent's
     distribution.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 import torch
@@ -20,29 +21,43 @@ from tests.test_distribution import NOISE, Setup
 GREEDY = Sampling(temperature=0.0, guidance=1.5)
 NOTHING = [(0, 0.5), (0, 3.0), (2, 0.0)]
 TABLE = nearest_table(torch.tensor([[0.0], [1.0], [2.1], [3.3]]), 3)
+
+
+def greedy(relaxation: Relaxation | None) -> Rule:
+    """The rule at temperature 0."""
+    return GreedyRelaxed(CODES, relaxation) if relaxation else Coupled(Noise(CODES, silent=True))
+
+
 RULES: dict[str, tuple[str, Sampling, Callable[[Relaxation | None], Rule]]] = {
     "coupled": ("horizontal", Sampling(guidance=1.5), lambda r: Coupled(NOISE, r)),
+    "coupled fixed": ("fixed", Sampling(guidance=1.5), lambda r: Coupled(NOISE, r)),
     "coupled static": ("mc_sim_7b_63", Sampling(guidance=1.5), lambda r: Coupled(NOISE, r)),
     "rejection dynamic": ("vertical", Sampling(guidance=1.5), lambda r: Rejection(CODES, False, r)),
     "rejection static": ("mc_sim_7b_63", Sampling(guidance=1.5), lambda r: Rejection(CODES, True, r)),
     "reference dynamic": ("fixed", Sampling(guidance=1.5), lambda r: Rejection(CODES, False, r, True)),
     "reference static": ("chain", Sampling(guidance=1.5), lambda r: Rejection(CODES, True, r, True)),
-    "greedy": ("fixed", GREEDY, lambda r: GreedyRelaxed(CODES, r) if r else Coupled(Noise(CODES, True))),
+    "greedy": ("fixed", GREEDY, greedy),
+    "greedy horizontal": ("horizontal", GREEDY, greedy),
 }
 
 
-def codes(name: str, relaxation: Relaxation | None) -> dict[str, list[int]]:
+CASES = [(name, "network") for name in RULES]
+CASES += product(("coupled", "coupled fixed", "greedy", "greedy horizontal"), ("self-draft", "hybrid"))
+
+
+def codes(name: str, drafter: str, relaxation: Relaxation | None) -> dict[str, list[int]]:
     """Images by name under one rule."""
     tree, sampling, make = RULES[name]
-    return codes_of(Setup(tree, sampling, slots=64).speculate(make(relaxation), 512))
+    return codes_of(Setup(tree, sampling, slots=64, drafter=drafter).speculate(make(relaxation), 512))
 
 
-@pytest.mark.parametrize("name", RULES)
-def test_budget_of_nothing_is_exact(name: str) -> None:
-    exact = codes(name, None)
+@pytest.mark.parametrize(("name", "drafter"), CASES)
+def test_budget_of_nothing_is_exact(name: str, drafter: str) -> None:
+    """No neighbour or no mass: token for token; with both, other images."""
+    exact = codes(name, drafter, None)
     for k, delta in NOTHING:
-        assert codes(name, Relaxation(TABLE, k, delta)) == exact
-    assert codes(name, Relaxation(TABLE, 2, 0.9)) != exact
+        assert codes(name, drafter, Relaxation(TABLE, k, delta)) == exact
+    assert codes(name, drafter, Relaxation(TABLE, 2, 0.9)) != exact
 
 
 SAMPLES, WIDE = 40_000, 12

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 
 import pytest
 import torch
 from torch import Tensor
 
-from adt_tree.candidates import CandidateCache
-from adt_tree.decode import autoregressive, speculative
+from adt_tree.batch import StepOutput
+from adt_tree.decode import autoregressive, finished, speculative
 from adt_tree.eagle import EagleProposer, Growth, grow_dynamic
 from adt_tree.grid import Grid
+from adt_tree.hybrid import HybridProposer
 from adt_tree.noise import Noise
 from adt_tree.policy import INITS, AdaptiveTree, AdjacencyAdaptive, Fixed, Policy, TreeShape
 from adt_tree.records import Decoded
@@ -33,6 +35,13 @@ CODES, FIRST, GRID, MAX_PROMPT, MAX_NODES = 24, 4, Grid(4, 4), 10, 60
 IMAGES = [
     Request(str(n), Prompt([0, *[30 + n] * (n % 3 + 1), 38, 39], [0, 39]), 1000 + 7 * n) for n in range(5)
 ]
+SHAPES = {
+    "fixed": TreeShape(4, 3, 12),
+    "line": TreeShape(6, 1, 6),
+    "tree": TreeShape(5, 3, 14),
+    "longer than a row": TreeShape(11, 2, 20),
+}
+CANDIDATES = 5
 ADAPT = AdaptiveTree(depth_max=5, width_max=5, depth_start=3, width_start=3, budget=14)
 SAMPLINGS = {
     "sampled": Sampling(),
@@ -75,7 +84,7 @@ def make_target(slots: int, branches: int, model: Decoder | None = None) -> ARTa
 def baseline(sampling: Sampling, slots: int, images: Sequence[Request] = IMAGES) -> dict[str, Decoded]:
     """Images of the AR baseline by name."""
     noise, target = Noise(CODES, silent=sampling.greedy), make_target(slots, sampling.branches)
-    return {image.name: image for image in autoregressive(target, images, sampling, noise)}
+    return {image.name: image for image in finished(autoregressive(target, images, sampling, noise))}
 
 
 @cache
@@ -86,15 +95,20 @@ def reference(name: str) -> dict[str, list[int]]:
 
 @dataclass(frozen=True)
 class Method:
-    """A tree, by name, and a rule."""
+    """A tree, by name, a rule, and who drafts: the network, self-draft or hybrid."""
 
     tree: str
     rule: Rule
+    drafter: str = "network"
+    seed_cells: str = "above"
+
+    def __str__(self) -> str:
+        return f"{self.drafter} {self.tree} {type(self.rule).__name__}"
 
     def policy(self, slots: int) -> Policy:
-        """Fixed for dynamic and static trees, else adaptive by its initialisation."""
-        if self.tree == "fixed":
-            return Fixed(TreeShape(4, 3, 12))
+        """One of SHAPES, a static tree's, or adaptive by its initialisation."""
+        if self.tree in SHAPES:
+            return Fixed(SHAPES[self.tree])
         if self.tree in STATIC_TREES:
             return Fixed(static_growth(self.tree)[1])
         return AdjacencyAdaptive(replace(ADAPT, init=self.tree), slots)
@@ -105,15 +119,31 @@ class Method:
             return grow_dynamic
         return static_growth(self.tree, keep_q=isinstance(self.rule, Rejection))[0]
 
-    def proposer(self, target: ARTarget, sampling: Sampling) -> EagleProposer:
-        """The random drafter beside a target."""
-        return EagleProposer(EagleDrafter(net(), target, 6, 10), sampling, self.growth(), target.slots)
+    def proposer(
+        self, target: ARTarget, sampling: Sampling, kind: type[EagleDrafter] = EagleDrafter
+    ) -> Proposer:
+        """A fresh one, its network the random one beside the target."""
+        slots = target.slots
+        own = SelfDraftProposer(GRID, slots, CANDIDATES, self.seed_cells, CODES, target.device)
+        if self.drafter == "self-draft":
+            return own
+        eagle = EagleProposer(kind(net(), target, 11, 10, "published"), sampling, self.growth(), slots)
+        return eagle if self.drafter == "network" else HybridProposer(own, eagle)
+
+    def steps(
+        self, target: ARTarget, sampling: Sampling, images: Sequence[Request] = IMAGES
+    ) -> Iterator[StepOutput]:
+        """Target calls of the images by a fresh proposer."""
+        proposer, policy = self.proposer(target, sampling), self.policy(target.slots)
+        return speculative(target, proposer, policy, self.rule, images, sampling)
 
     def decode(self, sampling: Sampling, slots: int, images: Sequence[Request] = IMAGES) -> Iterator[Decoded]:
         """Images as they finish."""
-        target = make_target(slots, sampling.branches)
-        proposer = self.proposer(target, sampling)
-        return speculative(target, proposer, self.policy(slots), self.rule, images, sampling)
+        return finished(self.steps(make_target(slots, sampling.branches), sampling, images))
+
+
+TREES = [("network", tree) for tree in ("fixed", *INITS, *STATIC_TREES)]
+TREES += product(("self-draft", "hybrid"), ("line", "tree", "longer than a row", "horizontal"))
 
 
 def coupled(sampling: Sampling) -> Coupled:
@@ -121,13 +151,19 @@ def coupled(sampling: Sampling) -> Coupled:
     return Coupled(Noise(CODES, silent=sampling.greedy))
 
 
+def exact_methods(sampling: Sampling) -> list[Method]:
+    """Every drafter with every kind of tree, coupled."""
+    return [Method(tree, coupled(sampling), drafter, "both") for drafter, tree in TREES]
+
+
 @pytest.mark.parametrize("slots", [1, 4])
-@pytest.mark.parametrize("tree", ["fixed", *INITS, *STATIC_TREES])
+@pytest.mark.parametrize(("drafter", "tree"), TREES)
 @pytest.mark.parametrize("name", SAMPLINGS)
-def test_speculation_is_the_ar_baseline(name: str, tree: str, slots: int) -> None:
-    images = list(Method(tree, coupled(SAMPLINGS[name])).decode(SAMPLINGS[name], slots))
+def test_speculation_is_the_ar_baseline(name: str, drafter: str, tree: str, slots: int) -> None:
+    images = list(Method(tree, coupled(SAMPLINGS[name]), drafter).decode(SAMPLINGS[name], slots))
     assert codes_of(images) == reference(name)
     assert any(step.accepted for image in images for step in image.steps)
+    assert all((image.drafter_calls == 0) == (drafter == "self-draft") for image in images)
 
 
 @pytest.mark.parametrize("slots", [2, 4, 7])
@@ -151,7 +187,10 @@ def sampled_methods() -> list[Method]:
     ]
 
 
-@pytest.mark.parametrize("method", sampled_methods(), ids=lambda m: f"{m.tree} {type(m.rule).__name__}")
+COMPANY = [Method("tree", coupled(Sampling()), drafter) for drafter in ("self-draft", "hybrid")]
+
+
+@pytest.mark.parametrize("method", [*sampled_methods(), *COMPANY], ids=str)
 def test_an_image_is_the_same_in_any_company(method: Method) -> None:
     sampling = Sampling(temperature=0.0) if isinstance(method.rule, GreedyRelaxed) else Sampling()
     alone = {r.name: next(iter(method.decode(sampling, 1, [r]))) for r in IMAGES}
@@ -171,12 +210,11 @@ def test_trees_deeper_than_they_have_nodes(kind: str, shape: TreeShape) -> None:
     sampling, slots = Sampling(), 3
     longest = max(request.prompt.length for request in IMAGES)
     target = ARTarget(decoder(), GRID, FIRST, CODES, slots, sampling.branches, longest, shape.budget + 1)
-    cache = CandidateCache(GRID, slots, shape.width, "above", CODES, target.device)
-    proposer: Proposer = SelfDraftProposer(cache)
+    proposer: Proposer = SelfDraftProposer(GRID, slots, shape.width, "above", CODES, target.device)
     if kind == "network":
         drafter = EagleDrafter(net(), target, shape.depth, shape.width)
         proposer = EagleProposer(drafter, sampling, grow_dynamic, slots)
-    images = speculative(target, proposer, Fixed(shape), coupled(sampling), IMAGES, sampling)
+    images = finished(speculative(target, proposer, Fixed(shape), coupled(sampling), IMAGES, sampling))
     assert codes_of(images) == reference("sampled")
 
 
@@ -187,9 +225,10 @@ def test_runs_leave_nothing_behind(kind: str) -> None:
     target = make_target(3, sampling.branches)
     proposer = method.proposer(target, sampling)
     for count in (1, 1, 2, 3, *[1] * 20):
-        images = autoregressive(target, IMAGES[:count], sampling, method.rule.noise)
+        images = finished(autoregressive(target, IMAGES[:count], sampling, method.rule.noise))
         if kind == "network":
-            images = speculative(target, proposer, method.policy(3), method.rule, IMAGES[:count], sampling)
+            steps = speculative(target, proposer, method.policy(3), method.rule, IMAGES[:count], sampling)
+            images = finished(steps)
         image = next(images)
         assert image.codes == reference("sampled")[image.name]
 
@@ -201,7 +240,7 @@ def test_the_last_tree_is_cut(depth: int) -> None:
     target = TabularTarget(logits, Grid(2, 3), 2)
     proposer = EagleProposer(TabularDrafter(logits), sampling, grow_dynamic, 2)
     policy, rule = Fixed(TreeShape(depth, 2, 30)), Coupled(Noise(4, silent=True))
-    images = list(speculative(target, proposer, policy, rule, requests(3), sampling))
+    images = list(finished(speculative(target, proposer, policy, rule, requests(3), sampling)))
     assert len(images) == 3
     for image in images:
         assert len(image.codes) == 6
@@ -216,7 +255,7 @@ def test_a_drafter_that_knows_the_distribution_has_every_level_accepted() -> Non
         target = TabularTarget(logits, Grid(2, 4), 3)
         proposer = EagleProposer(TabularDrafter(logits), sampling, grow_dynamic, 3)
         policy, rule = Fixed(TreeShape(3, 2, 6)), Coupled(Noise(4, silent=sampling.greedy))
-        for image in speculative(target, proposer, policy, rule, requests(5), sampling):
+        for image in finished(speculative(target, proposer, policy, rule, requests(5), sampling)):
             assert [(step.depth, step.accepted) for step in image.steps] == [(3, 3), (2, 2)]
 
 
@@ -316,7 +355,7 @@ def test_bf16_runs() -> None:
         target = make_target(3, 2, model)
         drafter = EagleDrafter(net(torch.bfloat16), target, 5, 5)
         proposer, policy = EagleProposer(drafter, sampling, grow_dynamic, 3), AdjacencyAdaptive(ADAPT, 3)
-        return codes_of(speculative(target, proposer, policy, coupled(sampling), IMAGES, sampling))
+        return codes_of(finished(speculative(target, proposer, policy, coupled(sampling), IMAGES, sampling)))
 
     first = run()
     assert sorted(first) == sorted(request.name for request in IMAGES)

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from adt_tree.candidates import CandidateCache
-from adt_tree.decode import autoregressive, speculative
+from adt_tree.decode import autoregressive, finished, speculative
 from adt_tree.eagle import EagleProposer, grow_dynamic
 from adt_tree.grid import Grid
 from adt_tree.noise import Noise
@@ -69,8 +68,8 @@ def reference(name: str, height: int, width: int) -> list[list[int]]:
 def proposer_of(kind: str, target: SeparatorTarget, sampling: Sampling) -> tuple[Proposer, TreeShape]:
     """A proposer and the shape of its trees."""
     if kind == "self-draft":
-        cache = CandidateCache(target.grid, target.slots, 3, "above", target.num_codes, target.device)
-        return SelfDraftProposer(cache), TreeShape(9, 3, 20)
+        own = SelfDraftProposer(target.grid, target.slots, 3, "above", target.num_codes, target.device)
+        return own, TreeShape(9, 3, 20)
     growth, shape = grow_dynamic, TreeShape(5, 4, 14)
     if kind == "static":
         growth, shape = static_growth("mc_sim_7b_63")
@@ -82,10 +81,10 @@ def generated(target: SeparatorTarget, sampling: Sampling, kind: str) -> list[li
     """Codes of all images in their order: of the AR baseline, or drafted."""
     noise = Noise(CODES, silent=sampling.greedy)
     if kind == "ar":
-        images = autoregressive(target, IMAGES, sampling, noise)
+        images = finished(autoregressive(target, IMAGES, sampling, noise))
     else:
         proposer, shape = proposer_of(kind, target, sampling)
-        images = speculative(target, proposer, Fixed(shape), Coupled(noise), IMAGES, sampling)
+        images = finished(speculative(target, proposer, Fixed(shape), Coupled(noise), IMAGES, sampling))
     return [image.codes for image in sorted(images, key=lambda image: int(image.name))]
 
 
@@ -106,9 +105,9 @@ def test_trees_deeper_than_they_have_nodes(slots: int, shape: TreeShape) -> None
     room = 2 * (shape.budget + 1)
     tokens = ARTarget(decoder(), Grid(4, 5), FIRST, CODES, slots, sampling.branches, MAX_PROMPT, room)
     target = SeparatorTarget(tokens, grid, ROW_END)
-    proposer = SelfDraftProposer(CandidateCache(grid, slots, shape.width, "above", CODES, target.device))
+    proposer = SelfDraftProposer(grid, slots, shape.width, "above", CODES, target.device)
     rule = Coupled(Noise(CODES, silent=False))
-    images = speculative(target, proposer, Fixed(shape), rule, IMAGES, sampling)
+    images = finished(speculative(target, proposer, Fixed(shape), rule, IMAGES, sampling))
     assert [i.codes for i in sorted(images, key=lambda i: i.name)] == reference("sampled", 4, 4)
 
 

@@ -11,19 +11,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from adt_tree.candidates import CandidateCache
-from adt_tree.decode import autoregressive, speculative
-from adt_tree.eagle import EagleProposer
+from adt_tree.decode import autoregressive, finished, speculative
 from adt_tree.grid import Grid
-from adt_tree.hybrid import HybridProposer
 from adt_tree.method import Decoder, build
 from adt_tree.method import Method as Chosen
 from adt_tree.noise import Noise
-from adt_tree.policy import Fixed, TreeShape
+from adt_tree.policy import TreeShape
 from adt_tree.records import Decoded
-from adt_tree.roles import Proposer, Request
+from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
-from adt_tree.self_draft import SelfDraftProposer
 from adt_tree.verify import GreedyRelaxed
 from models.drafter import EagleDrafter
 from models.graphs import (
@@ -40,7 +36,6 @@ from models.spec import TOKEN_SHIFTS
 from models.target import ARTarget
 from tests import test_engine_separators as separators
 from tests.checkpoints import load
-from tests.decoding import CPU
 from tests.tape import SPOILT, Launches, Machine
 from tests.test_engine import (
     CODES,
@@ -51,12 +46,10 @@ from tests.test_engine import (
     MAX_PROMPT,
     SAMPLINGS,
     Method,
-    coupled,
     decoder,
-    net,
+    exact_methods,
     sampled_methods,
 )  # fmt: skip
-from tests.test_self_draft import SHAPES
 
 
 def make_target(graphs: bool, slots: int, sampling: Sampling) -> ARTarget:
@@ -71,10 +64,9 @@ def graphs_of(target: object) -> GraphRunner | None:
     return tokens.graphs if isinstance(tokens, GraphTarget) else None
 
 
-def make_drafter(target: ARTarget, depth: int, width: int) -> EagleDrafter:
-    """The engine tests' drafter, captured if its target is."""
-    kind = GraphDrafter if isinstance(target, GraphTarget) else EagleDrafter
-    return kind(net(), target, depth, width, "published")
+def made_of(target: ARTarget) -> type[EagleDrafter]:
+    """The drafter beside it: captured if the target is."""
+    return GraphDrafter if isinstance(target, GraphTarget) else EagleDrafter
 
 
 def steps(images: list[Decoded]) -> dict[str, object]:
@@ -90,40 +82,31 @@ def unchanged(decode: Callable[[bool], tuple[ARTarget, list[Decoded]]]) -> None:
     assert graphs is not None and graphs.captured > 1 and target.cache.store.isfinite().all()
 
 
-METHODS = [Method(tree, coupled(SAMPLINGS["sampled"])) for tree in ("fixed", "horizontal", "mc_sim_7b_63")]
+CASES = [(method, "sampled") for method in (*exact_methods(Sampling()), *sampled_methods())]
+CASES += [(method, "greedy unguided") for method in exact_methods(SAMPLINGS["greedy"])]
 
 
 @pytest.mark.parametrize("slots", [1, 3])
-@pytest.mark.parametrize(
-    "method", [*METHODS, *sampled_methods()], ids=lambda m: f"{m.tree} {type(m.rule).__name__}"
-)
-def test_drafter_network(method: Method, slots: int) -> None:
-    """Every rule; those whose images depend on the drafts too."""
-    sampling = Sampling(temperature=0.0 if isinstance(method.rule, GreedyRelaxed) else 1.0)
+@pytest.mark.parametrize(("method", "name"), CASES, ids=str)
+def test_speculation(method: Method, name: str, slots: int) -> None:
+    """Every drafter and rule; those whose images depend on the drafts too."""
+    sampling = SAMPLINGS["greedy" if isinstance(method.rule, GreedyRelaxed) else name]
 
     def decode(graphs: bool) -> tuple[ARTarget, list[Decoded]]:
         target, policy = make_target(graphs, slots, sampling), method.policy(slots)
-        proposer = EagleProposer(make_drafter(target, 6, 10), sampling, method.growth(), slots)
-        return target, list(speculative(target, proposer, policy, method.rule, IMAGES, sampling))
+        proposer = method.proposer(target, sampling, made_of(target))
+        return target, list(finished(speculative(target, proposer, policy, method.rule, IMAGES, sampling)))
 
     unchanged(decode)
 
 
 @pytest.mark.parametrize("name", ["sampled", "greedy unguided"])
-@pytest.mark.parametrize("kind", ["ar", "tree", "longer than a row", "hybrid"])
-def test_without_a_network_of_trees(kind: str, name: str) -> None:
-    sampling, slots = SAMPLINGS[name], 3
+def test_ar_baseline(name: str) -> None:
+    sampling = SAMPLINGS[name]
 
     def decode(graphs: bool) -> tuple[ARTarget, list[Decoded]]:
-        target = make_target(graphs, slots, sampling)
-        if kind == "ar":
-            return target, list(autoregressive(target, IMAGES, sampling, Noise(CODES, sampling.greedy)))
-        cache = CandidateCache(GRID, slots, 5, "above", CODES, CPU)
-        proposer: Proposer = SelfDraftProposer(cache)
-        if kind == "hybrid":
-            proposer = HybridProposer(make_drafter(target, 11, 5), sampling, cache, slots)
-        policy = Fixed(SHAPES.get(kind, SHAPES["tree"]))
-        return target, list(speculative(target, proposer, policy, coupled(sampling), IMAGES, sampling))
+        target, noise = make_target(graphs, 3, sampling), Noise(CODES, sampling.greedy)
+        return target, list(finished(autoregressive(target, IMAGES, sampling, noise)))
 
     unchanged(decode)
 

@@ -10,20 +10,30 @@ import pytest
 import torch
 from torch import Tensor
 
-from adt_tree.candidates import CandidateCache, Candidates
-from adt_tree.decode import speculative, speculative_steps
+from adt_tree.candidates import Candidates
+from adt_tree.decode import finished, speculative
+from adt_tree.eagle import EagleProposer, grow_dynamic
 from adt_tree.hybrid import LEAST_LOG_Q, HybridProposer, joint
-from adt_tree.noise import Noise
-from adt_tree.policy import Fixed, TreeShape
+from adt_tree.policy import Fixed
 from adt_tree.records import Decoded
 from adt_tree.roles import Prefix, Proposer
 from adt_tree.sampling import Sampling
-from adt_tree.verify import Coupled
 from tests.decoding import CPU, tree_of
-from tests.test_engine import CODES, GRID, IMAGES, SAMPLINGS, baseline, make_target
-from tests.test_self_draft import SHAPES, favour, hybrid, lone_siblings, self_drafter, verdict
+from tests.test_engine import (
+    CANDIDATES,
+    CODES,
+    GRID,
+    IMAGES,
+    SAMPLINGS,
+    SHAPES,
+    Method,
+    baseline,
+    coupled,
+    make_target,
+)
+from tests.test_self_draft import NOTHING, favour, lone_siblings, self_drafter, verdict
 
-NAMES, CANDIDATES = ("sampled", "greedy"), 5
+NAMES, EMPTY = ("sampled", "greedy"), Prefix(NOTHING, [])
 MANY = [replace(IMAGES[n % len(IMAGES)], name=str(n), seed=n) for n in range(24)]
 
 
@@ -59,21 +69,22 @@ def played(name: str, off: int) -> list[Decoded]:
     sampling = SAMPLINGS[name]
     known = [image.codes for image in baseline(sampling, 1, MANY).values()]
     drafter = Foreseeing(known, off, sampling.branches)
-    cache = CandidateCache(GRID, 1, CANDIDATES, "above", CODES, CPU)
-    images = drafted(HybridProposer(drafter, sampling, cache, 1), sampling)
+    eagle = EagleProposer(drafter, sampling, grow_dynamic, 1)
+    images = drafted(HybridProposer(self_drafter(GRID, CANDIDATES), eagle), sampling)
     assert [image.codes for image in images] == known
     return images
 
 
 def alone(name: str) -> list[Decoded]:
     """The images self-drafted without a network."""
-    return drafted(self_drafter(GRID, 1, CANDIDATES, "above"), SAMPLINGS[name])
+    return drafted(self_drafter(GRID, CANDIDATES), SAMPLINGS[name])
 
 
 def drafted(proposer: Proposer, sampling: Sampling) -> list[Decoded]:
     """The images by a proposer, one at a time."""
-    rule, policy = Coupled(Noise(CODES, silent=sampling.greedy)), Fixed(SHAPES["tree"])
-    return list(speculative(make_target(1, sampling.branches), proposer, policy, rule, MANY, sampling))
+    rule, policy = coupled(sampling), Fixed(SHAPES["tree"])
+    target = make_target(1, sampling.branches)
+    return list(finished(speculative(target, proposer, policy, rule, MANY, sampling)))
 
 
 def count(images: list[Decoded]) -> int:
@@ -89,22 +100,22 @@ def test_a_drafter_that_is_right_saves_calls_and_one_that_is_wrong_costs_some(na
 
 def test_stale_is_what_was_scored_below_another_code_alone() -> None:
     """Position 2 was scored below codes 1 and 7, which were drafted at 1; the target chose 4, then 1."""
-    cache = CandidateCache(GRID, 1, 2, "above", CODES, CPU)
-    cache.prefill(0, torch.tensor(1))
+    cache = self_drafter(GRID)
+    cache.prefill(0, None, EMPTY, torch.tensor(1))
     assert not cache.stale(), "nothing was scored yet"
-    cache.observe(lone_siblings(), favour([4, 2, 5, 5, 5]), verdict([0], [4]))
+    cache.observe(lone_siblings(), favour([4, 2, 5, 5, 5]), NOTHING, verdict([0], [4]))
     assert cache.candidates(1, 2).codes[0, 0, 0] == 2 and cache.stale()
-    cache.prefill(0, torch.tensor(1))
-    cache.observe(lone_siblings(), favour([1, 2, 5, 5, 5]), verdict([0], [1]))
+    cache.prefill(0, None, EMPTY, torch.tensor(1))
+    cache.observe(lone_siblings(), favour([1, 2, 5, 5, 5]), NOTHING, verdict([0], [1]))
     assert cache.candidates(1, 2).codes[0, 0, 0] == 2 and not cache.stale()
 
 
 def test_what_is_below_the_code_believed_first_is_looked_up_below_it() -> None:
     """Position 3 was read below code 5 at position 2 as 6, below code 2 as 8; 2 is the cache's own best."""
-    cache = CandidateCache(GRID, 1, 2, "above", CODES, CPU)
-    cache.prefill(0, torch.tensor(3))
+    cache = self_drafter(GRID)
+    cache.prefill(0, None, EMPTY, torch.tensor(3))
     tree = tree_of(torch.tensor([[3, 1, 2, 5]]), torch.tensor([[0, 0, 1, 1]]))
-    cache.observe(tree, favour([1, 2, 8, 6]), verdict([0], [1]))
+    cache.observe(tree, favour([1, 2, 8, 6]), NOTHING, verdict([0], [1]))
     best = [cache.candidates(2, 2, first).codes[0, :, 0].tolist() for first in (None, torch.tensor([5]))]
     assert best == [[2, 8], [2, 6]]
 
@@ -130,8 +141,7 @@ def test_a_product_where_the_cache_is_stale_and_the_cache_elsewhere() -> None:
 def test_no_two_children_of_a_node_share_a_code(name: str) -> None:
     """Two would both be hits of the coupled rule, and the walk takes at most one child per node."""
     target, sampling = make_target(2, SAMPLINGS[name].branches), SAMPLINGS[name]
-    policy, rule = Fixed(TreeShape(6, 4, 30)), Coupled(Noise(CODES, silent=sampling.greedy))
-    steps = speculative_steps(target, hybrid(target, sampling, 2, 4), policy, rule, IMAGES, sampling)
+    steps = Method("longer than a row", coupled(sampling), "hybrid").steps(target, sampling)
     seen = [step.tree for step in steps]
     assert len(seen) > 10 and max(tree.nodes for tree in seen) > 12
     for grown in seen:

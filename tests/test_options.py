@@ -165,6 +165,14 @@ def test_words_that_say_nothing_or_cannot_be_written_down(name: str, word: str, 
         Options.parse([f"--{name}={word}"])
 
 
+def test_nothing_changes_parsed_options() -> None:
+    options = Options.parse(["--peanut"])
+    method_from(options)
+    assert options == Options.parse(["--peanut"])
+    with pytest.raises(FrozenInstanceError):
+        options.peanut = False  # type: ignore[misc]
+
+
 def test_config_file_gives_options_and_the_command_line_wins(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("temperature: 0.5\npeanut: true\nset_seed: false\nnum_images: -1\nadt_init: vertical\n")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import torch
 from torch import Tensor
 
-from adt_tree.decode import autoregressive, speculative
+from adt_tree.decode import autoregressive, finished, speculative
 from adt_tree.eagle import EagleProposer, Growth, grow_dynamic
 from adt_tree.grid import Grid
-from adt_tree.method import row_order
 from adt_tree.noise import Noise
 from adt_tree.policy import Fixed, TreeShape
 from adt_tree.records import Decoded
@@ -40,12 +40,12 @@ def decode(
     shape, order, delta = TreeShape(5, 10, 58), None, DELTA[mode]
     if tree != "dynamic":
         growth, shape = static_growth(tree)
-        order = row_order(StaticTree(STATIC_TREES[tree]))
+        order = torch.tensor(StaticTree(STATIC_TREES[tree]).row_order)
     rule: Rule = Coupled(Noise(target.num_codes, silent=True))
     if delta is not None:
         rule = GreedyRelaxed(target.num_codes, Relaxation(nearest, 10, delta), order)
     proposer = EagleProposer(EagleDrafter(net, target, 5, 10), SAMPLING, growth, target.slots)
-    return speculative(target, proposer, Fixed(shape), rule, images, SAMPLING)
+    return finished(speculative(target, proposer, Fixed(shape), rule, images, SAMPLING))
 
 
 def check(image: Decoded, tokens: list[int], lengths: list[int]) -> None:
@@ -91,7 +91,7 @@ def test_anole(models: Anole, tree: str, mode: str) -> None:
 def test_greedy_tokens_of_the_ar_baseline(models: Anole) -> None:
     requests = anole_requests(models, "base_greedy_tokens")
     noise = Noise(8192, silent=True)
-    for image in autoregressive(anole_target(models, LENGTH), requests, SAMPLING, noise):
+    for image in finished(autoregressive(anole_target(models, LENGTH), requests, SAMPLING, noise)):
         expected = tensors("anole_e2e")[f"prompt{image.name}.base_greedy_tokens"]
         assert image.codes == expected[:LENGTH].tolist()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from adt_tree.decode import autoregressive
+from adt_tree.decode import autoregressive, finished
 from adt_tree.noise import Noise
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
@@ -93,6 +93,6 @@ def test_greedy_tokens(family: str, side: int, guidance: float) -> None:
     recorded, model = tensors(f"llamagen/{family}_expected"), llamagen(family, side)
     sampling, noise = Sampling(temperature=0.0, guidance=guidance), Noise(model.num_codes, silent=True)
     requests = [Request(str(n), prompt, 0) for n, prompt in enumerate(model.prompts())]
-    images = codes_of(autoregressive(model.target(2, 1), requests, sampling, noise))
+    images = codes_of(finished(autoregressive(model.target(2, 1), requests, sampling, noise)))
     expected = recorded[f"grid{side}.greedy_tokens" if family == "t2i" else "greedy_tokens"]
     assert [images["0"], images["1"]] == expected.tolist()

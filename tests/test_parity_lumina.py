@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from adt_tree.candidates import CandidateCache
-from adt_tree.decode import autoregressive, speculative
+from adt_tree.decode import autoregressive, finished, speculative
 from adt_tree.eagle import EagleProposer, grow_dynamic
 from adt_tree.grid import Grid
 from adt_tree.noise import Noise
@@ -62,9 +61,8 @@ def drafting(
 ) -> tuple[Proposer, TreeShape]:
     """A proposer and its trees."""
     if kind == "self-draft":
-        return SelfDraftProposer(
-            CandidateCache(target.grid, 1, 3, "above", target.num_codes, target.device)
-        ), TreeShape(9, 3, 20)
+        own = SelfDraftProposer(target.grid, 1, 3, "above", target.num_codes, target.device)
+        return own, TreeShape(9, 3, 20)
     drafter = SeparatorDrafter(EagleDrafter(net, target.tokens, 11, 4), target)
     return EagleProposer(drafter, sampling, grow_dynamic, 1), TreeShape(5, 4, 14)
 
@@ -84,10 +82,10 @@ def test_greedy_tokens(models: tuple[Decoder, DrafterNet], run: str, kind: str) 
     images = [Request("0", Prompt(recorded["prompt_ids"].tolist() + opening, opening), 0)]
     noise = Noise(CODES, silent=True)
     if kind == "ar":
-        decoded = autoregressive(target, images, sampling, noise)
+        decoded = finished(autoregressive(target, images, sampling, noise))
     else:
         proposer, shape = drafting(kind, models[1], target, sampling)
-        decoded = speculative(target, proposer, Fixed(shape), Coupled(noise), images, sampling)
+        decoded = finished(speculative(target, proposer, Fixed(shape), Coupled(noise), images, sampling))
     codes = next(iter(decoded)).codes
     got = []
     for start in range(0, len(codes), width):

@@ -59,14 +59,6 @@ def test_batches() -> None:
             assert mass[row, place] == alone[2]
 
 
-@pytest.mark.parametrize(
-    ("k", "delta", "word"), [(1, -0.1, "delta"), (3, 0.1, "lantern_k"), (-1, 0.1, "lantern_k")]
-)
-def test_wrong_values_are_refused(k: int, delta: float, word: str) -> None:
-    with pytest.raises(ValueError, match=word):
-        Relaxation(TABLE, k, delta)
-
-
 def test_nearest_table() -> None:
     line = torch.tensor([[0.0], [1.0], [3.0], [7.0]])
     assert nearest_table(line, 3).tolist() == [[1, 2, 3], [0, 2, 3], [1, 0, 3], [2, 1, 0]]

@@ -12,25 +12,31 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from adt_tree.decode import speculative
+from adt_tree.decode import finished, speculative
 from adt_tree.grid import Grid
 from adt_tree.method import METHODS, Lantern, Method
 from adt_tree.noise import Noise
 from adt_tree.policy import WINDOWS, Fixed, TreeShape, windowed
 from adt_tree.records import Decoded
-from adt_tree.rivals.coupled import couple
-from adt_tree.rivals.pac import product_tree
-from adt_tree.rivals.sjd import redraw
-from adt_tree.rivals.window import SEED_CELLS, JacobiWindow, Judged, draw, readers
 from adt_tree.roles import Target
 from adt_tree.sampling import Sampling
 from adt_tree.tree import DraftTree, StaticTree, rows_at
 from adt_tree.verify import Rejection, Verdict
+from adt_tree.rivals import (
+    SEED_CELLS,
+    JacobiWindow,
+    Judged,
+    couple,
+    draw,
+    product_tree,
+    readers,
+    redraw,
+)
 from tests import test_engine as engine
 from tests.decoding import chain, codes_of
 from tests.tabular import CODES, TabularTarget, deviation, image_distribution, requests, table
 from tests.test_distribution import FILTERED, LIMIT, KeepsDraft, KeepsRejected
-from tests.test_waits import drafted_waits
+from tests.test_waits import waits
 
 LENGTH, IMAGES, SLOTS = 5, 4096, 256
 GRID = Grid(1, LENGTH)
@@ -56,7 +62,7 @@ def engine_images(name: str, sampling: str, slots: int, cells: str = "random") -
     own = engine.SAMPLINGS[sampling]
     target = engine.make_target(slots, own.branches)
     player = window(name, target, own, cells)
-    return list(speculative(target, player, Fixed(SHAPES[name]), player, engine.IMAGES, own))
+    return list(finished(speculative(target, player, Fixed(SHAPES[name]), player, engine.IMAGES, own)))
 
 
 def score(
@@ -70,7 +76,7 @@ def score(
     logits = TABLES[: sampling.branches]
     target = TabularTarget(logits, GRID, SLOTS)
     player = window(name, target, sampling, cells, kind)
-    decoded = speculative(target, player, Fixed(SHAPES[name]), player, requests(images), sampling)
+    decoded = finished(speculative(target, player, Fixed(SHAPES[name]), player, requests(images), sampling))
     return abs(deviation(decoded, image_distribution(logits, sampling, LENGTH)))
 
 
@@ -156,7 +162,8 @@ def test_a_step_waits_once(name: str, sampling: str) -> None:
     own = engine.SAMPLINGS[sampling]
     target = engine.make_target(2, own.branches)
     player = window(name, target, own)
-    log, steps = drafted_waits(target, player, Fixed(SHAPES[name]), player, own)
+    given = (target, player, Fixed(SHAPES[name]), player, engine.IMAGES[:2], own)
+    log, steps = waits(target, lambda: speculative(*given))
     assert log == ["tolist"] * steps
 
 
@@ -187,7 +194,7 @@ def test_the_window_of_pac_is_a_tree_and_a_chain() -> None:
     assert shape == TreeShape(45, 4, 63) and len(tree.parents) == 64 and tree.width == 4
     assert [tree.depths.count(depth) for depth in range(5)] == [1, 4, 16, 1, 1] and tree.depth == 45
     assert [windowed(4, budget).depth for budget in (1, 5, 20, 31)] == [1, 2, 2, 13]
-    assert product_tree(TreeShape(9, 3, 4)) == product_tree(TreeShape(4, 1, 4))
+    assert [*map(len, product_tree(TreeShape(9, 3, 4)))] == [1, 2, 3, 4]
     small = StaticTree(product_tree(TreeShape(3, 2, 7)))  # nodes 1, 2; 3 to 6; 7 below 3
     assert small.parents == [0, 0, 0, 1, 1, 2, 2, 3]
     rows = readers(small)

@@ -10,92 +10,35 @@ import pytest
 import torch
 from torch import Tensor
 
-from adt_tree.candidates import BELOW, LATE, NEWEST, SEED_CELLS, CandidateCache, Candidates, grow_chains
-from adt_tree.decode import speculative
+from adt_tree.candidates import BELOW, LATE, NEWEST, Candidates, grow_chains
+from adt_tree.decode import finished
 from adt_tree.grid import Grid
 from adt_tree.hybrid import HybridProposer
-from adt_tree.method import Method
+from adt_tree.method import Method as Named
 from adt_tree.noise import Noise
-from adt_tree.policy import AdjacencyAdaptive, Fixed, Policy, TreeShape
-from adt_tree.records import Decoded
+from adt_tree.policy import TreeShape
 from adt_tree.relax import Relaxation, nearest_table
-from adt_tree.roles import Proposer
 from adt_tree.sampling import Sampling
-from adt_tree.self_draft import SelfDraftProposer
+from adt_tree.self_draft import SEED_CELLS, SelfDraftProposer
 from adt_tree.tree import BatchShapes, DraftTree, ancestor_mask
 from adt_tree.verify import Coupled, GreedyRelaxed, Rule, Verdict
-from models.drafter import EagleDrafter
-from models.target import ARTarget
-from tests.decoding import CPU, codes_of, tree_of
-from tests.test_engine import ADAPT, CODES, GRID, IMAGES, SAMPLINGS, make_target, net, reference
+from tests.decoding import CPU, tree_of
+from tests.test_engine import CODES, IMAGES, SAMPLINGS, SHAPES, Method, coupled, make_target
 
-SHAPES = {"chain": TreeShape(6, 1, 6), "tree": TreeShape(5, 3, 14), "longer than a row": TreeShape(11, 2, 20)}
-KINDS, POLICIES = ("self-draft", "hybrid"), (*SHAPES, "adaptive")
+NOTHING = torch.empty(0)  # the target's features, which self-drafting does not read
 
 
-def self_drafter(grid: Grid, slots: int, candidates: int, seed_cells: str) -> SelfDraftProposer:
-    """A fresh proposer."""
-    return SelfDraftProposer(CandidateCache(grid, slots, candidates, seed_cells, CODES, CPU))
-
-
-def hybrid(target: ARTarget, sampling: Sampling, slots: int, candidates: int) -> HybridProposer:
-    """A fresh proposer with the engine tests' drafter."""
-    drafter = EagleDrafter(net(), target, max(s.depth for s in SHAPES.values()), candidates)
-    cache = CandidateCache(GRID, slots, candidates, "above", CODES, CPU)
-    return HybridProposer(drafter, sampling, cache, slots)
-
-
-def proposer_of(
-    kind: str, target: ARTarget, sampling: Sampling, slots: int, seed_cells: str = "above"
-) -> Proposer:
-    """A fresh one of five candidates."""
-    if kind == "self-draft":
-        return self_drafter(GRID, slots, 5, seed_cells)
-    return hybrid(target, sampling, slots, 5)
-
-
-def policy_of(shape: str, slots: int) -> Policy:
-    """One of SHAPES, or adaptive."""
-    return AdjacencyAdaptive(ADAPT, slots) if shape == "adaptive" else Fixed(SHAPES[shape])
-
-
-def drafted(
-    sampling: Sampling, slots: int, shape: str, seed_cells: str = "above", kind: str = "self-draft"
-) -> dict[str, Decoded]:
-    """Images drafted without or with a network, by name."""
-    rule, target = Coupled(Noise(CODES, silent=sampling.greedy)), make_target(slots, sampling.branches)
-    proposer = proposer_of(kind, target, sampling, slots, seed_cells)
-    images = speculative(target, proposer, policy_of(shape, slots), rule, IMAGES, sampling)
-    return {image.name: image for image in images}
-
-
-@pytest.mark.parametrize("slots", [1, 4])
-@pytest.mark.parametrize("name", SAMPLINGS)
-@pytest.mark.parametrize("shape", POLICIES)
-@pytest.mark.parametrize("kind", KINDS)
-def test_images_are_those_of_the_ar_baseline(kind: str, shape: str, name: str, slots: int) -> None:
-    images = drafted(SAMPLINGS[name], slots, shape, kind=kind).values()
-    assert codes_of(images) == reference(name)
-    assert all((image.drafter_calls == 0) == (kind == "self-draft") for image in images)
+def self_drafter(grid: Grid, candidates: int = 2, seed_cells: str = "above") -> SelfDraftProposer:
+    """A fresh proposer of one image."""
+    return SelfDraftProposer(grid, 1, candidates, seed_cells, CODES, CPU)
 
 
 @pytest.mark.parametrize("seed_cells", SEED_CELLS)
 def test_stale_choices_are_accepted_more_often_than_chance(seed_cells: str) -> None:
-    images = drafted(SAMPLINGS["sampled"], 2, "tree", seed_cells).values()
+    method = Method("tree", coupled(Sampling()), "self-draft", seed_cells)
+    images = list(method.decode(Sampling(), 2))
     calls = sum(image.target_calls for image in images)
     assert sum(len(image.codes) - 1 for image in images) / calls > 1.25
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_image_does_not_depend_on_the_last_one_in_its_slot(kind: str) -> None:
-    alone, queued = (
-        {
-            name: [(s.position, s.accepted, s.nodes) for s in image.steps]
-            for name, image in drafted(SAMPLINGS["sampled"], slots, "tree", kind=kind).items()
-        }
-        for slots in (5, 1)
-    )
-    assert alone == queued
 
 
 def verdict(path: list[int], codes: list[int]) -> Verdict:
@@ -125,10 +68,10 @@ def favour(codes: list[int]) -> torch.Tensor:
 def test_the_next_chain_is_the_latest_distribution_on_the_best_path() -> None:
     """Node 4 is an alternative to node 1 and goes on to node 5: accepted, its distribution replaces the
     chain's behind it."""
-    proposer = self_drafter(Grid(3, 5), 1, 2, "above")
+    proposer = self_drafter(Grid(3, 5))
     tree = tree_of(torch.tensor([[3, 1, 1, 1, 7, 6]]), torch.tensor([[0, 0, 1, 2, 0, 4]]))
     log_p = favour([7, 2, 4, 5, 8, 2])
-    proposer.observe(tree, log_p, torch.empty(0), verdict([0, 4], [7, 8]))
+    proposer.observe(tree, log_p, NOTHING, verdict([0, 4], [7, 8]))
     grown = proposer.propose(shapes(2, 1, 2), torch.tensor([8]), silent, [3])
     # Positions 1 and 2 are committed; 3 comes from node 5 (below the accepted node), 4 from node 3 of the
     # chain.
@@ -164,8 +107,8 @@ def lone_siblings() -> DraftTree:
 
 def test_where_all_siblings_failed_the_main_chains_distribution_is_kept() -> None:
     """Code 6 is committed beside 1, behind which 2 is likeliest, and 7, behind which 4 is."""
-    proposer = self_drafter(Grid(3, 5), 1, 2, "above")
-    proposer.observe(lone_siblings(), favour([6, 2, 4, 5, 8]), torch.empty(0), verdict([0], [6]))
+    proposer = self_drafter(Grid(3, 5))
+    proposer.observe(lone_siblings(), favour([6, 2, 4, 5, 8]), NOTHING, verdict([0], [6]))
     grown = proposer.propose(shapes(2, 1, 2), torch.tensor([6]), silent, [3])
     assert grown.codes.tolist() == [[6, 2, 5]]
 
@@ -174,12 +117,12 @@ def test_an_older_distribution_below_the_committed_code_comes_first() -> None:
     """An earlier pass read position 2 below code 7 and said 4, and position 3 below 4 and said 5; the last
     one read them below other codes, and then 7 was committed. The chain follows what was said below its
     own codes, and what else was said there counts for less."""
-    cache = CandidateCache(Grid(3, 5), 1, 2, "above", CODES, CPU)
+    cache = self_drafter(Grid(3, 5))
     said = torch.tensor([[[-0.1, -2.4]]])
     at, above, order = (torch.tensor([pair]) for pair in ((2, 3), (7, 4), (0, 1)))
     cache.history.write(at, above, torch.tensor([[[4, 5], [5, 4]]]), said.expand(1, 2, 2), order)
     tree = replace(lone_siblings(), codes=torch.tensor([[3, 1, 2, 1, 1]]))
-    cache.observe(tree, favour([7, 3, 5, 6, 8]), verdict([0], [7]))
+    cache.observe(tree, favour([7, 3, 5, 6, 8]), NOTHING, verdict([0], [7]))
     found = cache.candidates(2, 2)
     assert found.codes[0, :, 0].tolist() == [4, 5]
     # Below 7 once, beside two distributions of the last pass, one of them the newest.
@@ -189,7 +132,7 @@ def test_an_older_distribution_below_the_committed_code_comes_first() -> None:
 
 
 @pytest.mark.parametrize("name", ["sampled", "greedy"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["self-draft", "hybrid"])
 def test_under_relaxation_what_was_committed_is_remembered(
     kind: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,21 +144,24 @@ def test_under_relaxation_what_was_committed_is_remembered(
     rule: Rule = Coupled(Noise(CODES, False), relaxation)
     if sampling.greedy:
         rule = GreedyRelaxed(CODES, relaxation)
-    take = CandidateCache.observe
+    take = SelfDraftProposer.observe
 
-    def observe(cache: CandidateCache, tree: DraftTree, perturbed: Tensor, of: Verdict) -> None:
+    def observe(
+        own: SelfDraftProposer, tree: DraftTree, perturbed: Tensor, features: Tensor, of: Verdict
+    ) -> None:
         nonlocal borrowed
         choice = perturbed.argmax(dim=-1).gather(1, of.path)
         borrowed += int((choice != of.codes)[0, : of.count[0]].sum())
-        take(cache, tree, perturbed, of)
-        seen.append(cache._codes[0, 1 : cache._position[0]].tolist())
+        take(own, tree, perturbed, features, of)
+        seen.append(own._codes[0, 1 : own._position[0]].tolist())
 
-    monkeypatch.setattr(CandidateCache, "observe", observe)
-    target = make_target(1, sampling.branches)
-    drafter = proposer_of(kind, target, sampling, 1)
+    monkeypatch.setattr(SelfDraftProposer, "observe", observe)
+    method, target = Method("tree", rule, kind), make_target(1, sampling.branches)
+    drafter = method.proposer(target, sampling)
+    monkeypatch.setattr(Method, "proposer", lambda *given: drafter)
     for request in IMAGES:
         seen.clear()
-        (image,) = speculative(target, drafter, Fixed(SHAPES["tree"]), rule, [request], sampling)
+        (image,) = finished(method.steps(target, sampling, [request]))
         assert seen == [image.codes[1 : step.position + step.accepted + 1] for step in image.steps]
         if isinstance(drafter, HybridProposer):
             last = image.steps[-1]
@@ -227,9 +173,9 @@ def test_under_relaxation_what_was_committed_is_remembered(
 def test_positions_never_scored_copy_their_neighbours() -> None:
     chains = {}
     for seed_cells in SEED_CELLS:
-        proposer = self_drafter(Grid(2, 3), 1, 2, seed_cells)
-        proposer.cache._codes[0, :4] = torch.tensor([5, 6, 7, 8])
-        proposer.cache._position[0] = 4
+        proposer = self_drafter(Grid(2, 3), 2, seed_cells)
+        proposer._codes[0, :4] = torch.tensor([5, 6, 7, 8])
+        proposer._position[0] = 4
         tree = proposer.propose(shapes(2, 2, 4), torch.tensor([8]), silent, [3])
         chains[seed_cells] = tree.codes[0].tolist()
     assert chains["above"][:3] == [8, 6, 7] and chains["left"][:3] == [8, 8, 8]
@@ -254,7 +200,7 @@ def copied(
 def test_seeds_are_those_of_a_plain_loop(seed_cells: str) -> None:
     draw, grid = random.Random(5), Grid(4, 3)
     for _ in range(200):
-        cache = CandidateCache(grid, 1, 2, seed_cells, CODES, CPU)
+        cache = self_drafter(grid, 2, seed_cells)
         length = draw.randrange(1, grid.size + 3)
         done = [draw.randrange(CODES) for _ in range(draw.randrange(1, grid.size))]
         chain = [draw.randrange(CODES) for _ in range(length)]
@@ -271,4 +217,4 @@ def test_seeds_are_those_of_a_plain_loop(seed_cells: str) -> None:
 
 def test_unknown_seed_cells_are_refused() -> None:
     with pytest.raises(ValueError, match="below"):
-        Method("self-draft", Sampling(), SHAPES["tree"], seed_cells="below")
+        Named("self-draft", Sampling(), SHAPES["tree"], seed_cells="below")

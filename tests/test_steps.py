@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from adt_tree.candidates import CandidateCache
-from adt_tree.decode import autoregressive_steps, speculative_steps
-from adt_tree.policy import Fixed, TreeShape
-from adt_tree.roles import Proposer
+from adt_tree.decode import autoregressive
 from adt_tree.sampling import Sampling
-from adt_tree.self_draft import SelfDraftProposer
 from tests.test_engine import (
     CODES,
     GRID,
@@ -56,14 +52,11 @@ def test_every_step_can_be_followed(tree: str) -> None:
     sampling, slots = SAMPLINGS["sampled"], 2
     target, rule = make_target(slots, sampling.branches), coupled(sampling)
     if tree == "ar":
-        steps = autoregressive_steps(target, IMAGES, sampling, rule.noise)
+        steps = autoregressive(target, IMAGES, sampling, rule.noise)
     elif tree == "self-draft":
-        proposer: Proposer = SelfDraftProposer(CandidateCache(GRID, slots, 3, "above", CODES, target.device))
-        steps = speculative_steps(target, proposer, Fixed(TreeShape(6, 3, 12)), rule, IMAGES, sampling)
+        steps = Method("tree", rule, tree).steps(target, sampling)
     else:
-        method = Method(tree, rule)
-        policy, drafter = method.policy(slots), method.proposer(target, sampling)
-        steps = speculative_steps(target, drafter, policy, rule, IMAGES, sampling)
+        steps = Method(tree, rule).steps(target, sampling)
     codes: dict[str, list[int]] = {}
     finished = set()
     for step in steps:

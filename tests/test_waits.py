@@ -9,24 +9,33 @@ from dataclasses import replace
 import pytest
 import torch
 
+from adt_tree.batch import StepOutput
 from adt_tree.decode import autoregressive, speculative
 from adt_tree.grid import Grid
 from adt_tree.noise import Noise
-from adt_tree.policy import INITS, Fixed, Policy
-from adt_tree.records import Decoded
-from adt_tree.roles import Proposer, Request, Target
+from adt_tree.policy import Fixed
+from adt_tree.roles import Target
 from adt_tree.sampling import Sampling
-from adt_tree.tree import STATIC_TREES, DraftTree, to_device
-from adt_tree.verify import Coupled, GreedyRelaxed, Rule, Verdict
+from adt_tree.tree import DraftTree, to_device
+from adt_tree.verify import Coupled, GreedyRelaxed, Verdict
 from tests import test_engine_separators as separators
 from tests.reads import Reads
-from tests.test_engine import CODES, GRID, IMAGES, SAMPLINGS, Method, coupled, make_target, sampled_methods
-from tests.test_self_draft import KINDS, POLICIES, SHAPES, policy_of, proposer_of, self_drafter
+from tests.test_engine import (
+    CODES,
+    GRID,
+    IMAGES,
+    SAMPLINGS,
+    Method,
+    coupled,
+    exact_methods,
+    make_target,
+    sampled_methods,
+)
 
 SLOTS = 2
 
 
-def waits(target: Target, decode: Callable[[], Iterator[Decoded]]) -> tuple[list[str], int]:
+def waits(target: Target, decode: Callable[[], Iterator[StepOutput]]) -> tuple[list[str], int]:
     """What the steps of a run wait for, from the first target pass on, and how many steps there are.
 
     All images set out together, so that nothing is prefilled once the steps have begun. Tables by shape are
@@ -47,18 +56,6 @@ def waits(target: Target, decode: Callable[[], Iterator[Decoded]]) -> tuple[list
     return reads.log, len(steps)
 
 
-def drafted_waits(
-    target: Target,
-    proposer: Proposer,
-    policy: Policy,
-    rule: Rule,
-    sampling: Sampling,
-    images: list[Request] = IMAGES,
-) -> tuple[list[str], int]:
-    """waits() of a speculative run."""
-    return waits(target, lambda: speculative(target, proposer, policy, rule, images[:SLOTS], sampling))
-
-
 @pytest.mark.parametrize("name", ["sampled", "greedy unguided", "filtered"])
 def test_ar_baseline(name: str) -> None:
     sampling = SAMPLINGS[name]
@@ -67,30 +64,17 @@ def test_ar_baseline(name: str) -> None:
     assert steps == GRID.size - 1 and log == ["tolist"] * steps
 
 
-def methods() -> list[Method]:
-    """The drafter network with every policy and static tree, coupled; then every other rule."""
-    trees = ("fixed", *INITS, *STATIC_TREES)
-    return [Method(tree, Coupled(Noise(CODES, silent=False))) for tree in trees] + sampled_methods()
+CASES = [(method, "filtered") for method in (*exact_methods(Sampling()), *sampled_methods())]
+CASES += [(method, "greedy unguided") for method in exact_methods(SAMPLINGS["greedy"])]
 
 
-@pytest.mark.parametrize("method", methods(), ids=lambda m: f"{m.tree} {type(m.rule).__name__}")
-def test_drafter_network(method: Method) -> None:
-    temperature = 0.0 if isinstance(method.rule, GreedyRelaxed) else 1.0
-    sampling = replace(SAMPLINGS["filtered"], temperature=temperature)
-    target = make_target(SLOTS, sampling.branches)
-    proposer, policy = method.proposer(target, sampling), method.policy(SLOTS)
-    log, steps = drafted_waits(target, proposer, policy, method.rule, sampling)
-    assert log == ["tolist"] * steps
-
-
-@pytest.mark.parametrize("name", ["sampled", "greedy unguided"])
-@pytest.mark.parametrize("shape", POLICIES)
-@pytest.mark.parametrize("kind", KINDS)
-def test_self_drafting(kind: str, shape: str, name: str) -> None:
+@pytest.mark.parametrize(("method", "name"), CASES, ids=str)
+def test_a_step_waits_once(method: Method, name: str) -> None:
     sampling = SAMPLINGS[name]
+    if isinstance(method.rule, GreedyRelaxed):
+        sampling = replace(sampling, temperature=0.0)
     target = make_target(SLOTS, sampling.branches)
-    proposer, policy = proposer_of(kind, target, sampling, SLOTS, "both"), policy_of(shape, SLOTS)
-    log, steps = drafted_waits(target, proposer, policy, coupled(sampling), sampling)
+    log, steps = waits(target, lambda: method.steps(target, sampling, IMAGES[:SLOTS]))
     assert log == ["tolist"] * steps
 
 
@@ -99,8 +83,8 @@ def test_row_separators(kind: str) -> None:
     sampling = Sampling()
     target = separators.make_target(SLOTS, sampling.branches, Grid(4, 4))
     proposer, shape = separators.proposer_of(kind, target, sampling)
-    rule = coupled(sampling)
-    log, steps = drafted_waits(target, proposer, Fixed(shape), rule, sampling, separators.IMAGES)
+    given = (target, proposer, Fixed(shape), coupled(sampling), separators.IMAGES[:SLOTS], sampling)
+    log, steps = waits(target, lambda: speculative(*given))
     assert log == ["tolist"] * steps
 
 
@@ -137,8 +121,8 @@ class Impatient(Coupled):
 )
 def test_the_check_sees_a_wait(look: Callable[[Verdict], object]) -> None:
     target = make_target(SLOTS, 2)
-    proposer, policy = self_drafter(GRID, SLOTS, 5, "above"), Fixed(SHAPES["tree"])
-    log, steps = drafted_waits(target, proposer, policy, Impatient(look), Sampling())
+    method = Method("tree", Impatient(look), "self-draft")
+    log, steps = waits(target, lambda: method.steps(target, Sampling(), IMAGES[:SLOTS]))
     assert len(log) >= 2 * steps
 
 

@@ -1,4 +1,4 @@
-"""The window that the rivals decode with: Jacobi iterations over the next L positions of the image.
+"""The published training-free rivals: Jacobi iterations over a window of the next L positions of the image.
 
 Every position holds a code X and the distribution q that X was drawn from. A pass reads the target's p at all
 of them; drafts are judged front to back by min(1, p(X) / q(X)), and the code after the last accepted one is
@@ -7,24 +7,28 @@ candidates the foremost ones have. Then the window moves on, and q is what this 
 
 Lossless if the tail draws each code from p given all positions in front of it, whatever those hold: what
 becomes of a position must not depend on what became of the ones behind. One object is proposer and rule, for
-the pass that judges the drafts also draws the next ones.
+the pass that judges the drafts also draws the next ones. It shares no noise with the AR baseline, so that a
+seed gives another image. With Gumbel noise fixed per position as the coupling (2510.24211's second one) a
+window is what adt_tree.self_draft drafts by its main chain; it does not stand here again.
 
 Dimensions: B images, L positions, K candidates a position, N nodes of the tree, V codes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from itertools import product
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from adt_tree.noise import ACCEPT, DRAFT, RESIDUAL, Noise, uniform
-from adt_tree.policy import TreeShape
+from adt_tree.policy import TreeShape, beside_chain
 from adt_tree.roles import NoiseBelow, Prefix, Target
-from adt_tree.tree import BatchShapes, DraftTree, StaticTree, root_only_tree, rows_at
+from adt_tree.tree import BatchShapes, DraftTree, Paths, StaticTree, chain, root_only_tree, rows_at
 from adt_tree.verify import Rejection, Verdict, verdict_from_hits
 
 SEED_CELLS = ("random", "left")  # what positions never read hold: a random code, or the one before them
@@ -42,11 +46,46 @@ class Judged:
     chances: Tensor  # [B, N] the uniforms by which it was drawn
 
 
-class Tail(Protocol):
-    """What becomes of the positions behind the committed codes."""
+# What becomes of the positions behind the committed codes: a code [B, N] after each node, drawn as p there.
+Tail = Callable[[Judged], Tensor]
 
-    def __call__(self, judged: Judged) -> Tensor:
-        """A code [B, N] after each node, distributed as p there."""
+
+def redraw(judged: Judged) -> Tensor:
+    """SJD (speculative Jacobi decoding, 2410.01699): X' ~ p after every node [B, N], whatever X was.
+
+    The uniform of a node draws either this or what follows the last accepted draft, never both.
+    """
+    return draw(judged.p, judged.chances)
+
+
+def couple(judged: Judged) -> Tensor:
+    """Coupled SJD (2510.24211): behind the first rejected draft every code stays that can.
+
+    Codes drawn anew are nearly always others, and whatever was read behind them is lost. The maximal coupling
+    keeps X with the greatest probability that leaves X' ~ p: it is min(1, p / q) with the residual, the rule
+    of verification, at every position without a break. So Pr[X' = X] = 1 - TV(p, q). X' follows this pass's
+    p, which is its q in the next pass even where X was kept.
+    """
+    tree = judged.tree
+    parents = tree.parents[:, 1:].masked_fill(~judged.hit[:, 1:], tree.nodes)
+    return F.pad(judged.drawn, (0, 1)).scatter(1, parents, tree.codes[:, 1:])[:, :-1]
+
+
+def product_tree(shape: TreeShape) -> Paths:
+    """A main chain of shape.depth codes, of which the first have shape.width candidates: as many positions as
+    the budget allows. Width 1: the chain alone.
+
+    SJD-PAC (2603.18599): where drafts are rejected most, at the first open positions, the window is a K-ary
+    tree: K candidates, the code X of the position and draws from its q without replacement, below every
+    candidate of the position in front. Recursive rejection tries them in turn. Behind the first candidates
+    the window goes on as a chain. As published K is 4 and two positions branch (the root counts as a level:
+    depth 3), in 64 nodes.
+    """
+    length = min(shape.depth, shape.budget)
+    spare, width = shape.budget - length, shape.width
+    positions = max(n for n in range(length + 1) if beside_chain(width, n) <= spare)
+    branches = [path for n in range(1, positions + 1) for path in product(range(width), repeat=n)]
+    return (*branches, *chain(length)[positions:])
 
 
 def draw(p: Tensor, chances: Tensor) -> Tensor:
@@ -202,5 +241,5 @@ def readers(tree: StaticTree) -> list[list[int]]:
             row[tree.depths[node]] = node
         return row
 
-    chain = below(0, [0] * (tree.depth + 1))
-    return [below(node, chain.copy()) for node in range(len(tree.parents))]
+    main = below(0, [0] * (tree.depth + 1))
+    return [below(node, main.copy()) for node in range(len(tree.parents))]
