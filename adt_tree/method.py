@@ -22,13 +22,13 @@ from adt_tree.noise import Noise
 from adt_tree.policy import AdaptiveTree, AdjacencyAdaptive, Fixed, Policy, TreeShape
 from adt_tree.records import Decoded
 from adt_tree.relax import Relaxation
+from adt_tree.rivals import SEED_CELLS as WINDOW_CELLS
+from adt_tree.rivals import JacobiWindow, couple, product_tree, redraw
 from adt_tree.roles import Drafter, Proposer, Request, Target
 from adt_tree.sampling import Sampling
 from adt_tree.self_draft import SEED_CELLS, SelfDraftProposer
 from adt_tree.tree import STATIC_TREES, StaticTree
 from adt_tree.verify import Control, Coupled, GreedyRelaxed, Rejection, Rule
-from adt_tree.rivals import SEED_CELLS as WINDOW_CELLS
-from adt_tree.rivals import JacobiWindow, couple, product_tree, redraw
 
 # method -> who drafts: nobody, the EAGLE network, the target's earlier passes, the last two together, or a
 # rival's window

@@ -18,10 +18,6 @@ from adt_tree.method import METHODS, Lantern, Method
 from adt_tree.noise import Noise
 from adt_tree.policy import WINDOWS, Fixed, TreeShape, windowed
 from adt_tree.records import Decoded
-from adt_tree.roles import Target
-from adt_tree.sampling import Sampling
-from adt_tree.tree import DraftTree, StaticTree, rows_at
-from adt_tree.verify import Rejection, Verdict
 from adt_tree.rivals import (
     SEED_CELLS,
     JacobiWindow,
@@ -32,6 +28,10 @@ from adt_tree.rivals import (
     readers,
     redraw,
 )
+from adt_tree.roles import Target
+from adt_tree.sampling import Sampling
+from adt_tree.tree import DraftTree, StaticTree, rows_at
+from adt_tree.verify import Rejection, Verdict
 from tests import test_engine as engine
 from tests.decoding import chain, codes_of
 from tests.tabular import CODES, TabularTarget, deviation, image_distribution, requests, table
