@@ -149,8 +149,8 @@ class ExportOptions(StageOptions):
 
 
 @declare
-class DrawingOptions(StageOptions):
-    """drawing"""
+class RecogniseOptions(StageOptions):
+    """how often a picture's nearest original has the right name"""
 
     model_path: str = option("exported checkpoint", "ckpts/emoji", unit="DIR")
     cfg: float = option("guidance scale; 1: none", 3.0, unit="SCALE", within=(0, 100))
@@ -158,21 +158,6 @@ class DrawingOptions(StageOptions):
     precision: str = option("of weights and activations", "fp32", choices=PRECISIONS)
     threads: int = option("torch threads", 2, unit="N", within=(1, None))
     seed: int = option("of the first picture; each takes the next one", 0, unit="SEED")
-
-
-@declare
-class ContactOptions(DrawingOptions):
-    """make the contact sheet of trained and held-out prompts"""
-
-    out: str | None = option("PNG (default: WORK_DIR/contact.png)", unit="FILE")
-    num_seen: int = option("trained pairs", 24, unit="N", within=(0, None))
-    num_held_out: int = option("held-out pairs", 8, unit="N", within=(0, None))
-
-
-@declare
-class RecogniseOptions(DrawingOptions):
-    """how often a picture's nearest original has the right name"""
-
     num_pictures: int = option("of trained pairs", 200, unit="N", within=(1, None))
     num_held_out: int = option("of pairs kept out of training", 96, unit="N", within=(1, None))
 
@@ -180,7 +165,7 @@ class RecogniseOptions(DrawingOptions):
 STAGES: dict[str, type[StageOptions]] = {
     "data": DataOptions, "tokenizer": TokenizerOptions, "bpe": BpeOptions, "target": TargetOptions,
     "restore": RestoreOptions, "measure": MeasureOptions, "prompts": PromptsOptions,
-    "export": ExportOptions, "contact": ContactOptions, "recognise": RecogniseOptions,
+    "export": ExportOptions, "recognise": RecogniseOptions,
 }  # fmt: skip
 
 

@@ -16,13 +16,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from adt_tree.pipeline import Pipeline
+from adt_tree.sampling import Sampling
+from models.spec import LoadOptions
 from training.emoji.bpe import caption
-from training.emoji.drawing import draw
 from training.emoji.losses import efficientnet
 from training.emoji.pictures import Pictures, draw_jitter, place
 from training.emoji.tokenizer import Tokenizer
 from training.loop import write_figures
 
+AT_ONCE = 64  # pictures in flight
 VIEWS = 8
 SIDE = 128  # pixels the network sees
 
@@ -64,6 +67,14 @@ def summary(found: list[int]) -> dict[str, float]:
     count = len(found)
     return {"pictures": count, "top1": sum(rank < 1 for rank in found) / count,
             "top5": sum(rank < 5 for rank in found) / count}  # fmt: skip
+
+
+def draw(texts: list[str], args: Any) -> np.ndarray:
+    """uint8 [N, P, P, 3]: a picture of the exported checkpoint for each text, decoded plainly."""
+    options = LoadOptions(args.model_path, need_drafter=False)
+    pipe = Pipeline.from_pretrained("emoji", device="cpu", precision=args.precision, options=options)
+    sampling = Sampling(temperature=args.temperature, guidance=args.cfg)
+    return np.stack(pipe(texts, "ar", sampling=sampling, seed=args.seed, batch_size=AT_ONCE).images)
 
 
 def run(args: Any) -> None:
