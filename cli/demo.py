@@ -60,10 +60,10 @@ def pipeline(options: ModelOptions) -> Pipeline:
     from cli.loading import load
 
     try:
-        return load(options, need_drafter=True)
+        return load(options, need_drafter=True, more_prompts=True)
     except UserError as error:
         if options.drafter_path is not None:
             raise
-        pipe = load(options, need_drafter=False)
+        pipe = load(options, need_drafter=False, more_prompts=True)
         print(f"{error}; the methods that need it are not offered", flush=True)
         return pipe

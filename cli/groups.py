@@ -120,11 +120,6 @@ class ModelOptions(CheckpointOptions):
         False,
     )
     batch_size: int = option("images in flight at once", 1, unit="IMAGES", within=(1, None))
-    keep_text_encoder: bool = option(
-        "keep LlamaGen's text encoder in memory when all prompts are encoded; without it, its memory is "
-        "given back before the first image",
-        False,
-    )
 
 
 @declare

@@ -43,15 +43,19 @@ def load_options(options: CheckpointOptions, need_drafter: bool = False) -> Load
     return LoadOptions(**given, need_drafter=need_drafter)
 
 
-def load(options: ModelOptions, need_drafter: bool) -> Pipeline:
-    """The model the options name, ready to decode. A bad checkpoint or --target_size is a UserError."""
+def load(options: ModelOptions, need_drafter: bool, more_prompts: bool = False) -> Pipeline:
+    """The model the options name, ready to decode. A bad checkpoint or --target_size is a UserError.
+
+    more_prompts: some follow once the first are drawn, so that a text encoder stays in memory.
+    """
     prompts = options if isinstance(options, PromptOptions) else None
     if prompts and prompts.set_seed:
         torch.manual_seed(prompts.random_seed)
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
     with refusals():
         graphs = check_graphs(options, pick_device(options.device))
-        model = load_model(options.model, load_options(options, need_drafter))
+        own = replace(load_options(options, need_drafter), keep_text_encoder=more_prompts)
+        model = load_model(options.model, own)
     if prompts and prompts.class_labels and not model.prompts.num_classes:
         raise UserError(f"--class_labels: {options.model_path or model.name} draws texts; give --prompt")
     return Pipeline(replace(model, graphs=graphs))

@@ -8,7 +8,7 @@ from models.spec import CKPTS, Fields, ModelSpec, Shapes, late
 
 SECOND = 1024  # codes of an image of stage 2
 HOME = CKPTS / "llamagen"
-OPTIONS = ("vq_path", "text_encoder", "keep_text_encoder", "class_labels")
+OPTIONS = ("vq_path", "text_encoder", "class_labels")
 PROMPT = "cls_embedding."  # the names of what embeds a prompt go on from here
 
 
