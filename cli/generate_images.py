@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from eval.outputs import RunFolder
     from models.model import Model
 
-RECORDED = {"none": "eagle", "self-draft": "jacobi"}  # who drafts, as folders of earlier versions name it
-
 
 @declare
 class Options(DecodingOptions, PromptOptions, RunOptions):
@@ -99,7 +97,7 @@ def fingerprint(options: Options, method: Method, model: Model) -> dict[str, Any
         "verify": method.verify,
         "rules": method.rules,
         "control": method.control,
-        "drafter": RECORDED.get(method.drafter, method.drafter),
+        "drafter": method.drafter,
         "seed_cells": method.seeds,
         "model": options.model,
         "weights": model.weights_sha,
