@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from cli.groups import ModelOptions, PromptOptions, SamplingOptions, ShardOptions
 from cli.options import declare
-from eval.errors import UserError
+from eval.errors import refusals
 from eval.prompts import MANY_FILE, load_prompts
 
 SAMPLED = ("temperature", "top_k", "top_p", "cfg", "random_seed")  # recorded with the shards
@@ -52,10 +52,8 @@ def run(options: Options) -> None:
         encoded = {request.name: request.prompt for request in requests}
         texts = {prompt.name: prompt.text for prompt in pending}
         sampling = Sampling(options.temperature, options.top_k, options.top_p, options.cfg)
-        try:
+        with refusals():
             decoder = pipe.decoder(Method("ar", sampling), requests, options.batch_size)
-        except ValueError as error:
-            raise UserError(str(error)) from error
         try:
             shown = {"total": len(requests), "unit": "image", "mininterval": 10, "delay": 2}
             for image in tqdm(decoder.decode(requests), **shown):

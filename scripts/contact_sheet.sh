@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The README's picture: 48 prompts that training saw and, framed, 16 (style, name) pairs that it did not.
+# The README's picture: 40 prompts that training saw and, framed, the 24 (style, name) pairs that it did not.
+# Usage: bash scripts/contact_sheet.sh [folder of the run] [JPEG]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=${PYTHON:-.venv/bin/python}
@@ -8,4 +9,4 @@ $python main.py generate_images --peanut --prompt configs/emoji_contact.txt --nu
     --heatmaps 0 --output_dir "$out"
 # JPEG, so that the repository stays small.
 $python -c 'import sys; from PIL import Image; Image.open(sys.argv[1]).convert("RGB").save(sys.argv[2], quality=85)' \
-    "$out/contact_sheet.png" docs/contact_sheet.jpg
+    "$out/contact_sheet.png" "${2:-docs/contact_sheet.jpg}"

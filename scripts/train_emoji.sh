@@ -25,4 +25,5 @@ emoji prompts --num_prompts 5000
 "$python" main.py train_drafter --config configs/emoji-drafter.yaml --data_dir "$work/drafter_data" \
   --save_dir "$work/drafter" --export ckpts/emoji/drafter
 emoji export  # again, for the figures of the model card
-PYTHON=$python bash scripts/contact_sheet.sh
+rm -rf "$work/contact"
+PYTHON=$python bash scripts/contact_sheet.sh "$work/contact" "$work/contact.jpg"

@@ -14,7 +14,7 @@ from models.checkpoint.folder import read_fields
 from models.checkpoint.meta_init import build
 from models.checkpoint.weights import Weights, read_weights
 from models.codecs.vq import VQConfig, VQModel
-from models.errors import CheckpointError
+from models.errors import CheckpointError, reason
 
 PREFIX = "model.vqmodel."
 CODEBOOK = "quantize.embedding.weight"
@@ -72,7 +72,6 @@ def _from_meta(folder: Path, state: Weights, device: torch.device) -> VQModel:
     try:
         shape = VQConfig.from_yaml(path)
     except Exception as error:  # yaml's errors, and whatever a file of another layout leads to
-        text = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise CheckpointError(f"{path} does not describe a VQGAN ({text}): fetch it again") from None
+        raise CheckpointError(f"{path} does not describe a VQGAN ({reason(error)}): fetch it again") from None
     kept = state.renamed({name: name for name in state if not name.startswith("loss.")})
     return build_codec(shape, kept, device, folder / "vqgan.ckpt")

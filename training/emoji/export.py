@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub import save_torch_state_dict
 from safetensors import SafetensorError
+from torch import Tensor
 
 from models.layouts.chameleon import to_chameleon
 from models.transformer import DecoderConfig
@@ -52,6 +54,22 @@ def model_config(shape: DecoderConfig, vq: dict, vocab: dict[str, int]) -> dict:
     }  # fmt: skip
 
 
+def write_shards(state: dict[str, Tensor], out: Path) -> None:
+    """Replace a folder's weights, once all shards and their index are whole. StageError for a full disk."""
+    with tempfile.TemporaryDirectory(dir=out) as folder:
+        try:
+            save_torch_state_dict(state, folder, max_shard_size=SHARD_BYTES)
+        except SafetensorError as error:
+            raise StageError(
+                f"--out {out}: the weights cannot be written ({error}); make room, run it again"
+            ) from None
+        for old in out.glob("model*.safetensors*"):
+            old.unlink()
+        for path in Path(folder).iterdir():
+            path.chmod(0o644)  # safetensors keeps its files to their owner
+            path.replace(out / path.name)
+
+
 def run(args: Any) -> None:
     """Assemble the checkpoint folder from the stages' files."""
     work, out = Path(args.work_dir), Path(args.out)
@@ -62,15 +80,8 @@ def run(args: Any) -> None:
     state = to_chameleon(target["model"], shape)
     state |= {f"{VQ}{name}": tensor for name, tensor in tokenizer["model"].items()}
     state = {name: tensor.to(torch.bfloat16) for name, tensor in state.items()}
-    try:
-        save_torch_state_dict(state, out, max_shard_size=SHARD_BYTES)
-    except SafetensorError as error:  # a full disk
-        raise StageError(
-            f"--out {out}: the weights cannot be written ({error}); make room, run it again"
-        ) from None
+    write_shards(state, out)
     shards = sorted(out.glob("model*.safetensors"))
-    for path in shards:
-        path.chmod(0o644)  # safetensors keeps its files to their owner
     write_state(out, tokenizer, target)
     vocab = json.loads((work / "text_tokenizer.json").read_text())["model"]["vocab"]
     if image_token(tokenizer["config"]["num_embeddings"] - 1) not in vocab:

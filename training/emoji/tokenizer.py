@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 from models.checkpoint.files import append_line
 from models.codecs.vq import VQConfig, VQModel, from_uint8, to_uint8
+from models.errors import reason
 from training.emoji.codebook import Codebook
 from training.emoji.losses import Perceptual, flatness, pixel_error, white_cells
 from training.emoji.pictures import Pictures
@@ -103,9 +104,15 @@ def read_exported(folder: Path) -> dict[str, Tensor]:
 
 
 def load_exported(model: VQModel, weights: dict[str, Tensor]) -> None:
-    """Take over the VQGAN among an exported checkpoint's weights."""
+    """Take over the VQGAN among an exported checkpoint's weights. StageError if it has another shape."""
     own = {name.removeprefix(VQ): tensor for name, tensor in weights.items() if name.startswith(VQ)}
-    model.load_state_dict(own)
+    try:
+        model.load_state_dict(own)
+    except RuntimeError as error:
+        raise StageError(
+            f"--start: no checkpoint of this VQGAN ({reason(error)}); give a folder that "
+            "`train_emoji export` wrote"
+        ) from None
 
 
 class Trainer:
