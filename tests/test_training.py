@@ -60,6 +60,12 @@ SHAPE = (
 )
 
 
+VQGAN = (
+    "--threads 1 --channel_multiplier 1 1 1 --embed_dim 4 --num_embeddings 16 --batch_size 2"
+    " --warmup_steps 2 --rate_steps 2"
+)
+
+
 def train(work: Path, *words: str) -> dict:
     """Run the target stage for about a second; the checkpoint."""
     stage("target", work, "--threads", 1, *SHAPE.split(), *words)
@@ -317,14 +323,30 @@ def test_tokenizer_trains_and_resumes(work: Path) -> None:
     """Warm-up, codebook, rising rate; its figures have every name."""
     pytest.importorskip("efficientnet_lite_pytorch")
     (work / "tokenizer.pt").unlink()
-    words = "--threads 1 --channel_multiplier 1 1 1 --embed_dim 4 --num_embeddings 16 --batch_size 2"
-    words += " --warmup_steps 2 --rate_steps 2 --max_steps"
     for steps in (1, 4):
-        stage("tokenizer", work, *words.split(), steps)
+        stage("tokenizer", work, *VQGAN.split(), "--max_steps", steps)
     saved = torch.load(work / "tokenizer.pt", weights_only=True)
     assert saved["step"] == 4 and saved["drawn"] == 2 * 4 + 64 + 256
     rows = [json.loads(line) for line in (work / "losses_tokenizer.jsonl").read_text().splitlines()]
     assert [row["rate"] for row in rows] == [0.0, 8.0] and rows[-1]["white_nats"] >= 0
+
+
+def test_tokenizer_starts_from_a_checkpoint(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At its full rate, past the warm-up, on the checkpoint's weights; another folder is refused."""
+    pytest.importorskip("efficientnet_lite_pytorch")
+    monkeypatch.setattr("training.emoji.codes.CHUNK", 16)
+    train(work, "--max_pictures", "4")
+    before = torch.load(work / "tokenizer.pt", weights_only=True)["model"]
+    stage("export", work, "--out", work / "export")
+    (work / "tokenizer.pt").unlink()
+    start = [*VQGAN.split(), *"--learning_rate 1e-9 --seed 7 --start".split()]
+    with pytest.raises(StageError, match="--start: no checkpoint of this VQGAN"):
+        stage("tokenizer", work, *start, work, "--max_steps", "5")
+    stage("tokenizer", work, *start, work / "export", "--max_steps", "5")
+    after = torch.load(work / "tokenizer.pt", weights_only=True)
+    assert after["step"] == 5 and after["drawn"] <= 2 + 64 + 256
+    torch.testing.assert_close(after["model"]["encoder.conv_in.weight"], before["encoder.conv_in.weight"],
+                               atol=1e-3, rtol=1e-2)  # fmt: skip
 
 
 def test_recognition_ranks_names_by_their_most_similar_view() -> None:

@@ -50,7 +50,7 @@ class Images:
         """Both branches' features [T, D] of an image, from memory, from the store or from the target.
 
         A pass of the target takes one image: features must not depend, to the last bit, on what else is in
-        it, and one fills a processor (the embedded model on two cores: 85 ms an image, alone or with 15).
+        it, and on a CPU one fills the cores.
         """
         if image in self._cache:
             return self._cache[image]
