@@ -97,7 +97,7 @@ class AdaptiveTree:
 
 CHAIN = 24  # of self-drafted trees: codes of the main chain beyond which it takes less of the budget
 CANDIDATES = 8  # of self-drafted trees: a position
-BUDGET = 31  # of self-drafted trees by default: with the root a tier of rows (models.graphs)
+BUDGET = 31  # of self-drafted trees by default: with the root a shape bucket (models.graphs)
 
 
 def self_drafted(budget: int) -> TreeShape:
