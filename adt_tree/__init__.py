@@ -2,25 +2,19 @@
 
     from adt_tree import Pipeline, Sampling, AdaptiveTree, Lantern
 
-Names are resolved when they are first used: importing the package alone costs nothing.
+Pipeline, which needs torch and the models, is resolved when it is first used.
 """
 
-from importlib import import_module
+from adt_tree.method import METHODS, Lantern, Method
+from adt_tree.policy import AdaptiveTree, TreeShape
+from adt_tree.sampling import Sampling
 
-_HOMES = {
-    "Pipeline": "adt_tree.pipeline",
-    "Output": "adt_tree.pipeline",
-    "Method": "adt_tree.method",
-    "METHODS": "adt_tree.method",
-    "Lantern": "adt_tree.method",
-    "Sampling": "adt_tree.sampling",
-    "AdaptiveTree": "adt_tree.policy",
-    "TreeShape": "adt_tree.policy",
-}
 __all__ = ["METHODS", "AdaptiveTree", "Lantern", "Method", "Output", "Pipeline", "Sampling", "TreeShape"]
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in ("Output", "Pipeline"):
         raise AttributeError(f"module 'adt_tree' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    from adt_tree import pipeline
+
+    return getattr(pipeline, name)

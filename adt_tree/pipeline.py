@@ -15,7 +15,8 @@ import torch
 from PIL import Image
 
 from adt_tree.batch import StepOutput
-from adt_tree.method import METHODS, Decoder, Lantern, Method, build
+from adt_tree.engine import Engine, build
+from adt_tree.method import METHODS, Lantern, Method
 from adt_tree.policy import AdaptiveTree, TreeShape
 from adt_tree.records import Decoded, Step
 from adt_tree.roles import Request
@@ -171,7 +172,7 @@ class Pipeline:
         """
         chosen = self.method(method, sampling=sampling, tree=tree, lantern=lantern)
         requests = self.requests(prompts, seed)
-        done = {image.name: image for image in self.decoder(chosen, requests, batch_size).decode(requests)}
+        done = {image.name: image for image in self.engine(chosen, requests, batch_size).decode(requests)}
         decoded = [done[request.name] for request in requests]
         return Output([self.image(image.codes) for image in decoded], decoded)
 
@@ -192,7 +193,7 @@ class Pipeline:
         """
         chosen = self.method(method, sampling=sampling, tree=tree, lantern=lantern)
         requests = self.requests(prompts, seed)
-        for output in self.decoder(chosen, requests, batch_size).steps(requests):
+        for output in self.engine(chosen, requests, batch_size).steps(requests):
             views = _views(output)
             for slot, image in output.images:
                 step, view = image.steps[-1], views[slot]
@@ -212,8 +213,8 @@ class Pipeline:
             for place, (prompt, own) in enumerate(zip(encoded, seeds, strict=True))
         ]
 
-    def decoder(self, method: Method, requests: Sequence[Request], batch_size: int = 1) -> Decoder:
-        """A decoder with room for these requests, batch_size of them in flight."""
+    def engine(self, method: Method, requests: Sequence[Request], batch_size: int = 1) -> Engine:
+        """An engine with room for these requests, batch_size of them in flight."""
         if batch_size < 1:
             raise ValueError(f"batch_size {batch_size}: give 1 or more images in flight")
         longest = max(request.prompt.length for request in requests)

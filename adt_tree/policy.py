@@ -97,6 +97,7 @@ class AdaptiveTree:
 
 CHAIN = 24  # of self-drafted trees: codes of the main chain beyond which it takes less of the budget
 CANDIDATES = 8  # of self-drafted trees: a position
+SEED_CELLS = ("above", "left", "both")  # what self-drafting copies where no pass has read
 BUDGET = 31  # of self-drafted trees by default: with the root a shape bucket (models.graphs)
 
 
@@ -106,7 +107,8 @@ def self_drafted(budget: int) -> TreeShape:
     return TreeShape(max(min(CHAIN, -(-3 * budget // 4)), budget // 2), CANDIDATES, budget)
 
 
-# Rivals (adt_tree.rivals): candidates of a position that has several, and drafted nodes, as published.
+WINDOW_CELLS = ("random", "left")  # what a rival's positions hold before a pass has read them
+# Rivals: candidates of a position that has several, and drafted nodes, as published.
 WINDOWS = {"sjd": (1, 15), "sjd-coupled": (1, 63), "sjd-pac": (4, 63)}
 
 

@@ -1,14 +1,16 @@
 """From logits to the distribution that is sampled: guidance, temperature, top-k, top-p, each defined once.
 
-Dimensions: G guidance branches (2: conditional, unconditional; 1: no guidance), V codes.
+Dimensions: G guidance branches (2: conditional, unconditional; 1: no guidance), V codes. No torch but its
+tensors' own methods.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ def guide(logits: Tensor, guidance: float) -> Tensor:
     """u + s (c - u) over logits [G, ..., V], branch 0 conditional; with one branch, that branch."""
     if logits.shape[0] == 1:
         return logits[0]
-    return torch.lerp(logits[1], logits[0], guidance)
+    return logits[1].lerp(logits[0], guidance)
 
 
 def keep_top_k(logits: Tensor, top_k: int) -> Tensor:
@@ -63,8 +65,8 @@ def keep_top_p(logits: Tensor, top_p: float) -> Tensor:
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
     probability = ordered.softmax(dim=-1)
     before = probability.cumsum(dim=-1) - probability
-    drop = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, before >= top_p)
-    return logits.masked_fill(drop, float("-inf"))
+    beyond = before >= top_p
+    return logits.masked_fill(beyond.scatter(-1, order, beyond), float("-inf"))
 
 
 def log_probs(logits: Tensor, sampling: Sampling) -> Tensor:

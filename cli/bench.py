@@ -16,6 +16,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from adt_tree.method import CONTROLS, LANTERN_SUFFIX, METHODS, RELAXED, Method
 from cli.groups import FilterOptions, ModelOptions, PromptOptions, RunOptions
 from cli.memory import NAMES as PUBLISHED
 from cli.method import (
@@ -25,6 +26,7 @@ from cli.method import (
     LanternOptions,
     TreeOptions,
     check_model,
+    flags_of,
     lantern_of,
     method_from,
     resolved,
@@ -36,27 +38,12 @@ from eval.prompts import BENCH_FILE, Prompt, load_prompts
 from models.registry import SPECS
 
 if TYPE_CHECKING:
-    from adt_tree.method import Method
     from adt_tree.roles import Request
     from eval.bench import Configuration, Decodes
     from models.model import Model
 
-# method -> what generate_images is told for it
-FLAGS: dict[str, dict[str, Any]] = {
-    "ar": {"model_type": "base"},
-    "eagle-1": {"drafter_type": "eagle", "static_tree": True},
-    "eagle-2": {"drafter_type": "eagle"},
-    "adt-tree": {"drafter_type": "eagle", "peanut": True},
-    "self-draft": {"drafter_type": "self-draft"},
-    "adt-self-draft": {"drafter_type": "self-draft", "peanut": True},
-    "hybrid": {"drafter_type": "hybrid"},
-    "adt-hybrid": {"drafter_type": "hybrid", "peanut": True},
-    **{name: {"drafter_type": name} for name in RIVALS},
-}
-SUFFIX = "-lantern"
-NAMES = (*FLAGS, *(name + SUFFIX for name in FLAGS if name not in ("ar", *RIVALS)))
+NAMES = (*METHODS, *(name + LANTERN_SUFFIX for name in METHODS if name not in ("ar", *RIVALS)))
 PAPER = ("eagle-1", "eagle-2", "adt-tree", "eagle-2-lantern", "adt-tree-lantern")
-CONTROLS = ("accept-none", "accept-all")
 REFERENCED = tuple(name for name, spec in SPECS.items() if spec.reference)  # eval.baseline decodes them
 FREE = ("output_dir", "config", "debug", "profile")  # options that change no measurement
 PROFILED = 4  # images of a --profile
@@ -92,8 +79,8 @@ class BenchOptions(ModelOptions):
     methods: tuple[str, ...] = option(
         "ar: the AR baseline; eagle-1: static trees; eagle-2: trees of fixed shape; adt-tree: adaptive "
         "trees; self-draft, hybrid: drafts from the target's earlier passes, alone or with the network's; "
-        f"adt-: adaptive; {SUFFIX}: relaxed acceptance; {', '.join(RIVALS)}: published rivals, exact in "
-        "distribution, but with images of their own",
+        f"adt-: adaptive; {LANTERN_SUFFIX}: relaxed acceptance; {', '.join(RIVALS)}: published rivals, exact "
+        "in distribution, but with images of their own",
         PAPER,
         choices=NAMES,
         unit="METHOD",
@@ -223,13 +210,11 @@ def configurations(options: Options) -> dict[Configuration, Method]:
 
 def method_of(options: Options, name: str, values: dict[str, Any]) -> tuple[Method, DecodingOptions]:
     """A method, and the options it reads with what it does not read left out. values: what bench varies."""
-    from eval.bench import RELAXED
-
-    plain = name.removesuffix(SUFFIX)
+    plain = name.removesuffix(LANTERN_SUFFIX)
     shared = {field.name: getattr(options, field.name) for field in fields(DecodingOptions)
               if hasattr(options, field.name)}  # fmt: skip
-    relaxed = {"lantern": name != plain}
-    own = DecodingOptions(**{**shared, "batch_size": 1, **values, **FLAGS[plain], **relaxed})
+    chosen = {**flags_of(plain), "lantern": name != plain}
+    own = DecodingOptions(**{**shared, "batch_size": 1, **values, **chosen})
     while idle := {key: None for key in unused(resolved(own)) if key in CONSTANTS and shown(own, key)}:
         own = replace(own, **idle)
     method = method_from(own)
@@ -285,7 +270,7 @@ def prepare(
     options: Options, model: Model, chosen: dict[Configuration, Method], prompts: Sequence[Prompt]
 ) -> tuple[dict[Configuration, Decodes], list[Request]]:
     """A decoder for every configuration, and the requests. UserError for what the model cannot do."""
-    from adt_tree.method import build
+    from adt_tree.engine import build
     from eval.session import make_requests
     from models.loading import find_target
 

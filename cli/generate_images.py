@@ -13,6 +13,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from adt_tree.method import Method
+from adt_tree.policy import AdaptiveTree, TreeShape
 from cli.groups import PromptOptions, RunOptions
 from cli.method import DecodingOptions, method_from
 from cli.options import declare, option
@@ -20,7 +22,7 @@ from eval.errors import refusals
 from eval.prompts import DEFAULT_END, Prompt, held_out_texts, load_prompts
 
 if TYPE_CHECKING:
-    from adt_tree.method import Decoder, Method
+    from adt_tree.engine import Engine
     from adt_tree.pipeline import Pipeline
     from adt_tree.roles import Request
     from eval.outputs import RunFolder
@@ -56,15 +58,15 @@ def run(options: Options) -> None:
     folder = RunFolder(Path(options.output_dir), window, prompts, facts)
     pending = [prompt for prompt in prompts[rank::count] if not folder.done(prompt.name)]
     skipped = sum(folder.done(prompt.name) for prompt in prompts)
-    requests, decoder = [], None
+    requests, engine = [], None
     if pending:
         requests = make_requests(pipe.model, pending, options.random_seed)
         with refusals():
-            decoder = pipe.decoder(method, requests, options.batch_size)
+            engine = pipe.engine(method, requests, options.batch_size)
     folder.start(settled(options, pipe.model))  # nothing is refused from here on
     made, started = 0, time.perf_counter()
     try:
-        made = decode(pipe, decoder, folder, requests, rank > 0) if decoder else 0
+        made = decode(pipe, engine, folder, requests, rank > 0) if engine else 0
     finally:
         completed = folder.merge()
     wall = time.perf_counter() - started
@@ -82,8 +84,6 @@ def run(options: Options) -> None:
 
 def fingerprint(options: Options, method: Method, model: Model) -> dict[str, Any]:
     """Everything that changes an image or its record: what a folder's runs must share."""
-    from adt_tree.policy import AdaptiveTree, TreeShape
-
     sampling, tree = method.sampling, method.tree
     return {
         "temperature": sampling.temperature,
@@ -110,7 +110,7 @@ def fingerprint(options: Options, method: Method, model: Model) -> dict[str, Any
 
 
 def decode(
-    pipe: Pipeline, decoder: Decoder, folder: RunFolder, requests: Sequence[Request], silent: bool
+    pipe: Pipeline, engine: Engine, folder: RunFolder, requests: Sequence[Request], silent: bool
 ) -> int:
     """Decode what nobody has finished and keep each image as it finishes; the number of images."""
     from tqdm import tqdm
@@ -121,10 +121,10 @@ def decode(
     left = (request for request in requests if not folder.done(request.name))
     with tqdm(total=len(requests), unit="image", disable=silent or None, smoothing=0.1) as bar:
         started = time.perf_counter()
-        for number, decoded in enumerate(decoder.decode(left), start=1):
+        for number, decoded in enumerate(engine.decode(left), start=1):
             clock = time.perf_counter()
             image = pipe.image(decoded.codes)
-            synchronise(decoder.target.device)
+            synchronise(engine.target.device)
             folder.add(decoded, image, time.perf_counter() - clock)
             codes += sum(step.accepted + 1 for step in decoded.steps)
             calls += decoded.target_calls

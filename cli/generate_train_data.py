@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 from typing import ClassVar
 
+from adt_tree.method import Method
+from adt_tree.sampling import Sampling
 from cli.groups import ModelOptions, PromptOptions, SamplingOptions, ShardOptions
 from cli.options import declare
 from eval.errors import refusals
@@ -33,8 +35,6 @@ def run(options: Options) -> None:
     import torch
     from tqdm import tqdm
 
-    from adt_tree.method import Method
-    from adt_tree.sampling import Sampling
     from cli.loading import load_without_drafter
     from eval.session import make_requests
     from models.drafters.shards import ShardWriter, Stored, origin
@@ -53,10 +53,10 @@ def run(options: Options) -> None:
         texts = {prompt.name: prompt.text for prompt in pending}
         sampling = Sampling(options.temperature, options.top_k, options.top_p, options.cfg)
         with refusals():
-            decoder = pipe.decoder(Method("ar", sampling), requests, options.batch_size)
+            engine = pipe.engine(Method("ar", sampling), requests, options.batch_size)
         try:
             shown = {"total": len(requests), "unit": "image", "mininterval": 10, "delay": 2}
-            for image in tqdm(decoder.decode(requests), **shown):
+            for image in tqdm(engine.decode(requests), **shown):
                 kept = ()
                 if options.features:
                     kept = features(model, [encoded[image.name]], torch.tensor([image.codes]))[0]

@@ -7,26 +7,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any, ClassVar
 
+from adt_tree.method import METHODS, RELAXED, RULES, VERIFY, Lantern, Method
 from adt_tree.policy import (
     BUDGET,
     INITS,
+    SEED_CELLS,
     SELF_DRAFTED,
+    WINDOW_CELLS,
     WINDOWS,
     AdaptiveTree,
     TreeShape,
     self_drafted,
     windowed,
 )
+from adt_tree.sampling import Sampling
+from adt_tree.static_trees import STATIC_TREES
 from cli.groups import FilterOptions, ModelOptions, SamplingOptions
 from cli.options import Options, declare, option, shown
 from eval.errors import UserError, refusals
 from models.registry import SPECS
 from models.spec import EMBEDDED_TREE
-
-if TYPE_CHECKING:
-    from adt_tree.method import Lantern, Method
 
 RIVALS = tuple(WINDOWS)
 CHAINS = tuple(name for name, (candidates, _) in WINDOWS.items() if candidates == 1)
@@ -34,7 +36,7 @@ DRAFTERS = ("eagle", "self-draft", "hybrid", *RIVALS)
 SELF_DRAFTING = ("self-draft", "hybrid")  # their drafts come from the target's earlier passes
 STATIC_OF = {name: spec.static_tree for name, spec in SPECS.items()}
 STATIC = STATIC_OF["emoji"]
-ADAPT = AdaptiveTree()
+ADAPT, LANTERN = AdaptiveTree(), Lantern()
 
 
 def _of_models(values: Mapping[str, object], usual: object) -> str:
@@ -52,7 +54,8 @@ def _default(field: str, more: int = 0) -> str:
 
 def drafter_of(method: str) -> str:
     """Who drafts in a method: a --drafter_type."""
-    return "eagle" if method in ("eagle-1", "eagle-2", "adt-tree") else method.removeprefix("adt-")
+    who = METHODS[method]
+    return who if who in ("none", "eagle") else method.removeprefix("adt-")
 
 
 def _adapt(field: str, text: str, unit: str, least: int = 1) -> int | None:
@@ -108,13 +111,14 @@ class LanternOptions(Options):
     """relaxed acceptance (LANTERN)"""
 
     lantern_k: int | None = option(
-        "neighbours looked at (default: the published 1000, bench 100; or an eighth of a smaller codebook)",
+        f"neighbours looked at (default: the published {LANTERN.most}, bench {RELAXED.most}; or an eighth of "
+        "a smaller codebook)",
         unit="CODES",
         within=(0, None),
     )
     lantern_delta: float | None = option(
         "up to 1: bound on the borrowed mass; above 1: LANTERN++'s factor on the code's own probability "
-        "(default: the published 0.1, bench 0.5)",
+        f"(default: the published {LANTERN.delta:g}, bench {RELAXED.delta:g})",
         unit="D",
         within=(0, 1e6),
     )
@@ -136,13 +140,13 @@ class TreeOptions(Options):
 
     ALIASES: ClassVar[dict[str, str]] = {"drafter_top_k": "draft_top_k"}
     seed_cells: str | None = option(
-        "what drafts of positions not seen yet are copied from; self-draft, hybrid: above, left or both "
-        "(default: above); rivals: random codes or left (default: random)",
+        "what drafts of positions not seen yet are copied from; self-draft, hybrid: "
+        f"{', '.join(SEED_CELLS)} (default: {SEED_CELLS[0]}); rivals: {', '.join(WINDOW_CELLS)} "
+        f"(default: {WINDOW_CELLS[0]})",
         unit="CELL",
     )
     tree_choices: str | None = option(
-        "the static tree: mc_sim_7b_63, naive_extend_57 or chain (default: "
-        f"{STATIC}{_of_models(STATIC_OF, STATIC)})",
+        f"the static tree: {', '.join(STATIC_TREES)} (default: {STATIC}{_of_models(STATIC_OF, STATIC)})",
         unit="TREE",
     )
     total_token: int | None = option(
@@ -166,12 +170,12 @@ class TreeOptions(Options):
     verify: str | None = option(
         "coupled: the AR baseline's image at the same seed; rejection: the published rules (default: "
         "coupled)",
-        choices=("coupled", "rejection"),
+        choices=VERIFY,
     )
     rules: str | None = option(
         "reference: the released code's arithmetic where it differs; needs --verify rejection (default: "
         "fixed)",
-        choices=("fixed", "reference"),
+        choices=RULES,
     )
 
 
@@ -219,13 +223,6 @@ NO_TREES = (
 )  # fmt: skip
 
 
-def _greedy(options: SamplingOptions) -> bool:
-    """Whether the temperature is as good as 0."""
-    from adt_tree.sampling import Sampling  # torch, which --help must not wait for
-
-    return Sampling(options.temperature).greedy
-
-
 # Condition on the resolved options -> options that may not be given then -> why. The first that holds speaks.
 REFUSED: tuple[tuple[Condition, tuple[str, ...], str], ...] = (
     (lambda o: True, ("grid_search",), "the published flag is never read; use `main.py bench --vary`"),
@@ -258,7 +255,7 @@ REFUSED: tuple[tuple[Condition, tuple[str, ...], str], ...] = (
     (lambda o: not o.static_tree, ("tree_choices",), "it needs --static_tree"),
     (lambda o: o.rules == "reference" and o.verify != "rejection", ("rules",),
      "the released arithmetic is of the rejection rules; add --verify rejection"),
-    (lambda o: o.rules == "reference" and _greedy(o), ("rules",),
+    (lambda o: o.rules == "reference" and Sampling(o.temperature).greedy, ("rules",),
      "it changes nothing at temperature 0"),
 )  # fmt: skip
 
@@ -310,9 +307,6 @@ def resolved(options: DecodingOptions) -> DecodingOptions:
 
 def method_from(options: DecodingOptions) -> Method:
     """The method that the options ask for; UserError for what cannot be."""
-    from adt_tree.method import Lantern, Method
-    from adt_tree.sampling import Sampling
-
     check_model(options)
     final = resolved(options)
     for name, reason in unused(final).items():
@@ -323,7 +317,7 @@ def method_from(options: DecodingOptions) -> Method:
             method_name(final),
             Sampling(options.temperature, options.top_k, options.top_p, options.cfg),
             tree_of(final),
-            lantern=lantern_of(final, Lantern()) if final.lantern else None,
+            lantern=lantern_of(final, LANTERN) if final.lantern else None,
             verify=final.verify or "coupled",
             rules=final.rules or "fixed",
             seed_cells=final.seed_cells,
@@ -337,6 +331,12 @@ def method_name(options: DecodingOptions) -> str:
     if options.drafter_type == "eagle":
         return "eagle-1" if options.static_tree else "adt-tree" if options.peanut else "eagle-2"
     return f"adt-{options.drafter_type}" if options.peanut else str(options.drafter_type)
+
+
+def flags_of(method: str) -> dict[str, Any]:
+    """The options that give a method of that name: method_name() the other way round."""
+    adaptive, static = method.startswith("adt-"), method == "eagle-1"
+    return {"drafter_type": drafter_of(method), "peanut": adaptive, "static_tree": static}
 
 
 def lantern_of(options: LanternOptions, usual: Lantern) -> Lantern:

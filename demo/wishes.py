@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from adt_tree.method import Method
+from adt_tree.method import RELAXED, Method
 from adt_tree.pipeline import Pipeline
 from adt_tree.sampling import Sampling
-from eval.bench import RELAXED
 from eval.errors import UserError
 
 MOST_CHARACTERS, MOST_PROMPTS = 300, 16

@@ -16,14 +16,12 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from adt_tree.method import Lantern
 from adt_tree.records import Decoded
 from adt_tree.roles import Request
 from eval.measurements import Measured, Measurements
 from eval.session import synchronise
 
 BASELINE = "ar"
-RELAXED = Lantern(delta=0.5, most=100)  # the published 0.1 and 1000 often change nothing
 RESAMPLES = 10_000  # of the bootstrap
 
 

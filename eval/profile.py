@@ -12,7 +12,7 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
-from adt_tree.method import Decoder
+from adt_tree.engine import Engine
 from adt_tree.ranges import Span, clocked
 from adt_tree.roles import Request
 from eval.session import synchronise
@@ -24,35 +24,35 @@ PARTS = ("target", "drafter", "tree", "verify", "commit")  # the loop's ranges
 PROBE_BYTES, PROBES = 2**28, 5
 
 
-def shares(decoder: Decoder, requests: Sequence[Request]) -> dict[str, float]:
+def shares(engine: Engine, requests: Sequence[Request]) -> dict[str, float]:
     """Fractions of the wall clock in each part; host is the rest, the loop itself.
 
     Time in a nested range counts for that range alone. On CUDA a part's time is the device's between its
     first and last kernel, and host what the device idles.
     """
-    cuda = decoder.target.device.type == "cuda"
+    cuda = engine.target.device.type == "cuda"
     started = time.perf_counter_ns()
-    spans = _kernels(decoder, requests) if cuda else _clock(decoder, requests)
+    spans = _kernels(engine, requests) if cuda else _clock(engine, requests)
     total = time.perf_counter_ns() - started
     found = own_time(spans)
     parts = {part: found.get(part, 0) / total for part in PARTS}
     return {part: round(share, 4) for part, share in {**parts, "host": 1 - sum(parts.values())}.items()}
 
 
-def _clock(decoder: Decoder, requests: Sequence[Request]) -> list[Span]:
+def _clock(engine: Engine, requests: Sequence[Request]) -> list[Span]:
     """The ranges of a decode by the process's clock."""
     with clocked() as spans:
-        for _ in decoder.decode(iter(requests)):
+        for _ in engine.decode(iter(requests)):
             pass
     return spans
 
 
-def _kernels(decoder: Decoder, requests: Sequence[Request]) -> list[Span]:
+def _kernels(engine: Engine, requests: Sequence[Request]) -> list[Span]:
     """The ranges of a decode on the device, by torch's profiler."""
     with torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
-        for _ in decoder.decode(iter(requests)):
+        for _ in engine.decode(iter(requests)):
             pass
-        synchronise(decoder.target.device)
+        synchronise(engine.target.device)
     assert profiler.profiler is not None and profiler.profiler.kineto_results is not None
     # profiler.events() would take half a minute to build a tree of them.
     events = profiler.profiler.kineto_results.events()

@@ -7,11 +7,12 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from adt_tree.eagle import StaticGrowth
 from adt_tree.policy import TreeShape
+from adt_tree.proposers.eagle import StaticGrowth
 from adt_tree.records import Decoded
 from adt_tree.roles import Target
-from adt_tree.tree import STATIC_TREES, DraftTree, StaticTree, ancestor_mask
+from adt_tree.static_trees import STATIC_TREES
+from adt_tree.tree import DraftTree, StaticTree, ancestor_mask
 from adt_tree.verify import Verdict
 
 CPU = torch.device("cpu")

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from adt_tree.candidates import BELOW, HISTORY, LATE, NEWEST, History
+from adt_tree.proposers.candidates import BELOW, HISTORY, LATE, NEWEST, History
 
 POSITIONS, CODES, CPU = 3, 4, torch.device("cpu")
 

@@ -16,16 +16,17 @@ import torch
 from torch import Tensor
 
 from adt_tree.decode import autoregressive, finished, speculative
-from adt_tree.eagle import EagleProposer, Growth, grow_dynamic
 from adt_tree.grid import Grid
-from adt_tree.hybrid import HybridProposer
 from adt_tree.noise import DRAFT, Noise, NoiseTable, uniform
 from adt_tree.policy import AdaptiveTree, AdjacencyAdaptive, Fixed, Policy, TreeShape
+from adt_tree.proposers.eagle import EagleProposer, Growth, grow_dynamic
+from adt_tree.proposers.hybrid import HybridProposer
+from adt_tree.proposers.self_draft import SelfDraftProposer
 from adt_tree.records import Decoded
 from adt_tree.roles import Proposer
 from adt_tree.sampling import Sampling
-from adt_tree.self_draft import SelfDraftProposer
-from adt_tree.tree import STATIC_TREES, DraftTree
+from adt_tree.static_trees import STATIC_TREES
+from adt_tree.tree import DraftTree
 from adt_tree.verify import Coupled, Rejection, Rule, Verdict, verdict_from_hits
 from tests.decoding import codes_of, static_growth
 from tests.tabular import (

@@ -13,17 +13,18 @@ from torch import Tensor
 
 from adt_tree.batch import StepOutput
 from adt_tree.decode import autoregressive, finished, speculative
-from adt_tree.eagle import EagleProposer, Growth, grow_dynamic
 from adt_tree.grid import Grid
-from adt_tree.hybrid import HybridProposer
 from adt_tree.noise import Noise
 from adt_tree.policy import INITS, AdaptiveTree, AdjacencyAdaptive, Fixed, Policy, TreeShape
+from adt_tree.proposers.eagle import EagleProposer, Growth, grow_dynamic
+from adt_tree.proposers.hybrid import HybridProposer
+from adt_tree.proposers.self_draft import SelfDraftProposer
 from adt_tree.records import Decoded
 from adt_tree.relax import Relaxation, nearest_table
 from adt_tree.roles import Proposer, Request
 from adt_tree.sampling import Sampling
-from adt_tree.self_draft import SelfDraftProposer
-from adt_tree.tree import STATIC_TREES, root_only_tree
+from adt_tree.static_trees import STATIC_TREES
+from adt_tree.tree import root_only_tree
 from adt_tree.verify import Coupled, GreedyRelaxed, Rejection, Rule
 from models.drafter import DrafterNet, EagleDrafter
 from models.target import ARTarget, Prompt

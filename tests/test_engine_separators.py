@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from adt_tree.decode import autoregressive, finished, speculative
-from adt_tree.eagle import EagleProposer, grow_dynamic
 from adt_tree.grid import Grid
 from adt_tree.noise import Noise
 from adt_tree.policy import Fixed, TreeShape
+from adt_tree.proposers.eagle import EagleProposer, grow_dynamic
+from adt_tree.proposers.self_draft import SelfDraftProposer
 from adt_tree.roles import Proposer, Request
 from adt_tree.sampling import Sampling, log_probs
-from adt_tree.self_draft import SelfDraftProposer
 from adt_tree.verify import Coupled
 from models.drafter import EagleDrafter
 from models.drafters.separator_drafter import SeparatorDrafter

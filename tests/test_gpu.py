@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from adt_tree import METHODS, Pipeline, Sampling
-from adt_tree.method import Decoder
+from adt_tree.engine import Engine
 from adt_tree.roles import Request
 from adt_tree.tree import to_device
 from models.graphs import CudaRecorder, GraphRunner
@@ -55,20 +55,20 @@ def test_tokens_of_the_embedded_model(temperature: float) -> None:
             assert found.codes == expected.codes, (name, graphs)
 
 
-def warm_up(decoder: Decoder, request: Request) -> None:
+def warm_up(engine: Engine, request: Request) -> None:
     """Make an image until nothing more is captured, MOST_IMAGES at most."""
     seen = -1
     for _ in range(MOST_IMAGES):
-        list(decoder.decode([request]))
-        graphs = graphs_of(decoder.target)
+        list(engine.decode([request]))
+        graphs = graphs_of(engine.target)
         before, seen = seen, graphs.captured if graphs else -1
         if seen == before:
             return
 
 
-def waits(decoder: Decoder, request: Request) -> float:
+def waits(engine: Engine, request: Request) -> float:
     """Operations per step by which the host waits for the device, from the second target pass on."""
-    forward, passes = decoder.target.forward, 0
+    forward, passes = engine.target.forward, 0
 
     def watched(*given: Any) -> Any:
         nonlocal passes
@@ -77,11 +77,11 @@ def waits(decoder: Decoder, request: Request) -> float:
         passes += 1
         return forward(*given)
 
-    decoder.target.forward = watched
+    engine.target.forward = watched
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         try:
-            list(decoder.decode([request]))
+            list(engine.decode([request]))
         finally:
             torch.cuda.set_sync_debug_mode("default")
     return sum("called a synchronizing" in str(warning.message) for warning in seen) / (passes - 1)
@@ -92,9 +92,9 @@ def waits(decoder: Decoder, request: Request) -> float:
 def test_a_step_waits_once(name: str, graphs: bool, tiny_checkpoint: Path) -> None:
     pipe = opened(tiny_checkpoint, "cuda", graphs)
     (request,) = pipe.requests(["sun"], 0)
-    decoder = pipe.decoder(pipe.method(name), [request])
-    warm_up(decoder, request)
-    assert waits(decoder, request) <= 1
+    engine = pipe.engine(pipe.method(name), [request])
+    warm_up(engine, request)
+    assert waits(engine, request) <= 1
 
 
 def test_captured_results_are_the_callers() -> None:

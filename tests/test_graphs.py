@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from adt_tree.decode import autoregressive, finished, speculative
+from adt_tree.engine import Engine, build
 from adt_tree.grid import Grid
-from adt_tree.method import Decoder, build
 from adt_tree.method import Method as Chosen
 from adt_tree.noise import Noise
 from adt_tree.policy import TreeShape
@@ -130,7 +130,7 @@ def chosen(name: str, temperature: float = 1.0) -> Chosen:
     return Chosen(name, Sampling(temperature=temperature), TREES.get(name, TreeShape(9, 3, 20)))
 
 
-def launched(made: Decoder, request: Request, machine: Machine) -> int:
+def launched(made: Engine, request: Request, machine: Machine) -> int:
     """Operators between the second and the third target pass of an image, beside the replays."""
     counts, forward = list[int](), made.target.forward
     with Launches(machine) as seen:

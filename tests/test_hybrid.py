@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from adt_tree.candidates import Candidates
 from adt_tree.decode import finished, speculative
-from adt_tree.eagle import EagleProposer, grow_dynamic
-from adt_tree.hybrid import LEAST_LOG_Q, HybridProposer, joint
 from adt_tree.policy import Fixed
+from adt_tree.proposers.candidates import Candidates
+from adt_tree.proposers.eagle import EagleProposer, grow_dynamic
+from adt_tree.proposers.hybrid import LEAST_LOG_Q, HybridProposer, joint
 from adt_tree.records import Decoded
 from adt_tree.roles import Prefix, Proposer
 from adt_tree.sampling import Sampling

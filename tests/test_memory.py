@@ -72,7 +72,7 @@ def draw(folder, images):
     pipe = Pipeline(model)
     method = pipe.method("eagle-2", sampling=SAMPLING, tree=TreeShape(DEPTH, WIDTH, NODES - 1))
     requests = pipe.requests(["sun"] * images, 0)
-    for decoded in pipe.decoder(method, requests, images).decode(requests):
+    for decoded in pipe.engine(method, requests, images).decode(requests):
         model.image(decoded.codes)
     return parts(use(model, images, requests[0].prompt.length))["peak"]
 draw(sys.argv[1], 1)

@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from adt_tree.eagle import DraftState, grow_dynamic
 from adt_tree.grid import Grid
 from adt_tree.policy import TreeShape
+from adt_tree.proposers.eagle import DraftState, grow_dynamic
 from adt_tree.roles import Drafter, Prefix
 from adt_tree.sampling import Sampling, guide, log_probs
-from adt_tree.tree import STATIC_TREES, BatchShapes, DraftTree, StaticTree
+from adt_tree.static_trees import STATIC_TREES
+from adt_tree.tree import BatchShapes, DraftTree, StaticTree
 from models.drafter import EagleDrafter
 from models.target import ARTarget, Prompt
 from tests.decoding import static_growth

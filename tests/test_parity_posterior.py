@@ -11,7 +11,8 @@ from torch import Tensor
 from adt_tree.noise import Noise
 from adt_tree.relax import Relaxation
 from adt_tree.sampling import Sampling, log_probs
-from adt_tree.tree import STATIC_TREES, DraftTree, StaticTree
+from adt_tree.static_trees import STATIC_TREES
+from adt_tree.tree import DraftTree, StaticTree
 from adt_tree.verify import Coupled, GreedyRelaxed, Rejection, Verdict, verdict_from_hits
 from tests.decoding import tree_of
 from tests.golden import tensors, values

@@ -7,15 +7,13 @@ import torch
 from torch import Tensor
 
 from adt_tree.policy import TreeShape
+from adt_tree.static_trees import MC_SIM_7B_63, STATIC_TREES, chain
 from adt_tree.tree import (
-    MC_SIM_7B_63,
-    STATIC_TREES,
     BatchShapes,
     DraftTree,
     Pool,
     StaticTree,
     ancestor_mask,
-    chain,
     leafy_chain_mask,
     root_only_tree,
     select,

@@ -16,18 +16,9 @@ from adt_tree.decode import finished, speculative
 from adt_tree.grid import Grid
 from adt_tree.method import METHODS, Lantern, Method
 from adt_tree.noise import Noise
-from adt_tree.policy import WINDOWS, Fixed, TreeShape, windowed
+from adt_tree.policy import WINDOW_CELLS, WINDOWS, Fixed, TreeShape, windowed
+from adt_tree.proposers.rivals import JacobiWindow, Judged, couple, draw, product_tree, readers, redraw
 from adt_tree.records import Decoded
-from adt_tree.rivals import (
-    SEED_CELLS,
-    JacobiWindow,
-    Judged,
-    couple,
-    draw,
-    product_tree,
-    readers,
-    redraw,
-)
 from adt_tree.roles import Target
 from adt_tree.sampling import Sampling
 from adt_tree.tree import DraftTree, StaticTree, rows_at
@@ -134,7 +125,7 @@ def test_control(name: str, kind: type[JacobiWindow]) -> None:
     assert score(name, kind=kind, images=2560) > LIMIT
 
 
-@pytest.mark.parametrize("cells", SEED_CELLS)
+@pytest.mark.parametrize("cells", WINDOW_CELLS)
 @pytest.mark.parametrize("sampling", ["greedy", "greedy unguided"])
 @pytest.mark.parametrize("name", SHAPES)
 def test_at_temperature_0_images_are_those_of_the_ar_baseline(name: str, sampling: str, cells: str) -> None:

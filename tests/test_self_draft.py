@@ -10,16 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from adt_tree.candidates import BELOW, LATE, NEWEST, Candidates, grow_chains
 from adt_tree.decode import finished
 from adt_tree.grid import Grid
-from adt_tree.hybrid import HybridProposer
 from adt_tree.method import Method as Named
 from adt_tree.noise import Noise
-from adt_tree.policy import TreeShape
+from adt_tree.policy import SEED_CELLS, TreeShape
+from adt_tree.proposers.candidates import BELOW, LATE, NEWEST, Candidates, grow_chains
+from adt_tree.proposers.hybrid import HybridProposer
+from adt_tree.proposers.self_draft import SelfDraftProposer
 from adt_tree.relax import Relaxation, nearest_table
 from adt_tree.sampling import Sampling
-from adt_tree.self_draft import SEED_CELLS, SelfDraftProposer
 from adt_tree.tree import BatchShapes, DraftTree, ancestor_mask
 from adt_tree.verify import Coupled, GreedyRelaxed, Rule, Verdict
 from tests.decoding import CPU, tree_of

@@ -16,14 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adt_tree.candidates import Candidates, History, grow_chains, newest_first
 from adt_tree.grid import Grid
 from adt_tree.policy import TreeShape
+from adt_tree.proposers.candidates import Candidates, History, grow_chains, newest_first
 from adt_tree.roles import NoiseBelow, Prefix
 from adt_tree.tree import BatchShapes, DraftTree, root_only_tree
 from adt_tree.verify import Verdict
 
-SEED_CELLS = ("above", "left", "both")
 SEED_CONFIDENCE = -1.0  # raw log-confidence of a code copied from a neighbouring cell
 
 

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adt_tree.candidates import Candidates, grow_chains
-from adt_tree.eagle import EagleProposer
 from adt_tree.policy import TreeShape
+from adt_tree.proposers.candidates import Candidates, grow_chains
+from adt_tree.proposers.eagle import EagleProposer
+from adt_tree.proposers.self_draft import SelfDraftProposer
 from adt_tree.roles import NoiseBelow, Prefix
-from adt_tree.self_draft import SelfDraftProposer
 from adt_tree.tree import BatchShapes, DraftTree, root_only_tree
 from adt_tree.verify import Verdict
 

@@ -9,7 +9,7 @@ Lossless if the tail draws each code from p given all positions in front of it, 
 becomes of a position must not depend on what became of the ones behind. One object is proposer and rule, for
 the pass that judges the drafts also draws the next ones. It shares no noise with the AR baseline, so that a
 seed gives another image. With Gumbel noise fixed per position as the coupling (2510.24211's second one) a
-window is what adt_tree.self_draft drafts by its main chain; it does not stand here again.
+window is what adt_tree.proposers.self_draft drafts by its main chain; it does not stand here again.
 
 Dimensions: B images, L positions, K candidates a position, N nodes of the tree, V codes.
 """
@@ -28,10 +28,10 @@ from torch import Tensor
 from adt_tree.noise import ACCEPT, DRAFT, RESIDUAL, Noise, uniform
 from adt_tree.policy import TreeShape, beside_chain
 from adt_tree.roles import NoiseBelow, Prefix, Target
-from adt_tree.tree import BatchShapes, DraftTree, Paths, StaticTree, chain, root_only_tree, rows_at
+from adt_tree.static_trees import Paths, chain
+from adt_tree.tree import BatchShapes, DraftTree, StaticTree, root_only_tree, rows_at
 from adt_tree.verify import Rejection, Verdict, verdict_from_hits
 
-SEED_CELLS = ("random", "left")  # what positions never read hold: a random code, or the one before them
 NONE = -1  # in place of a candidate
 
 
@@ -106,7 +106,7 @@ class JacobiWindow:
     """
 
     def __init__(self, tree: StaticTree, tail: Tail, target: Target, greedy: bool, seed_cells: str) -> None:
-        """seed_cells: one of SEED_CELLS."""
+        """seed_cells: what positions never read hold, one of WINDOW_CELLS."""
         device, size, num_codes = target.device, target.grid.size, target.num_codes
         self.noise = Noise(num_codes, silent=True)  # of the loop: drafts are drawn here
         self.rejection = Rejection(num_codes, static=True)

@@ -1,0 +1,37 @@
+"""The static trees of EAGLE-1: lists of paths, as published. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+Paths = Sequence[Sequence[int]]  # a static tree: each node as its path of child ranks from the root
+
+
+def _paths(listing: str) -> Paths:
+    """ "0 01 012": one path a word, one rank a digit."""
+    return tuple(tuple(int(digit) for digit in word) for word in listing.split())
+
+
+# The published lists, one line a depth.
+MC_SIM_7B_63 = _paths("""
+    0 1 2 3
+    00 01 02 10 11 20 21 30
+    000 001 002 010 011 020 021 100
+    0000 0001 0002
+    00000 00001
+""")
+NAIVE_EXTEND_57 = _paths("""
+    0 1 2 3 4
+    00 01 02 03 10 11 12 20 21 22 30 31 40
+    000 001 002 003 010 011 012 020 021 022 030 031 100 101 110 200
+    0000 0001 0002 0003 0010 0011 0012 0020 0021 0030 0100 0101 0110 0200
+    00000 00001 00002 00010 00011 00100 00101 00110 00200
+""")
+
+
+def chain(length: int) -> Paths:
+    """A tree of one child a node."""
+    return tuple([0] * depth for depth in range(1, length + 1))
+
+
+STATIC_TREES = {"mc_sim_7b_63": MC_SIM_7B_63, "naive_extend_57": NAIVE_EXTEND_57, "chain": chain(5)}
