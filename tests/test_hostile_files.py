@@ -10,7 +10,6 @@ import pickle
 import shutil
 import tarfile
 import warnings
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,95 +23,59 @@ from models.spec import LoadOptions
 from models.tools.inspection import inspect
 from tests import tiny_llamagen
 
+MARK = Path("executed")
+
 
 class Command:
-    """Unpickling it would make a file."""
-
-    def __init__(self, mark: Path) -> None:
-        self.mark = mark
+    """Unpickling it would leave a mark."""
 
     def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
-        return os.system, (f"touch {self.mark}",)
+        return os.system, (f"touch {MARK}",)
 
 
-def page(path: Path, mark: Path) -> None:
-    path.write_text("<!DOCTYPE html><html><body>Sign in</body></html>")
+def saved(content: object, zipped: bool = True) -> bytes:
+    """What torch.save writes."""
+    stream = io.BytesIO()
+    torch.save(content, stream, _use_new_zipfile_serialization=zipped)
+    return stream.getvalue()
 
 
-def pointer(path: Path, mark: Path) -> None:
-    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0a1b\nsize 9\n")
+CODE = saved({"w": torch.ones(2), "x": Command()})
+PAGE, POINTER = "is a web page, not weights", "is a pointer of git-lfs"
+FOREIGN, DAMAGED, CODED = "is no file of torch.save", "truncated or damaged", "no code is run from it"
+CONTENTS = {
+    "page": (b"<!DOCTYPE html><html><body>Sign in</body></html>", PAGE),
+    "pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0a1b\nsize 9\n", POINTER),
+    "text": (b"hello world this is text\n", FOREIGN),
+    "words": (b'{"a": 1}', FOREIGN),
+    "nothing": (bytes(500), FOREIGN),
+    "empty": (b"", DAMAGED),
+    "truncated": (saved({"w": torch.ones(99)})[:200], DAMAGED),
+    "listed": (saved([1]), "holds a list, not a table"),
+    "code": (CODE, f"{CODED}: save its tensors alone"),
+    "old code": (saved({"w": torch.ones(2), "x": Command()}, zipped=False), CODED),
+    "plain code": (pickle.dumps({"x": Command()}, protocol=4), FOREIGN),  # torch warns of this protocol
+    "archive": (b"PK\5\6" + bytes(18), "cannot be read"),
+    "tape": (tarfile.TarInfo("a").tobuf() + bytes(1024), FOREIGN),
+}
 
 
-def text(path: Path, mark: Path) -> None:
-    path.write_text("hello world this is text\n")
-
-
-def words(path: Path, mark: Path) -> None:
-    path.write_text('{"a": 1}')
-
-
-def nothing(path: Path, mark: Path) -> None:
-    path.write_bytes(bytes(500))
-
-
-def empty(path: Path, mark: Path) -> None:
-    path.touch()
-
-
-def truncated(path: Path, mark: Path) -> None:
-    torch.save({"w": torch.ones(99)}, path)
-    path.write_bytes(path.read_bytes()[:200])
-
-
-def listed(path: Path, mark: Path) -> None:
-    torch.save([1], path)
-
-
-def code(path: Path, mark: Path) -> None:
-    torch.save({"w": torch.ones(2), "x": Command(mark)}, path)
-
-
-def old_code(path: Path, mark: Path) -> None:
-    torch.save({"w": torch.ones(2), "x": Command(mark)}, path, _use_new_zipfile_serialization=False)
-
-
-def plain_code(path: Path, mark: Path) -> None:
-    path.write_bytes(pickle.dumps({"x": Command(mark)}, protocol=4))  # torch warns of this protocol
-
-
-def archive(path: Path, mark: Path) -> None:
-    with zipfile.ZipFile(path, "w") as file:
-        file.writestr("a.txt", "hi")
-
-
-def tape(path: Path, mark: Path) -> None:
-    with tarfile.open(path, "w") as file:
-        file.addfile(tarfile.TarInfo("a"), io.BytesIO())
-
-
-SAYS = {
-    page: "is a web page, not weights", pointer: "is a pointer of git-lfs", text: "is no file of torch.save",
-    words: "is no file of torch.save", nothing: "is no file of torch.save",
-    code: "no code is run from it: save its tensors alone", old_code: "no code is run from it",
-    plain_code: "is no file of torch.save", archive: "cannot be read", tape: "is no file of torch.save",
-    empty: "truncated or damaged", truncated: "truncated or damaged", listed: "holds a list, not a table",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("make", SAYS, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("kind", CONTENTS)
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.safetensors"])
 def test_what_is_saved_in_the_place_of_weights(
-    tmp_path: Path, make: Callable[[Path, Path], None], name: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, name: str
 ) -> None:
-    path, mark = tmp_path / name, tmp_path / "mark"
-    make(path, mark)
+    monkeypatch.chdir(tmp_path)
+    content, says = CONTENTS[kind]
+    path = tmp_path / name
+    path.write_bytes(content)
     with warnings.catch_warnings(record=True) as warned, pytest.raises(CheckpointError) as caught:
         warnings.simplefilter("always")
         read_weights(tmp_path)
     line = str(caught.value)
-    same = name.endswith("bin") or make in (page, pointer)
-    assert line.startswith(f"{path} ") and (SAYS[make] if same else "cannot be read") in line
-    assert "weights_only" not in line and "\n" not in line and not warned and not mark.exists()
+    same = name.endswith("bin") or says in (PAGE, POINTER)
+    assert line.startswith(f"{path} ") and (says if same else "cannot be read") in line
+    assert "weights_only" not in line and "\n" not in line and not warned and not MARK.exists()
 
 
 @pytest.mark.parametrize(
