@@ -1,28 +1,33 @@
-"""The command from outside: errors, outputs, resumption; no option is swallowed. Tiny random checkpoint."""
+"""The command from outside: outputs, errors, interruption, resumption; no option is swallowed, and nothing
+that was finished is lost. Tiny random checkpoint."""
 
 from __future__ import annotations
 
 import json
+import os
 import resource
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from adt_tree import decode
 from eval.outputs import RunFolder
-from tests.conftest import Run
-from tests.runs import record
+from tests.checkpoints import Checkpoints
+from tests.conftest import Refused, Run
+from tests.runs import images, record, statistics
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
-def one_line(err: str) -> str:
-    """The single line of stderr."""
-    lines = err.strip().splitlines()
-    assert len(lines) == 1 and "Traceback" not in err, err
-    return lines[0]
+ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
+Command = Callable[..., list[str]]
 
 
 @pytest.mark.parametrize("command", ["", "generate_images", "bench", "report", "train_drafter"])
@@ -140,25 +145,23 @@ def test_flags_that_change_no_image_stand_in_the_record(generate: Run, tmp_path:
         (["--model_path", "nowhere"], "nowhere"),
         (["--lantern", "--lantern_table", "nowhere"], "--lantern_table nowhere"),
         (["--revision", "main", "--model_path", "configs"], "configs"),
-        (["--cuda_graphs", "--device", "cpu"], "--cuda_graphs: this runs on the CPU"),
         (["--lantern_kk", "3"], "did you mean --lantern_k"),
-        (["--prompt", "none.txt"], "none.txt"),
-        (["--prompt", "caf\udce9"], "not UTF-8 text"),
-        (["--output_dir", ""], "--output_dir: it is empty"),
+        (["--cuda_graphs", "--device", "cpu"], "--cuda_graphs: this runs on the CPU"),
     ],
 )
 def test_what_the_user_can_put_right_is_one_line_and_leaves_no_folder(
     generate: Run, tmp_path: Path, words: list[str], says: str
 ) -> None:
     status, out, err = generate("o", *EAGLE.split(), *words)
-    assert (status, out) == (2, "") and says in one_line(err) and len(err) < 500
+    assert (status, out, err.count("\n")) == (2, "", 1) and says in err and len(err) < 500
     assert not (tmp_path / "o").exists()
 
 
 def test_interrupt_and_resume_lose_nothing(
-    generate: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    generate: Run, command: Command, refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert generate("whole", "--peanut", "--batch_size", "2", "--heatmaps", "3")[0] == 0
+    words = "--peanut --batch_size 2 --heatmaps 3".split()
+    assert generate("whole", *words)[0] == 0
     add, made = RunFolder.add, []
 
     def stop_at_third(folder: RunFolder, decoded: Any, image: Any, decode_s: float) -> None:
@@ -169,28 +172,15 @@ def test_interrupt_and_resume_lose_nothing(
 
     with monkeypatch.context() as patch:
         patch.setattr(RunFolder, "add", stop_at_third)
-        status, _, err = generate("parts", "--peanut", "--batch_size", "2", "--heatmaps", "3")
-        assert status == 130 and "interrupted" in one_line(err)
-    assert sorted(record(tmp_path / "parts")[0]) == sorted(made)
-    status, out, _ = generate("parts", "--peanut", "--batch_size", "2", "--heatmaps", "3")
+        status, _, err = generate("parts", *words)
+        assert (status, err.count("\n")) == (130, 1) and "interrupted" in err
+    assert sorted(statistics(tmp_path / "parts")) == sorted(made)
+    status, out, _ = generate("parts", *words)
     assert status == 0 and json.loads(out.splitlines()[-1])["skipped"] == 2
+    assert "temperature" in refused(*command("parts", "--peanut", "--temperature", "0.5"))
     assert record(tmp_path / "parts") == record(tmp_path / "whole")
     for name in ("contact_sheet.png", "heatmap_0.png"):
         assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    status, _, err = generate("parts", "--peanut", "--temperature", "0.5")
-    assert status == 2 and "temperature" in one_line(err)
-    assert record(tmp_path / "parts") == record(tmp_path / "whole")
-
-
-@pytest.mark.parametrize("left", [0, 40])
-def test_a_truncated_image_of_a_finished_run_is_made_again(generate: Run, tmp_path: Path, left: int) -> None:
-    assert generate("o")[0] == 0
-    whole = record(tmp_path / "o")
-    picture = tmp_path / "o" / "img" / "1.png"
-    picture.write_bytes(picture.read_bytes()[:left])
-    status, out, err = generate("o")
-    assert (status, err) == (0, "") and json.loads(out.splitlines()[-1])["skipped"] == 4
-    assert record(tmp_path / "o") == whole
 
 
 def test_our_own_faults_are_told_apart(generate: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,20 +189,133 @@ def test_our_own_faults_are_told_apart(generate: Run, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr("cli.generate_images.method_from", broken)
     status, _, err = generate("o")
-    assert status == 1 and "internal error: RuntimeError: two lines" in one_line(err)
+    assert status == 1 and err.startswith("internal error: RuntimeError: two lines") and err.count("\n") == 1
     with pytest.raises(RuntimeError):
         generate("o", "--debug")
 
 
 @pytest.mark.parametrize(
-    "words", [["generate_image"], ["train_emoji", "dta"], ["memory", "--precision", "int3"], ["memory", "x1"]]
+    "words", ["generate_image", "train_emoji dta", "memory --precision int3", "memory x1"]
 )
-def test_unknown_commands_and_choices(run: Run, words: list[str]) -> None:
-    status, _, err = run(*words)
-    assert status == 2 and words[-1] in one_line(err)
+def test_unknown_commands_and_choices(refused: Refused, words: str) -> None:
+    assert words.split()[-1] in refused(*words.split())
 
 
 def test_overviews(run: Run) -> None:
-    for words in ([], ["--help"], ["train_emoji"], ["train_emoji", "--help"]):
-        status, out, err = run(*words)
+    for words in ("", "--help", "train_emoji", "train_emoji --help"):
+        status, out, err = run(*words.split())
         assert status == 0 and not err and "tokenizer" in out
+
+
+def test_a_disk_that_fills_up(
+    generate: Run, command: Command, refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "o"
+    with monkeypatch.context() as patch:
+        real = Path.write_bytes
+
+        def filling(path: Path, data: bytes) -> int:
+            if (folder / "img" / "0.png").exists() and (folder / "queue" / "0.json").exists():
+                raise OSError(28, "No space left on device")
+            return real(path, data)
+
+        patch.setattr(Path, "write_bytes", filling)
+        assert "No space left on device: " in refused(*command("o"))
+    assert list(images(folder)) == ["0.png"] and not list(folder.rglob(".*.??????*"))
+    first = images(folder)["0.png"]
+    assert generate("o")[0] == 0
+    assert images(folder)["0.png"] == first and len(statistics(folder)) == 5
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """Let the system refuse what is written beyond so many bytes, as it does on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_disk_that_fills_up_while_a_drafter_is_made(
+    run: Run, checkpoints: Checkpoints, tmp_path: Path
+) -> None:
+    prompts, data, save = tmp_path / "p.txt", tmp_path / "data", tmp_path / "run"
+    prompts.write_text("red heart\npizza\ncat face\n")
+    model = [*checkpoints["emoji"].words(), "--device", "cpu"]
+    draw = ["generate_train_data", *model, "--prompt", prompts, "--output_dir", data, "--features"]
+    train = ["train_drafter", *model, "--data_dir", data, "--save_dir", save, "--bs", "2"]
+    for words, size, file, steps in (
+        (draw, 100, data / "data_00000.safetensors", ()),
+        (train, 1_000, save / ".state_0.part" / "model.safetensors", ("--max_steps", "0")),
+        (train, 100_000, save / ".state_1.part" / "trainer.pt", ("--max_steps", "1")),
+    ):
+        before = sorted(tmp_path.rglob("*"))
+        with files_of_at_most(size):
+            status, _, err = run(*words, *steps)
+        line = err.splitlines()[-1]
+        assert status == 2 and line.startswith("error: ") and str(file) in line and "oo large" in line
+        made = {*tmp_path.rglob("*")} - {*before}
+        assert all(path.is_dir() or path.name == "log.jsonl" for path in made), made
+        assert run(*words, *steps)[0] == 0
+    assert len((save / "log.jsonl").read_text().splitlines()) == 2
+
+
+def test_logits_that_are_no_numbers(
+    generate: Run, command: Command, refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert generate("o", "--drafter_type", "eagle")[0] == 0
+    whole = record(tmp_path / "o")
+    (tmp_path / "o").rename(tmp_path / "whole")
+    calls: list[torch.Tensor] = []
+    good = 0
+
+    def broken(logits: torch.Tensor, sampling: Any, real: Any = decode.log_probs) -> torch.Tensor:
+        calls.append(logits)
+        return real(logits * float("nan") if len(calls) > good else logits, sampling)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("adt_tree.decode.log_probs", broken)
+        for count in (0, 3, 24):  # calls until the prefill, in the first image, after it
+            good = count
+            for words in ("o --drafter_type eagle", "base --model_type base"):
+                calls.clear()
+                err = refused(*command(*words.split()))
+                assert "logits are not numbers" in err and err.startswith("error: image ")
+    assert "0.png" in images(tmp_path / "o")
+    assert generate("o", "--drafter_type", "eagle")[0] == 0
+    assert record(tmp_path / "o") == whole
+
+
+def test_two_runs_in_one_folder(generate: Run, command: Command, tmp_path: Path) -> None:
+    words = [sys.executable, "main.py", *command("two")]
+    how = {"cwd": ROOT, "env": ONE_THREAD, "text": True, "stdout": subprocess.PIPE}
+    runs = [subprocess.Popen(words, **how) for _ in range(2)]
+    told = [run.communicate(timeout=100)[0] for run in runs]
+    assert [run.returncode for run in runs] == [0, 0]
+    assert all(json.loads(out.splitlines()[-1])["images"] == 5 for out in told)
+    assert generate("o")[0] == 0
+    assert record(tmp_path / "two") == record(tmp_path / "o")
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_interrupt_by_the_keyboard_or_a_scheduler(
+    sent: signal.Signals, command: Command, tmp_path: Path
+) -> None:
+    prompts = tmp_path / "many.txt"
+    prompts.write_text("\n".join(f"prompt {number}" for number in range(400)))
+    run = subprocess.Popen(
+        [sys.executable, "main.py", *command("o", "--prompt", prompts, "--num_images", "-1")],
+        cwd=ROOT, env=ONE_THREAD, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        preexec_fn=partial(signal.signal, sent, signal.SIG_DFL),  # a job in the background may ignore SIGINT
+    )  # fmt: skip
+    while not list((tmp_path / "o").glob("queue/*.json")):
+        time.sleep(0.02)
+        assert run.poll() is None
+    run.send_signal(sent)
+    out, err = run.communicate(timeout=100)
+    assert run.returncode == 130 and out == ""
+    assert len(err.splitlines()) == 1 and "the same command goes on from there" in err
+    done = statistics(tmp_path / "o")
+    assert 1 <= len(done) < 400 and {f"{name}.png" for name in done} <= set(images(tmp_path / "o"))
