@@ -3,48 +3,32 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import scipy.linalg
 import torch
 from PIL import Image
 from torch.nn import functional as F
 
-from eval.errors import UserError
 from eval.metrics import networks, pictures, scores
 from eval.metrics.clip import aesthetic, clip_scores, preference_scores
+from eval.metrics.distances import frechet
 from eval.metrics.pictures import Pair
 from tests import metric_checkpoints as tiny
-from tests.conftest import Refused, Run
+from tests.conftest import Refused, Result, Run
 
 CPU = torch.device("cpu")
 TEXTS = ("a cat", "photo", "a b c", "cat photo", "x y", "z")
-Scored = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture(autouse=True)
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """The libraries' networks in the widths of the tiny checkpoints."""
     tiny.narrow(monkeypatch)
-
-
-@pytest.fixture
-def scored(run: Run) -> Scored:
-    """The entry that a command leaves: its last line as JSON."""
-
-    def call(*words: object) -> dict[str, Any]:
-        status, out, err = run(*words)
-        assert status == 0, err
-        return json.loads(out.splitlines()[-1])
-
-    return call
 
 
 @pytest.fixture
@@ -74,19 +58,16 @@ def real(tmp_path: Path) -> Path:
     return tmp_path / "real"
 
 
-def test_fid_and_clip_score(scored: Scored, run_folder: Path, real: Path, tmp_path: Path) -> None:
+def test_fid_and_clip_score(result: Result, run_folder: Path, real: Path, tmp_path: Path) -> None:
     clip, inception = tiny.clip(tmp_path), tiny.inception(tmp_path)
-    entry = scored(
+    entry = result(
         "eval_fid_clip", "--fake_dir", run_folder, "--ref_dir", real, "--how_many", 5, "--eval_res", 32,
         "--clip_path", clip, "--inception_path", inception, "--batch_size", 3, "--device", "cpu",
     )  # fmt: skip
     fakes = [run_folder / "img" / f"{row}.png" for row in range(5)]
     reals = sorted(real.rglob("*.jpg"))
     net, _ = networks.inception(inception, 32, CPU)
-    a, b = (networks.features(net, p, 8).double().numpy() for p in (fakes, reals))
-    s, t = (np.cov(rows, rowvar=False) + 1e-10 * np.eye(rows.shape[1]) for rows in (a, b))
-    root = scipy.linalg.sqrtm(s @ t).real
-    fid = ((a.mean(0) - b.mean(0)) ** 2).sum() + np.trace(s + t - 2 * root)
+    fid = frechet(*(networks.features(net, paths, 8) for paths in (fakes, reals)))
     assert entry["scores"]["fid_32px"] == pytest.approx(fid, rel=1e-3)
     loaded, cosines = tiny.loaded_clip(clip), []
     for path, text in zip(fakes, TEXTS, strict=False):  # one by one, by the published steps
@@ -101,7 +82,7 @@ def test_fid_and_clip_score(scored: Scored, run_folder: Path, real: Path, tmp_pa
 
 
 def test_pairs_go_by_name_and_not_by_rank(
-    run_folder: Path, tmp_path: Path, scored: Scored, refused: Refused
+    run_folder: Path, tmp_path: Path, result: Result, refused: Refused
 ) -> None:
     """With one image gone every other keeps its own prompt; -1 misses it, its number is honoured."""
     (run_folder / "img" / "1.png").unlink()
@@ -110,7 +91,7 @@ def test_pairs_go_by_name_and_not_by_rank(
     words = ("eval_fid_clip", "--fake_dir", run_folder, "--clip_path", tiny.clip(tmp_path), "--how_many")
     for count in (-1, 6):
         assert "5 of 6 prompts have an image, missing are those of 1" in refused(*words, count)
-    entry = scored(*words, 5)
+    entry = result(*words, 5)
     assert entry["images"] == 5 and "fid_256px" not in entry["scores"]
 
 
@@ -127,9 +108,9 @@ def test_names_of_the_published_codes(tmp_path: Path) -> None:
         assert pair.text == TEXTS[3]
 
 
-def test_hps_and_aesthetic(scored: Scored, run_folder: Path, tmp_path: Path) -> None:
+def test_hps_and_aesthetic(result: Result, run_folder: Path, tmp_path: Path) -> None:
     clip, hps, head = tiny.clip(tmp_path), tiny.hps(tmp_path), tiny.aesthetic(tmp_path, 24)
-    entry = scored(
+    entry = result(
         "eval_hpsv2", "--image_path", run_folder, "--hps_path", hps, "--clip_path", clip, "--how_many", 4
     )
     loaded = tiny.loaded_clip(clip)
@@ -138,7 +119,7 @@ def test_hps_and_aesthetic(scored: Scored, run_folder: Path, tmp_path: Path) -> 
     assert entry["scores"]["hpsv2"] == pytest.approx(np.mean(alone), abs=1e-6) and entry["images"] == 4
     other = clip_scores(loaded, pairs, 32, "", 2)
     assert abs(float(other.mean()) - np.mean(alone)) > 1e-4, "the preparations differ"
-    entry = scored(
+    entry = result(
         "eval_quality", "--fake_dir", run_folder, "--metrics", "aesthetic", "--clip_path", clip,
         "--aesthetic_path", head, "--batch_size", 4,
     )  # fmt: skip
@@ -148,18 +129,18 @@ def test_hps_and_aesthetic(scored: Scored, run_folder: Path, tmp_path: Path) -> 
 
 
 def test_precision_and_recall_with_stored_features(
-    scored: Scored, refused: Refused, run: Run, run_folder: Path, real: Path, tmp_path: Path
+    result: Result, refused: Refused, run: Run, run_folder: Path, real: Path, tmp_path: Path
 ) -> None:
     vgg, stored = tiny.vgg(tmp_path), tmp_path / "real.safetensors"
     plain = ("eval_prec_recall", "--vgg_path", vgg)
     kept, fake = (*plain, "--fname_precalc", stored), ("--fake_dir", run_folder)
     assert run(*kept, "--ref_dir", real)[0] == 0 and stored.is_file()
-    entry = scored(*kept, *fake, "--k", 2)
+    entry = result(*kept, *fake, "--k", 2)
     assert (entry["images"], entry["real_images"]) == (6, 7)
-    assert entry["scores"] == scored(*plain, *fake, "--ref_dir", real, "--k", 2)["scores"]
-    same = scored(*plain, *fake, "--ref_dir", run_folder / "img")
-    assert same["scores"] == {"precision": 1.0, "recall": 1.0}
-    fewer = scored(*kept, *fake, "--num_samples", 6)
+    assert entry["scores"] == result(*plain, *fake, "--ref_dir", real, "--k", 2)["scores"]
+    same = result(*plain, *fake, "--ref_dir", run_folder)  # whose maps are no images to compare with
+    assert same["scores"] == {"precision": 1.0, "recall": 1.0} and same["real_images"] == 6
+    fewer = result(*kept, *fake, "--num_samples", 6)
     assert (fewer["images"], fewer["real_images"]) == (6, 6)
     weights = torch.load(vgg, weights_only=True)
     torch.save({name: tensor + 1 for name, tensor in weights.items()}, vgg)
@@ -169,16 +150,16 @@ def test_precision_and_recall_with_stored_features(
 
 
 def test_quality_of_inception_and_effnet(
-    scored: Scored, run_folder: Path, real: Path, tmp_path: Path
+    result: Result, run_folder: Path, real: Path, tmp_path: Path
 ) -> None:
     words = ("eval_quality", "--fake_dir", run_folder, "--ref_dir")
     inception = ("--eval_res", 40, "--inception_path", tiny.inception(tmp_path))
-    found = scored(*words, real, *inception, "--metrics", "is", "kid", "fid", "--splits", 2)["scores"]
+    found = result(*words, real, *inception, "--metrics", "is", "kid", "fid", "--splits", 2)["scores"]
     assert set(found) == {"is", "is_std", "kid", "kid_std", "fid_40px"}
     assert found["is"] >= 1 and found["fid_40px"] > 0
-    same = scored(*words, run_folder / "img")
+    same = result(*words, run_folder / "img")
     assert same["scores"]["effnet_fd"] == pytest.approx(0, abs=1e-6)
-    assert scored(*words, make_run(tmp_path / "b", 9))["scores"]["effnet_fd"] > 0.1
+    assert result(*words, make_run(tmp_path / "b", 9))["scores"]["effnet_fd"] > 0.1
 
 
 def test_what_is_refused(refused: Refused, run_folder: Path, real: Path, tmp_path: Path) -> None:
@@ -225,15 +206,3 @@ def test_scores_of_programs_at_once_all_get_in(tmp_path: Path) -> None:
         list(pool.map(partial(_append, tmp_path / "scores.json"), range(24)))
     assert sorted(entry["n"] for entry in scores.read(tmp_path / "scores.json")) == list(range(24))
     assert [path.name for path in tmp_path.iterdir()] == ["scores.json"]
-
-
-def test_a_runs_maps_are_no_images_to_compare_with(tmp_path: Path) -> None:
-    for name in ("img/b/0.png", "img/1.png", "heatmap_0.png", "contact_sheet.png"):
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        tiny.picture(8, 8).save(path)
-    options = ("--ref_dir", "--num_samples")
-    found = pictures.images_of(str(tmp_path), -1, options, deep=True)
-    assert [path.relative_to(tmp_path).as_posix() for path in found] == ["img/1.png", "img/b/0.png"]
-    with pytest.raises(UserError, match="--num_samples 3: --ref_dir .* holds 2 images"):
-        pictures.images_of(str(tmp_path), 3, options, deep=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,33 +19,8 @@ from eval.measurements import Measurements
 from eval.session import worker
 from tests.checkpoints import Checkpoints
 from tests.conftest import Run
-from tests.runs import statistics
+from tests.runs import ROOT, contents, ended
 from training import drafter_states
-
-ROOT = Path(__file__).resolve().parent.parent
-# A process that is killed with an image in hand.
-DIES = """
-import os, signal, sys
-import main
-from eval.outputs import RunFolder
-made = []
-def add(self, decoded, image, seconds, add=RunFolder.add):
-    made.append(decoded.name)
-    if len(made) == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-    add(self, decoded, image, seconds)
-RunFolder.add = add
-sys.exit(main.main(sys.argv[1:]))
-"""
-
-
-def contents(folder: Path) -> dict[str, Any]:
-    """All that a run leaves, without its clocks and options."""
-    found: dict[str, Any] = {str(path.relative_to(folder)): None for path in folder.rglob("*")}
-    found |= {name: (folder / name).read_bytes() for name in found if name.endswith(".png")}
-    steps = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
-    found["steps.jsonl"] = [{k: v for k, v in step.items() if k != "ms"} for step in steps]
-    return {**found, "statistics": list(statistics(folder).items())}
 
 
 def test_a_killed_process_loses_nothing(
@@ -57,9 +32,7 @@ def test_a_killed_process_loses_nothing(
     whole = contents(tmp_path / "whole")
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
-    dying = [sys.executable, "-c", DIES, *command("o", *options)]
-    killed = subprocess.run(dying, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False)
-    assert killed.returncode == -9
+    assert ended(signal.SIGKILL, command("o", *options)).returncode == -9
     assert [path.name for path in (tmp_path / "o" / "queue").iterdir()] == ["1.json"]
     for rank, made in (("0", 3), ("1", 1)):
         monkeypatch.setenv("RANK", rank)

