@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,8 @@ from eval.measurements import Measured, Measurements
 from eval.profile import PARTS, own_time
 from models.tools.memory import published_use
 from tests.checkpoints import Checkpoints
-from tests.conftest import Refused, Run
+from tests.conftest import Refused, Result, Run
 
-SHORT = "--methods eagle-2 --controls accept-none --temperatures 1 --num_images 3 --depth 2".split()
 CLOCKS = ("SR", "SR_95", "median_s", "step_ms", "images_per_min")
 
 
@@ -38,15 +36,10 @@ def names(words: str) -> list[str]:
 
 
 @pytest.fixture
-def bench(run: Run, checkpoints: Checkpoints, tmp_path: Path) -> Run:
+def words(checkpoints: Checkpoints, tmp_path: Path) -> list[str]:
     """bench on the tiny checkpoint into tmp_path / o."""
     _, _, *fixed = checkpoints["emoji"].words()  # --model may be another's
-    return partial(run, "bench", *fixed, "--output_dir", tmp_path / "o")
-
-
-def last(out: str) -> dict[str, Any]:
-    """The JSON document of the last line printed."""
-    return json.loads(out.splitlines()[-1])
+    return ["bench", *fixed, "--output_dir", str(tmp_path / "o")]
 
 
 def lasting(result: dict[str, Any]) -> list[dict[str, Any]]:
@@ -143,10 +136,10 @@ def test_an_option_that_no_method_reads_is_refused(words: str) -> None:
         names(words)
 
 
-def test_bench(bench: Run, tmp_path: Path) -> None:
-    status, out, err = bench("--num_images", "2", "--reference", "transformers", "--profile")
+def test_bench(run: Run, words: list[str], tmp_path: Path) -> None:
+    status, out, err = run(*words, "--num_images", "2", "--reference", "transformers", "--profile")
     assert (status, err) == (0, "")
-    result = last(out)
+    result = json.loads(out.splitlines()[-1])
     assert result == json.loads((tmp_path / "o" / "bench.json").read_text())
     assert {"command", "environment", "options", "prompts", "rows"} <= set(result)
     needed = {"commit", "dirty", "date", "device", "torch", "threads", "precision"}
@@ -168,9 +161,9 @@ def test_bench(bench: Run, tmp_path: Path) -> None:
         assert min(split["shares"][part] for part in ("target", "commit")) > 0
 
 
-def test_batches_trees_and_bounds(bench: Run) -> None:
-    words = "--methods eagle-2 --controls accept-none accept-all --temperatures 1 --warmup 0 --num_images 3"
-    rows = last(bench(*words.split(), *"--total_token 4 8 --batch_size 1 2".split())[1])["rows"]
+def test_batches_trees_and_bounds(result: Result, words: list[str]) -> None:
+    more = "--methods eagle-2 --controls accept-none accept-all --temperatures 1 --warmup 0 --num_images 3"
+    rows = result(*words, *more.split(), *"--total_token 4 8 --batch_size 1 2".split())["rows"]
     found = {(row["method"], row["total_token"], row["batch_size"]): row for row in rows}
     assert len(found) == len(rows) == 2 + 2 * 2 * 3
     for batch in (1, 2):
@@ -181,7 +174,9 @@ def test_batches_trees_and_bounds(bench: Run) -> None:
     assert found["eagle-2", 4, 1]["mean_nodes"] < 4 < found["eagle-2", 8, 1]["mean_nodes"] < 8
 
 
-def test_random_weights_read_no_file(bench: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_weights_read_no_file(
+    result: Result, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The dimensions of lumina_mgpt, made tiny: row separators and a prompt of its length."""
     use = published_use("lumina_mgpt")
     small = {
@@ -199,62 +194,55 @@ def test_random_weights_read_no_file(bench: Run, monkeypatch: pytest.MonkeyPatch
         side=4 * use.vq.patch_size, tokens=20, prompt=8,
     )  # fmt: skip
     monkeypatch.setattr("models.tools.memory.published_use", lambda name: tiny)
-    words = "--model lumina_mgpt --random_weights --methods eagle-2 hybrid --temperatures 1 --num_images 2"
-    status, out, err = bench(*words.split(), "--warmup", "0")
-    assert (status, err) == (0, "")
-    rows = last(out)["rows"]
+    more = "--model lumina_mgpt --random_weights --methods eagle-2 hybrid --temperatures 1 --num_images 2"
+    rows = result(*words, *more.split(), "--warmup", "0")["rows"]
     assert [row["method"] for row in rows] == ["ar", "eagle-2", "hybrid"]
     assert all(row["same_image"] == 1 and row["step_ms"] > 0 for row in rows)
 
 
-def stop_after(count: int, patch: pytest.MonkeyPatch) -> None:
-    """Interrupt the batch of prompts that follows `count` kept ones, in the middle of its line."""
-    add, kept = Measurements.add, []
-
-    def stopping(store: Measurements, names: list[str], batch: dict[str, Measured]) -> None:
-        if len(kept) == count:
-            with store.path.open("a") as stream:
-                stream.write('{"run": 1, "started": "20')
-            raise KeyboardInterrupt
-        kept.append(names)
-        add(store, names, batch)
-
-    patch.setattr(Measurements, "add", stopping)
-
-
-def test_an_interrupted_bench_goes_on(bench: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = last(bench(*SHORT)[1])
+def test_an_interrupted_bench_goes_on(
+    run: Run, result: Result, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words += "--methods eagle-2 --controls accept-none --temperatures 1 --num_images 3 --depth 2".split()
+    whole = result(*words)
     (tmp_path / "o").rename(tmp_path / "whole")
+    add = Measurements.add
+
+    def stopping(store: Measurements, *given: Any) -> None:
+        add(store, *given)
+        with store.path.open("a") as stream:
+            stream.write('{"run": 1, "started": "20')  # a torn line
+        raise KeyboardInterrupt
+
     with monkeypatch.context() as patch:
-        stop_after(1, patch)
-        status, out, err = bench(*SHORT)
-    assert (status, out) == (130, "") and "the same command" in err and len(err.splitlines()) == 1
-    status, out, err = bench(*SHORT, "--profile")
+        patch.setattr(Measurements, "add", stopping)
+        status, out, err = run(*words)
+    assert (status, out, err.count("\n")) == (130, "", 1) and "the same command" in err
+    status, out, err = run(*words, "--profile")
     assert (status, err) == (0, "") and "assembled from 2 runs" in out
-    result = last(out)
-    assert [part["prompts"] for part in result["runs"]] == [1, 2] and lasting(result) == lasting(whole)
+    found = json.loads(out.splitlines()[-1])
+    assert [part["prompts"] for part in found["runs"]] == [1, 2] and lasting(found) == lasting(whole)
     lines = [json.loads(line) for line in (tmp_path / "o" / "measurements.jsonl").read_text().splitlines()]
     assert [line["run"] for line in lines] == [1, 2, 2]
     order = [[name.split(" ")[0] for name in line["measured"]] for line in lines]  # who is first rotates
     assert order == [["ar", "eagle-2", "eagle-2:accept-none"], ["eagle-2", "eagle-2:accept-none", "ar"],
                      ["eagle-2:accept-none", "ar", "eagle-2"]]  # fmt: skip
     monkeypatch.setattr("eval.bench.timed", None)  # nothing is measured again
-    again = last(bench(*SHORT)[1])
-    assert again["rows"] == result["rows"] and again["runs"] == result["runs"]
+    again = result(*words)
+    assert again["rows"] == found["rows"] and again["runs"] == found["runs"]
 
 
 def test_another_configuration_is_refused(
-    bench: Run, refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    result: Result, refused: Refused, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = "--methods eagle-2 --temperatures 1 --num_images 1 --warmup 0".split()
-    assert bench(*words)[0] == 0
+    words += "--methods eagle-2 --temperatures 1 --num_images 1 --warmup 0".split()
+    result(*words)
     before = (tmp_path / "o" / "measurements.jsonl").read_bytes()
-    again = (*bench.args, *words)
-    assert "cfg = 3.0, now it is 2.0" in refused(*again, "--cfg", "2")
-    assert "methods = ['eagle-2']" in refused(*again, "--methods", "eagle-1")
-    assert "prompt = None, now it is 'cat'" in refused(*again, "--prompt", "cat")
+    assert "cfg = 3.0, now it is 2.0" in refused(*words, "--cfg", "2")
+    assert "methods = ['eagle-2']" in refused(*words, "--methods", "eagle-1")
+    assert "prompt = None, now it is 'cat'" in refused(*words, "--prompt", "cat")
     monkeypatch.setattr("eval.session._git", lambda *words: "fffffff")
-    assert re.search("commit|changes", refused(*again))
+    assert re.search("commit|changes", refused(*words))
     assert (tmp_path / "o" / "measurements.jsonl").read_bytes() == before
 
 
