@@ -11,10 +11,9 @@ import pytest
 from adt_tree.method import Lantern, Method
 from adt_tree.policy import SELF_DRAFTED, AdaptiveTree, TreeShape
 from adt_tree.sampling import Sampling
+from cli.bench import Options as Bench
 from cli.generate_images import Options
 from cli.method import REFUSED, method_from
-from cli.options import Options as Base
-from cli.options import declare, option
 from cli.train_emoji import STAGES
 from eval.errors import UserError
 from main import COMMANDS
@@ -203,37 +202,15 @@ def test_every_option_is_explained_and_states_its_default(
         assert item.name in text or item.metadata["unit"] in text
 
 
-@declare
-class Small(Base):
-    """a group
-
-    And what to know of it.
-    """
-
-    share: float = option("a share", 0.5, unit="S", above=0, within=(None, 1))
-    names: tuple[str, ...] = option("names", ("a",), choices=("a", "b"))
-
-
-@declare
-class Derived(Small):
-    """another"""
-
-    share: float = 1.0
-    number: int | None = option("a number (default: none)", within=(2, None))
-
-
-def test_one_declaration_is_flag_type_range_default_group_and_key(
+def test_a_command_inherits_groups_and_changes_their_defaults(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert Small.parse([]).share == 0.5 and Derived.parse([]) == Derived(share=1.0, names=("a",), number=None)
-    file = tmp_path / "c.yaml"
-    file.write_text("names: [b, a]\nnumber: 3\n")
-    assert Derived.parse(["--config", str(file)]) == Derived(names=("b", "a"), number=3, config=str(file))
-    for words in (["--share", "0"], ["--share", "nan"], ["--names", "c"], ["--number", "1"], ["--n", "2"]):
-        with pytest.raises(UserError, match=words[0]):
-            Derived.parse(words)
+    file = tmp_path / "bench.yaml"
+    file.write_text("methods: [eagle-1, adt-tree]\nwarmup: 3\n")
+    given = Bench(methods=("eagle-1", "adt-tree"), warmup=3, num_images=16, batch_size=(1,), config=str(file))
+    assert Bench.parse(["--config", str(file)]) == given and Options.parse([]).num_images == 10
     with pytest.raises(SystemExit):
-        Derived.parse(["--help"])
-    text = capsys.readouterr().out
-    assert text.index("a group:") < text.index("another:") and text.count("--share S") == 2
-    assert "And what to know of it." in text and "a share (default: 1.0)" in text
+        Bench.parse(["--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert text.index("loading:") < text.index("what is measured:") < text.index("prompts:")
+    assert text.count("--num_images N") == 2 and "(default: 16)" in text and "Every combination of" in text

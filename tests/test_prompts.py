@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,19 +65,15 @@ def test_sample_keeps_row_names_and_is_repeatable(tmp_path: Path) -> None:
 
 
 def test_named_sets_lie_in_their_folder(tmp_path: Path) -> None:
+    """--captions chooses among those of an image."""
     (tmp_path / "PartiPrompts.tsv").write_text("Prompt\tCategory\na cat\tAnimals\n")
-    assert select("PartiPrompts", prompt_dir=str(tmp_path)) == [("0", "a cat")]
-    (tmp_path / "captions_val2017.json").write_text(json.dumps(COCO))
-    assert select("MSCOCO2017Val", prompt_dir=str(tmp_path)) == [("50", "A dog."), ("100", "A cat.")]
-
-
-def test_captions_choose_among_those_of_an_image(tmp_path: Path) -> None:
-    file = tmp_path / "c.json"
+    file = tmp_path / "captions_val2017.json"
     file.write_text(json.dumps(COCO))
+    assert select("PartiPrompts", prompt_dir=str(tmp_path)) == [("0", "a cat")]
+    coco = partial(select, "MSCOCO2017Val", prompt_dir=str(tmp_path))
     every = [("50", "A dog."), ("51", "Another dog."), ("100", "A cat.")]
-    assert select(str(file), captions="first") == select(str(file)) == [every[0], every[2]]
-    assert select(str(file), captions="longest") == every[1:]
-    assert select(str(file), captions="all") == every
+    assert coco(captions="first") == coco() == select(str(file)) == [every[0], every[2]]
+    assert coco(captions="longest") == every[1:] and coco(captions="all") == every
     assert [prompt.facts for prompt in read_file(file)] == [(("image_id", 9),), (("image_id", 4),)]
 
 

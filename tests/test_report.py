@@ -183,7 +183,8 @@ def test_acceptance_averages_over_images(runs: Path, run: Run) -> None:
     covering = [s for s in steps if s["position"] <= 6 <= s["position"] + s["accepted"]]
     assert found["images"] == len(covering) == 3 and math.isnan(committed[0][0])
     assert committed[1][2] == pytest.approx(sum(s["accepted"] + 1 for s in covering) / 3)
-    assert found["maps"]["width"][1][2] == pytest.approx(sum(s["width"] for s in covering) / 3)
+    for kind in ("depth", "width"):
+        assert found["maps"][kind][1][2] == pytest.approx(sum(s[kind] for s in covering) / 3)
     assert found["codes_per_call"] == pytest.approx(sum(s["accepted"] + 1 for s in steps) / len(steps))
     status, out, _ = run("report", runs / "adt", runs / "relaxed")
     assert status == 0 and f"| {runs / 'adt'} | 3 | {found['codes_per_call']:.2f} |" in out
