@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 Run = Callable[..., tuple[int, str, str]]
 Refused = Callable[..., str]
+Result = Callable[..., dict[str, Any]]
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 torch.set_num_threads(1)
@@ -87,6 +89,18 @@ def refused(run: Run) -> Refused:
         status, _, err = run(*words)
         assert (status, err.count("\n")) == (2, 1) and err.startswith("error: "), err
         return err
+
+    return call
+
+
+@pytest.fixture
+def result(run: Run) -> Result:
+    """Words of a command that ends well -> the JSON document of its last line."""
+
+    def call(*words: object) -> dict[str, Any]:
+        status, out, err = run(*words)
+        assert status == 0, err
+        return json.loads(out.splitlines()[-1])
 
     return call
 

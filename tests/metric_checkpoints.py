@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -44,27 +44,19 @@ def state(name: str) -> dict[str, Tensor]:
 def narrow(patch: pytest.MonkeyPatch) -> None:
     """The libraries' Inception and VGG-16 in the recorded widths: every layer narrower, nothing else."""
     for name, by in (("torch_fidelity.feature_extractor_inceptionv3", 16), ("torchvision.models.vgg", 32)):
-        _narrow(patch, library(name), by)
+        made = {kind.__name__: _narrower(kind, by) for kind in (nn.Conv2d, nn.BatchNorm2d, nn.Linear)}
+        patch.setattr(library(name), "nn", SimpleNamespace(**vars(nn) | made))
 
 
-def _narrow(patch: pytest.MonkeyPatch, module: ModuleType, by: int) -> None:
+def _narrower(kind: type[nn.Module], by: int) -> type[nn.Module]:
     def slim(width: int) -> int:
         return {3: 3, 1000: 10, 4096: 64}.get(width, width // by)  # as recorded
 
-    class Conv2d(nn.Conv2d):
-        def __init__(self, reads: int, gives: int, *rest: object, **more: object) -> None:
-            super().__init__(slim(reads), slim(gives), *rest, **more)
+    class Narrower(kind):
+        def __init__(self, *given: int, **more: object) -> None:
+            super().__init__(*map(slim, given[:2]), *given[2:], **more)
 
-    class BatchNorm2d(nn.BatchNorm2d):
-        def __init__(self, width: int, **more: object) -> None:
-            super().__init__(slim(width), **more)
-
-    class Linear(nn.Linear):
-        def __init__(self, reads: int, gives: int) -> None:
-            super().__init__(slim(reads), slim(gives))
-
-    made = {"Conv2d": Conv2d, "BatchNorm2d": BatchNorm2d, "Linear": Linear}
-    patch.setattr(module, "nn", SimpleNamespace(**vars(nn) | made))
+    return Narrower
 
 
 def inception(folder: Path) -> Path:

@@ -23,29 +23,25 @@ INDEXING = {"index", "index_put", "index_put_"}
 SUBSCRIPTS = {"__getitem__", "__setitem__"}
 
 
-class Reads:
-    """A context that writes down, in order, what would wait; `log` may be cleared at any time."""
+class Reads(TorchFunctionMode):
+    """A context that writes down, in order, what would wait; `log` may be cleared at any time.
+
+    What Python asks of torch is seen here: a list in a subscript or torch.tensor() is copied from ordinary
+    memory. What reaches the kernels is seen by the other mode.
+    """
 
     def __init__(self) -> None:
+        super().__init__()
         self.log: list[str] = []
-        self._modes = (_Calls(self.log), _Operators(self.log))
+        self._operators = _Operators(self.log)
 
     def __enter__(self) -> Self:
-        for mode in self._modes:
-            mode.__enter__()
-        return self
+        self._operators.__enter__()
+        return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
-        for mode in reversed(self._modes):
-            mode.__exit__(*error)
-
-
-class _Calls(TorchFunctionMode):
-    """What Python asks of torch. A list in a subscript or torch.tensor() is copied from ordinary memory."""
-
-    def __init__(self, log: list[str]) -> None:
-        super().__init__()
-        self.log = log
+        super().__exit__(*error)
+        self._operators.__exit__(*error)
 
     def __torch_function__(
         self, func: Callable, types: Sequence[type], args: tuple = (), kwargs: dict[str, Any] | None = None
@@ -63,8 +59,10 @@ class _Calls(TorchFunctionMode):
         ):
             if not given.get("non_blocking"):
                 self.log.append("to, waiting")
-        elif name in SUBSCRIPTS and _has_list(args[1]):
-            self.log.append(f"{name} by a list")
+        elif name in SUBSCRIPTS:
+            parts = args[1] if isinstance(args[1], tuple) else args[1:2]
+            if any(isinstance(part, list) for part in parts):
+                self.log.append(f"{name} by a list")
         return answer
 
 
@@ -86,8 +84,3 @@ class _Operators(TorchDispatchMode):
         with self:  # an operator made of others is taken apart: any of these may wait
             parts = func.decompose(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {})) if parts is NotImplemented else parts
-
-
-def _has_list(subscript: Any) -> bool:
-    parts = subscript if isinstance(subscript, tuple) else (subscript,)
-    return any(isinstance(part, list) for part in parts)

@@ -1,19 +1,49 @@
-"""What a run of generate_images leaves, but for its clocks."""
+"""What a run of generate_images leaves, but for its clocks, also where it is ended midway."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
-CLOCKS = ("time", "latency")
+ROOT = Path(__file__).resolve().parent.parent
+CLOCKS = ("time", "latency", "ms")
+ENDED = """
+import os, runpy, sys
+from eval.outputs import RunFolder
+sent, made = int(sys.argv.pop(1)), []
+def add(self, decoded, image, seconds, add=RunFolder.add):
+    made.append(decoded.name)
+    if len(made) == 2:
+        os.kill(os.getpid(), sent)
+    add(self, decoded, image, seconds)
+RunFolder.add = add
+runpy.run_path("main.py", run_name="__main__")
+"""
+
+
+def ended(sent: signal.Signals, words: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run a command in a process that gets a signal with its second image in hand."""
+    return subprocess.run(
+        [sys.executable, "-c", ENDED, str(int(sent)), *words],
+        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=100,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
+    )  # fmt: skip
 
 
 def statistics(folder: Path) -> dict[str, dict[str, Any]]:
     """Of every image."""
     (path,) = folder.glob("global_statistics_*.json")
     stored = json.loads(path.read_text())
-    return {name: {k: v for k, v in entry.items() if k not in CLOCKS} for name, entry in stored.items()}
+    return {name: _lasting(entry) for name, entry in stored.items()}
+
+
+def _lasting(entry: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in entry.items() if key not in CLOCKS}
 
 
 def images(folder: Path) -> dict[str, bytes]:
@@ -24,3 +54,11 @@ def images(folder: Path) -> dict[str, bytes]:
 def record(folder: Path) -> tuple[dict[str, dict[str, Any]], dict[str, bytes]]:
     """Both."""
     return statistics(folder), images(folder)
+
+
+def contents(folder: Path) -> dict[str, Any]:
+    """All that a run leaves, without its clocks and options."""
+    found: dict[str, Any] = {str(path.relative_to(folder)): None for path in folder.rglob("*")}
+    found |= {name: (folder / name).read_bytes() for name in found if name.endswith(".png")}
+    steps = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
+    return {**found, "steps.jsonl": list(map(_lasting, steps)), "statistics": [*statistics(folder).items()]}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from functools import partial
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,10 @@ from eval.bench import Configuration, interval, row
 from eval.errors import UserError
 from eval.measurements import Measured, Measurements
 from eval.profile import PARTS, own_time
+from models.tools.memory import published_use
 from tests.checkpoints import Checkpoints
-from tests.conftest import Run
+from tests.conftest import Refused, Result, Run
 
-SHORT = "--methods eagle-2 --controls accept-none --temperatures 1 --num_images 3 --depth 2".split()
 CLOCKS = ("SR", "SR_95", "median_s", "step_ms", "images_per_min")
 
 
@@ -35,15 +36,10 @@ def names(words: str) -> list[str]:
 
 
 @pytest.fixture
-def bench(run: Run, checkpoints: Checkpoints, tmp_path: Path) -> Run:
+def words(checkpoints: Checkpoints, tmp_path: Path) -> list[str]:
     """bench on the tiny checkpoint into tmp_path / o."""
     _, _, *fixed = checkpoints["emoji"].words()  # --model may be another's
-    return partial(run, "bench", *fixed, "--output_dir", tmp_path / "o")
-
-
-def last(out: str) -> dict[str, Any]:
-    """The JSON document of the last line printed."""
-    return json.loads(out.splitlines()[-1])
+    return ["bench", *fixed, "--output_dir", str(tmp_path / "o")]
 
 
 def lasting(result: dict[str, Any]) -> list[dict[str, Any]]:
@@ -95,9 +91,6 @@ def test_an_option_that_one_method_reads_is_taken(methods: str, words: str) -> N
     assert len(names(f"--methods {methods} {words} --temperatures 0 1")) == 2 * (1 + len(methods.split()))
 
 
-UNREAD = "none of --methods ar"
-
-
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -114,39 +107,38 @@ UNREAD = "none of --methods ar"
         ("--random_weights", "--random_weights with --model emoji"),
         ("--methods adt-tree --adt_depth_min 9 --adt_depth_max 3", "adt depth"),
         ("--model vicuna", "no such model"),
-        ("--adt_beta 0.3 --methods eagle-2", UNREAD),
-        ("--vary adt_beta=0.3,0.5 --methods eagle-2", UNREAD),
-        ("--lantern_k 50 --methods eagle-2 self-draft", UNREAD),
-        ("--lantern_delta 0.2 --methods adt-tree", UNREAD),
-        ("--tree_choices chain --methods eagle-2", UNREAD),
-        ("--total_token 20 --methods eagle-1", UNREAD),
-        ("--depth 3 --methods adt-tree eagle-1", UNREAD),
-        ("--draft_top_k 3 --methods adt-tree", UNREAD),
-        ("--seed_cells left --methods eagle-2 adt-tree", UNREAD),
-        ("--drafter_path x --methods self-draft", UNREAD),
-        ("--verify rejection --methods ar", UNREAD),
-        ("--verify rejection --methods self-draft-lantern hybrid-lantern", UNREAD),
-        ("--rules reference --methods eagle-2", UNREAD),
-        ("--rules reference --verify rejection --methods eagle-2 --temperatures 0", UNREAD),
     ],
 )
 def test_impossible_combinations_are_one_line(words: str, says: str) -> None:
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=rf"^[^\n]*{says}[^\n]*$"):
         options = parsed(words)
         check(options)
         configurations(options)
-    said = str(caught.value)
-    assert (
-        says in said
-        and "\n" not in said
-        and (says != UNREAD or said.startswith(words.split("=")[0].split(" --")[0]))
-    )
 
 
-def test_bench(bench: Run, tmp_path: Path) -> None:
-    status, out, err = bench("--num_images", "2", "--reference", "transformers", "--profile")
+UNREAD = [
+    "--adt_beta 0.3 --methods eagle-2", "--vary adt_beta=0.3,0.5 --methods eagle-2",
+    "--lantern_k 50 --methods eagle-2 self-draft", "--lantern_delta 0.2 --methods adt-tree",
+    "--tree_choices chain --methods eagle-2", "--total_token 20 --methods eagle-1",
+    "--depth 3 --methods adt-tree eagle-1", "--draft_top_k 3 --methods adt-tree",
+    "--seed_cells left --methods eagle-2 adt-tree", "--drafter_path x --methods self-draft",
+    "--verify rejection --methods ar", "--verify rejection --methods self-draft-lantern hybrid-lantern",
+    "--rules reference --methods eagle-2",
+    "--rules reference --verify rejection --methods eagle-2 --temperatures 0",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", UNREAD)
+def test_an_option_that_no_method_reads_is_refused(words: str) -> None:
+    first = words.split("=")[0].split(" --")[0]
+    with pytest.raises(UserError, match=rf"^{first}[^\n]*none of --methods ar"):
+        names(words)
+
+
+def test_bench(run: Run, words: list[str], tmp_path: Path) -> None:
+    status, out, err = run(*words, "--num_images", "2", "--reference", "transformers", "--profile")
     assert (status, err) == (0, "")
-    result = last(out)
+    result = json.loads(out.splitlines()[-1])
     assert result == json.loads((tmp_path / "o" / "bench.json").read_text())
     assert {"command", "environment", "options", "prompts", "rows"} <= set(result)
     needed = {"commit", "dirty", "date", "device", "torch", "threads", "precision"}
@@ -168,9 +160,9 @@ def test_bench(bench: Run, tmp_path: Path) -> None:
         assert min(split["shares"][part] for part in ("target", "commit")) > 0
 
 
-def test_batches_trees_and_bounds(bench: Run) -> None:
-    words = "--methods eagle-2 --controls accept-none accept-all --temperatures 1 --warmup 0 --num_images 3"
-    rows = last(bench(*words.split(), *"--total_token 4 8 --batch_size 1 2".split())[1])["rows"]
+def test_batches_trees_and_bounds(result: Result, words: list[str]) -> None:
+    more = "--methods eagle-2 --controls accept-none accept-all --temperatures 1 --warmup 0 --num_images 3"
+    rows = result(*words, *more.split(), *"--total_token 4 8 --batch_size 1 2".split())["rows"]
     found = {(row["method"], row["total_token"], row["batch_size"]): row for row in rows}
     assert len(found) == len(rows) == 2 + 2 * 2 * 3
     for batch in (1, 2):
@@ -181,85 +173,75 @@ def test_batches_trees_and_bounds(bench: Run) -> None:
     assert found["eagle-2", 4, 1]["mean_nodes"] < 4 < found["eagle-2", 8, 1]["mean_nodes"] < 8
 
 
-def test_random_weights_read_no_file(bench: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_weights_read_no_file(
+    result: Result, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The dimensions of lumina_mgpt, made tiny: row separators and a prompt of its length."""
-    from dataclasses import replace
-
-    from models.tools.memory import published_use
-
-    def tiny(name: str) -> Any:
-        use = published_use(name)
-        heads = {"num_heads": 4, "num_kv_heads": 4}
-        small = {"hidden_size": 64, "intermediate_size": 128, "vocab_size": 300, **heads}
-        return replace(
-            use,
-            decoder=replace(use.decoder, num_layers=2, **small),
-            drafter=replace(use.drafter, num_layers=1, **small),
-            vq=replace(use.vq, num_embeddings=256, embed_dim=8),
-            side=4 * use.vq.patch_size, tokens=20, prompt=8,
-        )  # fmt: skip
-
-    monkeypatch.setattr("models.tools.memory.published_use", tiny)
-    words = "--model lumina_mgpt --random_weights --methods eagle-2 hybrid --temperatures 1 --num_images 2"
-    status, out, err = bench(*words.split(), "--warmup", "0")
-    assert (status, err) == (0, "")
-    rows = last(out)["rows"]
+    use = published_use("lumina_mgpt")
+    small = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "vocab_size": 300,
+        "num_heads": 4,
+        "num_kv_heads": 4,
+    }
+    tiny = replace(
+        use,
+        decoder=replace(use.decoder, num_layers=2, **small),
+        drafter=replace(use.drafter, num_layers=1, **small),
+        vq=replace(use.vq, num_embeddings=256, embed_dim=8),
+        side=4 * use.vq.patch_size, tokens=20, prompt=8,
+    )  # fmt: skip
+    monkeypatch.setattr("models.tools.memory.published_use", lambda name: tiny)
+    more = "--model lumina_mgpt --random_weights --methods eagle-2 hybrid --temperatures 1 --num_images 2"
+    rows = result(*words, *more.split(), "--warmup", "0")["rows"]
     assert [row["method"] for row in rows] == ["ar", "eagle-2", "hybrid"]
     assert all(row["same_image"] == 1 and row["step_ms"] > 0 for row in rows)
 
 
-def stop_after(count: int, patch: pytest.MonkeyPatch) -> None:
-    """Interrupt the batch of prompts that follows `count` kept ones, in the middle of its line."""
-    add, kept = Measurements.add, []
-
-    def stopping(store: Measurements, names: list[str], batch: dict[str, Measured]) -> None:
-        if len(kept) == count:
-            with store.path.open("a") as stream:
-                stream.write('{"run": 1, "started": "20')
-            raise KeyboardInterrupt
-        kept.append(names)
-        add(store, names, batch)
-
-    patch.setattr(Measurements, "add", stopping)
-
-
-def test_an_interrupted_bench_goes_on(bench: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = last(bench(*SHORT)[1])
+def test_an_interrupted_bench_goes_on(
+    run: Run, result: Result, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words += "--methods eagle-2 --controls accept-none --temperatures 1 --num_images 3 --depth 2".split()
+    whole = result(*words)
     (tmp_path / "o").rename(tmp_path / "whole")
+    add = Measurements.add
+
+    def stopping(store: Measurements, *given: Any) -> None:
+        add(store, *given)
+        with store.path.open("a") as stream:
+            stream.write('{"run": 1, "started": "20')  # a torn line
+        raise KeyboardInterrupt
+
     with monkeypatch.context() as patch:
-        stop_after(1, patch)
-        status, out, err = bench(*SHORT)
-    assert (status, out) == (130, "") and "the same command" in err and len(err.splitlines()) == 1
-    status, out, err = bench(*SHORT, "--profile")
+        patch.setattr(Measurements, "add", stopping)
+        status, out, err = run(*words)
+    assert (status, out, err.count("\n")) == (130, "", 1) and "the same command" in err
+    status, out, err = run(*words, "--profile")
     assert (status, err) == (0, "") and "assembled from 2 runs" in out
-    result = last(out)
-    assert [part["prompts"] for part in result["runs"]] == [1, 2] and lasting(result) == lasting(whole)
+    found = json.loads(out.splitlines()[-1])
+    assert [part["prompts"] for part in found["runs"]] == [1, 2] and lasting(found) == lasting(whole)
     lines = [json.loads(line) for line in (tmp_path / "o" / "measurements.jsonl").read_text().splitlines()]
     assert [line["run"] for line in lines] == [1, 2, 2]
     order = [[name.split(" ")[0] for name in line["measured"]] for line in lines]  # who is first rotates
     assert order == [["ar", "eagle-2", "eagle-2:accept-none"], ["eagle-2", "eagle-2:accept-none", "ar"],
                      ["eagle-2:accept-none", "ar", "eagle-2"]]  # fmt: skip
     monkeypatch.setattr("eval.bench.timed", None)  # nothing is measured again
-    again = last(bench(*SHORT)[1])
-    assert again["rows"] == result["rows"] and again["runs"] == result["runs"]
+    again = result(*words)
+    assert again["rows"] == found["rows"] and again["runs"] == found["runs"]
 
 
 def test_another_configuration_is_refused(
-    bench: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    result: Result, refused: Refused, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = "--methods eagle-2 --temperatures 1 --num_images 1 --warmup 0".split()
-    assert bench(*words)[0] == 0
+    words += "--methods eagle-2 --temperatures 1 --num_images 1 --warmup 0".split()
+    result(*words)
     before = (tmp_path / "o" / "measurements.jsonl").read_bytes()
-    for change, says in (
-        ("--cfg 2", "cfg = 3.0, now it is 2.0"),
-        ("--methods eagle-1", "methods = ['eagle-2']"),
-        ("--prompt cat", "prompt = None, now it is 'cat'"),
-    ):
-        status, out, err = bench(*words, *change.split())
-        assert (status, out) == (2, "") and says in err and len(err.splitlines()) == 1
+    assert "cfg = 3.0, now it is 2.0" in refused(*words, "--cfg", "2")
+    assert "methods = ['eagle-2']" in refused(*words, "--methods", "eagle-1")
+    assert "prompt = None, now it is 'cat'" in refused(*words, "--prompt", "cat")
     monkeypatch.setattr("eval.session._git", lambda *words: "fffffff")
-    status, _, err = bench(*words)
-    assert status == 2 and ("commit" in err or "changes" in err)
+    assert re.search("commit|changes", refused(*words))
     assert (tmp_path / "o" / "measurements.jsonl").read_bytes() == before
 
 

@@ -17,14 +17,9 @@ from gradio_client import Client  # noqa: E402
 from adt_tree import Pipeline, Sampling  # noqa: E402
 from demo.page import serve  # noqa: E402
 
-RACE = {
-    "prompt": "sun", "left": "ar", "right": "self-draft", "seed": "7", "temperature": 1.0, "guidance": 3.0,
-    "lantern": False,
-}  # fmt: skip
-SHEET = {
-    "prompts": "sun\nred moon", "method": "eagle-2", "seed": "7", "temperature": 0.0, "guidance": 3.0,
-    "lantern": False,
-}  # fmt: skip
+SETTINGS = {"seed": "7", "guidance": 3.0, "lantern": False}
+RACE = {**SETTINGS, "prompt": "sun", "left": "ar", "right": "self-draft", "temperature": 1.0}
+SHEET = {**SETTINGS, "prompts": "sun\nred moon", "method": "eagle-2", "temperature": 0.0}
 SAME = "Same image, pixel for pixel"
 
 
@@ -43,13 +38,11 @@ class Slow(Pipeline):
 
 @pytest.fixture(scope="module")
 def pipe(tiny_checkpoint: Path) -> Slow:
-    """The tiny random checkpoint."""
     return Slow.from_pretrained(str(tiny_checkpoint), device="cpu", precision="fp32")
 
 
 @pytest.fixture(scope="module")
 def address(pipe: Slow) -> Iterator[str]:
-    """The served page."""
     page, address = serve(pipe, batch_size=1, host="127.0.0.1", port=0)
     yield address
     page.close()
@@ -57,7 +50,6 @@ def address(pipe: Slow) -> Iterator[str]:
 
 @pytest.fixture
 def client(address: str, pipe: Slow) -> Iterator[Client]:
-    """A visitor."""
     pipe.pause = 0.0
     yield Client(address, verbose=False)
     pipe.pause = 0.0

@@ -2,117 +2,79 @@
 
 from __future__ import annotations
 
-import builtins
 import io
 import json
 import os
 import pickle
-import shutil
 import tarfile
 import warnings
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from models.checkpoint.weights import read_weights
 from models.errors import CheckpointError
 from models.loading import load
 from models.spec import LoadOptions
 from models.tools.inspection import inspect
-from tests import tiny_llamagen
+from tests.checkpoints import Checkpoints
+
+MARK = Path("executed")
 
 
 class Command:
-    """Unpickling it would make a file."""
-
-    def __init__(self, mark: Path) -> None:
-        self.mark = mark
+    """Unpickling it would leave a mark."""
 
     def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
-        return os.system, (f"touch {self.mark}",)
+        return os.system, (f"touch {MARK}",)
 
 
-def page(path: Path, mark: Path) -> None:
-    path.write_text("<!DOCTYPE html><html><body>Sign in</body></html>")
+def saved(content: object, zipped: bool = True) -> bytes:
+    """What torch.save writes."""
+    stream = io.BytesIO()
+    torch.save(content, stream, _use_new_zipfile_serialization=zipped)
+    return stream.getvalue()
 
 
-def pointer(path: Path, mark: Path) -> None:
-    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0a1b\nsize 9\n")
+CODE = saved({"w": torch.ones(2), "x": Command()})
+PAGE, POINTER = "is a web page, not weights", "is a pointer of git-lfs"
+FOREIGN, DAMAGED, CODED = "is no file of torch.save", "truncated or damaged", "no code is run from it"
+CONTENTS = {
+    "page": (b"<!DOCTYPE html><html><body>Sign in</body></html>", PAGE),
+    "pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0a1b\nsize 9\n", POINTER),
+    "text": (b"hello world this is text\n", FOREIGN),
+    "words": (b'{"a": 1}', FOREIGN),
+    "nothing": (bytes(500), FOREIGN),
+    "empty": (b"", DAMAGED),
+    "truncated": (saved({"w": torch.ones(99)})[:200], DAMAGED),
+    "listed": (saved([1]), "holds a list, not a table"),
+    "code": (CODE, f"{CODED}: save its tensors alone"),
+    "old code": (saved({"w": torch.ones(2), "x": Command()}, zipped=False), CODED),
+    "plain code": (pickle.dumps({"x": Command()}, protocol=4), FOREIGN),  # torch warns of this protocol
+    "archive": (b"PK\5\6" + bytes(18), "cannot be read"),
+    "tape": (tarfile.TarInfo("a").tobuf() + bytes(1024), FOREIGN),
+}
 
 
-def text(path: Path, mark: Path) -> None:
-    path.write_text("hello world this is text\n")
-
-
-def words(path: Path, mark: Path) -> None:
-    path.write_text('{"a": 1}')
-
-
-def nothing(path: Path, mark: Path) -> None:
-    path.write_bytes(bytes(500))
-
-
-def empty(path: Path, mark: Path) -> None:
-    path.touch()
-
-
-def truncated(path: Path, mark: Path) -> None:
-    torch.save({"w": torch.ones(99)}, path)
-    path.write_bytes(path.read_bytes()[:200])
-
-
-def listed(path: Path, mark: Path) -> None:
-    torch.save([1], path)
-
-
-def code(path: Path, mark: Path) -> None:
-    torch.save({"w": torch.ones(2), "x": Command(mark)}, path)
-
-
-def old_code(path: Path, mark: Path) -> None:
-    torch.save({"w": torch.ones(2), "x": Command(mark)}, path, _use_new_zipfile_serialization=False)
-
-
-def plain_code(path: Path, mark: Path) -> None:
-    path.write_bytes(pickle.dumps({"x": Command(mark)}, protocol=4))  # torch warns of this protocol
-
-
-def archive(path: Path, mark: Path) -> None:
-    with zipfile.ZipFile(path, "w") as file:
-        file.writestr("a.txt", "hi")
-
-
-def tape(path: Path, mark: Path) -> None:
-    with tarfile.open(path, "w") as file:
-        file.addfile(tarfile.TarInfo("a"), io.BytesIO())
-
-
-SAYS = {
-    page: "is a web page, not weights", pointer: "is a pointer of git-lfs", text: "is no file of torch.save",
-    words: "is no file of torch.save", nothing: "is no file of torch.save",
-    code: "no code is run from it: save its tensors alone", old_code: "no code is run from it",
-    plain_code: "is no file of torch.save", archive: "cannot be read", tape: "is no file of torch.save",
-    empty: "truncated or damaged", truncated: "truncated or damaged", listed: "holds a list, not a table",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("make", SAYS, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("kind", CONTENTS)
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.safetensors"])
 def test_what_is_saved_in_the_place_of_weights(
-    tmp_path: Path, make: Callable[[Path, Path], None], name: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, name: str
 ) -> None:
-    path, mark = tmp_path / name, tmp_path / "mark"
-    make(path, mark)
+    monkeypatch.chdir(tmp_path)
+    content, says = CONTENTS[kind]
+    path = tmp_path / name
+    path.write_bytes(content)
     with warnings.catch_warnings(record=True) as warned, pytest.raises(CheckpointError) as caught:
         warnings.simplefilter("always")
         read_weights(tmp_path)
     line = str(caught.value)
-    same = name.endswith("bin") or make in (page, pointer)
-    assert line.startswith(f"{path} ") and (SAYS[make] if same else "cannot be read") in line
-    assert "weights_only" not in line and "\n" not in line and not warned and not mark.exists()
+    same = name.endswith("bin") or says in (PAGE, POINTER)
+    assert line.startswith(f"{path} ") and (says if same else "cannot be read") in line
+    assert "weights_only" not in line and "\n" not in line and not warned and not MARK.exists()
 
 
 @pytest.mark.parametrize(
@@ -122,29 +84,16 @@ def test_what_is_saved_in_the_place_of_weights(
 def test_shards_outside_the_folder_are_never_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shard: object
 ) -> None:
-    folder = tmp_path / "one" / "two"
-    folder.mkdir(parents=True)
-    for outside in (tmp_path / "one" / "b.safetensors", folder / "..\\secret.safetensors"):
-        outside.write_bytes(b"secret")
-    index = folder / "model.safetensors.index.json"
+    index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"w": shard}}))
-    opened: list[str] = []
-    real = builtins.open
-
-    def told(file: object, *how: object, **more: object) -> object:
-        opened.append(str(file))
-        return real(file, *how, **more)  # type: ignore[call-overload]
-
-    monkeypatch.setattr(builtins, "open", told)
-    monkeypatch.setattr("models.checkpoint.weights._open", lambda path: opened.append(str(path)))
+    opened: list[Path] = []
+    monkeypatch.setattr("models.checkpoint.weights._open", opened.append)
     with pytest.raises(CheckpointError, match="outside its folder|is not an index of shards") as caught:
-        read_weights(folder)
+        read_weights(tmp_path)
     assert index.name in str(caught.value) and "\n" not in str(caught.value) and not opened
 
 
 def test_shards_in_a_folder_below_are(tmp_path: Path) -> None:
-    from safetensors.torch import save_file
-
     (tmp_path / "parts").mkdir()
     save_file({"w": torch.ones(2)}, tmp_path / "parts" / "..one.safetensors")
     index = {"weight_map": {"w": "parts/..one.safetensors"}}
@@ -165,8 +114,11 @@ FIELDS = {
     "vq_config.num_res_blocks": (-1, 10**6, "x"), "vq_config.num_embeddings": NOT_A_SIZE,
     "vq_config.attn_resolutions": ("x", [0], 3),
 }  # fmt: skip
+LLAMAGENS = {"block_size": (10**12, "many", -4), "cls_token_num": (10**12, "x"), "rope_base": (NAN,),
+             "hidden_size": ("many",)}  # fmt: skip
 CLUMSY = ("object", "NoneType", "unsupported", "attribute", "argument")
-CASES = [(name, value) for name, values in FIELDS.items() for value in values]
+CASES = [("emoji", name, value) for name, values in FIELDS.items() for value in values]
+CASES += [("llamagen", name, value) for name, values in LLAMAGENS.items() for value in values]
 
 
 def refused(folder: Path, family: str) -> str:
@@ -179,37 +131,26 @@ def refused(folder: Path, family: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def folder(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny checkpoint, whose config.json each test writes anew."""
-    return Path(shutil.copytree(tiny_checkpoint, tmp_path_factory.mktemp("hostile") / "x"))
+def copies(checkpoints: Checkpoints, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Tiny checkpoints, whose config.json each test writes anew."""
+    root = tmp_path_factory.mktemp("hostile")
+    return {family: checkpoints[family].copied(root / family).path for family in ("emoji", "llamagen")}
 
 
 @pytest.mark.timeout(90)
-@pytest.mark.parametrize(("name", "value"), CASES, ids=lambda case: str(case)[:30])
-def test_sizes_that_cannot_be(folder: Path, tiny_checkpoint: Path, name: str, value: object) -> None:
-    config = json.loads((tiny_checkpoint / "config.json").read_text())
+@pytest.mark.parametrize(("family", "name", "value"), CASES, ids=lambda case: str(case)[:30])
+def test_sizes_that_cannot_be(
+    checkpoints: Checkpoints, copies: dict[str, Path], family: str, name: str, value: object
+) -> None:
+    config = json.loads((checkpoints[family].path / "config.json").read_text())
     *outer, field = name.split(".")
     (config[outer[0]] if outer else config)[field] = value
-    (folder / "config.json").write_text(json.dumps(config))
-    line = refused(folder, "emoji")
+    (copies[family] / "config.json").write_text(json.dumps(config))
+    line = refused(copies[family], family)
     assert "config.json" in line and (field in line or "head" in line), line
     assert not any(word in line for word in CLUMSY), line
 
 
-@pytest.mark.timeout(90)
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("block_size", 10**12), ("block_size", "many"), ("block_size", -4), ("cls_token_num", 10**12),
-     ("cls_token_num", "x"), ("rope_base", float("nan")), ("hidden_size", "many")],
-)  # fmt: skip
-def test_llamagens_too(tmp_path: Path, field: str, value: object) -> None:
-    target = tiny_llamagen.build(tmp_path / "x")
-    config = json.loads((target / "config.json").read_text())
-    (target / "config.json").write_text(json.dumps(config | {field: value}))
-    line = refused(target, "llamagen")
-    assert field in line and "config.json" in line, line
-
-
-def test_deep_nesting(folder: Path) -> None:
-    (folder / "config.json").write_text("[" * 100_000)
-    assert "is not JSON" in refused(folder, "emoji")
+def test_deep_nesting(copies: dict[str, Path]) -> None:
+    (copies["emoji"] / "config.json").write_text("[" * 100_000)
+    assert "is not JSON" in refused(copies["emoji"], "emoji")

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-import main
 from adt_tree.sampling import Sampling
 from cli.memory import NAMES, table
 from models.model import Model
@@ -20,6 +19,7 @@ from models.spec import CKPTS
 from models.tools.memory import Use, parts, published_use
 from tests import tiny
 from tests.checkpoints import load
+from tests.conftest import Refused, Run
 
 ROOT = Path(__file__).resolve().parent.parent
 SAMPLING = Sampling()
@@ -62,6 +62,7 @@ from pathlib import Path
 from adt_tree.pipeline import Pipeline
 from adt_tree.policy import TreeShape
 from tests.checkpoints import load
+from tests.conftest import Refused, Run
 from tests.test_memory import DEPTH, NODES, SAMPLING, WIDTH, use
 from models.tools.memory import parts
 torch.set_num_threads(1)
@@ -95,19 +96,14 @@ def test_the_peak_of_a_process(tiny_checkpoint: Path, tmp_path: Path) -> None:
     assert measured - compiled < 1.1 * computed, (measured, computed)
 
 
-def test_the_command_and_the_copy_in_the_readme(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main(["memory"]) == 0
-    out = capsys.readouterr().out
+def test_the_command_and_the_copy_in_the_readme(run: Run, refused: Refused) -> None:
+    status, out, _ = run("memory")
     found = json.loads(out.splitlines()[-1])
     text = (CKPTS / "README.md").read_text(encoding="utf-8")
-    assert list(found) == list(NAMES) and table(found) in text and table(found) in out
+    assert status == 0 and list(found) == list(NAMES) and table(found) in text and table(found) in out
     for name in NAMES:
         more = parts(published_use(name, "fp32", 2))
         assert more["target"] == 2 * found[name]["target"] and more["cache"] == 4 * found[name]["cache"]
-    assert main.main(["memory", "emoji"]) == 2 and "memory emoji" in capsys.readouterr().err
-
-
-def test_a_7b_model_is_as_large_as_its_files() -> None:
-    found = parts(published_use("anole"))
-    assert found["target"] == pytest.approx(14.1e9, rel=0.01)  # published: 14.3 with the VQ encoder
-    assert found["cache"] < 1.3e9  # the released code allocates 4.3
+    assert found["anole"]["target"] == pytest.approx(14.1e9, rel=0.01)  # published: 14.3 with the VQ encoder
+    assert found["anole"]["cache"] < 1.3e9  # the released code allocates 4.3
+    assert "memory emoji" in refused("memory", "emoji")

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError, fields
+from dataclasses import fields, replace
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from adt_tree.method import Lantern, Method
-from adt_tree.policy import TreeShape
+from adt_tree.policy import SELF_DRAFTED, AdaptiveTree, TreeShape
+from adt_tree.sampling import Sampling
+from cli.bench import Options as Bench
 from cli.generate_images import Options
 from cli.method import REFUSED, method_from
-from cli.options import Options as Base
-from cli.options import declare, option
 from cli.train_emoji import STAGES
 from eval.errors import UserError
 from main import COMMANDS
@@ -22,13 +22,6 @@ from main import COMMANDS
 def parse(words: str) -> Method:
     """generate_images' method for a command line."""
     return method_from(Options.parse(words.split()))
-
-
-def test_defaults_are_lossless_dynamic_trees() -> None:
-    method = parse("")
-    assert isinstance(method.tree, TreeShape) and method.exact and method.drafting and not method.greedy
-    sampling = method.sampling
-    assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.guidance) == (1.0, 2000, 1.0, 3.0)
 
 
 @pytest.mark.parametrize(
@@ -49,9 +42,13 @@ def test_the_published_flags_name_methods(words: str, name: str) -> None:
     assert parse(words).name == name
 
 
+FIVE_DEEP = {"depth_min": 5, "depth_start": 5, "depth_max": 5}  # a bound takes along what is beyond it
+
+
 @pytest.mark.parametrize(
     ("words", "tree"),
     [
+        ("", TreeShape(24, 8, 31)),
         ("--drafter_type eagle --total_token 59 --depth 4 --draft_top_k 10", TreeShape(4, 10, 58)),
         ("--drafter_type self-draft --total_token 17", TreeShape(12, 8, 16)),
         ("--model anole", TreeShape(5, 10, 58)),
@@ -63,21 +60,22 @@ def test_the_published_flags_name_methods(words: str, name: str) -> None:
         ("--drafter_type sjd-coupled --total_token 32", TreeShape(31, 1, 31)),
         ("--drafter_type sjd-pac", TreeShape(45, 4, 63)),
         ("--drafter_type sjd-pac --total_token 32 --draft_top_k 3 --depth 20", TreeShape(20, 3, 31)),
+        ("--model anole --peanut", replace(AdaptiveTree(), budget=58, width_max=10, width_start=10)),
+        ("--peanut --adt_init random --total_token 9", replace(SELF_DRAFTED, init="random", budget=8)),
+        ("--peanut --adt_beta 0.25 --adt_depth_max 5", replace(SELF_DRAFTED, beta=0.25, **FIVE_DEEP)),
     ],
 )
-def test_trees(words: str, tree: TreeShape | str) -> None:
+def test_trees(words: str, tree: TreeShape | AdaptiveTree | str) -> None:
     assert parse(words).tree == tree
 
 
-def test_the_distribution_is_the_models_own_unless_given() -> None:
-    """As each was published; what is given stands, in every group of options that has it."""
-    found = {
-        model: (parse(f"--model {model}").sampling.guidance, parse(f"--model {model}").sampling.top_k)
-        for model in ("emoji", "anole", "janus_pro", "emu3")
-    }
-    assert found == {"emoji": (3, 2000), "anole": (3, 2000), "janus_pro": (5, 0), "emu3": (3, 2048)}
-    given = parse("--model janus_pro --cfg 2 --top_k 9").sampling
-    assert (given.guidance, given.top_k) == (2, 9)
+@pytest.mark.parametrize(
+    ("words", "guidance", "top_k"),
+    [("", 3, 2000), ("--model anole", 3, 2000), ("--model janus_pro", 5, 0), ("--model emu3", 3, 2048),
+     ("--model janus_pro --cfg 2 --top_k 9", 2, 9)],
+)  # fmt: skip
+def test_the_distribution_is_the_models_own_unless_given(words: str, guidance: float, top_k: int) -> None:
+    assert parse(words).sampling == Sampling(1.0, top_k, 1.0, guidance)
 
 
 def test_two_ways_to_say_the_same() -> None:
@@ -91,24 +89,12 @@ def test_two_ways_to_say_the_same() -> None:
         assert parse(one) == parse(other)
 
 
-def test_adaptive_constants_and_their_starts() -> None:
-    constants = parse("--peanut --adt_depth_max 3 --adt_beta 0.25 --adt_init random").tree
-    assert (constants.depth_max, constants.depth_start) == (3, 3)
-    assert (constants.beta, constants.init) == (0.25, "random")
-    assert parse("--peanut --total_token 9").tree.budget == 8
-    assert parse("--model anole --peanut").tree.budget == 58
-    words = "--peanut --drafter_type self-draft --adt_depth_max 5"
-    constants = parse(words).tree  # a bound below the other takes it along
-    assert (constants.depth_min, constants.depth_start, constants.depth_max) == (5, 5, 5)
-    with pytest.raises(UserError, match="min 6"):
-        parse(f"{words} --adt_depth_min 6")
-
-
 def test_relaxation_is_not_exact_and_greedy_rejection_is() -> None:
     assert parse("--lantern --lantern_k 7").lantern == Lantern(0.1, 7)
-    assert not parse("--lantern").exact and not parse("--verify rejection").exact
-    assert parse("--verify rejection --temperature 0").exact
-    assert not parse("--drafter_type sjd").exact and parse("--drafter_type sjd --temperature 0").exact
+    for words in ("--lantern", "--verify rejection", "--drafter_type sjd"):
+        assert not parse(words).exact
+    for words in ("", "--verify rejection --temperature 0", "--drafter_type sjd --temperature 0"):
+        assert parse(words).exact
 
 
 REFUSALS = [
@@ -165,22 +151,12 @@ def test_words_that_say_nothing_or_cannot_be_written_down(name: str, word: str, 
         Options.parse([f"--{name}={word}"])
 
 
-def test_nothing_changes_parsed_options() -> None:
-    options = Options.parse(["--peanut"])
-    method_from(options)
-    assert options == Options.parse(["--peanut"])
-    with pytest.raises(FrozenInstanceError):
-        options.peanut = False  # type: ignore[misc]
-
-
 def test_config_file_gives_options_and_the_command_line_wins(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
-    file.write_text("temperature: 0.5\npeanut: true\nset_seed: false\nnum_images: -1\nadt_init: vertical\n")
+    file.write_text("temperature: 0.5\nset_seed: false\nnum_images: -1\nlantern: true\ndrafter_top_k: 3\n")
     method = parse(f"--config {file} --temperature 0.7")
-    assert (method.sampling.temperature, method.tree.init) == (0.7, "vertical")
-    file.write_text("lantern: true\ndrafter_top_k: 3\n")
-    method = parse(f"--config {file} --no-lantern")
-    assert method.lantern is None and method.tree.width == 3
+    assert (method.sampling.temperature, method.tree.width) == (0.7, 3) and method.lantern
+    assert parse(f"--config {file} --no-lantern").lantern is None
 
 
 @pytest.mark.parametrize(
@@ -226,37 +202,15 @@ def test_every_option_is_explained_and_states_its_default(
         assert item.name in text or item.metadata["unit"] in text
 
 
-@declare
-class Small(Base):
-    """a group
-
-    And what to know of it.
-    """
-
-    share: float = option("a share", 0.5, unit="S", above=0, within=(None, 1))
-    names: tuple[str, ...] = option("names", ("a",), choices=("a", "b"))
-
-
-@declare
-class Derived(Small):
-    """another"""
-
-    share: float = 1.0
-    number: int | None = option("a number (default: none)", within=(2, None))
-
-
-def test_one_declaration_is_flag_type_range_default_group_and_key(
+def test_a_command_inherits_groups_and_changes_their_defaults(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert Small.parse([]).share == 0.5 and Derived.parse([]) == Derived(share=1.0, names=("a",), number=None)
-    file = tmp_path / "c.yaml"
-    file.write_text("names: [b, a]\nnumber: 3\n")
-    assert Derived.parse(["--config", str(file)]) == Derived(names=("b", "a"), number=3, config=str(file))
-    for words in (["--share", "0"], ["--share", "nan"], ["--names", "c"], ["--number", "1"], ["--n", "2"]):
-        with pytest.raises(UserError, match=words[0]):
-            Derived.parse(words)
+    file = tmp_path / "bench.yaml"
+    file.write_text("methods: [eagle-1, adt-tree]\nwarmup: 3\n")
+    given = Bench(methods=("eagle-1", "adt-tree"), warmup=3, num_images=16, batch_size=(1,), config=str(file))
+    assert Bench.parse(["--config", str(file)]) == given and Options.parse([]).num_images == 10
     with pytest.raises(SystemExit):
-        Derived.parse(["--help"])
-    text = capsys.readouterr().out
-    assert text.index("a group:") < text.index("another:") and text.count("--share S") == 2
-    assert "And what to know of it." in text and "a share (default: 1.0)" in text
+        Bench.parse(["--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert text.index("loading:") < text.index("what is measured:") < text.index("prompts:")
+    assert text.count("--num_images N") == 2 and "(default: 16)" in text and "Every combination of" in text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 
 import pytest
@@ -11,13 +10,17 @@ from PIL import Image
 
 from adt_tree.records import Decoded, Step
 from eval import outputs
-from eval.acceptance import maps
 from eval.errors import UserError
 from eval.figures import contact_sheet, heatmap
-from eval.outputs import RunFolder, file_name, write_atomic
+from eval.outputs import RunFolder, file_name, read_steps, write_atomic
 from eval.prompts import Prompt
+from tests.runs import record
 
-PROMPTS = [Prompt("0", "a", 0, (("category", "Animals"),)), Prompt("1", "b", 1), Prompt("x/y", "c", None)]
+OUT = "../../x/y"
+PROMPTS = [
+    Prompt("0", "a", 0, (("category", "Animals"),)), Prompt("1", "b", 1), Prompt("2", "c", 2),
+    Prompt(OUT, "d", None),
+]  # fmt: skip
 STEPS = [
     {"position": 1, "accepted": 1, "depth": 2, "width": 4},
     {"position": 3, "accepted": 0, "depth": 1, "width": 3},
@@ -39,26 +42,15 @@ def opened(root: Path, settings: dict | None = None) -> RunFolder:
 
 
 def finish(folder: RunFolder, *names: str) -> None:
-    """Add images."""
     for name in names:
         folder.add(decoded(name), Image.new("RGB", (4, 4)), 0.1)
 
 
 def test_file_names_are_safe_and_distinct() -> None:
     assert file_name("12") == "12" and file_name("a-b_c.d") == "a-b_c.d"
-    odd = [
-        "../../etc/passwd",
-        "a/b",
-        "a\\b",
-        "a b",
-        "ü" * 5,
-        "x" * 10_000,
-        "x" * 9_999,
-        ".hidden",
-        "-rf",
-        "a\0b",
-        "nul\n",
-    ]
+    assert "." not in file_name(".") + file_name("..")
+    odd = ["../../etc/passwd", "/etc/passwd", "a/b", "a\\b", "a b", "ü" * 5, "x" * 10_000, "x" * 9_999,
+           ".hidden", "-rf", "a\0b", "nul\n"]  # fmt: skip
     safe = [file_name(name) for name in odd]
     assert len(set(safe)) == len(odd)
     for name in safe:
@@ -86,42 +78,30 @@ def test_atomic_write_leaves_the_old_file_and_no_debris(
 
 
 def test_resume_takes_over_finished_images_only(tmp_path: Path) -> None:
-    folder = opened(tmp_path)
-    finish(folder, "0", "1", "x/y")
+    """Lines of steps that are torn or no text, and other windows', do not harm; those stay as they are."""
+    root = tmp_path / "a" / "b" / "c"
+    folder, names = opened(root), ["0", "1", "2", OUT]
+    finish(folder, *names)
     assert folder.merge()
+    whole = record(root)
     folder.png("1").unlink()
-    folder.png("x/y").write_bytes(folder.png("x/y").read_bytes()[:-1])
-    with folder.steps_path.open("a") as stream:
-        stream.write('{"name": "0", "posi')
-    again = opened(tmp_path)
-    assert list(again.finished()) == ["0"] and not again.done("1") and not again.done("x/y")
+    folder.png("2").write_bytes(b"")
+    folder.png(OUT).write_bytes(folder.png(OUT).read_bytes()[:-1])
+    other, steps = b'{"name": "of another window \xff"}\n', folder.steps_path.read_bytes()
+    folder.steps_path.write_bytes(other + b"17\n" + steps + b'{"name": "0", "posi')
+    assert [len(own) for own in read_steps(folder.steps_path, names).values()] == [2] * 4
+    again = opened(root)
+    assert list(again.finished()) == ["0"] and not any(map(again.done, names[1:]))
     again.merge()
-    names = [json.loads(line)["name"] for line in again.steps_path.read_text().splitlines()]
-    assert names == ["0", "0"]
+    first = b"".join(line for line in steps.splitlines(keepends=True) if json.loads(line)["name"] == "0")
+    assert again.steps_path.read_bytes() == other + first
     entry = again.finished()["0"]
     assert entry["acceptance_length"] == entry["step_compression"] == 1.5
     assert (entry["latency"], entry["time"], entry["ann_id"], entry["seed"]) == (0.5, 0.6, 0, 7)
     assert (entry["mean_depth"], entry["mean_nodes"], entry["category"]) == (1.5, 4.5, "Animals")
-
-
-def test_nothing_is_written_before_the_start(tmp_path: Path) -> None:
-    RunFolder(tmp_path / "o", (0, 10), PROMPTS, SETTINGS)
-    assert not list(tmp_path.iterdir())
-
-
-def test_who_ends_last_completes_the_run(tmp_path: Path) -> None:
-    """Of two processes the first merges what there is, the second the rest, and it alone says so."""
-    first, second = opened(tmp_path), opened(tmp_path)
-    finish(first, "0", "x/y")
-    assert first.done("0") and second.done("0") and not second.done("1")
-    assert not first.merge()
-    finish(second, "1")
-    assert second.merge() and not (tmp_path / "queue").exists()
-    assert list(json.loads(second.statistics_path.read_text())) == ["0", "1", "x/y"]
-    assert len(second.steps_path.read_text().splitlines()) == 6
-    before = second.statistics_path.read_bytes(), second.steps_path.read_bytes()
-    assert not first.merge()
-    assert (second.statistics_path.read_bytes(), second.steps_path.read_bytes()) == before
+    finish(again, *names[1:])
+    assert again.merge() and record(root) == whole and again.steps_path.read_bytes() == other + steps
+    assert all(path.is_dir() or root in path.parents for path in tmp_path.rglob("*"))
 
 
 @pytest.mark.parametrize("step", ["write_atomic", "write_json"])
@@ -176,19 +156,11 @@ def test_a_damaged_record_is_refused_until_it_is_away(tmp_path: Path) -> None:
     assert list(folder.finished()) == ["0"]
 
 
-def test_maps() -> None:
-    committed, depth, width = (own.flatten().tolist() for own in maps(STEPS, 2, 2).values())
-    assert math.isnan(committed[0]) and committed[1:] == depth[1:] == [2, 2, 1] and width[1:] == [4, 4, 3]
-
-
-def test_figures_are_deterministic(tmp_path: Path) -> None:
-    picture = tmp_path / "p.png"
+def test_figures_bear_any_prompt_and_mark_those_held_out(tmp_path: Path) -> None:
+    picture, plain, marked = (tmp_path / name for name in ("p.png", "plain.png", "marked.png"))
     Image.new("RGB", (8, 8), "red").save(picture)
-    for turn in ("a", "b"):
-        pictures = [(picture, "a very long prompt " * 20), (picture, "w" * 300)]
-        contact_sheet(pictures, [], tmp_path / f"{turn}.sheet.png")
-        heatmap(picture, "costs $5 and $6", STEPS, (2, 2), tmp_path / f"{turn}.heat.png")
-    assert (tmp_path / "a.sheet.png").read_bytes() == (tmp_path / "b.sheet.png").read_bytes()
-    contact_sheet(pictures, ["w" * 300], tmp_path / "marked.png")
-    assert (tmp_path / "a.sheet.png").read_bytes() != (tmp_path / "marked.png").read_bytes()
-    assert (tmp_path / "a.heat.png").read_bytes() == (tmp_path / "b.heat.png").read_bytes()
+    pictures = [(picture, "a very long prompt " * 20), (picture, "w" * 300)]
+    contact_sheet(pictures, [], plain)
+    contact_sheet(pictures, ["w" * 300], marked)
+    assert plain.read_bytes() != marked.read_bytes()
+    heatmap(picture, "costs $5 and $6", STEPS, (2, 2), tmp_path / "heat.png")

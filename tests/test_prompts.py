@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from argparse import Namespace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cli.groups import PromptOptions as Options
 from eval.errors import UserError
-from eval.prompts import BENCH_FILE, DEFAULT_FILE, image_seed, load_prompts, read_file
+from eval.prompts import DEFAULT_FILE, image_seed, load_prompts, read_file
 
 COCO = {
     "images": [{"id": 9}, {"id": 4}, {"id": 7}],
@@ -22,14 +24,13 @@ COCO = {
 }
 
 
-UNSAID = {"class_labels": None, "prompt_dir": ".", "slice": None, "start_idx": 0, "end_idx": 10000,
-          "random_seed": 42, "captions": None}  # fmt: skip
+UNSAID = Options.parse([])
 
 
 def select(source: str | None, count: int = -1, **said: Any) -> list[tuple[str, str]]:
     """(name, text) of the prompts a command line selects. said: options by their names."""
-    args = Namespace(prompt=source, num_images=count, **{**UNSAID, **said})
-    return [(prompt.name, prompt.text) for prompt in load_prompts(args)]
+    options = replace(UNSAID, prompt=source, num_images=count, **said)
+    return [(prompt.name, prompt.text) for prompt in load_prompts(options)]
 
 
 def test_literal_text_is_repeated_and_a_class_names_its_image() -> None:
@@ -64,31 +65,16 @@ def test_sample_keeps_row_names_and_is_repeatable(tmp_path: Path) -> None:
 
 
 def test_named_sets_lie_in_their_folder(tmp_path: Path) -> None:
-    """Of COCO the first captions, named by annotation."""
+    """--captions chooses among those of an image."""
     (tmp_path / "PartiPrompts.tsv").write_text("Prompt\tCategory\na cat\tAnimals\n")
-    assert select("PartiPrompts", prompt_dir=str(tmp_path)) == [("0", "a cat")]
-    (tmp_path / "captions_val2017.json").write_text(json.dumps(COCO))
-    assert select("MSCOCO2017Val", prompt_dir=str(tmp_path)) == [("50", "A dog."), ("100", "A cat.")]
-
-
-def test_captions_choose_among_those_of_an_image(tmp_path: Path) -> None:
-    file = tmp_path / "c.json"
+    file = tmp_path / "captions_val2017.json"
     file.write_text(json.dumps(COCO))
-    assert select(str(file), captions="first") == select(str(file))
-    assert select(str(file), captions="longest") == [("51", "Another dog."), ("100", "A cat.")]
+    assert select("PartiPrompts", prompt_dir=str(tmp_path)) == [("0", "a cat")]
+    coco = partial(select, "MSCOCO2017Val", prompt_dir=str(tmp_path))
     every = [("50", "A dog."), ("51", "Another dog."), ("100", "A cat.")]
-    assert select(str(file), captions="all") == every
-    sample = select(str(file), 2, captions="all")
-    assert len(sample) == 2 and sample == select(str(file), 2, captions="all") and set(sample) <= set(every)
+    assert coco(captions="first") == coco() == select(str(file)) == [every[0], every[2]]
+    assert coco(captions="longest") == every[1:] and coco(captions="all") == every
     assert [prompt.facts for prompt in read_file(file)] == [(("image_id", 9),), (("image_id", 4),)]
-
-
-def test_captions_of_no_annotations_are_refused(tmp_path: Path) -> None:
-    file = tmp_path / "p.json"
-    file.write_text(json.dumps(["a", "b"]))
-    for source in (str(file), str(DEFAULT_FILE), "a cat", None):
-        with pytest.raises(UserError, match="--captions longest: .* no COCO annotation file"):
-            select(source, 1, captions="longest")
 
 
 def test_facts_of_a_prompt_travel_with_it(tmp_path: Path) -> None:
@@ -135,19 +121,21 @@ def test_bad_files(tmp_path: Path, name: str, content: bytes, says: str) -> None
         ({"source": "  ", "count": 1}, "empty"),
         ({"source": None, "start_idx": 5, "end_idx": 5}, "must exceed"),
         ({"source": "a cat", "class_labels": (1,)}, "choose one"),
+        ({"source": "p.json", "captions": "longest"}, "p.json is no COCO"),
+        ({"source": str(DEFAULT_FILE), "captions": "longest"}, "no COCO annotation file"),
+        ({"source": "a cat", "count": 1, "captions": "longest"}, "--captions longest: .* no COCO"),
+        ({"source": None, "captions": "longest"}, "--captions longest: .* no COCO"),
     ],
 )
-def test_selections_that_cannot_be(tmp_path: Path, selection: dict[str, Any], says: str) -> None:
+def test_selections_that_cannot_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, selection: dict[str, Any], says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("p.json").write_text('["a", "b"]')
     with pytest.raises(UserError, match=says):
         select(**selection, prompt_dir=str(tmp_path))
 
 
-def test_shipped_files() -> None:
-    assert len(read_file(DEFAULT_FILE)) == 8
-    assert len(read_file(BENCH_FILE)) == 16
-
-
 def test_seeds_depend_on_run_and_name_only() -> None:
-    seeds = {image_seed(run, name) for run in (0, 1) for name in ("0", "1", "ü")}
-    assert len(seeds) == 6 and max(seeds) < 2**48
-    assert image_seed(42, "0") == image_seed(42, "0")
+    seeds, again = ({image_seed(run, name) for run in (0, 1) for name in ("0", "1", "ü")} for _ in range(2))
+    assert seeds == again and len(seeds) == 6 and max(seeds) < 2**48

@@ -6,7 +6,6 @@ import json
 import math
 import re
 import shutil
-from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from tests.checkpoints import Checkpoints
 from tests.conftest import Refused, Run
 
 NAN = math.nan
-VOID = ("meta", "link", "img")
 ROW = {
     "method": "eagle-2", "temperature": 1.0, "total_token": 8, "batch_size": 1, "varied": {}, "exact": True,
     "SR": 1.5, "SR_95": [1.4, 1.6], "tau": 3.25, "mean_depth": 5.0, "mean_nodes": 16.0, "target_calls": 80.0,
@@ -38,12 +36,6 @@ RESULT: dict[str, Any] = {
 
 
 @pytest.fixture
-def report(run: Run) -> Run:
-    """The command: status, stdout and stderr."""
-    return partial(run, "report")
-
-
-@pytest.fixture
 def stored(tmp_path: Path) -> Path:
     """A result of bench."""
     path = tmp_path / "bench_cpu.json"
@@ -51,14 +43,14 @@ def stored(tmp_path: Path) -> Path:
     return path
 
 
-def test_table_names_figures_and_environment(stored: Path, report: Run) -> None:
-    status, out, _ = report(stored)
+def test_table_names_figures_and_environment(stored: Path, run: Run) -> None:
+    status, out, _ = run("report", stored)
     assert status == 0 and "| eagle-2 | 1 | 1.50 (1.40-1.60) | 3.25 |" in out
     assert "| adt-tree T=1 | 60% | 40% |" in out
     assert all(word in out for word in ("abc1234", "a CPU", "16 prompts", "`python main.py bench`", "fp32"))
     assert "assembled" not in out and "batch" not in out.splitlines()[0]
     stored.write_text(json.dumps({**RESULT, "runs": [{"prompts": 3}, {"prompts": 1}]}))
-    assert "assembled from 2 runs." in report(stored)[1]
+    assert "assembled from 2 runs." in run("report", stored)[1]
 
 
 def test_what_was_varied_has_columns() -> None:
@@ -72,11 +64,11 @@ def test_what_was_varied_has_columns() -> None:
     assert table[2:] == [f"| eagle-2 nodes {n} adt_beta 0.3 | 3.25 | 1.50 | 3.25 | 1.50 |" for n in (8, 16)]
 
 
-def test_documents(stored: Path, tmp_path: Path, report: Run, refused: Refused) -> None:
+def test_documents(stored: Path, tmp_path: Path, run: Run, refused: Refused) -> None:
     page = tmp_path / "page.md"
     page.write_text("top\n<!-- bench_cpu:start -->\nold\n<!-- bench_cpu:end -->\nend\n")
     for _ in range(2):
-        assert report(stored, "--into", page)[0] == 0
+        assert run("report", stored, "--into", page)[0] == 0
         text = page.read_text()
         assert text.startswith("top\n") and text.endswith("<!-- bench_cpu:end -->\nend\n")
         assert "old" not in text and text.count("| eagle-2 | 3.25 | 1.50 |") == 1
@@ -84,14 +76,14 @@ def test_documents(stored: Path, tmp_path: Path, report: Run, refused: Refused) 
     assert "bench_cpu:start" in refused("report", stored, "--into", page)
     assert page.read_text() == "nothing here\n"
     whole = tmp_path / "new" / "RESULTS.md"
-    assert report(stored, "--write", whole)[0] == 0
+    assert run("report", stored, "--write", whole)[0] == 0
     text = whole.read_text()
     assert text.startswith("# Results\n") and "## bench_cpu\n\n| method | T |" in text
 
 
-def test_the_stored_results_are_read(tmp_path: Path, report: Run) -> None:
+def test_the_stored_results_are_read(tmp_path: Path, run: Run) -> None:
     """docs/results can be written as docs/RESULTS.md."""
-    assert report("--write", tmp_path / "RESULTS.md")[0] == 0
+    assert run("report", "--write", tmp_path / "RESULTS.md")[0] == 0
     files = sorted((Path(__file__).parent.parent / "docs" / "results").glob("*.json"))
     headings = re.findall("^## (.*)$", (tmp_path / "RESULTS.md").read_text(), re.MULTILINE)
     assert headings == [path.stem for path in files]
@@ -121,69 +113,47 @@ def test_what_is_no_result_is_one_line(content: str, says: str, tmp_path: Path, 
         assert says in err and "bad.json" in err
 
 
-def test_the_papers_figures_stand_beside_ours(tmp_path: Path, report: Run) -> None:
+def test_the_papers_figures_stand_beside_ours(tmp_path: Path, run: Run) -> None:
     rows = [{**ROW, "temperature": t, "method": name} for t in (0.0, 1.0) for name in ("adt-tree", "ar")]
     (tmp_path / "bench.json").write_text(json.dumps({**RESULT, "rows": rows}))
-    lines = report(tmp_path, "--paper", "coco")[1].splitlines()  # a folder stands for what it holds
+    lines = run("report", tmp_path, "--paper", "coco")[1].splitlines()  # a folder stands for what it holds
     assert lines[0].endswith("| paper SR | paper tau | paper depth |")
     assert lines[1].count("|") == lines[0].count("|")
     assert lines[2].endswith("| 2.21 | 3.40 | 3.86 |") and "1.50 (1.40-1.60)" in lines[2]
     assert all(line.endswith("| - | - | - |") for line in lines[3:6])
-    assert "paper" not in report(tmp_path, "--paper", "parti")[1].lower()  # it has none of these rows
+    assert "paper" not in run("report", tmp_path, "--paper", "parti")[1].lower()  # it has none of these rows
     assert set(PAPER) == {"coco", "parti"} and PAPER["parti"]["adt-tree-lantern", 0.0] == (3.05, 3.97, 4.31)
 
 
-def test_what_is_missing_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "EMPTY").mkdir()
-    for words, says in {
-        "": "no RESULT", "EMPTY": "holds neither bench.json nor a run", "EMPTY --html x.html": "neither",
-        "absent.json": "absent.json", "absent.json --html x.html": "absent.json",
-        "EMPTY --html x.html --into y.md": "--into and --html", "EMPTY --animation x.webp": "neither",
-    }.items():  # fmt: skip
-        assert says in refused("report", *words.split())
+class Page(HTMLParser):
+    """A page, taken apart: every tag is closed, and it needs nothing else."""
 
-
-class Tags(HTMLParser):
-    """Every tag is closed; every address is noted."""
-
-    def __init__(self) -> None:
+    def __init__(self, path: Path) -> None:
         super().__init__()
-        self.open: list[str] = []
-        self.addresses: list[str] = []
-        self.text: list[str] = []
+        self.open, self.parts = list[str](), list[str]()
+        self.source = path.read_text(encoding="utf-8")
+        self.feed(self.source)
+        self.text = "\n".join(self.parts)
+        assert not self.open and not re.search(r"https?://|url\(|@import", self.source)
+        assert not re.search(r"(src|href|srcset|action)=(?!\"data:)", self.source)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.addresses += [
-            value or "" for name, value in attrs if name in ("src", "href", "srcset", "action")
-        ]
-        if tag not in VOID:
-            self.open.append(tag)
         assert tag not in ("script", "iframe", "object"), tag
+        if tag not in ("meta", "link", "img"):
+            self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        self.text.append(data)
-
-
-def read(path: Path) -> Tags:
-    """A page, taken apart: it needs nothing else."""
-    tags = Tags()
-    page = path.read_text(encoding="utf-8")
-    tags.feed(page)
-    assert not tags.open and all(address.startswith("data:") for address in tags.addresses)
-    assert not re.search(r"https?://|url\(|@import", page)
-    return tags
+        self.parts.append(data)
 
 
 @pytest.fixture(scope="module")
 def runs(checkpoints: Checkpoints, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three runs: the AR baseline, adaptive trees (the same images), and relaxed."""
     folder = tmp_path_factory.mktemp("runs")
+    (folder / "EMPTY").mkdir()
     prompts = folder / "p.txt"
     prompts.write_text('red heart\n<b>pizza & "wine"</b>\ncat\n')
     fixed = [*checkpoints["emoji"].words(), "--prompt", str(prompts), "--heatmaps", "1"]
@@ -195,16 +165,28 @@ def runs(checkpoints: Checkpoints, tmp_path_factory: pytest.TempPathFactory) -> 
     return folder
 
 
-def test_acceptance_averages_over_images(runs: Path, report: Run) -> None:
+def test_what_is_missing_is_one_line(runs: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused) -> None:
+    monkeypatch.chdir(runs)
+    for words, says in {
+        "": "no RESULT", "EMPTY": "holds neither bench.json nor a run", "EMPTY --html x.html": "neither",
+        "absent.json": "absent.json", "absent.json --html x.html": "absent.json",
+        "EMPTY --html x.html --into y.md": "--into and --html", "EMPTY --animation x.webp": "neither",
+        "ar --animation x.webp": "no race to show",
+    }.items():  # fmt: skip
+        assert says in refused("report", *words.split())
+
+
+def test_acceptance_averages_over_images(runs: Path, run: Run) -> None:
     found = average(runs / "adt")
     steps = [json.loads(line) for line in (runs / "adt" / "steps.jsonl").read_text().splitlines()]
     committed = found["maps"]["codes per call"]
     covering = [s for s in steps if s["position"] <= 6 <= s["position"] + s["accepted"]]
     assert found["images"] == len(covering) == 3 and math.isnan(committed[0][0])
     assert committed[1][2] == pytest.approx(sum(s["accepted"] + 1 for s in covering) / 3)
-    assert found["maps"]["width"][1][2] == pytest.approx(sum(s["width"] for s in covering) / 3)
+    for kind in ("depth", "width"):
+        assert found["maps"][kind][1][2] == pytest.approx(sum(s[kind] for s in covering) / 3)
     assert found["codes_per_call"] == pytest.approx(sum(s["accepted"] + 1 for s in steps) / len(steps))
-    status, out, _ = report(runs / "adt", runs / "relaxed")
+    status, out, _ = run("report", runs / "adt", runs / "relaxed")
     assert status == 0 and f"| {runs / 'adt'} | 3 | {found['codes_per_call']:.2f} |" in out
 
 
@@ -223,7 +205,7 @@ def test_certainty_is_mapped_where_the_steps_tell_it(runs: Path, tmp_path: Path)
         average(tmp_path / "adt")
 
 
-def test_page_holds_everything(runs: Path, tmp_path: Path, report: Run) -> None:
+def test_page_holds_everything(runs: Path, tmp_path: Path, run: Run) -> None:
     stored = tmp_path / "bench.json"
     rows = [{**ROW, "temperature": 0.0}, {**ROW, "method": "adt-tree"}]
     stored.write_text(json.dumps({**RESULT, "rows": rows}))
@@ -233,46 +215,38 @@ def test_page_holds_everything(runs: Path, tmp_path: Path, report: Run) -> None:
         (runs / name / "scores.json").write_text(json.dumps(content))
     target = tmp_path / "page" / "report.html"
     words = [stored, *(runs / name for name in ("ar", "adt", "relaxed")), "--html", target, "--paper", "coco"]
-    assert report(*words)[0] == 0
-    tags = read(target)
-    text = "\n".join(tags.text)
-    pictures = [address for address in tags.addresses if address.startswith("data:image/png")]
-    assert len(pictures) == 1 + 9 + 2 + 1  # a plot, images, heatmaps, maps
+    assert run("report", *words)[0] == 0
+    page = Page(target)
+    assert page.source.count('src="data:image/png') == 1 + 9 + 2 + 1  # a plot, images, heatmaps, maps
     shown = "1.50 (1.40-1.60)", "1.62", "Anole-7b on 100 captions", "effnet_fd", "1.25", "commit abc1234"
-    assert "7.5" not in tags.text and "3.75" in tags.text  # the newest of each score
+    assert "7.5" not in page.parts and "3.75" in page.parts  # the newest of each score
     for part in (*shown, '<b>pizza & "wine"</b>', "The first 3 of the 3 prompts"):
-        assert part in text, part
-    one, other = text.count(", the same image"), text.count(", another image")
+        assert part in page.text, part
+    one, other = page.text.count(", the same image"), page.text.count(", another image")
     assert one >= 3 and other >= 1 and one + other == 6  # ADT-Tree makes the AR baseline's images
     assert [path.suffix for path in sorted(target.parent.iterdir())] == [".html", ".png", ".png"]
     before = target.read_bytes()
-    assert report(*words)[0] == 0 and target.read_bytes() == before
+    assert run("report", *words)[0] == 0 and target.read_bytes() == before
 
 
-def test_a_run_without_recordings_has_no_film(runs: Path, tmp_path: Path, refused: Refused) -> None:
-    assert "no race to show" in refused("report", runs / "ar", "--animation", tmp_path / "x.webp")
-
-
-def test_images_of_other_prompts_do_not_stand_side_by_side(runs: Path, tmp_path: Path, report: Run) -> None:
+def test_images_of_other_prompts_do_not_stand_side_by_side(runs: Path, tmp_path: Path, run: Run) -> None:
     """Names are rows of a file, where the file has no names: those of another file are other prompts."""
     shutil.copytree(runs / "relaxed", tmp_path / "other")
     (path,) = (tmp_path / "other").glob("global_statistics_*.json")
     path.write_text(path.read_text().replace('"cat"', '"dog"'))
-    assert report(runs / "ar", tmp_path / "other", "--html", tmp_path / "r.html")[0] == 0
-    text = read(tmp_path / "r.html").text
-    assert "red heart" in text and "cat" not in text and "dog" not in text
-    assert any("The first 2 of the 2 prompts" in part for part in text)
+    assert run("report", runs / "ar", tmp_path / "other", "--html", tmp_path / "r.html")[0] == 0
+    page = Page(tmp_path / "r.html")
+    assert "red heart" in page.parts and "cat" not in page.parts and "dog" not in page.parts
+    assert "The first 2 of the 2 prompts" in page.text
 
 
 def test_grid_is_told_by_the_steps() -> None:
-    steps = [
-        {"position": 1, "row": 0, "column": 1, "accepted": 4},
-        {"position": 6, "row": 1, "column": 2, "accepted": 1},
-    ]
+    first = {"position": 1, "row": 0, "column": 1, "accepted": 4}
+    steps = [first, {"position": 6, "row": 1, "column": 2, "accepted": 1}]
     assert grid_of(steps) == (2, 4)
     assert grid_of(steps[:1]) == (1, 6)
     with pytest.raises(UserError, match="not those of one image"):
-        grid_of([steps[0], {**steps[1], "accepted": 0}])
+        grid_of([first, {**steps[1], "accepted": 0}])
 
 
 def test_correlation() -> None:

@@ -1,50 +1,128 @@
-"""Scripts of tables and figures: every command they give is one that the program takes."""
+"""Scripts: what they fetch is what is listed and is checked; every command they give is one that is taken."""
 
 from __future__ import annotations
 
 import json
 import os
-import shlex
+import shutil
 import subprocess
 import sys
+import zipfile
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from main import COMMANDS
+from models.spec import CKPTS
 
 ROOT = Path(__file__).resolve().parent.parent
-NOTE = """#!{python}
-import json, sys
-with open({path!r}, "a") as stream:
-    stream.write(json.dumps(sys.argv[1:]) + "\\n")
-"""
-SCRIPTS = {  # script with its arguments -> commands of the embedded model, of a published one
+SCRIPTS = ROOT / "scripts"
+MODELS = json.loads((CKPTS / "manifest.json").read_text(encoding="utf-8"))["models"]
+COMMANDS_OF = {  # script -> commands of the embedded model, of a published one
     "table1_coco.sh": (3, 3),
     "table2_parti.sh": (3, 3),
     "table3_quality.sh": (27, 21),
     "figure_acceptance.sh": (4, 4),
     "race.sh": (4, 4),
 }
+Done = subprocess.CompletedProcess[str]
+
+
+def bash(script: str, *words: str, **variables: str) -> Done:
+    """Run one of the scripts."""
+    own = {"cwd": ROOT, "env": {**os.environ, **variables}, "timeout": 60}
+    return subprocess.run(["bash", SCRIPTS / script, *words], capture_output=True, text=True, **own)
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Callable[..., tuple[Done, list[list[str]]]]:
+    """Run a script whose program, the value of a variable, only writes down its words: these by line."""
+    program, log = tmp_path / "program", tmp_path / "log"
+    note = f"print(json.dumps(sys.argv[1:]), file=open({str(log)!r}, 'a'))"
+    program.write_text(f"#!{sys.executable}\nimport json, sys\n{note}\n")
+    program.chmod(0o755)
+
+    def call(variable: str, script: str, *words: str, **more: str) -> tuple[Done, list[list[str]]]:
+        done = bash(script, *words, **{variable: str(program)}, **more)
+        assert done.returncode == 0, done.stderr
+        return done, [json.loads(line) for line in log.read_text().splitlines()]
+
+    return call
 
 
 @pytest.mark.parametrize("model", ["emoji", "anole"])
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_commands_are_taken(script: str, model: str, tmp_path: Path) -> None:
-    noted, python = tmp_path / "noted.jsonl", tmp_path / "python"
-    python.write_text(NOTE.format(python=sys.executable, path=str(noted)))
-    python.chmod(0o755)
-    env = {**os.environ, "PYTHON": str(python), "MODEL": model, "REF_DIR": "real"}
-    subprocess.run(["bash", *shlex.split(f"scripts/{script}")], cwd=ROOT, env=env, check=True)
-    lines = [json.loads(line) for line in noted.read_text().splitlines()]
-    assert len(lines) == SCRIPTS[script][model != "emoji"]
+@pytest.mark.parametrize("script", COMMANDS_OF)
+def test_commands_are_taken(script: str, model: str, told: Callable[..., Any]) -> None:
+    _, lines = told("PYTHON", script, MODEL=model, REF_DIR="real")
+    assert len(lines) == COMMANDS_OF[script][model != "emoji"]
     for program, name, *words in lines:
         options = import_module(f"cli.{name}").Options.parse(words)  # refuses what it does not know
         assert program == "main.py" and name in COMMANDS and getattr(options, "model", model) == model
 
 
-@pytest.mark.parametrize("script", sorted((ROOT / "scripts").glob("*.sh")), ids=lambda path: path.name)
+@pytest.mark.parametrize("script", sorted(SCRIPTS.glob("*.sh")), ids=lambda path: path.name)
 def test_scripts_are_shell(script: Path) -> None:
-    done = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    subprocess.run(["bash", "-n", script], check=True)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_checkpoints_are_those_that_the_manifest_lists(name: str, told: Callable[..., Any]) -> None:
+    done, lines = told("HF", "get_ckpts.sh", name)
+    parts = MODELS[name].values()
+    assert {(words[1], words[3]) for words in lines} == {(p["hub"], p["folder"]) for p in parts if p["hub"]}
+    assert all(words[0] == "download" and words[2] == "--local-dir" for words in lines)
+    by_hand = (CKPTS / name / "chameleon" / "tokenizer" / "vqgan.ckpt").is_file()
+    assert ("vqgan.ckpt" in done.stderr) == (name in ("anole", "lumina_mgpt") and not by_hand)
+
+
+@pytest.mark.parametrize(("words", "status"), [(["--help"], 0), ([], 2), (["chameleon"], 2)])
+def test_get_ckpts_explains_itself(words: list[str], status: int) -> None:
+    done = bash("get_ckpts.sh", *words)
+    assert done.returncode == status and "lumina_mgpt" in done.stdout + done.stderr
+
+
+@pytest.fixture
+def get(tmp_path: Path) -> Callable[..., Done]:
+    """get_data.sh into data/ from mirror/, where an archive as COCO's has one small member."""
+    if not shutil.which("curl"):
+        pytest.skip("needs curl")
+    mirror = tmp_path / "mirror"
+    mirror.mkdir()
+    with zipfile.ZipFile(mirror / "annotations_trainval2014.zip", "w") as archive:
+        archive.writestr("annotations/captions_val2014.json", '{"annotations": []}')
+    (mirror / "PartiPrompts.tsv").write_text("Prompt\nnot the published file\n")
+    own = {"FOLDER": str(tmp_path / "data"), "MIRROR": mirror.as_uri(), "PYTHON": sys.executable}
+    return lambda *names: bash("get_data.sh", *names, **own)
+
+
+def test_unknown_sums_are_recorded_once_and_hold(get: Callable[..., Done], tmp_path: Path) -> None:
+    first = get("MSCOCO2014")
+    assert first.returncode == 0 and first.stdout.count("no sum is known") == 2, first.stderr
+    captions, sums = tmp_path / "data" / "captions_val2014.json", tmp_path / "data" / "SHA256SUMS"
+    before = sums.read_text()
+    assert captions.read_text() == '{"annotations": []}' and len(before.splitlines()) == 2
+    again = get("MSCOCO2014")
+    assert again.returncode == 0 and again.stdout.count("checked") == 2 and sums.read_text() == before
+    captions.write_text("{}")
+    bad = get("MSCOCO2014")
+    assert bad.returncode == 2 and "captions_val2014.json has SHA-256" in bad.stderr
+    assert len(bad.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("PartiPrompts", "expected fab29e41"),
+        ("SJDPrompts", "could not be fetched"),
+        ("LAION", "there is no LAION"),
+    ],
+)
+def test_what_is_wrong_missing_or_unknown_is_refused(
+    get: Callable[..., Done], tmp_path: Path, name: str, says: str
+) -> None:
+    done = get(name)
+    assert done.returncode == 2 and says in done.stderr.splitlines()[-1]
+    assert not (tmp_path / "data" / f"{name}.tsv").exists()

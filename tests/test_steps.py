@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from adt_tree.decode import autoregressive
+from adt_tree.records import Decoded
 from adt_tree.sampling import Sampling
 from tests.test_engine import (
     CODES,
@@ -19,21 +20,17 @@ from tests.test_engine import (
 )
 
 
-def test_records() -> None:
-    """Steps add up to the image and trees never reach beyond it."""
-    for image in Method("fixed", coupled(Sampling())).decode(Sampling(), 2):
-        assert len(image.codes) == GRID.size
-        position = 1
-        for step in image.steps:
-            assert (step.position, (step.row, step.column)) == (position, GRID.cell(position))
-            assert step.depth <= GRID.size - position - 1 or step.depth == 0
-            assert step.accepted <= step.depth
-            assert step.nodes <= 12
-            assert len(step.top1) == step.accepted + 1 and 1 / CODES <= min(step.top1) <= max(step.top1) <= 1
-            position += step.accepted + 1
-        assert position == GRID.size
-        assert image.target_calls == len(image.steps)
-        assert image.tau == pytest.approx((GRID.size - 1) / len(image.steps))
+def check_records(image: Decoded, most: int) -> None:
+    """Steps add up to the image; trees have at most so many drafted nodes and never reach beyond it."""
+    position = 1
+    for step in image.steps:
+        assert (step.position, (step.row, step.column)) == (position, GRID.cell(position))
+        assert step.accepted <= step.depth <= GRID.size - position - 1 and step.nodes <= most
+        assert len(step.top1) == step.accepted + 1 and 1 / CODES <= min(step.top1) <= max(step.top1) <= 1
+        position += step.accepted + 1
+    assert position == GRID.size == len(image.codes)
+    assert image.target_calls == len(image.steps)
+    assert image.tau == pytest.approx((GRID.size - 1) / len(image.steps))
 
 
 def test_the_likeliest_code_is_known_at_every_position() -> None:
@@ -46,17 +43,18 @@ def test_the_likeliest_code_is_known_at_every_position() -> None:
     assert {name: pytest.approx(top1, abs=2e-4) for name, top1 in found[0].items()} == found[1]
 
 
-@pytest.mark.parametrize("tree", ["horizontal", "mc_sim_7b_63", "self-draft", "ar"])
-def test_every_step_can_be_followed(tree: str) -> None:
+@pytest.mark.parametrize(
+    ("tree", "most"), [("fixed", 12), ("horizontal", 14), ("mc_sim_7b_63", 25), ("self-draft", 14), ("ar", 0)]
+)
+def test_every_step_can_be_followed(tree: str, most: int) -> None:
     """Codes, trees and accepted paths of each step add up to the images, and confidence falls along paths."""
-    sampling, slots = SAMPLINGS["sampled"], 2
-    target, rule = make_target(slots, sampling.branches), coupled(sampling)
+    sampling = SAMPLINGS["sampled"]
+    target, rule = make_target(2, sampling.branches), coupled(sampling)
+    drafter, shape = ("self-draft", "tree") if tree == "self-draft" else ("network", tree)
     if tree == "ar":
         steps = autoregressive(target, IMAGES, sampling, rule.noise)
-    elif tree == "self-draft":
-        steps = Method("tree", rule, tree).steps(target, sampling)
     else:
-        steps = Method(tree, rule).steps(target, sampling)
+        steps = Method(shape, rule, drafter).steps(target, sampling)
     codes: dict[str, list[int]] = {}
     finished = set()
     for step in steps:
@@ -71,5 +69,7 @@ def test_every_step_can_be_followed(tree: str) -> None:
                 own = drafts.confidence[slot]
                 falls = own <= own[drafts.parents[slot]] + 1e-6
                 assert own[0] == 0 and bool(falls[drafts.valid[slot]].all())
-        finished |= {image.name for image in step.finished}
+        for image in step.finished:
+            check_records(image, most)
+            finished.add(image.name)
     assert codes == reference("sampled") and finished == set(codes)
