@@ -11,7 +11,7 @@ from pathlib import Path
 from models.drafters.new_drafter import new_drafter, own_fields, write_drafter
 from models.loading import load as load_model
 from models.model import Model
-from models.spec import LoadOptions
+from models.spec import LoadOptions, home_of
 from tests import published, tiny, tiny_emu3, tiny_janus, tiny_llamagen
 
 LOAD = LoadOptions()
@@ -80,7 +80,7 @@ class Tiny:
 def _beside(family: str, build: Callable[[Path], Path], root: Path) -> Tiny:
     """A target with its drafter beside it."""
     path = build(root / family)
-    return Tiny(family, path, (path if path.is_dir() else path.parent) / "drafter")
+    return Tiny(family, path, home_of(path) / "drafter")
 
 
 def _published(family: str, root: Path) -> Tiny:

@@ -37,6 +37,16 @@ def close(got: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
 
 
+@torch.no_grad()
+def same_as_transformers(decoder: Decoder, theirs: Any, tokens: Tensor) -> None:
+    """Features and logits along sequences are those of a causal model of transformers."""
+    hidden = theirs.model(input_ids=tokens).last_hidden_state
+    logits = theirs.lm_head(hidden)
+    close(decoder.causal(tokens), hidden)
+    close(decoder.head(decoder.causal(tokens)), logits)
+    assert logits.abs().max() > 1  # far from the tolerance
+
+
 def values(name: str) -> Any:
     """One JSON file."""
     return json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))

@@ -45,13 +45,11 @@ def _vqgan(state: dict[str, Tensor], folder: Path) -> None:
     torch.save({"state_dict": {**state, "loss.logvar": torch.zeros(1)}}, folder / "vqgan.ckpt")
 
 
-def _config(path: Path, more: list[str]) -> None:
-    """A configuration with more tokens at the end of its vocabulary."""
-    config = json.loads(path.read_text())
+def _longer(config: dict[str, Any]) -> None:
+    """LUMINA at the end of the vocabulary."""
     size = config["vocab_size"]
-    config["vocab_size"] = size + len(more)
-    config["vocabulary_map"] |= {name: size + n for n, name in enumerate(more)}
-    path.write_text(json.dumps(config))
+    config["vocab_size"] = size + len(LUMINA)
+    config["vocabulary_map"] |= {name: size + n for n, name in enumerate(LUMINA)}
 
 
 def _widen(state: dict[str, Tensor], rows: int) -> dict[str, Tensor]:
@@ -64,11 +62,11 @@ def _widen(state: dict[str, Tensor], rows: int) -> dict[str, Tensor]:
     return {name: t[:1] + 0.1 if "_norm." in name else t for name, t in state.items()}
 
 
-def edit(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    """Change a config.json in place."""
-    config = json.loads((folder / "config.json").read_text())
+def edit(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Change a JSON file in place."""
+    config = json.loads(path.read_text())
     change(config)
-    (folder / "config.json").write_text(json.dumps(config))
+    path.write_text(json.dumps(config))
 
 
 def rewrite(folder: Path, dtype: torch.dtype, shards: int, leave: str = "") -> None:
@@ -93,8 +91,8 @@ def build(root: Path, lumina: bool) -> tuple[Path, Path]:
     shutil.copy(source / "drafter" / "config.json", drafter)
     if lumina:
         state, own = (_widen(part, len(LUMINA)) for part in (state, own))
-        _config(target / "config.json", LUMINA)
-        _config(drafter / "config.json", LUMINA)
+        edit(target / "config.json", _longer)
+        edit(drafter / "config.json", _longer)
     write_shards(state, target, 2)
     torch.save(own, drafter / "pytorch_model.bin")
     _vqgan(vqgan, root / "ckpts" / "chameleon" / "tokenizer")

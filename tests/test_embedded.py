@@ -9,14 +9,15 @@ import pytest
 import torch
 from transformers import ChameleonForConditionalGeneration
 
-from adt_tree.pipeline import Pipeline, Tree
-from adt_tree.policy import AdaptiveTree, TreeShape
+from adt_tree.pipeline import Pipeline
 from adt_tree.sampling import Sampling
 from eval.prompts import BENCH_FILE, DEFAULT_FILE, HELD_OUT_FILE
 from models.drafters.new_drafter import new_drafter, own_fields
 from models.model import Model
 from models.registry import EMOJI
 from tests.checkpoints import load
+from tests.golden import same_as_transformers
+from tests.methods import TREES
 
 
 @pytest.fixture(scope="module")
@@ -44,26 +45,15 @@ def test_logits_are_those_of_transformers(model: Model) -> None:
     prompt = model.encode("noto emoji of red heart").conditional
     codes = torch.randint(model.num_codes, (60,), generator=torch.Generator().manual_seed(0))
     tokens = torch.tensor([prompt + (codes + model.first_code).tolist()])
-    with torch.inference_mode():
-        theirs = net.lm_head(net.model(input_ids=tokens).last_hidden_state)
-        ours = model.decoder.head(model.decoder.causal(tokens))
-    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
-    assert theirs.abs().max() > 1
+    same_as_transformers(model.decoder, net, tokens)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_exact_methods_make_the_image_of_the_ar_baseline(model: Model, temperature: float) -> None:
     pipe, sampling = Pipeline(model), Sampling(temperature, top_k=2000, guidance=3.0)
-    trees: dict[str, Tree | None] = {
-        "ar": None,
-        "eagle-2": TreeShape(5, 4, 24),
-        "adt-tree": AdaptiveTree(),
-        "eagle-1": "mc_sim_7b_63",
-        "self-draft": TreeShape(16, 3, 23),
-    }
     found = {
         name: pipe("twemoji emoji of pizza", name, sampling=sampling, tree=tree, seed=7)
-        for name, tree in trees.items()
+        for name, tree in {"ar": None, **TREES}.items()
     }
     assert len({tuple(out.codes[0]) for out in found.values()}) == 1
     assert found.pop("ar").stats["tau"] == 1 and all(out.stats["tau"] > 1.5 for out in found.values())

@@ -18,7 +18,7 @@ from adt_tree.proposers.self_draft import SelfDraftProposer
 from adt_tree.roles import Proposer, Request
 from adt_tree.sampling import Sampling, log_probs
 from adt_tree.verify import Coupled
-from models.drafter import EagleDrafter
+from models.drafter import DrafterNet, EagleDrafter
 from models.drafters.separator_drafter import SeparatorDrafter
 from models.separators import SeparatorTarget
 from models.target import ARTarget, Prompt
@@ -33,10 +33,10 @@ IMAGES = [
 SAMPLINGS = {"sampled": Sampling(), "greedy": Sampling(temperature=0.0), "unguided": Sampling(guidance=1.0)}
 
 
-def make_target(slots: int, branches: int, grid: Grid) -> SeparatorTarget:
-    """Over the random network of the engine's tests."""
+def make_target(slots: int, branches: int, grid: Grid, room: int = 2 * MAX_NODES) -> SeparatorTarget:
+    """Over the random network of the engine's tests; room: for the tokens of a tree."""
     lines = Grid(grid.height, grid.width + 1)
-    tokens = ARTarget(decoder(), lines, FIRST, CODES, slots, branches, MAX_PROMPT, 2 * MAX_NODES)
+    tokens = ARTarget(decoder(), lines, FIRST, CODES, slots, branches, MAX_PROMPT, room)
     return SeparatorTarget(tokens, grid, ROW_END)
 
 
@@ -65,7 +65,9 @@ def reference(name: str, height: int, width: int) -> list[list[int]]:
     return images
 
 
-def proposer_of(kind: str, target: SeparatorTarget, sampling: Sampling) -> tuple[Proposer, TreeShape]:
+def proposer_of(
+    kind: str, drafter: DrafterNet, target: SeparatorTarget, sampling: Sampling
+) -> tuple[Proposer, TreeShape]:
     """A proposer and the shape of its trees."""
     if kind == "self-draft":
         own = SelfDraftProposer(target.grid, target.slots, 3, "above", target.num_codes, target.device)
@@ -73,19 +75,20 @@ def proposer_of(kind: str, target: SeparatorTarget, sampling: Sampling) -> tuple
     growth, shape = grow_dynamic, TreeShape(5, 4, 14)
     if kind == "static":
         growth, shape = static_growth("mc_sim_7b_63")
-    tokens = EagleDrafter(net(), target.tokens, 2 * shape.depth + 1, shape.width)
+    tokens = EagleDrafter(drafter, target.tokens, 2 * shape.depth + 1, shape.width)
     return EagleProposer(SeparatorDrafter(tokens, target), sampling, growth, target.slots), shape
 
 
-def generated(target: SeparatorTarget, sampling: Sampling, kind: str) -> list[list[int]]:
-    """Codes of all images in their order: of the AR baseline, or drafted."""
+def generated(
+    target: SeparatorTarget, sampling: Sampling, drafts: tuple[Proposer, TreeShape] | None
+) -> list[list[int]]:
+    """Codes of all images in their order: drafted, or of the AR baseline."""
     noise = Noise(CODES, silent=sampling.greedy)
-    if kind == "ar":
-        images = finished(autoregressive(target, IMAGES, sampling, noise))
-    else:
-        proposer, shape = proposer_of(kind, target, sampling)
-        images = finished(speculative(target, proposer, Fixed(shape), Coupled(noise), IMAGES, sampling))
-    return [image.codes for image in sorted(images, key=lambda image: int(image.name))]
+    images = autoregressive(target, IMAGES, sampling, noise)
+    if drafts is not None:
+        proposer, shape = drafts
+        images = speculative(target, proposer, Fixed(shape), Coupled(noise), IMAGES, sampling)
+    return [image.codes for image in sorted(finished(images), key=lambda image: image.name)]
 
 
 @pytest.mark.parametrize("slots", [1, 3])
@@ -93,22 +96,19 @@ def generated(target: SeparatorTarget, sampling: Sampling, kind: str) -> list[li
 @pytest.mark.parametrize("name", SAMPLINGS)
 @pytest.mark.parametrize("sides", [(4, 4), (2, 6), (5, 1), (3, 2)])
 def test_images_are_those_of_the_definition(sides: tuple[int, int], name: str, kind: str, slots: int) -> None:
-    target = make_target(slots, SAMPLINGS[name].branches, Grid(*sides))
-    assert generated(target, SAMPLINGS[name], kind) == reference(name, *sides)
+    sampling = SAMPLINGS[name]
+    target = make_target(slots, sampling.branches, Grid(*sides))
+    drafts = None if kind == "ar" else proposer_of(kind, net(), target, sampling)
+    assert generated(target, sampling, drafts) == reference(name, *sides)
 
 
 @pytest.mark.parametrize("shape", [TreeShape(14, 1, 1), TreeShape(12, 3, 4), TreeShape(15, 2, 7)], ids=str)
 @pytest.mark.parametrize("slots", [1, 2])
 def test_trees_deeper_than_they_have_nodes(slots: int, shape: TreeShape) -> None:
     """In a cache with room for their nodes, each with a separator, and no more, as commands allocate it."""
-    grid, sampling = Grid(4, 4), SAMPLINGS["sampled"]
-    room = 2 * (shape.budget + 1)
-    tokens = ARTarget(decoder(), Grid(4, 5), FIRST, CODES, slots, sampling.branches, MAX_PROMPT, room)
-    target = SeparatorTarget(tokens, grid, ROW_END)
-    proposer = SelfDraftProposer(grid, slots, shape.width, "above", CODES, target.device)
-    rule = Coupled(Noise(CODES, silent=False))
-    images = finished(speculative(target, proposer, Fixed(shape), rule, IMAGES, sampling))
-    assert [i.codes for i in sorted(images, key=lambda i: i.name)] == reference("sampled", 4, 4)
+    target = make_target(slots, 2, Grid(4, 4), 2 * (shape.budget + 1))
+    proposer = SelfDraftProposer(target.grid, slots, shape.width, "above", CODES, target.device)
+    assert generated(target, SAMPLINGS["sampled"], (proposer, shape)) == reference("sampled", 4, 4)
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 7])

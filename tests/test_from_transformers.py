@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -15,7 +15,6 @@ from adt_tree.policy import TreeShape
 from adt_tree.sampling import Sampling
 from models.errors import CheckpointError
 from models.spec import LoadOptions
-from tests import tiny
 from tests.checkpoints import SIDE, Checkpoints, Tiny
 
 TEXTS = ["a red heart", "sea"]
@@ -23,25 +22,35 @@ KINDS = {
     "janus_pro": "JanusForConditionalGeneration",
     "emu3": "Emu3ForConditionalGeneration",
     "anole": "ChameleonForConditionalGeneration",
+    "emoji": "ChameleonForConditionalGeneration",  # brings its own codec, which transformers leaves out
 }
 
 
+@dataclass(frozen=True)
+class Loaded:
+    """A checkpoint and transformers' model of it."""
+
+    files: Tiny
+    model: Any
+    tokenizer: Any
+
+    def ours(self) -> Pipeline:
+        """Our pipeline around that model."""
+        options = LoadOptions(target_size=SIDE.get(self.files.family))
+        return Pipeline.from_transformers(self.model, self.tokenizer, options=options)
+
+
 @pytest.fixture(scope="module", params=KINDS)
-def made(request: pytest.FixtureRequest, checkpoints: Checkpoints) -> tuple[Tiny, Any, Any]:
-    """A checkpoint, transformers' model of it, and its tokenizer."""
+def loaded(request: pytest.FixtureRequest, checkpoints: Checkpoints) -> Loaded:
+    """One of each family."""
     import transformers
 
     files = checkpoints[request.param]
     model = getattr(transformers, KINDS[request.param]).from_pretrained(files.path, dtype=torch.float32)
-    if request.param == "anole":
-        file = str(files.path / "tokenizer.json")
-        return files, model.eval(), transformers.PreTrainedTokenizerFast(tokenizer_file=file)
-    return files, model.eval(), transformers.AutoTokenizer.from_pretrained(files.path)
-
-
-def options_of(files: Tiny) -> LoadOptions:
-    """A size where the family asks for one."""
-    return LoadOptions(target_size=SIDE.get(files.family))
+    if (files.path / "tokenizer_config.json").exists():
+        return Loaded(files, model.eval(), transformers.AutoTokenizer.from_pretrained(files.path))
+    (file,) = files.path.glob("*tokenizer.json")
+    return Loaded(files, model.eval(), transformers.PreTrainedTokenizerFast(tokenizer_file=str(file)))
 
 
 def codes(pipe: Pipeline, method: str, temperature: float = 1.0) -> list[list[int]]:
@@ -56,14 +65,14 @@ def inner(model: Any) -> Any:
     return getattr(model.model, "language_model", getattr(model.model, "text_model", model.model))
 
 
-def test_images_are_those_of_the_files(made: tuple[Tiny, Any, Any]) -> None:
+def test_images_are_those_of_the_files(loaded: Loaded) -> None:
     """Code for code, plain and self-drafted; and the other model still computes what it did."""
-    files, theirs, tokenizer = made
+    theirs = loaded.model
     tokens = torch.randint(60, (1, 9), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         before = inner(theirs)(tokens).last_hidden_state
-    pipe = Pipeline.from_transformers(theirs, tokenizer, options=options_of(files))
-    read = Pipeline(files.load(need_drafter=False))
+    pipe = loaded.ours()
+    read = Pipeline(loaded.files.load(need_drafter=False))
     for temperature in (0.0, 1.0):
         expected = codes(read, "ar", temperature)
         assert codes(pipe, "ar", temperature) == codes(pipe, "self-draft", temperature) == expected
@@ -78,10 +87,9 @@ def within(view: Tensor, whole: Tensor) -> bool:
     return view.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
 
 
-def test_weights_are_shared(made: tuple[Tiny, Any, Any]) -> None:
+def test_weights_are_shared(loaded: Loaded) -> None:
     """All but queries and keys; adopted anew, since decoding on a CPU has packed the layers."""
-    files, theirs, tokenizer = made
-    ours = Pipeline.from_transformers(theirs, tokenizer, options=options_of(files)).model.decoder
+    theirs, ours = loaded.model, loaded.ours().model.decoder
     assert within(inner(theirs).embed_tokens.weight, ours.embed.weight)
     assert within(inner(theirs).norm.weight, ours.norm.weight)
     for layer, block in zip(inner(theirs).layers, ours.blocks, strict=True):
@@ -98,23 +106,9 @@ def test_weights_are_shared(made: tuple[Tiny, Any, Any]) -> None:
         assert within(theirs.model.generation_head.vision_head.weight, ours.head.vision_head.weight)
 
 
-def test_another_model_is_refused(tmp_path: Path) -> None:
-    """One line that names its type."""
+def test_another_model_is_refused() -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    theirs = LlamaForCausalLM(
-        LlamaConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
-    )
+    config = LlamaConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
     with pytest.raises(CheckpointError, match="type 'llama'"):
-        Pipeline.from_transformers(theirs, None)
-
-
-def test_the_embedded_layout_brings_its_own_codec(tmp_path: Path) -> None:
-    """transformers leaves the pixel decoder out; it is read from the folder."""
-    from transformers import ChameleonForConditionalGeneration, PreTrainedTokenizerFast
-
-    folder = tiny.build(tmp_path / "emoji")
-    theirs = ChameleonForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(folder / "text_tokenizer.json"))
-    pipe = Pipeline.from_transformers(theirs, tokenizer)
-    assert pipe("sun", "ar").images[0].size == (8, 8)
+        Pipeline.from_transformers(LlamaForCausalLM(config), None)

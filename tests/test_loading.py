@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,6 +13,7 @@ import torch
 
 from adt_tree.method import METHODS, Method
 from adt_tree.sampling import Sampling
+from models.checkpoint.weights import read_weights, weights_file
 from models.errors import CheckpointError
 from models.loading import detect, load, pick_device, pick_precision
 from models.model import Model
@@ -41,16 +40,16 @@ def test_a_folder_is_the_family_with_that_path(checkpoints: Checkpoints, name: s
     direct, named = load(path, HOW), load(name.split()[0], replace(HOW, model_path=path))
     assert direct.spec == named.spec and direct.weights_sha == named.weights_sha
     assert direct.drafter_sha == named.drafter_sha is not None
+    assert direct.weights_sha == read_weights(weights_file(Path(path))).digest()
     assert (direct.precision, direct.device.type) == ("fp32", "cpu")
 
 
 def test_what_is_no_model(checkpoints: Checkpoints, tmp_path: Path) -> None:
     emoji = str(checkpoints["emoji"].path)
-    copy = Path(shutil.copytree(emoji, tmp_path / "copy"))
-    config = json.loads((copy / "config.json").read_text())
-    (copy / "config.json").write_text(json.dumps({key: config[key] for key in ("hidden_size", "vocab_size")}))
-    unsized = Path(shutil.copytree(checkpoints["llamagen file"].path.parent, tmp_path / "unsized"))
-    (unsized / "config.json").write_text('{"n_head": 4}')
+    copy = checkpoints["emoji"].copied(tmp_path / "copy").path
+    unsized = checkpoints["llamagen file"].copied(tmp_path / "unsized").path
+    for folder in (copy, unsized.parent):
+        (folder / "config.json").write_text('{"n_head": 4}')
     for model, options, says in (
         ("emojy", HOW, "there is no model emojy: choose one of emoji, anole"),
         ("emojy", replace(HOW, model_path=str(copy)), "there is no model emojy"),
@@ -110,18 +109,20 @@ def test_a_family_has_a_tree_for_every_method(name: str) -> None:
 
 
 def test_no_other_file_knows_a_family_by_name() -> None:
-    """A name of a family in code is in its own file, its checkpoint's layout or the list of families."""
-    own = {"emoji": {"anole"}, "anole": {"anole"}, "lumina_mgpt": {"lumina_mgpt"}}
-    own |= {"janus_pro": {"janus_pro", "adopted"}, "emu3": {"emu3", "adopted"}}
-    may = {name: own.get(name, {"llamagen"}) for name in SPECS}
+    """Its own file and its checkpoint's layout may, and what tells it from others."""
+    may = {
+        "emoji": {"anole", "loading"},
+        "anole": {"anole", "chameleon_files", "adopted"},
+        "lumina_mgpt": {"lumina_mgpt", "chameleon_files"},
+        "llamagen": {"llamagen"},
+        "llamagen2": {"llamagen"},
+        "janus_pro": {"janus_pro", "adopted"},
+        "emu3": {"emu3", "adopted"},
+    }
     for path in sorted((ROOT / "models").rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         found = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)} & set(SPECS)
-        allowed = {name for name in found if path.stem in may[name]}
-        hints = {"chameleon_files": {"anole", "lumina_mgpt"}, "loading": {"emoji"}, "adopted": {"anole"}}.get(
-            path.stem, set()
-        )
-        assert found <= allowed | hints, f"{path.name}: {found - allowed}"
+        assert all(path.stem in may[name] for name in found), f"{path.name}: {found}"
 
 
 def test_options_are_checked_without_torch() -> None:

@@ -81,12 +81,6 @@ def test_what_does_not_fit_is_one_line(codebook: Tensor, table: Path, how: str) 
     assert str(table) in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_another_codebook_of_the_same_size(codebook: Tensor, table: Path) -> None:
-    other = torch.randn(codebook.shape, generator=torch.Generator().manual_seed(0))
-    with pytest.raises(CheckpointError, match="do not ascend in this codebook's distances"):
-        read_table(table, other, 10)
-
-
 @pytest.mark.parametrize("size", [0, 60, 5000])
 def test_truncated(codebook: Tensor, table: Path, size: int) -> None:
     table.write_bytes(table.read_bytes()[:size])

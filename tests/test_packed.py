@@ -60,25 +60,39 @@ def test_a_norm_whose_scale_is_elsewhere() -> None:
         torch.testing.assert_close(rows(tiny) * scale, norm(tiny), rtol=1e-5, atol=1e-8)
 
 
+def drawn(config: DecoderConfig, std: float) -> Block:
+    """A random layer."""
+    block = Block(config).requires_grad_(False)
+    for parameter in block.parameters():
+        parameter.normal_(1 if parameter.dim() == 1 else 0, std)
+    return block
+
+
+def through_a_cache(
+    packed: PackedBlock, x: torch.Tensor, turn: torch.Tensor, config: DecoderConfig, dtype: torch.dtype
+) -> torch.Tensor:
+    """Rows [2, N, width] as the first ones of a cache."""
+    count = x.shape[1]
+    cache = KVCache.allocate(1, 2, count + 10, config.num_kv_heads, config.head_dim, dtype, x.device)
+    seen = chain_mask(count, x.device).expand(2, -1, -1)
+    meta = cache.metadata(torch.arange(count).expand(2, -1), seen, 0)
+    flat = turn.expand(2, -1, -1, -1).flatten(0, 1)
+    return packed(x.flatten(0, 1), flat, 0, cache, meta).view_as(x)
+
+
 @pytest.mark.parametrize("kv_heads", [2, 4])
 @pytest.mark.parametrize("qk_norm", [False, True])
 @pytest.mark.parametrize("input_norm", [False, True])
 def test_a_layer(kv_heads: int, qk_norm: bool, input_norm: bool) -> None:
     torch.manual_seed(2)
     config = DecoderConfig(10, 48, 100, 1, 4, kv_heads, qk_norm=qk_norm, input_norm=input_norm)
-    block = Block(config).requires_grad_(False)
-    for parameter in block.parameters():
-        parameter.normal_(1 if parameter.dim() == 1 else 0, 0.3)
+    block = drawn(config, 0.3)
     x = torch.randn(2, 9, 48)
     turn = rotary_table(config)[torch.arange(9)[None]].unsqueeze(2)
     whole = block.causal(x, turn)
     packed = PackedBlock(block)
     torch.testing.assert_close(packed.causal(x, turn), whole, rtol=1e-4, atol=1e-4)
-    cache = KVCache.allocate(1, 2, 20, kv_heads, 12, torch.float32, x.device)
-    meta = cache.metadata(torch.arange(9).expand(2, -1), chain_mask(9, x.device).expand(2, -1, -1), 0)
-    flat = turn.expand(2, -1, -1, -1).flatten(0, 1)
-    got = packed(x.flatten(0, 1), flat, 0, cache, meta)
-    torch.testing.assert_close(got.view_as(x), whole, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(through_a_cache(packed, x, turn, config, x.dtype), whole, rtol=1e-4, atol=1e-4)
 
 
 def test_a_decoder_with_its_head(tiny_checkpoint: Path) -> None:
@@ -102,18 +116,12 @@ def test_a_decoder_with_its_head(tiny_checkpoint: Path) -> None:
 def test_a_layer_in_bf16_is_nearer_fp32_than_torchs(qk_norm: bool) -> None:
     torch.manual_seed(4)
     config = DecoderConfig(10, 192, 512, 1, 6, qk_norm=qk_norm)
-    rough = Block(config).requires_grad_(False)
-    for parameter in rough.parameters():
-        parameter.normal_(1 if parameter.dim() == 1 else 0, 0.05)
-    rough.bfloat16()
+    rough = drawn(config, 0.05).bfloat16()
     exact, packed = copy.deepcopy(rough).float(), PackedBlock(copy.deepcopy(rough))
     x, turn = torch.randn(2, 40, 192).bfloat16(), rotary_table(config)[torch.arange(40)[None]].unsqueeze(2)
     whole = exact.causal(x.float(), turn)
     dtype = cache_dtype(rough.mlp.down.weight)
-    cache = KVCache.allocate(1, 2, 50, 6, 32, dtype, x.device)
-    meta = cache.metadata(torch.arange(40).expand(2, -1), chain_mask(40, x.device).expand(2, -1, -1), 0)
-    flat = turn.expand(2, -1, -1, -1).flatten(0, 1)
-    cached = packed(x.flatten(0, 1), flat, 0, cache, meta).view_as(x)
+    cached = through_a_cache(packed, x, turn, config, dtype)
     assert dtype == torch.float32 and cached.dtype == torch.bfloat16
     found = (packed.causal(x, turn), cached, rough.causal(x, turn))
     *ours, torchs = [(out.float() - whole).pow(2).mean().sqrt() for out in found]

@@ -13,7 +13,7 @@ from models.layouts.chameleon import decoder_config, from_chameleon, to_chameleo
 from models.target import ARTarget, Prompt
 from models.transformer import Decoder
 from tests.decoding import accept, chain, tree_of
-from tests.golden import FIRST_CODE, anole, close, tensors, values
+from tests.golden import FIRST_CODE, anole, close, same_as_transformers, tensors, values
 
 PROMPT, PREFIX = 9, 17  # recorded: prompt tokens, tokens in the cache before the tree pass
 
@@ -113,10 +113,6 @@ def test_random_chameleon(fields: dict[str, int], seed: int) -> None:
     shape = decoder_config(config.to_dict())
     ours = Decoder(shape)
     ours.load_state_dict(from_chameleon(state, shape))
-    ids = torch.randint(7, 96, (2, 23))
-    with torch.no_grad():
-        hidden = theirs.model(input_ids=ids).last_hidden_state
-        close(ours.causal(ids), hidden)
-        close(ours.head(ours.causal(ids)), theirs.lm_head(hidden))
+    same_as_transformers(ours, theirs, torch.randint(7, 96, (2, 23)))
     for name, tensor in to_chameleon(ours.state_dict(), shape).items():
         assert torch.equal(tensor, state[name]), name

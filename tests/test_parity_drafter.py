@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -15,10 +16,10 @@ from adt_tree.roles import Drafter, Prefix
 from adt_tree.sampling import Sampling, guide, log_probs
 from adt_tree.static_trees import STATIC_TREES
 from adt_tree.tree import BatchShapes, DraftTree, StaticTree
-from models.drafter import EagleDrafter
-from models.target import ARTarget, Prompt
+from models.drafter import DrafterNet, EagleDrafter
+from models.target import ARTarget, EncodedPrompt, Prompt
 from tests.decoding import static_growth
-from tests.golden import FIRST_CODE, UNCONDITIONAL, Anole, anole, close, llamagen, tensors
+from tests.golden import FIRST_CODE, UNCONDITIONAL, anole, close, llamagen, tensors
 
 SHAPE = TreeShape(5, 10, 58)
 SAMPLING = Sampling(temperature=0.0, guidance=3.0)
@@ -51,6 +52,9 @@ def check_tree(tree: str, drafted: DraftTree, cycle: dict[str, Tensor], first: i
         assert drafted.codes[0].tolist() == (cycle["tree_tokens"] - first).tolist()
         assert drafted.parents[0].tolist() == cycle["tree_parents"].clamp_min(0).tolist()
         assert bool(drafted.valid.all())
+        if "tree_mask" in cycle:
+            assert torch.equal(drafted.ancestors[0], cycle["tree_mask"].bool())
+            assert drafted.depths[0].tolist() == cycle["tree_position_ids"].tolist()
         return
     static, table = StaticTree(STATIC_TREES[tree]), cycle["topk_table"].long() - first
     expanded = [node for level in static.levels for node in level]
@@ -73,87 +77,77 @@ class Recorder:
         return logits, hidden
 
 
-@pytest.fixture(scope="module")
-def models() -> Anole:
-    """The recorded Anole."""
-    return anole()
+@dataclass(frozen=True)
+class Recorded:
+    """A recorded run and what its drafter begins with."""
+
+    cycles: list[dict[str, Tensor]]
+    target: ARTarget
+    net: DrafterNet
+    prompt: EncodedPrompt
+    features: list[Tensor]  # of the prompt, by branch
+    first: int  # the token id of code 0
+    columns: Tensor  # codes whose logits were recorded
 
 
-@pytest.mark.parametrize("prompt", [0, 1])
-def test_prefix_features_of_anole(models: Anole, prompt: int) -> None:
-    """Every row of the prompt, both branches, in one causal pass."""
-    cycle = cycles("anole_drafter_expected", f"prompt{prompt}.dynamic")[0]
-    for row, length in enumerate((cycle["input_ids"].shape[1] - 1, len(UNCONDITIONAL))):
-        tokens = cycle["input_ids"][row, -length:].long()
-        got = models.net.causal(tokens[None], cycle["target_hidden"][row, None, -length:])
-        close(got[0], cycle["prefix_hidden_out"][row, -length:])
-
-
-@pytest.mark.parametrize("prompt", [0, 1])
-@pytest.mark.parametrize("tree", ["dynamic", "naive_extend_57"])
-def test_cycles_of_anole(models: Anole, tree: str, prompt: int) -> None:
-    """Features and guided logits at the root, the levels grown below it, and the tree."""
-    columns = tensors("anole_drafter_expected")["columns"].long()
-    recorded = cycles("anole_drafter_expected", f"prompt{prompt}.{tree}")
+def of_anole(run: str) -> Recorded:
+    """From the recorded features of its target."""
+    models, found = anole(), cycles("anole_drafter_expected", run)
+    hidden, ids = found[0]["target_hidden"], found[0]["input_ids"]
     target = ARTarget(models.decoder, Grid(16, 1), FIRST_CODE, 8192, 1, 2, 40, 59)
-    drafter, first = EagleDrafter(models.net, target, SHAPE.depth, SHAPE.width), recorded[0]
-    features = [first["target_hidden"][0], first["target_hidden"][1, -len(UNCONDITIONAL) :]]
-    opening = Prompt(first["input_ids"][0, :-1].tolist(), UNCONDITIONAL)
-    drafter.prefill(0, opening, Prefix(torch.empty(0), features))
-    committed = 0
-    for number, cycle in enumerate(recorded):
-        pairs = cycle["target_hidden"].shape[1] if number else 1
-        codes = cycle["input_ids"][:1, -pairs:].long() - FIRST_CODE
-        hidden = cycle["target_hidden"][:, None, -pairs:]
-        logits, feature = drafter.extend(hidden, codes, ONE * pairs, [committed])
+    prompt = Prompt(ids[0, :-1].tolist(), UNCONDITIONAL)
+    features = [hidden[0], hidden[1, -len(UNCONDITIONAL) :]]
+    columns = tensors("anole_drafter_expected")["columns"].long()
+    return Recorded(found, target, models.net, prompt, features, FIRST_CODE, columns)
+
+
+def of_llamagen(run: str) -> Recorded:
+    """From our target's features of all 119 rows of a prompt: text is not masked, padding neither."""
+    model, found = llamagen("t2i", 16), cycles("llamagen/drafter_expected", run)
+    target, prompt = model.target(1, 59), model.prompts()[int(run[6])]
+    features = target.prefill(0, prompt).features
+    return Recorded(found, target, model.drafter_net(), prompt, features, 0, torch.arange(model.num_codes))
+
+
+RUNS = [
+    (of_anole, "prompt0.dynamic", 3),
+    (of_anole, "prompt1.dynamic", 3),
+    (of_anole, "prompt0.naive_extend_57", 2),
+    (of_anole, "prompt1.naive_extend_57", 2),
+    (of_llamagen, "prompt0.pad_any.dynamic", 3),
+    (of_llamagen, "prompt0.pad_any.naive_extend_57", 3),
+    (of_llamagen, "prompt1.pad_bf16.dynamic", 1),
+]
+
+
+@pytest.mark.parametrize(("read", "run", "count"), RUNS)
+def test_cycles(read: Callable[[str], Recorded], run: str, count: int) -> None:
+    """Features of the prompt's rows; then, cycle after cycle on one cache, feature and guided logits at the
+    root, the levels grown below it, and the tree."""
+    known, tree = read(run), run.split(".")[-1]
+    for branch, rows in enumerate(known.features):
+        ids = known.cycles[0]["input_ids"].expand(2, -1)[branch, -len(rows) :].long()
+        if "prefix_hidden_out" in known.cycles[0]:
+            got = known.net.causal(ids[None], rows[None])[0]
+            close(got, known.cycles[0]["prefix_hidden_out"][branch, -len(rows) :])
+    drafter = EagleDrafter(known.net, known.target, SHAPE.depth, SHAPE.width)
+    drafter.prefill(0, known.prompt, Prefix(torch.empty(0), known.features))
+    hidden, committed = torch.stack([rows[-1:] for rows in known.features]), 0
+    for number, cycle in enumerate(known.cycles):
+        hidden = cycle["target_hidden"] if number else hidden
+        pairs = hidden.shape[1]
+        codes = cycle["input_ids"].expand(2, -1)[:1, -pairs:].long() - known.first
+        logits, feature = drafter.extend(hidden[:, None], codes, ONE * pairs, [committed])
         committed += pairs
-        close(feature[:, 0], cycle["prefix_hidden_out"][:, -1])
-        close(guide(logits, 3.0)[0, columns], cycle["root_cfg_logits_at_columns"])
+        expected = next(value for name, value in cycle.items() if name.startswith("root_cfg_logits"))
+        close(guide(logits, 3.0)[0, known.columns], expected)
+        if "prefix_hidden_out" in cycle:
+            close(feature[:, 0], cycle["prefix_hidden_out"][:, -1])
         recorder = Recorder(drafter)
         drafted = grow(tree, recorder, logits, feature, codes[:, -1])
         for level, (frontier, grown) in enumerate(recorder.levels, start=1):
-            assert frontier.tolist() == (cycle[f"level{level}.input_ids"] - FIRST_CODE).tolist()
+            assert frontier.tolist() == (cycle[f"level{level}.input_ids"] - known.first).tolist()
             close(grown, cycle[f"level{level}.hidden_out"])
         assert len(recorder.levels) == 4
-        check_tree(tree, drafted, cycle, FIRST_CODE)
-        if tree == "dynamic":
-            assert torch.equal(drafted.ancestors[0], cycle["tree_mask"].bool())
-            assert drafted.depths[0].tolist() == cycle["tree_position_ids"].tolist()
-    assert len(recorded) >= 2
-
-
-@pytest.mark.parametrize(("prompt", "run"), [(0, "prompt0.pad_any"), (1, "prompt1.pad_bf16")])
-def test_prefix_features_of_llamagen(prompt: int, run: str) -> None:
-    """All 119 rows of the prompt and the first code: text is not masked, padding neither."""
-    model, cycle = llamagen("t2i", 16), cycles("llamagen/drafter_expected", f"{run}.dynamic")[0]
-    features = model.target(2, 1).prefill(0, model.prompts()[prompt]).features
-    tokens, net = cycle["input_ids"].long()[None, 1:], model.drafter_net()
-    for branch, expected in enumerate(cycle["prefix_hidden_out"]):
-        close(net.causal(tokens, features[branch][None])[0], expected)
-
-
-@pytest.mark.parametrize(
-    ("prompt", "run", "tree"),
-    [
-        (0, "prompt0.pad_any", "dynamic"),
-        (0, "prompt0.pad_any", "naive_extend_57"),
-        (1, "prompt1.pad_bf16", "dynamic"),
-    ],
-)
-def test_cycles_of_llamagen(prompt: int, run: str, tree: str) -> None:
-    """Guided logits at the root and the tree below it, cycle after cycle on one cache."""
-    model = llamagen("t2i", 16)
-    target, encoded, committed = model.target(1, 59), model.prompts()[prompt], 0
-    drafter = EagleDrafter(model.drafter_net(), target, SHAPE.depth, SHAPE.width)
-    features = target.prefill(0, encoded).features
-    drafter.prefill(0, encoded, Prefix(torch.empty(0), features))
-    recorded = cycles("llamagen/drafter_expected", f"{run}.{tree}")
-    for number, cycle in enumerate(recorded):
-        hidden = cycle["target_hidden"] if number else torch.stack([f[-1:] for f in features])
-        pairs = hidden.shape[1]
-        codes = cycle["input_ids"][None, -pairs:].long()
-        logits, feature = drafter.extend(hidden[:, None], codes, ONE * pairs, [committed])
-        committed += pairs
-        close(guide(logits, 3.0)[0], cycle["root_cfg_logits"])
-        check_tree(tree, grow(tree, drafter, logits, feature, codes[:, -1]), cycle, 0)
-    assert len(recorded) == (1 if prompt else 3)
+        check_tree(tree, drafted, cycle, known.first)
+    assert len(known.cycles) == count

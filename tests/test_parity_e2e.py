@@ -23,13 +23,15 @@ from adt_tree.verify import Coupled, GreedyRelaxed, Rule
 from models.drafter import DrafterNet, EagleDrafter
 from models.target import ARTarget, Prompt
 from tests.decoding import static_growth
-from tests.golden import FIRST_CODE, UNCONDITIONAL, Anole, LlamaGen, anole, llamagen, tensors
+from tests.golden import FIRST_CODE, UNCONDITIONAL, Anole, anole, llamagen, tensors
 
 SAMPLING = Sampling(temperature=0.0, guidance=3.0)
 LENGTH = 48  # codes of Anole compared; all of the recorded ones agree, this many keep the test short
 SPARE = 6  # codes behind those that are compared, so that no tree that is compared is cut
 TREES = ("dynamic", "naive_extend_57", "mc_sim_7b_63")
 DELTA = {"exact": None, "lantern_k10_d0p3": 0.3, "lantern_k10_d2p0": 2.0}
+LLAMAGEN = [(tree, mode, 16) for tree in TREES for mode in DELTA]
+LLAMAGEN += [(tree, "exact", 32) for tree in TREES[:2]]
 RUNS = {"prompt0.pad_any": (0, False), "prompt1.pad_bf16": (1, False), "prompt1.pad_fp32": (1, True)}
 
 
@@ -97,9 +99,13 @@ def test_greedy_tokens_of_the_ar_baseline(models: Anole) -> None:
         assert image.codes == expected[:LENGTH].tolist()
 
 
-def check_llamagen(model: LlamaGen, tree: str, mode: str, images: list[Request]) -> None:
-    """Recorded runs by their names, all in flight."""
-    side, recorded = model.decoder.config.raster_side, tensors("llamagen/e2e")
+@pytest.mark.parametrize(("tree", "mode", "side"), LLAMAGEN)
+def test_llamagen(tree: str, mode: str, side: int) -> None:
+    """A long prompt, and a padded one by either rule of its padding, three in flight; the long one over the
+    second stage's raster with the same weights."""
+    model, recorded = llamagen("t2i", side), tensors("llamagen/e2e")
+    runs = RUNS if side == 16 else {"stage2.prompt0.pad_any": (0, False)}
+    images = [Request(run, model.prompts(ahead)[n], 0) for run, (n, ahead) in runs.items()]
     longest = max(len(value) for key, value in recorded.items() if key.endswith(f".{tree}.{mode}.tokens"))
     target = model.target(len(images), 59, min(longest + SPARE, side * side))
     found = list(decode(target, model.drafter_net(), tree, mode, recorded["nearest"].long(), images))
@@ -107,19 +113,3 @@ def check_llamagen(model: LlamaGen, tree: str, mode: str, images: list[Request])
     for image in found:
         key = f"{image.name}.{tree}.{mode}"
         check(image, *(recorded[f"{key}.{part}"].tolist() for part in ("tokens", "accept_lengths")))
-
-
-@pytest.mark.parametrize("mode", DELTA)
-@pytest.mark.parametrize("tree", TREES)
-def test_llamagen(tree: str, mode: str) -> None:
-    """A long prompt, and a padded one by either rule of its padding, three in flight."""
-    model = llamagen("t2i", 16)
-    images = [Request(run, model.prompts(ahead)[n], 0) for run, (n, ahead) in RUNS.items()]
-    check_llamagen(model, tree, mode, images)
-
-
-@pytest.mark.parametrize("tree", ["dynamic", "naive_extend_57"])
-def test_llamagens_second_stage(tree: str) -> None:
-    """The same weights over 32 x 32 codes."""
-    model = llamagen("t2i", 32)
-    check_llamagen(model, tree, "exact", [Request("stage2.prompt0.pad_any", model.prompts()[0], 0)])

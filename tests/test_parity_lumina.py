@@ -8,20 +8,18 @@ import torch
 from adt_tree.decode import autoregressive, finished, speculative
 from adt_tree.grid import Grid
 from adt_tree.noise import Noise
-from adt_tree.policy import Fixed, TreeShape
-from adt_tree.proposers.eagle import EagleProposer, grow_dynamic
-from adt_tree.proposers.self_draft import SelfDraftProposer
-from adt_tree.roles import Proposer, Request
+from adt_tree.policy import Fixed
+from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
 from adt_tree.verify import Coupled
-from models.drafter import DrafterNet, EagleDrafter
-from models.drafters.separator_drafter import SeparatorDrafter
+from models.drafter import DrafterNet
 from models.layouts.chameleon import decoder_config, from_chameleon
 from models.lumina_mgpt import SIZES, grid_of
 from models.separators import SeparatorTarget, tokens_in
 from models.target import ARTarget, Prompt
 from models.transformer import Decoder
 from tests.golden import FIRST_CODE, anole, close, tensors, values
+from tests.test_engine_separators import proposer_of
 
 BEGIN, ROW_END, END = 8197, 8803, 8196
 CODES = 8192
@@ -56,25 +54,14 @@ def models() -> tuple[Decoder, DrafterNet]:
     return decoder.eval().requires_grad_(False), models.net
 
 
-def drafting(
-    kind: str, net: DrafterNet, target: SeparatorTarget, sampling: Sampling
-) -> tuple[Proposer, TreeShape]:
-    """A proposer and its trees."""
-    if kind == "self-draft":
-        own = SelfDraftProposer(target.grid, 1, 3, "above", target.num_codes, target.device)
-        return own, TreeShape(9, 3, 20)
-    drafter = SeparatorDrafter(EagleDrafter(net, target.tokens, 11, 4), target)
-    return EagleProposer(drafter, sampling, grow_dynamic, 1), TreeShape(5, 4, 14)
-
-
-@pytest.mark.parametrize("kind", ["ar", "eagle", "self-draft"])
+@pytest.mark.parametrize("kind", ["ar", "dynamic", "self-draft"])
 @pytest.mark.parametrize("run", RUNS)
 def test_greedy_tokens(models: tuple[Decoder, DrafterNet], run: str, kind: str) -> None:
     """The reference's tokens, separators included; of the large grid its first rows."""
     recorded, facts = tensors("lumina/e2e"), values("lumina/meta")["runs"][run]
     expected = recorded[f"{run}.tokens"].tolist()
-    rows, width = min(2 * facts["h_grids"], 3), 2 * facts["w_grids"]
-    rows = rows if facts["w_grids"] == 24 else 2 * facts["h_grids"]
+    rows, width = 2 * facts["h_grids"], 2 * facts["w_grids"]
+    rows = min(rows, 3) if width == 48 else rows
     sampling = Sampling(temperature=0.0, guidance=facts["cfg"])
     tokens = ARTarget(models[0], Grid(rows, width + 1), FIRST_CODE, CODES, 1, sampling.branches, 12, 2 * 21)
     target = SeparatorTarget(tokens, Grid(rows, width), ROW_END)
@@ -84,7 +71,7 @@ def test_greedy_tokens(models: tuple[Decoder, DrafterNet], run: str, kind: str) 
     if kind == "ar":
         decoded = finished(autoregressive(target, images, sampling, noise))
     else:
-        proposer, shape = drafting(kind, models[1], target, sampling)
+        proposer, shape = proposer_of(kind, models[1], target, sampling)
         decoded = finished(speculative(target, proposer, Fixed(shape), Coupled(noise), images, sampling))
     codes = next(iter(decoded)).codes
     got = []

@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from models.codecs.vq import VQModel, to_uint8
-from models.codecs.vq16 import published_names, read_vq16, vq_config
+from models.codecs.vq import VQConfig, VQModel, to_uint8
+from models.codecs.vq16 import published_names, read_vq16
 from models.errors import CheckpointError
 from tests.golden import FOLDER, close, tensors
 
@@ -22,14 +22,7 @@ def recorded_file(path: Path) -> Path:
     for part in (1, 2, 3):
         state |= load_file(FOLDER / "llamagen" / f"vq-{part}.safetensors")
     latent, code = state["post_quant_conv.weight"].shape[:2]
-    mirror = {
-        "encoder.conv_in.weight": torch.zeros(32, 3, 3, 3),
-        "encoder.conv_blocks.0.res.0.conv1.weight": torch.zeros(64, 32, 3, 3),
-        "encoder.conv_blocks.1.res.0.conv1.weight": torch.zeros(32, 64, 3, 3),
-    }
-    shapes = {name: tuple(tensor.shape) for name, tensor in (state | mirror).items()}
-    config = vq_config(shapes)
-    assert (config.latent_channels, config.embed_dim, config.num_res_blocks) == (latent, code, 1)
+    config = VQConfig(32, (2, 1), 1, code, latent, len(state["quantize.embedding.weight"]), 32, (16,))
     own, names = VQModel(config).state_dict(), published_names(config)
     missing = {names[name]: tensor for name, tensor in own.items() if names[name] not in state}
     assert all(name.startswith(("encoder.", "quant_conv.")) for name in missing)
@@ -82,9 +75,8 @@ def test_random_models_equal_transformers(tmp_path: Path, fields: dict, seed: in
 
     torch.manual_seed(seed)
     side = 4
-    theirs = janus.JanusVQVAE(
-        JanusVQVAEConfig(**fields, num_patches=side, in_channels=3, out_channels=3)
-    ).eval()
+    config = JanusVQVAEConfig(**fields, num_patches=side, in_channels=3, out_channels=3)
+    theirs = janus.JanusVQVAE(config).eval()
     with torch.no_grad():
         for parameter in theirs.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.05)
@@ -102,9 +94,7 @@ def test_random_models_equal_transformers(tmp_path: Path, fields: dict, seed: in
 
 def test_another_file_is_refused(tmp_path: Path) -> None:
     torch.save({"model": {"norm.weight": torch.zeros(3)}}, tmp_path / "x.pt")
-    with pytest.raises(
-        CheckpointError, match=r"x\.pt holds no VQ model of LlamaGen \(encoder\.conv_in\.weight\)"
-    ):
+    with pytest.raises(CheckpointError, match=r"x\.pt holds no VQ .* \(encoder\.conv_in\.weight\)"):
         read_vq16(tmp_path / "x.pt", CPU)
     path = recorded_file(tmp_path / "vq.pt")
     state = torch.load(path, weights_only=True)["model"]

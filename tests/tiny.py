@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -30,16 +31,8 @@ def _image_token(code: int) -> str:
 
 def vocabulary() -> dict[str, int]:
     """Specials, image tokens from FIRST_CODE on, the begin of image, the separator, then bytes."""
-    names = [
-        "<pad>",
-        "<s>",
-        "</s>",
-        "<unk>",
-        *map(_image_token, range(CODES)),
-        "<racm3:break>",
-        "<reserved08706>",
-    ]
-    names += ["<image>", "<eoss>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    names = ["<pad>", "<s>", "</s>", "<unk>", *map(_image_token, range(CODES)), "<racm3:break>"]
+    names += ["<reserved08706>", "<image>", "<eoss>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
     return {name: index for index, name in enumerate(names)}
 
 
@@ -48,20 +41,34 @@ def _config() -> dict:
     return {
         "architectures": ["ChameleonForConditionalGeneration"], "model_type": "chameleon",
         "vocab_size": len(words), "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4, "rms_norm_eps": 1e-5, "max_position_embeddings": 512, "rope_theta": 10000.0,
-        "hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "swin_norm": False,
-
-        "tie_word_embeddings": False,
-        "model_parallel_size": 1, "vocabulary_map": words, "vq_config": VQ,
+        "num_attention_heads": 4, "num_key_value_heads": 4, "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 512, "rope_theta": 10000.0, "hidden_act": "silu", "attention_bias": False,
+        "mlp_bias": False, "swin_norm": False, "tie_word_embeddings": False, "model_parallel_size": 1,
+        "vocabulary_map": words, "vq_config": VQ,
         "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
     }  # fmt: skip
 
 
-def _sharpen(state: dict[str, torch.Tensor], head: str) -> dict[str, torch.Tensor]:
-    """Make the random distribution peaked enough that options matter."""
-    state[head] = state[head] * 12
-    return {name: tensor.contiguous() for name, tensor in state.items()}
+def _write(state: Mapping[str, torch.Tensor], folder: Path) -> None:
+    whole = {name: tensor.contiguous() for name, tensor in state.items()}
+    save_file(whole, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@torch.no_grad()
+def taught(net: DrafterNet, decoder: Decoder) -> DrafterNet:
+    """A drafter that knows the target's last layer."""
+    last, eye = decoder.blocks[-1].state_dict(), torch.eye(decoder.config.hidden_size)
+    net.block.load_state_dict({name: last[name] for name in net.block.state_dict()})
+    net.embed.load_state_dict(decoder.embed.state_dict())
+    net.fc.weight.copy_(torch.cat((0.5 * eye, eye), dim=1))
+    return net
+
+
+def bytes_tokenizer(words: dict[str, int], **special: str) -> Tokenizer:
+    """Every byte is a token; special: of BPE."""
+    own = Tokenizer(BPE(words, [], **special))
+    own.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return own
 
 
 def build(folder: Path, **changes: int) -> Path:
@@ -75,22 +82,13 @@ def build(folder: Path, **changes: int) -> Path:
     torch.nn.init.normal_(vq.quantize.embedding.weight)
     state = to_chameleon(decoder.state_dict(), decoder.config)
     state |= {f"model.vqmodel.{name}": tensor for name, tensor in vq.state_dict().items()}
-    save_file(_sharpen(state, "lm_head.weight"), folder / "model.safetensors", metadata={"format": "pt"})
+    state["lm_head.weight"] = 12 * state["lm_head.weight"]  # peaked enough that options matter
+    _write(state, folder)
     small = config | {"num_hidden_layers": 1}
-    net = DrafterNet(decoder_config(small))
-    net.block.load_state_dict(decoder.blocks[-1].state_dict())
-    net.embed.load_state_dict(decoder.embed.state_dict())
-    eye = torch.eye(config["hidden_size"])
-    with torch.no_grad():
-        net.fc.weight.copy_(torch.cat((0.5 * eye, eye), dim=1))
+    net = taught(DrafterNet(decoder_config(small)), decoder)
     (folder / "drafter" / "config.json").write_text(json.dumps(small))
-    save_file(
-        {n: t.contiguous() for n, t in CHAMELEON.to_published(net.state_dict(), net.config).items()},
-        folder / "drafter" / "model.safetensors",
-        metadata={"format": "pt"},
-    )
-    tokenizer = Tokenizer(BPE(vocabulary(), [], unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    _write(CHAMELEON.to_published(net.state_dict(), net.config), folder / "drafter")
+    tokenizer = bytes_tokenizer(vocabulary(), unk_token="<unk>")
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.save(str(folder / "text_tokenizer.json"))
     return folder

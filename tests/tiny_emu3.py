@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import AddedToken, Tokenizer, pre_tokenizers
-from tokenizers.models import BPE
+from tokenizers import AddedToken, pre_tokenizers
 
 from models.layouts.emu3 import NEGATIVE
+from tests.tiny import bytes_tokenizer
 
 CODES, SIZE = 64, 8  # SIZE: pixels along the side of a square of 4 x 4 codes
 PAD, BEGIN, END = "<|endoftext|>", "<|extra_203|>", "<|extra_204|>"
@@ -30,8 +30,7 @@ def tokenizer() -> Any:
     from transformers import PreTrainedTokenizerFast
 
     words = vocabulary()
-    own = Tokenizer(BPE(words, []))
-    own.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    own = bytes_tokenizer(words)
     own.add_special_tokens([AddedToken(name, special=True) for name in words if len(name) > 1])
     return PreTrainedTokenizerFast(
         tokenizer_object=own, bos_token=BEGIN, eos_token=END, pad_token=PAD,

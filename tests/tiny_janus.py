@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, pre_tokenizers, processors
-from tokenizers.models import BPE
+from tokenizers import pre_tokenizers, processors
+
+from tests.tiny import bytes_tokenizer
 
 CODES, GRID = 64, 4
 BEGIN, END, PAD, IMAGE = "<bos>", "<eos>", "<pad>", "<begin_of_image>"
@@ -25,8 +26,7 @@ def tokenizer() -> Any:
     from transformers import PreTrainedTokenizerFast
 
     words = {word: n for n, word in enumerate([*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet())])}
-    own = Tokenizer(BPE(words, [], unk_token="<unk>"))
-    own.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    own = bytes_tokenizer(words, unk_token="<unk>")
     own.post_processor = processors.TemplateProcessing(single=f"{BEGIN} $A", special_tokens=[(BEGIN, 1)])
     made: Any = PreTrainedTokenizerFast(
         tokenizer_object=own, bos_token=BEGIN, eos_token=END, pad_token=PAD, unk_token="<unk>",

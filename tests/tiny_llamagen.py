@@ -20,6 +20,7 @@ from models.layouts.llama import decoder_names, drafter_names, original_names, s
 from models.layouts.llamagen import decoder_config, drafter_config
 from models.layouts.llamagen_prompts import CaptionProjector
 from models.transformer import Decoder
+from tests.tiny import taught
 
 CODES, FEATURES, ROWS, CLASSES = 64, 24, 12, 7
 WORDS = "<pad> </s> <unk> a red blue heart pizza cat face sun with hat on the sea".split()
@@ -104,17 +105,10 @@ def text_encoder(folder: Path, width: int) -> None:
 def _drafter(folder: Path, decoder: Decoder, fields: Mapping[str, object]) -> None:
     """A drafter that knows the target's last layer, as a .bin, its input projection without bias."""
     own = {**fields, "num_hidden_layers": 1, "rms_norm_eps": 1e-6}
-    for name in ("block_size", "cls_token_num"):  # the published ones leave these to input_type
-        own.pop(name)
+    del own["block_size"], own["cls_token_num"]  # the published ones leave these to input_type
     config = drafter_config(own, decoder.config)
-    net, last = DrafterNet(config, bias=False), decoder.blocks[-1].state_dict()
-    net.block.load_state_dict({n: t for n, t in last.items() if n in net.block.state_dict()})
-    net.embed.load_state_dict(decoder.embed.state_dict())
-    width = config.hidden_size
-    with torch.no_grad():
-        net.fc.weight.copy_(torch.cat((0.5 * torch.eye(width), torch.eye(width)), dim=1))
+    net = taught(DrafterNet(config, bias=False), decoder)
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(own))
-    torch.save(
-        scatter(net.state_dict(), drafter_names(config, bias=False), config), folder / "pytorch_model.bin"
-    )
+    state = scatter(net.state_dict(), drafter_names(config, bias=False), config)
+    torch.save(state, folder / "pytorch_model.bin")
