@@ -7,167 +7,122 @@ A test passes at |z| < 4 with fixed seeds; every rule has a broken twin that mus
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import replace
 from functools import cache
-from itertools import product
 
 import pytest
 import torch
 from torch import Tensor
 
-from adt_tree.decode import autoregressive, finished, speculative
-from adt_tree.eagle import EagleProposer, Growth, grow_dynamic
 from adt_tree.grid import Grid
-from adt_tree.hybrid import HybridProposer
+from adt_tree.method import Method, build
 from adt_tree.noise import DRAFT, Noise, NoiseTable, uniform
-from adt_tree.policy import AdaptiveTree, AdjacencyAdaptive, Fixed, Policy, TreeShape
+from adt_tree.policy import AdaptiveTree, TreeShape
 from adt_tree.records import Decoded
-from adt_tree.roles import Proposer
 from adt_tree.sampling import Sampling
-from adt_tree.self_draft import SelfDraftProposer
-from adt_tree.tree import STATIC_TREES, DraftTree
+from adt_tree.tree import DraftTree
 from adt_tree.verify import Coupled, Rejection, Rule, Verdict, verdict_from_hits
-from tests.decoding import codes_of, static_growth
-from tests.tabular import (
-    CODES,
-    CPU,
-    TabularDrafter,
-    TabularTarget,
-    deviation,
-    image_distribution,
-    requests,
-    table,
-)
+from tests.decoding import codes_of
+from tests.tabular import CODES, deviation, image_distribution, model, requests, table
 
 LENGTH, IMAGES, SLOTS, LIMIT = 4, 4096, 256, 4.0
-WIDEST = 3  # candidates of a position that are kept
 GRIDS = {"row": Grid(1, 4), "square": Grid(2, 2)}
-FIXED = TreeShape(3, 2, 6)
-DYNAMIC = ("fixed", "horizontal", "vertical", "random")
+LOGITS, DRAFTS = table(1, LENGTH), table(2, LENGTH)  # quite unlike one another
 # A small model has short images: narrow bounds let every branch of the policy act within them.
-STATIC = ("mc_sim_7b_63", "chain")  # the other list is wider than four codes
-CONSTANTS = {"depth_max": 3, "depth_start": 2, "width_max": 3, "width_start": 2, "budget": 8}
-
-
-@dataclass(frozen=True)
-class Setup:
-    """One way to decode images of the tables."""
-
-    tree: str = "fixed"
-    sampling: Sampling = field(default_factory=lambda: Sampling(guidance=1.5))
-    grid: str = "row"
-    slots: int = SLOTS
-    drafter: str = "network"  # or self-draft, hybrid
-
-    def policy(self) -> Policy:
-        """fixed, an initialisation of the adaptive tree, or a static tree's shape."""
-        if self.tree == "fixed":
-            return Fixed(FIXED)
-        if self.tree in STATIC_TREES:
-            return Fixed(static_growth(self.tree)[1])
-        return AdjacencyAdaptive(AdaptiveTree(init=self.tree, **CONSTANTS), self.slots)
-
-    def tables(self) -> tuple[Tensor, Tensor]:
-        """Logits of target and drafter, quite unlike one another."""
-        branches = self.sampling.branches
-        return table(1, LENGTH, branches=branches), table(2, LENGTH, branches=branches)
-
-    def target(self) -> TabularTarget:
-        """The tabular target."""
-        return TabularTarget(self.tables()[0], GRIDS[self.grid], self.slots)
-
-    def deviation(self, images: Iterator[Decoded]) -> float:
-        """How far images are from the distribution they must follow, in standard scores."""
-        return abs(deviation(images, image_distribution(self.tables()[0], self.sampling, LENGTH)))
-
-    def proposer(self, rule: Rule, scale: float) -> Proposer:
-        """A fresh one; the logits of its tabular drafter are scaled."""
-        own = SelfDraftProposer(GRIDS[self.grid], self.slots, WIDEST, "above", CODES, CPU)
-        if self.drafter == "self-draft":
-            return own
-        growth: Growth = grow_dynamic
-        if self.tree in STATIC_TREES:
-            growth, _ = static_growth(self.tree, keep_q=isinstance(rule, Rejection))
-        drafter = TabularDrafter(scale * self.tables()[1])
-        eagle = EagleProposer(drafter, self.sampling, growth, self.slots)
-        return eagle if self.drafter == "network" else HybridProposer(own, eagle)
-
-    def speculate(self, rule: Rule, images: int = IMAGES, scale: float = 1.0) -> Iterator[Decoded]:
-        """Images of the speculative loop."""
-        given = (self.policy(), rule, requests(images), self.sampling)
-        return finished(speculative(self.target(), self.proposer(rule, scale), *given))
-
-    def baseline(self, images: int) -> Iterator[Decoded]:
-        """The AR baseline's images."""
-        noise = Noise(CODES, silent=self.sampling.greedy)
-        return finished(autoregressive(self.target(), requests(images), self.sampling, noise))
-
-
-UNGUIDED = Sampling(guidance=1.0)
+ADAPT = AdaptiveTree(depth_max=3, depth_start=2, width_max=3, width_start=2, budget=8)
+Tree = TreeShape | AdaptiveTree | str
+FIXED, MC_SIM = TreeShape(3, 2, 6), "mc_sim_7b_63"  # the other published list is wider than four codes
+DYNAMIC: list[tuple[str, Tree]] = [("eagle-2", FIXED)]
+DYNAMIC += [("adt-tree", replace(ADAPT, init=init)) for init in ("horizontal", "vertical", "random")]
+STATIC: list[tuple[str, Tree]] = [("eagle-1", MC_SIM), ("eagle-1", "chain")]
+OWN: list[tuple[str, Tree]] = [
+    ("self-draft", FIXED),
+    ("adt-self-draft", ADAPT),
+    ("hybrid", FIXED),
+    ("adt-hybrid", ADAPT),
+]
+GUIDED, UNGUIDED = Sampling(guidance=1.5), Sampling(guidance=1.0)
 FILTERED = Sampling(temperature=0.8, top_k=3, top_p=0.9, guidance=1.5)
 COOL = Sampling(temperature=0.5, guidance=2.0)
-NOISE = Noise(CODES, silent=False)
+OTHERS = (UNGUIDED, FILTERED, COOL)
+
+
+def methods(trees: list[tuple[str, Tree]], *samplings: Sampling, verify: str = "coupled") -> list[Method]:
+    """Every tree at every distribution."""
+    return [Method(name, own, tree, verify=verify) for name, tree in trees for own in samplings]
+
+
+def images_of(
+    method: Method,
+    count: int = IMAGES,
+    grid: str = "row",
+    slots: int = SLOTS,
+    scale: float = 1.0,
+    rule: Rule | None = None,
+) -> Iterator[Decoded]:
+    """Images of the tables, the drafter's logits scaled; rule: another than the method's."""
+    decoder = build(model(LOGITS, scale * DRAFTS, GRIDS[grid]), method, slots, 0)
+    if rule is not None:
+        decoder = replace(decoder, drafting=(*decoder.drafting[:2], rule))
+    return decoder.decode(requests(count))
+
+
+def score(images: Iterator[Decoded], sampling: Sampling = GUIDED) -> float:
+    """How far images are from the distribution they must follow, in standard scores."""
+    exact = image_distribution(LOGITS[: sampling.branches], sampling, LENGTH)
+    return abs(deviation(images, exact))
 
 
 @cache
 def baseline_codes(sampling: Sampling, images: int) -> dict[str, list[int]]:
     """The AR baseline's images by name."""
-    return codes_of(Setup(sampling=sampling).baseline(images))
+    return codes_of(images_of(Method("ar", sampling), images))
 
 
-@pytest.mark.parametrize("sampling", [Sampling(guidance=1.5), UNGUIDED, FILTERED])
+@pytest.mark.parametrize("sampling", [GUIDED, UNGUIDED, FILTERED])
 def test_ar_baseline(sampling: Sampling) -> None:
-    setup = Setup(sampling=sampling)
-    assert setup.deviation(setup.baseline(IMAGES)) < LIMIT
+    assert score(images_of(Method("ar", sampling)), sampling) < LIMIT
 
 
-COUPLED_SETUPS = [Setup(tree, grid=grid) for tree in DYNAMIC for grid in GRIDS]
-COUPLED_SETUPS += [Setup(tree) for tree in STATIC]
-COUPLED_SETUPS += [Setup("horizontal", sampling) for sampling in (UNGUIDED, FILTERED, COOL)]
-COUPLED_SETUPS += [Setup("vertical", slots=1), Setup("mc_sim_7b_63", FILTERED, slots=7)]
-OWN = list(product(("self-draft", "hybrid"), ("fixed", "horizontal")))
-COUPLED_SETUPS += [
-    Setup(tree, sampling, drafter=drafter)
-    for drafter, tree in OWN
-    for sampling in (Sampling(guidance=1.5), UNGUIDED, FILTERED, COOL)
-]
+ONCE = methods(DYNAMIC + STATIC, GUIDED) + methods(DYNAMIC[1:2], *OTHERS) + methods(OWN, GUIDED, *OTHERS)
+SAME = [(method, "row", SLOTS) for method in ONCE]
+SAME += [(method, "square", SLOTS) for method in methods(DYNAMIC, GUIDED)]
+SAME += [(method, "row", 1) for method in methods(DYNAMIC[2:3], GUIDED)]
+SAME += [(method, "row", 7) for method in methods(STATIC[:1], FILTERED)]
 
 
-@pytest.mark.parametrize("setup", COUPLED_SETUPS, ids=str)
-def test_coupled_is_the_ar_baseline(setup: Setup) -> None:
+@pytest.mark.parametrize(("method", "grid", "slots"), SAME, ids=str)
+def test_coupled_is_the_ar_baseline(method: Method, grid: str, slots: int) -> None:
     """Token for token, so its distribution as well; and drafts are taken."""
-    count = 64 if setup.slots < SLOTS else 512
-    images = list(setup.speculate(Coupled(NOISE), count))
-    assert codes_of(images) == baseline_codes(setup.sampling, count)
-    share = 0.9 if setup.drafter == "network" else 0.95
+    count = 64 if slots < SLOTS else 512
+    images = list(images_of(method, count, grid, slots))
+    assert codes_of(images) == baseline_codes(method.sampling, count)
+    share = 0.9 if method.drafter == "eagle" else 0.95
     assert sum(image.target_calls for image in images) < share * (LENGTH - 1) * count
 
 
-DISTRIBUTIONS = [Setup(tree, grid="square") for tree in (*DYNAMIC, "mc_sim_7b_63")]
-DISTRIBUTIONS += [Setup(tree, grid=grid, drafter=drafter) for drafter, tree in OWN for grid in GRIDS]
+DISTRIBUTIONS = [(method, "square") for method in methods([*DYNAMIC, ("eagle-1", MC_SIM), *OWN], GUIDED)]
+DISTRIBUTIONS += [(method, "row") for method in methods(OWN, GUIDED)]
 
 
-@pytest.mark.parametrize("setup", DISTRIBUTIONS, ids=str)
-def test_coupled(setup: Setup) -> None:
-    assert setup.deviation(setup.speculate(Coupled(NOISE))) < LIMIT
+@pytest.mark.parametrize(("method", "grid"), DISTRIBUTIONS, ids=str)
+def test_coupled(method: Method, grid: str) -> None:
+    assert score(images_of(method, grid=grid)) < LIMIT
 
 
-REJECTION_SETUPS = [Setup(tree) for tree in (*DYNAMIC, *STATIC)]
-REJECTION_SETUPS += [
-    Setup(tree, sampling) for tree in ("fixed", "mc_sim_7b_63") for sampling in (UNGUIDED, FILTERED, COOL)
-]
+REJECTION = methods(DYNAMIC + STATIC, GUIDED, verify="rejection")
+REJECTION += methods([DYNAMIC[0], STATIC[0]], *OTHERS, verify="rejection")
 
 
-@pytest.mark.parametrize("setup", REJECTION_SETUPS, ids=str)
-def test_rejection(setup: Setup) -> None:
-    assert setup.deviation(setup.speculate(Rejection(CODES, setup.tree in STATIC_TREES))) < LIMIT
+@pytest.mark.parametrize("method", REJECTION, ids=str)
+def test_rejection(method: Method) -> None:
+    assert score(images_of(method), method.sampling) < LIMIT
 
 
 @pytest.mark.parametrize("scale", [30, 300])
 def test_rejection_where_the_draft_underflows(scale: float) -> None:
     """A drafter so sure that fp32 hardly holds mass for its second choice, or none."""
-    setup = Setup("mc_sim_7b_63")
-    assert setup.deviation(setup.speculate(Rejection(CODES, static=True), scale=scale)) < LIMIT
+    assert score(images_of(Method("eagle-1", GUIDED, MC_SIM, verify="rejection"), scale=scale)) < LIMIT
 
 
 class NeighbourNoise(Noise):
@@ -246,33 +201,26 @@ class CycleTable(NoiseTable):
         return super().at(positions - positions[:, :1])
 
 
-BROKEN = [(NeighbourNoise, Setup(tree)) for tree in (*DYNAMIC, *STATIC)]
-BROKEN += [
-    (kind, Setup(tree, drafter=drafter))
-    for drafter, tree in OWN
-    for kind in (FormerNoise, OneNoise, CycleNoise)
-]
+BROKEN: list[tuple[type[Noise], Method]] = [(NeighbourNoise, m) for m in methods(DYNAMIC + STATIC, GUIDED)]
+BROKEN += [(kind, m) for m in methods(OWN, GUIDED) for kind in (FormerNoise, OneNoise, CycleNoise)]
 
 
-@pytest.mark.parametrize(("broken", "setup"), BROKEN, ids=str)
-def test_control_coupled(broken: type[Noise], setup: Setup) -> None:
-    rule = Coupled(broken(CODES, silent=False))
-    assert setup.deviation(setup.speculate(rule, 2560)) > LIMIT
+@pytest.mark.parametrize(("broken", "method"), BROKEN, ids=str)
+def test_control_coupled(broken: type[Noise], method: Method) -> None:
+    assert score(images_of(method, 2560, rule=Coupled(broken(CODES, silent=False)))) > LIMIT
 
 
-CONTROLS = [(KeepsRejected, tree) for tree in (*DYNAMIC, *STATIC)]
-CONTROLS += [(KeepsDraft, "mc_sim_7b_63")]
-CONTROLS += [(ReusesDraftNoise, tree) for tree in STATIC]
-CONTROLS += [(ReusesResidualNoise, "fixed"), (ReusesResidualNoise, "chain")]
+CONTROLS: list[tuple[type[Rejection], tuple[str, Tree]]] = [(KeepsRejected, who) for who in DYNAMIC + STATIC]
+CONTROLS += [(KeepsDraft, STATIC[0]), *((ReusesDraftNoise, who) for who in STATIC)]
+CONTROLS += [(ReusesResidualNoise, DYNAMIC[0]), (ReusesResidualNoise, STATIC[1])]
 
 
-@pytest.mark.parametrize(("kind", "tree"), CONTROLS)
-def test_control_rejection(kind: type[Rejection], tree: str) -> None:
-    setup = Setup(tree)
-    assert setup.deviation(setup.speculate(kind(CODES, tree in STATIC_TREES), 2560)) > LIMIT
+@pytest.mark.parametrize(("kind", "who"), CONTROLS, ids=str)
+def test_control_rejection(kind: type[Rejection], who: tuple[str, Tree]) -> None:
+    (method,), rule = methods([who], GUIDED, verify="rejection"), kind(CODES, static=who in STATIC)
+    assert score(images_of(method, 2560, rule=rule)) > LIMIT
 
 
 def test_control_other_distribution() -> None:
     """The test tells this distribution from that of another guidance."""
-    other = Setup(sampling=Sampling(guidance=1.7))
-    assert other.deviation(Setup().speculate(Coupled(NOISE))) > LIMIT
+    assert score(images_of(Method("eagle-2", GUIDED, FIXED)), Sampling(guidance=1.7)) > LIMIT

@@ -2,62 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import product
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
+from adt_tree.method import Lantern, Method
 from adt_tree.noise import Noise
 from adt_tree.relax import Relaxation, nearest_table
 from adt_tree.sampling import Sampling
 from adt_tree.tree import DraftTree
-from adt_tree.verify import Coupled, GreedyRelaxed, Rejection, Rule
+from adt_tree.verify import Coupled, Rejection, Rule
 from tests.decoding import codes_of, tree_of
-from tests.tabular import CODES
-from tests.test_distribution import NOISE, Setup
+from tests.test_distribution import ADAPT, DYNAMIC, FIXED, GUIDED, MC_SIM, OWN, images_of
 
 GREEDY = Sampling(temperature=0.0, guidance=1.5)
-NOTHING = [(0, 0.5), (0, 3.0), (2, 0.0)]
-TABLE = nearest_table(torch.tensor([[0.0], [1.0], [2.1], [3.3]]), 3)
+VERTICAL = replace(ADAPT, init="vertical")
+METHODS = [
+    *(Method(name, own, tree) for own in (GUIDED, GREEDY) for name, tree in (DYNAMIC[0], DYNAMIC[1], *OWN)),
+    Method("eagle-1", GUIDED, MC_SIM),
+    Method("adt-tree", GUIDED, VERTICAL, verify="rejection"),
+    Method("eagle-1", GUIDED, MC_SIM, verify="rejection"),
+    Method("eagle-2", GUIDED, FIXED, verify="rejection", rules="reference"),
+    Method("eagle-1", GUIDED, "chain", verify="rejection", rules="reference"),
+]
 
 
-def greedy(relaxation: Relaxation | None) -> Rule:
-    """The rule at temperature 0."""
-    return GreedyRelaxed(CODES, relaxation) if relaxation else Coupled(Noise(CODES, silent=True))
-
-
-RULES: dict[str, tuple[str, Sampling, Callable[[Relaxation | None], Rule]]] = {
-    "coupled": ("horizontal", Sampling(guidance=1.5), lambda r: Coupled(NOISE, r)),
-    "coupled fixed": ("fixed", Sampling(guidance=1.5), lambda r: Coupled(NOISE, r)),
-    "coupled static": ("mc_sim_7b_63", Sampling(guidance=1.5), lambda r: Coupled(NOISE, r)),
-    "rejection dynamic": ("vertical", Sampling(guidance=1.5), lambda r: Rejection(CODES, False, r)),
-    "rejection static": ("mc_sim_7b_63", Sampling(guidance=1.5), lambda r: Rejection(CODES, True, r)),
-    "reference dynamic": ("fixed", Sampling(guidance=1.5), lambda r: Rejection(CODES, False, r, True)),
-    "reference static": ("chain", Sampling(guidance=1.5), lambda r: Rejection(CODES, True, r, True)),
-    "greedy": ("fixed", GREEDY, greedy),
-    "greedy horizontal": ("horizontal", GREEDY, greedy),
-}
-
-
-CASES = [(name, "network") for name in RULES]
-CASES += product(("coupled", "coupled fixed", "greedy", "greedy horizontal"), ("self-draft", "hybrid"))
-
-
-def codes(name: str, drafter: str, relaxation: Relaxation | None) -> dict[str, list[int]]:
-    """Images by name under one rule."""
-    tree, sampling, make = RULES[name]
-    return codes_of(Setup(tree, sampling, slots=64, drafter=drafter).speculate(make(relaxation), 512))
-
-
-@pytest.mark.parametrize(("name", "drafter"), CASES)
-def test_budget_of_nothing_is_exact(name: str, drafter: str) -> None:
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_budget_of_nothing_is_exact(method: Method) -> None:
     """No neighbour or no mass: token for token; with both, other images."""
-    exact = codes(name, drafter, None)
-    for k, delta in NOTHING:
-        assert codes(name, drafter, Relaxation(TABLE, k, delta)) == exact
-    assert codes(name, drafter, Relaxation(TABLE, 2, 0.9)) != exact
+
+    def codes(delta: float, k: int) -> dict[str, list[int]]:
+        return codes_of(images_of(replace(method, lantern=Lantern(delta, k)), 512, slots=64))
+
+    exact = codes_of(images_of(method, 512, slots=64))
+    assert codes(0.5, 0) == codes(3.0, 0) == codes(0.0, 2) == exact
+    assert codes(0.9, 2) != exact
 
 
 SAMPLES, WIDE = 40_000, 12

@@ -4,24 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from adt_tree.decode import autoregressive
+from adt_tree.method import Method
 from adt_tree.sampling import Sampling
-from tests.test_engine import (
-    CODES,
-    GRID,
-    IMAGES,
-    SAMPLINGS,
-    Method,
-    baseline,
-    coupled,
-    make_target,
-    reference,
-)
+from tests.test_engine import ADAPT, CODES, FIXED, GREEDY, GRID, IMAGES, TREE, made, reference
 
 
 def test_records() -> None:
     """Steps add up to the image and trees never reach beyond it."""
-    for image in Method("fixed", coupled(Sampling())).decode(Sampling(), 2):
+    for image in made(Method("eagle-2", Sampling(), FIXED), 2).decode(IMAGES):
         assert len(image.codes) == GRID.size
         position = 1
         for step in image.steps:
@@ -39,24 +29,20 @@ def test_records() -> None:
 def test_the_likeliest_code_is_known_at_every_position() -> None:
     """At temperature 0 what is committed is the likeliest: its probability along the image is the AR
     baseline's, whoever drafts."""
-    greedy, found = Sampling(temperature=0.0), []
-    drafted = Method("horizontal", coupled(greedy)).decode(greedy, 3)
-    for images in (baseline(greedy, 1).values(), drafted):
+    found = []
+    for method in (Method("ar", GREEDY), Method("adt-tree", GREEDY, ADAPT)):
+        images = made(method, 3).decode(IMAGES)
         found.append({i.name: [p for step in i.steps for p in step.top1] for i in images})
     assert {name: pytest.approx(top1, abs=2e-4) for name, top1 in found[0].items()} == found[1]
 
 
-@pytest.mark.parametrize("tree", ["horizontal", "mc_sim_7b_63", "self-draft", "ar"])
-def test_every_step_can_be_followed(tree: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "tree"),
+    [("adt-tree", ADAPT), ("eagle-1", "mc_sim_7b_63"), ("self-draft", TREE), ("ar", None)],
+)
+def test_every_step_can_be_followed(name: str, tree: object) -> None:
     """Codes, trees and accepted paths of each step add up to the images, and confidence falls along paths."""
-    sampling, slots = SAMPLINGS["sampled"], 2
-    target, rule = make_target(slots, sampling.branches), coupled(sampling)
-    if tree == "ar":
-        steps = autoregressive(target, IMAGES, sampling, rule.noise)
-    elif tree == "self-draft":
-        steps = Method("tree", rule, tree).steps(target, sampling)
-    else:
-        steps = Method(tree, rule).steps(target, sampling)
+    steps = made(Method(name, Sampling(), tree), 2).steps(IMAGES)
     codes: dict[str, list[int]] = {}
     finished = set()
     for step in steps:
@@ -72,4 +58,4 @@ def test_every_step_can_be_followed(tree: str) -> None:
                 falls = own <= own[drafts.parents[slot]] + 1e-6
                 assert own[0] == 0 and bool(falls[drafts.valid[slot]].all())
         finished |= {image.name for image in step.finished}
-    assert codes == reference("sampled") and finished == set(codes)
+    assert codes == reference(Sampling()) and finished == set(codes)
