@@ -21,34 +21,32 @@ def kept(logits: Tensor) -> list[int]:
     return logits.isfinite().nonzero().flatten().tolist()
 
 
-@pytest.mark.parametrize(("top_k", "survivors"), [(0, 4), (1, 1), (2, 2), (3, 3), (4, 4), (9, 4)])
-def test_top_k(top_k: int, survivors: int) -> None:
-    assert kept(keep_top_k(logits_of(0.4, 0.3, 0.2, 0.1), top_k)) == list(range(survivors))
-
-
-def test_top_k_keeps_ties_with_the_last() -> None:
-    assert kept(keep_top_k(logits_of(0.4, 0.2, 0.2, 0.2), 2)) == [0, 1, 2, 3]
-    assert kept(keep_top_k(logits_of(0.3, 0.3, 0.3, 0.1), 1)) == [0, 1, 2]
+DISTINCT, EQUAL, HALVED = (0.4, 0.3, 0.2, 0.1), (0.25, 0.25, 0.25, 0.25), (0.5, 0.25, 0.125, 0.125)
 
 
 @pytest.mark.parametrize(
-    ("top_p", "survivors"),
-    # The smallest set that reaches top_p: a boundary met exactly needs no further code.
-    [(1.0, [0, 1, 2, 3]), (0.875, [0, 1, 2]), (0.8751, [0, 1, 2, 3]), (0.75, [0, 1]), (0.7501, [0, 1, 2]),
-     (0.5, [0]), (0.5001, [0, 1]), (0.01, [0])],
+    ("p", "top_k", "survivors"),
+    [(DISTINCT, 0, 4), (DISTINCT, 1, 1), (DISTINCT, 2, 2), (DISTINCT, 3, 3), (DISTINCT, 4, 4),
+     (DISTINCT, 9, 4), ((0.4, 0.2, 0.2, 0.2), 2, 4), ((0.3, 0.3, 0.3, 0.1), 1, 3)],  # ties stay with the last
 )  # fmt: skip
-def test_top_p_boundary(top_p: float, survivors: list[int]) -> None:
-    # Powers of two: the softmax is exact.
-    assert kept(keep_top_p(logits_of(0.5, 0.25, 0.125, 0.125), top_p)) == survivors
+def test_top_k(p: tuple[float, ...], top_k: int, survivors: int) -> None:
+    assert kept(keep_top_k(logits_of(*p), top_k)) == list(range(survivors))
 
 
-def test_top_p_breaks_ties_by_the_lower_code_and_ignores_order() -> None:
-    assert kept(keep_top_p(logits_of(0.25, 0.25, 0.25, 0.25), 0.5)) == [0, 1]
-    assert kept(keep_top_p(logits_of(0.125, 0.5, 0.125, 0.25), 0.75)) == [1, 3]
+@pytest.mark.parametrize(
+    ("p", "top_p", "survivors"),
+    # The smallest set that reaches top_p: a boundary met exactly needs no further code. Powers of two: the
+    # softmax is exact. Ties go to the lower code; the order does not matter.
+    [(HALVED, 1.0, [0, 1, 2, 3]), (HALVED, 0.875, [0, 1, 2]), (HALVED, 0.8751, [0, 1, 2, 3]),
+     (HALVED, 0.75, [0, 1]), (HALVED, 0.7501, [0, 1, 2]), (HALVED, 0.5, [0]), (HALVED, 0.5001, [0, 1]),
+     (HALVED, 0.01, [0]), (EQUAL, 0.5, [0, 1]), ((0.125, 0.5, 0.125, 0.25), 0.75, [1, 3])],
+)  # fmt: skip
+def test_top_p(p: tuple[float, ...], top_p: float, survivors: list[int]) -> None:
+    assert kept(keep_top_p(logits_of(*p), top_p)) == survivors
 
 
 def test_filters_in_both_orders() -> None:
-    logits = logits_of(0.4, 0.3, 0.2, 0.1)[None]
+    logits = logits_of(*DISTINCT)[None]
     # k = 3 leaves 4/9, 3/9, 2/9, of which two reach 0.75; of all four two reach 0.7 only.
     for top_p_first, survivors in ((False, [0, 1]), (True, [0, 1, 2])):
         sampling = Sampling(top_k=3, top_p=0.75, guidance=1.0, top_p_first=top_p_first)
@@ -73,9 +71,8 @@ def test_guidance() -> None:
 def test_temperature() -> None:
     logits = torch.tensor([[2.0, 0.0]])
     expected = [1 / (1 + math.exp(-4.0)), 1 / (1 + math.exp(4.0))]
-    assert log_probs(logits, Sampling(temperature=0.5, guidance=1.0)).exp().tolist() == pytest.approx(
-        expected
-    )
+    found = log_probs(logits, Sampling(temperature=0.5, guidance=1.0)).exp()
+    assert found.tolist() == pytest.approx(expected)
 
 
 def test_greedy_reads_the_unfiltered_guided_distribution() -> None:
