@@ -19,14 +19,16 @@ from adt_tree.policy import INITS, AdaptiveTree, TreeShape
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
 from adt_tree.tree import STATIC_TREES
+from models.cache import KVCache
 from models.drafter import DrafterNet, EagleDrafter
 from models.graphs import GraphDrafter, GraphTarget
-from models.target import ARTarget, Prompt
+from models.target import ARTarget, Prompt, chain_mask
 from models.transformer import Decoder, DecoderConfig
 from tests.decoding import Parts, codes_of, commit_two_paths, path_to, random_tree
 from tests.tabular import model, requests, table
 from tests.tape import Machine
 
+SIZES = DecoderConfig(40, 32, 48, 1, 4, max_positions=100)
 CODES, FIRST, GRID, MAX_PROMPT, MAX_NODES = 24, 4, Grid(4, 4), 10, 60
 CODEBOOK = torch.randn(CODES, 3, generator=torch.Generator().manual_seed(2))
 IMAGES = [
@@ -38,28 +40,17 @@ DEEP = (TreeShape(9, 3, 2), TreeShape(12, 1, 3), TreeShape(6, 4, 5))  # than the
 ADAPT = AdaptiveTree(depth_max=5, width_max=5, depth_start=3, width_start=3, budget=14)
 WINDOWS = {"sjd": TreeShape(3, 1, 3), "sjd-coupled": TreeShape(3, 1, 3), "sjd-pac": TreeShape(3, 3, 13)}
 GREEDY = Sampling(temperature=0.0)
-UNGUIDED = Sampling(temperature=0.0, guidance=1.0)
+PLAIN = Sampling(temperature=0.0, guidance=1.0)  # the argmax of one branch
 FILTERED = Sampling(temperature=0.9, top_k=7, top_p=0.9)
-SAMPLINGS = (
-    Sampling(),
-    Sampling(guidance=1.0),
-    GREEDY,
-    UNGUIDED,
-    FILTERED,
-    Sampling(temperature=1.3, top_k=5, top_p=0.8, guidance=1.0),
-)
-
-
-def config(layers: int, kv_heads: int = 4) -> DecoderConfig:
-    """A tiny shape."""
-    return DecoderConfig(40, 32, 48, layers, 4, kv_heads, max_positions=100)
+SAMPLINGS = [Sampling(), Sampling(guidance=1.0), GREEDY, PLAIN, FILTERED]
+SAMPLINGS += [Sampling(temperature=1.3, top_k=5, top_p=0.8, guidance=1.0)]
 
 
 @cache
 def decoder(kv_heads: int = 4) -> Decoder:
     """The random target network; fixed weights."""
     torch.manual_seed(0)
-    model = Decoder(config(2, kv_heads))
+    model = Decoder(replace(SIZES, num_layers=2, num_kv_heads=kv_heads))
     for parameter in model.parameters():
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.3)
@@ -70,7 +61,7 @@ def decoder(kv_heads: int = 4) -> Decoder:
 def net() -> DrafterNet:
     """The random drafter network; of 24 codes some drafts are taken all the same."""
     torch.manual_seed(1)
-    return DrafterNet(config(1)).eval().requires_grad_(False)
+    return DrafterNet(SIZES).eval().requires_grad_(False)
 
 
 def made(method: Method, slots: int, graphs: bool = False) -> Engine:
@@ -109,7 +100,7 @@ EXACT = [method for sampling in SAMPLINGS for method in exact_methods(sampling)]
 EXACT += [Method(name, Sampling(), tree) for name in ("eagle-2", "self-draft") for tree in DEEP]
 EXACT += [
     Method(name, sampling, tree, seed_cells=cells)
-    for (name, tree), sampling, cells in product(WINDOWS.items(), (GREEDY, UNGUIDED), ("random", "left"))
+    for (name, tree), sampling, cells in product(WINDOWS.items(), (GREEDY, PLAIN), ("random", "left"))
 ]
 
 
@@ -186,14 +177,6 @@ def make_target(slots: int, branches: int, kv_heads: int = 4) -> ARTarget:
     return ARTarget(decoder(kv_heads), GRID, FIRST, CODES, slots, branches, MAX_PROMPT, MAX_NODES)
 
 
-def started(slots: int, branches: int, kv_heads: int = 4) -> ARTarget:
-    """A target whose slots hold prompts of different lengths."""
-    target = make_target(slots, branches, kv_heads)
-    for slot in range(slots):
-        target.prefill(slot, IMAGES[slot].prompt)
-    return target
-
-
 def tokens_of(codes: Sequence[int]) -> list[int]:
     """Token ids."""
     return [code + FIRST for code in codes]
@@ -209,7 +192,10 @@ def alone(prompt: Prompt, tokens: list[int], branches: int, kv_heads: int = 4) -
 @pytest.mark.parametrize("kv_heads", [4, 2])
 @pytest.mark.parametrize("branches", [1, 2])
 def test_node_logits_are_those_of_its_path_alone(branches: int, kv_heads: int) -> None:
-    target = started(3, branches, kv_heads)
+    target = make_target(3, branches, kv_heads)
+    for slot in range(3):
+        target.prefill(slot, IMAGES[4].prompt)  # is forgotten
+        target.prefill(slot, IMAGES[slot].prompt)
     taken = commit_two_paths(target, seed=10)
     tree = random_tree(3, 14, CODES, seed=20)
     scored = target.forward(tree, [*map(len, taken)])
@@ -221,18 +207,18 @@ def test_node_logits_are_those_of_its_path_alone(branches: int, kv_heads: int) -
             torch.testing.assert_close(scored.features[:, slot, node], features, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("third, same", [(2, True), (4, False)])
-def test_of_a_leafy_chain_the_last_node_alone_is_moved(third: int, same: bool) -> None:
-    """Paths of 0, 1, 2, ... and one last node anywhere: the same cache. Another path would come out wrong."""
-    path = torch.tensor([[0, 1, third, 7], [0, 5, 0, 0], [0, 0, 0, 0]])
-    count, caches = torch.tensor([4, 2, 1]), []
-    for leafy_chain in (False, True):
-        target = started(3, 1)
-        target.forward(random_tree(3, 9, CODES, seed=50), [0] * 3)
-        target.cache.commit(path, count, leafy_chain)
-        held = [target.cache.store[:, row, :, :, : target.cache.length[row]] for row in range(3)]
-        caches.append(torch.cat([part.flatten() for part in held]))
-    assert torch.equal(*caches) is same
+def test_a_head_is_read_in_one_piece() -> None:
+    """Rows of different lengths: every node's keys and values stand in its own slot, all of a head's in one
+    piece of memory (a piece per slot costs the AR baseline time, docs/LOG.md)."""
+    cache, kv = KVCache.allocate(2, 2, 9, 3, 4, torch.float32, torch.device("cpu")), torch.randn(4, 2, 3, 4)
+    cache.length += torch.tensor([5, 2])
+    meta = cache.metadata(torch.arange(2).expand(2, -1), chain_mask(2, kv.device).expand(2, -1, -1), 5)
+    for part, given in zip(cache.write(1, meta, kv), kv.unbind(1), strict=True):
+        assert part.shape == (2, 3, 7, 4) and all(head.is_contiguous() for row in part for head in row)
+        for row, length in enumerate((5, 2)):
+            written = part[row, :, length : length + 2].transpose(0, 1)
+            assert torch.equal(written, given[2 * row : 2 * row + 2])
+        assert part.count_nonzero() == given.numel()
 
 
 def test_what_does_not_fit_is_refused() -> None:

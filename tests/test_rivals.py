@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from adt_tree.grid import Grid
-from adt_tree.method import METHODS, Lantern, Method, build
+from adt_tree.method import Method, build
 from adt_tree.noise import Noise
 from adt_tree.policy import WINDOWS, TreeShape, windowed
 from adt_tree.rivals import JacobiWindow, Judged, couple, draw, product_tree, readers
@@ -122,18 +122,3 @@ def test_the_window_of_pac_is_a_tree_and_a_chain() -> None:
     assert small.parents == [0, 0, 0, 1, 1, 2, 2, 3]
     rows = readers(small)
     assert rows[0] == [0, 1, 3, 7] and rows[2][2:] == [5, 7] and rows[4][3:] == [7]
-
-
-@pytest.mark.parametrize("name", SHAPES)
-def test_what_cannot_be_is_one_line_and_equality_is_not_claimed(name: str) -> None:
-    shape = SHAPES[name]
-    assert METHODS[name] == "window" and not Method(name, GUIDED, shape).exact
-    assert Method(name, Sampling(temperature=0.0), shape).exact
-    for words, says in (
-        ({"lantern": Lantern()}, "leave lantern"),
-        ({"verify": "rejection"}, "verify out"),
-        ({"seed_cells": "above"}, "random, left"),
-    ):
-        with pytest.raises(ValueError, match=says) as caught:
-            Method(name, GUIDED, shape, **words)
-        assert "\n" not in str(caught.value)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from adt_tree.candidates import BELOW, LATE, NEWEST, Candidates, grow_chains
+from adt_tree.candidates import BELOW, HISTORY, LATE, NEWEST, Candidates, History, grow_chains
 from adt_tree.grid import Grid
 from adt_tree.hybrid import LEAST_LOG_Q, joint
 from adt_tree.method import Lantern, Method
@@ -27,6 +27,7 @@ from tests.test_engine import CODES, FILTERED, GREEDY, GRID, IMAGES, LONG, TREE,
 
 NOTHING = torch.empty(0)  # the target's features and the noise, which self-drafting does not read
 RASTER = Grid(3, 5)
+POSITIONS, WORDS = 3, 4  # of the small histories
 Tree = tuple[list[int], list[int]]  # codes and parents
 SIBLINGS: Tree = ([3, 1, 7, 1, 1], [0, 0, 0, 1, 2])  # two children of the root, each with a child of its own
 
@@ -156,15 +157,13 @@ def test_positions_never_scored_copy_their_neighbours() -> None:
     assert chains["both"][:3] == [8, 6, 7] and 8 in chains["both"][3:]
 
 
-def copied(
-    grid: Grid, done: list[int], chain: list[int], scored: int, seed_cells: str
-) -> list[tuple[int, int]]:
+def copied(grid: Grid, done: list[int], chain: list[int], scored: int, cells: str) -> list[tuple[int, int]]:
     """What _neighbours says, cell by cell: of a chain behind the codes done, the first `scored` known."""
     codes, found = list(done), []
     for step in range(min(len(chain), grid.size - len(done))):
         position, left = len(done) + step, (done + chain[:scored])[-1]
         above = codes[position - grid.width] if position >= grid.width else left
-        first, second = (left, above) if seed_cells == "left" else (above, left)
+        first, second = (left, above) if cells == "left" else (above, left)
         codes.append(chain[step] if step < scored else first)
         found.append((codes[-1], second))
     return found
@@ -183,10 +182,9 @@ def test_seeds_are_those_of_a_plain_loop(seed_cells: str) -> None:
         at, fresh = cache._ahead(torch.arange(length)), torch.arange(length)[None] >= scored
         first, second = cache._neighbours(at, torch.tensor([chain]), fresh)
         expected = copied(grid, done, chain, scored, seed_cells)
-        pairs = list(zip(first[0].tolist(), second[0].tolist(), strict=True))
-        inside = range(len(expected))
-        assert [pairs[n][0] for n in inside] == [expected[n][0] for n in inside]
-        assert [pairs[n] for n in inside if fresh[0, n]] == [expected[n] for n in inside if fresh[0, n]]
+        found = list(zip(first[0].tolist(), second[0].tolist(), strict=True))[: len(expected)]
+        assert [own for own, _ in found] == [own for own, _ in expected]
+        assert found[scored:] == expected[scored:]
 
 
 class Foreseeing:
@@ -279,3 +277,86 @@ def test_no_two_children_of_a_node_share_a_code(sampling: Sampling) -> None:
             assert all(int(grown.parents[image, n]) < n for n in nodes)
             above = grown.depths[image][grown.parents[image, nodes]]
             assert torch.equal(above + 1, grown.depths[image, nodes])
+
+
+class Plain:
+    """A store that forgets nothing but the oldest: an image's entries by position, the newest first, as
+    (pass, above, codes, confidence)."""
+
+    def __init__(self) -> None:
+        self.entries: list[list[tuple[int, int, list[int], list[float]]]] = [[] for _ in range(POSITIONS + 1)]
+
+    def write(self, turn: int, entries: list[tuple[int, int, int, list[int], list[float]]]) -> None:
+        """(order, position, above, codes, confidence) of a pass."""
+        for position, held in enumerate(self.entries[:-1]):
+            mine = sorted(entry for entry in entries if entry[1] == position)
+            held[:0] = [(turn, above, codes, said) for _, _, above, codes, said in mine]
+            del held[HISTORY:]
+
+    def best(self, position: int, above: int) -> int:
+        """The best code of the newest entry read below a code, else of the newest."""
+        held = self.entries[position]
+        return next((entry for entry in held if entry[1] == above), held[0])[2][0]
+
+    def mixture(self, position: int, above: int) -> list[float]:
+        """Mass by code."""
+        mass, total, held = [0.0] * WORDS, 0.0, self.entries[position]
+        for number, (turn, below, codes, said) in enumerate(held):
+            weight = BELOW if below == above else 1.0
+            weight *= (LATE if turn == held[0][0] else 1.0) * (NEWEST if number == 0 else 1.0)
+            total += weight
+            for code, value in zip(codes, said, strict=True):
+                mass[code] += weight * math.exp(value)
+        return [part / total for part in mass]
+
+
+def passes(slots: int, nodes: int, seed: int) -> tuple[torch.Tensor, ...]:
+    """Entries of one pass as History.write takes them, some at the position that is not kept."""
+    rng = torch.Generator().manual_seed(seed)
+    at = torch.randint(0, POSITIONS + 1, (slots, nodes), generator=rng)
+    above = torch.randint(0, WORDS, (slots, nodes), generator=rng)
+    codes = torch.rand((slots, nodes, WORDS), generator=rng).topk(2).indices
+    said = torch.rand((slots, nodes, 2), generator=rng) - 2.0
+    order = torch.stack([torch.randperm(nodes, generator=rng) for _ in range(slots)])
+    return at, above, codes, said, order
+
+
+@pytest.mark.parametrize("nodes", [2, 9, 5 * HISTORY])
+def test_the_entries_around_a_position(nodes: int) -> None:
+    """Passes of a few nodes, and of more for one position than are kept."""
+    slots = 2
+    seen, plain = History(POSITIONS, slots, 2, CPU), [Plain() for _ in range(slots)]
+    at = torch.arange(POSITIONS + 1).expand(slots, -1)
+    for turn in range(30):
+        written = passes(slots, nodes, turn)
+        seen.write(*written)
+        for slot, own in enumerate(plain):
+            where, above, codes, said, order = (part[slot].tolist() for part in written)
+            own.write(turn, list(zip(order, where, above, codes, said, strict=True)))
+        if turn == 20:
+            seen.clear(1)
+            plain[1] = Plain()
+        around = seen.entries(at)
+        newest = around.newest()
+        for code in range(WORDS):
+            above = torch.full_like(at, code)
+            below, (mixed, said) = around.below(above), around.mixture(above, WORDS, WORDS)
+            for slot, own in enumerate(plain):
+                for position in range(POSITIONS + 1):
+                    held, here = own.entries[position], (slot, position)
+                    if not held:
+                        assert not said[here].isfinite().any()
+                        continue
+                    assert newest[here] == held[0][2][0] and below[here] == own.best(position, code)
+                    mass = torch.tensor(own.mixture(position, code))
+                    torch.testing.assert_close(said[here].exp(), mass[mixed[here]])
+                    torch.testing.assert_close(said[here].exp(), mass.sort(descending=True).values)
+
+
+def test_fewer_candidates_can_be_read() -> None:
+    seen = History(1, 1, 3, CPU)
+    zero = torch.zeros(1, 1, dtype=torch.int64)
+    seen.write(zero, zero, torch.tensor([[[5, 6, 7]]]), torch.tensor([[[-1.0, -2.0, -3.0]]]), zero)
+    codes, said = seen.entries(zero).mixture(zero, 2, 9)
+    assert codes.tolist() == [[[5, 6]]]
+    torch.testing.assert_close(said, torch.tensor([[[-1.0, -2.0]]]))

@@ -21,7 +21,7 @@ from adt_tree.tree import DraftTree
 from adt_tree.verify import Coupled, Verdict
 from tests import test_engine_separators as separators
 from tests.reads import Reads
-from tests.test_engine import CODES, EXACT, FILTERED, IMAGES, TREE, UNGUIDED, drafted_methods, made
+from tests.test_engine import CODES, EXACT, FILTERED, IMAGES, PLAIN, TREE, drafted_methods, made
 
 SLOTS = 2
 NOISE = Noise(CODES, silent=False)
@@ -48,7 +48,7 @@ def waits(target: Target, decode: Callable[[], Iterator[StepOutput]]) -> tuple[l
     return reads.log, len(steps)
 
 
-CASES = [method for method in EXACT if method.sampling in (FILTERED, UNGUIDED)]
+CASES = [method for method in EXACT if method.sampling in (FILTERED, PLAIN)]
 
 
 @pytest.mark.parametrize("method", [*CASES, *drafted_methods(FILTERED)], ids=str)
