@@ -49,21 +49,23 @@ def adaptive(init: str = "horizontal", slots: int = 1, **changes: float) -> Adja
 def test_update(
     depth: int, width: int, accepted: int, expected: tuple[int, int], changes: dict[str, float]
 ) -> None:
-    """What follows a tree of that shape, in both cells that it committed."""
     policy = adaptive(depth_start=depth, width_start=width, **changes)
     assert policy.shape(0, (0, 0)) == TreeShape(depth, width, BUDGET)
-    policy.observe(0, accepted, depth, [(0, 1), (0, 2)])
-    assert policy.shape(0, (0, 2)) == policy.shape(0, (0, 3)) == TreeShape(*expected, BUDGET)
+    policy.observe(0, accepted, depth, [(0, 1)])
+    assert policy.shape(0, (0, 2)) == TreeShape(*expected, BUDGET)
 
 
 def test_the_rate_is_that_of_the_drafted_levels() -> None:
-    """A tree that was cut is judged by what it drafted; one that drafted nothing teaches nothing."""
+    """A tree that was cut is judged by what it drafted; one that drafted nothing teaches nothing.
+
+    All cells of a step have its state."""
     policy = adaptive()
     policy.shape(0, (0, 0))
     policy.observe(0, 1, 2, [(0, 1)])  # of 4 levels asked for, 2 were drafted
     assert policy.shape(0, (0, 1)).depth == 5
-    policy.observe(0, 0, 0, [(0, 2)])
+    policy.observe(0, 0, 0, [(0, 2), (0, 3)])
     assert policy.shape(0, (0, 2)).depth == 5  # the state 4 of (0, 1), moved by the rate of before
+    assert policy.shape(0, (0, 3)).depth == policy.shape(0, (0, 4)).depth == 6
 
 
 @pytest.mark.parametrize(

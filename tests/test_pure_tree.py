@@ -16,7 +16,6 @@ from adt_tree.tree import (
     StaticTree,
     ancestor_mask,
     chain,
-    leafy_chain_mask,
     select,
 )
 from tests.decoding import CPU, random_tree
@@ -40,14 +39,6 @@ def test_ancestor_mask(seed: int) -> None:
     mask = ancestor_mask(torch.tensor(rows), 22)
     for row, parents in enumerate(rows):
         assert torch.equal(mask[row], slow_ancestors(parents))
-
-
-def test_leafy_chain_mask() -> None:
-    """A chain of three that four leaves hang from, and padding below the root."""
-    parents = torch.tensor([[0, 0, 1, 2, 0, 1, 2, 3, 0]])
-    assert torch.equal(leafy_chain_mask(parents), ancestor_mask(parents, 4))
-    branching = torch.tensor([[0, 0, 0, 2]])  # node 2 is no chain's
-    assert not torch.equal(leafy_chain_mask(branching), ancestor_mask(branching, 2))
 
 
 # A pool of two levels: nodes 0-2 below the root, then two children each of 0 and 1.
