@@ -7,6 +7,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -85,24 +86,6 @@ def run_imports(tree: ast.Module) -> Iterator[tuple[str, str | None]]:
             yield from imports(node)
 
 
-def circle(graph: dict[str, set[str]]) -> list[str]:
-    """Modules that import one another in a ring; empty if there are none."""
-    done: set[str] = set()
-
-    def visit(module: str, path: list[str]) -> list[str]:
-        if module in path:
-            return [*path[path.index(module) :], module]
-        if module in done:
-            return []
-        for other in sorted(graph[module]):
-            if found := visit(other, [*path, module]):
-                return found
-        done.add(module)
-        return []
-
-    return next((found for module in sorted(graph) if (found := visit(module, []))), [])
-
-
 def test_imports_have_no_circles() -> None:
     modules = {file.removesuffix(".py").removesuffix("/__init__").replace("/", "."): file for file in OURS}
     graph = {module: set[str]() for module in modules}
@@ -111,8 +94,7 @@ def test_imports_have_no_circles() -> None:
             target = f"{module}.{name}" if f"{module}.{name}" in graph else module
             if target in graph and target != importer:
                 graph[importer].add(target)
-    assert not circle(graph), " -> ".join(circle(graph))
-    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+    TopologicalSorter(graph).prepare()  # CycleError names one
 
 
 def test_folders_are_small() -> None:

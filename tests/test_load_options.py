@@ -1,4 +1,5 @@
-"""The cache: where keys and values lie, and --attention flash, which reads it to the same end.
+"""Options of loading. --deterministic: in bf16 too an exact method draws the AR baseline's image. --attention
+flash: flash-attn gives what sdpa gives. Where either is not made for it, it is refused.
 
 flash-attn itself needs a GPU; a stand-in of its documented function reads the same tensors here.
 """
@@ -16,26 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from adt_tree import Pipeline, Sampling
-from models.cache import KVCache
 from models.errors import CheckpointError
 from models.loading import load
+from models.packed import packable, row_invariant
 from models.spec import LoadOptions
-from models.target import chain_mask
 from tests.conftest import Refused
-
-
-def test_a_head_is_read_in_one_piece() -> None:
-    """Rows of different lengths: every node's keys and values stand in its own slot, all of a head's in one
-    piece of memory (a piece per slot costs the AR baseline time, docs/LOG.md)."""
-    cache, kv = KVCache.allocate(2, 2, 9, 3, 4, torch.float32, torch.device("cpu")), torch.randn(4, 2, 3, 4)
-    cache.length += torch.tensor([5, 2])
-    meta = cache.metadata(torch.arange(2).expand(2, -1), chain_mask(2, kv.device).expand(2, -1, -1), 5)
-    for part, given in zip(cache.write(1, meta, kv), kv.unbind(1), strict=True):
-        assert part.shape == (2, 3, 7, 4) and all(head.is_contiguous() for row in part for head in row)
-        for row, length in enumerate((5, 2)):
-            written = part[row, :, length : length + 2].transpose(0, 1)
-            assert torch.equal(written, given[2 * row : 2 * row + 2])
-        assert part.count_nonzero() == given.numel()
 
 
 def flash_attn_with_kvcache(
@@ -72,9 +58,39 @@ def test_draft_trees_are_refused(flash: None, pipe: Pipeline) -> None:
         Pipeline(replace(pipe.model, attention="flash"))("sun", method="self-draft")
 
 
-def test_what_it_needs_is_named(refused: Refused, tmp_path: Path) -> None:
-    words = "generate_images --attention flash --device cpu --model_type base --output_dir".split()
-    assert "--attention flash: flash-attn needs a CUDA device" in refused(*words, tmp_path / "out")
+@pytest.mark.skipif(not packable(torch.ones(1, 1).bfloat16()), reason="no bf16 products on this CPU")
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_one_seed_gives_one_image_in_bf16(temperature: float) -> None:
+    """Without the option images part; with it none does, whatever the tree and the images in flight."""
+    exact = Pipeline.from_pretrained(precision="bf16", options=LoadOptions(deterministic=True))
+    rough, sampling = Pipeline(replace(exact.model, deterministic=False)), Sampling(temperature)
+    prompts = ["noto emoji of red heart", "fluent emoji of pizza", "twemoji emoji of owl"]
+
+    def codes(pipe: Pipeline, method: str, batch_size: int) -> list[list[int]]:
+        return pipe(prompts, method=method, sampling=sampling, seed=3, batch_size=batch_size).codes
+
+    baseline = codes(exact, "ar", 1)
+    for method, batch_size in (("ar", 3), ("eagle-1", 1), ("adt-tree", 2), ("self-draft", 3)):
+        assert codes(exact, method, batch_size) == baseline, method
+    assert codes(rough, "self-draft", 1) != codes(rough, "ar", 1)
+
+
+def test_products_that_depend_on_their_neighbours_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load("emoji", LoadOptions(precision="fp32"))
+    if packable(torch.ones(1, 1)):
+        assert row_invariant(model.decoder)
+        products = "models.packed.Product.__call__"
+        monkeypatch.setattr(products, lambda self, x: x.sum() + torch.zeros(len(x), 1))
+    assert not row_invariant(model.decoder)
+    with pytest.raises(CheckpointError, match="--deterministic: this CPU's products in fp32"):
+        load("emoji", LoadOptions(precision="fp32", deterministic=True))
+
+
+def test_where_either_is_not_made_for_it_is_refused(refused: Refused, tmp_path: Path) -> None:
+    words = ["generate_images", "--output_dir", tmp_path / "out"]
+    assert "choose another --precision" in refused(*words, *"--deterministic --precision fp16".split())
+    flash = "--attention flash --device cpu --model_type base".split()
+    assert "--attention flash: flash-attn needs a CUDA device" in refused(*words, *flash)
     assert not (tmp_path / "out" / "generation_configs.json").exists()
     with pytest.raises(CheckpointError, match="choose sdpa or flash"):
         load("emoji", LoadOptions(attention="xformers"))
