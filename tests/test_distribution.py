@@ -37,12 +37,8 @@ FIXED, MC_SIM = TreeShape(3, 2, 6), "mc_sim_7b_63"  # the other published list i
 DYNAMIC: list[tuple[str, Tree]] = [("eagle-2", FIXED)]
 DYNAMIC += [("adt-tree", replace(ADAPT, init=init)) for init in ("horizontal", "vertical", "random")]
 STATIC: list[tuple[str, Tree]] = [("eagle-1", MC_SIM), ("eagle-1", "chain")]
-OWN: list[tuple[str, Tree]] = [
-    ("self-draft", FIXED),
-    ("adt-self-draft", ADAPT),
-    ("hybrid", FIXED),
-    ("adt-hybrid", ADAPT),
-]
+OWN: list[tuple[str, Tree]] = [("self-draft", FIXED), ("adt-self-draft", ADAPT)]
+OWN += [("hybrid", FIXED), ("adt-hybrid", ADAPT)]
 GUIDED, UNGUIDED = Sampling(guidance=1.5), Sampling(guidance=1.0)
 FILTERED = Sampling(temperature=0.8, top_k=3, top_p=0.9, guidance=1.5)
 COOL = Sampling(temperature=0.5, guidance=2.0)

@@ -47,32 +47,32 @@ SAMPLINGS += [Sampling(temperature=1.3, top_k=5, top_p=0.8, guidance=1.0)]
 
 
 @cache
-def decoder(kv_heads: int = 4) -> Decoder:
+def decoder(kv_heads: int = 4, dtype: torch.dtype = torch.float32) -> Decoder:
     """The random target network; fixed weights."""
     torch.manual_seed(0)
     model = Decoder(replace(SIZES, num_layers=2, num_kv_heads=kv_heads))
     for parameter in model.parameters():
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.3)
-    return model.eval().requires_grad_(False)
+    return model.to(dtype).eval().requires_grad_(False)
 
 
 @cache
-def net() -> DrafterNet:
+def net(dtype: torch.dtype = torch.float32) -> DrafterNet:
     """The random drafter network; of 24 codes some drafts are taken all the same."""
     torch.manual_seed(1)
-    return DrafterNet(SIZES).eval().requires_grad_(False)
+    return DrafterNet(SIZES).to(dtype).eval().requires_grad_(False)
 
 
-def made(method: Method, slots: int, graphs: bool = False) -> Engine:
+def made(method: Method, slots: int, graphs: bool = False, dtype: torch.dtype = torch.float32) -> Engine:
     """The method over the random networks, their passes captured or not, in caches as commands allocate."""
 
     def target(slots: int, sampling: Sampling, nodes: int, prompt: int) -> ARTarget:
-        sizes = (decoder(), GRID, FIRST, CODES, slots, sampling.branches, prompt, nodes)
+        sizes = (decoder(dtype=dtype), GRID, FIRST, CODES, slots, sampling.branches, prompt, nodes)
         return GraphTarget(*sizes, Machine()) if graphs else ARTarget(*sizes)
 
     def drafter(target: Any, depth: int, width: int) -> EagleDrafter:
-        return (GraphDrafter if graphs else EagleDrafter)(net(), target, depth, width, "published")
+        return (GraphDrafter if graphs else EagleDrafter)(net(dtype), target, depth, width, "published")
 
     longest = max(request.prompt.length for request in IMAGES)
     return build(Parts(GRID, CODEBOOK, target, drafter), method, slots, longest)
@@ -226,3 +226,11 @@ def test_what_does_not_fit_is_refused() -> None:
         ARTarget(decoder(), GRID, FIRST, CODES, 1, 2, 50, 60)
     with pytest.raises(ValueError, match="prompt"):
         make_target(1, 2).prefill(0, Prompt([0] * (MAX_PROMPT + 1), [0]))
+
+
+def test_bf16_runs() -> None:
+    """Whole images, the same from run to run; other tokens than fp32 are allowed."""
+    engine = made(Method("adt-tree", Sampling(), ADAPT), 3, dtype=torch.bfloat16)
+    first, again = (codes_of(engine.decode(IMAGES)) for _ in range(2))
+    assert first == again and first.keys() == reference(Sampling()).keys()
+    assert all(len(codes) == GRID.size and 0 <= min(codes) <= max(codes) < CODES for codes in first.values())

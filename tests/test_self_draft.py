@@ -198,7 +198,6 @@ class Foreseeing:
         self._next = 0
 
     def prefill(self, slot: int, prompt: Any, prefix: Prefix) -> None:
-        """As roles.Drafter."""
         self._codes, self._next = next(self._images), 0
 
     def release(self, slot: int) -> None:
@@ -207,7 +206,6 @@ class Foreseeing:
     def extend(
         self, features: Tensor, codes: Tensor, count: Tensor, committed: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
-        """As roles.Drafter."""
         self._next += int(count[0])
         logits = torch.zeros(self._branches, 1, CODES)
         logits[..., (self._codes[min(self._next, GRID.size - 1)] + self._off) % CODES] = 9.0

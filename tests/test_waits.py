@@ -76,7 +76,6 @@ class Impatient(Coupled):
         self._look = look
 
     def __call__(self, *given: object) -> Verdict:
-        """Judge, then let the test look at the verdict."""
         verdict = super().__call__(*given)
         self._look(verdict)
         return verdict
