@@ -1,21 +1,45 @@
-"""What tests of decoding share: draft trees from lists, static growths, verdicts, codes by name."""
+"""What tests of decoding share: a model of parts, draft trees from lists, verdicts, codes by name."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from adt_tree.grid import Grid
 from adt_tree.policy import TreeShape
 from adt_tree.proposers.eagle import StaticGrowth
 from adt_tree.records import Decoded
-from adt_tree.roles import Target
+from adt_tree.relax import nearest_table
+from adt_tree.roles import Drafter, Target
+from adt_tree.sampling import Sampling
 from adt_tree.static_trees import STATIC_TREES
 from adt_tree.tree import DraftTree, StaticTree, ancestor_mask
 from adt_tree.verify import Verdict
 
 CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A model for adt_tree.method.build: see method.Model."""
+
+    grid: Grid
+    codebook: Tensor
+    target: Callable[[int, Sampling, int, int], Target]
+    drafter: Callable[[Any, int, int], Drafter]
+
+    @property
+    def num_codes(self) -> int:
+        """Size of the codebook."""
+        return len(self.codebook)
+
+    def nearest(self, k: int, table: None) -> Tensor:
+        """Nearest codes."""
+        return nearest_table(self.codebook, k)
 
 
 def codes_of(images: Iterable[Decoded]) -> dict[str, list[int]]:

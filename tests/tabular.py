@@ -5,7 +5,7 @@ A prefix is a state: 0 is empty, state * V + 1 + code appends a code. Features a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,20 +17,16 @@ from adt_tree.roles import Prefix, Request, Scored
 from adt_tree.sampling import Sampling, log_probs
 from adt_tree.tree import DraftTree
 from adt_tree.verify import Verdict
+from tests.decoding import CPU, Parts
 
 CODES = 4
-CPU = torch.device("cpu")
+CODEBOOK = torch.tensor([[0.0], [1.0], [2.1], [3.3]])
 
 
-def states(length: int) -> int:
-    """Prefixes of at most `length` codes."""
-    return sum(CODES**n for n in range(length + 1))
-
-
-def table(seed: int, length: int, scale: float = 1.5, branches: int = 2) -> Tensor:
-    """Random logits [G, S, V] for every prefix shorter than `length`."""
-    generator = torch.Generator().manual_seed(seed)
-    return scale * torch.randn(branches, states(length - 1), CODES, generator=generator)
+def table(seed: int, length: int) -> Tensor:
+    """Random logits [2, S, V] for every prefix shorter than `length`."""
+    states = sum(CODES**n for n in range(length))
+    return 1.5 * torch.randn(2, states, CODES, generator=torch.Generator().manual_seed(seed))
 
 
 def append(state: Tensor, codes: Tensor) -> Tensor:
@@ -46,26 +42,21 @@ class TabularTarget:
     def __init__(self, logits: Tensor, grid: Grid, slots: int) -> None:
         self.logits, self.grid, self.slots = logits, grid, slots
         self.committed = torch.zeros(slots, dtype=torch.int64)
-        self.calls = 0
         self._states = torch.zeros(slots, 1, dtype=torch.int64)
-
-    def read(self, state: Tensor) -> Tensor:
-        """Logits [G, ..., V]; what lies beyond the image (idle slots) wraps around."""
-        return self.logits[:, state % self.logits.shape[1]]
 
     def prefill(self, slot: int, prompt: Any) -> Prefix:
         self.committed[slot] = 0
         return Prefix(self.logits[:, 0], [torch.zeros(1, 1)] * self.logits.shape[0])
 
     def forward(self, tree: DraftTree, committed: Sequence[int]) -> Scored:
-        self.calls += 1
         state = append(self.committed[:, None], tree.codes)
         for depth in range(1, tree.depth + 1):
             below = append(state.gather(1, tree.parents), tree.codes)
             state = torch.where(tree.depths == depth, below, state)
         self._states = state
         features = state[None, ..., None].float().expand(self.logits.shape[0], -1, -1, -1)
-        return Scored(self.read(state), features)
+        # What lies beyond the image (idle slots) wraps around.
+        return Scored(self.logits[:, state % self.logits.shape[1]], features)
 
     def commit(self, tree: DraftTree, verdict: Verdict) -> None:
         last = verdict.path.gather(1, verdict.count[:, None] - 1)
@@ -93,25 +84,29 @@ class TabularDrafter:
         self, features: Tensor, codes: Tensor, count: Tensor, committed: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
         last = (count - 1)[:, None]
-        before = features[0, ..., 0].gather(1, last)
-        return self._after(before.long(), codes.gather(1, last), features.shape[0], squeeze=True)
+        logits, own = self.expand(codes.gather(1, last), features.gather(2, last[None, ..., None]), codes, 0)
+        return logits[:, :, 0], own[:, :, 0]
 
     def expand(self, codes: Tensor, features: Tensor, ancestors: Tensor, depth: int) -> tuple[Tensor, Tensor]:
-        return self._after(features[0, ..., 0].long(), codes, features.shape[0])
-
-    def _after(
-        self, state: Tensor, codes: Tensor, branches: int, squeeze: bool = False
-    ) -> tuple[Tensor, Tensor]:
         # States beyond the image occur below leaves that are never accepted: anything will do.
-        state = append(state, codes)
-        state = state[:, 0] if squeeze else state
-        logits = self.logits[:, state % self.logits.shape[1]]
-        return logits, (state % 2**20)[None, ..., None].float().expand(branches, *state.shape, 1)
+        state = append(features[0, ..., 0].long(), codes)
+        own = (state % 2**20)[None, ..., None].float()
+        return self.logits[:, state % self.logits.shape[1]], own.expand(len(self.logits), -1, -1, -1)
 
 
-def requests(count: int, first_seed: int = 0) -> list[Request]:
+def model(logits: Tensor, drafts: Tensor, grid: Grid) -> Parts:
+    """Of two tables [2, S, V]; without guidance the first half of each counts."""
+    return Parts(
+        grid,
+        CODEBOOK,
+        lambda slots, sampling, nodes, prompt: TabularTarget(logits[: sampling.branches], grid, slots),
+        lambda target, depth, width: TabularDrafter(drafts[: len(target.logits)]),
+    )
+
+
+def requests(count: int) -> list[Request]:
     """Images that differ in their seed alone."""
-    return [Request(str(n), None, first_seed + n) for n in range(count)]
+    return [Request(str(n), None, n) for n in range(count)]
 
 
 def image_distribution(logits: Tensor, sampling: Sampling, length: int) -> Tensor:
@@ -126,20 +121,12 @@ def image_distribution(logits: Tensor, sampling: Sampling, length: int) -> Tenso
     return total.exp()
 
 
-def index_of(codes: Iterable[int]) -> int:
-    """An image's place in image_distribution."""
-    place = 0
-    for code in codes:
-        place = place * CODES + code
-    return place
-
-
 def deviation(images: Iterator[Decoded], exact: Tensor) -> float:
     """Chi-square against the exact distribution as a standard score; rare outcomes are pooled,
     impossible ones count 1e9."""
-    counts = torch.bincount(
-        torch.tensor([index_of(image.codes) for image in images]), minlength=len(exact)
-    ).double()
+    codes = torch.tensor([image.codes for image in images])
+    place = (codes * CODES ** torch.arange(codes.shape[1]).flip(0)).sum(dim=1)
+    counts = torch.bincount(place, minlength=len(exact)).double()
     if bool((counts[exact == 0] > 0).any()):
         return 1e9
     expected = exact * counts.sum()

@@ -26,7 +26,11 @@ class Tape:
         self._done: list[tuple[Any, tuple, dict[str, Any], list[Tensor]]] = []
 
     def note(self, func: Any, args: tuple, kwargs: dict[str, Any], answer: Any) -> None:
-        """An operator that has run, unless all it did was to look at memory that was there."""
+        """An operator that has run, unless all it did was to look at memory that was there.
+
+        Refuses to read a number; tests.reads sees what else would wait."""
+        if func is torch.ops.aten._local_scalar_dense.default:
+            raise RuntimeError("a number was read in a capture")
         own = made(args, kwargs, answer)
         if own or func._schema.is_mutable:
             self._done.append((func, args, kwargs, own))
@@ -58,7 +62,7 @@ class Machine:
         for _ in range(warm_ups):
             run()
         tape = Tape(self)
-        with self.running(tape), _Capture(tape):
+        with self.running(tape), Operators(tape.note):
             return tape.replay, run()
 
     @contextmanager
@@ -74,8 +78,12 @@ class Machine:
             self.busy = False
 
 
-class _Operators(TorchDispatchMode):
-    """Notes what reaches the kernels."""
+class Operators(TorchDispatchMode):
+    """Notes what has reached the kernels."""
+
+    def __init__(self, note: Callable[[Any, tuple, dict[str, Any], Any], None]) -> None:
+        super().__init__()
+        self._note = note
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple = (), kwargs: dict[str, Any] | None = None
@@ -86,50 +94,28 @@ class _Operators(TorchDispatchMode):
         if parts is not NotImplemented:
             return parts
         answer = func(*args, **given)
-        self.note(func, args, given, answer)
+        self._note(func, args, given, answer)
         return answer
 
-    def note(self, func: Any, args: tuple, kwargs: dict[str, Any], answer: Any) -> None:
-        """An operator that has run."""
 
-
-class _Capture(_Operators):
-    """Into a tape; refuses to read a number, for tests.reads sees what else would wait."""
-
-    def __init__(self, tape: Tape) -> None:
-        super().__init__()
-        self._tape = tape
-
-    def note(self, func: Any, args: tuple, kwargs: dict[str, Any], answer: Any) -> None:
-        """See _Operators."""
-        if func is torch.ops.aten._local_scalar_dense.default:
-            raise RuntimeError("a number was read in a capture")
-        self._tape.note(func, args, kwargs, answer)
-
-
-class Launches(_Operators):
-    """Counts the operators that write memory outside of a machine's replays: kernels, on CUDA."""
+class Launches(Operators):
+    """Counts the operators that write memory outside of a machine's replays: kernels, on CUDA. To look at
+    memory, or to ask for some, is none."""
 
     def __init__(self, machine: Machine) -> None:
-        super().__init__()
+        super().__init__(self._count)
         self.count, self._machine = 0, machine
 
-    def note(self, func: Any, args: tuple, kwargs: dict[str, Any], answer: Any) -> None:
-        """See _Operators."""
-        if not self._machine.busy and writes(func, args, kwargs, answer):
-            self.count += 1
+    def _count(self, func: Any, args: tuple, kwargs: dict[str, Any], answer: Any) -> None:
+        asks = "empty" in func.overloadpacket.__name__
+        writes = func._schema.is_mutable or (not asks and bool(made(args, kwargs, answer)))
+        self.count += writes and not self._machine.busy
 
 
 def made(args: tuple, kwargs: dict[str, Any], answer: Any) -> list[Tensor]:
     """Tensors of an operator's answer that are not views of what it was given."""
     given = {_memory(x) for x in _tensors((args, kwargs))}
     return [x for x in _tensors(answer) if _memory(x) not in given]
-
-
-def writes(func: Any, args: tuple, kwargs: dict[str, Any], answer: Any) -> bool:
-    """Whether an operator that has run did more than to look at memory, or to ask for some."""
-    asks = "empty" in func.overloadpacket.__name__
-    return func._schema.is_mutable or (not asks and bool(made(args, kwargs, answer)))
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

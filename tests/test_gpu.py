@@ -16,7 +16,7 @@ from adt_tree.roles import Request
 from adt_tree.tree import to_device
 from models.graphs import CudaRecorder, GraphRunner
 from models.spec import CKPTS
-from tests.test_graphs import Doubling, graphs_of
+from tests.test_graphs import check_results, graphs_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -33,26 +33,20 @@ def opened(folder: Path, device: str, graphs: bool = False) -> Pipeline:
     return Pipeline(replace(pipe.model, graphs=graphs))
 
 
+@pytest.mark.parametrize(
+    ("name", "prompts", "seed"), [("tiny", PROMPTS, 1), ("emoji", ["noto emoji of red heart"], 11)]
+)
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("name", EXACT)
-def test_tokens_are_the_cpus(name: str, temperature: float, graphs: bool, tiny_checkpoint: Path) -> None:
-    """Three images in two slots."""
-    sampling = Sampling(temperature=temperature, guidance=3.0)
-    expected = opened(tiny_checkpoint, "cpu")(PROMPTS, "ar", sampling=sampling, seed=1, batch_size=2)
-    found = opened(tiny_checkpoint, "cuda", graphs)(PROMPTS, name, sampling=sampling, seed=1, batch_size=2)
-    assert found.codes == expected.codes
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_tokens_of_the_embedded_model(temperature: float) -> None:
-    sampling = Sampling(temperature=temperature, guidance=3.0)
-    expected = opened(CKPTS / "emoji", "cpu")("noto emoji of red heart", "ar", sampling=sampling, seed=11)
-    for graphs in (False, True):
-        pipe = opened(CKPTS / "emoji", "cuda", graphs)
-        for name in EXACT:
-            found = pipe("noto emoji of red heart", name, sampling=sampling, seed=11)
-            assert found.codes == expected.codes, (name, graphs)
+def test_tokens_are_the_cpus(
+    temperature: float, graphs: bool, name: str, prompts: list[str], seed: int, tiny_checkpoint: Path
+) -> None:
+    """Of the random model three images in two slots; of the embedded one."""
+    folder = tiny_checkpoint if name == "tiny" else CKPTS / name
+    own = {"sampling": Sampling(temperature=temperature, guidance=3.0), "seed": seed, "batch_size": 2}
+    expected, pipe = opened(folder, "cpu")(prompts, "ar", **own), opened(folder, "cuda", graphs)
+    for method in EXACT:
+        assert pipe(prompts, method, **own).codes == expected.codes, method
 
 
 def warm_up(engine: Engine, request: Request) -> None:
@@ -98,14 +92,7 @@ def test_a_step_waits_once(name: str, graphs: bool, tiny_checkpoint: Path) -> No
 
 
 def test_captured_results_are_the_callers() -> None:
-    by = torch.tensor(2.0, device="cuda")
-    run, double = GraphRunner(CudaRecorder()), Doubling(by)
-    ones = torch.ones(3, device="cuda")
-    one, two = run(double, 1, ones), run(double, 1, 5 * ones)
-    other = run(double, 3, torch.ones(4, device="cuda"))
-    by.fill_(7.0)
-    last = run(double, 1, ones)
-    assert [x.tolist() for x in (one, two, other, last)] == [[2.0] * 3, [10.0] * 3, [6.0] * 4, [7.0] * 3]
+    check_results(GraphRunner(CudaRecorder()), torch.device("cuda"))
 
 
 def test_to_device() -> None:

@@ -3,59 +3,28 @@ takes the recorder's place."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from adt_tree.decode import autoregressive, finished, speculative
 from adt_tree.engine import Engine, build
 from adt_tree.grid import Grid
-from adt_tree.method import Method as Chosen
-from adt_tree.noise import Noise
+from adt_tree.method import Method
 from adt_tree.policy import TreeShape
 from adt_tree.records import Decoded
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
-from adt_tree.verify import GreedyRelaxed
-from models.drafter import EagleDrafter
-from models.graphs import (
-    MOST,
-    WARM_UPS,
-    GraphDrafter,
-    GraphRunner,
-    GraphTarget,
-    context_bucket,
-    row_bucket,
-)
+from models.graphs import MOST, WARM_UPS, GraphRunner, GraphTarget, context_bucket, row_bucket
 from models.separators import SeparatorTarget
 from models.spec import TOKEN_SHIFTS
-from models.target import ARTarget
 from tests import test_engine_separators as separators
 from tests.checkpoints import load
 from tests.tape import SPOILT, Launches, Machine
-from tests.test_engine import (
-    CODES,
-    FIRST,
-    GRID,
-    IMAGES,
-    MAX_NODES,
-    MAX_PROMPT,
-    SAMPLINGS,
-    Method,
-    decoder,
-    exact_methods,
-    sampled_methods,
-)  # fmt: skip
-
-
-def make_target(graphs: bool, slots: int, sampling: Sampling) -> ARTarget:
-    """The engine tests' target, captured or not."""
-    sizes = (decoder(), GRID, FIRST, CODES, slots, sampling.branches, MAX_PROMPT, MAX_NODES)
-    return GraphTarget(*sizes, Machine()) if graphs else ARTarget(*sizes)
+from tests.test_engine import CODES, FIRST, IMAGES, PLAIN, decoder, drafted_methods, exact_methods, made
 
 
 def graphs_of(target: object) -> GraphRunner | None:
@@ -64,51 +33,21 @@ def graphs_of(target: object) -> GraphRunner | None:
     return tokens.graphs if isinstance(tokens, GraphTarget) else None
 
 
-def made_of(target: ARTarget) -> type[EagleDrafter]:
-    """The drafter beside it: captured if the target is."""
-    return GraphDrafter if isinstance(target, GraphTarget) else EagleDrafter
-
-
-def steps(images: list[Decoded]) -> dict[str, object]:
+def steps(images: Iterator[Decoded]) -> dict[str, object]:
     """Codes, and what every target call was but for its clock."""
     return {i.name: (i.codes, [(s.position, s.nodes, s.accepted) for s in i.steps]) for i in images}
 
 
-def unchanged(decode: Callable[[bool], tuple[ARTarget, list[Decoded]]]) -> None:
-    """decode(captured?) gives the same steps; idle slots and rows that nobody reads leave nothing behind."""
-    (target, captured), (_, direct) = decode(True), decode(False)
-    graphs = graphs_of(target)
-    assert steps(captured) == steps(direct) and len(captured) == len(IMAGES)
-    assert graphs is not None and graphs.captured > 1 and target.cache.store.isfinite().all()
-
-
-CASES = [(method, "sampled") for method in (*exact_methods(Sampling()), *sampled_methods())]
-CASES += [(method, "greedy unguided") for method in exact_methods(SAMPLINGS["greedy"])]
+CASES = exact_methods(Sampling()) + exact_methods(PLAIN) + drafted_methods(Sampling())
 
 
 @pytest.mark.parametrize("slots", [1, 3])
-@pytest.mark.parametrize(("method", "name"), CASES, ids=str)
-def test_speculation(method: Method, name: str, slots: int) -> None:
-    """Every drafter and rule; those whose images depend on the drafts too."""
-    sampling = SAMPLINGS["greedy" if isinstance(method.rule, GreedyRelaxed) else name]
-
-    def decode(graphs: bool) -> tuple[ARTarget, list[Decoded]]:
-        target, policy = make_target(graphs, slots, sampling), method.policy(slots)
-        proposer = method.proposer(target, sampling, made_of(target))
-        return target, list(finished(speculative(target, proposer, policy, method.rule, IMAGES, sampling)))
-
-    unchanged(decode)
-
-
-@pytest.mark.parametrize("name", ["sampled", "greedy unguided"])
-def test_ar_baseline(name: str) -> None:
-    sampling = SAMPLINGS[name]
-
-    def decode(graphs: bool) -> tuple[ARTarget, list[Decoded]]:
-        target, noise = make_target(graphs, 3, sampling), Noise(CODES, sampling.greedy)
-        return target, list(finished(autoregressive(target, IMAGES, sampling, noise)))
-
-    unchanged(decode)
+@pytest.mark.parametrize("method", CASES, ids=str)
+def test_captured_passes_are_the_direct_ones(method: Method, slots: int) -> None:
+    """Idle slots and rows that nobody reads leave nothing behind."""
+    captured, direct = (made(method, slots, graphs) for graphs in (True, False))
+    assert steps(captured.decode(IMAGES)) == steps(direct.decode(IMAGES))
+    assert captured.target.graphs.captured > 1 and captured.target.cache.store.isfinite().all()
 
 
 @pytest.mark.parametrize("kind", ["ar", "self-draft", "dynamic"])
@@ -125,22 +64,17 @@ LAUNCHES = {"ar": 45, "eagle-2": 310, "self-draft": 270, "hybrid": 370}
 TREES = {"ar": None, "eagle-2": TreeShape(4, 3, 12)}
 
 
-def chosen(name: str, temperature: float = 1.0) -> Chosen:
-    """A method of the tiny model."""
-    return Chosen(name, Sampling(temperature=temperature), TREES.get(name, TreeShape(9, 3, 20)))
-
-
-def launched(made: Engine, request: Request, machine: Machine) -> int:
+def launched(own: Engine, request: Request, machine: Machine) -> int:
     """Operators between the second and the third target pass of an image, beside the replays."""
-    counts, forward = list[int](), made.target.forward
+    counts, forward = list[int](), own.target.forward
     with Launches(machine) as seen:
 
         def watched(*given: object) -> object:
             counts.append(seen.count)
             return forward(*given)
 
-        made.target.forward = watched
-        list(made.decode([request]))
+        own.target.forward = watched
+        list(own.decode([request]))
     return counts[2] - counts[1]
 
 
@@ -153,11 +87,12 @@ def test_models(name: str, shift: str, tiny_checkpoint: Path, monkeypatch: pytes
     model = replace(load("emoji", tiny_checkpoint), token_shift=shift)
     prompts = [model.encode(text) for text in ("sun", "red heart", "pizza")]
     requests = [Request(str(n), prompt, n) for n, prompt in enumerate(prompts)]
+    method = Method(name, Sampling(), TREES.get(name, TreeShape(9, 3, 20)))
     for graphs in (True, False):
-        made = build(replace(model, graphs=graphs), chosen(name), 2, max(p.length for p in prompts))
-        assert (graphs_of(made.target) is not None) == graphs
-        found.append([(i.name, i.codes, i.drafter_calls) for i in made.decode(requests)])
-        launches.append(launched(made, requests[0], machine))
+        own = build(replace(model, graphs=graphs), method, 2, max(p.length for p in prompts))
+        assert (graphs_of(own.target) is not None) == graphs
+        found.append([(i.name, i.codes, i.drafter_calls) for i in own.decode(requests)])
+        launches.append(launched(own, requests[0], machine))
     assert found[0] == found[1]
     assert launches[0] <= LAUNCHES[name] and launches[0] + 30 < launches[1]
 
@@ -168,31 +103,26 @@ def test_shape_buckets() -> None:
     assert [context_bucket(n, 1024) for n in (0, 1, 256, 257, 1000, 1024)] == [0, 256, 256, 512, 1024, 1024]
 
 
-@dataclass(frozen=True)
-class Doubling:
-    """A pass."""
+def doubling(by: Tensor) -> Callable[[Tensor, int], Tensor]:
+    """A pass: more times the input, by what lies in place."""
+    return lambda x, more: more * x * by
 
-    by: Tensor
 
-    def __call__(self, x: Tensor, more: int) -> Tensor:
-        """more times the input, by what lies in place."""
-        return more * x * self.by
-
-    def __hash__(self) -> int:
-        return id(self)
+def check_results(run: GraphRunner, device: torch.device) -> None:
+    """Replays of one graph, of another shape and number, and after a change of what is read in place: results
+    are the caller's."""
+    by, three = torch.tensor(2.0, device=device), torch.ones(3, device=device)
+    double = doubling(by)
+    results = [run(double, 1, three), run(double, 1, 5 * three), run(double, 3, three)]
+    results.append(run(double, 1, torch.ones(4, device=device)))
+    by.fill_(7.0)
+    results.append(run(double, 1, three))
+    assert [x.tolist() for x in results] == [[2.0] * 3, [10.0] * 3, [6.0] * 3, [2.0] * 4, [7.0] * 3]
+    assert run.captured == 3
 
 
 def test_results_are_the_callers() -> None:
-    """Replays of one graph, of another shape and number, and after a change of what is read in place."""
-    run, by = GraphRunner(Machine()), torch.tensor(2.0)
-    double = Doubling(by)
-    one, two = run(double, 1, torch.ones(3)), run(double, 1, torch.full((3,), 5.0))
-    assert (one.tolist(), two.tolist()) == ([2.0] * 3, [10.0] * 3)
-    assert run(double, 3, torch.ones(3)).tolist() == [6.0] * 3
-    assert run(double, 1, torch.ones(4)).tolist() == [2.0] * 4
-    by.fill_(7.0)
-    assert run(double, 1, torch.ones(3)).tolist() == [7.0] * 3
-    assert run.captured == 3
+    check_results(GraphRunner(Machine()), torch.device("cpu"))
 
 
 def test_the_tape_shows_what_a_graph_breaks() -> None:
@@ -205,14 +135,14 @@ def test_the_tape_shows_what_a_graph_breaks() -> None:
 
     assert [run(count, 0, torch.ones(1)).item() for _ in range(4)] == [2] * 4
     assert len(kept) == WARM_UPS + 1 and kept[-1].item() == 2
-    run(Doubling(torch.tensor(2.0)), 1, torch.ones(1))
+    run(doubling(torch.tensor(2.0)), 1, torch.ones(1))
     assert kept[-1].item() == SPOILT
     with pytest.raises(RuntimeError, match="read in a capture"):
         run(lambda x, more: x * x.item(), 1, torch.ones(1))
 
 
 def test_graphs_have_a_bound() -> None:
-    run, double = GraphRunner(Machine()), Doubling(torch.tensor(2.0))
+    run, double = GraphRunner(Machine()), doubling(torch.tensor(2.0))
     for more in range(MOST + 5):
         assert run(double, more, torch.ones(1)).tolist() == [2.0 * more]
     assert run.captured == MOST

@@ -1,4 +1,4 @@
-"""Guidance, temperature and filters on distributions small enough to do by hand."""
+"""Guidance, temperature, filters, and what relaxation borrows, on distributions done by hand."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from adt_tree.relax import Relaxation, nearest_table
 from adt_tree.sampling import Sampling, guide, keep_top_k, keep_top_p, log_probs
 
 
@@ -21,34 +22,32 @@ def kept(logits: Tensor) -> list[int]:
     return logits.isfinite().nonzero().flatten().tolist()
 
 
-@pytest.mark.parametrize(("top_k", "survivors"), [(0, 4), (1, 1), (2, 2), (3, 3), (4, 4), (9, 4)])
-def test_top_k(top_k: int, survivors: int) -> None:
-    assert kept(keep_top_k(logits_of(0.4, 0.3, 0.2, 0.1), top_k)) == list(range(survivors))
-
-
-def test_top_k_keeps_ties_with_the_last() -> None:
-    assert kept(keep_top_k(logits_of(0.4, 0.2, 0.2, 0.2), 2)) == [0, 1, 2, 3]
-    assert kept(keep_top_k(logits_of(0.3, 0.3, 0.3, 0.1), 1)) == [0, 1, 2]
+DISTINCT, EQUAL, HALVED = (0.4, 0.3, 0.2, 0.1), (0.25, 0.25, 0.25, 0.25), (0.5, 0.25, 0.125, 0.125)
 
 
 @pytest.mark.parametrize(
-    ("top_p", "survivors"),
-    # The smallest set that reaches top_p: a boundary met exactly needs no further code.
-    [(1.0, [0, 1, 2, 3]), (0.875, [0, 1, 2]), (0.8751, [0, 1, 2, 3]), (0.75, [0, 1]), (0.7501, [0, 1, 2]),
-     (0.5, [0]), (0.5001, [0, 1]), (0.01, [0])],
+    ("p", "top_k", "survivors"),
+    [(DISTINCT, 0, 4), (DISTINCT, 1, 1), (DISTINCT, 2, 2), (DISTINCT, 3, 3), (DISTINCT, 4, 4),
+     (DISTINCT, 9, 4), ((0.4, 0.2, 0.2, 0.2), 2, 4), ((0.3, 0.3, 0.3, 0.1), 1, 3)],  # ties stay with the last
 )  # fmt: skip
-def test_top_p_boundary(top_p: float, survivors: list[int]) -> None:
-    # Powers of two: the softmax is exact.
-    assert kept(keep_top_p(logits_of(0.5, 0.25, 0.125, 0.125), top_p)) == survivors
+def test_top_k(p: tuple[float, ...], top_k: int, survivors: int) -> None:
+    assert kept(keep_top_k(logits_of(*p), top_k)) == list(range(survivors))
 
 
-def test_top_p_breaks_ties_by_the_lower_code_and_ignores_order() -> None:
-    assert kept(keep_top_p(logits_of(0.25, 0.25, 0.25, 0.25), 0.5)) == [0, 1]
-    assert kept(keep_top_p(logits_of(0.125, 0.5, 0.125, 0.25), 0.75)) == [1, 3]
+@pytest.mark.parametrize(
+    ("p", "top_p", "survivors"),
+    # The smallest set that reaches top_p: a boundary met exactly needs no further code. Powers of two: the
+    # softmax is exact. Ties go to the lower code; the order does not matter.
+    [(HALVED, 1.0, [0, 1, 2, 3]), (HALVED, 0.875, [0, 1, 2]), (HALVED, 0.8751, [0, 1, 2, 3]),
+     (HALVED, 0.75, [0, 1]), (HALVED, 0.7501, [0, 1, 2]), (HALVED, 0.5, [0]), (HALVED, 0.5001, [0, 1]),
+     (HALVED, 0.01, [0]), (EQUAL, 0.5, [0, 1]), ((0.125, 0.5, 0.125, 0.25), 0.75, [1, 3])],
+)  # fmt: skip
+def test_top_p(p: tuple[float, ...], top_p: float, survivors: list[int]) -> None:
+    assert kept(keep_top_p(logits_of(*p), top_p)) == survivors
 
 
 def test_filters_in_both_orders() -> None:
-    logits = logits_of(0.4, 0.3, 0.2, 0.1)[None]
+    logits = logits_of(*DISTINCT)[None]
     # k = 3 leaves 4/9, 3/9, 2/9, of which two reach 0.75; of all four two reach 0.7 only.
     for top_p_first, survivors in ((False, [0, 1]), (True, [0, 1, 2])):
         sampling = Sampling(top_k=3, top_p=0.75, guidance=1.0, top_p_first=top_p_first)
@@ -73,9 +72,8 @@ def test_guidance() -> None:
 def test_temperature() -> None:
     logits = torch.tensor([[2.0, 0.0]])
     expected = [1 / (1 + math.exp(-4.0)), 1 / (1 + math.exp(4.0))]
-    assert log_probs(logits, Sampling(temperature=0.5, guidance=1.0)).exp().tolist() == pytest.approx(
-        expected
-    )
+    found = log_probs(logits, Sampling(temperature=0.5, guidance=1.0)).exp()
+    assert found.tolist() == pytest.approx(expected)
 
 
 def test_greedy_reads_the_unfiltered_guided_distribution() -> None:
@@ -101,3 +99,53 @@ def test_distribution_is_fp32_for_bf16_logits() -> None:
 def test_wrong_values_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         Sampling(**wrong)
+
+
+P = [0.1, 0.2, 0.3, 0.4]
+TABLE = torch.tensor([[1, 2, 3], [0, 2, 3], [3, 1, 0], [2, 1, 0]])
+
+
+@pytest.mark.parametrize(
+    ("p", "code", "k", "delta", "admissible", "mass"),
+    [
+        (P, 0, 2, 0.1, [False, False], 0.0),  # S_1 = 0.2 is over
+        (P, 0, 2, 0.25, [True, False], 0.2),
+        (P, 0, 2, 0.55, [True, True], 0.5),  # S_2 = 0.2 + 0.3
+        (P, 0, 2, 1.0, [True, True], 0.5),
+        (P, 0, 1, 1.0, [True], 0.2),  # k bounds the set
+        (P, 0, 2, 2.0, [False, False], 0.0),  # (2 - 1) p(x) = 0.1
+        (P, 0, 2, 3.5, [True, False], 0.2),  # 2.5 p(x) = 0.25
+        (P, 0, 2, 7.0, [True, True], 0.5),
+        (P, 3, 2, 1.8, [True, False], 0.3),  # 0.8 * 0.4 = 0.32
+        (P, 0, 2, 0.0, [False, False], 0.0),
+        (P, 0, 0, 0.9, [False], 0.0),  # one column that is never admissible
+        (P, 1, 0, 3.0, [False], 0.0),
+        ([0.1, 0.5, 0.01, 0.39], 0, 2, 0.3, [False, False], 0.0),  # cheap behind dear: not reached
+        ([0.5, 0.0, 0.0, 0.5], 0, 2, 0.0, [False, False], 0.0),  # no budget: not even those without mass
+    ],
+)
+def test_budget_is_a_prefix(
+    p: list[float], code: int, k: int, delta: float, admissible: list[bool], mass: float
+) -> None:
+    near, allowed, borrowed = Relaxation(TABLE, k, delta).aggregate(torch.tensor(p), torch.tensor(code))
+    assert near.tolist() == TABLE[code, : max(k, 1)].tolist()
+    assert allowed.tolist() == admissible
+    assert borrowed.item() == pytest.approx(mass)
+
+
+def test_nearest_table() -> None:
+    line = torch.tensor([[0.0], [1.0], [3.0], [7.0]])
+    for width in range(4):
+        table = torch.tensor([[1, 2, 3], [0, 2, 3], [1, 0, 3], [2, 1, 0]])[:, :width]
+        assert torch.equal(nearest_table(line, width), table)
+    for width in (-1, 4):
+        with pytest.raises(ValueError, match="neighbours"):
+            nearest_table(line, width)
+
+
+def test_nearest_table_in_blocks() -> None:
+    """More codes than one block holds: self stays excluded, distances ascend."""
+    codebook = torch.randn(1100, 4, generator=torch.Generator().manual_seed(0))
+    everything = torch.cdist(codebook.double(), codebook.double()).fill_diagonal_(float("inf"))
+    distance = everything.gather(1, nearest_table(codebook, 5))
+    torch.testing.assert_close(everything.topk(5, largest=False).values, distance)

@@ -4,20 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from adt_tree.decode import autoregressive
+from adt_tree.method import Method
 from adt_tree.records import Decoded
 from adt_tree.sampling import Sampling
-from tests.test_engine import (
-    CODES,
-    GRID,
-    IMAGES,
-    SAMPLINGS,
-    Method,
-    baseline,
-    coupled,
-    make_target,
-    reference,
-)
+from tests.test_engine import ADAPT, CODES, FIXED, GREEDY, GRID, IMAGES, TREE, made, reference
 
 
 def check_records(image: Decoded, most: int) -> None:
@@ -36,25 +26,26 @@ def check_records(image: Decoded, most: int) -> None:
 def test_the_likeliest_code_is_known_at_every_position() -> None:
     """At temperature 0 what is committed is the likeliest: its probability along the image is the AR
     baseline's, whoever drafts."""
-    greedy, found = Sampling(temperature=0.0), []
-    drafted = Method("horizontal", coupled(greedy)).decode(greedy, 3)
-    for images in (baseline(greedy, 1).values(), drafted):
+    found = []
+    for method in (Method("ar", GREEDY), Method("adt-tree", GREEDY, ADAPT)):
+        images = made(method, 3).decode(IMAGES)
         found.append({i.name: [p for step in i.steps for p in step.top1] for i in images})
     assert {name: pytest.approx(top1, abs=2e-4) for name, top1 in found[0].items()} == found[1]
 
 
 @pytest.mark.parametrize(
-    ("tree", "most"), [("fixed", 12), ("horizontal", 14), ("mc_sim_7b_63", 25), ("self-draft", 14), ("ar", 0)]
+    ("name", "tree", "most"),
+    [
+        ("eagle-2", FIXED, 12),
+        ("adt-tree", ADAPT, 14),
+        ("eagle-1", "mc_sim_7b_63", 25),
+        ("self-draft", TREE, 14),
+        ("ar", None, 0),
+    ],
 )
-def test_every_step_can_be_followed(tree: str, most: int) -> None:
+def test_every_step_can_be_followed(name: str, tree: object, most: int) -> None:
     """Codes, trees and accepted paths of each step add up to the images, and confidence falls along paths."""
-    sampling = SAMPLINGS["sampled"]
-    target, rule = make_target(2, sampling.branches), coupled(sampling)
-    drafter, shape = ("self-draft", "tree") if tree == "self-draft" else ("network", tree)
-    if tree == "ar":
-        steps = autoregressive(target, IMAGES, sampling, rule.noise)
-    else:
-        steps = Method(shape, rule, drafter).steps(target, sampling)
+    steps = made(Method(name, Sampling(), tree), 2).steps(IMAGES)
     codes: dict[str, list[int]] = {}
     finished = set()
     for step in steps:
@@ -72,4 +63,4 @@ def test_every_step_can_be_followed(tree: str, most: int) -> None:
         for image in step.finished:
             check_records(image, most)
             finished.add(image.name)
-    assert codes == reference("sampled") and finished == set(codes)
+    assert codes == reference(Sampling()) and finished == set(codes)

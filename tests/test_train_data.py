@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +13,6 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from adt_tree.relax import nearest_table
-from adt_tree.sampling import Sampling
-from adt_tree.tree import root_only_tree
-from adt_tree.verify import Verdict
 from models.codecs.neighbours import read_table
 from models.codecs.vq import from_uint8
 from models.drafters.shards import INDEX, read_shards
@@ -26,26 +23,22 @@ from tests.checkpoints import Checkpoints
 from tests.conftest import Refused, Run
 
 FAMILIES = ("emoji", "anole", "lumina_mgpt", "llamagen")
-SIDE = {"lumina_mgpt": 12}  # pixels
+Draw = Callable[[str], list[str]]
 PROMPTS = ["red heart", "pizza", "cat face", "sun", "rocket"]
 
 
 @pytest.fixture(scope="module")
 def models(checkpoints: Checkpoints) -> dict[str, Model]:
     """Targets by family."""
-    return {name: checkpoints[name].load(need_drafter=False, side=SIDE.get(name)) for name in FAMILIES}
-
-
-def words_of(checkpoints: Checkpoints, name: str) -> list[str]:
-    """Options that name a family's tiny model."""
-    return checkpoints[name].words(SIDE.get(name))
+    return {name: checkpoints[name].load(need_drafter=False) for name in FAMILIES}
 
 
 @pytest.fixture
-def prompts(tmp_path: Path) -> Path:
+def draw(checkpoints: Checkpoints, tmp_path: Path) -> Draw:
+    """A family -> the words that draw the prompts' images, but for the folder."""
     path = tmp_path / "prompts.txt"
     path.write_text("\n".join(PROMPTS) + "\n")
-    return path
+    return lambda name: [*checkpoints[name].words(), "--prompt", str(path), "--output_dir"]
 
 
 def by_name(root: Path, model: Model) -> dict[str, list[int]]:
@@ -58,17 +51,15 @@ def by_name(root: Path, model: Model) -> dict[str, list[int]]:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_images_are_those_of_the_ar_baseline_however_often_resumed(
-    run: Run, name: str, checkpoints: Checkpoints, models: dict[str, Model], prompts: Path, tmp_path: Path
+    run: Run, name: str, models: dict[str, Model], draw: Draw, tmp_path: Path
 ) -> None:
-    model = models[name]
-    words = [*words_of(checkpoints, name), "--prompt", prompts, "--shard_size", "2"]
+    model, words = models[name], draw(name)
     whole, parts, drawn = tmp_path / "whole", tmp_path / "parts", tmp_path / "drawn"
-    assert run("generate_train_data", *words, "--output_dir", whole)[0] == 0
+    assert run("generate_train_data", *words, whole, "--shard_size", 2)[0] == 0
     for window in (["--end_idx", "3"], ["--batch_size", "2"], []):
-        assert run("generate_train_data", *words, "--output_dir", parts, *window)[0] == 0
+        assert run("generate_train_data", *words, parts, "--shard_size", 2, *window)[0] == 0
     assert by_name(parts, model) == by_name(whole, model) and len(by_name(whole, model)) == 5
-    base = [word for word in words if word not in ("--shard_size", "2")]
-    assert run("generate_images", *base, "--model_type", "base", "--output_dir", drawn)[0] == 0
+    assert run("generate_images", *words, drawn, "--model_type", "base")[0] == 0
     for image, codes in by_name(whole, model).items():
         png = np.asarray(Image.open(drawn / "img" / f"{image}.png"))
         assert np.array_equal(np.asarray(model.image(codes)), png)
@@ -79,11 +70,10 @@ def test_images_are_those_of_the_ar_baseline_however_often_resumed(
 
 
 def test_a_listed_shard_that_is_gone_is_made_again(
-    run: Run, checkpoints: Checkpoints, models: dict[str, Model], prompts: Path, tmp_path: Path
+    run: Run, models: dict[str, Model], draw: Draw, tmp_path: Path
 ) -> None:
     """The first of three: its images come again under its name, the others stay as they are."""
-    words = ["generate_train_data", *words_of(checkpoints, "emoji"), "--prompt", prompts]
-    words += ["--output_dir", tmp_path, "--shard_size", "2"]
+    words = ["generate_train_data", *draw("emoji"), tmp_path, "--shard_size", "2"]
     assert run(*words)[0] == 0
     before = by_name(tmp_path, models["emoji"])
     first, *others = sorted(tmp_path.glob("data_*.safetensors"))
@@ -95,13 +85,14 @@ def test_a_listed_shard_that_is_gone_is_made_again(
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_features_are_those_of_decoding_and_of_one_causal_pass(
-    run: Run, name: str, checkpoints: Checkpoints, models: dict[str, Model], prompts: Path, tmp_path: Path
+def test_features_are_those_of_one_causal_pass(
+    run: Run, name: str, models: dict[str, Model], draw: Draw, tmp_path: Path
 ) -> None:
-    """Both branches; separators among the tokens. Stored features are the recomputed ones."""
+    """Both branches; separators among the tokens. Stored features are the recomputed ones.
+
+    tests.test_train_drafter has them as decoding sees them, and those behind the padding of LlamaGen."""
     model, out = models[name], tmp_path / "out"
-    words = [*words_of(checkpoints, name), "--prompt", prompts, "--features"]
-    assert run("generate_train_data", *words, "--output_dir", out, "--end_idx", "2")[0] == 0
+    assert run("generate_train_data", *draw(name), out, "--features", "--end_idx", 2)[0] == 0
     shards = read_shards([out], model)
     assert shards.has_features
     encoded = [model.encode(text) for text in shards.texts]
@@ -109,34 +100,17 @@ def test_features_are_those_of_decoding_and_of_one_causal_pass(
     for image, prompt in enumerate(encoded):
         for branch, (stored, own) in enumerate(zip(shards.features(image), computed[image], strict=True)):
             torch.testing.assert_close(stored, own, atol=1e-4, rtol=1e-4)
-            if name == "llamagen":
-                expected = decoded_features(model, prompt, shards.codes[image].tolist())[branch]
-            else:
+            if name != "llamagen":
                 row = drafter_tokens(model, prompt, branch, shards.codes[image])
                 tokens = torch.cat((torch.tensor(prompt.tokens(branch)[:1]), row))
                 expected = model.decoder.causal(tokens[None])[0]
-            torch.testing.assert_close(own, expected, atol=1e-4, rtol=1e-4)
-
-
-@torch.no_grad()
-def decoded_features(model: Model, prompt: Any, codes: list[int]) -> list[torch.Tensor]:
-    """Features of both branches, collected code by code."""
-    target = model.target(1, Sampling(guidance=3.0), 1, prompt.length)
-    found = [[branch] for branch in target.prefill(0, prompt).features]
-    zero = torch.zeros(1, dtype=torch.int64)
-    for place, code in enumerate(codes):
-        tree = root_only_tree(torch.tensor([code]))
-        scored = target.forward(tree, [place])
-        for branch, rows in enumerate(found):
-            rows.append(scored.features[branch, 0])
-        target.commit(tree, Verdict(zero[:, None], zero + 1, zero[:, None]))
-    return [torch.cat(rows) for rows in found]
+                torch.testing.assert_close(own, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_classes_are_generated_and_learned_from(
     run: Run, refused: Refused, checkpoints: Checkpoints, tmp_path: Path
 ) -> None:
-    words = words_of(checkpoints, "llamagen classes")
+    words = checkpoints["llamagen classes"].words()
     out = ["--class_labels", "0,3,6,2", "--output_dir", tmp_path / "out"]
     assert run("generate_train_data", *words, *out)[0] == 0
     (tmp_path / "texts").mkdir()
@@ -149,12 +123,11 @@ def test_classes_are_generated_and_learned_from(
 
 
 def test_a_folder_keeps_one_distribution_and_one_target(
-    run: Run, refused: Refused, checkpoints: Checkpoints, prompts: Path, tmp_path: Path
+    run: Run, refused: Refused, checkpoints: Checkpoints, draw: Draw, tmp_path: Path
 ) -> None:
     """What draws into it and what learns from it; a damaged index and a torn shard are named."""
     out = tmp_path / "out"
-    words = ["generate_train_data", *words_of(checkpoints, "emoji"), "--prompt", prompts]
-    words += ["--output_dir", out]
+    words = ["generate_train_data", *draw("emoji"), out]
     assert run(*words, "--end_idx", "2")[0] == 0
     assert "cfg = 3.0, now it is 2.0" in refused(*words, "--cfg", "2")
     assert "features = False" in refused(*words, "--features")
@@ -167,7 +140,7 @@ def test_a_folder_keeps_one_distribution_and_one_target(
     own = [*train, "--model_path", checkpoints["emoji"].path]
     line = refused(*train, "--model_path", other)
     assert "another target (weights" in line and str(out) in line
-    assert "grid" in refused(*train, *words_of(checkpoints, "lumina_mgpt"))
+    assert "grid" in refused(*train, *checkpoints["lumina_mgpt"].words(side=12))
     shard = out / "data_00000.safetensors"
     shard.write_bytes(shard.read_bytes()[:-40])
     assert str(shard) in refused(*own)
@@ -195,7 +168,7 @@ def test_pictures_become_codes_of_their_centre(
     (data / "torn.jpg").write_bytes(b"no picture")
     (data / "torn.txt").write_text("torn")
     Image.fromarray(wide).save(data / "lonely.webp", lossless=True)
-    words = ["extract_code", *words_of(checkpoints, name), "--data_path", data, "--output_dir", out]
+    words = ["extract_code", *checkpoints[name].words(), "--data_path", data, "--output_dir", out]
     assert run(*words, "--num_samples", "2")[0] == 0
     status, printed, _ = run(*words)
     last = json.loads(printed.splitlines()[-1])
@@ -211,7 +184,7 @@ def test_pictures_become_codes_of_their_centre(
 def test_pictures_without_captions_or_folder_are_refused(
     refused: Refused, checkpoints: Checkpoints, tmp_path: Path
 ) -> None:
-    words = ["extract_code", *words_of(checkpoints, "emoji"), "--output_dir", tmp_path / "out"]
+    words = ["extract_code", *checkpoints["emoji"].words(), "--output_dir", tmp_path / "out"]
     assert "no such folder" in refused(*words, "--data_path", tmp_path / "nowhere")
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "a.png").write_bytes(b"")
@@ -225,9 +198,9 @@ def test_the_table_of_nearest_codes_is_whole_and_read_back(
     run: Run, name: str, checkpoints: Checkpoints, models: dict[str, Model], tmp_path: Path
 ) -> None:
     model = models[name]
-    assert run("generate_codebook", *words_of(checkpoints, name), "--save_path", tmp_path)[0] == 0
-    path = tmp_path / f"top_{model.num_codes - 1}_indices.npy"
-    stored = np.load(path)
-    assert stored.dtype == np.uint16 and stored.shape == (model.num_codes, model.num_codes - 1)
+    assert run("generate_codebook", *checkpoints[name].words(), "--save_path", tmp_path)[0] == 0
     width = model.num_codes - 1
+    path = tmp_path / f"top_{width}_indices.npy"
+    stored = np.load(path)
+    assert stored.dtype == np.uint16 and stored.shape == (model.num_codes, width)
     assert torch.equal(read_table(path, model.codebook, width), nearest_table(model.codebook, width))

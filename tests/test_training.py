@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 import random
 import shutil
 import tarfile
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -29,15 +29,16 @@ def stage(name: str, work: Path, *words: object) -> None:
     run(name, ["--work_dir", str(work), *map(str, words)])
 
 
-@pytest.fixture()
-def work(tmp_path: Path) -> Path:
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A work folder with random originals of 16 px pictures, captions, a text vocabulary and a tokenizer."""
+    monkeypatch.setattr("training.emoji.codes.CHUNK", 16)
+    monkeypatch.setattr(target, "WARMUP", 4)
     rows = []
-    for name in ("red heart", "pizza", "cat face", "sun", "red apple"):
-        for style in STYLES:
-            split = "held_out" if (style, name) in (("noto", "sun"), ("fluent", "pizza")) else "train"
-            rows.append({"index": len(rows), "style": style, "name": name, "keywords": ["warm", "nice thing"],
-                         "subgroup": "x", "split": split})  # fmt: skip
+    for name, style in product(("red heart", "pizza", "cat face", "sun", "red apple"), STYLES):
+        split = "held_out" if (style, name) in (("noto", "sun"), ("fluent", "pizza")) else "train"
+        rows.append({"index": len(rows), "style": style, "name": name, "keywords": ["warm", "nice thing"],
+                     "subgroup": "x", "split": split})  # fmt: skip
     (tmp_path / "captions.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
     rng = np.random.default_rng(0)
     coarse = rng.integers(0, 256, (len(rows), 4, 4, 3)).astype(np.uint8)
@@ -57,27 +58,29 @@ def work(tmp_path: Path) -> Path:
 
 SHAPE = (
     "--hidden_size 32 --num_layers 2 --num_heads 2 --intermediate_size 64 --max_positions 64 --batch_size 4"
-)
-
-
+).split()
 VQGAN = (
     "--threads 1 --channel_multiplier 1 1 1 --embed_dim 4 --num_embeddings 16 --batch_size 2"
     " --warmup_steps 2 --rate_steps 2"
-)
+).split()
+
+
+def log(work: Path, name: str) -> list[dict]:
+    """Rows of a stage's losses."""
+    return [json.loads(line) for line in (work / f"losses_{name}.jsonl").read_text().splitlines()]
 
 
 def train(work: Path, *words: str) -> dict:
     """Run the target stage for about a second; the checkpoint."""
-    stage("target", work, "--threads", 1, *SHAPE.split(), *words)
+    stage("target", work, "--threads", 1, *SHAPE, *words)
     return torch.load(work / "target.pt", weights_only=True)
 
 
 def test_held_out_names_stay_seen_in_other_styles_and_pins_stay_in_training() -> None:
     """One style a name at most, the same for the same seed, never a pinned pair."""
     names = ["red heart", "pizza", "cat face", *(f"thing {i}" for i in range(30))]
-    pairs = data.held_out_pairs(names, STYLES, 20, seed=3)
-    assert pairs == data.held_out_pairs(names, STYLES, 20, seed=3)
-    assert len(pairs) == 20 and len({name for _, name in pairs}) == 20
+    pairs, again = (data.held_out_pairs(names, STYLES, 20, seed=3) for _ in range(2))
+    assert pairs == again and len(pairs) == 20 and len({name for _, name in pairs}) == 20
     for seed in range(50):
         assert not data.held_out_pairs(names, STYLES, 33, seed) & set(data.PINNED)
 
@@ -101,10 +104,8 @@ def test_a_picture_is_a_function_of_stream_and_number_and_none_comes_twice(work:
     made = pictures.Pictures(work)
     planned = made.plan("train", range(300))
     assert planned[100:110] == pictures.Pictures(work).plan("train", range(100, 110))
-    assert len({item.jitter for item in planned}) == 300
-    assert not {item.jitter for item in planned} & {
-        item.jitter for item in made.plan("validation", range(300))
-    }
+    places = [{item.jitter for item in part} for part in (planned, made.plan("validation", range(300)))]
+    assert len(places[0]) == 300 and not places[0] & places[1]
     splits = [{item.row["split"] for item in made.plan(name, range(60))} for name in ("train0", "held_out")]
     assert splits == [{"train"}, {"held_out"}]
     assert made.draw(planned[:5]).shape == (5, 16, 16, 3)
@@ -149,15 +150,12 @@ def test_data_refuses_what_it_cannot_build(
 
 def test_a_damaged_tarball_is_named(tmp_path: Path) -> None:
     """Cut off, and no archive at all."""
-    whole = tmp_path / "whole.tgz"
-    with tarfile.open(whole, "w:gz") as archive:
-        info = tarfile.TarInfo("package/x.json")
-        body = json.dumps(list(range(5000))).encode()
-        info.size = len(body)
-        archive.addfile(info, io.BytesIO(body))
-    assert data.read_member(whole, "x.json") == list(range(5000))
-    for content in (whole.read_bytes()[:900], b"nothing"):
-        path = tmp_path / "cut.tgz"
+    path, member = tmp_path / "cut.tgz", tmp_path / "x.json"
+    member.write_text(json.dumps(list(range(5000))))
+    with tarfile.open(path, "w:gz") as archive:
+        archive.add(member, "package/x.json")
+    assert data.read_member(path, "x.json") == list(range(5000))
+    for content in (path.read_bytes()[:900], b"nothing"):
         path.write_bytes(content)
         with pytest.raises(StageError, match=r"cut\.tgz is damaged.*remove it"):
             data.read_member(path, "x.json")
@@ -212,7 +210,7 @@ def test_packing_asks_for_every_code_once(work: Path) -> None:
 
 def test_padding_does_not_change_the_loss(work: Path) -> None:
     """A short prompt scores the same alone and beside a long one."""
-    options = STAGES["target"].parse(["--work_dir", str(work), *SHAPE.split()])
+    options = STAGES["target"].parse(["--work_dir", str(work), *SHAPE])
     trainer = target.Trainer(options, torch.device("cpu"))
     _, codes = trainer.codes.sample("validation", 2)
     texts = ["noto emoji of red heart, warm", ""]
@@ -227,11 +225,9 @@ def test_wrong_texts_name_another_thing_in_the_same_style(work: Path) -> None:
         assert style == item.row["style"] and name != item.row["name"]
 
 
-def test_target_learns_resumes_decays_and_exports(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_target_learns_resumes_decays_and_exports(work: Path) -> None:
     """The loss falls; a resume goes on with the next pictures; a decay leaves the stable state; the export
     equals transformers' logits."""
-    monkeypatch.setattr("training.emoji.codes.CHUNK", 16)
-    monkeypatch.setattr(target, "WARMUP", 4)
     assert train(work, "--max_pictures", "20")["step"] == 5
     second = train(work, "--max_pictures", "160")
     assert (second["step"], second["drawn"], second["pictures"]) == (40, 160, 160)
@@ -240,17 +236,16 @@ def test_target_learns_resumes_decays_and_exports(work: Path, monkeypatch: pytes
     decayed = torch.load(work / "target_decayed.pt", weights_only=True)
     assert (decayed["pictures"], decayed["decay_from"]) == (176, 160)
     assert torch.load(work / "target.pt", weights_only=True)["pictures"] == 160
-    lines = [json.loads(line) for line in (work / "losses_target.jsonl").read_text().splitlines()]
+    lines = log(work, "target")
     assert [line["factor"] for line in lines] == [1.0, 1.0, 0.0]
     assert lines[-1]["train"] < lines[0]["train"] - 0.05
-    stage("measure", work, "--num_pictures", 8, *SHAPE.split())
+    stage("measure", work, "--num_pictures", 8, *SHAPE)
     check_export(work, decayed)
 
 
-def test_an_exported_checkpoint_goes_on_being_trained(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exported_checkpoint_goes_on_being_trained(work: Path) -> None:
     """Restored elsewhere: the same weights but for bfloat16, counters that go on, optimisers that begin anew;
     nothing is overwritten."""
-    monkeypatch.setattr("training.emoji.codes.CHUNK", 16)
     first = train(work, "--max_pictures", "12")
     stage("export", work, "--out", work / "export")
     restored = work / "elsewhere"
@@ -259,9 +254,8 @@ def test_an_exported_checkpoint_goes_on_being_trained(work: Path, monkeypatch: p
     assert again["model"].keys() == first["model"].keys()
     for name, tensor in first["model"].items():
         torch.testing.assert_close(again["model"][name], tensor.bfloat16().float())
-    kept = torch.load(restored / "tokenizer.pt", weights_only=True)
-    book = torch.load(work / "tokenizer.pt", weights_only=True)["book"]
-    assert kept["book"]["count"].equal(book["count"])
+    books = [torch.load(part / "tokenizer.pt", weights_only=True)["book"] for part in (work, restored)]
+    assert books[0]["count"].equal(books[1]["count"])
     for name in ("originals.npy", "captions.jsonl", "text_tokenizer.json"):
         shutil.copy(work / name, restored / name)
     after = train(restored, "--max_pictures", "24", "--precision", "bf16")
@@ -270,39 +264,32 @@ def test_an_exported_checkpoint_goes_on_being_trained(work: Path, monkeypatch: p
         stage("restore", restored, "--start", work / "export")
 
 
-def test_a_restart_discards_the_earlier_run_and_its_losses(
-    work: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_restart_discards_the_earlier_run_and_its_losses(work: Path) -> None:
     """Steps and log begin anew; another tokenizer's codes are refused."""
-    monkeypatch.setattr("training.emoji.codes.CHUNK", 16)
     assert train(work, "--max_pictures", "12")["step"] == 3
     saved = torch.load(work / "tokenizer.pt", weights_only=True)
     torch.save({**saved, "rate": 2.0}, work / "tokenizer.pt")
     with pytest.raises(StageError, match="target --restart"):
         train(work, "--max_pictures", "20")
     assert train(work, "--max_pictures", "8", "--restart")["step"] == 2
-    lines = (work / "losses_target.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == [2]
+    assert [line["step"] for line in log(work, "target")] == [2]
 
 
 def check_export(work: Path, trained: dict) -> None:
     """Write a checkpoint and compare it with ChameleonForConditionalGeneration."""
     transformers = pytest.importorskip("transformers")
     stage("export", work, "--out", work / "ckpt")
-    theirs = transformers.ChameleonForConditionalGeneration.from_pretrained(
-        work / "ckpt", dtype=torch.float32
-    ).eval()
+    kind = transformers.ChameleonForConditionalGeneration
+    theirs = kind.from_pretrained(work / "ckpt", dtype=torch.float32).eval()
     ours = target.Decoder(target.DecoderConfig(**trained["config"]))
-    kept = {name: tensor.to(torch.bfloat16).float() for name, tensor in trained["model"].items()}
-    ours.load_state_dict(kept)
+    ours.load_state_dict({name: tensor.bfloat16().float() for name, tensor in trained["model"].items()})
     tokens = torch.randint(4, 300, (2, 20))
     with torch.no_grad():
         expected = theirs.lm_head(theirs.model(input_ids=tokens).last_hidden_state)
         torch.testing.assert_close(ours.head(ours.causal(tokens)), expected, atol=1e-4, rtol=1e-4)
     text = (work / "ckpt" / "README.md").read_text()
-    assert (
-        "| new placements of trained pairs |" in text and f"| tokenizer | {card.NOT_MEASURED} |" not in text
-    )
+    assert "| new placements of trained pairs |" in text
+    assert f"| tokenizer | {card.NOT_MEASURED} |" not in text
     assert f"| recognised | {card.NOT_MEASURED} |" in text and "saw\n176 pictures" in text
 
 
@@ -324,22 +311,21 @@ def test_tokenizer_trains_and_resumes(work: Path) -> None:
     pytest.importorskip("efficientnet_lite_pytorch")
     (work / "tokenizer.pt").unlink()
     for steps in (1, 4):
-        stage("tokenizer", work, *VQGAN.split(), "--max_steps", steps)
+        stage("tokenizer", work, *VQGAN, "--max_steps", steps)
     saved = torch.load(work / "tokenizer.pt", weights_only=True)
     assert saved["step"] == 4 and saved["drawn"] == 2 * 4 + 64 + 256
-    rows = [json.loads(line) for line in (work / "losses_tokenizer.jsonl").read_text().splitlines()]
+    rows = log(work, "tokenizer")
     assert [row["rate"] for row in rows] == [0.0, 8.0] and rows[-1]["white_nats"] >= 0
 
 
-def test_tokenizer_starts_from_a_checkpoint(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokenizer_starts_from_a_checkpoint(work: Path) -> None:
     """At its full rate, past the warm-up, on the checkpoint's weights; another folder is refused."""
     pytest.importorskip("efficientnet_lite_pytorch")
-    monkeypatch.setattr("training.emoji.codes.CHUNK", 16)
     train(work, "--max_pictures", "4")
     before = torch.load(work / "tokenizer.pt", weights_only=True)["model"]
     stage("export", work, "--out", work / "export")
     (work / "tokenizer.pt").unlink()
-    start = [*VQGAN.split(), *"--learning_rate 1e-9 --seed 7 --start".split()]
+    start = [*VQGAN, *"--learning_rate 1e-9 --seed 7 --start".split()]
     with pytest.raises(StageError, match="--start: no checkpoint of this VQGAN"):
         stage("tokenizer", work, *start, work, "--max_steps", "5")
     stage("tokenizer", work, *start, work / "export", "--max_steps", "5")
@@ -351,9 +337,7 @@ def test_tokenizer_starts_from_a_checkpoint(work: Path, monkeypatch: pytest.Monk
 
 def test_recognition_ranks_names_by_their_most_similar_view() -> None:
     """A picture like the second view of its name comes first; one like another name does not."""
-    known = torch.eye(4)
-    names = ["sun", "sun", "moon", "star"]
     rows = [{"name": "sun"}, {"name": "sun"}, {"name": "star"}]
     features = torch.tensor([[0, 1.0, 0, 0], [0, 0.1, 0.9, 0.5], [0, 0, 0.6, 0.8]])
-    assert recognise.ranks(features, rows, known, names) == [0, 2, 0]
+    assert recognise.ranks(features, rows, torch.eye(4), ["sun", "sun", "moon", "star"]) == [0, 2, 0]
     assert recognise.summary([0, 2, 5]) == {"pictures": 3, "top1": 1 / 3, "top5": 2 / 3}

@@ -10,29 +10,21 @@ import pytest
 import torch
 
 from adt_tree.batch import StepOutput
-from adt_tree.decode import autoregressive, speculative
+from adt_tree.decode import speculative
 from adt_tree.grid import Grid
+from adt_tree.method import Method
 from adt_tree.noise import Noise
 from adt_tree.policy import Fixed
 from adt_tree.roles import Target
 from adt_tree.sampling import Sampling
-from adt_tree.tree import DraftTree, to_device
-from adt_tree.verify import Coupled, GreedyRelaxed, Verdict
+from adt_tree.tree import DraftTree
+from adt_tree.verify import Coupled, Verdict
 from tests import test_engine_separators as separators
 from tests.reads import Reads
-from tests.test_engine import (
-    CODES,
-    GRID,
-    IMAGES,
-    SAMPLINGS,
-    Method,
-    coupled,
-    exact_methods,
-    make_target,
-    sampled_methods,
-)
+from tests.test_engine import CODES, EXACT, FILTERED, IMAGES, PLAIN, TREE, drafted_methods, made
 
 SLOTS = 2
+NOISE = Noise(CODES, silent=False)
 
 
 def waits(target: Target, decode: Callable[[], Iterator[StepOutput]]) -> tuple[list[str], int]:
@@ -56,25 +48,13 @@ def waits(target: Target, decode: Callable[[], Iterator[StepOutput]]) -> tuple[l
     return reads.log, len(steps)
 
 
-@pytest.mark.parametrize("name", ["sampled", "greedy unguided", "filtered"])
-def test_ar_baseline(name: str) -> None:
-    sampling = SAMPLINGS[name]
-    target, noise = make_target(SLOTS, sampling.branches), Noise(CODES, silent=sampling.greedy)
-    log, steps = waits(target, lambda: autoregressive(target, IMAGES[:SLOTS], sampling, noise))
-    assert steps == GRID.size - 1 and log == ["tolist"] * steps
+CASES = [method for method in EXACT if method.sampling in (FILTERED, PLAIN)]
 
 
-CASES = [(method, "filtered") for method in (*exact_methods(Sampling()), *sampled_methods())]
-CASES += [(method, "greedy unguided") for method in exact_methods(SAMPLINGS["greedy"])]
-
-
-@pytest.mark.parametrize(("method", "name"), CASES, ids=str)
-def test_a_step_waits_once(method: Method, name: str) -> None:
-    sampling = SAMPLINGS[name]
-    if isinstance(method.rule, GreedyRelaxed):
-        sampling = replace(sampling, temperature=0.0)
-    target = make_target(SLOTS, sampling.branches)
-    log, steps = waits(target, lambda: method.steps(target, sampling, IMAGES[:SLOTS]))
+@pytest.mark.parametrize("method", [*CASES, *drafted_methods(FILTERED)], ids=str)
+def test_a_step_waits_once(method: Method) -> None:
+    decoder = made(method, SLOTS)
+    log, steps = waits(decoder.target, lambda: decoder.steps(IMAGES[:SLOTS]))
     assert log == ["tolist"] * steps
 
 
@@ -83,7 +63,7 @@ def test_row_separators(kind: str) -> None:
     sampling = Sampling()
     target = separators.make_target(SLOTS, sampling.branches, Grid(4, 4))
     proposer, shape = separators.proposer_of(kind, target, sampling)
-    given = (target, proposer, Fixed(shape), coupled(sampling), separators.IMAGES[:SLOTS], sampling)
+    given = (target, proposer, Fixed(shape), Coupled(NOISE), separators.IMAGES[:SLOTS], sampling)
     log, steps = waits(target, lambda: speculative(*given))
     assert log == ["tolist"] * steps
 
@@ -92,11 +72,10 @@ class Impatient(Coupled):
     """A rule that looks at its verdict before it gives it."""
 
     def __init__(self, look: Callable[[Verdict], object]) -> None:
-        super().__init__(Noise(CODES, silent=False))
+        super().__init__(NOISE)
         self._look = look
 
     def __call__(self, *given: object) -> Verdict:
-        """Judge, then let the test look at the verdict."""
         verdict = super().__call__(*given)
         self._look(verdict)
         return verdict
@@ -120,12 +99,7 @@ class Impatient(Coupled):
     ],
 )
 def test_the_check_sees_a_wait(look: Callable[[Verdict], object]) -> None:
-    target = make_target(SLOTS, 2)
-    method = Method("tree", Impatient(look), "self-draft")
-    log, steps = waits(target, lambda: method.steps(target, Sampling(), IMAGES[:SLOTS]))
+    decoder = made(Method("self-draft", Sampling(), TREE), SLOTS)
+    decoder = replace(decoder, drafting=(*decoder.drafting[:2], Impatient(look)))
+    log, steps = waits(decoder.target, lambda: decoder.steps(IMAGES[:SLOTS]))
     assert len(log) >= 2 * steps
-
-
-def test_to_device() -> None:
-    moved = to_device([(1, 2), (3, 4)], torch.device("cpu"))
-    assert moved.dtype == torch.int64 and moved.tolist() == [[1, 2], [3, 4]]

@@ -1,4 +1,5 @@
-"""--attention flash: the cache read by flash-attn gives what sdpa gives, and what it cannot do is refused.
+"""Options of loading. --deterministic: in bf16 too an exact method draws the AR baseline's image. --attention
+flash: flash-attn gives what sdpa gives. Where either is not made for it, it is refused.
 
 flash-attn itself needs a GPU; a stand-in of its documented function reads the same tensors here.
 """
@@ -18,6 +19,7 @@ from torch import Tensor
 from adt_tree import Pipeline, Sampling
 from models.errors import CheckpointError
 from models.loading import load
+from models.packed import packable, row_invariant
 from models.spec import LoadOptions
 from tests.conftest import Refused
 
@@ -56,9 +58,39 @@ def test_draft_trees_are_refused(flash: None, pipe: Pipeline) -> None:
         Pipeline(replace(pipe.model, attention="flash"))("sun", method="self-draft")
 
 
-def test_what_it_needs_is_named(refused: Refused, tmp_path: Path) -> None:
-    words = "generate_images --attention flash --device cpu --model_type base --output_dir".split()
-    assert "--attention flash: flash-attn needs a CUDA device" in refused(*words, tmp_path / "out")
+@pytest.mark.skipif(not packable(torch.ones(1, 1).bfloat16()), reason="no bf16 products on this CPU")
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_one_seed_gives_one_image_in_bf16(temperature: float) -> None:
+    """Without the option images part; with it none does, whatever the tree and the images in flight."""
+    exact = Pipeline.from_pretrained(precision="bf16", options=LoadOptions(deterministic=True))
+    rough, sampling = Pipeline(replace(exact.model, deterministic=False)), Sampling(temperature)
+    prompts = ["noto emoji of red heart", "fluent emoji of pizza", "twemoji emoji of owl"]
+
+    def codes(pipe: Pipeline, method: str, batch_size: int) -> list[list[int]]:
+        return pipe(prompts, method=method, sampling=sampling, seed=3, batch_size=batch_size).codes
+
+    baseline = codes(exact, "ar", 1)
+    for method, batch_size in (("ar", 3), ("eagle-1", 1), ("adt-tree", 2), ("self-draft", 3)):
+        assert codes(exact, method, batch_size) == baseline, method
+    assert codes(rough, "self-draft", 1) != codes(rough, "ar", 1)
+
+
+def test_products_that_depend_on_their_neighbours_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load("emoji", LoadOptions(precision="fp32"))
+    if packable(torch.ones(1, 1)):
+        assert row_invariant(model.decoder)
+        products = "models.packed.Product.__call__"
+        monkeypatch.setattr(products, lambda self, x: x.sum() + torch.zeros(len(x), 1))
+    assert not row_invariant(model.decoder)
+    with pytest.raises(CheckpointError, match="--deterministic: this CPU's products in fp32"):
+        load("emoji", LoadOptions(precision="fp32", deterministic=True))
+
+
+def test_where_either_is_not_made_for_it_is_refused(refused: Refused, tmp_path: Path) -> None:
+    words = ["generate_images", "--output_dir", tmp_path / "out"]
+    assert "choose another --precision" in refused(*words, *"--deterministic --precision fp16".split())
+    flash = "--attention flash --device cpu --model_type base".split()
+    assert "--attention flash: flash-attn needs a CUDA device" in refused(*words, *flash)
     assert not (tmp_path / "out" / "generation_configs.json").exists()
     with pytest.raises(CheckpointError, match="choose sdpa or flash"):
         load("emoji", LoadOptions(attention="xformers"))
