@@ -13,9 +13,11 @@ from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
+from filelock import Timeout
+
 from adt_tree.records import Decoded, Step
 from eval.errors import UserError
-from eval.locks import keep_alone
+from eval.locks import alone
 from eval.outputs import write_atomic, write_config
 from models.checkpoint.files import append_line
 
@@ -44,12 +46,13 @@ class Measurements:
         """
         self.path = root / "measurements.jsonl"
         write_config(root / "measurement_configs.json", "measurements", fingerprint, options)
-        self._lock = keep_alone(self.path.with_suffix(".lock"))  # two would spoil each other's clocks
-        if self._lock is None:
+        try:
+            self._lock = alone(self.path.with_suffix(".lock"), wait=False)  # two would spoil their clocks
+        except Timeout:
             raise UserError(
                 f"{self.path} is being written by another process: wait for it, or choose another "
                 "--output_dir"
-            )
+            ) from None
         text = json.dumps(fingerprint, sort_keys=True)
         self._fingerprint = hashlib.sha256(text.encode()).hexdigest()[:16]
         self._started, self._run = started, 1
