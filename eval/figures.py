@@ -141,11 +141,9 @@ def _canvas(
     sharey: bool = False,
 ) -> tuple[Any, Any]:
     """A figure without a window, and its panels as an array."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # a second that --help need not wait for
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure  # a second that --help need not wait for
 
     figure = Figure(figsize=size, dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
     return figure, figure.subplots(rows, columns, squeeze=False, width_ratios=width_ratios, sharey=sharey)
 
 
@@ -164,10 +162,8 @@ def _show_map(figure: Any, axis: Any, kind: str, values: np.ndarray, high: float
 def _bare(axes: Iterable[Any]) -> None:
     """Neither ticks nor frames."""
     for axis in axes:
-        axis.set_xticks([])
-        axis.set_yticks([])
-        for spine in axis.spines.values():
-            spine.set_visible(False)
+        axis.set(xticks=[], yticks=[])
+        axis.spines[:].set_visible(False)
 
 
 def _save(figure: Any, path: Path) -> None:
