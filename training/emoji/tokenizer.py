@@ -72,9 +72,8 @@ class Tokenizer:
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:
         """Codes [N, h, w] -> uint8 [N, P, P, 3] on the CPU."""
-        return torch.cat(
-            [to_uint8(self.model.decode(part.to(self.device))).cpu() for part in codes.split(CHUNK)]
-        )
+        parts = (self.model.decode(part.to(self.device)) for part in codes.split(CHUNK))
+        return torch.cat([to_uint8(part).cpu() for part in parts])
 
 
 def entropy(codes: Tensor) -> float:
@@ -107,8 +106,7 @@ def load_exported(model: VQModel, folder: Path) -> None:
         model.load_state_dict(dict(read_weights(folder).below(VQ)))
     except (RuntimeError, CheckpointError) as error:
         raise StageError(
-            f"--start: no checkpoint of this VQGAN ({reason(error)}); give a folder that "
-            "`train_emoji export` wrote"
+            f"--start: no checkpoint of this VQGAN ({reason(error)}); give what `train_emoji export` wrote"
         ) from None
 
 
