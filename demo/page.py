@@ -71,7 +71,7 @@ class Desk:
         guidance: float,
         lantern: bool,
         request: gr.Request,
-    ) -> Iterator[tuple[str, Any]]:
+    ) -> Iterator[News]:
         """Lines of progress, at last the race."""
 
         def started(job: Job) -> Iterator[News]:
@@ -89,7 +89,7 @@ class Desk:
         guidance: float,
         lantern: bool,
         request: gr.Request,
-    ) -> Iterator[tuple[str, Any]]:
+    ) -> Iterator[News]:
         """Lines of progress and pictures as they finish."""
 
         def started(job: Job) -> Iterator[News]:
@@ -98,9 +98,7 @@ class Desk:
 
         yield from self._answer(request, started)
 
-    def _answer(
-        self, request: gr.Request, started: Callable[[Job], Iterator[News]]
-    ) -> Iterator[tuple[str, Any]]:
+    def _answer(self, request: gr.Request, started: Callable[[Job], Iterator[News]]) -> Iterator[News]:
         """What the visitor sees of a job, from an empty stage on; whatever is wrong is a line of the page."""
         visitor, stage = str(request.session_hash), None
         job = self._jobs[visitor] = Job()

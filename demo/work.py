@@ -18,7 +18,6 @@ from eval.race import Recorder, embedded
 
 TOLD_EVERY_S = 0.3  # between two lines of progress
 News = tuple[str, Any]  # a line for the visitor, and what to show under it: None for what is there already
-Tile = tuple[Image.Image, str]
 
 
 @dataclass(slots=True)
@@ -47,7 +46,7 @@ def sheet(
     pipe: Pipeline, job: Job, prompts: Sequence[str], seed: int, method: Method, batch_size: int
 ) -> Iterator[News]:
     """Pictures of all prompts with their tau, in the prompts' order, as they finish. Ends as watch() does."""
-    tiles: dict[int, Tile] = {}
+    tiles: dict[int, tuple[Image.Image, str]] = {}
     shown = None
     for recorder in watch(pipe, job, prompts, seed, method, batch_size):
         if recorder.done:

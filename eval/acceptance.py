@@ -1,8 +1,4 @@
-"""Where images are easy: maps of a run's steps by cell, averaged over its images. No torch.
-
-Codes per target call, depth and width of its tree, and the target's largest probability at each committed
-code.
-"""
+"""Where images are easy: maps of a run's steps by cell, averaged over its images. No torch."""
 
 from __future__ import annotations
 
@@ -56,7 +52,8 @@ def average(folder: Path) -> dict[str, Any]:
     except (KeyError, TypeError, IndexError, ValueError, ZeroDivisionError):
         raise UserError(f"{folder / STEPS} is damaged: run generate_images on it again") from None
     kinds = [kind for kind in every[0] if all(kind in own for own in every)]
-    found = {kind: _mean([own[kind] for own in every]) for kind in kinds}
+    stacks = {kind: np.ma.masked_invalid(np.stack([own[kind] for own in every])) for kind in kinds}
+    found = {kind: stack.mean(axis=0).filled(np.nan) for kind, stack in stacks.items()}
     return {
         "images": len(steps),
         "codes_per_call": sum(calls) / len(calls),
@@ -73,11 +70,6 @@ def grid_of(steps: Sequence[dict[str, Any]]) -> tuple[int, int]:
     if width < 1 or codes % width:
         raise UserError(f"{STEPS}: {codes} codes in rows of {width}: its steps are not those of one image")
     return codes // width, width
-
-
-def _mean(maps: Sequence[np.ndarray]) -> np.ndarray:
-    """The mean of every cell over the maps that have it; NaN where none has."""
-    return np.ma.masked_invalid(np.stack(maps)).mean(axis=0).filled(np.nan)
 
 
 def correlation(one: np.ndarray, other: np.ndarray) -> float | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from eval.acceptance import CODES, COUNTS, TOP, maps
 from eval.outputs import png_bytes, write_atomic
+from models.checkpoint.files import replacing
 
 MOST_ON_SHEET = 64
 TILE = 160  # pixels at least along a tile's side
@@ -76,23 +76,24 @@ def heatmap(
 ) -> None:
     """The image and its maps, side by side: codes per target call, depth and width of the trees."""
     found = maps(steps, *grid)
-    figure, axes = _canvas(
-        1, 1 + len(COUNTS), (3.6 * (1 + len(COUNTS)), 3.9), width_ratios=(1, 1.13, 1.13, 1.13)
-    )
-    axes[0, 0].imshow(Image.open(picture), interpolation="lanczos")
-    axes[0, 0].set_title(_shorten(text, 46), fontsize=10)
+    figure = _figure(3.6 * (1 + len(COUNTS)), 3.9)
+    axes = figure.subplots(1, 1 + len(COUNTS), width_ratios=(1, 1.13, 1.13, 1.13))
+    axes[0].imshow(Image.open(picture), interpolation="lanczos")
+    plain = text.replace("$", r"\$")
+    axes[0].set_title(plain if len(plain) <= 46 else plain[:45] + "…", fontsize=10)
     mean = sum(step["accepted"] + 1 for step in steps) / max(len(steps), 1)
-    for axis, kind in zip(axes[0, 1:], COUNTS, strict=True):
+    for axis, kind in zip(axes[1:], COUNTS, strict=True):
         _show_map(figure, axis, kind, found[kind], None)
         axis.set_title(f"{TITLES[kind]}, mean {mean:.2f}" if kind == CODES else TITLES[kind], fontsize=10)
-    _bare(axes.flat)
+    _bare(axes)
     _save(figure, path)
 
 
 def acceptance(rows: Sequence[tuple[str, Mapping[str, np.ndarray]]], path: Path) -> None:
     """A row per run, a panel per map, each map on one scale in all rows. rows: label, then map by kind."""
     kinds = [kind for kind in TITLES if any(kind in found for _, found in rows)]
-    figure, axes = _canvas(len(rows), len(kinds), (3.3 * len(kinds), 0.3 + 2.9 * len(rows)))
+    figure = _figure(3.3 * len(kinds), 0.3 + 2.9 * len(rows))
+    axes = figure.subplots(len(rows), len(kinds), squeeze=False)
     for column, kind in enumerate(kinds):
         high = max(float(np.nanmax(found[kind])) for _, found in rows if kind in found)
         for axis, (label, found) in zip(axes[:, column], rows, strict=True):
@@ -112,7 +113,8 @@ def speed(rows: Sequence[Mapping[str, Any]], labels: Sequence[str], path: Path) 
     rows: as bench stores them; labels: what each is called beside the others, temperature left out.
     """
     names, temperatures = list(dict.fromkeys(labels)), list(dict.fromkeys(row["temperature"] for row in rows))
-    figure, axes = _canvas(1, 2, (10, 1.3 + 0.34 * len(names)), sharey=True)
+    figure = _figure(10, 1.3 + 0.34 * len(names))
+    axes = figure.subplots(1, 2, sharey=True)
     thick = 0.8 / len(temperatures)
     for number, temperature in enumerate(temperatures):
         own = [(names.index(label), row) for label, row in zip(labels, rows, strict=True)
@@ -120,33 +122,22 @@ def speed(rows: Sequence[Mapping[str, Any]], labels: Sequence[str], path: Path) 
         places = [place + (number - (len(temperatures) - 1) / 2) * thick for place, _ in own]
         ratios = [row["SR"] for _, row in own]
         sides = [[max(abs(row["SR_95"][end] - row["SR"]), 0) for _, row in own] for end in (0, 1)]
-        axes[0, 0].barh(places, [row["tau"] for _, row in own], thick, label=f"T = {temperature:g}")
-        axes[0, 1].barh(places, ratios, thick, xerr=sides, ecolor="0.3", capsize=2)
-    for axis, title in zip(
-        axes[0], ("tau, codes per target call", "SR, speed-up in wall clock"), strict=True
-    ):
+        axes[0].barh(places, [row["tau"] for _, row in own], thick, label=f"T = {temperature:g}")
+        axes[1].barh(places, ratios, thick, xerr=sides, ecolor="0.3", capsize=2)
+    for axis, title in zip(axes, ("tau, codes per target call", "SR, speed-up in wall clock"), strict=True):
         axis.axvline(1, color="0.6", linewidth=1)
         axis.set_title(title, fontsize=10)
         axis.set_yticks(range(len(names)), names, fontsize=8)
-    axes[0, 0].invert_yaxis()
-    axes[0, 0].legend(fontsize=8, frameon=False)
+    axes[0].invert_yaxis()
+    axes[0].legend(fontsize=8, frameon=False)
     _save(figure, path)
 
 
-def _canvas(
-    rows: int,
-    columns: int,
-    size: tuple[float, float],
-    width_ratios: Sequence[float] | None = None,
-    sharey: bool = False,
-) -> tuple[Any, Any]:
-    """A figure without a window, and its panels as an array."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # a second that --help need not wait for
-    from matplotlib.figure import Figure
+def _figure(width: float, height: float) -> Any:
+    """A figure without a window, in inches."""
+    from matplotlib.figure import Figure  # a second that --help need not wait for
 
-    figure = Figure(figsize=size, dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure, figure.subplots(rows, columns, squeeze=False, width_ratios=width_ratios, sharey=sharey)
+    return Figure(figsize=(width, height), dpi=110, layout="constrained")
 
 
 def _show_map(figure: Any, axis: Any, kind: str, values: np.ndarray, high: float | None) -> None:
@@ -164,19 +155,11 @@ def _show_map(figure: Any, axis: Any, kind: str, values: np.ndarray, high: float
 def _bare(axes: Iterable[Any]) -> None:
     """Neither ticks nor frames."""
     for axis in axes:
-        axis.set_xticks([])
-        axis.set_yticks([])
-        for spine in axis.spines.values():
-            spine.set_visible(False)
+        axis.set(xticks=[], yticks=[])
+        axis.spines[:].set_visible(False)
 
 
 def _save(figure: Any, path: Path) -> None:
     """A figure of matplotlib as PNG without metadata."""
-    stream = io.BytesIO()
-    figure.savefig(stream, format="png", metadata={"Software": None})
-    write_atomic(path, stream.getvalue())
-
-
-def _shorten(text: str, most: int) -> str:
-    plain = text.replace("$", r"\$")
-    return plain if len(plain) <= most else plain[: most - 1] + "…"
+    with replacing(path) as part:
+        figure.savefig(part, format="png", metadata={"Software": None})

@@ -13,9 +13,11 @@ from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
+from filelock import Timeout
+
 from adt_tree.records import Decoded, Step
 from eval.errors import UserError
-from eval.locks import keep_alone
+from eval.locks import alone
 from eval.outputs import write_atomic, write_config
 from models.checkpoint.files import append_line
 
@@ -44,12 +46,13 @@ class Measurements:
         """
         self.path = root / "measurements.jsonl"
         write_config(root / "measurement_configs.json", "measurements", fingerprint, options)
-        self._lock = keep_alone(self.path.with_suffix(".lock"))  # two would spoil each other's clocks
-        if self._lock is None:
+        try:
+            self._lock = alone(self.path.with_suffix(".lock"), wait=False)  # two would spoil their clocks
+        except Timeout:
             raise UserError(
                 f"{self.path} is being written by another process: wait for it, or choose another "
                 "--output_dir"
-            )
+            ) from None
         text = json.dumps(fingerprint, sort_keys=True)
         self._fingerprint = hashlib.sha256(text.encode()).hexdigest()[:16]
         self._started, self._run = started, 1
@@ -66,16 +69,15 @@ class Measurements:
             try:
                 row = json.loads(line)
                 names, run, fingerprint = tuple(row["prompts"]), int(row["run"]), row["fingerprint"]
-                batch = {name: _measured(entry) for name, entry in row["measured"].items()}
+                batch = {name: Measured(float(own["seconds"]), [_unpacked(image) for image in own["images"]])
+                         for name, own in row["measured"].items()}  # fmt: skip
                 self._take(names, run, row["started"], batch)
+                fault = "" if fingerprint == self._fingerprint else "was measured with other options"
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                fault = "is damaged"
+            if fault:
                 raise UserError(
-                    f"{self.path}, line {number}, is damaged: delete the file, or choose another --output_dir"
-                ) from None
-            if fingerprint != self._fingerprint:
-                raise UserError(
-                    f"{self.path}, line {number}, was measured with other options: delete the file, or "
-                    "choose another --output_dir"
+                    f"{self.path}, line {number}, {fault}: delete the file, or choose another --output_dir"
                 )
         self._run = 1 + max(self.runs, default=0)
         if rest:
@@ -103,8 +105,5 @@ def _packed(image: Decoded) -> dict[str, Any]:
     return {**asdict(image), "steps": [astuple(step) for step in image.steps]}
 
 
-def _measured(entry: Mapping[str, Any]) -> Measured:
-    images = [
-        Decoded(**{**image, "steps": [Step(*step) for step in image["steps"]]}) for image in entry["images"]
-    ]
-    return Measured(float(entry["seconds"]), images)
+def _unpacked(image: Mapping[str, Any]) -> Decoded:
+    return Decoded(**{**image, "steps": [Step(*step) for step in image["steps"]]})

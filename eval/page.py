@@ -1,7 +1,4 @@
-"""The page of a report: one HTML file that holds its styles and pictures. Races alone run a script. No torch.
-
-Tables and plots of bench, the images of several runs side by side, their races, heatmaps, maps and scores.
-"""
+"""The page of a report: one HTML file, styles and pictures in it. Races alone run a script. No torch."""
 
 from __future__ import annotations
 

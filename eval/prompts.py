@@ -79,9 +79,7 @@ def load_prompts(args: Any, default: Path = DEFAULT_FILE) -> list[Prompt]:
         raise UserError(f"{len(prompts)} prompts: more than {DEFAULT_END} need an explicit --end_idx")
     prompts = prompts[args.start_idx : args.end_idx]
     if not prompts:
-        raise UserError(
-            f"no prompt is left of {total}: check --slice, --num_images, --start_idx and --end_idx"
-        )
+        raise UserError(f"no prompt is left of {total}: check --slice, --num_images, --start_idx, --end_idx")
     return prompts
 
 
@@ -125,26 +123,28 @@ def read_file(path: Path, captions: str | None = None) -> list[Prompt]:
     list of texts or of objects with those keys, or COCO annotations, of which captions picks (one of
     CAPTIONS, None: first). UserError if the file is damaged, or has nothing to pick from.
     """
+    suffix = path.suffix.lower()
     try:
         content = path.read_text(encoding="utf-8-sig")
+        rows = _from_json(content) if suffix == ".json" else _rows(content, suffix)
+        coco = isinstance(rows, dict)
+        prompts = _from_coco(rows, captions or CAPTIONS[0]) if coco else _from_rows(rows)
     except UnicodeDecodeError as error:
         raise UserError(f"prompt file {path}: not UTF-8 text (byte {error.start})") from None
     except OSError as error:
         raise UserError(f"prompt file {path}: cannot be read ({error.strerror or error})") from None
-    if path.suffix.lower() == ".json":
-        prompts = _from_json(content, path, captions)
-    else:
+    except ValueError as error:
+        raise UserError(f"prompt file {path}: {error}") from None
+    if not coco:
         _refuse_captions(captions, str(path))
-        prompts = _from_rows(_rows(content, path), path)
     if not prompts:
         raise UserError(f"prompt file {path}: it holds no prompt")
     return prompts
 
 
-def _rows(content: str, path: Path) -> list[dict[str, Any]]:
+def _rows(content: str, suffix: str) -> list[dict[str, Any]]:
     """The lines of a .txt, or a table's rows by column; PartiPrompts quotes nothing, so in .tsv a quote is a
     character."""
-    suffix = path.suffix.lower()
     if suffix == ".txt":
         lines = [line.strip() for line in content.splitlines()]
         return [{"prompt": line} for line in lines if line and not line.startswith("#")]
@@ -154,36 +154,35 @@ def _rows(content: str, path: Path) -> list[dict[str, Any]]:
     try:
         rows = list(reader)
     except csv.Error as error:
-        raise UserError(f"prompt file {path}: line {reader.line_num}: {error}") from None
+        raise ValueError(f"line {reader.line_num}: {error}") from None
     header = [cell.strip().lower() for cell in rows[0]] if rows else []
     if not set(TEXT_COLUMNS) & set(header):
-        raise UserError(f"prompt file {path}: its first line names no column Prompt, Caption or Text")
+        raise ValueError("its first line names no column Prompt, Caption or Text")
     return [dict(zip(header, row, strict=False)) for row in rows[1:] if any(row)]
 
 
-def _from_json(content: str, path: Path, captions: str | None) -> list[Prompt]:
+def _from_json(content: str) -> Any:
+    """Rows by column, or COCO annotations as they are."""
     try:
         data = json.loads(content)
     except (json.JSONDecodeError, RecursionError) as error:
-        raise UserError(f"prompt file {path}: not JSON ({error})") from None
+        raise ValueError(f"not JSON ({error})") from None
     if isinstance(data, dict) and "annotations" in data:
-        return _from_coco(data, path, captions or CAPTIONS[0])
-    _refuse_captions(captions, str(path))
+        return data
     if isinstance(data, list) and all(isinstance(item, str) for item in data):
-        return _from_rows([{"prompt": text} for text in data], path)
+        return [{"prompt": text} for text in data]
     if isinstance(data, list) and all(isinstance(item, dict) for item in data):
-        lowered = [{str(key).lower(): value for key, value in item.items()} for item in data]
-        return _from_rows(lowered, path)
-    raise UserError(f"prompt file {path}: neither a list of texts, nor of objects, nor COCO annotations")
+        return [{str(key).lower(): value for key, value in item.items()} for item in data]
+    raise ValueError("neither a list of texts, nor of objects, nor COCO annotations")
 
 
-def _from_rows(rows: Sequence[dict[str, Any]], path: Path) -> list[Prompt]:
+def _from_rows(rows: Sequence[dict[str, Any]]) -> list[Prompt]:
     """Rows by column -> prompts; a missing text is an error that names its row."""
     prompts = []
     for number, row in enumerate(rows):
         text = _first(row, TEXT_COLUMNS)
         if not isinstance(text, str) or not text.strip():
-            raise UserError(f"prompt file {path}: row {number} has no prompt")
+            raise ValueError(f"row {number} has no prompt")
         name = _first(row, NAME_COLUMNS)
         label = str("" if name is None else name).strip() or str(number)
         told = {key: str(row.get(key) or "").strip() for key in FACT_COLUMNS}
@@ -197,7 +196,7 @@ def _first(row: dict[str, Any], columns: Sequence[str]) -> Any:
     return next((row[column] for column in columns if column in row), None)
 
 
-def _from_coco(data: dict, path: Path, captions: str) -> list[Prompt]:
+def _from_coco(data: dict, captions: str) -> list[Prompt]:
     """Captions named by annotation id, images in file order; of equally long ones the first."""
     try:
         found: dict[int, list[tuple[int, str]]] = {}
@@ -206,9 +205,7 @@ def _from_coco(data: dict, path: Path, captions: str) -> list[Prompt]:
             found.setdefault(int(note["image_id"]), []).append(caption)
         order = [int(image["id"]) for image in data["images"]] if "images" in data else list(found)
     except (KeyError, TypeError, ValueError) as error:
-        raise UserError(
-            f"prompt file {path}: damaged COCO annotations ({type(error).__name__}: {error})"
-        ) from None
+        raise ValueError(f"damaged COCO annotations ({type(error).__name__}: {error})") from None
     prompts = []
     for image in order:
         own = found.get(image, [])
@@ -224,9 +221,7 @@ def _check(prompts: Sequence[Prompt], source: str) -> None:
     seen: set[str] = set()
     for prompt in prompts:
         if prompt.name in seen:
-            raise UserError(
-                f"prompts of {source[:80]}: the name {prompt.name!r} stands twice, and names its image"
-            )
+            raise UserError(f"prompts of {source[:80]}: the name {prompt.name!r} stands twice: rename one")
         seen.add(prompt.name)
         try:
             f"{prompt.name}{prompt.text}{prompt.facts}".encode()

@@ -67,9 +67,7 @@ def read(path: Path) -> dict[str, Any]:
     try:
         text_of(result)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(
-            f"{path}: a value is damaged ({type(error).__name__}: {error}); run bench again"
-        ) from None
+        raise UserError(f"{path}: damaged ({type(error).__name__}: {error}); run bench again") from None
     return result
 
 
@@ -113,25 +111,20 @@ def concerns(paper: str, rows: Sequence[Row]) -> bool:
 
 
 def notes(result: dict[str, Any], paper: str | None = None) -> list[str]:
-    """What stands below a result's table."""
-    found = [source(result)]
+    """What stands below a result's table: what a reader needs to repeat it, and whose other figures are."""
+    place, runs = result["environment"], len(result.get("runs", ()))
+    dirty = ", with uncommitted changes" if place["dirty"] else ""
+    assembled = f", assembled from {runs} runs" if runs > 1 else ""
+    found = [
+        f"`{result['command']}`, {result['prompts']} prompts, {place['precision']}, {place['threads']} "
+        f"threads, {place['device']}, torch {place['torch']}, commit {place['commit']}{dirty}, "
+        f"{place['date']}{assembled}."
+    ]
     if paper is not None and concerns(paper, result["rows"]):
         found.append(
             f"Paper: Anole-7b on {PAPER_PROMPTS[paper]}, its own engine and GPU; -: not known to us."
         )
     return found
-
-
-def source(result: dict[str, Any]) -> str:
-    """What a reader needs to repeat a result."""
-    place, runs = result["environment"], len(result.get("runs", ()))
-    dirty = ", with uncommitted changes" if place["dirty"] else ""
-    assembled = f", assembled from {runs} runs" if runs > 1 else ""
-    return (
-        f"`{result['command']}`, {result['prompts']} prompts, {place['precision']}, {place['threads']} "
-        f"threads, {place['device']}, torch {place['torch']}, commit {place['commit']}{dirty}, "
-        f"{place['date']}{assembled}."
-    )
 
 
 def text_of(result: dict[str, Any], paper: str | None = None) -> str:
@@ -140,9 +133,7 @@ def text_of(result: dict[str, Any], paper: str | None = None) -> str:
     profile = result.get("profile", ())
     if profile:
         keys = list(profile[0]["shares"])
-        split = [
-            [entry["configuration"], *(f"{entry['shares'][key]:.0%}" for key in keys)] for entry in profile
-        ]
+        split = [[own["configuration"], *(f"{own['shares'][key]:.0%}" for key in keys)] for own in profile]
         parts += ["", markdown([["share of time", *keys], *split])]
     return "\n".join(parts)
 

@@ -56,21 +56,16 @@ def environment(device: str) -> dict[str, Any]:
     """The code and the machine a figure was made by, and when. device: cpu or cuda."""
     cpu = torch.cpu.get_capabilities().get("cpu_name", "unknown")
     name = torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()} CPU, {cpu}"
+    changes = _git("diff", "HEAD", "--", "adt_tree", "models", "eval", "cli")  # to the code that runs
     return {
         "commit": _git("rev-parse", "--short", "HEAD"),
         "dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
-        "changes": _changes(),
+        "changes": hashlib.sha256(changes.encode()).hexdigest()[:16] if changes else None,
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "device": name,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
     }
-
-
-def _changes() -> str | None:
-    """A hash of the uncommitted changes to the code that runs; None where there are none."""
-    changes = _git("diff", "HEAD", "--", "adt_tree", "models", "eval", "cli")
-    return hashlib.sha256(changes.encode()).hexdigest()[:16] if changes else None
 
 
 def _git(*words: str) -> str:

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from eval.metrics.clip import Clip, load_clip
-from eval.metrics.libraries import library
+from eval.metrics.networks import library
 from eval.metrics.sources import clip_config, clip_weights
 from tests.golden import FOLDER, tensors
 

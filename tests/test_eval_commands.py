@@ -205,4 +205,4 @@ def test_scores_of_programs_at_once_all_get_in(tmp_path: Path) -> None:
     with ProcessPoolExecutor(4, get_context("fork")) as pool:
         list(pool.map(partial(_append, tmp_path / "scores.json"), range(24)))
     assert sorted(entry["n"] for entry in scores.read(tmp_path / "scores.json")) == list(range(24))
-    assert [path.name for path in tmp_path.iterdir()] == ["scores.json"]
+    assert {path.name for path in tmp_path.iterdir()} == {"scores.json", ".scores.json.lock"}

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from eval.errors import UserError
-from eval.locks import keep_alone
+from eval.locks import alone
 from eval.measurements import Measurements
 from eval.session import worker
 from tests.checkpoints import Checkpoints
@@ -92,7 +92,7 @@ def test_two_processes_do_not_measure_in_one_folder(tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 from eval.measurements import Measurements
-Measurements(Path(sys.argv[1]), "today", {"cfg": 3}, {})
+store = Measurements(Path(sys.argv[1]), "today", {"cfg": 3}, {})
 print("open", flush=True)
 sys.stdin.read()
 """
@@ -110,6 +110,6 @@ def test_a_file_system_without_locks_is_one_line(tmp_path: Path, monkeypatch: py
     def unsupported(handle: int, what: int) -> None:
         raise OSError(95, "Operation not supported")
 
-    monkeypatch.setattr("eval.locks.fcntl.lockf", unsupported)
+    monkeypatch.setattr("fcntl.flock", unsupported)
     with pytest.raises(UserError, match="cannot be locked .Operation not supported.; choose an --output_dir"):
-        keep_alone(tmp_path / "f")
+        alone(tmp_path / "f")

@@ -51,7 +51,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     torch.manual_seed(0)
     made = tokenizer.Tokenizer(shape, 1.0, torch.device("cpu"))
     saved = {"model": made.model.state_dict(), "config": dataclasses.asdict(shape), "rate": made.rate,
-             "book": made.book.state(), "step": 1, "drawn": 0, "spent_s": 60.0}  # fmt: skip
+             "book": made.book.state_dict(), "step": 1, "drawn": 0, "spent_s": 60.0}  # fmt: skip
     torch.save(saved, tmp_path / "tokenizer.pt")
     return tmp_path
 

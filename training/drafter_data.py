@@ -1,8 +1,4 @@
-"""Batches of stored images for the drafter: tokens, the target's features, positions of the loss.
-
-Features come from the store where it keeps them, else from a pass of the target, and stay in memory as far as
-the budget goes.
-"""
+"""Batches of stored images for the drafter: tokens, the target's features, positions of the loss."""
 
 from __future__ import annotations
 

@@ -10,6 +10,8 @@ Dimensions: R rows (images, or branches of images), T entries, q code positions,
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
 
 import torch
 import torch.nn.functional as F
@@ -126,8 +128,4 @@ def measure(outs: list[Tensor], batch: Batch, head: nn.Module, objective: Object
 
 def expected_tau(agreement: list[float]) -> float:
     """Codes a target call of a chain whose levels are accepted so often, one after another."""
-    tau, share = 1.0, 1.0
-    for value in agreement:
-        share *= value
-        tau += share
-    return tau
+    return sum(accumulate([1.0, *agreement], mul))

@@ -40,8 +40,8 @@ def discard(root: Path) -> None:
 
 def save(root: Path, epoch: int, payload: Mapping[str, Any], write: Callable[[Path], None]) -> Path:
     """Make state_EPOCH; write puts the drafter into the folder it is given. What fails leaves the others."""
-    home, part = root / f"state_{epoch}", root / f".state_{epoch}.part"
-    for stale in (part, root / f".state_{epoch}.old"):
+    home, part, old = root / f"state_{epoch}", root / f".state_{epoch}.part", root / f".state_{epoch}.old"
+    for stale in (part, old):
         shutil.rmtree(stale, ignore_errors=True)
     part.mkdir(parents=True)
     try:
@@ -51,9 +51,9 @@ def save(root: Path, epoch: int, payload: Mapping[str, Any], write: Callable[[Pa
         shutil.rmtree(part, ignore_errors=True)
         raise
     if home.exists():
-        os.replace(home, root / f".state_{epoch}.old")
+        os.replace(home, old)
     os.replace(part, home)
-    shutil.rmtree(root / f".state_{epoch}.old", ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)
     for older in states(root):
         if older != home:
             (older / TRAINER).unlink(missing_ok=True)

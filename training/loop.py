@@ -1,4 +1,4 @@
-"""What training stages share: how often, atomic checkpoints, figures, picture sheets, the device."""
+"""What training stages share: how often, atomic checkpoints, figures, the device."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
 
 from models.checkpoint.files import replacing
 from models.loading import pick_device
@@ -47,16 +45,6 @@ def write_figures(work: Path, name: str, found: Mapping[str, Any]) -> None:
     line = json.dumps({name: found})
     (work / f"figures_{name}.json").write_text(line + "\n")
     print(line)
-
-
-def sheet(images: np.ndarray, columns: int, path: Path) -> None:
-    """Write uint8 images [N, H, W, 3] row by row on a white sheet."""
-    count, height, width, _ = images.shape
-    rows = -(-count // columns)
-    page = np.full((rows * columns, height, width, 3), 255, np.uint8)
-    page[:count] = images
-    page = page.reshape(rows, columns, height, width, 3).transpose(0, 2, 1, 3, 4)
-    Image.fromarray(page.reshape(rows * height, columns * width, 3)).save(path)
 
 
 def use_device(args: Any) -> torch.device:

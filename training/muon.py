@@ -31,9 +31,7 @@ def orthogonalise(matrices: Tensor, dtype: torch.dtype = torch.float32, rounds: 
 class Muon(torch.optim.Optimizer):
     """Updates of root mean square 0.2 * lr (that of AdamW), decoupled weight decay, Nesterov momentum.
 
-    dtype: of the Newton-Schulz rounds.
-
-    params: 2-D parameters with attribute `muon_parts` (number of equal blocks of rows; absent means one).
+    params: 2-D, with attribute `muon_parts` (number of equal blocks of rows). dtype: of Newton-Schulz rounds.
     """
 
     def __init__(
@@ -56,8 +54,8 @@ class Muon(torch.optim.Optimizer):
                     state["momentum"] = torch.zeros_like(param)
                 state["momentum"].lerp_(param.grad, 1 - MOMENTUM)
                 update = param.grad.lerp(state["momentum"], MOMENTUM)
-                parts = getattr(param, "muon_parts", 1)
-                for weight, part in zip(param.chunk(parts), update.chunk(parts), strict=True):
+                parts = param.chunk(param.muon_parts), update.chunk(param.muon_parts)
+                for weight, part in zip(*parts, strict=True):
                     stacks[tuple(weight.shape)].append((weight, part))
             for (rows, columns), pairs in stacks.items():
                 update = orthogonalise(torch.stack([part for _, part in pairs]), self.dtype)

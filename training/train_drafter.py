@@ -132,9 +132,8 @@ class Trainer:
         generator = torch.Generator().manual_seed(stream)
         inputs = noised(batch, self.args.data_noise, self.args.mean, self.args.std, generator)
         with self.accelerator.accumulate(self.module), self.accelerator.autocast():
-            outcome = measure(
-                self.module(batch.tokens, inputs, self.args.ttt_steps), batch, self.head, self.objective
-            )
+            outs = self.module(batch.tokens, inputs, self.args.ttt_steps)
+            outcome = measure(outs, batch, self.head, self.objective)
             self.accelerator.backward(outcome.loss)
         return outcome
 
@@ -209,9 +208,7 @@ def refuse(args: Any) -> None:
     if args.wandb:
         raise StageError("--wandb: nothing is uploaded from here; --save_dir gets log.jsonl, leave it out")
     if args.embed_upscale != 1:
-        raise StageError(
-            f"--embed_upscale {args.embed_upscale:g}: it has no effect in the published code; leave it out"
-        )
+        raise StageError(f"--embed_upscale {args.embed_upscale:g}: it has no effect; leave it out")
     if args.cfg_loss and not args.coupled:
         raise StageError("--cfg_loss: guided distributions need both branches of an image; add --coupled")
 
@@ -246,14 +243,9 @@ def run(args: Any, loading: LoadOptions) -> None:
     settled = replace(loading, device=args.device, precision=args.precision, keep_text_encoder=True)
     model = load(args.model, replace(settled, token_shift="published"))
     shards = read_shards([Path(folder) for folder in args.data_dir], model)
-    if len(shards) < 2:
-        raise StageError(f"{args.data_dir[0]} holds 1 image: one trains, one measures; make more")
     determines = {name: getattr(args, name) for name in DETERMINES}
-    determines |= {
-        "target": model.weights_sha,
-        "data": shards.digest(),
-        "processes": accelerator.num_processes,
-    }
+    determines |= {"target": model.weights_sha, "data": shards.digest()}
+    determines["processes"] = accelerator.num_processes
     if args.restart and accelerator.is_main_process:
         drafter_states.discard(root)
     accelerator.wait_for_everyone()

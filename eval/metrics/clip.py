@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from eval.metrics import pictures
-from eval.metrics.libraries import library
-from eval.metrics.networks import Network, features, fitting
+from eval.metrics.networks import Network, features, fitting, library
 from eval.metrics.pictures import Pair
 from models.checkpoint.weights import read_weights
 from models.errors import CheckpointError
@@ -71,9 +70,7 @@ def _settings(open_clip: Any, config: Path | str) -> tuple[dict[str, Any], dict[
         content = json.loads(config.read_text(encoding="utf-8"))
         return dict(content["model_cfg"]), dict(content.get("preprocess_cfg") or {})
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"{config} is no configuration of open_clip ({error!r}): fetch it again"
-        ) from None
+        raise CheckpointError(f"{config} is no open_clip configuration ({error!r}): fetch it again") from None
 
 
 def clip_scores(clip: Clip, pairs: Sequence[Pair], resolution: int, lead: str, batch_size: int) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from eval.errors import UserError
-from eval.metrics.libraries import library
+from eval.metrics.networks import library
 
 
 def frechet(fake: Tensor, real: Tensor) -> float:

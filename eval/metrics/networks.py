@@ -1,8 +1,4 @@
-"""Feature networks: the libraries' architectures over published weights, with the published preprocessing.
-
-Weights come through models.checkpoint.weights, which runs no code of a pickle; torch-fidelity's own loader
-would.
-"""
+"""Feature networks: the libraries' architectures over published weights, with the published preprocessing."""
 
 from __future__ import annotations
 
@@ -10,17 +6,29 @@ import io
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from eval.errors import UserError
 from eval.metrics import pictures
-from eval.metrics.libraries import library
 from models.checkpoint.weights import read_weights
 from models.errors import CheckpointError, reason
+from models.tools.torchvision_guard import mend_torchvision
+
+
+def library(name: str) -> Any:
+    """A module of requirements-eval.txt. UserError if its package is not installed."""
+    mend_torchvision()
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise UserError(f"this metric needs {error.name}: pip install -r requirements-eval.txt") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +69,7 @@ def inception(path: Path, resolution: int, device: torch.device) -> tuple[Networ
     Pictures: centre square, Lanczos to resolution, clean-fid's resize to 299.
     """
     weights, copy = read_weights(path), io.BytesIO()
-    torch.save(dict(weights), copy)  # its constructor unpickles any file: it gets tensors of ours
+    torch.save(dict(weights), copy)  # its constructor runs the code of any pickle: it gets tensors of ours
     copy.seek(0)
     source = library("torch_fidelity.feature_extractor_inceptionv3")
     with fitting(path, "Inception state dict (pt_inception-2015-12-05)"):

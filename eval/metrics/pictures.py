@@ -50,9 +50,7 @@ def images_of(folder: str, count: int, options: tuple[str, str], deep: bool = Fa
     if not found:
         raise UserError(f"{options[0]} {place}: it holds no {', '.join(SUFFIXES)}")
     if count > len(found):
-        raise UserError(
-            f"{options[1]} {count}: {options[0]} {folder} holds {len(found)} images; state at most those"
-        )
+        raise UserError(f"{options[1]} {count}: {options[0]} {folder} holds {len(found)} images; give fewer")
     return sorted(found, key=_natural)[: count if count > 0 else None]
 
 

@@ -24,9 +24,7 @@ def record_of(folder: str, path: str | None) -> Path:
     UserError, before anything is measured, if they cannot.
     """
     if path and not Path(path).parent.is_dir():
-        raise UserError(
-            f"--scores {path}: there is no folder {Path(path).parent}; make it, or choose another"
-        )
+        raise UserError(f"--scores {path}: there is no folder {Path(path).parent}; make it or choose another")
     record = Path(path) if path else Path(folder) / SCORES
     read(record)
     return record

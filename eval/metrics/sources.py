@@ -58,15 +58,14 @@ def clip_weights(text: str, option: str) -> Path:
 def _first(text: str, names: Sequence[str], option: str) -> Path:
     """The first of the named files that a folder or a hub repository holds. UserError if it holds none."""
     path, fault = Path(text), f"{text} holds no {' or '.join(names)}"
-    if path.exists() or HubId.read(text) is None:
-        found = [name for name in names if ((path.parent if path.is_file() else path) / name).is_file()]
-        if found:
-            return (path.parent if path.is_file() else path) / found[0]
-    else:
-        for name in names:
-            try:
-                if (file := locate(f"{text}/{name}")).is_file():
-                    return file
-            except CheckpointError as error:
-                fault = str(error)
+    local = path.exists() or HubId.read(text) is None
+    folder = path.parent if path.is_file() else path
+    for name in names:
+        try:
+            file = folder / name if local else locate(f"{text}/{name}")
+        except CheckpointError as error:
+            fault = str(error)
+        else:
+            if file.is_file():
+                return file
     raise UserError(f"{option}: {fault}; give a folder that has it")

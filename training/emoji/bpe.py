@@ -67,9 +67,7 @@ def chameleon_layout(trained: dict, num_codes: int, vocab_size: int) -> dict:
     names += text
     names += [f"<extra{index}>" for index in range(len(names), vocab_size)]
     if len(names) != vocab_size:
-        raise ValueError(
-            f"vocab_size {vocab_size} is less than the {len(names)} tokens of the layout and the text"
-        )
+        raise ValueError(f"vocab_size {vocab_size} is less than the {len(names)} tokens of layout and text")
     special = [*range(IMAGE_FIRST), *range(layout.image_end, layout.text_first)]
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     trained["added_tokens"] = [{"id": index, "content": names[index], **flags} for index in special]

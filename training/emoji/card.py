@@ -37,8 +37,8 @@ MEASURED = {  # name of the figures -> their command; key, words and format of e
 
 CARD = """# emoji: the embedded model of ADT-Tree
 
-A small text-to-image model of exactly the Chameleon shape (`ChameleonForConditionalGeneration`): {image_size} px,
-{grid} x {grid} codes of {num_codes}. It exists so that every path of this repository runs, is tested and is measured
+A small text-to-image model of exactly the Chameleon shape (`ChameleonForConditionalGeneration`): {vq[resolution]} px,
+{grid} x {grid} codes of {vq[num_embeddings]}. It exists so that every path of this repository runs, is tested and is measured
 without a download. It draws emoji-like pictures and nothing else.
 
 Prompts: `<style> emoji of <name>[, keyword, keyword]`, style one of {styles}. Example: `noto emoji of red heart`.
@@ -46,7 +46,7 @@ Prompts: `<style> emoji of <name>[, keyword, keyword]`, style one of {styles}. E
 ## Data and licences
 {num_names} names in {num_styles} styles on white, drawn without end: each picture at a place of its own, scale
 {scale[0]:g} to {scale[1]:g}, turned by up to {degrees:g} degrees, half of them mirrored where the name allows. The target saw
-{trained_pictures:,} pictures, none twice. {num_held_out} (style, name) pairs were kept out of training; each of those names
+{target[pictures]:,} pictures, none twice. {num_held_out} (style, name) pairs were kept out of training; each of those names
 was seen in the other styles.
 
 | style | source | author | licence |
@@ -58,10 +58,10 @@ used for training, pictures the model makes may resemble them. `licences.json` h
 the SHA-256 of the data built and of every file of this folder that holds weights.
 
 ## Sizes
-Target: {layers} layers, hidden {hidden}, {heads} heads, MLP {intermediate}, vocabulary {vocab_size},
-{target_params:.2f} M parameters. Drafter: one such layer, its MLP twice as wide, and its input projection. VQGAN: {vq_params:.2f} M parameters, codebook {num_codes} x {embed_dim}. bfloat16.
+Target: {shape[num_layers]} layers, hidden {shape[hidden_size]}, {shape[num_heads]} heads, MLP {shape[intermediate_size]}, vocabulary {shape[vocab_size]},
+{target_params:.2f} M parameters. Drafter: one such layer, its MLP twice as wide, and its input projection. VQGAN: {vq_params:.2f} M parameters, codebook {vq[num_embeddings]} x {vq[embed_dim]}. bfloat16.
 
-## Figures (device: {device_name}; commit {commit}; {date})
+## Figures (device: {args.device_name}; commit {args.commit}; {args.date})
 | figure | value | command |
 |---|---|---|
 {figures}
@@ -69,7 +69,7 @@ Target: {layers} layers, hidden {hidden}, {heads} heads, MLP {intermediate}, voc
 Pictures that were measured on are drawn at placements of their own, never trained on. White cells: all pixels at
 least 250 of 255. Recognised: the nearest of all {num_pairs} originals under jitter, by EfficientNet-Lite0 features, has
 the right name (is among five names).
-Trained: tokenizer {tokenizer_steps} steps in {tokenizer_minutes:.0f} minutes, target {target_steps} steps in {target_minutes:.0f} minutes. {history}
+Trained: tokenizer {tokenizer[step]} steps in {tokenizer_minutes:.0f} minutes, target {target[step]} steps in {target_minutes:.0f} minutes. {args.history}
 
 ## Limits
 Words outside the training captions mean nothing to it; held-out pairs come out worse than trained ones; fine detail
@@ -120,18 +120,13 @@ def model_card(work: Path, target: dict, tokenizer: dict, args: Any) -> str:
         for row in licences
     ]
     return CARD.format(
+        args=args, target=target, tokenizer=tokenizer, vq=vq, shape=shape, scale=SCALE, degrees=DEGREES,
         sources="\n".join(sources), figures="\n".join(f"| {' | '.join(row)} |" for row in figures),
-        trained_pictures=target["pictures"], scale=SCALE, degrees=DEGREES,
-        target_steps=target["step"], target_minutes=target["spent_s"] / 60,
-        tokenizer_steps=tokenizer["step"], tokenizer_minutes=tokenizer["spent_s"] / 60,
-        device_name=args.device_name, history=args.history, date=args.date, commit=args.commit,
-        image_size=vq["resolution"], num_codes=vq["num_embeddings"], embed_dim=vq["embed_dim"],
+        target_minutes=target["spent_s"] / 60, tokenizer_minutes=tokenizer["spent_s"] / 60,
         grid=vq["resolution"] >> (len(vq["channel_multiplier"]) - 1),
         styles=", ".join(f"`{style}`" for style in dict.fromkeys(row["style"] for row in rows)),
         num_styles=len({row["style"] for row in rows}), num_names=len({row["name"] for row in rows}),
         num_pairs=len(rows), num_held_out=sum(row["split"] == "held_out" for row in rows),
-        layers=shape["num_layers"], hidden=shape["hidden_size"], heads=shape["num_heads"],
-        intermediate=shape["intermediate_size"], vocab_size=shape["vocab_size"],
         target_params=sum(t.numel() for t in target["model"].values()) / 1e6,
         vq_params=sum(t.numel() for t in tokenizer["model"].values()) / 1e6,
     )  # fmt: skip

@@ -6,27 +6,21 @@ N vectors of E numbers, K codes.
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 DECAY = 0.99
 DEAD, REVIVED = 0.02, 0.2  # weight below which a code moves, and the weight it starts anew with
 
 
-class Codebook:
+class Codebook(nn.Module):
     """The quantiser's embedding [K, E] with moving averages of how often each code is chosen."""
 
     def __init__(self, weight: Tensor) -> None:
+        """weight: part of the quantiser, not of this state."""
+        super().__init__()
         self.weight = weight
-        self.count = torch.ones(len(weight), device=weight.device)
-        self.total = weight.clone()
-
-    def state(self) -> dict[str, Tensor]:
-        """Tensors to save."""
-        return {"count": self.count, "total": self.total}
-
-    def load(self, state: dict[str, Tensor]) -> None:
-        """Take over saved tensors."""
-        self.count, self.total = (state[name].to(self.weight.device) for name in ("count", "total"))
+        self.register_buffer("count", torch.ones(len(weight), device=weight.device))
+        self.register_buffer("total", weight.clone())
 
     def assign(self, vectors: Tensor, rate: float) -> Tensor:
         """Codes [...] of vectors [..., E]: least squared distance - rate * log(share); rate 0: the nearest.

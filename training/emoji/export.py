@@ -60,9 +60,7 @@ def write_shards(state: dict[str, Tensor], out: Path) -> None:
         try:
             save_torch_state_dict(state, folder, max_shard_size=SHARD_BYTES)
         except SafetensorError as error:
-            raise StageError(
-                f"--out {out}: the weights cannot be written ({error}); make room, run it again"
-            ) from None
+            raise StageError(f"--out {out}: the weights cannot be written ({error}); make room") from None
         for old in out.glob("model*.safetensors*"):
             old.unlink()
         for path in Path(folder).iterdir():

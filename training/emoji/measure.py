@@ -1,7 +1,4 @@
-"""The tokenizer's and the target's figures on pictures they were not trained on, as one JSON line each.
-
-They are also kept in figures_NAME.json of the work folder, for the model card.
-"""
+"""The tokenizer's and the target's figures on pictures they were not trained on, as one JSON line each."""
 
 from __future__ import annotations
 

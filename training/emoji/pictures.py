@@ -21,9 +21,7 @@ from training.errors import StageError
 
 SCALE = (0.75, 1.0)
 DEGREES = 6.0
-ONE_SIDED = frozenset(
-    "ambulance taxi bus 8 right left tilted".split()
-)  # letters or a direction in the picture
+ONE_SIDED = frozenset("ambulance taxi bus 8 right left tilted".split())  # letters or a direction in them
 
 
 @dataclass(frozen=True, slots=True)

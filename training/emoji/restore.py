@@ -15,12 +15,13 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from models.checkpoint.files import replacing
+from models.checkpoint.weights import read_weights
 from models.codecs.vq import VQConfig
 from models.layouts.chameleon import from_chameleon
 from models.transformer import DecoderConfig
 from training.emoji.codes import digest
 from training.emoji.target import STABLE
-from training.emoji.tokenizer import Tokenizer, load_exported, read_exported
+from training.emoji.tokenizer import Tokenizer, load_exported
 from training.errors import StageError
 from training.loop import save_checkpoint
 
@@ -51,12 +52,12 @@ def run(args: Any) -> None:
         count, kept = file.get_tensor("count"), json.loads(file.metadata()["kept"])
     config = kept["tokenizer"]["config"]
     tokenizer = Tokenizer(VQConfig(**config), kept["tokenizer"]["rate"], torch.device("cpu"))
-    weights = read_exported(folder)
-    load_exported(tokenizer.model, weights)
-    tokenizer.book.load({"count": count, "total": tokenizer.book.weight * count[:, None]})
-    saved = {"model": tokenizer.model.state_dict(), "book": tokenizer.book.state(), **kept["tokenizer"]}
+    load_exported(tokenizer.model, folder)
+    tokenizer.book.load_state_dict({"count": count, "total": tokenizer.book.weight * count[:, None]})
+    saved = {"model": tokenizer.model.state_dict(), "book": tokenizer.book.state_dict(), **kept["tokenizer"]}
     work.mkdir(parents=True, exist_ok=True)
     save_checkpoint(work / "tokenizer.pt", saved)
+    weights = read_weights(folder).placed(torch.device("cpu"), torch.float32)
     decoder = from_chameleon(weights, DecoderConfig(**kept["target"]["config"]))
     begins = {"codes": digest(tokenizer), "decay_from": None, "fresh_from": kept["target"]["step"]}
     save_checkpoint(work / STABLE, {"model": decoder, **begins, **kept["target"]})

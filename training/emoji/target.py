@@ -85,9 +85,8 @@ def initialise(decoder: Decoder) -> None:
     for name, param in decoder.named_parameters():
         if param.ndim == 2 and "qk_" not in name:
             residual = name.endswith(("attention.out.weight", "mlp.down.weight"))
-            nn.init.normal_(
-                param, std=0.02 if "blocks" not in name else 0.04 / (2 * depth) ** (0.5 * residual)
-            )
+            std = 0.04 / (2 * depth) ** (0.5 * residual) if "blocks" in name else 0.02
+            nn.init.normal_(param, std=std)
 
 
 class Trainer:
@@ -132,13 +131,9 @@ class Trainer:
         """Continue a saved run, a restored one with fresh optimisers. StageError if it learnt other codes or
         has another shape."""
         if payload["codes"] != self.codes.digest:
-            raise StageError(
-                f"{name} learnt the codes of another tokenizer.pt: put that back, or `target --restart`"
-            )
+            raise StageError(f"{name} learnt another tokenizer.pt's codes: put it back or `target --restart`")
         if payload["config"] != dataclasses.asdict(self.decoder.config):
-            raise StageError(
-                f"{name} has the shape {payload['config']}: give the same, or `target --restart`"
-            )
+            raise StageError(f"{name} has the shape {payload['config']}: give the same or `target --restart`")
         self.decoder.load_state_dict(payload["model"])
         if "optimisers" in payload:
             for optimiser, state in zip(self.optimisers, payload["optimisers"], strict=True):

@@ -14,19 +14,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
 
 from models.checkpoint.files import append_line
+from models.checkpoint.weights import read_weights
 from models.codecs.vq import VQConfig, VQModel, from_uint8, to_uint8
-from models.errors import reason
+from models.errors import CheckpointError, reason
 from training.emoji.codebook import Codebook
 from training.emoji.losses import Perceptual, flatness, pixel_error, white_cells
 from training.emoji.pictures import Pictures
 from training.errors import StageError
-from training.loop import Every, load_checkpoint, save_checkpoint, sheet, use_device
+from training.loop import Every, load_checkpoint, save_checkpoint, use_device
 
 COMMITMENT = 0.25
 VQ = "model.vqmodel."  # before the VQGAN's names in a checkpoint
@@ -52,7 +53,7 @@ class Tokenizer:
             raise StageError(f"{work} holds no {SAVED}: run `train_emoji tokenizer --work_dir {work}`")
         made = cls(VQConfig(**saved["config"]), saved["rate"], device)
         made.model.load_state_dict(saved["model"])
-        made.book.load(saved["book"])
+        made.book.load_state_dict(saved["book"])
         return made
 
     def pixels(self, images: Tensor) -> Tensor:
@@ -60,17 +61,19 @@ class Tokenizer:
         return from_uint8(images.to(self.device)).contiguous(memory_format=torch.channels_last)
 
     @torch.no_grad()
+    def latents(self, images: Tensor) -> Tensor:
+        """uint8 [N, P, P, 3] -> vectors [N, h, w, E] on the device."""
+        return torch.cat([self.model.latents(self.pixels(part)) for part in images.split(CHUNK)])
+
     def encode(self, images: Tensor) -> Tensor:
         """uint8 [N, P, P, 3] -> codes [N, h, w] int64 on the CPU."""
-        parts = (self.model.latents(self.pixels(part)) for part in images.split(CHUNK))
-        return torch.cat([self.book.assign(vectors, self.rate).cpu() for vectors in parts])
+        return self.book.assign(self.latents(images), self.rate).cpu()
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:
         """Codes [N, h, w] -> uint8 [N, P, P, 3] on the CPU."""
-        return torch.cat(
-            [to_uint8(self.model.decode(part.to(self.device))).cpu() for part in codes.split(CHUNK)]
-        )
+        parts = (self.model.decode(part.to(self.device)) for part in codes.split(CHUNK))
+        return torch.cat([to_uint8(part).cpu() for part in parts])
 
 
 def entropy(codes: Tensor) -> float:
@@ -97,21 +100,13 @@ def figures(tokenizer: Tokenizer, images: Tensor) -> dict[str, float]:
     }
 
 
-def read_exported(folder: Path) -> dict[str, Tensor]:
-    """All weights of an exported checkpoint, fp32."""
-    files = sorted(folder.glob("model*.safetensors"))
-    return {name: tensor.float() for path in files for name, tensor in load_file(path).items()}
-
-
-def load_exported(model: VQModel, weights: dict[str, Tensor]) -> None:
-    """Take over the VQGAN among an exported checkpoint's weights. StageError if it has another shape."""
-    own = {name.removeprefix(VQ): tensor for name, tensor in weights.items() if name.startswith(VQ)}
+def load_exported(model: VQModel, folder: Path) -> None:
+    """Take over the VQGAN of an exported checkpoint. StageError if it has none of that shape."""
     try:
-        model.load_state_dict(own)
-    except RuntimeError as error:
+        model.load_state_dict(dict(read_weights(folder).below(VQ)))
+    except (RuntimeError, CheckpointError) as error:
         raise StageError(
-            f"--start: no checkpoint of this VQGAN ({reason(error)}); give a folder that "
-            "`train_emoji export` wrote"
+            f"--start: no checkpoint of this VQGAN ({reason(error)}); give what `train_emoji export` wrote"
         ) from None
 
 
@@ -140,7 +135,7 @@ class Trainer:
         self.rng = torch.Generator().manual_seed(args.seed)
         self.step, self.spent_s, self.drawn = 0, 0.0, 0
         if args.start:
-            load_exported(self.tokenizer.model, read_exported(Path(args.start)))
+            load_exported(self.tokenizer.model, Path(args.start))
             self.step = args.warmup_steps + args.rate_steps
             self.cluster(4)
 
@@ -153,14 +148,14 @@ class Trainer:
         """What a resume needs, and what reads the tokenizer."""
         model = self.tokenizer.model
         return {"model": model.state_dict(), "config": dataclasses.asdict(model.config),
-                "rate": self.args.rate, "book": self.tokenizer.book.state(), "rng": self.rng.get_state(),
+                "rate": self.args.rate, "book": self.tokenizer.book.state_dict(), "rng": self.rng.get_state(),
                 "drawn": self.drawn,
                 "optimiser": self.optimiser.state_dict(), "step": self.step, "spent_s": spent_s}  # fmt: skip
 
     def resume(self, payload: dict) -> None:
         """Continue a saved run, a restored one with a fresh optimiser and stream of randomness."""
         self.tokenizer.model.load_state_dict(payload["model"])
-        self.tokenizer.book.load(payload["book"])
+        self.tokenizer.book.load_state_dict(payload["book"])
         if "optimiser" in payload:
             self.optimiser.load_state_dict(payload["optimiser"])
             self.rng.set_state(payload["rng"])
@@ -172,17 +167,14 @@ class Trainer:
         self.drawn += count
         return torch.from_numpy(self.pictures.draw(planned))
 
-    @torch.no_grad()
     def cluster(self, rounds: int) -> None:
         """k-means of the codebook on the latents of fresh pictures, under this step's rate."""
-        parts = self.draw(256).split(CHUNK)
-        vectors = torch.cat([self.tokenizer.model.latents(self.tokenizer.pixels(part)) for part in parts])
-        vectors = vectors.flatten(0, 2)
+        vectors = self.tokenizer.latents(self.draw(256)).flatten(0, 2)
         self.tokenizer.book.cluster(vectors, rounds, self.rate, self.rng)
 
     def start_codebook(self) -> None:
         """The first codes: vectors of fresh pictures, then k-means."""
-        vectors = self.tokenizer.model.latents(self.tokenizer.pixels(self.draw(64))).detach().flatten(0, 2)
+        vectors = self.tokenizer.latents(self.draw(64)).flatten(0, 2)
         chosen = torch.randperm(len(vectors), generator=self.rng)[: self.args.num_embeddings]
         self.tokenizer.book.weight.copy_(vectors[chosen])
         self.cluster(8)
@@ -260,6 +252,7 @@ def run(args: Any) -> None:
                 counted = {"step": trainer.step, "spent_s": round(spent, 1), "rate": trainer.rate}
                 append_line(work / LOG, json.dumps({**counted, **sums, **shown}))
     again = trainer.tokenizer.decode(trainer.tokenizer.encode(fresh[:48]))
-    rows = torch.stack((fresh[:48].unflatten(0, (3, 16)), again.unflatten(0, (3, 16))), 1)
-    sheet(rows.flatten(0, 2).numpy(), 16, work / "sheet_tokenizer.png")
+    pairs = torch.stack((fresh[:48].unflatten(0, (3, 16)), again.unflatten(0, (3, 16))), 1)
+    sheet = pairs.transpose(2, 3).flatten(0, 2).flatten(1, 2)  # each above what it comes back as
+    Image.fromarray(sheet.numpy()).save(work / "sheet_tokenizer.png")
     print(json.dumps({"steps": trainer.step, "spent_s": spent, **figures(trainer.tokenizer, fresh)}))
