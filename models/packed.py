@@ -19,7 +19,6 @@ from models.transformer import (
     QK_NORM_EPS,
     Attention,
     Block,
-    CodesHead,
     Decoder,
     as_pairs,
     attend,
@@ -226,12 +225,11 @@ def product(weight: Tensor) -> nn.Module:
     return linear
 
 
-def scoring_head(head: nn.Linear | CodesHead, first_code: int, num_codes: int) -> nn.Module:
+def scoring_head(head: nn.Linear | nn.Sequential, first_code: int, num_codes: int) -> nn.Module:
     """What scores codes while decoding: a copy of the codes' rows, or Janus' two layers, copied only where
     packing gains."""
-    if not isinstance(head, CodesHead):
+    if isinstance(head, nn.Linear):
         return product(head.weight[first_code : first_code + num_codes])
-    if not packable(head.vision_head.weight):
-        return head
-    layers = (PackedLinear(layer.weight, layer.bias) for layer in (head.proj_out, head.vision_head))
-    return nn.Sequential(next(layers), nn.GELU(), next(layers))
+    layers = nn.Sequential(*head)
+    pack(layers)
+    return layers

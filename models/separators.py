@@ -24,8 +24,7 @@ from models.target import ARTarget
 
 
 def tokens_in(codes: int, width: int) -> int:
-    """Tokens that the first `codes` codes take, and the place of the next one: a full row is followed by its
-    separator."""
+    """Tokens that the first `codes` codes take: a full row is followed by its separator."""
     return codes + codes // width
 
 

@@ -15,7 +15,7 @@ from adt_tree.pipeline import Pipeline
 from adt_tree.sampling import Sampling
 from models.errors import CheckpointError
 from models.layouts.captions import clean
-from models.layouts.t5 import T5Text
+from models.layouts.llamagen_prompts import T5Text
 from models.model import Model
 from models.spec import LoadOptions
 from tests import tiny_llamagen

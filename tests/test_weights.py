@@ -108,11 +108,11 @@ def test_headers_against_a_configuration(tmp_path: Path) -> None:
 
 
 def test_out_of_memory_is_told_apart(tmp_path: Path) -> None:
-    def full() -> dict[str, torch.Tensor]:
+    def full(weights: module.Weights) -> dict[str, torch.Tensor]:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with pytest.raises(CheckpointError, match="no room for the weights on cpu"):
-        build(lambda: torch.nn.Linear(1, 1), full, torch.float32, torch.device("cpu"), tmp_path)
+        build(lambda: torch.nn.Linear(1, 1), module.Weights({}), tmp_path, full)
 
 
 PEAK = """

@@ -11,9 +11,9 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
 from models.codecs.vq import VQConfig, VQModel
-from models.drafter import CHAMELEON, DrafterNet
-from models.layouts.chameleon import decoder_config, to_chameleon
-from models.transformer import Decoder
+from models.drafter import DrafterNet
+from models.layouts.llama import decoder_names, drafter_names, scatter
+from models.transformer import Decoder, read_shape
 
 CODES, FIRST_CODE, GRID = 64, 4, 4
 VQ = {
@@ -70,22 +70,23 @@ def build(folder: Path, **changes: int) -> Path:
     config = _config() | changes
     (folder / "drafter").mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
-    decoder = Decoder(decoder_config(config))
+    decoder = Decoder(read_shape(config))
     vq = VQModel(VQConfig.from_hf(VQ))
     torch.nn.init.normal_(vq.quantize.embedding.weight)
-    state = to_chameleon(decoder.state_dict(), decoder.config)
+    state = scatter(decoder.state_dict(), decoder_names(decoder.config), decoder.config)
     state |= {f"model.vqmodel.{name}": tensor for name, tensor in vq.state_dict().items()}
     save_file(_sharpen(state, "lm_head.weight"), folder / "model.safetensors", metadata={"format": "pt"})
     small = config | {"num_hidden_layers": 1}
-    net = DrafterNet(decoder_config(small))
+    net = DrafterNet(read_shape(small))
     net.block.load_state_dict(decoder.blocks[-1].state_dict())
     net.embed.load_state_dict(decoder.embed.state_dict())
     eye = torch.eye(config["hidden_size"])
     with torch.no_grad():
         net.fc.weight.copy_(torch.cat((0.5 * eye, eye), dim=1))
     (folder / "drafter" / "config.json").write_text(json.dumps(small))
+    theirs = scatter(net.state_dict(), drafter_names(net.config, bias=True), net.config)
     save_file(
-        {n: t.contiguous() for n, t in CHAMELEON.to_published(net.state_dict(), net.config).items()},
+        {name: tensor.contiguous() for name, tensor in theirs.items()},
         folder / "drafter" / "model.safetensors",
         metadata={"format": "pt"},
     )

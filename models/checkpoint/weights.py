@@ -59,13 +59,13 @@ class Weights(Mapping[str, Tensor]):
         self, stored: Mapping[str, Stored], device: torch.device = CPU, dtype: torch.dtype | None = None
     ) -> None:
         """device: where tensors go. dtype: of floating-point ones when read; None: as stored."""
-        self._stored, self._device, self._dtype = stored, device, dtype
+        self._stored, self.device, self.dtype = stored, device, dtype
 
     def __getitem__(self, name: str) -> Tensor:
         stored = self._stored[name]
-        if self._device.type == "meta":  # a check of headers: nothing is read
-            return torch.empty(stored.shape, dtype=self._type_of(stored), device=self._device)
-        return stored.read().to(self._device, self._type_of(stored), copy=not stored.shared)
+        if self.device.type == "meta":  # a check of headers: nothing is read
+            return torch.empty(stored.shape, dtype=self._type_of(stored), device=self.device)
+        return stored.read().to(self.device, self._type_of(stored), copy=not stored.shared)
 
     def __contains__(self, name: object) -> bool:
         return name in self._stored  # the inherited one would read the tensor
@@ -82,8 +82,8 @@ class Weights(Mapping[str, Tensor]):
         parts = [self._stored[name] for name in names]
         rows = [part.shape[0] for part in parts]
         shape = (sum(rows), *parts[0].shape[1:])
-        whole = torch.empty(shape, dtype=self._type_of(parts[0]), device=self._device)
-        if self._device.type != "meta":
+        whole = torch.empty(shape, dtype=self._type_of(parts[0]), device=self.device)
+        if self.device.type != "meta":
             for place, part in zip(whole.split(rows), parts, strict=True):
                 place.copy_(part.read())
         return whole
@@ -97,7 +97,7 @@ class Weights(Mapping[str, Tensor]):
                 stored.tensor.data = view
 
     def _type_of(self, stored: Stored) -> torch.dtype:
-        return self._dtype if self._dtype is not None and stored.dtype.is_floating_point else stored.dtype
+        return self.dtype if self.dtype is not None and stored.dtype.is_floating_point else stored.dtype
 
     def placed(self, device: torch.device, dtype: torch.dtype) -> Weights:
         """The same tensors, read to that device in that type."""
@@ -110,11 +110,11 @@ class Weights(Mapping[str, Tensor]):
     def renamed(self, names: Mapping[str, str]) -> Weights:
         """These tensors alone, under new names (new -> present). KeyError names what is not there."""
         found = {new: self._stored[name] for new, name in names.items()}
-        return Weights(found, self._device, self._dtype)
+        return Weights(found, self.device, self.dtype)
 
     def beside(self, more: Weights) -> Weights:
         """With those of `more` that are missing here."""
-        return Weights({**more._stored, **self._stored}, self._device, self._dtype)
+        return Weights({**more._stored, **self._stored}, self.device, self.dtype)
 
     def tied(self, fields: Mapping[str, Any]) -> Weights:
         """With the table of tokens as the head too, where config.json says so (tie_word_embeddings) and no
@@ -122,7 +122,7 @@ class Weights(Mapping[str, Tensor]):
         head, table = "lm_head.weight", "model.embed_tokens.weight"
         if not fields.get("tie_word_embeddings") or head in self or table not in self:
             return self
-        return Weights({**self._stored, head: self._stored[table]}, self._device, self._dtype)
+        return Weights({**self._stored, head: self._stored[table]}, self.device, self.dtype)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -139,7 +139,7 @@ class Weights(Mapping[str, Tensor]):
         Of more than WHOLE_DIGEST bytes, which would be read a second time for it: over names, types, shapes
         and the first and last SAMPLE elements of every tensor. Training changes all of these.
         """
-        if self._device.type == "meta":
+        if self.device.type == "meta":
             return "unread"
         sizes = (math.prod(stored.shape) * stored.dtype.itemsize for stored in self._stored.values())
         digest, whole = hashlib.sha256(), sum(sizes) <= WHOLE_DIGEST

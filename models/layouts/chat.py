@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from models.checkpoint.folder import read_config
+from models.checkpoint.config import read_config
 from models.errors import CheckpointError, reason
 
 
