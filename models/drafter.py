@@ -177,8 +177,7 @@ class EagleDrafter:
         max_width: int,
         token_shift: str = "published",
     ) -> None:
-        """max_depth, max_width: of the largest tree; they size the scratch behind the committed entries.
-        token_shift: one of models.spec.TOKEN_SHIFTS."""
+        """max_depth, max_width: of the largest tree. token_shift: one of models.spec.TOKEN_SHIFTS."""
         self.net, self.target = net, target
         self.device = target.device
         self._most_committed = 0  # codes in any slot's prefix at the last extend()

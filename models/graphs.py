@@ -93,8 +93,7 @@ class GraphRunner:
 
 
 class GraphTarget(ARTarget):
-    """A target whose passes over trees are graphs. Rows and bounds are rounded up to shape buckets, for one
-    graph to serve many steps."""
+    """A target whose passes over trees are graphs, rows and bounds rounded up: one serves many steps."""
 
     def __init__(
         self,
@@ -114,8 +113,7 @@ class GraphTarget(ARTarget):
         self.graphs = GraphRunner(record)
 
     def features(self, codes: Tensor, depths: Tensor, ancestors: Tensor, most_committed: int) -> Tensor:
-        """Features [G, B, N, D] by a graph over as many rows or more; nobody reads those that are added, each
-        of which sees the prefix and itself."""
+        """Features [G, B, N, D] by a graph over as many rows or more, the added ones read by nobody."""
         nodes = codes.shape[1]
         more = row_bucket(nodes) - nodes
         if more:

@@ -21,10 +21,9 @@ from models.checkpoint.weights import Weights
 from models.codecs.neighbours import find_table, read_table
 from models.codecs.vq import VQModel, to_uint8
 from models.drafter import DrafterNet, EagleDrafter, Layout, load_drafter
-from models.drafters.separator_drafter import SeparatorDrafter
 from models.errors import CheckpointError
 from models.graphs import CudaRecorder, GraphDrafter, GraphTarget
-from models.separators import SeparatorTarget
+from models.separators import SeparatorDrafter, SeparatorTarget
 from models.spec import Checkpoint, ModelSpec, home_of
 from models.target import ARTarget, EncodedPrompt, PromptEncoder
 from models.transformer import Decoder, DecoderConfig

@@ -132,8 +132,7 @@ def taken(norm: nn.RMSNorm) -> tuple[RowNorm, Tensor]:
 
 
 class PackedHeads:
-    """transformer.split_heads in few steps: queries and keys stay where the product wrote them, before the
-    values."""
+    """transformer.split_heads in few steps: queries and keys stay where the product wrote them."""
 
     __slots__ = ("heads", "kv_heads", "norm", "product", "scale", "shift")
 
@@ -152,8 +151,7 @@ class PackedHeads:
         self.product = Product(weight.to(attention.qkv.weight.dtype))
 
     def __call__(self, x: Tensor, turn: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries [..., H, E] and keys and values [..., 2, Hkv, E] of x [..., D], fp32, views of one
-        product."""
+        """Queries [..., H, E], keys and values [..., 2, Hkv, E] of x [..., D], fp32, views of one product."""
         fused = self.product(x).float()
         fused = fused.view(*fused.shape[:-1], self.heads + 2 * self.kv_heads, -1)
         qk = turned = fused.narrow(-2, 0, self.heads + self.kv_heads)
@@ -226,8 +224,7 @@ def product(weight: Tensor) -> nn.Module:
 
 
 def scoring_head(head: nn.Linear | nn.Sequential, first_code: int, num_codes: int) -> nn.Module:
-    """What scores codes while decoding: a copy of the codes' rows, or Janus' two layers, copied only where
-    packing gains."""
+    """What scores codes while decoding: a copy of their rows, or Janus' layers, packed where that gains."""
     if isinstance(head, nn.Linear):
         return product(head.weight[first_code : first_code + num_codes])
     layers = nn.Sequential(*head)

@@ -28,8 +28,7 @@ def late(name: str) -> Callable[..., Any]:
 
 
 def is_chameleon(fields: Fields, shapes: Shapes, shared_norms: bool) -> bool:
-    """Whether this is the Chameleon layout; shared_norms: heads share the norm of their queries, as
-    Lumina-mGPT's do."""
+    """Whether this is the Chameleon layout; shared_norms: heads share a norm of queries, as Lumina-mGPT's."""
     norm, heads = shapes.get("model.layers.0.self_attn.q_norm.weight"), fields.get("num_attention_heads")
     if norm is None or not isinstance(heads, int) or "vocabulary_map" not in fields:
         return False
@@ -145,7 +144,7 @@ EMU3 = ModelSpec(
     default_size=720,
     top_k=2048,
     method="self-draft",  # no drafter network is published
-    codec_parameters=late("layouts.emu3.codec_parameters"),
+    codec=late("layouts.emu3.vqvae"),
 )
 SPECS: dict[str, ModelSpec] = {
     spec.name: spec for spec in (EMOJI_SPEC, ANOLE, LUMINA_MGPT, LLAMAGEN, LLAMAGEN2, JANUS_PRO, EMU3)

@@ -102,7 +102,7 @@ class ModelSpec:
     token_shift: str = "published"  # auto: measured, as nobody knows it
     reference: bool = False  # transformers decodes it too (bench --reference)
     embedded_prompts: bool = False  # prompts are rows of features, else token ids before the codes
-    codec_parameters: Callable[[Fields], int] | None = None  # of a codec that is not models.codecs.vq's
+    codec: Callable[[Fields], Any] | None = None  # vq_config -> a codec that is not models.codecs.vq's
     published: bool = True  # ckpts/manifest.json says by its name what to fetch
 
     @property

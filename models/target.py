@@ -153,8 +153,7 @@ class ARTarget:
         return self.score(tree.codes, tree.depths, tree.ancestors, max(committed))
 
     def score(self, codes: Tensor, depths: Tensor, ancestors: Tensor, most_committed: int) -> Scored:
-        """Score nodes: codes and depths [B, N], ancestors [B, N, N]; no slot has committed more than
-        most_committed codes."""
+        """Score nodes: codes and depths [B, N], ancestors [B, N, N]; at most most_committed codes a slot."""
         features = self.features(codes, depths, ancestors, most_committed)
         return Scored(self.logits(features), features)
 

@@ -15,10 +15,9 @@ from adt_tree.sampling import Sampling
 from adt_tree.self_draft import SelfDraftProposer
 from adt_tree.verify import Coupled
 from models.drafter import DrafterNet, EagleDrafter
-from models.drafters.separator_drafter import SeparatorDrafter
 from models.layouts.chameleon import SIZES, grid_of
 from models.layouts.llama import decoder_names, gather
-from models.separators import SeparatorTarget, tokens_in
+from models.separators import SeparatorDrafter, SeparatorTarget, tokens_in
 from models.target import ARTarget, Prompt
 from models.transformer import Decoder, read_shape
 from tests.golden import FIRST_CODE, anole, close, tensors, values

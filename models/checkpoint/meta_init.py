@@ -84,15 +84,12 @@ def build(
     """Make a module without memory and hand it the weights, which take the place of its parameters.
 
     weights: read to the device and in the type that the module shall have (Weights.placed). to_ours: makes a
-    state dict of them; by default they go by our names. CheckpointError if they do not fit or do not go in.
+    state dict of them, whose names require() has found; by default they go by our names. CheckpointError if
+    they do not fit or do not go in.
     """
     module = on_meta(make)
     try:
         module.load_state_dict(to_ours(weights), assign=True)
-    except KeyError as error:
-        raise CheckpointError(
-            f"{source}: tensor {error.args[0]} is missing: the checkpoint is incomplete"
-        ) from None
     except RuntimeError as error:
         if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
             raise CheckpointError(

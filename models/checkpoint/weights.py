@@ -52,8 +52,7 @@ class Stored:
 
 
 class Weights(Mapping[str, Tensor]):
-    """A read-only table of tensors. Each access reads the tensor anew, on the device and in the type asked
-    for; nothing is kept. KeyError names what is not there."""
+    """A read-only table of tensors, each read anew at every access. KeyError names what is not there."""
 
     def __init__(
         self, stored: Mapping[str, Stored], device: torch.device = CPU, dtype: torch.dtype | None = None
@@ -77,8 +76,7 @@ class Weights(Mapping[str, Tensor]):
         return len(self._stored)
 
     def stacked(self, names: Sequence[str]) -> Tensor:
-        """The tensors one below the other, each read straight to its place: no part is held beside the
-        whole."""
+        """The tensors one below the other, each read straight to its place, none held beside the whole."""
         parts = [self._stored[name] for name in names]
         rows = [part.shape[0] for part in parts]
         shape = (sum(rows), *parts[0].shape[1:])
@@ -89,8 +87,7 @@ class Weights(Mapping[str, Tensor]):
         return whole
 
     def share(self, views: Mapping[str, Tensor]) -> None:
-        """Let parameters of a model in memory become these views of ours, so that neither stands twice; of
-        files nothing is shared."""
+        """Let parameters of a model in memory, not of files, become views of ours: neither stands twice."""
         for name, view in views.items():
             stored = self._stored[name]
             if stored.shared and stored.tensor is not None and stored.dtype == view.dtype:
@@ -151,11 +148,6 @@ class Weights(Mapping[str, Tensor]):
                 flat = torch.cat((flat[:SAMPLE], flat[-SAMPLE:]))
             digest.update(flat.view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()[:16]
-
-
-def stacked(state: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
-    """The named tensors of any table one below the other (Weights.stacked)."""
-    return state.stacked(names) if isinstance(state, Weights) else torch.cat([state[name] for name in names])
 
 
 def read_weights(path: Path) -> Weights:
@@ -263,8 +255,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def _fault(path: Path, error: Exception) -> str:
-    """What is wrong with a file that could not be read. torch's own words are not passed on where they
-    explain how to run the code in it."""
+    """What is wrong with a file, without torch's own words where they explain how to run the code in it."""
     try:
         with path.open("rb") as file:
             start = file.read(64).lstrip().lower()

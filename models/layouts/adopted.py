@@ -50,7 +50,6 @@ def adopt(theirs: Any, tokenizer: Any, options: LoadOptions) -> Model:
         return chameleon.assemble(place, config, state, text.backend_tokenizer)
     if text.chat_template is None:
         text.chat_template = getattr(tokenizer, "chat_template", None)
-    chat = ChatTokenizer(text, "the tokenizer")
-    if kind == "emu3":
-        return emu3.assemble(place, config, state, lambda: chat)
-    return janus.assemble(place, config, state, lambda: chat, theirs.generation_config.to_dict())
+    chat = ChatTokenizer(text, "the tokenizer", theirs.generation_config.to_dict())
+    assemble = emu3.assemble if kind == "emu3" else janus.assemble
+    return assemble(place, config, state, lambda: chat)

@@ -98,8 +98,7 @@ def places(checkpoint: Checkpoint) -> tuple[Path, ...]:
 def assemble(
     checkpoint: Checkpoint, config: Mapping[str, Any], state: Weights, tokenizer: Tokenizer
 ) -> Model:
-    """The model of that configuration and those weights. CheckpointError names what is missing or does not
-    fit."""
+    """The model of that configuration and weights. CheckpointError names what is missing or does not fit."""
     folder, lumina = checkpoint.folder, checkpoint.spec.name == "lumina_mgpt"
     layout, shape = read_fields(folder, lambda: (TokenLayout.read(config), read_shape(config)))
     check_tokenizer(tokenizer, config["vocabulary_map"], shape.vocab_size)
@@ -155,8 +154,7 @@ def check_tokenizer(tokenizer: Tokenizer, vocabulary: Mapping[str, int], size: i
 
 
 def grid_of(size: int, patch: int) -> Grid:
-    """Lumina's raster of a square image of `size` pixels in cells of `patch`. CheckpointError if it is not
-    whole pairs of cells."""
+    """Lumina's raster of `size` pixels in cells of `patch`. CheckpointError without whole pairs of cells."""
     if size < 1 or size % (2 * patch):
         raise CheckpointError(
             f"--target_size {size}: it must be a multiple of {2 * patch}, two cells of the VQGAN"

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from adt_tree.grid import Grid
 from models.checkpoint.config import MOST_TOKENS, check_whole, read_config, read_fields, section
-from models.checkpoint.meta_init import build, expected, on_meta, require
+from models.checkpoint.meta_init import build, expected, require
 from models.checkpoint.weights import Weights, read_weights
 from models.codecs.vq import VQModel
 from models.drafter import LLAMA
@@ -113,19 +113,14 @@ def grid_of(size: int, ratio: str, patch: int) -> Grid:
     return Grid(rows, columns)
 
 
-def vqvae(config: Mapping[str, Any]) -> Any:
-    """transformers' codec with weights of its own. ValueError if vq_config does not describe one."""
+def vqvae(fields: Mapping[str, Any]) -> Any:
+    """transformers' codec of a vq_config, its weights random. ValueError if that does not describe one."""
     from transformers import Emu3VQVAE, Emu3VQVAEConfig
 
     try:
-        return Emu3VQVAE(Emu3VQVAEConfig(**section(config, "vq_config")))
+        return Emu3VQVAE(Emu3VQVAEConfig(**fields))
     except Exception as error:  # its strict fields have exceptions of their own
         raise ValueError(f"vq_config: {reason(error)}") from None
-
-
-def codec_parameters(fields: Mapping[str, Any]) -> int:
-    """How many numbers the codec of a vq_config holds."""
-    return sum(parameter.numel() for parameter in on_meta(lambda: vqvae({"vq_config": fields})).parameters())
 
 
 def prompt_encoder(tokenizer: ChatTokenizer, codes: range, row_end: int, grid: Grid) -> PromptEncoder:
@@ -165,16 +160,19 @@ def assemble(
     The tokenizer is opened when config.json has been checked: transformers reads it too, and says less of it.
     """
     folder = checkpoint.folder
-    (codes, row_end), shape = read_fields(folder, lambda: (read_tokens(config), decoder_config(config)))
+    (codes, row_end), shape, pixel_fields = read_fields(
+        folder, lambda: (read_tokens(config), decoder_config(config), section(config, "vq_config"))
+    )
     text, head, vq = LOADED if LOADED[1] in state else STORED
     names = decoder_names(shape, text, head)
     wanted = expected(lambda: Decoder(shape), lambda own: scatter(own, names, shape))
+    make_codec = partial(vqvae, pixel_fields)
     wanted |= read_fields(
-        folder, lambda: expected(lambda: vqvae(config), lambda own: {vq + name: own[name] for name in own})
+        folder, lambda: expected(make_codec, lambda own: {vq + name: own[name] for name in own})
     )
     require(folder, state, wanted, "fetch it again, or the config.json that belongs to it")
     pixels = state.below(vq).placed(checkpoint.device, torch.float32)
-    codec = Codec(build(lambda: vqvae(config), pixels, folder))
+    codec = Codec(build(make_codec, pixels, folder))
     grid = grid_of(checkpoint.size, checkpoint.options.ratio or "1:1", codec.config.patch_size)
     prompts = prompt_encoder(tokenizer(), codes, row_end, grid)
     to_ours = partial(gather, names=names, config=shape)

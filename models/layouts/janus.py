@@ -36,7 +36,7 @@ from models.codecs.vq import VQConfig, VQModel
 from models.codecs.vq16 import janus_names
 from models.drafter import LLAMA
 from models.errors import CheckpointError
-from models.layouts.chat import ChatTokenizer, generation_fields
+from models.layouts.chat import ChatTokenizer
 from models.layouts.llama import Names, gather, layer_names, scatter
 from models.model import Model, load_networks
 from models.spec import Checkpoint, Shapes
@@ -148,15 +148,13 @@ def wanted(config: Mapping[str, Any], shape: DecoderConfig) -> Shapes:
     return tables | layers | pixels
 
 
-def prompt_encoder(
-    tokenizer: ChatTokenizer, fields: Mapping[str, Any], shape: DecoderConfig
-) -> PromptEncoder:
+def prompt_encoder(tokenizer: ChatTokenizer, shape: DecoderConfig) -> PromptEncoder:
     """Texts -> the chat's turn and the begin of image; uncond of the same length, its text padded over.
 
-    fields: generation_config.json, where transformers' own generate has the ids from. CheckpointError if
-    neither it nor the tokenizer has them, or text would become ids of another vocabulary.
+    Ids are those of generation_config.json, as in transformers' own generate. CheckpointError if neither it
+    nor the tokenizer has them, or text would become ids of another vocabulary.
     """
-    own, text_size = tokenizer.tokenizer, shape.vocab_size - shape.num_codes
+    own, fields, text_size = tokenizer.tokenizer, tokenizer.generation, shape.vocab_size - shape.num_codes
     begin, padding = (
         fields[name] if fields.get(name) is not None else getattr(own, name)
         for name in ("bos_token_id", "pad_token_id")
@@ -187,7 +185,7 @@ def load(checkpoint: Checkpoint) -> Model:
     """Janus-Pro from its files. CheckpointError names what is missing or does not fit."""
     folder = checkpoint.folder
     config, state = read_config(folder), read_weights(folder)
-    return assemble(checkpoint, config, state, lambda: ChatTokenizer.read(folder), generation_fields(folder))
+    return assemble(checkpoint, config, state, lambda: ChatTokenizer.read(folder))
 
 
 def assemble(
@@ -195,9 +193,8 @@ def assemble(
     config: Mapping[str, Any],
     state: Weights,
     tokenizer: Callable[[], ChatTokenizer],
-    generation: Mapping[str, Any],
 ) -> Model:
-    """Janus-Pro of that configuration and those weights. generation: fields of generation_config.json.
+    """Janus-Pro of that configuration and those weights.
 
     The tokenizer is opened when config.json has been checked: transformers reads it too, and says less of it.
     """
@@ -206,7 +203,7 @@ def assemble(
     checkpoint.refuse_other_size(vq.resolution)
     tensors = read_fields(folder, lambda: wanted(config, shape))
     require(folder, state, tensors, "fetch it again, or the config.json that belongs to it")
-    prompts = prompt_encoder(tokenizer(), generation, shape)
+    prompts = prompt_encoder(tokenizer(), shape)
     pixels = state.below(VQ).renamed(janus_names(vq)).placed(checkpoint.device, torch.float32)
     codec = build(lambda: VQModel(vq), pixels, folder)
     side, to_ours = vq.attn_resolutions[0], partial(from_janus, config=shape)

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from models.checkpoint.weights import Weights, stacked
+from models.checkpoint.weights import Weights
 from models.transformer import DecoderConfig
 
 # Ours -> theirs, stacked in this order along dimension 0.
@@ -91,8 +91,12 @@ def gather(state: Mapping[str, Tensor], names: Names, config: DecoderConfig) -> 
         turned = [name for name in theirs if _is_turned(name, config)]
         if turned:
             found[ours] = torch.cat([_interleaved(name, state[name], config) for name in theirs])
+        elif len(theirs) == 1:
+            found[ours] = state[theirs[0]]
+        elif isinstance(state, Weights):
+            found[ours] = state.stacked(theirs)
         else:
-            found[ours] = state[theirs[0]] if len(theirs) == 1 else stacked(state, theirs)
+            found[ours] = torch.cat([state[name] for name in theirs])
         if isinstance(state, Weights):
             parts = _apart(found[ours], theirs, config)
             state.share({name: part for name, part in parts.items() if name not in turned})

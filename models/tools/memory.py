@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from torch import nn
 
@@ -60,7 +61,7 @@ def published_use(name: str, precision: str = "bf16", images: int = 1, nodes: in
         images=images,
         branches=2,
         element=DTYPES[precision].itemsize,
-        codec=spec.codec_parameters(shape["vq"]) if spec.codec_parameters else None,
+        codec=count(partial(spec.codec, shape["vq"])) if spec.codec else None,
         frames=shape.get("frames", 1),
     )
 
