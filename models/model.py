@@ -124,11 +124,11 @@ class Model:
         """The drafter beside a target of this model. CheckpointError if the model came without one."""
         if self.drafter_net is None:
             raise CheckpointError(f"model {self.name} was loaded without a drafter: pass --drafter_path")
-        separated = isinstance(target, SeparatorTarget)
-        tokens, depth = (target.tokens, 2 * max_depth + 1) if separated else (target, max_depth)
+        tokens = target.tokens if isinstance(target, SeparatorTarget) else target
+        depth = max_depth if tokens is target else 2 * max_depth + 1
         kind = GraphDrafter if isinstance(tokens, GraphTarget) else EagleDrafter
         drafter = kind(self.drafter_net, tokens, depth, max_width, self.token_shift)
-        return SeparatorDrafter(drafter, target) if separated else drafter
+        return SeparatorDrafter(drafter, target) if isinstance(target, SeparatorTarget) else drafter
 
     @torch.inference_mode()
     def image(self, codes: list[int]) -> Image.Image:
