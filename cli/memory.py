@@ -11,7 +11,7 @@ from eval.report import markdown
 from models.registry import SPECS
 from models.spec import PRECISIONS
 
-NAMES = tuple(name for name, spec in SPECS.items() if spec.manifest is not None)
+NAMES = tuple(name for name, spec in SPECS.items() if spec.published)
 
 
 @declare

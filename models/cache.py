@@ -34,8 +34,7 @@ class KVCache:
     def __init__(self, store: Tensor, length: Tensor, position: Tensor | None = None) -> None:
         """Wrap store [L, R, 2, H, C, E], length [R] int64 (committed slots a row) and position [R] int64
         where it differs from length."""
-        self.store = store
-        self.length = length
+        self.store, self.length = store, length
         self.position = length if position is None else position
         self._counters = (length,) if position is None else (length, position)
         rows, heads, capacity, size = store.shape[1], 2 * store.shape[3], *store.shape[4:]
@@ -118,8 +117,7 @@ class KVCache:
         return AttentionMetadata(slots, self.position[:, None] + depths, mask[:, None], context_len)
 
     def write(self, layer: int, meta: AttentionMetadata, kv: Tensor) -> tuple[Tensor, Tensor]:
-        """Store kv [R * N, 2, H, E] at the pass's slots; return the keys and values [R, H, context_len, E] in
-        view."""
+        """Store kv [R * N, 2, H, E] at the pass's slots; keys and values [R, H, context_len, E] in view."""
         flat, key, value = self._layers[layer]
         flat.index_put_((meta.slots,), kv.flatten(1, 2))
         return key.narrow(2, 0, meta.context_len), value.narrow(2, 0, meta.context_len)

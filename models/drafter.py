@@ -19,38 +19,27 @@ from torch import Tensor, nn
 from adt_tree.ranges import part
 from adt_tree.roles import Prefix
 from models.cache import AttentionMetadata, KVCache
-from models.checkpoint.folder import read_config, read_fields
+from models.checkpoint.config import read_config, read_fields
 from models.checkpoint.meta_init import build, expected, require
 from models.checkpoint.weights import read_weights
-from models.drafters.token_shift import NextToken, SameToken
 from models.errors import CheckpointError
-from models.layouts.chameleon import decoder_config, drafter_fields
 from models.layouts.llama import drafter_names, gather, scatter
 from models.packed import cache_dtype, pack
 from models.target import ARTarget, EncodedPrompt, by_branch, chain_mask
-from models.transformer import Block, DecoderConfig, read_shape, reserve, rotary_table
+from models.transformer import Block, DecoderConfig, Positioned, read_shape
 
 
-class DrafterNet(nn.Module):
+class DrafterNet(Positioned):
     """The drafter's network. `causal` serves training, `forward` decoding."""
 
     def __init__(self, config: DecoderConfig, bias: bool = True) -> None:
-        super().__init__()
-        self.config = config
-        self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
+        super().__init__(config)
         self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=bias)
         self.block = Block(config)
-        self.rotary = rotary_table(config, "cpu")
 
     def fuse(self, tokens: Tensor, features: Tensor) -> Tensor:
         """fc(cat(embedding, feature)): tokens [R, N], features [R, N, D]; the embedding comes first."""
         return self.fc(torch.cat((self.embed(tokens), features), dim=-1))
-
-    def turn(self, positions: Tensor) -> Tensor:
-        """Rotations [R, N, 1, E/2]."""
-        if self.rotary.device != positions.device:
-            self.rotary = self.rotary.to(positions.device)
-        return self.rotary[positions].unsqueeze(2)
 
     def forward(self, tokens: Tensor, features: Tensor, cache: KVCache, meta: AttentionMetadata) -> Tensor:
         """Predicted features [R, N, D] of pairs placed in the cache by meta."""
@@ -58,27 +47,28 @@ class DrafterNet(nn.Module):
         return self.block(x.flatten(0, 1), turn.flatten(0, 1), 0, cache, meta).view_as(x)
 
     def causal(self, tokens: Tensor, features: Tensor) -> Tensor:
-        """Predicted features [R, T, D]: at p from (feature at p, token at p + 1) and all before; position
-        = index."""
+        """Predicted features [R, T, D]: at p from (feature at p, token at p + 1) and all before."""
         turn = self.turn(torch.arange(tokens.shape[1], device=tokens.device)[None])
         return self.block.causal(self.fuse(tokens, features), turn)
 
 
+def drafter_fields(shape: DecoderConfig) -> dict[str, Any]:
+    """config.json of a drafter whose layer has the target's shape."""
+    return {
+        "model_type": "chameleon", "vocab_size": shape.vocab_size, "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size, "num_hidden_layers": 1,
+        "num_attention_heads": shape.num_heads, "num_key_value_heads": shape.num_kv_heads,
+        "rms_norm_eps": shape.norm_eps, "rope_theta": shape.rope_theta, "hidden_act": "silu",
+        "max_position_embeddings": shape.max_positions, "bias": True,
+    }  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a family publishes its drafters."""
+    """How a family publishes its drafters' config.json."""
 
-    config: Callable[[Mapping[str, Any]], DecoderConfig] = decoder_config  # config.json with one layer
-    fields: Callable[[DecoderConfig], dict[str, Any]] = drafter_fields  # config.json of a new one
-    half_split: bool = True  # of queries and keys (models.layouts.llama)
-
-    def from_published(self, state: Mapping[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
-        """A DrafterNet's state dict from the published keys; KeyError names what is missing."""
-        return gather(state, drafter_names(config, "fc.bias" in state), config, self.half_split)
-
-    def to_published(self, state: Mapping[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
-        """The inverse of from_published."""
-        return scatter(state, drafter_names(config, "fc.bias" in state), config, self.half_split)
+    config: Callable[[Mapping[str, Any]], DecoderConfig] = read_shape  # with one layer
+    fields: Callable[[DecoderConfig], dict[str, Any]] = drafter_fields  # of a new one
 
 
 def llama_config(config: Mapping[str, Any]) -> DecoderConfig:
@@ -104,21 +94,71 @@ def load_drafter(
     target: DecoderConfig,
     dtype: torch.dtype,
     device: torch.device,
-    layout: Layout = CHAMELEON,
+    layout: Layout,
 ) -> tuple[DrafterNet, str]:
     """The network in a folder and the digest of its weights. CheckpointError if it is another target's."""
     config, state = read_config(folder), read_weights(folder)
     shape = read_fields(folder, lambda: layout.config(config))
     if other := misfit(shape, target):
         raise CheckpointError(f"{folder}: {other}: this drafter belongs to another target")
-    bias = "fc.bias" in state
-    wanted = expected(lambda: DrafterNet(shape, bias), lambda own: layout.to_published(own, shape))
+    bias, placed = "fc.bias" in state, state.placed(device, dtype)
+    names = drafter_names(shape, bias)
+    wanted = expected(lambda: DrafterNet(shape, bias), lambda own: scatter(own, names, shape))
     require(folder, state, wanted, "fetch it again, or give the drafter of this model")
-    placed = state.placed(device, dtype)
-    net = build(
-        lambda: DrafterNet(shape, bias), lambda: layout.from_published(placed, shape), dtype, device, folder
-    )
+    net = build(lambda: DrafterNet(shape, bias), placed, folder, lambda own: gather(own, names, shape))
     return net, placed.digest()
+
+
+class NextToken:
+    """Which token a drafter reads beside a feature: the one behind the feature's, a new code or a node's own.
+
+    EAGLE pairs them so, and so does the released code when it drafts. Codes may be any token less first_code.
+    """
+
+    def prompt(self, slot: int, tokens: list[int]) -> list[int]:
+        """Tokens of the entries of a prompt, one fewer than it has."""
+        return tokens[1:]
+
+    def committed(self, codes: Tensor, count: Tensor) -> Tensor:
+        """Of the entries of new features: codes [B, A] follow each, `count` [B] of them valid."""
+        return codes
+
+    def drafted(self, codes: Tensor, ancestors: Tensor) -> Tensor:
+        """Of the entries of drafted nodes: their codes [B, W], ancestors [B, W, E] as Drafter.expand."""
+        return codes
+
+
+class SameToken(NextToken):
+    """Instead the feature's own token: the code before a new one, or a node's parent's.
+
+    The released code trains Anole's and Lumina's drafters so: such a drafter has never been shown the newest
+    code, and may draft better the way it was trained. Either way entry p of its cache predicts the feature at
+    p + 1.
+    """
+
+    def __init__(self, slots: int, first_code: int, device: torch.device) -> None:
+        """Until codes are committed, the newest is the prompt's last token."""
+        self._first_code = first_code
+        self._newest = torch.zeros(slots, dtype=torch.int64, device=device)  # [B]
+        self._nodes = self._newest[:, None][:, :0]  # [B, E] codes expanded in the newest tree
+
+    def prompt(self, slot: int, tokens: list[int]) -> list[int]:
+        self._newest[slot] = tokens[-1] - self._first_code
+        return tokens[:-1]
+
+    def committed(self, codes: Tensor, count: Tensor) -> Tensor:
+        own = torch.cat((self._newest[:, None], codes[:, :-1]), dim=1)
+        self._newest.copy_(codes.gather(1, count[:, None] - 1)[:, 0])
+        return own
+
+    def drafted(self, codes: Tensor, ancestors: Tensor) -> Tensor:
+        # Levels follow one another, so the parent is the last ancestor among earlier nodes.
+        earlier = ancestors.shape[2] - codes.shape[1]
+        known = torch.cat((self._newest[:, None], self._nodes[:, :earlier]), dim=1)
+        self._nodes = torch.cat((known[:, 1:], codes), dim=1)
+        number = torch.arange(earlier + 1, device=codes.device)  # 0: the root, which every node sees
+        sees = torch.cat((torch.ones_like(ancestors[..., :1]), ancestors[..., :earlier]), dim=2)
+        return known.gather(1, (sees * number).amax(dim=2))
 
 
 class EagleDrafter:
@@ -137,8 +177,7 @@ class EagleDrafter:
         max_width: int,
         token_shift: str = "published",
     ) -> None:
-        """max_depth, max_width: of the largest tree; they size the scratch behind the committed entries.
-        token_shift: one of models.spec.TOKEN_SHIFTS."""
+        """max_depth, max_width: of the largest tree. token_shift: one of models.spec.TOKEN_SHIFTS."""
         self.net, self.target = net, target
         self.device = target.device
         self._most_committed = 0  # codes in any slot's prefix at the last extend()
@@ -148,16 +187,11 @@ class EagleDrafter:
         config = net.config
         scratch = max(max_depth + 1, max_depth * max_width)
         capacity = target.max_prompt + target.grid.size + scratch
-        net.rotary = reserve(net.rotary, config, capacity)
+        net.reserve(capacity)
         pack(net)
+        rows, dtype = target.branches * target.slots, cache_dtype(net.embed.weight)
         self.cache = KVCache.allocate(
-            1,
-            target.branches * target.slots,
-            capacity,
-            config.num_kv_heads,
-            config.head_dim,
-            cache_dtype(net.embed.weight),
-            self.device,
+            1, rows, capacity, config.num_kv_heads, config.head_dim, dtype, self.device
         )
 
     def prefill(self, slot: int, prompt: EncodedPrompt, prefix: Prefix) -> None:
@@ -190,7 +224,7 @@ class EagleDrafter:
             self.cache.length += by_branch(count, branches)
             last = (count - 1)[None, :, None, None].expand(branches, -1, 1, size)
             feature = hidden.gather(2, last)[:, :, 0]
-            return self._logits(feature), feature
+            return self.target.logits(feature), feature
 
     def expand(self, codes: Tensor, features: Tensor, ancestors: Tensor, depth: int) -> tuple[Tensor, Tensor]:
         """Logits and features of a level of tree nodes, `depth` levels below the root's children."""
@@ -203,7 +237,7 @@ class EagleDrafter:
         tokens = self.token_shift.drafted(codes, ancestors)
         with part("drafter"):
             hidden = self.run(tokens, features, depths, ancestors, self._most_committed)
-            return self._logits(hidden), hidden
+            return self.target.logits(hidden), hidden
 
     def run(
         self, codes: Tensor, features: Tensor, depths: Tensor, ancestors: Tensor, most_committed: int
@@ -217,6 +251,3 @@ class EagleDrafter:
         meta = self.cache.metadata(depths, ancestors, most_committed + self.target.max_prompt)
         hidden = self.net(tokens, features.flatten(0, 1), self.cache, meta)
         return hidden.unflatten(0, features.shape[:2])
-
-    def _logits(self, features: Tensor) -> Tensor:
-        return self.target.head(features).float()

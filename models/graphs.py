@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from adt_tree.grid import Grid
-from models.drafter import DrafterNet, EagleDrafter
+from models.drafter import EagleDrafter
 from models.target import ARTarget
 from models.transformer import Decoder
 
@@ -93,8 +93,7 @@ class GraphRunner:
 
 
 class GraphTarget(ARTarget):
-    """A target whose passes over trees are graphs. Rows and bounds are rounded up to shape buckets, for one
-    graph to serve many steps."""
+    """A target whose passes over trees are graphs, rows and bounds rounded up: one serves many steps."""
 
     def __init__(
         self,
@@ -114,8 +113,7 @@ class GraphTarget(ARTarget):
         self.graphs = GraphRunner(record)
 
     def features(self, codes: Tensor, depths: Tensor, ancestors: Tensor, most_committed: int) -> Tensor:
-        """Features [G, B, N, D] by a graph over as many rows or more; nobody reads those that are added, each
-        of which sees the prefix and itself."""
+        """Features [G, B, N, D] by a graph over as many rows or more, the added ones read by nobody."""
         nodes = codes.shape[1]
         more = row_bucket(nodes) - nodes
         if more:
@@ -129,19 +127,14 @@ class GraphTarget(ARTarget):
 class GraphDrafter(EagleDrafter):
     """A drafter beside a GraphTarget whose passes are graphs too, in the shapes they have."""
 
-    def __init__(
-        self, net: DrafterNet, target: GraphTarget, max_depth: int, max_width: int, token_shift: str
-    ) -> None:
-        """As EagleDrafter."""
-        super().__init__(net, target, max_depth, max_width, token_shift)
-        self._graphs, self._codes_per_image = target.graphs, target.grid.size
+    target: GraphTarget
 
     def run(
         self, codes: Tensor, features: Tensor, depths: Tensor, ancestors: Tensor, most_committed: int
     ) -> Tensor:
         """The network's features [G, B, W, D] by a graph."""
-        bound = context_bucket(most_committed, self._codes_per_image)
-        return self._graphs(super().run, bound, codes, features, depths, ancestors)
+        bound = context_bucket(most_committed, self.target.grid.size)
+        return self.target.graphs(super().run, bound, codes, features, depths, ancestors)
 
 
 def row_bucket(count: int) -> int:

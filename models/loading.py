@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from models.checkpoint.folder import read_config
+from models.checkpoint.config import read_config
 from models.checkpoint.hub import HubId, locate
 from models.checkpoint.weights import read_weights, weights_file
 from models.errors import CheckpointError

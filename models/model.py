@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,16 +16,17 @@ from adt_tree.relax import nearest_table
 from adt_tree.roles import Drafter
 from adt_tree.sampling import Sampling
 from models.cache import FlashCache
+from models.checkpoint.meta_init import build
+from models.checkpoint.weights import Weights
 from models.codecs.neighbours import find_table, read_table
 from models.codecs.vq import VQModel, to_uint8
-from models.drafter import DrafterNet, EagleDrafter, Layout
-from models.drafters.separator_drafter import SeparatorDrafter
+from models.drafter import DrafterNet, EagleDrafter, Layout, load_drafter
 from models.errors import CheckpointError
 from models.graphs import CudaRecorder, GraphDrafter, GraphTarget
-from models.separators import SeparatorTarget
-from models.spec import ModelSpec
+from models.separators import SeparatorDrafter, SeparatorTarget
+from models.spec import Checkpoint, ModelSpec, home_of
 from models.target import ARTarget, EncodedPrompt, PromptEncoder
-from models.transformer import Decoder
+from models.transformer import Decoder, DecoderConfig
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -44,7 +45,7 @@ class Model:
     drafter_sha: str | None
     drafter_layout: Layout  # how drafters of this family are published
     row_end: int | None = None  # token id behind every row of codes; None: rows have no end
-    token_shift: str = "published"  # of the drafter's features and tokens (models.drafters.token_shift)
+    token_shift: str = "published"  # of the drafter's features and tokens (models.drafter.SameToken)
     tables: tuple[Path, ...] = ()  # where a table of nearest codes may lie
     attention: str = "sdpa"  # or flash
     deterministic: bool = False  # a code's distribution does not depend on what else is in the pass
@@ -98,8 +99,7 @@ class Model:
     def target(
         self, slots: int, sampling: Sampling, max_nodes: int, max_prompt: int
     ) -> ARTarget | SeparatorTarget:
-        """A target with room for `slots` images, trees of max_nodes nodes and prompts of max_prompt
-        tokens."""
+        """A target with room for `slots` images, trees of max_nodes nodes, prompts of max_prompt tokens."""
         tokens, nodes = self.grid, max_nodes
         if self.row_end is not None:
             tokens, nodes = Grid(self.grid.height, self.grid.width + 1), 2 * max_nodes
@@ -124,17 +124,11 @@ class Model:
         """The drafter beside a target of this model. CheckpointError if the model came without one."""
         if self.drafter_net is None:
             raise CheckpointError(f"model {self.name} was loaded without a drafter: pass --drafter_path")
-        if isinstance(target, SeparatorTarget):
-            return SeparatorDrafter(self._eagle(target.tokens, 2 * max_depth + 1, max_width), target)
-        return self._eagle(target, max_depth, max_width)
-
-    def _eagle(self, target: ARTarget, max_depth: int, max_width: int) -> EagleDrafter:
-        """The drafter of tokens."""
-        assert self.drafter_net is not None
-        sizes = (max_depth, max_width, self.token_shift)
-        if isinstance(target, GraphTarget):
-            return GraphDrafter(self.drafter_net, target, *sizes)
-        return EagleDrafter(self.drafter_net, target, *sizes)
+        tokens = target.tokens if isinstance(target, SeparatorTarget) else target
+        depth = max_depth if tokens is target else 2 * max_depth + 1
+        kind = GraphDrafter if isinstance(tokens, GraphTarget) else EagleDrafter
+        drafter = kind(self.drafter_net, tokens, depth, max_width, self.token_shift)
+        return SeparatorDrafter(drafter, target) if isinstance(target, SeparatorTarget) else drafter
 
     @torch.inference_mode()
     def image(self, codes: list[int]) -> Image.Image:
@@ -152,3 +146,45 @@ class Model:
                 f"--lantern_table {table}: no such file, nor a top_{self.num_codes - 1}_indices.npy in it"
             )
         return nearest_table(self.codebook, k) if path is None else read_table(path, self.codebook, k)
+
+
+def load_networks(
+    checkpoint: Checkpoint,
+    shape: DecoderConfig,
+    weights: Weights,
+    to_ours: Callable[[Weights], Mapping[str, Tensor]],
+    layout: Layout,
+    grid: Grid,
+    prompts: PromptEncoder,
+    codec: VQModel,
+    row_end: int | None = None,
+) -> Model:
+    """The model that draws this grid from these prompts: its decoder of that shape and, if it is wanted, its
+    drafter are read.
+
+    weights: by published names; to_ours makes a Decoder's state dict of them. The drafter goes first: it is
+    small, so what is wrong with it is known before the target is read. CheckpointError if one does not fit.
+    """
+    folder, home, drafter = checkpoint.folder, checkpoint.spec.home, checkpoint.drafter
+    if codec.config.num_embeddings != prompts.num_codes:
+        raise CheckpointError(
+            f"{folder}: {prompts.num_codes} codes, the VQ decoder has {codec.config.num_embeddings}: they "
+            "belong to different models"
+        )
+    net, drafter_sha = None, None
+    if drafter is not None:
+        net, drafter_sha = load_drafter(drafter, shape, checkpoint.dtype, checkpoint.device, layout)
+    placed = weights.placed(checkpoint.device, checkpoint.dtype)
+    return Model(
+        spec=checkpoint.spec,
+        grid=grid,
+        prompts=prompts,
+        decoder=build(lambda: Decoder(shape), placed, folder, to_ours),
+        codec=codec,
+        drafter_net=net,
+        weights_sha=placed.digest(),
+        drafter_sha=drafter_sha,
+        drafter_layout=layout,
+        row_end=row_end,
+        tables=(home_of(folder), *((drafter,) if drafter else ()), home / "vq_distances"),
+    )

@@ -19,7 +19,6 @@ from models.transformer import (
     QK_NORM_EPS,
     Attention,
     Block,
-    CodesHead,
     Decoder,
     as_pairs,
     attend,
@@ -133,8 +132,7 @@ def taken(norm: nn.RMSNorm) -> tuple[RowNorm, Tensor]:
 
 
 class PackedHeads:
-    """transformer.split_heads in few steps: queries and keys stay where the product wrote them, before the
-    values."""
+    """transformer.split_heads in few steps: queries and keys stay where the product wrote them."""
 
     __slots__ = ("heads", "kv_heads", "norm", "product", "scale", "shift")
 
@@ -153,8 +151,7 @@ class PackedHeads:
         self.product = Product(weight.to(attention.qkv.weight.dtype))
 
     def __call__(self, x: Tensor, turn: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries [..., H, E] and keys and values [..., 2, Hkv, E] of x [..., D], fp32, views of one
-        product."""
+        """Queries [..., H, E], keys and values [..., 2, Hkv, E] of x [..., D], fp32, views of one product."""
         fused = self.product(x).float()
         fused = fused.view(*fused.shape[:-1], self.heads + 2 * self.kv_heads, -1)
         qk = turned = fused.narrow(-2, 0, self.heads + self.kv_heads)
@@ -226,12 +223,10 @@ def product(weight: Tensor) -> nn.Module:
     return linear
 
 
-def scoring_head(head: nn.Linear | CodesHead, first_code: int, num_codes: int) -> nn.Module:
-    """What scores codes while decoding: a copy of the codes' rows, or Janus' two layers, copied only where
-    packing gains."""
-    if not isinstance(head, CodesHead):
+def scoring_head(head: nn.Linear | nn.Sequential, first_code: int, num_codes: int) -> nn.Module:
+    """What scores codes while decoding: a copy of their rows, or Janus' layers, packed where that gains."""
+    if isinstance(head, nn.Linear):
         return product(head.weight[first_code : first_code + num_codes])
-    if not packable(head.vision_head.weight):
-        return head
-    layers = (PackedLinear(layer.weight, layer.bias) for layer in (head.proj_out, head.vision_head))
-    return nn.Sequential(next(layers), nn.GELU(), next(layers))
+    layers = nn.Sequential(*head)
+    pack(layers)
+    return layers

@@ -1,15 +1,151 @@
-"""The families there are: a new one is its file and a line here. No torch."""
+"""The families there are: a new one is a ModelSpec here and, where its files are its own, a reader of them in
+models/layouts. No torch until one is loaded."""
 
 from __future__ import annotations
 
-from models.anole import ANOLE, EMOJI_SPEC
-from models.emu3 import EMU3
-from models.errors import CheckpointError
-from models.janus_pro import JANUS_PRO
-from models.llamagen import LLAMAGEN, LLAMAGEN2
-from models.lumina_mgpt import LUMINA_MGPT
-from models.spec import ModelSpec
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import import_module
+from typing import Any
 
+from adt_tree.policy import TreeShape
+from models.errors import CheckpointError
+from models.spec import CKPTS, EMBEDDED_TREE, Fields, ModelSpec, Shapes
+
+VQ_DECODER = "model.vqmodel.decoder."  # of a Chameleon checkpoint that needs no VQGAN beside it
+PROMPT = "cls_embedding."  # the names of what embeds LlamaGen's prompts go on from here
+SECOND = 1024  # codes of an image of LlamaGen's stage 2
+
+
+def late(name: str) -> Callable[..., Any]:
+    """The function of that name in models, imported when it is called."""
+    module, _, function = name.rpartition(".")
+
+    def call(*given: Any) -> Any:
+        return getattr(import_module(f"models.{module}"), function)(*given)
+
+    return call
+
+
+def is_chameleon(fields: Fields, shapes: Shapes, shared_norms: bool) -> bool:
+    """Whether this is the Chameleon layout; shared_norms: heads share a norm of queries, as Lumina-mGPT's."""
+    norm, heads = shapes.get("model.layers.0.self_attn.q_norm.weight"), fields.get("num_attention_heads")
+    if norm is None or not isinstance(heads, int) or "vocabulary_map" not in fields:
+        return False
+    return (norm[0] < heads) == shared_norms
+
+
+def has_codec(shapes: Shapes) -> bool:
+    """Whether the checkpoint holds a VQ decoder of its own."""
+    return any(name.startswith(VQ_DECODER) for name in shapes)
+
+
+def is_stage(name: str, fields: Fields, shapes: Shapes) -> bool:
+    """Whether these are of that stage of LlamaGen. Classes, and sizes that were not published, count as the
+    first; a .pt of texts that does not tell its size could be either, and is neither."""
+    prompts = {key.removeprefix("model.") for key in shapes if key.removeprefix("model.").startswith(PROMPT)}
+    if not prompts:
+        return False
+    cells = fields.get("block_size")
+    if f"{PROMPT}embedding_table.weight" in prompts:
+        return name == "llamagen"
+    return cells is not None and (cells == SECOND) == (name == "llamagen2")
+
+
+EMOJI_SPEC = ModelSpec(
+    name="emoji",
+    about="the embedded model",
+    load=late("layouts.chameleon.load"),
+    recognises=lambda fields, shapes: is_chameleon(fields, shapes, False) and has_codec(shapes),
+    decoder_config=late("transformer.read_shape"),
+    home=CKPTS / "emoji",
+    tree=EMBEDDED_TREE,
+    method="self-draft",  # the fastest exact one, as bench measured it
+    fp32_on_cpu=True,
+    reference=True,
+    published=False,
+)
+ANOLE = ModelSpec(
+    name="anole",
+    about="Anole-7b",
+    load=late("layouts.chameleon.load"),
+    recognises=lambda fields, shapes: is_chameleon(fields, shapes, False) and not has_codec(shapes),
+    decoder_config=late("transformer.read_shape"),
+    home=CKPTS / "anole",
+    target="Anole-7b-v0.1-hf",
+    drafter="trained_drafters/anole_drafter",
+    options=("tokenizer_base_path",),
+    static_tree="naive_extend_57",
+    token_shift="auto",
+    reference=True,
+)
+LUMINA_MGPT = ModelSpec(
+    name="lumina_mgpt",
+    about="Lumina-mGPT-7B",
+    load=late("layouts.chameleon.load"),
+    recognises=lambda fields, shapes: is_chameleon(fields, shapes, True),
+    decoder_config=late("transformer.read_shape"),
+    home=CKPTS / "lumina_mgpt",
+    target="Lumina-mGPT-7B-768",
+    drafter="trained_drafters",
+    options=("tokenizer_base_path",),
+    default_size=768,
+    tree=TreeShape(6, 10, 58),
+    method="self-draft",  # no drafter network is published
+    token_shift="auto",
+)
+LLAMAGEN = ModelSpec(
+    name="llamagen",
+    about="its stage 1, or one of classes",
+    load=late("layouts.llamagen.load"),
+    recognises=lambda fields, shapes: is_stage("llamagen", fields, shapes),
+    decoder_config=late("layouts.llamagen.decoder_config"),
+    home=CKPTS / "llamagen",
+    target="LlamaGen-T2I",
+    drafter="trained_drafters/llamagen_drafter",
+    options=("vq_path", "text_encoder", "class_labels"),
+    static_tree="naive_extend_57",
+    embedded_prompts=True,
+)
+LLAMAGEN2 = replace(
+    LLAMAGEN,
+    name="llamagen2",
+    about="its stage 2",
+    recognises=lambda fields, shapes: is_stage("llamagen2", fields, shapes),
+    target="LlamaGen-T2I-2",
+    drafter="trained_drafters/llamagen2_drafter",
+)
+JANUS_PRO = ModelSpec(
+    name="janus_pro",
+    about="Janus-Pro-1B; 7B by --model_path",
+    load=late("layouts.janus.load"),
+    recognises=lambda fields, shapes: fields.get("model_type") == "janus",
+    decoder_config=late("layouts.janus.decoder_config"),
+    home=CKPTS / "janus_pro",
+    target="Janus-Pro-1B",
+    hub="deepseek-community/Janus-Pro-1B",
+    drafter="trained_drafters",
+    guidance=5.0,
+    top_k=0,
+    method="self-draft",  # no drafter network is published
+    reference=True,
+)
+EMU3 = ModelSpec(
+    name="emu3",
+    about="Emu3-Gen",
+    load=late("layouts.emu3.load"),
+    recognises=lambda fields, shapes: fields.get("model_type") == "emu3",
+    decoder_config=late("layouts.emu3.decoder_config"),
+    home=CKPTS / "emu3",
+    target="Emu3-Gen-hf",
+    hub="BAAI/Emu3-Gen-hf",
+    drafter="trained_drafters",
+    options=("ratio",),
+    default_size=720,
+    top_k=2048,
+    method="self-draft",  # no drafter network is published
+    codec=late("layouts.emu3.vqvae"),
+)
 SPECS: dict[str, ModelSpec] = {
     spec.name: spec for spec in (EMOJI_SPEC, ANOLE, LUMINA_MGPT, LLAMAGEN, LLAMAGEN2, JANUS_PRO, EMU3)
 }

@@ -1,8 +1,7 @@
 """What a model family is, and what one may ask of loading it. No torch, so that options are checked at once.
 
-A family is one file models/NAME.py with its ModelSpec and one line in models/registry.py. The spec is all
-that the rest of the program knows of it: where its files lie, how they are recognised and read, which trees
-it draws with.
+A family is a ModelSpec in models/registry.py: all that the rest of the program knows of it, where its files
+lie, how they are recognised and read, which trees it draws with.
 
 Shapes are those of a checkpoint's tensors by name, read from headers.
 """
@@ -11,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,10 +71,11 @@ class Checkpoint:
             )
 
     @property
-    def tables(self) -> tuple[Path, ...]:
-        """Where a table of nearest codes may lie."""
-        beside = (self.drafter,) if self.drafter else ()
-        return home_of(self.folder), *beside, self.spec.home / "vq_distances"
+    def size(self) -> int:
+        """Pixels along the side of an image, or of a square of its area: as wanted, else the family's."""
+        size = self.options.target_size or self.spec.default_size
+        assert size is not None, "families of several sizes have a default"
+        return size
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +102,8 @@ class ModelSpec:
     token_shift: str = "published"  # auto: measured, as nobody knows it
     reference: bool = False  # transformers decodes it too (bench --reference)
     embedded_prompts: bool = False  # prompts are rows of features, else token ids before the codes
-    codec_parameters: Callable[[Fields], int] | None = None  # of a codec that is not models.codecs.vq's
-    manifest: str | None = None  # key of ckpts/manifest.json; None: nothing to fetch
+    codec: Callable[[Fields], Any] | None = None  # vq_config -> a codec that is not models.codecs.vq's
+    published: bool = True  # ckpts/manifest.json says by its name what to fetch
 
     @property
     def target_folder(self) -> Path:
@@ -138,15 +137,6 @@ class ModelSpec:
         return replace(
             base, depth_start=own.depth, width_max=own.width, width_start=own.width, budget=own.budget
         )
-
-
-def late(module: str, name: str) -> Callable[..., Any]:
-    """The function of that name, imported when it is called: families are known without torch."""
-
-    def call(*given: Any) -> Any:
-        return getattr(import_module(module), name)(*given)
-
-    return call
 
 
 def home_of(target: Path) -> Path:

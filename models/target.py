@@ -18,7 +18,7 @@ from adt_tree.tree import DraftTree
 from adt_tree.verify import Verdict
 from models.cache import KVCache
 from models.packed import cache_dtype, pack, scoring_head
-from models.transformer import Decoder, reserve
+from models.transformer import Decoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +66,6 @@ class Prompt:
         return self.unconditional if branch else self.conditional
 
 
-def keep_all() -> None:
-    """Give nothing back."""
-
-
 @dataclass(frozen=True, slots=True)
 class PromptEncoder:
     """A model's text side: what the user wrote -> what prefill takes; and where codes lie."""
@@ -78,7 +74,7 @@ class PromptEncoder:
     first_code: int  # token id of code 0
     num_codes: int  # size of the codebook
     num_classes: int = 0  # of a model that draws classes; 0: it draws texts
-    release: Callable[[], None] = keep_all  # gives back what only encoding needs
+    release: Callable[[], None] = lambda: None  # gives back what only encoding needs
 
 
 def by_branch(x: Tensor, branches: int) -> Tensor:
@@ -115,12 +111,8 @@ class ARTarget:
         root included. attend_in: type of the cache and of attention; None: the fastest."""
         weight = decoder.embed.weight
         self.decoder, self.grid, self.slots = decoder, grid, slots
-        self.num_codes, self.first_code, self.branches, self.max_prompt = (
-            num_codes,
-            first_code,
-            branches,
-            max_prompt,
-        )
+        self.num_codes, self.first_code = num_codes, first_code
+        self.branches, self.max_prompt = branches, max_prompt
         self.device = weight.device
         self.head = scoring_head(decoder.head, first_code, num_codes)
         config = decoder.config
@@ -128,21 +120,15 @@ class ARTarget:
         # A checkpoint whose own image does not fit its max_position_embeddings was not made to keep to it.
         if capacity > config.max_positions >= grid.size:
             raise ValueError(
-                f"{max_prompt} prompt tokens, {grid.size} codes and a tree of {max_nodes} nodes "
-                f"need {capacity} "
-                f"positions; the model has {config.max_positions}: shorten the prompt or the tree"
+                f"{max_prompt} prompt tokens, {grid.size} codes and a tree of {max_nodes} nodes need "
+                f"{capacity} positions; the model has {config.max_positions}: shorten the prompt or the tree"
             )
-        decoder.rotary = reserve(decoder.rotary, config, capacity)
+        decoder.reserve(capacity)
         pack(decoder.blocks)
+        rows, heads, dtype = branches * slots, config.num_kv_heads, attend_in or cache_dtype(weight)
+        padded = config.raster_side > 0  # positions of a raster count the padding before a prompt too
         self.cache = KVCache.allocate(
-            config.num_layers,
-            branches * slots,
-            capacity,
-            config.num_kv_heads,
-            config.head_dim,
-            attend_in or cache_dtype(weight),
-            self.device,
-            padded=config.raster_side > 0,  # positions of a raster count the padding before a prompt too
+            config.num_layers, rows, capacity, heads, config.head_dim, dtype, self.device, padded
         )
 
     def prefill(self, slot: int, prompt: EncodedPrompt) -> Prefix:
@@ -167,8 +153,7 @@ class ARTarget:
         return self.score(tree.codes, tree.depths, tree.ancestors, max(committed))
 
     def score(self, codes: Tensor, depths: Tensor, ancestors: Tensor, most_committed: int) -> Scored:
-        """Score nodes: codes and depths [B, N], ancestors [B, N, N]; no slot has committed more than
-        most_committed codes."""
+        """Score nodes: codes and depths [B, N], ancestors [B, N, N]; at most most_committed codes a slot."""
         features = self.features(codes, depths, ancestors, most_committed)
         return Scored(self.logits(features), features)
 

@@ -28,8 +28,7 @@ def image_tokens(model: Model, codes: Tensor) -> Tensor:
 
 
 def drafter_tokens(model: Model, opening: EncodedPrompt, branch: int, codes: Tensor) -> Tensor:
-    """Token ids [P + m - 1] of one image: entry e is the token behind row e, which is paired with its
-    feature."""
+    """Token ids [P + m - 1] of one image: entry e is the token behind row e, paired with its feature."""
     prefix = torch.tensor(opening.tokens(branch)[1:], dtype=torch.int64)
     return torch.cat((prefix, image_tokens(model, codes) + model.first_code))
 

@@ -1,15 +1,15 @@
 """One decoder for every autoregressive image model of this project, driven by a configuration.
 
-RMSNorm, SwiGLU, optional LayerNorm on queries and keys per head, rotary positions in fp32, attention through
-scaled_dot_product_attention over a preallocated cache. Query and key dimensions are stored in interleaved
-rotary order (pairs 2j, 2j+1), so that the rotation is one complex product; key maps permute checkpoints on
-load.
+RMSNorm, SwiGLU, optional LayerNorm on queries and keys per head, rotary positions in fp32, a preallocated
+cache. Queries and keys are in interleaved rotary order (pairs 2j, 2j+1), so that the rotation is one complex
+product; key maps permute checkpoints on load.
 
 Dimensions: R rows, N nodes, T tokens, D features, H heads, E head size.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.cache import AttentionMetadata, KVCache
-from models.checkpoint.fields import (
+from models.checkpoint.config import (
     MOST_LAYERS,
     MOST_POSITIONS,
     MOST_TOKENS,
@@ -60,9 +60,8 @@ class DecoderConfig:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be positive")
         if self.hidden_size % self.num_heads or self.num_heads % self.num_kv_heads:
             raise ValueError(
-                f"hidden_size {self.hidden_size}, num_heads {self.num_heads} and "
-                f"num_kv_heads {self.num_kv_heads} "
-                "do not divide one another"
+                f"hidden_size {self.hidden_size}, num_heads {self.num_heads} and num_kv_heads "
+                f"{self.num_kv_heads} do not divide one another"
             )
         if self.head_dim % 2:
             raise ValueError(f"head size {self.head_dim}: rotary positions turn pairs, it must be even")
@@ -75,13 +74,13 @@ class DecoderConfig:
         return self.hidden_size // self.num_heads
 
 
-def read_shape(fields: Mapping[str, Any], norm_eps: float) -> DecoderConfig:
+def read_shape(fields: Mapping[str, Any], norm_eps: float = 1e-5) -> DecoderConfig:
     """The fields that every config.json of transformers (4.4x or 5.x) for a Llama-like decoder has.
 
     norm_eps: what the family's own class takes where rms_norm_eps is not given. KeyError names a field that
     is missing; ValueError a variant that the decoder would otherwise run wrongly without a word.
     """
-    for name in ("attention_bias", "mlp_bias"):
+    for name in ("attention_bias", "mlp_bias", "swin_norm"):
         if fields.get(name):
             raise ValueError(f"{name} is {fields[name]!r}: this decoder has no such variant")
     if fields.get("hidden_act", "silu") != "silu":
@@ -109,43 +108,31 @@ def read_shape(fields: Mapping[str, Any], norm_eps: float) -> DecoderConfig:
     return shape
 
 
-def rotary_table(config: DecoderConfig, device: torch.device | str | None = None) -> Tensor:
+def rotary_table(config: DecoderConfig, device: torch.device | str = "cpu") -> Tensor:
     """exp(i * position * theta^(-2j/E)): complex64 [max_positions, E/2], computed in fp64 and kept out of
-    casts; by row and column where the configuration has a raster."""
-    if config.raster_side:
-        return _raster_table(config, device)
-    return _turns(config.max_positions, config.head_dim, config.rope_theta, device)
+    casts.
 
-
-def reserve(table: Tensor, config: DecoderConfig, positions: int) -> Tensor:
-    """The rotary table, made longer where it has fewer positions."""
-    if positions <= len(table):
-        return table
-    return rotary_table(replace(config, max_positions=positions), table.device)
-
-
-def _turns(count: int, size: int, theta: float, device: torch.device | str | None) -> Tensor:
-    """exp(i * n * theta^(-2j/size)) for n < count: [count, size/2]."""
-    exponent = torch.arange(0, size, 2, dtype=torch.float64, device=device) / size
-    # fp32 frequencies, as every published implementation has them: the tables agree to the last bit that
-    # matters.
-    frequency = (1.0 / theta**exponent).float()
-    angles = torch.arange(count, device=device).float()[:, None] * frequency
-    return torch.polar(torch.ones_like(angles), angles)
-
-
-def _raster_table(config: DecoderConfig, device: torch.device | str | None) -> Tensor:
-    """LlamaGen's table: the first half of the pairs turns by the row, the second by the column.
-
-    Zero before and behind the raster: queries and keys there become zero, so a text prefix attends and is
-    attended to evenly, whatever its order.
+    Over a raster (LlamaGen) the first half of the pairs turns by the row, the second by the column. Zero
+    before and behind it: queries and keys there become zero, so a text prefix attends and is attended to
+    evenly, whatever its order.
     """
     side, start = config.raster_side, config.raster_start
+    if not side:
+        return _turns(config.max_positions, config.head_dim, config.rope_theta, device)
     turn = _turns(side, config.head_dim // 2, config.rope_theta, device)
     rows, columns = turn[:, None].expand(-1, side, -1), turn[None].expand(side, -1, -1)
     table = turn.new_zeros(config.max_positions, config.head_dim // 2)
     table[start : start + side * side] = torch.cat((rows, columns), dim=-1).flatten(0, 1)
     return table
+
+
+def _turns(count: int, size: int, theta: float, device: torch.device | str) -> Tensor:
+    """exp(i * n * theta^(-2j/size)) for n < count: [count, size/2]."""
+    exponent = torch.arange(0, size, 2, dtype=torch.float64, device=device) / size
+    # fp32 frequencies, as every published implementation has them.
+    frequency = (1.0 / theta**exponent).float()
+    angles = torch.arange(count, device=device).float()[:, None] * frequency
+    return torch.polar(torch.ones_like(angles), angles)
 
 
 def as_pairs(x: Tensor) -> Tensor:
@@ -175,8 +162,8 @@ def split_heads(
 
 
 def attend(query: Tensor, kv: Tensor, layer: int, cache: KVCache, meta: AttentionMetadata) -> Tensor:
-    """What N tree nodes a row read of the committed prefix and their ancestors, head beside head [R * N, H *
-    E]; query [R * N, H, E], kv [R * N, 2, Hkv, E]."""
+    """What N tree nodes a row read of the committed prefix and their ancestors: [R * N, H * E] from query
+    [R * N, H, E], kv [R * N, 2, Hkv, E]."""
     mixed = cache.attend(layer, meta, query.view(*meta.positions.shape, *query.shape[1:]), kv)
     return mixed.reshape(len(query), -1)
 
@@ -249,8 +236,7 @@ class Block(nn.Module):
         self.mlp = MLP(config)
 
     def forward(self, x: Tensor, turn: Tensor, layer: int, cache: KVCache, meta: AttentionMetadata) -> Tensor:
-        """x [R * N, D] -> [R * N, D], writing this layer's keys and values into the cache; turn [R * N, 1,
-        E/2]."""
+        """x [R * N, D] -> [R * N, D], keys and values written into the cache; turn [R * N, 1, E/2]."""
         x = x + self.attention(self.attention_norm(x), turn, layer, cache, meta)
         return x + self.mlp(self.mlp_norm(x))
 
@@ -260,49 +246,40 @@ class Block(nn.Module):
         return x + self.mlp(self.mlp_norm(x))
 
 
-class CodesHead(nn.Module):
-    """Features [..., D] -> logits [..., V] by Linear, GELU, Linear (Janus' generation_head)."""
-
-    def __init__(self, hidden_size: int, width: int, num_codes: int) -> None:
-        super().__init__()
-        self.proj_out = nn.Linear(hidden_size, width)
-        self.vision_head = nn.Linear(width, num_codes)
-
-    def forward(self, features: Tensor) -> Tensor:
-        """The logits, in the type of the weights."""
-        return self.vision_head(F.gelu(self.proj_out(features)))
+def make_head(config: DecoderConfig) -> nn.Linear | nn.Sequential:
+    """A matrix over the whole vocabulary, or two layers over the image codes (Janus' generation_head)."""
+    if not config.head_width:
+        return nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+    first = nn.Linear(config.hidden_size, config.head_width)
+    second = nn.Linear(config.head_width, config.num_codes)
+    return nn.Sequential(OrderedDict(proj_out=first, gelu=nn.GELU(), vision_head=second))
 
 
-def make_head(config: DecoderConfig) -> nn.Linear | CodesHead:
-    """A matrix over the whole vocabulary, or Janus' two layers over the image codes."""
-    if config.head_width:
-        return CodesHead(config.hidden_size, config.head_width, config.num_codes)
-    return nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-
-
-def codes_head(head: nn.Linear | CodesHead, first_code: int, num_codes: int) -> nn.Module:
+def codes_head(head: nn.Linear | nn.Sequential, first_code: int, num_codes: int) -> nn.Module:
     """The part of a decoder's head that tells codes apart: differentiable, its weights shared."""
-    if isinstance(head, CodesHead):
+    if isinstance(head, nn.Sequential):
         return head
     rows = nn.Linear(head.in_features, num_codes, bias=False, device="meta")
     rows.weight = nn.Parameter(head.weight[first_code : first_code + num_codes], requires_grad=False)
     return rows
 
 
-class Decoder(nn.Module):
-    """Token embedding, blocks, final norm and head. `forward` is for decoding, `causal` for training and
-    scoring."""
+class Positioned(nn.Module):
+    """What a decoder and its drafter have in common: a token embedding and rotary positions."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.config = config
         self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
-        self.norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
-        self.head = make_head(config)
-        # A plain attribute: a cast of the module must not touch it (a bf16 table is off by .6 rad at
-        # position 500).
-        self.rotary = rotary_table(config, "cpu")  # real even where the module is built on the meta device
+        # A plain attribute, real even where the module is built on the meta device: a cast of the module must
+        # not touch it (a bf16 table is off by .6 rad at position 500).
+        self.rotary = rotary_table(config)
+
+    def reserve(self, positions: int) -> None:
+        """Make the rotary table longer where it has fewer positions."""
+        if positions > len(self.rotary):
+            longer = replace(self.config, max_positions=positions)
+            self.rotary = rotary_table(longer, self.rotary.device)
 
     def turn(self, positions: Tensor) -> Tensor:
         """Rotations [R, N, 1, E/2] at positions [R, N]."""
@@ -310,9 +287,18 @@ class Decoder(nn.Module):
             self.rotary = self.rotary.to(positions.device)
         return self.rotary[positions].unsqueeze(2)
 
+
+class Decoder(Positioned):
+    """Embedding, blocks, norm and head. `forward` is for decoding, `causal` for training and scoring."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__(config)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
+        self.norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
+        self.head = make_head(config)
+
     def forward(self, x: Tensor, cache: KVCache, meta: AttentionMetadata) -> Tensor:
-        """Features [R, N, D] after the final norm of embedded nodes x [R, N, D], placed in the cache by
-        meta."""
+        """Features [R, N, D], after the final norm, of embedded nodes x [R, N, D] placed by meta."""
         shape, turn = x.shape, self.turn(meta.positions).flatten(0, 1)
         x = x.flatten(0, 1)  # a matrix: layers take it as it is
         for layer, block in enumerate(self.blocks):

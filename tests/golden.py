@@ -12,15 +12,14 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from adt_tree.grid import Grid
-from models.drafter import CHAMELEON, DrafterNet
-from models.layouts.chameleon import decoder_config, from_chameleon
+from models.drafter import DrafterNet
 from models.layouts.llama import decoder_names, drafter_names, gather, original_names
 from models.layouts.llamagen import decoder_config as llamagen_config
 from models.layouts.llamagen import drafter_config as llamagen_drafter_config
 from models.layouts.llamagen import original_config
 from models.layouts.llamagen_prompts import CaptionProjector, PaddedPrompt
 from models.target import ARTarget
-from models.transformer import Decoder
+from models.transformer import Decoder, read_shape
 
 FOLDER = Path(__file__).parent / "goldens"
 FIRST_CODE = 4
@@ -69,15 +68,15 @@ def _spread(rows: Tensor, values: Tensor, size: int) -> Tensor:
 def anole() -> Anole:
     """Read the recorded models."""
     config, state, drafter = values("anole"), tensors("anole_target"), tensors("anole_drafter")
-    shape, drafter_shape = decoder_config(config["target"]), decoder_config(config["drafter"])
+    shape, drafter_shape = read_shape(config["target"]), read_shape(config["drafter"])
     rows, vocabulary = state["rows"], shape.vocab_size
     head = torch.cat([tensors(f"anole_head_{part}")["head"] for part in "ab"])
     state["model.embed_tokens.weight"] = _spread(rows, state["embed_rows"], vocabulary)
     state["lm_head.weight"] = _spread(torch.arange(len(head)) + FIRST_CODE, head, vocabulary)
     drafter["embed_tokens.weight"] = _spread(rows, drafter["embed_rows"], vocabulary)
     decoder, net = Decoder(shape), DrafterNet(drafter_shape)
-    decoder.load_state_dict(from_chameleon(state, shape))
-    net.load_state_dict(CHAMELEON.from_published(drafter, drafter_shape))
+    decoder.load_state_dict(gather(state, decoder_names(shape), shape))
+    net.load_state_dict(gather(drafter, drafter_names(drafter_shape, "fc.bias" in drafter), drafter_shape))
     nearest = _spread(state["nearest_rows"], state["nearest"].long(), len(head))
     return Anole(
         decoder.eval().requires_grad_(False), net.eval().requires_grad_(False), nearest, config["prompts"]

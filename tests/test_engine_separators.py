@@ -19,8 +19,7 @@ from adt_tree.roles import Proposer, Request
 from adt_tree.sampling import Sampling, log_probs
 from adt_tree.verify import Coupled
 from models.drafter import DrafterNet, EagleDrafter
-from models.drafters.separator_drafter import SeparatorDrafter
-from models.separators import SeparatorTarget
+from models.separators import SeparatorDrafter, SeparatorTarget
 from models.target import ARTarget, Prompt
 from tests.decoding import accept, chain, commit_two_paths, path_to, random_tree, static_growth
 from tests.test_engine import CODES, FIRST, alone, decoder, net, tokens_of

@@ -10,7 +10,7 @@ from PIL import Image
 
 from adt_tree.sampling import Sampling
 from models.layouts.captions import clean
-from models.layouts.t5 import T5Text
+from models.layouts.llamagen_prompts import T5Text
 from models.spec import LoadOptions
 from tests import tiny_llamagen
 from tests.checkpoints import Checkpoints, load

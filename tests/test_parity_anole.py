@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from adt_tree.grid import Grid
-from models.layouts.chameleon import decoder_config, from_chameleon, to_chameleon
+from models.layouts.llama import decoder_names, gather, scatter
 from models.target import ARTarget, Prompt
-from models.transformer import Decoder
+from models.transformer import Decoder, read_shape
 from tests.decoding import accept, chain, tree_of
 from tests.golden import FIRST_CODE, anole, close, same_as_transformers, tensors, values
 
@@ -40,9 +40,9 @@ def recorded(request: pytest.FixtureRequest) -> Recorded:
         found, models = tensors("anole_expected"), anole()
         models.decoder.embed.weight[found["rows"]] = found["embed_rows"]
         return Recorded(models.decoder, found, 8192, found["columns"])
-    config, codes = decoder_config(values("anole_tiny")), 256
+    config, codes = read_shape(values("anole_tiny")), 256
     model = Decoder(config)
-    model.load_state_dict(from_chameleon(tensors("anole_tiny_weights"), config))
+    model.load_state_dict(gather(tensors("anole_tiny_weights"), decoder_names(config), config))
     model.eval().requires_grad_(False)
     return Recorded(model, tensors("anole_tiny_expected"), codes, torch.arange(codes))
 
@@ -110,9 +110,9 @@ def test_random_chameleon(fields: dict[str, int], seed: int) -> None:
             if "vqmodel" not in name:
                 parameter.normal_(0.1, 0.3)
     state = theirs.state_dict()
-    shape = decoder_config(config.to_dict())
+    shape = read_shape(config.to_dict())
     ours = Decoder(shape)
-    ours.load_state_dict(from_chameleon(state, shape))
+    ours.load_state_dict(gather(state, decoder_names(shape), shape))
     same_as_transformers(ours, theirs, torch.randint(7, 96, (2, 23)))
-    for name, tensor in to_chameleon(ours.state_dict(), shape).items():
+    for name, tensor in scatter(ours.state_dict(), decoder_names(shape), shape).items():
         assert torch.equal(tensor, state[name]), name

@@ -13,11 +13,11 @@ from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
 from adt_tree.verify import Coupled
 from models.drafter import DrafterNet
-from models.layouts.chameleon import decoder_config, from_chameleon
-from models.lumina_mgpt import SIZES, grid_of
+from models.layouts.chameleon import SIZES, grid_of
+from models.layouts.llama import decoder_names, gather
 from models.separators import SeparatorTarget, tokens_in
 from models.target import ARTarget, Prompt
-from models.transformer import Decoder
+from models.transformer import Decoder, read_shape
 from tests.golden import FIRST_CODE, anole, close, tensors, values
 from tests.test_engine_separators import proposer_of
 
@@ -28,9 +28,9 @@ RUNS = ("grid2x2.cfg3.0", "grid1x3.cfg4.0", "grid3x2.cfg3.0", "grid24x24.cfg3.0"
 
 def test_hidden_states_and_logits() -> None:
     """Norms of queries and keys are stored once for all heads; a left-padded row without its padding."""
-    shape = decoder_config(values("lumina/meta")["target"])
+    shape = read_shape(values("lumina/meta")["target"])
     decoder, recorded = Decoder(shape), tensors("lumina/expected")
-    decoder.load_state_dict(from_chameleon(tensors("lumina/target"), shape))
+    decoder.load_state_dict(gather(tensors("lumina/target"), decoder_names(shape), shape))
     first, count = FIRST_CODE, recorded["logits"].shape[-1]
     for row, mask in enumerate(recorded["attention_mask"].bool()):
         with torch.no_grad():
@@ -44,13 +44,13 @@ def models() -> tuple[Decoder, DrafterNet]:
     """The recorded Anole with the norms of Lumina, and a drafter of the same shape."""
     recorded, models = tensors("lumina/e2e"), anole()
     config = values("anole")["target"]
-    shape, state = decoder_config(config), tensors("anole_target")
+    shape, state = read_shape(config), tensors("anole_target")
     table = models.decoder.embed.weight.clone()
     table[recorded["rows"]] = recorded["embed_rows"]
     state["model.embed_tokens.weight"], state["lm_head.weight"] = table, models.decoder.head.weight
     state |= {name: tensor for name, tensor in recorded.items() if "_norm." in name}
     decoder = Decoder(shape)
-    decoder.load_state_dict(from_chameleon(state, shape))
+    decoder.load_state_dict(gather(state, decoder_names(shape), shape))
     return decoder.eval().requires_grad_(False), models.net
 
 

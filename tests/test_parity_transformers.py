@@ -19,7 +19,7 @@ from adt_tree.pipeline import Pipeline
 from adt_tree.policy import SELF_DRAFTED, TreeShape
 from adt_tree.sampling import Sampling, guide
 from models.layouts import emu3, janus
-from models.layouts.chameleon import from_chameleon
+from models.layouts.llama import decoder_names, gather
 from models.loading import load
 from models.model import Model
 from models.spec import LoadOptions
@@ -127,7 +127,9 @@ class Emu3(Theirs):
         """Ours with these weights."""
         shape = emu3.decoder_config(self.model.config.to_dict())
         decoder = Decoder(shape)
-        decoder.load_state_dict(from_chameleon(self.model.state_dict(), shape, "model.text_model."))
+        decoder.load_state_dict(
+            gather(self.model.state_dict(), decoder_names(shape, "model.text_model."), shape)
+        )
         return decoder
 
     def states(self, ids: list[int], codes: Tensor) -> tuple[Tensor, Tensor]:

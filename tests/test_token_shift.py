@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from adt_tree.sampling import Sampling
-from models.drafters.token_shift import NextToken, SameToken
+from models.drafter import NextToken, SameToken
 from models.model import Model
 from models.registry import spec_of
 from models.spec import TOKEN_SHIFTS

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from models.checkpoint import weights as module
 from models.checkpoint.meta_init import build, mismatches, require
-from models.checkpoint.weights import read_weights, stacked
+from models.checkpoint.weights import read_weights
 from models.errors import CheckpointError
 from models.registry import EMOJI
 from tests import tiny
@@ -51,10 +51,8 @@ def test_every_published_form(tmp_path: Path, form: str) -> None:
     assert found.placed(torch.device("cpu"), torch.float16)["n"].dtype == torch.int64
     with pytest.raises(KeyError, match="absent"):
         found["absent"]
-    pair = ["a.w", "a.w"]
-    assert torch.equal(
-        found.placed(torch.device("cpu"), torch.float16).stacked(pair), stacked(state, pair).half()
-    )
+    half = found.placed(torch.device("cpu"), torch.float16).stacked(["a.w", "a.w"])
+    assert torch.equal(half, torch.cat((state["a.w"], state["a.w"])).half())
 
 
 def test_digests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,11 +98,11 @@ def test_headers_against_a_configuration(tmp_path: Path) -> None:
 
 
 def test_out_of_memory_is_told_apart(tmp_path: Path) -> None:
-    def full() -> dict[str, torch.Tensor]:
+    def full(weights: module.Weights) -> dict[str, torch.Tensor]:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with pytest.raises(CheckpointError, match="no room for the weights on cpu"):
-        build(lambda: torch.nn.Linear(1, 1), full, torch.float32, torch.device("cpu"), tmp_path)
+        build(lambda: torch.nn.Linear(1, 1), module.Weights({}), tmp_path, full)
 
 
 PEAK = """

@@ -12,9 +12,9 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
 from models.codecs.vq import VQConfig, VQModel
-from models.drafter import CHAMELEON, DrafterNet
-from models.layouts.chameleon import decoder_config, to_chameleon
-from models.transformer import Decoder
+from models.drafter import DrafterNet
+from models.layouts.llama import decoder_names, drafter_names, scatter
+from models.transformer import Decoder, read_shape
 
 CODES, FIRST_CODE, GRID = 64, 4, 4
 VQ = {
@@ -77,17 +77,17 @@ def build(folder: Path, **changes: int) -> Path:
     config = _config() | changes
     (folder / "drafter").mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
-    decoder = Decoder(decoder_config(config))
+    decoder = Decoder(read_shape(config))
     vq = VQModel(VQConfig.from_hf(VQ))
     torch.nn.init.normal_(vq.quantize.embedding.weight)
-    state = to_chameleon(decoder.state_dict(), decoder.config)
+    state = scatter(decoder.state_dict(), decoder_names(decoder.config), decoder.config)
     state |= {f"model.vqmodel.{name}": tensor for name, tensor in vq.state_dict().items()}
     state["lm_head.weight"] = 12 * state["lm_head.weight"]  # peaked enough that options matter
     _write(state, folder)
     small = config | {"num_hidden_layers": 1}
-    net = taught(DrafterNet(decoder_config(small)), decoder)
+    net = taught(DrafterNet(read_shape(small)), decoder)
     (folder / "drafter" / "config.json").write_text(json.dumps(small))
-    _write(CHAMELEON.to_published(net.state_dict(), net.config), folder / "drafter")
+    _write(scatter(net.state_dict(), drafter_names(net.config, bias=True), net.config), folder / "drafter")
     tokenizer = bytes_tokenizer(vocabulary(), unk_token="<unk>")
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.save(str(folder / "text_tokenizer.json"))

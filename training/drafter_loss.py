@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from adt_tree.sampling import guide
 from models.drafter import DrafterNet
-from models.transformer import reserve
 
 RANKS = 3  # how many of the drafter's first choices are held against the target's
 
@@ -69,7 +68,7 @@ class Unrolled(nn.Module):
         """Each step's predicted features [R, T, D]; output e of a step predicts feature e + 1."""
         net, length, outs = self.net, tokens.shape[1], list[Tensor]()
         attention, entry = net.block.attention, torch.arange(length, device=tokens.device)
-        net.rotary = reserve(net.rotary, net.config, length)
+        net.reserve(length)
         turn = net.turn(entry[None])
         distance = entry[:, None] - entry
         held: list[Tensor] = []

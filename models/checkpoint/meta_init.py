@@ -77,30 +77,25 @@ def _fits(name: str, have: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
 
 def build(
     make: Callable[[], nn.Module],
-    weights: Callable[[], Mapping[str, Tensor]],
-    dtype: torch.dtype,
-    device: torch.device,
-    folder: Path,
+    weights: Weights,
+    source: Path,
+    to_ours: Callable[[Weights], Mapping[str, Tensor]] = dict,
 ) -> Any:
     """Make a module without memory and hand it the weights, which take the place of its parameters.
 
-    weights: tensors by our names, best read to that device and type already (Weights.placed): then nothing is
-    copied once more. CheckpointError if they do not fit or do not go in.
+    weights: read to the device and in the type that the module shall have (Weights.placed). to_ours: makes a
+    state dict of them, whose names require() has found; by default they go by our names. CheckpointError if
+    they do not fit or do not go in.
     """
     module = on_meta(make)
     try:
-        state = {name: tensor.to(device, dtype) for name, tensor in weights().items()}
-        module.load_state_dict(state, assign=True)
-    except KeyError as error:
-        raise CheckpointError(
-            f"{folder}: tensor {error.args[0]} is missing: the checkpoint is incomplete"
-        ) from None
+        module.load_state_dict(to_ours(weights), assign=True)
     except RuntimeError as error:
         if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
             raise CheckpointError(
-                f"{folder}: no room for the weights on {device} as {dtype}: choose a smaller --precision or "
-                "another --device"
+                f"{source}: no room for the weights on {weights.device} as {weights.dtype}: choose a smaller "
+                "--precision or another --device"
             ) from None
         lines = [line.strip() for line in str(error).splitlines()[1:]] or [str(error)]
-        raise CheckpointError(f"{folder}: the weights do not fit config.json: {lines[0]}") from None
+        raise CheckpointError(f"{source}: the weights do not fit config.json: {lines[0]}") from None
     return module.requires_grad_(False).eval()

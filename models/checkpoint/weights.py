@@ -52,20 +52,19 @@ class Stored:
 
 
 class Weights(Mapping[str, Tensor]):
-    """A read-only table of tensors. Each access reads the tensor anew, on the device and in the type asked
-    for; nothing is kept. KeyError names what is not there."""
+    """A read-only table of tensors, each read anew at every access. KeyError names what is not there."""
 
     def __init__(
         self, stored: Mapping[str, Stored], device: torch.device = CPU, dtype: torch.dtype | None = None
     ) -> None:
         """device: where tensors go. dtype: of floating-point ones when read; None: as stored."""
-        self._stored, self._device, self._dtype = stored, device, dtype
+        self._stored, self.device, self.dtype = stored, device, dtype
 
     def __getitem__(self, name: str) -> Tensor:
         stored = self._stored[name]
-        if self._device.type == "meta":  # a check of headers: nothing is read
-            return torch.empty(stored.shape, dtype=self._type_of(stored), device=self._device)
-        return stored.read().to(self._device, self._type_of(stored), copy=not stored.shared)
+        if self.device.type == "meta":  # a check of headers: nothing is read
+            return torch.empty(stored.shape, dtype=self._type_of(stored), device=self.device)
+        return stored.read().to(self.device, self._type_of(stored), copy=not stored.shared)
 
     def __contains__(self, name: object) -> bool:
         return name in self._stored  # the inherited one would read the tensor
@@ -77,27 +76,25 @@ class Weights(Mapping[str, Tensor]):
         return len(self._stored)
 
     def stacked(self, names: Sequence[str]) -> Tensor:
-        """The tensors one below the other, each read straight to its place: no part is held beside the
-        whole."""
+        """The tensors one below the other, each read straight to its place, none held beside the whole."""
         parts = [self._stored[name] for name in names]
         rows = [part.shape[0] for part in parts]
         shape = (sum(rows), *parts[0].shape[1:])
-        whole = torch.empty(shape, dtype=self._type_of(parts[0]), device=self._device)
-        if self._device.type != "meta":
+        whole = torch.empty(shape, dtype=self._type_of(parts[0]), device=self.device)
+        if self.device.type != "meta":
             for place, part in zip(whole.split(rows), parts, strict=True):
                 place.copy_(part.read())
         return whole
 
     def share(self, views: Mapping[str, Tensor]) -> None:
-        """Let parameters of a model in memory become these views of ours, so that neither stands twice; of
-        files nothing is shared."""
+        """Let parameters of a model in memory, not of files, become views of ours: neither stands twice."""
         for name, view in views.items():
             stored = self._stored[name]
             if stored.shared and stored.tensor is not None and stored.dtype == view.dtype:
                 stored.tensor.data = view
 
     def _type_of(self, stored: Stored) -> torch.dtype:
-        return self._dtype if self._dtype is not None and stored.dtype.is_floating_point else stored.dtype
+        return self.dtype if self.dtype is not None and stored.dtype.is_floating_point else stored.dtype
 
     def placed(self, device: torch.device, dtype: torch.dtype) -> Weights:
         """The same tensors, read to that device in that type."""
@@ -110,11 +107,11 @@ class Weights(Mapping[str, Tensor]):
     def renamed(self, names: Mapping[str, str]) -> Weights:
         """These tensors alone, under new names (new -> present). KeyError names what is not there."""
         found = {new: self._stored[name] for new, name in names.items()}
-        return Weights(found, self._device, self._dtype)
+        return Weights(found, self.device, self.dtype)
 
     def beside(self, more: Weights) -> Weights:
         """With those of `more` that are missing here."""
-        return Weights({**more._stored, **self._stored}, self._device, self._dtype)
+        return Weights({**more._stored, **self._stored}, self.device, self.dtype)
 
     def tied(self, fields: Mapping[str, Any]) -> Weights:
         """With the table of tokens as the head too, where config.json says so (tie_word_embeddings) and no
@@ -122,7 +119,7 @@ class Weights(Mapping[str, Tensor]):
         head, table = "lm_head.weight", "model.embed_tokens.weight"
         if not fields.get("tie_word_embeddings") or head in self or table not in self:
             return self
-        return Weights({**self._stored, head: self._stored[table]}, self._device, self._dtype)
+        return Weights({**self._stored, head: self._stored[table]}, self.device, self.dtype)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -139,7 +136,7 @@ class Weights(Mapping[str, Tensor]):
         Of more than WHOLE_DIGEST bytes, which would be read a second time for it: over names, types, shapes
         and the first and last SAMPLE elements of every tensor. Training changes all of these.
         """
-        if self._device.type == "meta":
+        if self.device.type == "meta":
             return "unread"
         sizes = (math.prod(stored.shape) * stored.dtype.itemsize for stored in self._stored.values())
         digest, whole = hashlib.sha256(), sum(sizes) <= WHOLE_DIGEST
@@ -151,11 +148,6 @@ class Weights(Mapping[str, Tensor]):
                 flat = torch.cat((flat[:SAMPLE], flat[-SAMPLE:]))
             digest.update(flat.view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()[:16]
-
-
-def stacked(state: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
-    """The named tensors of any table one below the other (Weights.stacked)."""
-    return state.stacked(names) if isinstance(state, Weights) else torch.cat([state[name] for name in names])
 
 
 def read_weights(path: Path) -> Weights:
@@ -263,8 +255,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def _fault(path: Path, error: Exception) -> str:
-    """What is wrong with a file that could not be read. torch's own words are not passed on where they
-    explain how to run the code in it."""
+    """What is wrong with a file, without torch's own words where they explain how to run the code in it."""
     try:
         with path.open("rb") as file:
             start = file.read(64).lstrip().lower()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.checkpoint.fields import MOST_PIXELS, MOST_TOKENS, whole, wholes
+from models.checkpoint.config import MOST_PIXELS, MOST_TOKENS, whole, wholes
 
 NUM_GROUPS = 32
 NORM_EPS = 1e-6
@@ -97,8 +97,7 @@ def group_norm(channels: int) -> nn.GroupNorm:
 
 
 class ResnetBlock(nn.Module):
-    """x + conv(swish(norm(conv(swish(norm(x)))))), the sum through a 1x1 convolution where the width
-    changes."""
+    """x + conv(swish(norm(conv(swish(norm(x)))))), x through a 1x1 convolution where the width changes."""
 
     def __init__(self, channels_in: int, channels_out: int) -> None:
         super().__init__()
@@ -174,8 +173,7 @@ class Middle(nn.Module):
 
 
 class Level(nn.Module):
-    """Residual blocks (and attention) at one resolution; the change of resolution is an attribute set by
-    the owner."""
+    """Residual blocks (and attention) at one resolution; the owner sets what changes it."""
 
     def __init__(self, channels_in: int, channels_out: int, num_blocks: int, attention: bool) -> None:
         super().__init__()
@@ -222,8 +220,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Latents [B, latent_channels, h, w] -> images [B, 3, H, W], nominally in [-1, 1]; `up` is indexed by
-    level."""
+    """Latents [B, latent_channels, h, w] -> images [B, 3, H, W], nominally in [-1, 1]."""
 
     def __init__(self, config: VQConfig) -> None:
         super().__init__()
@@ -305,8 +302,7 @@ class VQModel(nn.Module):
 
 
 def to_uint8(images: Tensor, rounds: bool = False) -> Tensor:
-    """Images [B, 3, H, W] in [-1, 1] -> uint8 [B, H, W, 3]: clamped, (x + 1) / 2 * 255, truncated or
-    rounded."""
+    """Images [B, 3, H, W] in [-1, 1] -> uint8 [B, H, W, 3]: clamped, scaled, truncated or rounded."""
     pixels = (images.detach().float().clamp(-1, 1) + 1) / 2 * 255
     pixels = (pixels + 0.5).clamp(max=255) if rounds else pixels
     return pixels.to(torch.uint8).permute(0, 2, 3, 1).contiguous()

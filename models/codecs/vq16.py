@@ -12,10 +12,9 @@ from pathlib import Path
 
 import torch
 
-from models.checkpoint.meta_init import expected, on_meta, require
+from models.checkpoint.meta_init import build, expected, on_meta, require
 from models.checkpoint.weights import read_weights
 from models.codecs.vq import VQConfig, VQModel
-from models.codecs.vqgan import build_codec
 from models.errors import CheckpointError, reason
 
 LOWEST = 16  # cells along the side of the smallest published image; VQConfig names levels by their sides
@@ -48,18 +47,23 @@ def vq_config(shapes: Mapping[str, tuple[int, ...]]) -> VQConfig:
     )
 
 
-def published_name(name: str, levels: int) -> str:
-    """The name in the file of a tensor of VQModel."""
-    name = re.sub(r"\.mid\.(\w+)\.", lambda found: f".mid.{MIDDLE[found[1]]}.", name)
-    name = re.sub(r"\.down\.", ".conv_blocks.", name)
-    name = re.sub(r"\.up\.(\d+)\.", lambda found: f".conv_blocks.{levels - 1 - int(found[1])}.", name)
-    return re.sub(r"(conv_blocks\.\d+)\.block\.", r"\1.res.", name)
+def janus_names(config: VQConfig) -> dict[str, str]:
+    """Our names of a VQModel's tensors -> Janus', whose decoder counts levels from the lowest."""
+    last = len(config.channel_multiplier) - 1
+    return {
+        name: re.sub(r"\.up\.(\d+)\.", lambda found: f".up.{last - int(found[1])}.", name)
+        for name in on_meta(lambda: VQModel(config)).state_dict()
+    }
 
 
 def published_names(config: VQConfig) -> dict[str, str]:
-    """Our names of a VQModel's tensors -> the file's."""
-    levels = len(config.channel_multiplier)
-    return {name: published_name(name, levels) for name in on_meta(lambda: VQModel(config)).state_dict()}
+    """Our names of a VQModel's tensors -> the file's, whose levels are as Janus'."""
+    names = janus_names(config)
+    for ours, name in names.items():
+        name = re.sub(r"\.mid\.(\w+)\.", lambda found: f".mid.{MIDDLE[found[1]]}.", name)
+        name = re.sub(r"\.(down|up)\.", ".conv_blocks.", name)
+        names[ours] = re.sub(r"(conv_blocks\.\d+)\.block\.", r"\1.res.", name)
+    return names
 
 
 def read_vq16(path: Path, device: torch.device) -> VQModel:
@@ -74,4 +78,4 @@ def read_vq16(path: Path, device: torch.device) -> VQModel:
     names = published_names(config)
     wanted = expected(lambda: VQModel(config), lambda own: {names[name]: own[name] for name in own})
     require(path, state, wanted, "fetch it again")
-    return build_codec(config, state.placed(device, torch.float32).renamed(names), device, path)
+    return build(lambda: VQModel(config), state.placed(device, torch.float32).renamed(names), path)

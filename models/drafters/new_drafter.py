@@ -11,10 +11,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from models.checkpoint.config import read_config, read_fields
 from models.checkpoint.files import replacing
-from models.checkpoint.folder import read_config, read_fields
 from models.drafter import DrafterNet, misfit
 from models.errors import CheckpointError
+from models.layouts.llama import drafter_names, scatter
 from models.model import Model
 
 
@@ -59,8 +60,8 @@ def new_drafter(fields: Mapping[str, Any], model: Model) -> DrafterNet:
 def write_drafter(folder: Path, fields: Mapping[str, Any], state: Mapping[str, Tensor], model: Model) -> None:
     """config.json and model.safetensors (bf16) of a DrafterNet's state."""
     folder.mkdir(parents=True, exist_ok=True)
-    layout = model.drafter_layout
-    theirs = layout.to_published(state, layout.config(fields))
+    shape = model.drafter_layout.config(fields)
+    theirs = scatter(state, drafter_names(shape, "fc.bias" in state), shape)
     weights = {name: tensor.detach().bfloat16().cpu().contiguous() for name, tensor in theirs.items()}
     with replacing(folder / "model.safetensors") as part:
         save_file(weights, part, metadata={"format": "pt"})

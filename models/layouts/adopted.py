@@ -11,12 +11,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from models import anole
 from models.checkpoint.hub import locate
 from models.checkpoint.weights import read_weights, weights_in_memory
 from models.errors import CheckpointError
-from models.layouts import emu3, janus
-from models.layouts.chameleon_files import open_chameleon
+from models.layouts import chameleon, emu3, janus
 from models.layouts.chat import ChatTokenizer
 from models.model import Model
 from models.registry import spec_of
@@ -47,15 +45,11 @@ def adopt(theirs: Any, tokenizer: Any, options: LoadOptions) -> Model:
     config, state = theirs.config.to_dict(), weights_in_memory(theirs, folder)
     text = getattr(tokenizer, "tokenizer", tokenizer)
     if kind == "chameleon":
-        state = (
-            state.beside(read_weights(folder)) if folder.is_dir() else state
-        )  # perhaps with a pixel decoder
-        return anole.assemble(
-            open_chameleon(place, config, state, text.backend_tokenizer, shared_norms=False)
-        )
+        if folder.is_dir():  # perhaps with a pixel decoder
+            state = state.beside(read_weights(folder))
+        return chameleon.assemble(place, config, state, text.backend_tokenizer)
     if text.chat_template is None:
         text.chat_template = getattr(tokenizer, "chat_template", None)
-    chat = ChatTokenizer(text, "the tokenizer")
-    if kind == "emu3":
-        return emu3.assemble(place, config, state, lambda: chat)
-    return janus.assemble(place, config, state, lambda: chat, theirs.generation_config.to_dict())
+    chat = ChatTokenizer(text, "the tokenizer", theirs.generation_config.to_dict())
+    assemble = emu3.assemble if kind == "emu3" else janus.assemble
+    return assemble(place, config, state, lambda: chat)

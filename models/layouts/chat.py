@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from models.checkpoint.folder import read_config
+from models.checkpoint.config import read_config
 from models.errors import CheckpointError, reason
 
 
 class ChatTokenizer:
     """Texts -> token ids by the files of a folder. transformers is imported when the first one is opened."""
 
-    def __init__(self, tokenizer: Any, source: str) -> None:
-        """tokenizer: of transformers. source: what error messages call it."""
-        self.tokenizer, self.source = tokenizer, source
+    def __init__(self, tokenizer: Any, source: str, generation: Mapping[str, Any]) -> None:
+        """tokenizer: of transformers. source: what error messages call it. generation: the fields of
+        generation_config.json, if there is one."""
+        self.tokenizer, self.source, self.generation = tokenizer, source, generation
 
     @classmethod
     def read(cls, folder: Path) -> ChatTokenizer:
@@ -31,7 +33,9 @@ class ChatTokenizer:
             raise CheckpointError(f"{folder}: its tokenizer cannot be read ({reason(error)})") from None
         if tokenizer.chat_template is None and (folder / "chat_template.json").is_file():
             tokenizer.chat_template = read_config(folder, "chat_template.json").get("chat_template")
-        return cls(tokenizer, str(folder))
+        name = "generation_config.json"
+        generation = read_config(folder, name) if (folder / name).is_file() else {}
+        return cls(tokenizer, str(folder), generation)
 
     def ids(self, text: str) -> list[int]:
         """Ids of a text, with the special tokens that the tokenizer adds by itself."""
@@ -58,9 +62,3 @@ class ChatTokenizer:
             )
         except Exception as error:  # jinja2's errors, and whatever a template may raise
             raise CheckpointError(f"{self.source}: its chat template fails ({reason(error)})") from None
-
-
-def generation_fields(folder: Path) -> dict[str, Any]:
-    """generation_config.json, or nothing where there is none."""
-    name = "generation_config.json"
-    return read_config(folder, name) if (folder / name).is_file() else {}

@@ -16,18 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from adt_tree.grid import Grid
-from models.checkpoint.fields import MOST_TOKENS, check_whole, section
-from models.checkpoint.folder import read_config, read_fields
-from models.checkpoint.meta_init import build, expected, on_meta, require
+from models.checkpoint.config import MOST_TOKENS, check_whole, read_config, read_fields, section
+from models.checkpoint.meta_init import build, expected, require
 from models.checkpoint.weights import Weights, read_weights
 from models.codecs.vq import VQModel
 from models.drafter import LLAMA
 from models.errors import CheckpointError, reason
-from models.layouts.chameleon import from_chameleon, to_chameleon
 from models.layouts.chat import ChatTokenizer
-from models.layouts.networks import load_networks
-from models.model import Model
-from models.spec import Checkpoint, Shapes
+from models.layouts.llama import decoder_names, gather, scatter
+from models.model import Model, load_networks
+from models.spec import Checkpoint
 from models.target import Prompt, PromptEncoder
 from models.transformer import Decoder, DecoderConfig, read_shape
 
@@ -44,17 +42,9 @@ TEXT_FIELDS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Names:
-    """How tensors are called."""
-
-    text: str
-    head: str
-    vq: str
-
-
-STORED = Names("text_model.model.", "text_model.lm_head.weight", "vqmodel.")  # as save_pretrained writes them
-LOADED = Names("model.text_model.", "lm_head.weight", "model.vqmodel.")  # as the loaded model has them
+# How tensors are called: what names of the layers begin with, the head, what the codec's begin with.
+STORED = "text_model.model.", "text_model.lm_head.weight", "vqmodel."  # as save_pretrained writes them
+LOADED = "model.text_model.", "lm_head.weight", "model.vqmodel."  # as the loaded model has them
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,28 +79,19 @@ class Codec(nn.Module):
         return torch.stack(self.vqmodel.encode(images, sizes).image_tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLayout:
-    """Where the vocabulary keeps what images need."""
-
-    first_code: int
-    num_codes: int
-    row_end: int
-
-    @classmethod
-    def read(cls, config: Mapping[str, Any]) -> TokenLayout:
-        """From config.json. ValueError names what the vocabulary lacks."""
-        if config.get("model_type") != "emu3":
-            raise ValueError(f"model_type is {config.get('model_type')!r}: this is no checkpoint of Emu3")
-        vocabulary = section(config, "vocabulary_map")
-        codes = [vocabulary[name] for name in sorted(name for name in vocabulary if name.startswith(CODE))]
-        if not codes or codes != list(range(codes[0], codes[0] + len(codes))):
-            raise ValueError(f"vocabulary_map: the image tokens ({CODE}NNNNNN|>) are missing or out of order")
-        if ROW_END not in vocabulary:
-            raise ValueError(f"vocabulary_map: token {ROW_END} is missing")
-        for name in (f"{CODE}000000|>", ROW_END):
-            check_whole(f"vocabulary_map: token {name}", vocabulary.get(name), MOST_TOKENS, least=0)
-        return cls(codes[0], len(codes), vocabulary[ROW_END])
+def read_tokens(config: Mapping[str, Any]) -> tuple[range, int]:
+    """Ids of the codes and of the row end, from config.json. ValueError names what the vocabulary lacks."""
+    if config.get("model_type") != "emu3":
+        raise ValueError(f"model_type is {config.get('model_type')!r}: this is no checkpoint of Emu3")
+    vocabulary = section(config, "vocabulary_map")
+    codes = [vocabulary[name] for name in sorted(name for name in vocabulary if name.startswith(CODE))]
+    if not codes or codes != list(range(codes[0], codes[0] + len(codes))):
+        raise ValueError(f"vocabulary_map: the image tokens ({CODE}NNNNNN|>) are missing or out of order")
+    if ROW_END not in vocabulary:
+        raise ValueError(f"vocabulary_map: token {ROW_END} is missing")
+    for name in (f"{CODE}000000|>", ROW_END):
+        check_whole(f"vocabulary_map: token {name}", vocabulary.get(name), MOST_TOKENS, least=0)
+    return range(codes[0], codes[0] + len(codes)), vocabulary[ROW_END]
 
 
 def decoder_config(config: Mapping[str, Any]) -> DecoderConfig:
@@ -121,46 +102,33 @@ def decoder_config(config: Mapping[str, Any]) -> DecoderConfig:
 
 def grid_of(size: int, ratio: str, patch: int) -> Grid:
     """Rows and columns of an image of size * size pixels in all, width : height as `ratio` has it, rounded
-    as transformers' processor does. ValueError for a ratio or a size that leaves no image."""
+    as transformers' processor does. CheckpointError for a ratio or a size that leaves no image."""
     width, _, height = ratio.partition(":")
     if not (width.isdecimal() and height.isdecimal() and int(width) and int(height)):
-        raise ValueError(f"--ratio {ratio}: give width:height, as in 16:9")
+        raise CheckpointError(f"--ratio {ratio}: give width:height, as in 16:9")
     scale = (size * size / (int(width) * int(height))) ** 0.5 / patch
     rows, columns = round(int(height) * scale), round(int(width) * scale)
     if rows < 1 or columns < 1:
-        raise ValueError(f"--target_size {size} at {ratio}: it leaves no whole cell of {patch} pixels")
+        raise CheckpointError(f"--target_size {size} at {ratio}: it leaves no whole cell of {patch} pixels")
     return Grid(rows, columns)
 
 
-def vqvae(config: Mapping[str, Any]) -> Any:
-    """transformers' codec with weights of its own. ValueError if vq_config does not describe one."""
+def vqvae(fields: Mapping[str, Any]) -> Any:
+    """transformers' codec of a vq_config, its weights random. ValueError if that does not describe one."""
     from transformers import Emu3VQVAE, Emu3VQVAEConfig
 
     try:
-        return Emu3VQVAE(Emu3VQVAEConfig(**section(config, "vq_config")))
+        return Emu3VQVAE(Emu3VQVAEConfig(**fields))
     except Exception as error:  # its strict fields have exceptions of their own
         raise ValueError(f"vq_config: {reason(error)}") from None
 
 
-def codec_parameters(fields: Mapping[str, Any]) -> int:
-    """How many numbers the codec of a vq_config holds."""
-    return sum(parameter.numel() for parameter in on_meta(lambda: vqvae({"vq_config": fields})).parameters())
-
-
-def wanted(config: Mapping[str, Any], shape: DecoderConfig, names: Names = STORED) -> Shapes:
-    """Names and shapes of the checkpoint's tensors."""
-    decoder = expected(lambda: Decoder(shape), lambda own: to_chameleon(own, shape, names.text, names.head))
-    return decoder | expected(
-        lambda: vqvae(config), lambda own: {names.vq + name: tensor for name, tensor in own.items()}
-    )
-
-
-def prompt_encoder(tokenizer: ChatTokenizer, layout: TokenLayout, grid: Grid) -> PromptEncoder:
+def prompt_encoder(tokenizer: ChatTokenizer, codes: range, row_end: int, grid: Grid) -> PromptEncoder:
     """Texts -> BOS, the text, the image's size and its opening; uncond the negative prompt of the model card.
     CheckpointError if the tokenizer is not that of a model with these image tokens."""
     for name in (IMAGE_START, IMAGE_TOKEN):
         tokenizer.token(name)
-    for name, index in ((f"{CODE}000000|>", layout.first_code), (ROW_END, layout.row_end)):
+    for name, index in ((f"{CODE}000000|>", codes.start), (ROW_END, row_end)):
         if tokenizer.token(name) != index:
             raise CheckpointError(
                 f"{tokenizer.source}: the tokenizer has {name} at {tokenizer.token(name)}, config.json "
@@ -171,7 +139,7 @@ def prompt_encoder(tokenizer: ChatTokenizer, layout: TokenLayout, grid: Grid) ->
     def encode(text: str) -> Prompt:
         return Prompt(*(tokenizer.ids(f"{begin}{words}{size}") for words in (text, NEGATIVE)))
 
-    return PromptEncoder(encode, layout.first_code, layout.num_codes)
+    return PromptEncoder(encode, codes.start, len(codes))
 
 
 def load(checkpoint: Checkpoint) -> Model:
@@ -191,20 +159,22 @@ def assemble(
 
     The tokenizer is opened when config.json has been checked: transformers reads it too, and says less of it.
     """
-    folder, options = checkpoint.folder, checkpoint.options
-    layout, shape = read_fields(folder, lambda: (TokenLayout.read(config), decoder_config(config)))
-    names = LOADED if LOADED.head in state else STORED
-    tensors = read_fields(folder, lambda: wanted(config, shape, names))
-    require(folder, state, tensors, "fetch it again, or the config.json that belongs to it")
-    pixels = state.below(names.vq).placed(checkpoint.device, torch.float32)
-    codec = Codec(build(lambda: vqvae(config), lambda: pixels, torch.float32, checkpoint.device, folder))
-    size = options.target_size or checkpoint.spec.default_size
-    assert size is not None, "the family has one"
-    try:
-        grid = grid_of(size, options.ratio or "1:1", codec.config.patch_size)
-    except ValueError as error:
-        raise CheckpointError(str(error)) from None
-    prompts = prompt_encoder(tokenizer(), layout, grid)
-    to_ours = partial(from_chameleon, config=shape, prefix=names.text, head=names.head)
-    drawn = (grid, prompts, cast(VQModel, codec), layout.row_end)
+    folder = checkpoint.folder
+    (codes, row_end), shape, pixel_fields = read_fields(
+        folder, lambda: (read_tokens(config), decoder_config(config), section(config, "vq_config"))
+    )
+    text, head, vq = LOADED if LOADED[1] in state else STORED
+    names = decoder_names(shape, text, head)
+    wanted = expected(lambda: Decoder(shape), lambda own: scatter(own, names, shape))
+    make_codec = partial(vqvae, pixel_fields)
+    wanted |= read_fields(
+        folder, lambda: expected(make_codec, lambda own: {vq + name: own[name] for name in own})
+    )
+    require(folder, state, wanted, "fetch it again, or the config.json that belongs to it")
+    pixels = state.below(vq).placed(checkpoint.device, torch.float32)
+    codec = Codec(build(make_codec, pixels, folder))
+    grid = grid_of(checkpoint.size, checkpoint.options.ratio or "1:1", codec.config.patch_size)
+    prompts = prompt_encoder(tokenizer(), codes, row_end, grid)
+    to_ours = partial(gather, names=names, config=shape)
+    drawn = (grid, prompts, cast(VQModel, codec), row_end)
     return load_networks(checkpoint, shape, state, to_ours, LLAMA, *drawn)

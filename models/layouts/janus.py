@@ -9,7 +9,6 @@ is LlamaGen's, its codes looked up l2-normalised, its pixels truncated.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -20,18 +19,26 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from adt_tree.grid import Grid
-from models.checkpoint.fields import MOST_LAYERS, MOST_PIXELS, MOST_TOKENS, MOST_WIDTH, section, whole, wholes
-from models.checkpoint.folder import read_config, read_fields
-from models.checkpoint.meta_init import expected, on_meta, require
+from models.checkpoint.config import (
+    MOST_LAYERS,
+    MOST_PIXELS,
+    MOST_TOKENS,
+    MOST_WIDTH,
+    read_config,
+    read_fields,
+    section,
+    whole,
+    wholes,
+)
+from models.checkpoint.meta_init import build, expected, on_meta, require
 from models.checkpoint.weights import Weights, read_weights
 from models.codecs.vq import VQConfig, VQModel
-from models.codecs.vqgan import build_codec
+from models.codecs.vq16 import janus_names
 from models.drafter import LLAMA
 from models.errors import CheckpointError
-from models.layouts.chat import ChatTokenizer, generation_fields
-from models.layouts.llama import gather, layer_names, scatter
-from models.layouts.networks import load_networks
-from models.model import Model
+from models.layouts.chat import ChatTokenizer
+from models.layouts.llama import Names, gather, layer_names, scatter
+from models.model import Model, load_networks
 from models.spec import Checkpoint, Shapes
 from models.target import Prompt, PromptEncoder
 from models.transformer import Decoder, DecoderConfig, make_head, read_shape
@@ -108,59 +115,46 @@ def code_table(state: Mapping[str, Tensor]) -> Tensor:
     return x
 
 
+def janus_layers(config: DecoderConfig) -> Names:
+    """Our names of a Decoder's tensors, all but its table of tokens -> the checkpoint's."""
+    head = {f"head.{name}": (HEAD + name,) for name in on_meta(lambda: make_head(config)).state_dict()}
+    return head | layer_names(config, TEXT)
+
+
 def from_janus(state: Mapping[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
     """A Decoder's state dict from transformers' keys; KeyError names what is missing."""
     text = state[EMBED]
     table = torch.cat((text, code_table(state).to(text.dtype)))
     if isinstance(state, Weights):
         state.share({EMBED: table[: len(text)]})
-    ours = {"embed.weight": table}
-    for name in on_meta(lambda: make_head(config)).state_dict():
-        ours[f"head.{name}"] = state[HEAD + name]
-    return ours | gather(state, layer_names(config, TEXT), config, half_split=True)
+    return {"embed.weight": table} | gather(state, janus_layers(config), config)
 
 
 def wanted(config: Mapping[str, Any], shape: DecoderConfig) -> Shapes:
     """Names and shapes of the tensors that draw images; those that see or write text are not read."""
-
-    def to_janus(own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        theirs = {HEAD + name[len("head.") :]: own[name] for name in own if name.startswith("head.")}
-        theirs[EMBED] = own["embed.weight"][: shape.vocab_size - shape.num_codes]
-        return theirs | scatter(own, layer_names(shape, TEXT), shape, half_split=True)
-
-    vq, width = _vq_fields(config), shape.hidden_size
-    aligner: dict[str, tuple[int, ...]] = {
+    vq, width, codec = _vq_fields(config), shape.hidden_size, vq_config(config)
+    tables: dict[str, tuple[int, ...]] = {
+        EMBED: (shape.vocab_size - shape.num_codes, width),
         CODES: (shape.num_codes, vq["embed_dim"]),
         f"{ALIGNER}fc1.weight": (width, vq["embed_dim"]),
         f"{ALIGNER}fc1.bias": (width,),
     }
     for layer in range(vq["num_hidden_layers"] - 1):
-        aligner[f"{ALIGNER}hidden_layers.{layer}.weight"] = (width, width)
-        aligner[f"{ALIGNER}hidden_layers.{layer}.bias"] = (width,)
-    codec = vq_config(config)
-    names = codec_names(codec)
-    pixels = expected(lambda: VQModel(codec), lambda own: {names[name]: own[name] for name in own})
-    return aligner | expected(lambda: Decoder(shape), to_janus) | pixels
+        tables[f"{ALIGNER}hidden_layers.{layer}.weight"] = (width, width)
+        tables[f"{ALIGNER}hidden_layers.{layer}.bias"] = (width,)
+    layers = expected(lambda: Decoder(shape), lambda own: scatter(own, janus_layers(shape), shape))
+    names = janus_names(codec)
+    pixels = expected(lambda: VQModel(codec), lambda own: {VQ + names[name]: own[name] for name in own})
+    return tables | layers | pixels
 
 
-def codec_names(config: VQConfig) -> dict[str, str]:
-    """Our names of a VQModel's tensors -> the checkpoint's, whose decoder counts levels from the lowest."""
-    last = len(config.channel_multiplier) - 1
-    return {
-        name: VQ + re.sub(r"\.up\.(\d+)\.", lambda found: f".up.{last - int(found[1])}.", name)
-        for name in on_meta(lambda: VQModel(config)).state_dict()
-    }
-
-
-def prompt_encoder(
-    tokenizer: ChatTokenizer, fields: Mapping[str, Any], shape: DecoderConfig
-) -> PromptEncoder:
+def prompt_encoder(tokenizer: ChatTokenizer, shape: DecoderConfig) -> PromptEncoder:
     """Texts -> the chat's turn and the begin of image; uncond of the same length, its text padded over.
 
-    fields: generation_config.json, where transformers' own generate has the ids from. CheckpointError if
-    neither it nor the tokenizer has them, or text would become ids of another vocabulary.
+    Ids are those of generation_config.json, as in transformers' own generate. CheckpointError if neither it
+    nor the tokenizer has them, or text would become ids of another vocabulary.
     """
-    own, text_size = tokenizer.tokenizer, shape.vocab_size - shape.num_codes
+    own, fields, text_size = tokenizer.tokenizer, tokenizer.generation, shape.vocab_size - shape.num_codes
     begin, padding = (
         fields[name] if fields.get(name) is not None else getattr(own, name)
         for name in ("bos_token_id", "pad_token_id")
@@ -191,7 +185,7 @@ def load(checkpoint: Checkpoint) -> Model:
     """Janus-Pro from its files. CheckpointError names what is missing or does not fit."""
     folder = checkpoint.folder
     config, state = read_config(folder), read_weights(folder)
-    return assemble(checkpoint, config, state, lambda: ChatTokenizer.read(folder), generation_fields(folder))
+    return assemble(checkpoint, config, state, lambda: ChatTokenizer.read(folder))
 
 
 def assemble(
@@ -199,9 +193,8 @@ def assemble(
     config: Mapping[str, Any],
     state: Weights,
     tokenizer: Callable[[], ChatTokenizer],
-    generation: Mapping[str, Any],
 ) -> Model:
-    """Janus-Pro of that configuration and those weights. generation: fields of generation_config.json.
+    """Janus-Pro of that configuration and those weights.
 
     The tokenizer is opened when config.json has been checked: transformers reads it too, and says less of it.
     """
@@ -210,8 +203,8 @@ def assemble(
     checkpoint.refuse_other_size(vq.resolution)
     tensors = read_fields(folder, lambda: wanted(config, shape))
     require(folder, state, tensors, "fetch it again, or the config.json that belongs to it")
-    prompts = prompt_encoder(tokenizer(), generation, shape)
-    pixels = state.placed(checkpoint.device, torch.float32).renamed(codec_names(vq))
-    codec = build_codec(vq, pixels, checkpoint.device, folder)
+    prompts = prompt_encoder(tokenizer(), shape)
+    pixels = state.below(VQ).renamed(janus_names(vq)).placed(checkpoint.device, torch.float32)
+    codec = build(lambda: VQModel(vq), pixels, folder)
     side, to_ours = vq.attn_resolutions[0], partial(from_janus, config=shape)
     return load_networks(checkpoint, shape, state, to_ours, LLAMA, Grid(side, side), prompts, codec)

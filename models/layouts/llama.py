@@ -1,8 +1,8 @@
 """Published names of a Llama-like decoder's tensors: transformers' and those of LlamaGen's own .pt.
 
 What is fused here lies apart there and is stacked. transformers' rotary positions turn dimension j of a head
-with j + E/2 (half split); LlamaGen keeps pairs adjacent, and so does the decoder here: where a layout is half
-split, rows of queries, keys and their norms are permuted on load and on export.
+with j + E/2 (half split); LlamaGen keeps pairs adjacent, and so does the decoder here: rows of queries, keys
+and their norms are permuted on load and on export.
 
 Dimensions: H heads, Hkv key/value heads, E head size.
 """
@@ -10,16 +10,16 @@ Dimensions: H heads, Hkv key/value heads, E head size.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from models.checkpoint.weights import Weights, stacked
+from models.checkpoint.weights import Weights
 from models.transformer import DecoderConfig
 
 # Ours -> theirs, stacked in this order along dimension 0.
-Names = Mapping[str, tuple[str, ...]]
+Names = dict[str, tuple[str, ...]]
 
 BLOCK: Names = {
     "attention_norm.weight": ("input_layernorm.weight",),
@@ -42,82 +42,79 @@ ORIGINAL_BLOCK: Names = {
 TURNED = re.compile(r"\.[qk]_(proj|norm)\.")  # of a half-split layout, in another order here
 
 
-def _block_names(config: DecoderConfig, ours: str, theirs: str, block: Names) -> dict[str, tuple[str, ...]]:
+def _block_names(config: DecoderConfig, ours: str, theirs: str, block: Names) -> Names:
     """The names of one layer, which follow these prefixes."""
-    absent: set[str] = set()
-    if not config.input_norm:
-        absent |= {"attention_norm.weight"}
-    if not config.qk_norm:
-        absent |= {"attention.qk_weight", "attention.qk_bias"}
+    there = {"attention_norm": config.input_norm, "attention.qk_": config.qk_norm}
+    absent = tuple(start for start, present in there.items() if not present)
     return {
         ours + name: tuple(theirs + part for part in parts)
         for name, parts in block.items()
-        if name not in absent
+        if not name.startswith(absent)
     }
 
 
-def layer_names(config: DecoderConfig, prefix: str, block: Names = BLOCK) -> dict[str, tuple[str, ...]]:
+def layer_names(config: DecoderConfig, prefix: str, block: Names = BLOCK) -> Names:
     """Names of the final norm and of all layers; theirs follow the prefix ("model.")."""
-    names: dict[str, tuple[str, ...]] = {"norm.weight": (f"{prefix}norm.weight",)}
+    names: Names = {"norm.weight": (f"{prefix}norm.weight",)}
     for n in range(config.num_layers):
         names |= _block_names(config, f"blocks.{n}.", f"{prefix}layers.{n}.", block)
     return names
 
 
-def decoder_names(
-    config: DecoderConfig, prefix: str = "model.", head: str = "lm_head.weight"
-) -> dict[str, tuple[str, ...]]:
+def decoder_names(config: DecoderConfig, prefix: str = "model.", head: str = "lm_head.weight") -> Names:
     """Names of a whole decoder as transformers' classes have them."""
     table: Names = {"embed.weight": (f"{prefix}embed_tokens.weight",), "head.weight": (head,)}
-    return {**table, **layer_names(config, prefix)}
+    return table | layer_names(config, prefix)
 
 
-def original_names(config: DecoderConfig) -> dict[str, tuple[str, ...]]:
+def original_names(config: DecoderConfig) -> Names:
     """Names of a whole decoder as LlamaGen's own .pt has them."""
     table: Names = {"embed.weight": ("tok_embeddings.weight",), "head.weight": ("output.weight",)}
-    return {**table, **layer_names(config, "", ORIGINAL_BLOCK)}
+    return table | layer_names(config, "", ORIGINAL_BLOCK)
 
 
-def drafter_names(config: DecoderConfig, bias: bool) -> dict[str, tuple[str, ...]]:
+def drafter_names(config: DecoderConfig, bias: bool) -> Names:
     """Names of a drafter's tensors; bias: of its input projection, which is optional."""
-    names: dict[str, tuple[str, ...]] = {
-        "embed.weight": ("embed_tokens.weight",),
-        "fc.weight": ("fc.weight",),
-    }
+    own: Names = {"embed.weight": ("embed_tokens.weight",), "fc.weight": ("fc.weight",)}
     if bias:
-        names["fc.bias"] = ("fc.bias",)
-    return names | _block_names(config, "block.", "layers.0.", BLOCK)
+        own["fc.bias"] = ("fc.bias",)
+    return own | _block_names(config, "block.", "layers.0.", BLOCK)
 
 
-def gather(
-    state: Mapping[str, Tensor], names: Names, config: DecoderConfig, half_split: bool = False
-) -> dict[str, Tensor]:
+def gather(state: Mapping[str, Tensor], names: Names, config: DecoderConfig) -> dict[str, Tensor]:
     """Our tensors from theirs; KeyError names what is missing.
 
     Parameters of a model in memory become views of what they are stacked in, unless their order is another.
     """
     found: dict[str, Tensor] = {}
     for ours, theirs in names.items():
-        turned = [name for name in theirs if half_split and TURNED.search(name)]
+        turned = [name for name in theirs if _is_turned(name, config)]
         if turned:
             found[ours] = torch.cat([_interleaved(name, state[name], config) for name in theirs])
+        elif len(theirs) == 1:
+            found[ours] = state[theirs[0]]
+        elif isinstance(state, Weights):
+            found[ours] = state.stacked(theirs)
         else:
-            found[ours] = state[theirs[0]] if len(theirs) == 1 else stacked(state, theirs)
+            found[ours] = torch.cat([state[name] for name in theirs])
         if isinstance(state, Weights):
             parts = _apart(found[ours], theirs, config)
             state.share({name: part for name, part in parts.items() if name not in turned})
     return found
 
 
-def scatter(
-    state: Mapping[str, Tensor], names: Names, config: DecoderConfig, half_split: bool = False
-) -> dict[str, Tensor]:
+def scatter(state: Mapping[str, Tensor], names: Names, config: DecoderConfig) -> dict[str, Tensor]:
     """Their tensors from ours: the inverse of gather."""
     found: dict[str, Tensor] = {}
     for ours, theirs in names.items():
         for name, part in _apart(state[ours], theirs, config).items():
-            found[name] = _reordered(name, part, config, split_halves) if half_split else part
+            found[name] = _regrouped(name, part, config, config.head_dim // 2)
     return found
+
+
+def _is_turned(name: str, config: DecoderConfig) -> bool:
+    """Whether a published tensor is half split: all queries and keys are, but LlamaGen's, over a raster."""
+    return config.raster_side == 0 and TURNED.search(name) is not None
 
 
 def _heads(name: str, config: DecoderConfig) -> int:
@@ -135,30 +132,17 @@ def _apart(tensor: Tensor, theirs: Sequence[str], config: DecoderConfig) -> dict
 
 
 def _interleaved(name: str, tensor: Tensor, config: DecoderConfig) -> Tensor:
-    """A part of a half-split layout in our order; its norms may be stored once for several heads."""
+    """A published part in our order; norms may be stored once for several heads."""
     if "_norm." in name:
         tensor = tensor.repeat_interleave(_heads(name, config) // len(tensor), dim=0)
-    return _reordered(name, tensor, config, interleave)
+    return _regrouped(name, tensor, config, 2)
 
 
-def _reordered(
-    name: str, tensor: Tensor, config: DecoderConfig, order: Callable[[Tensor, int], Tensor]
-) -> Tensor:
-    """Queries or keys [heads * E, D], or their norms [heads, E], each head in another order; others as they
-    are."""
-    if not TURNED.search(name):
+def _regrouped(name: str, tensor: Tensor, config: DecoderConfig, groups: int) -> Tensor:
+    """Queries or keys [heads * E, D], or their norms [heads, E], the groups of each head's rows interleaved:
+    2 turn halves into adjacent pairs, E/2 pairs into halves. Others as they are."""
+    if not _is_turned(name, config):
         return tensor
-    rows = tensor.flatten() if "_norm." in name else tensor
-    return order(rows, config.head_dim).view_as(tensor)
-
-
-def interleave(x: Tensor, head_dim: int) -> Tensor:
-    """Half-split rotary order -> adjacent pairs, along dimension 0 of x [heads * head_dim, ...]."""
-    heads = x.unflatten(0, (-1, 2, head_dim // 2))
-    return heads.transpose(1, 2).flatten(0, 2)
-
-
-def split_halves(x: Tensor, head_dim: int) -> Tensor:
-    """The inverse of interleave."""
-    heads = x.unflatten(0, (-1, head_dim // 2, 2))
-    return heads.transpose(1, 2).flatten(0, 2)
+    columns = 1 if "_norm." in name else tensor.shape[1]
+    heads = tensor.reshape(-1, groups, config.head_dim // groups, columns)
+    return heads.transpose(1, 2).reshape(tensor.shape)

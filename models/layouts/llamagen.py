@@ -16,8 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from adt_tree.grid import Grid
-from models.checkpoint.fields import MOST_POSITIONS, MOST_WIDTH, check_whole, positive
-from models.checkpoint.folder import read_config, read_fields
+from models.checkpoint.config import (
+    MOST_POSITIONS,
+    MOST_WIDTH,
+    check_whole,
+    positive,
+    read_config,
+    read_fields,
+)
 from models.checkpoint.hub import locate
 from models.checkpoint.meta_init import build, expected, require
 from models.checkpoint.weights import Weights, read_weights, weights_file
@@ -25,10 +31,8 @@ from models.codecs.vq16 import read_vq16
 from models.drafter import Layout
 from models.errors import CheckpointError
 from models.layouts.llama import decoder_names, gather, original_names, scatter
-from models.layouts.llamagen_prompts import CaptionProjector, class_prompts, text_prompts
-from models.layouts.networks import load_networks
-from models.layouts.t5 import T5Text
-from models.model import Model
+from models.layouts.llamagen_prompts import CaptionProjector, T5Text, class_prompts, text_prompts
+from models.model import Model, load_networks
 from models.spec import Checkpoint, home_of
 from models.target import PromptEncoder
 from models.transformer import Decoder, DecoderConfig, read_shape
@@ -212,7 +216,7 @@ def load(checkpoint: Checkpoint) -> Model:
     wanted = expected(lambda: Decoder(shape), lambda own: scatter(own, names, shape))
     require(file, weights, wanted, "fetch it again, or the config.json that belongs to it")
     prompts = _prompts(opened, checkpoint, shape)
-    layout = Layout(lambda fields: drafter_config(fields, shape), drafter_fields, half_split=False)
+    layout = Layout(lambda fields: drafter_config(fields, shape), drafter_fields)
     grid, to_ours = Grid(shape.raster_side, shape.raster_side), partial(gather, names=names, config=shape)
     return load_networks(checkpoint, shape, weights, to_ours, layout, grid, prompts, codec)
 
@@ -220,7 +224,6 @@ def load(checkpoint: Checkpoint) -> Model:
 def _prompts(opened: TargetFiles, checkpoint: Checkpoint, shape: DecoderConfig) -> PromptEncoder:
     """The text side, or the class table; nothing of a text encoder is loaded yet."""
     own = opened.weights.below(opened.start).placed(checkpoint.device, checkpoint.dtype)
-    width, place = shape.hidden_size, (checkpoint.dtype, checkpoint.device, opened.file)
     if opened.of_classes:
         return class_prompts(own["embedding_table.weight"], shape.vocab_size)
     if "uncond_embedding" not in own:
@@ -234,5 +237,5 @@ def _prompts(opened: TargetFiles, checkpoint: Checkpoint, shape: DecoderConfig) 
     options = checkpoint.options
     folder = _beside(checkpoint, ENCODERS, options.text_encoder, "text encoder", "--text_encoder")
     text = T5Text(folder, features, rows, checkpoint.device)
-    project = build(lambda: CaptionProjector(rows, features, width), lambda: own, *place)
+    project = build(lambda: CaptionProjector(rows, features, shape.hidden_size), own, opened.file)
     return text_prompts(text, project, shape.vocab_size, options.keep_text_encoder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from torch import nn
 
@@ -40,19 +41,14 @@ class Use:
     codec: int | None = None  # numbers in a codec of another kind: `vq` then gives codes and widths alone
     frames: int = 1  # that the codec decodes for one image
 
-    @property
-    def rows(self) -> int:
-        """Rows of a pass."""
-        return self.images * self.branches
-
 
 def published_use(name: str, precision: str = "bf16", images: int = 1, nodes: int | None = None) -> Use:
     """A family as it was published, guided, with EAGLE-2's trees. nodes: of a tree, the root included.
     CheckpointError if nobody published it."""
     spec = spec_of(name)
-    if spec.manifest is None:
+    if not spec.published:
         raise CheckpointError(f"{name}: its dimensions are not in ckpts/manifest.json")
-    shape = json.loads((CKPTS / "manifest.json").read_text(encoding="utf-8"))["shapes"][spec.manifest]
+    shape = json.loads((CKPTS / "manifest.json").read_text(encoding="utf-8"))["shapes"][name]
     return Use(
         decoder=spec.decoder_config(shape["target"]),
         drafter=spec.decoder_config(shape["drafter"]) if shape["drafter"] else None,
@@ -65,7 +61,7 @@ def published_use(name: str, precision: str = "bf16", images: int = 1, nodes: in
         images=images,
         branches=2,
         element=DTYPES[precision].itemsize,
-        codec=spec.codec_parameters(shape["vq"]) if spec.codec_parameters else None,
+        codec=count(partial(spec.codec, shape["vq"])) if spec.codec else None,
         frames=shape.get("frames", 1),
     )
 
@@ -94,7 +90,7 @@ def parts(use: Use) -> dict[str, int]:
         found["drafter cache"] = _cache(small, use, use.prompt + use.tokens + use.scratch)
     living = sum(found.values())
     width = 6 * config.hidden_size + 4 * config.intermediate_size
-    found["pass"] = use.rows * use.nodes * width * use.element
+    found["pass"] = use.images * use.branches * use.nodes * width * use.element
     found["pass"] += use.images * use.nodes * codes * FP32 * (DISTRIBUTIONS + use.branches)
     widest = max(
         use.vq.base_channels * factor * (use.side >> level) ** 2
@@ -110,4 +106,5 @@ def count(make: Callable[[], nn.Module]) -> int:
 
 
 def _cache(config: DecoderConfig, use: Use, slots: int) -> int:
-    return config.num_layers * use.rows * slots * 2 * config.num_kv_heads * config.head_dim * use.element
+    rows, entry = use.images * use.branches, 2 * config.num_kv_heads * config.head_dim
+    return config.num_layers * rows * slots * entry * use.element

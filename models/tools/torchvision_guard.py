@@ -1,9 +1,8 @@
 """Makes torchvision importable beside a torch of another build.
 
-The package index serves torchvision's CUDA build, also to a machine whose torch is for the CPU. Its compiled
-part does not load there, and every import of torchvision, of transformers or timm with it, then ends in
-"operator torchvision::nms does not exist". The compiled part holds box operators that nothing here calls, and
-two of them are looked up on import: declaring those two is enough.
+The package index serves its CUDA build also to a machine whose torch is for the CPU. The compiled part, box
+operators that nothing here calls, does not load there, and every import of torchvision, of transformers or
+timm with it, ends in "operator torchvision::nms does not exist": two are looked up, so two are declared.
 """
 
 from __future__ import annotations
@@ -17,11 +16,8 @@ import torch
 
 @cache
 def mend_torchvision() -> torch.library.Library | None:
-    """Call before what imports transformers, torchvision or a library over it; takes 2 ms.
-
-    Does nothing without torchvision, or where its build fits. The declarations live as long as what is
-    returned, which the cache keeps.
-    """
+    """Call before what imports transformers, torchvision or a library over it; takes 2 ms, and does nothing
+    where the build fits. The declarations live as long as what is returned, which the cache keeps."""
     spec = importlib.util.find_spec("torchvision")
     folder = Path(spec.origin).parent if spec and spec.origin else None
     compiled = next(folder.glob("_C.*"), None) if folder else None

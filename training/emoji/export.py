@@ -13,7 +13,7 @@ from huggingface_hub import save_torch_state_dict
 from safetensors import SafetensorError
 from torch import Tensor
 
-from models.layouts.chameleon import to_chameleon
+from models.layouts.llama import decoder_names, scatter
 from models.transformer import DecoderConfig
 from training.emoji.bpe import Layout, image_token
 from training.emoji.card import model_card
@@ -75,7 +75,7 @@ def run(args: Any) -> None:
     target = torch.load(work / newest(work), map_location="cpu", weights_only=True)
     tokenizer = torch.load(work / "tokenizer.pt", map_location="cpu", weights_only=True)
     shape = DecoderConfig(**target["config"])
-    state = to_chameleon(target["model"], shape)
+    state = scatter(target["model"], decoder_names(shape), shape)
     state |= {f"{VQ}{name}": tensor for name, tensor in tokenizer["model"].items()}
     state = {name: tensor.to(torch.bfloat16) for name, tensor in state.items()}
     write_shards(state, out)

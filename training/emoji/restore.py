@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from models.checkpoint.files import replacing
 from models.checkpoint.weights import read_weights
 from models.codecs.vq import VQConfig
-from models.layouts.chameleon import from_chameleon
+from models.layouts.llama import decoder_names, gather
 from models.transformer import DecoderConfig
 from training.emoji.codes import digest
 from training.emoji.target import STABLE
@@ -58,7 +58,8 @@ def run(args: Any) -> None:
     work.mkdir(parents=True, exist_ok=True)
     save_checkpoint(work / "tokenizer.pt", saved)
     weights = read_weights(folder).placed(torch.device("cpu"), torch.float32)
-    decoder = from_chameleon(weights, DecoderConfig(**kept["target"]["config"]))
+    shape = DecoderConfig(**kept["target"]["config"])
+    decoder = gather(weights, decoder_names(shape), shape)
     begins = {"codes": digest(tokenizer), "decay_from": None, "fresh_from": kept["target"]["step"]}
     save_checkpoint(work / STABLE, {"model": decoder, **begins, **kept["target"]})
     print(json.dumps({"written": [str(work / "tokenizer.pt"), str(work / STABLE)], **kept["target"]}))
