@@ -24,7 +24,7 @@ from models.spec import TOKEN_SHIFTS
 from tests import test_engine_separators as separators
 from tests.checkpoints import load
 from tests.tape import SPOILT, Launches, Machine
-from tests.test_engine import CODES, FIRST, IMAGES, PLAIN, decoder, drafted_methods, exact_methods, made
+from tests.test_engine import CODES, FIRST, IMAGES, PLAIN, decoder, drafted_methods, exact_methods, made, net
 
 
 def graphs_of(target: object) -> GraphRunner | None:
@@ -55,7 +55,8 @@ def test_row_separators(kind: str) -> None:
     room = (separators.MAX_PROMPT, 2 * separators.MAX_NODES)
     tokens = GraphTarget(decoder(), Grid(4, 5), FIRST, CODES, 2, 2, *room, Machine())
     target = SeparatorTarget(tokens, Grid(4, 4), separators.ROW_END)
-    assert separators.generated(target, Sampling(), kind) == separators.reference("sampled", 4, 4)
+    drafts = None if kind == "ar" else separators.proposer_of(kind, net(), target, Sampling())
+    assert separators.generated(target, Sampling(), drafts) == separators.reference("sampled", 4, 4)
     assert tokens.graphs.captured > 1 and graphs_of(target) is tokens.graphs
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from eval.metrics.libraries import library
 from scipy.spatial.distance import cdist
 from torch import Tensor, nn
 
@@ -18,6 +17,7 @@ from eval.errors import UserError
 from eval.metrics import networks, pictures, sources
 from eval.metrics.clip import aesthetic, load_clip
 from eval.metrics.distances import frechet, inception_score, kid, precision_recall
+from eval.metrics.networks import library
 from eval.metrics.sources import clip_config, clip_weights, weights_file
 from models.errors import CheckpointError
 from tests import metric_checkpoints as tiny

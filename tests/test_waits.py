@@ -21,7 +21,7 @@ from adt_tree.tree import DraftTree
 from adt_tree.verify import Coupled, Verdict
 from tests import test_engine_separators as separators
 from tests.reads import Reads
-from tests.test_engine import CODES, EXACT, FILTERED, IMAGES, PLAIN, TREE, drafted_methods, made
+from tests.test_engine import CODES, EXACT, FILTERED, IMAGES, PLAIN, TREE, drafted_methods, made, net
 
 SLOTS = 2
 NOISE = Noise(CODES, silent=False)
@@ -62,7 +62,7 @@ def test_a_step_waits_once(method: Method) -> None:
 def test_row_separators(kind: str) -> None:
     sampling = Sampling()
     target = separators.make_target(SLOTS, sampling.branches, Grid(4, 4))
-    proposer, shape = separators.proposer_of(kind, target, sampling)
+    proposer, shape = separators.proposer_of(kind, net(), target, sampling)
     given = (target, proposer, Fixed(shape), Coupled(NOISE), separators.IMAGES[:SLOTS], sampling)
     log, steps = waits(target, lambda: speculative(*given))
     assert log == ["tolist"] * steps
