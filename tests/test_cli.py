@@ -43,8 +43,8 @@ def test_outputs(generate: Run, tmp_path: Path) -> None:
     summary = json.loads(out.splitlines()[-1])
     assert summary["images"] == 3 and summary["tau"] >= 1 and "tau" in out.splitlines()[1]
     folder = tmp_path / "o"
-    expected = [".lock", "contact_sheet.png", "generation_configs.json", "global_statistics_1_4.json", "heatmap_1.png",
-                "heatmap_2.png", "img", "steps.jsonl"]  # fmt: skip
+    expected = [".lock", "contact_sheet.png", "generation_configs.json", "global_statistics_1_4.json",
+                "heatmap_1.png", "heatmap_2.png", "img", "steps.jsonl"]  # fmt: skip
     assert sorted(p.name for p in folder.iterdir()) == expected
     statistics, images = record(folder)
     assert sorted(images) == ["1.png", "2.png", "3.png"]
