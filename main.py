@@ -105,4 +105,7 @@ def stop(number: int, frame: object) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, stop)
+    if not sys.stderr.isatty():  # a log: a sign of progress now and then, and none of what is soon over
+        os.environ.setdefault("TQDM_MININTERVAL", "10")
+        os.environ.setdefault("TQDM_DELAY", "2")
     sys.exit(main(sys.argv[1:]))

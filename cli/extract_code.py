@@ -127,7 +127,7 @@ def run(options: Options) -> None:
     pending = [(name, path) for name, path in pairs if name not in writer.names]
     damaged = []
     try:
-        for start in tqdm(range(0, len(pending), batch), unit="batch", mininterval=10, delay=2):
+        for start in tqdm(range(0, len(pending), batch), unit="batch"):
             read = {name: read_pair(path, size) for name, path in pending[start : start + batch]}
             damaged += [name for name, pair in read.items() if pair is None]
             whole = {name: pair for name, pair in read.items() if pair is not None}

@@ -119,7 +119,7 @@ def decode(
 
     codes = calls = number = 0
     left = (request for request in requests if not folder.done(request.name))
-    with tqdm(total=len(requests), unit="image", disable=silent or None, smoothing=0.1) as bar:
+    with tqdm(total=len(requests), unit="image", disable=silent, smoothing=0.1) as bar:
         started = time.perf_counter()
         for number, decoded in enumerate(engine.decode(left), start=1):
             clock = time.perf_counter()

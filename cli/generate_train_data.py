@@ -55,8 +55,7 @@ def run(options: Options) -> None:
         with refusals():
             engine = pipe.engine(Method("ar", sampling), requests, options.batch_size)
         try:
-            shown = {"total": len(requests), "unit": "image", "mininterval": 10, "delay": 2}
-            for image in tqdm(engine.decode(requests), **shown):
+            for image in tqdm(engine.decode(requests), total=len(requests), unit="image"):
                 kept = ()
                 if options.features:
                     kept = features(model, [encoded[image.name]], torch.tensor([image.codes]))[0]

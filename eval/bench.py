@@ -76,10 +76,10 @@ def measure(
     names = [[request.name for request in batch] for batch in batches]
     pending = sum(store.finished(own) is None for own in names)
     order, found = list(decoders), {configuration.name: list[Measured]() for configuration in decoders}
-    with tqdm(total=len(order) * (pending + bool(warmup and pending)), unit="run", disable=None) as bar:
+    with tqdm(total=len(order) * (pending + bool(warmup and pending)), unit="run") as bar:
 
         def turn(configuration: Configuration, chosen: Sequence[Request]) -> Measured:
-            bar.set_postfix_str(configuration.name)
+            bar.set_postfix_str(configuration.name, refresh=False)
             measured = timed(decoders[configuration], chosen, device)
             bar.update()
             return measured

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ Result = Callable[..., dict[str, Any]]
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 torch.set_num_threads(1)
+os.environ["TQDM_DELAY"] = "100"  # errors are compared: no bars among them
 
 from models.tools.torchvision_guard import mend_torchvision  # noqa: E402
 

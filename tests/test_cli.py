@@ -251,3 +251,10 @@ def test_two_runs_in_one_folder(generate: Run, command: Command, tmp_path: Path)
     assert all(json.loads(out.splitlines()[-1])["images"] == 5 for out in told)
     assert generate("o")[0] == 0
     assert record(tmp_path / "two") == record(tmp_path / "o")
+
+
+def test_a_log_shows_progress(command: Command) -> None:
+    environment = os.environ | {"TQDM_DELAY": "0", "TQDM_MININTERVAL": "0", "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, "main.py", *command("o")]
+    ran = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
+    assert ran.returncode == 0 and "5/5" in ran.stderr and "tau" in ran.stderr

@@ -284,13 +284,6 @@ def test_what_cannot_be_done_is_refused_in_a_line(
     assert REFUSED[more] in refused(*words(tmp_path / "run"), "--max_steps", 1, *more.split())
 
 
-def test_progress_reaches_what_is_no_terminal(
-    run: Run, words: Words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("training.train_drafter.SHOWN", {"mininterval": 0})
-    assert "drafter: 2step" in run(*words(tmp_path), "--max_steps", 2)[2]
-
-
 def test_another_course_does_not_go_on_from_a_state(
     refused: Refused, train: Train, words: Words, tmp_path: Path
 ) -> None:

@@ -36,7 +36,6 @@ DETERMINES = (
     "coupled", "cfg_loss", "cfg_scale", "ttt_steps", "step_decay", "data_noise", "mean", "std", "ema", "seed",
     "train_data_ratio", "precision", "grad_clip", "grad_clip_by",
 )  # fmt: skip
-SHOWN = {"mininterval": 10, "delay": 2}  # seconds between signs of progress, on a terminal or in a log
 
 
 class Trainer:
@@ -162,7 +161,7 @@ class Trainer:
         self.averaged.eval()
         unrolled, found, size = Unrolled(self.averaged), list[Outcome](), self.args.bs
         starts = range(0, len(self.held_out), size)
-        for start in tqdm(starts, "measured", unit="batch", leave=False, **SHOWN):
+        for start in tqdm(starts, "measured", unit="batch", leave=False):
             batch = self.images.batch(self.held_out[start : start + size], None)
             with self.accelerator.autocast():
                 outs = unrolled(batch.tokens, batch.features, self.args.eval_depth)
@@ -268,7 +267,7 @@ def loop(trainer: Trainer, determines: dict[str, Any], root: Path) -> None:
     def due(epochs: int) -> bool:
         return done or (trainer.step > first and trainer.step % (epochs * epoch) == 0)
 
-    with tqdm(desc="drafter", unit="step", initial=first, disable=not main, **SHOWN) as bar:
+    with tqdm(desc="drafter", unit="step", initial=first, disable=not main) as bar:
         while True:
             done = fraction >= 1.0 or (args.max_steps is not None and trainer.step >= args.max_steps)
             if main and due(args.eval_freq):

@@ -46,7 +46,7 @@ def features(network: Network, paths: Sequence[Path], batch_size: int) -> Tensor
     """Rows [N, D] for the images, float32, on the CPU, in their order. CheckpointError for rows that are not
     finite, and where the device has no room."""
     rows = []
-    with tqdm(total=len(paths), unit="image", disable=None, leave=False) as bar:
+    with tqdm(total=len(paths), unit="image", leave=False) as bar:
         for start in range(0, len(paths), batch_size):
             some = paths[start : start + batch_size]
             batch = torch.stack([network.prepare(pictures.read_image(path)) for path in some])

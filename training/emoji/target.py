@@ -243,7 +243,7 @@ def run(args: Any) -> None:
     path = start(trainer, work)
     began, losses = time.monotonic() - trainer.spent_s, list[float]()
     save, validate = Every(60 * args.checkpoint_minutes), Every(60 * args.validate_minutes)
-    with tqdm(desc="target", unit="step", initial=trainer.step, mininterval=30) as bar:
+    with tqdm(desc="target", unit="step", initial=trainer.step) as bar:
         done = ended(trainer)
         while not done:
             losses.append(trainer.train_step())

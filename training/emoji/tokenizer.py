@@ -240,7 +240,7 @@ def run(args: Any) -> None:
     def done() -> bool:
         return spent >= 60 * args.minutes or 0 <= args.max_steps <= trainer.step
 
-    with tqdm(desc="tokenizer", unit="step", mininterval=30) as bar:
+    with tqdm(desc="tokenizer", unit="step") as bar:
         while not done():
             for name, value in trainer.train_step(cosine(spent / (60 * args.minutes))).items():
                 sums[name] = sums.get(name, 0.0) * 0.98 + value * 0.02  # about the mean of 50 steps
