@@ -216,7 +216,9 @@ class RunFolder:
         for name, entry in _read_entries(self.statistics_path).items():
             prompt = self._prompts.get(name)
             if prompt is not None and entry.get("prompt") != prompt.text:
-                raise UserError(f"--output_dir {self.root}: image {name} has another prompt; give another folder")
+                raise UserError(
+                    f"--output_dir {self.root}: image {name} has another prompt; give another folder"
+                )
             if whole_png(self.png(name)):
                 found[name] = entry
         return found
