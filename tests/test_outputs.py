@@ -12,8 +12,10 @@ from adt_tree.records import Decoded, Step
 from eval import outputs
 from eval.errors import UserError
 from eval.figures import contact_sheet, heatmap
+from eval.locks import alone
 from eval.outputs import RunFolder, file_name, read_steps, write_atomic
 from eval.prompts import Prompt
+from models.checkpoint.files import replacing
 from tests.runs import record
 
 OUT = "../../x/y"
@@ -62,18 +64,12 @@ def test_colliding_names_are_refused(tmp_path: Path) -> None:
         RunFolder(tmp_path, (0, 1), [Prompt("A", "x", None), Prompt("a", "y", None)], SETTINGS)
 
 
-def test_atomic_write_leaves_the_old_file_and_no_debris(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_not_written_whole_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "f.json"
     write_atomic(path, b"old")
-
-    def full(source: str, target: Path) -> None:
+    with pytest.raises(OSError, match=r"No space left on device: .*f\.json"), replacing(path) as part:
+        part.write_bytes(b"new")
         raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("models.checkpoint.files.os.replace", full)
-    with pytest.raises(OSError, match=r"No space left on device: .*f\.json"):
-        write_atomic(path, b"new")
     assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
 
 
@@ -164,3 +160,12 @@ def test_figures_bear_any_prompt_and_mark_those_held_out(tmp_path: Path) -> None
     contact_sheet(pictures, ["w" * 300], marked)
     assert plain.read_bytes() != marked.read_bytes()
     heatmap(picture, "costs $5 and $6", STEPS, (2, 2), tmp_path / "heat.png")
+
+
+def test_a_file_system_without_locks_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unsupported(handle: int, what: int) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr("fcntl.flock", unsupported)
+    with pytest.raises(UserError, match="cannot be locked .Operation not supported.; choose an --output_dir"):
+        alone(tmp_path / "f")
