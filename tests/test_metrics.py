@@ -224,11 +224,9 @@ def test_precision_recall_by_the_definition(k: int) -> None:
     fake, real = sets(70, 50, 5)
     fake, real = (rows.numpy() for rows in (0.5 * fake, real))
 
-    def radius(rows: np.ndarray) -> np.ndarray:
-        return np.sort(cdist(rows, rows), axis=1)[:, k]
-
     def share(rows: np.ndarray, manifold: np.ndarray) -> float:
-        return float((cdist(rows, manifold) < radius(manifold)).any(1).mean())
+        radius = np.sort(cdist(manifold, manifold), axis=1)[:, k]
+        return float((cdist(rows, manifold) < radius).any(1).mean())
 
     got = precision_recall(torch.from_numpy(fake), torch.from_numpy(real), k)
     assert got == pytest.approx((share(fake, real), share(real, fake)))

@@ -101,7 +101,7 @@ def test_resume_takes_over_finished_images_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", ["write_atomic", "write_json"])
-def test_a_merge_that_is_interrupted_is_done_by_the_next(
+def test_a_merge_that_is_interrupted_or_refused_is_done_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     folder = opened(tmp_path)
@@ -116,6 +116,12 @@ def test_a_merge_that_is_interrupted_is_done_by_the_next(
             folder.merge()
     again = opened(tmp_path)
     assert again.done("0")
+    finish(again, "1")
+    record = tmp_path / "queue" / "1.json"
+    record.write_text("{")
+    with pytest.raises(UserError, match=r"1\.json is damaged"):
+        again.merge()
+    record.unlink()
     again.merge()
     assert list(json.loads(again.statistics_path.read_text())) == ["0"]
     assert len(again.steps_path.read_text().splitlines()) == 2
@@ -138,18 +144,6 @@ def test_other_configurations_and_damage_are_refused(tmp_path: Path) -> None:
         opened(tmp_path)
     with pytest.raises(UserError, match="it is a file"):
         opened(folder.statistics_path)
-
-
-def test_a_damaged_record_is_refused_until_it_is_away(tmp_path: Path) -> None:
-    folder = opened(tmp_path)
-    finish(folder, "0", "1")
-    record = tmp_path / "queue" / "1.json"
-    record.write_text("{")
-    with pytest.raises(UserError, match=r"1\.json is damaged"):
-        folder.merge()
-    record.unlink()
-    folder.merge()
-    assert list(folder.finished()) == ["0"]
 
 
 def test_figures_bear_any_prompt_and_mark_those_held_out(tmp_path: Path) -> None:
