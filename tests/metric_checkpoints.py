@@ -105,13 +105,13 @@ def hps(folder: Path) -> Path:
     return folder / "HPS.pt"
 
 
-def aesthetic(folder: Path, width: int) -> Path:
-    """As LAION publishes it: linear layers 0, 2, 4, 6, 7 of a module named layers."""
-    rng = torch.Generator().manual_seed(9)
-    sizes = {0: (width, 32), 2: (32, 16), 4: (16, 8), 6: (8, 4), 7: (4, 1)}
-    weights = {}
-    for number, (reads, gives) in sizes.items():
-        weights[f"layers.{number}.weight"] = torch.randn(gives, reads, generator=rng) / reads**0.5
-        weights[f"layers.{number}.bias"] = torch.randn(gives, generator=rng)
-    torch.save(weights, folder / "aesthetic.pth")
+def aesthetic_head(width: int) -> nn.ModuleDict:
+    """LAION's definition, narrower."""
+    parts = [nn.Linear(width, 32), nn.Dropout(0.2), nn.Linear(32, 16), nn.Dropout(0.2), nn.Linear(16, 8)]
+    return nn.ModuleDict({"layers": nn.Sequential(*parts, nn.Dropout(0.1), nn.Linear(8, 4), nn.Linear(4, 1))})
+
+
+def aesthetic(folder: Path, head: nn.Module) -> Path:
+    """As LAION publishes it."""
+    torch.save(head.state_dict(), folder / "aesthetic.pth")
     return folder / "aesthetic.pth"

@@ -13,7 +13,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 CLOCKS = ("time", "latency", "ms")
 ENDED = """
-import os, runpy, sys
+import os, runpy, signal, sys
 from eval.outputs import RunFolder
 sent, made = int(sys.argv.pop(1)), []
 def add(self, decoded, image, seconds, add=RunFolder.add):
@@ -22,17 +22,21 @@ def add(self, decoded, image, seconds, add=RunFolder.add):
         os.kill(os.getpid(), sent)
     add(self, decoded, image, seconds)
 RunFolder.add = add
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
 runpy.run_path("main.py", run_name="__main__")
 """
 
 
+def python(*words: object, timeout: float = 100) -> subprocess.CompletedProcess[str]:
+    """Run it in a process of its own, on one thread."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    how = {"cwd": ROOT, "env": env, "capture_output": True, "text": True, "timeout": timeout}
+    return subprocess.run([sys.executable, *map(str, words)], **how)
+
+
 def ended(sent: signal.Signals, words: list[str]) -> subprocess.CompletedProcess[str]:
     """Run a command in a process that gets a signal with its second image in hand."""
-    return subprocess.run(
-        [sys.executable, "-c", ENDED, str(int(sent)), *words],
-        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=100,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
-    )  # fmt: skip
+    return python("-c", ENDED, int(sent), *words)
 
 
 def statistics(folder: Path) -> dict[str, dict[str, Any]]:

@@ -21,6 +21,7 @@ from eval.profile import PARTS, own_time
 from models.tools.memory import published_use
 from tests.checkpoints import Checkpoints
 from tests.conftest import Refused, Result, Run
+from tests.runs import python
 
 CLOCKS = ("SR", "SR_95", "median_s", "step_ms", "images_per_min")
 
@@ -178,13 +179,8 @@ def test_random_weights_read_no_file(
 ) -> None:
     """The dimensions of lumina_mgpt, made tiny: row separators and a prompt of its length."""
     use = published_use("lumina_mgpt")
-    small = {
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "vocab_size": 300,
-        "num_heads": 4,
-        "num_kv_heads": 4,
-    }
+    small = {"hidden_size": 64, "intermediate_size": 128, "vocab_size": 300}
+    small |= {"num_heads": 4, "num_kv_heads": 4}
     tiny = replace(
         use,
         decoder=replace(use.decoder, num_layers=2, **small),
@@ -269,6 +265,19 @@ def test_damage_is_refused_but_for_a_torn_end(tmp_path: Path) -> None:
     (tmp_path / "measurement_configs.json").unlink()
     with pytest.raises(UserError, match="other options"):
         opened(tmp_path, cfg=2)
+
+
+def test_two_processes_do_not_measure_in_one_folder(tmp_path: Path) -> None:
+    code = f"""
+from pathlib import Path
+from eval.measurements import Measurements
+Measurements(Path({str(tmp_path)!r}), "today", {{"cfg": 3.0}}, {{}})
+"""
+    store = opened(tmp_path)
+    assert "is being written by another process" in python("-c", code).stderr
+    del store
+    assert python("-c", code).returncode == 0
+    opened(tmp_path)
 
 
 def test_a_row() -> None:

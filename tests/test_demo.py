@@ -49,10 +49,9 @@ def address(pipe: Slow) -> Iterator[str]:
 
 
 @pytest.fixture
-def client(address: str, pipe: Slow) -> Iterator[Client]:
+def client(address: str, pipe: Slow) -> Client:
     pipe.pause = 0.0
-    yield Client(address, verbose=False)
-    pipe.pause = 0.0
+    return Client(address, verbose=False)
 
 
 def text(line: str) -> str:
@@ -82,12 +81,9 @@ def test_lantern_ends_in_another(client: Client) -> None:
 def test_the_sheet_tells_tau(client: Client, pipe: Slow) -> None:
     _, pictures = client.predict(**SHEET, api_name="/sheet")
     sampling = Sampling(temperature=SHEET["temperature"], guidance=SHEET["guidance"])
-    taus = [
-        pipe(prompt, method="eagle-2", sampling=sampling, seed=7 + place).stats["tau"]
-        for place, prompt in enumerate(("sun", "red moon"))
-    ]
-    captions = [f"tau {taus[0]:.2f}: sun", f"tau {taus[1]:.2f}: red moon"]
-    assert [picture["caption"] for picture in pictures] == captions
+    for place, (prompt, picture) in enumerate(zip(("sun", "red moon"), pictures, strict=True)):
+        tau = pipe(prompt, method="eagle-2", sampling=sampling, seed=7 + place).stats["tau"]
+        assert picture["caption"] == f"tau {tau:.2f}: {prompt}"
 
 
 HOSTILE = [

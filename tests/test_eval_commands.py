@@ -109,7 +109,8 @@ def test_names_of_the_published_codes(tmp_path: Path) -> None:
 
 
 def test_hps_and_aesthetic(result: Result, run_folder: Path, tmp_path: Path) -> None:
-    clip, hps, head = tiny.clip(tmp_path), tiny.hps(tmp_path), tiny.aesthetic(tmp_path, 24)
+    clip, hps = tiny.clip(tmp_path), tiny.hps(tmp_path)
+    head = tiny.aesthetic(tmp_path, tiny.aesthetic_head(24))
     entry = result(
         "eval_hpsv2", "--image_path", run_folder, "--hps_path", hps, "--clip_path", clip, "--how_many", 4
     )

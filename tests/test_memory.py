@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 from torch import nn
 
+from adt_tree.pipeline import Pipeline
+from adt_tree.policy import TreeShape
 from adt_tree.sampling import Sampling
 from cli.memory import NAMES, table
 from models.model import Model
@@ -20,8 +19,8 @@ from models.tools.memory import Use, parts, published_use
 from tests import tiny
 from tests.checkpoints import load
 from tests.conftest import Refused, Run
+from tests.runs import python
 
-ROOT = Path(__file__).resolve().parent.parent
 SAMPLING = Sampling()
 DEPTH, WIDTH, NODES = 4, 3, 13
 
@@ -56,19 +55,14 @@ def test_weights_and_caches_to_the_byte(tiny_checkpoint: Path) -> None:
     assert found["peak"] > sum(found[name] for name in ("target", "drafter", "codec", "cache"))
 
 
-DRAW = """
-import sys, torch
-from pathlib import Path
-from adt_tree.pipeline import Pipeline
-from adt_tree.policy import TreeShape
-from tests.checkpoints import load
-from tests.conftest import Refused, Run
-from tests.test_memory import DEPTH, NODES, SAMPLING, WIDTH, use
-from models.tools.memory import parts
-torch.set_num_threads(1)
-def status(key):
-    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(key)) * 1024
-def draw(folder, images):
+def status(key: str) -> int:
+    """Bytes that the system counts for this process."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(key)) * 1024
+
+
+def draw(folder: str, images: int) -> int:
+    """Draw images at once; the peak computed for that."""
     model = load("emoji", folder)
     pipe = Pipeline(model)
     method = pipe.method("eagle-2", sampling=SAMPLING, tree=TreeShape(DEPTH, WIDTH, NODES - 1))
@@ -76,21 +70,25 @@ def draw(folder, images):
     for decoded in pipe.engine(method, requests, images).decode(requests):
         model.image(decoded.codes)
     return parts(use(model, images, requests[0].prompt.length))["peak"]
-draw(sys.argv[1], 1)
-before = status("VmRSS:")
-Path("/proc/self/clear_refs").write_text("5")
-computed = draw(sys.argv[2], 4)
-print(status("VmHWM:") - before, computed)
-"""
+
+
+def print_peaks(first: str, second: str) -> None:
+    """The peak of drawing from the second checkpoint after the first, measured and computed."""
+    draw(first, 1)
+    before = status("VmRSS:")
+    Path("/proc/self/clear_refs").write_text("5")
+    computed = draw(second, 4)
+    print(status("VmHWM:") - before, computed)
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's peak counters")
-def test_the_peak_of_a_process(tiny_checkpoint: Path, tmp_path: Path) -> None:
+def test_the_peak_of_a_process(
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     large = tiny.build(tmp_path / "large", hidden_size=512, intermediate_size=1408, num_hidden_layers=4)
-    words = [sys.executable, "-c", DRAW, str(tiny_checkpoint), str(large)]
-    own = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
-    done = subprocess.run(words, cwd=ROOT, env=own, capture_output=True, text=True, check=True)
-    measured, computed = map(int, done.stdout.split())
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")
+    code = f"from tests.test_memory import print_peaks; print_peaks({str(tiny_checkpoint)!r}, {str(large)!r})"
+    measured, computed = map(int, python("-c", code).stdout.split())
     compiled = 40e6  # oneDNN's products for the shapes met here
     assert computed > 50e6 and 0.8 < measured / computed, (measured, computed)
     assert measured - compiled < 1.1 * computed, (measured, computed)

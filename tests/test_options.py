@@ -36,6 +36,7 @@ def parse(words: str) -> Method:
         ("--model lumina_mgpt", "self-draft"), ("--model lumina_mgpt --eagle_version 1", "eagle-1"),
         ("--model lumina_mgpt --eagle_version 2", "eagle-2"),
         ("--model lumina_mgpt --eagle_version 0", "eagle-2"), ("--drafter_type sjd-pac", "sjd-pac"),
+        ("--model lumina_mgpt --cfg_mode sequential", "self-draft"),
     ],
 )  # fmt: skip
 def test_the_published_flags_name_methods(words: str, name: str) -> None:
@@ -76,17 +77,6 @@ def test_trees(words: str, tree: TreeShape | AdaptiveTree | str) -> None:
 )  # fmt: skip
 def test_the_distribution_is_the_models_own_unless_given(words: str, guidance: float, top_k: int) -> None:
     assert parse(words).sampling == Sampling(1.0, top_k, 1.0, guidance)
-
-
-def test_two_ways_to_say_the_same() -> None:
-    lumina = "--model lumina_mgpt"
-    for one, other in (
-        ("--drafter_type none", "--model_type base"),
-        ("--drafter_top_k 3", "--draft_top_k 3"),
-        (f"{lumina} --eagle_version 1", f"{lumina} --static_tree"),
-        (f"{lumina} --cfg_mode sequential", f"{lumina} --cfg_mode parallel"),
-    ):
-        assert parse(one) == parse(other)
 
 
 def test_relaxation_is_not_exact_and_greedy_rejection_is() -> None:

@@ -12,8 +12,10 @@ from adt_tree.records import Decoded, Step
 from eval import outputs
 from eval.errors import UserError
 from eval.figures import contact_sheet, heatmap
+from eval.locks import alone
 from eval.outputs import RunFolder, file_name, read_steps, write_atomic
 from eval.prompts import Prompt
+from models.checkpoint.files import replacing
 from tests.runs import record
 
 OUT = "../../x/y"
@@ -62,18 +64,12 @@ def test_colliding_names_are_refused(tmp_path: Path) -> None:
         RunFolder(tmp_path, (0, 1), [Prompt("A", "x", None), Prompt("a", "y", None)], SETTINGS)
 
 
-def test_atomic_write_leaves_the_old_file_and_no_debris(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_not_written_whole_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "f.json"
     write_atomic(path, b"old")
-
-    def full(source: str, target: Path) -> None:
+    with pytest.raises(OSError, match=r"No space left on device: .*f\.json"), replacing(path) as part:
+        part.write_bytes(b"new")
         raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("models.checkpoint.files.os.replace", full)
-    with pytest.raises(OSError, match=r"No space left on device: .*f\.json"):
-        write_atomic(path, b"new")
     assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
 
 
@@ -105,7 +101,7 @@ def test_resume_takes_over_finished_images_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", ["write_atomic", "write_json"])
-def test_a_merge_that_is_interrupted_is_done_by_the_next(
+def test_a_merge_that_is_interrupted_or_refused_is_done_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     folder = opened(tmp_path)
@@ -120,6 +116,12 @@ def test_a_merge_that_is_interrupted_is_done_by_the_next(
             folder.merge()
     again = opened(tmp_path)
     assert again.done("0")
+    finish(again, "1")
+    record = tmp_path / "queue" / "1.json"
+    record.write_text("{")
+    with pytest.raises(UserError, match=r"1\.json is damaged"):
+        again.merge()
+    record.unlink()
     again.merge()
     assert list(json.loads(again.statistics_path.read_text())) == ["0"]
     assert len(again.steps_path.read_text().splitlines()) == 2
@@ -144,18 +146,6 @@ def test_other_configurations_and_damage_are_refused(tmp_path: Path) -> None:
         opened(folder.statistics_path)
 
 
-def test_a_damaged_record_is_refused_until_it_is_away(tmp_path: Path) -> None:
-    folder = opened(tmp_path)
-    finish(folder, "0", "1")
-    record = tmp_path / "queue" / "1.json"
-    record.write_text("{")
-    with pytest.raises(UserError, match=r"1\.json is damaged"):
-        folder.merge()
-    record.unlink()
-    folder.merge()
-    assert list(folder.finished()) == ["0"]
-
-
 def test_figures_bear_any_prompt_and_mark_those_held_out(tmp_path: Path) -> None:
     picture, plain, marked = (tmp_path / name for name in ("p.png", "plain.png", "marked.png"))
     Image.new("RGB", (8, 8), "red").save(picture)
@@ -164,3 +154,12 @@ def test_figures_bear_any_prompt_and_mark_those_held_out(tmp_path: Path) -> None
     contact_sheet(pictures, ["w" * 300], marked)
     assert plain.read_bytes() != marked.read_bytes()
     heatmap(picture, "costs $5 and $6", STEPS, (2, 2), tmp_path / "heat.png")
+
+
+def test_a_file_system_without_locks_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unsupported(handle: int, what: int) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr("fcntl.flock", unsupported)
+    with pytest.raises(UserError, match="cannot be locked .Operation not supported.; choose an --output_dir"):
+        alone(tmp_path / "f")

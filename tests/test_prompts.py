@@ -12,7 +12,7 @@ import pytest
 
 from cli.groups import PromptOptions as Options
 from eval.errors import UserError
-from eval.prompts import DEFAULT_FILE, image_seed, load_prompts, read_file
+from eval.prompts import DEFAULT_FILE, image_seed, load_prompts
 
 COCO = {
     "images": [{"id": 9}, {"id": 4}, {"id": 7}],
@@ -22,15 +22,13 @@ COCO = {
         {"id": 51, "image_id": 9, "caption": "Another dog."},
     ],
 }
-
-
 UNSAID = Options.parse([])
 
 
-def select(source: str | None, count: int = -1, **said: Any) -> list[tuple[str, str]]:
-    """(name, text) of the prompts a command line selects. said: options by their names."""
-    options = replace(UNSAID, prompt=source, num_images=count, **said)
-    return [(prompt.name, prompt.text) for prompt in load_prompts(options)]
+def select(source: object, count: int = -1, **said: Any) -> list[tuple[Any, ...]]:
+    """Name, text and facts of the prompts a command line selects. said: options by their names."""
+    options = replace(UNSAID, prompt=source and str(source), num_images=count, **said)
+    return [(prompt.name, prompt.text, *prompt.facts) for prompt in load_prompts(options)]
 
 
 def test_literal_text_is_repeated_and_a_class_names_its_image() -> None:
@@ -45,22 +43,25 @@ def test_literal_text_is_repeated_and_a_class_names_its_image() -> None:
         ("p.tsv", 'Prompt\tX\na "red" cat\ty\n"half\tz\n', [("0", 'a "red" cat'), ("1", '"half')]),
         ("p.csv", 'id,caption\nx7,"a, b"\n12,c\n', [("x7", "a, b"), ("12", "c")]),
         ("p.json", '["a", "b"]', [("0", "a"), ("1", "b")]),
-        ("p.json", '[{"Prompt": "a", "name": "n"}, {"prompt": "b"}]', [("n", "a"), ("1", "b")]),
+        ("p.json", '[{"Prompt": "a", "name": "n"}, {"prompt": "b", "Category": "X", "Challenge": null}]',
+         [("n", "a"), ("1", "b", ("category", "X"))]),
+        ("p.tsv", "Prompt\tCategory\tChallenge\tNote\na\tX\tY\tZ\nb\tX\t\n",
+         [("0", "a", ("category", "X"), ("challenge", "Y")), ("1", "b", ("category", "X"))]),
     ],
-)
-def test_files(tmp_path: Path, name: str, content: str, found: list[tuple[str, str]]) -> None:
+)  # fmt: skip
+def test_files(tmp_path: Path, name: str, content: str, found: list[tuple[Any, ...]]) -> None:
     file = tmp_path / name
     file.write_text(content, encoding="utf-8")
-    assert select(str(file)) == found
-    assert select(str(file), start_idx=1, end_idx=2) == found[1:2]
-    assert select(str(file), slice="1-3") == found[1:]
+    assert select(file) == found
+    assert select(file, start_idx=1, end_idx=2) == found[1:2]
+    assert select(file, slice="1-3") == found[1:]
 
 
 def test_sample_keeps_row_names_and_is_repeatable(tmp_path: Path) -> None:
     file = tmp_path / "p.txt"
     file.write_text("\n".join(f"prompt {i}" for i in range(50)))
-    first = select(str(file), 5)
-    assert len(first) == 5 and first == select(str(file), 5)
+    first = select(file, 5)
+    assert len(first) == 5 and first == select(file, 5)
     assert all(text == f"prompt {name}" for name, text in first)
 
 
@@ -69,23 +70,12 @@ def test_named_sets_lie_in_their_folder(tmp_path: Path) -> None:
     (tmp_path / "PartiPrompts.tsv").write_text("Prompt\tCategory\na cat\tAnimals\n")
     file = tmp_path / "captions_val2017.json"
     file.write_text(json.dumps(COCO))
-    assert select("PartiPrompts", prompt_dir=str(tmp_path)) == [("0", "a cat")]
+    assert select("PartiPrompts", prompt_dir=str(tmp_path)) == [("0", "a cat", ("category", "Animals"))]
     coco = partial(select, "MSCOCO2017Val", prompt_dir=str(tmp_path))
-    every = [("50", "A dog."), ("51", "Another dog."), ("100", "A cat.")]
-    assert coco(captions="first") == coco() == select(str(file)) == [every[0], every[2]]
+    nine, four = ("image_id", 9), ("image_id", 4)
+    every = [("50", "A dog.", nine), ("51", "Another dog.", nine), ("100", "A cat.", four)]
+    assert coco(captions="first") == coco() == select(file) == [every[0], every[2]]
     assert coco(captions="longest") == every[1:] and coco(captions="all") == every
-    assert [prompt.facts for prompt in read_file(file)] == [(("image_id", 9),), (("image_id", 4),)]
-
-
-def test_facts_of_a_prompt_travel_with_it(tmp_path: Path) -> None:
-    file = tmp_path / "p.tsv"
-    file.write_text("Prompt\tCategory\tChallenge\tNote\na cat\tAnimals\tBasic\tx\na dog\tAnimals\t\n")
-    first, second = read_file(file)
-    assert dict(first.facts) == {"category": "Animals", "challenge": "Basic"}
-    assert dict(second.facts) == {"category": "Animals"}
-    file = tmp_path / "p.json"
-    file.write_text(json.dumps([{"Prompt": "a", "Category": "Animals", "Challenge": None}]))
-    assert read_file(file)[0].facts == (("category", "Animals"),)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +98,7 @@ def test_bad_files(tmp_path: Path, name: str, content: bytes, says: str) -> None
     file = tmp_path / name
     file.write_bytes(content)
     with pytest.raises(UserError, match=says):
-        select(str(file))
+        select(file)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +112,7 @@ def test_bad_files(tmp_path: Path, name: str, content: bytes, says: str) -> None
         ({"source": None, "start_idx": 5, "end_idx": 5}, "must exceed"),
         ({"source": "a cat", "class_labels": (1,)}, "choose one"),
         ({"source": "p.json", "captions": "longest"}, "p.json is no COCO"),
-        ({"source": str(DEFAULT_FILE), "captions": "longest"}, "no COCO annotation file"),
+        ({"source": DEFAULT_FILE, "captions": "longest"}, "no COCO annotation file"),
         ({"source": "a cat", "count": 1, "captions": "longest"}, "--captions longest: .* no COCO"),
         ({"source": None, "captions": "longest"}, "--captions longest: .* no COCO"),
     ],

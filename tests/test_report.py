@@ -35,24 +35,6 @@ RESULT: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def stored(tmp_path: Path) -> Path:
-    """A result of bench."""
-    path = tmp_path / "bench_cpu.json"
-    path.write_text(json.dumps(RESULT))
-    return path
-
-
-def test_table_names_figures_and_environment(stored: Path, run: Run) -> None:
-    status, out, _ = run("report", stored)
-    assert status == 0 and "| eagle-2 | 1 | 1.50 (1.40-1.60) | 3.25 |" in out
-    assert "| adt-tree T=1 | 60% | 40% |" in out
-    assert all(word in out for word in ("abc1234", "a CPU", "16 prompts", "`python main.py bench`", "fp32"))
-    assert "assembled" not in out and "batch" not in out.splitlines()[0]
-    stored.write_text(json.dumps({**RESULT, "runs": [{"prompts": 3}, {"prompts": 1}]}))
-    assert "assembled from 2 runs." in run("report", stored)[1]
-
-
 def test_what_was_varied_has_columns() -> None:
     varied = {**ROW, "varied": {"adt_beta": 0.3}}
     rows = [{**varied, "total_token": n, "temperature": t} for n in (8, 16) for t in (0.0, 1.0)]
@@ -64,8 +46,9 @@ def test_what_was_varied_has_columns() -> None:
     assert table[2:] == [f"| eagle-2 nodes {n} adt_beta 0.3 | 3.25 | 1.50 | 3.25 | 1.50 |" for n in (8, 16)]
 
 
-def test_documents(stored: Path, tmp_path: Path, run: Run, refused: Refused) -> None:
-    page = tmp_path / "page.md"
+def test_documents(tmp_path: Path, run: Run, refused: Refused) -> None:
+    stored, page = tmp_path / "bench_cpu.json", tmp_path / "page.md"
+    stored.write_text(json.dumps(RESULT))
     page.write_text("top\n<!-- bench_cpu:start -->\nold\n<!-- bench_cpu:end -->\nend\n")
     for _ in range(2):
         assert run("report", stored, "--into", page)[0] == 0
@@ -75,18 +58,12 @@ def test_documents(stored: Path, tmp_path: Path, run: Run, refused: Refused) -> 
     page.write_text("nothing here\n")
     assert "bench_cpu:start" in refused("report", stored, "--into", page)
     assert page.read_text() == "nothing here\n"
-    whole = tmp_path / "new" / "RESULTS.md"
-    assert run("report", stored, "--write", whole)[0] == 0
-    text = whole.read_text()
-    assert text.startswith("# Results\n") and "## bench_cpu\n\n| method | T |" in text
 
 
-def test_the_stored_results_are_read(tmp_path: Path, run: Run) -> None:
-    """docs/results can be written as docs/RESULTS.md."""
-    assert run("report", "--write", tmp_path / "RESULTS.md")[0] == 0
-    files = sorted((Path(__file__).parent.parent / "docs" / "results").glob("*.json"))
-    headings = re.findall("^## (.*)$", (tmp_path / "RESULTS.md").read_text(), re.MULTILINE)
-    assert headings == [path.stem for path in files]
+def test_the_stored_results_are_the_document(tmp_path: Path, run: Run) -> None:
+    assert run("report", "--write", tmp_path / "new" / "RESULTS.md")[0] == 0
+    stored = Path(__file__).parent.parent / "docs" / "RESULTS.md"
+    assert (tmp_path / "new" / "RESULTS.md").read_text() == stored.read_text()
 
 
 @pytest.mark.parametrize(
@@ -121,6 +98,7 @@ def test_the_papers_figures_stand_beside_ours(tmp_path: Path, run: Run) -> None:
     assert lines[1].count("|") == lines[0].count("|")
     assert lines[2].endswith("| 2.21 | 3.40 | 3.86 |") and "1.50 (1.40-1.60)" in lines[2]
     assert all(line.endswith("| - | - | - |") for line in lines[3:6])
+    assert "| adt-tree T=1 | 60% | 40% |" in lines and not any("assembled" in line for line in lines)
     assert "paper" not in run("report", tmp_path, "--paper", "parti")[1].lower()  # it has none of these rows
     assert set(PAPER) == {"coco", "parti"} and PAPER["parti"]["adt-tree-lantern", 0.0] == (3.05, 3.97, 4.31)
 
@@ -242,11 +220,10 @@ def test_images_of_other_prompts_do_not_stand_side_by_side(runs: Path, tmp_path:
 
 def test_grid_is_told_by_the_steps() -> None:
     first = {"position": 1, "row": 0, "column": 1, "accepted": 4}
-    steps = [first, {"position": 6, "row": 1, "column": 2, "accepted": 1}]
-    assert grid_of(steps) == (2, 4)
-    assert grid_of(steps[:1]) == (1, 6)
+    last = {"position": 6, "row": 1, "column": 2, "accepted": 1}
+    assert (grid_of([first, last]), grid_of([first])) == ((2, 4), (1, 6))
     with pytest.raises(UserError, match="not those of one image"):
-        grid_of([first, {**steps[1], "accepted": 0}])
+        grid_of([first, {**last, "accepted": 0}])
 
 
 def test_correlation() -> None:
