@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from adt_tree.sampling import Sampling
+from models.layouts.llama import decoder_names, scatter
 from tests import tiny, tiny_llamagen
 from tests.checkpoints import load
 from tests.golden import same_as_transformers
@@ -38,12 +40,15 @@ EXACT = ("eagle-2", "self-draft")
 
 
 def check(folder: Path) -> None:
-    """Against transformers, along random tokens."""
+    """Against transformers, along random tokens; and what is exported is what was read."""
     transformers = pytest.importorskip("transformers")
     kind = transformers.ChameleonForConditionalGeneration
     theirs = kind.from_pretrained(folder, dtype=torch.float32).eval()
     ids = torch.randint(0, 60, (2, 19), generator=torch.Generator().manual_seed(5))
-    same_as_transformers(load("anole", folder, need_drafter=False).decoder, theirs, ids)
+    ours, state = load("anole", folder, need_drafter=False).decoder, theirs.state_dict()
+    same_as_transformers(ours, theirs, ids)
+    for name, tensor in scatter(ours.state_dict(), decoder_names(ours.config), ours.config).items():
+        assert torch.equal(tensor, state[name]), name
 
 
 @pytest.mark.parametrize("how", FIELDS)
@@ -57,6 +62,7 @@ def test_fields_of_either_style(tmp_path: Path, how: str) -> None:
     ("sizes", "dtype", "shards", "leave"),
     [
         ({"num_key_value_heads": 2, "num_hidden_layers": 3}, torch.bfloat16, 1, ""),
+        ({"num_key_value_heads": 1, "num_hidden_layers": 1, "rope_theta": 500}, torch.float16, 2, ""),
         ({"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 3}, torch.float16, 3, ""),
         ({"intermediate_size": 40, "tie_word_embeddings": True}, torch.bfloat16, 5, "lm_head.weight"),
     ],
@@ -66,6 +72,9 @@ def test_sizes_types_shards(
 ) -> None:
     """The target is transformers' own, and its drafter leaves the image as it was."""
     folder = tiny.build(tmp_path / "x", **sizes)
+    file = folder / "model.safetensors"
+    state = {name: t + ("norm" in name) * 0.3 * torch.randn_like(t) for name, t in load_file(file).items()}
+    save_file(state, file, metadata={"format": "pt"})
     rewrite(folder, dtype, shards, leave)
     check(folder)
     model = load("anole", folder)
