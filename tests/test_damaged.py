@@ -255,10 +255,11 @@ def copy(checkpoints: Checkpoints, tmp_path: Path) -> Path:
 @pytest.fixture
 def check(run: Run, copy: Path, monkeypatch: pytest.MonkeyPatch) -> Check:
     """check_ckpts on the copy, no weights to be read: faults and standard error."""
-    monkeypatch.setattr(Stored, "read", None)
 
     def call(*words: object) -> tuple[list[str], str]:
-        status, out, err = run("check_ckpts", "--model_path", copy, *words)
+        with monkeypatch.context() as patch:
+            patch.setattr(Stored, "read", None)
+            status, out, err = run("check_ckpts", "--model_path", copy, *words)
         document = json.loads(out.splitlines()[-1])
         faults = [fault for part in document["models"]["emoji"] for fault in part["faults"]]
         assert (document["ok"], status) == ((False, 2) if faults else (True, 0))
@@ -275,14 +276,11 @@ def not_loaded(folder: Path) -> str:
     return str(caught.value)
 
 
-def test_nothing_wrong_and_nothing_read(
-    check: Check, copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_wrong_and_nothing_read(check: Check, copy: Path, tmp_path: Path) -> None:
     assert check() == ([], "")
     shutil.move(copy / "drafter", tmp_path / "away")
     assert check("--drafter_path", tmp_path / "away") == ([], "")
     assert check("--drafter_path", copy / "nowhere")[0]
-    monkeypatch.undo()
     assert load("emoji", copy, need_drafter=False).codec
 
 
