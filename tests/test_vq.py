@@ -35,15 +35,14 @@ def test_vqgan_decodes_as_the_published_code() -> None:
 @pytest.mark.parametrize("attention", [(), (16,), (32, 16)])
 def test_vqgan_encoder_equals_transformers(attention: tuple[int, ...]) -> None:
     """A random ChameleonVQVAE loads by its own keys and gives the same codes."""
-    chameleon = pytest.importorskip("transformers.models.chameleon.modeling_chameleon")
-    from transformers import ChameleonVQVAEConfig
+    from transformers import ChameleonVQVAE, ChameleonVQVAEConfig
 
     fields = {"base_channels": 32, "channel_multiplier": [1, 2], "num_res_blocks": 2, "embed_dim": 8,
               "latent_channels": 12, "num_embeddings": 64, "resolution": 32, "attn_type": "vanilla",
               "attn_resolutions": list(attention) or None, "in_channels": 3,
               "double_latent": False}  # fmt: skip
     torch.manual_seed(0)
-    theirs = chameleon.ChameleonVQVAE(ChameleonVQVAEConfig(**fields)).eval()
+    theirs = ChameleonVQVAE(ChameleonVQVAEConfig(**fields)).eval()
     ours = VQModel(VQConfig.from_hf(fields)).eval()
     missing, unexpected = ours.load_state_dict(theirs.state_dict(), strict=False)
     assert not unexpected and all(name.startswith("decoder.") for name in missing)
@@ -127,13 +126,12 @@ def from_janus(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("fields", SHAPES)
 def test_vq16_equals_transformers(tmp_path: Path, fields: dict, seed: int) -> None:
     """A random JanusVQVAE, saved under the published names, draws the same images of the same codes."""
-    janus = pytest.importorskip("transformers.models.janus.modeling_janus")
-    from transformers import JanusVQVAEConfig
+    from transformers import JanusVQVAE, JanusVQVAEConfig
 
     torch.manual_seed(seed)
     side = 4
     config = JanusVQVAEConfig(**fields, num_patches=side, in_channels=3, out_channels=3)
-    theirs = janus.JanusVQVAE(config).eval()
+    theirs = JanusVQVAE(config).eval()
     with torch.no_grad():
         for parameter in theirs.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.05)
