@@ -12,10 +12,13 @@ from models.drafters.new_drafter import new_drafter, own_fields, write_drafter
 from models.loading import load as load_model
 from models.model import Model
 from models.spec import LoadOptions, home_of
-from tests import published, tiny, tiny_emu3, tiny_janus, tiny_llamagen
+from tests import published, tiny, tiny_llamagen, tiny_transformers
 
 LOAD = LoadOptions()
-SIDE = {"lumina_mgpt": 8, "emu3": tiny_emu3.SIZE}  # pixels of the images of families with several sizes
+SIDE = {
+    "lumina_mgpt": 8,
+    "emu3": tiny_transformers.SIZE,
+}  # pixels of the images of families with several sizes
 
 
 def load(
@@ -100,8 +103,8 @@ BUILD: dict[str, Callable[[Path], Tiny]] = {
     "llamagen classes": partial(_beside, "llamagen", tiny_llamagen.classes),
     "llamagen file": partial(_beside, "llamagen", tiny_llamagen.lone_file),
     "llamagen2": partial(_beside, "llamagen2", tiny_llamagen.second_stage),
-    "janus_pro": partial(_untrained, "janus_pro", tiny_janus.build),
-    "emu3": partial(_untrained, "emu3", tiny_emu3.build),
+    "janus_pro": partial(_untrained, "janus_pro", tiny_transformers.janus),
+    "emu3": partial(_untrained, "emu3", tiny_transformers.emu3),
 }
 
 

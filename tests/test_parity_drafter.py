@@ -28,14 +28,12 @@ ONE = torch.ones(1, dtype=torch.int64)
 
 def cycles(file: str, run: str) -> list[dict[str, Tensor]]:
     """The recorded cycles of a run, keys shortened."""
-    found: list[dict[str, Tensor]] = []
-    recorded = tensors(file)
-    while True:
-        start = f"{run}.cycle{len(found)}."
-        cycle = {name[len(start) :]: value for name, value in recorded.items() if name.startswith(start)}
-        if not cycle:
-            return found
-        found.append(cycle)
+    found: dict[int, dict[str, Tensor]] = {}
+    for name, value in tensors(file).items():
+        if name.startswith(f"{run}.cycle"):
+            number, key = name.removeprefix(f"{run}.cycle").split(".", maxsplit=1)
+            found.setdefault(int(number), {})[key] = value
+    return [found[number] for number in range(len(found))]
 
 
 def grow(tree: str, drafter: Drafter, logits: Tensor, feature: Tensor, root: Tensor) -> DraftTree:

@@ -13,7 +13,7 @@ from adt_tree.relax import Relaxation
 from adt_tree.sampling import Sampling, log_probs
 from adt_tree.static_trees import STATIC_TREES
 from adt_tree.tree import DraftTree, StaticTree
-from adt_tree.verify import Coupled, GreedyRelaxed, Rejection, Verdict, verdict_from_hits
+from adt_tree.verify import Coupled, GreedyRelaxed, Rejection, verdict_from_hits
 from tests.decoding import tree_of
 from tests.golden import tensors, values
 
@@ -32,11 +32,6 @@ def relaxation(result: dict[str, Any]) -> Relaxation | None:
     return Relaxation(nearest(), result["k"], result["delta"]) if result["lantern"] else None
 
 
-def path_of(tree: DraftTree, verdict: Verdict) -> list[int]:
-    """Codes along the accepted path, the root first."""
-    return tree.codes[0, verdict.path[0, : int(verdict.count)]].tolist()
-
-
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("family", ["t0_llamagen", "t0_anole"])
 def test_greedy(family: str, case: int) -> None:
@@ -49,28 +44,22 @@ def test_greedy(family: str, case: int) -> None:
         relaxed = relaxation(result)
         rule = GreedyRelaxed(CODES, relaxed) if relaxed else Coupled(Noise(CODES, silent=True))
         verdict = rule(tree, log_p, log_p, ZERO, ZERO)
-        assert int(verdict.count) == result["accept_length"] + 1
-        assert path_of(tree, verdict) == result["accepted_tokens"]
-        assert int(verdict.codes[0, result["accept_length"]]) == result["bonus"]
-
-
-def node_tested(tree: DraftTree, rows: Tensor, test: list[Any]) -> int:
-    """The node a recorded comparison was about."""
-    depth, row, code = test[:3]
-    node = int(rows[row, depth])
-    assert int(tree.codes[0, node]) == code
-    return node
+        length = result["accept_length"]
+        assert int(verdict.count) == length + 1
+        assert tree.codes[0, verdict.path[0, : length + 1]].tolist() == result["accepted_tokens"]
+        assert int(verdict.codes[0, length]) == result["bonus"]
 
 
 def check_sampled(tree: DraftTree, rows: Tensor, p: Tensor, result: dict[str, Any], bonus: Tensor) -> None:
     """Feed the recorded uniforms to the nodes they were compared at and expect the recorded outcome."""
-    nodes = [node_tested(tree, rows, test) for test in result["tests"]]
-    chances = torch.full((1, tree.nodes), 2.0)
-    for node, test in zip(nodes, result["tests"], strict=True):
-        chances[0, node] = test[3]
+    taken, chances = [], torch.full((1, tree.nodes), 2.0)
+    compared = [(int(rows[test[1], test[0]]), *test[2:]) for test in result["tests"]]
+    for node, code, uniform, _, accepted, _ in compared:
+        assert int(tree.codes[0, node]) == code
+        chances[0, node] = uniform
+        taken += [node] * accepted
     rule = Rejection(CODES, tree.q is not None, relaxation(result), reference=True)
     hit, residual = rule.judge(tree, p, chances)
-    taken = [node for node, test in zip(nodes, result["tests"], strict=True) if test[5]]
     verdict = verdict_from_hits(tree, hit, residual.argmax(-1))
     length = int(verdict.count)
     assert length == result["accept_length"] + 1
@@ -78,10 +67,9 @@ def check_sampled(tree: DraftTree, rows: Tensor, p: Tensor, result: dict[str, An
     torch.testing.assert_close(residual[0, verdict.path[0, length - 1]], bonus, atol=2e-6, rtol=1e-4)
     # The corrected rule decides every comparison alike up to the first rejection with a borrowed mass.
     hit, _ = Rejection(CODES, tree.q is not None, relaxation(result)).judge(tree, p, chances)
-    for node, test in zip(nodes, result["tests"], strict=True):
-        accepted, borrowed = test[5], test[6] is not None and test[6] >= 0
+    for node, _, _, _, accepted, borrowed in compared:
         assert bool(hit[0, node]) == accepted
-        if borrowed and not accepted:
+        if borrowed is not None and borrowed >= 0 and not accepted:
             return
 
 

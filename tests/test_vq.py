@@ -1,4 +1,4 @@
-"""The VQGAN against outputs of the published code and against transformers' encoder."""
+"""The VQ models against outputs of the published code and against transformers' encoders."""
 
 from __future__ import annotations
 
@@ -7,46 +7,42 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import save_file
 
 from models.codecs.vq import VQConfig, VQModel, from_uint8, to_uint8
+from models.codecs.vq16 import published_names, read_vq16
+from models.errors import CheckpointError
+from tests.golden import FOLDER, close, tensors
 
-GOLDENS = Path(__file__).parent / "goldens" / "chameleon_vqgan"
-
-
-@pytest.fixture(scope="module")
-def golden_model() -> VQModel:
-    """The reference's tiny VQGAN: its decoder, and the rows of its codebook that the goldens use."""
-    state = {**load_file(GOLDENS / "decoder-1.safetensors"), **load_file(GOLDENS / "decoder-2.safetensors")}
-    config = VQConfig.from_yaml(GOLDENS / "vqgan.yaml")
-    model = VQModel(replace(config, num_embeddings=len(state["quantize.embedding.weight"])))
-    model.load_state_dict({**model.state_dict(), **state})
-    return model.eval()
+CPU = torch.device("cpu")
 
 
-def test_decoding_matches_the_published_code(golden_model: VQModel) -> None:
+def test_vqgan_decodes_as_the_published_code() -> None:
     """Pixels within 1e-4 before rounding, within one level after it; square and oblong grids."""
-    expected = load_file(GOLDENS / "expected.safetensors")
+    state = tensors("chameleon_vqgan/decoder-1") | tensors("chameleon_vqgan/decoder-2")
+    expected = tensors("chameleon_vqgan/expected")
+    config = VQConfig.from_yaml(FOLDER / "chameleon_vqgan" / "vqgan.yaml")
+    model = VQModel(replace(config, num_embeddings=len(state["quantize.embedding.weight"]))).eval()
+    model.load_state_dict({**model.state_dict(), **state})  # its decoder, and the rows that the goldens use
     with torch.no_grad():
-        square = golden_model.decode(expected["codes"].long().view(1, 32, 32))
-        oblong = golden_model.decode(expected["oblong_codes"].long().view(1, 6, 10))
-    torch.testing.assert_close(square, expected["decoded_pixels"], atol=1e-4, rtol=1e-4)
+        square = model.decode(expected["codes"].long().view(1, 32, 32))
+        oblong = model.decode(expected["oblong_codes"].long().view(1, 6, 10))
+    close(square, expected["decoded_pixels"])
     for image, name in ((square, "decoded_uint8"), (oblong, "oblong_uint8")):
         assert (to_uint8(image)[0].int() - expected[name].int()).abs().max() <= 1
 
 
 @pytest.mark.parametrize("attention", [(), (16,), (32, 16)])
-def test_encoder_equals_transformers(attention: tuple[int, ...]) -> None:
+def test_vqgan_encoder_equals_transformers(attention: tuple[int, ...]) -> None:
     """A random ChameleonVQVAE loads by its own keys and gives the same codes."""
-    chameleon = pytest.importorskip("transformers.models.chameleon.modeling_chameleon")
-    from transformers import ChameleonVQVAEConfig
+    from transformers import ChameleonVQVAE, ChameleonVQVAEConfig
 
     fields = {"base_channels": 32, "channel_multiplier": [1, 2], "num_res_blocks": 2, "embed_dim": 8,
               "latent_channels": 12, "num_embeddings": 64, "resolution": 32, "attn_type": "vanilla",
               "attn_resolutions": list(attention) or None, "in_channels": 3,
               "double_latent": False}  # fmt: skip
     torch.manual_seed(0)
-    theirs = chameleon.ChameleonVQVAE(ChameleonVQVAEConfig(**fields)).eval()
+    theirs = ChameleonVQVAE(ChameleonVQVAEConfig(**fields)).eval()
     ours = VQModel(VQConfig.from_hf(fields)).eval()
     missing, unexpected = ours.load_state_dict(theirs.state_dict(), strict=False)
     assert not unexpected and all(name.startswith("decoder.") for name in missing)
@@ -76,3 +72,88 @@ def test_config_edges() -> None:
     with pytest.raises(ValueError, match="double_latent"):
         VQConfig.from_hf({"double_latent": True})
     assert VQConfig().patch_size == 16
+
+
+def recorded_file(path: Path) -> Path:
+    """The recorded model as published: its decoder, an encoder of the right shapes, and the usage counter."""
+    state = tensors("llamagen/vq-1") | tensors("llamagen/vq-2") | tensors("llamagen/vq-3")
+    latent, code = state["post_quant_conv.weight"].shape[:2]
+    config = VQConfig(32, (2, 1), 1, code, latent, len(state["quantize.embedding.weight"]), 32, (16,))
+    own, names = VQModel(config).state_dict(), published_names(config)
+    missing = {names[name]: tensor for name, tensor in own.items() if names[name] not in state}
+    assert all(name.startswith(("encoder.", "quant_conv.")) for name in missing)
+    torch.save({"model": {**state, **missing, "quantize.codebook_used": torch.zeros(65536)}}, path)
+    return path
+
+
+def test_vq16_decodes_as_the_published_code(tmp_path: Path) -> None:
+    codec = read_vq16(recorded_file(tmp_path / "vq_ds16_t2i.pt"), CPU)
+    expected = tensors("llamagen/vq_expected")
+    with torch.no_grad():
+        images = codec.decode(expected["codes"].long().view(2, 8, 8))
+    close(images, expected["decoded_image"])
+    pixels = to_uint8(images, codec.config.rounds)
+    assert torch.equal(pixels, expected["decoded_uint8"].permute(0, 2, 3, 1))
+    assert not torch.allclose(codec.codebook.norm(dim=-1), torch.ones(256))
+
+
+SHAPES = [
+    {"base_channels": 32, "channel_multiplier": [1, 2], "num_res_blocks": 1, "embed_dim": 8,
+     "latent_channels": 16, "num_embeddings": 48},
+    {"base_channels": 64, "channel_multiplier": [1, 1, 2], "num_res_blocks": 2, "embed_dim": 4,
+     "latent_channels": 24, "num_embeddings": 64},
+    {"base_channels": 32, "channel_multiplier": [2, 1], "num_res_blocks": 3, "embed_dim": 6,
+     "latent_channels": 8, "num_embeddings": 32},
+]  # fmt: skip
+
+
+# JanusVQVAE's names -> LlamaGen's
+RENAMED = {".mid.block_1.": ".mid.0.", ".mid.attn_1.": ".mid.1.", ".mid.block_2.": ".mid.2.",
+           ".down.": ".conv_blocks.", ".up.": ".conv_blocks.", ".block.": ".res."}  # fmt: skip
+
+
+def from_janus(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """JanusVQVAE's tensors under LlamaGen's names."""
+    renamed = {}
+    for name, tensor in state.items():
+        for old, new in RENAMED.items():
+            name = name.replace(old, new)
+        renamed[name] = tensor
+    return renamed
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("fields", SHAPES)
+def test_vq16_equals_transformers(tmp_path: Path, fields: dict, seed: int) -> None:
+    """A random JanusVQVAE, saved under the published names, draws the same images of the same codes."""
+    from transformers import JanusVQVAE, JanusVQVAEConfig
+
+    torch.manual_seed(seed)
+    side = 4
+    config = JanusVQVAEConfig(**fields, num_patches=side, in_channels=3, out_channels=3)
+    theirs = JanusVQVAE(config).eval()
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+    path = tmp_path / "model.safetensors"
+    save_file(from_janus(theirs.state_dict()), path)
+    ours = read_vq16(path, CPU)
+    codes = torch.randint(fields["num_embeddings"], (2, side * side))
+    size = side << (len(fields["channel_multiplier"]) - 1)
+    images = torch.rand(1, 3, size, size) * 2 - 1
+    with torch.no_grad():
+        close(ours.decode(codes.view(2, side, side)), theirs.decode(codes))
+        latents = theirs.quant_conv(theirs.encoder(images)).permute(0, 2, 3, 1)
+        close(ours.latents(images), latents)
+
+
+def test_another_file_is_refused(tmp_path: Path) -> None:
+    torch.save({"model": {"norm.weight": torch.zeros(3)}}, tmp_path / "x.pt")
+    with pytest.raises(CheckpointError, match=r"x\.pt holds no VQ .* \(encoder\.conv_in\.weight\)"):
+        read_vq16(tmp_path / "x.pt", CPU)
+    path = recorded_file(tmp_path / "vq.pt")
+    state = torch.load(path, weights_only=True)["model"]
+    del state["decoder.conv_out.bias"]
+    torch.save({"model": state}, path)
+    with pytest.raises(CheckpointError, match=r"decoder\.conv_out\.bias \[3\] is missing"):
+        read_vq16(path, CPU)
