@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import product
-from typing import Any
 
 import pytest
 import torch
@@ -20,13 +19,12 @@ from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
 from adt_tree.static_trees import STATIC_TREES
 from models.cache import KVCache
-from models.drafter import DrafterNet, EagleDrafter
-from models.graphs import GraphDrafter, GraphTarget
-from models.target import ARTarget, Prompt, chain_mask
+from models.drafter import DrafterNet
+from models.model import Model
+from models.target import Prompt, chain_mask
 from models.transformer import Decoder, DecoderConfig
-from tests.decoding import Parts, codes_of, commit_two_paths, path_to, random_tree
-from tests.tabular import model, requests, table
-from tests.tape import Machine
+from tests.decoding import codes_of, commit_two_paths, model_of, path_to, random_tree
+from tests.tabular import TabularModel, requests, table
 
 SIZES = DecoderConfig(40, 32, 48, 1, 4, max_positions=100)
 CODES, FIRST, GRID, MAX_PROMPT, MAX_NODES = 24, 4, Grid(4, 4), 10, 60
@@ -64,18 +62,15 @@ def net(dtype: torch.dtype = torch.float32) -> DrafterNet:
     return DrafterNet(SIZES).to(dtype).eval().requires_grad_(False)
 
 
+def random_model(kv_heads: int = 4, dtype: torch.dtype = torch.float32, graphs: bool = False) -> Model:
+    """The random networks as a model."""
+    return model_of(decoder(kv_heads, dtype), net(dtype), GRID, FIRST, CODEBOOK, graphs=graphs)
+
+
 def made(method: Method, slots: int, graphs: bool = False, dtype: torch.dtype = torch.float32) -> Engine:
     """The method over the random networks, their passes captured or not, in caches as commands allocate."""
-
-    def target(slots: int, sampling: Sampling, nodes: int, prompt: int) -> ARTarget:
-        sizes = (decoder(dtype=dtype), GRID, FIRST, CODES, slots, sampling.branches, prompt, nodes)
-        return GraphTarget(*sizes, Machine()) if graphs else ARTarget(*sizes)
-
-    def drafter(target: Any, depth: int, width: int) -> EagleDrafter:
-        return (GraphDrafter if graphs else EagleDrafter)(net(dtype), target, depth, width, "published")
-
     longest = max(request.prompt.length for request in IMAGES)
-    return build(Parts(GRID, CODEBOOK, target, drafter), method, slots, longest)
+    return build(random_model(dtype=dtype, graphs=graphs), method, slots, longest)
 
 
 @cache
@@ -165,16 +160,11 @@ def test_a_drafter_that_is_always_right(sampling: Sampling, depth: int, steps: l
     """Every level is accepted, at temperature 1 too: drafts and target share their noise. The last tree is
     cut: not a code beyond the image."""
     logits, method = table(3, 6), Method("eagle-2", sampling, TreeShape(depth, 2, 30))
-    images = list(build(model(logits, logits, Grid(2, 3)), method, 2, 0).decode(requests(5)))
+    images = list(build(TabularModel(logits, logits, Grid(2, 3)), method, 2, 0).decode(requests(5)))
     assert len(images) == 5
     for image in images:
         assert len(image.codes) == 6
         assert [(step.depth, step.accepted) for step in image.steps] == steps
-
-
-def make_target(slots: int, branches: int, kv_heads: int = 4) -> ARTarget:
-    """A target over the random network."""
-    return ARTarget(decoder(kv_heads), GRID, FIRST, CODES, slots, branches, MAX_PROMPT, MAX_NODES)
 
 
 def tokens_of(codes: Sequence[int]) -> list[int]:
@@ -190,9 +180,9 @@ def alone(prompt: Prompt, tokens: list[int], branches: int, kv_heads: int = 4) -
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2])
-@pytest.mark.parametrize("branches", [1, 2])
-def test_node_logits_are_those_of_its_path_alone(branches: int, kv_heads: int) -> None:
-    target = make_target(3, branches, kv_heads)
+@pytest.mark.parametrize("sampling", [PLAIN, GREEDY])
+def test_node_logits_are_those_of_its_path_alone(sampling: Sampling, kv_heads: int) -> None:
+    target = random_model(kv_heads=kv_heads).target(3, sampling, MAX_NODES, MAX_PROMPT)
     for slot in range(3):
         target.prefill(slot, IMAGES[4].prompt)  # is forgotten
         target.prefill(slot, IMAGES[slot].prompt)
@@ -202,7 +192,7 @@ def test_node_logits_are_those_of_its_path_alone(branches: int, kv_heads: int) -
     for slot in range(3):
         for node in range(tree.nodes):
             codes = taken[slot] + tree.codes[slot, path_to(tree, slot, node)].tolist()
-            logits, features = alone(IMAGES[slot].prompt, tokens_of(codes), branches, kv_heads)
+            logits, features = alone(IMAGES[slot].prompt, tokens_of(codes), sampling.branches, kv_heads)
             torch.testing.assert_close(scored.logits[:, slot, node], logits, atol=1e-5, rtol=1e-5)
             torch.testing.assert_close(scored.features[:, slot, node], features, atol=1e-5, rtol=1e-5)
 
@@ -223,9 +213,11 @@ def test_a_head_is_read_in_one_piece() -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="positions"):
-        ARTarget(decoder(), GRID, FIRST, CODES, 1, 2, 50, 60)
+        random_model().target(1, GREEDY, 60, 50)
     with pytest.raises(ValueError, match="prompt"):
-        make_target(1, 2).prefill(0, Prompt([0] * (MAX_PROMPT + 1), [0]))
+        random_model().target(1, GREEDY, MAX_NODES, MAX_PROMPT).prefill(
+            0, Prompt([0] * (MAX_PROMPT + 1), [0])
+        )
 
 
 def test_bf16_runs() -> None:
