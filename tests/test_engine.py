@@ -15,6 +15,7 @@ from adt_tree.engine import Engine, build
 from adt_tree.grid import Grid
 from adt_tree.method import Lantern, Method
 from adt_tree.policy import INITS, AdaptiveTree, TreeShape
+from adt_tree.records import Decoded
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
 from adt_tree.static_trees import STATIC_TREES
@@ -37,6 +38,7 @@ LONG = TreeShape(11, 2, 20)  # longer than a row
 DEEP = (TreeShape(9, 3, 2), TreeShape(12, 1, 3), TreeShape(6, 4, 5))  # than they have nodes
 ADAPT = AdaptiveTree(depth_max=5, width_max=5, depth_start=3, width_start=3, budget=14)
 WINDOWS = {"sjd": TreeShape(3, 1, 3), "sjd-coupled": TreeShape(3, 1, 3), "sjd-pac": TreeShape(3, 3, 13)}
+Tree = TreeShape | AdaptiveTree | str | None
 GREEDY = Sampling(temperature=0.0)
 PLAIN = Sampling(temperature=0.0, guidance=1.0)  # the argmax of one branch
 FILTERED = Sampling(temperature=0.9, top_k=7, top_p=0.9)
@@ -79,7 +81,21 @@ def reference(sampling: Sampling) -> dict[str, list[int]]:
     return codes_of(made(Method("ar", sampling), 1).decode(IMAGES))
 
 
-TREES: list[tuple[str, TreeShape | AdaptiveTree | str | None]] = [("ar", None), ("eagle-2", FIXED)]
+def check_records(image: Decoded, tree: Tree) -> None:
+    """Steps add up to the image; their trees keep to the budget and never reach beyond it."""
+    most = len(STATIC_TREES[tree]) if isinstance(tree, str) else tree.budget if tree else 0
+    position = 1
+    for step in image.steps:
+        assert (step.position, (step.row, step.column)) == (position, GRID.cell(position))
+        assert step.accepted <= step.depth <= GRID.size - position - 1 and step.nodes <= most
+        assert len(step.top1) == step.accepted + 1 and 1 / CODES <= min(step.top1) <= max(step.top1) <= 1
+        position += step.accepted + 1
+    assert position == GRID.size == len(image.codes)
+    assert image.target_calls == len(image.steps)
+    assert image.tau == pytest.approx((GRID.size - 1) / len(image.steps))
+
+
+TREES: list[tuple[str, Tree]] = [("ar", None), ("eagle-2", FIXED)]
 TREES += [("adt-tree", replace(ADAPT, init=init)) for init in INITS]
 TREES += [("eagle-1", tree) for tree in STATIC_TREES]
 TREES += product(("self-draft", "hybrid"), (LINE, TREE, LONG))
@@ -106,7 +122,19 @@ def test_speculation_is_the_ar_baseline(method: Method, slots: int) -> None:
     images = list(made(method, slots).decode(IMAGES))
     assert codes_of(images) == reference(method.sampling)
     assert any(step.accepted for image in images for step in image.steps) is method.drafting
-    assert all((image.drafter_calls > 0) is method.needs_drafter for image in images)
+    for image in images:
+        check_records(image, method.tree)
+        assert (image.drafter_calls > 0) is method.needs_drafter
+
+
+def test_the_likeliest_code_is_known_at_every_position() -> None:
+    """At temperature 0 what is committed is the likeliest: its probability along the image is the AR
+    baseline's, whoever drafts."""
+    found = []
+    for method in (Method("ar", GREEDY), Method("adt-tree", GREEDY, ADAPT)):
+        images = made(method, 3).decode(IMAGES)
+        found.append({i.name: [p for step in i.steps for p in step.top1] for i in images})
+    assert {name: pytest.approx(top1, abs=2e-4) for name, top1 in found[0].items()} == found[1]
 
 
 def drafted_methods(sampling: Sampling) -> list[Method]:
