@@ -1,4 +1,4 @@
-"""Row-separator tokens: the AR baseline's images whoever drafts, a cache that holds the token sequence."""
+"""Row-separator tokens: the images of a plain loop whoever drafts, and what the drafter reads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from adt_tree.sampling import Sampling, log_probs
 from adt_tree.verify import Coupled
 from models.model import Model
 from models.target import Prompt
-from tests.decoding import accept, chain, codes_of, commit_two_paths, model_of, path_to, random_tree
+from tests.decoding import accept, chain, codes_of, model_of
 from tests.test_engine import CODEBOOK, CODES, FIRST, GRID, alone, decoder, net, tokens_of
 
 ROW_END, MAX_PROMPT, MAX_NODES = 29, 8, 30
@@ -83,28 +83,6 @@ def test_images_are_those_of_the_definition(sides: tuple[int, int], name: str, t
 def test_trees_deeper_than_they_have_nodes(slots: int, shape: TreeShape) -> None:
     engine = made(Method("self-draft", Sampling(), shape), slots)
     assert codes_of(engine.decode(IMAGES)) == reference("sampled", 4, 4)
-
-
-@pytest.mark.parametrize("width", [1, 2, 3, 7])
-def test_nodes_see_their_path_and_its_separators(width: int) -> None:
-    """Logits of every node of random trees, at several progresses, and what the cache then holds."""
-    target = lined_model(Grid(15 // width, width)).target(3, Sampling(), MAX_NODES, MAX_PROMPT)
-    for slot in range(3):
-        target.prefill(slot, IMAGES[slot].prompt)
-    taken = commit_two_paths(target, seed=10 * width)
-    tree = random_tree(3, 12, CODES, seed=5)
-    scored = target.forward(tree, [*map(len, taken)])
-    size = scored.features.shape[-1] // 2
-    for slot, request in enumerate(IMAGES[:3]):
-        tokens = with_ends(taken[slot], width)
-        assert target.tokens.cache.length.view(2, 3)[0, slot] == len(request.prompt.conditional) + len(tokens)
-        for node in range(tree.nodes):
-            codes = taken[slot] + tree.codes[slot, path_to(tree, slot, node)].tolist()
-            expected, _ = alone(request.prompt, with_ends(codes, width), 2)
-            torch.testing.assert_close(scored.logits[:, slot, node], expected, atol=1e-5, rtol=1e-5)
-            ended = len(codes) % width == 0
-            halves = scored.features[:, slot, node].split(size, dim=-1)
-            assert torch.equal(*halves) is not ended
 
 
 def said(tokens: list[int], drafted: list[int], width: int, codes: int) -> list[Tensor]:
