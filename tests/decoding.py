@@ -1,9 +1,9 @@
-"""What tests of decoding share: a model of parts, draft trees from lists, verdicts, codes by name."""
+"""What tests of decoding share: a model of two networks, draft trees from lists, verdicts, codes by name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -13,33 +13,30 @@ from adt_tree.grid import Grid
 from adt_tree.policy import TreeShape
 from adt_tree.proposers.eagle import StaticGrowth
 from adt_tree.records import Decoded
-from adt_tree.relax import nearest_table
-from adt_tree.roles import Drafter, Target
-from adt_tree.sampling import Sampling
+from adt_tree.roles import Target
 from adt_tree.static_trees import STATIC_TREES
 from adt_tree.tree import DraftTree, StaticTree, ancestor_mask
 from adt_tree.verify import Verdict
+from models.drafter import DrafterNet
+from models.model import Model
+from models.transformer import Decoder
 
 CPU = torch.device("cpu")
 
 
-@dataclass(frozen=True)
-class Parts:
-    """A model for adt_tree.method.build: see method.Model."""
-
-    grid: Grid
-    codebook: Tensor
-    target: Callable[[int, Sampling, int, int], Target]
-    drafter: Callable[[Any, int, int], Drafter]
-
-    @property
-    def num_codes(self) -> int:
-        """Size of the codebook."""
-        return len(self.codebook)
-
-    def nearest(self, k: int, table: None) -> Tensor:
-        """Nearest codes."""
-        return nearest_table(self.codebook, k)
+def model_of(
+    decoder: Decoder,
+    net: DrafterNet,
+    grid: Grid,
+    first_code: int,
+    codebook: Tensor,
+    row_end: int | None = None,
+    graphs: bool = False,
+) -> Model:
+    """Two networks as a model, which reads no text and draws no picture."""
+    codes: Any = SimpleNamespace(num_codes=len(codebook), first_code=first_code, codebook=codebook)
+    nothing: Any = None
+    return Model(nothing, grid, codes, decoder, codes, net, "", None, nothing, row_end, graphs=graphs)
 
 
 def codes_of(images: Iterable[Decoded]) -> dict[str, list[int]]:

@@ -9,7 +9,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.tape import Operators
 
 READS = {
     "tolist", "item", "numpy", "cpu", "cuda", "__bool__", "__int__", "__float__", "__index__", "__contains__"
@@ -33,7 +34,7 @@ class Reads(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.log: list[str] = []
-        self._operators = _Operators(self.log)
+        self._operators = Operators(self._note)
 
     def __enter__(self) -> Self:
         self._operators.__enter__()
@@ -42,6 +43,13 @@ class Reads(TorchFunctionMode):
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         self._operators.__exit__(*error)
+
+    def _note(self, func: Any, args: tuple, kwargs: dict[str, Any], answer: Any) -> None:
+        name, overload = func.overloadpacket.__name__, func._overloadname
+        if name in WAITING or f"{name}.{overload}" in WAITING:
+            self.log.append(name)
+        elif name in INDEXING and any(isinstance(x, Tensor) and x.dtype == torch.bool for x in args[1]):
+            self.log.append(f"{name} by a mask")
 
     def __torch_function__(
         self, func: Callable, types: Sequence[type], args: tuple = (), kwargs: dict[str, Any] | None = None
@@ -64,23 +72,3 @@ class Reads(TorchFunctionMode):
             if any(isinstance(part, list) for part in parts):
                 self.log.append(f"{name} by a list")
         return answer
-
-
-class _Operators(TorchDispatchMode):
-    """What reaches the kernels."""
-
-    def __init__(self, log: list[str]) -> None:
-        super().__init__()
-        self.log = log
-
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: tuple = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        name, overload = func.overloadpacket.__name__, func._overloadname
-        if name in WAITING or f"{name}.{overload}" in WAITING:
-            self.log.append(name)
-        elif name in INDEXING and any(isinstance(x, Tensor) and x.dtype == torch.bool for x in args[1]):
-            self.log.append(f"{name} by a mask")
-        with self:  # an operator made of others is taken apart: any of these may wait
-            parts = func.decompose(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {})) if parts is NotImplemented else parts

@@ -6,6 +6,7 @@ A prefix is a state: 0 is empty, state * V + 1 + code appends a code. Features a
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,11 +14,12 @@ from torch import Tensor
 
 from adt_tree.grid import Grid
 from adt_tree.records import Decoded
+from adt_tree.relax import nearest_table
 from adt_tree.roles import Prefix, Request, Scored
 from adt_tree.sampling import Sampling, log_probs
 from adt_tree.tree import DraftTree
 from adt_tree.verify import Verdict
-from tests.decoding import CPU, Parts
+from tests.decoding import CPU
 
 CODES = 4
 CODEBOOK = torch.tensor([[0.0], [1.0], [2.1], [3.3]])
@@ -94,14 +96,23 @@ class TabularDrafter:
         return self.logits[:, state % self.logits.shape[1]], own.expand(len(self.logits), -1, -1, -1)
 
 
-def model(logits: Tensor, drafts: Tensor, grid: Grid) -> Parts:
-    """Of two tables [2, S, V]; without guidance the first half of each counts."""
-    return Parts(
-        grid,
-        CODEBOOK,
-        lambda slots, sampling, nodes, prompt: TabularTarget(logits[: sampling.branches], grid, slots),
-        lambda target, depth, width: TabularDrafter(drafts[: len(target.logits)]),
-    )
+@dataclass(frozen=True)
+class TabularModel:
+    """A model of two tables [2, S, V]; without guidance the first half of each counts. See engine.Model."""
+
+    logits: Tensor
+    drafts: Tensor
+    grid: Grid
+    codebook, num_codes = CODEBOOK, CODES
+
+    def target(self, slots: int, sampling: Sampling, nodes: int, prompt: int) -> TabularTarget:
+        return TabularTarget(self.logits[: sampling.branches], self.grid, slots)
+
+    def drafter(self, target: TabularTarget, depth: int, width: int) -> TabularDrafter:
+        return TabularDrafter(self.drafts[: len(target.logits)])
+
+    def nearest(self, k: int, table: None) -> Tensor:
+        return nearest_table(CODEBOOK, k)
 
 
 def requests(count: int) -> list[Request]:

@@ -26,7 +26,7 @@ from adt_tree.sampling import Sampling
 from adt_tree.tree import DraftTree
 from adt_tree.verify import Coupled, Rejection, Rule, Verdict, verdict_from_hits
 from tests.decoding import codes_of, tree_of
-from tests.tabular import CODES, deviation, image_distribution, model, requests, table
+from tests.tabular import CODES, TabularModel, deviation, image_distribution, requests, table
 
 LENGTH, IMAGES, SLOTS, LIMIT = 4, 4096, 256, 4.0
 GRIDS = {"row": Grid(1, 4), "square": Grid(2, 2)}
@@ -60,7 +60,7 @@ def images_of(
     rule: Rule | None = None,
 ) -> Iterator[Decoded]:
     """Images of the tables, the drafter's logits scaled; rule: another than the method's."""
-    decoder = build(model(LOGITS, scale * DRAFTS, GRIDS[grid]), method, slots, 0)
+    decoder = build(TabularModel(LOGITS, scale * DRAFTS, GRIDS[grid]), method, slots, 0)
     if rule is not None:
         decoder = replace(decoder, drafting=(*decoder.drafting[:2], rule))
     return decoder.decode(requests(count))

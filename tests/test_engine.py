@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import product
-from typing import Any
 
 import pytest
 import torch
@@ -16,17 +15,17 @@ from adt_tree.engine import Engine, build
 from adt_tree.grid import Grid
 from adt_tree.method import Lantern, Method
 from adt_tree.policy import INITS, AdaptiveTree, TreeShape
+from adt_tree.records import Decoded
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
 from adt_tree.static_trees import STATIC_TREES
 from models.cache import KVCache
-from models.drafter import DrafterNet, EagleDrafter
-from models.graphs import GraphDrafter, GraphTarget
-from models.target import ARTarget, Prompt, chain_mask
+from models.drafter import DrafterNet
+from models.model import Model
+from models.target import Prompt, chain_mask
 from models.transformer import Decoder, DecoderConfig
-from tests.decoding import Parts, codes_of, commit_two_paths, path_to, random_tree
-from tests.tabular import model, requests, table
-from tests.tape import Machine
+from tests.decoding import codes_of, commit_two_paths, model_of, path_to, random_tree
+from tests.tabular import TabularModel, requests, table
 
 SIZES = DecoderConfig(40, 32, 48, 1, 4, max_positions=100)
 CODES, FIRST, GRID, MAX_PROMPT, MAX_NODES = 24, 4, Grid(4, 4), 10, 60
@@ -39,6 +38,7 @@ LONG = TreeShape(11, 2, 20)  # longer than a row
 DEEP = (TreeShape(9, 3, 2), TreeShape(12, 1, 3), TreeShape(6, 4, 5))  # than they have nodes
 ADAPT = AdaptiveTree(depth_max=5, width_max=5, depth_start=3, width_start=3, budget=14)
 WINDOWS = {"sjd": TreeShape(3, 1, 3), "sjd-coupled": TreeShape(3, 1, 3), "sjd-pac": TreeShape(3, 3, 13)}
+Tree = TreeShape | AdaptiveTree | str | None
 GREEDY = Sampling(temperature=0.0)
 PLAIN = Sampling(temperature=0.0, guidance=1.0)  # the argmax of one branch
 FILTERED = Sampling(temperature=0.9, top_k=7, top_p=0.9)
@@ -64,18 +64,15 @@ def net(dtype: torch.dtype = torch.float32) -> DrafterNet:
     return DrafterNet(SIZES).to(dtype).eval().requires_grad_(False)
 
 
+def random_model(kv_heads: int = 4, dtype: torch.dtype = torch.float32, graphs: bool = False) -> Model:
+    """The random networks as a model."""
+    return model_of(decoder(kv_heads, dtype), net(dtype), GRID, FIRST, CODEBOOK, graphs=graphs)
+
+
 def made(method: Method, slots: int, graphs: bool = False, dtype: torch.dtype = torch.float32) -> Engine:
     """The method over the random networks, their passes captured or not, in caches as commands allocate."""
-
-    def target(slots: int, sampling: Sampling, nodes: int, prompt: int) -> ARTarget:
-        sizes = (decoder(dtype=dtype), GRID, FIRST, CODES, slots, sampling.branches, prompt, nodes)
-        return GraphTarget(*sizes, Machine()) if graphs else ARTarget(*sizes)
-
-    def drafter(target: Any, depth: int, width: int) -> EagleDrafter:
-        return (GraphDrafter if graphs else EagleDrafter)(net(dtype), target, depth, width, "published")
-
     longest = max(request.prompt.length for request in IMAGES)
-    return build(Parts(GRID, CODEBOOK, target, drafter), method, slots, longest)
+    return build(random_model(dtype=dtype, graphs=graphs), method, slots, longest)
 
 
 @cache
@@ -84,7 +81,21 @@ def reference(sampling: Sampling) -> dict[str, list[int]]:
     return codes_of(made(Method("ar", sampling), 1).decode(IMAGES))
 
 
-TREES: list[tuple[str, TreeShape | AdaptiveTree | str | None]] = [("ar", None), ("eagle-2", FIXED)]
+def check_records(image: Decoded, tree: Tree) -> None:
+    """Steps add up to the image; their trees keep to the budget and never reach beyond it."""
+    most = len(STATIC_TREES[tree]) if isinstance(tree, str) else tree.budget if tree else 0
+    position = 1
+    for step in image.steps:
+        assert (step.position, (step.row, step.column)) == (position, GRID.cell(position))
+        assert step.accepted <= step.depth <= GRID.size - position - 1 and step.nodes <= most
+        assert len(step.top1) == step.accepted + 1 and 1 / CODES <= min(step.top1) <= max(step.top1) <= 1
+        position += step.accepted + 1
+    assert position == GRID.size == len(image.codes)
+    assert image.target_calls == len(image.steps)
+    assert image.tau == pytest.approx((GRID.size - 1) / len(image.steps))
+
+
+TREES: list[tuple[str, Tree]] = [("ar", None), ("eagle-2", FIXED)]
 TREES += [("adt-tree", replace(ADAPT, init=init)) for init in INITS]
 TREES += [("eagle-1", tree) for tree in STATIC_TREES]
 TREES += product(("self-draft", "hybrid"), (LINE, TREE, LONG))
@@ -111,7 +122,19 @@ def test_speculation_is_the_ar_baseline(method: Method, slots: int) -> None:
     images = list(made(method, slots).decode(IMAGES))
     assert codes_of(images) == reference(method.sampling)
     assert any(step.accepted for image in images for step in image.steps) is method.drafting
-    assert all((image.drafter_calls > 0) is method.needs_drafter for image in images)
+    for image in images:
+        check_records(image, method.tree)
+        assert (image.drafter_calls > 0) is method.needs_drafter
+
+
+def test_the_likeliest_code_is_known_at_every_position() -> None:
+    """At temperature 0 what is committed is the likeliest: its probability along the image is the AR
+    baseline's, whoever drafts."""
+    found = []
+    for method in (Method("ar", GREEDY), Method("adt-tree", GREEDY, ADAPT)):
+        images = made(method, 3).decode(IMAGES)
+        found.append({i.name: [p for step in i.steps for p in step.top1] for i in images})
+    assert {name: pytest.approx(top1, abs=2e-4) for name, top1 in found[0].items()} == found[1]
 
 
 def drafted_methods(sampling: Sampling) -> list[Method]:
@@ -165,16 +188,11 @@ def test_a_drafter_that_is_always_right(sampling: Sampling, depth: int, steps: l
     """Every level is accepted, at temperature 1 too: drafts and target share their noise. The last tree is
     cut: not a code beyond the image."""
     logits, method = table(3, 6), Method("eagle-2", sampling, TreeShape(depth, 2, 30))
-    images = list(build(model(logits, logits, Grid(2, 3)), method, 2, 0).decode(requests(5)))
+    images = list(build(TabularModel(logits, logits, Grid(2, 3)), method, 2, 0).decode(requests(5)))
     assert len(images) == 5
     for image in images:
         assert len(image.codes) == 6
         assert [(step.depth, step.accepted) for step in image.steps] == steps
-
-
-def make_target(slots: int, branches: int, kv_heads: int = 4) -> ARTarget:
-    """A target over the random network."""
-    return ARTarget(decoder(kv_heads), GRID, FIRST, CODES, slots, branches, MAX_PROMPT, MAX_NODES)
 
 
 def tokens_of(codes: Sequence[int]) -> list[int]:
@@ -190,9 +208,9 @@ def alone(prompt: Prompt, tokens: list[int], branches: int, kv_heads: int = 4) -
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2])
-@pytest.mark.parametrize("branches", [1, 2])
-def test_node_logits_are_those_of_its_path_alone(branches: int, kv_heads: int) -> None:
-    target = make_target(3, branches, kv_heads)
+@pytest.mark.parametrize("sampling", [PLAIN, GREEDY])
+def test_node_logits_are_those_of_its_path_alone(sampling: Sampling, kv_heads: int) -> None:
+    target = random_model(kv_heads=kv_heads).target(3, sampling, MAX_NODES, MAX_PROMPT)
     for slot in range(3):
         target.prefill(slot, IMAGES[4].prompt)  # is forgotten
         target.prefill(slot, IMAGES[slot].prompt)
@@ -202,7 +220,7 @@ def test_node_logits_are_those_of_its_path_alone(branches: int, kv_heads: int) -
     for slot in range(3):
         for node in range(tree.nodes):
             codes = taken[slot] + tree.codes[slot, path_to(tree, slot, node)].tolist()
-            logits, features = alone(IMAGES[slot].prompt, tokens_of(codes), branches, kv_heads)
+            logits, features = alone(IMAGES[slot].prompt, tokens_of(codes), sampling.branches, kv_heads)
             torch.testing.assert_close(scored.logits[:, slot, node], logits, atol=1e-5, rtol=1e-5)
             torch.testing.assert_close(scored.features[:, slot, node], features, atol=1e-5, rtol=1e-5)
 
@@ -223,9 +241,11 @@ def test_a_head_is_read_in_one_piece() -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="positions"):
-        ARTarget(decoder(), GRID, FIRST, CODES, 1, 2, 50, 60)
+        random_model().target(1, GREEDY, 60, 50)
     with pytest.raises(ValueError, match="prompt"):
-        make_target(1, 2).prefill(0, Prompt([0] * (MAX_PROMPT + 1), [0]))
+        random_model().target(1, GREEDY, MAX_NODES, MAX_PROMPT).prefill(
+            0, Prompt([0] * (MAX_PROMPT + 1), [0])
+        )
 
 
 def test_bf16_runs() -> None:

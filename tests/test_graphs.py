@@ -12,19 +12,26 @@ import torch
 from torch import Tensor
 
 from adt_tree.engine import Engine, build
-from adt_tree.grid import Grid
 from adt_tree.method import Method
 from adt_tree.policy import TreeShape
 from adt_tree.records import Decoded
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
 from models.graphs import MOST, WARM_UPS, GraphRunner, GraphTarget, context_bucket, row_bucket
-from models.separators import SeparatorTarget
 from models.spec import TOKEN_SHIFTS
 from tests import test_engine_separators as separators
 from tests.checkpoints import load
+from tests.decoding import codes_of
 from tests.tape import SPOILT, Launches, Machine
-from tests.test_engine import CODES, FIRST, IMAGES, PLAIN, decoder, drafted_methods, exact_methods, made, net
+from tests.test_engine import IMAGES, PLAIN, drafted_methods, exact_methods, made
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """What captures in the place of CUDA."""
+    own = Machine()
+    monkeypatch.setattr("models.model.CudaRecorder", lambda: own)
+    return own
 
 
 def graphs_of(target: object) -> GraphRunner | None:
@@ -50,14 +57,11 @@ def test_captured_passes_are_the_direct_ones(method: Method, slots: int) -> None
     assert captured.target.graphs.captured > 1 and captured.target.cache.store.isfinite().all()
 
 
-@pytest.mark.parametrize("kind", ["ar", "self-draft", "dynamic"])
-def test_row_separators(kind: str) -> None:
-    room = (separators.MAX_PROMPT, 2 * separators.MAX_NODES)
-    tokens = GraphTarget(decoder(), Grid(4, 5), FIRST, CODES, 2, 2, *room, Machine())
-    target = SeparatorTarget(tokens, Grid(4, 4), separators.ROW_END)
-    drafts = None if kind == "ar" else separators.proposer_of(kind, net(), target, Sampling())
-    assert separators.generated(target, Sampling(), drafts) == separators.reference("sampled", 4, 4)
-    assert tokens.graphs.captured > 1 and graphs_of(target) is tokens.graphs
+@pytest.mark.parametrize("name", ["ar", "self-draft", "eagle-2"])
+def test_row_separators(name: str) -> None:
+    engine = separators.made(Method(name, Sampling(), separators.TREES[name]), 2, graphs=True)
+    assert codes_of(engine.decode(separators.IMAGES)) == separators.reference("sampled", 4, 4)
+    assert graphs_of(engine.target).captured > 1
 
 
 # Of a step, beside the graphs. The hybrid looks into its cache twice: for level 1, and below its best.
@@ -81,10 +85,9 @@ def launched(own: Engine, request: Request, machine: Machine) -> int:
 
 @pytest.mark.parametrize("shift", TOKEN_SHIFTS)
 @pytest.mark.parametrize("name", LAUNCHES)
-def test_models(name: str, shift: str, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models(name: str, shift: str, tiny_checkpoint: Path, machine: Machine) -> None:
     """A model asked for graphs gives what it gives without, whatever its drafter reads, in fewer launches."""
-    machine, found, launches = Machine(), [], []
-    monkeypatch.setattr("models.model.CudaRecorder", lambda: machine)
+    found, launches = [], []
     model = replace(load("emoji", tiny_checkpoint), token_shift=shift)
     prompts = [model.encode(text) for text in ("sun", "red heart", "pizza")]
     requests = [Request(str(n), prompt, n) for n, prompt in enumerate(prompts)]

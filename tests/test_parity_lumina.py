@@ -5,21 +5,20 @@ from __future__ import annotations
 import pytest
 import torch
 
-from adt_tree.decode import autoregressive, finished, speculative
+from adt_tree.engine import build
 from adt_tree.grid import Grid
-from adt_tree.noise import Noise
-from adt_tree.policy import Fixed
+from adt_tree.method import Method
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
-from adt_tree.verify import Coupled
 from models.drafter import DrafterNet
 from models.layouts.chameleon import SIZES, grid_of
 from models.layouts.llama import decoder_names, gather
-from models.separators import SeparatorTarget, tokens_in
-from models.target import ARTarget, Prompt
+from models.separators import tokens_in
+from models.target import Prompt
 from models.transformer import Decoder, read_shape
+from tests.decoding import codes_of, model_of
 from tests.golden import FIRST_CODE, anole, close, tensors, values
-from tests.test_engine_separators import proposer_of
+from tests.test_engine_separators import TREES
 
 BEGIN, ROW_END, END = 8197, 8803, 8196
 CODES = 8192
@@ -54,26 +53,20 @@ def models() -> tuple[Decoder, DrafterNet]:
     return decoder.eval().requires_grad_(False), models.net
 
 
-@pytest.mark.parametrize("kind", ["ar", "dynamic", "self-draft"])
+@pytest.mark.parametrize("name", ["ar", "eagle-2", "self-draft"])
 @pytest.mark.parametrize("run", RUNS)
-def test_greedy_tokens(models: tuple[Decoder, DrafterNet], run: str, kind: str) -> None:
+def test_greedy_tokens(models: tuple[Decoder, DrafterNet], run: str, name: str) -> None:
     """The reference's tokens, separators included; of the large grid its first rows."""
     recorded, facts = tensors("lumina/e2e"), values("lumina/meta")["runs"][run]
     expected = recorded[f"{run}.tokens"].tolist()
     rows, width = 2 * facts["h_grids"], 2 * facts["w_grids"]
     rows = min(rows, 3) if width == 48 else rows
     sampling = Sampling(temperature=0.0, guidance=facts["cfg"])
-    tokens = ARTarget(models[0], Grid(rows, width + 1), FIRST_CODE, CODES, 1, sampling.branches, 12, 2 * 21)
-    target = SeparatorTarget(tokens, Grid(rows, width), ROW_END)
+    model = model_of(*models, Grid(rows, width), FIRST_CODE, torch.zeros(CODES, 1), ROW_END)
     opening = [BEGIN, *(SIZES + 4 + facts[side] for side in ("h_grids", "w_grids"))]
-    images = [Request("0", Prompt(recorded["prompt_ids"].tolist() + opening, opening), 0)]
-    noise = Noise(CODES, silent=True)
-    if kind == "ar":
-        decoded = finished(autoregressive(target, images, sampling, noise))
-    else:
-        proposer, shape = proposer_of(kind, models[1], target, sampling)
-        decoded = finished(speculative(target, proposer, Fixed(shape), Coupled(noise), images, sampling))
-    codes = next(iter(decoded)).codes
+    request = Request("0", Prompt(recorded["prompt_ids"].tolist() + opening, opening), 0)
+    engine = build(model, Method(name, sampling, TREES[name]), 1, 12)
+    ((_, codes),) = codes_of(engine.decode([request])).items()
     got = []
     for start in range(0, len(codes), width):
         got += [code + FIRST_CODE for code in codes[start : start + width]] + [ROW_END]

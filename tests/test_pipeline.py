@@ -97,7 +97,7 @@ def test_importing_the_package_needs_no_torch() -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_a_stream_is_the_image_as_it_grows(pipe: Pipeline, name: str) -> None:
     """Two images in flight: every step's codes follow those before, its path is a path of its tree, and the
-    accepted drafts are the codes on it."""
+    accepted drafts are the codes on it; confidence falls along paths."""
     expected = pipe(PROMPTS, method=name, seed=5, batch_size=2)
     codes: dict[int, list[int]] = {}
     for step in pipe.stream(PROMPTS, method=name, seed=5, batch_size=2):
@@ -106,7 +106,8 @@ def test_a_stream_is_the_image_as_it_grows(pipe: Pipeline, name: str) -> None:
         assert [tree.parents[node] for node in tree.path] == [0, *tree.path][: len(tree.path)]
         assert [tree.codes[node] for node in tree.path] == step.codes[:-1]
         assert all(tree.depths[n] == tree.depths[p] + 1 for n, p in enumerate(tree.parents) if n)
-        assert max(tree.confidence) <= 0 and len(tree.codes) == step.step.nodes + 1
+        assert tree.confidence[0] == 0 and len(tree.codes) == step.step.nodes + 1
+        assert all(tree.confidence[n] <= tree.confidence[p] + 1e-6 for n, p in enumerate(tree.parents))
         before += step.codes
     assert [codes[place] for place in range(len(PROMPTS))] == expected.codes
 

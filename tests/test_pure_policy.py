@@ -112,11 +112,6 @@ def test_a_new_image_starts_over_and_slots_are_apart() -> None:
     assert policy.shape(0, (0, 1)) == TreeShape(4, 4, BUDGET)
 
 
-@pytest.mark.parametrize(("levels", "depth"), [(7, 5), (5, 5), (2, 2), (0, 0)])
-def test_cut_at_the_end(levels: int, depth: int) -> None:
-    assert TreeShape(5, 4, 20).cut(levels) == TreeShape(depth, 4, 20)
-
-
 @pytest.mark.parametrize(
     "wrong",
     [

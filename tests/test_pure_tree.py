@@ -47,15 +47,6 @@ def pick(scores: list[float], budget: int) -> DraftTree:
 SCORES = [-0.1, -0.5, -3.0, -0.3, -2.0, -0.6, -4.0]
 
 
-def test_select_takes_the_best() -> None:
-    tree = pick(SCORES, 4)
-    assert tree.codes.tolist() == [[7, 10, 11, 20, 22]]
-    assert tree.parents.tolist() == [[0, 0, 0, 1, 2]]
-    assert tree.depths.tolist() == [[0, 1, 1, 2, 2]]
-    assert torch.equal(tree.ancestors[0], slow_ancestors(tree.parents[0].tolist()))
-    assert bool(tree.valid.all())
-
-
 @pytest.mark.parametrize("budget", [*range(8), 50])
 def test_select_is_closed_at_ties(budget: int) -> None:
     """Where a child's score equals its parent's the parent goes first, whatever the budget."""

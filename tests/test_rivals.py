@@ -22,7 +22,7 @@ from adt_tree.sampling import Sampling
 from adt_tree.tree import DraftTree, StaticTree, rows_at
 from adt_tree.verify import Rejection, Verdict
 from tests.decoding import chain
-from tests.tabular import CODES, deviation, image_distribution, model, requests, table
+from tests.tabular import CODES, TabularModel, deviation, image_distribution, requests, table
 from tests.test_distribution import FILTERED, GUIDED, LIMIT, KeepsDraft, KeepsRejected
 from tests.test_engine import WINDOWS as SHAPES
 
@@ -33,7 +33,7 @@ LOGITS = table(1, LENGTH)
 def score(name: str, sampling: Sampling = GUIDED, cells: str = "random", images: int = 4096) -> float:
     """How far images are from the exact distribution."""
     method = Method(name, sampling, SHAPES[name], seed_cells=cells)
-    decoder = build(model(LOGITS, LOGITS, Grid(1, LENGTH)), method, 256, 0)
+    decoder = build(TabularModel(LOGITS, LOGITS, Grid(1, LENGTH)), method, 256, 0)
     exact = image_distribution(LOGITS[: sampling.branches], sampling, LENGTH)
     return abs(deviation(decoder.decode(requests(images)), exact))
 

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from adt_tree.engine import build
 from adt_tree.grid import Grid
 from adt_tree.method import Lantern, Method
 from adt_tree.policy import SEED_CELLS, TreeShape
 from adt_tree.proposers.candidates import BELOW, HISTORY, LATE, NEWEST, Candidates, History, grow_chains
 from adt_tree.proposers.hybrid import LEAST_LOG_Q, joint
 from adt_tree.proposers.self_draft import SelfDraftProposer
-from adt_tree.roles import Prefix
 from adt_tree.sampling import Sampling
 from adt_tree.tree import BatchShapes, ancestor_mask
 from adt_tree.verify import Verdict
 from tests.decoding import CPU, tree_of
-from tests.test_engine import CODES, FILTERED, GREEDY, GRID, IMAGES, LONG, TREE, made, reference
+from tests.tabular import TabularModel, requests, table
+from tests.test_engine import CODES, FILTERED, GREEDY, IMAGES, LINE, LONG, TREE, made, reference
 
 NOTHING = torch.empty(0)  # the target's features and the noise, which self-drafting does not read
 RASTER = Grid(3, 5)
@@ -187,46 +185,16 @@ def test_seeds_are_those_of_a_plain_loop(seed_cells: str) -> None:
         assert found[scored:] == expected[scored:]
 
 
-class Foreseeing:
-    """A drafter that knows the images' codes, one image at a time, in their order; or is `off` by so many."""
-
-    device = CPU
-
-    def __init__(self, images: list[list[int]], off: int, branches: int) -> None:
-        self._images, self._off, self._branches = iter(images), off, branches
-        self._codes: list[int] = []
-        self._next = 0
-
-    def prefill(self, slot: int, prompt: Any, prefix: Prefix) -> None:
-        self._codes, self._next = next(self._images), 0
-
-    def release(self, slot: int) -> None:
-        """As roles.Drafter."""
-
-    def extend(
-        self, features: Tensor, codes: Tensor, count: Tensor, committed: Sequence[int]
-    ) -> tuple[Tensor, Tensor]:
-        self._next += int(count[0])
-        logits = torch.zeros(self._branches, 1, CODES)
-        logits[..., (self._codes[min(self._next, GRID.size - 1)] + self._off) % CODES] = 9.0
-        return logits, features[:, :, -1]
-
-
-def calls(sampling: Sampling, off: int | None) -> int:
-    """Target calls of many images under a hybrid with such a drafter, or without a drafter."""
-    images = [replace(IMAGES[n % len(IMAGES)], name=str(n), seed=n) for n in range(24)]
-    known = [image.codes for image in made(Method("ar", sampling), 1).decode(images)]
-    engine = made(Method("self-draft" if off is None else "hybrid", sampling, TREE), 1)
-    if off is not None:
-        engine.drafting[0].eagle.drafter = Foreseeing(known, off, sampling.branches)
-    found = list(engine.decode(images))
-    assert [image.codes for image in found] == known
-    return sum(image.target_calls for image in found)
-
-
 @pytest.mark.parametrize("sampling", [Sampling(), GREEDY])
 def test_a_drafter_that_is_right_saves_calls_and_one_that_is_wrong_costs_some(sampling: Sampling) -> None:
-    assert calls(sampling, off=0) < 0.9 * calls(sampling, off=None) < calls(sampling, off=1)
+    def calls(name: str, sign: int) -> int:
+        found, method = 0, Method(name, sampling, LINE)
+        for logits in (table(seed, 8) for seed in range(8)):
+            engine = build(TabularModel(logits, sign * logits, Grid(2, 4)), method, 32, 0)
+            found += sum(image.target_calls for image in engine.decode(requests(32)))
+        return found
+
+    assert calls("hybrid", 1) < 0.9 * calls("self-draft", 1) < calls("hybrid", -1)
 
 
 @pytest.mark.parametrize(("chosen", "stale"), [(4, True), (1, False)])
@@ -339,6 +307,7 @@ def test_the_entries_around_a_position(nodes: int) -> None:
         for code in range(WORDS):
             above = torch.full_like(at, code)
             below, (mixed, said) = around.below(above), around.mixture(above, WORDS, WORDS)
+            assert torch.equal(around.mixture(above, 1, WORDS)[1], said[..., :1])
             for slot, own in enumerate(plain):
                 for position in range(POSITIONS + 1):
                     held, here = own.entries[position], (slot, position)
@@ -349,12 +318,3 @@ def test_the_entries_around_a_position(nodes: int) -> None:
                     mass = torch.tensor(own.mixture(position, code))
                     torch.testing.assert_close(said[here].exp(), mass[mixed[here]])
                     torch.testing.assert_close(said[here].exp(), mass.sort(descending=True).values)
-
-
-def test_fewer_candidates_can_be_read() -> None:
-    seen = History(1, 1, 3, CPU)
-    zero = torch.zeros(1, 1, dtype=torch.int64)
-    seen.write(zero, zero, torch.tensor([[[5, 6, 7]]]), torch.tensor([[[-1.0, -2.0, -3.0]]]), zero)
-    codes, said = seen.entries(zero).mixture(zero, 2, 9)
-    assert codes.tolist() == [[[5, 6]]]
-    torch.testing.assert_close(said, torch.tensor([[[-1.0, -2.0]]]))

@@ -10,18 +10,15 @@ import pytest
 import torch
 
 from adt_tree.batch import StepOutput
-from adt_tree.decode import speculative
-from adt_tree.grid import Grid
 from adt_tree.method import Method
 from adt_tree.noise import Noise
-from adt_tree.policy import Fixed
 from adt_tree.roles import Target
 from adt_tree.sampling import Sampling
 from adt_tree.tree import DraftTree
 from adt_tree.verify import Coupled, Verdict
 from tests import test_engine_separators as separators
 from tests.reads import Reads
-from tests.test_engine import CODES, EXACT, FILTERED, IMAGES, PLAIN, TREE, drafted_methods, made, net
+from tests.test_engine import CODES, EXACT, FILTERED, IMAGES, PLAIN, TREE, drafted_methods, made
 
 SLOTS = 2
 NOISE = Noise(CODES, silent=False)
@@ -58,13 +55,10 @@ def test_a_step_waits_once(method: Method) -> None:
     assert log == ["tolist"] * steps
 
 
-@pytest.mark.parametrize("kind", ["dynamic", "static", "self-draft"])
-def test_row_separators(kind: str) -> None:
-    sampling = Sampling()
-    target = separators.make_target(SLOTS, sampling.branches, Grid(4, 4))
-    proposer, shape = separators.proposer_of(kind, net(), target, sampling)
-    given = (target, proposer, Fixed(shape), Coupled(NOISE), separators.IMAGES[:SLOTS], sampling)
-    log, steps = waits(target, lambda: speculative(*given))
+@pytest.mark.parametrize("name", ["eagle-2", "eagle-1", "self-draft"])
+def test_row_separators(name: str) -> None:
+    decoder = separators.made(Method(name, Sampling(), separators.TREES[name]), SLOTS)
+    log, steps = waits(decoder.target, lambda: decoder.steps(separators.IMAGES[:SLOTS]))
     assert log == ["tolist"] * steps
 
 
