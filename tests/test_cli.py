@@ -303,8 +303,8 @@ def test_damaged_variables_of_a_launcher(
         worker()
 
 
-def test_a_log_shows_progress(command: Command) -> None:
-    environment = os.environ | {"TQDM_DELAY": "0", "TQDM_MININTERVAL": "0", "OMP_NUM_THREADS": "1"}
-    words = [sys.executable, "main.py", *command("o")]
-    ran = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
+def test_a_log_shows_progress(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TQDM_DELAY", "0")
+    monkeypatch.setenv("TQDM_MININTERVAL", "0")
+    ran = python("main.py", *command("o"))
     assert ran.returncode == 0 and "5/5" in ran.stderr and "tau" in ran.stderr
