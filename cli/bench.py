@@ -86,24 +86,24 @@ class BenchOptions(ModelOptions):
         unit="METHOD",
     )
     temperatures: tuple[float, ...] = option(
-        "every method runs at each", (0.0, 1.0), unit="T", within=(0, 100)
+        "every method runs at each", (0.0, 1.0), unit="T", least=0, most=100
     )
     vary: tuple[tuple[str, tuple[Any, ...]], ...] | None = option(
         "values that an option of draft trees, adaptive trees or LANTERN takes in turn, such as "
-        "adt_beta=0.3,0.5, in every method that reads it; may be given several times (default: none)",
+        "adt_beta=0.3,0.5, in every method that reads it; may be given several times",
         unit="KEY=A,B",
         read=_varied,
         repeat=True,
     )
     controls: tuple[str, ...] = option(
         "bounds of every exact method: accept-none accepts no draft, accept-all the first child of every "
-        "node; what they generate is no image (default: none)",
+        "node; what they generate is no image",
         (),
         choices=CONTROLS,
     )
-    warmup: int = option("images a configuration makes before timing", 1, unit="IMAGES", within=(0, None))
+    warmup: int = option("images a configuration makes before timing", 1, unit="IMAGES", least=0)
     reference: str | None = option(
-        "also time transformers' model with a static cache on the same checkpoint (default: none)",
+        "also time transformers' model with a static cache on the same checkpoint",
         choices=("transformers",),
     )
     random_weights: bool = option(

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 
 from cli.groups import CheckpointOptions
-from cli.options import declare, option, shown
+from cli.options import declare, positional, shown
 from eval.errors import UserError
 from models.registry import SPECS
 
@@ -15,12 +15,7 @@ from models.registry import SPECS
 class Options(CheckpointOptions):
     """check_ckpts"""
 
-    names: tuple[str, ...] = option(
-        f"models to check: {', '.join(SPECS)} (default: the one of --model)",
-        (),
-        unit="NAME",
-        positional=True,
-    )
+    names: tuple[str, ...] = positional(f"of {', '.join(SPECS)} (default: the one of --model)", "NAME")
 
 
 def run(options: Options) -> None:

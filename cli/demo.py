@@ -23,10 +23,8 @@ if TYPE_CHECKING:
 class Options(ModelOptions):
     """page"""
 
-    port: int = option("where the page is served; 0: the first free one from 7860", 7860, within=(0, 65535))
-    host: str = option(
-        "address that it listens at; 0.0.0.0: every one of this machine", "127.0.0.1", unit="ADDRESS"
-    )
+    port: int = option("where the page is served; 0: the first free one from 7860", 7860, least=0, most=65535)
+    host: str = option("where it listens; 0.0.0.0: at every address", "127.0.0.1", unit="ADDRESS")
 
 
 def run(options: Options) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import MISSING
 
-from cli.groups import ScoringOptions, image_count
+from cli.groups import PAIRED, ScoringOptions, image_count
 from cli.options import declare, option
 from eval.metrics.published import ANY_SOURCE, CLIP_OF, INCEPTION
 
@@ -17,20 +17,13 @@ class Options(ScoringOptions):
 
     fake_dir: str = option("a run's folder, or one of images", MISSING, unit="DIR")
     ref_dir: str | None = option("real images, at any depth (default: CLIP score alone, no FID)", unit="DIR")
-    caption_path: str | None = option(
-        "the prompts (default: those that the run in --fake_dir recorded)", unit="FILE"
-    )
-    how_many: int = option(
-        "images: of the first N prompts that have one, fewer are refused; -1: all prompts",
-        5000,
-        unit="N",
-        read=image_count,
-    )
+    caption_path: str | None = option("the prompts (default: those of the run in --fake_dir)", unit="FILE")
+    how_many: int = option(PAIRED, 5000, unit="N", read=image_count)
     ref_how_many: int = option("real images; -1: all", -1, unit="N", read=image_count)
-    eval_res: int = option("FID's resolution", 256, unit="PIXELS", within=(8, None))
+    eval_res: int = option("FID's resolution", 256, unit="PIXELS", least=8)
     clip_model4eval: str = option("which CLIP", "ViT-B/32", choices=tuple(CLIP_OF))
     clip_path: str | None = option(
-        "folder or hub id in open_clip's layout (default: that of --clip_model4eval: "
+        "folder or hub id in open_clip's layout (default: "
         f"{', '.join(f'{name} {place}' for name, place in CLIP_OF.items())})",
         unit="PLACE",
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import MISSING
 
-from cli.groups import ScoringOptions, image_count
+from cli.groups import PAIRED, ScoringOptions, image_count
 from cli.options import declare, option
 from eval.metrics.published import ANY_SOURCE, HPS, HPS_CLIP
 
@@ -14,19 +14,10 @@ class Options(ScoringOptions):
     """eval_hpsv2"""
 
     image_path: str = option("a run's folder, or one of images", MISSING, unit="DIR")
-    prompt_path: str | None = option(
-        "the prompts (default: those that the run in --image_path recorded)", unit="FILE"
-    )
-    how_many: int = option(
-        "images: of the first N prompts that have one, fewer are refused; -1: all prompts",
-        -1,
-        unit="N",
-        read=image_count,
-    )
+    prompt_path: str | None = option("the prompts (default: those of the run in --image_path)", unit="FILE")
+    how_many: int = option(PAIRED, -1, unit="N", read=image_count)
     hps_path: str = option(f"HPS checkpoint: {ANY_SOURCE}", HPS, unit="PLACE")
-    clip_path: str = option(
-        "the CLIP it was tuned from: folder or hub id of its open_clip_config.json", HPS_CLIP, unit="PLACE"
-    )
+    clip_path: str = option("folder or hub id of the CLIP it was tuned from", HPS_CLIP, unit="PLACE")
     batch_size: int = 32
 
 

@@ -22,13 +22,10 @@ class Options(ScoringOptions):
     fake_dir: str | None = option(
         "a run's folder, or one of images (default: only write --fname_precalc)", unit="DIR"
     )
-    k: int = option("which neighbour a ball reaches", 3, unit="K", within=(1, None))
-    num_samples: int = option(
-        "images of either set, fewer are refused; -1: all", -1, unit="N", read=image_count
-    )
+    k: int = option("which neighbour a ball reaches", 3, unit="K", least=1)
+    num_samples: int = option("of either set, fewer are refused; -1: all", -1, unit="N", read=image_count)
     fname_precalc: str | None = option(
-        ".safetensors file of the real images' features: read if it exists, else written (default: none)",
-        unit="FILE",
+        ".safetensors file of the real images' features: read if it exists, else written", unit="FILE"
     )
     vgg_path: str = option(f"VGG-16: {ANY_SOURCE}", VGG16, unit="PLACE")
     batch_size: int = 50

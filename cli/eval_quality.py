@@ -25,20 +25,19 @@ class Options(ScoringOptions):
 
     fake_dir: str = option("a run's folder, or one of images", MISSING, unit="DIR")
     ref_dir: str | None = option(
-        f"images at any depth to compare with: {', '.join(AGAINST_REAL)} need it (default: none)", unit="DIR"
+        f"images at any depth to compare with: {', '.join(AGAINST_REAL)} need it", unit="DIR"
     )
     metrics: tuple[str, ...] = option(
-        "what to compute; effnet_fd is a Frechet distance on EfficientNet-Lite0, which needs no download, "
-        "and is no FID",
+        "effnet_fd is a Frechet distance on EfficientNet-Lite0, which needs no download, and no FID",
         ("effnet_fd",),
         choices=METRICS,
     )
     how_many: int = option("images, fewer are refused; -1: all", -1, unit="N", read=image_count)
     ref_how_many: int = option("of --ref_dir; -1: all", -1, unit="N", read=image_count)
-    eval_res: int = option("of is, kid and fid", 256, unit="PIXELS", within=(8, None))
-    splits: int = option("parts that is averages over", 10, unit="N", within=(1, None))
-    kid_subsets: int = option("that kid averages over", 100, unit="N", within=(1, None))
-    kid_size: int = option("images of one of them", 1000, unit="N", within=(2, None))
+    eval_res: int = option("of is, kid and fid", 256, unit="PIXELS", least=8)
+    splits: int = option("parts that is averages over", 10, unit="N", least=1)
+    kid_subsets: int = option("that kid averages over", 100, unit="N", least=1)
+    kid_size: int = option("images of one of them", 1000, unit="N", least=2)
     random_seed: int = option("of splits and subsets", 0, unit="SEED")
     inception_path: str = option(f"Inception: {ANY_SOURCE}", INCEPTION, unit="PLACE")
     aesthetic_path: str = option(f"the head: {ANY_SOURCE}", AESTHETIC, unit="PLACE")

@@ -31,11 +31,11 @@ class DataOptions(Base):
     """data"""
 
     data_path: str = option(
-        "pictures X.jpg, X.jpeg, X.png or X.webp with their captions X.txt, in folders below it too",
+        "pictures X.jpg, .jpeg, .png or .webp with captions X.txt, at any depth",
         "data/laion_coco",
         unit="DIR",
     )
-    num_samples: int = option("pictures, drawn with seed 42 from more", 1_000_000, unit="N", within=(1, None))
+    num_samples: int = option("pictures, drawn with seed 42 from more", 1_000_000, unit="N", least=1)
 
 
 @declare

@@ -17,8 +17,7 @@ class Options(ModelOptions):
     """run"""
 
     save_path: str | None = option(
-        "folder of top_{V - 1}_indices.npy (default: ckpts/MODEL/vq_distances, where --lantern looks)",
-        unit="DIR",
+        "folder (default: ckpts/MODEL/vq_distances, where --lantern looks)", unit="DIR"
     )
 
 

@@ -33,14 +33,9 @@ if TYPE_CHECKING:
 class Options(DecodingOptions, PromptOptions, RunOptions):
     """maps"""
 
-    heatmaps: int = option(
-        "first images drawn beside their maps of accepted codes and tree depth", 4, unit="N", within=(0, None)
-    )
+    heatmaps: int = option("first images drawn beside maps of their trees", 4, unit="N", least=0)
     record: int = option(
-        "first images decoded once more, alone, and every step kept for the race of report --html",
-        0,
-        unit="N",
-        within=(0, None),
+        "first images decoded again, alone, all steps kept for report's races", 0, unit="N", least=0
     )
 
 

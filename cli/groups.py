@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 
 from cli.options import Options, declare, option
 from eval.prompts import CAPTIONS, DEFAULT_END
 from models.registry import SPECS
-from models.spec import PRECISIONS, TOKEN_SHIFTS
+from models.spec import PRECISIONS, TOKEN_SHIFTS, ModelSpec
 
 DEVICES = ("auto", "cpu", "cuda")
 TOP_K = 2000  # of the published code
+PAIRED = "of the first N prompts that have one, fewer are refused; -1: all prompts"  # images, to be scored
 MEASURED = [name for name, spec in SPECS.items() if spec.token_shift == "auto"]
 
 
@@ -41,6 +43,11 @@ def _class_labels(text: str) -> tuple[int, ...]:
     return tuple(map(int, labels))
 
 
+def by_model(usual: object, own: Callable[[ModelSpec], object]) -> str:
+    """The models that have another default than the usual one, as help states it."""
+    return "".join(f"; {name} {own(spec)}" for name, spec in SPECS.items() if own(spec) != usual)
+
+
 @declare
 class CheckpointOptions(Options):
     """model"""
@@ -49,20 +56,17 @@ class CheckpointOptions(Options):
         "; ".join(f"{name}: {spec.about}" for name, spec in SPECS.items()), "emoji", unit="NAME"
     )
     model_path: str | None = option(
-        "the target's checkpoint: a folder (LlamaGen's .pt: the file), or a Hugging Face hub id OWNER/NAME, "
-        "which is fetched into the hub's cache (HF_HOME) and used without a network from then on (default: "
-        "the one of --model)",
+        "the target's checkpoint: a folder (LlamaGen's .pt: the file), or a hub id OWNER/NAME, fetched once "
+        "into the hub's cache, HF_HOME (default: the one of --model)",
         unit="PATH",
     )
     revision: str | None = option(
-        "branch, tag or commit of a hub id given as --model_path; OWNER/NAME@REV says the same, for a "
-        "drafter too (default: the repository's own)",
+        "branch, tag or commit of a hub id, as OWNER/NAME@REV says too (default: the repository's own)",
         unit="REV",
     )
     tokenizer_base_path: str | None = option(
-        "where text_tokenizer.json, vqgan.ckpt and vqgan.yaml lie, or chameleon/tokenizer below it has them "
-        "(default: the target's folder, else chameleon/tokenizer beside it or in ckpts/MODEL); of anole and "
-        "lumina_mgpt",
+        "folder of text_tokenizer.json, vqgan.ckpt and vqgan.yaml, or of chameleon/tokenizer with them; of "
+        "anole and lumina_mgpt (default: the target's, else beside it or in ckpts/MODEL)",
         unit="DIR",
     )
     vq_path: str | None = option(
@@ -71,8 +75,7 @@ class CheckpointOptions(Options):
         unit="PATH",
     )
     text_encoder: str | None = option(
-        "LlamaGen's T5 encoder, a folder or a hub id; published: google/flan-t5-xl (default: t5/flan-t5-xl "
-        "or flan-t5-xl in the same folders)",
+        "LlamaGen's T5 encoder, a folder or a hub id (default: t5/flan-t5-xl or flan-t5-xl in these folders)",
         unit="PATH",
     )
     drafter_path: str | None = option(
@@ -83,7 +86,7 @@ class CheckpointOptions(Options):
         "model of that name was trained for); emu3: any, of a square (default: 720); a LlamaGen .pt of "
         "classes: 256 or 384; other models have one, and any other is refused",
         unit="PIXELS",
-        within=(1, None),
+        least=1,
     )
     ratio: str | None = option(
         "emu3: width:height of an image of the area that --target_size squared is (default: 1:1)", unit="W:H"
@@ -102,8 +105,8 @@ class ModelOptions(CheckpointOptions):
         choices=("auto", *TOKEN_SHIFTS),
     )
     precision: str = option(
-        "of weights and activations; auto: bf16 where the device multiplies it, else fp16 on cuda and fp32 "
-        "on a CPU, as emoji on any CPU; guidance, filters and probabilities are fp32 always",
+        "of weights and activations, probabilities are fp32; auto: bf16 where the device multiplies it, else "
+        "fp16 on cuda and fp32 on a CPU, as emoji on any CPU",
         "auto",
         choices=PRECISIONS,
     )
@@ -119,7 +122,7 @@ class ModelOptions(CheckpointOptions):
         "the AR baseline's image in bf16 too; on a CPU",
         False,
     )
-    batch_size: int = option("images in flight at once", 1, unit="IMAGES", within=(1, None))
+    batch_size: int = option("images in flight at once", 1, unit="IMAGES", least=1)
 
 
 @declare
@@ -136,8 +139,7 @@ class PromptOptions(Options):
         unit="TEXT",
     )
     class_labels: tuple[int, ...] | None = option(
-        "LlamaGen's classes instead of prompts, such as 207,360, for a class-conditional checkpoint; a class "
-        "names its image (default: none)",
+        "classes such as 207,360 instead of prompts, for LlamaGen's class-conditional checkpoints",
         unit="IDS",
         read=_class_labels,
     )
@@ -148,33 +150,19 @@ class PromptOptions(Options):
         choices=CAPTIONS,
     )
     num_images: int = option(
-        "images; of a longer list of prompts a sample drawn with --random_seed; -1: all",
-        10,
-        unit="N",
-        read=image_count,
+        "images; of more prompts a sample drawn with --random_seed; -1: all", 10, unit="N", read=image_count
     )
-    slice: str | None = option(
-        "rows of the list, half open, before --num_images (default: all)", unit="START-END", read=_window
-    )
-    start_idx: int = option("first of the selected prompts", 0, unit="ROW", within=(0, None))
+    slice: str | None = option("rows of the list, half open (default: all)", unit="START-END", read=_window)
+    start_idx: int = option("first of the selected prompts", 0, unit="ROW", least=0)
     end_idx: int | None = option(
-        f"end of the selected prompts, exclusive (default: {DEFAULT_END}; more are refused, not cut)",
-        unit="ROW",
-        within=(1, None),
+        f"exclusive end of them (default: {DEFAULT_END}; more are refused, not cut)", unit="ROW", least=1
     )
     random_seed: int = option(
-        "run seed; an image's seed is a hash of it and the prompt's name, so runs repeat with or without "
-        "--set_seed",
+        "run seed; an image's own is a hash of it and the prompt's name, with or without --set_seed",
         42,
         unit="SEED",
     )
     set_seed: bool = option("also seed torch's own generator and choose deterministic cuDNN kernels", False)
-
-
-def _published(field: str, usual: object = None) -> str:
-    """What some models have for a default of their own."""
-    own = {spec.name: getattr(spec, field) for spec in SPECS.values()}
-    return "".join(f"; {name} {value:g}" for name, value in own.items() if value != usual)
 
 
 @declare
@@ -182,22 +170,21 @@ class FilterOptions(Options):
     """sampling"""
 
     top_k: int = option(
-        "most probable codes kept; 0: all (Lumina-mGPT's text top-k has no part: no text is generated) "
-        f"(default: {TOP_K}{_published('top_k')})",
+        f"most probable codes kept; 0: all (default: {TOP_K}{by_model(None, lambda spec: spec.top_k)})",
         unit="CODES",
-        within=(0, None),
+        least=0,
     )
-    top_p: float = option("probability mass kept", 1.0, unit="P", above=0, within=(None, 1))
+    top_p: float = option("probability mass kept", 1.0, unit="P", above=0, most=1)
     cfg: float = option(
         "guidance scale; 1: none, one row per image instead of two "
-        f"(default: 3{_published('guidance', 3.0)})",
+        f"(default: 3{by_model('3', lambda spec: f'{spec.guidance:g}')})",
         unit="SCALE",
-        within=(0, 100),
+        least=0,
+        most=100,
     )
     cfg_mode: str | None = option(
-        "sequential or parallel: for lumina_mgpt either name of the published code is taken, and means that "
-        "both guidance rows share a pass, each at positions of its own: the tokens of sequential; other "
-        "models refuse sequential (default: parallel)",
+        "lumina_mgpt takes either of the published names, and means the same: guidance rows share a pass, "
+        "each at positions of its own; other models refuse sequential (default: parallel)",
         choices=("sequential", "parallel"),
         unit="MODE",
     )
@@ -215,16 +202,14 @@ class FilterOptions(Options):
 class SamplingOptions(FilterOptions):
     """sampling"""
 
-    temperature: float = option("0 (up to 1e-5): greedy", 1.0, unit="T", within=(0, 100))
+    temperature: float = option("0 (up to 1e-5): greedy", 1.0, unit="T", least=0, most=100)
 
 
 @declare
 class GraphOptions(Options):
     """run"""
 
-    cuda_graphs: bool = option(
-        "capture the parts of a step as CUDA graphs and replay them; needs one CUDA device", False
-    )
+    cuda_graphs: bool = option("capture the parts of a step as CUDA graphs and replay them, on cuda", False)
 
 
 @declare
@@ -241,9 +226,7 @@ class ShardOptions(Options):
     output_dir: str = option(
         "folder of the shards; a run that was stopped goes on there", "data/drafter_train_data", unit="DIR"
     )
-    shard_size: int = option(
-        "images per file; at most so many are lost by a kill", 64, unit="IMAGES", within=(1, None)
-    )
+    shard_size: int = option("images per file, the most that a kill loses", 64, unit="IMAGES", least=1)
     features: bool = option(
         "keep the target's features too (Anole: 17 MB per image); else train_drafter computes them", False
     )
@@ -253,8 +236,8 @@ class ShardOptions(Options):
 class ScoringOptions(Options):
     """scoring"""
 
-    batch_size: int = option("images at once", 64, unit="IMAGES", within=(1, None))
+    batch_size: int = option("images at once", 64, unit="IMAGES", least=1)
     device: str = option("auto: cuda where there is one", "auto", choices=DEVICES)
     scores: str | None = option(
-        "where the scores are appended (default: scores.json beside the images)", unit="FILE"
+        "where scores are appended (default: scores.json beside the images)", unit="FILE"
     )

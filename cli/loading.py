@@ -9,8 +9,8 @@ import torch
 
 from adt_tree.pipeline import Pipeline
 from cli.groups import CheckpointOptions, FilterOptions, GraphOptions, ModelOptions, PromptOptions
-from cli.method import check_model, check_no_drafter
-from cli.options import Options
+from cli.method import check_model
+from cli.options import Options, shown
 from eval.errors import UserError, refusals
 from models.loading import load as load_model
 from models.loading import pick_device
@@ -64,5 +64,7 @@ def load(options: ModelOptions, need_drafter: bool, more_prompts: bool = False) 
 def load_without_drafter(options: ModelOptions) -> Pipeline:
     """The model for a command that drafts nothing."""
     check_model(options)
-    check_no_drafter(options)
+    for name in ("drafter_path", "drafter_alignment"):
+        if given := shown(options, name):
+            raise UserError(f"{given}: no drafter network drafts here; leave it out")
     return load(options, need_drafter=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from cli.options import Options as Base
-from cli.options import declare, option
+from cli.options import declare, option, positional
 from eval.errors import UserError
 from eval.report import markdown
 from models.registry import SPECS
@@ -18,16 +18,14 @@ NAMES = tuple(name for name, spec in SPECS.items() if spec.published)
 class Options(Base):
     """memory"""
 
-    names: tuple[str, ...] = option(f"of {', '.join(NAMES)} (default: all)", (), unit="NAME", positional=True)
+    names: tuple[str, ...] = positional(f"of {', '.join(NAMES)} (default: all)", "NAME")
     precision: str = option(
         "of weights and caches (beside bf16 weights a CPU with AVX-512 has fp32 caches: as for fp32)",
         "bf16",
         choices=tuple(name for name in PRECISIONS if name != "auto"),
     )
-    batch_size: int = option("in flight at once", 1, unit="IMAGES", within=(1, None))
-    total_token: int | None = option(
-        "of a tree, root included (default: the model's)", unit="NODES", within=(2, None)
-    )
+    batch_size: int = option("in flight at once", 1, unit="IMAGES", least=1)
+    total_token: int | None = option("of a tree, root included (default: the model's)", unit="NODES", least=2)
 
 
 def run(options: Options) -> None:

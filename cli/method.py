@@ -5,7 +5,7 @@ An option that would do nothing in the chosen method is refused, so that no flag
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -24,7 +24,7 @@ from adt_tree.policy import (
 )
 from adt_tree.sampling import Sampling
 from adt_tree.static_trees import STATIC_TREES
-from cli.groups import FilterOptions, ModelOptions, SamplingOptions
+from cli.groups import FilterOptions, ModelOptions, SamplingOptions, by_model
 from cli.options import Options, declare, option, shown
 from eval.errors import UserError, refusals
 from models.registry import SPECS
@@ -34,22 +34,15 @@ RIVALS = tuple(WINDOWS)
 CHAINS = tuple(name for name, (candidates, _) in WINDOWS.items() if candidates == 1)
 DRAFTERS = ("eagle", "self-draft", "hybrid", *RIVALS)
 SELF_DRAFTING = ("self-draft", "hybrid")  # their drafts come from the target's earlier passes
-STATIC_OF = {name: spec.static_tree for name, spec in SPECS.items()}
-STATIC = STATIC_OF["emoji"]
+STATIC = SPECS["emoji"].static_tree
 ADAPT, LANTERN = AdaptiveTree(), Lantern()
-
-
-def _of_models(values: Mapping[str, object], usual: object) -> str:
-    """The models that have another default than the usual one."""
-    return "".join(f"; {model} {value}" for model, value in values.items() if value != usual)
 
 
 def _default(field: str, more: int = 0) -> str:
     """The default of a fixed shape's field by drafter, and for models with trees of their own."""
-    usual = getattr(EMBEDDED_TREE, field) + more
-    own = {name: getattr(spec.tree, field) + more for name, spec in SPECS.items()}
-    drafted = str(getattr(self_drafted(BUDGET), field) + more)
-    return ", ".join((str(usual), drafted, drafted)) + _of_models(own, usual)
+    usual, drafted = (getattr(tree, field) + more for tree in (EMBEDDED_TREE, self_drafted(BUDGET)))
+    own = by_model(usual, lambda spec: getattr(spec.tree, field) + more)
+    return f"{usual}, {drafted}, {drafted}{own}"
 
 
 def drafter_of(method: str) -> str:
@@ -61,7 +54,7 @@ def drafter_of(method: str) -> str:
 def _adapt(field: str, text: str, unit: str, least: int = 1) -> int | None:
     """An option of the adaptive tree, with its defaults for the network and for self-drafting."""
     stated = f"{text} (default: {getattr(ADAPT, field)}, {getattr(SELF_DRAFTED, field)})"
-    return option(stated, unit=unit, within=(least, None))
+    return option(stated, unit=unit, least=least)
 
 
 @declare
@@ -87,22 +80,14 @@ class MethodOptions(Options):
         "ADT-Tree: depth and width of each tree from the adjacent cell and the last acceptance rate", False
     )
     static_tree: bool = option(
-        "EAGLE-1: a static tree of the drafter network; without it and --peanut: dynamic trees of fixed "
-        "shape (with --drafter_type eagle, EAGLE-2)",
-        False,
+        "EAGLE-1: a static tree of the drafter network; else dynamic trees (of it alone, EAGLE-2)", False
     )
     eagle_version: int | None = option(
-        "lumina_mgpt's switch between static (1) and dynamic trees (any other number); refused for other "
-        "models (default: none, which is dynamic)",
-        unit="N",
+        "lumina_mgpt's switch: 1, static trees; any other number, dynamic ones (default: dynamic)", unit="N"
     )
-    grid_search: bool = option(
-        "never read by the published code: refused; `main.py bench --vary` searches", False
-    )
+    grid_search: bool = option("never read by the published code: refused; `bench --vary` searches", False)
     lantern: bool = option(
-        "accept codes for the mass of their nearest neighbours: faster, but no longer the target's "
-        "distribution",
-        False,
+        "accept codes for the mass of their neighbours: faster, not the target's distribution", False
     )
 
 
@@ -111,16 +96,16 @@ class LanternOptions(Options):
     """relaxed acceptance (LANTERN)"""
 
     lantern_k: int | None = option(
-        f"neighbours looked at (default: the published {LANTERN.most}, bench {RELAXED.most}; or an eighth of "
-        "a smaller codebook)",
+        f"neighbours (default: {LANTERN.most}, bench {RELAXED.most}; or an eighth of a smaller codebook)",
         unit="CODES",
-        within=(0, None),
+        least=0,
     )
     lantern_delta: float | None = option(
         "up to 1: bound on the borrowed mass; above 1: LANTERN++'s factor on the code's own probability "
         f"(default: the published {LANTERN.delta:g}, bench {RELAXED.delta:g})",
         unit="D",
-        within=(0, 1e6),
+        least=0,
+        most=1e6,
     )
     lantern_table: str | None = option(
         "table of nearest codes, top_{V - 1}_indices.npy or its folder (default: the one in the checkpoint's "
@@ -133,49 +118,45 @@ class LanternOptions(Options):
 class TreeOptions(Options):
     """draft trees
 
-    Three defaults are those of eagle, self-draft and hybrid; one of a model is its eagle's. The rivals sjd,
-    sjd-coupled and sjd-pac have 16, 64 and 64 nodes as published: a chain, in sjd-pac with --draft_top_k (4)
-    candidates for the first positions, two of them, or what --depth leaves of --total_token.
+    --depth and --draft_top_k are of dynamic trees of fixed shape. Three defaults are those of eagle,
+    self-draft and hybrid; one of a model is its eagle's. The rivals sjd, sjd-coupled and sjd-pac have 16, 64
+    and 64 nodes as published: a chain, in sjd-pac with --draft_top_k (4) candidates for the first positions,
+    two of them, or what --depth leaves of --total_token.
     """
 
     ALIASES: ClassVar[dict[str, str]] = {"drafter_top_k": "draft_top_k"}
     seed_cells: str | None = option(
-        "what drafts of positions not seen yet are copied from; self-draft, hybrid: "
-        f"{', '.join(SEED_CELLS)} (default: {SEED_CELLS[0]}); rivals: {', '.join(WINDOW_CELLS)} "
-        f"(default: {WINDOW_CELLS[0]})",
+        f"what drafts of positions not seen yet copy; self-draft, hybrid: {', '.join(SEED_CELLS)} (default: "
+        f"{SEED_CELLS[0]}); rivals: {', '.join(WINDOW_CELLS)} (default: {WINDOW_CELLS[0]})",
         unit="CELL",
     )
     tree_choices: str | None = option(
-        f"the static tree: {', '.join(STATIC_TREES)} (default: {STATIC}{_of_models(STATIC_OF, STATIC)})",
+        f"the static tree: {', '.join(STATIC_TREES)} (default: {STATIC}"
+        f"{by_model(STATIC, lambda spec: spec.static_tree)})",
         unit="TREE",
     )
     total_token: int | None = option(
         f"nodes of a dynamic tree, root included (default: {_default('budget', 1)})",
         unit="NODES",
-        within=(2, None),
+        least=2,
     )
     depth: int | None = option(
-        "levels below the root of a dynamic tree of fixed shape; self-draft, hybrid: codes of its main "
-        "chain, by default three quarters of --total_token, half of a large one (default: "
-        f"{_default('depth')})",
+        "levels below the root; self-draft, hybrid: codes of the main chain, 3/4 of --total_token, or "
+        f"half of a large one (default: {_default('depth')})",
         unit="LEVELS",
-        within=(1, None),
+        least=1,
     )
     draft_top_k: int | None = option(
-        "children per node and nodes per level of a dynamic tree of fixed shape; self-draft, hybrid: "
-        f"candidates per cell (default: {_default('width')})",
+        "children per node and nodes per level; self-draft, hybrid: candidates per cell (default: "
+        f"{_default('width')})",
         unit="NODES",
-        within=(1, None),
+        least=1,
     )
     verify: str | None = option(
-        "coupled: the AR baseline's image at the same seed; rejection: the published rules (default: "
-        "coupled)",
-        choices=VERIFY,
+        "coupled: the AR baseline's image; rejection: the published rules (default: coupled)", choices=VERIFY
     )
     rules: str | None = option(
-        "reference: the released code's arithmetic where it differs; needs --verify rejection (default: "
-        "fixed)",
-        choices=RULES,
+        "reference: the released code's arithmetic of --verify rejection (default: fixed)", choices=RULES
     )
 
 
@@ -187,14 +168,13 @@ class AdaptOptions(Options):
     """
 
     adt_init: str | None = option(
-        "the decoded neighbour whose state a tree starts from: left, above, the mean of both, or any cell "
-        f"(default: {ADAPT.init})",
-        choices=INITS,
+        f"decoded neighbour whose state a tree starts from (default: {ADAPT.init})", choices=INITS
     )
     adt_beta: float | None = option(
         f"acceptance rate from which trees deepen (default: {ADAPT.beta:g}, {SELF_DRAFTED.beta:g})",
         unit="RATE",
-        within=(0, 1),
+        least=0,
+        most=1,
     )
     adt_step_depth: int | None = _adapt("step_depth", "l_d, change of depth per step", "LEVELS", 0)
     adt_step_width: int | None = _adapt("step_width", "l_k, change of width per step", "NODES", 0)
@@ -287,13 +267,6 @@ def check_model(options: ModelOptions) -> None:
             raise UserError(f"--{name}: it belongs to --model {models}; leave it out")
 
 
-def check_no_drafter(options: ModelOptions) -> None:
-    """UserError for options of a drafter network where nothing is drafted."""
-    for name in ("drafter_path", "drafter_alignment"):
-        if given := shown(options, name):
-            raise UserError(f"{given}: no drafter network drafts here; leave it out")
-
-
 def resolved(options: DecodingOptions) -> DecodingOptions:
     """The options with who drafts and whether the tree is static, where they leave it to a default."""
     static = options.static_tree or options.eagle_version == 1
@@ -363,12 +336,10 @@ def tree_of(options: DecodingOptions) -> TreeShape | AdaptiveTree | str | None:
 
 
 def adaptive(options: DecodingOptions, base: AdaptiveTree) -> AdaptiveTree:
-    """The adaptive tree's constants, those of base where none are given. UserError where they contradict one
-    another."""
+    """The adaptive tree of base with what is given. UserError for constants that contradict one another."""
     given = {field: getattr(options, name) for name, field in ADAPT_FIELDS.items()}
+    given["budget"] = options.total_token and options.total_token - 1
     values = {field: value for field, value in given.items() if value is not None}
-    if options.total_token is not None:
-        values["budget"] = options.total_token - 1
     for side in ("depth", "width"):  # a bound moved past other defaults takes them with it
         if f"{side}_max" in values and f"{side}_min" not in values:
             values[f"{side}_min"] = min(values[f"{side}_max"], getattr(base, f"{side}_min"))

@@ -20,7 +20,6 @@ import yaml
 
 from eval.errors import UserError
 
-Bounds = tuple[float | None, float | None]
 Class = TypeVar("Class")
 
 
@@ -30,24 +29,27 @@ def option(
     *,
     unit: str | None = None,
     choices: Sequence[Any] | None = None,
-    within: Bounds = (None, None),
+    least: float | None = None,
+    most: float | None = None,
     above: float | None = None,
     read: Callable[[str], Any] | None = None,
-    positional: bool = False,
     repeat: bool = False,
 ) -> Any:
     """A field that is an option; default MISSING: it must be given.
 
-    text: its help, to which "(default: ...)" is added unless it says so itself. within: inclusive bounds of a
-    number; above: an exclusive lower one. read: the parser of a word, in place of the type's. repeat: it may
-    be given several times, a value each.
+    text: its help, to which "(default: ...)" is added unless it says so itself. least, most: inclusive bounds
+    of a number; above: an exclusive lower one. read: the parser of a word, in place of the type's. repeat: it
+    may be given several times, a value each.
     """
-    said = {"text": text, "unit": unit, "choices": choices, "within": within, "above": above, "read": read,
-            "positional": positional, "repeat": repeat}  # fmt: skip
-    return field(default=default, metadata=said)
+    return field(default=default, metadata=locals())
 
 
-@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(option,))
+def positional(text: str, unit: str) -> Any:
+    """A field of the words that stand without a flag; by default none."""
+    return field(default=(), metadata={**option(text, unit=unit).metadata, "positional": True})
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(option, positional))
 def declare(cls: type[Class]) -> type[Class]:
     """Make a class of options: a frozen dataclass."""
     return dataclass(frozen=True, kw_only=True)(cls)
@@ -58,9 +60,7 @@ class Options:
     """every command"""
 
     ALIASES: ClassVar[dict[str, str]] = {}  # another name -> the option; those of all groups hold
-    config: str | None = option(
-        "flat YAML file of these options; the command line wins (default: none)", unit="FILE"
-    )
+    config: str | None = option("flat YAML file of these options; the command line wins", unit="FILE")
     debug: bool = option("show the traceback of an error", False)
 
     @classmethod
@@ -83,16 +83,10 @@ def shown(options: object, name: str) -> str | None:
 
 def groups(cls: type) -> list[type]:
     """The groups of a command's options in the order of its bases, its own and everybody's last."""
-    order: list[type] = []
-
-    def walk(part: type) -> None:
-        for base in part.__bases__:
-            walk(base)
-        if part not in (object, Options, *order):
-            order.append(part)
-
-    walk(cls)
-    return [*order, Options]
+    if cls is Options:
+        return [Options]
+    above = [part for base in cls.__bases__ for part in groups(base) if part is not Options]
+    return [*dict.fromkeys([*above, cls]), Options]
 
 
 class Parser(argparse.ArgumentParser):
@@ -171,7 +165,8 @@ def _add(group: Any, flags: list[str], kind: Any, default: Any, said: Mapping[st
     name, required = flags[0].lstrip("-"), default is MISSING
     text = said["text"]
     if not required and "(default" not in text:
-        stated = " ".join(map(str, default)) if isinstance(default, tuple) else default
+        words = default if isinstance(default, tuple) else (default,)
+        stated = " ".join(map(str, words)) if words not in ((), (None,)) else "none"
         text = f"{text} (default: {stated})"
     text = text.replace("%", "%%")
     if kind is bool:
@@ -181,7 +176,7 @@ def _add(group: Any, flags: list[str], kind: Any, default: Any, said: Mapping[st
     many = getattr(kind, "__origin__", None) is tuple
     plain = next(part for part in (get_args(kind) or (kind,)) if part not in (type(None), ...))
     words: dict[str, Any] = {
-        "type": said["read"] or _reader(plain, said["within"], said["above"]),
+        "type": said["read"] or _reader(plain, said["least"], said["most"], said["above"]),
         "choices": said["choices"],
         "metavar": said["unit"] if said["unit"] or said["choices"] else name.upper(),
         "help": text,
@@ -189,17 +184,16 @@ def _add(group: Any, flags: list[str], kind: Any, default: Any, said: Mapping[st
     }
     if said["repeat"]:
         words["action"] = "append"
+    if "positional" in said:
+        group.add_argument(name, nargs="*", **words)
+        return
     if many:
-        words["nargs"] = "*" if said["positional"] else "+"
-    if said["positional"]:
-        group.add_argument(name, **words)
-    else:
-        group.add_argument(*flags, dest=name, required=required, **words)
+        words["nargs"] = "+"
+    group.add_argument(*flags, dest=name, required=required, **words)
 
 
-def _reader(kind: type, within: Bounds, above: float | None) -> Callable[[str], Any]:
+def _reader(kind: type, low: float | None, high: float | None, above: float | None) -> Callable[[str], Any]:
     """A parser of words of a type within the bounds; NaN never passes."""
-    low, high = within
 
     def number(text: str) -> float:
         try:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cli.options import Options as Base
-from cli.options import declare, option
+from cli.options import declare, option, positional
 from eval import acceptance, report
 from eval.errors import UserError
 from eval.outputs import make_folder, write_atomic
@@ -18,34 +18,26 @@ RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results"
 class Options(Base):
     """report"""
 
-    results: tuple[str, ...] = option(
+    results: tuple[str, ...] = positional(
         "JSON files that bench stored or their folders, printed as tables; folders of generate_images, of "
         "which codes per call and their correlation with top-1 probability are told (default, with --write: "
         "docs/results/*.json)",
-        (),
-        unit="RESULT",
-        positional=True,
+        "RESULT",
     )
-    write: str | None = option(
-        "write all tables of bench's results to a document of their own (default: print them)", unit="FILE"
-    )
+    write: str | None = option("write all tables of bench's results to a document of their own", unit="FILE")
     into: str | None = option(
         "put the short table (tau and speed-up by temperature) into a document, between <!-- NAME:start --> "
-        "and <!-- NAME:end -->; NAME is the result's file name without suffix (default: none)",
+        "and <!-- NAME:end -->; NAME is the result's file name without suffix",
         unit="FILE",
     )
     html: str | None = option(
         "write one self-contained page, its plots as PNG beside it: tables, the runs' images side by side, "
-        "heatmaps, maps of acceptance, scores, races of what was made with --record (default: none)",
+        "heatmaps, maps of acceptance, scores, races of what was made with --record",
         unit="FILE",
     )
-    animation: str | None = option(
-        "write the first race of what was made with --record as an animated .webp (default: none)",
-        unit="FILE",
-    )
+    animation: str | None = option("write the first race as an animated .webp", unit="FILE")
     paper: str | None = option(
-        "set the ADT-Tree paper's figures for Anole-7b beside ours: of its table of MS-COCO, or of "
-        "PartiPrompts (default: none)",
+        "set the ADT-Tree paper's figures for Anole-7b beside ours, of its table of that name",
         choices=tuple(report.PAPER),
     )
 

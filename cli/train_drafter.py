@@ -14,19 +14,15 @@ class TargetOptions(CheckpointOptions):
     """model"""
 
     ALIASES: ClassVar[dict[str, str]] = {"base_path": "model_path"}
-    config_path: str | None = option(
-        "config.json of the drafter (default: one layer of the target's shape)", unit="FILE"
-    )
+    config_path: str | None = option("the drafter's (default: one layer of the target's shape)", unit="FILE")
     precision: str = option(
-        "of the target, and of the drafter's passes; its weights are fp32 while they are trained and bf16 in "
-        "its checkpoints; auto: bf16 on CUDA, else fp32",
+        "of passes, and of the target's weights; the drafter's are trained in fp32 and saved in bf16; auto: "
+        "bf16 on CUDA, else fp32",
         "auto",
         choices=("auto", "bf16", "fp32"),
     )
     device: str = option("auto: cuda where there is one", "auto", choices=DEVICES)
-    threads: int | None = option(
-        "torch threads on the CPU (default: torch's own)", unit="N", within=(1, None)
-    )
+    threads: int | None = option("torch threads on the CPU (default: torch's own)", unit="N", least=1)
 
 
 @declare
@@ -37,56 +33,41 @@ class DataOptions(Base):
         "folders that generate_train_data or extract_code filled", ("data/drafter_train_data",), unit="DIR"
     )
     train_data_ratio: float = option(
-        "of the images that are trained on; the others, at least one, measure",
-        0.95,
-        unit="SHARE",
-        above=0,
-        within=(None, 1),
+        "of the images are trained on; the others, at least one, measure", 0.95, unit="SHARE", above=0, most=1
     )
-    max_len: int = option("longer images are refused", 4096, unit="TOKENS", within=(2, None))
+    max_len: int = option("longer images are refused", 4096, unit="TOKENS", least=2)
     cache_gb: float = option(
-        "features kept in memory rather than read or computed again every epoch",
-        2.0,
-        unit="GB",
-        within=(0, 1e6),
+        "features in memory, not read or computed anew every epoch", 2.0, unit="GB", least=0, most=1e6
     )
     data_noise: str = option(
         "on the features the drafter reads: uniform of width std * 512 / tokens, or gaussian",
         "uniform",
         choices=("uniform", "gaussian", "none"),
     )
-    mean: float = option("of gaussian noise", 0.0, unit="X", within=(-1e6, 1e6))
-    std: float = option("of the noise", 0.2, unit="X", within=(0, 1e6))
+    mean: float = option("of gaussian noise", 0.0, unit="X", least=-1e6, most=1e6)
+    std: float = option("of the noise", 0.2, unit="X", least=0, most=1e6)
 
 
 @declare
 class LossOptions(Base):
     """loss: SmoothL1 on features + p_w * distance of distributions"""
 
-    p_w: float = option("weight of the distance", 0.1, unit="W", within=(0, 1e6))
+    p_w: float = option("weight of the distance", 0.1, unit="W", least=0, most=1e6)
     distance: str = option(
         "of the drafter's distribution of codes from the target's; total variation is 1 - the share of draws "
         "that the best acceptance rule takes",
         "cross_entropy",
         choices=("cross_entropy", "total_variation"),
     )
-    coupled: bool = option(
-        "both guidance branches of every image; else one, in a tenth of cases the unconditional", False
-    )
+    coupled: bool = option("both guidance branches of every image; else one, 10 % the unconditional", False)
     cfg_loss: bool = option(
-        "compare the guided distributions, as decoding does, instead of each branch's own; needs --coupled",
-        False,
+        "compare the guided distributions instead of each branch's own; needs --coupled", False
     )
-    cfg_scale: float = option("guidance of --cfg_loss", 3.0, unit="SCALE", within=(0, 100))
+    cfg_scale: float = option("guidance of --cfg_loss", 3.0, unit="SCALE", least=0, most=100)
     ttt_steps: int = option(
-        "steps unrolled on the drafter's own features, as trees are grown (training-time test); 1: none",
-        1,
-        unit="STEPS",
-        within=(1, None),
+        "steps on the drafter's own features, as trees grow (training-time test)", 1, unit="STEPS", least=1
     )
-    step_decay: float = option(
-        "weight of unrolled step j is D^(j - 1)", 0.8, unit="D", above=0, within=(None, 1)
-    )
+    step_decay: float = option("weight of unrolled step j is D^(j - 1)", 0.8, unit="D", above=0, most=1)
     embed_upscale: float = option("without effect in the published code: 1 or refused", 1.0, unit="X")
 
 
@@ -94,26 +75,20 @@ class LossOptions(Base):
 class OptimiserOptions(Base):
     """optimiser"""
 
-    optimizer: str = option(
-        "muon: for the layer's matrices, AdamW for the rest", "adamw", choices=("adamw", "muon")
-    )
-    lr: float = option("of AdamW", 1e-4, unit="LR", above=0, within=(None, 10))
-    muon_lr: float = option("of Muon", 5e-3, unit="LR", above=0, within=(None, 10))
-    weight_decay: float = option("times the learning rate; muon: on matrices", 0.01, unit="W", within=(0, 10))
-    bs: int = option("images per pass and process", 4, unit="IMAGES", within=(1, None))
-    gradient_accumulation_steps: int = option(
-        "passes whose mean gradient makes one step", 1, unit="PASSES", within=(1, None)
-    )
+    optimizer: str = option("muon: for matrices, AdamW for the rest", "adamw", choices=("adamw", "muon"))
+    lr: float = option("of AdamW", 1e-4, unit="LR", above=0, most=10)
+    muon_lr: float = option("of Muon", 5e-3, unit="LR", above=0, most=10)
+    weight_decay: float = option("times the rate; muon: on matrices", 0.01, unit="W", least=0, most=10)
+    bs: int = option("images per pass and process", 4, unit="IMAGES", least=1)
+    gradient_accumulation_steps: int = option("passes that make one step", 1, unit="PASSES", least=1)
     is_warmup: bool = option("warm the learning rate up", True)
-    warmup_steps_ratio: float = option("of all steps that warm up", 0.03, unit="SHARE", within=(0, 1))
+    warmup_steps_ratio: float = option("of all steps that warm up", 0.03, unit="SHARE", least=0, most=1)
     flat_ratio: float = option(
-        "of all steps before the learning rate falls, linearly to 0", 0.0, unit="SHARE", within=(0, 1)
+        "of all steps before the learning rate falls, linearly to 0", 0.0, unit="SHARE", least=0, most=1
     )
-    grad_clip: float = option("bound on gradients; 0: none", 0.5, unit="X", within=(0, 1e6))
-    grad_clip_by: str = option(
-        "what is bounded: every entry, or the norm of all", "value", choices=("value", "norm")
-    )
-    ema: float = option("per-step decay of the average saved; 0: none", 0.0, unit="D", within=(0, 1))
+    grad_clip: float = option("bound on gradients; 0: none", 0.5, unit="X", least=0, most=1e6)
+    grad_clip_by: str = option("bound every entry, or the norm of all", "value", choices=("value", "norm"))
+    ema: float = option("per-step decay of the average saved; 0: none", 0.0, unit="D", least=0, most=1)
 
 
 @declare
@@ -121,22 +96,17 @@ class Options(TargetOptions, DataOptions, LossOptions, OptimiserOptions):
     """run"""
 
     save_dir: str = option("of state_N, N the epoch, and log.jsonl", "runs/drafter", unit="DIR")
-    num_epochs: int = option("passes over the data", 20, unit="N", within=(1, None))
+    num_epochs: int = option("passes over the data", 20, unit="N", least=1)
     minutes: float | None = option(
-        "train so long instead of --num_epochs, former runs included (default: none)",
-        unit="MIN",
-        above=0,
-        within=(None, 1e6),
+        "train so long, former runs included, instead of --num_epochs", unit="MIN", above=0, most=1e6
     )
     max_steps: int | None = option(
-        "stop here, schedules unchanged; 0 saves state_0, the untrained drafter (default: none)",
-        unit="N",
-        within=(0, None),
+        "stop here, schedules unchanged; 0 saves state_0, the untrained drafter", unit="N", least=0
     )
-    eval_freq: int = option("measure so often", 1, unit="EPOCHS", within=(1, None))
-    eval_depth: int = option("levels of a tree measured", 5, unit="LEVELS", within=(1, None))
-    save_freq: int = option("save so often", 5, unit="EPOCHS", within=(1, None))
-    export: str | None = option("folder that gets the last drafter as well (default: none)", unit="DIR")
+    eval_freq: int = option("measure so often", 1, unit="EPOCHS", least=1)
+    eval_depth: int = option("levels of a tree measured", 5, unit="LEVELS", least=1)
+    save_freq: int = option("save so often", 5, unit="EPOCHS", least=1)
+    export: str | None = option("folder that gets the last drafter as well", unit="DIR")
     restart: bool = option("discard the states of --save_dir instead of going on", False)
     seed: int = option("of the split, the order and the noise", 0, unit="SEED")
     wandb: bool = option("refused: nothing is uploaded; log.jsonl holds everything", False)
