@@ -168,7 +168,9 @@ class AdaptOptions(Options):
     """
 
     adt_init: str | None = option(
-        f"decoded neighbour whose state a tree starts from (default: {ADAPT.init})", choices=INITS
+        "decoded neighbour whose state a tree starts from: left, above, the mean of both, or any cell "
+        f"(default: {ADAPT.init})",
+        choices=INITS,
     )
     adt_beta: float | None = option(
         f"acceptance rate from which trees deepen (default: {ADAPT.beta:g}, {SELF_DRAFTED.beta:g})",

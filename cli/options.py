@@ -41,7 +41,9 @@ def option(
     of a number; above: an exclusive lower one. read: the parser of a word, in place of the type's. repeat: it
     may be given several times, a value each.
     """
-    return field(default=default, metadata=locals())
+    said = {"text": text, "unit": unit, "choices": choices, "least": least, "most": most, "above": above,
+            "read": read, "repeat": repeat}  # fmt: skip
+    return field(default=default, metadata=said)
 
 
 def positional(text: str, unit: str) -> Any:

@@ -152,3 +152,8 @@ def test_the_method_states_the_constants_of_the_code() -> None:
     for column, constants in ((2, AdaptiveTree()), (3, SELF_DRAFTED)):
         values = [[f"{getattr(constants, name):g}" for name in names.split()] for names in fields]
         assert [row[column] for row in rows] == [", ".join(own) for own in values]
+
+
+@pytest.mark.parametrize(("levels", "depth"), [(7, 5), (5, 5), (2, 2), (0, 0)])
+def test_cut_at_the_end(levels: int, depth: int) -> None:
+    assert TreeShape(5, 4, 20).cut(levels) == TreeShape(depth, 4, 20)
