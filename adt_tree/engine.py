@@ -17,7 +17,6 @@ from adt_tree.method import Method
 from adt_tree.noise import Noise
 from adt_tree.policy import AdaptiveTree, AdjacencyAdaptive, Fixed, Policy, TreeShape
 from adt_tree.proposers.eagle import EagleProposer, StaticGrowth, grow_dynamic
-from adt_tree.proposers.hybrid import HybridProposer
 from adt_tree.proposers.rivals import JacobiWindow, couple, product_tree, redraw
 from adt_tree.proposers.self_draft import SelfDraftProposer
 from adt_tree.records import Decoded
@@ -128,11 +127,7 @@ def _proposer(
         tail = redraw if method.name == "sjd" else couple
         tree = StaticTree(product_tree(shape))
         return JacobiWindow(tree, tail, target, method.greedy, method.seeds)
-    own = SelfDraftProposer(model.grid, slots, shape.width, method.seeds, model.num_codes, device)
-    if method.drafter == "self-draft":
-        return own
-    drafter = model.drafter(target, shape.depth, shape.width)
-    return HybridProposer(own, EagleProposer(drafter, sampling, grow_dynamic, slots))
+    return SelfDraftProposer(model.grid, slots, shape.width, method.seeds, model.num_codes, device)
 
 
 def _rule(model: Model, method: Method, static: StaticTree | None) -> Rule:

@@ -11,8 +11,7 @@ from adt_tree.policy import SEED_CELLS, WINDOW_CELLS, AdaptiveTree, TreeShape
 from adt_tree.sampling import Sampling
 from adt_tree.static_trees import STATIC_TREES
 
-# method -> who drafts: nobody, the EAGLE network, the target's earlier passes, the last two together, or a
-# rival's window
+# method -> who drafts: nobody, the EAGLE network, the target's earlier passes, or a rival's window
 METHODS = {
     "ar": "none",
     "eagle-1": "eagle",
@@ -20,8 +19,6 @@ METHODS = {
     "adt-tree": "eagle",
     "self-draft": "self-draft",
     "adt-self-draft": "self-draft",
-    "hybrid": "hybrid",
-    "adt-hybrid": "hybrid",
     "sjd": "window",
     "sjd-coupled": "window",
     "sjd-pac": "window",
@@ -104,7 +101,7 @@ class Method:
                 raise ValueError(f"{what} {value!r}: choose one of {', '.join(filter(None, allowed))}")
         if self.name == "ar" and (self.lantern or self.verify == "rejection"):
             raise ValueError("method ar: it has no drafts to verify; leave lantern and verify out")
-        if self.verify == "rejection" and self.drafter in ("self-draft", "hybrid"):
+        if self.verify == "rejection" and self.drafter == "self-draft":
             raise ValueError(
                 f"method {self.name} with verify rejection: its drafts share the target's noise, so only the "
                 "coupled rule may test them"
@@ -114,7 +111,7 @@ class Method:
 
     @property
     def drafter(self) -> str:
-        """Who drafts: none, eagle, self-draft, hybrid or window."""
+        """Who drafts: none, eagle, self-draft or window."""
         return METHODS[self.name]
 
     @property
@@ -125,7 +122,7 @@ class Method:
     @property
     def needs_drafter(self) -> bool:
         """Whether a drafter network drafts."""
-        return self.drafter in ("eagle", "hybrid")
+        return self.drafter == "eagle"
 
     @property
     def seeds(self) -> str:

@@ -78,7 +78,7 @@ class BenchOptions(ModelOptions):
 
     methods: tuple[str, ...] = option(
         "ar: the AR baseline; eagle-1: static trees; eagle-2: trees of fixed shape; adt-tree: adaptive "
-        "trees; self-draft, hybrid: drafts from the target's earlier passes, alone or with the network's; "
+        "trees; self-draft: drafts from the target's earlier passes; "
         f"adt-: adaptive; {LANTERN_SUFFIX}: relaxed acceptance; {', '.join(RIVALS)}: published rivals, exact "
         "in distribution, but with images of their own",
         PAPER,

@@ -32,8 +32,7 @@ from models.spec import EMBEDDED_TREE
 
 RIVALS = tuple(WINDOWS)
 CHAINS = tuple(name for name, (candidates, _) in WINDOWS.items() if candidates == 1)
-DRAFTERS = ("eagle", "self-draft", "hybrid", *RIVALS)
-SELF_DRAFTING = ("self-draft", "hybrid")  # their drafts come from the target's earlier passes
+DRAFTERS = ("eagle", "self-draft", *RIVALS)
 STATIC = SPECS["emoji"].static_tree
 ADAPT, LANTERN = AdaptiveTree(), Lantern()
 
@@ -42,7 +41,7 @@ def _default(field: str, more: int = 0) -> str:
     """The default of a fixed shape's field by drafter, and for models with trees of their own."""
     usual, drafted = (getattr(tree, field) + more for tree in (EMBEDDED_TREE, self_drafted(BUDGET)))
     own = by_model(usual, lambda spec: getattr(spec.tree, field) + more)
-    return f"{usual}, {drafted}, {drafted}{own}"
+    return f"{usual}, {drafted}{own}"
 
 
 def drafter_of(method: str) -> str:
@@ -68,7 +67,7 @@ class MethodOptions(Options):
     )
     drafter_type: str | None = option(
         "eagle: the drafter network; self-draft: the target's own choices at rejected nodes, "
-        "no network; hybrid: both in one tree, the network for its first level; "
+        "no network; "
         f"{', '.join(RIVALS)}: published rivals, whose images are not the AR baseline's, but follow the "
         "same distribution; none: the AR baseline "
         "(default: eagle with --static_tree, --verify rejection or --drafter_path, else the fastest exact "
@@ -118,15 +117,15 @@ class LanternOptions(Options):
 class TreeOptions(Options):
     """draft trees
 
-    --depth and --draft_top_k are of dynamic trees of fixed shape. Three defaults are those of eagle,
-    self-draft and hybrid; one of a model is its eagle's. The rivals sjd, sjd-coupled and sjd-pac have 16, 64
+    --depth and --draft_top_k are of dynamic trees of fixed shape. Two defaults are those of eagle and
+    self-draft; one of a model is its eagle's. The rivals sjd, sjd-coupled and sjd-pac have 16, 64
     and 64 nodes as published: a chain, in sjd-pac with --draft_top_k (4) candidates for the first positions,
     two of them, or what --depth leaves of --total_token.
     """
 
     ALIASES: ClassVar[dict[str, str]] = {"drafter_top_k": "draft_top_k"}
     seed_cells: str | None = option(
-        f"what drafts of positions not seen yet copy; self-draft, hybrid: {', '.join(SEED_CELLS)} (default: "
+        f"what drafts of positions not seen yet copy; self-draft: {', '.join(SEED_CELLS)} (default: "
         f"{SEED_CELLS[0]}); rivals: {', '.join(WINDOW_CELLS)} (default: {WINDOW_CELLS[0]})",
         unit="CELL",
     )
@@ -141,13 +140,13 @@ class TreeOptions(Options):
         least=2,
     )
     depth: int | None = option(
-        "levels below the root; self-draft, hybrid: codes of the main chain, 3/4 of --total_token, or "
+        "levels below the root; self-draft: codes of the main chain, 3/4 of --total_token, or "
         f"half of a large one (default: {_default('depth')})",
         unit="LEVELS",
         least=1,
     )
     draft_top_k: int | None = option(
-        "children per node and nodes per level; self-draft, hybrid: candidates per cell (default: "
+        "children per node and nodes per level; self-draft: candidates per cell (default: "
         f"{_default('width')})",
         unit="NODES",
         least=1,
@@ -217,7 +216,7 @@ REFUSED: tuple[tuple[Condition, tuple[str, ...], str], ...] = (
      "the AR baseline (--model_type base) has no draft trees; leave it out"),
     (lambda o: o.drafter_type == "none", NO_TREES, "--drafter_type none has no draft trees; leave it out"),
     (lambda o: o.static_tree, ("peanut",), "with --static_tree the tree is not adaptive; choose one"),
-    (lambda o: o.drafter_type in (*SELF_DRAFTING, *RIVALS), ("static_tree",),
+    (lambda o: o.drafter_type in ("self-draft", *RIVALS), ("static_tree",),
      "without --drafter_type eagle: static trees need a network alone; choose one"),
     (lambda o: o.drafter_type in RIVALS, ("peanut", "lantern", "verify"),
      "a rival has its own rule and a fixed window; leave it out"),
@@ -227,7 +226,7 @@ REFUSED: tuple[tuple[Condition, tuple[str, ...], str], ...] = (
      "it needs drafts from the target's earlier passes; choose another --drafter_type"),
     (lambda o: o.drafter_type in ("self-draft", *RIVALS), ("drafter_path", "drafter_alignment"),
      "without a drafter network; leave it out"),
-    (lambda o: o.drafter_type in SELF_DRAFTING and o.verify == "rejection", ("verify",),
+    (lambda o: o.drafter_type == "self-draft" and o.verify == "rejection", ("verify",),
      "these drafts share the target's noise: only the coupled rule may test them; leave it out"),
     (lambda o: not o.lantern, ("lantern_k", "lantern_delta", "lantern_table"), "it needs --lantern"),
     (lambda o: not o.peanut, tuple(ADAPT_FIELDS), "it needs --peanut"),
@@ -330,7 +329,7 @@ def tree_of(options: DecodingOptions) -> TreeShape | AdaptiveTree | str | None:
     if base is None:
         return None
     budget = base.budget if options.total_token is None else options.total_token - 1
-    if options.drafter_type in SELF_DRAFTING:  # the main chain follows the budget
+    if options.drafter_type == "self-draft":  # the main chain follows the budget
         base = self_drafted(budget)
     if options.drafter_type in RIVALS:
         base = windowed(options.draft_top_k or base.width, budget)

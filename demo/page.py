@@ -58,7 +58,7 @@ class Desk:
     def methods(self) -> list[str]:
         """Names of the methods that the loaded model can decode with, but for the rivals."""
         network = self.pipe.model.drafter_net is not None
-        able = ("none", "self-draft", *(("eagle", "hybrid") if network else ()))
+        able = ("none", "self-draft", *(("eagle",) if network else ()))
         return [name for name, drafter in METHODS.items() if drafter in able]
 
     def race(

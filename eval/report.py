@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from adt_tree.method import LANTERN_SUFFIX, METHODS
 from eval.errors import UserError
 from eval.outputs import write_atomic
 
@@ -54,7 +55,10 @@ Written by `python main.py report --write docs/RESULTS.md` from docs/results/*.j
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A result that bench stored. UserError, one line, if it is not one."""
+    """A result that bench stored, without rows of methods that no longer exist; `dropped` names those.
+
+    UserError, one line, if the file is not such a result.
+    """
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -65,10 +69,25 @@ def read(path: Path) -> dict[str, Any]:
     if not isinstance(rows, list) or not rows:
         raise UserError(f"{path}: it holds no rows; give a file that bench stored")
     try:
+        without_dropped_methods(result)
         text_of(result)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{path}: damaged ({type(error).__name__}: {error}); run bench again") from None
     return result
+
+
+def without_dropped_methods(result: dict[str, Any]) -> None:
+    """Move the names of methods that no longer exist to `dropped`, and delete their rows and profiles."""
+
+    def exists(label: str) -> bool:
+        name = label.partition(":")[0].removesuffix(LANTERN_SUFFIX)
+        return name in (*METHODS, "transformers")
+
+    names = dict.fromkeys(row["method"] for row in result["rows"])
+    result["dropped"] = [name for name in names if not exists(name)]
+    result["rows"] = [row for row in result["rows"] if exists(row["method"])]
+    if "profile" in result:
+        result["profile"] = [part for part in result["profile"] if exists(part["configuration"].split()[0])]
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
@@ -120,6 +139,8 @@ def notes(result: dict[str, Any], paper: str | None = None) -> list[str]:
         f"threads, {place['device']}, torch {place['torch']}, commit {place['commit']}{dirty}, "
         f"{place['date']}{assembled}."
     ]
+    if result.get("dropped"):
+        found.append(f"Rows left out, of methods that no longer exist: {', '.join(result['dropped'])}.")
     if paper is not None and concerns(paper, result["rows"]):
         found.append(
             f"Paper: Anole-7b on {PAPER_PROMPTS[paper]}, its own engine and GPU; -: not known to us."

@@ -7,7 +7,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=${PYTHON:-.venv/bin/python}
 out=runs/gpu_check-$(git rev-parse --short HEAD)
-methods=(--methods eagle-1 eagle-2 self-draft hybrid --temperatures 1 --warmup 2 --profile)
+methods=(--methods eagle-1 eagle-2 self-draft --temperatures 1 --warmup 2 --profile)
 $python -m pytest -q -m gpu tests
 for graphs in --no-cuda_graphs --cuda_graphs; do
     $python main.py bench "${methods[@]}" --device cuda --reference transformers $graphs --output_dir "$out/emoji$graphs" "$@"

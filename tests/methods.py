@@ -14,7 +14,6 @@ TREES: dict[str, Tree] = {
     "eagle-2": TreeShape(5, 4, 14),
     "adt-tree": AdaptiveTree(depth_max=6, width_max=4, depth_start=4, width_start=3, budget=14),
     "self-draft": TreeShape(9, 3, 20),
-    "hybrid": TreeShape(9, 3, 20),
 }
 
 

@@ -85,7 +85,7 @@ def test_lantern_adds_relaxation_and_nothing_else() -> None:
         ("eagle-1 self-draft", "--total_token 20 --seed_cells left --verify rejection"),
         ("eagle-2-lantern", "--lantern_k 50 --drafter_path x"),
         ("adt-tree", "--rules reference --verify rejection"),
-        ("self-draft-lantern hybrid-lantern", "--lantern_k 50 --lantern_delta 0.2 --seed_cells left"),
+        ("self-draft-lantern eagle-2-lantern", "--lantern_k 50 --lantern_delta 0.2 --seed_cells left"),
     ],
 )
 def test_an_option_that_one_method_reads_is_taken(methods: str, words: str) -> None:
@@ -123,7 +123,7 @@ UNREAD = [
     "--tree_choices chain --methods eagle-2", "--total_token 20 --methods eagle-1",
     "--depth 3 --methods adt-tree eagle-1", "--draft_top_k 3 --methods adt-tree",
     "--seed_cells left --methods eagle-2 adt-tree", "--drafter_path x --methods self-draft",
-    "--verify rejection --methods ar", "--verify rejection --methods self-draft-lantern hybrid-lantern",
+    "--verify rejection --methods ar", "--verify rejection --methods self-draft-lantern adt-self-draft",
     "--rules reference --methods eagle-2",
     "--rules reference --verify rejection --methods eagle-2 --temperatures 0",
 ]  # fmt: skip
@@ -189,9 +189,9 @@ def test_random_weights_read_no_file(
         side=4 * use.vq.patch_size, tokens=20, prompt=8,
     )  # fmt: skip
     monkeypatch.setattr("models.tools.memory.published_use", lambda name: tiny)
-    more = "--model lumina_mgpt --random_weights --methods eagle-2 hybrid --temperatures 1 --num_images 2"
+    more = "--model lumina_mgpt --random_weights --methods eagle-2 self-draft --temperatures 1 --num_images 2"
     rows = result(*words, *more.split(), "--warmup", "0")["rows"]
-    assert [row["method"] for row in rows] == ["ar", "eagle-2", "hybrid"]
+    assert [row["method"] for row in rows] == ["ar", "eagle-2", "self-draft"]
     assert all(row["same_image"] == 1 and row["step_ms"] > 0 for row in rows)
 
 

@@ -1,5 +1,5 @@
 """The distribution of whole images through the real loop, against the enumerated one: every rule, policy and
-drafter, of which self-drafting and the hybrid draft from the very noise that tests their drafts. And how far
+drafter, of which self-drafting drafts from the very noise that tests its drafts. And how far
 relaxed acceptance moves it.
 
 A test passes at |z| < 4 with fixed seeds; every rule has a broken twin that must fail the same test.
@@ -39,7 +39,6 @@ DYNAMIC: list[tuple[str, Tree]] = [("eagle-2", FIXED)]
 DYNAMIC += [("adt-tree", replace(ADAPT, init=init)) for init in ("horizontal", "vertical", "random")]
 STATIC: list[tuple[str, Tree]] = [("eagle-1", MC_SIM), ("eagle-1", "chain")]
 OWN: list[tuple[str, Tree]] = [("self-draft", FIXED), ("adt-self-draft", ADAPT)]
-OWN += [("hybrid", FIXED), ("adt-hybrid", ADAPT)]
 GUIDED, UNGUIDED = Sampling(guidance=1.5), Sampling(guidance=1.0)
 FILTERED = Sampling(temperature=0.8, top_k=3, top_p=0.9, guidance=1.5)
 COOL = Sampling(temperature=0.5, guidance=2.0)

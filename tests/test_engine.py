@@ -98,8 +98,8 @@ def check_records(image: Decoded, tree: Tree) -> None:
 TREES: list[tuple[str, Tree]] = [("ar", None), ("eagle-2", FIXED)]
 TREES += [("adt-tree", replace(ADAPT, init=init)) for init in INITS]
 TREES += [("eagle-1", tree) for tree in STATIC_TREES]
-TREES += product(("self-draft", "hybrid"), (LINE, TREE, LONG))
-TREES += [("adt-self-draft", ADAPT), ("adt-hybrid", ADAPT)]
+TREES += product(("self-draft",), (LINE, TREE, LONG))
+TREES += [("adt-self-draft", ADAPT)]
 
 
 def exact_methods(sampling: Sampling) -> list[Method]:
@@ -153,7 +153,7 @@ def drafted_methods(sampling: Sampling) -> list[Method]:
 
 
 COMPANY = [*drafted_methods(Sampling()), *(Method(name, FILTERED, tree) for name, tree in WINDOWS.items())]
-COMPANY += [Method("ar", Sampling()), *(Method(name, Sampling(), TREE) for name in ("self-draft", "hybrid"))]
+COMPANY += [Method("ar", Sampling()), Method("self-draft", Sampling(), TREE)]
 
 
 @pytest.mark.parametrize("method", COMPANY, ids=str)

@@ -64,8 +64,8 @@ def test_row_separators(name: str) -> None:
     assert graphs_of(engine.target).captured > 1
 
 
-# Of a step, beside the graphs. The hybrid looks into its cache twice: for level 1, and below its best.
-LAUNCHES = {"ar": 45, "eagle-2": 310, "self-draft": 270, "hybrid": 370}
+# Of a step, beside the graphs.
+LAUNCHES = {"ar": 45, "eagle-2": 310, "self-draft": 270}
 TREES = {"ar": None, "eagle-2": TreeShape(4, 3, 12)}
 
 

@@ -66,6 +66,16 @@ def test_the_stored_results_are_the_document(tmp_path: Path, run: Run) -> None:
     assert (tmp_path / "new" / "RESULTS.md").read_text() == stored.read_text()
 
 
+def test_methods_that_no_longer_exist_are_left_out_by_name(tmp_path: Path, run: Run) -> None:
+    kept = ("eagle-2", "adt-tree-lantern", "self-draft:accept-all", "transformers")
+    rows = [{**ROW, "method": name} for name in (*kept, "gone", "gone-lantern")]
+    shares = [{**RESULT["profile"][0], "configuration": f"{name} T=1"} for name in ("gone", "ar")]
+    (tmp_path / "bench.json").write_text(json.dumps({**RESULT, "rows": rows, "profile": shares}))
+    out = run("report", tmp_path)[1]
+    assert all(f"| {name} |" in out for name in kept)
+    assert "gone, gone-lantern" in out and "| gone" not in out and "| ar T=1 |" in out
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [

@@ -1,4 +1,4 @@
-"""Self-drafting and the hybrid: drafts worth having, what is remembered, and where the drafter has a say."""
+"""Self-drafting: drafts worth having, and what is remembered."""
 
 from __future__ import annotations
 
@@ -9,19 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from adt_tree.engine import build
 from adt_tree.grid import Grid
 from adt_tree.method import Lantern, Method
 from adt_tree.policy import SEED_CELLS, TreeShape
 from adt_tree.proposers.candidates import BELOW, HISTORY, LATE, NEWEST, Candidates, History, grow_chains
-from adt_tree.proposers.hybrid import LEAST_LOG_Q, joint
 from adt_tree.proposers.self_draft import SelfDraftProposer
 from adt_tree.sampling import Sampling
 from adt_tree.tree import BatchShapes, ancestor_mask
 from adt_tree.verify import Verdict
 from tests.decoding import CPU, tree_of
-from tests.tabular import TabularModel, requests, table
-from tests.test_engine import CODES, FILTERED, GREEDY, IMAGES, LINE, LONG, TREE, made, reference
+from tests.test_engine import CODES, FILTERED, GREEDY, IMAGES, LONG, TREE, made, reference
 
 NOTHING = torch.empty(0)  # the target's features and the noise, which self-drafting does not read
 RASTER = Grid(3, 5)
@@ -125,7 +122,7 @@ def test_an_older_distribution_below_the_committed_code_comes_first() -> None:
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), GREEDY])
-@pytest.mark.parametrize("name", ["self-draft", "hybrid"])
+@pytest.mark.parametrize("name", ["self-draft", "eagle-2"])
 def test_under_relaxation_what_was_committed_is_remembered(name: str, sampling: Sampling) -> None:
     """A relaxed rule commits a draft in its choice's place. The store, which later cells are copied from,
     holds that draft after every step, and so does what the network is shown."""
@@ -134,12 +131,11 @@ def test_under_relaxation_what_was_committed_is_remembered(name: str, sampling: 
     for step in engine.steps(IMAGES):
         ((_, image),) = step.images
         codes[image.name] = image.codes
-        own = proposer.own if name == "hybrid" else proposer
-        assert own._codes[0, 1 : len(image.codes)].tolist() == image.codes[1:]
-        if name == "hybrid":
+        if name == "self-draft":
+            assert proposer._codes[0, 1 : len(image.codes)].tolist() == image.codes[1:]
+        else:
             last = image.steps[-1]
-            shown = proposer.eagle._codes[0, : last.accepted + 1].tolist()
-            assert shown == image.codes[last.position :]
+            assert proposer._codes[0, : last.accepted + 1].tolist() == image.codes[last.position :]
     exact = reference(sampling)
     assert sum(codes[image] != exact[image] for image in exact) > 2  # drafts that were no choice
 
@@ -185,54 +181,10 @@ def test_seeds_are_those_of_a_plain_loop(seed_cells: str) -> None:
         assert found[scored:] == expected[scored:]
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), GREEDY])
-def test_a_drafter_that_is_right_saves_calls_and_one_that_is_wrong_costs_some(sampling: Sampling) -> None:
-    def calls(name: str, sign: int) -> int:
-        found, method = 0, Method(name, sampling, LINE)
-        for logits in (table(seed, 8) for seed in range(8)):
-            engine = build(TabularModel(logits, sign * logits, Grid(2, 4)), method, 32, 0)
-            found += sum(image.target_calls for image in engine.decode(requests(32)))
-        return found
-
-    assert calls("hybrid", 1) < 0.9 * calls("self-draft", 1) < calls("hybrid", -1)
-
-
-@pytest.mark.parametrize(("chosen", "stale"), [(4, True), (1, False)])
-def test_stale_is_what_was_scored_below_another_code_alone(chosen: int, stale: bool) -> None:
-    """Position 2 was scored below codes 1 and 7, which were drafted at 1."""
-    assert not self_drafter().stale(), "nothing was scored yet"
-    cache = observed(SIBLINGS, [chosen, 2, 5, 5, 5], [0], [chosen])
-    assert cache.candidates(1, 2).codes[0, 0, 0] == 2 and bool(cache.stale()) is stale
-
-
-def test_what_is_below_the_code_believed_first_is_looked_up_below_it() -> None:
-    """Position 3 was read below code 5 at position 2 as 6, below code 2 as 8; 2 is the cache's own best."""
-    cache = observed(([3, 1, 2, 5], [0, 0, 1, 1]), [1, 2, 8, 6], [0], [1])
-    best = [cache.candidates(2, 2, first).codes[0, :, 0].tolist() for first in (None, torch.tensor([5]))]
-    assert best == [[2, 8], [2, 6]]
-
-
-def test_a_product_where_the_cache_is_stale_and_the_cache_elsewhere() -> None:
-    """Codes 0, 1 of three places are cached; the drafter likes 2, then 1."""
-    log = torch.tensor([0.6, 0.3]).log()
-    cached = Candidates(torch.tensor([[[0, 1, 7]]] * 2), torch.tensor([[[*log, float("-inf")]]] * 2))
-    log_q = torch.full((2, CODES), -20.0)
-    log_q[:, 1], log_q[:, 2] = torch.tensor([0.3, 0.7]).log()
-    found = joint(cached, log_q, log_q, torch.tensor([True, False]))
-    weights = {2: 0.3 * 0.7, 1: 0.3 * 0.3}  # code 2 is not named: it has the share of the last one that is
-    assert found.codes[0, 0, :2].tolist() == list(weights)
-    ratio = found.confidence[0, 0, 0] - found.confidence[0, 0, 1]
-    assert float(ratio.exp()) == pytest.approx(weights[2] / weights[1])
-    assert len(set(found.codes[0, 0].tolist())) == 3
-    assert float(found.confidence[0, 0, 2] - found.confidence[0, 0, 1]) < LEAST_LOG_Q / 2
-    assert torch.equal(found.codes[1], cached.codes[1])
-    assert torch.equal(found.confidence[1], cached.confidence[1])
-
-
 @pytest.mark.parametrize("sampling", [Sampling(), GREEDY, FILTERED])
 def test_no_two_children_of_a_node_share_a_code(sampling: Sampling) -> None:
     """Two would both be hits of the coupled rule, and the walk takes at most one child per node."""
-    engine = made(Method("hybrid", sampling, LONG, seed_cells="both"), 2)
+    engine = made(Method("self-draft", sampling, LONG, seed_cells="both"), 2)
     seen = [step.tree for step in engine.steps(IMAGES)]
     assert len(seen) > 10 and max(tree.nodes for tree in seen) > 12
     for grown in seen:

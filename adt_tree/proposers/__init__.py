@@ -1,1 +1,1 @@
-"""Who drafts: the EAGLE network, the target's own earlier passes, both, or a published rival."""
+"""Who drafts: the EAGLE network, the target's own earlier passes, or a published rival."""

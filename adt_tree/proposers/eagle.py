@@ -70,18 +70,13 @@ class EagleProposer:
     def propose(
         self, shapes: BatchShapes, last_codes: Tensor, noise_below: NoiseBelow, committed: Sequence[int]
     ) -> DraftTree:
-        """A tree per slot, grown from the drafter's state after the committed path."""
-        state = self.read_committed(shapes, last_codes, noise_below, committed)
-        return self.growth(self.drafter, self.sampling, state)
-
-    def read_committed(
-        self, shapes: BatchShapes, last_codes: Tensor, noise_below: NoiseBelow, committed: Sequence[int]
-    ) -> DraftState:
-        """Show the drafter what was committed since the last call; its state at the new roots."""
+        """Show the drafter what was committed since the last call; grow a tree per slot from its state at
+        the new roots."""
         assert self._features is not None, "an image was prefilled"
         logits, feature = self.drafter.extend(self._features, self._codes, self._count, committed)
         noise = noise_below(max(1, shapes.depth))
-        return DraftState(log_probs(logits, self.sampling), feature, last_codes, shapes, noise)
+        state = DraftState(log_probs(logits, self.sampling), feature, last_codes, shapes, noise)
+        return self.growth(self.drafter, self.sampling, state)
 
     def observe(self, tree: DraftTree, perturbed: Tensor, features: Tensor, verdict: Verdict) -> None:
         """Pair the features along the path with the codes that follow. Copies: a refill writes into them."""

@@ -86,19 +86,11 @@ class SelfDraftProposer:
         self._codes.scatter_(1, done, verdict.codes)
         self._position += verdict.count
 
-    def stale(self) -> Tensor:
-        """[B] whether the first open position was scored, but never below the code that now stands before
-        it."""
-        at = self._ahead(torch.zeros(1, dtype=torch.int64, device=self._codes.device))
-        entries = self.history.entries(at)
-        scored, fitting = entries.stamp >= 0, entries.before == self._last(at)[..., None]
-        return (scored.any(dim=2) & ~(scored & fitting).any(dim=2))[:, 0]
-
-    def candidates(self, length: int, width: int, first: Tensor | None = None) -> Candidates:
-        """The best `width` of the next `length` positions, at least one of each; those never scored copy a
-        neighbour. first [B]: the code believed at the first of them, if not its own best."""
+    def candidates(self, length: int, width: int) -> Candidates:
+        """The best `width` codes of the next `length` positions, at least one of each; those never scored
+        copy a neighbour."""
         at = self._ahead(torch.arange(length, device=self._codes.device))
-        codes, confidence = self._cached(at, width, first)
+        codes, confidence = self._cached(at, width)
         fresh = ~confidence[..., 0].isfinite()
         first, second = self._neighbours(at, codes[..., 0], fresh)
         codes[..., 0] = first
@@ -136,7 +128,7 @@ class SelfDraftProposer:
         """[B, 1]: the committed code before the first of positions at [B, L]."""
         return self._codes.gather(1, (at[:, :1] - 1).clamp(min=0))
 
-    def _cached(self, at: Tensor, width: int, first: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _cached(self, at: Tensor, width: int) -> tuple[Tensor, Tensor]:
         """Codes and log-confidences [B, L, width] that fit positions at [B, L], -inf where nothing was seen.
 
         What fits a position depends on the code before it, and so on. Instead of walking, all are looked up
@@ -145,8 +137,7 @@ class SelfDraftProposer:
         entries, last = self.history.entries(at), self._last(at)
 
         def before(chain: Tensor) -> Tensor:
-            own = chain if first is None else torch.cat((first[:, None], chain[:, 1:]), dim=1)
-            return torch.cat((last, own[:, :-1]), dim=1)
+            return torch.cat((last, chain[:, :-1]), dim=1)
 
         chain = entries.below(before(entries.newest()))
         return entries.mixture(before(chain), width, self.num_codes)
