@@ -1,0 +1,73 @@
+"""Which method a command line means: every combination of the published flags, beside the stored table.
+
+The table was written by the code of commit 2803594, without --drafter_type hybrid: a difference from it is a
+change of behaviour. A refusal is stored as the option that its message names first, a method with the kind of
+its tree.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from adt_tree.method import METHODS
+from cli.generate_images import Options
+from cli.method import method_from
+from eval.errors import UserError
+from models.registry import SPECS
+
+STORED = Path(__file__).parent / "goldens" / "resolution.txt"
+SWITCHES = ("peanut", "lantern", "static_tree")
+VALUES: dict[str, tuple[Any, ...]] = {
+    "model_type": ("eagle", "base"),
+    "drafter_type": (None, "eagle", "self-draft", "sjd", "sjd-coupled", "sjd-pac", "none"),
+    "eagle_version": (None, 1, 2),
+    "verify": (None, "coupled", "rejection"),
+    **dict.fromkeys(SWITCHES, (False, True)),
+}
+
+
+def outcome(values: dict[str, Any]) -> str:
+    """The method of the options: name, kind of tree, rule, LANTERN; or the option that is refused."""
+    try:
+        method = method_from(Options(**values))
+    except UserError as error:
+        return f"refused {str(error).split()[0].rstrip(':')}"
+    tree = "static" if isinstance(method.tree, str) else type(method.tree).__name__
+    return " ".join([method.name, tree, method.verify, *(["lantern"] if method.lantern else [])])
+
+
+def flags(values: dict[str, Any]) -> str:
+    """The options as words of a command line."""
+    given = [(name, value) for name, value in values.items() if value not in (None, False)]
+    return " ".join(f"--{name}" if value is True else f"--{name} {value}" for name, value in given)
+
+
+def resolutions() -> Iterator[str]:
+    """A line per combination: the flags, then every outcome with the models that have it."""
+    for chosen in product(*VALUES.values()):
+        values = dict(zip(VALUES, chosen, strict=True))
+        models: dict[str, list[str]] = defaultdict(list)
+        for model in SPECS:
+            models[outcome({"model": model, **values})].append(model)
+        most = max(models, key=lambda found: len(models[found]))
+        others = [f"{','.join(names)}: {found}" for found, names in models.items() if found != most]
+        yield " | ".join([flags(values), most, *others])
+
+
+def trees() -> Iterator[str]:
+    """A line per model and method: its tree unless the options change it."""
+    for (model, spec), method in product(SPECS.items(), METHODS):
+        yield f"{model} {method} {spec.default_tree(method)}"
+
+
+def lines() -> list[str]:
+    """The table."""
+    return [*resolutions(), *trees()]
+
+
+def test_every_combination_means_what_it_meant() -> None:
+    assert lines() == STORED.read_text(encoding="utf-8").splitlines()
