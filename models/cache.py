@@ -1,89 +1,151 @@
 """Preallocated key/value cache: append in place, attend by a tree mask, compact the accepted path in place.
 
-Dimensions: L layers, R rows (images x guidance), C slots, H key/value heads, E head size, N nodes of a
-pass, M tree slots.
+Dimensions: L layers, R rows (images x guidance), C slots, H query heads, Hkv key/value heads, G = H / Hkv, E
+head size, N nodes of a pass, M tree slots.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from models.transformer import DecoderConfig
+
+ALIGNMENT = 8  # CUDA's fused attention wants head sizes and the strides of masks to be multiples of this
+
+
+def aligned(size: int) -> int:
+    """Returns the smallest multiple of ALIGNMENT that is not less than size."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def choose_attention_kernels(device: torch.device) -> None:
+    """Switches cuDNN's attention off, for the whole process, if the device is a GPU.
+
+    cuDNN builds a plan for every shape it meets, tens of milliseconds each. The context grows with every
+    step, so the first image would build a plan per step. The memory-efficient kernel has no plans.
+    """
+    if device.type == "cuda":
+        torch.backends.cuda.enable_cudnn_sdp(False)
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionMetadata:
-    """Where one pass of N nodes a row lies in the cache, and what each node may attend to."""
+    """Where the N nodes of each row lie in the cache during one pass, and what each node may attend to.
 
-    slots: Tensor  # [R * N, 2 * H] int64: where each node's keys and values go, in the flat view of a layer
-    positions: Tensor  # [R, N] int64: rotary position
-    mask: Tensor  # [R, 1, N, context_len] additive: 0 where a node may attend, -inf elsewhere
-    context_len: int  # slots read: no node attends beyond
+    The G query heads that share a key/value head are further query rows over the same keys, so that grouped
+    heads take the same fused kernel as ungrouped ones. Query row g * N + n is node n in head g of its group:
+    with N = 2 nodes and G = 2 heads, the rows are (node 0, head 0), (1, 0), (0, 1), (1, 1).
+    """
+
+    slots: Tensor  # [R * N, 2 * Hkv] int64: where each node's keys and values go, in a flat view of a layer
+    positions: Tensor  # [R, N] int64: rotary positions
+    mask: Tensor  # [R, 1, G * N, context_len] additive: 0 where a query row may attend, -inf elsewhere
+    context_len: int  # number of slots read: no node attends beyond
+
+    def attend(self, store: Tensor, query: Tensor, kv: Tensor) -> Tensor:
+        """Writes the nodes' keys and values into a layer, then returns what each node reads, [R * N, H * E].
+
+        store [R, 2, Hkv, C, >= E]: one of KVCache.layers. query [R * N, H, E]; kv [R * N, 2, Hkv, E]. The
+        dtype of the result and of the computation is that of the cache.
+        """
+        (rows, nodes), (heads, size) = self.positions.shape, query.shape[1:]
+        key, value = self.write(store, kv)
+        padding = store.shape[-1] - size
+        query = query.to(store.dtype)
+        if padding:
+            query = F.pad(query, (0, padding))
+        kv_heads = key.shape[1]
+        folded = query.view(rows, nodes, kv_heads, heads // kv_heads, -1).permute(0, 2, 3, 1, 4).flatten(2, 3)
+        scale = 1.0 / math.sqrt(size)  # of the unpadded head
+        mixed = F.scaled_dot_product_attention(folded, key, value, attn_mask=self.mask, scale=scale)
+        mixed = mixed.unflatten(2, (-1, nodes)).permute(0, 3, 1, 2, 4)
+        if padding:
+            mixed = mixed.narrow(-1, 0, size)
+        return mixed.reshape(rows * nodes, heads * size)
+
+    def write(self, store: Tensor, kv: Tensor) -> tuple[Tensor, Tensor]:
+        """Writes kv [R * N, 2, Hkv, E] at the pass's slots and returns the keys and the values of the slots
+        read, [R, Hkv, context_len, >= E], as views of the layer `store`."""
+        flat = store.flatten(0, 3)
+        if flat.shape[-1] > kv.shape[-1]:
+            flat = flat.narrow(-1, 0, kv.shape[-1])
+        flat.index_put_((self.slots,), kv.to(store.dtype).flatten(1, 2))
+        key, value = store.narrow(3, 0, self.context_len).unbind(1)
+        return key, value
 
 
 class KVCache:
-    """Keys and values of every layer, one row an image and guidance branch, each row at its own length.
+    """Keys and values of every layer. A row is one image in one guidance branch and has its own length.
 
     Invariant: slots [0, length[r]) of row r hold exactly the committed prefix; the next node's rotary
     position is position[r]. That is length[r], in one tensor, but for families that leave padding out of the
-    cache. What lies beyond is scratch of the current tree. Nothing is ever concatenated or reallocated.
+    cache. Later slots are scratch for the current tree. Nothing is ever concatenated or reallocated.
     """
 
-    def __init__(self, store: Tensor, length: Tensor, position: Tensor | None = None) -> None:
-        """Wrap store [L, R, 2, H, C, E], length [R] int64 (committed slots a row) and position [R] int64
-        where it differs from length."""
-        self.store, self.length = store, length
+    def __init__(
+        self, store: Tensor, length: Tensor, position: Tensor | None = None, head_groups: int = 1
+    ) -> None:
+        """Wraps store [L, R, 2, Hkv, C, E], length [R] int64 (committed slots of each row) and position [R]
+        int64 if it differs from length. head_groups: G."""
+        self.store, self.length, self.head_groups = store, length, head_groups
         self.position = length if position is None else position
         self._counters = (length,) if position is None else (length, position)
-        rows, heads, capacity, size = store.shape[1], 2 * store.shape[3], *store.shape[4:]
-        slots = rows * heads * capacity
-        # Where each row's keys and values of a head begin, [R, 1, 2 * H].
-        self._starts = torch.arange(0, slots, capacity, device=store.device).view(rows, 1, heads)
-        self._columns = torch.arange(capacity, device=store.device)
-        # Views made once: five a layer and pass cost as much as a product.
-        self._flat = store.as_strided((len(store), slots, size), (store.stride(0), size, 1))
-        self._layers = [(flat, *held.unbind(1)) for flat, held in zip(self._flat, store, strict=True)]
+        rows, heads, capacity = store.shape[1], 2 * store.shape[3], store.shape[4]
+        # First slot of each head's keys or values in the flat view of a layer, [R, 1, 2 * Hkv].
+        starts = torch.arange(0, rows * heads * capacity, capacity, device=store.device)
+        self._starts = starts.view(rows, 1, heads)
+        self._columns = torch.arange(aligned(capacity), device=store.device)
+        self._flat = store.flatten(1, 4)
+        self.layers = store.unbind(0)  # each [R, 2, Hkv, C, E]
 
     @classmethod
     def allocate(
         cls,
-        layers: int,
+        config: DecoderConfig,
         rows: int,
         capacity: int,
-        heads: int,
-        head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
         padded: bool = False,
     ) -> KVCache:
-        """An empty cache of layers * rows * 2 * heads * capacity * head_dim elements: what attention reads
-        of a head lies in one piece. padded: prefixes may leave padding out, so that positions run ahead of
-        slots."""
-        store = torch.zeros(layers, rows, 2, heads, capacity, head_dim, dtype=dtype, device=device)
+        """Returns an empty cache for a decoder of this shape. All slots of a head are contiguous, as
+        attention reads them.
+
+        padded: prefixes may leave padding out, so that positions run ahead of slots. Off the CPU, heads are
+        stored with zeros up to a multiple of ALIGNMENT numbers: other sizes have no fused kernel.
+        """
+        heads = config.num_kv_heads
+        size = config.head_dim if device.type == "cpu" else aligned(config.head_dim)
+        store = torch.zeros(config.num_layers, rows, 2, heads, capacity, size, dtype=dtype, device=device)
         length = torch.zeros(rows, dtype=torch.int64, device=device)
-        return cls(store, length, torch.zeros_like(length) if padded else None)
+        return cls(store, length, torch.zeros_like(length) if padded else None, config.num_heads // heads)
 
     @property
     def capacity(self) -> int:
-        """Slots a row."""
+        """Number of slots of a row."""
         return self.store.shape[4]
 
     def row(self, index: int) -> KVCache:
-        """The one-row cache over the same memory."""
-        return type(self)(
-            self.store[:, index : index + 1], *(counter[index : index + 1] for counter in self._counters)
-        )
+        """Returns the one-row cache over the same memory."""
+        at = slice(index, index + 1)
+        position = None if self.position is self.length else self.position[at]
+        return type(self)(self.store[:, at], self.length[at], position, self.head_groups)
 
     def clear(self, rows: slice = slice(None)) -> None:
-        """Forget the prefix of the rows."""
+        """Empties the rows."""
         for counter in self._counters:
             counter[rows] = 0
 
     def begin(self, count: int, padding: int = 0) -> None:
-        """Commit the first `count` slots of an empty cache, but for `padding` leading ones: the others close
-        up, and positions go on from count."""
+        """Commits the first `count` slots of an empty cache except for `padding` leading ones. The others
+        move to the front; positions go on from count."""
         if padding:
             assert self.position is not self.length, "this cache was not allocated for padding"
             self.store[..., : count - padding, :] = self.store[..., padding:count, :].clone()
@@ -92,7 +154,7 @@ class KVCache:
             counter += count - padding
 
     def metadata(self, depths: Tensor, ancestors: Tensor, max_length: int) -> AttentionMetadata:
-        """Place N nodes behind the committed prefix and M - N nodes of earlier passes over the same tree.
+        """Places N nodes behind the committed prefix and M - N nodes of earlier passes over the same tree.
 
         depths [R, N] int64: rotary position relative to the next node's.
         ancestors [R, N, M] bool: node n attends to the whole prefix and to slot length + m where
@@ -105,42 +167,31 @@ class KVCache:
         if context_len > self.capacity:
             raise ValueError(f"the cache has {self.capacity} slots a row, {context_len} are needed")
         length, columns = self.length[:, None], self._columns
-        # SDPA would turn a boolean mask into this additive one in every layer; once a pass is enough.
-        mask = torch.zeros(*ancestors.shape[:2], context_len, dtype=self.store.dtype, device=ancestors.device)
-        mask.masked_fill_((columns[:context_len] >= length)[:, None], float("-inf"))
+        # SDPA would turn a boolean mask into this additive one in every layer; once a pass is enough. The
+        # columns beyond context_len keep the row stride a multiple of 8, else CUDA copies the mask in every
+        # layer.
+        shape = (*ancestors.shape[:2], aligned(context_len))
+        mask = torch.zeros(shape, dtype=self.store.dtype, device=ancestors.device)
+        mask.masked_fill_((columns[: shape[2]] >= length)[:, None], float("-inf"))
         tree_mask = torch.zeros(ancestors.shape, dtype=mask.dtype, device=mask.device)
         tree_mask.masked_fill_(~ancestors, float("-inf"))
         # An idle row, which nobody reads, may be longer than max_length.
         behind = (length + columns[:tree_slots]).clamp(max=context_len - 1)
         mask.scatter_(2, behind[:, None].expand(-1, nodes, -1), tree_mask)
-        slots = self._flat_slots(length + columns[tree_slots - nodes : tree_slots])
-        return AttentionMetadata(slots, self.position[:, None] + depths, mask[:, None], context_len)
-
-    def write(self, layer: int, meta: AttentionMetadata, kv: Tensor) -> tuple[Tensor, Tensor]:
-        """Store kv [R * N, 2, H, E] at the pass's slots; keys and values [R, H, context_len, E] in view."""
-        flat, key, value = self._layers[layer]
-        flat.index_put_((meta.slots,), kv.flatten(1, 2))
-        return key.narrow(2, 0, meta.context_len), value.narrow(2, 0, meta.context_len)
-
-    def attend(self, layer: int, meta: AttentionMetadata, query: Tensor, kv: Tensor) -> Tensor:
-        """What the nodes read, [R, N, H, E], of the prefix and of what they may see of the tree.
-
-        query [R, N, H, E]; kv [R * N, 2, Hkv, E], written first: a node sees itself. Computed in the type of
-        the cache.
-        """
-        dtype = self.store.dtype
-        key, value = self.write(layer, meta, kv.to(dtype))
-        gqa = query.shape[-2] != kv.shape[-2]
-        mixed = F.scaled_dot_product_attention(
-            query.to(dtype).transpose(1, 2), key, value, attn_mask=meta.mask, enable_gqa=gqa
+        if self.head_groups > 1:
+            mask = mask.repeat(1, self.head_groups, 1)
+        return AttentionMetadata(
+            slots=self._flat_slots(length + columns[tree_slots - nodes : tree_slots]),
+            positions=self.position[:, None] + depths,
+            mask=mask[:, None, :, :context_len],
+            context_len=context_len,
         )
-        return mixed.transpose(1, 2)
 
     def commit(self, path: Tensor, count: Tensor, leafy_chain: bool = False) -> None:
-        """Make the tree nodes path[r, :count[r]] the continuation of row r's prefix, in place.
+        """Makes the tree nodes path[r, :count[r]] the continuation of row r's prefix, in place.
 
         path [R, A] int64, strictly increasing along the accepted part, path[r, 0] = 0; entries beyond count
-        are ignored by every later pass. count [R] int64. Slots length + path[j] move to length + j. The root
+        are ignored by every later pass. count [R] int64. Slot length + path[j] moves to length + j. The root
         is there already; of a leafy chain (DraftTree) all but the last accepted node are, and moving that one
         alone is several times cheaper.
         """
@@ -158,20 +209,32 @@ class KVCache:
             counter += count
 
     def _flat_slots(self, slots: Tensor) -> Tensor:
-        """[R * N, 2 * H] int64: slots [R, N] of each row for all its heads, in the flat view of a layer."""
+        """Slots [R, N] of the rows, for all heads of keys and values, in the flat view of a layer:
+        [R * N, 2 * Hkv] int64."""
         return (self._starts + slots[..., None]).flatten(0, 1)
 
 
-class FlashCache(KVCache):
-    """A cache that flash-attn reads: for prompts and the AR baseline, whose nodes are a chain.
+@dataclass(frozen=True, slots=True)
+class ChainMetadata(AttentionMetadata):
+    """Metadata of a pass whose nodes are a chain, for flash-attn, which takes no mask."""
 
-    flash-attn takes no mask, so draft trees cannot be scored so. fp16 or bf16 on CUDA; not yet run on a GPU.
-    """
+    ends: Tensor  # [R] int32: slots of each row once the pass is written
 
-    def attend(self, layer: int, meta: AttentionMetadata, query: Tensor, kv: Tensor) -> Tensor:
-        """As KVCache.attend where every node sees the prefix and all nodes before it."""
+    def attend(self, store: Tensor, query: Tensor, kv: Tensor) -> Tensor:
+        """As AttentionMetadata.attend, where every node attends to the prefix and all nodes before it."""
         from flash_attn import flash_attn_with_kvcache
 
-        key, value = (x.transpose(1, 2) for x in self.write(layer, meta, kv))
-        ends = (self.length + query.shape[1]).to(torch.int32)
-        return flash_attn_with_kvcache(query, key, value, cache_seqlens=ends, causal=True)
+        key, value = (x.transpose(1, 2) for x in self.write(store, kv))
+        query = query.unflatten(0, self.positions.shape)
+        mixed = flash_attn_with_kvcache(query, key, value, cache_seqlens=self.ends, causal=True)
+        return mixed.flatten(0, 1).flatten(1)
+
+
+class FlashCache(KVCache):
+    """A cache that flash-attn reads, for prompts and the AR baseline, whose nodes are a chain. Needs fp16 or
+    bf16 on CUDA; not yet run on a GPU."""
+
+    def metadata(self, depths: Tensor, ancestors: Tensor, max_length: int) -> ChainMetadata:
+        plain = super().metadata(depths, ancestors, max_length)
+        ends = (self.length + ancestors.shape[1]).to(torch.int32)
+        return ChainMetadata(plain.slots, plain.positions, plain.mask, plain.context_len, ends)

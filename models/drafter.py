@@ -44,7 +44,7 @@ class DrafterNet(Positioned):
     def forward(self, tokens: Tensor, features: Tensor, cache: KVCache, meta: AttentionMetadata) -> Tensor:
         """Predicted features [R, N, D] of pairs placed in the cache by meta."""
         x, turn = self.fuse(tokens, features), self.turn(meta.positions)
-        return self.block(x.flatten(0, 1), turn.flatten(0, 1), 0, cache, meta).view_as(x)
+        return self.block(x.flatten(0, 1), turn.flatten(0, 1), cache.layers[0], meta).view_as(x)
 
     def causal(self, tokens: Tensor, features: Tensor) -> Tensor:
         """Predicted features [R, T, D]: at p from (feature at p, token at p + 1) and all before."""
@@ -190,9 +190,7 @@ class EagleDrafter:
         net.reserve(capacity)
         pack(net)
         rows, dtype = target.branches * target.slots, cache_dtype(net.embed.weight)
-        self.cache = KVCache.allocate(
-            1, rows, capacity, config.num_kv_heads, config.head_dim, dtype, self.device
-        )
+        self.cache = KVCache.allocate(replace(config, num_layers=1), rows, capacity, dtype, self.device)
 
     def prefill(self, slot: int, prompt: EncodedPrompt, prefix: Prefix) -> None:
         """Take in the prompt: every feature but the last pairs with the token behind it."""

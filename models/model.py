@@ -15,7 +15,7 @@ from adt_tree.grid import Grid
 from adt_tree.relax import nearest_table
 from adt_tree.roles import Drafter
 from adt_tree.sampling import Sampling
-from models.cache import FlashCache
+from models.cache import FlashCache, choose_attention_kernels
 from models.checkpoint.meta_init import build
 from models.checkpoint.weights import Weights
 from models.codecs.neighbours import find_table, read_table
@@ -50,6 +50,9 @@ class Model:
     attention: str = "sdpa"  # or flash
     deterministic: bool = False  # a code's distribution does not depend on what else is in the pass
     graphs: bool = False  # the networks' passes are captured as CUDA graphs: on one CUDA device
+
+    def __post_init__(self) -> None:
+        choose_attention_kernels(self.device)
 
     @property
     def name(self) -> str:
@@ -117,7 +120,8 @@ class Model:
             attend_in = torch.float64 if self.deterministic else None
             target = ARTarget(self.decoder, tokens, *codes, *rows, max_prompt, nodes, attend_in)
         if self.attention == "flash":
-            target.cache = FlashCache(target.cache.store, target.cache.length)
+            groups = target.cache.head_groups
+            target.cache = FlashCache(target.cache.store, target.cache.length, head_groups=groups)
         return target if self.row_end is None else SeparatorTarget(target, self.grid, self.row_end)
 
     def drafter(self, target: ARTarget | SeparatorTarget, max_depth: int, max_width: int) -> Drafter:

@@ -14,14 +14,13 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from models.cache import AttentionMetadata, KVCache
+from models.cache import AttentionMetadata
 from models.transformer import (
     QK_NORM_EPS,
     Attention,
     Block,
     Decoder,
     as_pairs,
-    attend,
     attend_causally,
 )
 
@@ -181,9 +180,9 @@ class PackedBlock(nn.Module):
         del mlp.gate_up, gate, up
         self.down = Product(mlp.down.weight)
 
-    def forward(self, x: Tensor, turn: Tensor, layer: int, cache: KVCache, meta: AttentionMetadata) -> Tensor:
-        """Tree nodes x [R * N, D] -> [R * N, D], their keys and values written into the cache."""
-        return self._merge(x, attend(*self._project(x, turn), layer, cache, meta))
+    def forward(self, x: Tensor, turn: Tensor, store: Tensor, meta: AttentionMetadata) -> Tensor:
+        """As Block.forward."""
+        return self._merge(x, meta.attend(store, *self._project(x, turn)))
 
     def causal(self, x: Tensor, turn: Tensor) -> Tensor:
         """The same layer over whole sequences, without a cache."""

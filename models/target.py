@@ -125,11 +125,9 @@ class ARTarget:
             )
         decoder.reserve(capacity)
         pack(decoder.blocks)
-        rows, heads, dtype = branches * slots, config.num_kv_heads, attend_in or cache_dtype(weight)
+        rows, dtype = branches * slots, attend_in or cache_dtype(weight)
         padded = config.raster_side > 0  # positions of a raster count the padding before a prompt too
-        self.cache = KVCache.allocate(
-            config.num_layers, rows, capacity, heads, config.head_dim, dtype, self.device, padded
-        )
+        self.cache = KVCache.allocate(config, rows, capacity, dtype, self.device, padded)
 
     def prefill(self, slot: int, prompt: EncodedPrompt) -> Prefix:
         """Forget the slot's image and commit the prompt, each branch in a pass of its own."""

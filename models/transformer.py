@@ -161,19 +161,20 @@ def split_heads(
     return qk.narrow(-2, 0, heads), torch.stack((qk.narrow(-2, heads, kv_heads), value), dim=-3)
 
 
-def attend(query: Tensor, kv: Tensor, layer: int, cache: KVCache, meta: AttentionMetadata) -> Tensor:
-    """What N tree nodes a row read of the committed prefix and their ancestors: [R * N, H * E] from query
-    [R * N, H, E], kv [R * N, 2, Hkv, E]."""
-    mixed = cache.attend(layer, meta, query.view(*meta.positions.shape, *query.shape[1:]), kv)
-    return mixed.reshape(len(query), -1)
-
-
 def attend_causally(query: Tensor, kv: Tensor) -> Tensor:
-    """What every token reads of itself and all before it, without a cache: [R, T, H * E] from query [R, T, H,
-    E], kv [R, T, 2, Hkv, E]."""
+    """Returns what every token reads of itself and all tokens before it, without a cache: [R, T, H * E] from
+    query [R, T, H, E], kv [R, T, 2, Hkv, E]."""
+    return attend_densely(query, kv, is_causal=True)
+
+
+def attend_densely(query: Tensor, kv: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+    """Returns what T tokens read of S, [R, T, H * E], from query [R, T, H, E] and kv [R, S, 2, Hkv, E]; mask
+    [T, S] bool: who may read whom. Keys and values shared by several heads are repeated, because CUDA's
+    memory-efficient kernel does not take shared ones."""
+    if query.shape[-2] > kv.shape[-2]:
+        kv = kv.repeat_interleave(query.shape[-2] // kv.shape[-2], dim=-2)
     key, value = kv.transpose(1, 3).unbind(2)
-    gqa = query.shape[-2] != kv.shape[-2]
-    mixed = F.scaled_dot_product_attention(query.transpose(1, 2), key, value, is_causal=True, enable_gqa=gqa)
+    mixed = F.scaled_dot_product_attention(query.transpose(1, 2), key, value, mask, is_causal=is_causal)
     return mixed.transpose(1, 2).flatten(2)
 
 
@@ -200,9 +201,9 @@ class Attention(nn.Module):
         """Queries, and keys with values, of x [..., D]."""
         return split_heads(self.qkv(x), turn, self.heads, self.kv_heads, self.affine)
 
-    def forward(self, x: Tensor, turn: Tensor, layer: int, cache: KVCache, meta: AttentionMetadata) -> Tensor:
+    def forward(self, x: Tensor, turn: Tensor, store: Tensor, meta: AttentionMetadata) -> Tensor:
         """Tree nodes x [R * N, D] over the committed prefix and their ancestors."""
-        return self.out(attend(*self.project(x, turn), layer, cache, meta))
+        return self.out(meta.attend(store, *self.project(x, turn)))
 
     def causal(self, x: Tensor, turn: Tensor) -> Tensor:
         """Whole sequences x [R, T, D], without a cache."""
@@ -235,9 +236,10 @@ class Block(nn.Module):
         self.mlp_norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, turn: Tensor, layer: int, cache: KVCache, meta: AttentionMetadata) -> Tensor:
-        """x [R * N, D] -> [R * N, D], keys and values written into the cache; turn [R * N, 1, E/2]."""
-        x = x + self.attention(self.attention_norm(x), turn, layer, cache, meta)
+    def forward(self, x: Tensor, turn: Tensor, store: Tensor, meta: AttentionMetadata) -> Tensor:
+        """Tree nodes x [R * N, D] -> [R * N, D]; their keys and values are written into the layer's cache,
+        `store`. turn [R * N, 1, E/2]."""
+        x = x + self.attention(self.attention_norm(x), turn, store, meta)
         return x + self.mlp(self.mlp_norm(x))
 
     def causal(self, x: Tensor, turn: Tensor) -> Tensor:
@@ -301,8 +303,8 @@ class Decoder(Positioned):
         """Features [R, N, D], after the final norm, of embedded nodes x [R, N, D] placed by meta."""
         shape, turn = x.shape, self.turn(meta.positions).flatten(0, 1)
         x = x.flatten(0, 1)  # a matrix: layers take it as it is
-        for layer, block in enumerate(self.blocks):
-            x = block(x, turn, layer, cache, meta)
+        for block, store in zip(self.blocks, cache.layers, strict=True):
+            x = block(x, turn, store, meta)
         return self.norm(x).view(shape)
 
     def causal(self, tokens: Tensor) -> Tensor:

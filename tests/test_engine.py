@@ -19,10 +19,9 @@ from adt_tree.records import Decoded
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
 from adt_tree.static_trees import STATIC_TREES
-from models.cache import KVCache
 from models.drafter import DrafterNet
 from models.model import Model
-from models.target import Prompt, chain_mask
+from models.target import Prompt
 from models.transformer import Decoder, DecoderConfig
 from tests.decoding import codes_of, commit_two_paths, model_of, path_to, random_tree
 from tests.tabular import TabularModel, requests, table
@@ -223,20 +222,6 @@ def test_node_logits_are_those_of_its_path_alone(sampling: Sampling, kv_heads: i
             logits, features = alone(IMAGES[slot].prompt, tokens_of(codes), sampling.branches, kv_heads)
             torch.testing.assert_close(scored.logits[:, slot, node], logits, atol=1e-5, rtol=1e-5)
             torch.testing.assert_close(scored.features[:, slot, node], features, atol=1e-5, rtol=1e-5)
-
-
-def test_a_head_is_read_in_one_piece() -> None:
-    """Rows of different lengths: every node's keys and values stand in its own slot, all of a head's in one
-    piece of memory (a piece per slot costs the AR baseline time, docs/LOG.md)."""
-    cache, kv = KVCache.allocate(2, 2, 9, 3, 4, torch.float32, torch.device("cpu")), torch.randn(4, 2, 3, 4)
-    cache.length += torch.tensor([5, 2])
-    meta = cache.metadata(torch.arange(2).expand(2, -1), chain_mask(2, kv.device).expand(2, -1, -1), 5)
-    for part, given in zip(cache.write(1, meta, kv), kv.unbind(1), strict=True):
-        assert part.shape == (2, 3, 7, 4) and all(head.is_contiguous() for row in part for head in row)
-        for row, length in enumerate((5, 2)):
-            written = part[row, :, length : length + 2].transpose(0, 1)
-            assert torch.equal(written, given[2 * row : 2 * row + 2])
-        assert part.count_nonzero() == given.numel()
 
 
 def test_what_does_not_fit_is_refused() -> None:

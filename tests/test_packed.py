@@ -73,11 +73,11 @@ def through_a_cache(
 ) -> torch.Tensor:
     """Rows [2, N, width] as the first ones of a cache."""
     count = x.shape[1]
-    cache = KVCache.allocate(1, 2, count + 10, config.num_kv_heads, config.head_dim, dtype, x.device)
+    cache = KVCache.allocate(config, 2, count + 10, dtype, x.device)
     seen = chain_mask(count, x.device).expand(2, -1, -1)
     meta = cache.metadata(torch.arange(count).expand(2, -1), seen, 0)
     flat = turn.expand(2, -1, -1, -1).flatten(0, 1)
-    return packed(x.flatten(0, 1), flat, 0, cache, meta).view_as(x)
+    return packed(x.flatten(0, 1), flat, cache.layers[0], meta).view_as(x)
 
 
 @pytest.mark.parametrize("kv_heads", [2, 4])

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from adt_tree.sampling import guide
 from models.drafter import DrafterNet
+from models.transformer import attend_densely
 
 RANKS = 3  # how many of the drafter's first choices are held against the target's
 
@@ -77,11 +78,8 @@ class Unrolled(nn.Module):
             query, kv = attention.project(net.block.attention_norm(x), turn)
             held.append(kv)
             own = [distance == step - index for index in range(2, step + 1)]
-            key, value = torch.cat(held, dim=1).transpose(1, 3).unbind(2)
             mask = torch.cat([distance >= step - 1, *own], dim=1)
-            query, grouped = query.transpose(1, 2), attention.heads != attention.kv_heads
-            mixed = F.scaled_dot_product_attention(query, key, value, mask, enable_gqa=grouped)
-            x = x + attention.out(mixed.transpose(1, 2).flatten(2))
+            x = x + attention.out(attend_densely(query, torch.cat(held, dim=1), mask))
             outs.append(x + net.block.mlp(net.block.mlp_norm(x)))
             features = torch.cat((features[:, :1], outs[-1][:, :-1]), dim=1)
         return outs

@@ -1,0 +1,114 @@
+"""The key/value cache alone: where it keeps what, and how attention is asked for so that a GPU has a fused
+kernel for it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.cache import ALIGNMENT, AttentionMetadata, KVCache, choose_attention_kernels
+from models.target import chain_mask
+from models.transformer import DecoderConfig, attend_densely
+
+CPU = torch.device("cpu")
+LENGTHS = [5, 2]  # committed slots of two rows
+
+
+def placed(
+    cache: KVCache, prefix: Tensor, ancestors: Tensor, max_length: int = max(LENGTHS)
+) -> AttentionMetadata:
+    """Write each row's prefix [2, max_length, 2, Hkv, E] into layer 0, then place the nodes behind it."""
+    for row, count in enumerate(LENGTHS):
+        one = cache.row(row)
+        meta = one.metadata(torch.arange(count)[None], chain_mask(count, CPU), 0)
+        meta.write(one.layers[0], prefix[row, :count])
+        one.begin(count)
+    depths = ancestors.sum(dim=2) - 1
+    return cache.metadata(depths, ancestors, max_length)
+
+
+def test_a_head_is_read_in_one_piece() -> None:
+    """Rows of different lengths: every node's keys and values stand in its own slot, all of a head's in one
+    piece of memory (a piece per slot costs the AR baseline time, docs/LOG.md)."""
+    config = DecoderConfig(10, 12, 8, 2, 3)
+    cache, kv = KVCache.allocate(config, 2, 9, torch.float32, CPU), torch.randn(4, 2, 3, 4)
+    cache.length += torch.tensor(LENGTHS)
+    meta = cache.metadata(torch.arange(2).expand(2, -1), chain_mask(2, kv.device).expand(2, -1, -1), 5)
+    for part, expected in zip(meta.write(cache.layers[1], kv), kv.unbind(1), strict=True):
+        assert part.shape == (2, 3, 7, 4) and all(head.is_contiguous() for row in part for head in row)
+        for row, length in enumerate(LENGTHS):
+            written = part[row, :, length : length + 2].transpose(0, 1)
+            assert torch.equal(written, expected[2 * row : 2 * row + 2])
+        assert part.count_nonzero() == expected.numel()
+
+
+@pytest.mark.parametrize("stored", [6, 8], ids=["as it is", "padded"])
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_attention_over_a_tree(kv_heads: int, stored: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Grouped heads and padded ones read what dense attention over each row's own sequence reads."""
+    torch.manual_seed(0)
+    heads, size, nodes = 4, 6, 3
+    store = torch.zeros(1, 2, 2, kv_heads, 20, stored)
+    cache = KVCache(store, torch.zeros(2, dtype=torch.int64), head_groups=heads // kv_heads)
+    ancestors = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 0, 1]], dtype=torch.bool).expand(2, -1, -1)
+    prefix, kv = torch.randn(2, 5, 2, kv_heads, size), torch.randn(2 * nodes, 2, kv_heads, size)
+    meta, query = placed(cache, prefix, ancestors, max_length=6), torch.randn(2 * nodes, heads, size)
+    asked, sdpa = [], F.scaled_dot_product_attention
+
+    def watched(*args: Tensor, **options: object) -> Tensor:
+        asked.append((args, options))
+        return sdpa(*args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("models.cache.F.scaled_dot_product_attention", watched)
+        mixed = meta.attend(cache.layers[0], query, kv).view(2, nodes, heads * size)
+    (((found, key, value), options),) = asked
+    assert set(options) == {"attn_mask", "scale"}, "no grouped attention: a mask leaves it no fused kernel"
+    assert found.shape == (2, kv_heads, heads // kv_heads * nodes, stored)
+    assert key.shape == value.shape == (2, kv_heads, 9, stored)
+    for row, length in enumerate(LENGTHS):
+        own = torch.cat((prefix[row, :length], kv.view(2, nodes, 2, kv_heads, size)[row]))[None]
+        mask = torch.cat((torch.ones(nodes, length, dtype=torch.bool), ancestors[row]), dim=1)
+        expected = attend_densely(query.view(2, nodes, heads, size)[row][None], own, mask)
+        torch.testing.assert_close(mixed[row], expected[0], rtol=1e-5, atol=1e-6)
+    assert not store[..., size:].any()
+
+
+@pytest.mark.parametrize("head_groups", [1, 4])
+@pytest.mark.parametrize("max_length", range(5, 14))
+def test_rows_of_the_mask_are_aligned(max_length: int, head_groups: int) -> None:
+    """At every stride but the last, else torch copies the mask in every layer on CUDA."""
+    cache = KVCache(torch.zeros(1, 2, 2, 1, 20, 4), torch.tensor(LENGTHS), head_groups=head_groups)
+    ancestors = chain_mask(3, CPU).expand(2, -1, -1)
+    mask = cache.metadata(torch.arange(3).expand(2, -1), ancestors, max_length).mask
+    assert mask.shape == (2, 1, 3 * head_groups, max_length + 3)
+    assert all(stride % ALIGNMENT == 0 for stride in mask.stride()[:-1]) and mask.stride(-1) == 1
+    for row, length in enumerate(LENGTHS):
+        seen = torch.cat((torch.ones(3, length, dtype=torch.bool), ancestors[row]), dim=1)
+        for group in mask[row, 0].unflatten(0, (head_groups, 3)):
+            assert torch.equal(group[:, : length + 3] == 0, seen)
+            assert (group[:, length + 3 :] == float("-inf")).all()
+
+
+def test_heads_are_padded_off_the_cpu() -> None:
+    """The class-conditional LlamaGen-3B has heads of 100."""
+    config = DecoderConfig(10, 3200, 8, 2, 32)
+    sizes = {
+        name: KVCache.allocate(config, 1, 9, torch.bfloat16, torch.device(name)).store.shape[-1]
+        for name in ("cpu", "meta")
+    }
+    assert sizes == {"cpu": 100, "meta": 104}
+
+
+def test_cudnns_attention_is_switched_off_on_cuda() -> None:
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    try:
+        torch.backends.cuda.enable_cudnn_sdp(True)
+        choose_attention_kernels(CPU)
+        assert torch.backends.cuda.cudnn_sdp_enabled()
+        choose_attention_kernels(torch.device("cuda"))
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
