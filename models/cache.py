@@ -52,8 +52,8 @@ class AttentionMetadata:
     def attend(self, store: Tensor, query: Tensor, kv: Tensor) -> Tensor:
         """Writes the nodes' keys and values into a layer, then returns what each node reads, [R * N, H * E].
 
-        store [R, 2, Hkv, C, >= E]: one of KVCache.layers. query [R * N, H, E]; kv [R * N, 2, Hkv, E]. The
-        dtype of the result and of the computation is that of the cache.
+        store [R, 2, Hkv, C, >= E]: one of KVCache.layers. query [R * N, H, E]. kv [R * N, 2 * Hkv, E]: keys,
+        then values. The dtype of the result and of the computation is that of the cache.
         """
         (rows, nodes), (heads, size) = self.positions.shape, query.shape[1:]
         key, value = self.write(store, kv)
@@ -61,22 +61,22 @@ class AttentionMetadata:
         query = query.to(store.dtype)
         if padding:
             query = F.pad(query, (0, padding))
-        kv_heads = key.shape[1]
-        folded = query.view(rows, nodes, kv_heads, heads // kv_heads, -1).permute(0, 2, 3, 1, 4).flatten(2, 3)
+        kv_heads, groups = key.shape[1], heads // key.shape[1]
+        folded = query.view(rows, nodes, kv_heads, groups, -1).permute(0, 2, 3, 1, 4).flatten(2, 3)
         scale = 1.0 / math.sqrt(size)  # of the unpadded head
         mixed = F.scaled_dot_product_attention(folded, key, value, attn_mask=self.mask, scale=scale)
-        mixed = mixed.unflatten(2, (-1, nodes)).permute(0, 3, 1, 2, 4)
+        mixed = mixed.view(rows, kv_heads, groups, nodes, -1).permute(0, 3, 1, 2, 4)
         if padding:
             mixed = mixed.narrow(-1, 0, size)
         return mixed.reshape(rows * nodes, heads * size)
 
     def write(self, store: Tensor, kv: Tensor) -> tuple[Tensor, Tensor]:
-        """Writes kv [R * N, 2, Hkv, E] at the pass's slots and returns the keys and the values of the slots
+        """Writes kv [R * N, 2 * Hkv, E] at the pass's slots and returns the keys and the values of the slots
         read, [R, Hkv, context_len, >= E], as views of the layer `store`."""
         flat = store.flatten(0, 3)
         if flat.shape[-1] > kv.shape[-1]:
             flat = flat.narrow(-1, 0, kv.shape[-1])
-        flat.index_put_((self.slots,), kv.to(store.dtype).flatten(1, 2))
+        flat.index_put_((self.slots,), kv.to(store.dtype))
         key, value = store.narrow(3, 0, self.context_len).unbind(1)
         return key, value
 

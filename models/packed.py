@@ -150,15 +150,15 @@ class PackedHeads:
         self.product = Product(weight.to(attention.qkv.weight.dtype))
 
     def __call__(self, x: Tensor, turn: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries [..., H, E], keys and values [..., 2, Hkv, E] of x [..., D], fp32, views of one product."""
+        """Queries [..., H, E], keys and values [..., 2 * Hkv, E] of x [..., D], fp32, as views of one
+        product."""
         fused = self.product(x).float()
         fused = fused.view(*fused.shape[:-1], self.heads + 2 * self.kv_heads, -1)
         qk = turned = fused.narrow(-2, 0, self.heads + self.kv_heads)
         if self.norm is not None:
             turned = torch.addcmul(self.shift, self.norm(qk), self.scale)
         torch.mul(as_pairs(turned), turn, out=as_pairs(qk))
-        kv = fused.narrow(-2, self.heads, 2 * self.kv_heads)
-        return fused.narrow(-2, 0, self.heads), kv.unflatten(-2, (2, self.kv_heads))
+        return fused.narrow(-2, 0, self.heads), fused.narrow(-2, self.heads, 2 * self.kv_heads)
 
 
 class PackedBlock(nn.Module):

@@ -148,8 +148,9 @@ def rotate(x: Tensor, turn: Tensor) -> Tensor:
 def split_heads(
     fused: Tensor, turn: Tensor, heads: int, kv_heads: int, affine: tuple[Tensor, Tensor] | None
 ) -> tuple[Tensor, Tensor]:
-    """Queries [..., H, E] and stacked keys and values [..., 2, Hkv, E] out of a fused projection [..., (H +
-    2 Hkv) E]: queries and keys normed, where there is a scale and a shift [H + Hkv, E], and rotated."""
+    """Queries [..., H, E], and keys followed by values [..., 2 * Hkv, E], out of a fused projection
+    [..., (H + 2 Hkv) E]: queries and keys normed, where there is a scale and a shift [H + Hkv, E], and
+    rotated."""
     fused = fused.view(*fused.shape[:-1], heads + 2 * kv_heads, -1)
     count = heads + kv_heads
     qk, value = fused.narrow(-2, 0, count), fused.narrow(-2, count, kv_heads)
@@ -158,22 +159,22 @@ def split_heads(
         normed = F.layer_norm(fused, fused.shape[-1:], eps=QK_NORM_EPS).narrow(-2, 0, count)
         qk = torch.addcmul(affine[1], normed, affine[0])
     qk = rotate(qk, turn)
-    return qk.narrow(-2, 0, heads), torch.stack((qk.narrow(-2, heads, kv_heads), value), dim=-3)
+    return qk.narrow(-2, 0, heads), torch.cat((qk.narrow(-2, heads, kv_heads), value), dim=-2)
 
 
 def attend_causally(query: Tensor, kv: Tensor) -> Tensor:
     """Returns what every token reads of itself and all tokens before it, without a cache: [R, T, H * E] from
-    query [R, T, H, E], kv [R, T, 2, Hkv, E]."""
+    query [R, T, H, E], kv [R, T, 2 * Hkv, E]."""
     return attend_densely(query, kv, is_causal=True)
 
 
 def attend_densely(query: Tensor, kv: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-    """Returns what T tokens read of S, [R, T, H * E], from query [R, T, H, E] and kv [R, S, 2, Hkv, E]; mask
+    """Returns what T tokens read of S, [R, T, H * E], from query [R, T, H, E] and kv [R, S, 2 * Hkv, E]; mask
     [T, S] bool: who may read whom. Keys and values shared by several heads are repeated, because CUDA's
     memory-efficient kernel does not take shared ones."""
-    if query.shape[-2] > kv.shape[-2]:
-        kv = kv.repeat_interleave(query.shape[-2] // kv.shape[-2], dim=-2)
-    key, value = kv.transpose(1, 3).unbind(2)
+    if 2 * query.shape[2] > kv.shape[2]:
+        kv = kv.repeat_interleave(2 * query.shape[2] // kv.shape[2], dim=2)
+    key, value = kv.transpose(1, 2).chunk(2, dim=1)
     mixed = F.scaled_dot_product_attention(query.transpose(1, 2), key, value, mask, is_causal=is_causal)
     return mixed.transpose(1, 2).flatten(2)
 

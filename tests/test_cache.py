@@ -19,7 +19,7 @@ LENGTHS = [5, 2]  # committed slots of two rows
 def placed(
     cache: KVCache, prefix: Tensor, ancestors: Tensor, max_length: int = max(LENGTHS)
 ) -> AttentionMetadata:
-    """Write each row's prefix [2, max_length, 2, Hkv, E] into layer 0, then place the nodes behind it."""
+    """Write each row's prefix [2, max_length, 2 * Hkv, E] into layer 0, then place the nodes behind it."""
     for row, count in enumerate(LENGTHS):
         one = cache.row(row)
         meta = one.metadata(torch.arange(count)[None], chain_mask(count, CPU), 0)
@@ -33,10 +33,10 @@ def test_a_head_is_read_in_one_piece() -> None:
     """Rows of different lengths: every node's keys and values stand in its own slot, all of a head's in one
     piece of memory (a piece per slot costs the AR baseline time, docs/LOG.md)."""
     config = DecoderConfig(10, 12, 8, 2, 3)
-    cache, kv = KVCache.allocate(config, 2, 9, torch.float32, CPU), torch.randn(4, 2, 3, 4)
+    cache, kv = KVCache.allocate(config, 2, 9, torch.float32, CPU), torch.randn(4, 6, 4)
     cache.length += torch.tensor(LENGTHS)
     meta = cache.metadata(torch.arange(2).expand(2, -1), chain_mask(2, kv.device).expand(2, -1, -1), 5)
-    for part, expected in zip(meta.write(cache.layers[1], kv), kv.unbind(1), strict=True):
+    for part, expected in zip(meta.write(cache.layers[1], kv), kv.chunk(2, dim=1), strict=True):
         assert part.shape == (2, 3, 7, 4) and all(head.is_contiguous() for row in part for head in row)
         for row, length in enumerate(LENGTHS):
             written = part[row, :, length : length + 2].transpose(0, 1)
@@ -53,7 +53,7 @@ def test_attention_over_a_tree(kv_heads: int, stored: int, monkeypatch: pytest.M
     store = torch.zeros(1, 2, 2, kv_heads, 20, stored)
     cache = KVCache(store, torch.zeros(2, dtype=torch.int64), head_groups=heads // kv_heads)
     ancestors = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 0, 1]], dtype=torch.bool).expand(2, -1, -1)
-    prefix, kv = torch.randn(2, 5, 2, kv_heads, size), torch.randn(2 * nodes, 2, kv_heads, size)
+    prefix, kv = torch.randn(2, 5, 2 * kv_heads, size), torch.randn(2 * nodes, 2 * kv_heads, size)
     meta, query = placed(cache, prefix, ancestors, max_length=6), torch.randn(2 * nodes, heads, size)
     asked, sdpa = [], F.scaled_dot_product_attention
 
@@ -69,7 +69,7 @@ def test_attention_over_a_tree(kv_heads: int, stored: int, monkeypatch: pytest.M
     assert found.shape == (2, kv_heads, heads // kv_heads * nodes, stored)
     assert key.shape == value.shape == (2, kv_heads, 9, stored)
     for row, length in enumerate(LENGTHS):
-        own = torch.cat((prefix[row, :length], kv.view(2, nodes, 2, kv_heads, size)[row]))[None]
+        own = torch.cat((prefix[row, :length], kv.view(2, nodes, 2 * kv_heads, size)[row]))[None]
         mask = torch.cat((torch.ones(nodes, length, dtype=torch.bool), ancestors[row]), dim=1)
         expected = attend_densely(query.view(2, nodes, heads, size)[row][None], own, mask)
         torch.testing.assert_close(mixed[row], expected[0], rtol=1e-5, atol=1e-6)
