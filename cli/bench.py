@@ -34,7 +34,7 @@ from cli.method import (
 )
 from cli.options import declare, option, shown
 from eval.errors import UserError, refusals
-from eval.prompts import BENCH_FILE, Prompt, load_prompts
+from eval.runs.prompts import BENCH_FILE, Prompt, load_prompts
 from models.registry import SPECS
 
 if TYPE_CHECKING:
@@ -136,8 +136,8 @@ def run(options: Options) -> None:
     from cli.loading import settled
     from eval import report
     from eval.bench import measure, rows
-    from eval.measurements import Measurements
-    from eval.outputs import write_json
+    from eval.runs.measurements import Measurements
+    from eval.runs.run_folder import write_json
 
     model, prompts = load(options, any(method.needs_drafter for method in chosen.values()))
     decoders, requests = prepare(options, model, chosen, prompts)
@@ -248,11 +248,11 @@ def load(options: Options, need_drafter: bool) -> tuple[Model, list[Prompt]]:
     import torch
 
     from adt_tree.grid import Grid
+    from eval.random_model import random_model
+    from models import memory
     from models.loading import pick_device, pick_precision
     from models.model import DTYPES
     from models.registry import spec_of
-    from models.tools import memory
-    from models.tools.random_model import random_model
 
     device = pick_device(options.device)
     precision = pick_precision(options.precision, device, spec_of(options.model))
@@ -271,7 +271,7 @@ def prepare(
 ) -> tuple[dict[Configuration, Decodes], list[Request]]:
     """A decoder for every configuration, and the requests. UserError for what the model cannot do."""
     from adt_tree.engine import build
-    from eval.session import make_requests
+    from eval.runs.session import make_requests
     from models.loading import find_target
 
     requests = make_requests(model, prompts, options.random_seed)
@@ -293,7 +293,7 @@ def prepare(
 
 def circumstances(model: Model) -> dict[str, Any]:
     """What a figure needs to be repeated: commit, date, device, versions, precision, weights."""
-    from eval.session import environment
+    from eval.runs.session import environment
 
     return {
         **environment(model.device.type),

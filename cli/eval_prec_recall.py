@@ -76,7 +76,7 @@ def write(path: Path, features: Tensor, weights: str) -> None:
     """Keep features [N, D] with the digest of the network that made them."""
     from safetensors.torch import save
 
-    from eval.outputs import write_atomic
+    from eval.runs.run_folder import write_atomic
 
     write_atomic(path, save({"features": features.contiguous()}, {"weights": weights}))
 

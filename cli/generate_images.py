@@ -19,13 +19,13 @@ from cli.groups import PromptOptions, RunOptions
 from cli.method import DecodingOptions, method_from
 from cli.options import declare, option
 from eval.errors import refusals
-from eval.prompts import DEFAULT_END, Prompt, held_out_texts, load_prompts
+from eval.runs.prompts import DEFAULT_END, Prompt, held_out_texts, load_prompts
 
 if TYPE_CHECKING:
     from adt_tree.engine import Engine
     from adt_tree.pipeline import Pipeline
     from adt_tree.roles import Request
-    from eval.outputs import RunFolder
+    from eval.runs.run_folder import RunFolder
     from models.model import Model
 
 
@@ -43,8 +43,8 @@ def run(options: Options) -> None:
     """Do what the command line says; the last line printed is one JSON document."""
     method, prompts = method_from(options), load_prompts(options)
     from cli.loading import load, settled
-    from eval.outputs import RunFolder
-    from eval.session import make_requests, worker
+    from eval.runs.run_folder import RunFolder
+    from eval.runs.session import make_requests, worker
 
     rank, count = worker()
     pipe = load(options, method.needs_drafter)
@@ -110,7 +110,7 @@ def decode(
     """Decode what nobody has finished and keep each image as it finishes; the number of images."""
     from tqdm import tqdm
 
-    from eval.session import synchronise
+    from eval.runs.session import synchronise
 
     codes = calls = number = 0
     left = (request for request in requests if not folder.done(request.name))
@@ -134,7 +134,7 @@ def draw(
 ) -> None:
     """The contact sheet, and the maps of the first images where there are trees to map."""
     from eval import figures
-    from eval.outputs import read_steps
+    from eval.runs.run_folder import read_steps
 
     pictures = [(folder.png(prompt.name), prompt.text) for prompt in prompts]
     figures.contact_sheet(pictures, held_out_texts(), folder.root / "contact_sheet.png")
@@ -163,7 +163,7 @@ def record(
 
 def summarise(entries: dict[str, dict[str, Any]], skipped: int, wall: float) -> dict[str, Any]:
     """Means over images; tau over target calls."""
-    from eval.outputs import tau_of
+    from eval.runs.run_folder import tau_of
 
     count = len(entries)
     made = count - skipped

@@ -15,7 +15,7 @@ from adt_tree.sampling import Sampling
 from cli.groups import ModelOptions, PromptOptions, SamplingOptions, ShardOptions
 from cli.options import declare
 from eval.errors import refusals
-from eval.prompts import MANY_FILE, load_prompts
+from eval.runs.prompts import MANY_FILE, load_prompts
 
 SAMPLED = ("temperature", "top_k", "top_p", "cfg", "random_seed")  # recorded with the shards
 
@@ -36,7 +36,7 @@ def run(options: Options) -> None:
     from tqdm import tqdm
 
     from cli.loading import load_without_drafter
-    from eval.session import make_requests
+    from eval.runs.session import make_requests
     from models.drafters.shards import ShardWriter, Stored, origin
     from models.teacher import features
 

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 
 from cli.options import Options, declare, option
-from eval.prompts import CAPTIONS, DEFAULT_END
+from eval.runs.prompts import CAPTIONS, DEFAULT_END
 from models.registry import SPECS
 from models.spec import PRECISIONS, TOKEN_SHIFTS, ModelSpec
 

@@ -30,7 +30,7 @@ class Options(Base):
 
 def run(options: Options) -> None:
     """Print a table in GB; the last line printed is one JSON document in bytes."""
-    from models.tools.memory import parts, published_use
+    from models.memory import parts, published_use
 
     for name in options.names:
         if name not in NAMES:

@@ -9,7 +9,7 @@ from cli.options import Options as Base
 from cli.options import declare, option, positional
 from eval import acceptance, report
 from eval.errors import UserError
-from eval.outputs import make_folder, write_atomic
+from eval.runs.run_folder import make_folder, write_atomic
 
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results"
 

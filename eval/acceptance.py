@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from eval.errors import UserError
-from eval.outputs import STEPS, read_statistics, read_steps
+from eval.runs.run_folder import STEPS, read_statistics, read_steps
 
 CODES, TOP = "codes per call", "top1"
 COUNTS = (CODES, "depth", "width")

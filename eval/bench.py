@@ -18,8 +18,8 @@ from tqdm import tqdm
 
 from adt_tree.records import Decoded
 from adt_tree.roles import Request
-from eval.measurements import Measured, Measurements
-from eval.session import synchronise
+from eval.runs.measurements import Measured, Measurements
+from eval.runs.session import synchronise
 
 BASELINE = "ar"
 RESAMPLES = 10_000  # of the bootstrap

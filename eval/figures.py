@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from eval.acceptance import CODES, COUNTS, TOP, maps
-from eval.outputs import png_bytes, write_atomic
+from eval.runs.run_folder import png_bytes, write_atomic
 from models.checkpoint.files import replacing
 
 MOST_ON_SHEET = 64

@@ -15,9 +15,9 @@ from torch.profiler import ProfilerActivity
 from adt_tree.engine import Engine
 from adt_tree.ranges import Span, clocked
 from adt_tree.roles import Request
-from eval.session import synchronise
+from eval.runs.session import synchronise
+from models.memory import count
 from models.model import Model
-from models.tools.memory import count
 from models.transformer import Block
 
 PARTS = ("target", "drafter", "tree", "verify", "commit")  # the loop's ranges

@@ -10,8 +10,8 @@ from pathlib import Path
 from PIL import Image, ImageDraw, ImageFont
 
 from eval.errors import UserError
-from eval.outputs import write_atomic
 from eval.race import Recording
+from eval.runs.run_folder import write_atomic
 
 PER_SECOND, MOST_SECONDS, HOLD_MS = 12, 10, 3000  # pictures a second, a longer race is sped up, the end stays
 SIDE, GAP, HEAD, FOOT = 240, 20, 34, 74  # of a pane, in pixels

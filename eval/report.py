@@ -9,7 +9,7 @@ from typing import Any
 
 from adt_tree.method import LANTERN_SUFFIX, METHODS
 from eval.errors import UserError
-from eval.outputs import write_atomic
+from eval.runs.run_folder import write_atomic
 
 STORED = "bench.json"
 Row = dict[str, Any]

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CLOCKS = ("time", "latency", "ms")
 ENDED = """
 import os, runpy, signal, sys
-from eval.outputs import RunFolder
+from eval.runs.run_folder import RunFolder
 sent, made = int(sys.argv.pop(1)), []
 def add(self, decoded, image, seconds, add=RunFolder.add):
     made.append(decoded.name)

@@ -16,9 +16,9 @@ from adt_tree.records import Decoded, Step
 from cli.bench import Options, check, configurations
 from eval.bench import Configuration, interval, row
 from eval.errors import UserError
-from eval.measurements import Measured, Measurements
 from eval.profile import PARTS, own_time
-from models.tools.memory import published_use
+from eval.runs.measurements import Measured, Measurements
+from models.memory import published_use
 from tests.checkpoints import Checkpoints
 from tests.conftest import Refused, Result, Run
 from tests.runs import python
@@ -188,7 +188,7 @@ def test_random_weights_read_no_file(
         vq=replace(use.vq, num_embeddings=256, embed_dim=8),
         side=4 * use.vq.patch_size, tokens=20, prompt=8,
     )  # fmt: skip
-    monkeypatch.setattr("models.tools.memory.published_use", lambda name: tiny)
+    monkeypatch.setattr("models.memory.published_use", lambda name: tiny)
     more = "--model lumina_mgpt --random_weights --methods eagle-2 self-draft --temperatures 1 --num_images 2"
     rows = result(*words, *more.split(), "--warmup", "0")["rows"]
     assert [row["method"] for row in rows] == ["ar", "eagle-2", "self-draft"]
@@ -236,7 +236,7 @@ def test_another_configuration_is_refused(
     assert "cfg = 3.0, now it is 2.0" in refused(*words, "--cfg", "2")
     assert "methods = ['eagle-2']" in refused(*words, "--methods", "eagle-1")
     assert "prompt = None, now it is 'cat'" in refused(*words, "--prompt", "cat")
-    monkeypatch.setattr("eval.session._git", lambda *words: "fffffff")
+    monkeypatch.setattr("eval.runs.session._git", lambda *words: "fffffff")
     assert re.search("commit|changes", refused(*words))
     assert (tmp_path / "o" / "measurements.jsonl").read_bytes() == before
 
@@ -270,7 +270,7 @@ def test_damage_is_refused_but_for_a_torn_end(tmp_path: Path) -> None:
 def test_two_processes_do_not_measure_in_one_folder(tmp_path: Path) -> None:
     code = f"""
 from pathlib import Path
-from eval.measurements import Measurements
+from eval.runs.measurements import Measurements
 Measurements(Path({str(tmp_path)!r}), "today", {{"cfg": 3.0}}, {{}})
 """
     store = opened(tmp_path)

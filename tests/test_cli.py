@@ -16,7 +16,7 @@ import torch
 
 from adt_tree import decode
 from eval.errors import UserError
-from eval.session import worker
+from eval.runs.session import worker
 from tests.checkpoints import Checkpoints
 from tests.conftest import Refused, Result, Run
 from tests.runs import contents, ended, images, python, record, statistics

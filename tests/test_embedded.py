@@ -11,7 +11,7 @@ from transformers import ChameleonForConditionalGeneration
 
 from adt_tree.pipeline import Pipeline
 from adt_tree.sampling import Sampling
-from eval.prompts import BENCH_FILE, DEFAULT_FILE, HELD_OUT_FILE
+from eval.runs.prompts import BENCH_FILE, DEFAULT_FILE, HELD_OUT_FILE
 from models.drafters.new_drafter import new_drafter, own_fields
 from models.model import Model
 from models.registry import EMOJI

@@ -13,9 +13,9 @@ from adt_tree.pipeline import Pipeline
 from adt_tree.policy import TreeShape
 from adt_tree.sampling import Sampling
 from cli.memory import NAMES, table
+from models.memory import Use, parts, published_use
 from models.model import Model
 from models.spec import CKPTS
-from models.tools.memory import Use, parts, published_use
 from tests import tiny
 from tests.checkpoints import load
 from tests.conftest import Refused, Run

@@ -9,12 +9,12 @@ import pytest
 from PIL import Image
 
 from adt_tree.records import Decoded, Step
-from eval import outputs
 from eval.errors import UserError
 from eval.figures import contact_sheet, heatmap
-from eval.locks import alone
-from eval.outputs import RunFolder, file_name, read_steps, write_atomic
-from eval.prompts import Prompt
+from eval.runs import run_folder
+from eval.runs.locks import alone
+from eval.runs.prompts import Prompt
+from eval.runs.run_folder import RunFolder, file_name, read_steps, write_atomic
 from models.checkpoint.files import replacing
 from tests.runs import record
 
@@ -111,7 +111,7 @@ def test_a_merge_that_is_interrupted_or_refused_is_done_by_the_next(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(outputs, step, interrupted)
+        patch.setattr(run_folder, step, interrupted)
         with pytest.raises(KeyboardInterrupt):
             folder.merge()
     again = opened(tmp_path)

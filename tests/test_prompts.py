@@ -12,7 +12,7 @@ import pytest
 
 from cli.groups import PromptOptions as Options
 from eval.errors import UserError
-from eval.prompts import DEFAULT_FILE, image_seed, load_prompts
+from eval.runs.prompts import DEFAULT_FILE, image_seed, load_prompts
 
 COCO = {
     "images": [{"id": 9}, {"id": 4}, {"id": 7}],

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from eval.errors import UserError
-from eval.outputs import file_name, read_statistics
-from eval.prompts import Prompt, read_file
+from eval.runs.prompts import Prompt, read_file
+from eval.runs.run_folder import file_name, read_statistics
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 RANKED = re.compile(r"(?:prompt|image)_(\d+)")  # LANTERN's names: the row in the prompt file

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from eval.errors import UserError
-from eval.locks import alone
-from eval.outputs import write_json
+from eval.runs.locks import alone
+from eval.runs.run_folder import write_json
 
 SCORES = "scores.json"
 
@@ -44,7 +44,7 @@ def keep(
     options: the command's dataclass. weights: digest of every network used. facts: what else a reader needs,
     the numbers of images above all.
     """
-    from eval.session import environment
+    from eval.runs.session import environment
 
     entry = {
         "line": " ".join(["python", *map(os.path.basename, sys.argv[:1]), *sys.argv[1:]]),

@@ -15,10 +15,10 @@ import torch
 
 from adt_tree.roles import Request
 from eval.errors import UserError, refusals
-from eval.prompts import Prompt, image_seed
+from eval.runs.prompts import Prompt, image_seed
 from models.model import Model
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def worker() -> tuple[int, int]:

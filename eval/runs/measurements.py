@@ -17,8 +17,8 @@ from filelock import Timeout
 
 from adt_tree.records import Decoded, Step
 from eval.errors import UserError
-from eval.locks import alone
-from eval.outputs import write_atomic, write_config
+from eval.runs.locks import alone
+from eval.runs.run_folder import write_atomic, write_config
 from models.checkpoint.files import append_line
 
 

@@ -16,10 +16,10 @@ from models.checkpoint.meta_init import on_meta
 from models.codecs.vq import Quantizer, VQModel
 from models.drafter import CHAMELEON, DrafterNet
 from models.layouts.llamagen_prompts import PaddedPrompt
+from models.memory import Use
 from models.model import Model
 from models.registry import spec_of
 from models.target import EncodedPrompt, Prompt, PromptEncoder
-from models.tools.memory import Use
 from models.transformer import Decoder
 
 Net = TypeVar("Net", bound=nn.Module)

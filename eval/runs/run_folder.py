@@ -21,8 +21,8 @@ from PIL import Image
 
 from adt_tree.records import Decoded
 from eval.errors import UserError
-from eval.locks import alone
-from eval.prompts import Prompt
+from eval.runs.locks import alone
+from eval.runs.prompts import Prompt
 from models.checkpoint.files import replacing
 
 MOST_NAME = 100  # characters of a file name that come from the prompt's name
