@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from tests.checkpoints import Checkpoints, load
 from tests.conftest import Run
 from tests.methods import check_exact
 
+CPU = torch.device("cpu")
 TEXTS = ["a red heart", "pizza", "a blue cat face with a red hat on the sea with the sun", "sun", "the sea"]
 
 
@@ -44,7 +47,7 @@ def test_text_features(folder: Path) -> None:
     from transformers import T5EncoderModel
 
     home = folder / "t5" / "flan-t5-xl"
-    text = T5Text(home, tiny_llamagen.FEATURES, tiny_llamagen.ROWS, torch.device("cpu"))
+    text = T5Text(home, tiny_llamagen.FEATURES, tiny_llamagen.ROWS, CPU)
     assert text._encoder is None
     ids = text.tokenizer.encode(clean(TEXTS[0])).ids
     assert ids == [tiny_llamagen.WORDS.index(word) for word in ("a", "red", "heart", "</s>")]
@@ -68,6 +71,21 @@ def test_the_text_encoder_goes_when_prompts_are_encoded(
     for _ in range(2):
         model.encode_all(TEXTS)
     assert len(loaded) == (1 if keep else 2)
+
+
+def test_the_text_encoder_leaves_memory(folder: Path) -> None:
+    """Every tensor of it, at once: decoding begins next, and its cache takes the place."""
+    text = T5Text(folder / "t5" / "flan-t5-xl", tiny_llamagen.FEATURES, tiny_llamagen.ROWS, CPU)
+    gc.disable()
+    try:
+        text.encode(TEXTS[0])
+        text._encoder.hook = [text._encoder]  # refers back to the module, as a hook may
+        tensors = [weakref.ref(tensor) for tensor in text._encoder.parameters()]
+        assert len(tensors) > 5 and all(tensor() is not None for tensor in tensors)
+        text.release()
+        assert all(tensor() is None for tensor in tensors)
+    finally:
+        gc.enable()
 
 
 CAPTIONS = {

@@ -7,6 +7,7 @@ Dimensions: T rows of the prefix (120, or 1 for a class), C size of a text featu
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,8 @@ class T5Text:
     def release(self) -> None:
         """Free the encoder; encode() would load it again."""
         self._encoder = None
+        # Only the collector frees a module that something of its own refers back to, as a hook does.
+        gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
