@@ -126,14 +126,19 @@ class SeparatorTarget:
         self.tokens.release(slot)
 
     def _most_separators(self, tree: DraftTree, committed: Sequence[int]) -> int:
-        """A bound, known to the host, on any tree's separators: level d holds at most N - d nodes."""
+        """A bound, known to the host, on the separators of any image's tree."""
         width = self.grid.width
 
-        def separators(start: int) -> int:
-            levels = range((width - 1 - start) % width, tree.depth + 1, width)
-            return sum(1 if depth == 0 else max(tree.nodes - depth, 0) for depth in levels)
+        def separators(root: int) -> int:
+            return sum(most_nodes(tree, d) for d in range((width - 1 - root) % width, tree.depth + 1, width))
 
         return min(tree.nodes, max(map(separators, committed)))
+
+
+def most_nodes(tree: DraftTree, depth: int) -> int:
+    """A bound, known to the host, on an image's nodes at this depth: each level above it has a node, and a
+    node has at most tree.width children. In a leafy chain only one node of the level above has any."""
+    return min(tree.width ** min(depth, 1 if tree.leafy_chain else depth), max(tree.nodes - depth, 0))
 
 
 @dataclass(frozen=True, slots=True)

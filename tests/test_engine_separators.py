@@ -16,8 +16,10 @@ from adt_tree.noise import Noise
 from adt_tree.policy import TreeShape
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling, log_probs
+from adt_tree.tree import DraftTree
 from adt_tree.verify import Coupled
 from models.model import Model
+from models.separators import Separated, separate
 from models.target import Prompt
 from tests.decoding import accept, chain, codes_of, model_of
 from tests.test_engine import CODEBOOK, CODES, FIRST, GRID, alone, decoder, net, tokens_of
@@ -83,6 +85,44 @@ def test_images_are_those_of_the_definition(sides: tuple[int, int], name: str, t
 def test_trees_deeper_than_they_have_nodes(slots: int, shape: TreeShape) -> None:
     engine = made(Method("self-draft", Sampling(), shape), slots)
     assert codes_of(engine.decode(IMAGES)) == reference("sampled", 4, 4)
+
+
+def separators_added(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Decodes the images; per pass with separators the most that an image's tree has, and their bound."""
+    counts: list[tuple[int, int]] = []
+
+    def watched(tree: DraftTree, last: Tensor, most: int, separator: int) -> Separated:
+        counts.append((int(last.sum(dim=1).max()), most))
+        return separate(tree, last, most, separator)
+
+    monkeypatch.setattr("models.separators.separate", watched)
+    list(engine.decode(IMAGES))
+    return counts
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_no_image_has_more_separators_than_its_pass_has_room_for(
+    tree: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = separators_added(made(Method(tree, Sampling(), TREES[tree]), 2), monkeypatch)
+    assert counts and all(0 <= most_of_one <= bound for most_of_one, bound in counts)
+
+
+@pytest.mark.parametrize(
+    ("method", "shape", "bound"),
+    [
+        ("self-draft", TreeShape(3, 3, 11), 3),  # a level of the chain and its leaves
+        ("eagle-2", TreeShape(1, 5, 5), 5),  # the root's children
+        ("eagle-2", TreeShape(3, 4, 14), 13),  # of 15 nodes one is the root, and one above a grandchild
+    ],
+    ids=str,
+)
+def test_separators_cost_no_more_rows_than_a_level_has_nodes(
+    method: str, shape: TreeShape, bound: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a grid wider than the trees are deep."""
+    counts = separators_added(made(Method(method, Sampling(), shape), 1), monkeypatch)
+    assert max(room for _, room in counts) == bound
 
 
 def said(tokens: list[int], drafted: list[int], width: int, codes: int) -> list[Tensor]:
