@@ -1,46 +1,163 @@
-"""What is decoded and how: a method by its name. No torch.
+"""The table of decoding methods, and Method: one of them with its settings. No torch.
 
-A method is a value: two runs of equal methods, prompts and seeds give the same images.
+A row of METHODS says everything that the rest of the program knows of a method but its arithmetic. The checks
+below, the engine's choice of proposer and rule, the command line's choices, defaults, help and refusals, the
+names that bench takes and the list on the demo page all follow from it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 
-from adt_tree.policy import SEED_CELLS, WINDOW_CELLS, AdaptiveTree, TreeShape
+from adt_tree.policy import SELF_DRAFTED, AdaptiveTree, TreeShape, self_drafted, windowed
 from adt_tree.sampling import Sampling
 from adt_tree.static_trees import STATIC_TREES
 
-# method -> who drafts: nobody, the EAGLE network, the target's earlier passes, or a rival's window
-METHODS = {
-    "ar": "none",
-    "eagle-1": "eagle",
-    "eagle-2": "eagle",
-    "adt-tree": "eagle",
-    "self-draft": "self-draft",
-    "adt-self-draft": "self-draft",
-    "sjd": "window",
-    "sjd-coupled": "window",
-    "sjd-pac": "window",
-}
-VERIFY = ("coupled", "rejection")
-RULES = ("fixed", "reference")
+VERIFY = ("coupled", "rejection")  # rules that verify drafts: the AR baseline's image, or the published rules
+RULES = ("fixed", "reference")  # arithmetic of "rejection": ours, or the released code's where it differs
 CONTROLS = ("accept-none", "accept-all")
 LANTERN_SUFFIX = "-lantern"
+SHAPE_OPTIONS = ("total_token", "depth", "draft_top_k")
+ADAPTIVE_OPTIONS = tuple(f"adt_{item.name}" for item in fields(AdaptiveTree) if item.name != "budget")
+Tree = TreeShape | AdaptiveTree | str  # a str names a static tree
+
+
+@dataclass(frozen=True, slots=True)
+class MethodSpec:
+    """One row of the table: what a decoding method is."""
+
+    name: str
+    about: str  # one line for --help
+    proposer: str | None = None  # module of adt_tree/proposers/ that drafts; None: the AR baseline
+    network: bool = False  # whether it needs the drafter network
+    tree: Tree | type | None = None  # default tree; a type: the tree of that type which the model's spec has
+    tree_options: tuple[str, ...] = ()  # options that change the tree
+    resize: Callable[[int, int], TreeShape] | None = None  # (budget, width) -> the default tree of that size
+    verify: tuple[str, ...] = ()  # of VERIFY; none where the proposer judges its own drafts
+    lantern: bool = False  # whether acceptance can be relaxed (LANTERN)
+    seed_cells: tuple[str, ...] = ()  # what a draft of a position no pass has scored can copy; default first
+    exact: bool = True  # under the coupled rule a seed gives the AR baseline's image
+
+    @property
+    def tree_type(self) -> type:
+        """AdaptiveTree, TreeShape, str for a static tree, or NoneType for the AR baseline."""
+        return self.tree if isinstance(self.tree, type) else type(self.tree)
+
+    @property
+    def drafter(self) -> str:
+        """Who drafts, in the words of --drafter_type."""
+        if self.proposer is None:
+            return "none"
+        return "eagle" if self.network else self.name.removeprefix("adt-")
+
+    @property
+    def options(self) -> frozenset[str]:
+        """Options of the command line that change what this method does, among those that some method does
+        not read."""
+        read = {
+            "drafter_path": self.network,
+            "drafter_alignment": self.network,
+            "lantern": self.lantern,
+            "verify": bool(self.verify),
+            "rules": "rejection" in self.verify,
+            "seed_cells": bool(self.seed_cells),
+        }
+        return frozenset(self.tree_options) | {name for name, reads in read.items() if reads}
+
+
+EAGLE_2 = MethodSpec(
+    "eagle-2",
+    "the drafter network grows a tree of fixed depth and width (EAGLE-2)",
+    proposer="eagle",
+    network=True,
+    tree=TreeShape,
+    tree_options=SHAPE_OPTIONS,
+    verify=VERIFY,
+    lantern=True,
+)
+SELF_DRAFT = MethodSpec(
+    "self-draft",
+    "drafts come from the model's own earlier passes, without a drafter network",
+    proposer="self_draft",
+    tree=self_drafted(31),  # with the root a shape bucket (models.graphs)
+    tree_options=SHAPE_OPTIONS,
+    resize=self_drafted,
+    verify=("coupled",),  # its drafts share the target's noise, which the published rules do not allow for
+    lantern=True,
+    seed_cells=("above", "left", "both"),
+)
+SJD = MethodSpec(
+    "sjd",
+    "speculative Jacobi decoding (2410.01699), exact in distribution but with other images",
+    proposer="rivals",
+    tree=windowed(15, 1),  # the sizes of the three rivals are the published ones
+    tree_options=("total_token",),  # its drafts are one chain, as long as total_token allows
+    resize=windowed,
+    seed_cells=("random", "left"),
+    exact=False,
+)
+METHODS: dict[str, MethodSpec] = {
+    spec.name: spec
+    for spec in (
+        MethodSpec("ar", "one code per pass of the model (the AR baseline)"),
+        replace(
+            EAGLE_2,
+            name="eagle-1",
+            about="the drafter network fills a static tree (EAGLE-1)",
+            tree=str,
+            tree_options=("tree_choices",),
+        ),
+        EAGLE_2,
+        replace(
+            EAGLE_2,
+            name="adt-tree",
+            about="eagle-2 whose depth and width follow the adjacent cell and the acceptance rate (ADT-Tree)",
+            tree=AdaptiveTree,
+            tree_options=("total_token", *ADAPTIVE_OPTIONS),
+        ),
+        SELF_DRAFT,
+        replace(
+            SELF_DRAFT,
+            name="adt-self-draft",
+            about="self-draft with the adaptive trees of adt-tree",
+            tree=SELF_DRAFTED,
+            tree_options=("total_token", *ADAPTIVE_OPTIONS),
+            resize=None,
+        ),
+        SJD,
+        replace(
+            SJD,
+            name="sjd-coupled",
+            about="sjd that keeps drafts by maximal coupling (2510.24211)",
+            tree=windowed(63, 1),
+        ),
+        replace(
+            SJD,
+            name="sjd-pac",
+            about="sjd with several candidates for the first two positions (SJD-PAC, 2603.18599)",
+            tree=windowed(63, 4),
+            tree_options=SHAPE_OPTIONS,
+        ),
+    )
+}
+
+
+def method_spec(name: str) -> MethodSpec:
+    """The row of that name. ValueError if there is none."""
+    if name not in METHODS:
+        raise ValueError(f"method {name!r}: choose one of {', '.join(METHODS)}")
+    return METHODS[name]
 
 
 @dataclass(frozen=True, slots=True)
 class Lantern:
-    """Relaxed acceptance (2410.03355): the budget delta and the neighbours k that count.
+    """Relaxed acceptance (LANTERN, 2410.03355): a code borrows the probability of its neighbours."""
 
-    k None: `most`, or an eighth of a smaller codebook. table: a file or folder of nearest codes; None: the
-    model's own.
-    """
-
-    delta: float = 0.1
-    k: int | None = None
+    delta: float = 0.1  # up to 1: bound on the borrowed mass; above 1: LANTERN++'s factor (2502.06352)
+    k: int | None = None  # neighbours that count; None: `most`, or an eighth of a smaller codebook
     most: int = 1000
-    table: str | None = None
+    table: str | None = None  # file or folder of the nearest codes; None: the model's own
 
     def __post_init__(self) -> None:
         if not self.delta >= 0:
@@ -49,7 +166,7 @@ class Lantern:
             raise ValueError(f"lantern_k {self.k}: it must not be negative")
 
     def neighbours(self, num_codes: int) -> int:
-        """k for a codebook of that size. ValueError if it has fewer neighbours than are asked for."""
+        """Returns k for a codebook of that size. ValueError if the codebook has fewer than k neighbours."""
         if self.k is None:
             return min(self.most, num_codes // 8)
         if self.k > num_codes - 2:
@@ -64,55 +181,44 @@ RELAXED = Lantern(delta=0.5, most=100)  # of bench and the page: the published v
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A name of METHODS with the distribution it samples, its trees and its verification rule.
+    """A row of METHODS with everything that decides an image but its prompt and seed.
 
-    tree: None for ar, the name of a static tree for eagle-1, AdaptiveTree for adt-*, TreeShape for the
-    others. Raises ValueError, one line, for what cannot be combined.
+    It is a value: two runs of equal methods, prompts and seeds give the same images. Raises ValueError, one
+    line, for a setting that the row does not allow.
     """
 
     name: str
     sampling: Sampling
-    tree: TreeShape | AdaptiveTree | str | None = None
+    tree: Tree | None = None  # of the row's tree_type
     lantern: Lantern | None = None
-    verify: str = "coupled"  # or "rejection": the published rules
-    rules: str = "fixed"  # or "reference": the released code's arithmetic where it differs
-    seed_cells: str | None = None  # where drafts of positions never seen are copied from; None: see `seeds`
-    control: str | None = None  # one of CONTROLS: a bound, not an image
+    verify: str = "coupled"  # one of VERIFY
+    rules: str = "fixed"  # one of RULES
+    seed_cells: str | None = None  # one of the row's; None: its default
+    control: str | None = None  # one of CONTROLS: a bound that bench measures, not an image
 
     def __post_init__(self) -> None:
-        if self.name not in METHODS:
-            raise ValueError(f"method {self.name!r}: choose one of {', '.join(METHODS)}")
-        kinds: dict[str, type] = {"ar": type(None), "eagle-1": str}
-        kind = kinds.get(self.name, AdaptiveTree if self.name.startswith("adt-") else TreeShape)
-        if not isinstance(self.tree, kind):
-            raise ValueError(
-                f"method {self.name}: its tree is a {kind.__name__}, not a {type(self.tree).__name__}"
-            )
-        if isinstance(self.tree, str) and self.tree not in STATIC_TREES:
-            raise ValueError(f"static tree {self.tree!r}: choose one of {', '.join(STATIC_TREES)}")
-        cells = WINDOW_CELLS if self.drafter == "window" else SEED_CELLS
-        for value, allowed, what in (
-            (self.verify, VERIFY, "verify"),
-            (self.rules, RULES, "rules"),
-            (self.control, (None, *CONTROLS), "control"),
-            (self.seed_cells, (None, *cells), "seed_cells"),
-        ):
-            if value not in allowed:
-                raise ValueError(f"{what} {value!r}: choose one of {', '.join(filter(None, allowed))}")
-        if self.name == "ar" and (self.lantern or self.verify == "rejection"):
-            raise ValueError("method ar: it has no drafts to verify; leave lantern and verify out")
-        if self.verify == "rejection" and self.drafter == "self-draft":
-            raise ValueError(
-                f"method {self.name} with verify rejection: its drafts share the target's noise, so only the "
-                "coupled rule may test them"
-            )
-        if self.drafter == "window" and (self.lantern or self.verify == "rejection"):
-            raise ValueError(f"method {self.name}: its rule is its own; leave lantern and verify out")
+        spec = self.spec
+        if not isinstance(self.tree, spec.tree_type):
+            kinds = f"{spec.tree_type.__name__}, not {type(self.tree).__name__}"
+            raise ValueError(f"tree of method {self.name}: its type is {kinds}")
+        settings = {
+            "tree": (self.tree if isinstance(self.tree, str) else None, tuple(STATIC_TREES)),
+            "verify": (self.verify if self.verify != "coupled" else None, spec.verify),
+            "rules": (self.rules, RULES),
+            "control": (self.control, CONTROLS),
+            "seed_cells": (self.seed_cells, spec.seed_cells),
+        }
+        for setting, (value, allowed) in settings.items():
+            if value is not None and value not in allowed:
+                choices = f"choose one of {', '.join(allowed)}" if allowed else "leave it out"
+                raise ValueError(f"{setting} {value!r}: method {self.name} does not take it; {choices}")
+        if self.lantern is not None and not spec.lantern:
+            raise ValueError(f"lantern: method {self.name} does not take it; leave it out")
 
     @property
-    def drafter(self) -> str:
-        """Who drafts: none, eagle, self-draft or window."""
-        return METHODS[self.name]
+    def spec(self) -> MethodSpec:
+        """The row of the method. ValueError for an unknown name."""
+        return method_spec(self.name)
 
     @property
     def drafting(self) -> bool:
@@ -120,30 +226,27 @@ class Method:
         return self.tree is not None
 
     @property
-    def needs_drafter(self) -> bool:
-        """Whether a drafter network drafts."""
-        return self.drafter == "eagle"
-
-    @property
     def seeds(self) -> str:
-        """What drafts of positions never seen are unless seed_cells says so: random in a window, else the
-        code above."""
-        return self.seed_cells or (WINDOW_CELLS if self.drafter == "window" else SEED_CELLS)[0]
+        """What drafts of positions that no pass has scored copy; empty if the method copies nothing."""
+        return self.seed_cells or next(iter(self.spec.seed_cells), "")
 
     @property
     def greedy(self) -> bool:
-        """Whether the argmax is taken instead of a sample."""
+        """Whether the most probable code is taken instead of a sample."""
         return self.sampling.greedy
 
     @property
     def exact(self) -> bool:
-        """Whether one seed gives the AR baseline's image: coupled or greedy rule, nothing relaxed. Rejection
-        keeps the distribution alone, and so do windows, which have it for a rule."""
-        coupled = self.verify == "coupled" and self.drafter != "window"
+        """Whether a seed gives the AR baseline's image, code for code.
+
+        The coupled rule does, and so does every rule at temperature 0. Rejection keeps only the distribution,
+        as do the rivals; LANTERN and controls keep neither.
+        """
+        coupled = self.verify == "coupled" and self.spec.exact
         return not self.lantern and not self.control and (coupled or self.greedy)
 
     @property
     def label(self) -> str:
         """The name, with LANTERN's suffix or the control."""
-        relaxed, bound = LANTERN_SUFFIX if self.lantern else "", f":{self.control}" if self.control else ""
-        return f"{self.name}{relaxed}{bound}"
+        suffix, control = LANTERN_SUFFIX if self.lantern else "", f":{self.control}" if self.control else ""
+        return f"{self.name}{suffix}{control}"

@@ -16,8 +16,7 @@ from PIL import Image
 
 from adt_tree.batch import StepOutput
 from adt_tree.engine import Engine, build
-from adt_tree.method import METHODS, Lantern, Method
-from adt_tree.policy import AdaptiveTree, TreeShape
+from adt_tree.method import METHODS, Lantern, Method, Tree
 from adt_tree.records import Decoded, Step
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
@@ -26,7 +25,6 @@ from models.model import Model
 from models.spec import LoadOptions
 
 OPTIONS = LoadOptions()
-Tree = TreeShape | AdaptiveTree | str
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +137,14 @@ class Pipeline:
                     raise ValueError(f"{word} beside a Method: it has one of its own; give one of them")
             return name
         name = name or self.default_method
-        if tree is None and name in METHODS:
-            tree = self.model.spec.default_tree(name)
+        tree = self.model.spec.default_tree(name) if tree is None else tree
         return Method(name, sampling or self.sampling, tree, lantern, verify, rules, seed_cells, control)
+
+    @property
+    def methods(self) -> list[str]:
+        """Names of the methods that this model can decode with: all, or all that need no drafter network."""
+        network = self.model.drafter_net is not None
+        return [name for name, spec in METHODS.items() if network or not spec.network]
 
     @property
     def sampling(self) -> Sampling:

@@ -1,5 +1,4 @@
-"""Which tree shape at which cell: fixed (EAGLE-2, EAGLE-1) and adjacency-adaptive (ADT-Tree). No torch
-here."""
+"""The shapes of draft trees, and the policies that choose one at each cell of the image. No torch."""
 
 from __future__ import annotations
 
@@ -8,16 +7,16 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 Cell = tuple[int, int]  # (row, column)
-INITS = ("horizontal", "vertical", "both", "random")  # the decoded neighbours a state is repeated from
+INITS = ("horizontal", "vertical", "both", "random")  # the decoded cell whose state a tree starts from
 
 
 @dataclass(frozen=True, slots=True)
 class TreeShape:
-    """Levels below the root, children a node and nodes a level, and drafted nodes in all (root excluded)."""
+    """The size of a draft tree."""
 
-    depth: int
-    width: int
-    budget: int
+    depth: int  # levels below the root
+    width: int  # most children of a node, and most nodes that are expanded on a level
+    budget: int  # most drafted nodes; the root is not counted
 
     def __post_init__(self) -> None:
         if min(self.depth, self.width, self.budget) < 0:
@@ -26,55 +25,53 @@ class TreeShape:
             )
 
     def cut(self, levels: int) -> TreeShape:
-        """The same shape with at most `levels` levels: no code beyond the image is drafted."""
+        """Returns the shape with at most `levels` levels, so that no code beyond the image is drafted."""
         return self if self.depth <= levels else TreeShape(levels, self.width, self.budget)
 
 
 class Policy(Protocol):
-    """Chooses a shape for the tree rooted at a cell; learns from what was accepted. One state a slot."""
+    """Chooses the shape of each tree and learns from what was accepted. It keeps one state per slot."""
 
     def reset(self, slot: int, seed: int) -> None:
-        """A new image takes the slot."""
+        """Begin a new image in the slot; `seed` is the image's own."""
 
     def shape(self, slot: int, cell: Cell) -> TreeShape:
-        """The shape of the tree whose root (the last committed code) lies at cell."""
+        """Returns the shape of the tree whose root, the last committed code, lies at `cell`."""
 
     def observe(self, slot: int, accepted: int, drafted_depth: int, committed: list[Cell]) -> None:
-        """Of drafted_depth levels, `accepted` draft codes were taken; the step committed these cells."""
+        """Learn that a step accepted `accepted` codes of a tree of `drafted_depth` levels and committed these
+        cells."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """One shape everywhere: EAGLE-2, and EAGLE-1 with the shape of its static tree."""
+    """The same shape at every cell: EAGLE-2, and EAGLE-1 with the shape of its static tree."""
 
     constant: TreeShape
 
-    def reset(self, slot: int, seed: int) -> None:
-        """Nothing to forget."""
+    def reset(self, slot: int, seed: int) -> None: ...
 
     def shape(self, slot: int, cell: Cell) -> TreeShape:
-        """The constant."""
         return self.constant
 
-    def observe(self, slot: int, accepted: int, drafted_depth: int, committed: list[Cell]) -> None:
-        """Nothing to learn."""
+    def observe(self, slot: int, accepted: int, drafted_depth: int, committed: list[Cell]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class AdaptiveTree:
-    """Constants of the adaptive tree. The paper publishes none; these are of a sweep on the embedded model
-    (docs/LOG.md)."""
+    """Constants of the adaptive tree (ADT-Tree). The paper publishes none; these defaults were tuned on the
+    embedded model (docs/LOG.md)."""
 
-    beta: float = 0.5  # acceptance rate from which the tree deepens
-    step_depth: int = 1  # l_d, levels
-    step_width: int = 1  # l_k, nodes a level
+    beta: float = 0.5  # acceptance rate from which the tree becomes deeper and narrower
+    step_depth: int = 1  # l_d: change of depth per step, in levels
+    step_width: int = 1  # l_k: change of width per step, in nodes
     depth_min: int = 1
     depth_max: int = 8
     width_min: int = 1
     width_max: int = 4
     depth_start: int = 5
     width_start: int = 2
-    budget: int = 10  # drafted nodes, root excluded
+    budget: int = 10  # drafted nodes; the root is not counted
     init: str = "horizontal"  # one of INITS
 
     def __post_init__(self) -> None:
@@ -85,49 +82,52 @@ class AdaptiveTree:
         for name in ("depth", "width"):
             low, start, high = (getattr(self, f"{name}_{end}") for end in ("min", "start", "max"))
             if not 1 <= low <= start <= high:
-                raise ValueError(f"adt {name}: 1 <= min {low} <= start {start} <= max {high} does not hold")
+                given = f"adt_{name}_min {low}, adt_{name}_start {start}, adt_{name}_max {high}"
+                raise ValueError(f"{given}: they must rise in this order, from 1 on")
         if self.step_depth < 0 or self.step_width < 0 or self.budget < 1:
             raise ValueError("adt: steps must not be negative and the budget must be positive")
 
     @property
     def largest(self) -> TreeShape:
-        """The greatest depth, width and budget there can be."""
+        """The greatest depth, width and budget that a tree can have."""
         return TreeShape(self.depth_max, self.width_max, self.budget)
 
 
-CHAIN = 24  # of self-drafted trees: codes of the main chain beyond which it takes less of the budget
-CANDIDATES = 8  # of self-drafted trees: a position
-SEED_CELLS = ("above", "left", "both")  # what self-drafting copies where no pass has read
-BUDGET = 31  # of self-drafted trees by default: with the root a shape bucket (models.graphs)
+MAIN_CHAIN = 24  # self-drafting: codes of the main chain, beyond which it takes half of the budget only
+CANDIDATES = 8  # self-drafting: candidates per position
 
 
-def self_drafted(budget: int) -> TreeShape:
-    """The fixed shape of a budget (>= 1) of self-drafted nodes: three quarters in the main chain, whose every
-    pass refines the drafts of the next, up to CHAIN of them, and half of budgets beyond (docs/LOG.md)."""
-    return TreeShape(max(min(CHAIN, -(-3 * budget // 4)), budget // 2), CANDIDATES, budget)
+def self_drafted(budget: int, width: int = CANDIDATES) -> TreeShape:
+    """Returns the fixed shape of self-drafted trees with `budget` (>= 1) drafted nodes.
+
+    Three quarters of the nodes form the main chain, for every pass refines the drafts of the next along it;
+    the chain ends at MAIN_CHAIN codes, or at half of the budget if that is more (docs/LOG.md).
+    """
+    return TreeShape(max(min(MAIN_CHAIN, -(-3 * budget // 4)), budget // 2), width, budget)
 
 
-WINDOW_CELLS = ("random", "left")  # what a rival's positions hold before a pass has read them
-# Rivals: candidates of a position that has several, and drafted nodes, as published.
-WINDOWS = {"sjd": (1, 15), "sjd-coupled": (1, 63), "sjd-pac": (4, 63)}
+def num_sibling_nodes(width: int, positions: int) -> int:
+    """Number of nodes outside the main chain when the first `positions` levels have `width` candidates each.
 
-
-def beside_chain(width: int, positions: int) -> int:
-    """Nodes of a window beside its chain's, where so many positions have `width` (>= 1) candidates each."""
+    Level n of such a tree has width ** n nodes, and the main chain takes one of them.
+    """
     return sum(width**n - 1 for n in range(1, positions + 1))
 
 
-def windowed(width: int, budget: int) -> TreeShape:
-    """The window of a budget (>= 1) of drafted nodes: `width` candidates for two positions, or as many as the
-    budget allows, and a chain of what remains."""
-    positions = next(n for n in (2, 1, 0) if budget - beside_chain(width, n) >= max(n, 1))
-    return TreeShape(budget - beside_chain(width, positions), width, budget)
+def windowed(budget: int, width: int) -> TreeShape:
+    """Returns the window of a rival with `budget` (>= 1) drafted nodes.
+
+    The first two positions have `width` candidates each, or fewer positions where the budget does not allow
+    two; a chain takes the rest of the budget.
+    """
+    positions = next(n for n in (2, 1, 0) if budget - num_sibling_nodes(width, n) >= max(n, 1))
+    return TreeShape(budget - num_sibling_nodes(width, positions), width, budget)
 
 
-# Self-drafting: depth is the length of the main chain. A level costs a row of the target's pass, no drafter
-# pass. The update rests at d = ln 2 / (beta ln 1/a), at acceptance a a level: beta 0.5 gives 1.5 to 6 levels
-# where a is 0.4 to 0.8; 0.2 gives 4 to 15, the best at this cost. At least 20, as every pass that scores a
-# position refines its draft for the next (docs/LOG.md).
+# ADT-Tree's constants for self-drafting, where depth is the length of the main chain. A level there costs one
+# more row of the target's pass but no drafter pass, so deeper trees pay. Where 0.4 to 0.8 of the codes are
+# accepted, beta 0.2 rests at 4 to 15 levels and beta 0.5 at 1.5 to 6 (docs/METHOD.md, section 4). There are
+# never fewer than 20 levels, as every pass that scores a position refines its next draft (docs/LOG.md).
 SELF_DRAFTED = AdaptiveTree(
     beta=0.2,
     step_depth=2,
@@ -137,27 +137,26 @@ SELF_DRAFTED = AdaptiveTree(
     width_min=4,
     width_max=8,
     width_start=6,
-    budget=BUDGET,
+    budget=31,
 )
 
 
 @dataclass(slots=True)
 class _Memory:
-    """One image's states by cell, and the rate of its last step."""
+    """What the policy knows of one image."""
 
     random: random.Random
-    states: dict[Cell, tuple[int, int]] = field(default_factory=dict)
-    current: tuple[int, int] = (0, 0)
-    rate: float | None = None
+    states: dict[Cell, tuple[int, int]] = field(default_factory=dict)  # (depth, width) by committed cell
+    current: tuple[int, int] = (0, 0)  # (depth, width) of the tree that was asked for last
+    rate: float | None = None  # acceptance rate of the last step that drafted anything
 
 
 class AdjacencyAdaptive:
-    """ADT-Tree (arXiv 2512.21857): start from the adjacent cell's (depth, width), then one bisectional
-    update.
+    """ADT-Tree (arXiv 2512.21857): depth and width follow the adjacent cell and the last acceptance rate.
 
-    alpha = accepted / depth of the previous tree. alpha >= beta: deeper and narrower; else shallower and
-    wider, each clamped to its bounds. The first tree has the start values. All cells a step commits get its
-    state.
+    A tree starts from the (depth, width) of the adjacent cell. With alpha = accepted / depth of the previous
+    tree, it becomes deeper and narrower if alpha >= beta, else shallower and wider, within the bounds. The
+    first tree of an image has the start values. Every cell that a step commits stores its state.
     """
 
     def __init__(self, constants: AdaptiveTree, slots: int) -> None:
@@ -165,12 +164,12 @@ class AdjacencyAdaptive:
         self._memory = [_Memory(random.Random(0)) for _ in range(slots)]
 
     def reset(self, slot: int, seed: int) -> None:
-        """Forget the slot's image; the seed drives the random initialisation only."""
+        """Forget the slot's image; the seed only drives init = random."""
         start = (self.constants.depth_start, self.constants.width_start)
         self._memory[slot] = _Memory(random.Random(seed), current=start)
 
     def shape(self, slot: int, cell: Cell) -> TreeShape:
-        """The adjacent state, moved once by the last acceptance rate."""
+        """Returns the adjacent state, moved once by the last acceptance rate."""
         memory, constants = self._memory[slot], self.constants
         depth, width = self._adjacent(memory, cell)
         if memory.rate is not None:
@@ -181,7 +180,7 @@ class AdjacencyAdaptive:
         return TreeShape(depth, width, constants.budget)
 
     def observe(self, slot: int, accepted: int, drafted_depth: int, committed: list[Cell]) -> None:
-        """Store the step's state in its cells; a step that drafted nothing leaves the rate as it was."""
+        """Store the step's state in its cells. A step that drafted nothing leaves the rate as it was."""
         memory = self._memory[slot]
         if drafted_depth:
             memory.rate = accepted / drafted_depth

@@ -12,14 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from adt_tree.grid import Grid
-from adt_tree.policy import TreeShape
-from adt_tree.tree import BatchShapes, DraftTree
+from adt_tree.method import Method
+from adt_tree.policy import AdaptiveTree, TreeShape
+from adt_tree.sampling import Sampling
+from adt_tree.tree import BatchShapes, DraftTree, StaticTree
 from adt_tree.verify import Verdict
 
 # levels -> the noise [B, levels, V] of so many levels below the roots: row l is that of level l + 1
@@ -116,3 +119,41 @@ class Proposer(Protocol):
     def observe(self, tree: DraftTree, perturbed: Tensor, features: Tensor, verdict: Verdict) -> None:
         """Learn from what was accepted. perturbed [B, N, V]: log p under the noise of each node's position;
         features [G, B, N, D]: the target's at every node."""
+
+
+class Model(Protocol):
+    """A loaded model, as far as an engine uses it."""
+
+    @property
+    def grid(self) -> Grid:
+        """Rows and columns of an image."""
+
+    @property
+    def codebook(self) -> Tensor:
+        """Latents of the codes [V, C]."""
+
+    @property
+    def num_codes(self) -> int:
+        """Size of the codebook."""
+
+    def target(self, slots: int, sampling: Sampling, max_nodes: int, max_prompt: int) -> Target:
+        """Returns a target with room for `slots` images, trees of max_nodes nodes with the root, and prompts
+        of max_prompt tokens."""
+
+    def drafter(self, target: Any, max_depth: int, max_width: int) -> Drafter:
+        """Returns the drafter network beside that target."""
+
+    def nearest(self, k: int, table: Path | None) -> Tensor:
+        """Returns the table of nearest latents [V, k] int64."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What the `make` of a module in adt_tree/proposers/ gets: one method on one model."""
+
+    model: Model
+    method: Method
+    sampling: Sampling  # the method's, with the order of the filters that its rules have
+    target: Target
+    tree: TreeShape | AdaptiveTree | StaticTree
+    shape: TreeShape  # the largest tree that the policy can ask for

@@ -20,17 +20,15 @@ from adt_tree.method import CONTROLS, LANTERN_SUFFIX, METHODS, RELAXED, Method
 from cli.groups import FilterOptions, ModelOptions, PromptOptions, RunOptions
 from cli.memory import NAMES as PUBLISHED
 from cli.method import (
-    RIVALS,
+    METHOD_OPTIONS,
     AdaptOptions,
     DecodingOptions,
     LanternOptions,
     TreeOptions,
     check_model,
-    flags_of,
-    lantern_of,
     method_from,
-    resolved,
-    unused,
+    total_token,
+    unread,
 )
 from cli.options import declare, option, shown
 from eval.errors import UserError, refusals
@@ -42,16 +40,17 @@ if TYPE_CHECKING:
     from eval.bench import Configuration, Decodes
     from models.model import Model
 
-NAMES = (*METHODS, *(name + LANTERN_SUFFIX for name in METHODS if name not in ("ar", *RIVALS)))
+NAMES = (*METHODS, *(name + LANTERN_SUFFIX for name, spec in METHODS.items() if spec.lantern))
 PAPER = ("eagle-1", "eagle-2", "adt-tree", "eagle-2-lantern", "adt-tree-lantern")
 REFERENCED = tuple(name for name, spec in SPECS.items() if spec.reference)  # eval.baseline decodes them
 FREE = ("output_dir", "config", "debug", "profile")  # options that change no measurement
 PROFILED = 4  # images of a --profile
 RANDOM_CODES = 256  # of an image that is timed with random weights, from its middle
-GROUPS = (LanternOptions, TreeOptions, AdaptOptions)
-VARIABLE = tuple(name for group in GROUPS for name in vars(group)["__annotations__"]
-                 if name not in ("ALIASES", "total_token"))  # fmt: skip
-CONSTANTS = (*VARIABLE, "total_token", "drafter_path", "drafter_alignment")  # what some methods do not read
+# What --vary takes: --total_token and --batch_size take several values themselves.
+VARIABLE = tuple(
+    name for name in METHOD_OPTIONS
+    if name not in ("total_token", "drafter_path", "drafter_alignment", "lantern")
+)  # fmt: skip
 
 
 def _varied(text: str) -> tuple[str, tuple[Any, ...]]:
@@ -77,10 +76,8 @@ class BenchOptions(ModelOptions):
     """
 
     methods: tuple[str, ...] = option(
-        "ar: the AR baseline; eagle-1: static trees; eagle-2: trees of fixed shape; adt-tree: adaptive "
-        "trees; self-draft: drafts from the target's earlier passes; "
-        f"adt-: adaptive; {LANTERN_SUFFIX}: relaxed acceptance; {', '.join(RIVALS)}: published rivals, exact "
-        "in distribution, but with images of their own",
+        "; ".join(f"{spec.name}: {spec.about}" for spec in METHODS.values())
+        + f"; NAME{LANTERN_SUFFIX}: the method with --lantern",
         PAPER,
         choices=NAMES,
         unit="METHOD",
@@ -139,7 +136,7 @@ def run(options: Options) -> None:
     from eval.runs.measurements import Measurements
     from eval.runs.run_folder import write_json
 
-    model, prompts = load(options, any(method.needs_drafter for method in chosen.values()))
+    model, prompts = load(options, any(method.spec.network for method in chosen.values()))
     decoders, requests = prepare(options, model, chosen, prompts)
     environment, given = circumstances(model), settled(options, model)
     fingerprint = {
@@ -189,36 +186,36 @@ def configurations(options: Options) -> dict[Configuration, Method]:
     read: set[str] = set()
     every = product(options.temperatures, names, options.total_token or (None,), product(*varied.values()))
     for temperature, name, nodes, chosen in every:
-        method, own = method_of(
-            options, name, {"temperature": temperature, "total_token": nodes, **dict(chosen)}
-        )
-        read |= {field.name for field in fields(own) if shown(own, field.name)}
-        kept = tuple((key, value) for key, value in chosen if getattr(own, key) is not None)
+        values = {"temperature": temperature, "total_token": nodes, **dict(chosen)}
+        method_options = options_of(options, name, values)
+        method = method_from(method_options, RELAXED)
+        read |= {option for option in METHOD_OPTIONS if shown(method_options, option)}
+        kept = tuple((key, value) for key, value in chosen if getattr(method_options, key) is not None)
         bounds = options.controls if method.exact and method.drafting else ()
-        budget = getattr(method.tree, "budget", None)
-        size = None if budget is None else budget + 1
         for control, batch_size in product((None, *bounds), options.batch_size):
             final = replace(method, control=control)
-            configuration = Configuration(final.label, temperature, batch_size, size, kept, final.exact)
+            nodes = total_token(method.tree)
+            configuration = Configuration(final.label, temperature, batch_size, nodes, kept, final.exact)
             found.setdefault((final, batch_size), configuration)
-    given = {name: shown(options, name) for name in CONSTANTS if getattr(options, name) not in (None, ())}
+    given = {name: shown(options, name) for name in METHOD_OPTIONS}
     for name, words in (given | {name: f"--vary {name}" for name in varied}).items():
-        if name not in read:
+        if words and name not in read:
             raise UserError(f"{words}: none of --methods {' '.join(names)} reads it; leave it out")
     return {configuration: method for (method, _), configuration in found.items()}
 
 
-def method_of(options: Options, name: str, values: dict[str, Any]) -> tuple[Method, DecodingOptions]:
-    """A method, and the options it reads with what it does not read left out. values: what bench varies."""
+def options_of(options: Options, name: str, values: dict[str, Any]) -> DecodingOptions:
+    """Returns the options that generate_images would take for one method, without those it does not read.
+
+    name: of a method, with LANTERN's suffix or without. values: the options that differ between methods.
+    """
     plain = name.removesuffix(LANTERN_SUFFIX)
-    shared = {field.name: getattr(options, field.name) for field in fields(DecodingOptions)
-              if hasattr(options, field.name)}  # fmt: skip
-    chosen = {**flags_of(plain), "lantern": name != plain}
-    own = DecodingOptions(**{**shared, "batch_size": 1, **values, **chosen})
-    while idle := {key: None for key in unused(resolved(own)) if key in CONSTANTS and shown(own, key)}:
-        own = replace(own, **idle)
-    method = method_from(own)
-    return (replace(method, lantern=lantern_of(own, RELAXED)) if method.lantern else method), own
+    names = [item.name for item in fields(DecodingOptions) if hasattr(options, item.name)]
+    shared = {key: getattr(options, key) for key in names} | {"batch_size": 1}
+    chosen = {"method": plain, "lantern": name != plain or options.lantern}
+    method_options = DecodingOptions(**{**shared, **values, **chosen})
+    ignored = unread(method_options, METHODS[plain])
+    return replace(method_options, **{key: False if key == "lantern" else None for key in ignored})
 
 
 def check(options: Options) -> None:

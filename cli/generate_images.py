@@ -47,7 +47,7 @@ def run(options: Options) -> None:
     from eval.runs.session import make_requests, worker
 
     rank, count = worker()
-    pipe = load(options, method.needs_drafter)
+    pipe = load(options, method.spec.network)
     window = (options.start_idx, options.end_idx or DEFAULT_END)
     facts = fingerprint(options, method, pipe.model)
     folder = RunFolder(Path(options.output_dir), window, prompts, facts)
@@ -92,8 +92,8 @@ def fingerprint(options: Options, method: Method, model: Model) -> dict[str, Any
         "verify": method.verify,
         "rules": method.rules,
         "control": method.control,
-        "drafter": method.drafter,
-        "seed_cells": method.seeds,
+        "drafter": method.spec.drafter,
+        "seed_cells": method.seeds or "above",
         "model": options.model,
         "weights": model.weights_sha,
         "drafter_weights": model.drafter_sha,

@@ -77,7 +77,7 @@ class Options:
 def shown(options: object, name: str) -> str | None:
     """An option as it was given on the command line; None if it was not."""
     value = getattr(options, name, None)
-    if value is None or value is False:
+    if value is None or value is False or value == ():
         return None
     words = " ".join(map(str, value)) if isinstance(value, tuple) else value
     return f"--{name}" if value is True else f"--{name} {words}"

@@ -56,10 +56,8 @@ class Desk:
 
     @property
     def methods(self) -> list[str]:
-        """Names of the methods that the loaded model can decode with, but for the rivals."""
-        network = self.pipe.model.drafter_net is not None
-        able = ("none", "self-draft", *(("eagle",) if network else ()))
-        return [name for name, drafter in METHODS.items() if drafter in able]
+        """The exact methods that the loaded model can decode with: the page compares equal images."""
+        return [name for name in self.pipe.methods if METHODS[name].exact]
 
     def race(
         self,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 
-from adt_tree.method import RELAXED, Method
+from adt_tree.method import RELAXED, Method, method_spec
 from adt_tree.pipeline import Pipeline
 from adt_tree.sampling import Sampling
 from eval.errors import UserError
@@ -56,17 +56,15 @@ def number_of(value: object, name: str, most: float) -> float:
 
 
 def methods_of(
-    pipe: Pipeline, names: Iterable[str], temperature: object, guidance: object, lantern: bool
+    pipe: Pipeline, names: Sequence[str], temperature: object, guidance: object, lantern: bool
 ) -> list[Method]:
-    """The methods of these names. LANTERN relaxes all of them that draft."""
+    """The methods of these names. LANTERN relaxes those that take it."""
     sampling = Sampling(
         temperature=number_of(temperature, "temperature", HOTTEST),
         guidance=number_of(guidance, "guidance", MOST_GUIDANCE),
     )
     try:
-        return [
-            pipe.method(name, sampling=sampling, lantern=None if name == "ar" or not lantern else RELAXED)
-            for name in names
-        ]
+        relaxed = {name: RELAXED if lantern and method_spec(name).lantern else None for name in names}
+        return [pipe.method(name, sampling=sampling, lantern=relaxed[name]) for name in names]
     except ValueError as error:
         raise UserError(f"{error}.") from None

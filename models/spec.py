@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adt_tree.policy import BUDGET, SELF_DRAFTED, WINDOWS, AdaptiveTree, TreeShape, self_drafted, windowed
+from adt_tree.method import Tree, method_spec
+from adt_tree.policy import AdaptiveTree, TreeShape
 from models.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -115,17 +116,12 @@ class ModelSpec:
         """Where the drafter lies unless it is beside its target or the options say otherwise."""
         return self.home / self.drafter
 
-    def default_tree(self, method: str) -> TreeShape | AdaptiveTree | str | None:
-        """The tree of a method unless the user gives one: None for ar, a static tree's name for eagle-1."""
-        if method == "ar":
-            return None
-        if method == "eagle-1":
-            return self.static_tree
-        if method in ("eagle-2", "adt-tree"):
-            return self.tree if method == "eagle-2" else self.adaptive
-        if method in WINDOWS:
-            return windowed(*WINDOWS[method])
-        return SELF_DRAFTED if method.startswith("adt-") else self_drafted(BUDGET)
+    def default_tree(self, method: str) -> Tree | None:
+        """Returns the tree of a method unless the user gives one: the method's own default, or this model's
+        tree of the type that the method names. ValueError for an unknown method."""
+        tree = method_spec(method).tree
+        own: dict[type, Tree] = {str: self.static_tree, TreeShape: self.tree, AdaptiveTree: self.adaptive}
+        return own[tree] if isinstance(tree, type) else tree
 
     @property
     def adaptive(self) -> AdaptiveTree:

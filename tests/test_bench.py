@@ -106,7 +106,7 @@ def test_an_option_that_one_method_reads_is_taken(methods: str, words: str) -> N
         ("--reference transformers --model lumina_mgpt --methods self-draft", "--reference transformers"),
         ("--reference transformers --batch_size 8", "add 1 to --batch_size"),
         ("--random_weights", "--random_weights with --model emoji"),
-        ("--methods adt-tree --adt_depth_min 9 --adt_depth_max 3", "adt depth"),
+        ("--methods adt-tree --adt_depth_min 9 --adt_depth_max 3", "adt_depth_max 3"),
         ("--model vicuna", "no such model"),
     ],
 )

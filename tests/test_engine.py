@@ -13,7 +13,7 @@ from torch import Tensor
 
 from adt_tree.engine import Engine, build
 from adt_tree.grid import Grid
-from adt_tree.method import Lantern, Method
+from adt_tree.method import METHODS, Lantern, Method
 from adt_tree.policy import INITS, AdaptiveTree, TreeShape
 from adt_tree.records import Decoded
 from adt_tree.roles import Request
@@ -103,7 +103,8 @@ TREES += [("adt-self-draft", ADAPT)]
 
 def exact_methods(sampling: Sampling) -> list[Method]:
     """Everyone who drafts with every kind of tree, coupled."""
-    return [Method(name, sampling, tree, seed_cells="both") for name, tree in TREES]
+    cells = {name: "both" for name, spec in METHODS.items() if "both" in spec.seed_cells}
+    return [Method(name, sampling, tree, seed_cells=cells.get(name)) for name, tree in TREES]
 
 
 EXACT = [method for sampling in SAMPLINGS for method in exact_methods(sampling)]
@@ -123,7 +124,7 @@ def test_speculation_is_the_ar_baseline(method: Method, slots: int) -> None:
     assert any(step.accepted for image in images for step in image.steps) is method.drafting
     for image in images:
         check_records(image, method.tree)
-        assert (image.drafter_calls > 0) is method.needs_drafter
+        assert (image.drafter_calls > 0) is method.spec.network
 
 
 def test_the_likeliest_code_is_known_at_every_position() -> None:

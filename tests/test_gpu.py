@@ -24,7 +24,7 @@ pytestmark = [
 ]
 PROMPTS = ["sun", "red heart", "pizza"]
 MOST_IMAGES = 5  # to warm up with
-EXACT = [name for name, drafter in METHODS.items() if drafter != "window"]  # the AR baseline's images
+EXACT = [name for name, spec in METHODS.items() if spec.exact]  # the AR baseline's images
 
 
 def opened(folder: Path, device: str, graphs: bool = False) -> Pipeline:

@@ -29,8 +29,7 @@ FOR_MODELS = {
     ("adt_tree.roles", None), ("adt_tree.tree", None), ("adt_tree.grid", None),
     ("adt_tree.verify", "Verdict"), ("adt_tree.sampling", "Sampling"), ("adt_tree.relax", "nearest_table"),
     ("adt_tree.policy", "TreeShape"), ("adt_tree.policy", "AdaptiveTree"),
-    ("adt_tree.policy", "BUDGET"), ("adt_tree.policy", "SELF_DRAFTED"), ("adt_tree.policy", "self_drafted"),
-    ("adt_tree.policy", "WINDOWS"), ("adt_tree.policy", "windowed"),
+    ("adt_tree.method", "Tree"), ("adt_tree.method", "method_spec"),
     ("adt_tree.noise", "Noise"), ("adt_tree.sampling", "log_probs"), ("adt_tree.verify", "Coupled"),
     ("adt_tree.ranges", "part"),
 }  # fmt: skip

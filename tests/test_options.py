@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 
 import pytest
 
-from adt_tree.method import Lantern, Method
+from adt_tree.method import METHODS, Lantern, Method
 from adt_tree.policy import SELF_DRAFTED, AdaptiveTree, TreeShape
 from adt_tree.sampling import Sampling
 from cli.bench import Options as Bench
 from cli.generate_images import Options
-from cli.method import REFUSED, method_from
+from cli.method import METHOD_OPTIONS, method_from
 from cli.train_emoji import STAGES
 from eval.errors import UserError
 from main import COMMANDS
@@ -118,18 +119,58 @@ def test_refused(words: str) -> None:
     with pytest.raises(UserError) as caught:
         parse(words)
     message = str(caught.value)
-    assert "\n" not in message and words.split()[0].lstrip("-").split("_")[0][:3] in message
+    given = [word.removeprefix("--") for word in words.split() if word.startswith("--")]
+    assert "\n" not in message and any(name in message for name in given)
 
 
-def test_the_table_of_refusals_names_options_and_each_row_holds_somewhere() -> None:
-    names, hit = {item.name for item in fields(Options)}, set[int]()
-    for words in [*REFUSALS, ""]:
-        try:
-            options = Options.parse(words.split())
-        except UserError:
-            continue
-        hit |= {row for row, (holds, _, _) in enumerate(REFUSED) if holds(options)}
-    assert hit == set(range(len(REFUSED))) and {name for _, row, _ in REFUSED for name in row} <= names
+VALUES = {
+    "lantern": "", "lantern_delta": "0.5", "verify": "coupled", "rules": "reference", "seed_cells": "left",
+    "tree_choices": "chain", "drafter_alignment": "auto", "adt_init": "both", "adt_beta": "0.5",
+}  # fmt: skip
+NEEDED = {"lantern_": "--lantern", "rules": "--verify rejection"} | {
+    f"adt_{side}": f"--adt_{side}_min 6 --adt_{side}_start 6 --adt_{side}_max 6"
+    for side in ("depth", "width")
+}  # what an option is given beside, so that only its method can be against it
+
+
+@pytest.mark.parametrize(("name", "option"), product(METHODS, METHOD_OPTIONS))
+def test_a_method_takes_the_options_of_its_row_and_refuses_the_others(name: str, option: str) -> None:
+    others = "".join(words for start, words in NEEDED.items() if option.startswith(start))
+    words = f"--method {name} {others} --{option} {VALUES.get(option, '6')}"
+    spec = METHODS[name]
+    reads = spec.lantern if option.startswith("lantern_") else option in spec.options
+    if reads:
+        assert parse(words).name == name
+    else:
+        with pytest.raises(UserError, match="^--(lantern|verify|adt_|" + option + ")"):
+            parse(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "flag", "names"),
+    [
+        ("--method eagle-2 --peanut", "peanut", ("eagle-2", "adt-tree")),
+        ("--method adt-tree --static_tree", "static_tree", ("adt-tree", "eagle-1")),
+        ("--method self-draft --drafter_type eagle", "drafter_type", ("self-draft", "eagle-2")),
+        ("--method eagle-2 --model_type base", "model_type", ("eagle-2", "ar")),
+        ("--method ar --model_type eagle", "model_type", ("ar", "self-draft")),
+        ("--method eagle-2 --model lumina_mgpt --eagle_version 1", "eagle_version", ("eagle-2", "eagle-1")),
+        ("--method eagle-1 --model lumina_mgpt --eagle_version 2", "eagle_version", ("eagle-1", "eagle-2")),
+    ],
+)
+def test_a_published_flag_of_another_method_is_refused(words: str, flag: str, names: tuple[str, ...]) -> None:
+    with pytest.raises(UserError, match=f"^--{flag}") as caught:
+        parse(words)
+    assert all(name in str(caught.value) for name in names)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_method_names_every_method_and_agrees_with_its_published_flags(name: str) -> None:
+    assert parse(f"--method {name}").name == name
+    spec = METHODS[name]
+    kind = {AdaptiveTree: "--peanut", str: "--static_tree"}.get(spec.tree_type, "")
+    assert parse(f"--drafter_type {spec.drafter} {kind}") == parse(f"--method {name}")
+    assert parse(f"--method {name} --drafter_type {spec.drafter} {kind}").name == name
 
 
 @pytest.mark.parametrize(

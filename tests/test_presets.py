@@ -31,7 +31,7 @@ def test_a_preset_is_what_its_name_says(path: Path) -> None:
     method = method_from(options)
     assert method.drafting == (kind != "ar") and method.name.startswith("adt") == kind.startswith("adt")
     assert (method.lantern is not None) == kind.endswith("lantern")
-    if model != "emoji" and method.needs_drafter and isinstance(method.tree, TreeShape):
+    if model != "emoji" and method.spec.network and isinstance(method.tree, TreeShape):
         assert method.tree.budget == 58
 
 

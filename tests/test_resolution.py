@@ -1,25 +1,35 @@
-"""Which method a command line means: every combination of the published flags, beside the stored table.
+"""Which method a command line means, and what a run folder remembers of it, beside stored tables.
 
-The table was written by the code of commit 2803594, without --drafter_type hybrid: a difference from it is a
-change of behaviour. A refusal is stored as the option that its message names first, a method with the kind of
-its tree.
+The tables were written by the code of commit 2803594, without --drafter_type hybrid: a difference is a change
+of behaviour. A refusal is stored as the option that its message names first, a method with the kind of its
+tree.
 """
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from adt_tree.method import METHODS
-from cli.generate_images import Options
+from cli.generate_images import Options, fingerprint
 from cli.method import method_from
 from eval.errors import UserError
 from models.registry import SPECS
 
-STORED = Path(__file__).parent / "goldens" / "resolution.txt"
+GOLDENS = Path(__file__).parent / "goldens"
+STORED = GOLDENS / "resolution.txt"
+FINGERPRINTS = json.loads((GOLDENS / "fingerprints.json").read_text(encoding="utf-8"))
+DEVICE = SimpleNamespace(type="cpu")
+MODEL = SimpleNamespace(
+    weights_sha="w", drafter_sha="d", token_shift="published", precision="fp32", device=DEVICE
+)
 SWITCHES = ("peanut", "lantern", "static_tree")
 VALUES: dict[str, tuple[Any, ...]] = {
     "model_type": ("eagle", "base"),
@@ -71,3 +81,13 @@ def lines() -> list[str]:
 
 def test_every_combination_means_what_it_meant() -> None:
     assert lines() == STORED.read_text(encoding="utf-8").splitlines()
+
+
+@pytest.mark.parametrize("words", FINGERPRINTS)
+def test_a_run_folder_is_resumed(words: str) -> None:
+    """Rivals are refused: their folders did not say which of the three had made them."""
+    options = Options.parse(words.split())
+    found = json.loads(json.dumps(fingerprint(options, method_from(options), MODEL)))
+    stored = FINGERPRINTS[words]
+    differs = {key for key in stored | found if stored.get(key) != found.get(key)}
+    assert differs == ({"drafter"} if "sjd" in words else set())

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from adt_tree.engine import build
 from adt_tree.grid import Grid
-from adt_tree.method import Method
+from adt_tree.method import METHODS, Method
 from adt_tree.noise import Noise
-from adt_tree.policy import WINDOWS, TreeShape, windowed
+from adt_tree.policy import TreeShape, windowed
 from adt_tree.proposers.rivals import JacobiWindow, Judged, couple, draw, product_tree, readers
 from adt_tree.sampling import Sampling
 from adt_tree.tree import DraftTree, StaticTree, rows_at
@@ -87,7 +87,7 @@ CONTROLS = [
 
 @pytest.mark.parametrize(("name", "kind"), CONTROLS)
 def test_control(name: str, kind: type[JacobiWindow], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("adt_tree.engine.JacobiWindow", kind)
+    monkeypatch.setattr("adt_tree.proposers.rivals.JacobiWindow", kind)
     assert score(name, images=2560) > LIMIT
 
 
@@ -113,11 +113,11 @@ def test_a_coupled_code_stays_with_the_greatest_probability() -> None:
 
 def test_the_window_of_pac_is_a_tree_and_a_chain() -> None:
     """As published: 64 nodes with the root, of which 1 + 4 + 16 are the tree."""
-    shape = windowed(*WINDOWS["sjd-pac"])
+    shape = METHODS["sjd-pac"].tree
     tree = StaticTree(product_tree(shape))
     assert shape == TreeShape(45, 4, 63) and len(tree.parents) == 64 and tree.width == 4
     assert [tree.depths.count(depth) for depth in range(5)] == [1, 4, 16, 1, 1] and tree.depth == 45
-    assert [windowed(4, budget).depth for budget in (1, 5, 20, 31)] == [1, 2, 2, 13]
+    assert [windowed(budget, 4).depth for budget in (1, 5, 20, 31)] == [1, 2, 2, 13]
     assert [*map(len, product_tree(TreeShape(9, 3, 4)))] == [1, 2, 3, 4]
     small = StaticTree(product_tree(TreeShape(3, 2, 7)))  # nodes 1, 2; 3 to 6; 7 below 3
     assert small.parents == [0, 0, 0, 1, 1, 2, 2, 3]

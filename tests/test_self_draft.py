@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from adt_tree.grid import Grid
-from adt_tree.method import Lantern, Method
-from adt_tree.policy import SEED_CELLS, TreeShape
+from adt_tree.method import METHODS, Lantern, Method
+from adt_tree.policy import TreeShape
 from adt_tree.proposers.candidates import BELOW, HISTORY, LATE, NEWEST, Candidates, History, grow_chains
 from adt_tree.proposers.self_draft import SelfDraftProposer
 from adt_tree.sampling import Sampling
@@ -21,6 +21,7 @@ from tests.decoding import CPU, tree_of
 from tests.test_engine import CODES, FILTERED, GREEDY, IMAGES, LONG, TREE, made, reference
 
 NOTHING = torch.empty(0)  # the target's features and the noise, which self-drafting does not read
+SEED_CELLS = METHODS["self-draft"].seed_cells
 RASTER = Grid(3, 5)
 POSITIONS, WORDS = 3, 4  # of the small histories
 Tree = tuple[list[int], list[int]]  # codes and parents

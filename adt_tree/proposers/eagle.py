@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from adt_tree.policy import TreeShape
-from adt_tree.roles import Drafter, NoiseBelow, Prefix
+from adt_tree.roles import Drafter, NoiseBelow, Prefix, Setup
 from adt_tree.sampling import Sampling, log_probs
 from adt_tree.tree import BatchShapes, DraftTree, Pool, StaticTree, root_only_tree, select
 from adt_tree.verify import Verdict
@@ -83,6 +83,16 @@ class EagleProposer:
         index = verdict.path[None, ..., None].expand(features.shape[0], -1, -1, features.shape[-1])
         self._features = features.gather(2, index)
         self._codes, self._count = verdict.codes.clone(), verdict.count.clone()
+
+
+def make(setup: Setup) -> EagleProposer:
+    """Returns the proposer of eagle-1 (a static tree), eagle-2 and adt-tree (dynamic trees)."""
+    drafter = setup.model.drafter(setup.target, setup.shape.depth, setup.shape.width)
+    growth: Growth = grow_dynamic
+    if isinstance(setup.tree, StaticTree):
+        keep_q = setup.method.verify == "rejection" and not setup.method.greedy
+        growth = StaticGrowth(setup.tree, keep_q, setup.target.device)
+    return EagleProposer(drafter, setup.sampling, growth, setup.target.slots)
 
 
 def grow_dynamic(drafter: Drafter, sampling: Sampling, state: DraftState) -> DraftTree:

@@ -26,8 +26,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from adt_tree.noise import ACCEPT, DRAFT, RESIDUAL, Noise, uniform
-from adt_tree.policy import TreeShape, beside_chain
-from adt_tree.roles import NoiseBelow, Prefix, Target
+from adt_tree.policy import TreeShape, num_sibling_nodes
+from adt_tree.roles import NoiseBelow, Prefix, Setup, Target
 from adt_tree.static_trees import Paths, chain
 from adt_tree.tree import BatchShapes, DraftTree, StaticTree, root_only_tree, rows_at
 from adt_tree.verify import Rejection, Verdict, verdict_from_hits
@@ -71,6 +71,15 @@ def couple(judged: Judged) -> Tensor:
     return F.pad(judged.drawn, (0, 1)).scatter(1, parents, tree.codes[:, 1:])[:, :-1]
 
 
+TAILS: dict[str, Tail] = {"sjd": redraw, "sjd-coupled": couple, "sjd-pac": couple}  # by method
+
+
+def make(setup: Setup) -> JacobiWindow:
+    """Returns the proposer, which is the verification rule as well, of sjd, sjd-coupled and sjd-pac."""
+    tree, method = StaticTree(product_tree(setup.shape)), setup.method
+    return JacobiWindow(tree, TAILS[method.name], setup.target, method.greedy, method.seeds)
+
+
 def product_tree(shape: TreeShape) -> Paths:
     """A main chain of shape.depth codes, of which the first have shape.width candidates: as many positions as
     the budget allows. Width 1: the chain alone.
@@ -83,7 +92,7 @@ def product_tree(shape: TreeShape) -> Paths:
     """
     length = min(shape.depth, shape.budget)
     spare, width = shape.budget - length, shape.width
-    positions = max(n for n in range(length + 1) if beside_chain(width, n) <= spare)
+    positions = max(n for n in range(length + 1) if num_sibling_nodes(width, n) <= spare)
     branches = [path for n in range(1, positions + 1) for path in product(range(width), repeat=n)]
     return (*branches, *chain(length)[positions:])
 
@@ -106,7 +115,7 @@ class JacobiWindow:
     """
 
     def __init__(self, tree: StaticTree, tail: Tail, target: Target, greedy: bool, seed_cells: str) -> None:
-        """seed_cells: what positions never read hold, one of WINDOW_CELLS."""
+        """seed_cells: what positions hold that no pass has read, "random" or "left"."""
         device, size, num_codes = target.device, target.grid.size, target.num_codes
         self.noise = Noise(num_codes, silent=True)  # of the loop: drafts are drawn here
         self.rejection = Rejection(num_codes, static=True)

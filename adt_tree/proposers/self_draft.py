@@ -19,11 +19,19 @@ from torch import Tensor
 from adt_tree.grid import Grid
 from adt_tree.policy import TreeShape
 from adt_tree.proposers.candidates import Candidates, History, grow_chains, newest_first
-from adt_tree.roles import NoiseBelow, Prefix
+from adt_tree.roles import NoiseBelow, Prefix, Setup
 from adt_tree.tree import BatchShapes, DraftTree, root_only_tree
 from adt_tree.verify import Verdict
 
 SEED_CONFIDENCE = -1.0  # raw log-confidence of a code copied from a neighbouring cell
+
+
+def make(setup: Setup) -> SelfDraftProposer:
+    """Returns the proposer of self-draft and adt-self-draft."""
+    model, target = setup.model, setup.target
+    return SelfDraftProposer(
+        model.grid, target.slots, setup.shape.width, setup.method.seeds, model.num_codes, target.device
+    )
 
 
 class SelfDraftProposer:
