@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adt_tree.method import CONTROLS, LANTERN_SUFFIX, METHODS, RELAXED, Method
-from cli.groups import FilterOptions, ModelOptions, PromptOptions, RunOptions
 from cli.memory import NAMES as PUBLISHED
 from cli.method import (
     METHOD_OPTIONS,
@@ -30,7 +29,8 @@ from cli.method import (
     total_token,
     unread,
 )
-from cli.options import declare, option, shown
+from cli.options import FilterOptions, ModelOptions, PromptOptions, RunOptions
+from cli.parser import declare, option, shown
 from eval.errors import UserError, refusals
 from eval.runs.prompts import BENCH_FILE, Prompt, load_prompts
 from models.registry import SPECS

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 
-from cli.groups import CheckpointOptions
-from cli.options import declare, positional, shown
+from cli.options import CheckpointOptions
+from cli.parser import declare, positional, shown
 from eval.errors import UserError
 from models.registry import SPECS
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from cli.groups import ModelOptions
 from cli.method import check_model
-from cli.options import declare, option
+from cli.options import ModelOptions
+from cli.parser import declare, option
 from eval.errors import UserError
 
 if TYPE_CHECKING:

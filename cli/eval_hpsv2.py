@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import MISSING
 
-from cli.groups import PAIRED, ScoringOptions, image_count
-from cli.options import declare, option
+from cli.options import PAIRED, ScoringOptions, image_count
+from cli.parser import declare, option
 from eval.metrics.published import ANY_SOURCE, HPS, HPS_CLIP
 
 

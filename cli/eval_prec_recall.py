@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cli.groups import ScoringOptions, image_count
-from cli.options import declare, option
+from cli.options import ScoringOptions, image_count
+from cli.parser import declare, option
 from eval.errors import UserError
 from eval.metrics.published import ANY_SOURCE, VGG16
 

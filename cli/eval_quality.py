@@ -6,8 +6,8 @@ from dataclasses import MISSING
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cli.groups import ScoringOptions, image_count
-from cli.options import declare, option
+from cli.options import ScoringOptions, image_count
+from cli.parser import declare, option
 from eval.errors import UserError
 from eval.metrics.published import AESTHETIC, AESTHETIC_CLIP, ANY_SOURCE, INCEPTION
 

@@ -10,9 +10,9 @@ import random
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cli.groups import ModelOptions, ShardOptions
-from cli.options import Options as Base
-from cli.options import declare, option
+from cli.options import ModelOptions, ShardOptions
+from cli.parser import Options as Base
+from cli.parser import declare, option
 from eval.errors import UserError
 
 if TYPE_CHECKING:

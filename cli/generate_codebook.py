@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from cli.groups import ModelOptions
-from cli.options import declare, option
+from cli.options import ModelOptions
+from cli.parser import declare, option
 from eval.errors import UserError
 
 MOST_CODES = 1 << 16  # a table holds uint16

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from adt_tree.method import Method
 from adt_tree.policy import AdaptiveTree, TreeShape
-from cli.groups import PromptOptions, RunOptions
 from cli.method import DecodingOptions, method_from
-from cli.options import declare, option
+from cli.options import PromptOptions, RunOptions
+from cli.parser import declare, option
 from eval.errors import refusals
 from eval.runs.prompts import DEFAULT_END, Prompt, held_out_texts, load_prompts
 

@@ -12,8 +12,8 @@ from typing import ClassVar
 
 from adt_tree.method import Method
 from adt_tree.sampling import Sampling
-from cli.groups import ModelOptions, PromptOptions, SamplingOptions, ShardOptions
-from cli.options import declare
+from cli.options import ModelOptions, PromptOptions, SamplingOptions, ShardOptions
+from cli.parser import declare
 from eval.errors import refusals
 from eval.runs.prompts import MANY_FILE, load_prompts
 

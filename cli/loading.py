@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from adt_tree.pipeline import Pipeline
-from cli.groups import CheckpointOptions, FilterOptions, GraphOptions, ModelOptions, PromptOptions
 from cli.method import check_model
-from cli.options import Options, shown
+from cli.options import CheckpointOptions, FilterOptions, GraphOptions, ModelOptions, PromptOptions
+from cli.parser import Options, shown
 from eval.errors import UserError, refusals
 from models.loading import load as load_model
 from models.loading import pick_device

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from cli.options import Options as Base
-from cli.options import declare, option, positional
+from cli.parser import Options as Base
+from cli.parser import declare, option, positional
 from eval.errors import UserError
 from eval.report import markdown
 from models.registry import SPECS

@@ -25,8 +25,8 @@ from adt_tree.method import (
 from adt_tree.policy import INITS, AdaptiveTree, TreeShape
 from adt_tree.sampling import Sampling
 from adt_tree.static_trees import STATIC_TREES
-from cli.groups import FilterOptions, ModelOptions, SamplingOptions
-from cli.options import Options, declare, option, shown
+from cli.options import FilterOptions, ModelOptions, SamplingOptions
+from cli.parser import Options, declare, option, shown
 from eval.errors import UserError, refusals
 from models.registry import SPECS
 

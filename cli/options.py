@@ -1,258 +1,243 @@
-"""The declaration engine: a frozen dataclass is flag, type, range, default, help and config key at once.
-
-An option is a field `name: type = option(help, default, ...)`. A class of such fields is a group of --help,
-its docstring the heading; a command's options are a class that inherits the groups it takes, and gives a
-group's option another default by a plain `name: type = default`. `parse` turns words, over a flat YAML file
-that --config names, into an instance, which nothing changes afterwards. Whatever is wrong is a UserError of
-one line. No torch: --help must answer at once.
-"""
+"""Groups of options that several commands take: the model, the prompts, the distribution, the output."""
 
 from __future__ import annotations
 
 import argparse
-import difflib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
-from pathlib import Path
-from typing import Any, ClassVar, NoReturn, Self, TypeVar, dataclass_transform, get_args, get_type_hints
+from collections.abc import Callable
 
-import yaml
+from cli.parser import Options, declare, option
+from eval.runs.prompts import CAPTIONS, DEFAULT_END
+from models.registry import SPECS
+from models.spec import PRECISIONS, TOKEN_SHIFTS, ModelSpec
 
-from eval.errors import UserError
-
-Class = TypeVar("Class")
-
-
-def option(
-    text: str,
-    default: Any = None,
-    *,
-    unit: str | None = None,
-    choices: Sequence[Any] | None = None,
-    least: float | None = None,
-    most: float | None = None,
-    above: float | None = None,
-    read: Callable[[str], Any] | None = None,
-    repeat: bool = False,
-) -> Any:
-    """A field that is an option; default MISSING: it must be given.
-
-    text: its help, to which "(default: ...)" is added unless it says so itself. least, most: inclusive bounds
-    of a number; above: an exclusive lower one. read: the parser of a word, in place of the type's. repeat: it
-    may be given several times, a value each.
-    """
-    said = {"text": text, "unit": unit, "choices": choices, "least": least, "most": most, "above": above,
-            "read": read, "repeat": repeat}  # fmt: skip
-    return field(default=default, metadata=said)
+DEVICES = ("auto", "cpu", "cuda")
+TOP_K = 2000  # of the published code
+PAIRED = "of the first N prompts that have one, fewer are refused; -1: all prompts"  # images, to be scored
+MEASURED = [name for name, spec in SPECS.items() if spec.token_shift == "auto"]
 
 
-def positional(text: str, unit: str) -> Any:
-    """A field of the words that stand without a flag; by default none."""
-    return field(default=(), metadata={**option(text, unit=unit).metadata, "positional": True})
-
-
-@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(option, positional))
-def declare(cls: type[Class]) -> type[Class]:
-    """Make a class of options: a frozen dataclass."""
-    return dataclass(frozen=True, kw_only=True)(cls)
-
-
-@declare
-class Options:
-    """every command"""
-
-    ALIASES: ClassVar[dict[str, str]] = {}  # another name -> the option; those of all groups hold
-    config: str | None = option("flat YAML file of these options; the command line wins", unit="FILE")
-    debug: bool = option("show the traceback of an error", False)
-
-    @classmethod
-    def parse(cls, argv: Sequence[str], prog: str = "main.py", description: str = "") -> Self:
-        """The options of a command line. UserError, one line, for what cannot be; --help exits."""
-        parser = Parser(prog=prog, description=description, allow_abbrev=False)
-        values = vars(_fill(parser, cls).parse(argv))
-        lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
-        return cls(**{**values, **lists})
-
-
-def shown(options: object, name: str) -> str | None:
-    """An option as it was given on the command line; None if it was not."""
-    value = getattr(options, name, None)
-    if value is None or value is False or value == ():
-        return None
-    words = " ".join(map(str, value)) if isinstance(value, tuple) else value
-    return f"--{name}" if value is True else f"--{name} {words}"
-
-
-def groups(cls: type) -> list[type]:
-    """The groups of a command's options in the order of its bases, its own and everybody's last."""
-    if cls is Options:
-        return [Options]
-    above = [part for base in cls.__bases__ for part in groups(base) if part is not Options]
-    return [*dict.fromkeys([*above, cls]), Options]
-
-
-class Parser(argparse.ArgumentParser):
-    """argparse whose errors are one line with a suggestion; options also from YAML."""
-
-    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Parse argv over the flat YAML file that --config names, if it names one: the command line wins.
-
-        An option that does not exist is answered by the nearest one that does.
-        """
-        first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-        first.add_argument("--config")
-        try:
-            path = first.parse_known_args(argv)[0].config
-        except argparse.ArgumentError:
-            path = None  # the full parser says what is wrong
-        values, unknown = self.parse_known_args([*(self.words_of(Path(path)) if path else []), *argv])
-        if unknown:
-            self.error(f"unknown option {unknown[0]}{self.near(unknown[0].partition('=')[0])}")
-        return values
-
-    def error(self, message: str) -> NoReturn:
-        """Raise instead of printing the usage."""
-        raise UserError(f"{message} (see {self.prog} --help)")
-
-    def near(self, word: str, bare: bool = False) -> str:
-        """A suggestion of the option that a word may have meant."""
-        found = difflib.get_close_matches(word, self._option_string_actions, n=1)
-        return f"; did you mean {found[0].lstrip('-') if bare else found[0]}?" if found else ""
-
-    def words_of(self, path: Path) -> list[str]:
-        """A configuration file as command-line words, so that types and choices are checked once."""
-        words: list[str] = []
-        for key, value in read_config(path).items():
-            action = self._option_string_actions.get(f"--{key}")
-            if action is None or key in ("help", "config", "debug"):
-                raise UserError(f"config {path}: unknown key {key!r}{self.near(f'--{key}', bare=True)}")
-            switch = isinstance(action, argparse.BooleanOptionalAction)
-            if switch != isinstance(value, bool):
-                wanted = "true or false" if switch else "a value"
-                raise UserError(f"config {path}: {key} is {value!r}, it must be {wanted}")
-            if isinstance(value, list) and action.nargs is None:
-                raise UserError(f"config {path}: {key} is {value!r}, it takes a single value")
-            if switch:
-                words.append(f"--{key}" if value else f"--no-{key}")
-            elif isinstance(value, list):
-                words += [f"--{key}", *map(str, value)]
-            else:
-                words.append(f"--{key}={value}")
-        return words
-
-
-def _fill(parser: Parser, cls: type[Options]) -> Parser:
-    """The parser with the options of a class, in their groups."""
-    types, defaults = get_type_hints(cls), {item.name: item.default for item in fields(cls)}
-    aliases: dict[str, list[str]] = {}
-    for part in groups(cls):
-        for alias, name in vars(part).get("ALIASES", {}).items():
-            aliases.setdefault(name, []).append(f"--{alias}")
-    shared: dict[str, Any] = {}  # groups of one heading are one
-    for part in groups(cls):
-        heading, _, text = (part.__doc__ or "").strip().partition("\n\n")
-        for name in vars(part).get("__annotations__", {}):
-            item = part.__dataclass_fields__.get(name)
-            if item is None or not item.metadata:  # no option, or another default of a group's
-                continue
-            if heading not in shared:
-                shared[heading] = parser.add_argument_group(heading, text.strip() or None)
-            flags = [f"--{name}", *aliases.get(name, ())]
-            _add(shared[heading], flags, types[name], defaults[name], item.metadata)
-    return parser
-
-
-def _add(group: Any, flags: list[str], kind: Any, default: Any, said: Mapping[str, Any]) -> None:
-    """Add one option to argparse. said: what option() was told."""
-    name, required = flags[0].lstrip("-"), default is MISSING
-    text = said["text"]
-    if not required and "(default" not in text:
-        words = default if isinstance(default, tuple) else (default,)
-        stated = " ".join(map(str, words)) if words not in ((), (None,)) else "none"
-        text = f"{text} (default: {stated})"
-    text = text.replace("%", "%%")
-    if kind is bool:
-        switch = group.add_argument(*flags, dest=name, default=default, action=argparse.BooleanOptionalAction)
-        switch.help = text  # set afterwards: some versions of argparse add the default themselves
-        return
-    many = getattr(kind, "__origin__", None) is tuple
-    plain = next(part for part in (get_args(kind) or (kind,)) if part not in (type(None), ...))
-    words: dict[str, Any] = {
-        "type": said["read"] or _reader(plain, said["least"], said["most"], said["above"]),
-        "choices": said["choices"],
-        "metavar": said["unit"] if said["unit"] or said["choices"] else name.upper(),
-        "help": text,
-        "default": None if required else default,
-    }
-    if said["repeat"]:
-        words["action"] = "append"
-    if "positional" in said:
-        group.add_argument(name, nargs="*", **words)
-        return
-    if many:
-        words["nargs"] = "+"
-    group.add_argument(*flags, dest=name, required=required, **words)
-
-
-def _reader(kind: type, low: float | None, high: float | None, above: float | None) -> Callable[[str], Any]:
-    """A parser of words of a type within the bounds; NaN never passes."""
-
-    def number(text: str) -> float:
-        try:
-            value = kind(text)
-            if value != value:
-                raise ValueError
-        except ValueError:
-            what = "an integer" if kind is int else "a number"
-            raise argparse.ArgumentTypeError(f"{text!r} is not {what}") from None
-        if high is not None and value > high:
-            raise argparse.ArgumentTypeError(f"{text} is too large: give {high:g} or less")
-        if low is not None and value < low:
-            raise argparse.ArgumentTypeError(f"{text} is too small: give {low:g} or more")
-        if above is not None and value <= above:
-            raise argparse.ArgumentTypeError(f"{text} is too small: give more than {above:g}")
-        return value
-
-    return number if kind in (int, float) else _text
-
-
-def _text(text: str) -> str:
-    """A word that says something and can be written down."""
-    if not text.strip():
-        raise argparse.ArgumentTypeError("it is empty: give a value or leave the option out")
+def image_count(text: str) -> int:
+    """A number of images: positive, or -1 for all."""
     try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise argparse.ArgumentTypeError(f"{text!a} is not UTF-8 text") from None
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer") from None
+    if value < -1:
+        raise argparse.ArgumentTypeError(f"{value} is too small: give -1 or more")
+    if value == 0:
+        raise argparse.ArgumentTypeError("0 images: give a positive number, or -1 for all")
+    return value
+
+
+def _window(text: str) -> str:
+    first, dash, last = text.partition("-")
+    if not (dash and first.isdecimal() and last.isdecimal() and int(first) < int(last)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not START-END with START < END, such as 0-100")
     return text
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML whose mappings name a key once."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """As SafeLoader's; a key that stands twice is an error."""
-        keys = [key.value for key, _ in node.value]
-        twice = next((key for place, key in enumerate(keys) if key in keys[:place]), None)
-        if twice is not None:
-            raise yaml.YAMLError(f"{twice} stands twice; leave one out")
-        return super().construct_mapping(node, deep)
+def _class_labels(text: str) -> tuple[int, ...]:
+    labels = [word.strip() for word in text.split(",")]
+    if not all(label.isascii() and label.isdigit() for label in labels):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of class ids such as 207,360")
+    return tuple(map(int, labels))
 
 
-def read_config(path: Path) -> dict[str, object]:
-    """A flat YAML file as a dictionary; UserError if it is missing, damaged or not flat."""
-    try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
-    except (OSError, UnicodeDecodeError) as error:
-        said = getattr(error, "strerror", None) or str(error)
-        raise UserError(f"config {path}: cannot be read ({said})") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UserError(f"config {path}: not YAML ({' '.join(str(error).split())})") from error
-    if content is None:
-        return {}
-    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
-        raise UserError(f"config {path}: it must be a flat list of `option: value` lines")
-    for key, value in content.items():
-        if value is None or isinstance(value, dict):
-            raise UserError(f"config {path}: {key} has no plain value; write `{key}: value`")
-    return content
+def by_model(usual: object, own: Callable[[ModelSpec], object]) -> str:
+    """The models that have another default than the usual one, as help states it."""
+    return "".join(f"; {name} {own(spec)}" for name, spec in SPECS.items() if own(spec) != usual)
+
+
+@declare
+class CheckpointOptions(Options):
+    """model"""
+
+    model: str = option(
+        "; ".join(f"{name}: {spec.about}" for name, spec in SPECS.items()), "emoji", unit="NAME"
+    )
+    model_path: str | None = option(
+        "the target's checkpoint: a folder (LlamaGen's .pt: the file), or a hub id OWNER/NAME, fetched once "
+        "into the hub's cache, HF_HOME (default: the one of --model)",
+        unit="PATH",
+    )
+    revision: str | None = option(
+        "branch, tag or commit of a hub id, as OWNER/NAME@REV says too (default: the repository's own)",
+        unit="REV",
+    )
+    tokenizer_base_path: str | None = option(
+        "folder of text_tokenizer.json, vqgan.ckpt and vqgan.yaml, or of chameleon/tokenizer with them; of "
+        "anole and lumina_mgpt (default: the target's, else beside it or in ckpts/MODEL)",
+        unit="DIR",
+    )
+    vq_path: str | None = option(
+        "LlamaGen's VQ decoder, a file or OWNER/NAME/FILE on the hub (default: vq_ds16_t2i.pt, for classes "
+        "vq_ds16_c2i.pt, in the target's folder, the one around it or ckpts/llamagen)",
+        unit="PATH",
+    )
+    text_encoder: str | None = option(
+        "LlamaGen's T5 encoder, a folder or a hub id (default: t5/flan-t5-xl or flan-t5-xl in these folders)",
+        unit="PATH",
+    )
+    drafter_path: str | None = option(
+        "the drafter's checkpoint, a folder or a hub id (default: the one of --model)", unit="PATH"
+    )
+    target_size: int | None = option(
+        "side of the image. lumina_mgpt: 512, 768, 1024 or another multiple of 32 (default: 768, which the "
+        "model of that name was trained for); emu3: any, of a square (default: 720); a LlamaGen .pt of "
+        "classes: 256 or 384; other models have one, and any other is refused",
+        unit="PIXELS",
+        least=1,
+    )
+    ratio: str | None = option(
+        "emu3: width:height of an image of the area that --target_size squared is (default: 1:1)", unit="W:H"
+    )
+
+
+@declare
+class ModelOptions(CheckpointOptions):
+    """loading"""
+
+    drafter_alignment: str | None = option(
+        "published: the drafter reads a feature with the code behind it, as the released code drafts; "
+        "unshifted: with its own code, as that code trains Anole's and Lumina's drafters; auto: the one that "
+        "agrees better with the target on 32 cells (default: "
+        f"{', '.join(f'{name} auto' for name in MEASURED)}; others published)",
+        choices=("auto", *TOKEN_SHIFTS),
+    )
+    precision: str = option(
+        "of weights and activations, probabilities are fp32; auto: bf16 where the device multiplies it, else "
+        "fp16 on cuda and fp32 on a CPU, as emoji on any CPU",
+        "auto",
+        choices=PRECISIONS,
+    )
+    device: str = option("auto: cuda where there is one", "auto", choices=DEVICES)
+    attention: str = option(
+        "sdpa: torch's; flash: flash-attn, an extra, for prompts and the AR baseline on CUDA in fp16 or bf16 "
+        "(draft trees need a mask, which it does not take)",
+        "sdpa",
+        choices=("sdpa", "flash"),
+    )
+    deterministic: bool = option(
+        "attend in fp64, so that a code does not depend on what else is in the pass and exact methods draw "
+        "the AR baseline's image in bf16 too; on a CPU",
+        False,
+    )
+    batch_size: int = option("images in flight at once", 1, unit="IMAGES", least=1)
+
+
+@declare
+class PromptOptions(Options):
+    """prompts
+
+    Selected in this order: --slice, --num_images, --start_idx/--end_idx.
+    """
+
+    prompt: str | None = option(
+        "a text, repeated num_images times under different seeds; a .txt, .tsv, .csv or .json file; or "
+        "PartiPrompts, MSCOCO2017Val, MSCOCO2014Val, MSCOCO2017Train, SJDPrompts from --prompt_dir (default: "
+        "the command's own of the embedded model, in configs)",
+        unit="TEXT",
+    )
+    class_labels: tuple[int, ...] | None = option(
+        "classes such as 207,360 instead of prompts, for LlamaGen's class-conditional checkpoints",
+        unit="IDS",
+        read=_class_labels,
+    )
+    prompt_dir: str = option("folder of the named prompt sets", "data/prompts", unit="DIR")
+    captions: str | None = option(
+        "of each image of COCO annotations: its first caption, its longest, or all; the paper's 100 are "
+        f"--num_images 100 of them (default: {CAPTIONS[0]})",
+        choices=CAPTIONS,
+    )
+    num_images: int = option(
+        "images; of more prompts a sample drawn with --random_seed; -1: all", 10, unit="N", read=image_count
+    )
+    slice: str | None = option("rows of the list, half open (default: all)", unit="START-END", read=_window)
+    start_idx: int = option("first of the selected prompts", 0, unit="ROW", least=0)
+    end_idx: int | None = option(
+        f"exclusive end of them (default: {DEFAULT_END}; more are refused, not cut)", unit="ROW", least=1
+    )
+    random_seed: int = option(
+        "run seed; an image's own is a hash of it and the prompt's name, with or without --set_seed",
+        42,
+        unit="SEED",
+    )
+    set_seed: bool = option("also seed torch's own generator and choose deterministic cuDNN kernels", False)
+
+
+@declare
+class FilterOptions(Options):
+    """sampling"""
+
+    top_k: int = option(
+        f"most probable codes kept; 0: all (default: {TOP_K}{by_model(None, lambda spec: spec.top_k)})",
+        unit="CODES",
+        least=0,
+    )
+    top_p: float = option("probability mass kept", 1.0, unit="P", above=0, most=1)
+    cfg: float = option(
+        "guidance scale; 1: none, one row per image instead of two "
+        f"(default: 3{by_model('3', lambda spec: f'{spec.guidance:g}')})",
+        unit="SCALE",
+        least=0,
+        most=100,
+    )
+    cfg_mode: str | None = option(
+        "lumina_mgpt takes either of the published names, and means the same: guidance rows share a pass, "
+        "each at positions of its own; other models refuse sequential (default: parallel)",
+        choices=("sequential", "parallel"),
+        unit="MODE",
+    )
+
+    def __post_init__(self) -> None:
+        """What is not given is the model's own."""
+        spec = SPECS.get(getattr(self, "model", "emoji"), SPECS["emoji"])
+        own = {"cfg": spec.guidance, "top_k": TOP_K if spec.top_k is None else spec.top_k}
+        for name, value in own.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+
+
+@declare
+class SamplingOptions(FilterOptions):
+    """sampling"""
+
+    temperature: float = option("0 (up to 1e-5): greedy", 1.0, unit="T", least=0, most=100)
+
+
+@declare
+class GraphOptions(Options):
+    """run"""
+
+    cuda_graphs: bool = option("capture the parts of a step as CUDA graphs and replay them, on cuda", False)
+
+
+@declare
+class RunOptions(GraphOptions):
+    """run"""
+
+    output_dir: str = option("folder of everything written", "generated_images", unit="DIR")
+
+
+@declare
+class ShardOptions(Options):
+    """run"""
+
+    output_dir: str = option(
+        "folder of the shards; a run that was stopped goes on there", "data/drafter_train_data", unit="DIR"
+    )
+    shard_size: int = option("images per file, the most that a kill loses", 64, unit="IMAGES", least=1)
+    features: bool = option(
+        "keep the target's features too (Anole: 17 MB per image); else train_drafter computes them", False
+    )
+
+
+@declare
+class ScoringOptions(Options):
+    """scoring"""
+
+    batch_size: int = option("images at once", 64, unit="IMAGES", least=1)
+    device: str = option("auto: cuda where there is one", "auto", choices=DEVICES)
+    scores: str | None = option(
+        "where scores are appended (default: scores.json beside the images)", unit="FILE"
+    )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from cli.options import Options as Base
-from cli.options import declare, option, positional
+from cli.parser import Options as Base
+from cli.parser import declare, option, positional
 from eval import acceptance, report
 from eval.errors import UserError
 from eval.runs.run_folder import make_folder, write_atomic

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from cli.groups import DEVICES, CheckpointOptions
-from cli.options import Options as Base
-from cli.options import declare, option
+from cli.options import DEVICES, CheckpointOptions
+from cli.parser import Options as Base
+from cli.parser import declare, option
 
 
 @declare

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from datetime import date
 from importlib import import_module
 
-from cli.groups import DEVICES
-from cli.options import Options as Base
-from cli.options import declare, option
+from cli.options import DEVICES
+from cli.parser import Options as Base
+from cli.parser import declare, option
 from models.spec import PRECISIONS
 from training.emoji.data import STYLES
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cli.groups import PromptOptions as Options
+from cli.options import PromptOptions as Options
 from eval.errors import UserError
 from eval.runs.prompts import DEFAULT_FILE, image_seed, load_prompts
 

@@ -61,7 +61,7 @@ def held_out_texts() -> frozenset[str]:
 def load_prompts(args: Any, default: Path = DEFAULT_FILE) -> list[Prompt]:
     """The prompts of a run: read, --slice, --num_images, --start_idx/--end_idx. UserError if none is left.
 
-    args: the options of cli.groups.PromptOptions. default: the file read where they name none.
+    args: the options of cli.options.PromptOptions. default: the file read where they name none.
     """
     if args.end_idx is not None and args.end_idx <= args.start_idx:
         raise UserError(f"--end_idx {args.end_idx}: it must exceed --start_idx {args.start_idx}")
