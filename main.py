@@ -12,9 +12,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
 
-from eval.errors import UserError
-from models.errors import CheckpointError
-from training.errors import StageError
+from adt_tree.errors import UserError
 
 # command -> what it does; cli/COMMAND.py has its Options and run(options)
 COMMANDS = {
@@ -69,6 +67,12 @@ def dispatch(argv: Sequence[str]) -> None:
     command.run(pick(prog, argv[1], stages), argv[2:])
 
 
+def device_errors() -> tuple[type[Exception], ...]:
+    """Returns the exception of a full device. A command that has not imported torch cannot raise it."""
+    torch = sys.modules.get("torch")
+    return (torch.OutOfMemoryError,) if torch else ()
+
+
 def main(argv: Sequence[str]) -> int:
     """Run a command; every error becomes one line on stderr and an exit status."""
     debug = "--debug" in argv
@@ -86,7 +90,7 @@ def main(argv: Sequence[str]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except (UserError, StageError, CheckpointError, OSError, MemoryError, FloatingPointError) as error:
+    except (UserError, OSError, MemoryError, FloatingPointError, *device_errors()) as error:
         if debug:
             raise
         status, line = 2, f"error: {error or type(error).__name__}"

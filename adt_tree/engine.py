@@ -11,6 +11,7 @@ import torch
 
 from adt_tree.batch import StepOutput
 from adt_tree.decode import autoregressive, finished, speculative
+from adt_tree.errors import UserError
 from adt_tree.method import Method
 from adt_tree.noise import Noise
 from adt_tree.policy import AdaptiveTree, AdjacencyAdaptive, Fixed, Policy, TreeShape
@@ -71,7 +72,7 @@ def largest_shape(tree: TreeShape | AdaptiveTree | StaticTree, num_codes: int) -
     """
     shape = tree if isinstance(tree, TreeShape) else tree.largest
     if shape.width > num_codes:
-        raise ValueError(
+        raise UserError(
             f"a tree {shape.width} nodes wide: the codebook has {num_codes} codes; give less "
             "(--draft_top_k, --adt_width_max)"
         )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from adt_tree.errors import UserError
+
 
 @dataclass(frozen=True, slots=True)
 class Grid:
@@ -14,7 +16,7 @@ class Grid:
 
     def __post_init__(self) -> None:
         if self.height < 1 or self.width < 1:
-            raise ValueError(f"grid {self.height} x {self.width}: both sides must be positive")
+            raise UserError(f"grid {self.height} x {self.width}: both sides must be positive")
 
     @property
     def size(self) -> int:

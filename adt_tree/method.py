@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
+from adt_tree.errors import UserError
 from adt_tree.policy import SELF_DRAFTED, AdaptiveTree, TreeShape, self_drafted, windowed
 from adt_tree.sampling import Sampling
 from adt_tree.static_trees import STATIC_TREES
@@ -146,7 +147,7 @@ METHODS: dict[str, MethodSpec] = {
 def method_spec(name: str) -> MethodSpec:
     """The row of that name. ValueError if there is none."""
     if name not in METHODS:
-        raise ValueError(f"method {name!r}: choose one of {', '.join(METHODS)}")
+        raise UserError(f"method {name!r}: choose one of {', '.join(METHODS)}")
     return METHODS[name]
 
 
@@ -161,16 +162,16 @@ class Lantern:
 
     def __post_init__(self) -> None:
         if not self.delta >= 0:
-            raise ValueError(f"lantern_delta {self.delta}: it must not be negative")
+            raise UserError(f"lantern_delta {self.delta}: it must not be negative")
         if self.k is not None and self.k < 0:
-            raise ValueError(f"lantern_k {self.k}: it must not be negative")
+            raise UserError(f"lantern_k {self.k}: it must not be negative")
 
     def neighbours(self, num_codes: int) -> int:
         """Returns k for a codebook of that size. ValueError if the codebook has fewer than k neighbours."""
         if self.k is None:
             return min(self.most, num_codes // 8)
         if self.k > num_codes - 2:
-            raise ValueError(
+            raise UserError(
                 f"lantern_k {self.k}: the codebook has {num_codes} codes; give at most {num_codes - 2}"
             )
         return self.k
@@ -200,7 +201,7 @@ class Method:
         spec = self.spec
         if not isinstance(self.tree, spec.tree_type):
             kinds = f"{spec.tree_type.__name__}, not {type(self.tree).__name__}"
-            raise ValueError(f"tree of method {self.name}: its type is {kinds}")
+            raise UserError(f"tree of method {self.name}: its type is {kinds}")
         settings = {
             "tree": (self.tree if isinstance(self.tree, str) else None, tuple(STATIC_TREES)),
             "verify": (self.verify if self.verify != "coupled" else None, spec.verify),
@@ -211,9 +212,9 @@ class Method:
         for setting, (value, allowed) in settings.items():
             if value is not None and value not in allowed:
                 choices = f"choose one of {', '.join(allowed)}" if allowed else "leave it out"
-                raise ValueError(f"{setting} {value!r}: method {self.name} does not take it; {choices}")
+                raise UserError(f"{setting} {value!r}: method {self.name} does not take it; {choices}")
         if self.lantern is not None and not spec.lantern:
-            raise ValueError(f"lantern: method {self.name} does not take it; leave it out")
+            raise UserError(f"lantern: method {self.name} does not take it; leave it out")
 
     @property
     def spec(self) -> MethodSpec:

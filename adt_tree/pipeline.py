@@ -16,6 +16,7 @@ from PIL import Image
 
 from adt_tree.batch import StepOutput
 from adt_tree.engine import Engine, build
+from adt_tree.errors import UserError
 from adt_tree.method import METHODS, Lantern, Method, Tree
 from adt_tree.records import Decoded, Step
 from adt_tree.roles import Request
@@ -134,7 +135,7 @@ class Pipeline:
         if isinstance(name, Method):
             for word, value in {"sampling": sampling, "tree": tree, "lantern": lantern}.items():
                 if value is not None:
-                    raise ValueError(f"{word} beside a Method: it has one of its own; give one of them")
+                    raise UserError(f"{word} beside a Method: it has one of its own; give one of them")
             return name
         name = name or self.default_method
         tree = self.model.spec.default_tree(name) if tree is None else tree
@@ -206,10 +207,10 @@ class Pipeline:
         """A request a text, named by its place. ValueError if the seeds are not as many."""
         texts = [prompts] if isinstance(prompts, str) else prompts
         if not texts:
-            raise ValueError("no prompt: give a text or a list of texts")
+            raise UserError("no prompt: give a text or a list of texts")
         seeds = [seed + place for place in range(len(texts))] if isinstance(seed, int) else list(seed)
         if len(seeds) != len(texts):
-            raise ValueError(f"{len(seeds)} seeds for {len(texts)} prompts: give one seed, or one for each")
+            raise UserError(f"{len(seeds)} seeds for {len(texts)} prompts: give one seed, or one for each")
         encoded = self.model.encode_all(texts)
         return [
             Request(str(place), prompt, own)
@@ -219,7 +220,7 @@ class Pipeline:
     def engine(self, method: Method, requests: Sequence[Request], batch_size: int = 1) -> Engine:
         """An engine with room for these requests, batch_size of them in flight."""
         if batch_size < 1:
-            raise ValueError(f"batch_size {batch_size}: give 1 or more images in flight")
+            raise UserError(f"batch_size {batch_size}: give 1 or more images in flight")
         longest = max(request.prompt.length for request in requests)
         return build(self.model, method, min(batch_size, len(requests)), longest)
 

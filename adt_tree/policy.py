@@ -6,6 +6,8 @@ import random
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from adt_tree.errors import UserError
+
 Cell = tuple[int, int]  # (row, column)
 INITS = ("horizontal", "vertical", "both", "random")  # the decoded cell whose state a tree starts from
 
@@ -20,7 +22,7 @@ class TreeShape:
 
     def __post_init__(self) -> None:
         if min(self.depth, self.width, self.budget) < 0:
-            raise ValueError(
+            raise UserError(
                 f"tree shape {self.depth} x {self.width}, budget {self.budget}: none may be negative"
             )
 
@@ -76,16 +78,16 @@ class AdaptiveTree:
 
     def __post_init__(self) -> None:
         if self.init not in INITS:
-            raise ValueError(f"adt_init {self.init!r}: choose one of {', '.join(INITS)}")
+            raise UserError(f"adt_init {self.init!r}: choose one of {', '.join(INITS)}")
         if not 0 <= self.beta <= 1:
-            raise ValueError(f"adt_beta {self.beta}: an acceptance rate lies in [0, 1]")
+            raise UserError(f"adt_beta {self.beta}: an acceptance rate lies in [0, 1]")
         for name in ("depth", "width"):
             low, start, high = (getattr(self, f"{name}_{end}") for end in ("min", "start", "max"))
             if not 1 <= low <= start <= high:
                 given = f"adt_{name}_min {low}, adt_{name}_start {start}, adt_{name}_max {high}"
-                raise ValueError(f"{given}: they must rise in this order, from 1 on")
+                raise UserError(f"{given}: they must rise in this order, from 1 on")
         if self.step_depth < 0 or self.step_width < 0 or self.budget < 1:
-            raise ValueError("adt: steps must not be negative and the budget must be positive")
+            raise UserError("adt: steps must not be negative and the budget must be positive")
 
     @property
     def largest(self) -> TreeShape:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from adt_tree.errors import UserError
+
 
 @dataclass(frozen=True, slots=True)
 class Relaxation:
@@ -42,12 +44,12 @@ class Relaxation:
 def nearest_table(codebook: Tensor, width: int) -> Tensor:
     """[V, width] int64: every code's nearest others by raw L2 distance, ascending, self excluded.
 
-    codebook [V, C]; distances in fp64, so that near-ties order the same on every device. ValueError if
+    codebook [V, C]; distances in fp64, so that near-ties order the same on every device. UserError if
     width > V - 1.
     """
     codes = codebook.shape[0]
     if not 0 <= width < codes:
-        raise ValueError(f"lantern_k {width}: a codebook of {codes} codes has {codes - 1} neighbours each")
+        raise UserError(f"lantern_k {width}: a codebook of {codes} codes has {codes - 1} neighbours each")
     points = codebook.double()
     rows: list[Tensor] = []
     for block in points.split(1024):  # bounded memory for 16,384 codes

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from adt_tree.errors import UserError
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -25,11 +27,11 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if not self.temperature >= 0:
-            raise ValueError(f"temperature {self.temperature}: it must not be negative")
+            raise UserError(f"temperature {self.temperature}: it must not be negative")
         if self.top_k < 0:
-            raise ValueError(f"top_k {self.top_k}: it must not be negative (0 keeps every code)")
+            raise UserError(f"top_k {self.top_k}: it must not be negative (0 keeps every code)")
         if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p {self.top_p}: it must lie in (0, 1]")
+            raise UserError(f"top_p {self.top_p}: it must lie in (0, 1]")
 
     @property
     def greedy(self) -> bool:

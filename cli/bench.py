@@ -16,6 +16,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from adt_tree.errors import UserError
 from adt_tree.method import CONTROLS, LANTERN_SUFFIX, METHODS, RELAXED, Method
 from cli.memory import NAMES as PUBLISHED
 from cli.method import (
@@ -31,7 +32,6 @@ from cli.method import (
 )
 from cli.options import FilterOptions, ModelOptions, PromptOptions, RunOptions
 from cli.parser import declare, option, shown
-from eval.errors import UserError, refusals
 from eval.runs.prompts import BENCH_FILE, Prompt, load_prompts
 from models.registry import SPECS
 
@@ -273,11 +273,10 @@ def prepare(
 
     requests = make_requests(model, prompts, options.random_seed)
     longest = max(request.prompt.length for request in requests)
-    with refusals():
-        decoders: dict[Configuration, Decodes] = {
-            configuration: build(model, method, configuration.batch_size, longest)
-            for configuration, method in chosen.items()
-        }
+    decoders: dict[Configuration, Decodes] = {
+        configuration: build(model, method, configuration.batch_size, longest)
+        for configuration, method in chosen.items()
+    }
     if options.reference:
         from cli.loading import load_options
         from eval import baseline  # seconds that other runs need not wait for

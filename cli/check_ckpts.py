@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 
+from adt_tree.errors import UserError
 from cli.options import CheckpointOptions
 from cli.parser import declare, positional, shown
-from eval.errors import UserError
 from models.registry import SPECS
 
 

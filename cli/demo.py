@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from adt_tree.errors import UserError
 from cli.method import check_model
 from cli.options import ModelOptions
 from cli.parser import declare, option
-from eval.errors import UserError
 
 if TYPE_CHECKING:
     from adt_tree.pipeline import Pipeline

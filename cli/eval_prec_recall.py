@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from adt_tree.errors import UserError
 from cli.options import ScoringOptions, image_count
 from cli.parser import declare, option
-from eval.errors import UserError
 from eval.metrics.published import ANY_SOURCE, VGG16
 
 if TYPE_CHECKING:

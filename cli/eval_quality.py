@@ -6,9 +6,9 @@ from dataclasses import MISSING
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from adt_tree.errors import UserError
 from cli.options import ScoringOptions, image_count
 from cli.parser import declare, option
-from eval.errors import UserError
 from eval.metrics.published import AESTHETIC, AESTHETIC_CLIP, ANY_SOURCE, INCEPTION
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ import random
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from adt_tree.errors import UserError
 from cli.options import ModelOptions, ShardOptions
 from cli.parser import Options as Base
 from cli.parser import declare, option
-from eval.errors import UserError
 
 if TYPE_CHECKING:
     import numpy as np

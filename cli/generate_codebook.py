@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from adt_tree.errors import UserError
 from cli.options import ModelOptions
 from cli.parser import declare, option
-from eval.errors import UserError
 
 MOST_CODES = 1 << 16  # a table holds uint16
 

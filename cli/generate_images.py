@@ -18,7 +18,6 @@ from adt_tree.policy import AdaptiveTree, TreeShape
 from cli.method import DecodingOptions, method_from
 from cli.options import PromptOptions, RunOptions
 from cli.parser import declare, option
-from eval.errors import refusals
 from eval.runs.prompts import DEFAULT_END, Prompt, held_out_texts, load_prompts
 
 if TYPE_CHECKING:
@@ -56,8 +55,7 @@ def run(options: Options) -> None:
     requests, engine = [], None
     if pending:
         requests = make_requests(pipe.model, pending, options.random_seed)
-        with refusals():
-            engine = pipe.engine(method, requests, options.batch_size)
+        engine = pipe.engine(method, requests, options.batch_size)
     folder.start(settled(options, pipe.model))  # nothing is refused from here on
     made, started = 0, time.perf_counter()
     try:

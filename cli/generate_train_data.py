@@ -14,7 +14,6 @@ from adt_tree.method import Method
 from adt_tree.sampling import Sampling
 from cli.options import ModelOptions, PromptOptions, SamplingOptions, ShardOptions
 from cli.parser import declare
-from eval.errors import refusals
 from eval.runs.prompts import MANY_FILE, load_prompts
 
 SAMPLED = ("temperature", "top_k", "top_p", "cfg", "random_seed")  # recorded with the shards
@@ -52,8 +51,7 @@ def run(options: Options) -> None:
         encoded = {request.name: request.prompt for request in requests}
         texts = {prompt.name: prompt.text for prompt in pending}
         sampling = Sampling(options.temperature, options.top_k, options.top_p, options.cfg)
-        with refusals():
-            engine = pipe.engine(Method("ar", sampling), requests, options.batch_size)
+        engine = pipe.engine(Method("ar", sampling), requests, options.batch_size)
         try:
             for image in tqdm(engine.decode(requests), total=len(requests), unit="image"):
                 kept = ()

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
+from adt_tree.errors import UserError
 from adt_tree.pipeline import Pipeline
 from cli.method import check_model
 from cli.options import CheckpointOptions, FilterOptions, GraphOptions, ModelOptions, PromptOptions
 from cli.parser import Options, shown
-from eval.errors import UserError, refusals
 from models.loading import load as load_model
 from models.loading import pick_device
 from models.model import Model
@@ -52,10 +52,9 @@ def load(options: ModelOptions, need_drafter: bool, more_prompts: bool = False) 
     if prompts and prompts.set_seed:
         torch.manual_seed(prompts.random_seed)
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
-    with refusals():
-        graphs = check_graphs(options, pick_device(options.device))
-        own = replace(load_options(options, need_drafter), keep_text_encoder=more_prompts)
-        model = load_model(options.model, own)
+    graphs = check_graphs(options, pick_device(options.device))
+    own = replace(load_options(options, need_drafter), keep_text_encoder=more_prompts)
+    model = load_model(options.model, own)
     if prompts and prompts.class_labels and not model.prompts.num_classes:
         raise UserError(f"--class_labels: {options.model_path or model.name} draws texts; give --prompt")
     return Pipeline(replace(model, graphs=graphs))

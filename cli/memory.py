@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
+from adt_tree.errors import UserError
 from cli.parser import Options as Base
 from cli.parser import declare, option, positional
-from eval.errors import UserError
 from eval.report import markdown
 from models.registry import SPECS
 from models.spec import PRECISIONS

@@ -11,6 +11,7 @@ from dataclasses import replace
 from types import NoneType
 from typing import Any, ClassVar, NoReturn
 
+from adt_tree.errors import UserError
 from adt_tree.method import (
     ADAPTIVE_OPTIONS,
     METHODS,
@@ -27,7 +28,6 @@ from adt_tree.sampling import Sampling
 from adt_tree.static_trees import STATIC_TREES
 from cli.options import FilterOptions, ModelOptions, SamplingOptions
 from cli.parser import Options, declare, option, shown
-from eval.errors import UserError, refusals
 from models.registry import SPECS
 
 PUBLISHED_LANTERN = Lantern()
@@ -248,18 +248,17 @@ def method_from(options: DecodingOptions, lantern: Lantern = PUBLISHED_LANTERN) 
     for name, reason in unread(options, spec).items():
         refuse(options, name, reason)
     delta = lantern.delta if options.lantern_delta is None else options.lantern_delta
-    with refusals():
-        return Method(
-            spec.name,
-            Sampling(options.temperature, options.top_k, options.top_p, options.cfg),
-            tree_of(options, spec),
-            replace(lantern, delta=delta, k=options.lantern_k, table=options.lantern_table)
-            if options.lantern
-            else None,
-            options.verify or "coupled",
-            options.rules or "fixed",
-            options.seed_cells,
-        )
+    return Method(
+        spec.name,
+        Sampling(options.temperature, options.top_k, options.top_p, options.cfg),
+        tree_of(options, spec),
+        replace(lantern, delta=delta, k=options.lantern_k, table=options.lantern_table)
+        if options.lantern
+        else None,
+        options.verify or "coupled",
+        options.rules or "fixed",
+        options.seed_cells,
+    )
 
 
 def refuse(options: DecodingOptions, name: str, reason: str) -> NoReturn:
@@ -361,5 +360,4 @@ def adaptive_tree(options: DecodingOptions, base: AdaptiveTree, budget: int | No
             low = values.get(f"{side}_min", getattr(base, f"{side}_min"))
             high = values.get(f"{side}_max", getattr(base, f"{side}_max"))
             values[f"{side}_start"] = max(low, min(high, getattr(base, f"{side}_start")))
-    with refusals():
-        return replace(base, **values)
+    return replace(base, **values)

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, NoReturn, Self, TypeVar, dataclass_transform, 
 
 import yaml
 
-from eval.errors import UserError
+from adt_tree.errors import UserError
 
 Class = TypeVar("Class")
 

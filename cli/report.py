@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from adt_tree.errors import UserError
 from cli.parser import Options as Base
 from cli.parser import declare, option, positional
 from eval import acceptance, report
-from eval.errors import UserError
 from eval.runs.run_folder import make_folder, write_atomic
 
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results"

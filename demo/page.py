@@ -9,12 +9,12 @@ from typing import Any
 
 import gradio as gr
 
+from adt_tree.errors import UserError
 from adt_tree.method import METHODS
 from adt_tree.pipeline import Pipeline
 from demo import work
 from demo.wishes import methods_of, prompt_of, prompts_of, seed_of
 from demo.work import Cancelled, Job, News
-from eval.errors import UserError
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "configs" / "emoji_prompts.txt"
 MOST_EXAMPLES, MOST_WAITING = 5, 32

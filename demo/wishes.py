@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from adt_tree.errors import UserError
 from adt_tree.method import RELAXED, Method, method_spec
 from adt_tree.pipeline import Pipeline
 from adt_tree.sampling import Sampling
-from eval.errors import UserError
 
 MOST_CHARACTERS, MOST_PROMPTS = 300, 16
 HOTTEST, MOST_GUIDANCE, LARGEST_SEED = 2.0, 10.0, 2**63 - 1

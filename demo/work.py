@@ -11,9 +11,9 @@ from typing import Any
 
 from PIL import Image
 
+from adt_tree.errors import UserError
 from adt_tree.method import Method
 from adt_tree.pipeline import Pipeline
-from eval.errors import UserError
 from eval.race import Recorder, embedded
 
 TOLD_EVERY_S = 0.3  # between two lines of progress

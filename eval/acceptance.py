@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from eval.errors import UserError
+from adt_tree.errors import UserError
 from eval.runs.run_folder import STEPS, read_statistics, read_steps
 
 CODES, TOP = "codes per call", "top1"

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from adt_tree.errors import UserError
 from adt_tree.noise import Noise
 from adt_tree.records import Decoded, Step
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling, log_probs
 from eval.bench import Configuration
-from eval.errors import UserError
 from models.model import DTYPES, Model
 from models.tools.torchvision_guard import mend_torchvision
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from adt_tree.errors import UserError
 from eval import acceptance, figures, report
-from eval.errors import UserError
 from eval.html import document, gallery, note, picture, section, table
 from eval.metrics.scores import SCORES
 from eval.metrics.scores import read as read_scores

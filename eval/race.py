@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image, ImageChops, ImageDraw
 
-from eval.errors import UserError
+from adt_tree.errors import UserError
 from eval.html import data_uri, document
 from eval.runs.run_folder import write_atomic
 

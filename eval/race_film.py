@@ -9,7 +9,7 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
-from eval.errors import UserError
+from adt_tree.errors import UserError
 from eval.race import Recording
 from eval.runs.run_folder import write_atomic
 

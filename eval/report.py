@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from adt_tree.errors import UserError
 from adt_tree.method import LANTERN_SUFFIX, METHODS
-from eval.errors import UserError
 from eval.runs.run_folder import write_atomic
 
 STORED = "bench.json"

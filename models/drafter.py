@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from adt_tree.errors import CheckpointError
 from adt_tree.ranges import part
 from adt_tree.roles import Prefix
 from models.cache import AttentionMetadata, KVCache
 from models.checkpoint.config import read_config, read_fields
 from models.checkpoint.meta_init import build, expected, require
 from models.checkpoint.weights import read_weights
-from models.errors import CheckpointError
 from models.layouts.llama import drafter_names, gather, scatter
 from models.packed import cache_dtype, pack
 from models.target import ARTarget, EncodedPrompt, by_branch, chain_mask

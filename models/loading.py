@@ -12,10 +12,10 @@ from pathlib import Path
 
 import torch
 
+from adt_tree.errors import CheckpointError
 from models.checkpoint.config import read_config
 from models.checkpoint.hub import HubId, locate
 from models.checkpoint.weights import read_weights, weights_file
-from models.errors import CheckpointError
 from models.model import DTYPES, Model
 from models.packed import row_invariant
 from models.registry import SPECS

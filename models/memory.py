@@ -9,10 +9,10 @@ from functools import partial
 
 from torch import nn
 
+from adt_tree.errors import CheckpointError
 from models.checkpoint.meta_init import on_meta
 from models.codecs.vq import VQConfig, VQModel
 from models.drafter import DrafterNet
-from models.errors import CheckpointError
 from models.model import DTYPES
 from models.registry import spec_of
 from models.spec import CKPTS

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from adt_tree.errors import CheckpointError, UserError
 from adt_tree.grid import Grid
 from adt_tree.relax import nearest_table
 from adt_tree.roles import Drafter
@@ -21,7 +22,6 @@ from models.checkpoint.weights import Weights
 from models.codecs.neighbours import find_table, read_table
 from models.codecs.vq import VQModel, to_uint8
 from models.drafter import DrafterNet, EagleDrafter, Layout, load_drafter
-from models.errors import CheckpointError
 from models.graphs import CudaRecorder, GraphDrafter, GraphTarget
 from models.separators import SeparatorDrafter, SeparatorTarget
 from models.spec import Checkpoint, ModelSpec, home_of
@@ -107,7 +107,7 @@ class Model:
         if self.row_end is not None:
             tokens, nodes = Grid(self.grid.height, self.grid.width + 1), 2 * max_nodes
         if self.attention == "flash" and (max_nodes > 1 or self.row_end is not None):
-            raise ValueError(
+            raise UserError(
                 "--attention flash: draft trees and row separators need a mask, which flash-attn lacks; "
                 "use the AR baseline (--model_type base) of another model, or --attention sdpa"
             )

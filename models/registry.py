@@ -8,8 +8,8 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
+from adt_tree.errors import CheckpointError
 from adt_tree.policy import TreeShape
-from models.errors import CheckpointError
 from models.spec import CKPTS, EMBEDDED_TREE, Fields, ModelSpec, Shapes
 
 VQ_DECODER = "model.vqmodel.decoder."  # of a Chameleon checkpoint that needs no VQGAN beside it

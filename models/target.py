@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from adt_tree.errors import UserError
 from adt_tree.grid import Grid
 from adt_tree.roles import Prefix, Scored
 from adt_tree.tree import DraftTree
@@ -119,7 +120,7 @@ class ARTarget:
         capacity = max_prompt + grid.size + max_nodes
         # A checkpoint whose own image does not fit its max_position_embeddings was not made to keep to it.
         if capacity > config.max_positions >= grid.size:
-            raise ValueError(
+            raise UserError(
                 f"{max_prompt} prompt tokens, {grid.size} codes and a tree of {max_nodes} nodes need "
                 f"{capacity} positions; the model has {config.max_positions}: shorten the prompt or the tree"
             )

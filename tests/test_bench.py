@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
+from adt_tree.errors import UserError
 from adt_tree.method import METHODS
 from adt_tree.records import Decoded, Step
 from cli.bench import Options, check, configurations
 from eval.bench import Configuration, interval, row
-from eval.errors import UserError
 from eval.profile import PARTS, own_time
 from eval.runs.measurements import Measured, Measurements
 from models.memory import published_use

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from adt_tree import decode
-from eval.errors import UserError
+from adt_tree.errors import UserError
 from eval.runs.session import worker
 from tests.checkpoints import Checkpoints
 from tests.conftest import Refused, Result, Run

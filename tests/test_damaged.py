@@ -14,8 +14,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from adt_tree.errors import CheckpointError
 from models.checkpoint.weights import Stored
-from models.errors import CheckpointError
 from models.spec import LoadOptions, home_of
 from models.tools.inspection import inspect
 from tests import tiny_llamagen

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from adt_tree.errors import CheckpointError
 from adt_tree.method import Method
 from adt_tree.pipeline import Pipeline
 from adt_tree.policy import TreeShape
 from adt_tree.sampling import Sampling
-from models.errors import CheckpointError
 from models.spec import LoadOptions
 from tests.checkpoints import SIDE, Checkpoints, Tiny
 

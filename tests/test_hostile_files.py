@@ -15,8 +15,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from adt_tree.errors import CheckpointError
 from models.checkpoint.weights import read_weights
-from models.errors import CheckpointError
 from models.loading import load
 from models.spec import LoadOptions
 from models.tools.inspection import inspect

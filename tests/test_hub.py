@@ -10,8 +10,8 @@ import huggingface_hub
 import pytest
 from huggingface_hub import errors
 
+from adt_tree.errors import CheckpointError
 from models.checkpoint.hub import HubId, locate
-from models.errors import CheckpointError
 from tests.conftest import Refused
 
 RESPONSE = SimpleNamespace(headers={}, request=None, status_code=403, url="u")

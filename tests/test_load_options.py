@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from adt_tree import Pipeline, Sampling
-from models.errors import CheckpointError
+from adt_tree.errors import CheckpointError
 from models.loading import load
 from models.packed import packable, row_invariant
 from models.spec import LoadOptions

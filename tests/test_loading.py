@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from adt_tree.errors import CheckpointError
 from adt_tree.method import METHODS, Method
 from adt_tree.sampling import Sampling
 from models.checkpoint.weights import read_weights, weights_file
-from models.errors import CheckpointError
 from models.loading import detect, load, pick_device, pick_precision
 from models.model import Model
 from models.registry import SPECS, spec_of

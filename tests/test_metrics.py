@@ -13,13 +13,12 @@ import torch
 from scipy.spatial.distance import cdist
 from torch import Tensor
 
-from eval.errors import UserError
+from adt_tree.errors import CheckpointError, UserError
 from eval.metrics import networks, pictures, sources
 from eval.metrics.clip import aesthetic, load_clip
 from eval.metrics.distances import frechet, inception_score, kid, precision_recall
 from eval.metrics.networks import library
 from eval.metrics.sources import clip_config, clip_weights, weights_file
-from models.errors import CheckpointError
 from tests import metric_checkpoints as tiny
 from tests.golden import close, tensors
 from tests.test_hostile_files import CODE, MARK

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from adt_tree.errors import CheckpointError
 from adt_tree.relax import nearest_table
 from models.codecs.neighbours import find_table, read_table
-from models.errors import CheckpointError
 from tests.checkpoints import load
 from tests.golden import tensors
 

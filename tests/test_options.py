@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from adt_tree.errors import UserError
 from adt_tree.method import METHODS, Lantern, Method
 from adt_tree.policy import SELF_DRAFTED, AdaptiveTree, TreeShape
 from adt_tree.sampling import Sampling
@@ -16,7 +17,6 @@ from cli.bench import Options as Bench
 from cli.generate_images import Options
 from cli.method import METHOD_OPTIONS, method_from
 from cli.train_emoji import STAGES
-from eval.errors import UserError
 from main import COMMANDS
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from adt_tree.errors import UserError
 from adt_tree.records import Decoded, Step
-from eval.errors import UserError
 from eval.figures import contact_sheet, heatmap
 from eval.runs import run_folder
 from eval.runs.locks import alone

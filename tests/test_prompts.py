@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from adt_tree.errors import UserError
 from cli.options import PromptOptions as Options
-from eval.errors import UserError
 from eval.runs.prompts import DEFAULT_FILE, image_seed, load_prompts
 
 COCO = {

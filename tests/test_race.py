@@ -15,9 +15,9 @@ import pytest
 from PIL import Image
 
 from adt_tree import Lantern, Pipeline, Sampling
+from adt_tree.errors import UserError
 from cli import demo as command
 from eval import race, race_film
-from eval.errors import UserError
 from eval.race import Recording
 from tests.conftest import Run
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import main
+from adt_tree.errors import UserError
 from eval.acceptance import average, correlation, grid_of
-from eval.errors import UserError
 from eval.report import PAPER, cells, short
 from tests.checkpoints import Checkpoints
 from tests.conftest import Refused, Run

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
+from adt_tree.errors import UserError
 from adt_tree.method import METHODS
 from cli.generate_images import Options, fingerprint
 from cli.method import method_from
-from eval.errors import UserError
 from models.registry import SPECS
 
 GOLDENS = Path(__file__).parent / "goldens"

@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 import torch
 
+from adt_tree.errors import UserError
 from cli.train_emoji import STAGES, run
-from eval.errors import UserError
 from models.codecs.vq import VQConfig
 from training.emoji import bpe, card, data, pictures, recognise, target, tokenizer
-from training.errors import StageError
 
 STYLES = ["noto", "twemoji", "fluent"]
 NUM_CODES = 16
@@ -143,7 +142,7 @@ def test_data_refuses_what_it_cannot_build(
     monkeypatch.setattr(data, "fetch", lambda package, cache: Path(package))
     monkeypatch.setattr(data, "load_icons", lambda tarball: {"tea": "", "milk": ""})
     monkeypatch.setattr(data, "read_entries", lambda tarball: entries)
-    with pytest.raises((StageError, UserError), match=words.split()[0]):
+    with pytest.raises((UserError, UserError), match=words.split()[0]):
         stage("data", tmp_path, *words.split())
     assert not list(tmp_path.iterdir())
 
@@ -157,7 +156,7 @@ def test_a_damaged_tarball_is_named(tmp_path: Path) -> None:
     assert data.read_member(path, "x.json") == list(range(5000))
     for content in (path.read_bytes()[:900], b"nothing"):
         path.write_bytes(content)
-        with pytest.raises(StageError, match=r"cut\.tgz is damaged.*remove it"):
+        with pytest.raises(UserError, match=r"cut\.tgz is damaged.*remove it"):
             data.read_member(path, "x.json")
 
 
@@ -260,7 +259,7 @@ def test_an_exported_checkpoint_goes_on_being_trained(work: Path) -> None:
         shutil.copy(work / name, restored / name)
     after = train(restored, "--max_pictures", "24", "--precision", "bf16")
     assert (after["step"], after["pictures"], after["fresh_from"]) == (6, 24, 3)
-    with pytest.raises(StageError, match="holds a tokenizer.pt"):
+    with pytest.raises(UserError, match="holds a tokenizer.pt"):
         stage("restore", restored, "--start", work / "export")
 
 
@@ -269,7 +268,7 @@ def test_a_restart_discards_the_earlier_run_and_its_losses(work: Path) -> None:
     assert train(work, "--max_pictures", "12")["step"] == 3
     saved = torch.load(work / "tokenizer.pt", weights_only=True)
     torch.save({**saved, "rate": 2.0}, work / "tokenizer.pt")
-    with pytest.raises(StageError, match="target --restart"):
+    with pytest.raises(UserError, match="target --restart"):
         train(work, "--max_pictures", "20")
     assert train(work, "--max_pictures", "8", "--restart")["step"] == 2
     assert [line["step"] for line in log(work, "target")] == [2]
@@ -326,7 +325,7 @@ def test_tokenizer_starts_from_a_checkpoint(work: Path) -> None:
     stage("export", work, "--out", work / "export")
     (work / "tokenizer.pt").unlink()
     start = [*VQGAN, *"--learning_rate 1e-9 --seed 7 --start".split()]
-    with pytest.raises(StageError, match="--start: no checkpoint of this VQGAN"):
+    with pytest.raises(UserError, match="--start: no checkpoint of this VQGAN"):
         stage("tokenizer", work, *start, work, "--max_steps", "5")
     stage("tokenizer", work, *start, work / "export", "--max_steps", "5")
     after = torch.load(work / "tokenizer.pt", weights_only=True)

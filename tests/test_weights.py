@@ -12,10 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from adt_tree.errors import CheckpointError
 from models.checkpoint import weights as module
 from models.checkpoint.meta_init import build, mismatches, require
 from models.checkpoint.weights import read_weights
-from models.errors import CheckpointError
 from models.registry import EMOJI
 from tests import tiny
 from tests.published import write_shards

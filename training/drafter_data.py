@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from adt_tree.errors import UserError
 from models.drafters.shards import Shards
 from models.model import Model
 from models.target import EncodedPrompt
 from models.teacher import BRANCHES, drafter_tokens, features, image_tokens
 from training.drafter_loss import Batch
-from training.errors import StageError
 
 UNCONDITIONAL = 0.1  # share of uncoupled rows that are of the unconditional branch, as published
 MOST_OPENINGS = 20_000  # prompts kept encoded
@@ -26,7 +26,7 @@ class Images:
     """Stored images by number, as rows of training."""
 
     def __init__(self, model: Model, shards: Shards, cache_bytes: int, max_len: int) -> None:
-        """cache_bytes: of features kept in memory. max_len: entries of a row; StageError if an image has
+        """cache_bytes: of features kept in memory. max_len: entries of a row; UserError if an image has
         more."""
         self.model, self.shards, self.device = model, shards, model.codebook.device
         self.max_len, self._room = max_len, cache_bytes
@@ -40,7 +40,7 @@ class Images:
         try:
             return self.model.encode(self.shards.texts[image])
         except ValueError as error:
-            raise StageError(f"image {self.shards.names[image]}: {error}") from error
+            raise UserError(f"image {self.shards.names[image]}: {error}") from error
 
     def features(self, image: int) -> list[Tensor]:
         """Both branches' features [T, D] of an image, from memory, from the store or from the target.
@@ -74,7 +74,7 @@ class Images:
         ]
         longest = max(map(len, tokens))
         if longest > self.max_len:
-            raise StageError(f"--max_len {self.max_len}: an image and its prompt have {longest} tokens")
+            raise UserError(f"--max_len {self.max_len}: an image and its prompt have {longest} tokens")
         inputs = pad_sequence([known[image][branch] for image, branch in rows], batch_first=True)
         starts = torch.tensor([len(row) - self._tokens for row in tokens])
         where = starts[:, None] + torch.arange(self._tokens - 1)

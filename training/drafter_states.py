@@ -16,9 +16,8 @@ from typing import Any
 
 import torch
 
+from adt_tree.errors import UserError, reason
 from models.checkpoint.files import replacing
-from models.errors import reason
-from training.errors import StageError
 from training.loop import save_checkpoint
 
 TRAINER = "trainer.pt"
@@ -63,7 +62,7 @@ def save(root: Path, epoch: int, payload: Mapping[str, Any], write: Callable[[Pa
 def resume(root: Path, determines: Mapping[str, Any]) -> dict[str, Any] | None:
     """The newest payload, on the CPU; None if there is none.
 
-    StageError if it was trained otherwise (determines), or cannot be read.
+    UserError if it was trained otherwise (determines), or cannot be read.
     """
     kept = [path for path in states(root) if (path / TRAINER).is_file()]
     if not kept:
@@ -73,12 +72,12 @@ def resume(root: Path, determines: Mapping[str, Any]) -> dict[str, Any] | None:
         payload = torch.load(path, map_location="cpu", weights_only=True)
         before = payload["determines"]
     except Exception as error:  # zip, pickle and torch each have their own
-        raise StageError(
+        raise UserError(
             f"{path} cannot be read ({reason(error)}): remove {path.parent}, or --restart"
         ) from None
     for name, value in determines.items():
         if before.get(name) != value:
-            raise StageError(
+            raise UserError(
                 f"{path} was trained with {name} = {before.get(name)!r}, now it is {value!r}: give the same, "
                 "choose another --save_dir, or --restart, which discards it"
             )

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
+from adt_tree.errors import UserError
 from models.checkpoint.files import append_line
 from models.drafters.new_drafter import new_drafter, own_fields, read_fields_of, write_drafter
 from models.drafters.shards import Shards, read_shards
@@ -28,7 +29,6 @@ from models.transformer import codes_head
 from training import drafter_states
 from training.drafter_data import Images, epoch_order, noised, split
 from training.drafter_loss import Objective, Outcome, Unrolled, expected_tau, measure
-from training.errors import StageError
 from training.muon import muon_and_adamw
 
 DETERMINES = (
@@ -49,7 +49,7 @@ class Trainer:
         self.pass_images = args.bs * accelerator.num_processes
         self.step_images = self.pass_images * args.gradient_accumulation_steps
         if len(self.train) < self.step_images:
-            raise StageError(
+            raise UserError(
                 f"{len(shards)} images, of which {len(self.train)} for training: a step takes "
                 f"{self.step_images}; make more, or choose a smaller --bs"
             )
@@ -181,11 +181,11 @@ class Trainer:
 
 
 def start_from(net: nn.Module, other: nn.Module, path: str) -> None:
-    """Take over another drafter's weights. StageError if its shape is another."""
+    """Take over another drafter's weights. UserError if its shape is another."""
     try:
         net.load_state_dict({name: tensor.float() for name, tensor in other.state_dict().items()})
     except RuntimeError:
-        raise StageError(
+        raise UserError(
             f"--drafter_path {path}: this drafter's layer has another shape; give its own config.json as "
             '--config_path, with "bias": false if it has no fc.bias'
         ) from None
@@ -203,13 +203,13 @@ def _mean(rows: list[list[float]]) -> list[float]:
 
 
 def refuse(args: Any) -> None:
-    """StageError for what cannot be honoured."""
+    """UserError for what cannot be honoured."""
     if args.wandb:
-        raise StageError("--wandb: nothing is uploaded from here; --save_dir gets log.jsonl, leave it out")
+        raise UserError("--wandb: nothing is uploaded from here; --save_dir gets log.jsonl, leave it out")
     if args.embed_upscale != 1:
-        raise StageError(f"--embed_upscale {args.embed_upscale:g}: it has no effect; leave it out")
+        raise UserError(f"--embed_upscale {args.embed_upscale:g}: it has no effect; leave it out")
     if args.cfg_loss and not args.coupled:
-        raise StageError("--cfg_loss: guided distributions need both branches of an image; add --coupled")
+        raise UserError("--cfg_loss: guided distributions need both branches of an image; add --coupled")
 
 
 def prepare(args: Any) -> tuple[Any, Any]:

@@ -13,11 +13,11 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from adt_tree.errors import CheckpointError
 from eval.metrics import pictures
 from eval.metrics.networks import Network, features, fitting, library
 from eval.metrics.pictures import Pair
 from models.checkpoint.weights import read_weights
-from models.errors import CheckpointError
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from eval.errors import UserError
+from adt_tree.errors import UserError
 from eval.metrics.networks import library
 
 

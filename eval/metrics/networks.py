@@ -15,10 +15,9 @@ from PIL import Image
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from eval.errors import UserError
+from adt_tree.errors import CheckpointError, UserError, reason
 from eval.metrics import pictures
 from models.checkpoint.weights import read_weights
-from models.errors import CheckpointError, reason
 from models.tools.torchvision_guard import mend_torchvision
 
 

@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from eval.errors import UserError
+from adt_tree.errors import UserError
 from eval.runs.prompts import Prompt, read_file
 from eval.runs.run_folder import file_name, read_statistics
 

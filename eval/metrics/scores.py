@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from eval.errors import UserError
+from adt_tree.errors import UserError
 from eval.runs.locks import alone
 from eval.runs.run_folder import write_json
 

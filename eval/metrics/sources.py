@@ -8,9 +8,8 @@ from pathlib import Path
 
 import torch
 
-from eval.errors import UserError
+from adt_tree.errors import CheckpointError, UserError, reason
 from models.checkpoint.hub import HubId, locate
-from models.errors import CheckpointError, reason
 
 CLIP_CONFIG = "open_clip_config.json"
 CLIP_WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")  # the first there is

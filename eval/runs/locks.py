@@ -9,7 +9,7 @@ from pathlib import Path
 
 from filelock import AcquireReturnProxy, FileLock, Timeout
 
-from eval.errors import UserError
+from adt_tree.errors import UserError
 
 
 def alone(path: Path, wait: bool = True) -> AcquireReturnProxy:

@@ -16,7 +16,7 @@ from typing import Any
 from filelock import Timeout
 
 from adt_tree.records import Decoded, Step
-from eval.errors import UserError
+from adt_tree.errors import UserError
 from eval.runs.locks import alone
 from eval.runs.run_folder import write_atomic, write_config
 from models.checkpoint.files import append_line

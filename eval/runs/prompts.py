@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eval.errors import UserError
+from adt_tree.errors import UserError
 
 CAPTIONS = ("first", "longest", "all")  # of the captions of a COCO image; the default first
 DEFAULT_END = 10000  # of --end_idx, as published

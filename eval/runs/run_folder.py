@@ -20,7 +20,7 @@ from typing import Any
 from PIL import Image
 
 from adt_tree.records import Decoded
-from eval.errors import UserError
+from adt_tree.errors import UserError
 from eval.runs.locks import alone
 from eval.runs.prompts import Prompt
 from models.checkpoint.files import replacing

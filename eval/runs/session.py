@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from adt_tree.roles import Request
-from eval.errors import UserError, refusals
+from adt_tree.errors import UserError
 from eval.runs.prompts import Prompt, image_seed
 from models.model import Model
 
@@ -38,8 +38,7 @@ def worker() -> tuple[int, int]:
 
 def make_requests(model: Model, prompts: Sequence[Prompt], run_seed: int) -> list[Request]:
     """Requests with their seeds. UserError for a text the model cannot draw."""
-    with refusals():
-        openings = model.encode_all([prompt.text for prompt in prompts])
+    openings = model.encode_all([prompt.text for prompt in prompts])
     return [
         Request(prompt.name, opening, image_seed(run_seed, prompt.name))
         for prompt, opening in zip(prompts, openings, strict=True)

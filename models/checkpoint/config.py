@@ -16,7 +16,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from models.errors import CheckpointError, reason
+from adt_tree.errors import CheckpointError, reason
 
 MOST_LAYERS = 1 << 10
 MOST_WIDTH = 1 << 18

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from models.errors import reason
+from adt_tree.errors import reason
 
 
 @contextmanager

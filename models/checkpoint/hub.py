@@ -12,7 +12,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from models.errors import CheckpointError, reason
+from adt_tree.errors import CheckpointError, reason
 
 HUB_ID = re.compile(
     r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+?))?(/(?P<file>[\w./-]+\.\w+))?"

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from adt_tree.errors import CheckpointError
 from models.checkpoint.weights import Weights
-from models.errors import CheckpointError
 
 RANDOM = (nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_)
 PER_HEAD = (".q_norm.", ".k_norm.")  # may be stored once for several heads

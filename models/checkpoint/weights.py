@@ -21,7 +21,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from models.errors import CheckpointError, reason
+from adt_tree.errors import CheckpointError, reason
 
 # Stem of a folder's weights, by the published naming; the first that is there is read.
 NAMES = ("model.safetensors", "pytorch_model.bin")

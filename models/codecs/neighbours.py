@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.errors import CheckpointError, reason
+from adt_tree.errors import CheckpointError, reason
 
 PROBES = 64  # rows that are held against the codebook
 SLACK = 1e-3  # relative; tables are made in fp32, whose rounding swaps near-ties

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import torch
 
+from adt_tree.errors import CheckpointError, reason
 from models.checkpoint.meta_init import build, expected, on_meta, require
 from models.checkpoint.weights import read_weights
 from models.codecs.vq import VQConfig, VQModel
-from models.errors import CheckpointError, reason
 
 LOWEST = 16  # cells along the side of the smallest published image; VQConfig names levels by their sides
 MIDDLE = {"block_1": "0", "attn_1": "1", "block_2": "2"}

@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from adt_tree.errors import CheckpointError
 from models.checkpoint.config import read_config, read_fields
 from models.checkpoint.files import replacing
 from models.drafter import DrafterNet, misfit
-from models.errors import CheckpointError
 from models.layouts.llama import drafter_names, scatter
 from models.model import Model
 

@@ -22,8 +22,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from adt_tree.errors import CheckpointError, reason
 from models.checkpoint.files import replacing
-from models.errors import CheckpointError, reason
 from models.model import Model
 
 INDEX = "index.json"

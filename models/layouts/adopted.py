@@ -11,9 +11,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from adt_tree.errors import CheckpointError
 from models.checkpoint.hub import locate
 from models.checkpoint.weights import read_weights, weights_in_memory
-from models.errors import CheckpointError
 from models.layouts import chameleon, emu3, janus
 from models.layouts.chat import ChatTokenizer
 from models.model import Model

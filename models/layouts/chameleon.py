@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
+from adt_tree.errors import CheckpointError, reason
 from adt_tree.grid import Grid
 from models.checkpoint.config import (
     MOST_TOKENS,
@@ -30,7 +31,6 @@ from models.checkpoint.meta_init import build, expected, require
 from models.checkpoint.weights import Weights, read_weights
 from models.codecs.vq import VQConfig, VQModel
 from models.drafter import CHAMELEON
-from models.errors import CheckpointError, reason
 from models.layouts.llama import decoder_names, gather, scatter
 from models.model import Model, load_networks
 from models.spec import Checkpoint

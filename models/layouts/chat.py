@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from adt_tree.errors import CheckpointError, reason
 from models.checkpoint.config import read_config
-from models.errors import CheckpointError, reason
 
 
 class ChatTokenizer:

@@ -15,13 +15,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from adt_tree.errors import CheckpointError, reason
 from adt_tree.grid import Grid
 from models.checkpoint.config import MOST_TOKENS, check_whole, read_config, read_fields, section
 from models.checkpoint.meta_init import build, expected, require
 from models.checkpoint.weights import Weights, read_weights
 from models.codecs.vq import VQModel
 from models.drafter import LLAMA
-from models.errors import CheckpointError, reason
 from models.layouts.chat import ChatTokenizer
 from models.layouts.llama import decoder_names, gather, scatter
 from models.model import Model, load_networks

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from adt_tree.errors import CheckpointError
 from adt_tree.grid import Grid
 from models.checkpoint.config import (
     MOST_LAYERS,
@@ -35,7 +36,6 @@ from models.checkpoint.weights import Weights, read_weights
 from models.codecs.vq import VQConfig, VQModel
 from models.codecs.vq16 import janus_names
 from models.drafter import LLAMA
-from models.errors import CheckpointError
 from models.layouts.chat import ChatTokenizer
 from models.layouts.llama import Names, gather, layer_names, scatter
 from models.model import Model, load_networks

@@ -15,6 +15,7 @@ from math import isqrt
 from pathlib import Path
 from typing import Any
 
+from adt_tree.errors import CheckpointError
 from adt_tree.grid import Grid
 from models.checkpoint.config import (
     MOST_POSITIONS,
@@ -29,7 +30,6 @@ from models.checkpoint.meta_init import build, expected, require
 from models.checkpoint.weights import Weights, read_weights, weights_file
 from models.codecs.vq16 import read_vq16
 from models.drafter import Layout
-from models.errors import CheckpointError
 from models.layouts.llama import decoder_names, gather, original_names, scatter
 from models.layouts.llamagen_prompts import CaptionProjector, T5Text, class_prompts, text_prompts
 from models.model import Model, load_networks

@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from adt_tree.errors import CheckpointError, UserError, reason
 from models.checkpoint.config import read_config, read_tokenizer
-from models.errors import CheckpointError, reason
 from models.layouts.captions import clean
 from models.target import Lead, PromptEncoder
 from models.tools.torchvision_guard import mend_torchvision
@@ -158,12 +158,12 @@ def text_prompts(text: T5Text, project: CaptionProjector, num_codes: int, keep: 
 
 def class_prompts(table: Tensor, num_codes: int) -> PromptEncoder:
     """Class ids in decimal -> the row of the class, and that of no class: the last of table [classes + 1, D].
-    Encoding raises ValueError if there is no such class."""
+    Encoding raises UserError if there is no such class."""
     classes = len(table) - 1
 
     def encode(words: str) -> PaddedPrompt:
         if not words.isdecimal() or int(words) >= classes:
-            raise ValueError(
+            raise UserError(
                 f"prompt {words!r}: this model draws classes; give ids from 0 to {classes - 1} by "
                 "--class_labels"
             )

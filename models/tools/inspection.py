@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from adt_tree.errors import CheckpointError
 from models.codecs.neighbours import check_table, find_table
-from models.errors import CheckpointError
 from models.loading import drafter_folder, find_target, load
 from models.registry import spec_of
 from models.spec import CKPTS, LoadOptions

@@ -21,7 +21,7 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-from training.errors import StageError
+from adt_tree.errors import UserError
 
 EMOJIBASE = "emojibase-data@17.0.0"
 STYLES = {
@@ -70,21 +70,21 @@ def fetch(package: str, cache: Path) -> Path:
                 ["npm", "pack", "--silent", package], cwd=cache, check=True, stdout=subprocess.DEVNULL
             )
         except (OSError, subprocess.CalledProcessError) as error:
-            raise StageError(
+            raise UserError(
                 f"npm cannot fetch {package} ({error}): install npm, or put {path.name} into {cache}"
             ) from error
     return path
 
 
 def read_member(tarball: Path, member: str) -> dict | list:
-    """The JSON file `package/MEMBER` of an npm tarball. StageError if the tarball is damaged."""
+    """The JSON file `package/MEMBER` of an npm tarball. UserError if the tarball is damaged."""
     try:
         with tarfile.open(tarball, "r:gz") as archive:
             stream = archive.extractfile(f"package/{member}")
             assert stream is not None
             return json.load(stream)
     except (tarfile.TarError, EOFError, zlib.error, KeyError, ValueError, OSError) as error:
-        raise StageError(f"{tarball} is damaged ({error}): remove it, npm fetches it anew") from error
+        raise UserError(f"{tarball} is damaged ({error}): remove it, npm fetches it anew") from error
 
 
 def plain(hexcode: str) -> str:
@@ -191,7 +191,7 @@ def licence_record(styles: list[str], cache: Path) -> list[dict[str, str]]:
 def run(args: Any) -> None:
     """Fetch, choose, rasterise and write originals.npy, captions.jsonl, licences.json, checksums.json."""
     if args.image_size % 4:
-        raise StageError(f"--image_size {args.image_size}: give a multiple of 4")
+        raise UserError(f"--image_size {args.image_size}: give a multiple of 4")
     work = Path(args.work_dir)
     work.mkdir(parents=True, exist_ok=True)
     cache = work / "npm"
@@ -199,7 +199,7 @@ def run(args: Any) -> None:
     entries = choose(read_entries(fetch(EMOJIBASE, cache)), icons, args)
     most = len(entries) if len(args.styles) > 1 else 0
     if args.num_held_out > most:
-        raise StageError(
+        raise UserError(
             f"--num_held_out {args.num_held_out}: give 0 to {most}, one pair a name, none of a single style"
         )
     held_out = held_out_pairs([entry.name for entry in entries], args.styles, args.num_held_out, args.seed)

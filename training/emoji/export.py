@@ -13,6 +13,7 @@ from huggingface_hub import save_torch_state_dict
 from safetensors import SafetensorError
 from torch import Tensor
 
+from adt_tree.errors import UserError
 from models.layouts.llama import decoder_names, scatter
 from models.transformer import DecoderConfig
 from training.emoji.bpe import Layout, image_token
@@ -21,7 +22,6 @@ from training.emoji.data import sha256, write_json
 from training.emoji.restore import STATE, write_state
 from training.emoji.target import newest
 from training.emoji.tokenizer import VQ
-from training.errors import StageError
 
 SHARD_BYTES = 16_000_000
 
@@ -55,12 +55,12 @@ def model_config(shape: DecoderConfig, vq: dict, vocab: dict[str, int]) -> dict:
 
 
 def write_shards(state: dict[str, Tensor], out: Path) -> None:
-    """Replace a folder's weights, once all shards and their index are whole. StageError for a full disk."""
+    """Replace a folder's weights, once all shards and their index are whole. UserError for a full disk."""
     with tempfile.TemporaryDirectory(dir=out) as folder:
         try:
             save_torch_state_dict(state, folder, max_shard_size=SHARD_BYTES)
         except SafetensorError as error:
-            raise StageError(f"--out {out}: the weights cannot be written ({error}); make room") from None
+            raise UserError(f"--out {out}: the weights cannot be written ({error}); make room") from None
         for old in out.glob("model*.safetensors*"):
             old.unlink()
         for path in Path(folder).iterdir():

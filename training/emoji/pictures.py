@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from adt_tree.errors import UserError
 from training.emoji.bpe import random_caption
 from training.emoji.data import OVERSAMPLING, read_captions
-from training.errors import StageError
 
 SCALE = (0.75, 1.0)
 DEGREES = 6.0
@@ -68,9 +68,9 @@ class Pictures:
     """All originals of a work folder and the streams drawn from them."""
 
     def __init__(self, work: Path) -> None:
-        """StageError if the data stage has not been run there."""
+        """UserError if the data stage has not been run there."""
         if not (work / "originals.npy").exists():
-            raise StageError(f"{work} holds no originals.npy: run `train_emoji data --work_dir {work}`")
+            raise UserError(f"{work} holds no originals.npy: run `train_emoji data --work_dir {work}`")
         self.originals = np.load(work / "originals.npy", mmap_mode="r")
         self.rows = read_captions(work)
 

@@ -14,6 +14,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from adt_tree.errors import UserError
 from models.checkpoint.files import replacing
 from models.checkpoint.weights import read_weights
 from models.codecs.vq import VQConfig
@@ -22,7 +23,6 @@ from models.transformer import DecoderConfig
 from training.emoji.codes import digest
 from training.emoji.target import STABLE
 from training.emoji.tokenizer import Tokenizer, load_exported
-from training.errors import StageError
 from training.loop import save_checkpoint
 
 STATE = "training_state.safetensors"  # in the exported folder: what a resume needs and decoding does not
@@ -41,13 +41,13 @@ def write_state(folder: Path, tokenizer: dict, target: dict) -> None:
 
 
 def run(args: Any) -> None:
-    """Write tokenizer.pt and target.pt. StageError if the work folder has one, or the checkpoint no state."""
+    """Write tokenizer.pt and target.pt. UserError if the work folder has one, or the checkpoint no state."""
     work, folder = Path(args.work_dir), Path(args.start)
     for name in ("tokenizer.pt", STABLE):
         if (work / name).exists():
-            raise StageError(f"{work} holds a {name}: remove it, or give another --work_dir")
+            raise UserError(f"{work} holds a {name}: remove it, or give another --work_dir")
     if not (folder / STATE).exists():
-        raise StageError(f"{folder} holds no {STATE}: give a folder that `train_emoji export` wrote")
+        raise UserError(f"{folder} holds no {STATE}: give a folder that `train_emoji export` wrote")
     with safe_open(folder / STATE, "pt") as file:
         count, kept = file.get_tensor("count"), json.loads(file.metadata()["kept"])
     config = kept["tokenizer"]["config"]

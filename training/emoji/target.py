@@ -23,13 +23,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
 
+from adt_tree.errors import UserError
 from models.checkpoint.files import append_line
 from models.transformer import Decoder, DecoderConfig
 from training.emoji.bpe import IMAGE_FIRST, Layout, caption
 from training.emoji.codes import Codes
 from training.emoji.pictures import Picture, Pictures
 from training.emoji.tokenizer import Tokenizer
-from training.errors import StageError
 from training.loop import Every, load_checkpoint, save_checkpoint, use_device
 from training.muon import muon_and_adamw
 
@@ -128,12 +128,12 @@ class Trainer:
                 "config": dataclasses.asdict(self.decoder.config), "codes": self.codes.digest}  # fmt: skip
 
     def resume(self, payload: dict, name: str) -> None:
-        """Continue a saved run, a restored one with fresh optimisers. StageError if it learnt other codes or
+        """Continue a saved run, a restored one with fresh optimisers. UserError if it learnt other codes or
         has another shape."""
         if payload["codes"] != self.codes.digest:
-            raise StageError(f"{name} learnt another tokenizer.pt's codes: put it back or `target --restart`")
+            raise UserError(f"{name} learnt another tokenizer.pt's codes: put it back or `target --restart`")
         if payload["config"] != dataclasses.asdict(self.decoder.config):
-            raise StageError(f"{name} has the shape {payload['config']}: give the same or `target --restart`")
+            raise UserError(f"{name} has the shape {payload['config']}: give the same or `target --restart`")
         self.decoder.load_state_dict(payload["model"])
         if "optimisers" in payload:
             for optimiser, state in zip(self.optimisers, payload["optimisers"], strict=True):
@@ -201,11 +201,11 @@ def wrong_texts(planned: list[Picture]) -> list[str]:
 
 
 def newest(work: Path) -> str:
-    """The decayed state where there is one, else the stable one; StageError where there is neither."""
+    """The decayed state where there is one, else the stable one; UserError where there is neither."""
     for name in (DECAYED, STABLE):
         if (work / name).exists():
             return name
-    raise StageError(f"{work} holds no {STABLE}: run `train_emoji target --work_dir {work}`")
+    raise UserError(f"{work} holds no {STABLE}: run `train_emoji target --work_dir {work}`")
 
 
 def start(trainer: Trainer, work: Path) -> Path:
@@ -216,7 +216,7 @@ def start(trainer: Trainer, work: Path) -> Path:
         return work / STABLE
     stable, decayed = load_checkpoint(work / STABLE), load_checkpoint(work / DECAYED)
     if stable is None:
-        raise StageError(f"--decay_pictures: {work} holds no {STABLE} to decay; train it first")
+        raise UserError(f"--decay_pictures: {work} holds no {STABLE} to decay; train it first")
     if decayed is not None and decayed["decay_from"] == stable["pictures"]:
         trainer.resume(decayed, DECAYED)
     else:

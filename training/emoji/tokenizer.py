@@ -19,14 +19,13 @@ from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
 
+from adt_tree.errors import CheckpointError, UserError, reason
 from models.checkpoint.files import append_line
 from models.checkpoint.weights import read_weights
 from models.codecs.vq import VQConfig, VQModel, from_uint8, to_uint8
-from models.errors import CheckpointError, reason
 from training.emoji.codebook import Codebook
 from training.emoji.losses import Perceptual, flatness, pixel_error, white_cells
 from training.emoji.pictures import Pictures
-from training.errors import StageError
 from training.loop import Every, load_checkpoint, save_checkpoint, use_device
 
 COMMITMENT = 0.25
@@ -47,10 +46,10 @@ class Tokenizer:
 
     @classmethod
     def load(cls, work: Path, device: torch.device) -> Tokenizer:
-        """From tokenizer.pt of a work folder; StageError if there is none."""
+        """From tokenizer.pt of a work folder; UserError if there is none."""
         saved = load_checkpoint(work / SAVED)
         if saved is None:
-            raise StageError(f"{work} holds no {SAVED}: run `train_emoji tokenizer --work_dir {work}`")
+            raise UserError(f"{work} holds no {SAVED}: run `train_emoji tokenizer --work_dir {work}`")
         made = cls(VQConfig(**saved["config"]), saved["rate"], device)
         made.model.load_state_dict(saved["model"])
         made.book.load_state_dict(saved["book"])
@@ -101,11 +100,11 @@ def figures(tokenizer: Tokenizer, images: Tensor) -> dict[str, float]:
 
 
 def load_exported(model: VQModel, folder: Path) -> None:
-    """Take over the VQGAN of an exported checkpoint. StageError if it has none of that shape."""
+    """Take over the VQGAN of an exported checkpoint. UserError if it has none of that shape."""
     try:
         model.load_state_dict(dict(read_weights(folder).below(VQ)))
     except (RuntimeError, CheckpointError) as error:
-        raise StageError(
+        raise UserError(
             f"--start: no checkpoint of this VQGAN ({reason(error)}); give what `train_emoji export` wrote"
         ) from None
 

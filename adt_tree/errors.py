@@ -1,0 +1,29 @@
+"""The errors whose message is meant for the user: one line that names the thing, its value and what to do.
+
+`main.py` prints the line and exits with status 2. Any other ValueError is a fault of ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class UserError(ValueError):
+    """Something the user can put right: an option, a file, a prompt, a variable of the environment."""
+
+
+class CheckpointError(UserError):
+    """A checkpoint that is missing, damaged or does not fit.
+
+    `faults` lists everything that is wrong with it; the message names the first.
+    """
+
+    def __init__(self, message: str, faults: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.faults = list(faults) or [message]
+
+
+def reason(error: BaseException) -> str:
+    """Returns the first line of an exception's message, or the exception's name if it has none."""
+    line = str(error.args[0] if isinstance(error, KeyError) and error.args else error).partition("\n")[0]
+    return line or type(error).__name__
