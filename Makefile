@@ -13,4 +13,4 @@ types:
 check: test
 
 demo: setup
-	.venv/bin/python main.py generate_images --peanut
+	.venv/bin/python main.py generate_images --method adt-tree

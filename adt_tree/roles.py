@@ -114,7 +114,7 @@ class Proposer(Protocol):
     def propose(
         self, shapes: BatchShapes, last_codes: Tensor, noise_below: NoiseBelow, committed: Sequence[int]
     ) -> DraftTree:
-        """A tree per slot below last_codes [B]."""
+        """A tree per slot below last_codes [B]; the roots alone if shapes.empty."""
 
     def observe(self, tree: DraftTree, perturbed: Tensor, features: Tensor, verdict: Verdict) -> None:
         """Learn from what was accepted. perturbed [B, N, V]: log p under the noise of each node's position;

@@ -68,7 +68,6 @@ class LossOptions(Base):
         "steps on the drafter's own features, as trees grow (training-time test)", 1, unit="STEPS", least=1
     )
     step_decay: float = option("weight of unrolled step j is D^(j - 1)", 0.8, unit="D", above=0, most=1)
-    embed_upscale: float = option("without effect in the published code: 1 or refused", 1.0, unit="X")
 
 
 @declare
@@ -109,7 +108,6 @@ class Options(TargetOptions, DataOptions, LossOptions, OptimiserOptions):
     export: str | None = option("folder that gets the last drafter as well", unit="DIR")
     restart: bool = option("discard the states of --save_dir instead of going on", False)
     seed: int = option("of the split, the order and the noise", 0, unit="SEED")
-    wandb: bool = option("refused: nothing is uploaded; log.jsonl holds everything", False)
 
 
 def run(options: Options) -> None:

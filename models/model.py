@@ -109,7 +109,7 @@ class Model:
         if self.attention == "flash" and (max_nodes > 1 or self.row_end is not None):
             raise UserError(
                 "--attention flash: draft trees and row separators need a mask, which flash-attn lacks; "
-                "use the AR baseline (--model_type base) of another model, or --attention sdpa"
+                "use the AR baseline (--method ar) of another model, or --attention sdpa"
             )
         codes, rows = (self.first_code, self.num_codes), (slots, sampling.branches)
         if self.graphs:

@@ -9,8 +9,9 @@ model=${MODEL:-emoji}
 prompts=MSCOCO2017Val images=${IMAGES:-100}
 if [ "$model" = emoji ]; then prompts=configs/emoji_bench.txt images=${IMAGES:-16}; fi
 out=runs/figure_acceptance-$model
-all=(--model "$model" --drafter_type eagle --prompt "$prompts" --num_images "$images")
-$python main.py generate_images "${all[@]}" --output_dir "$out/eagle-2" "$@"
-$python main.py generate_images "${all[@]}" --peanut --output_dir "$out/adt-tree" "$@"
+all=(--model "$model" --prompt "$prompts" --num_images "$images")
+for method in eagle-2 adt-tree; do
+    $python main.py generate_images "${all[@]}" --method "$method" --output_dir "$out/$method" "$@"
+done
 $python main.py report "$out/eagle-2" "$out/adt-tree"
 $python main.py report "$out/eagle-2" "$out/adt-tree" --html "$out/report.html"

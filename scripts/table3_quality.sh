@@ -26,13 +26,13 @@ if [ "$model" != emoji ]; then
     done
 else
     same=(--prompt configs/emoji_contact.txt --num_images -1 --batch_size 16 --heatmaps 0 --precision fp32 "$@")
-    for seed in 42 43 44; do run "ar_s$seed" --model_type base --random_seed "$seed" "${same[@]}"; done
-    run self_draft --drafter_type self-draft "${same[@]}"
-    run eagle2 --drafter_type eagle "${same[@]}"
-    run adt --drafter_type eagle --peanut "${same[@]}"
+    for seed in 42 43 44; do run "ar_s$seed" --method ar --random_seed "$seed" "${same[@]}"; done
+    run self_draft --method self-draft "${same[@]}"
+    run eagle2 --method eagle-2 "${same[@]}"
+    run adt --method adt-tree "${same[@]}"
     for point in 100:0.1 100:0.3 100:0.8 100:2 1000:0.5 1000:0.8 1000:1; do
         k=${point%:*} delta=${point#*:}
-        run "self_draft_k${k}_d$delta" --drafter_type self-draft --lantern --lantern_k "$k" --lantern_delta "$delta" "${same[@]}"
+        run "self_draft_k${k}_d$delta" --method self-draft --lantern --lantern_k "$k" --lantern_delta "$delta" "${same[@]}"
     done
     for folder in "${methods[@]}"; do
         "$python" main.py eval_quality --fake_dir "$folder" --ref_dir "$out/ar_s43"

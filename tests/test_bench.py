@@ -77,6 +77,15 @@ def test_lantern_adds_relaxation_and_nothing_else() -> None:
         assert relaxed.tree == found[name].tree and relaxed.tree.depth == 3
 
 
+def test_lantern_relaxes_every_method_that_takes_it() -> None:
+    methods = "eagle-1 eagle-2-lantern self-draft sjd"
+    chosen = configurations(parsed(f"--lantern --temperatures 1 --methods {methods}")).values()
+    suffixed = [f"{name.removesuffix('-lantern')}-lantern" for name in methods.split()[:3]]
+    assert [method.label for method in chosen] == ["ar", *suffixed, "sjd"]
+    with pytest.raises(UserError, match="^--lantern"):
+        names("--lantern --methods sjd")
+
+
 @pytest.mark.parametrize(
     ("methods", "words"),
     [

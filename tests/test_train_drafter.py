@@ -264,8 +264,6 @@ def test_steps_zero_save_the_untrained_drafter_and_an_export(train: Train, tmp_p
 
 
 REFUSED = {
-    "--wandb": "--wandb",
-    "--embed_upscale 2": "--embed_upscale 2",
     "--cfg_loss": "--coupled",
     "--bs 64": "smaller --bs",
     "--max_len 8": "--max_len 8",

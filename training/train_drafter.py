@@ -204,10 +204,6 @@ def _mean(rows: list[list[float]]) -> list[float]:
 
 def refuse(args: Any) -> None:
     """UserError for what cannot be honoured."""
-    if args.wandb:
-        raise UserError("--wandb: nothing is uploaded from here; --save_dir gets log.jsonl, leave it out")
-    if args.embed_upscale != 1:
-        raise UserError(f"--embed_upscale {args.embed_upscale:g}: it has no effect; leave it out")
     if args.cfg_loss and not args.coupled:
         raise UserError("--cfg_loss: guided distributions need both branches of an image; add --coupled")
 

@@ -1,0 +1,106 @@
+"""A new way of drafting is one module, one row and one test: here it is one that copies the row above."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoints import Checkpoints
+from tests.runs import python
+
+MODULE = '''
+import torch
+
+from adt_tree.proposers.candidates import Candidates, grow_chains
+from adt_tree.tree import root_only_tree
+
+
+def make(setup):
+    return CopyAbove(setup.model.grid, setup.target.slots, setup.target.device)
+
+
+class CopyAbove:
+    """A chain of the codes that stand one row above."""
+
+    def __init__(self, grid, slots, device):
+        self.grid, self.codes = grid, torch.zeros(slots, grid.size + 1, dtype=torch.int64, device=device)
+        self.position = torch.ones(slots, dtype=torch.int64, device=device)
+
+    def calls(self, shape):
+        return 0
+
+    def prefill(self, slot, prompt, prefix, code):
+        self.codes[slot, 0], self.position[slot] = code, 1
+
+    def release(self, slot):
+        self.position[slot] = 1
+
+    def propose(self, shapes, last_codes, noise_below, committed):
+        if shapes.empty:
+            return root_only_tree(last_codes)
+        above = self.position[:, None] + torch.arange(shapes.depth) - self.grid.width
+        codes = self.codes.gather(1, above.clamp(0, self.grid.size))[..., None]
+        return grow_chains(Candidates(codes, torch.zeros(codes.shape)), shapes, last_codes)
+
+    def observe(self, tree, perturbed, features, verdict):
+        column = torch.arange(verdict.codes.shape[1])
+        at = (self.position[:, None] + column).clamp(max=self.grid.size)
+        at = at.masked_fill(column >= verdict.count[:, None], self.grid.size)
+        self.codes.scatter_(1, at, verdict.codes)
+        self.position += verdict.count
+'''
+ROW = """
+MethodSpec(
+    "copy-above",
+    "drafts copy the row above",
+    proposer="copy_above",
+    tree=TreeShape(3, 1, 3),
+    tree_options=("depth",),
+    verify=("coupled",),
+)
+"""
+SCRIPT = """
+import sys
+
+import adt_tree.proposers
+from adt_tree.method import METHODS, MethodSpec
+from adt_tree.policy import TreeShape
+
+adt_tree.proposers.__path__.append(sys.argv[1])
+METHODS["copy-above"] = {row}
+
+import main
+
+sys.exit(main.main(sys.argv[2:]))
+"""
+
+
+def run(tmp_path: Path, *words: str) -> tuple[int, str, str]:
+    """main.py of a program in which the module and the row exist."""
+    (tmp_path / "copy_above.py").write_text(MODULE)
+    done = python("-c", SCRIPT.format(row=ROW.strip()), str(tmp_path), *words)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_a_row_and_a_module_are_a_method_everywhere(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    """bench measures it, its images are the AR baseline's, drafts are accepted, and --depth is read."""
+    words = ["bench", *checkpoints["emoji"].words(), "--output_dir", str(tmp_path / "o")]
+    words += "--methods copy-above --vary depth=1,3 --num_images 3 --warmup 0".split()
+    status, out, err = run(tmp_path, *words)
+    assert status == 0, err
+    rows = [row for row in json.loads(out.splitlines()[-1])["rows"] if row["method"] == "copy-above"]
+    assert [row["varied"] for row in rows] == 2 * [{"depth": 1}, {"depth": 3}]
+    assert all(row["exact"] and row["same_image"] == 1 and row["drafter_calls"] == 0 for row in rows)
+    assert max(row["tau"] for row in rows) > 1
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [("--draft_top_k 2", "--draft_top_k"), ("--verify rejection", "--verify"), ("--lantern", "--lantern"),
+     ("--peanut", "--peanut"), ("--drafter_type eagle", "--drafter_type")],
+)  # fmt: skip
+def test_what_the_row_does_not_name_is_refused(words: str, option: str, tmp_path: Path) -> None:
+    status, _, err = run(tmp_path, "generate_images", "--method", "copy-above", *words.split())
+    assert status == 2 and err.startswith(f"error: {option}") and "copy-above" in err
