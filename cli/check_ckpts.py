@@ -28,7 +28,7 @@ def run(options: Options) -> None:
     if given and len(names) > 1:
         raise UserError(f"{given[0]}: it is of one model; check one NAME at a time")
     from cli.loading import load_options
-    from models.tools.inspection import inspect
+    from models.inspection import inspect
 
     found = {}
     for name in names:

@@ -117,8 +117,8 @@ def run(options: Options) -> None:
     from tqdm import tqdm
 
     from cli.loading import load_without_drafter
-    from models.drafters.shards import ShardWriter, Stored, origin
-    from models.teacher import features
+    from training.shards import ShardWriter, Stored, origin
+    from training.teacher import features
 
     model = load_without_drafter(options).model
     size = model.grid.height * model.codec.config.patch_size

@@ -36,8 +36,8 @@ def run(options: Options) -> None:
 
     from cli.loading import load_without_drafter
     from eval.runs.session import make_requests
-    from models.drafters.shards import ShardWriter, Stored, origin
-    from models.teacher import features
+    from training.shards import ShardWriter, Stored, origin
+    from training.teacher import features
 
     pipe = load_without_drafter(options)
     model = pipe.model

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from adt_tree.errors import CheckpointError
+from models.alignment import settle
 from models.checkpoint.config import read_config
 from models.checkpoint.hub import HubId, locate
 from models.checkpoint.weights import read_weights, weights_file
@@ -20,7 +21,6 @@ from models.model import DTYPES, Model
 from models.packed import row_invariant
 from models.registry import SPECS
 from models.spec import PRECISIONS, Checkpoint, LoadOptions, ModelSpec, home_of
-from models.tools.agreement import settle
 
 DEFAULTS = LoadOptions()
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
-from models.drafters.new_drafter import new_drafter, own_fields, write_drafter
 from models.loading import load as load_model
 from models.model import Model
 from models.spec import LoadOptions, home_of
 from tests import published, tiny, tiny_llamagen, tiny_transformers
+from training.new_drafter import new_drafter, own_fields, write_drafter
 
 LOAD = LoadOptions()
 SIDE = {

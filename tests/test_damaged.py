@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 
 from adt_tree.errors import CheckpointError
 from models.checkpoint.weights import Stored
+from models.inspection import inspect
 from models.spec import LoadOptions, home_of
-from models.tools.inspection import inspect
 from tests import tiny_llamagen
 from tests.checkpoints import SIDE, Checkpoints, Tiny, load
 from tests.conftest import Refused, Run

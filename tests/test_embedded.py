@@ -12,12 +12,12 @@ from transformers import ChameleonForConditionalGeneration
 from adt_tree.pipeline import Pipeline
 from adt_tree.sampling import Sampling
 from eval.runs.prompts import BENCH_FILE, DEFAULT_FILE, HELD_OUT_FILE
-from models.drafters.new_drafter import new_drafter, own_fields
 from models.model import Model
 from models.registry import EMOJI
 from tests.checkpoints import load
 from tests.golden import same_as_transformers
 from tests.methods import TREES
+from training.new_drafter import new_drafter, own_fields
 
 
 @pytest.fixture(scope="module")

@@ -33,6 +33,10 @@ FOR_MODELS = {
     ("adt_tree.noise", "Noise"), ("adt_tree.sampling", "log_probs"), ("adt_tree.verify", "Coupled"),
     ("adt_tree.ranges", "part"), ("adt_tree.errors", None),
 }  # fmt: skip
+MODELS_BELOW = {  # folders of models that stand below the rest -> what of models they may import
+    "models/checkpoint": ("models.checkpoint",),
+    "models/codecs": ("models.checkpoint", "models.codecs"),
+}
 FRONT_DOOR = "adt_tree/pipeline.py"  # the one file of the method that knows models
 NO_TORCH = tuple(
     f"adt_tree/{name}.py" for name in ("errors", "grid", "method", "policy", "records", "static_trees")
@@ -67,12 +71,14 @@ def test_imports(file: str) -> None:
     """Layers by their arrows, models with types alone, the method with torch alone or without it."""
     layer, front = file.split("/")[0].removesuffix(".py"), file == FRONT_DOOR
     allowed = MAY_IMPORT[layer] | ({"models"} if front else set())
+    below = MODELS_BELOW.get(file.rpartition("/")[0], ("models",))
     known = {"torch", "adt_tree", *(("PIL", "models") if front else ()), *sys.stdlib_module_names}
     for module, name in imports(OURS[file]):
         top = module.split(".")[0]
         assert top not in (*LAYERS, "tests") or top in allowed, module
         if layer == "models" and top == "adt_tree":
             assert {(module, None), (module, name)} & FOR_MODELS, f"{name} from {module}"
+        assert layer != "models" or top != "models" or module.startswith(below), module
         assert layer != "adt_tree" or top in known, module
         assert file not in NO_TORCH or top != "torch"
 

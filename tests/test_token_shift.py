@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from adt_tree.sampling import Sampling
+from models import alignment as agreement
 from models.drafter import NextToken, SameToken
 from models.model import Model
 from models.registry import spec_of
 from models.spec import TOKEN_SHIFTS
-from models.tools import agreement
 from tests.checkpoints import Checkpoints, load
 from tests.conftest import Refused, Run
 

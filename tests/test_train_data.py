@@ -15,12 +15,12 @@ from safetensors.torch import load_file, save_file
 from adt_tree.relax import nearest_table
 from models.codecs.neighbours import read_table
 from models.codecs.vq import from_uint8
-from models.drafters.shards import INDEX, read_shards
 from models.model import Model
-from models.teacher import drafter_tokens, features
 from tests import tiny
 from tests.checkpoints import Checkpoints
 from tests.conftest import Refused, Run
+from training.shards import INDEX, read_shards
+from training.teacher import drafter_tokens, features
 
 FAMILIES = ("emoji", "anole", "lumina_mgpt", "llamagen")
 Draw = Callable[[str], list[str]]

@@ -22,13 +22,13 @@ from adt_tree.sampling import Sampling, guide, log_probs
 from adt_tree.tree import root_only_tree
 from adt_tree.verify import Coupled
 from models.drafter import EagleDrafter
-from models.drafters.shards import ShardWriter, Stored, origin, read_shards
 from models.model import Model
 from models.transformer import codes_head
 from tests.checkpoints import Checkpoints, Tiny
 from tests.conftest import Refused, Run
 from training import drafter_data, drafter_states
 from training.drafter_loss import Objective, Unrolled, at, code_logits, measure
+from training.shards import ShardWriter, Stored, origin, read_shards
 
 ENTRIES = 9  # pairs (feature at p, token at p + 1) before the tree
 FAMILIES = ("emoji", "anole", "lumina_mgpt", "llamagen", "janus_pro", "emu3")

@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from adt_tree.errors import UserError
-from models.drafters.shards import Shards
 from models.model import Model
 from models.target import EncodedPrompt
-from models.teacher import BRANCHES, drafter_tokens, features, image_tokens
 from training.drafter_loss import Batch
+from training.shards import Shards
+from training.teacher import BRANCHES, drafter_tokens, features, image_tokens
 
 UNCONDITIONAL = 0.1  # share of uncoupled rows that are of the unconditional branch, as published
 MOST_OPENINGS = 20_000  # prompts kept encoded

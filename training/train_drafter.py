@@ -20,8 +20,6 @@ from tqdm import tqdm
 
 from adt_tree.errors import UserError
 from models.checkpoint.files import append_line
-from models.drafters.new_drafter import new_drafter, own_fields, read_fields_of, write_drafter
-from models.drafters.shards import Shards, read_shards
 from models.loading import load, pick_device
 from models.model import Model
 from models.spec import LoadOptions
@@ -30,6 +28,8 @@ from training import drafter_states
 from training.drafter_data import Images, epoch_order, noised, split
 from training.drafter_loss import Objective, Outcome, Unrolled, expected_tau, measure
 from training.muon import muon_and_adamw
+from training.new_drafter import new_drafter, own_fields, read_fields_of, write_drafter
+from training.shards import Shards, read_shards
 
 DETERMINES = (
     "bs", "gradient_accumulation_steps", "optimizer", "lr", "muon_lr", "weight_decay", "p_w", "distance",

@@ -1,1 +1,0 @@
-"""Drafters that are still to be trained: their files, and the images they learn from."""
