@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import ChameleonForConditionalGeneration, JanusForConditionalGeneration, StaticCache
+from transformers.utils import logging
 
 from adt_tree.errors import UserError
 from adt_tree.noise import Noise
@@ -23,15 +25,6 @@ from adt_tree.roles import Request
 from adt_tree.sampling import Sampling, log_probs
 from eval.bench import Configuration
 from models.model import DTYPES, Model
-from models.tools.torchvision_guard import mend_torchvision
-
-mend_torchvision()  # before transformers looks for torchvision
-from transformers import (  # noqa: E402
-    ChameleonForConditionalGeneration,
-    JanusForConditionalGeneration,
-    StaticCache,
-)
-from transformers.utils import logging  # noqa: E402
 
 
 class TransformersDecoder:

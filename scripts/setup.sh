@@ -1,20 +1,21 @@
 #!/usr/bin/env bash
-# A virtual environment in .venv with everything pinned. Usage: bash scripts/setup.sh [requirements file]
-# Does nothing when .venv already holds what the file asks for. PYTHON=... picks the interpreter (3.11 or later);
-# TORCH_INDEX_URL=... fetches torch alone from another index.
+# Creates a virtual environment in .venv and installs the pinned packages of a requirements file into it.
+# Usage: bash scripts/setup.sh [requirements file]     (default: requirements.txt)
+# A second call with the same file does nothing. PYTHON=... names the interpreter, 3.11 or later. TORCH_INDEX_URL=...
+# names the package index of the torch and torchvision builds, for instance that of the CPU builds.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-wanted=${1:-requirements.txt}
+requirements=${1:-requirements.txt}
 
-recent() { "$1" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; }
+suitable() { "$1" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; }
 
-if ! { [ -x .venv/bin/python ] && recent .venv/bin/python && .venv/bin/python -m pip --version >/dev/null 2>&1; }; then
+if ! { [ -x .venv/bin/python ] && suitable .venv/bin/python && .venv/bin/python -m pip --version >/dev/null 2>&1; }; then
     for python in ${PYTHON:-python3 python3.13 python3.12 python3.11 python}; do
-        if recent "$python"; then break; fi
+        if suitable "$python"; then break; fi
         python=
     done
     if [ -z "$python" ]; then
-        echo "setup: no Python 3.11 or later with venv and ensurepip found (on Debian: the python3-venv package);" \
+        echo "setup: found no Python 3.11 or later with the modules venv and ensurepip (Debian: package python3-venv);" \
             "name one with PYTHON=/path/to/python3" >&2
         exit 1
     fi
@@ -22,15 +23,36 @@ if ! { [ -x .venv/bin/python ] && recent .venv/bin/python && .venv/bin/python -m
     "$python" -m venv --clear .venv
 fi
 
-# The files include one another, so all of them make the mark.
-sum_of() { cat requirements*.txt | cksum; }
-mark_of() { echo ".venv/.installed-$(basename "$1")"; }
-if [ "$(cat "$(mark_of "$wanted")" 2>/dev/null)" != "$(sum_of)" ]; then
-    echo "setup: installing $wanted into .venv (some minutes the first time)"
-    torch=$(grep '^torch==' requirements.txt)
-    # torch first and alone: what follows then finds its pin satisfied and cannot bring another build.
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check \
-        ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} "$torch"
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check -r "$wanted"
-    for file in requirements.txt "$wanted"; do sum_of >"$(mark_of "$file")"; done
+# A mark in .venv holds the checksum of all that decides what is installed. The requirements files include one another.
+checksum() { cat requirements*.txt scripts/setup.sh scripts/torchvision_operators.py | cksum; }
+mark() { echo ".venv/.installed-$(basename "$1")"; }
+if [ "$(cat "$(mark "$requirements")" 2>/dev/null)" = "$(checksum)" ]; then exit 0; fi
+
+install() { .venv/bin/python -m pip install --quiet --disable-pip-version-check "$@"; }
+pin() { grep -h "^$1==" requirements.txt requirements-eval.txt; }
+
+echo "setup: installing $requirements into .venv (some minutes the first time)"
+# torch comes first and alone. Its pin is then satisfied, and no other package can bring another build.
+install ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} "$(pin torch)"
+install -r "$requirements"
+
+# torchvision must have been built for this torch. PyPI has one build; torch's own index has one for each build of torch.
+packages=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')
+operators=$packages/torchvision_operators
+# -S skips .pth files, so that an earlier installation of torchvision_operators does not hide a build that does not fit.
+fits() { [ ! -e "$packages/torchvision" ] || PYTHONPATH=$packages .venv/bin/python -S -c 'import torchvision' 2>/dev/null; }
+if ! fits && [ -n "${TORCH_INDEX_URL:-}" ]; then
+    install --index-url "$TORCH_INDEX_URL" --no-deps --force-reinstall "$(pin torchvision)" ||
+        echo "setup: $TORCH_INDEX_URL has no $(pin torchvision); keeping the build of the package index" >&2
 fi
+if fits; then
+    rm -f "$operators.py" "$operators.pth"
+else
+    echo "setup: this build of torchvision does not fit this torch; declaring its operators in .venv"
+    cp scripts/torchvision_operators.py "$operators.py"
+    echo "import torchvision_operators" >"$operators.pth"
+    .venv/bin/python -m py_compile "$operators.py"
+    .venv/bin/python -c 'import torchvision'
+fi
+
+for file in requirements.txt "$requirements"; do checksum >"$(mark "$file")"; done

@@ -24,10 +24,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 torch.set_num_threads(1)
 os.environ["TQDM_DELAY"] = "100"  # errors are compared: no bars among them
 
-from models.tools.torchvision_guard import mend_torchvision  # noqa: E402
-
-mend_torchvision()  # before any test imports transformers
-
 
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:

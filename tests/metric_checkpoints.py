@@ -21,7 +21,7 @@ from tests.golden import FOLDER, tensors
 
 for package in ("torchvision", "torchmetrics", "torch_fidelity", "open_clip", "efficientnet_lite_pytorch"):
     if find_spec(package) is None:
-        reason = f"{package} is missing: pip install -r requirements-eval.txt"
+        reason = f"{package} is missing: bash scripts/setup.sh requirements-eval.txt"
         pytest.skip(reason, allow_module_level=True)
 
 VOCABULARY = 49408  # of CLIP's tokenizer

@@ -18,16 +18,15 @@ from tqdm import tqdm
 from adt_tree.errors import CheckpointError, UserError, reason
 from eval.metrics import pictures
 from models.checkpoint.weights import read_weights
-from models.tools.torchvision_guard import mend_torchvision
 
 
 def library(name: str) -> Any:
     """A module of requirements-eval.txt. UserError if its package is not installed."""
-    mend_torchvision()
     try:
         return import_module(name)
     except ImportError as error:
-        raise UserError(f"this metric needs {error.name}: pip install -r requirements-eval.txt") from None
+        fix = "bash scripts/setup.sh requirements-eval.txt"
+        raise UserError(f"this metric needs {error.name}: {fix}") from None
 
 
 @dataclass(frozen=True, slots=True)

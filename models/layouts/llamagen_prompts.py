@@ -20,7 +20,6 @@ from adt_tree.errors import CheckpointError, UserError, reason
 from models.checkpoint.config import read_config, read_tokenizer
 from models.layouts.captions import clean
 from models.target import Lead, PromptEncoder
-from models.tools.torchvision_guard import mend_torchvision
 from models.transformer import Decoder
 
 
@@ -97,7 +96,6 @@ class T5Text:
             torch.cuda.empty_cache()
 
     def _load(self) -> Any:
-        mend_torchvision()
         from safetensors import SafetensorError
         from transformers import T5EncoderModel, logging
 

@@ -1,0 +1,70 @@
+"""What scripts/setup.sh installs runs every family, README's Python lines and accelerate.
+
+Each runs in a new process. A torchvision that does not fit torch stops the import of transformers' models
+there, as it does for a user, and nothing in tests/ works around that.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from models.registry import SPECS
+from tests.checkpoints import Checkpoints
+from tests.runs import ROOT, images, python
+
+ACCELERATE = Path(sys.executable).with_name("accelerate")
+JANUS = "ckpts/janus_pro/Janus-Pro-1B"  # the checkpoint in the documents' lines
+
+
+def run(*words: object) -> None:
+    """Runs Python in a new process, which must succeed."""
+    done = python(*words)
+    assert done.returncode == 0, done.stderr
+
+
+def python_block(document: str) -> str:
+    """Returns the Python code that a document shows."""
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(encoding="utf-8"), re.DOTALL)
+    return block
+
+
+@pytest.mark.parametrize("family", SPECS)
+def test_generate_images(family: str, checkpoints: Checkpoints, tmp_path: Path) -> None:
+    options = ["--prompt", "a red heart", "--num_images", 1, "--drafter_type", "self-draft"]
+    run("main.py", "generate_images", *checkpoints[family].words(), *options, "--output_dir", tmp_path)
+    assert len(images(tmp_path)) == 1
+
+
+def test_readme_from_pretrained(tmp_path: Path) -> None:
+    picture = tmp_path / "heart.png"
+    run("-c", python_block("README.md").replace("heart.png", str(picture)))
+    assert picture.is_file()
+
+
+def test_readme_from_transformers(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    tiny = checkpoints["janus_pro"].copied(tmp_path / "janus_pro")
+    published = {"image_processor_type": "JanusImageProcessor"}  # the tiny checkpoint has none
+    (tiny.path / "preprocessor_config.json").write_text(json.dumps(published))
+    block, picture = python_block("docs/ARCHITECTURE.md"), tmp_path / "heart.png"
+    assert JANUS in block
+    run("-c", block.replace(JANUS, str(tiny.path)).replace("heart.png", str(picture)))
+    assert picture.is_file()
+
+
+def test_accelerate_makes_the_images_of_one_process(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    """The bytes are equal because all processes have one thread, on which the decoder's rounding depends."""
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("red heart\npizza\n")
+    command = ["main.py", "generate_images", *checkpoints["emoji"].words(), "--prompt", prompts]
+    command += ["--device", "cpu", "--output_dir"]
+    launch = [ACCELERATE, "launch", "--num_processes", 2, "--main_process_port", 0]
+    run(*command, tmp_path / "plain")
+    run(*launch, "--cpu", *command, tmp_path / "one")  # accelerate starts only one process for --cpu
+    run(*launch, "--multi_gpu", *command, tmp_path / "two")  # and two for --multi_gpu, also without a GPU
+    plain = images(tmp_path / "plain")
+    assert len(plain) == 2 and plain == images(tmp_path / "one") == images(tmp_path / "two")
