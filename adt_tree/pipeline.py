@@ -1,4 +1,4 @@
-"""The front door: a loaded model, prompts in, images out. The one file here that may import models/.
+"""The front door: a loaded model, prompts in, images out. Only this file of adt_tree/ imports models/.
 
 pipe = Pipeline.from_pretrained("emoji")
 out = pipe("noto emoji of red heart", method="adt-tree", sampling=Sampling(temperature=1.0), seed=7)
@@ -30,24 +30,24 @@ OPTIONS = LoadOptions()
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What a call gives, one entry a prompt, in the order of the prompts."""
+    """The result of a call: one entry per prompt, in the order of the prompts."""
 
     images: list[Image.Image]
     decoded: list[Decoded]
 
     @property
     def codes(self) -> list[list[int]]:
-        """Codebook ids of every image in raster order."""
+        """The codebook ids of every image, in raster order."""
         return [image.codes for image in self.decoded]
 
     @property
     def steps(self) -> list[list[Step]]:
-        """One Step per target call of every image."""
+        """The target calls of every image."""
         return [image.steps for image in self.decoded]
 
     @property
     def stats(self) -> dict[str, float]:
-        """Over all images: tau (codes per target call), calls, depth, nodes and seconds per image."""
+        """tau, the codes per target call; means per image of calls, depth, nodes and seconds."""
         count, calls = len(self.decoded), sum(image.target_calls for image in self.decoded)
         committed = sum(step.accepted + 1 for image in self.decoded for step in image.steps)
 
@@ -73,18 +73,18 @@ class TreeView:
 class StreamStep:
     """One target call as one image saw it."""
 
-    image: int  # place of its prompt
-    position: int  # of the first code committed; the first step follows the one code that the prompt gave
-    codes: list[int]  # committed: accepted drafts and the target's own next code
+    image: int  # index of its prompt
+    position: int  # of the first code that the step committed; the prompt itself gave the code at position 0
+    codes: list[int]  # committed codes: accepted drafts and the target's own next code
     step: Step
     tree: TreeView
 
 
 class Pipeline:
-    """A loaded model and every way to decode with it."""
+    """A loaded model, and every method to decode with it."""
 
     def __init__(self, model: Model) -> None:
-        """Wrap a model that models/ loaded."""
+        """model: as models.loading.load gives it."""
         self.model = model
 
     @classmethod
@@ -97,19 +97,20 @@ class Pipeline:
         precision: str = "auto",
         options: LoadOptions = OPTIONS,
     ) -> Pipeline:
-        """Load a model by its name, a folder or a hub id. CheckpointError for what cannot be loaded.
+        """Load a model by its name, a folder or a hub id. CheckpointError if it cannot be loaded.
 
-        options: the rest of what can be asked of loading; drafter, device and precision go before its own.
+        options: everything else that loading can be asked; drafter, device and precision replace its own.
         """
         drafter = drafter or options.drafter_path
         return cls(load(model, replace(options, drafter_path=drafter, device=device, precision=precision)))
 
     @classmethod
     def from_transformers(cls, model: Any, tokenizer: Any, *, options: LoadOptions = OPTIONS) -> Pipeline:
-        """A Janus, Emu3 or Chameleon model that transformers has loaded, with its processor or tokenizer.
+        """Take over a Janus, Emu3 or Chameleon model that transformers has loaded; it stays usable.
 
-        Its weights are shared but for queries and keys, whose rows are ordered differently here, and on a
-        CPU the layers, which decoding packs. It stays usable. CheckpointError for any other model.
+        tokenizer: its processor or tokenizer. Weights are shared, except queries and keys, whose rows are
+        ordered differently here, and on a CPU the layers, which decoding packs. CheckpointError for any other
+        model.
         """
         from models.layouts.adopted import adopt
 
@@ -127,15 +128,15 @@ class Pipeline:
         seed_cells: str | None = None,
         control: str | None = None,
     ) -> Method:
-        """A method with the model's own tree where none is given. ValueError for what cannot be combined.
+        """Returns a method, by default the fastest exact one, with the model's own sampling and tree.
 
-        name None: the fastest exact method of this model; sampling None: that of the model. A whole Method
-        stays as it is: sampling, tree and lantern beside it are refused.
+        A whole Method is returned as it is. UserError for settings that the method does not take, and for
+        sampling, tree or lantern beside a whole Method.
         """
         if isinstance(name, Method):
-            for word, value in {"sampling": sampling, "tree": tree, "lantern": lantern}.items():
+            for setting, value in {"sampling": sampling, "tree": tree, "lantern": lantern}.items():
                 if value is not None:
-                    raise UserError(f"{word} beside a Method: it has one of its own; give one of them")
+                    raise UserError(f"{setting} beside a Method: it has one of its own; give one of them")
             return name
         name = name or self.default_method
         tree = self.model.spec.default_tree(name) if tree is None else tree
@@ -149,7 +150,7 @@ class Pipeline:
 
     @property
     def sampling(self) -> Sampling:
-        """At temperature 1, with the guidance and the filter that the model was published with."""
+        """Temperature 1, with the guidance and the top-k that the model was published with."""
         spec = self.model.spec
         return Sampling(guidance=spec.guidance, top_k=spec.top_k or 0)
 
@@ -169,10 +170,11 @@ class Pipeline:
         seed: int | Sequence[int] = 0,
         batch_size: int = 1,
     ) -> Output:
-        """Images of the prompts. One seed and prompt give one image under every exact method, alone or in any
-        batch; prompt n of a list has seed + n unless a seed is given for each.
+        """Returns images of the prompts.
 
-        ValueError for a method, tree or prompt that the model cannot do.
+        One seed and prompt give one image under every exact method, alone or in any batch. Prompt n of a
+        list has seed + n, unless a seed is given for each. UserError for a method, tree or prompt that does
+        not fit the model.
         """
         chosen = self.method(method, sampling=sampling, tree=tree, lantern=lantern)
         requests = self.requests(prompts, seed)
@@ -191,9 +193,9 @@ class Pipeline:
         seed: int | Sequence[int] = 0,
         batch_size: int = 1,
     ) -> Iterator[StreamStep]:
-        """Every target call of the images that __call__ would make, as it happens: enough to paint them.
+        """Yields every target call of the images that __call__ would make, as it happens.
 
-        An image is finished once its codes fill the grid. Closing the iterator ends the decoding.
+        An image is finished when its codes fill the grid. Closing the iterator ends the decoding.
         """
         chosen = self.method(method, sampling=sampling, tree=tree, lantern=lantern)
         requests = self.requests(prompts, seed)
@@ -203,34 +205,39 @@ class Pipeline:
                 step, view = image.steps[-1], views[slot]
                 yield StreamStep(int(image.name), step.position, image.codes[step.position :], step, view)
 
-    def requests(self, prompts: str | Sequence[str], seed: int | Sequence[int]) -> list[Request]:
-        """A request a text, named by its place. ValueError if the seeds are not as many."""
+    def requests(
+        self, prompts: str | Sequence[str], seed: int | Sequence[int], names: Sequence[str] | None = None
+    ) -> list[Request]:
+        """Returns one request per prompt, named by its index unless `names` are given.
+
+        Prompt n has seed + n, unless a seed is given for each. UserError for a prompt that does not fit the
+        model, and if there are not as many seeds as prompts.
+        """
         texts = [prompts] if isinstance(prompts, str) else prompts
         if not texts:
             raise UserError("no prompt: give a text or a list of texts")
-        seeds = [seed + place for place in range(len(texts))] if isinstance(seed, int) else list(seed)
+        numbers = range(len(texts))
+        seeds = [seed + number for number in numbers] if isinstance(seed, int) else list(seed)
         if len(seeds) != len(texts):
             raise UserError(f"{len(seeds)} seeds for {len(texts)} prompts: give one seed, or one for each")
         encoded = self.model.encode_all(texts)
-        return [
-            Request(str(place), prompt, own)
-            for place, (prompt, own) in enumerate(zip(encoded, seeds, strict=True))
-        ]
+        parts = zip(names or map(str, numbers), encoded, seeds, strict=True)
+        return [Request(name, prompt, seed) for name, prompt, seed in parts]
 
     def engine(self, method: Method, requests: Sequence[Request], batch_size: int = 1) -> Engine:
-        """An engine with room for these requests, batch_size of them in flight."""
+        """Returns an engine with room for these requests, batch_size of them in flight."""
         if batch_size < 1:
             raise UserError(f"batch_size {batch_size}: give 1 or more images in flight")
         longest = max(request.prompt.length for request in requests)
         return build(self.model, method, min(batch_size, len(requests)), longest)
 
     def image(self, codes: list[int]) -> Image.Image:
-        """Codes in raster order -> an RGB picture."""
+        """Returns the RGB picture of codes in raster order."""
         return self.model.image(codes)
 
 
 def _views(output: StepOutput) -> list[TreeView]:
-    """The trees of all slots on the host, by one transfer; fp64 holds every integer of them."""
+    """Returns the trees of all slots on the host, by one transfer; fp64 holds all their integers exactly."""
     tree, verdict = output.tree, output.verdict
     confidence = torch.zeros_like(tree.codes) if tree.confidence is None else tree.confidence
     parts = (tree.codes, tree.parents, tree.depths, tree.valid, confidence)

@@ -36,6 +36,7 @@ from eval.runs.prompts import BENCH_FILE, Prompt, load_prompts
 from models.registry import SPECS
 
 if TYPE_CHECKING:
+    from adt_tree.pipeline import Pipeline
     from adt_tree.roles import Request
     from eval.bench import Configuration, Decodes
     from models.model import Model
@@ -136,8 +137,9 @@ def run(options: Options) -> None:
     from eval.runs.measurements import Measurements
     from eval.runs.run_folder import write_json
 
-    model, prompts = load(options, any(method.spec.network for method in chosen.values()))
-    decoders, requests = prepare(options, model, chosen, prompts)
+    pipe, prompts = load(options, any(method.spec.network for method in chosen.values()))
+    decoders, requests = prepare(options, pipe, chosen, prompts)
+    model = pipe.model
     environment, given = circumstances(model), settled(options, model)
     fingerprint = {
         **{name: value for name, value in given.items() if name not in FREE},
@@ -235,16 +237,17 @@ def check(options: Options) -> None:
         raise UserError(f"{given}: it makes one image at a time; add 1 to --batch_size, or leave it out")
 
 
-def load(options: Options, need_drafter: bool) -> tuple[Model, list[Prompt]]:
-    """The model and the prompts; with --random_weights a prompt is the tokens before an image's middle."""
+def load(options: Options, need_drafter: bool) -> tuple[Pipeline, list[Prompt]]:
+    """Returns the model and the prompts; with --random_weights a prompt's text is its length."""
     from cli import loading
 
     if not options.random_weights:
         prompts = load_prompts(options, BENCH_FILE)
-        return loading.load(options, need_drafter).model, prompts
+        return loading.load(options, need_drafter), prompts
     import torch
 
     from adt_tree.grid import Grid
+    from adt_tree.pipeline import Pipeline
     from eval.random_model import random_model
     from models import memory
     from models.loading import pick_device, pick_precision
@@ -260,30 +263,29 @@ def load(options: Options, need_drafter: bool) -> tuple[Model, list[Prompt]]:
     model = random_model(options.model, use, grid, DTYPES[precision], torch.device(device))
     before = use.prompt + (side * side - grid.size) // 2
     prompts = [Prompt(str(row), str(before), row) for row in range(max(1, options.num_images))]
-    return replace(model, graphs=graphs), prompts
+    return Pipeline(replace(model, graphs=graphs)), prompts
 
 
 def prepare(
-    options: Options, model: Model, chosen: dict[Configuration, Method], prompts: Sequence[Prompt]
+    options: Options, pipe: Pipeline, chosen: dict[Configuration, Method], prompts: Sequence[Prompt]
 ) -> tuple[dict[Configuration, Decodes], list[Request]]:
-    """A decoder for every configuration, and the requests. UserError for what the model cannot do."""
-    from adt_tree.engine import build
+    """Returns the decoder of every configuration, and the requests. UserError if the model allows none."""
     from eval.runs.session import make_requests
     from models.loading import find_target
 
-    requests = make_requests(model, prompts, options.random_seed)
-    longest = max(request.prompt.length for request in requests)
+    requests = make_requests(pipe, prompts, options.random_seed)
     decoders: dict[Configuration, Decodes] = {
-        configuration: build(model, method, configuration.batch_size, longest)
+        configuration: pipe.engine(method, requests, configuration.batch_size)
         for configuration, method in chosen.items()
     }
     if options.reference:
         from cli.loading import load_options
         from eval import baseline  # seconds that other runs need not wait for
 
-        folder = find_target(model.spec, load_options(options))
+        folder = find_target(pipe.model.spec, load_options(options))
         samplings = [method.sampling for method in chosen.values() if method.name == "ar"]
-        decoders |= baseline.decoders(folder, model, samplings, longest)
+        longest = max(request.prompt.length for request in requests)
+        decoders |= baseline.decoders(folder, pipe.model, samplings, longest)
     return decoders, requests
 
 

@@ -54,7 +54,7 @@ def run(options: Options) -> None:
     skipped = sum(folder.done(prompt.name) for prompt in prompts)
     requests, engine = [], None
     if pending:
-        requests = make_requests(pipe.model, pending, options.random_seed)
+        requests = make_requests(pipe, pending, options.random_seed)
         engine = pipe.engine(method, requests, options.batch_size)
     folder.start(settled(options, pipe.model))  # nothing is refused from here on
     made, started = 0, time.perf_counter()

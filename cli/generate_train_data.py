@@ -47,7 +47,7 @@ def run(options: Options) -> None:
     pending = [prompt for prompt in prompts if prompt.name not in writer.names]
     started = time.perf_counter()
     if pending:
-        requests = make_requests(model, pending, options.random_seed)
+        requests = make_requests(pipe, pending, options.random_seed)
         encoded = {request.name: request.prompt for request in requests}
         texts = {prompt.name: prompt.text for prompt in pending}
         sampling = Sampling(options.temperature, options.top_k, options.top_p, options.cfg)

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
+from adt_tree.pipeline import Pipeline
 from adt_tree.roles import Request
 from adt_tree.errors import UserError
 from eval.runs.prompts import Prompt, image_seed
-from models.model import Model
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -36,13 +36,12 @@ def worker() -> tuple[int, int]:
     return rank, count
 
 
-def make_requests(model: Model, prompts: Sequence[Prompt], run_seed: int) -> list[Request]:
-    """Requests with their seeds. UserError for a text the model cannot draw."""
-    openings = model.encode_all([prompt.text for prompt in prompts])
-    return [
-        Request(prompt.name, opening, image_seed(run_seed, prompt.name))
-        for prompt, opening in zip(prompts, openings, strict=True)
-    ]
+def make_requests(pipe: Pipeline, prompts: Sequence[Prompt], run_seed: int) -> list[Request]:
+    """Returns the requests of a run: an image's seed is a hash of the run's and the prompt's name. UserError for
+    a prompt that does not fit the model."""
+    names = [prompt.name for prompt in prompts]
+    seeds = [image_seed(run_seed, name) for name in names]
+    return pipe.requests([prompt.text for prompt in prompts], seeds, names)
 
 
 def synchronise(device: torch.device) -> None:
