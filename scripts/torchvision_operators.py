@@ -36,9 +36,10 @@ def declare_operators(folder):
             return None
         except OSError:
             pass
-    library = torch.library.Library("torchvision", "DEF")
+    library = torch.library.Library("torchvision", "FRAGMENT")
     for name in ("nms", "qnms"):
-        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        if not hasattr(torch.ops.torchvision, name):  # the program may have declared it itself
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     return library
 
 
