@@ -1,4 +1,4 @@
-"""eval_quality: Inception Score, KID, LAION's aesthetic score and EffNet-FD of a folder of images."""
+"""eval_quality: Inception Score, KID, FID, LAION's aesthetic score and EffNet-FD of a folder of images."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from adt_tree.errors import UserError
 from cli.options import ScoringOptions, image_count
 from cli.parser import declare, option
-from eval.metrics.published import AESTHETIC, AESTHETIC_CLIP, ANY_SOURCE, INCEPTION
+from eval.metrics.weights import AESTHETIC, AESTHETIC_CLIP, ANY_SOURCE, INCEPTION
 
 if TYPE_CHECKING:
     from torch import device as Device
 
-Found = tuple[dict[str, float], dict[str, str]]  # scores, digests of the weights behind them
+Scores = tuple[dict[str, float], dict[str, str]]  # scores by name, digests of the networks behind them
 METRICS = ("is", "kid", "fid", "aesthetic", "effnet_fd")
 AGAINST_REAL = ("kid", "fid", "effnet_fd")
 
@@ -23,88 +23,92 @@ AGAINST_REAL = ("kid", "fid", "effnet_fd")
 class Options(ScoringOptions):
     """eval_quality"""
 
-    fake_dir: str = option("a run's folder, or one of images", MISSING, unit="DIR")
+    fake_dir: str = option("a run's folder, or a folder of images", MISSING, unit="DIR")
     ref_dir: str | None = option(
-        f"images at any depth to compare with: {', '.join(AGAINST_REAL)} need it", unit="DIR"
+        f"folder of images to compare with, searched at any depth; {', '.join(AGAINST_REAL)} need it",
+        unit="DIR",
     )
     metrics: tuple[str, ...] = option(
-        "effnet_fd is a Frechet distance on EfficientNet-Lite0, which needs no download, and no FID",
+        "effnet_fd is a Frechet distance on EfficientNet-Lite0, which needs no download; it is not FID",
         ("effnet_fd",),
         choices=METRICS,
     )
-    how_many: int = option("images, fewer are refused; -1: all", -1, unit="N", read=image_count)
-    ref_how_many: int = option("of --ref_dir; -1: all", -1, unit="N", read=image_count)
-    eval_res: int = option("of is, kid and fid", 256, unit="PIXELS", least=8)
-    splits: int = option("parts that is averages over", 10, unit="N", least=1)
-    kid_subsets: int = option("that kid averages over", 100, unit="N", least=1)
-    kid_size: int = option("images of one of them", 1000, unit="N", least=2)
-    random_seed: int = option("of splits and subsets", 0, unit="SEED")
-    inception_path: str = option(f"Inception: {ANY_SOURCE}", INCEPTION, unit="PLACE")
-    aesthetic_path: str = option(f"the head: {ANY_SOURCE}", AESTHETIC, unit="PLACE")
-    clip_path: str = option("folder or hub id of the CLIP below the head", AESTHETIC_CLIP, unit="PLACE")
+    how_many: int = option("number of images, fewer are refused; -1: all", -1, unit="N", read=image_count)
+    ref_how_many: int = option("number of images of --ref_dir; -1: all", -1, unit="N", read=image_count)
+    eval_res: int = option(
+        "is, kid, fid: side to which images are resized first", 256, unit="PIXELS", least=8
+    )
+    splits: int = option("is: number of parts to average over", 10, unit="N", least=1)
+    kid_subsets: int = option("kid: number of subsets to average over", 100, unit="N", least=1)
+    kid_size: int = option("kid: images in a subset", 1000, unit="N", least=2)
+    random_seed: int = option("seed of the parts of is and the subsets of kid", 0, unit="SEED")
+    inception_path: str = option(f"weights of Inception: {ANY_SOURCE}", INCEPTION, unit="PLACE")
+    aesthetic_path: str = option(f"weights of the aesthetic predictor: {ANY_SOURCE}", AESTHETIC, unit="PLACE")
+    clip_path: str = option(
+        "folder or hub id of the CLIP model that the aesthetic predictor reads", AESTHETIC_CLIP, unit="PLACE"
+    )
 
 
 def run(options: Options) -> None:
-    """Print what was asked for and append it; the last line is one JSON document."""
+    """Print the chosen scores and append them to the record."""
     import torch
 
     from eval.metrics.pictures import images_of
     from eval.metrics.scores import keep, record_of
     from models.loading import pick_device
 
-    wanted = [name for name in options.metrics if name in AGAINST_REAL]
-    if wanted and options.ref_dir is None:
-        raise UserError(f"--metrics {wanted[0]} compares with other images: give --ref_dir")
+    comparing = [name for name in options.metrics if name in AGAINST_REAL]
+    if comparing and options.ref_dir is None:
+        raise UserError(f"--metrics {comparing[0]} compares with other images: give --ref_dir")
     device, reals = torch.device(pick_device(options.device)), []
     record = record_of(options.fake_dir, options.scores)
     fakes = images_of(options.fake_dir, options.how_many, ("--fake_dir", "--how_many"))
-    if wanted:
+    if comparing:
         reals = images_of(options.ref_dir, options.ref_how_many, ("--ref_dir", "--ref_how_many"), deep=True)
-    values: dict[str, float] = {}
+    scores: dict[str, float] = {}
     digests: dict[str, str] = {}
     for measure, names in MEASURES.items():
         if names & set(options.metrics):
-            found, used = measure(options, fakes, reals, device)
-            values, digests = values | found, digests | used
+            more_scores, more_digests = measure(options, fakes, reals, device)
+            scores, digests = scores | more_scores, digests | more_digests
     facts = {"images": len(fakes), "real_images": len(reals)}
-    keep(record, "eval_quality", options, device.type, values, digests, facts)
+    keep(record, "eval_quality", options, device.type, scores, digests, facts)
 
 
-def _inception(options: Options, fakes: list[Path], reals: list[Path], device: Device) -> Found:
-    """is, kid and fid, from one pass over the images."""
-    from eval.metrics import distances, networks, sources
+def _inception(options: Options, fakes: list[Path], reals: list[Path], device: Device) -> Scores:
+    """Compute is, kid and fid in one pass over the images."""
+    from eval.metrics import distances, networks, weights
 
     if "is" in options.metrics and len(fakes) < options.splits:
         raise UserError(f"--splits {options.splits}: there are {len(fakes)} images; give fewer splits")
-    values: dict[str, float] = {}
-    weights, seed = sources.weights_file(options.inception_path, "--inception_path"), options.random_seed
-    network, head = networks.inception(weights, options.eval_res, device)
+    scores: dict[str, float] = {}
+    path, seed = weights.weights_file(options.inception_path, "--inception_path"), options.random_seed
+    network, classifier = networks.inception(path, options.eval_res, device)
     fake = networks.features(network, fakes, options.batch_size)
     if "is" in options.metrics:
-        values["is"], values["is_std"] = distances.inception_score(fake @ head, options.splits, seed)
+        scores["is"], scores["is_std"] = distances.inception_score(fake @ classifier, options.splits, seed)
     if {"kid", "fid"} & set(options.metrics):
         real = networks.features(network, reals, options.batch_size)
     if "kid" in options.metrics:
         subsets, size = options.kid_subsets, options.kid_size
-        values["kid"], values["kid_std"] = distances.kid(fake, real, subsets, size, seed)
+        scores["kid"], scores["kid_std"] = distances.kid(fake, real, subsets, size, seed)
     if "fid" in options.metrics:
-        values[f"fid_{options.eval_res}px"] = distances.frechet(fake, real)
-    return values, {"inception": network.digest}
+        scores[f"fid_{options.eval_res}px"] = distances.frechet(fake, real)
+    return scores, {"inception": network.digest}
 
 
-def _aesthetic(options: Options, fakes: list[Path], _: list[Path], device: Device) -> Found:
-    from eval.metrics import clip, networks, sources
+def _aesthetic(options: Options, fakes: list[Path], _: list[Path], device: Device) -> Scores:
+    from eval.metrics import clip, networks, weights
 
-    head = sources.weights_file(options.aesthetic_path, "--aesthetic_path")
-    place = (options.clip_path, "--clip_path")
-    below = clip.load_clip(sources.clip_config(*place), sources.clip_weights(*place), device)
-    network = clip.aesthetic(below, head)
+    path = weights.weights_file(options.aesthetic_path, "--aesthetic_path")
+    model = clip.load_clip(options.clip_path, "--clip_path", device)
+    network = clip.aesthetic(model, path)
     scores = networks.features(network, fakes, options.batch_size)
-    digests = {"clip": below.network.digest, "aesthetic": network.digest}
+    digests = {"clip": model.network.digest, "aesthetic": network.digest}
     return {"aesthetic": float(scores.mean())}, digests
 
 
-def _effnet(options: Options, fakes: list[Path], reals: list[Path], device: Device) -> Found:
+def _effnet(options: Options, fakes: list[Path], reals: list[Path], device: Device) -> Scores:
     from eval.metrics import distances, networks
 
     network = networks.effnet(device)

@@ -12,7 +12,7 @@ from models.spec import PRECISIONS, TOKEN_SHIFTS, ModelSpec
 
 DEVICES = ("auto", "cpu", "cuda")
 TOP_K = 2000  # of the published code
-PAIRED = "of the first N prompts that have one, fewer are refused; -1: all prompts"  # images, to be scored
+PAIRED = "score the first N prompts that have an image, fewer are refused; -1: all prompts"
 MEASURED = [name for name, spec in SPECS.items() if spec.token_shift == "auto"]
 
 
@@ -239,5 +239,5 @@ class ScoringOptions(Options):
     batch_size: int = option("images at once", 64, unit="IMAGES", least=1)
     device: str = option("auto: cuda where there is one", "auto", choices=DEVICES)
     scores: str | None = option(
-        "where scores are appended (default: scores.json beside the images)", unit="FILE"
+        "where scores are appended (default: scores.jsonl beside the images)", unit="FILE"
     )

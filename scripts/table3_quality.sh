@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# What a method costs in images: scores of its images, as runs/quality-MODEL/report.html. Interrupted runs go on; every image is
-# scored by its run's folder. Needs `bash scripts/setup.sh requirements-eval.txt`.
-# The embedded model: EffNet-FD (no FID) of exact and relaxed methods to the AR baseline at another seed. That of the AR baseline itself
-# at two more seeds is what a distribution's own images are apart. A quarter of an hour to an hour on two CPU cores.
-# MODEL=anole, llamagen, ...: the paper's scores (CLIP, HPS v2.1, Inception Score, aesthetic; FID with REF_DIR=, real images) of every
-# method on 100 captions of MS-COCO 2017. Weights of the metrics are fetched. No result is known yet.
+# Measures how much each method changes the images: generates them and scores them into runs/quality-MODEL/report.html.
+# An interrupted run continues where it stopped. Needs `bash scripts/setup.sh requirements-eval.txt`.
+# Without MODEL, the embedded model: the EffNet-FD (which is not FID) of exact and relaxed methods to the AR baseline at another seed.
+# Two more seeds of the AR baseline show how far apart images of the same distribution are. 15 to 60 minutes on two CPU cores.
+# MODEL=anole, llamagen, ...: the paper's scores (CLIP, HPS v2.1, Inception Score, aesthetic; FID if REF_DIR names real images) of every
+# method on 100 captions of MS-COCO 2017. The weights of the metrics are downloaded. There is no result of this yet.
 # Usage: [MODEL=NAME] bash scripts/table3_quality.sh [options of `main.py generate_images` for every method]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

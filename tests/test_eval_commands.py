@@ -1,11 +1,8 @@
-"""The commands of quality metrics on tiny checkpoints: values, pairing by name, counts, the record kept."""
+"""The commands of quality metrics on tiny checkpoints: scores, pairing by name, the record, refusals."""
 
 from __future__ import annotations
 
 import json
-from concurrent.futures import ProcessPoolExecutor
-from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +12,8 @@ from PIL import Image
 from torch.nn import functional as F
 
 from eval.metrics import networks, pictures, scores
-from eval.metrics.clip import aesthetic, clip_scores, preference_scores
+from eval.metrics.clip import aesthetic, load_clip
 from eval.metrics.distances import frechet
-from eval.metrics.pictures import Pair
 from tests import metric_checkpoints as tiny
 from tests.conftest import Refused, Result, Run
 
@@ -27,23 +23,18 @@ TEXTS = ("a cat", "photo", "a b c", "cat photo", "x y", "z")
 
 @pytest.fixture(autouse=True)
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The libraries' networks in the widths of the tiny checkpoints."""
     tiny.narrow(monkeypatch)
 
 
 @pytest.fixture
 def run_folder(tmp_path: Path) -> Path:
-    """A run of six prompts as generate_images leaves it, a map beside its images."""
-    return make_run(tmp_path / "run")
-
-
-def make_run(folder: Path, shift: int = 0) -> Path:
+    """A run of six prompts as generate_images leaves it, with a picture beside its images."""
+    folder = tmp_path / "run"
     (folder / "img").mkdir(parents=True)
-    records = {}
-    for row, text in enumerate(TEXTS):
-        tiny.picture(48 + 3 * row + shift, 40 + row).save(folder / "img" / f"{row}.png")
-        records[str(row)] = {"prompt": text, "ann_id": row}
+    for row in range(6):
+        tiny.picture(48 + 3 * row, 40 + row).save(folder / "img" / f"{row}.png")
     tiny.picture(20, 20).save(folder / "contact_sheet.png")
+    records = {str(row): {"prompt": text, "ann_id": row} for row, text in enumerate(TEXTS)}
     (folder / "global_statistics_0_10000.json").write_text(json.dumps(records))
     return folder
 
@@ -59,151 +50,133 @@ def real(tmp_path: Path) -> Path:
 
 
 def test_fid_and_clip_score(result: Result, run_folder: Path, real: Path, tmp_path: Path) -> None:
-    clip, inception = tiny.clip(tmp_path), tiny.inception(tmp_path)
+    """Both as computed image by image; the entry says what they were computed from."""
+    folder, inception = tiny.clip(tmp_path), tiny.inception(tmp_path)
     entry = result(
         "eval_fid_clip", "--fake_dir", run_folder, "--ref_dir", real, "--how_many", 5, "--eval_res", 32,
-        "--clip_path", clip, "--inception_path", inception, "--batch_size", 3, "--device", "cpu",
+        "--clip_path", folder, "--inception_path", inception, "--batch_size", 3, "--device", "cpu",
     )  # fmt: skip
     fakes = [run_folder / "img" / f"{row}.png" for row in range(5)]
-    reals = sorted(real.rglob("*.jpg"))
     net, _ = networks.inception(inception, 32, CPU)
-    fid = frechet(*(networks.features(net, paths, 8) for paths in (fakes, reals)))
+    fid = frechet(*(networks.features(net, paths, 1) for paths in (fakes, sorted(real.rglob("*.jpg")))))
     assert entry["scores"]["fid_32px"] == pytest.approx(fid, rel=1e-3)
-    loaded, cosines = tiny.loaded_clip(clip), []
-    for path, text in zip(fakes, TEXTS, strict=False):  # one by one, by the published steps
-        pixels = loaded.network.prepare(pictures.reference_crop(Image.open(path), 32))[None]
-        with torch.no_grad():
-            words = loaded.texts([f"A photo depicts {text}"])
-            cosines.append(F.cosine_similarity(loaded.network.module(pixels), words).item())
-    assert entry["scores"]["clip_score"] == pytest.approx(float(np.mean(cosines)), abs=1e-5)
+    clip = load_clip(str(folder), "--clip_path", CPU)
+    cosines = []
+    for path, text in zip(fakes, TEXTS, strict=False):
+        pixels = clip.network.prepare(pictures.reference_crop(Image.open(path), 32))[None]
+        words = clip.model.encode_text(clip.tokenize([f"A photo depicts {text}"]))
+        cosines.append(F.cosine_similarity(clip.model.encode_image(pixels), words).item())
+    assert entry["scores"]["clip_score"] == pytest.approx(np.mean(cosines), abs=1e-5)
     assert entry["images"] == 5 and entry["real_images"] == 7
     assert set(entry["weights"]) == {"clip", "inception"} and entry["commit"] and entry["device"]
-    assert scores.read(run_folder / "scores.json") == [entry]
+    assert scores.read(run_folder / "scores.jsonl") == [entry]
 
 
-def test_pairs_go_by_name_and_not_by_rank(
-    run_folder: Path, tmp_path: Path, result: Result, refused: Refused
-) -> None:
-    """With one image gone every other keeps its own prompt; -1 misses it, its number is honoured."""
+def test_pairs_go_by_name_and_not_by_rank(run_folder: Path, tmp_path: Path, refused: Refused) -> None:
+    """Where an image is missing, every other keeps its own prompt; to score all prompts is refused."""
     (run_folder / "img" / "1.png").unlink()
     pairs = pictures.pairs_of(str(run_folder), None, 5, ("", ""))
     assert [(p.text, p.path.stem) for p in pairs] == [(TEXTS[row], str(row)) for row in (0, 2, 3, 4, 5)]
-    words = ("eval_fid_clip", "--fake_dir", run_folder, "--clip_path", tiny.clip(tmp_path), "--how_many")
     for count in (-1, 6):
-        assert "5 of 6 prompts have an image, missing are those of 1" in refused(*words, count)
-    entry = result(*words, 5)
-    assert entry["images"] == 5 and "fid_256px" not in entry["scores"]
+        line = refused("eval_fid_clip", "--fake_dir", run_folder, "--how_many", count)
+        assert f"--how_many {count}" in line and "5 of 6" in line
 
 
-def test_names_of_the_published_codes(tmp_path: Path) -> None:
-    """LANTERN numbers rows of the prompt file, ADT-Tree names annotations: both find their prompt."""
+@pytest.mark.parametrize("name", ["prompt_3.png", "903.png", "image_3.png", "0903.jpg"])
+def test_file_names_of_the_published_codes(tmp_path: Path, name: str) -> None:
+    """LANTERN names images by the row of the prompt file, ADT-Tree by annotation."""
     notes = [{"id": 900 + n, "image_id": n, "caption": text} for n, text in enumerate(TEXTS)]
-    source = tmp_path / "coco.json"
+    source, folder = tmp_path / "coco.json", tmp_path / "images"
     source.write_text(json.dumps({"annotations": notes, "images": [{"id": n} for n in range(6)]}))
-    for name in ("prompt_3.png", "903.png", "image_3.png", "0903.jpg"):
-        folder = tmp_path / name
-        folder.mkdir()
-        tiny.picture(8, 8).save(folder / name)
-        (pair,) = pictures.pairs_of(str(folder), str(source), 1, ("--fake_dir", "--caption_path"))
-        assert pair.text == TEXTS[3]
+    folder.mkdir()
+    tiny.picture(8, 8).save(folder / name)
+    (pair,) = pictures.pairs_of(str(folder), str(source), 1, ("--fake_dir", "--caption_path"))
+    assert pair.text == TEXTS[3]
 
 
-def test_hps_and_aesthetic(result: Result, run_folder: Path, tmp_path: Path) -> None:
-    clip, hps = tiny.clip(tmp_path), tiny.hps(tmp_path)
-    head = tiny.aesthetic(tmp_path, tiny.aesthetic_head(24))
-    entry = result(
-        "eval_hpsv2", "--image_path", run_folder, "--hps_path", hps, "--clip_path", clip, "--how_many", 4
-    )
-    loaded = tiny.loaded_clip(clip)
-    pairs = [Pair(str(n), TEXTS[n], run_folder / "img" / f"{n}.png") for n in range(4)]
-    alone = [preference_scores(loaded, [pair], 1).item() for pair in pairs]
-    assert entry["scores"]["hpsv2"] == pytest.approx(np.mean(alone), abs=1e-6) and entry["images"] == 4
-    other = clip_scores(loaded, pairs, 32, "", 2)
-    assert abs(float(other.mean()) - np.mean(alone)) > 1e-4, "the preparations differ"
-    entry = result(
-        "eval_quality", "--fake_dir", run_folder, "--metrics", "aesthetic", "--clip_path", clip,
-        "--aesthetic_path", head, "--batch_size", 4,
-    )  # fmt: skip
-    assert [e["command"] for e in scores.read(run_folder / "scores.json")] == ["eval_hpsv2", "eval_quality"]
-    each = networks.features(aesthetic(loaded, head), sorted((run_folder / "img").iterdir()), 1)
-    assert entry["scores"]["aesthetic"] == pytest.approx(float(each.mean()), abs=1e-5)
+def test_hps(result: Result, run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mean over whole images, each prepared alone, and their prompts without words before them."""
+    name, path = tiny.hps(tmp_path)
+    monkeypatch.setattr("cli.eval_hpsv2.HPS_CLIP", name)
+    entry = result("eval_hpsv2", "--image_path", run_folder, "--hps_path", path, "--how_many", 4)
+    clip, cosines = load_clip(name, "--hps_path", CPU, path), []
+    mean, std = (torch.tensor(clip.model.visual.preprocess_cfg[key]).view(3, 1, 1) for key in ("mean", "std"))
+    for row in range(4):
+        pixels = pictures.long_side(Image.open(run_folder / "img" / f"{row}.png"), 32) / 255
+        image = clip.model.encode_image(((pixels - mean) / std)[None])
+        cosines.append(F.cosine_similarity(image, clip.model.encode_text(clip.tokenize([TEXTS[row]]))).item())
+    assert entry["scores"]["hpsv2"] == pytest.approx(np.mean(cosines), abs=1e-6) and entry["images"] == 4
+
+
+def test_quality(result: Result, run_folder: Path, real: Path, tmp_path: Path) -> None:
+    fakes, clip = sorted((run_folder / "img").iterdir()), tiny.clip(tmp_path)
+    head, inception = tiny.aesthetic(tmp_path, 24)[1], tiny.inception(tmp_path)
+    words = ("eval_quality", "--fake_dir", run_folder, "--ref_dir", real, "--metrics")
+    places = ("--clip_path", clip, "--aesthetic_path", head, "--inception_path", inception)
+    entry = result(*words, "aesthetic", "is", "kid", "fid", *places, "--eval_res", 40, "--splits", 2)
+    values = entry["scores"]
+    assert set(values) == {"aesthetic", "is", "is_std", "kid", "kid_std", "fid_40px"}
+    network = aesthetic(load_clip(str(clip), "--clip_path", CPU), head)
+    assert values["aesthetic"] == pytest.approx(networks.features(network, fakes, 1).mean().item(), abs=1e-5)
+    assert values["is"] >= 1 and values["fid_40px"] > 0
+    other = result(*words, "effnet_fd")
+    same = result("eval_quality", "--fake_dir", run_folder, "--ref_dir", run_folder / "img")
+    assert abs(same["scores"]["effnet_fd"]) < 1e-3 < 0.1 < other["scores"]["effnet_fd"]
+    assert scores.read(run_folder / "scores.jsonl") == [entry, other, same]
 
 
 def test_precision_and_recall_with_stored_features(
     result: Result, refused: Refused, run: Run, run_folder: Path, real: Path, tmp_path: Path
 ) -> None:
-    vgg, stored = tiny.vgg(tmp_path), tmp_path / "real.safetensors"
-    plain = ("eval_prec_recall", "--vgg_path", vgg)
-    kept, fake = (*plain, "--fname_precalc", stored), ("--fake_dir", run_folder)
-    assert run(*kept, "--ref_dir", real)[0] == 0 and stored.is_file()
-    entry = result(*kept, *fake, "--k", 2)
+    vgg, store = tiny.vgg(tmp_path), tmp_path / "real.safetensors"
+    plain, fake = ("eval_prec_recall", "--vgg_path", vgg), ("--fake_dir", run_folder)
+    storing = (*plain, "--fname_precalc", store)
+    assert run(*storing, "--ref_dir", real)[0] == 0 and store.is_file()
+    entry = result(*storing, *fake, "--k", 2)
     assert (entry["images"], entry["real_images"]) == (6, 7)
     assert entry["scores"] == result(*plain, *fake, "--ref_dir", real, "--k", 2)["scores"]
-    same = result(*plain, *fake, "--ref_dir", run_folder)  # whose maps are no images to compare with
+    same = result(*plain, *fake, "--ref_dir", run_folder)  # of which img/ alone is read
     assert same["scores"] == {"precision": 1.0, "recall": 1.0} and same["real_images"] == 6
-    fewer = result(*kept, *fake, "--num_samples", 6)
+    fewer = result(*storing, *fake, "--num_samples", 6)
     assert (fewer["images"], fewer["real_images"]) == (6, 6)
+    assert "--k 6" in refused(*storing, *fake, "--k", 6)
     weights = torch.load(vgg, weights_only=True)
     torch.save({name: tensor + 1 for name, tensor in weights.items()}, vgg)
-    assert "made by other weights" in refused(*kept, *fake)
+    assert str(store) in refused(*storing, *fake)
+    store.write_bytes(b"damaged")
+    assert str(store) in refused(*storing, *fake)
     torch.save({name: tensor * float("nan") for name, tensor in weights.items()}, vgg)
-    assert "its features are not finite" in refused(*plain, *fake, "--ref_dir", real)
+    assert "not finite" in refused(*plain, *fake, "--ref_dir", real)
 
 
-def test_quality_of_inception_and_effnet(
-    result: Result, run_folder: Path, real: Path, tmp_path: Path
-) -> None:
-    words = ("eval_quality", "--fake_dir", run_folder, "--ref_dir")
-    inception = ("--eval_res", 40, "--inception_path", tiny.inception(tmp_path))
-    found = result(*words, real, *inception, "--metrics", "is", "kid", "fid", "--splits", 2)["scores"]
-    assert set(found) == {"is", "is_std", "kid", "kid_std", "fid_40px"}
-    assert found["is"] >= 1 and found["fid_40px"] > 0
-    same = result(*words, run_folder / "img")
-    assert same["scores"]["effnet_fd"] == pytest.approx(0, abs=1e-6)
-    assert result(*words, make_run(tmp_path / "b", 9))["scores"]["effnet_fd"] > 0.1
-
-
-def test_what_is_refused(refused: Refused, run_folder: Path, real: Path, tmp_path: Path) -> None:
-    fake, ref = ("--fake_dir", run_folder), ("--ref_dir", real)
-    prompts, empty, nowhere = tmp_path / "prompts.txt", tmp_path / "empty", tmp_path / "no"
+def test_refusals_name_what_is_wrong(refused: Refused, run_folder: Path, real: Path, tmp_path: Path) -> None:
+    prompts, empty, missing = tmp_path / "prompts.txt", tmp_path / "empty", tmp_path / "missing"
     prompts.write_text("one\ntwo\n")
     empty.mkdir()
-    clip = ("eval_fid_clip", *fake, "--clip_path", tmp_path)
-    two = (*clip, "--how_many", 2)
-    for says, *words in (
-        ("5000: 6 of 6 prompts", *clip),
-        ("6 images", "eval_quality", *fake, *ref, "--how_many", 7),
-        ("7 images", "eval_quality", *fake, *ref, "--ref_how_many", 8),
-        ("compares with other images", "eval_quality", *fake),
-        ("it is no folder", "eval_quality", "--fake_dir", nowhere, *ref),
-        ("give --fake_dir", "eval_prec_recall"),
-        ("0 images", "eval_quality", *fake, "--how_many", 0),
-        ("there is no folder", "eval_quality", *fake, *ref, "--scores", nowhere / "scores.json"),
-        ("holds no .png", "eval_quality", "--fake_dir", empty, *ref),
-        ("4 of 6 images in", *two, "--caption_path", prompts),
-        ("are of no prompt (2.png, 3.png", *two, "--caption_path", prompts),
+    fid = ("eval_fid_clip", "--fake_dir", run_folder)
+    quality = ("eval_quality", "--fake_dir", run_folder, "--ref_dir", real)
+    for names, words in (
+        (("--how_many 5000",), fid),
+        (("--how_many 7", "6 images"), (*quality, "--how_many", 7)),
+        (("--ref_how_many 8", "7 images"), (*quality, "--ref_how_many", 8)),
+        (("--how_many", "-1"), (*quality, "--how_many", 0)),
+        (("--ref_dir",), quality[:3]),
+        (("--splits 9",), (*quality, "--metrics", "is", "--splits", 9)),
+        (("--fake_dir", "--fname_precalc"), ("eval_prec_recall",)),
+        (("--fake_dir", str(missing)), ("eval_quality", "--fake_dir", missing, "--ref_dir", real)),
+        (("--fake_dir", str(empty)), ("eval_quality", "--fake_dir", empty, "--ref_dir", real)),
+        (("--scores", str(missing)), (*quality, "--scores", missing / "scores.jsonl")),
+        (("2.png", "3.png"), (*fid, "--how_many", 2, "--caption_path", prompts)),
     ):
-        assert says in refused(*words)
-    images, record = run_folder / "img", run_folder / "scores.json"
-    (images / "prompt_1.png").write_bytes(b"")
-    assert "are both of prompt '1'" in refused(*two)
-    (images / "prompt_1.png").unlink()
-    (images / "3.png").write_bytes(b"no image")
-    assert "3.png: cannot be read" in refused("eval_quality", *fake, *ref)
+        line = refused(*words)
+        assert all(name in line for name in names), line
+    image = run_folder / "img" / "prompt_1.png"
+    image.write_bytes(b"")
+    line = refused(*fid, "--how_many", 2)
+    assert "prompt_1.png" in line and " 1.png" in line
+    image.unlink()
+    (run_folder / "img" / "3.png").write_bytes(b"no image")
+    assert "3.png" in refused(*quality)
     for damaged in ("[1]", '{"0": {"prompt": 5}}'):
         (run_folder / "global_statistics_0_10000.json").write_text(damaged)
-        assert "name the prompts by --prompt_path" in refused("eval_hpsv2", "--image_path", run_folder)
-    record.write_text('[{"scores": ')
-    assert "is damaged" in refused("eval_quality", *fake, *ref)
-    assert record.read_text() == '[{"scores": '
-
-
-def _append(path: Path, number: int) -> None:
-    scores.append(path, {"n": number})
-
-
-def test_scores_of_programs_at_once_all_get_in(tmp_path: Path) -> None:
-    with ProcessPoolExecutor(4, get_context("fork")) as pool:
-        list(pool.map(partial(_append, tmp_path / "scores.json"), range(24)))
-    assert sorted(entry["n"] for entry in scores.read(tmp_path / "scores.json")) == list(range(24))
-    assert {path.name for path in tmp_path.iterdir()} == {"scores.json", ".scores.json.lock"}
+        assert "--prompt_path" in refused("eval_hpsv2", "--image_path", run_folder)

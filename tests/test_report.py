@@ -199,8 +199,8 @@ def test_page_holds_everything(runs: Path, tmp_path: Path, run: Run) -> None:
     stored.write_text(json.dumps({**RESULT, "rows": rows}))
     scored = {"line": "python main.py eval_quality x", "commit": "abc", "date": "today"}
     for name, entries in {"adt": [{"effnet_fd": 7.5}, {"effnet_fd": 1.25}], "ar": [{"is": 3.75}]}.items():
-        content = [{**scored, "scores": own} for own in entries]
-        (runs / name / "scores.json").write_text(json.dumps(content))
+        lines = [json.dumps({**scored, "scores": own}) for own in entries]
+        (runs / name / "scores.jsonl").write_text("\n".join(lines))
     target = tmp_path / "page" / "report.html"
     words = [stored, *(runs / name for name in ("ar", "adt", "relaxed")), "--html", target, "--paper", "coco"]
     assert run("report", *words)[0] == 0

@@ -1,127 +1,114 @@
-"""What CLIP models say of images, by open_clip: likeness to the prompt, human preference, beauty."""
+"""Scores by CLIP models of open_clip: likeness to the prompt, human preference, aesthetics."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from adt_tree.errors import CheckpointError
+from adt_tree.errors import CheckpointError, reason
 from eval.metrics import pictures
-from eval.metrics.networks import Network, features, fitting, library
+from eval.metrics.networks import Network, features, library, matching
 from eval.metrics.pictures import Pair
-from models.checkpoint.weights import read_weights
+from models.checkpoint.weights import read_weights, weights_in_memory
 
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """Both towers of a model. network: pictures in the model's own preprocessing -> embeddings."""
+    """A CLIP model: its image tower as a feature network, and its text tower."""
 
-    network: Network
-    texts: Callable[[Sequence[str]], Tensor]  # -> embeddings [N, D]
-    side: int
-    normalise: Callable[[Tensor], Tensor]  # of pixels of 0 to 255
-    width: int  # values of an embedding
+    network: Network  # with the model's own preprocessing
+    model: nn.Module
+    tokenize: Callable[[Sequence[str]], Tensor]  # -> token ids [N, L]
 
 
-def load_clip(config: Path | str, weights_path: Path, device: torch.device) -> Clip:
-    """A CLIP of open_clip's kind over a state dict (safetensors or torch.save; HPS's lies under state_dict).
+def load_clip(place: str, option: str, device: torch.device, weights: Path | None = None) -> Clip:
+    """Load a model by open_clip. CheckpointError names the option and the place if that fails.
 
-    config: open_clip_config.json, or the name of an architecture that open_clip knows.
+    place: a folder or a hub repository in open_clip's layout. With a file of weights: the name of one of
+    open_clip's architectures.
     """
-    open_clip, weights = library("open_clip"), read_weights(weights_path)
-    settings, prepared = _settings(open_clip, config)
-    with fitting(config, "configuration of a plain CLIP"):
-        model = open_clip.CLIP(**settings)
-    with fitting(weights_path, "open_clip state dict of the configured CLIP"):
-        model.load_state_dict(dict(weights))
-    tokenizer = open_clip.SimpleTokenizer(context_length=model.context_length)
-    if model.vocab_size != tokenizer.vocab_size:
-        raise CheckpointError(
-            f"{config}: vocab_size {model.vocab_size} is not that of CLIP's tokenizer, "
-            f"{tokenizer.vocab_size}: give a CLIP that reads plain English"
-        )
-    model.requires_grad_(False).eval().to(device)
-    mean = prepared.get("mean", open_clip.OPENAI_DATASET_MEAN)
-    std = prepared.get("std", open_clip.OPENAI_DATASET_STD)
-    side = model.visual.image_size[0]
-    own = open_clip.image_transform(side, is_train=False, mean=mean, std=std)
-    return Clip(
-        Network(own, model.encode_image, weights.digest(), device),
-        lambda texts: model.encode_text(tokenizer(list(texts)).to(device)).float().cpu(),
-        side,
-        lambda pixels: pictures.normalise(pixels, mean, std),
-        model.visual.output_dim,
-    )
-
-
-def _settings(open_clip: Any, config: Path | str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The model's settings and its preprocessing's. CheckpointError if the file is damaged."""
-    if isinstance(config, str):
-        return open_clip.get_model_config(config), {}
+    open_clip = library("open_clip")
+    if weights is None:
+        name = f"{'local-dir' if Path(place).exists() else 'hf-hub'}:{place}"
+    else:
+        name = place
+        read_weights(weights)  # says in one line what is wrong with a damaged file, or one that holds code
     try:
-        content = json.loads(config.read_text(encoding="utf-8"))
-        return dict(content["model_cfg"]), dict(content.get("preprocess_cfg") or {})
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{config} is no open_clip configuration ({error!r}): fetch it again") from None
+        model, _, prepare = open_clip.create_model_and_transforms(
+            name, str(weights) if weights else None, require_pretrained=True, device=device
+        )
+        tokenize = open_clip.get_tokenizer(name)
+    except Exception as error:  # whatever a damaged folder leads the library to
+        raise CheckpointError(
+            f"{option} {weights or place}: not loaded by open_clip ({reason(error)})"
+        ) from None
+    model.requires_grad_(False).eval()
+    digest = weights_in_memory(model, Path(place)).digest()
+    return Clip(Network(prepare, model.encode_image, digest, device), model, tokenize)
 
 
 def clip_scores(clip: Clip, pairs: Sequence[Pair], resolution: int, lead: str, batch_size: int) -> Tensor:
-    """CLIP score [N], not times 100 and not clipped: LANTERN's crop to resolution, then CLIP's own.
+    """CLIP score of each pair [N], neither times 100 nor clipped.
 
-    lead: words before every prompt.
+    Images are cropped to their central square and resized to `resolution` by Lanczos, as in LANTERN's
+    evaluation, then prepared as the model asks. lead: words put before every prompt.
     """
 
     def prepare(image: Image.Image) -> Tensor:
         return clip.network.prepare(pictures.reference_crop(image, resolution))
 
-    return _likeness(clip, pairs, prepare, lead, batch_size)
+    return _cosines(clip, pairs, prepare, lead, batch_size)
 
 
 def preference_scores(clip: Clip, pairs: Sequence[Pair], batch_size: int) -> Tensor:
-    """HPS v2 [N] under an HPS checkpoint: the whole image on a black square."""
+    """HPS v2 of each pair [N] (Wu et al. 2306.09341): the whole image on a black square."""
+    config = clip.model.visual.preprocess_cfg
+    side, mean, std = config["size"][0], *(torch.tensor(config[key]).view(3, 1, 1) for key in ("mean", "std"))
 
     def prepare(image: Image.Image) -> Tensor:
-        return clip.normalise(pictures.long_side(image, clip.side))
+        return (pictures.long_side(image, side) / 255 - mean) / std
 
-    return _likeness(clip, pairs, prepare, "", batch_size)
+    return _cosines(clip, pairs, prepare, "", batch_size)
 
 
 @torch.inference_mode()
-def _likeness(
+def _cosines(
     clip: Clip, pairs: Sequence[Pair], prepare: Callable[[Image.Image], Tensor], lead: str, batch_size: int
 ) -> Tensor:
-    """Cosine [N] of each image's embedding and that of lead and its prompt."""
-    images = features(replace(clip.network, prepare=prepare), [pair.path for pair in pairs], batch_size)
-    starts = range(0, len(pairs), batch_size)
-    texts = [clip.texts([lead + pair.text for pair in pairs[n : n + batch_size]]) for n in starts]
+    """Cosine [N] between the embeddings of each image and of lead + its prompt."""
+    network = replace(clip.network, prepare=prepare)
+    images = features(network, [pair.path for pair in pairs], batch_size)
+    texts = []
+    for start in range(0, len(pairs), batch_size):
+        tokens = clip.tokenize([lead + pair.text for pair in pairs[start : start + batch_size]])
+        texts.append(clip.model.encode_text(tokens.to(network.device)).cpu())
     return F.cosine_similarity(images.double(), torch.cat(texts).double())
 
 
 def aesthetic(clip: Clip, path: Path) -> Network:
-    """LAION's aesthetic predictor (sac+logos+ava1-l14-linearMSE): a stack of linear layers, dropouts between
-    them and no rectifiers, on the unit CLIP embedding. One feature, the score, about 1 to 10.
+    """LAION's aesthetic predictor (sac+logos+ava1-l14-linearMSE): one feature, the score, about 1 to 10.
+
+    It is a stack of linear layers without rectifiers on the unit CLIP embedding; the dropouts between them
+    do nothing here. CheckpointError if the file holds no such stack for embeddings of this width.
     """
-    weights = read_weights(path)
-    layers = nn.Sequential()
-    with fitting(path, "LAION aesthetic head"):
-        for name in sorted(weights.below("layers."), key=lambda name: int(name.split(".")[0])):
-            if name.endswith(".weight"):
-                out, reads = weights.shapes[f"layers.{name}"]
-                layers.add_module(name.split(".")[0], nn.Linear(reads, out))
-        layers.load_state_dict(dict(weights.below("layers.")))
-        if layers[0].in_features != clip.width:
-            raise ValueError(f"it reads {layers[0].in_features} values, the CLIP model gives {clip.width}")
-    layers.to(clip.network.device)
+    table = read_weights(path).below("layers.")
+    with matching(path, "LAION aesthetic predictor"):
+        numbers = sorted({int(name.partition(".")[0]) for name in table})
+        layers = [(table[f"{n}.weight"].float(), table[f"{n}.bias"].float()) for n in numbers]
+        if not layers:
+            raise ValueError("no tensor is named layers.N.weight")
 
     def score(pixels: Tensor) -> Tensor:
-        return layers(F.normalize(clip.network.module(pixels), dim=1))
+        rows = F.normalize(clip.network.module(pixels), dim=1)
+        with matching(path, "predictor for this CLIP model"):
+            for weight, bias in layers:
+                rows = F.linear(rows, weight.to(rows.device), bias.to(rows.device))
+        return rows
 
-    return replace(clip.network, module=score, digest=weights.digest())
+    return replace(clip.network, module=score, digest=read_weights(path).digest())

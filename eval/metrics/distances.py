@@ -1,82 +1,72 @@
-"""Scores of sets of features: the field's libraries, float64, on rows of any network.
+"""Scores of sets of features by torch-fidelity, in float64.
 
-Legend: N images a set, D features, C classes.
+Shapes: N images in a set, D features, C classes. UserError if a set has too few images for a score.
+
+torch_fidelity.calculate_metrics is not used: it feeds its networks 8-bit images, whereas clean-fid does not
+round pixels, and it stores features only as pickles.
 """
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from adt_tree.errors import UserError
 from eval.metrics.networks import library
 
 
 def frechet(fake: Tensor, real: Tensor) -> float:
-    """Squared Wasserstein-2 distance of the Gaussians fitted to two sets, covariances over N - 1.
+    """Squared Wasserstein-2 distance between Gaussians fitted to fake [N, D] and real [N', D].
 
-    Heusel et al. 1706.08500, by torchmetrics. fake [N, D], real [N', D], at least two rows each.
+    Heusel et al. 1706.08500, with covariances over N - 1. Equal sets give 0 up to rounding: 1e-6 of the
+    features' variance, above or below.
     """
-    fake, real = (checked(rows, 2) for rows in (fake, real))
-    centre = real.mean(0)
-    fake, real = fake - centre, real - centre
-    if len(fake) + len(real) < len(centre):
-        # The same distance in a basis of what the rows span: roots of D x D matrices of small rank are slow
-        # and inexact (64 rows of 1280 features: 2.4 s and 3e-5 between equal sets; here .05 s and 2e-8).
-        basis = torch.linalg.qr(torch.cat((fake, real)).T).Q
-        fake, real = fake @ basis, real @ basis
-    features = nn.Identity()  # torchmetrics' network: our rows are features already
-    features.num_features = fake.shape[1]
-    metric = library("torchmetrics.image.fid").FrechetInceptionDistance(feature=features)
-    metric.update(fake, real=False)
-    metric.update(real, real=True)
-    return max(float(metric.compute()), 0.0)
+    metric = library("torch_fidelity.metric_fid")
+    statistics = [metric.fid_features_to_statistics(checked(rows, 2)) for rows in (fake, real)]
+    return metric.fid_statistics_to_metric(*statistics, verbose=False)["frechet_inception_distance"]
 
 
-def kid(
-    fake: Tensor, real: Tensor, subsets: int = 100, size: int = 1000, seed: int = 0
-) -> tuple[float, float]:
-    """Unbiased squared maximum mean discrepancy under the kernel (x y / D + 1)^3, which may be negative:
-    mean and standard deviation over random subsets.
+def kid(fake: Tensor, real: Tensor, subsets: int, size: int, seed: int) -> tuple[float, float]:
+    """Kernel Inception Distance of fake [N, D] and real [N', D]: mean and standard deviation over subsets.
 
-    Binkowski et al. 1801.01401, by torch-fidelity. fake [N, D], real [N', D]. Subsets have min(size, N, N')
-    rows; where that is all of both sets there is one. seed: of the subsets.
+    Binkowski et al. 1801.01401: the unbiased squared maximum mean discrepancy under the kernel
+    (x y / D + 1)^3. It may be negative. seed chooses the rows of the subsets, min(size, N, N') each.
     """
-    fake, real = (checked(rows, 2) for rows in (fake, real))
-    size = min(size, len(fake), len(real))
-    found = library("torch_fidelity.metric_kid").kid_features_to_metric(
+    fake, real = checked(fake, 2), checked(real, 2)
+    scores = library("torch_fidelity.metric_kid").kid_features_to_metric(
         fake,
         real,
-        kid_subsets=1 if size == len(fake) == len(real) else subsets,
-        kid_subset_size=size,
+        kid_subsets=subsets,
+        kid_subset_size=min(size, len(fake), len(real)),
         rng_seed=seed,
         verbose=False,
     )
-    return found["kernel_inception_distance_mean"], found["kernel_inception_distance_std"]
+    return scores["kernel_inception_distance_mean"], scores["kernel_inception_distance_std"]
 
 
-def inception_score(logits: Tensor, splits: int = 10, seed: int = 0) -> tuple[float, float]:
-    """exp of the mean divergence of p(class | image) from its mean; mean and deviation over splits.
+def inception_score(logits: Tensor, splits: int, seed: int) -> tuple[float, float]:
+    """Inception Score of logits [N, C]: mean and standard deviation over splits.
 
-    Salimans et al. 1606.03498, by torch-fidelity. logits [N, C], shuffled by seed; UserError if N < splits.
+    Salimans et al. 1606.03498: exp of the mean divergence of p(class | image) from p(class). seed shuffles
+    the images before they are split.
     """
-    score = library("torch_fidelity.metric_isc").isc_features_to_metric
-    found = score(checked(logits, splits), splits, shuffle=True, rng_seed=seed)
-    return found["inception_score_mean"], found["inception_score_std"]
+    metric = library("torch_fidelity.metric_isc")
+    scores = metric.isc_features_to_metric(checked(logits, splits), splits, shuffle=True, rng_seed=seed)
+    return scores["inception_score_mean"], scores["inception_score_std"]
 
 
-def precision_recall(fake: Tensor, real: Tensor, k: int = 3) -> tuple[float, float]:
-    """Share of fake rows inside the real manifold, and of real rows inside the fake one.
+def precision_recall(fake: Tensor, real: Tensor, k: int) -> tuple[float, float]:
+    """Share of fake images inside the real manifold, and of real images inside the fake one.
 
-    Kynkaanniemi et al. 1904.06991, by torch-fidelity. A set's manifold: balls round its rows, as wide as the
-    distance to the k-th nearest other row. fake [N, D], real [N', D], more than k rows each.
+    Kynkaanniemi et al. 1904.06991. A set's manifold is the union of balls around its features that reach
+    to the k-th nearest other feature. fake [N, D], real [N', D], more than k rows each.
     """
-    share = library("torch_fidelity.metric_prc").calculate_precision_recall_part
-    return share(checked(fake, k + 1), checked(real, k + 1), neighborhood=k, batch_size=1024)
+    metric = library("torch_fidelity.metric_prc")
+    fake, real = checked(fake, k + 1), checked(real, k + 1)
+    return metric.calculate_precision_recall_part(fake, real, neighborhood=k, batch_size=1024)
 
 
-def checked(rows: Tensor, least: int) -> Tensor:
-    """The rows as float64. UserError for too few of them."""
-    if rows.ndim != 2 or len(rows) < least:
-        raise UserError(f"features of {len(rows)} images: at least {least} are needed")
+def checked(rows: Tensor, minimum: int) -> Tensor:
+    """Returns the rows in float64. UserError if there are fewer than `minimum`."""
+    if rows.ndim != 2 or len(rows) < minimum:
+        raise UserError(f"features of {len(rows)} images: at least {minimum} are needed")
     return rows.double()

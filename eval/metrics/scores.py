@@ -1,5 +1,4 @@
-"""scores.json: what was measured of a folder's images, with what one needs to measure it again. No torch
-but where a score is kept."""
+"""scores.jsonl: one line for every measurement of a folder's images, with what is needed to repeat it."""
 
 from __future__ import annotations
 
@@ -12,22 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from adt_tree.errors import UserError
-from eval.runs.locks import alone
-from eval.runs.run_folder import write_json
+from models.checkpoint.files import append_line
 
-SCORES = "scores.json"
+SCORES = "scores.jsonl"
 
 
 def record_of(folder: str, path: str | None) -> Path:
-    """The file that scores of a folder's images go to: path, or beside the images.
+    """Returns the file that scores of a folder's images are appended to: path, or one beside the images.
 
-    UserError, before anything is measured, if they cannot.
+    Called before anything is measured: UserError if path lies in no folder.
     """
     if path and not Path(path).parent.is_dir():
         raise UserError(f"--scores {path}: there is no folder {Path(path).parent}; make it or choose another")
-    record = Path(path) if path else Path(folder) / SCORES
-    read(record)
-    return record
+    return Path(path) if path else Path(folder) / SCORES
 
 
 def keep(
@@ -39,10 +35,10 @@ def keep(
     weights: Mapping[str, str],
     facts: Mapping[str, Any],
 ) -> None:
-    """Print the scores and append them; the last line printed is one JSON document.
+    """Print the scores and append them to the record. The last line printed is the one appended.
 
-    options: the command's dataclass. weights: digest of every network used. facts: what else a reader needs,
-    the numbers of images above all.
+    options: the command's dataclass. weights: the digest of every network used. facts: what else a reader of
+    the scores needs, above all the numbers of images.
     """
     from eval.runs.session import environment
 
@@ -57,24 +53,17 @@ def keep(
     }
     for name, value in scores.items():
         print(f"  {name:<24} {value:.6g}")
-    print(json.dumps(entry))
-    append(record, entry)
-
-
-def append(path: Path, entry: Mapping[str, Any]) -> None:
-    """Add an entry; the file is replaced whole, and two programs adding at once both get in."""
-    with alone(path.with_name(f".{path.name}.lock")):
-        write_json(path, [*read(path), entry])
+    line = json.dumps(entry)
+    print(line)
+    append_line(record, line)
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """All entries, oldest first; none if there is no file. UserError if it is damaged."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(content, list) or not all(isinstance(entry, dict) for entry in content):
-            raise ValueError("no list of scores")
-    except FileNotFoundError:
-        return []
-    except ValueError as error:
-        raise UserError(f"{path} is damaged ({error}): repair or move it, then score again") from None
-    return content
+    """Returns all entries, oldest first; none if there is no file. UserError names a damaged line."""
+    entries = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines() if path.exists() else (), 1):
+        try:
+            entries.append(dict(json.loads(line)))
+        except (ValueError, TypeError) as error:
+            raise UserError(f"{path}, line {number}, is damaged ({error}): remove it") from None
+    return entries
