@@ -1,7 +1,7 @@
-"""bench: every method, temperature, tree size, batch size and varied option on the same prompts in one run.
+"""bench: times methods at several temperatures, tree sizes, batch sizes and options on the same prompts.
 
-Every combination that differs is one configuration of the harness (eval.bench), measured beside the AR
-baseline of its temperature and batch size. An interrupted run goes on with the same command.
+Every combination that differs is one configuration, which eval.bench measures beside the AR baseline of the
+same temperature and batch size. An interrupted run goes on with the same command.
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ from cli.method import (
     DecodingOptions,
     LanternOptions,
     TreeOptions,
-    check_model,
     method_from,
     total_token,
     unread,
 )
-from cli.options import FilterOptions, ModelOptions, PromptOptions, RunOptions
+from cli.options import FilterOptions, ModelOptions, PromptOptions, RunOptions, check_model
 from cli.parser import declare, option, shown
 from eval.runs.prompts import BENCH_FILE, Prompt, load_prompts
 from models.registry import SPECS
@@ -43,11 +42,11 @@ if TYPE_CHECKING:
 
 NAMES = (*METHODS, *(name + LANTERN_SUFFIX for name, spec in METHODS.items() if spec.lantern))
 PAPER = ("eagle-1", "eagle-2", "adt-tree", "eagle-2-lantern", "adt-tree-lantern")
-REFERENCED = tuple(name for name, spec in SPECS.items() if spec.reference)  # eval.baseline decodes them
+REFERENCED = tuple(name for name, spec in SPECS.items() if spec.reference)  # models of eval.baseline
 FREE = ("output_dir", "config", "debug", "profile")  # options that change no measurement
-PROFILED = 4  # images of a --profile
-RANDOM_CODES = 256  # of an image that is timed with random weights, from its middle
-# What --vary takes: --total_token and --batch_size take several values themselves.
+PROFILED = 4  # images that --profile decodes
+RANDOM_CODES = 256  # codes that --random_weights decodes, from the middle of an image
+# Options that --vary takes. --total_token is not among them, because it takes several values itself.
 VARIABLE = tuple(
     name for name in METHOD_OPTIONS
     if name not in ("total_token", "drafter_path", "drafter_alignment", "lantern")
@@ -55,25 +54,25 @@ VARIABLE = tuple(
 
 
 def _varied(text: str) -> tuple[str, tuple[Any, ...]]:
-    """KEY=A,B -> the option and its values, each checked as that option's."""
+    """Reads KEY=A,B: the option and its values, each checked as a value of that option."""
     name, equals, values = text.partition("=")
     if not (name and equals and values):
         raise ArgumentTypeError(f"{text!r} is not KEY=VALUE,VALUE such as adt_beta=0.3,0.5")
     if name not in VARIABLE:
         raise ArgumentTypeError(f"{name!r} cannot be varied; choose one of {', '.join(VARIABLE)}")
     try:
-        read = [DecodingOptions.parse([f"--{name}", value]) for value in values.split(",")]
+        parsed = [DecodingOptions.parse([f"--{name}", value]) for value in values.split(",")]
     except UserError as error:
         raise ArgumentTypeError(str(error).partition(" (see")[0]) from None
-    return name, tuple(getattr(options, name) for options in read)
+    return name, tuple(getattr(options, name) for options in parsed)
 
 
 @declare
 class BenchOptions(ModelOptions):
     """what is measured
 
-    Every combination of --methods, --temperatures, --total_token, --batch_size and --vary that differs; the
-    AR baseline always runs along. --total_token and --batch_size take several values.
+    One run measures every combination of --methods, --temperatures, --total_token, --batch_size and --vary
+    that differs, and the AR baseline. --total_token and --batch_size take several values here.
     """
 
     methods: tuple[str, ...] = option(
@@ -84,33 +83,33 @@ class BenchOptions(ModelOptions):
         unit="METHOD",
     )
     temperatures: tuple[float, ...] = option(
-        "every method runs at each", (0.0, 1.0), unit="T", least=0, most=100
+        "temperatures at which every method is measured", (0.0, 1.0), unit="T", least=0, most=100
     )
     vary: tuple[tuple[str, tuple[Any, ...]], ...] | None = option(
-        "values that an option of draft trees, adaptive trees or LANTERN takes in turn, such as "
-        "adt_beta=0.3,0.5, in every method that reads it; may be given several times",
+        "values that an option of LANTERN, draft trees or adaptive trees takes in turn in every method that "
+        "reads it, such as adt_beta=0.3,0.5; may be given several times",
         unit="KEY=A,B",
         read=_varied,
         repeat=True,
     )
     controls: tuple[str, ...] = option(
-        "bounds of every exact method: accept-none accepts no draft, accept-all the first child of every "
-        "node; what they generate is no image",
+        "also measure bounds of every exact method: accept-none accepts no draft, accept-all accepts the "
+        "first child of every node; their codes are no image",
         (),
         choices=CONTROLS,
     )
-    warmup: int = option("images a configuration makes before timing", 1, unit="IMAGES", least=0)
+    warmup: int = option("images that each configuration generates before timing", 1, unit="IMAGES", least=0)
     reference: str | None = option(
-        "also time transformers' model with a static cache on the same checkpoint",
+        "also time the model of transformers, with a static cache, on the same checkpoint",
         choices=("transformers",),
     )
     random_weights: bool = option(
-        f"time the published dimensions of --model ({', '.join(PUBLISHED)}) with weights drawn at random, on "
-        f"{RANDOM_CODES} codes from the middle of an image; reads no checkpoint",
+        f"time a model of the published dimensions ({', '.join(PUBLISHED)}) with random weights on "
+        f"{RANDOM_CODES} codes from the middle of an image; no checkpoint is read",
         False,
     )
     profile: bool = option(
-        f"after timing, split the time of {PROFILED} images into target, drafter, tree, verify, commit, host",
+        f"then split the time of {PROFILED} images into target, drafter, tree, verify, commit and host",
         False,
     )
 
@@ -128,7 +127,7 @@ class Options(
 
 
 def run(options: Options) -> None:
-    """Measure, print the table, store the result; the last line printed is one JSON document."""
+    """Measure, store the result and print its table; the last line printed is one JSON document."""
     chosen = configurations(options)
     check(options)
     from cli.loading import settled
@@ -140,30 +139,32 @@ def run(options: Options) -> None:
     pipe, prompts = load(options, any(method.spec.network for method in chosen.values()))
     decoders, requests = prepare(options, pipe, chosen, prompts)
     model = pipe.model
-    environment, given = circumstances(model), settled(options, model)
+    environment, stored_options = describe(model), settled(options, model)
     fingerprint = {
-        **{name: value for name, value in given.items() if name not in FREE},
+        **{name: value for name, value in stored_options.items() if name not in FREE},
         **{name: value for name, value in environment.items() if name not in ("date", "dirty")},
         "prompts": [(prompt.name, prompt.text) for prompt in prompts],
     }
     folder = Path(options.output_dir)
-    store = Measurements(folder, environment["date"], fingerprint, given)
-    found = measure(decoders, requests, store, options.warmup, model.device)
+    store = Measurements(folder, environment["date"], fingerprint, stored_options)
+    measured = measure(decoders, requests, store, options.warmup, model.device)
     result: dict[str, Any] = {
         "command": f"python main.py {shlex.join(sys.argv[1:])}",
         "environment": environment,
-        "options": given,
+        "options": stored_options,
         "prompts": len(prompts),
         "runs": list(store.runs.values()),
-        "rows": rows(decoders, found),
+        "rows": rows(decoders, measured),
     }
     if options.profile:
         from eval.profile import shares, weights_read
 
         result["weights_read"] = weights_read(model)
-        some = requests[:PROFILED]
         result["profile"] = [
-            {"configuration": configuration.name, "shares": shares(decoders[configuration], some)}
+            {
+                "configuration": configuration.name,
+                "shares": shares(decoders[configuration], requests[:PROFILED]),
+            }
             for configuration in chosen
         ]
     write_json(folder / report.STORED, result)
@@ -173,9 +174,9 @@ def run(options: Options) -> None:
 
 
 def configurations(options: Options) -> dict[Configuration, Method]:
-    """What is measured, the AR baseline first at every temperature and batch size; each only once.
+    """Returns what is measured, each configuration once, the AR baseline of every temperature first.
 
-    UserError for what a method cannot do, and for options that none of the methods reads.
+    UserError for what a method cannot do, and for an option that none of the methods reads.
     """
     from eval.bench import Configuration
 
@@ -184,7 +185,7 @@ def configurations(options: Options) -> dict[Configuration, Method]:
     varied: dict[str, list[tuple[str, Any]]] = {}
     for name, values in options.vary or ():
         varied.setdefault(name, []).extend((name, value) for value in values)
-    found: dict[tuple[Method, int], Configuration] = {}
+    distinct: dict[tuple[Method, int], Configuration] = {}
     read: set[str] = set()
     every = product(options.temperatures, names, options.total_token or (None,), product(*varied.values()))
     for temperature, name, nodes, chosen in every:
@@ -196,14 +197,14 @@ def configurations(options: Options) -> dict[Configuration, Method]:
         bounds = options.controls if method.exact and method.drafting else ()
         for control, batch_size in product((None, *bounds), options.batch_size):
             final = replace(method, control=control)
-            nodes = total_token(method.tree)
-            configuration = Configuration(final.label, temperature, batch_size, nodes, kept, final.exact)
-            found.setdefault((final, batch_size), configuration)
+            size = total_token(method.tree)
+            configuration = Configuration(final.label, temperature, batch_size, size, kept, final.exact)
+            distinct.setdefault((final, batch_size), configuration)
     given = {name: shown(options, name) for name in METHOD_OPTIONS}
     for name, words in (given | {name: f"--vary {name}" for name in varied}).items():
         if words and name not in read:
             raise UserError(f"{words}: none of --methods {' '.join(names)} reads it; leave it out")
-    return {configuration: method for (method, _), configuration in found.items()}
+    return {configuration: method for (method, _), configuration in distinct.items()}
 
 
 def options_of(options: Options, name: str, values: dict[str, Any]) -> DecodingOptions:
@@ -221,7 +222,7 @@ def options_of(options: Options, name: str, values: dict[str, Any]) -> DecodingO
 
 
 def check(options: Options) -> None:
-    """UserError for a --reference or --random_weights of a model that has none."""
+    """UserError for --reference or --random_weights with a model that offers neither."""
     if options.random_weights and options.model not in PUBLISHED:
         raise UserError(
             f"--random_weights with --model {options.model}: choose one of {', '.join(PUBLISHED)} by --model"
@@ -231,7 +232,7 @@ def check(options: Options) -> None:
     given = f"--reference {options.reference}"
     if options.model not in REFERENCED or options.random_weights:
         raise UserError(
-            f"{given}: it decodes checkpoints of --model {' and '.join(REFERENCED)} only; leave it out"
+            f"{given}: only checkpoints of --model {' and '.join(REFERENCED)} have one; leave it out"
         )
     if 1 not in options.batch_size:
         raise UserError(f"{given}: it makes one image at a time; add 1 to --batch_size, or leave it out")
@@ -289,8 +290,8 @@ def prepare(
     return decoders, requests
 
 
-def circumstances(model: Model) -> dict[str, Any]:
-    """What a figure needs to be repeated: commit, date, device, versions, precision, weights."""
+def describe(model: Model) -> dict[str, Any]:
+    """Returns what is needed to repeat a figure: commit, date, device, versions, precision, weights."""
     from eval.runs.session import environment
 
     return {

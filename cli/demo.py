@@ -11,8 +11,7 @@ import os
 from typing import TYPE_CHECKING
 
 from adt_tree.errors import UserError
-from cli.method import check_model
-from cli.options import ModelOptions
+from cli.options import ModelOptions, check_model
 from cli.parser import declare, option
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Options -> a loaded pipeline."""
+"""Loads the model that a command's options name."""
 
 from __future__ import annotations
 
@@ -9,8 +9,14 @@ import torch
 
 from adt_tree.errors import UserError
 from adt_tree.pipeline import Pipeline
-from cli.method import check_model
-from cli.options import CheckpointOptions, FilterOptions, GraphOptions, ModelOptions, PromptOptions
+from cli.options import (
+    CheckpointOptions,
+    FilterOptions,
+    GraphOptions,
+    ModelOptions,
+    PromptOptions,
+    check_model,
+)
 from cli.parser import Options, shown
 from models.loading import load as load_model
 from models.loading import pick_device
@@ -21,12 +27,12 @@ LOAD_FIELDS = frozenset(field.name for field in fields(LoadOptions))
 
 
 def settled(options: Options, model: Model) -> dict[str, Any]:
-    """The options as JSON may hold them, with what the model runs on and in in place of auto."""
+    """Returns the options for JSON, with the device and precision that `auto` turned into."""
     return asdict(options) | {"device": model.device.type, "precision": model.precision}
 
 
 def check_graphs(options: ModelOptions, device: str) -> bool:
-    """Whether work is captured; some commands have no such option. UserError where it cannot be."""
+    """Returns whether CUDA graphs are asked for, which not every command offers. UserError on a CPU."""
     asked = isinstance(options, GraphOptions) and options.cuda_graphs
     if asked and device != "cuda":
         raise UserError("--cuda_graphs: this runs on the CPU; leave it out")
@@ -34,7 +40,7 @@ def check_graphs(options: ModelOptions, device: str) -> bool:
 
 
 def load_options(options: CheckpointOptions, need_drafter: bool = False) -> LoadOptions:
-    """What the options say of loading; a check of files has not all of them."""
+    """Returns the options of loading; those that a command does not offer keep their defaults."""
     given = {name: value for name, value in asdict(options).items() if name in LOAD_FIELDS}
     if isinstance(options, ModelOptions):
         given["token_shift"] = options.drafter_alignment
@@ -44,26 +50,26 @@ def load_options(options: CheckpointOptions, need_drafter: bool = False) -> Load
 
 
 def load(options: ModelOptions, need_drafter: bool, more_prompts: bool = False) -> Pipeline:
-    """The model the options name, ready to decode. A bad checkpoint or --target_size is a UserError.
+    """Returns the model that the options name, ready to decode. UserError for a bad checkpoint or size.
 
-    more_prompts: some follow once the first are drawn, so that a text encoder stays in memory.
+    more_prompts: prompts will follow after the first images, so the text encoder stays in memory.
     """
     prompts = options if isinstance(options, PromptOptions) else None
     if prompts and prompts.set_seed:
         torch.manual_seed(prompts.random_seed)
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
     graphs = check_graphs(options, pick_device(options.device))
-    own = replace(load_options(options, need_drafter), keep_text_encoder=more_prompts)
-    model = load_model(options.model, own)
+    loading = replace(load_options(options, need_drafter), keep_text_encoder=more_prompts)
+    model = load_model(options.model, loading)
     if prompts and prompts.class_labels and not model.prompts.num_classes:
-        raise UserError(f"--class_labels: {options.model_path or model.name} draws texts; give --prompt")
+        raise UserError(f"--class_labels: {options.model_path or model.name} takes texts; give --prompt")
     return Pipeline(replace(model, graphs=graphs))
 
 
 def load_without_drafter(options: ModelOptions) -> Pipeline:
-    """The model for a command that drafts nothing."""
+    """Returns the model for a command that only decodes autoregressively."""
     check_model(options)
     for name in ("drafter_path", "drafter_alignment"):
         if given := shown(options, name):
-            raise UserError(f"{given}: no drafter network drafts here; leave it out")
+            raise UserError(f"{given}: this command uses no drafter network; leave it out")
     return load(options, need_drafter=False)

@@ -26,7 +26,7 @@ from adt_tree.method import (
 from adt_tree.policy import INITS, AdaptiveTree, TreeShape
 from adt_tree.sampling import Sampling
 from adt_tree.static_trees import STATIC_TREES
-from cli.options import FilterOptions, ModelOptions, SamplingOptions
+from cli.options import ModelOptions, SamplingOptions, check_model
 from cli.parser import Options, declare, option, shown
 from models.registry import SPECS
 
@@ -217,25 +217,6 @@ METHOD_OPTIONS = tuple(
         + [name for spec in METHODS.values() for name in sorted(spec.options)]
     )
 )
-
-
-def check_model(options: ModelOptions) -> None:
-    """UserError for an unknown model, and for options that belong to other models alone."""
-    if options.model not in SPECS:
-        raise UserError(
-            f"--model {options.model}: no such model; use one of {', '.join(SPECS)} (--model_path for other "
-            "weights)"
-        )
-    sequential = isinstance(options, FilterOptions) and options.cfg_mode == "sequential"
-    if sequential and options.model != "lumina_mgpt":
-        raise UserError(
-            "--cfg_mode sequential: it belongs to lumina_mgpt; both guidance rows share a pass, leave it out"
-        )
-    for name in dict.fromkeys(name for spec in SPECS.values() for name in spec.options):
-        given = shown(options, name)
-        if given and name not in SPECS[options.model].options:
-            models = " or ".join(model for model, spec in SPECS.items() if name in spec.options)
-            raise UserError(f"{given}: it belongs to --model {models}; leave it out")
 
 
 def method_from(options: DecodingOptions, lantern: Lantern = PUBLISHED_LANTERN) -> Method:

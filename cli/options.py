@@ -1,23 +1,24 @@
-"""Groups of options that several commands take: the model, the prompts, the distribution, the output."""
+"""Option groups that several commands share: the model, the prompts, the distribution, the output."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
 
-from cli.parser import Options, declare, option
+from adt_tree.errors import UserError
+from cli.parser import Options, declare, option, shown
 from eval.runs.prompts import CAPTIONS, DEFAULT_END
 from models.registry import SPECS
 from models.spec import PRECISIONS, TOKEN_SHIFTS, ModelSpec
 
 DEVICES = ("auto", "cpu", "cuda")
-TOP_K = 2000  # of the published code
+TOP_K = 2000  # default of the released code
 PAIRED = "score the first N prompts that have an image, fewer are refused; -1: all prompts"
 MEASURED = [name for name, spec in SPECS.items() if spec.token_shift == "auto"]
 
 
 def image_count(text: str) -> int:
-    """A number of images: positive, or -1 for all."""
+    """Reads a number of images: positive, or -1 for all."""
     try:
         value = int(text)
     except ValueError:
@@ -30,6 +31,7 @@ def image_count(text: str) -> int:
 
 
 def _window(text: str) -> str:
+    """Reads START-END."""
     first, dash, last = text.partition("-")
     if not (dash and first.isdecimal() and last.isdecimal() and int(first) < int(last)):
         raise argparse.ArgumentTypeError(f"{text!r} is not START-END with START < END, such as 0-100")
@@ -37,15 +39,16 @@ def _window(text: str) -> str:
 
 
 def _class_labels(text: str) -> tuple[int, ...]:
+    """Reads class ids separated by commas."""
     labels = [word.strip() for word in text.split(",")]
     if not all(label.isascii() and label.isdigit() for label in labels):
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of class ids such as 207,360")
     return tuple(map(int, labels))
 
 
-def by_model(usual: object, own: Callable[[ModelSpec], object]) -> str:
-    """The models that have another default than the usual one, as help states it."""
-    return "".join(f"; {name} {own(spec)}" for name, spec in SPECS.items() if own(spec) != usual)
+def by_model(usual: object, default: Callable[[ModelSpec], object]) -> str:
+    """Returns the models with another default than the usual one, and that default, for --help."""
+    return "".join(f"; {name} {default(spec)}" for name, spec in SPECS.items() if default(spec) != usual)
 
 
 @declare
@@ -56,40 +59,44 @@ class CheckpointOptions(Options):
         "; ".join(f"{name}: {spec.about}" for name, spec in SPECS.items()), "emoji", unit="NAME"
     )
     model_path: str | None = option(
-        "the target's checkpoint: a folder (LlamaGen's .pt: the file), or a hub id OWNER/NAME, fetched once "
-        "into the hub's cache, HF_HOME (default: the one of --model)",
+        "the model's checkpoint: a folder, LlamaGen's .pt file, or a hub id OWNER/NAME, which is fetched "
+        "once into the hub's cache, HF_HOME (default: the one that --model names)",
         unit="PATH",
     )
     revision: str | None = option(
-        "branch, tag or commit of a hub id, as OWNER/NAME@REV says too (default: the repository's own)",
+        "branch, tag or commit of a hub id; OWNER/NAME@REV says the same (default: the repository's default "
+        "branch)",
         unit="REV",
     )
     tokenizer_base_path: str | None = option(
-        "folder of text_tokenizer.json, vqgan.ckpt and vqgan.yaml, or of chameleon/tokenizer with them; of "
-        "anole and lumina_mgpt (default: the target's, else beside it or in ckpts/MODEL)",
+        "anole, lumina_mgpt: folder that holds text_tokenizer.json, vqgan.ckpt and vqgan.yaml, or holds them "
+        "in chameleon/tokenizer (default: the checkpoint's folder, the one around it, or ckpts/MODEL)",
         unit="DIR",
     )
     vq_path: str | None = option(
-        "LlamaGen's VQ decoder, a file or OWNER/NAME/FILE on the hub (default: vq_ds16_t2i.pt, for classes "
-        "vq_ds16_c2i.pt, in the target's folder, the one around it or ckpts/llamagen)",
+        "LlamaGen's VQ decoder, a file or OWNER/NAME/FILE on the hub (default: vq_ds16_t2i.pt, or "
+        "vq_ds16_c2i.pt of a model of classes, in the checkpoint's folder, the one around it, or "
+        "ckpts/llamagen)",
         unit="PATH",
     )
     text_encoder: str | None = option(
-        "LlamaGen's T5 encoder, a folder or a hub id (default: t5/flan-t5-xl or flan-t5-xl in these folders)",
+        "LlamaGen's T5 encoder, a folder or a hub id (default: t5/flan-t5-xl or flan-t5-xl in the folders "
+        "where --vq_path is looked for)",
         unit="PATH",
     )
     drafter_path: str | None = option(
-        "the drafter's checkpoint, a folder or a hub id (default: the one of --model)", unit="PATH"
+        "the drafter's checkpoint, a folder or a hub id (default: the one that --model names)", unit="PATH"
     )
     target_size: int | None = option(
-        "side of the image. lumina_mgpt: 512, 768, 1024 or another multiple of 32 (default: 768, which the "
-        "model of that name was trained for); emu3: any, of a square (default: 720); a LlamaGen .pt of "
-        "classes: 256 or 384; other models have one, and any other is refused",
+        "side of the image; lumina_mgpt: a multiple of 32 such as 512, 768 or 1024 (default: 768); emu3: "
+        "side of a square (default: 720); a LlamaGen .pt of classes: 256 or 384; other models generate one "
+        "size and refuse any other",
         unit="PIXELS",
         least=1,
     )
     ratio: str | None = option(
-        "emu3: width:height of an image of the area that --target_size squared is (default: 1:1)", unit="W:H"
+        "emu3: width:height of the image, whose area is that of --target_size squared (default: 1:1)",
+        unit="W:H",
     )
 
 
@@ -105,21 +112,21 @@ class ModelOptions(CheckpointOptions):
         choices=("auto", *TOKEN_SHIFTS),
     )
     precision: str = option(
-        "of weights and activations, probabilities are fp32; auto: bf16 where the device multiplies it, else "
-        "fp16 on cuda and fp32 on a CPU, as emoji on any CPU",
+        "type of weights and activations; probabilities are always fp32. auto: bf16 if the device multiplies "
+        "it, else fp16 on cuda and fp32 on a CPU; emoji is fp32 on every CPU",
         "auto",
         choices=PRECISIONS,
     )
     device: str = option("auto: cuda where there is one", "auto", choices=DEVICES)
     attention: str = option(
-        "sdpa: torch's; flash: flash-attn, an extra, for prompts and the AR baseline on CUDA in fp16 or bf16 "
-        "(draft trees need a mask, which it does not take)",
+        "sdpa: torch's own; flash: flash-attn, installed separately, for prompts and the AR baseline on cuda "
+        "in fp16 or bf16 (draft trees need a mask, which it does not take)",
         "sdpa",
         choices=("sdpa", "flash"),
     )
     deterministic: bool = option(
-        "attend in fp64, so that a code does not depend on what else is in the pass and exact methods draw "
-        "the AR baseline's image in bf16 too; on a CPU",
+        "compute attention in fp64, so that exact methods give the AR baseline's image in bf16 too, whatever "
+        "else is in the batch; on a CPU only",
         False,
     )
     batch_size: int = option("images in flight at once", 1, unit="IMAGES", least=1)
@@ -129,13 +136,13 @@ class ModelOptions(CheckpointOptions):
 class PromptOptions(Options):
     """prompts
 
-    Selected in this order: --slice, --num_images, --start_idx/--end_idx.
+    Rows are selected in this order: --slice, --num_images, --start_idx and --end_idx.
     """
 
     prompt: str | None = option(
-        "a text, repeated num_images times under different seeds; a .txt, .tsv, .csv or .json file; or "
-        "PartiPrompts, MSCOCO2017Val, MSCOCO2014Val, MSCOCO2017Train, SJDPrompts from --prompt_dir (default: "
-        "the command's own of the embedded model, in configs)",
+        "a text, repeated --num_images times with different seeds; a .txt, .tsv, .csv or .json file; or one "
+        "of PartiPrompts, MSCOCO2017Val, MSCOCO2014Val, MSCOCO2017Train, SJDPrompts in --prompt_dir "
+        "(default: prompts of the embedded model in configs/)",
         unit="TEXT",
     )
     class_labels: tuple[int, ...] | None = option(
@@ -145,24 +152,32 @@ class PromptOptions(Options):
     )
     prompt_dir: str = option("folder of the named prompt sets", "data/prompts", unit="DIR")
     captions: str | None = option(
-        "of each image of COCO annotations: its first caption, its longest, or all; the paper's 100 are "
-        f"--num_images 100 of them (default: {CAPTIONS[0]})",
+        "of COCO annotations, take the first or the longest caption of each image, or all (default: "
+        f"{CAPTIONS[0]})",
         choices=CAPTIONS,
     )
     num_images: int = option(
-        "images; of more prompts a sample drawn with --random_seed; -1: all", 10, unit="N", read=image_count
+        "number of images; of more prompts, --random_seed selects a random subset; -1: all prompts",
+        10,
+        unit="N",
+        read=image_count,
     )
-    slice: str | None = option("rows of the list, half open (default: all)", unit="START-END", read=_window)
-    start_idx: int = option("first of the selected prompts", 0, unit="ROW", least=0)
+    slice: str | None = option(
+        "rows of the list from START up to END, exclusive (default: all)", unit="START-END", read=_window
+    )
+    start_idx: int = option("first row of the selected prompts", 0, unit="ROW", least=0)
     end_idx: int | None = option(
-        f"exclusive end of them (default: {DEFAULT_END}; more are refused, not cut)", unit="ROW", least=1
+        "row after the last of the selected prompts; without it more prompts than the default are refused "
+        f"(default: {DEFAULT_END})",
+        unit="ROW",
+        least=1,
     )
     random_seed: int = option(
-        "run seed; an image's own is a hash of it and the prompt's name, with or without --set_seed",
+        "seed of the run; an image's own seed is a hash of it and the prompt's name",
         42,
         unit="SEED",
     )
-    set_seed: bool = option("also seed torch's own generator and choose deterministic cuDNN kernels", False)
+    set_seed: bool = option("seed torch's own generator too, and choose deterministic cuDNN kernels", False)
 
 
 @declare
@@ -170,30 +185,30 @@ class FilterOptions(Options):
     """sampling"""
 
     top_k: int = option(
-        f"most probable codes kept; 0: all (default: {TOP_K}{by_model(None, lambda spec: spec.top_k)})",
+        "number of most probable codes that are kept; 0: all "
+        f"(default: {TOP_K}{by_model(None, lambda spec: spec.top_k)})",
         unit="CODES",
         least=0,
     )
-    top_p: float = option("probability mass kept", 1.0, unit="P", above=0, most=1)
+    top_p: float = option("probability mass of the codes that are kept", 1.0, unit="P", above=0, most=1)
     cfg: float = option(
-        "guidance scale; 1: none, one row per image instead of two "
+        "scale of classifier-free guidance; 1: none, and one row per image instead of two "
         f"(default: 3{by_model('3', lambda spec: f'{spec.guidance:g}')})",
         unit="SCALE",
         least=0,
         most=100,
     )
     cfg_mode: str | None = option(
-        "lumina_mgpt takes either of the published names, and means the same: guidance rows share a pass, "
-        "each at positions of its own; other models refuse sequential (default: parallel)",
+        "lumina_mgpt: sequential and parallel mean the same here, both guidance rows share a pass; other "
+        "models refuse sequential (default: parallel)",
         choices=("sequential", "parallel"),
         unit="MODE",
     )
 
     def __post_init__(self) -> None:
-        """What is not given is the model's own."""
         spec = SPECS.get(getattr(self, "model", "emoji"), SPECS["emoji"])
-        own = {"cfg": spec.guidance, "top_k": TOP_K if spec.top_k is None else spec.top_k}
-        for name, value in own.items():
+        defaults = {"cfg": spec.guidance, "top_k": TOP_K if spec.top_k is None else spec.top_k}
+        for name, value in defaults.items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
 
@@ -202,21 +217,42 @@ class FilterOptions(Options):
 class SamplingOptions(FilterOptions):
     """sampling"""
 
-    temperature: float = option("0 (up to 1e-5): greedy", 1.0, unit="T", least=0, most=100)
+    temperature: float = option(
+        "temperature of the softmax; 0 (up to 1e-5): greedy", 1.0, unit="T", least=0, most=100
+    )
+
+
+def check_model(options: ModelOptions) -> None:
+    """UserError for an unknown model, and for options that belong to other models alone."""
+    if options.model not in SPECS:
+        raise UserError(
+            f"--model {options.model}: no such model; use one of {', '.join(SPECS)} (--model_path for other "
+            "weights)"
+        )
+    sequential = isinstance(options, FilterOptions) and options.cfg_mode == "sequential"
+    if sequential and options.model != "lumina_mgpt":
+        raise UserError(
+            "--cfg_mode sequential: it belongs to lumina_mgpt; both guidance rows share a pass, leave it out"
+        )
+    for name in dict.fromkeys(name for spec in SPECS.values() for name in spec.options):
+        given = shown(options, name)
+        if given and name not in SPECS[options.model].options:
+            models = " or ".join(model for model, spec in SPECS.items() if name in spec.options)
+            raise UserError(f"{given}: it belongs to --model {models}; leave it out")
 
 
 @declare
 class GraphOptions(Options):
     """run"""
 
-    cuda_graphs: bool = option("capture the parts of a step as CUDA graphs and replay them, on cuda", False)
+    cuda_graphs: bool = option("on cuda, capture the parts of a step as CUDA graphs and replay them", False)
 
 
 @declare
 class RunOptions(GraphOptions):
     """run"""
 
-    output_dir: str = option("folder of everything written", "generated_images", unit="DIR")
+    output_dir: str = option("folder for everything that is written", "generated_images", unit="DIR")
 
 
 @declare
@@ -224,11 +260,13 @@ class ShardOptions(Options):
     """run"""
 
     output_dir: str = option(
-        "folder of the shards; a run that was stopped goes on there", "data/drafter_train_data", unit="DIR"
+        "folder of the shards; an interrupted run goes on there", "data/drafter_train_data", unit="DIR"
     )
-    shard_size: int = option("images per file, the most that a kill loses", 64, unit="IMAGES", least=1)
+    shard_size: int = option(
+        "images per file; a killed run loses at most one file", 64, unit="IMAGES", least=1
+    )
     features: bool = option(
-        "keep the target's features too (Anole: 17 MB per image); else train_drafter computes them", False
+        "store the target's features too (Anole: 17 MB per image); else train_drafter computes them", False
     )
 
 
@@ -239,5 +277,5 @@ class ScoringOptions(Options):
     batch_size: int = option("images at once", 64, unit="IMAGES", least=1)
     device: str = option("auto: cuda where there is one", "auto", choices=DEVICES)
     scores: str | None = option(
-        "where scores are appended (default: scores.jsonl beside the images)", unit="FILE"
+        "file to which scores are appended (default: scores.jsonl beside the images)", unit="FILE"
     )

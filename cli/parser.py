@@ -1,10 +1,14 @@
-"""The declaration engine: a frozen dataclass is flag, type, range, default, help and config key at once.
+"""Command lines as dataclasses: a field declares an option's flag, type, range, default, help and config key.
 
-An option is a field `name: type = option(help, default, ...)`. A class of such fields is a group of --help,
-its docstring the heading; a command's options are a class that inherits the groups it takes, and gives a
-group's option another default by a plain `name: type = default`. `parse` turns words, over a flat YAML file
-that --config names, into an instance, which nothing changes afterwards. Whatever is wrong is a UserError of
-one line. No torch: --help must answer at once.
+    @declare
+    class Options(PromptOptions, RunOptions):  # the groups that the command takes
+        "maps"  # heading of this class's own options in --help
+
+        heatmaps: int = option("images that get a map of their trees", 4, unit="N", least=0)
+        output_dir: str = "runs/maps"  # another default for an option of RunOptions
+
+`Options.parse(words)` returns an instance. Words override the flat YAML file that --config names. Whatever is
+wrong is a UserError of one line. No torch, because --help must answer at once.
 """
 
 from __future__ import annotations
@@ -35,25 +39,26 @@ def option(
     read: Callable[[str], Any] | None = None,
     repeat: bool = False,
 ) -> Any:
-    """A field that is an option; default MISSING: it must be given.
+    """Declares a field of an options class as an option.
 
-    text: its help, to which "(default: ...)" is added unless it says so itself. least, most: inclusive bounds
-    of a number; above: an exclusive lower one. read: the parser of a word, in place of the type's. repeat: it
-    may be given several times, a value each.
+    text: the help; "(default: ...)" is added unless the text states it. default: MISSING makes the option
+    required. unit: placeholder of the value in --help. least, most: inclusive bounds of a number; above:
+    exclusive lower bound. read: function that parses a word, in place of the one of the field's type. repeat:
+    the option may be given several times, with one value each.
     """
-    said = {"text": text, "unit": unit, "choices": choices, "least": least, "most": most, "above": above,
-            "read": read, "repeat": repeat}  # fmt: skip
-    return field(default=default, metadata=said)
+    declaration = {"text": text, "unit": unit, "choices": choices, "least": least, "most": most,
+                   "above": above, "read": read, "repeat": repeat}  # fmt: skip
+    return field(default=default, metadata=declaration)
 
 
 def positional(text: str, unit: str) -> Any:
-    """A field of the words that stand without a flag; by default none."""
+    """Declares the field that takes the words without a flag; without any it is empty."""
     return field(default=(), metadata={**option(text, unit=unit).metadata, "positional": True})
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(option, positional))
 def declare(cls: type[Class]) -> type[Class]:
-    """Make a class of options: a frozen dataclass."""
+    """Makes a class of options a frozen dataclass."""
     return dataclass(frozen=True, kw_only=True)(cls)
 
 
@@ -61,21 +66,21 @@ def declare(cls: type[Class]) -> type[Class]:
 class Options:
     """every command"""
 
-    ALIASES: ClassVar[dict[str, str]] = {}  # another name -> the option; those of all groups hold
-    config: str | None = option("flat YAML file of these options; the command line wins", unit="FILE")
+    ALIASES: ClassVar[dict[str, str]] = {}  # alias -> option; aliases of all groups apply
+    config: str | None = option("flat YAML file of these options; the command line overrides it", unit="FILE")
     debug: bool = option("show the traceback of an error", False)
 
     @classmethod
     def parse(cls, argv: Sequence[str], prog: str = "main.py", description: str = "") -> Self:
-        """The options of a command line. UserError, one line, for what cannot be; --help exits."""
+        """Returns the options of a command line. UserError, one line, for bad words; --help exits."""
         parser = Parser(prog=prog, description=description, allow_abbrev=False)
-        values = vars(_fill(parser, cls).parse(argv))
+        values = vars(_add_options(parser, cls).parse(argv))
         lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
         return cls(**{**values, **lists})
 
 
 def shown(options: object, name: str) -> str | None:
-    """An option as it was given on the command line; None if it was not."""
+    """Returns an option as it was written, such as "--depth 3"; None if it was not given."""
     value = getattr(options, name, None)
     if value is None or value is False or value == ():
         return None
@@ -84,21 +89,18 @@ def shown(options: object, name: str) -> str | None:
 
 
 def groups(cls: type) -> list[type]:
-    """The groups of a command's options in the order of its bases, its own and everybody's last."""
+    """Returns the option groups of a command in the order of its bases, its own and Options last."""
     if cls is Options:
         return [Options]
-    above = [part for base in cls.__bases__ for part in groups(base) if part is not Options]
-    return [*dict.fromkeys([*above, cls]), Options]
+    inherited = [group for base in cls.__bases__ for group in groups(base) if group is not Options]
+    return [*dict.fromkeys([*inherited, cls]), Options]
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse whose errors are one line with a suggestion; options also from YAML."""
+    """argparse with errors of one line, suggestions for misspelt options, and options from YAML."""
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Parse argv over the flat YAML file that --config names, if it names one: the command line wins.
-
-        An option that does not exist is answered by the nearest one that does.
-        """
+        """Parses argv, which overrides the flat YAML file that --config names."""
         first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
         first.add_argument("--config")
         try:
@@ -107,29 +109,29 @@ class Parser(argparse.ArgumentParser):
             path = None  # the full parser says what is wrong
         values, unknown = self.parse_known_args([*(self.words_of(Path(path)) if path else []), *argv])
         if unknown:
-            self.error(f"unknown option {unknown[0]}{self.near(unknown[0].partition('=')[0])}")
+            self.error(f"unknown option {unknown[0]}{self.suggestion(unknown[0].partition('=')[0])}")
         return values
 
     def error(self, message: str) -> NoReturn:
-        """Raise instead of printing the usage."""
+        """Raises a UserError; argparse would print the usage and exit."""
         raise UserError(f"{message} (see {self.prog} --help)")
 
-    def near(self, word: str, bare: bool = False) -> str:
-        """A suggestion of the option that a word may have meant."""
-        found = difflib.get_close_matches(word, self._option_string_actions, n=1)
-        return f"; did you mean {found[0].lstrip('-') if bare else found[0]}?" if found else ""
+    def suggestion(self, word: str, bare: bool = False) -> str:
+        """Returns "; did you mean --OPTION?" for a misspelt option, or nothing. bare: without the dashes."""
+        matches = difflib.get_close_matches(word, self._option_string_actions, n=1)
+        return f"; did you mean {matches[0].lstrip('-') if bare else matches[0]}?" if matches else ""
 
     def words_of(self, path: Path) -> list[str]:
-        """A configuration file as command-line words, so that types and choices are checked once."""
+        """Returns a configuration file as command-line words, so that one place checks types and choices."""
         words: list[str] = []
         for key, value in read_config(path).items():
             action = self._option_string_actions.get(f"--{key}")
             if action is None or key in ("help", "config", "debug"):
-                raise UserError(f"config {path}: unknown key {key!r}{self.near(f'--{key}', bare=True)}")
+                raise UserError(f"config {path}: unknown key {key!r}{self.suggestion(f'--{key}', bare=True)}")
             switch = isinstance(action, argparse.BooleanOptionalAction)
             if switch != isinstance(value, bool):
-                wanted = "true or false" if switch else "a value"
-                raise UserError(f"config {path}: {key} is {value!r}, it must be {wanted}")
+                expected = "true or false" if switch else "a value"
+                raise UserError(f"config {path}: {key} is {value!r}, it must be {expected}")
             if isinstance(value, list) and action.nargs is None:
                 raise UserError(f"config {path}: {key} is {value!r}, it takes a single value")
             if switch:
@@ -141,61 +143,70 @@ class Parser(argparse.ArgumentParser):
         return words
 
 
-def _fill(parser: Parser, cls: type[Options]) -> Parser:
-    """The parser with the options of a class, in their groups."""
+def _add_options(parser: Parser, cls: type[Options]) -> Parser:
+    """Adds the options of a class to the parser; groups of the same heading are merged."""
     types, defaults = get_type_hints(cls), {item.name: item.default for item in fields(cls)}
     aliases: dict[str, list[str]] = {}
-    for part in groups(cls):
-        for alias, name in vars(part).get("ALIASES", {}).items():
+    for group in groups(cls):
+        for alias, name in vars(group).get("ALIASES", {}).items():
             aliases.setdefault(name, []).append(f"--{alias}")
-    shared: dict[str, Any] = {}  # groups of one heading are one
-    for part in groups(cls):
-        heading, _, text = (part.__doc__ or "").strip().partition("\n\n")
-        for name in vars(part).get("__annotations__", {}):
-            item = part.__dataclass_fields__.get(name)
-            if item is None or not item.metadata:  # no option, or another default of a group's
+    sections: dict[str, Any] = {}
+    for group in groups(cls):
+        heading, _, text = (group.__doc__ or "").strip().partition("\n\n")
+        for name in vars(group).get("__annotations__", {}):
+            item = group.__dataclass_fields__.get(name)
+            if item is None or not item.metadata:  # not an option, or only another default for one
                 continue
-            if heading not in shared:
-                shared[heading] = parser.add_argument_group(heading, text.strip() or None)
+            if heading not in sections:
+                sections[heading] = parser.add_argument_group(heading, text.strip() or None)
             flags = [f"--{name}", *aliases.get(name, ())]
-            _add(shared[heading], flags, types[name], defaults[name], item.metadata)
+            _add_option(sections[heading], flags, types[name], defaults[name], item.metadata)
     return parser
 
 
-def _add(group: Any, flags: list[str], kind: Any, default: Any, said: Mapping[str, Any]) -> None:
-    """Add one option to argparse. said: what option() was told."""
+def _add_option(
+    section: Any, flags: list[str], hint: Any, default: Any, declaration: Mapping[str, Any]
+) -> None:
+    """Adds one option to argparse. hint: type of the field; declaration: the arguments of option()."""
     name, required = flags[0].lstrip("-"), default is MISSING
-    text = said["text"]
-    if not required and "(default" not in text:
-        words = default if isinstance(default, tuple) else (default,)
-        stated = " ".join(map(str, words)) if words not in ((), (None,)) else "none"
-        text = f"{text} (default: {stated})"
-    text = text.replace("%", "%%")
-    if kind is bool:
-        switch = group.add_argument(*flags, dest=name, default=default, action=argparse.BooleanOptionalAction)
-        switch.help = text  # set afterwards: some versions of argparse add the default themselves
+    text = declaration["text"] if required else _with_default(declaration["text"], default)
+    if hint is bool:
+        switch = section.add_argument(
+            *flags, dest=name, default=default, action=argparse.BooleanOptionalAction
+        )
+        switch.help = text  # set afterwards, because some versions of argparse append the default themselves
         return
-    many = getattr(kind, "__origin__", None) is tuple
-    plain = next(part for part in (get_args(kind) or (kind,)) if part not in (type(None), ...))
-    words: dict[str, Any] = {
-        "type": said["read"] or _reader(plain, said["least"], said["most"], said["above"]),
-        "choices": said["choices"],
-        "metavar": said["unit"] if said["unit"] or said["choices"] else name.upper(),
+    value_type = next(part for part in (get_args(hint) or (hint,)) if part not in (type(None), ...))
+    bounds = (declaration["least"], declaration["most"], declaration["above"])
+    arguments: dict[str, Any] = {
+        "type": declaration["read"] or _reader(value_type, *bounds),
+        "choices": declaration["choices"],
+        "metavar": declaration["unit"] or (None if declaration["choices"] else name.upper()),
         "help": text,
         "default": None if required else default,
     }
-    if said["repeat"]:
-        words["action"] = "append"
-    if "positional" in said:
-        group.add_argument(name, nargs="*", **words)
+    if declaration["repeat"]:
+        arguments["action"] = "append"
+    if "positional" in declaration:
+        section.add_argument(name, nargs="*", **arguments)
         return
-    if many:
-        words["nargs"] = "+"
-    group.add_argument(*flags, dest=name, required=required, **words)
+    if getattr(hint, "__origin__", None) is tuple:
+        arguments["nargs"] = "+"
+    section.add_argument(*flags, dest=name, required=required, **arguments)
+
+
+def _with_default(text: str, default: Any) -> str:
+    """Returns the help of an option with its default, escaped for argparse."""
+    if "(default" not in text:
+        values = default if isinstance(default, tuple) else (default,)
+        names = {True: "on", False: "off"} if isinstance(default, bool) else {}
+        stated = " ".join(names.get(value, str(value)) for value in values if value is not None)
+        text = f"{text} (default: {stated or 'none'})"
+    return text.replace("%", "%%")
 
 
 def _reader(kind: type, low: float | None, high: float | None, above: float | None) -> Callable[[str], Any]:
-    """A parser of words of a type within the bounds; NaN never passes."""
+    """Returns the function that reads a word as a value of a type within the bounds; NaN is refused."""
 
     def number(text: str) -> float:
         try:
@@ -217,7 +228,7 @@ def _reader(kind: type, low: float | None, high: float | None, above: float | No
 
 
 def _text(text: str) -> str:
-    """A word that says something and can be written down."""
+    """Returns a word unless it is blank or cannot be encoded as UTF-8."""
     if not text.strip():
         raise argparse.ArgumentTypeError("it is empty: give a value or leave the option out")
     try:
@@ -228,24 +239,23 @@ def _text(text: str) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML whose mappings name a key once."""
+    """A YAML loader that refuses a key which occurs twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """As SafeLoader's; a key that stands twice is an error."""
         keys = [key.value for key, _ in node.value]
-        twice = next((key for place, key in enumerate(keys) if key in keys[:place]), None)
+        twice = next((key for number, key in enumerate(keys) if key in keys[:number]), None)
         if twice is not None:
             raise yaml.YAMLError(f"{twice} stands twice; leave one out")
         return super().construct_mapping(node, deep)
 
 
 def read_config(path: Path) -> dict[str, object]:
-    """A flat YAML file as a dictionary; UserError if it is missing, damaged or not flat."""
+    """Returns the contents of a flat YAML file. UserError if it is missing, damaged or nested."""
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except (OSError, UnicodeDecodeError) as error:
-        said = getattr(error, "strerror", None) or str(error)
-        raise UserError(f"config {path}: cannot be read ({said})") from error
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UserError(f"config {path}: cannot be read ({reason})") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UserError(f"config {path}: not YAML ({' '.join(str(error).split())})") from error
     if content is None:
