@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Pre-commit: text ends in exactly one newline; nothing above 500 kB outside ckpts/emoji. Usage: check_files.sh FILE...
+# Pre-commit hook: checks that text files end in exactly one newline and that no file outside ckpts/emoji exceeds 500 kB.
+# Usage: bash scripts/check_files.sh FILE...
 set -euo pipefail
 status=0
 for file in "$@"; do
@@ -12,7 +13,7 @@ for file in "$@"; do
         fi
         ;;
     esac
-    # grep -I takes files with a NUL byte for binary; those end as they like.
+    # grep -I does not match binary files (files with a NUL byte); their end is not checked.
     if [ -s "$file" ] && grep -qI . "$file"; then
         if [ -n "$(tail -c 1 "$file")" ]; then
             echo "$file: no newline at the end" >&2

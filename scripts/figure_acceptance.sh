@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The paper's figures over the image: codes per target call, depth and width of the trees and the target's top-1 probability by cell,
-# averaged over images, for EAGLE-2 and ADT-Tree; one page with images, heatmaps and maps.
+# Reproduces the paper's maps for EAGLE-2 and ADT-Tree: codes per target call, depth and width of the trees and the target's
+# top-1 probability in each cell, averaged over the images. Writes runs/figure_acceptance-MODEL/report.html with the images,
+# heatmaps and maps.
 # Usage: [MODEL=NAME] [IMAGES=N] bash scripts/figure_acceptance.sh [options of `main.py generate_images`]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -1,24 +1,25 @@
 #!/usr/bin/env bash
-# Fetch published checkpoints into ckpts/, where the published layout has them; an interrupted download goes on.
+# Downloads published checkpoints into ckpts/ in the published layout. A second call resumes an interrupted download.
 # Usage: bash scripts/get_ckpts.sh NAME...    NAME: anole lumina_mgpt llamagen llamagen2 llamagen_c2i janus_pro emu3
-#        REVISION=... pins the target's; FILE=c2i_L_384.pt picks llamagen_c2i's; HF=... is the hub's client (hf)
-# Gated repositories: accept the licence on their page, then `hf auth login`. What is where: ckpts/README.md.
+#        REVISION=... pins the revision of the target; FILE=c2i_L_384.pt selects another file for llamagen_c2i;
+#        HF=... names the hub's command line client (default: .venv/bin/hf).
+# For gated repositories, accept the licence on their page and run `hf auth login`. ckpts/README.md lists all files.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-usage() { sed -n '2,5s/^# //p' "${BASH_SOURCE[0]}"; }
+usage() { sed -n '2,6s/^# //p' "${BASH_SOURCE[0]}"; }
 
 hf=${HF:-.venv/bin/hf}
-get() { # repository, folder, files ...
+get() { # REPOSITORY FOLDER [FILE...]: downloads these files, or all
     "$hf" download "$1" --local-dir "$2" "${@:3}"
 }
-target() { # as get, at the revision asked for
+target() { # the same, at $REVISION
     get "$@" ${REVISION:+--revision "$REVISION"}
 }
-by_hand() {
+by_hand() { # FOLDER: says which files must be put there by hand, unless they are there
     if [ ! -f "$1/vqgan.ckpt" ]; then
         echo "get_ckpts: put Meta's text_tokenizer.json, vqgan.yaml and vqgan.ckpt into $1" \
-            "(https://github.com/facebookresearch/chameleon: its form mails a link)" >&2
+            "(the form at https://github.com/facebookresearch/chameleon sends a link by mail)" >&2
     fi
 }
 shared_llamagen() {
@@ -31,7 +32,7 @@ for name in "$@"; do
     case $name in
         -h | --help) usage; exit 0 ;;
         anole | lumina_mgpt | llamagen | llamagen2 | llamagen_c2i | janus_pro | emu3) ;;
-        *) echo "get_ckpts: there is no $name; choose from anole lumina_mgpt llamagen llamagen2 llamagen_c2i janus_pro emu3" >&2; exit 2 ;;
+        *) echo "get_ckpts: unknown checkpoint $name; choose from anole lumina_mgpt llamagen llamagen2 llamagen_c2i janus_pro emu3" >&2; exit 2 ;;
     esac
 done
 for name in "$@"; do

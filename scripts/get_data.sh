@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Fetch prompt sets into data/prompts; an interrupted download goes on, and files that are there are checked, not fetched.
+# Downloads prompt sets into data/prompts. A second call resumes an interrupted download and verifies the files that exist.
 # Usage: bash scripts/get_data.sh [NAME...]   NAME: PartiPrompts SJDPrompts MSCOCO2017 MSCOCO2014 (default: the first three)
-#        FOLDER=... puts them elsewhere; MIRROR=URL takes all files from there, by their names (also file:///...)
-# SHA-256: PartiPrompts and SJDPrompts at the commits named, COCO's val2017 captions from a copy. Sums that stand here as unknown
-# are recorded in FOLDER/SHA256SUMS when a file is first fetched, and hold from then on.
+#        FOLDER=... names another folder; MIRROR=URL downloads files of the same names from that URL (also file:///...).
+# Every file is verified by its SHA-256 checksum. The checksums of PartiPrompts and SJDPrompts are those at the commits below;
+# that of COCO's val2017 captions was taken from a copy. Where this script has "unknown", the checksum of the first download is
+# recorded in FOLDER/SHA256SUMS, and later calls verify the file against it.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -15,31 +16,31 @@ coco=http://images.cocodataset.org/annotations
 
 usage() { sed -n '2,4s/^# //p' "${BASH_SOURCE[0]}"; }
 die() { echo "get_data: $*" >&2; exit 2; }
-sum_of() { "$python" -c 'import hashlib, sys; print(hashlib.file_digest(open(sys.argv[1], "rb"), "sha256").hexdigest())' "$1"; }
+sha256() { "$python" -c 'import hashlib, sys; print(hashlib.file_digest(open(sys.argv[1], "rb"), "sha256").hexdigest())' "$1"; }
 
-check() { # file, name it will have, known sum or unknown
+check() { # FILE NAME CHECKSUM: verifies FILE, which will be called NAME; CHECKSUM may be "unknown"
     local sum known=$3 line=""
-    sum=$(sum_of "$1")
+    sum=$(sha256 "$1")
     if [ "$known" = unknown ]; then
         line=$(grep -s "  $2\$" "$folder/SHA256SUMS" || true)
         known=${line%% *}
     fi
     if [ -z "$known" ]; then
         echo "$sum  $2" >>"$folder/SHA256SUMS"
-        echo "get_data: $2: no sum is known; recorded $sum in $folder/SHA256SUMS"
+        echo "get_data: $2: no checksum is known; recorded $sum in $folder/SHA256SUMS"
     elif [ "$sum" != "$known" ]; then
-        die "$1 has SHA-256 $sum, expected $known: delete it and try again"
+        die "$1 has SHA-256 $sum, expected $known: delete the file and try again"
     else
-        echo "get_data: $2: checked"
+        echo "get_data: $2: checksum verified"
     fi
 }
 
-fetch() { # name, known sum, URL
+fetch() { # NAME CHECKSUM URL: downloads a file, or verifies it if it exists
     local url=$3
     if [ ! -f "$folder/$1" ]; then
         [ -z "${MIRROR:-}" ] || url=$MIRROR/${url##*/}
         curl --fail --location --retry 3 --continue-at - --silent --show-error --output "$folder/$1.part" "$url" ||
-            die "$url could not be fetched"
+            die "$url could not be downloaded"
         check "$folder/$1.part" "$1" "$2"
         mv "$folder/$1.part" "$folder/$1"
     else
@@ -47,10 +48,10 @@ fetch() { # name, known sum, URL
     fi
 }
 
-unpack() { # archive, member, known sum
+unpack() { # ARCHIVE MEMBER CHECKSUM: extracts one file of a zip archive, or verifies it if it exists
     local name=${2##*/}
     if [ ! -f "$folder/$name" ]; then
-        "$python" - "$folder/$1" "$2" "$folder/$name.part" <<'PY' || die "$folder/$1 does not unpack: delete it and try again"
+        "$python" - "$folder/$1" "$2" "$folder/$name.part" <<'PY' || die "$folder/$1 could not be unpacked: delete the file and try again"
 import shutil, sys, zipfile
 with zipfile.ZipFile(sys.argv[1]).open(sys.argv[2]) as source, open(sys.argv[3], "wb") as target:
     shutil.copyfileobj(source, target)
@@ -67,7 +68,7 @@ for name in "$@"; do
     case $name in
         -h | --help) usage; exit 0 ;;
         PartiPrompts | SJDPrompts | MSCOCO2017 | MSCOCO2014) ;;
-        *) die "there is no $name; choose from PartiPrompts SJDPrompts MSCOCO2017 MSCOCO2014" ;;
+        *) die "unknown prompt set $name; choose from PartiPrompts SJDPrompts MSCOCO2017 MSCOCO2014" ;;
     esac
 done
 mkdir -p "$folder"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The race of the AR baseline and a method: one page that needs nothing else, and the README's moving picture.
-# The clocks are those of the machine as it was: let it do nothing else meanwhile.
+# Replays the AR baseline and another method side by side in real time: writes runs/race-MODEL/race.html, a page that needs no
+# other file, and race.webp, the animation in README.md. Run it on an idle machine, because it shows measured times.
 # Usage: [MODEL=NAME] [METHOD=NAME] [PROMPT=TEXT] bash scripts/race.sh [options of `main.py generate_images`]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

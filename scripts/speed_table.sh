@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
-# One table of the paper: every method against the AR baseline at T = 0 and 1, as table, plot and page. Called by table1_coco.sh and
-# table2_parti.sh. Usage: MODEL=... bash scripts/speed_table.sh NAME PAPER_TABLE PROMPTS EMOJI_PROMPTS [options of `main.py bench`]
+# Measures EAGLE-2 and ADT-Tree, each with and without LANTERN, against the AR baseline at temperatures 0 and 1. Prints the table
+# beside the paper's and writes runs/NAME-MODEL/report.html. table1_coco.sh and table2_parti.sh call this script.
+# Usage: MODEL=... bash scripts/speed_table.sh NAME PAPER_TABLE PROMPTS EMOJI_PROMPTS [options of `main.py bench`]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=${PYTHON:-.venv/bin/python}
 model=${MODEL:-emoji}
-name=$1 paper=$2 prompts=$3 own=$4
+name=$1 paper=$2 prompts=$3 emoji_prompts=$4
 shift 4
 count=100
-if [ "$model" = emoji ]; then prompts=$own count=16; fi  # it has seen emoji names, and nothing of photographs
+# The embedded model knows the names of emoji, but no captions of photographs.
+if [ "$model" = emoji ]; then prompts=$emoji_prompts count=16; fi
 out=runs/$name-$model
 $python main.py bench --model "$model" --methods eagle-2 eagle-2-lantern adt-tree adt-tree-lantern --temperatures 0 1 \
     --prompt "$prompts" --num_images "$count" --output_dir "$out" "$@"

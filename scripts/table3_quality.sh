@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# Measures how much each method changes the images: generates them and scores them into runs/quality-MODEL/report.html.
-# An interrupted run continues where it stopped. Needs `bash scripts/setup.sh requirements-eval.txt`.
-# Without MODEL, the embedded model: the EffNet-FD (which is not FID) of exact and relaxed methods to the AR baseline at another seed.
-# Two more seeds of the AR baseline show how far apart images of the same distribution are. 15 to 60 minutes on two CPU cores.
-# MODEL=anole, llamagen, ...: the paper's scores (CLIP, HPS v2.1, Inception Score, aesthetic; FID if REF_DIR names real images) of every
-# method on 100 captions of MS-COCO 2017. The weights of the metrics are downloaded. There is no result of this yet.
+# Measures the quality of each method's images and writes runs/quality-MODEL/report.html. A second call resumes an interrupted run.
+# Needs the packages of `bash scripts/setup.sh requirements-eval.txt`.
+# Without MODEL, it computes the EffNet-FD (which is not FID) between images of the embedded model by each method and images of
+# the AR baseline at another seed. The distances between images of the AR baseline at different seeds show how far apart samples
+# of the same distribution are. This takes 15 to 60 minutes on two CPU cores.
+# With MODEL=anole, llamagen, ..., it computes the paper's scores on 100 captions of MS-COCO 2017: CLIP, HPS v2.1, Inception
+# Score, aesthetic score and, if REF_DIR names a folder of real images, FID. The weights of the metrics are downloaded. No
+# results exist for these models yet.
 # Usage: [MODEL=NAME] bash scripts/table3_quality.sh [options of `main.py generate_images` for every method]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -12,7 +14,7 @@ python=${PYTHON:-.venv/bin/python}
 model=${MODEL:-emoji}
 out=runs/quality-$model methods=()
 
-run() {  # NAME, options of generate_images
+run() {  # NAME [OPTION...]: generates the images of one method
     methods+=("$out/$1")
     "$python" main.py generate_images --output_dir "$out/$1" "${@:2}"
 }

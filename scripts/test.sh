@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Set-up, lint, types and the whole test suite: CPU, no download but the packages.
+# Sets up .venv and runs lint, type checks and all tests on the CPU. Only packages are downloaded.
 # Usage: bash scripts/test.sh [pytest options]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash scripts/setup.sh requirements-dev.txt
 .venv/bin/python -m ruff check --output-format concise .
 .venv/bin/python -m mypy adt_tree models
-# Two workers, one thread each: tiny models gain nothing from more threads and lose to contention.
+# Two workers with one thread each: the tiny models of the tests are no faster on more threads, which would compete.
 OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} .venv/bin/python -m pytest -q -n 2 "$@"

@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
-# The embedded model from nothing: half an hour for the tokenizer, then the target for as long as there is time
-# (PICTURES, all resumes together). Two cores with AMX learn 80,000 an hour; on a CPU without bfloat16 units set PRECISION=fp32.
-# Every stage resumes where it was stopped; `main.py train_emoji restore` puts ckpts/emoji back, to go on from there.
-# Needs `bash scripts/setup.sh requirements-train.txt` and npm. Usage: bash scripts/train_emoji.sh [work folder]
+# Trains the embedded model and its drafter from scratch and writes them to ckpts/emoji.
+# The tokenizer takes half an hour. The target then trains on PICTURES pictures in total, counted over all resumed runs; two
+# cores with AMX process 80,000 pictures per hour. Set PRECISION=fp32 on a CPU without bfloat16 units.
+# A second call resumes each stage where it stopped. To continue training from ckpts/emoji itself, first copy it into the work
+# folder by `main.py train_emoji restore`.
+# Needs npm and the packages of `bash scripts/setup.sh requirements-train.txt`. Usage: bash scripts/train_emoji.sh [WORK_FOLDER]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 work=${1:-data/emoji}
 python=${PYTHON:-.venv/bin/python}
 pictures=${PICTURES:-300000} decay=${DECAY:-20000} precision=${PRECISION:-bf16}
-# glibc gives freed tensors back and faults them in again; this keeps them.
+# By default glibc returns the memory of freed tensors to the system and pays page faults to get it back. These settings keep it.
 export GLIBC_TUNABLES=glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=17179869184:glibc.malloc.top_pad=268435456
 emoji() { "$python" main.py train_emoji "$@" --work_dir "$work"; }
 
@@ -24,6 +26,6 @@ emoji prompts --num_prompts 5000
 "$python" main.py generate_train_data --prompt "$work/drafter_prompts.txt" --output_dir "$work/drafter_data"
 "$python" main.py train_drafter --config configs/emoji-drafter.yaml --data_dir "$work/drafter_data" \
   --save_dir "$work/drafter" --export ckpts/emoji/drafter
-emoji export  # again, for the figures of the model card
+emoji export  # a second time, so that the model card contains the measured figures
 rm -rf "$work/contact"
 PYTHON=$python bash scripts/contact_sheet.sh "$work/contact" "$work/contact.jpg"

@@ -27,7 +27,7 @@ def test_a_preset_is_what_its_name_says(path: Path) -> None:
     options = Options.parse(["--config", str(path)])
     model, _, kind = path.stem.partition("-")
     assert options.model == model and options.output_dir == f"runs/{path.stem}"
-    assert f"configs/{path.name}" in path.read_text(encoding="utf-8").splitlines()[0]
+    assert f"configs/{path.name}" in path.read_text(encoding="utf-8").splitlines()[1]
     method = method_from(options)
     assert method.drafting == (kind != "ar") and method.name.startswith("adt") == kind.startswith("adt")
     assert (method.lantern is not None) == kind.endswith("lantern")
