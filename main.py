@@ -90,7 +90,14 @@ def main(argv: Sequence[str]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except (UserError, OSError, MemoryError, FloatingPointError, *device_errors()) as error:
+    except (MemoryError, *device_errors()) as error:
+        if debug:
+            raise
+        tried = ". ".join(str(error).split(". ")[:2]) or "out of memory"
+        kept = "What is finished is kept, codes without pixels too"
+        advice = "give a smaller --batch_size, a smaller --total_token or --precision bf16"
+        status, line = 2, f"error: {tried}: {advice}. {kept}: the same command goes on from there"
+    except (UserError, OSError, FloatingPointError) as error:
         if debug:
             raise
         status, line = 2, f"error: {error or type(error).__name__}"

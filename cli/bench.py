@@ -134,7 +134,7 @@ def run(options: Options) -> None:
     from eval import report
     from eval.bench import measure, rows
     from eval.runs.measurements import Measurements
-    from eval.runs.run_folder import write_json
+    from models.checkpoint.files import write_json
 
     pipe, prompts = load(options, any(method.spec.network for method in chosen.values()))
     decoders, requests = prepare(options, pipe, chosen, prompts)

@@ -81,7 +81,7 @@ def write(path: Path, features: Tensor, digest: str) -> None:
     """Store features [N, D] with the digest of the network that computed them."""
     from safetensors.torch import save
 
-    from eval.runs.run_folder import write_atomic
+    from models.checkpoint.files import write_atomic
 
     write_atomic(path, save({"features": features.contiguous()}, {"weights": digest}))
 

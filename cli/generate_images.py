@@ -1,18 +1,19 @@
-"""generate_images: prompts -> images, statistics, maps. Stops and goes on without losing a finished image.
+"""generate_images: images from prompts, with statistics and maps. The same command continues a stopped run.
 
-Started by a launcher (accelerate launch, torchrun), process r of n takes every n-th prompt; every image is
-what a single process makes of it, as its seed is its prompt's. Whoever ends last tells of all.
+Under a launcher (accelerate launch, torchrun) process r of n takes every n-th prompt. An image depends on its
+own seed alone, so it is the one that a single process makes. The last process to finish prints the summary.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from adt_tree.errors import UserError
 from adt_tree.method import Method
 from adt_tree.policy import AdaptiveTree, TreeShape
 from cli.method import DecodingOptions, method_from
@@ -21,9 +22,8 @@ from cli.parser import declare, option
 from eval.runs.prompts import DEFAULT_END, Prompt, held_out_texts, load_prompts
 
 if TYPE_CHECKING:
-    from adt_tree.engine import Engine
     from adt_tree.pipeline import Pipeline
-    from adt_tree.roles import Request
+    from adt_tree.records import Decoded
     from eval.runs.run_folder import RunFolder
     from models.model import Model
 
@@ -39,44 +39,42 @@ class Options(DecodingOptions, PromptOptions, RunOptions):
 
 
 def run(options: Options) -> None:
-    """Do what the command line says; the last line printed is one JSON document."""
+    """Generates the images that the folder lacks; the last line printed is one JSON document."""
     method, prompts = method_from(options), load_prompts(options)
     from cli.loading import load, settled
     from eval.runs.run_folder import RunFolder
-    from eval.runs.session import make_requests, worker
+    from eval.runs.session import worker
 
     rank, count = worker()
     pipe = load(options, method.spec.network)
     window = (options.start_idx, options.end_idx or DEFAULT_END)
     facts = fingerprint(options, method, pipe.model)
     folder = RunFolder(Path(options.output_dir), window, prompts, facts)
-    pending = [prompt for prompt in prompts[rank::count] if not folder.done(prompt.name)]
-    skipped = sum(folder.done(prompt.name) for prompt in prompts)
-    requests, engine = [], None
-    if pending:
-        requests = make_requests(pipe, pending, options.random_seed)
-        engine = pipe.engine(method, requests, options.batch_size)
+    skipped = sum(folder.is_finished(prompt.name) for prompt in prompts)
+    share = [prompt for prompt in prompts[rank::count] if not folder.is_finished(prompt.name)]
+    images = decode(options, method, pipe, folder, share)
     folder.start(settled(options, pipe.model))  # nothing is refused from here on
-    made, started = 0, time.perf_counter()
-    try:
-        made = decode(pipe, engine, folder, requests, rank > 0) if engine else 0
-    finally:
-        completed = folder.merge()
+    started = time.perf_counter()
+    store(pipe, images, folder, share, silent=rank > 0)
     wall = time.perf_counter() - started
-    if count > 1 and pending:
-        print(f"process {rank} of {count}: {made} images")
-    if not (count == 1 or completed or (rank == 0 and not pending)):
-        return  # another process tells of all
-    draw(options, method, pipe, folder, prompts)
+    if count > 1 and share:
+        print(f"process {rank} of {count}: {len(share)} images")
+    if not folder.complete:
+        return  # other processes still generate images; the last of them prints the summary
+    statistics = folder.statistics()
+    plot(options, method, pipe, folder, prompts)
     record(options, method, pipe, folder, prompts)
-    summary = summarise(folder.finished(), skipped, wall)
+    # Statistics are written last: where they are, everything else is there too.
+    if not folder.write_results(statistics) and rank > 0 and not share:
+        return  # started again when all was done: process 0 prints the summary
+    summary = summarise(statistics, skipped, wall)
     print(table(summary))
     aligned = pipe.model.aligned
     print(json.dumps({**summary, "drafter_alignment": aligned, "output_dir": options.output_dir}))
 
 
 def fingerprint(options: Options, method: Method, model: Model) -> dict[str, Any]:
-    """Everything that changes an image or its record: what a folder's runs must share."""
+    """Returns everything that changes an image or its record: all runs in one folder must share it."""
     sampling, tree = method.sampling, method.tree
     return {
         "temperature": sampling.temperature,
@@ -103,64 +101,98 @@ def fingerprint(options: Options, method: Method, model: Model) -> dict[str, Any
 
 
 def decode(
-    pipe: Pipeline, engine: Engine, folder: RunFolder, requests: Sequence[Request], silent: bool
-) -> int:
-    """Decode what nobody has finished and keep each image as it finishes; the number of images."""
+    options: Options, method: Method, pipe: Pipeline, folder: RunFolder, share: Sequence[Prompt]
+) -> Iterator[Decoded]:
+    """Returns an iterator that generates the codes of images as it is read, of those without a record.
+
+    Everything that can be refused is refused before it returns. The iterator alone holds the caches, so that
+    they are free once it has ended.
+    """
+    from eval.runs.session import make_requests
+
+    prompts = [prompt for prompt in share if not folder.has_record(prompt.name)]
+    if not prompts:
+        return iter(())
+    requests = make_requests(pipe, prompts, options.random_seed)
+    missing = (request for request in requests if not folder.has_record(request.name))
+    return pipe.engine(method, requests, options.batch_size).decode(missing)
+
+
+def store(
+    pipe: Pipeline, images: Iterable[Decoded], folder: RunFolder, share: Sequence[Prompt], silent: bool
+) -> None:
+    """Stores the codes of each image as soon as they are there, then its pixels.
+
+    The last image's pixels wait until the caches are given back, and so do those of images of which an
+    earlier run stored the codes alone.
+    """
     from tqdm import tqdm
 
-    from eval.runs.session import synchronise
+    from eval.runs.session import free_memory
 
+    without_codes = sum(not folder.has_record(prompt.name) for prompt in share)
     codes = calls = number = 0
-    left = (request for request in requests if not folder.done(request.name))
-    with tqdm(total=len(requests), unit="image", disable=silent, smoothing=0.1) as bar:
-        started = time.perf_counter()
-        for number, decoded in enumerate(engine.decode(left), start=1):
-            clock = time.perf_counter()
-            image = pipe.image(decoded.codes)
-            synchronise(engine.target.device)
-            folder.add(decoded, image, time.perf_counter() - clock)
+    with tqdm(total=len(share), unit="image", disable=silent, smoothing=0.1) as bar:
+        for number, decoded in enumerate(images, start=1):
+            folder.add(decoded)
             codes += sum(step.accepted + 1 for step in decoded.steps)
             calls += decoded.target_calls
-            rate = number / (time.perf_counter() - started)
-            bar.set_postfix_str(f"tau {codes / max(calls, 1):.2f}, {rate:.2f} images/s", refresh=False)
-            bar.update()
-    return number
+            bar.set_postfix_str(f"tau {codes / max(calls, 1):.2f}", refresh=False)
+            if number < without_codes:
+                decode_pixels(pipe, folder, decoded.name)
+                bar.update()
+        free_memory(pipe.model.device)
+        for prompt in share:
+            if not folder.is_finished(prompt.name):
+                decode_pixels(pipe, folder, prompt.name)
+                bar.update()
 
 
-def draw(
+def decode_pixels(pipe: Pipeline, folder: RunFolder, name: str) -> None:
+    """Decodes the codes in an image's record and stores the picture. Raises UserError if they do not fit."""
+    from eval.runs.session import synchronise
+
+    record, model = folder.read(name), pipe.model
+    if len(record.codes) != model.grid.size or not all(0 <= code < model.num_codes for code in record.codes):
+        raise UserError(f"the record of image {name} is damaged: delete {folder.record_path(name)}")
+    started = time.perf_counter()
+    image = pipe.image(record.codes)
+    synchronise(model.device)
+    folder.finish(record, image, time.perf_counter() - started)
+
+
+def plot(
     options: Options, method: Method, pipe: Pipeline, folder: RunFolder, prompts: Sequence[Prompt]
 ) -> None:
-    """The contact sheet, and the maps of the first images where there are trees to map."""
+    """Writes the contact sheet and, if the method drafts, the maps of the first images."""
     from eval import figures
-    from eval.runs.run_folder import read_steps
+    from eval.runs.run_folder import file_name
 
-    pictures = [(folder.png(prompt.name), prompt.text) for prompt in prompts]
-    figures.contact_sheet(pictures, held_out_texts(), folder.root / "contact_sheet.png")
-    if not method.drafting:
-        return
-    first, grid = prompts[: options.heatmaps], pipe.model.grid
-    steps = read_steps(folder.steps_path, (prompt.name for prompt in first))
-    for prompt in first:
-        path = folder.root / f"heatmap_{folder.files[prompt.name]}.png"
-        own = steps[prompt.name]
-        figures.heatmap(folder.png(prompt.name), prompt.text, own, (grid.height, grid.width), path)
+    images = [(folder.png(prompt.name), prompt.text) for prompt in prompts]
+    figures.contact_sheet(images, held_out_texts(), folder.root / "contact_sheet.png")
+    grid = (pipe.model.grid.height, pipe.model.grid.width)
+    for prompt in prompts[: options.heatmaps] if method.drafting else ():
+        path = folder.root / f"heatmap_{file_name(prompt.name)}.png"
+        steps = folder.read(prompt.name).steps
+        figures.heatmap(folder.png(prompt.name), prompt.text, steps, grid, path)
 
 
 def record(
     options: Options, method: Method, pipe: Pipeline, folder: RunFolder, prompts: Sequence[Prompt]
 ) -> None:
-    """Recordings of the first images, where an earlier run has left none."""
+    """Writes recordings of the first images, except for those that an earlier run has written."""
     from eval import race
+    from eval.runs.run_folder import file_name
 
-    finished = folder.finished()
     for prompt in prompts[: options.record]:
-        path = folder.root / f"{race.PREFIX}{folder.files[prompt.name]}.json"
+        path = folder.root / f"{race.PREFIX}{file_name(prompt.name)}.json"
         if not path.exists():
-            race.write(path, race.record(pipe, method, prompt.text, finished[prompt.name]["seed"]))
+            seed = folder.read(prompt.name).statistics["seed"]
+            race.write(path, race.record(pipe, method, prompt.text, seed))
 
 
 def summarise(entries: dict[str, dict[str, Any]], skipped: int, wall: float) -> dict[str, Any]:
-    """Means over images; tau over target calls."""
+    """Returns means over images, and tau over all target calls."""
     from eval.runs.run_folder import tau_of
 
     count = len(entries)
@@ -179,7 +211,7 @@ def summarise(entries: dict[str, dict[str, Any]], skipped: int, wall: float) -> 
 
 
 def table(summary: dict[str, Any]) -> str:
-    """The summary for a reader."""
+    """Returns the summary as lines to print."""
     rows = [
         ("images", f"{summary['images']} ({summary['skipped']} of them from an earlier run)"),
         ("tau, codes per target call", f"{summary['tau']:.2f}"),

@@ -9,7 +9,8 @@ from adt_tree.errors import UserError
 from cli.parser import Options as Base
 from cli.parser import declare, option, positional
 from eval import acceptance, report
-from eval.runs.run_folder import make_folder, write_atomic
+from eval.runs.run_folder import finished_records
+from models.checkpoint.files import make_folder, write_atomic
 
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results"
 
@@ -95,7 +96,7 @@ def sorted_out(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
         stored = path / report.STORED if path.is_dir() else path
         if not path.is_dir() or stored.is_file():
             tables.append(stored)
-        elif any(path.glob("global_statistics_*.json")):
+        elif any(path.glob("global_statistics_*.json")) or finished_records(path):
             runs.append(path)
         else:
             raise UserError(f"{path}: it holds neither {report.STORED} nor a run of generate_images")

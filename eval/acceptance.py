@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from adt_tree.errors import UserError
-from eval.runs.run_folder import STEPS, read_statistics, read_steps
+from eval.runs.run_folder import read_steps
 
 CODES, TOP = "codes per call", "top1"
 COUNTS = (CODES, "depth", "width")
@@ -37,9 +37,9 @@ def average(folder: Path) -> dict[str, Any]:
 
     UserError if its steps are missing, damaged or of several grids.
     """
-    steps = {name: own for name, own in read_steps(folder / STEPS, read_statistics(folder)).items() if own}
+    steps = {name: own for name, own in read_steps(folder).items() if own}
     if not steps:
-        raise UserError(f"{folder}: its {STEPS} has no step of its images; run generate_images on it again")
+        raise UserError(f"{folder}: it holds no records of images; run generate_images on it again")
     try:
         grids = {grid_of(own) for own in steps.values()}
         if len(grids) > 1:
@@ -50,7 +50,10 @@ def average(folder: Path) -> dict[str, Any]:
     except UserError:
         raise
     except (KeyError, TypeError, IndexError, ValueError, ZeroDivisionError):
-        raise UserError(f"{folder / STEPS} is damaged: run generate_images on it again") from None
+        raise UserError(
+            f"{folder}: the steps in its records are damaged: delete {folder / 'records'} and run "
+            "generate_images on it again"
+        ) from None
     kinds = [kind for kind in every[0] if all(kind in own for own in every)]
     stacks = {kind: np.ma.masked_invalid(np.stack([own[kind] for own in every])) for kind in kinds}
     found = {kind: stack.mean(axis=0).filled(np.nan) for kind, stack in stacks.items()}
@@ -68,7 +71,7 @@ def grid_of(steps: Sequence[dict[str, Any]]) -> tuple[int, int]:
     below = next((step for step in steps if step["row"] > 0), None)
     width = codes if below is None else (below["position"] - below["column"]) // below["row"]
     if width < 1 or codes % width:
-        raise UserError(f"{STEPS}: {codes} codes in rows of {width}: its steps are not those of one image")
+        raise UserError(f"{codes} codes in rows of {width}: its steps are not those of one image")
     return codes // width, width
 
 

@@ -1,8 +1,8 @@
-"""The harness: configurations timed on the same prompts and seeds, each beside the AR baseline.
+"""The harness: configurations timed on the same prompts and seeds, each next to the AR baseline.
 
-In one process a batch of prompts goes through every configuration before the next batch, and another
-configuration is first each time: what the machine does meanwhile falls on all of them alike. Warm-up is not
-timed, and the clock waits for the device.
+All of it happens in one process. A batch of prompts goes through every configuration before the next batch
+does, and a different configuration starts each time, so that whatever else the machine does slows all of them
+alike. Warm-up is not timed, and clocks are read when the device has finished.
 """
 
 from __future__ import annotations
@@ -26,37 +26,38 @@ RESAMPLES = 10_000  # of the bootstrap
 
 
 class Decodes(Protocol):
-    """Anything that turns requests into images."""
+    """Anything that turns requests into images: an adt_tree.engine.Engine or a decoder of eval.baseline."""
 
     def decode(self, requests: Iterable[Request]) -> Iterator[Decoded]:
-        """Finished images."""
+        """Yields finished images."""
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """One combination of what bench varies; the first fields of its row."""
+    """One combination of what bench varies; its fields are the first columns of its row."""
 
-    method: str  # its label, such as adt-tree-lantern
+    method: str  # the label, such as adt-tree-lantern
     temperature: float
     batch_size: int
     total_token: int | None = None  # nodes of the largest dynamic tree, root included
-    varied: tuple[tuple[str, Any], ...] = ()  # the options of --vary that the method reads, and their values
-    exact: bool = True  # the AR baseline's image at the same seed is expected
+    varied: tuple[tuple[str, Any], ...] = ()  # the options of --vary that the method reads, with their values
+    exact: bool = True  # whether it must generate the AR baseline's image at the same seed
 
     @property
     def name(self) -> str:
-        """What tells it from the others."""
+        """A name that no other configuration of the run has."""
         values = {name: getattr(self, name) for name in ("temperature", "batch_size", "total_token")}
-        told = (values | dict(self.varied)).items()
-        return " ".join([self.method, *(f"{key}={value}" for key, value in told if value is not None)])
+        values |= dict(self.varied)
+        words = [f"{key}={value}" for key, value in values.items() if value is not None]
+        return " ".join([self.method, *words])
 
     @property
     def baseline(self) -> str:
-        """The name of what it is compared with: the AR baseline, of the same temperature and batch size."""
+        """The name of the AR baseline of the same temperature and batch size."""
         return Configuration(BASELINE, self.temperature, self.batch_size).name
 
 
-Found = dict[str, list[Measured]]  # configuration's name -> one entry per batch of prompts
+Results = dict[str, list[Measured]]  # name of a configuration -> one entry per batch of prompts
 
 
 def measure(
@@ -65,41 +66,43 @@ def measure(
     store: Measurements,
     warmup: int,
     device: torch.device,
-) -> Found:
-    """Time every configuration on all requests; what the store has is taken from it, the rest goes there.
+) -> Results:
+    """Returns the times and images of every configuration on all requests.
 
-    A batch of prompts is as large as the largest batch size, so that every configuration is at full speed.
-    warmup: images each one makes first, if anything is left to measure.
+    What `store` holds is not measured again, and what is measured goes there. A batch of prompts is as large
+    as the largest batch size, so that every configuration runs at full speed. warmup: number of images that
+    each configuration generates first, if anything is left to measure.
     """
     size = max(configuration.batch_size for configuration in decoders)
     batches = [requests[start : start + size] for start in range(0, len(requests), size)]
-    names = [[request.name for request in batch] for batch in batches]
-    pending = sum(store.finished(own) is None for own in names)
-    order, found = list(decoders), {configuration.name: list[Measured]() for configuration in decoders}
+    pending = sum(store.finished(number) is None for number in range(len(batches)))
+    order = list(decoders)
+    results = {configuration.name: list[Measured]() for configuration in decoders}
     with tqdm(total=len(order) * (pending + bool(warmup and pending)), unit="run") as bar:
 
-        def turn(configuration: Configuration, chosen: Sequence[Request]) -> Measured:
+        def measure_one(configuration: Configuration, batch: Sequence[Request]) -> Measured:
             bar.set_postfix_str(configuration.name, refresh=False)
-            measured = timed(decoders[configuration], chosen, device)
+            measured = timed(decoders[configuration], batch, device)
             bar.update()
             return measured
 
         warm_up = replace(requests[0], name="warm-up", seed=requests[0].seed + 1)
         for configuration in order if warmup and pending else ():
-            turn(configuration, [warm_up] * warmup)
-        for number, (batch, own) in enumerate(zip(batches, names, strict=True)):
-            before = store.finished(own)
-            if before is None:
+            measure_one(configuration, [warm_up] * warmup)
+        for number, batch in enumerate(batches):
+            measured = store.finished(number)
+            if measured is None:
                 first = number % len(order)
-                before = {c.name: turn(c, batch) for c in (*order[first:], *order[:first])}
-                store.add(own, before)
-            for name, entries in found.items():
-                entries.append(before[name])
-    return found
+                rotated = (*order[first:], *order[:first])
+                measured = {item.name: measure_one(item, batch) for item in rotated}
+                store.add(number, [request.name for request in batch], measured)
+            for name, entries in results.items():
+                entries.append(measured[name])
+    return results
 
 
 def timed(decoder: Decodes, requests: Sequence[Request], device: torch.device) -> Measured:
-    """Decode a batch of prompts by the clock."""
+    """Decodes a batch of prompts and measures the seconds it takes."""
     synchronise(device)
     started = time.perf_counter()
     images = list(decoder.decode(iter(requests)))
@@ -108,13 +111,19 @@ def timed(decoder: Decodes, requests: Sequence[Request], device: torch.device) -
     return Measured(seconds, sorted(images, key=lambda image: image.name))
 
 
-def rows(configurations: Iterable[Configuration], found: Found) -> list[dict[str, Any]]:
-    """The result: a row per configuration, each against the AR baseline of its temperature and batch size."""
-    return [row(own, found[own.name], found[own.baseline]) for own in configurations]
+def rows(configurations: Iterable[Configuration], results: Results) -> list[dict[str, Any]]:
+    """Returns a row per configuration, compared with the AR baseline of its temperature and batch size."""
+    return [row(item, results[item.name], results[item.baseline]) for item in configurations]
 
 
-def row(own: Configuration, measured: Sequence[Measured], baseline: Sequence[Measured]) -> dict[str, Any]:
-    """One row. SR: median over batches of prompts of the baseline's seconds / its own, in the same run."""
+def row(
+    configuration: Configuration, measured: Sequence[Measured], baseline: Sequence[Measured]
+) -> dict[str, Any]:
+    """Returns one row of the result.
+
+    SR, the speed-up, is the median over batches of prompts of the baseline's seconds divided by the
+    configuration's, both of the same run.
+    """
     seconds = np.array([entry.seconds for entry in measured])
     ratios = np.array([entry.seconds for entry in baseline]) / seconds
     images = [image for entry in measured for image in entry.images]
@@ -123,12 +132,12 @@ def row(own: Configuration, measured: Sequence[Measured], baseline: Sequence[Mea
     count, calls = len(images), sum(image.target_calls for image in images)
     total = sum(entry.seconds * len(entry.images) for entry in measured)
     return {
-        "method": own.method,
-        "temperature": own.temperature,
-        "batch_size": own.batch_size,
-        "total_token": own.total_token,
-        "varied": dict(own.varied),
-        "exact": own.exact,
+        "method": configuration.method,
+        "temperature": configuration.temperature,
+        "batch_size": configuration.batch_size,
+        "total_token": configuration.total_token,
+        "varied": dict(configuration.varied),
+        "exact": configuration.exact,
         "SR": round(float(np.median(ratios)), 3),
         "SR_95": [round(bound, 3) for bound in interval(ratios)],
         "tau": round(sum(step.accepted + 1 for step in steps) / max(calls, 1), 3),
@@ -145,7 +154,7 @@ def row(own: Configuration, measured: Sequence[Measured], baseline: Sequence[Mea
 
 
 def interval(ratios: np.ndarray, seed: int = 0) -> tuple[float, float]:
-    """Bootstrap 95 % interval of the median."""
+    """Returns a bootstrap 95 % interval of the median."""
     picks = np.random.default_rng(seed).integers(0, len(ratios), (RESAMPLES, len(ratios)))
     low, high = np.percentile(np.median(ratios[picks], axis=1), (2.5, 97.5))
     return float(low), float(high)

@@ -10,8 +10,8 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from eval.acceptance import CODES, COUNTS, TOP, maps
-from eval.runs.run_folder import png_bytes, write_atomic
-from models.checkpoint.files import replacing
+from eval.runs.run_folder import png_bytes
+from models.checkpoint.files import replacing, write_atomic
 
 MOST_ON_SHEET = 64
 TILE = 160  # pixels at least along a tile's side

@@ -13,7 +13,8 @@ from eval.html import document, gallery, note, picture, section, table
 from eval.metrics.scores import SCORES
 from eval.metrics.scores import read as read_scores
 from eval.race import embedded, races
-from eval.runs.run_folder import file_name, make_folder, read_statistics, tau_of, write_atomic
+from eval.runs.run_folder import file_name, read_statistics, tau_of
+from models.checkpoint.files import make_folder, write_atomic
 
 TITLE = "ADT-Tree: results"
 MOST_ROWS, MOST_MAPS, MOST_RACES = 16, 4, 4  # prompts shown, heatmaps of a run, races

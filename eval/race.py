@@ -20,7 +20,7 @@ from PIL import Image, ImageChops, ImageDraw
 
 from adt_tree.errors import UserError
 from eval.html import data_uri, document
-from eval.runs.run_folder import write_atomic
+from models.checkpoint.files import write_atomic
 
 if TYPE_CHECKING:
     from adt_tree.method import Method

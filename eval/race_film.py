@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from adt_tree.errors import UserError
 from eval.race import Recording
-from eval.runs.run_folder import write_atomic
+from models.checkpoint.files import write_atomic
 
 PER_SECOND, MOST_SECONDS, HOLD_MS = 12, 10, 3000  # pictures a second, a longer race is sped up, the end stays
 SIDE, GAP, HEAD, FOOT = 240, 20, 34, 74  # of a pane, in pixels

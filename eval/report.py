@@ -9,7 +9,7 @@ from typing import Any
 
 from adt_tree.errors import UserError
 from adt_tree.method import LANTERN_SUFFIX, METHODS
-from eval.runs.run_folder import write_atomic
+from models.checkpoint.files import write_atomic
 
 STORED = "bench.json"
 Row = dict[str, Any]

@@ -15,13 +15,14 @@ CLOCKS = ("time", "latency", "ms")
 ENDED = """
 import os, runpy, signal, sys
 from eval.runs.run_folder import RunFolder
-sent, made = int(sys.argv.pop(1)), []
-def add(self, decoded, image, seconds, add=RunFolder.add):
-    made.append(decoded.name)
-    if len(made) == 2:
+sent, step, number, calls = int(sys.argv.pop(1)), sys.argv.pop(1), int(sys.argv.pop(1)), []
+original = getattr(RunFolder, step)
+def stopping(self, *arguments):
+    calls.append(step)
+    if len(calls) == number:
         os.kill(os.getpid(), sent)
-    add(self, decoded, image, seconds)
-RunFolder.add = add
+    return original(self, *arguments)
+setattr(RunFolder, step, stopping)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
 runpy.run_path("main.py", run_name="__main__")
 """
@@ -34,9 +35,11 @@ def python(*words: object, timeout: float = 100) -> subprocess.CompletedProcess[
     return subprocess.run([sys.executable, *map(str, words)], **how)
 
 
-def ended(sent: signal.Signals, words: list[str]) -> subprocess.CompletedProcess[str]:
-    """Run a command in a process that gets a signal with its second image in hand."""
-    return python("-c", ENDED, int(sent), *words)
+def ended(
+    sent: signal.Signals, words: list[str], before: str = "add", number: int = 2
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command in a process that gets a signal before its `number`-th call of a RunFolder's method."""
+    return python("-c", ENDED, int(sent), before, number, *words)
 
 
 def statistics(folder: Path) -> dict[str, dict[str, Any]]:
@@ -61,7 +64,7 @@ def record(folder: Path) -> tuple[dict[str, dict[str, Any]], dict[str, bytes]]:
 
 
 def contents(folder: Path) -> dict[str, Any]:
-    """All that a run leaves, without its clocks and options."""
+    """Everything that a run leaves, without its clocks and options."""
     found: dict[str, Any] = {str(path.relative_to(folder)): None for path in folder.rglob("*")}
     found |= {name: (folder / name).read_bytes() for name in found if name.endswith(".png")}
     steps = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]

@@ -21,7 +21,6 @@ from eval.runs.measurements import Measured, Measurements
 from models.memory import published_use
 from tests.checkpoints import Checkpoints
 from tests.conftest import Refused, Result, Run
-from tests.runs import python
 
 CLOCKS = ("SR", "SR_95", "median_s", "step_ms", "images_per_min")
 
@@ -212,10 +211,8 @@ def test_an_interrupted_bench_goes_on(
     (tmp_path / "o").rename(tmp_path / "whole")
     add = Measurements.add
 
-    def stopping(store: Measurements, *given: Any) -> None:
-        add(store, *given)
-        with store.path.open("a") as stream:
-            stream.write('{"run": 1, "started": "20')  # a torn line
+    def stopping(store: Measurements, *arguments: Any) -> None:
+        add(store, *arguments)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -226,9 +223,10 @@ def test_an_interrupted_bench_goes_on(
     assert (status, err) == (0, "") and "assembled from 2 runs" in out
     found = json.loads(out.splitlines()[-1])
     assert [part["prompts"] for part in found["runs"]] == [1, 2] and lasting(found) == lasting(whole)
-    lines = [json.loads(line) for line in (tmp_path / "o" / "measurements.jsonl").read_text().splitlines()]
-    assert [line["run"] for line in lines] == [1, 2, 2]
-    order = [[name.split(" ")[0] for name in line["measured"]] for line in lines]  # who is first rotates
+    files = sorted((tmp_path / "o" / "measurements").iterdir())
+    batches = [json.loads(file.read_text()) for file in files]
+    assert [batch["run"] for batch in batches] == [1, 2, 2]
+    order = [[name.split(" ")[0] for name in batch["measured"]] for batch in batches]  # who is first rotates
     assert order == [["ar", "eagle-2", "eagle-2:accept-none"], ["eagle-2", "eagle-2:accept-none", "ar"],
                      ["eagle-2:accept-none", "ar", "eagle-2"]]  # fmt: skip
     monkeypatch.setattr("eval.bench.timed", None)  # nothing is measured again
@@ -241,17 +239,18 @@ def test_another_configuration_is_refused(
 ) -> None:
     words += "--methods eagle-2 --temperatures 1 --num_images 1 --warmup 0".split()
     result(*words)
-    before = (tmp_path / "o" / "measurements.jsonl").read_bytes()
+    (file,) = (tmp_path / "o" / "measurements").iterdir()
+    before = file.read_bytes()
     assert "cfg = 3.0, now it is 2.0" in refused(*words, "--cfg", "2")
     assert "methods = ['eagle-2']" in refused(*words, "--methods", "eagle-1")
     assert "prompt = None, now it is 'cat'" in refused(*words, "--prompt", "cat")
     monkeypatch.setattr("eval.runs.session._git", lambda *words: "fffffff")
     assert re.search("commit|changes", refused(*words))
-    assert (tmp_path / "o" / "measurements.jsonl").read_bytes() == before
+    assert file.read_bytes() == before
 
 
 def opened(root: Path, cfg: float = 3.0) -> Measurements:
-    """The measurements of a folder."""
+    """The measurements in a folder."""
     return Measurements(root, "today", {"cfg": cfg}, {"output_dir": str(root)})
 
 
@@ -260,33 +259,29 @@ def image(name: str, codes: tuple[int, ...] = (1, 2), ms: float = 0.125) -> Deco
     return Decoded(name, 7, list(codes), [Step(1, 0, 1, 2, 3, 6, 1, ms)], 0.5, 2, 3)
 
 
-def test_damage_is_refused_but_for_a_torn_end(tmp_path: Path) -> None:
+def test_damage_and_other_options_are_refused(tmp_path: Path) -> None:
     store = opened(tmp_path)
-    store.add(["0"], {"ar": Measured(0.25, [image("0")])})
-    whole = store.path.read_text()
-    store.path.write_text(whole + whole[:40])
-    assert opened(tmp_path).finished(["0"]) and store.path.read_text() == whole
-    for bad in ("[]", "{}", '{"run": 1}', "", "[" * 100_000, whole.strip().replace('"run"', "run", 1)):
-        store.path.write_text(f"{whole}{bad}\n")
-        with pytest.raises(UserError, match=r"measurements\.jsonl, line 2, is damaged"):
+    store.add(0, ["0"], {"ar": Measured(0.25, [image("0")])})
+    (path,) = store.folder.iterdir()
+    whole = path.read_text()
+    assert opened(tmp_path).finished(0) == {"ar": Measured(0.25, [image("0")])} and not store.finished(1)
+    for bad in ("[]", "{}", '{"run": 1}', "", "[" * 100_000, whole[:40], whole.replace('"seconds"', '"s"')):
+        path.write_text(bad)
+        with pytest.raises(UserError, match=f"{path} is damaged"):
             opened(tmp_path)
-    store.path.write_text(whole)
+        assert path.read_text() == bad
+    path.write_text(whole)
     (tmp_path / "measurement_configs.json").unlink()
-    with pytest.raises(UserError, match="other options"):
+    with pytest.raises(UserError, match=str(path)):
         opened(tmp_path, cfg=2)
 
 
-def test_two_processes_do_not_measure_in_one_folder(tmp_path: Path) -> None:
-    code = f"""
-from pathlib import Path
-from eval.runs.measurements import Measurements
-Measurements(Path({str(tmp_path)!r}), "today", {{"cfg": 3.0}}, {{}})
-"""
-    store = opened(tmp_path)
-    assert "is being written by another process" in python("-c", code).stderr
-    del store
-    assert python("-c", code).returncode == 0
-    opened(tmp_path)
+def test_two_processes_in_one_folder_lose_nothing(tmp_path: Path) -> None:
+    first, second = opened(tmp_path), opened(tmp_path)
+    for number, store in ((0, first), (0, second), (1, first), (2, second)):
+        store.add(number, [str(number)], {"ar": Measured(0.25, [image(str(number))])})
+    third = opened(tmp_path)
+    assert all(third.finished(number) for number in range(3)) and third.runs[1]["prompts"] == 3
 
 
 def test_a_row() -> None:

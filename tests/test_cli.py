@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import json
 import resource
-import signal
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from adt_tree.errors import UserError
 from eval.runs.session import worker
 from tests.checkpoints import Checkpoints
 from tests.conftest import Refused, Result, Run
-from tests.runs import contents, ended, images, python, record, statistics
+from tests.runs import images, python, record
 from training import drafter_states
 
 Command = Callable[..., list[str]]
@@ -44,8 +42,8 @@ def test_outputs(generate: Run, tmp_path: Path) -> None:
     summary = json.loads(out.splitlines()[-1])
     assert summary["images"] == 3 and summary["tau"] >= 1 and "tau" in out.splitlines()[1]
     folder = tmp_path / "o"
-    expected = [".lock", "contact_sheet.png", "generation_configs.json", "global_statistics_1_4.json",
-                "heatmap_1.png", "heatmap_2.png", "img", "steps.jsonl"]  # fmt: skip
+    expected = ["contact_sheet.png", "generation_configs.json", "global_statistics_1_4.json",
+                "heatmap_1.png", "heatmap_2.png", "img", "records", "steps.jsonl"]  # fmt: skip
     assert sorted(p.name for p in folder.iterdir()) == expected
     statistics, images = record(folder)
     assert sorted(images) == ["1.png", "2.png", "3.png"]
@@ -54,7 +52,7 @@ def test_outputs(generate: Run, tmp_path: Path) -> None:
     assert " ".join(steps[0]) == "name position row column depth width nodes accepted ms top1"
     assert sum(step["accepted"] + 1 for step in steps) == 3 * 15
     stored = json.loads((folder / "generation_configs.json").read_text())
-    assert stored["peanut"] is True and stored["determines_images"]["adt"]["beta"] == 0.5
+    assert stored["peanut"] is True and stored["fingerprint"]["adt"]["beta"] == 0.5
 
 
 EAGLE, ADT, STATIC = "--drafter_type eagle", "--drafter_type eagle --peanut", "--static_tree"
@@ -124,21 +122,6 @@ def test_what_the_user_can_put_right_is_one_line_and_leaves_no_folder(
     assert not (tmp_path / "o").exists()
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-def test_interrupt_and_resume_lose_nothing(
-    sent: signal.Signals, result: Result, command: Command, tmp_path: Path
-) -> None:
-    """By the keyboard or a scheduler."""
-    options = "--peanut --batch_size 2 --heatmaps 3".split()
-    result(*command("whole", *options))
-    interrupted = ended(sent, command("parts", *options))
-    assert (interrupted.returncode, interrupted.stdout, interrupted.stderr.count("\n")) == (130, "", 1)
-    assert "the same command goes on from there" in interrupted.stderr
-    assert len(statistics(tmp_path / "parts")) == 1
-    assert result(*command("parts", *options))["skipped"] == 1
-    assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
-
-
 def test_our_own_faults_are_told_apart(generate: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(args: object) -> None:
         raise RuntimeError("two\nlines")
@@ -161,25 +144,6 @@ def test_overviews(run: Run) -> None:
     for words in ("", "--help", "train_emoji", "train_emoji --help"):
         status, out, err = run(*words.split())
         assert status == 0 and not err and "tokenizer" in out
-
-
-def test_a_disk_that_fills_up(
-    generate: Run, command: Command, refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "o"
-    with monkeypatch.context() as patch:
-
-        def filling(path: Path, data: bytes, real: Any = Path.write_bytes) -> int:
-            if (folder / "queue" / "0.json").exists():
-                raise OSError(28, "No space left on device")
-            return real(path, data)
-
-        patch.setattr(Path, "write_bytes", filling)
-        assert "No space left on device: " in refused(*command("o"))
-    assert list(images(folder)) == ["0.png"] and not list(folder.rglob(".*.??????*"))
-    first = images(folder)["0.png"]
-    assert generate("o")[0] == 0
-    assert images(folder)["0.png"] == first and len(statistics(folder)) == 5
 
 
 def test_a_disk_that_fills_up_while_a_drafter_is_made(
@@ -234,39 +198,6 @@ def test_logits_that_are_no_numbers(
     assert "0.png" in images(tmp_path / "o")
     assert generate("o", "--drafter_type", "eagle")[0] == 0
     assert record(tmp_path / "o") == whole
-
-
-def test_two_runs_in_one_folder(generate: Run, command: Command, tmp_path: Path) -> None:
-    with ThreadPoolExecutor(2) as pool:
-        both = list(pool.map(lambda words: python("main.py", *words), [command("two")] * 2))
-    assert [own.returncode for own in both] == [0, 0]
-    assert all(json.loads(own.stdout.splitlines()[-1])["images"] == 5 for own in both)
-    assert generate("o")[0] == 0
-    assert record(tmp_path / "two") == record(tmp_path / "o")
-
-
-def test_a_killed_process_loses_nothing(
-    generate: Run, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Process 1 of 2 dies, 0 ends its share, then 1 is started again: the run of a single process."""
-    options = "--peanut --heatmaps 2".split()
-    assert generate("whole", *options)[0] == 0
-    whole = contents(tmp_path / "whole")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "1")
-    assert ended(signal.SIGKILL, command("o", *options)).returncode == -9
-    assert [path.name for path in (tmp_path / "o" / "queue").iterdir()] == ["1.json"]
-    for rank, made in (("0", 3), ("1", 1)):
-        monkeypatch.setenv("RANK", rank)
-        status, out, _ = generate("o", *options)
-        assert status == 0 and f"process {rank} of 2: {made} images" in out
-        assert ('"images": 5' in out) == (rank == "1")
-    assert contents(tmp_path / "o") == whole
-    for rank, tells in (("1", False), ("0", True)):  # reruns change nothing, and one tells of all
-        monkeypatch.setenv("RANK", rank)
-        status, out, _ = generate("o", *options)
-        assert status == 0 and ('"output_dir"' in out) == tells
-    assert contents(tmp_path / "o") == whole
 
 
 @pytest.mark.timeout(300)  # three processes import torch

@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shutil
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -180,15 +181,21 @@ def test_acceptance_averages_over_images(runs: Path, run: Run) -> None:
 
 def test_certainty_is_mapped_where_the_steps_tell_it(runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs / "adt", tmp_path / "adt")
-    path = tmp_path / "adt" / "steps.jsonl"
-    steps = [json.loads(line) for line in path.read_text().splitlines()]
-    told = [{**step, "top1": [1 / (step["accepted"] + 1)] * (step["accepted"] + 1)} for step in steps]
-    path.write_text("".join(json.dumps(step) + "\n" for step in told))
+
+    def rewrite(change: Callable[[dict[str, Any]], Any]) -> None:
+        """Changes every step of every record."""
+        for path in (tmp_path / "adt" / "records").iterdir():
+            content = json.loads(path.read_text())
+            for step in content["steps"]:
+                change(step)
+            path.write_text(json.dumps(content))
+
+    rewrite(lambda step: step.update(top1=[1 / (step["accepted"] + 1)] * (step["accepted"] + 1)))
     found = average(tmp_path / "adt")
     assert set(found["maps"]) == {"codes per call", "depth", "width", "top1"} and found["correlation"] < 0
-    path.write_text("".join(json.dumps({**step, "top1": []}) + "\n" for step in steps))
+    rewrite(lambda step: step.update(top1=[]))
     assert average(tmp_path / "adt")["correlation"] is None
-    path.write_text(path.read_text().replace('"accepted"', '"taken"'))
+    rewrite(lambda step: step.pop("accepted"))
     with pytest.raises(UserError, match="damaged"):
         average(tmp_path / "adt")
 
@@ -220,8 +227,8 @@ def test_page_holds_everything(runs: Path, tmp_path: Path, run: Run) -> None:
 def test_images_of_other_prompts_do_not_stand_side_by_side(runs: Path, tmp_path: Path, run: Run) -> None:
     """Names are rows of a file, where the file has no names: those of another file are other prompts."""
     shutil.copytree(runs / "relaxed", tmp_path / "other")
-    (path,) = (tmp_path / "other").glob("global_statistics_*.json")
-    path.write_text(path.read_text().replace('"cat"', '"dog"'))
+    for path in (tmp_path / "other" / "records").iterdir():
+        path.write_text(path.read_text().replace('"cat"', '"dog"'))
     assert run("report", runs / "ar", tmp_path / "other", "--html", tmp_path / "r.html")[0] == 0
     page = Page(tmp_path / "r.html")
     assert "red heart" in page.parts and "cat" not in page.parts and "dog" not in page.parts

@@ -1,25 +1,23 @@
-"""measurements.jsonl: what bench has measured, so that an interrupted run goes on. No torch.
+"""The measurements of a bench run, stored so that an interrupted run can continue. No torch.
 
-One line is one batch of prompts, measured under every configuration by one run: figures that are compared
-were always timed close together. A batch that a run did not complete leaves no line.
+    measurement_configs.json     the options, and the fingerprint that all runs in this folder share
+    measurements/NUMBER.json     one batch of prompts, measured under every configuration by one run
+
+Figures that are compared with one another are in one file, because they were measured within the same
+minutes. A batch that a run did not finish leaves no file.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-from filelock import Timeout
-
 from adt_tree.records import Decoded, Step
 from adt_tree.errors import UserError
-from eval.runs.locks import alone
-from eval.runs.run_folder import write_atomic, write_config
-from models.checkpoint.files import append_line
+from eval.runs.settings import digest, read_json, write_settings
+from models.checkpoint.files import write_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,80 +28,68 @@ class Measured:
     images: list[Decoded]
 
 
-Batch = dict[str, Measured]  # configuration's name -> what was measured
+Batch = dict[str, Measured]  # name of a configuration -> what was measured under it
 
 
 class Measurements:
-    """The measurements in a folder: those of earlier runs of the same fingerprint, and those being made."""
+    """The measurements in a folder, of this run and of earlier ones with the same fingerprint."""
 
     def __init__(
         self, root: Path, started: str, fingerprint: Mapping[str, Any], options: Mapping[str, Any]
     ) -> None:
-        """Create the folder or take up what is in it.
+        """Makes the folder, or reads the measurements in it.
 
-        started: when this run was, for the record. fingerprint: all that changes a measurement; UserError if
-        the folder's differs, is damaged or is in use. options: stored beside it for a reader.
+        started: date and time of this run. fingerprint: everything that changes a measurement; UserError if
+        the folder's differs or a file is damaged. options: stored beside it for a reader.
         """
-        self.path = root / "measurements.jsonl"
-        write_config(root / "measurement_configs.json", "measurements", fingerprint, options)
-        try:
-            self._lock = alone(self.path.with_suffix(".lock"), wait=False)  # two would spoil their clocks
-        except Timeout:
-            raise UserError(
-                f"{self.path} is being written by another process: wait for it, or choose another "
-                "--output_dir"
-            ) from None
-        text = json.dumps(fingerprint, sort_keys=True)
-        self._fingerprint = hashlib.sha256(text.encode()).hexdigest()[:16]
-        self._started, self._run = started, 1
-        self._batches: dict[tuple[str, ...], Batch] = {}
-        self.runs: dict[int, dict[str, Any]] = {}  # what each run contributed
-        self._read()
-
-    def _read(self) -> None:
-        """Take up stored lines; what follows the last newline was torn by a kill and goes."""
-        if not self.path.exists():
-            return
-        whole, torn, rest = self.path.read_text(encoding="utf-8", errors="replace").rpartition("\n")
-        for number, line in enumerate(whole.split("\n") if torn else (), start=1):
-            try:
-                row = json.loads(line)
-                names, run, fingerprint = tuple(row["prompts"]), int(row["run"]), row["fingerprint"]
-                batch = {name: Measured(float(own["seconds"]), [_unpacked(image) for image in own["images"]])
-                         for name, own in row["measured"].items()}  # fmt: skip
-                self._take(names, run, row["started"], batch)
-                fault = "" if fingerprint == self._fingerprint else "was measured with other options"
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                fault = "is damaged"
-            if fault:
-                raise UserError(
-                    f"{self.path}, line {number}, {fault}: delete the file, or choose another --output_dir"
-                )
+        write_settings(root / "measurement_configs.json", fingerprint, options)
+        self.folder = root / "measurements"
+        self.folder.mkdir(exist_ok=True)
+        self._fingerprint, self._started = digest(fingerprint), started
+        self._batches: dict[int, Batch] = {}
+        self.runs: dict[int, dict[str, Any]] = {}  # number of a run -> when it started, prompts it measured
+        for path in sorted(self.folder.glob("*.json")):
+            self._read(path)
         self._run = 1 + max(self.runs, default=0)
-        if rest:
-            write_atomic(self.path, (whole + torn).encode())
 
-    def _take(self, names: tuple[str, ...], run: int, started: str, batch: Batch) -> None:
-        self._batches[names] = batch
-        entry = self.runs.setdefault(run, {"started": started, "prompts": 0})
-        entry["prompts"] += len(names)
+    def _read(self, path: Path) -> None:
+        content = read_json(path)
+        try:
+            batch = {
+                name: Measured(float(entry["seconds"]), [_unpack(image) for image in entry["images"]])
+                for name, entry in content["measured"].items()
+            }
+            fingerprint = content["fingerprint"]
+            run, started, count = int(content["run"]), content["started"], len(content["prompts"])
+            self._take(int(path.stem), batch, run, started, count)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise UserError(f"{path} is damaged: delete it, and its prompts are measured again") from None
+        if fingerprint != self._fingerprint:
+            raise UserError(f"{path} was measured with other options: choose another --output_dir")
 
-    def finished(self, names: Sequence[str]) -> Batch | None:
-        """What an earlier run measured of a batch of prompts; None if it is to be measured."""
-        return self._batches.get(tuple(names))
+    def _take(self, number: int, batch: Batch, run: int, started: str, num_prompts: int) -> None:
+        self._batches[number] = batch
+        self.runs.setdefault(run, {"started": started, "prompts": 0})["prompts"] += num_prompts
 
-    def add(self, names: Sequence[str], batch: Batch) -> None:
-        """Keep a batch of prompts, measured under every configuration."""
-        measured = {name: {"seconds": own.seconds, "images": [_packed(image) for image in own.images]}
-                    for name, own in batch.items()}  # fmt: skip
-        line = {"run": self._run, "started": self._started, "fingerprint": self._fingerprint}
-        append_line(self.path, json.dumps({**line, "prompts": list(names), "measured": measured}))
-        self._take(tuple(names), self._run, self._started, batch)
+    def finished(self, number: int) -> Batch | None:
+        """Returns what was measured of a batch of prompts; None if it is still to be measured."""
+        return self._batches.get(number)
+
+    def add(self, number: int, prompts: Sequence[str], batch: Batch) -> None:
+        """Stores a batch of prompts, given by their names, that was measured under every configuration."""
+        measured = {
+            name: {"seconds": entry.seconds, "images": [_pack(image) for image in entry.images]}
+            for name, entry in batch.items()
+        }
+        content = {"run": self._run, "started": self._started, "fingerprint": self._fingerprint}
+        path = self.folder / f"{number:05}.json"
+        write_json(path, {**content, "prompts": list(prompts), "measured": measured}, indent=None)
+        self._take(number, batch, self._run, self._started, len(prompts))
 
 
-def _packed(image: Decoded) -> dict[str, Any]:
+def _pack(image: Decoded) -> dict[str, Any]:
     return {**asdict(image), "steps": [astuple(step) for step in image.steps]}
 
 
-def _unpacked(image: Mapping[str, Any]) -> Decoded:
+def _unpack(image: Mapping[str, Any]) -> Decoded:
     return Decoded(**{**image, "steps": [Step(*step) for step in image["steps"]]})

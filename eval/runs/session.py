@@ -1,7 +1,8 @@
-"""The process and the machine a command runs on, and its prompts as requests."""
+"""The process and the machine that a command runs on, and its prompts as requests."""
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import platform
@@ -13,23 +14,23 @@ from typing import Any
 
 import torch
 
+from adt_tree.errors import UserError
 from adt_tree.pipeline import Pipeline
 from adt_tree.roles import Request
-from adt_tree.errors import UserError
 from eval.runs.prompts import Prompt, image_seed
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def worker() -> tuple[int, int]:
-    """This process' number among those of a launcher (accelerate launch, torchrun), and how many there are,
-    by RANK and WORLD_SIZE; 0 of 1 without. UserError if they are damaged."""
+    """Returns this process's number, from 0, and how many processes the launcher started: RANK and WORLD_SIZE
+    of accelerate launch and torchrun. Without a launcher: (0, 1). Raises UserError for other values."""
     if "WORLD_SIZE" not in os.environ:
         return 0, 1
     values = {name: os.environ.get(name, "0") for name in ("RANK", "WORLD_SIZE")}
     for name, value in values.items():
         if not value.isdecimal():
-            raise UserError(f"{name}={value!r}: the launcher's variable is no number; unset it or repair it")
+            raise UserError(f"{name}={value!r}: the launcher's variable is not a number; unset it or repair it")
     rank, count = (int(value) for value in values.values())
     if rank >= count:
         raise UserError(f"RANK={rank} with WORLD_SIZE={count}: ranks count from 0; unset or repair them")
@@ -45,16 +46,23 @@ def make_requests(pipe: Pipeline, prompts: Sequence[Prompt], run_seed: int) -> l
 
 
 def synchronise(device: torch.device) -> None:
-    """Wait for the accelerator, so that a clock read next is true."""
+    """Waits until the accelerator has finished, so that a clock read next is right."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
+def free_memory(device: torch.device) -> None:
+    """Returns memory that is no longer used to the device, for tensors of other sizes."""
+    gc.collect()  # a target and its graphs refer to one another
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
 def environment(device: str) -> dict[str, Any]:
-    """The code and the machine a figure was made by, and when. device: cpu or cuda."""
+    """Returns the code and the machine that make a figure, and when they do. device: cpu or cuda."""
     cpu = torch.cpu.get_capabilities().get("cpu_name", "unknown")
     name = torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()} CPU, {cpu}"
-    changes = _git("diff", "HEAD", "--", "adt_tree", "models", "eval", "cli")  # to the code that runs
+    changes = _git("diff", "HEAD", "--", "adt_tree", "models", "eval", "cli")  # the folders whose code runs
     return {
         "commit": _git("rev-parse", "--short", "HEAD"),
         "dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
@@ -67,6 +75,7 @@ def environment(device: str) -> dict[str, Any]:
 
 
 def _git(*words: str) -> str:
+    """Returns what a git command prints in this repository; nothing where there is no git or repository."""
     try:
         answer = subprocess.run(
             ("git", *words), cwd=ROOT, capture_output=True, text=True, timeout=10, check=False

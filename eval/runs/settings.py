@@ -1,0 +1,64 @@
+"""The options of the run that owns a folder, and the refusal to continue it with others. No torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from adt_tree.errors import UserError
+from models.checkpoint.files import write_json
+
+FINGERPRINT = "fingerprint"  # key of the stored settings under which the fingerprint stands
+
+
+def digest(fingerprint: Mapping[str, Any]) -> str:
+    """Returns 16 hexadecimal digits that stand for a fingerprint in every file of its run."""
+    return hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def read_json(path: Path) -> Any:
+    """Returns the content of a JSON file, None if there is no such file. Raises UserError if it is damaged."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, nested too deeply
+        raise UserError(f"{path} is damaged ({error}): delete it, or choose another --output_dir") from None
+
+
+def check_settings(path: Path, fingerprint: Mapping[str, Any]) -> None:
+    """Raises UserError if the run stored at `path` had another fingerprint, and names what differs.
+
+    fingerprint: everything that changes what the run makes or records.
+    """
+    root, fingerprint = path.parent, json.loads(json.dumps(fingerprint))
+    if root.exists() and not root.is_dir():
+        raise UserError(f"--output_dir {root} is a file; give a folder")
+    settings = read_json(path)
+    if settings is None:
+        return
+    stored = settings.get(FINGERPRINT) if isinstance(settings, dict) else None
+    if not isinstance(stored, dict):
+        raise UserError(
+            f"--output_dir {root}: another version of this program, or another program, wrote {path.name}; "
+            "choose another folder"
+        )
+    for name in sorted({*stored, *fingerprint}):
+        if stored.get(name) != fingerprint.get(name):
+            raise UserError(
+                f"--output_dir {root} holds a run with {name} = {stored.get(name)!r}, now it is "
+                f"{fingerprint.get(name)!r}: choose another folder or give the same options"
+            )
+
+
+def write_settings(path: Path, fingerprint: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """Makes a run's folder and stores its options and fingerprint there. Raises UserError as check_settings.
+
+    Call it after the last check: a run that is refused must not leave a folder that refuses the next one.
+    """
+    check_settings(path, fingerprint)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, {**options, FINGERPRINT: dict(fingerprint)})
