@@ -1,6 +1,6 @@
-"""The dispatcher: `python main.py COMMAND [options]`. Commands are imported late: --help answers at once.
+"""Runs a command: `python main.py COMMAND [options]`. Commands are imported late: --help answers at once.
 
-Exit status: 0 done, 1 a fault of ours, 2 something for the user to put right, 130 interrupted.
+Exit status: 0 done, 1 an internal error, 2 an error that the user can put right, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -14,35 +14,35 @@ from importlib import import_module
 
 from adt_tree.errors import UserError
 
-# command -> what it does; cli/COMMAND.py has its Options and run(options)
+# command -> what it does; cli/COMMAND.py has its Options and its run(options)
 COMMANDS = {
-    "generate_images": "make images from prompts, with statistics and maps",
-    "bench": "time every method against the AR baseline in one run",
-    "demo": "a page on which two methods race and every step can be looked into",
-    "report": "stored results -> tables, plots, a document or a page",
-    "check_ckpts": "name what is wrong with a model's files, from headers",
-    "memory": "what each model needs in memory, from its dimensions",
+    "generate_images": "generate images from prompts, with statistics and maps",
+    "bench": "time methods against the AR baseline in one run",
+    "demo": "open a page on which two methods race and every step can be inspected",
+    "report": "turn stored results into tables, plots, a document or a page",
+    "check_ckpts": "check a model's files by their headers and name every fault",
+    "memory": "compute how much memory each model needs",
     "generate_codebook": "write the table of nearest codes that --lantern reads",
-    "generate_train_data": "let the target generate what its drafter learns from",
-    "extract_code": "pictures with captions -> codes to learn from",
+    "generate_train_data": "generate the images that a drafter learns from",
+    "extract_code": "encode captioned pictures for a drafter to learn from",
     "train_drafter": "train a drafter for any of the models",
-    "train_emoji": "build the embedded model, stage by stage: data, tokenizer, bpe, target and more",
-    "eval_fid_clip": "CLIP score of a run, FID against real images",
-    "eval_prec_recall": "precision and recall against real images",
-    "eval_hpsv2": "human preference score of a run",
-    "eval_quality": "Inception Score, KID, aesthetic score, EffNet-FD",
+    "train_emoji": "build the embedded model, one stage per call",
+    "eval_fid_clip": "compute the CLIP score of a run, and its FID against real images",
+    "eval_prec_recall": "compute precision and recall against real images",
+    "eval_hpsv2": "compute the human preference score (HPS v2) of a run",
+    "eval_quality": "compute Inception Score, KID, aesthetic score or EffNet-FD",
 }
 
 
 def overview(prog: str, names: dict[str, str]) -> str:
-    """What there is to choose from."""
+    """Returns the help of a program that takes one of several names."""
     lines = [f"usage: {prog} NAME [options]", ""]
     lines += [f"  {name:<20} {text}" for name, text in names.items()]
     return "\n".join([*lines, "", f"`{prog} NAME --help` shows the options."])
 
 
 def pick(prog: str, word: str, names: dict[str, str]) -> str:
-    """The name a word is; UserError with a suggestion if there is none."""
+    """Returns the word if it is one of the names. UserError with a suggestion otherwise."""
     if word not in names:
         near = get_close_matches(word, names, n=1)
         hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(names)}"
@@ -51,7 +51,7 @@ def pick(prog: str, word: str, names: dict[str, str]) -> str:
 
 
 def dispatch(argv: Sequence[str]) -> None:
-    """Parse and run one command."""
+    """Parses and runs one command."""
     if not argv or argv[0] in ("-h", "--help"):
         print(overview("main.py", COMMANDS))
         return
@@ -60,7 +60,7 @@ def dispatch(argv: Sequence[str]) -> None:
     if name != "train_emoji":
         command.run(command.Options.parse(argv[1:], f"main.py {name}", COMMANDS[name]))
         return
-    prog, stages = "main.py train_emoji", {name: own.__doc__ for name, own in command.STAGES.items()}
+    prog, stages = "main.py train_emoji", {name: stage.__doc__ for name, stage in command.STAGES.items()}
     if not argv[1:] or argv[1] in ("-h", "--help"):
         print(overview(prog, stages))
         return
@@ -74,7 +74,7 @@ def device_errors() -> tuple[type[Exception], ...]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a command; every error becomes one line on stderr and an exit status."""
+    """Runs a command and returns its exit status; every error becomes one line on stderr."""
     debug = "--debug" in argv
     try:
         dispatch(argv)
@@ -110,13 +110,13 @@ def main(argv: Sequence[str]) -> int:
 
 
 def stop(number: int, frame: object) -> None:
-    """SIGTERM, which schedulers and launchers send first, ends a command as Ctrl-C does."""
+    """Ends a command on SIGTERM, which schedulers and launchers send first, as Ctrl-C does."""
     raise KeyboardInterrupt
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, stop)
-    if not sys.stderr.isatty():  # a log: a sign of progress now and then, and none of what is soon over
+    if not sys.stderr.isatty():  # a log gets a line of progress now and then, and none for short work
         os.environ.setdefault("TQDM_MININTERVAL", "10")
         os.environ.setdefault("TQDM_DELAY", "2")
     sys.exit(main(sys.argv[1:]))

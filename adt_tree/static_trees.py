@@ -1,18 +1,18 @@
-"""The static trees of EAGLE-1: lists of paths, as published. No torch."""
+"""The static trees of EAGLE-1 as published, and a chain. No torch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-Paths = Sequence[Sequence[int]]  # a static tree: each node as its path of child ranks from the root
+Paths = Sequence[Sequence[int]]  # a static tree: one path of child ranks from the root per node
 
 
 def _paths(listing: str) -> Paths:
-    """ "0 01 012": one path a word, one rank a digit."""
+    """Reads paths: "0 01" are the first child of the root and that child's second child."""
     return tuple(tuple(int(digit) for digit in word) for word in listing.split())
 
 
-# The published lists, one line a depth.
+# The published lists, one line per depth.
 MC_SIM_7B_63 = _paths("""
     0 1 2 3
     00 01 02 10 11 20 21 30
@@ -30,7 +30,7 @@ NAIVE_EXTEND_57 = _paths("""
 
 
 def chain(length: int) -> Paths:
-    """A tree of one child a node."""
+    """Returns the tree in which every node has one child."""
     return tuple([0] * depth for depth in range(1, length + 1))
 
 

@@ -32,9 +32,13 @@ if TYPE_CHECKING:
 class Options(DecodingOptions, PromptOptions, RunOptions):
     """maps"""
 
-    heatmaps: int = option("first images drawn beside maps of their trees", 4, unit="N", least=0)
+    heatmaps: int = option("number of first images that get a map of their trees", 4, unit="IMAGES", least=0)
     record: int = option(
-        "first images decoded again, alone, all steps kept for report's races", 0, unit="N", least=0
+        "number of first images that are decoded again, one at a time, with every step stored for the races "
+        "of report",
+        0,
+        unit="IMAGES",
+        least=0,
     )
 
 
