@@ -49,6 +49,7 @@ def random_model(name: str, use: Use, grid: Grid, dtype: torch.dtype, device: to
     drafter = None if small is None else _filled(lambda: DrafterNet(small), dtype, device)
     spec, codes = spec_of(name), use.vq.num_embeddings
     first = 0 if spec.embedded_prompts else FIRST_CODE
+    decoder.cut_head(first, codes)
     row = decoder.embed.weight[:1] if spec.embedded_prompts else None
     codec = cast(VQModel, on_meta(lambda: VQModel(use.vq)))
     codec.quantize = _filled(lambda: Quantizer(use.vq), torch.float32, device)

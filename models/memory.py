@@ -70,14 +70,13 @@ def parts(use: Use) -> dict[str, int]:
     """Bytes by part; `peak` is what lives on and the larger of a target pass and a decoding of pixels.
 
     Weights and caches are exact on a GPU, the others estimates; temperature 0 has no noise. The text encoder
-    of LlamaGen is not in it: it is given back before decoding begins. While loading, one tensor comes on top
-    (models.checkpoint.weights); where weights are packed (models.packed), caches are fp32 whatever `element`
-    says, and oneDNN compiles and keeps some 0.6 MB per product and number of rows met.
+    of LlamaGen is not in it: it is given back before decoding begins. While loading, one tensor and the
+    rows of the head that score no code come on top; where weights are packed (models.packed), caches are fp32
+    whatever `element` says, and oneDNN compiles and keeps some 0.6 MB per product and number of rows met.
     """
     config, codes = use.decoder, use.vq.num_embeddings
-    rows = 0 if config.head_width else codes * config.hidden_size  # the codes' copy of the head
     found = {
-        "target": (count(lambda: Decoder(config)) + rows) * use.element,
+        "target": count(lambda: _decoder(config, codes)) * use.element,
         "drafter": 0,
         "codec": (use.codec or count(lambda: VQModel(use.vq))) * FP32,
         "cache": _cache(config, use, use.prompt + use.tokens + use.nodes),
@@ -103,6 +102,13 @@ def parts(use: Use) -> dict[str, int]:
 def count(make: Callable[[], nn.Module]) -> int:
     """Parameters of the module that make builds, without building it."""
     return sum(parameter.numel() for parameter in on_meta(make).parameters())
+
+
+def _decoder(config: DecoderConfig, num_codes: int) -> Decoder:
+    """A decoder as a loaded model has it: which rows of the head the codes have does not matter here."""
+    decoder = Decoder(config)
+    decoder.cut_head(0, num_codes)
+    return decoder
 
 
 def _cache(config: DecoderConfig, use: Use, slots: int) -> int:

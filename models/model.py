@@ -179,11 +179,13 @@ def load_networks(
     if drafter is not None:
         net, drafter_sha = load_drafter(drafter, shape, checkpoint.dtype, checkpoint.device, layout)
     placed = weights.placed(checkpoint.device, checkpoint.dtype)
+    decoder = build(lambda: Decoder(shape), placed, folder, to_ours)
+    decoder.cut_head(prompts.first_code, prompts.num_codes, copy=not placed.in_memory)
     return Model(
         spec=checkpoint.spec,
         grid=grid,
         prompts=prompts,
-        decoder=build(lambda: Decoder(shape), placed, folder, to_ours),
+        decoder=decoder,
         codec=codec,
         drafter_net=net,
         weights_sha=placed.digest(),

@@ -213,19 +213,16 @@ def pack(module: nn.Module) -> None:
             pack(child)
 
 
-def product(weight: Tensor) -> nn.Module:
-    """The module x -> x W^T of a weight [out, D], of which a copy is taken."""
-    if packable(weight):
-        return PackedLinear(weight)
-    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-    linear.weight = nn.Parameter(weight.clone(), requires_grad=False)
+def unpacked(module: nn.Module) -> nn.Module:
+    """Returns the function of a head, packed or not, as a module that gradients flow through. Packing the
+    head later does not reach it."""
+    if isinstance(module, nn.Sequential):
+        return nn.Sequential(*map(unpacked, module))
+    if not isinstance(module, PackedLinear):
+        return module
+    weight, bias = module.product.weight.to_dense(), module.product.bias
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    linear.weight = nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        linear.bias = nn.Parameter(bias, requires_grad=False)
     return linear
-
-
-def scoring_head(head: nn.Linear | nn.Sequential, first_code: int, num_codes: int) -> nn.Module:
-    """What scores codes while decoding: a copy of their rows, or Janus' layers, packed where that gains."""
-    if isinstance(head, nn.Linear):
-        return product(head.weight[first_code : first_code + num_codes])
-    layers = nn.Sequential(*head)
-    pack(layers)
-    return layers

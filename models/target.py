@@ -18,7 +18,7 @@ from adt_tree.roles import Prefix, Scored
 from adt_tree.tree import DraftTree
 from adt_tree.verify import Verdict
 from models.cache import KVCache
-from models.packed import cache_dtype, pack, scoring_head
+from models.packed import cache_dtype, pack
 from models.transformer import Decoder
 
 
@@ -91,9 +91,9 @@ def chain_mask(length: int, device: torch.device) -> Tensor:
 class ARTarget:
     """The Target of a decoder. Every row has its own prefix length; the cache holds no padding.
 
-    The head is sliced to the image codes: logits of other tokens are never computed. The cache holds
-    max_prompt + grid.size + max_nodes slots a row and nothing else grows. On a CPU the decoder's layers are
-    packed in place (models.packed): from then on it decodes and scores, and nothing else.
+    The decoder's head scores the codes alone (Decoder.cut_head). The cache holds max_prompt + grid.size +
+    max_nodes slots a row and nothing else grows. On a CPU the decoder's layers and head are packed in place
+    (models.packed): from then on it decodes and scores, and nothing else.
     """
 
     def __init__(
@@ -115,7 +115,6 @@ class ARTarget:
         self.num_codes, self.first_code = num_codes, first_code
         self.branches, self.max_prompt = branches, max_prompt
         self.device = weight.device
-        self.head = scoring_head(decoder.head, first_code, num_codes)
         config = decoder.config
         capacity = max_prompt + grid.size + max_nodes
         # A checkpoint whose own image does not fit its max_position_embeddings was not made to keep to it.
@@ -125,7 +124,7 @@ class ARTarget:
                 f"{capacity} positions; the model has {config.max_positions}: shorten the prompt or the tree"
             )
         decoder.reserve(capacity)
-        pack(decoder.blocks)
+        pack(decoder)
         rows, dtype = branches * slots, attend_in or cache_dtype(weight)
         padded = config.raster_side > 0  # positions of a raster count the padding before a prompt too
         self.cache = KVCache.allocate(config, rows, capacity, dtype, self.device, padded)
@@ -166,7 +165,7 @@ class ARTarget:
 
     def logits(self, features: Tensor) -> Tensor:
         """[..., D] -> [..., V] fp32, over the image codes."""
-        return self.head(features).float()
+        return self.decoder.head(features).float()
 
     def commit(self, tree: DraftTree, verdict: Verdict) -> None:
         """Append the accepted path of the tree just scored to each slot's prefix, in both branches."""

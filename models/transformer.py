@@ -258,15 +258,6 @@ def make_head(config: DecoderConfig) -> nn.Linear | nn.Sequential:
     return nn.Sequential(OrderedDict(proj_out=first, gelu=nn.GELU(), vision_head=second))
 
 
-def codes_head(head: nn.Linear | nn.Sequential, first_code: int, num_codes: int) -> nn.Module:
-    """The part of a decoder's head that tells codes apart: differentiable, its weights shared."""
-    if isinstance(head, nn.Sequential):
-        return head
-    rows = nn.Linear(head.in_features, num_codes, bias=False, device="meta")
-    rows.weight = nn.Parameter(head.weight[first_code : first_code + num_codes], requires_grad=False)
-    return rows
-
-
 class Positioned(nn.Module):
     """What a decoder and its drafter have in common: a token embedding and rotary positions."""
 
@@ -299,6 +290,18 @@ class Decoder(Positioned):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
         self.head = make_head(config)
+
+    def cut_head(self, first_code: int, num_codes: int, copy: bool = True) -> None:
+        """Keeps only the rows of the head that score the codes: no other token's logit is ever computed.
+
+        copy: into memory of their own, so that the whole head's is freed; False if the whole head lives on
+        elsewhere. A head of the codes alone stays as it is.
+        """
+        if isinstance(self.head, nn.Sequential) or self.head.out_features == num_codes:
+            return
+        rows = self.head.weight.detach()[first_code : first_code + num_codes]
+        self.head = nn.Linear(self.config.hidden_size, num_codes, bias=False, device="meta")
+        self.head.weight = nn.Parameter(rows.clone() if copy else rows, requires_grad=False)
 
     def forward(self, x: Tensor, cache: KVCache, meta: AttentionMetadata) -> Tensor:
         """Features [R, N, D], after the final norm, of embedded nodes x [R, N, D] placed by meta."""

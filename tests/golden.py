@@ -18,6 +18,7 @@ from models.layouts.llamagen import decoder_config as llamagen_config
 from models.layouts.llamagen import drafter_config as llamagen_drafter_config
 from models.layouts.llamagen import original_config
 from models.layouts.llamagen_prompts import CaptionProjector, PaddedPrompt
+from models.model import Model
 from models.target import ARTarget
 from models.transformer import Decoder, read_shape
 
@@ -37,12 +38,13 @@ def close(got: Tensor, expected: Tensor) -> None:
 
 
 @torch.no_grad()
-def same_as_transformers(decoder: Decoder, theirs: Any, tokens: Tensor) -> None:
-    """Features and logits along sequences are those of a causal model of transformers."""
+def same_as_transformers(model: Model, theirs: Any, tokens: Tensor) -> None:
+    """Features and logits of codes along sequences are those of a causal model of transformers."""
     hidden = theirs.model(input_ids=tokens).last_hidden_state
-    logits = theirs.lm_head(hidden)
-    close(decoder.causal(tokens), hidden)
-    close(decoder.head(decoder.causal(tokens)), logits)
+    logits = theirs.lm_head(hidden)[..., model.first_code : model.first_code + model.num_codes]
+    features = model.decoder.causal(tokens)
+    close(features, hidden)
+    close(model.decoder.head(features), logits)
     assert logits.abs().max() > 1  # far from the tolerance
 
 

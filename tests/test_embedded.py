@@ -45,7 +45,7 @@ def test_logits_are_those_of_transformers(model: Model) -> None:
     prompt = model.encode("noto emoji of red heart").conditional
     codes = torch.randint(model.num_codes, (60,), generator=torch.Generator().manual_seed(0))
     tokens = torch.tensor([prompt + (codes + model.first_code).tolist()])
-    same_as_transformers(model.decoder, net, tokens)
+    same_as_transformers(model, net, tokens)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

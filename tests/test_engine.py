@@ -53,6 +53,7 @@ def decoder(kv_heads: int = 4, dtype: torch.dtype = torch.float32) -> Decoder:
     for parameter in model.parameters():
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.3)
+    model.cut_head(FIRST, CODES)
     return model.to(dtype).eval().requires_grad_(False)
 
 
@@ -204,7 +205,7 @@ def alone(prompt: Prompt, tokens: list[int], branches: int, kv_heads: int = 4) -
     """Logits [G, V] and features [G, D] behind a prompt and tokens, without a cache."""
     model, rows = decoder(kv_heads), (prompt.conditional, prompt.unconditional)[:branches]
     features = torch.stack([model.causal(torch.tensor([row + tokens]))[0, -1] for row in rows])
-    return model.head(features)[:, FIRST : FIRST + CODES], features
+    return model.head(features), features
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2])

@@ -12,7 +12,7 @@ from torch import nn
 
 from adt_tree.sampling import Sampling
 from models.cache import KVCache
-from models.packed import PackedBlock, Product, cache_dtype, pack, packable, product, taken
+from models.packed import PackedBlock, PackedLinear, Product, cache_dtype, pack, packable, taken, unpacked
 from models.target import chain_mask
 from models.transformer import MLP, Block, DecoderConfig, rotary_table
 from tests.checkpoints import load
@@ -102,13 +102,12 @@ def test_a_decoder_with_its_head(tiny_checkpoint: Path) -> None:
     model.drafter(target, 2, 2)
     assert not any(isinstance(part, nn.Linear) for part in model.decoder.blocks.modules())
     assert not any(isinstance(part, nn.Linear) for part in model.drafter_net.modules())
-    assert isinstance(model.decoder.head, nn.Linear)  # targets take their rows from it
+    assert isinstance(model.decoder.head, PackedLinear)
     with torch.inference_mode():
         tokens = torch.arange(12)[None]
         features = model.decoder.causal(tokens)
         torch.testing.assert_close(features, plain.causal(tokens), rtol=1e-4, atol=1e-4)
-        codes = plain.head.weight[model.first_code : model.first_code + model.num_codes]
-        torch.testing.assert_close(target.logits(features), features @ codes.T, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(target.logits(features), plain.head(features), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.skipif(not packable(torch.ones(1, 1).bfloat16()), reason="no bf16 products on this CPU")
@@ -135,8 +134,18 @@ def test_what_gains_nothing_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> N
     before = list(net.state_dict())
     pack(net)
     assert list(net.state_dict()) == before
-    weight = torch.randn(4, 6).bfloat16()
-    head = product(weight)
-    weight.zero_()
-    assert head(torch.ones(6).bfloat16()).abs().sum() > 0, "the head took no copy"
-    assert cache_dtype(weight) == torch.bfloat16
+    assert cache_dtype(torch.randn(4, 6).bfloat16()) == torch.bfloat16
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_head_for_gradients_is_the_packed_one(bias: bool) -> None:
+    torch.manual_seed(5)
+    plain = nn.Sequential(nn.Linear(8, 24, bias=bias), nn.GELU(), nn.Linear(24, 5, bias=bias))
+    early, x = unpacked(plain), torch.randn(3, 8, requires_grad=True)
+    expected = plain(x).detach()
+    pack(plain)
+    assert isinstance(plain[2], PackedLinear)
+    for head in (early, unpacked(plain)):
+        torch.testing.assert_close(head(x), expected)
+        (slope,) = torch.autograd.grad(head(x).sum(), x)
+        assert slope.abs().sum() > 0

@@ -92,6 +92,7 @@ def of_anole(run: str) -> Recorded:
     """From the recorded features of its target."""
     models, found = anole(), cycles("anole_drafter_expected", run)
     hidden, ids = found[0]["target_hidden"], found[0]["input_ids"]
+    models.decoder.cut_head(FIRST_CODE, 8192)
     target = ARTarget(models.decoder, Grid(16, 1), FIRST_CODE, 8192, 1, 2, 40, 59)
     prompt = Prompt(ids[0, :-1].tolist(), UNCONDITIONAL)
     features = [hidden[0], hidden[1, -len(UNCONDITIONAL) :]]

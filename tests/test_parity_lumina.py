@@ -50,6 +50,7 @@ def models() -> tuple[Decoder, DrafterNet]:
     state |= {name: tensor for name, tensor in recorded.items() if "_norm." in name}
     decoder = Decoder(shape)
     decoder.load_state_dict(gather(state, decoder_names(shape), shape))
+    decoder.cut_head(FIRST_CODE, CODES)
     return decoder.eval().requires_grad_(False), models.net
 
 

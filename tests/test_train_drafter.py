@@ -23,7 +23,7 @@ from adt_tree.tree import root_only_tree
 from adt_tree.verify import Coupled
 from models.drafter import EagleDrafter
 from models.model import Model
-from models.transformer import codes_head
+from models.packed import unpacked
 from tests.checkpoints import Checkpoints, Tiny
 from tests.conftest import Refused, Run
 from training import drafter_data, drafter_states
@@ -92,7 +92,7 @@ def log(folder: Path) -> list[dict[str, Any]]:
 
 
 def head_of(model: Model) -> torch.nn.Module:
-    return codes_head(model.decoder.head, model.first_code, model.num_codes)
+    return unpacked(model.decoder.head)
 
 
 @torch.no_grad()

@@ -22,8 +22,8 @@ from adt_tree.errors import UserError
 from models.checkpoint.files import append_line
 from models.loading import load, pick_device
 from models.model import Model
+from models.packed import unpacked
 from models.spec import LoadOptions
-from models.transformer import codes_head
 from training import drafter_states
 from training.drafter_data import Images, epoch_order, noised, split
 from training.drafter_loss import Objective, Outcome, Unrolled, expected_tau, measure
@@ -55,7 +55,7 @@ class Trainer:
             )
         self.steps_an_epoch = len(self.train) // self.step_images
         self.step, self._start = 0, time.monotonic()
-        self.head = codes_head(model.decoder.head, model.first_code, model.num_codes)
+        self.head = unpacked(model.decoder.head)
         guidance = args.cfg_scale if args.cfg_loss else None
         self.objective = Objective(args.ttt_steps, args.p_w, args.step_decay, guidance, args.distance)
         self.measured = Objective(args.eval_depth, args.p_w, args.step_decay, args.cfg_scale)

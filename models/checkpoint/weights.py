@@ -126,6 +126,11 @@ class Weights(Mapping[str, Tensor]):
         """Shapes by name, from the headers."""
         return {name: stored.shape for name, stored in self._stored.items()}
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether these are tensors of a model that somebody else keeps, not of files."""
+        return any(stored.shared for stored in self._stored.values())
+
     def file_of(self, name: str) -> Path:
         """The file a tensor lies in."""
         return self._stored[name].path
