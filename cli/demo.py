@@ -1,8 +1,7 @@
-"""demo: a page where two methods race, where every step can be looked into, and a sheet of many prompts.
+"""demo: serve a page where two methods decode one prompt and race, and where every step can be looked into.
 
-The page asks `Pipeline.stream` for steps and decodes for one visitor at a time; whoever comes meanwhile
-waits in gradio's queue. It is served to this machine alone unless --host says otherwise, and asks nothing of
-a network.
+The page decodes for one visitor at a time; the others wait in gradio's queue. Without --host it is served to
+this machine alone. It needs no network.
 """
 
 from __future__ import annotations
@@ -22,17 +21,21 @@ if TYPE_CHECKING:
 class Options(ModelOptions):
     """page"""
 
-    port: int = option("where the page is served; 0: the first free one from 7860", 7860, least=0, most=65535)
-    host: str = option("where it listens; 0.0.0.0: at every address", "127.0.0.1", unit="ADDRESS")
+    port: int = option("port of the page; 0: the first free one from 7860 on", 7860, least=0, most=65535)
+    host: str = option(
+        "address to serve at; 0.0.0.0: every address of this machine", "127.0.0.1", unit="ADDRESS"
+    )
 
 
 def run(options: Options) -> None:
-    """Serve the page until it is interrupted. UserError without gradio, or for a port that is taken."""
+    """Serves the page until it is interrupted. Raises UserError without gradio, or if the port is taken."""
     check_model(options)
-    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when gradio is imported
-    # Read when torch is imported. Visitors are served by other threads than the one that loaded the model;
-    # OpenMP then lets two teams of threads on the same cores wait: an AR step takes three times as long, and
-    # every race would flatter the method with fewer steps.
+    if options.batch_size != 1:
+        raise UserError(f"--batch_size {options.batch_size}: the page decodes one image at a time")
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # gradio reads it when it is imported.
+    # torch reads OMP_NUM_THREADS when it is imported. gradio decodes in another thread than the one that
+    # loaded the model, and OpenMP gives each thread its own team on the same cores. The teams wait for each
+    # other: an AR step takes three times as long, which would flatter the method with fewer steps.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     try:
         import gradio
@@ -40,20 +43,24 @@ def run(options: Options) -> None:
         raise UserError(
             f"demo needs gradio ({error}): `bash scripts/setup.sh requirements-demo.txt` installs it"
         ) from None
-    from demo.page import serve
+    from demo.app import serve
 
-    pipe = pipeline(options)
-    print(f"{options.model} is loaded; a short warm-up, so that no race pays for it", flush=True)
+    pipe = load_with_drafter_if_any(options)
+    print(f"{options.model} is loaded and warms up", flush=True)
     try:
-        page, address = serve(pipe, options.batch_size, options.host, options.port)
+        page, address = serve(pipe, options.host, options.port)
     except (OSError, ValueError, gradio.exceptions.Error) as error:
         raise UserError(f"--host {options.host} --port {options.port}: {error}") from None
-    print(f"the page is at {address}; Ctrl-C ends it", flush=True)
+    print(f"The page is at {address}. Ctrl-C ends it.", flush=True)
     page.block_thread()
 
 
-def pipeline(options: ModelOptions) -> Pipeline:
-    """The model with its drafter; without one where none was asked for and its own cannot be had."""
+def load_with_drafter_if_any(options: ModelOptions) -> Pipeline:
+    """Loads the model, with its own drafter network if there is one.
+
+    Without it the page offers the methods that need none. Raises UserError if --drafter_path names a drafter
+    that cannot be loaded.
+    """
     from cli.loading import load
 
     try:
@@ -62,5 +69,5 @@ def pipeline(options: ModelOptions) -> Pipeline:
         if options.drafter_path is not None:
             raise
         pipe = load(options, need_drafter=False, more_prompts=True)
-        print(f"{error}; the methods that need it are not offered", flush=True)
+        print(f"{error}; the page offers only the methods that need no drafter", flush=True)
         return pipe

@@ -185,14 +185,14 @@ def record(
     options: Options, method: Method, pipe: Pipeline, folder: RunFolder, prompts: Sequence[Prompt]
 ) -> None:
     """Writes recordings of the first images, except for those that an earlier run has written."""
-    from eval import race
+    from demo import recording
     from eval.runs.run_folder import file_name
 
     for prompt in prompts[: options.record]:
-        path = folder.root / f"{race.PREFIX}{file_name(prompt.name)}.json"
+        path = folder.root / f"{recording.PREFIX}{file_name(prompt.name)}.json"
         if not path.exists():
             seed = folder.read(prompt.name).statistics["seed"]
-            race.write(path, race.record(pipe, method, prompt.text, seed))
+            recording.write(path, recording.record(pipe, method, prompt.text, seed))
 
 
 def summarise(entries: dict[str, dict[str, Any]], skipped: int, wall: float) -> dict[str, Any]:

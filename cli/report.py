@@ -1,14 +1,17 @@
-"""report: stored results of bench and folders of generate_images -> tables, documents, a page. No torch."""
+"""report: results of bench and folders of generate_images as tables, documents, plots or a race.
+
+This command does not import torch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from adt_tree.errors import UserError
 from cli.parser import Options as Base
 from cli.parser import declare, option, positional
-from eval import acceptance, report
+from eval import acceptance, bench_tables
 from eval.runs.run_folder import finished_records
 from models.checkpoint.files import make_folder, write_atomic
 
@@ -20,84 +23,122 @@ class Options(Base):
     """report"""
 
     results: tuple[str, ...] = positional(
-        "JSON files that bench stored or their folders, printed as tables; folders of generate_images, of "
-        "which codes per call and their correlation with top-1 probability are told (default, with --write: "
+        "JSON files of bench, or their folders: prints their tables; folders of generate_images: prints "
+        "codes per call and their correlation with the top-1 probability (default, with --write: "
         "docs/results/*.json)",
         "RESULT",
     )
-    write: str | None = option("write all tables of bench's results to a document of their own", unit="FILE")
+    write: str | None = option("write the tables of all bench results as one Markdown document", unit="FILE")
     into: str | None = option(
         "put the short table (tau and speed-up by temperature) into a document, between <!-- NAME:start --> "
         "and <!-- NAME:end -->; NAME is the result's file name without suffix",
         unit="FILE",
     )
-    html: str | None = option(
-        "write one self-contained page, its plots as PNG beside it: tables, the runs' images side by side, "
-        "heatmaps, maps of acceptance, scores, races of what was made with --record",
+    figures: str | None = option(
+        "write plots as PNG: NAME_speed.png for each bench result, and acceptance.png, which maps where the "
+        "images of the folders were easy",
+        unit="DIR",
+    )
+    race: str | None = option(
+        "replay the first image that all folders recorded (generate_images --record): .html for one page "
+        "that needs nothing else, .webp for an animation",
         unit="FILE",
     )
-    animation: str | None = option("write the first race as an animated .webp", unit="FILE")
     paper: str | None = option(
-        "set the ADT-Tree paper's figures for Anole-7b beside ours, of its table of that name",
-        choices=tuple(report.PAPER),
+        "add the ADT-Tree paper's figures for Anole-7b, from its table of this name, as columns",
+        choices=tuple(bench_tables.PAPER),
     )
 
 
 def run(options: Options) -> None:
-    """Print the tables, or put them where the options say."""
-    given = [name for name in ("write", "into", "html", "animation") if getattr(options, name) is not None]
-    if len(given) > 1:
-        raise UserError(f"--{given[0]} and --{given[1]}: give one of them")
-    if not options.results and not options.write:
-        raise UserError(
-            "no RESULT: give a JSON file that bench stored, its folder, or one of generate_images"
-        )
-    tables, runs = sorted_out([Path(name) for name in options.results] or sorted(RESULTS.glob("*.json")))
-    if options.html is not None:
-        from eval import page
-
-        target = Path(options.html)
-        print(f"{target}: {page.write(target, tables, runs, options.paper)} sections")
-    elif options.animation is not None:
-        animate(Path(options.animation), runs)
-    elif options.write is not None:
-        make_folder(Path(options.write).parent)
-        write_atomic(Path(options.write), report.document(tables).encode())
-        print(f"{options.write}: {len(tables)} results")
+    """Prints the tables, or writes what the one output option asks for."""
+    outputs = [name for name in ("write", "into", "figures", "race") if getattr(options, name) is not None]
+    if len(outputs) > 1:
+        raise UserError(f"--{outputs[0]} and --{outputs[1]}: give one of them")
+    if outputs and options.paper is not None:
+        raise UserError(f"--paper {options.paper} and --{outputs[0]}: only printed tables show the paper")
+    if not options.results and options.write is None:
+        raise UserError("no RESULT: give a JSON file of bench, its folder, or a folder of generate_images")
+    tables, runs = sort_results([Path(name) for name in options.results] or sorted(RESULTS.glob("*.json")))
+    if options.write is not None:
+        save(Path(options.write), bench_tables.document(tables).encode())
     elif options.into is not None:
         for path in tables:
-            report.insert(Path(options.into), path.stem, report.short(report.read(path)))
+            bench_tables.insert(Path(options.into), path.stem, bench_tables.short(bench_tables.read(path)))
+    elif options.figures is not None:
+        write_figures(Path(options.figures), tables, runs)
+    elif options.race is not None:
+        write_race(Path(options.race), runs)
     else:
-        print("\n\n".join(report.text_of(report.read(path), options.paper) for path in tables))
-        if runs:
-            print(
-                report.markdown(
-                    report.acceptance_cells([(str(path), acceptance.average(path)) for path in runs])
-                )
-            )
+        print_tables(tables, runs, options.paper)
 
 
-def animate(target: Path, runs: Sequence[Path]) -> None:
-    """Write the runs' first race as a moving picture. UserError if none of them was made with --record."""
-    from eval.race import races
-    from eval.race_film import film
+def sort_results(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+    """Splits paths into result files of bench and folders of generate_images.
 
-    found = races(runs)
-    if not found:
-        raise UserError("--animation: no race to show; make the folders by generate_images --record 1")
-    make_folder(target.parent)
-    print(f"{target}: {film(found[0], target)} bytes")
-
-
-def sorted_out(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
-    """Results of bench, and folders of generate_images. UserError for a folder that is neither."""
+    Raises UserError for a folder that is neither.
+    """
     tables, runs = [], []
     for path in paths:
-        stored = path / report.STORED if path.is_dir() else path
+        stored = path / bench_tables.STORED if path.is_dir() else path
         if not path.is_dir() or stored.is_file():
             tables.append(stored)
         elif any(path.glob("global_statistics_*.json")) or finished_records(path):
             runs.append(path)
         else:
-            raise UserError(f"{path}: it holds neither {report.STORED} nor a run of generate_images")
+            raise UserError(f"{path} holds neither {bench_tables.STORED} nor a run of generate_images")
     return tables, runs
+
+
+def print_tables(tables: Sequence[Path], runs: Sequence[Path], paper: str | None) -> None:
+    """Prints a table per bench result and one table of all runs."""
+    texts = [bench_tables.text_of(bench_tables.read(path), paper) for path in tables]
+    if runs:
+        averages = [(str(path), acceptance.average(path)) for path in runs]
+        texts.append(bench_tables.markdown(bench_tables.acceptance_cells(averages)))
+    print("\n\n".join(texts))
+
+
+def write_figures(folder: Path, tables: Sequence[Path], runs: Sequence[Path]) -> None:
+    """Writes the speed plot of each bench result, and one plot with the averaged maps of all runs."""
+    from eval import figures
+
+    results = {name_of(path): bench_tables.read(path)["rows"] for path in tables}
+    averages = [(str(path), acceptance.average(path)["maps"]) for path in runs]
+    make_folder(folder)
+    for name, rows in results.items():
+        labels = [bench_tables.label(row, rows) for row in rows]
+        figures.speed(rows, labels, folder / f"{name}_speed.png")
+    if averages:
+        figures.acceptance(averages, folder / "acceptance.png")
+    print(f"{folder}: {len(results) + bool(averages)} figures")
+
+
+def name_of(table: Path) -> str:
+    """Returns the name of a bench result: its file's, or its folder's where the file has bench's own name."""
+    return table.parent.resolve().name if table.name == bench_tables.STORED else table.stem
+
+
+def write_race(target: Path, runs: Sequence[Path]) -> None:
+    """Writes the race of the runs' first recorded image. Raises UserError if there is none."""
+    from demo.film import film
+    from demo.race_page import race_page
+    from demo.recording import Recording, races
+
+    def page(recordings: Sequence[Recording]) -> bytes:
+        return race_page(recordings).encode()
+
+    formats: dict[str, Callable[[Sequence[Recording]], bytes]] = {".html": page, ".webp": film}
+    if target.suffix not in formats:
+        raise UserError(f"--race {target}: give a name that ends in .html or .webp")
+    recorded = races(runs)
+    if not recorded:
+        raise UserError("--race: the folders share no recording; make them by generate_images --record 1")
+    save(target, formats[target.suffix](recorded[0]))
+
+
+def save(target: Path, content: bytes) -> None:
+    """Writes a file, and its folder where there is none, and prints its size."""
+    make_folder(target.parent)
+    write_atomic(target, content)
+    print(f"{target}: {len(content)} bytes")

@@ -1,1 +1,5 @@
-"""The demonstration page: what a visitor may ask, how it is decoded, and how the page looks."""
+"""Shows how images were decoded.
+
+recording.py stores the steps of one image; race_page.py and film.py replay recordings side by side; app.py
+is the page of `main.py demo`, where a visitor starts a race.
+"""

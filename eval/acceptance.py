@@ -1,4 +1,7 @@
-"""Where images are easy: maps of a run's steps by cell, averaged over its images. No torch."""
+"""Maps of where images are easy: what the step that generated each cell was like, averaged over images.
+
+This file does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -11,42 +14,47 @@ import numpy as np
 from adt_tree.errors import UserError
 from eval.runs.run_folder import read_steps
 
-CODES, TOP = "codes per call", "top1"
+CODES, TOP1 = "codes per call", "top1"
 COUNTS = (CODES, "depth", "width")
 
 
 def maps(steps: Sequence[dict[str, Any]], height: int, width: int) -> dict[str, np.ndarray]:
-    """Maps [height, width]: codes committed by the target call that made a cell, depth and width of its tree,
-    and the target's largest probability there if the steps have it. NaN where no step made it.
+    """Returns maps [height, width] of one image by their name; NaN in cells that no step generated.
+
+    "codes per call", "depth", "width": how many codes the target call that generated the cell committed, and
+    the shape of its draft tree. "top1", where all steps hold it: the target's largest probability there.
     """
-    kinds = (*COUNTS, TOP) if all(step.get(TOP) for step in steps) else COUNTS
-    found = {kind: np.full((height, width), np.nan) for kind in kinds}
+    kinds = (*COUNTS, TOP1) if all(step.get(TOP1) for step in steps) else COUNTS
+    by_kind = {kind: np.full((height, width), np.nan) for kind in kinds}
     for step in steps:
         count = step["accepted"] + 1
-        for place in range(count):
-            cell = divmod(step["position"] + place, width)
+        for index in range(count):
+            cell = divmod(step["position"] + index, width)
             for kind, value in zip(COUNTS, (count, step["depth"], step["width"]), strict=True):
-                found[kind][cell] = value
-            if TOP in found:
-                found[TOP][cell] = step[TOP][place]
-    return found
+                by_kind[kind][cell] = value
+            if TOP1 in by_kind:
+                by_kind[TOP1][cell] = step[TOP1][index]
+    return by_kind
 
 
 def average(folder: Path) -> dict[str, Any]:
-    """A run's maps, averaged over its images, and how codes per call correlate with top-1 probability.
+    """Returns averages over the images of a run of generate_images.
 
-    UserError if its steps are missing, damaged or of several grids.
+    Keys: images (how many), codes_per_call, maps, and correlation, which is that of codes per call with top-1
+    probability over the cells, or None without the latter.
+
+    Raises UserError if the run's steps are missing, damaged, or of images of several sizes.
     """
-    steps = {name: own for name, own in read_steps(folder).items() if own}
-    if not steps:
-        raise UserError(f"{folder}: it holds no records of images; run generate_images on it again")
+    by_image = {name: steps for name, steps in read_steps(folder).items() if steps}
+    if not by_image:
+        raise UserError(f"{folder} holds no records of images; run generate_images on it again")
     try:
-        grids = {grid_of(own) for own in steps.values()}
+        grids = {grid_of(steps) for steps in by_image.values()}
         if len(grids) > 1:
             raise UserError(f"{folder}: images of several grids ({sorted(grids)}); give runs of one model")
         ((height, width),) = grids
-        every = [maps(own, height, width) for own in steps.values()]
-        calls = [step["accepted"] + 1 for own in steps.values() for step in own]
+        image_maps = [maps(steps, height, width) for steps in by_image.values()]
+        calls = [step["accepted"] + 1 for steps in by_image.values() for step in steps]
     except UserError:
         raise
     except (KeyError, TypeError, IndexError, ValueError, ZeroDivisionError):
@@ -54,29 +62,33 @@ def average(folder: Path) -> dict[str, Any]:
             f"{folder}: the steps in its records are damaged: delete {folder / 'records'} and run "
             "generate_images on it again"
         ) from None
-    kinds = [kind for kind in every[0] if all(kind in own for own in every)]
-    stacks = {kind: np.ma.masked_invalid(np.stack([own[kind] for own in every])) for kind in kinds}
-    found = {kind: stack.mean(axis=0).filled(np.nan) for kind, stack in stacks.items()}
+    means = {}
+    for kind in image_maps[0]:
+        if all(kind in by_kind for by_kind in image_maps):
+            stack = np.ma.masked_invalid(np.stack([by_kind[kind] for by_kind in image_maps]))
+            means[kind] = stack.mean(axis=0).filled(np.nan)
     return {
-        "images": len(steps),
+        "images": len(by_image),
         "codes_per_call": sum(calls) / len(calls),
-        "correlation": correlation(found[CODES], found[TOP]) if TOP in found else None,
-        "maps": found,
+        "correlation": correlation(means[CODES], means[TOP1]) if TOP1 in means else None,
+        "maps": means,
     }
 
 
 def grid_of(steps: Sequence[dict[str, Any]]) -> tuple[int, int]:
-    """Rows and columns of an image, from its steps. UserError if they do not tell."""
+    """Returns the rows and columns of an image, derived from its steps. Raises UserError if they disagree."""
     codes = max(step["position"] + step["accepted"] + 1 for step in steps)
+    # position = row * width + column, so any step below the first row gives the width. Without one, the image
+    # has a single row.
     below = next((step for step in steps if step["row"] > 0), None)
     width = codes if below is None else (below["position"] - below["column"]) // below["row"]
     if width < 1 or codes % width:
-        raise UserError(f"{codes} codes in rows of {width}: its steps are not those of one image")
+        raise UserError(f"{codes} codes in rows of {width}: these steps are not those of one image")
     return codes // width, width
 
 
 def correlation(one: np.ndarray, other: np.ndarray) -> float | None:
-    """Pearson's, over the cells that both have; None where one of them does not vary."""
+    """Returns Pearson's correlation over cells where both are finite; None if either is constant there."""
     pairs = np.stack((one, other))[:, np.isfinite(one) & np.isfinite(other)]
     if not pairs.size or not np.ptp(pairs, axis=1).all():
         return None

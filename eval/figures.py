@@ -1,4 +1,4 @@
-"""Pictures: the contact sheet, images beside maps of their trees, averaged maps, and the plot of bench."""
+"""PNG figures: contact sheet, heatmaps of one image, averaged maps of runs, and the speed plot of bench."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from eval.acceptance import CODES, COUNTS, TOP, maps
+from eval.acceptance import CODES, COUNTS, TOP1, maps
 from eval.runs.run_folder import png_bytes
 from models.checkpoint.files import replacing, write_atomic
 
-MOST_ON_SHEET = 64
-TILE = 160  # pixels at least along a tile's side
+MAX_ON_SHEET = 64
+MIN_TILE = 160  # side of a tile, in pixels
 MARGIN, CAPTION = 10, 34  # pixels
-TITLES = {  # map -> its title
+TITLES = {  # name of a map -> title of its panel
     CODES: "codes per target call",
     "depth": "depth of the draft tree",
     "width": "width of the draft tree",
-    TOP: "probability of the likeliest code",
+    TOP1: "probability of the likeliest code",
 }
 WHITE, INK, UNSEEN = (255, 255, 255), (40, 40, 40), (0, 90, 200)
 
 
 def contact_sheet(images: Sequence[tuple[Path, str]], held_out: Collection[str], path: Path) -> None:
-    """Up to 64 pictures in a near-square grid, each above its prompt (two lines at most).
+    """Writes up to 64 pictures in a near-square grid, each above its prompt in at most two lines.
 
-    Prompts among held_out, (name, style) pairs that training never saw, are set in colour and framed.
+    images: files and prompts. held_out: prompts that training never saw; their pictures are framed.
     """
-    images = images[:MOST_ON_SHEET]
+    images = images[:MAX_ON_SHEET]
     columns = min(len(images), max(4, round(len(images) ** 0.5)))
     rows = -(-len(images) // columns)
     pictures = [Image.open(file).convert("RGB") for file, _ in images]
-    side = max(TILE, max(picture.width for picture in pictures))
+    side = max(MIN_TILE, max(picture.width for picture in pictures))
     sheet = Image.new(
         "RGB", (columns * (side + MARGIN) + MARGIN, rows * (side + CAPTION + MARGIN) + MARGIN), WHITE
     )
@@ -53,7 +53,7 @@ def contact_sheet(images: Sequence[tuple[Path, str]], held_out: Collection[str],
 
 
 def _wrap(text: str, font: Any, width: int) -> str:
-    """At most two lines of a text, no wider than the tile."""
+    """Returns a text in at most two lines of `width` pixels; an ellipsis marks what is cut."""
     lines, line = [], ""
     for word in text[:200].split():
         longer = f"{line} {word}".strip()
@@ -64,43 +64,49 @@ def _wrap(text: str, font: Any, width: int) -> str:
     lines = [*lines, line]
     if len(lines) > 2:
         lines = [lines[0], lines[1] + " …"]
-    for row, entry in enumerate(lines):
-        while font.getlength(entry) > width and len(entry) > 1:
-            entry = entry.rstrip("…")[:-1] + "…"
-        lines[row] = entry
+    for row, text in enumerate(lines):
+        while font.getlength(text) > width and len(text) > 1:
+            text = text.rstrip("…")[:-1] + "…"
+        lines[row] = text
     return "\n".join(lines)
 
 
 def heatmap(
     picture: Path, text: str, steps: Sequence[dict[str, Any]], grid: tuple[int, int], path: Path
 ) -> None:
-    """The image and its maps, side by side: codes per target call, depth and width of the trees."""
-    found = maps(steps, *grid)
+    """Writes an image beside maps of its steps: codes per target call, depth and width of the draft trees.
+
+    grid: rows and columns.
+    """
+    by_kind = maps(steps, *grid)
     figure = _figure(3.6 * (1 + len(COUNTS)), 3.9)
     axes = figure.subplots(1, 1 + len(COUNTS), width_ratios=(1, 1.13, 1.13, 1.13))
     axes[0].imshow(Image.open(picture), interpolation="lanczos")
-    plain = text.replace("$", r"\$")
-    axes[0].set_title(plain if len(plain) <= 46 else plain[:45] + "…", fontsize=10)
+    title = text.replace("$", r"\$")
+    axes[0].set_title(title if len(title) <= 46 else title[:45] + "…", fontsize=10)
     mean = sum(step["accepted"] + 1 for step in steps) / max(len(steps), 1)
     for axis, kind in zip(axes[1:], COUNTS, strict=True):
-        _show_map(figure, axis, kind, found[kind], None)
+        _show_map(figure, axis, kind, by_kind[kind], None)
         axis.set_title(f"{TITLES[kind]}, mean {mean:.2f}" if kind == CODES else TITLES[kind], fontsize=10)
     _bare(axes)
     _save(figure, path)
 
 
 def acceptance(rows: Sequence[tuple[str, Mapping[str, np.ndarray]]], path: Path) -> None:
-    """A row per run, a panel per map, each map on one scale in all rows. rows: label, then map by kind."""
-    kinds = [kind for kind in TITLES if any(kind in found for _, found in rows)]
+    """Writes the averaged maps of runs: a row per run, a column per map, one colour scale per column.
+
+    rows: label of a run, and its maps by name.
+    """
+    kinds = [kind for kind in TITLES if any(kind in by_kind for _, by_kind in rows)]
     figure = _figure(3.3 * len(kinds), 0.3 + 2.9 * len(rows))
     axes = figure.subplots(len(rows), len(kinds), squeeze=False)
     for column, kind in enumerate(kinds):
-        high = max(float(np.nanmax(found[kind])) for _, found in rows if kind in found)
-        for axis, (label, found) in zip(axes[:, column], rows, strict=True):
-            if kind not in found:
+        high = max(float(np.nanmax(by_kind[kind])) for _, by_kind in rows if kind in by_kind)
+        for axis, (label, by_kind) in zip(axes[:, column], rows, strict=True):
+            if kind not in by_kind:
                 axis.set_axis_off()
                 continue
-            _show_map(figure, axis, kind, found[kind], high)
+            _show_map(figure, axis, kind, by_kind[kind], high)
             axis.set_ylabel(label if column == 0 else "", fontsize=9)
         axes[0, column].set_title(TITLES[kind], fontsize=10)
     _bare(axes.flat)
@@ -108,22 +114,23 @@ def acceptance(rows: Sequence[tuple[str, Mapping[str, np.ndarray]]], path: Path)
 
 
 def speed(rows: Sequence[Mapping[str, Any]], labels: Sequence[str], path: Path) -> None:
-    """tau and the speed-up with its 95 % interval, of every label; a colour per temperature.
+    """Writes bars of tau and of the speed-up with its 95 % interval, by label and (in colour) temperature.
 
-    rows: as bench stores them; labels: what each is called beside the others, temperature left out.
+    rows: as bench stores them. labels: the name of each row without its temperature.
     """
     names, temperatures = list(dict.fromkeys(labels)), list(dict.fromkeys(row["temperature"] for row in rows))
     figure = _figure(10, 1.3 + 0.34 * len(names))
     axes = figure.subplots(1, 2, sharey=True)
-    thick = 0.8 / len(temperatures)
+    thickness = 0.8 / len(temperatures)
     for number, temperature in enumerate(temperatures):
-        own = [(names.index(label), row) for label, row in zip(labels, rows, strict=True)
-               if row["temperature"] == temperature]  # fmt: skip
-        places = [place + (number - (len(temperatures) - 1) / 2) * thick for place, _ in own]
-        ratios = [row["SR"] for _, row in own]
-        sides = [[max(abs(row["SR_95"][end] - row["SR"]), 0) for _, row in own] for end in (0, 1)]
-        axes[0].barh(places, [row["tau"] for _, row in own], thick, label=f"T = {temperature:g}")
-        axes[1].barh(places, ratios, thick, xerr=sides, ecolor="0.3", capsize=2)
+        bars = [(names.index(label), row) for label, row in zip(labels, rows, strict=True)
+                if row["temperature"] == temperature]  # fmt: skip
+        offset = (number - (len(temperatures) - 1) / 2) * thickness
+        heights = [group + offset for group, _ in bars]
+        ratios = [row["SR"] for _, row in bars]
+        errors = [[abs(row["SR_95"][end] - row["SR"]) for _, row in bars] for end in (0, 1)]
+        axes[0].barh(heights, [row["tau"] for _, row in bars], thickness, label=f"T = {temperature:g}")
+        axes[1].barh(heights, ratios, thickness, xerr=errors, ecolor="0.3", capsize=2)
     for axis, title in zip(axes, ("tau, codes per target call", "SR, speed-up in wall clock"), strict=True):
         axis.axvline(1, color="0.6", linewidth=1)
         axis.set_title(title, fontsize=10)
@@ -134,32 +141,32 @@ def speed(rows: Sequence[Mapping[str, Any]], labels: Sequence[str], path: Path) 
 
 
 def _figure(width: float, height: float) -> Any:
-    """A figure without a window, in inches."""
-    from matplotlib.figure import Figure  # a second that --help need not wait for
+    """Returns an empty figure; width and height are in inches."""
+    from matplotlib.figure import Figure  # imported late: it takes a second that --help need not wait
 
     return Figure(figsize=(width, height), dpi=110, layout="constrained")
 
 
 def _show_map(figure: Any, axis: Any, kind: str, values: np.ndarray, high: float | None) -> None:
-    """One map with its scale from 0; whole numbers on scales of counts."""
+    """Shows one map with a colour bar from 0 to `high` (None: its maximum), in whole numbers for counts."""
     from matplotlib.ticker import MaxNLocator
 
-    colours = {CODES: "magma", TOP: "cividis"}.get(kind, "viridis")
+    colours = {CODES: "magma", TOP1: "cividis"}.get(kind, "viridis")
     shown = axis.imshow(values, cmap=colours, interpolation="nearest", vmin=0, vmax=high)
     axis.set_facecolor("0.85")
     bar = figure.colorbar(shown, ax=axis, fraction=0.046, pad=0.03)
-    bar.ax.yaxis.set_major_locator(MaxNLocator(integer=kind != TOP))
+    bar.ax.yaxis.set_major_locator(MaxNLocator(integer=kind != TOP1))
     bar.outline.set_visible(False)
 
 
 def _bare(axes: Iterable[Any]) -> None:
-    """Neither ticks nor frames."""
+    """Removes ticks and frames."""
     for axis in axes:
         axis.set(xticks=[], yticks=[])
         axis.spines[:].set_visible(False)
 
 
 def _save(figure: Any, path: Path) -> None:
-    """A figure of matplotlib as PNG without metadata."""
+    """Writes a figure as PNG, atomically and without metadata, so that equal plots are equal bytes."""
     with replacing(path) as part:
         figure.savefig(part, format="png", metadata={"Software": None})

@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # Reproduces the paper's maps for EAGLE-2 and ADT-Tree: codes per target call, depth and width of the trees and the target's
-# top-1 probability in each cell, averaged over the images. Writes runs/figure_acceptance-MODEL/report.html with the images,
-# heatmaps and maps.
+# top-1 probability in each cell, averaged over the images. Writes runs/figure_acceptance-MODEL/acceptance.png.
 # Usage: [MODEL=NAME] [IMAGES=N] bash scripts/figure_acceptance.sh [options of `main.py generate_images`]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -15,4 +14,4 @@ for method in eagle-2 adt-tree; do
     $python main.py generate_images "${all[@]}" --method "$method" --output_dir "$out/$method" "$@"
 done
 $python main.py report "$out/eagle-2" "$out/adt-tree"
-$python main.py report "$out/eagle-2" "$out/adt-tree" --html "$out/report.html"
+$python main.py report "$out/eagle-2" "$out/adt-tree" --figures "$out"

@@ -11,5 +11,5 @@ out=runs/race-$model
 one=(--model "$model" --prompt "$prompt" --num_images 1 --record 1)
 $python main.py generate_images "${one[@]}" --method ar --output_dir "$out/left" "$@"
 $python main.py generate_images "${one[@]}" --method "${METHOD:-self-draft}" --output_dir "$out/right" "$@"
-$python main.py report "$out/left" "$out/right" --html "$out/race.html"
-$python main.py report "$out/left" "$out/right" --animation "$out/race.webp"
+$python main.py report "$out/left" "$out/right" --race "$out/race.html"
+$python main.py report "$out/left" "$out/right" --race "$out/race.webp"

@@ -17,7 +17,7 @@ LAYERS = ("main", "cli", "demo", "eval", "training", "models", "adt_tree")
 MAY_IMPORT = {  # main -> cli -> eval, training -> adt_tree.pipeline, models -> adt_tree
     "main": {"cli", "adt_tree"},
     "cli": {"cli", "demo", "eval", "training", "models", "adt_tree"},
-    "demo": {"demo", "eval", "adt_tree"},
+    "demo": {"demo", "eval", "models", "adt_tree"},
     "eval": {"eval", "models", "adt_tree"},
     "training": {"training", "models", "adt_tree"},
     "models": {"models", "adt_tree"},

@@ -1,22 +1,21 @@
-"""report: stored results as tables, in documents and on a page; maps of acceptance; damage is one line."""
+"""report: stored results as tables, documents and figures, maps of acceptance; damaged files are named."""
 
 from __future__ import annotations
 
 import json
 import math
-import re
 import shutil
 from collections.abc import Callable
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 import main
 from adt_tree.errors import UserError
 from eval.acceptance import average, correlation, grid_of
-from eval.report import PAPER, cells, short
+from eval.bench_tables import cells, short
 from tests.checkpoints import Checkpoints
 from tests.conftest import Refused, Run
 
@@ -78,27 +77,21 @@ def test_methods_that_no_longer_exist_are_left_out_by_name(tmp_path: Path, run: 
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    "content",
     [
-        ("", "not JSON"),
-        ("[]", "holds no rows"),
-        ('{"rows": []}', "holds no rows"),
-        ('{"rows": [3]}', "damaged (TypeError"),
-        ("\udcff", "not JSON"),
-        ("[" * 100_000, "nested too deeply"),
-        (json.dumps({"rows": [ROW]}), "damaged (KeyError"),
-        (json.dumps({**RESULT, "rows": [{**ROW, "tau": "much"}]}), "damaged (ValueError"),
-        (json.dumps({**RESULT, "rows": [{**ROW, "SR_95": 3}]}), "damaged (TypeError"),
-        (json.dumps({**RESULT, "profile": [{"method": "adt"}]}), "damaged (KeyError"),
-        (json.dumps({**RESULT, "rows": [{"proposer": "eagle", "tau": 2.0}]}), "damaged (KeyError"),
+        "", "\udcff", "[]", "[" * 100_000, '{"rows": []}', '{"rows": [3]}', json.dumps({"rows": [ROW]}),
+        *(json.dumps({**RESULT, "rows": [{**ROW, **change}]})
+          for change in ({"tau": "much"}, {"SR_95": 3}, {"method": "gone"}, {"varied": None})),
+        json.dumps({**RESULT, "profile": [{"method": "adt"}]}),
     ],
-)
-def test_what_is_no_result_is_one_line(content: str, says: str, tmp_path: Path, refused: Refused) -> None:
-    path = tmp_path / "bad.json"
+    ids=range(12),
+)  # fmt: skip
+def test_files_that_are_no_result_are_named(content: str, tmp_path: Path, refused: Refused) -> None:
+    path, document = tmp_path / "bad.json", tmp_path / "document.md"
     path.write_bytes(content.encode(errors="surrogateescape"))
-    for words in ([path], [path, "--html", tmp_path / "x.html"], [path, "--into", tmp_path / "x.md"]):
-        err = refused("report", *words)
-        assert says in err and "bad.json" in err
+    for words in ([], ["--figures", tmp_path / "figures"], ["--into", document]):
+        assert "bad.json" in refused("report", path, *words)
+    assert not document.exists() and not (tmp_path / "figures").exists()
 
 
 def test_the_papers_figures_stand_beside_ours(tmp_path: Path, run: Run) -> None:
@@ -111,31 +104,6 @@ def test_the_papers_figures_stand_beside_ours(tmp_path: Path, run: Run) -> None:
     assert all(line.endswith("| - | - | - |") for line in lines[3:6])
     assert "| adt-tree T=1 | 60% | 40% |" in lines and not any("assembled" in line for line in lines)
     assert "paper" not in run("report", tmp_path, "--paper", "parti")[1].lower()  # it has none of these rows
-    assert set(PAPER) == {"coco", "parti"} and PAPER["parti"]["adt-tree-lantern", 0.0] == (3.05, 3.97, 4.31)
-
-
-class Page(HTMLParser):
-    """A page, taken apart: every tag is closed, and it needs nothing else."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.open, self.parts = list[str](), list[str]()
-        self.source = path.read_text(encoding="utf-8")
-        self.feed(self.source)
-        self.text = "\n".join(self.parts)
-        assert not self.open and not re.search(r"https?://|url\(|@import", self.source)
-        assert not re.search(r"(src|href|srcset|action)=(?!\"data:)", self.source)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        assert tag not in ("script", "iframe", "object"), tag
-        if tag not in ("meta", "link", "img"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.parts.append(data)
 
 
 @pytest.fixture(scope="module")
@@ -154,32 +122,33 @@ def runs(checkpoints: Checkpoints, tmp_path_factory: pytest.TempPathFactory) -> 
     return folder
 
 
-def test_what_is_missing_is_one_line(runs: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused) -> None:
+def test_what_is_missing_is_named(runs: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused) -> None:
     monkeypatch.chdir(runs)
-    for words, says in {
-        "": "no RESULT", "EMPTY": "holds neither bench.json nor a run", "EMPTY --html x.html": "neither",
-        "absent.json": "absent.json", "absent.json --html x.html": "absent.json",
-        "EMPTY --html x.html --into y.md": "--into and --html", "EMPTY --animation x.webp": "neither",
-        "ar --animation x.webp": "no race to show",
+    for words, named in {
+        "": "RESULT", "EMPTY": "EMPTY", "absent.json": "absent.json", "EMPTY --figures x": "EMPTY",
+        "EMPTY --race x.html --into y.md": "--into and --race", "ar --figures x --paper coco": "--paper",
     }.items():  # fmt: skip
-        assert says in refused("report", *words.split())
+        assert named in refused("report", *words.split())
+    assert not Path("x").exists()
 
 
 def test_acceptance_averages_over_images(runs: Path, run: Run) -> None:
-    found = average(runs / "adt")
+    result = average(runs / "adt")
     steps = [json.loads(line) for line in (runs / "adt" / "steps.jsonl").read_text().splitlines()]
-    committed = found["maps"]["codes per call"]
-    covering = [s for s in steps if s["position"] <= 6 <= s["position"] + s["accepted"]]
-    assert found["images"] == len(covering) == 3 and math.isnan(committed[0][0])
-    assert committed[1][2] == pytest.approx(sum(s["accepted"] + 1 for s in covering) / 3)
-    for kind in ("depth", "width"):
-        assert found["maps"][kind][1][2] == pytest.approx(sum(s[kind] for s in covering) / 3)
-    assert found["codes_per_call"] == pytest.approx(sum(s["accepted"] + 1 for s in steps) / len(steps))
-    status, out, _ = run("report", runs / "adt", runs / "relaxed")
-    assert status == 0 and f"| {runs / 'adt'} | 3 | {found['codes_per_call']:.2f} |" in out
+    covering = [s for s in steps if s["position"] <= 6 <= s["position"] + s["accepted"]]  # row 1, column 2
+    expected = {
+        "codes per call": sum(s["accepted"] + 1 for s in covering) / 3,
+        "depth": sum(s["depth"] for s in covering) / 3,
+        "width": sum(s["width"] for s in covering) / 3,
+    }
+    assert result["images"] == len(covering) == 3 and math.isnan(result["maps"]["depth"][0, 0])
+    assert {name: result["maps"][name][1, 2] for name in expected} == pytest.approx(expected)
+    assert result["codes_per_call"] == pytest.approx(sum(s["accepted"] + 1 for s in steps) / len(steps))
+    out = run("report", runs / "adt", runs / "relaxed")[1]
+    assert f"| {runs / 'adt'} | 3 | {result['codes_per_call']:.2f} |" in out
 
 
-def test_certainty_is_mapped_where_the_steps_tell_it(runs: Path, tmp_path: Path) -> None:
+def test_top1_is_mapped_where_all_steps_hold_it(runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs / "adt", tmp_path / "adt")
 
     def rewrite(change: Callable[[dict[str, Any]], Any]) -> None:
@@ -191,55 +160,32 @@ def test_certainty_is_mapped_where_the_steps_tell_it(runs: Path, tmp_path: Path)
             path.write_text(json.dumps(content))
 
     rewrite(lambda step: step.update(top1=[1 / (step["accepted"] + 1)] * (step["accepted"] + 1)))
-    found = average(tmp_path / "adt")
-    assert set(found["maps"]) == {"codes per call", "depth", "width", "top1"} and found["correlation"] < 0
+    result = average(tmp_path / "adt")
+    assert "top1" in result["maps"] and result["correlation"] < 0
     rewrite(lambda step: step.update(top1=[]))
-    assert average(tmp_path / "adt")["correlation"] is None
+    result = average(tmp_path / "adt")
+    assert "top1" not in result["maps"] and result["correlation"] is None
     rewrite(lambda step: step.pop("accepted"))
-    with pytest.raises(UserError, match="damaged"):
+    with pytest.raises(UserError, match="records"):
         average(tmp_path / "adt")
 
 
-def test_page_holds_everything(runs: Path, tmp_path: Path, run: Run) -> None:
-    stored = tmp_path / "bench.json"
+def test_figures_have_a_row_per_run(runs: Path, tmp_path: Path, run: Run) -> None:
     rows = [{**ROW, "temperature": 0.0}, {**ROW, "method": "adt-tree"}]
-    stored.write_text(json.dumps({**RESULT, "rows": rows}))
-    scored = {"line": "python main.py eval_quality x", "commit": "abc", "date": "today"}
-    for name, entries in {"adt": [{"effnet_fd": 7.5}, {"effnet_fd": 1.25}], "ar": [{"is": 3.75}]}.items():
-        lines = [json.dumps({**scored, "scores": own}) for own in entries]
-        (runs / name / "scores.jsonl").write_text("\n".join(lines))
-    target = tmp_path / "page" / "report.html"
-    words = [stored, *(runs / name for name in ("ar", "adt", "relaxed")), "--html", target, "--paper", "coco"]
-    assert run("report", *words)[0] == 0
-    page = Page(target)
-    assert page.source.count('src="data:image/png') == 1 + 9 + 2 + 1  # a plot, images, heatmaps, maps
-    shown = "1.50 (1.40-1.60)", "1.62", "Anole-7b on 100 captions", "effnet_fd", "1.25", "commit abc1234"
-    assert "7.5" not in page.parts and "3.75" in page.parts  # the newest of each score
-    for part in (*shown, '<b>pizza & "wine"</b>', "The first 3 of the 3 prompts"):
-        assert part in page.text, part
-    one, other = page.text.count(", the same image"), page.text.count(", another image")
-    assert one >= 3 and other >= 1 and one + other == 6  # ADT-Tree makes the AR baseline's images
-    assert [path.suffix for path in sorted(target.parent.iterdir())] == [".html", ".png", ".png"]
-    before = target.read_bytes()
-    assert run("report", *words)[0] == 0 and target.read_bytes() == before
+    (tmp_path / "cpu.json").write_text(json.dumps({**RESULT, "rows": rows}))
+    both, one = tmp_path / "both", tmp_path / "one"
+    assert run("report", tmp_path / "cpu.json", runs / "adt", runs / "relaxed", "--figures", both)[0] == 0
+    assert run("report", runs / "adt", "--figures", one)[0] == 0
+    assert {path.name for path in both.iterdir()} == {"cpu_speed.png", "acceptance.png"}
+    heights = [Image.open(folder / "acceptance.png").height for folder in (both, one)]
+    assert heights[0] > heights[1] and Image.open(both / "cpu_speed.png").getbbox()
 
 
-def test_images_of_other_prompts_do_not_stand_side_by_side(runs: Path, tmp_path: Path, run: Run) -> None:
-    """Names are rows of a file, where the file has no names: those of another file are other prompts."""
-    shutil.copytree(runs / "relaxed", tmp_path / "other")
-    for path in (tmp_path / "other" / "records").iterdir():
-        path.write_text(path.read_text().replace('"cat"', '"dog"'))
-    assert run("report", runs / "ar", tmp_path / "other", "--html", tmp_path / "r.html")[0] == 0
-    page = Page(tmp_path / "r.html")
-    assert "red heart" in page.parts and "cat" not in page.parts and "dog" not in page.parts
-    assert "The first 2 of the 2 prompts" in page.text
-
-
-def test_grid_is_told_by_the_steps() -> None:
+def test_the_grid_follows_from_the_steps() -> None:
     first = {"position": 1, "row": 0, "column": 1, "accepted": 4}
     last = {"position": 6, "row": 1, "column": 2, "accepted": 1}
     assert (grid_of([first, last]), grid_of([first])) == ((2, 4), (1, 6))
-    with pytest.raises(UserError, match="not those of one image"):
+    with pytest.raises(UserError, match="7 codes"):
         grid_of([first, {**last, "accepted": 0}])
 
 

@@ -1,4 +1,7 @@
-"""Stored results of bench -> Markdown: the full table, the README's short one, docs/RESULTS.md. No torch."""
+"""Tables of bench's stored results, in Markdown: the full table, the README's short one, and docs/RESULTS.md.
+
+This file does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from models.checkpoint.files import write_atomic
 
 STORED = "bench.json"
 Row = dict[str, Any]
-# column of a row -> its heading and how a value is written; those of FOLDED stand where they vary
+# Key of a row -> the heading of its column, and the function that formats its values.
 COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "method": ("method", str),
     "temperature": ("T", "{:g}".format),
@@ -30,14 +33,14 @@ COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "images_per_min": ("images/min", "{:.1f}".format),
     "same_image": ("= AR", "{:.0%}".format),
 }
-FOLDED = ("total_token", "batch_size")
+ONLY_IF_VARIED = ("total_token", "batch_size")  # columns that appear where a method ran with several values
 LEGEND = (
-    "SR: seconds of the AR baseline / its own, median over prompts with its bootstrap 95 % interval; tau: "
-    "codes per target call; depth, drafted: of a tree, on average; calls and seconds: per image; = AR: "
-    "images equal to the AR baseline's, code for code."
+    "SR: seconds of the AR baseline divided by the method's seconds, median over prompts with its bootstrap "
+    "95 % interval; tau: codes per target call; depth, drafted: levels and nodes of a tree, on average; "
+    "calls and seconds: per image; = AR: share of images equal to the AR baseline's, code for code."
 )
-# The ADT-Tree paper (2512.21857), on Anole-7b: table -> (method, T) -> speed-up, tau, mean depth. Only what
-# is known to us: None else. To stand beside our figures, never for them.
+# The ADT-Tree paper (2512.21857), on Anole-7b: table -> (method, temperature) -> speed-up, tau, mean depth.
+# None: not known to us. These stand beside our figures and never in place of them.
 PAPER: dict[str, dict[tuple[str, float], tuple[float, float | None, float]]] = {
     "coco": {
         ("eagle-2", 0.0): (1.62, None, 5.0),
@@ -55,29 +58,31 @@ Written by `python main.py report --write docs/RESULTS.md` from docs/results/*.j
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A result that bench stored, without rows of methods that no longer exist; `dropped` names those.
+    """Reads a result of bench, without the rows of methods that no longer exist; "dropped" names these.
 
-    UserError, one line, if the file is not such a result.
+    Raises UserError if the file is not a result of bench.
     """
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; give a {STORED}, or a folder that holds one") from None
-    except (UnicodeDecodeError, ValueError, RecursionError):
+    except (ValueError, RecursionError):
         raise UserError(f"{path}: not JSON, or nested too deeply; give a file that bench stored") from None
     rows = result.get("rows") if isinstance(result, dict) else None
     if not isinstance(rows, list) or not rows:
-        raise UserError(f"{path}: it holds no rows; give a file that bench stored")
+        raise UserError(f"{path}: holds no rows; give a file that bench stored")
     try:
-        without_dropped_methods(result)
-        text_of(result)
+        drop_unknown_methods(result)
+        text_of(result)  # Whatever a table needs is now known to be there.
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{path}: damaged ({type(error).__name__}: {error}); run bench again") from None
+    if not result["rows"]:
+        raise UserError(f"{path}: none of its methods exists any more ({', '.join(result['dropped'])})")
     return result
 
 
-def without_dropped_methods(result: dict[str, Any]) -> None:
-    """Move the names of methods that no longer exist to `dropped`, and delete their rows and profiles."""
+def drop_unknown_methods(result: dict[str, Any]) -> None:
+    """Deletes the rows and profiles of methods that no longer exist, and stores their names as `dropped`."""
 
     def exists(label: str) -> bool:
         name = label.partition(":")[0].removesuffix(LANTERN_SUFFIX)
@@ -91,26 +96,29 @@ def without_dropped_methods(result: dict[str, Any]) -> None:
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """Cells, headings first, as a table; the first column to the left, the others to the right."""
+    """Returns rows of text, headings first, as a table: first column aligned left, the others right."""
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     lines.insert(1, "|---|" + "---:|" * (len(rows[0]) - 1))
     return "\n".join(lines)
 
 
 def cells(result: dict[str, Any], paper: str | None = None) -> list[list[str]]:
-    """The cells of a result's table, headings first. paper: the table of the paper that stands beside it."""
+    """Returns the full table of a result as rows of text, headings first.
+
+    Options that bench varied (row["varied"]) have a column each before SR. paper: name of the paper's table
+    whose figures are the last columns.
+    """
     rows = result["rows"]
     varied = list(dict.fromkeys(key for row in rows for key in row["varied"]))
-    columns = [key for key in COLUMNS if key not in FOLDED or varies(key, rows)]
-    place = columns.index("SR")
-    table = [[COLUMNS[key][0] for key in columns]]
+    columns = [key for key in COLUMNS if key not in ONLY_IF_VARIED or varies(key, rows)]
+    before, after = columns[: columns.index("SR")], columns[columns.index("SR") :]
+    table = [[*(COLUMNS[key][0] for key in before), *varied, *(COLUMNS[key][0] for key in after)]]
     for row in rows:
         low, high = row["SR_95"]
-        shown = {**row, "SR": f"{row['SR']:.2f} ({low:.2f}-{high:.2f})"}
-        table.append([COLUMNS[key][1](shown[key]) for key in columns])
-    for line, values in zip(table, [dict(zip(varied, varied, strict=True)), *(row["varied"] for row in rows)],
-                            strict=True):  # fmt: skip
-        line[place:place] = [str(values.get(key, "-")) for key in varied]
+        values = {**row, "SR": f"{row['SR']:.2f} ({low:.2f}-{high:.2f})"}
+        texts = {key: COLUMNS[key][1](values[key]) for key in columns}
+        options = [str(row["varied"].get(key, "-")) for key in varied]
+        table.append([*(texts[key] for key in before), *options, *(texts[key] for key in after)])
     if paper is not None and concerns(paper, rows):
         table[0] += ["paper SR", "paper tau", "paper depth"]
         for line, row in zip(table[1:], rows, strict=True):
@@ -120,90 +128,92 @@ def cells(result: dict[str, Any], paper: str | None = None) -> list[list[str]]:
 
 
 def varies(key: str, rows: Sequence[Row]) -> bool:
-    """Whether a column takes several values in some method."""
+    """Whether a method ran with several values of `key`."""
     return len({(row["method"], row[key]) for row in rows}) > len({row["method"] for row in rows})
 
 
 def concerns(paper: str, rows: Sequence[Row]) -> bool:
-    """Whether the paper has a figure for any row of ours."""
+    """Whether that table of the paper has a figure for any of these rows."""
     return any((row["method"], row["temperature"]) in PAPER[paper] for row in rows)
 
 
 def notes(result: dict[str, Any], paper: str | None = None) -> list[str]:
-    """What stands below a result's table: what a reader needs to repeat it, and whose other figures are."""
-    place, runs = result["environment"], len(result.get("runs", ()))
-    dirty = ", with uncommitted changes" if place["dirty"] else ""
+    """Returns the paragraphs below a table: how to repeat it, what was left out, the paper's set-up."""
+    environment, runs = result["environment"], len(result.get("runs", ()))
+    dirty = ", with uncommitted changes" if environment["dirty"] else ""
     assembled = f", assembled from {runs} runs" if runs > 1 else ""
-    found = [
-        f"`{result['command']}`, {result['prompts']} prompts, {place['precision']}, {place['threads']} "
-        f"threads, {place['device']}, torch {place['torch']}, commit {place['commit']}{dirty}, "
-        f"{place['date']}{assembled}."
+    paragraphs = [
+        f"`{result['command']}`, {result['prompts']} prompts, {environment['precision']}, "
+        f"{environment['threads']} threads, {environment['device']}, torch {environment['torch']}, commit "
+        f"{environment['commit']}{dirty}, {environment['date']}{assembled}."
     ]
     if result.get("dropped"):
-        found.append(f"Rows left out, of methods that no longer exist: {', '.join(result['dropped'])}.")
+        paragraphs.append(f"Rows left out, of methods that no longer exist: {', '.join(result['dropped'])}.")
     if paper is not None and concerns(paper, result["rows"]):
-        found.append(
+        paragraphs.append(
             f"Paper: Anole-7b on {PAPER_PROMPTS[paper]}, its own engine and GPU; -: not known to us."
         )
-    return found
+    return paragraphs
 
 
 def text_of(result: dict[str, Any], paper: str | None = None) -> str:
-    """A result as Markdown: its table, where it comes from, and where the time went if it was profiled."""
+    """Returns a result as Markdown: its table, its notes, and where the time went if bench profiled it."""
     parts = [markdown(cells(result, paper)), "", "\n\n".join(notes(result, paper))]
     profile = result.get("profile", ())
     if profile:
-        keys = list(profile[0]["shares"])
-        split = [[own["configuration"], *(f"{own['shares'][key]:.0%}" for key in keys)] for own in profile]
-        parts += ["", markdown([["share of time", *keys], *split])]
+        kinds = list(profile[0]["shares"])
+        shares = [
+            [part["configuration"], *(f"{part['shares'][kind]:.0%}" for kind in kinds)] for part in profile
+        ]
+        parts += ["", markdown([["share of time", *kinds], *shares])]
     return "\n".join(parts)
 
 
 def short(result: dict[str, Any]) -> str:
-    """tau and speed-up of every method by temperature, a line each: the README's table."""
+    """Returns the README's table: one line per method, tau and speed-up at each temperature."""
     rows = result["rows"]
     temperatures = list(dict.fromkeys(row["temperature"] for row in rows))
-    found: dict[str, dict[float, Row]] = {}
+    by_label: dict[str, dict[float, Row]] = {}
     for row in rows:
-        found.setdefault(label(row, rows), {})[row["temperature"]] = row
+        by_label.setdefault(label(row, rows), {})[row["temperature"]] = row
     table = [["method", *(f"{name}, T = {t:g}" for t in temperatures for name in ("tau", "speed-up"))]]
-    for name, own in found.items():
-        values = [f"{own[t][key]:.2f}" if t in own else "-" for t in temperatures for key in ("tau", "SR")]
+    for name, at in by_label.items():
+        values = [f"{at[t][key]:.2f}" if t in at else "-" for t in temperatures for key in ("tau", "SR")]
         table.append([name, *values])
     return markdown(table)
 
 
 def acceptance_cells(runs: Sequence[tuple[str, dict[str, Any]]]) -> list[list[str]]:
-    """The cells of runs' averages (eval.acceptance), headings first."""
+    """Returns a table of runs as rows of text, headings first. runs: name and acceptance.average's result."""
     table = [["run", "images", "codes per call", "correlation with top-1 probability"]]
-    for name, own in runs:
-        link = "-" if own["correlation"] is None else f"{own['correlation']:.2f}"
-        table.append([name, str(own["images"]), f"{own['codes_per_call']:.2f}", link])
+    for name, average in runs:
+        correlation = "-" if average["correlation"] is None else f"{average['correlation']:.2f}"
+        table.append([name, str(average["images"]), f"{average['codes_per_call']:.2f}", correlation])
     return table
 
 
 def label(row: Row, rows: Sequence[Row]) -> str:
-    """A row's method and what else differs in the result, its temperature left out."""
-    told = [key for key in FOLDED if row[key] is not None and varies(key, rows)]
-    words = [f"{COLUMNS[key][0]} {row[key]}" for key in told]
+    """Returns a row's method and every option that tells it from the other rows, but for the temperature."""
+    keys = [key for key in ONLY_IF_VARIED if row[key] is not None and varies(key, rows)]
+    words = [f"{COLUMNS[key][0]} {row[key]}" for key in keys]
     return " ".join([row["method"], *words, *(f"{key} {value}" for key, value in row["varied"].items())])
 
 
 def document(paths: Sequence[Path]) -> str:
-    """All results, one section each under its file's name: docs/RESULTS.md."""
+    """Returns docs/RESULTS.md: one section per result, under the name of its file."""
     sections = [f"## {path.stem}\n\n{text_of(read(path))}\n" for path in paths]
     return "\n".join([OPENING, LEGEND, "", *sections])
 
 
 def insert(file: Path, name: str, text: str) -> None:
-    """Replace what stands between a document's markers. UserError if it has none of that name."""
+    """Replaces the text between a document's markers. Raises UserError if it has none of that name."""
     first, last = f"<!-- {name}:start -->", f"<!-- {name}:end -->"
     try:
         before = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--into {file}: cannot be read ({getattr(error, 'strerror', error)})") from None
-    head, found, rest = before.partition(first)
-    _, closed, tail = rest.partition(last)
-    if not (found and closed):
-        raise UserError(f"--into {file}: it has no lines {first} and {last}")
+    head, start, rest = before.partition(first)
+    _, end, tail = rest.partition(last)
+    if not (start and end):
+        raise UserError(f"--into {file}: has no lines {first} and {last}")
     write_atomic(file, f"{head}{first}\n{text}\n{last}{tail}".encode())

@@ -1,0 +1,174 @@
+"""Recording of one image's decoding: the clock, codes and draft tree of every step, and partial images.
+
+Recording costs the decoding nothing: the times are those that the decoding loop measures itself, and the
+partial images are decoded after the last step. This file does not import torch.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from PIL import Image, ImageChops, ImageDraw
+
+from adt_tree.errors import UserError
+from models.checkpoint.files import write_atomic
+
+if TYPE_CHECKING:
+    from adt_tree.method import Method
+    from adt_tree.pipeline import Pipeline, StreamStep
+
+PREFIX = "race_"  # a folder of generate_images keeps the recording of image NAME as race_NAME.json
+MAX_FRAMES, MAX_SIDE = 48, 256  # number of partial images kept, and their longer side in pixels
+COLUMNS = 8  # partial images per row of the sheet
+SHEET_START = "data:image/webp;base64,"
+STEP_FIELDS = ("position", "row", "column", "depth", "width", "nodes", "accepted", "ms")
+NUMBERS = (int, float)
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """The decoding of one image, step by step."""
+
+    method: str
+    exact: bool  # whether the method promises the AR baseline's image
+    prompt: str
+    seed: int
+    settings: str  # temperature and guidance, as a sentence for the reader
+    grid: tuple[int, int]  # rows, columns
+    seconds: float  # sum of all steps; the pass over the prompt is not included
+    codes: list[int]
+    pixels: str  # hash of the finished image's pixels
+    steps: list[dict[str, Any]]  # STEP_FIELDS, and tree: None or codes, parents, depths, probability, path
+    frames: dict[str, Any]  # sheet (a WebP as data URI), columns, size, counts: number of codes in each frame
+
+
+class Recorder:
+    """Collects the steps of one image from Pipeline.stream."""
+
+    def __init__(self, pipe: Pipeline, method: Method, prompt: str, seed: int) -> None:
+        self.pipe, self.method, self.prompt, self.seed = pipe, method, prompt, seed
+        self.grid = pipe.model.grid
+        self.codes: list[int] = []
+        self.steps: list[dict[str, Any]] = []
+
+    def add(self, step: StreamStep) -> None:
+        """Stores one step."""
+        if not self.codes and step.position:
+            self.codes = [step.tree.codes[0]]  # The pass over the prompt gave code 0, the first tree's root.
+        self.codes += step.codes
+        values = asdict(step.step)
+        tree = None
+        if len(step.tree.codes) > 1:
+            tree = {key: list(getattr(step.tree, key)) for key in ("codes", "parents", "depths", "path")}
+            tree["probability"] = [round(math.exp(value), 4) for value in step.tree.confidence]
+        self.steps.append({**{name: values[name] for name in STEP_FIELDS}, "tree": tree})
+
+    def finish(self) -> Recording:
+        """Returns the recording of a complete image. Decodes the partial images, which takes a while."""
+        final = self.pipe.image(self.codes)
+        sampling = self.method.sampling
+        return Recording(
+            method=self.method.label,
+            exact=self.method.exact,
+            prompt=self.prompt,
+            seed=self.seed,
+            settings=f"Temperature {sampling.temperature:g}, guidance {sampling.guidance:g}",
+            grid=(self.grid.height, self.grid.width),
+            seconds=sum(step["ms"] for step in self.steps) / 1e3,
+            codes=list(self.codes),
+            pixels=hashlib.sha256(final.tobytes()).hexdigest()[:16],
+            steps=self.steps,
+            frames=self._frames(final),
+        )
+
+    def _frames(self, final: Image.Image) -> dict[str, Any]:
+        """Returns one sheet with the image after some of the steps, evenly spread and including the last."""
+        ends = [step["position"] + step["accepted"] + 1 for step in self.steps]
+        stride = -(-len(ends) // MAX_FRAMES)
+        counts = [1, *ends[len(ends) - 1 :: -stride][::-1]]
+        shrink = min(1.0, MAX_SIDE / max(final.size))
+        width, height = round(final.width * shrink), round(final.height * shrink)
+        sheet = Image.new("RGBA", (COLUMNS * width, -(-len(counts) // COLUMNS) * height))
+        for index, count in enumerate(counts):
+            frame = final.convert("RGBA") if count == self.grid.size else self._partial(count)
+            sheet.paste(frame.resize((width, height)), (index % COLUMNS * width, index // COLUMNS * height))
+        stream = io.BytesIO()
+        sheet.save(stream, format="WEBP", quality=90)
+        data_uri = SHEET_START + base64.b64encode(stream.getvalue()).decode()
+        return {"sheet": data_uri, "columns": COLUMNS, "size": [width, height], "counts": counts}
+
+    def _partial(self, count: int) -> Image.Image:
+        """Returns the image of the first `count` codes, transparent where the other codes will be.
+
+        The pixel decoder takes a whole grid and normalises over all of it, so the known codes are repeated to
+        fill the grid: any constant filling would change the colours of the known part.
+        """
+        filled = (self.codes[:count] * self.grid.size)[: self.grid.size]
+        picture = self.pipe.image(filled).convert("RGBA")
+        row, column = self.grid.cell(count)
+        cell_height, cell_width = picture.height / self.grid.height, picture.width / self.grid.width
+        top, bottom = round(row * cell_height), round((row + 1) * cell_height)
+        left = round(column * cell_width)
+        mask = Image.new("L", picture.size, 255)
+        pen = ImageDraw.Draw(mask)
+        pen.rectangle((left, top, picture.width, bottom - 1), fill=0)  # the rest of the row of code `count`
+        pen.rectangle((0, bottom, picture.width, picture.height), fill=0)  # all rows below
+        picture.putalpha(ImageChops.multiply(picture.getchannel("A"), mask))
+        return picture
+
+
+def record(pipe: Pipeline, method: Method, prompt: str, seed: int) -> Recording:
+    """Decodes one image at batch size 1 and returns its recording."""
+    recorder = Recorder(pipe, method, prompt, seed)
+    for step in pipe.stream(prompt, method=method, seed=seed):
+        recorder.add(step)
+    return recorder.finish()
+
+
+def write(path: Path, recording: Recording) -> None:
+    """Writes a recording as JSON, atomically."""
+    write_atomic(path, json.dumps(asdict(recording)).encode())
+
+
+def read(path: Path) -> Recording:
+    """Reads a recording of `generate_images --record`. Raises UserError if the file is not one."""
+    try:
+        recording = Recording(**json.loads(path.read_text(encoding="utf-8")))
+        _check(recording)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise UserError(f"{path}: not a recording, or damaged; delete it and record again") from None
+    return recording
+
+
+def _check(recording: Recording) -> None:
+    """Raises ValueError, TypeError or KeyError if the recording cannot be replayed safely."""
+    frames, (rows, columns) = recording.frames, recording.grid
+    texts = (recording.method, recording.prompt, recording.settings, recording.pixels, frames["sheet"])
+    numbers = [recording.seconds, *frames["size"], *frames["counts"]]
+    numbers += [step[name] for step in recording.steps for name in STEP_FIELDS]
+    if not (
+        recording.steps
+        and rows * columns == len(recording.codes)
+        and all(isinstance(text, str) for text in texts)
+        and all(isinstance(number, NUMBERS) for number in numbers)
+        and frames["sheet"].startswith(SHEET_START)  # Never a remote address: the page must not fetch.
+    ):
+        raise ValueError("not a recording")
+
+
+def races(folders: Sequence[Path]) -> list[list[Recording]]:
+    """Returns a race, one recording per folder, for each image that every folder with recordings recorded."""
+    by_folder = [{path.name: path for path in folder.glob(f"{PREFIX}*.json")} for folder in folders]
+    by_folder = [paths for paths in by_folder if paths]
+    names = sorted(set.intersection(*map(set, by_folder))) if by_folder else []
+    return [[read(paths[name]) for paths in by_folder] for name in names]

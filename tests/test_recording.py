@@ -1,0 +1,122 @@
+"""Recordings and their replays: a recording holds what was decoded, and the race page needs nothing else."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import re
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from adt_tree import Lantern, Pipeline, Sampling
+from adt_tree.errors import UserError
+from demo import recording
+from demo.film import film
+from demo.race_page import race_frame, race_page
+from demo.recording import Recording
+from tests.conftest import Refused, Run
+
+PROMPT, SAMPLING = "sun", Sampling(temperature=0.5)
+HOSTILE = "</script><img src=x onerror=alert(1)>\u2028“'&"
+
+
+@pytest.fixture(scope="module")
+def runners(pipe: Pipeline) -> list[Recording]:
+    """One image of the AR baseline, and the same of self-drafting."""
+    methods = [pipe.method(name, sampling=SAMPLING) for name in ("ar", "self-draft")]
+    return [recording.record(pipe, method, PROMPT, 5) for method in methods]
+
+
+def test_a_recording_holds_what_was_decoded(pipe: Pipeline, runners: list[Recording]) -> None:
+    for runner in runners:
+        out = pipe(PROMPT, method=runner.method, sampling=SAMPLING, seed=5)
+        assert runner.codes == out.codes[0] and runner.exact
+        assert [step["accepted"] for step in runner.steps] == [step.accepted for step in out.steps[0]]
+        assert runner.seconds == pytest.approx(sum(step["ms"] for step in runner.steps) / 1e3)
+    assert runners[0].pixels == runners[1].pixels
+    relaxed = recording.record(pipe, pipe.method("eagle-2", lantern=Lantern(delta=0.9, k=40)), PROMPT, 5)
+    assert relaxed.pixels != runners[0].pixels and not relaxed.exact
+
+
+def test_the_accepted_path_holds_the_committed_codes(runners: list[Recording]) -> None:
+    assert all(step["tree"] is None for step in runners[0].steps)
+    drafted = [step for step in runners[1].steps if step["tree"]]
+    assert any(step["accepted"] for step in drafted)
+    for step in drafted:
+        tree, start = step["tree"], step["position"]
+        assert len(tree["path"]) == step["accepted"] and len(tree["codes"]) == step["nodes"] + 1
+        committed = [tree["codes"][node] for node in (0, *tree["path"])]
+        assert committed == runners[1].codes[start - 1 : start + step["accepted"]]
+        assert [tree["depths"][node] for node in tree["path"]] == list(range(1, step["accepted"] + 1))
+
+
+def test_a_partial_image_shows_its_codes_alone(pipe: Pipeline, runners: list[Recording]) -> None:
+    frames, final = runners[0].frames, pipe.image(runners[0].codes).convert("RGBA")
+    sheet = Image.open(io.BytesIO(base64.b64decode(frames["sheet"].partition(",")[2]))).convert("RGBA")
+
+    def frame(index: int) -> Image.Image:
+        (width, height), columns = frames["size"], frames["columns"]
+        left, top = index % columns * width, index // columns * height
+        return sheet.crop((left, top, left + width, top + height))
+
+    assert frames["counts"][0] == 1 and frames["counts"][-1] == pipe.model.grid.size
+    last = frame(len(frames["counts"]) - 1)
+    differences = [abs(a - b) for a, b in zip(last.tobytes(), final.tobytes(), strict=True)]
+    assert sum(differences) / len(differences) < 30  # the sheet is compressed with loss
+    opaque = sum(value > 127 for value in frame(1).getchannel("A").tobytes())
+    share = frames["counts"][1] / pipe.model.grid.size
+    assert opaque / (final.width * final.height) == pytest.approx(share, abs=0.02)
+
+
+def test_the_page_needs_nothing_else_and_shows_texts_as_texts(runners: list[Recording]) -> None:
+    page = race_page([replace(runner, prompt=HOSTILE) for runner in runners])
+    assert page.count("</script>") == 1 and "<img" not in page
+    assert set(re.findall(r"https?://[^\"'\s]+", page)) <= {"http://www.w3.org/2000/svg"}
+    assert not re.search(r"@import|fetch\(|XMLHttpRequest|<link[^>]+href=\"(?!data:)", page)
+    frame = race_frame(runners)
+    assert frame.count("<") == 2 and frame.endswith("</iframe>")  # the whole page is escaped
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"", b"\xff", b"[]", b"[" * 100_000, {"steps": []}, {"codes": [1]}, {"grid": 3}, {"seconds": "1"},
+        {"prompt": None}, {"frames": {"sheet": "http://example.org/x", "size": [1, 1], "counts": [1]}},
+    ],
+)  # fmt: skip
+def test_damaged_recordings_are_refused(
+    damage: bytes | dict[str, object], runners: list[Recording], tmp_path: Path
+) -> None:
+    path = tmp_path / "race_a.json"
+    recording.write(path, runners[0])
+    assert asdict(recording.read(path)) == json.loads(json.dumps(asdict(runners[0])))
+    content = damage if isinstance(damage, bytes) else json.dumps({**asdict(runners[0]), **damage}).encode()
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"race_a\.json"):
+        recording.read(path)
+
+
+def test_the_film_loops(runners: list[Recording]) -> None:
+    with Image.open(io.BytesIO(film(runners))) as picture:
+        assert picture.format == "WEBP" and picture.n_frames > 2 and picture.info["loop"] == 0
+
+
+def test_folders_race(generate: Run, run: Run, refused: Refused, tmp_path: Path) -> None:
+    """The races of folders are of the images that all folders with recordings recorded."""
+    for name, words in {
+        "ar": "--record 2 --method ar", "none": "--method ar", "sd": "--record 1 --method self-draft",
+    }.items():  # fmt: skip
+        assert generate(name, "--num_images", 2, *words.split())[0] == 0
+    folders = [tmp_path / name for name in ("ar", "none", "sd")]
+    ((first, second),) = recording.races(folders)
+    assert first.pixels == second.pixels and first.seed == second.seed
+    for name in ("race.html", "race.webp"):
+        assert run("report", *folders, "--race", tmp_path / "new" / name)[0] == 0
+    assert (tmp_path / "new" / "race.html").read_text() == race_page([first, second])
+    assert (tmp_path / "new" / "race.webp").read_bytes() == film([first, second])
+    assert "race.mp4" in refused("report", *folders, "--race", tmp_path / "race.mp4")
+    assert "--record" in refused("report", tmp_path / "none", "--race", tmp_path / "race.html")
