@@ -109,7 +109,7 @@ def speculative(
         for slot, image in step.images:
             image.drafter_calls += proposer.calls(shapes[slot])
             done = image.steps[-1]
-            policy.observe(slot, done.accepted, done.depth, slots.cells(done))
+            policy.observe(slot, done, slots.cells(done))
         yield step
 
 

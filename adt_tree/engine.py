@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from adt_tree.batch import StepOutput
+from adt_tree.budget import AutoTree, CostAware
 from adt_tree.decode import autoregressive, finished, speculative
 from adt_tree.errors import UserError
 from adt_tree.method import Method
@@ -55,28 +56,55 @@ def build(model: Model, method: Method, slots: int, max_prompt: int) -> Engine:
     if method.tree is None:
         return Engine(method, sampling, model.target(slots, sampling, 1, max_prompt))
     tree = StaticTree(STATIC_TREES[method.tree]) if isinstance(method.tree, str) else method.tree
-    shape = largest_shape(tree, model.num_codes)
-    target = model.target(slots, sampling, shape.budget + 1, max_prompt)
-    setup = Setup(model, method, sampling, target, tree, shape)
+    shapes = candidate_shapes(tree, model)
+    target = _largest_target(model, sampling, shapes, slots, max_prompt)
+    setup = Setup(model, method, sampling, target, tree, bounds(shapes))
     proposer = import_module(f"adt_tree.proposers.{method.spec.proposer}").make(setup)
-    policy: Policy = AdjacencyAdaptive(tree, slots) if isinstance(tree, AdaptiveTree) else Fixed(shape)
+    policy: Policy = Fixed(shapes[-1])
+    if isinstance(tree, AutoTree):
+        policy = CostAware(shapes)
+    elif isinstance(tree, AdaptiveTree):
+        policy = AdjacencyAdaptive(tree, slots)
     judges_itself = not method.spec.verify and method.control is None
     rule: Rule = proposer if judges_itself else make_rule(setup)
     return Engine(method, sampling, target, (proposer, policy, rule))
 
 
-def largest_shape(tree: TreeShape | AdaptiveTree | StaticTree, num_codes: int) -> TreeShape:
-    """Returns the greatest depth, width and budget of a method's trees.
+def candidate_shapes(tree: TreeShape | AdaptiveTree | AutoTree | StaticTree, model: Model) -> list[TreeShape]:
+    """Returns the shapes that AutoTree chooses from, smallest first, or the largest shape of other trees.
 
-    ValueError if a node would have more children than the codebook has codes.
+    UserError if a node would have more children than the codebook has codes.
     """
+    if isinstance(tree, AutoTree):
+        shapes = tree.candidates(model.grid.width, buckets=model.codebook.device.type == "cuda")
+        return [shape for shape in shapes if shape.width <= model.num_codes]
     shape = tree if isinstance(tree, TreeShape) else tree.largest
-    if shape.width > num_codes:
+    if shape.width > model.num_codes:
         raise UserError(
-            f"a tree {shape.width} nodes wide: the codebook has {num_codes} codes; give less "
+            f"a tree {shape.width} nodes wide: the codebook has {model.num_codes} codes; give less "
             "(--draft_top_k, --adt_width_max)"
         )
-    return shape
+    return [shape]
+
+
+def _largest_target(
+    model: Model, sampling: Sampling, shapes: list[TreeShape], slots: int, max_prompt: int
+) -> Target:
+    """Returns a target with room for the largest of the shapes. Removes larger ones from `shapes` that the
+    model has no positions for; UserError if it has none for the smallest."""
+    while True:
+        try:
+            return model.target(slots, sampling, shapes[-1].budget + 1, max_prompt)
+        except UserError:
+            if len(shapes) == 1:
+                raise
+            shapes.pop()
+
+
+def bounds(shapes: Iterable[TreeShape]) -> TreeShape:
+    """Returns the greatest depth, width and budget among shapes."""
+    sizes = zip(*((shape.depth, shape.width, shape.budget) for shape in shapes), strict=True)
+    return TreeShape(*map(max, sizes))
 
 
 def make_rule(setup: Setup) -> Rule:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
+from adt_tree.budget import AutoTree
 from adt_tree.errors import UserError
 from adt_tree.policy import SELF_DRAFTED, AdaptiveTree, TreeShape, self_drafted, windowed
 from adt_tree.sampling import Sampling
@@ -21,7 +22,7 @@ CONTROLS = ("accept-none", "accept-all")
 LANTERN_SUFFIX = "-lantern"
 SHAPE_OPTIONS = ("total_token", "depth", "draft_top_k")
 ADAPTIVE_OPTIONS = tuple(f"adt_{item.name}" for item in fields(AdaptiveTree) if item.name != "budget")
-Tree = TreeShape | AdaptiveTree | str  # a str names a static tree
+Tree = TreeShape | AdaptiveTree | AutoTree | str  # a str names a static tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class MethodSpec:
     verify: tuple[str, ...] = ()  # of VERIFY; none where the proposer judges its own drafts
     lantern: bool = False  # whether acceptance can be relaxed (LANTERN)
     seed_cells: tuple[str, ...] = ()  # what a draft of a position no pass has scored can copy; default first
+    auto: bool = False  # whether its trees can be sized while decoding; then that is the default
     exact: bool = True  # under the coupled rule a seed gives the AR baseline's image
 
     @property
@@ -84,6 +86,7 @@ SELF_DRAFT = MethodSpec(
     tree=self_drafted(31),  # with the root a shape bucket (models.graphs)
     tree_options=SHAPE_OPTIONS,
     resize=self_drafted,
+    auto=True,
     verify=("coupled",),  # its drafts share the target's noise, which the published rules do not allow for
     lantern=True,
     seed_cells=("above", "left", "both"),
@@ -125,6 +128,7 @@ METHODS: dict[str, MethodSpec] = {
             tree=SELF_DRAFTED,
             tree_options=("total_token", *ADAPTIVE_OPTIONS),
             resize=None,
+            auto=False,
         ),
         SJD,
         replace(
@@ -199,7 +203,7 @@ class Method:
 
     def __post_init__(self) -> None:
         spec = self.spec
-        if not isinstance(self.tree, spec.tree_type):
+        if not isinstance(self.tree, spec.tree_type | AutoTree):
             kinds = f"{spec.tree_type.__name__}, not {type(self.tree).__name__}"
             raise UserError(f"tree of method {self.name}: its type is {kinds}")
         settings = {
@@ -215,6 +219,18 @@ class Method:
                 raise UserError(f"{setting} {value!r}: method {self.name} does not take it; {choices}")
         if self.lantern is not None and not spec.lantern:
             raise UserError(f"lantern: method {self.name} does not take it; leave it out")
+        if isinstance(self.tree, AutoTree):
+            self._check_auto()
+
+    def _check_auto(self) -> None:
+        if not self.spec.auto:
+            names = ", ".join(spec.name for spec in METHODS.values() if spec.auto)
+            raise UserError(f"total_token auto: {names} takes it, not {self.name}; give a number of nodes")
+        if not self.exact:
+            raise UserError(
+                f"total_token auto: the image of {self.label} depends on its trees, whose size would differ "
+                "from run to run; give a number of nodes"
+            )
 
     @property
     def spec(self) -> MethodSpec:

@@ -139,7 +139,8 @@ class Pipeline:
                     raise UserError(f"{setting} beside a Method: it has one of its own; give one of them")
             return name
         name = name or self.default_method
-        tree = self.model.spec.default_tree(name) if tree is None else tree
+        if tree is None:  # only where the image does not depend on its trees may they be sized while decoding
+            tree = self.model.spec.default_tree(name, auto=lantern is None and control is None)
         return Method(name, sampling or self.sampling, tree, lantern, verify, rules, seed_cells, control)
 
     @property

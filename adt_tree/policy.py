@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from adt_tree.errors import UserError
+from adt_tree.records import Step
 
 Cell = tuple[int, int]  # (row, column)
 INITS = ("horizontal", "vertical", "both", "random")  # the decoded cell whose state a tree starts from
@@ -40,9 +41,8 @@ class Policy(Protocol):
     def shape(self, slot: int, cell: Cell) -> TreeShape:
         """Returns the shape of the tree whose root, the last committed code, lies at `cell`."""
 
-    def observe(self, slot: int, accepted: int, drafted_depth: int, committed: list[Cell]) -> None:
-        """Learn that a step accepted `accepted` codes of a tree of `drafted_depth` levels and committed these
-        cells."""
+    def observe(self, slot: int, step: Step, committed: list[Cell]) -> None:
+        """Learn from a step of the slot's image, which committed these cells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Fixed:
     def shape(self, slot: int, cell: Cell) -> TreeShape:
         return self.constant
 
-    def observe(self, slot: int, accepted: int, drafted_depth: int, committed: list[Cell]) -> None: ...
+    def observe(self, slot: int, step: Step, committed: list[Cell]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,11 +181,11 @@ class AdjacencyAdaptive:
         memory.current = (depth, width)
         return TreeShape(depth, width, constants.budget)
 
-    def observe(self, slot: int, accepted: int, drafted_depth: int, committed: list[Cell]) -> None:
+    def observe(self, slot: int, step: Step, committed: list[Cell]) -> None:
         """Store the step's state in its cells. A step that drafted nothing leaves the rate as it was."""
         memory = self._memory[slot]
-        if drafted_depth:
-            memory.rate = accepted / drafted_depth
+        if step.depth:
+            memory.rate = step.accepted / step.depth
         memory.states.update(dict.fromkeys(committed, memory.current))
 
     def _adjacent(self, memory: _Memory, cell: Cell) -> tuple[int, int]:

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from adt_tree.budget import AutoTree
 from adt_tree.grid import Grid
 from adt_tree.method import Method
 from adt_tree.policy import AdaptiveTree, TreeShape
@@ -155,5 +156,5 @@ class Setup:
     method: Method
     sampling: Sampling  # the method's, with the order of the filters that its rules have
     target: Target
-    tree: TreeShape | AdaptiveTree | StaticTree
+    tree: TreeShape | AdaptiveTree | AutoTree | StaticTree
     shape: TreeShape  # the largest tree that the policy can ask for

@@ -16,6 +16,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from adt_tree.budget import AutoTree
 from adt_tree.errors import UserError
 from adt_tree.method import CONTROLS, LANTERN_SUFFIX, METHODS, RELAXED, Method
 from cli.memory import NAMES as PUBLISHED
@@ -121,7 +122,7 @@ class Options(
     """bench"""
 
     batch_size: tuple[int, ...] = (1,)
-    total_token: tuple[int, ...] = ()
+    total_token: tuple[int | str, ...] = ()
     num_images: int = 16
     output_dir: str = "runs/bench"
 
@@ -196,8 +197,11 @@ def configurations(options: Options) -> dict[Configuration, Method]:
         kept = tuple((key, value) for key, value in chosen if getattr(method_options, key) is not None)
         bounds = options.controls if method.exact and method.drafting else ()
         for control, batch_size in product((None, *bounds), options.batch_size):
-            final = replace(method, control=control)
-            size = total_token(method.tree)
+            # A control accepts wrong drafts, so its steps say nothing of what a tree is worth.
+            fixed = bool(control) and isinstance(method.tree, AutoTree)
+            tree = SPECS[options.model].default_tree(method.name) if fixed else method.tree
+            final = replace(method, tree=tree, control=control)
+            size = total_token(tree)
             configuration = Configuration(final.label, temperature, batch_size, size, kept, final.exact)
             distinct.setdefault((final, batch_size), configuration)
     given = {name: shown(options, name) for name in METHOD_OPTIONS}

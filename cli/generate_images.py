@@ -13,10 +13,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from adt_tree.budget import AutoTree
 from adt_tree.errors import UserError
 from adt_tree.method import Method
 from adt_tree.policy import AdaptiveTree, TreeShape
-from cli.method import DecodingOptions, method_from
+from cli.method import AUTO, DecodingOptions, method_from
 from cli.options import PromptOptions, RunOptions
 from cli.parser import declare, option
 from eval.runs.prompts import DEFAULT_END, Prompt, held_out_texts, load_prompts
@@ -86,7 +87,7 @@ def fingerprint(options: Options, method: Method, model: Model) -> dict[str, Any
         "top_p": sampling.top_p,
         "cfg": sampling.guidance,
         "static": tree if isinstance(tree, str) else None,
-        "tree": asdict(tree) if isinstance(tree, TreeShape) else None,
+        "tree": asdict(tree) if isinstance(tree, TreeShape) else AUTO if isinstance(tree, AutoTree) else None,
         "adt": asdict(tree) if isinstance(tree, AdaptiveTree) else None,
         "lantern": asdict(method.lantern) if method.lantern else None,
         "verify": method.verify,

@@ -6,11 +6,13 @@ that would change nothing under the chosen method is refused, so that no flag is
 
 from __future__ import annotations
 
+from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import NoneType
 from typing import Any, ClassVar, NoReturn
 
+from adt_tree.budget import AutoTree
 from adt_tree.errors import UserError
 from adt_tree.method import (
     ADAPTIVE_OPTIONS,
@@ -31,11 +33,15 @@ from cli.parser import Options, declare, option, shown
 from models.registry import SPECS
 
 PUBLISHED_LANTERN = Lantern()
+AUTO = "auto"  # the value of --total_token that leaves the size of trees to adt_tree.budget
 SEEDED = {name: spec for name, spec in METHODS.items() if spec.seed_cells}
 
 
-def total_token(tree: Tree | None) -> int | None:
-    """Nodes of the largest dynamic tree with its root, as --total_token counts them; None of other trees."""
+def total_token(tree: Tree | None) -> int | str | None:
+    """Returns the nodes of the largest dynamic tree with its root, as --total_token has them: a number or
+    "auto"; None for static trees and the AR baseline."""
+    if isinstance(tree, AutoTree):
+        return AUTO
     return tree.budget + 1 if isinstance(tree, TreeShape | AdaptiveTree) else None
 
 
@@ -66,6 +72,17 @@ def _grouped(values: Mapping[str, object], word: str = "in") -> str:
 def _readers(name: str) -> str:
     """The methods that read an option."""
     return ", ".join(spec.name for spec in METHODS.values() if name in spec.options)
+
+
+def _nodes(text: str) -> int | str:
+    """Reads --total_token: a number of nodes from 2 on, or auto."""
+    if text == AUTO:
+        return AUTO
+    if not text.isdecimal():
+        raise ArgumentTypeError(f"{text!r} is not a number of nodes; give 2 or more, or {AUTO}")
+    if int(text) < 2:
+        raise ArgumentTypeError(f"{text} is too small: give 2 or more, or {AUTO}")
+    return int(text)
 
 
 @declare
@@ -139,10 +156,13 @@ class TreeOptions(Options):
     """draft trees"""
 
     ALIASES: ClassVar[dict[str, str]] = {"drafter_top_k": "draft_top_k"}
-    total_token: int | None = option(
-        f"nodes of a dynamic tree, root included (default: {_by_method('total_token', total_token)})",
+    total_token: int | str | None = option(
+        f"nodes of a dynamic tree, root included; {AUTO}: chosen while decoding, by what a step costs here "
+        "and what it commits, so that in bf16 and fp16 two runs may part at near-ties (default: "
+        f"{AUTO} in {', '.join(spec.name for spec in METHODS.values() if spec.auto)} without --lantern, "
+        f"--depth and --draft_top_k; else {_by_method('total_token', total_token)})",
         unit="NODES",
-        least=2,
+        read=_nodes,
     )
     depth: int | None = option(
         "levels of the tree below its root; in self-draft the codes of the main chain, 3/4 of --total_token "
@@ -305,6 +325,8 @@ def unread(options: DecodingOptions, spec: MethodSpec) -> dict[str, str]:
                 reasons[name] = "it needs --lantern"
         elif name not in spec.options:
             reasons[name] = f"method {spec.name} does not read it; leave it out, or choose {_readers(name)}"
+        elif name in ("depth", "draft_top_k") and options.total_token == AUTO:
+            reasons[name] = f"--total_token {AUTO} chooses the whole shape; give a number of nodes beside it"
         elif name == "rules" and (options.verify != "rejection" or greedy):
             reasons[name] = "it is read with --verify rejection at temperatures above 0"
         elif name in ("verify", "seed_cells") and value not in allowed:
@@ -314,8 +336,13 @@ def unread(options: DecodingOptions, spec: MethodSpec) -> dict[str, str]:
 
 def tree_of(options: DecodingOptions, spec: MethodSpec) -> Tree | None:
     """Returns the model's default tree for the method, changed by the options that are given."""
-    base = SPECS[options.model].default_tree(spec.name)
-    budget = None if options.total_token is None else options.total_token - 1  # the root is not drafted
+    if options.total_token == AUTO:
+        return AutoTree()
+    shaped = options.total_token or options.depth or options.draft_top_k
+    base = SPECS[options.model].default_tree(spec.name, auto=not (options.lantern or shaped))
+    if isinstance(base, AutoTree):
+        return base
+    budget = None if options.total_token is None else int(options.total_token) - 1  # the root is not drafted
     if isinstance(base, str):
         return options.tree_choices or base
     if isinstance(base, AdaptiveTree):

@@ -39,7 +39,7 @@ class Configuration:
     method: str  # the label, such as adt-tree-lantern
     temperature: float
     batch_size: int
-    total_token: int | None = None  # nodes of the largest dynamic tree, root included
+    total_token: int | str | None = None  # nodes of the largest dynamic tree, root included
     varied: tuple[tuple[str, Any], ...] = ()  # the options of --vary that the method reads, with their values
     exact: bool = True  # whether it must generate the AR baseline's image at the same seed
 

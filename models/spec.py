@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from adt_tree.budget import AutoTree
 from adt_tree.errors import CheckpointError
 from adt_tree.method import Tree, method_spec
 from adt_tree.policy import AdaptiveTree, TreeShape
@@ -116,10 +117,14 @@ class ModelSpec:
         """Where the drafter lies unless it is beside its target or the options say otherwise."""
         return self.home / self.drafter
 
-    def default_tree(self, method: str) -> Tree | None:
+    def default_tree(self, method: str, auto: bool = False) -> Tree | None:
         """Returns the tree of a method unless the user gives one: the method's own default, or this model's
-        tree of the type that the method names. ValueError for an unknown method."""
-        tree = method_spec(method).tree
+        tree of the type that the method names. auto: trees that the method can size while decoding are.
+
+        UserError for an unknown method.
+        """
+        row = method_spec(method)
+        tree = AutoTree() if auto and row.auto else row.tree
         own: dict[type, Tree] = {str: self.static_tree, TreeShape: self.tree, AdaptiveTree: self.adaptive}
         return own[tree] if isinstance(tree, type) else tree
 

@@ -31,16 +31,15 @@ FOR_MODELS = {
     ("adt_tree.policy", "TreeShape"), ("adt_tree.policy", "AdaptiveTree"),
     ("adt_tree.method", "Tree"), ("adt_tree.method", "method_spec"),
     ("adt_tree.noise", "Noise"), ("adt_tree.sampling", "log_probs"), ("adt_tree.verify", "Coupled"),
-    ("adt_tree.ranges", "part"), ("adt_tree.errors", None),
+    ("adt_tree.budget", "AutoTree"), ("adt_tree.ranges", "part"), ("adt_tree.errors", None),
 }  # fmt: skip
 MODELS_BELOW = {  # folders of models that stand below the rest -> what of models they may import
     "models/checkpoint": ("models.checkpoint",),
     "models/codecs": ("models.checkpoint", "models.codecs"),
 }
 FRONT_DOOR = "adt_tree/pipeline.py"  # the one file of the method that knows models
-NO_TORCH = tuple(
-    f"adt_tree/{name}.py" for name in ("errors", "grid", "method", "policy", "records", "static_trees")
-)
+WITHOUT_TORCH = ("budget", "errors", "grid", "method", "policy", "records", "static_trees")
+NO_TORCH = tuple(f"adt_tree/{name}.py" for name in WITHOUT_TORCH)
 LONGEST_FILE, LONGEST_FUNCTION, LONGEST_LOOP, LARGEST_FOLDER = 400, 60, 40, 20
 
 

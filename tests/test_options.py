@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from adt_tree.budget import AutoTree
 from adt_tree.errors import UserError
 from adt_tree.method import METHODS, Lantern, Method
 from adt_tree.policy import SELF_DRAFTED, AdaptiveTree, TreeShape
@@ -50,7 +51,8 @@ FIVE_DEEP = {"depth_min": 5, "depth_start": 5, "depth_max": 5}  # a bound takes 
 @pytest.mark.parametrize(
     ("words", "tree"),
     [
-        ("", TreeShape(24, 8, 31)),
+        ("", AutoTree()),
+        ("--total_token 32", TreeShape(24, 8, 31)),
         ("--drafter_type eagle --total_token 59 --depth 4 --draft_top_k 10", TreeShape(4, 10, 58)),
         ("--drafter_type self-draft --total_token 17", TreeShape(12, 8, 16)),
         ("--model anole", TreeShape(5, 10, 58)),

@@ -9,6 +9,7 @@ import pytest
 
 from adt_tree.grid import Grid
 from adt_tree.policy import INITS, SELF_DRAFTED, AdaptiveTree, AdjacencyAdaptive, Cell, TreeShape
+from adt_tree.records import Step
 
 BUDGET = AdaptiveTree().budget
 START = {"depth_start": 4, "width_start": 4, "depth_max": 6, "width_max": 6, "depth_min": 2, "width_min": 2}
@@ -21,6 +22,11 @@ def adaptive(init: str = "horizontal", slots: int = 1, **changes: float) -> Adja
     for slot in range(slots):
         policy.reset(slot, seed=slot)
     return policy
+
+
+def step(accepted: int, depth: int) -> Step:
+    """A step whose tree had `depth` levels, of which `accepted` were taken."""
+    return Step(0, 0, 0, depth=depth, width=1, nodes=depth, accepted=accepted, ms=1.0)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +57,7 @@ def test_update(
 ) -> None:
     policy = adaptive(depth_start=depth, width_start=width, **changes)
     assert policy.shape(0, (0, 0)) == TreeShape(depth, width, BUDGET)
-    policy.observe(0, accepted, depth, [(0, 1)])
+    policy.observe(0, step(accepted, depth), [(0, 1)])
     assert policy.shape(0, (0, 2)) == TreeShape(*expected, BUDGET)
 
 
@@ -61,9 +67,9 @@ def test_the_rate_is_that_of_the_drafted_levels() -> None:
     All cells of a step have its state."""
     policy = adaptive()
     policy.shape(0, (0, 0))
-    policy.observe(0, 1, 2, [(0, 1)])  # of 4 levels asked for, 2 were drafted
+    policy.observe(0, step(1, 2), [(0, 1)])  # of 4 levels asked for, 2 were drafted
     assert policy.shape(0, (0, 1)).depth == 5
-    policy.observe(0, 0, 0, [(0, 2), (0, 3)])
+    policy.observe(0, step(0, 0), [(0, 2), (0, 3)])
     assert policy.shape(0, (0, 2)).depth == 5  # the state 4 of (0, 1), moved by the rate of before
     assert policy.shape(0, (0, 3)).depth == policy.shape(0, (0, 4)).depth == 6
 
@@ -105,7 +111,7 @@ def test_random_repeat_takes_a_decoded_cell_and_follows_the_seed() -> None:
 def test_a_new_image_starts_over_and_slots_are_apart() -> None:
     policy = adaptive(slots=2)
     policy.shape(0, (0, 0))
-    policy.observe(0, 4, 4, [(0, 1)])
+    policy.observe(0, step(4, 4), [(0, 1)])
     assert policy.shape(1, (0, 1)) == TreeShape(4, 4, BUDGET)
     assert policy.shape(0, (0, 1)).depth == 5
     policy.reset(0, seed=3)

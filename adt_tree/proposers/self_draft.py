@@ -85,10 +85,11 @@ class SelfDraftProposer:
         """Keep the best codes of every node's distribution under the noise of its position, accepted or not,
         and write down what was committed. Their confidences stay as they are: correcting them by observed
         rates cost acceptance (docs/LOG.md)."""
-        value, code = perturbed.log_softmax(dim=-1).topk(self.history.candidates, dim=-1)
-        kept = tree.valid & value[..., 0].isfinite()
-        at = self._ahead(tree.depths).masked_fill(~kept, self.grid.size)
-        self.history.write(at, tree.codes, code, value, newest_first(tree, verdict))
+        if tree.nodes > 1:  # a root alone is scored at the position that this very step commits
+            value, code = perturbed.log_softmax(dim=-1).topk(self.history.candidates, dim=-1)
+            kept = tree.valid & value[..., 0].isfinite()
+            at = self._ahead(tree.depths).masked_fill(~kept, self.grid.size)
+            self.history.write(at, tree.codes, code, value, newest_first(tree, verdict))
         column = torch.arange(verdict.codes.shape[1], device=verdict.codes.device)
         done = self._ahead(column).masked_fill(column >= verdict.count[:, None], self.grid.size)
         self._codes.scatter_(1, done, verdict.codes)
