@@ -74,8 +74,8 @@ def run(options: Options) -> None:
         return  # started again when all was done: process 0 prints the summary
     summary = summarise(statistics, skipped, wall)
     print(table(summary))
-    aligned = pipe.model.aligned
-    print(json.dumps({**summary, "drafter_alignment": aligned, "output_dir": options.output_dir}))
+    alignment = pipe.model.alignment if method.spec.network else None
+    print(json.dumps({**summary, "drafter_alignment": alignment, "output_dir": options.output_dir}))
 
 
 def fingerprint(options: Options, method: Method, model: Model) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def fingerprint(options: Options, method: Method, model: Model) -> dict[str, Any
         "model": options.model,
         "weights": model.weights_sha,
         "drafter_weights": model.drafter_sha,
-        **({"drafter_alignment": model.token_shift} if model.token_shift != "published" else {}),
+        **({"drafter_alignment": model.alignment} if model.alignment != "published" else {}),
         "precision": model.precision,
         "device": model.device.type,
         "random_seed": options.random_seed,

@@ -43,7 +43,7 @@ def load_options(options: CheckpointOptions, need_drafter: bool = False) -> Load
     """Returns the options of loading; those that a command does not offer keep their defaults."""
     given = {name: value for name, value in asdict(options).items() if name in LOAD_FIELDS}
     if isinstance(options, ModelOptions):
-        given["token_shift"] = options.drafter_alignment
+        given["alignment"] = options.drafter_alignment
     if isinstance(options, FilterOptions):
         given["guidance"] = options.cfg
     return LoadOptions(**given, need_drafter=need_drafter)

@@ -9,12 +9,12 @@ from adt_tree.errors import UserError
 from cli.parser import Options, declare, option, shown
 from eval.runs.prompts import CAPTIONS, DEFAULT_END
 from models.registry import SPECS
-from models.spec import PRECISIONS, TOKEN_SHIFTS, ModelSpec
+from models.spec import ALIGNMENTS, PRECISIONS, ModelSpec
 
 DEVICES = ("auto", "cpu", "cuda")
 TOP_K = 2000  # default of the released code
 PAIRED = "score the first N prompts that have an image, fewer are refused; -1: all prompts"
-MEASURED = [name for name, spec in SPECS.items() if spec.token_shift == "auto"]
+MEASURED = [name for name, spec in SPECS.items() if spec.alignment == "auto"]
 
 
 def image_count(text: str) -> int:
@@ -105,11 +105,11 @@ class ModelOptions(CheckpointOptions):
     """loading"""
 
     drafter_alignment: str | None = option(
-        "published: the drafter reads a feature with the code behind it, as the released code drafts; "
-        "unshifted: with its own code, as that code trains Anole's and Lumina's drafters; auto: the one that "
-        "agrees better with the target on 32 cells (default: "
+        "which token the drafter reads beside a feature; published: the next one, as the released code "
+        "drafts; unshifted: the feature's own, as it trains those of Anole and Lumina; auto: the one that "
+        "predicts the target better in the first row of an image (default: "
         f"{', '.join(f'{name} auto' for name in MEASURED)}; others published)",
-        choices=("auto", *TOKEN_SHIFTS),
+        choices=("auto", *ALIGNMENTS),
     )
     precision: str = option(
         "type of weights and activations; probabilities are always fp32. auto: bf16 if the device multiplies "

@@ -1,71 +1,138 @@
-"""The token shift of a drafter, measured where nobody knows it (option --drafter_alignment)."""
+"""The alignment of a drafter: which token it reads beside each feature (option --drafter_alignment).
+
+With tokens t and features f, entry p of a drafter's cache predicts the feature at p + 1 from a pair:
+
+    published   (f[p], t[p + 1])   with the token that the target generated from f[p]: EAGLE, arXiv:2401.15077
+    unshifted   (f[p], t[p])       with the feature's own token
+
+The released code drafts with the first and trains the drafters of Anole and Lumina-mGPT with the second. A
+drafter works best the way it was trained, and nobody published which way that was: `auto` measures both.
+"""
 
 from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
+from adt_tree.decode import autoregressive, finished
+from adt_tree.grid import Grid
 from adt_tree.noise import Noise
+from adt_tree.roles import Request
 from adt_tree.sampling import Sampling, log_probs
-from adt_tree.tree import root_only_tree
-from adt_tree.verify import Coupled
-from models.model import Model
-from models.spec import TOKEN_SHIFTS
+from models.spec import ALIGNMENTS
+from models.target import ARTarget, chain_mask
 
-CELLS = 32  # codes of one image that are looked at
-PROBE = "a photo of a red flower"
+if TYPE_CHECKING:
+    from models.model import Model
+
+CELLS = 32  # codes of the one image on which `auto` compares the alignments
+PROMPT = "a photo of a red flower"
 
 
-def settle(model: Model, wanted: str | None, guidance: float) -> Model:
-    """The model with the token shift that is wanted (None: its family's), or that auto finds the better under
-    this guidance; says on stderr which."""
-    wanted = wanted or model.spec.token_shift
-    if model.drafter_net is None or wanted == "published":
+class Shifted:
+    """Pairs each feature with the token behind it."""
+
+    def prompt(self, slot: int, tokens: list[int]) -> list[int]:
+        """Returns the tokens beside a prompt's features, of which the last has no pair yet."""
+        return tokens[1:]
+
+    def committed(self, codes: Tensor, count: Tensor) -> Tensor:
+        """Returns the codes [B, A] beside the features from which the target generated `codes` [B, A].
+
+        The first count [B] codes of a row are valid. Separators are codes here too: token id less first_code.
+        """
+        return codes
+
+    def drafted(self, codes: Tensor, ancestors: Tensor) -> Tensor:
+        """Returns the codes [B, W] beside the features of a level's parents. See Drafter.expand."""
+        return codes
+
+
+class Unshifted:
+    """Pairs each feature with its own token: the code before the one that the target generated from it."""
+
+    def __init__(self, slots: int, first_code: int, device: torch.device) -> None:
+        self._first_code = first_code
+        # [B]: the newest code of each slot; of a prompt without codes its last token, as a code.
+        self._newest = torch.zeros(slots, dtype=torch.int64, device=device)
+        self._nodes = self._newest[:, None][:, :0]  # [B, E]: codes of the nodes expanded in the newest tree
+
+    def prompt(self, slot: int, tokens: list[int]) -> list[int]:
+        self._newest[slot] = tokens[-1] - self._first_code
+        return tokens[:-1]
+
+    def committed(self, codes: Tensor, count: Tensor) -> Tensor:
+        before = torch.cat((self._newest[:, None], codes[:, :-1]), dim=1)
+        self._newest.copy_(codes.gather(1, count[:, None] - 1)[:, 0])
+        return before
+
+    def drafted(self, codes: Tensor, ancestors: Tensor) -> Tensor:
+        # Levels follow one another, so a node's parent is the last of its ancestors in earlier levels.
+        earlier = ancestors.shape[2] - codes.shape[1]
+        known = torch.cat((self._newest[:, None], self._nodes[:, :earlier]), dim=1)  # the root first
+        self._nodes = torch.cat((known[:, 1:], codes), dim=1)
+        number = torch.arange(earlier + 1, device=codes.device)
+        sees = torch.cat((torch.ones_like(ancestors[..., :1]), ancestors[..., :earlier]), dim=2)
+        return known.gather(1, (sees * number).amax(dim=2))
+
+
+def pairing(alignment: str, target: ARTarget) -> Shifted | Unshifted:
+    """Returns what pairs tokens with features in that alignment, for a drafter beside this target."""
+    if alignment == "published":
+        return Shifted()
+    return Unshifted(target.slots, target.first_code, target.device)
+
+
+def choose_alignment(model: Model, alignment: str | None, guidance: float) -> Model:
+    """Returns the model with this alignment of its drafter; None means the family's default.
+
+    `auto` measures under this guidance and says on stderr which one it takes.
+    """
+    alignment = alignment or model.spec.alignment
+    if model.drafter_net is None:
         return model
-    if wanted == "auto":
-        found = agreement(model, guidance)
-        wanted = max(TOKEN_SHIFTS, key=lambda name: found[name])  # the first, published, where they tie
-        shares = ", ".join(f"{name} {share:.3f}" for name, share in found.items())
-        print(f"drafter alignment: {wanted} (shares agreed on: {shares})", file=sys.stderr)
-    return replace(model, token_shift=wanted)
+    if alignment == "auto":
+        rates = acceptance_rates(model, guidance)
+        alignment = max(ALIGNMENTS, key=lambda name: rates[name])  # published where they tie
+        measured = ", ".join(f"{name} {rate:.3f}" for name, rate in rates.items())
+        print(f"drafter alignment: {alignment} (acceptance rates: {measured})", file=sys.stderr)
+    return replace(model, alignment=alignment)
 
 
 @torch.inference_mode()
-def agreement(model: Model, guidance: float) -> dict[str, float]:
-    """By token shift: the mean over an image's first cells of sum_x min(p(x), q(x)), p the target's guided
-    distribution and q the drafter's, both at temperature 1 without filters: the rate at which one draft would
-    be accepted.
+def acceptance_rates(model: Model, guidance: float) -> dict[str, float]:
+    """Returns by alignment the mean of sum_x min(p(x), q(x)) over the first cells of one image.
 
-    Both drafters are led along the codes that the target draws; one image, CELLS target passes.
+    p is the target's guided distribution and q the drafter's, at temperature 1 without filters. The sum is
+    the rate at which rejection sampling accepts one draft (arXiv:2211.17192). The image is that of the AR
+    baseline at seed 0.
     """
-    sampling, device = Sampling(1.0, 0, 1.0, guidance), model.codebook.device
-    prompt, cells = model.encode("0" if model.prompts.num_classes else PROBE), min(CELLS, model.grid.size - 1)
-    target = model.target(1, sampling, 1, prompt.length)
-    drafters = {name: replace(model, token_shift=name).drafter(target, 1, 1) for name in TOKEN_SHIFTS}
-    prefix = target.prefill(0, prompt)
-    rule, zero = (
-        Coupled(Noise(model.num_codes, silent=False)),
-        torch.zeros(1, dtype=torch.int64, device=device),
-    )
-    code = rule.choose(log_probs(prefix.logits[:, None], sampling), zero, zero)
-    features = torch.stack([branch[-1] for branch in prefix.features])[:, None, None]
-    for drafter in drafters.values():
-        drafter.prefill(0, prompt, prefix)
-    shares = dict.fromkeys(TOKEN_SHIFTS, 0.0)
-    for cell in range(cells):
-        drafted = {}
-        for name, drafter in drafters.items():
-            logits, _ = drafter.extend(features, code[:, None], zero + 1, [cell])
-            drafted[name] = log_probs(logits, sampling)[0].exp()
-        tree = root_only_tree(code)
-        scored = target.forward(tree, [cell])
-        log_p, position = log_probs(scored.logits, sampling), zero + cell + 1
-        perturbed = log_p + rule.noise.gumbel(zero, position[:, None])
-        verdict = rule(tree, log_p, perturbed, zero, position)
-        target.commit(tree, verdict)
-        code, features = verdict.codes[:, 0], scored.features
-        for name, q in drafted.items():
-            shares[name] += float(torch.minimum(q, log_p[0, 0].exp()).sum()) / cells
-    return shares
+    net, sampling = model.drafter_net, Sampling(1.0, 0, 1.0, guidance)
+    assert net is not None
+    cells = min(CELLS, model.grid.width - 1)  # one row: between rows some families have separators
+    prompt = model.encode("0" if model.prompts.num_classes else PROMPT)
+    grid, codebook = Grid(1, cells + 1), (model.first_code, model.num_codes)
+    target = ARTarget(model.decoder, grid, *codebook, 1, sampling.branches, prompt.length, max_nodes=cells)
+    request, noise = Request("drafter alignment", prompt, seed=0), Noise(model.num_codes, silent=False)
+    (image,) = finished(autoregressive(target, [request], sampling, noise))
+
+    # One pass along the image gives every p, and one of the drafter every q.
+    prefix, codes = target.prefill(0, prompt), torch.tensor([image.codes[:cells]], device=model.device)
+    order = torch.arange(cells, device=model.device)[None]
+    scored = target.score(codes, order, chain_mask(cells, model.device), most_committed=0)
+    p, rates = log_probs(scored.logits, sampling).exp(), {}
+    net.reserve(prompt.length + cells)
+    for shift, name in ((1, "published"), (0, "unshifted")):
+        predicted = []
+        for branch, before in enumerate(prefix.features):
+            features = torch.cat((before, scored.features[branch, 0, :-1]))
+            tokens = prompt.tokens(branch) + [code + model.first_code for code in image.codes[:cells]]
+            beside = torch.tensor([tokens[shift : shift + len(features)]], device=model.device)
+            predicted.append(net.causal(beside, features[None])[:, -cells:])
+        q = log_probs(target.logits(torch.stack(predicted)), sampling).exp()
+        rates[name] = float(torch.minimum(p, q).sum(dim=-1).mean())
+    return rates

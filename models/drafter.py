@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from adt_tree.errors import CheckpointError
 from adt_tree.ranges import part
 from adt_tree.roles import Prefix
+from models.alignment import pairing
 from models.cache import AttentionMetadata, KVCache
 from models.checkpoint.config import read_config, read_fields
 from models.checkpoint.meta_init import build, expected, require
@@ -109,63 +110,11 @@ def load_drafter(
     return net, placed.digest()
 
 
-class NextToken:
-    """Which token a drafter reads beside a feature: the one behind the feature's, a new code or a node's own.
-
-    EAGLE pairs them so, and so does the released code when it drafts. Codes may be any token less first_code.
-    """
-
-    def prompt(self, slot: int, tokens: list[int]) -> list[int]:
-        """Tokens of the entries of a prompt, one fewer than it has."""
-        return tokens[1:]
-
-    def committed(self, codes: Tensor, count: Tensor) -> Tensor:
-        """Of the entries of new features: codes [B, A] follow each, `count` [B] of them valid."""
-        return codes
-
-    def drafted(self, codes: Tensor, ancestors: Tensor) -> Tensor:
-        """Of the entries of drafted nodes: their codes [B, W], ancestors [B, W, E] as Drafter.expand."""
-        return codes
-
-
-class SameToken(NextToken):
-    """Instead the feature's own token: the code before a new one, or a node's parent's.
-
-    The released code trains Anole's and Lumina's drafters so: such a drafter has never been shown the newest
-    code, and may draft better the way it was trained. Either way entry p of its cache predicts the feature at
-    p + 1.
-    """
-
-    def __init__(self, slots: int, first_code: int, device: torch.device) -> None:
-        """Until codes are committed, the newest is the prompt's last token."""
-        self._first_code = first_code
-        self._newest = torch.zeros(slots, dtype=torch.int64, device=device)  # [B]
-        self._nodes = self._newest[:, None][:, :0]  # [B, E] codes expanded in the newest tree
-
-    def prompt(self, slot: int, tokens: list[int]) -> list[int]:
-        self._newest[slot] = tokens[-1] - self._first_code
-        return tokens[:-1]
-
-    def committed(self, codes: Tensor, count: Tensor) -> Tensor:
-        own = torch.cat((self._newest[:, None], codes[:, :-1]), dim=1)
-        self._newest.copy_(codes.gather(1, count[:, None] - 1)[:, 0])
-        return own
-
-    def drafted(self, codes: Tensor, ancestors: Tensor) -> Tensor:
-        # Levels follow one another, so the parent is the last ancestor among earlier nodes.
-        earlier = ancestors.shape[2] - codes.shape[1]
-        known = torch.cat((self._newest[:, None], self._nodes[:, :earlier]), dim=1)
-        self._nodes = torch.cat((known[:, 1:], codes), dim=1)
-        number = torch.arange(earlier + 1, device=codes.device)  # 0: the root, which every node sees
-        sees = torch.cat((torch.ones_like(ancestors[..., :1]), ancestors[..., :earlier]), dim=2)
-        return known.gather(1, (sees * number).amax(dim=2))
-
-
 class EagleDrafter:
     """The Drafter of a network: with its own preallocated cache, beside one target's slots.
 
     Guidance lives inside: both branches run, each on its own features, with the same codes. Entry p of the
-    cache is the pair (feature at p, token at p + 1), or as `token_shift` has it: a row is one entry shorter
+    cache is the pair (feature at p, token at p + 1), or as `alignment` has it: a row is one entry shorter
     than the target's until extend() pairs the last feature.
     """
 
@@ -175,15 +124,13 @@ class EagleDrafter:
         target: ARTarget,
         max_depth: int,
         max_width: int,
-        token_shift: str = "published",
+        alignment: str = "published",
     ) -> None:
-        """max_depth, max_width: of the largest tree. token_shift: one of models.spec.TOKEN_SHIFTS."""
+        """max_depth, max_width: of the largest tree. alignment: one of models.spec.ALIGNMENTS."""
         self.net, self.target = net, target
         self.device = target.device
         self._most_committed = 0  # codes in any slot's prefix at the last extend()
-        self.token_shift = NextToken()
-        if token_shift != "published":
-            self.token_shift = SameToken(target.slots, target.first_code, target.device)
+        self.alignment = pairing(alignment, target)
         config = net.config
         scratch = max(max_depth + 1, max_depth * max_width)
         capacity = target.max_prompt + target.grid.size + scratch
@@ -195,7 +142,7 @@ class EagleDrafter:
     def prefill(self, slot: int, prompt: EncodedPrompt, prefix: Prefix) -> None:
         """Take in the prompt: every feature but the last pairs with the token behind it."""
         for branch, features in enumerate(prefix.features):
-            tokens = self.token_shift.prompt(slot, prompt.tokens(branch))
+            tokens = self.alignment.prompt(slot, prompt.tokens(branch))
             cache = self.cache.row(branch * self.target.slots + slot)
             cache.clear()
             if tokens:
@@ -216,7 +163,7 @@ class EagleDrafter:
         branches, images, pairs, size = features.shape
         order = torch.arange(pairs, device=self.device).expand(images, -1)
         ancestors = chain_mask(pairs, self.device).expand(images, -1, -1)
-        tokens = self.token_shift.committed(codes, count)
+        tokens = self.alignment.committed(codes, count)
         with part("drafter"):
             hidden = self.run(tokens, features, order, ancestors, self._most_committed)
             self.cache.length += by_branch(count, branches)
@@ -232,7 +179,7 @@ class EagleDrafter:
         self, codes: Tensor, features: Tensor, ancestors: Tensor, depths: Tensor
     ) -> tuple[Tensor, Tensor]:
         """expand() with a depth [B, W] for every node."""
-        tokens = self.token_shift.drafted(codes, ancestors)
+        tokens = self.alignment.drafted(codes, ancestors)
         with part("drafter"):
             hidden = self.run(tokens, features, depths, ancestors, self._most_committed)
             return self.target.logits(hidden), hidden

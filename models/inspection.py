@@ -29,7 +29,7 @@ def inspect(model: str, options: LoadOptions) -> list[Part]:
     fetched.
     """
     spec = spec_of(model)
-    headers = replace(options, device="meta", precision="fp32", need_drafter=False, token_shift="published")
+    headers = replace(options, device="meta", precision="fp32", need_drafter=False, alignment="published")
     target = Part("target", options.model_path or _shown(spec.target_folder), [])
     given = options.drafter_path
     try:

@@ -1,4 +1,4 @@
-"""Name, folder or hub id -> a loaded model, with device, precision and token shift settled.
+"""Name, folder or hub id -> a loaded model, with device, precision and alignment chosen.
 
 Whatever cannot be loaded is a CheckpointError of one line, raised before anything large is read.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from adt_tree.errors import CheckpointError
-from models.alignment import settle
+from models.alignment import choose_alignment
 from models.checkpoint.config import read_config
 from models.checkpoint.hub import HubId, locate
 from models.checkpoint.weights import read_weights, weights_file
@@ -40,7 +40,7 @@ def load(model: str = "emoji", options: LoadOptions = DEFAULTS) -> Model:
     if options.deterministic:
         _check_deterministic(loaded, options, device)
     loaded = replace(loaded, attention=options.attention, deterministic=options.deterministic)
-    return settle(loaded, options.token_shift, options.guidance)
+    return choose_alignment(loaded, options.alignment, options.guidance)
 
 
 def _family(model: str, options: LoadOptions) -> tuple[ModelSpec, LoadOptions]:

@@ -45,7 +45,7 @@ class Model:
     drafter_sha: str | None
     drafter_layout: Layout  # how drafters of this family are published
     row_end: int | None = None  # token id behind every row of codes; None: rows have no end
-    token_shift: str = "published"  # of the drafter's features and tokens (models.drafter.SameToken)
+    alignment: str = "published"  # of the drafter's tokens with its features (models.alignment)
     tables: tuple[Path, ...] = ()  # where a table of nearest codes may lie
     attention: str = "sdpa"  # or flash
     deterministic: bool = False  # a code's distribution does not depend on what else is in the pass
@@ -68,11 +68,6 @@ class Model:
     def precision(self) -> str:
         """bf16, fp16 or fp32, of the decoder's weights."""
         return {dtype: name for name, dtype in DTYPES.items()}[self.decoder.embed.weight.dtype]
-
-    @property
-    def aligned(self) -> str | None:
-        """The drafter's token shift; None without a drafter."""
-        return None if self.drafter_net is None else self.token_shift
 
     @property
     def codebook(self) -> Tensor:
@@ -131,7 +126,7 @@ class Model:
         tokens = target.tokens if isinstance(target, SeparatorTarget) else target
         depth = max_depth if tokens is target else 2 * max_depth + 1
         kind = GraphDrafter if isinstance(tokens, GraphTarget) else EagleDrafter
-        drafter = kind(self.drafter_net, tokens, depth, max_width, self.token_shift)
+        drafter = kind(self.drafter_net, tokens, depth, max_width, self.alignment)
         return SeparatorDrafter(drafter, target) if isinstance(target, SeparatorTarget) else drafter
 
     @torch.inference_mode()

@@ -76,7 +76,7 @@ ANOLE = ModelSpec(
     drafter="trained_drafters/anole_drafter",
     options=("tokenizer_base_path",),
     static_tree="naive_extend_57",
-    token_shift="auto",
+    alignment="auto",
     reference=True,
 )
 LUMINA_MGPT = ModelSpec(
@@ -92,7 +92,7 @@ LUMINA_MGPT = ModelSpec(
     default_size=768,
     tree=TreeShape(6, 10, 58),
     method="self-draft",  # no drafter network is published
-    token_shift="auto",
+    alignment="auto",
 )
 LLAMAGEN = ModelSpec(
     name="llamagen",

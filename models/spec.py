@@ -25,7 +25,7 @@ CKPTS = Path(__file__).resolve().parent.parent / "ckpts"
 EMBEDDED_TREE = TreeShape(5, 4, 10)  # EAGLE-2's, of the embedded model: a node costs it more of a pass
 RELEASED_TREE = TreeShape(5, 10, 58)  # of the released code: 58 drafted nodes, 10 wide
 PRECISIONS = ("auto", "bf16", "fp16", "fp32")
-TOKEN_SHIFTS = ("published", "unshifted")
+ALIGNMENTS = ("published", "unshifted")
 
 Fields = Mapping[str, Any]
 Shapes = Mapping[str, tuple[int, ...]]
@@ -43,8 +43,8 @@ class LoadOptions:
     attention: str = "sdpa"  # or flash: flash-attn for prompts and the AR baseline
     deterministic: bool = False  # one seed gives one image in bf16 too, however it is decoded; on a CPU
     need_drafter: bool = True
-    token_shift: str | None = None  # of the drafter: auto or one of TOKEN_SHIFTS
-    guidance: float = 3.0  # under which auto compares the token shifts
+    alignment: str | None = None  # of the drafter's tokens with its features: auto or one of ALIGNMENTS
+    guidance: float = 3.0  # under which alignment auto compares them
     target_size: int | None = None  # pixels along the side of an image, or of a square of its area
     ratio: str | None = None  # width:height of an image (Emu3)
     tokenizer_base_path: str | None = None  # folder of the text tokenizer and vqgan.ckpt
@@ -101,7 +101,7 @@ class ModelSpec:
     top_k: int | None = None  # as published; None: nothing is
     method: str = "eagle-2"  # what draws unless the user says otherwise
     fp32_on_cpu: bool = False  # auto precision on every CPU, so that exact methods draw one image there
-    token_shift: str = "published"  # auto: measured, as nobody knows it
+    alignment: str = "published"  # of its drafters; auto: measured, because nobody published it
     reference: bool = False  # transformers decodes it too (bench --reference)
     embedded_prompts: bool = False  # prompts are rows of features, else token ids before the codes
     codec: Callable[[Fields], Any] | None = None  # vq_config -> a codec that is not models.codecs.vq's

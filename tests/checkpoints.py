@@ -38,7 +38,7 @@ def load(
         precision=precision,
         device="cpu",
         need_drafter=need_drafter,
-        token_shift=options.token_shift or "published",
+        alignment=options.alignment or "published",
     )
     return load_model(family, given)
 

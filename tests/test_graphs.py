@@ -18,7 +18,7 @@ from adt_tree.records import Decoded
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
 from models.graphs import MOST, WARM_UPS, GraphRunner, GraphTarget, context_bucket, row_bucket
-from models.spec import TOKEN_SHIFTS
+from models.spec import ALIGNMENTS
 from tests import test_engine_separators as separators
 from tests.checkpoints import load
 from tests.decoding import codes_of
@@ -83,12 +83,12 @@ def launched(own: Engine, request: Request, machine: Machine) -> int:
     return counts[2] - counts[1]
 
 
-@pytest.mark.parametrize("shift", TOKEN_SHIFTS)
+@pytest.mark.parametrize("shift", ALIGNMENTS)
 @pytest.mark.parametrize("name", LAUNCHES)
 def test_models(name: str, shift: str, tiny_checkpoint: Path, machine: Machine) -> None:
     """A model asked for graphs gives what it gives without, whatever its drafter reads, in fewer launches."""
     found, launches = [], []
-    model = replace(load("emoji", tiny_checkpoint), token_shift=shift)
+    model = replace(load("emoji", tiny_checkpoint), alignment=shift)
     prompts = [model.encode(text) for text in ("sun", "red heart", "pizza")]
     requests = [Request(str(n), prompt, n) for n, prompt in enumerate(prompts)]
     method = Method(name, Sampling(), TREES.get(name, TreeShape(9, 3, 20)))

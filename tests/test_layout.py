@@ -24,13 +24,14 @@ MAY_IMPORT = {  # main -> cli -> eval, training -> adt_tree.pipeline, models -> 
     "adt_tree": {"adt_tree"},
 }
 # What backbones take from the method: its protocols, value types, defaults and two helpers; no loop, policy
-# or rule but one, which draws the codes along which a drafter's token shift is measured.
+# or rule but one, which draws the codes on which a drafter's alignments are compared.
 FOR_MODELS = {
     ("adt_tree.roles", None), ("adt_tree.tree", None), ("adt_tree.grid", None),
     ("adt_tree.verify", "Verdict"), ("adt_tree.sampling", "Sampling"), ("adt_tree.relax", "nearest_table"),
     ("adt_tree.policy", "TreeShape"), ("adt_tree.policy", "AdaptiveTree"),
     ("adt_tree.method", "Tree"), ("adt_tree.method", "method_spec"),
-    ("adt_tree.noise", "Noise"), ("adt_tree.sampling", "log_probs"), ("adt_tree.verify", "Coupled"),
+    ("adt_tree.noise", "Noise"), ("adt_tree.sampling", "log_probs"),
+    ("adt_tree.decode", "autoregressive"), ("adt_tree.decode", "finished"),
     ("adt_tree.budget", "AutoTree"), ("adt_tree.ranges", "part"), ("adt_tree.errors", None),
 }  # fmt: skip
 MODELS_BELOW = {  # folders of models that stand below the rest -> what of models they may import

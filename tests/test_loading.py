@@ -20,7 +20,7 @@ from models.spec import LoadOptions
 from tests.checkpoints import BUILD, Checkpoints
 
 ROOT = Path(__file__).resolve().parent.parent
-HOW = LoadOptions(precision="fp32", device="cpu", token_shift="published")
+HOW = LoadOptions(precision="fp32", device="cpu", alignment="published")
 
 
 def test_every_family_is_recognised_in_its_folder(checkpoints: Checkpoints) -> None:

@@ -29,7 +29,7 @@ STORED = GOLDENS / "resolution.txt"
 FINGERPRINTS = json.loads((GOLDENS / "fingerprints.json").read_text(encoding="utf-8"))
 DEVICE = SimpleNamespace(type="cpu")
 MODEL = SimpleNamespace(
-    weights_sha="w", drafter_sha="d", token_shift="published", precision="fp32", device=DEVICE
+    weights_sha="w", drafter_sha="d", alignment="published", precision="fp32", device=DEVICE
 )
 SWITCHES = ("peanut", "lantern", "static_tree")
 VALUES: dict[str, tuple[Any, ...]] = {

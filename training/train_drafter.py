@@ -236,7 +236,7 @@ def run(args: Any, loading: LoadOptions) -> None:
     accelerator, args = prepare(args)
     root = Path(args.save_dir)
     settled = replace(loading, device=args.device, precision=args.precision, keep_text_encoder=True)
-    model = load(args.model, replace(settled, token_shift="published"))
+    model = load(args.model, replace(settled, alignment="published"))
     shards = read_shards([Path(folder) for folder in args.data_dir], model)
     determines = {name: getattr(args, name) for name in DETERMINES}
     determines |= {"target": model.weights_sha, "data": shards.digest()}

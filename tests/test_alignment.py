@@ -1,21 +1,22 @@
-"""Either token shift of a drafter drafts what the network gives on whole sequences; auto measures."""
+"""Under either alignment a drafter predicts what its network gives on whole sequences; auto measures both."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
-from adt_tree.sampling import Sampling
-from models import alignment as agreement
-from models.drafter import NextToken, SameToken
+from adt_tree.pipeline import Pipeline
+from adt_tree.sampling import Sampling, log_probs
+from adt_tree.tree import root_only_tree
+from adt_tree.verify import Verdict
+from models import alignment
+from models.alignment import Shifted, Unshifted, acceptance_rates, choose_alignment
 from models.model import Model
 from models.registry import spec_of
-from models.spec import TOKEN_SHIFTS
+from models.spec import ALIGNMENTS
 from tests.checkpoints import Checkpoints, load
 from tests.conftest import Refused, Run
 
@@ -29,7 +30,7 @@ def model(tiny_checkpoint: Path) -> Model:
 
 
 def test_tokens_of_a_tree() -> None:
-    same = SameToken(2, 4, torch.device("cpu"))
+    same = Unshifted(2, 4, torch.device("cpu"))
     assert same.prompt(0, [1, 9, 7]) == [1, 9] and same.prompt(1, [1, 6]) == [1]
     codes = torch.tensor([[10, 11, 12], [20, 0, 0]])
     count = torch.tensor([3, 1])
@@ -45,16 +46,16 @@ def test_tokens_of_a_tree() -> None:
     deeper = torch.cat((under, eye, eye), dim=2)
     assert same.drafted(below + 5, deeper).tolist() == [[50, 51], [60, 61]]
     assert same.committed(codes[:, :1], torch.tensor([1, 1]))[:, 0].tolist() == [12, 20]
-    assert torch.equal(NextToken().drafted(level, eye), level)
+    assert torch.equal(Shifted().drafted(level, eye), level)
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("name", TOKEN_SHIFTS)
+@pytest.mark.parametrize("name", ALIGNMENTS)
 def test_a_chain_is_the_network_over_the_sequence(model: Model, name: str) -> None:
     """Committed entries, then a drafted chain fed its own features, against one causal pass a length."""
     prompt, codes = model.encode("red heart"), [5, 9, 2, 7, 7, 1]
     target = model.target(1, SAMPLING, 1, prompt.length)
-    drafter = replace(model, token_shift=name).drafter(target, 4, 1)
+    drafter = replace(model, alignment=name).drafter(target, 4, 1)
     prefix = target.prefill(0, prompt)
     generator = torch.Generator().manual_seed(0)
     width = prefix.features[0].shape[-1]
@@ -79,40 +80,48 @@ def test_a_chain_is_the_network_over_the_sequence(model: Model, name: str) -> No
             features = torch.cat((features, drafted[branch][None]))
 
 
-@pytest.mark.parametrize("better", TOKEN_SHIFTS)
+@pytest.mark.parametrize("better", ALIGNMENTS)
 def test_auto_keeps_the_better(
     model: Model, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], better: str
 ) -> None:
-    shares = {name: 0.2 + (name == better) for name in TOKEN_SHIFTS}
-    monkeypatch.setattr(agreement, "agreement", lambda *_: shares)
-    assert agreement.settle(model, "auto", 3.0).token_shift == better
+    rates = {name: 0.2 + (name == better) for name in ALIGNMENTS}
+    monkeypatch.setattr(alignment, "acceptance_rates", lambda *_: rates)
+    assert choose_alignment(model, "auto", 3.0).alignment == better
     assert f"drafter alignment: {better}" in capsys.readouterr().err
-    unknown = replace(model, spec=spec_of("anole"))  # nobody knows that of Anole's drafters
-    assert agreement.settle(unknown, None, 3.0).token_shift == better
-    assert agreement.settle(model, None, 3.0).token_shift == "published"
-    assert agreement.settle(model, "unshifted", 3.0).token_shift == "unshifted"
-    assert agreement.settle(replace(unknown, drafter_net=None), None, 3.0).aligned is None
+    unknown = replace(model, spec=spec_of("anole"))  # nobody published that of Anole's drafters
+    assert choose_alignment(unknown, None, 3.0).alignment == better
+    assert choose_alignment(model, None, 3.0).alignment == "published"
+    assert choose_alignment(model, "unshifted", 3.0).alignment == "unshifted"
+    capsys.readouterr()
+    without = replace(unknown, drafter_net=None)
+    assert choose_alignment(without, None, 3.0) is without and not capsys.readouterr().err
 
 
-def test_agreement_tells_the_token_shifts_apart(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both are led along the same codes, and their distributions are their own."""
-    found = agreement.agreement(model, 3.0)
-    assert set(found) == set(TOKEN_SHIFTS) and all(0 < share < 1 for share in found.values())
-    assert abs(found["published"] - found["unshifted"]) > 1e-3
-    assert found == agreement.agreement(model, 3.0)  # no randomness of its own
-    led: dict[str, list[Tensor]] = {}
-
-    def told(
-        self: object, features: Tensor, codes: Tensor, count: Tensor, committed: Sequence[int]
-    ) -> tuple[Tensor, Tensor]:
-        flat = torch.zeros(features.shape[0], 1, model.num_codes)
-        led.setdefault(type(self.token_shift).__name__, []).append(codes)  # type: ignore[attr-defined]
-        return flat, features[:, :, 0]
-
-    monkeypatch.setattr("models.drafter.EagleDrafter.extend", told)
-    uniform = agreement.agreement(model, 3.0)
-    assert uniform["published"] == uniform["unshifted"] and set(led) == {"NextToken", "SameToken"}
-    assert all(torch.equal(a, b) for a, b in zip(*led.values(), strict=True))  # led along the same codes
+@torch.inference_mode()
+@pytest.mark.parametrize("family", ["emoji", "lumina_mgpt", "llamagen", "llamagen classes"])
+def test_rates_are_those_of_decoding(checkpoints: Checkpoints, family: str) -> None:
+    """The drafters that decoding uses, fed code by code along the AR baseline's image, predict as well."""
+    model = checkpoints[family].load()
+    text = "0" if model.prompts.num_classes else alignment.PROMPT
+    sampling, prompt, cells = Sampling(), model.encode(text), model.grid.width - 1
+    (codes,) = Pipeline(model)(text, "ar", sampling=sampling, seed=0).codes
+    one, expected = torch.ones(1, dtype=torch.int64), {}
+    for name in ALIGNMENTS:
+        target = model.target(1, sampling, 1, prompt.length)
+        drafter = replace(model, alignment=name).drafter(target, 1, 1)
+        prefix, total = target.prefill(0, prompt), 0.0
+        drafter.prefill(0, prompt, prefix)
+        features = torch.stack([branch[-1] for branch in prefix.features])[:, None, None]
+        for cell, code in enumerate(codes[:cells]):
+            tree = root_only_tree(torch.tensor([code]))
+            logits, _ = drafter.extend(features, tree.codes, one, [cell])
+            scored = target.forward(tree, [cell])
+            target.commit(tree, Verdict(tree.parents, one, tree.codes))
+            p, q = log_probs(scored.logits, sampling)[:, 0].exp(), log_probs(logits, sampling).exp()
+            total, features = total + float(torch.minimum(p, q).sum()), scored.features
+        expected[name] = total / cells
+    assert acceptance_rates(model, sampling.guidance) == pytest.approx(expected, abs=1e-5)
+    assert family != "emoji" or abs(expected["published"] - expected["unshifted"]) > 1e-3
 
 
 def test_on_the_command_line(run: Run, refused: Refused, checkpoints: Checkpoints, tmp_path: Path) -> None:
@@ -126,6 +135,6 @@ def test_on_the_command_line(run: Run, refused: Refused, checkpoints: Checkpoint
         assert choice == "auto" or f'"drafter_alignment": "{choice}"' in out.splitlines()[-1]
         (png,) = (folder / "img").iterdir()
         pictures.append(png.read_bytes())
-    assert pictures[0] == pictures[1] == pictures[2]  # the token shift is a matter of speed
+    assert pictures[0] == pictures[1] == pictures[2]  # the alignment changes speed, not images
     words[-1] = "self-draft"
     assert "--drafter_alignment auto" in refused(*words, "--drafter_alignment", "auto")
