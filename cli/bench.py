@@ -132,7 +132,7 @@ def run(options: Options) -> None:
     chosen = configurations(options)
     check(options)
     from cli.loading import settled
-    from eval import bench_tables
+    from eval import tables
     from eval.bench import measure, rows
     from eval.runs.measurements import Measurements
     from models.checkpoint.files import write_json
@@ -168,9 +168,9 @@ def run(options: Options) -> None:
             }
             for configuration in chosen
         ]
-    write_json(folder / bench_tables.STORED, result)
-    print(bench_tables.text_of(result))
-    print(f"\n{bench_tables.LEGEND}")
+    write_json(folder / tables.STORED, result)
+    print(tables.text_of(result))
+    print(f"\n{tables.LEGEND}")
     print(json.dumps(result))
 
 

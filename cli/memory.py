@@ -7,7 +7,7 @@ import json
 from adt_tree.errors import UserError
 from cli.parser import Options as Base
 from cli.parser import declare, option, positional
-from eval.bench_tables import markdown
+from eval.tables import markdown
 from models.registry import SPECS
 from models.spec import PRECISIONS
 

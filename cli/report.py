@@ -11,7 +11,8 @@ from pathlib import Path
 from adt_tree.errors import UserError
 from cli.parser import Options as Base
 from cli.parser import declare, option, positional
-from eval import acceptance, bench_tables
+from eval import acceptance, tables
+from eval.metrics.scores import SCORES, newest_scores
 from eval.runs.run_folder import finished_records
 from models.checkpoint.files import make_folder, write_atomic
 
@@ -24,8 +25,8 @@ class Options(Base):
 
     results: tuple[str, ...] = positional(
         "JSON files of bench, or their folders: prints their tables; folders of generate_images: prints "
-        "codes per call and their correlation with the top-1 probability (default, with --write: "
-        "docs/results/*.json)",
+        "codes per call, their correlation with the top-1 probability, and scores of the eval_ commands "
+        "(default, with --write: docs/results/*.json)",
         "RESULT",
     )
     write: str | None = option("write the tables of all bench results as one Markdown document", unit="FILE")
@@ -46,7 +47,7 @@ class Options(Base):
     )
     paper: str | None = option(
         "add the ADT-Tree paper's figures for Anole-7b, from its table of this name, as columns",
-        choices=tuple(bench_tables.PAPER),
+        choices=tuple(tables.PAPER),
     )
 
 
@@ -59,18 +60,18 @@ def run(options: Options) -> None:
         raise UserError(f"--paper {options.paper} and --{outputs[0]}: only printed tables show the paper")
     if not options.results and options.write is None:
         raise UserError("no RESULT: give a JSON file of bench, its folder, or a folder of generate_images")
-    tables, runs = sort_results([Path(name) for name in options.results] or sorted(RESULTS.glob("*.json")))
+    results, runs = sort_results([Path(name) for name in options.results] or sorted(RESULTS.glob("*.json")))
     if options.write is not None:
-        save(Path(options.write), bench_tables.document(tables).encode())
+        save(Path(options.write), tables.document(results).encode())
     elif options.into is not None:
-        for path in tables:
-            bench_tables.insert(Path(options.into), path.stem, bench_tables.short(bench_tables.read(path)))
+        for path in results:
+            tables.insert(Path(options.into), path.stem, tables.short(tables.read(path)))
     elif options.figures is not None:
-        write_figures(Path(options.figures), tables, runs)
+        write_figures(Path(options.figures), results, runs)
     elif options.race is not None:
         write_race(Path(options.race), runs)
     else:
-        print_tables(tables, runs, options.paper)
+        print_tables(results, runs, options.paper)
 
 
 def sort_results(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
@@ -78,45 +79,48 @@ def sort_results(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
 
     Raises UserError for a folder that is neither.
     """
-    tables, runs = [], []
+    results, runs = [], []
     for path in paths:
-        stored = path / bench_tables.STORED if path.is_dir() else path
+        stored = path / tables.STORED if path.is_dir() else path
         if not path.is_dir() or stored.is_file():
-            tables.append(stored)
+            results.append(stored)
         elif any(path.glob("global_statistics_*.json")) or finished_records(path):
             runs.append(path)
         else:
-            raise UserError(f"{path} holds neither {bench_tables.STORED} nor a run of generate_images")
-    return tables, runs
+            raise UserError(f"{path} holds neither {tables.STORED} nor a run of generate_images")
+    return results, runs
 
 
-def print_tables(tables: Sequence[Path], runs: Sequence[Path], paper: str | None) -> None:
-    """Prints a table per bench result and one table of all runs."""
-    texts = [bench_tables.text_of(bench_tables.read(path), paper) for path in tables]
+def print_tables(results: Sequence[Path], runs: Sequence[Path], paper: str | None) -> None:
+    """Prints a table per bench result, one of all runs, and one of their scores if any was measured."""
+    texts = [tables.text_of(tables.read(path), paper) for path in results]
     if runs:
         averages = [(str(path), acceptance.average(path)) for path in runs]
-        texts.append(bench_tables.markdown(bench_tables.acceptance_cells(averages)))
+        texts.append(tables.markdown(tables.acceptance_cells(averages)))
+    scores = {str(path): newest for path in runs if (newest := newest_scores(path / SCORES))}
+    if scores:
+        texts.append(tables.markdown(tables.score_cells(scores)))
     print("\n\n".join(texts))
 
 
-def write_figures(folder: Path, tables: Sequence[Path], runs: Sequence[Path]) -> None:
+def write_figures(folder: Path, results: Sequence[Path], runs: Sequence[Path]) -> None:
     """Writes the speed plot of each bench result, and one plot with the averaged maps of all runs."""
     from eval import figures
 
-    results = {name_of(path): bench_tables.read(path)["rows"] for path in tables}
+    rows_by_name = {name_of(path): tables.read(path)["rows"] for path in results}
     averages = [(str(path), acceptance.average(path)["maps"]) for path in runs]
     make_folder(folder)
-    for name, rows in results.items():
-        labels = [bench_tables.label(row, rows) for row in rows]
+    for name, rows in rows_by_name.items():
+        labels = [tables.label(row, rows) for row in rows]
         figures.speed(rows, labels, folder / f"{name}_speed.png")
     if averages:
         figures.acceptance(averages, folder / "acceptance.png")
-    print(f"{folder}: {len(results) + bool(averages)} figures")
+    print(f"{folder}: {len(rows_by_name) + bool(averages)} figures")
 
 
-def name_of(table: Path) -> str:
+def name_of(result: Path) -> str:
     """Returns the name of a bench result: its file's, or its folder's where the file has bench's own name."""
-    return table.parent.resolve().name if table.name == bench_tables.STORED else table.stem
+    return result.parent.resolve().name if result.name == tables.STORED else result.stem
 
 
 def write_race(target: Path, runs: Sequence[Path]) -> None:

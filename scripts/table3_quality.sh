@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measures the quality of each method's images and writes runs/quality-MODEL/report.html. A second call resumes an interrupted run.
+# Measures the quality of each method's images, in runs/quality-MODEL, and prints a table. A second call resumes an interrupted run.
 # Needs the packages of `bash scripts/setup.sh requirements-eval.txt`.
 # Without MODEL, it computes the EffNet-FD (which is not FID) between images of the embedded model by each method and images of
 # the AR baseline at another seed. The distances between images of the AR baseline at different seeds show how far apart samples
@@ -40,4 +40,4 @@ else
         "$python" main.py eval_quality --fake_dir "$folder" --ref_dir "$out/ar_s43"
     done
 fi
-"$python" main.py report "${methods[@]}" --html "$out/report.html"
+"$python" main.py report "${methods[@]}"

@@ -15,7 +15,7 @@ from PIL import Image
 import main
 from adt_tree.errors import UserError
 from eval.acceptance import average, correlation, grid_of
-from eval.bench_tables import cells, short
+from eval.tables import cells, short
 from tests.checkpoints import Checkpoints
 from tests.conftest import Refused, Run
 
@@ -168,6 +168,18 @@ def test_top1_is_mapped_where_all_steps_hold_it(runs: Path, tmp_path: Path) -> N
     rewrite(lambda step: step.pop("accepted"))
     with pytest.raises(UserError, match="records"):
         average(tmp_path / "adt")
+
+
+def test_the_newest_scores_are_a_table(runs: Path, tmp_path: Path, run: Run, refused: Refused) -> None:
+    folders = [Path(shutil.copytree(runs / name, tmp_path / name)) for name in ("ar", "adt")]
+    for folder, scores in zip(
+        folders, ([{"is": 3.75}], [{"fid": 7.5, "is": 2.0}, {"fid": 1.25}]), strict=True
+    ):
+        (folder / "scores.jsonl").write_text("".join(json.dumps({"scores": one}) + "\n" for one in scores))
+    lines = run("report", *folders)[1].splitlines()
+    assert f"| {folders[0]} | 3.75 | - |" in lines and f"| {folders[1]} | 2 | 1.25 |" in lines
+    (folders[0] / "scores.jsonl").write_text('{"scores": {"fid": "much"}}\n')
+    assert "scores.jsonl" in refused("report", *folders)
 
 
 def test_figures_have_a_row_per_run(runs: Path, tmp_path: Path, run: Run) -> None:

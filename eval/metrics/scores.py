@@ -67,3 +67,12 @@ def read(path: Path) -> list[dict[str, Any]]:
         except (ValueError, TypeError) as error:
             raise UserError(f"{path}, line {number}, is damaged ({error}): remove it") from None
     return entries
+
+
+def newest_scores(path: Path) -> dict[str, float]:
+    """Returns the last value of each score in a record, none without a file. UserError if it is damaged."""
+    entries = read(path)
+    try:
+        return {name: float(value) for entry in entries for name, value in entry["scores"].items()}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{path}: a line has no scores ({error}); remove it") from None

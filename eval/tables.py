@@ -1,4 +1,4 @@
-"""Tables of bench's stored results, in Markdown: the full table, the README's short one, and docs/RESULTS.md.
+"""Markdown tables: results of bench (in full, short for the README, docs/RESULTS.md), runs and their scores.
 
 This file does not import torch.
 """
@@ -6,7 +6,7 @@ This file does not import torch.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -184,11 +184,20 @@ def short(result: dict[str, Any]) -> str:
 
 
 def acceptance_cells(runs: Sequence[tuple[str, dict[str, Any]]]) -> list[list[str]]:
-    """Returns a table of runs as rows of text, headings first. runs: name and acceptance.average's result."""
+    """Returns a table of runs as rows of text, headings first. runs: name, result of acceptance.average."""
     table = [["run", "images", "codes per call", "correlation with top-1 probability"]]
     for name, average in runs:
         correlation = "-" if average["correlation"] is None else f"{average['correlation']:.2f}"
         table.append([name, str(average["images"]), f"{average['codes_per_call']:.2f}", correlation])
+    return table
+
+
+def score_cells(runs: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
+    """Returns a table of scores as rows of text, headings first. runs: name -> scores by their name."""
+    names = list(dict.fromkeys(name for scores in runs.values() for name in scores))
+    table = [["run", *names]]
+    for run, scores in runs.items():
+        table.append([run, *(f"{scores[name]:.5g}" if name in scores else "-" for name in names)])
     return table
 
 
