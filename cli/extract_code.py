@@ -117,12 +117,12 @@ def run(options: Options) -> None:
     from tqdm import tqdm
 
     from cli.loading import load_without_drafter
-    from training.shards import ShardWriter, Stored, origin
+    from training.shards import ShardWriter, StoredImage, origin
     from training.teacher import features
 
     model = load_without_drafter(options).model
     size = model.grid.height * model.codec.config.patch_size
-    facts = origin(model, drawn=False, features=options.features)
+    facts = origin(model, generated=False, features=options.features)
     writer = ShardWriter(Path(options.output_dir), facts, options.shard_size)
     pending = [(name, path) for name, path in pairs if name not in writer.names]
     damaged = []
@@ -137,7 +137,7 @@ def run(options: Options) -> None:
                 if options.features:
                     prompt = prompt_of(model, root / f"{name}.txt", text)
                     kept = features(model, [prompt], torch.tensor([codes]))[0]
-                writer.add(Stored(name, text, None, codes, kept))
+                writer.add(StoredImage(name, text, None, codes, kept))
     finally:
         writer.flush()
     if len(damaged) == len(pairs):

@@ -36,13 +36,13 @@ def run(options: Options) -> None:
 
     from cli.loading import load_without_drafter
     from eval.runs.session import make_requests
-    from training.shards import ShardWriter, Stored, origin
+    from training.shards import ShardWriter, StoredImage, origin
     from training.teacher import features
 
     pipe = load_without_drafter(options)
     model = pipe.model
     record = {name: getattr(options, name) for name in SAMPLED} | {"precision": model.precision}
-    facts = {**origin(model, drawn=True, features=options.features), **record}
+    facts = {**origin(model, generated=True, features=options.features), **record}
     writer = ShardWriter(Path(options.output_dir), facts, options.shard_size)
     pending = [prompt for prompt in prompts if prompt.name not in writer.names]
     started = time.perf_counter()
@@ -57,7 +57,7 @@ def run(options: Options) -> None:
                 kept = ()
                 if options.features:
                     kept = features(model, [encoded[image.name]], torch.tensor([image.codes]))[0]
-                writer.add(Stored(image.name, texts[image.name], image.seed, image.codes, kept))
+                writer.add(StoredImage(image.name, texts[image.name], image.seed, image.codes, kept))
         finally:
             writer.flush()
     wall = time.perf_counter() - started

@@ -12,7 +12,7 @@ from models.loading import load as load_model
 from models.model import Model
 from models.spec import LoadOptions, home_of
 from tests import published, tiny, tiny_llamagen, tiny_transformers
-from training.new_drafter import new_drafter, own_fields, write_drafter
+from training.new_drafter import default_fields, new_drafter, write_drafter
 
 LOAD = LoadOptions()
 SIDE = {
@@ -47,7 +47,7 @@ def untrained(family: str, folder: Path) -> Path:
     """Write the drafter that training starts from beside a target; returns its folder."""
     options = LoadOptions(target_size=SIDE.get(family))
     model = load(family, folder, need_drafter=False, options=options)
-    fields = own_fields(model)
+    fields = default_fields(model)
     write_drafter(folder / "drafter", fields, new_drafter(fields, model).state_dict(), model)
     return folder / "drafter"
 

@@ -17,7 +17,7 @@ from models.registry import EMOJI
 from tests.checkpoints import load
 from tests.golden import same_as_transformers
 from tests.methods import TREES
-from training.new_drafter import new_drafter, own_fields
+from training.new_drafter import default_fields, new_drafter
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def test_exact_methods_make_the_image_of_the_ar_baseline(model: Model, temperatu
 
 def test_a_new_drafter_passes_features_through(model: Model) -> None:
     """Its layer adds nothing: it starts from the distribution of the position before."""
-    net = new_drafter(own_fields(model), model)
+    net = new_drafter(default_fields(model), model)
     tokens, features = torch.randint(model.num_codes, (2, 5)), torch.randn(2, 5, net.config.hidden_size)
     assert torch.equal(net.causal(tokens, features), net.fuse(tokens, features))
     passed = net.fc.weight[:, net.config.hidden_size :]

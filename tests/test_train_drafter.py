@@ -28,7 +28,7 @@ from tests.checkpoints import Checkpoints, Tiny
 from tests.conftest import Refused, Run
 from training import drafter_data, drafter_states
 from training.drafter_loss import Objective, Unrolled, at, code_logits, measure
-from training.shards import ShardWriter, Stored, origin, read_shards
+from training.shards import ShardWriter, StoredImage, origin, read_shards
 
 ENTRIES = 9  # pairs (feature at p, token at p + 1) before the tree
 FAMILIES = ("emoji", "anole", "lumina_mgpt", "llamagen", "janus_pro", "emu3")
@@ -129,11 +129,11 @@ def test_rows_and_their_first_step_are_what_decoding_sees(
     model = loaded(checkpoints, name)
     images, head, chosen = images_of(model, data(name)), head_of(model), [0, 5, 7]
     batch = images.batch(chosen, None)
-    wanted = code_logits(at(batch.features, batch.where + 1), batch, head, GREEDY.guidance)
+    wanted = code_logits(at(batch.features, batch.entries + 1), batch, head, GREEDY.guidance)
     assert torch.equal(wanted.argmax(dim=-1), images.shards.codes[chosen][:, 1:].long())
     batch = images.batch([3], None)
     law = [
-        code_logits(at(out, batch.where), batch, head, GREEDY.guidance)[0]
+        code_logits(at(out, batch.entries), batch, head, GREEDY.guidance)[0]
         for out in Unrolled(model.drafter_net)(batch.tokens, batch.features, 2)
     ]
     opening, codes = model.encode(images.shards.texts[3]), images.shards.codes[3].tolist()
@@ -161,7 +161,7 @@ def test_the_loss_is_the_published_one(checkpoints: Checkpoints, data: Data) -> 
     outs = Unrolled(model.drafter_net)(batch.tokens, batch.features, 1)
     got = measure(outs, batch, head, Objective(p_w=0.1))
     mask = torch.zeros(batch.tokens.shape, dtype=torch.float64)
-    mask.scatter_(1, batch.where, 1.0)
+    mask.scatter_(1, batch.entries, 1.0)
     wanted = torch.cat((batch.features[:, 1:], torch.zeros_like(batch.features[:, :1])), dim=1).double()
     out, own = outs[0].double(), head.weight.double()
     p, q = (wanted @ own.T).softmax(-1), (out @ own.T).log_softmax(-1)
@@ -319,11 +319,11 @@ def test_stored_features_train_as_recomputed_ones(
     model = loaded(checkpoints)
     images = images_of(model, data("emoji"))
     kept, shards = tmp_path / "kept", images.shards
-    writer = ShardWriter(kept, origin(model, drawn=True, features=True), 5)
+    writer = ShardWriter(kept, origin(model, generated=True, features=True), 5)
     for image in range(len(shards)):
         codes = shards.codes[image].tolist()
         name = shards.names[image].partition("/")[2]
-        writer.add(Stored(name, shards.texts[image], 0, codes, images.features(image)))
+        writer.add(StoredImage(name, shards.texts[image], 0, codes, images.features(image)))
     writer.flush()
     words = "--bs 4 --max_steps 2 --coupled --lr 1e-3".split()
     stored = weights(train(tmp_path / "a", *words, "--cache_gb", 0, "--data_dir", kept))

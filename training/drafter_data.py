@@ -1,4 +1,4 @@
-"""Batches of stored images for the drafter: tokens, the target's features, positions of the loss."""
+"""Batches of stored images for a drafter: their tokens, the target's features, the positions of the loss."""
 
 from __future__ import annotations
 
@@ -17,24 +17,23 @@ from training.drafter_loss import Batch
 from training.shards import Shards
 from training.teacher import BRANCHES, drafter_tokens, features, image_tokens
 
-UNCONDITIONAL = 0.1  # share of uncoupled rows that are of the unconditional branch, as published
-MOST_OPENINGS = 20_000  # prompts kept encoded
+UNCONDITIONAL = 0.1  # share of uncoupled rows that show the unconditional branch, as published
+MAX_ENCODED_PROMPTS = 20_000  # kept in memory
 REFERENCE_LENGTH = 512  # tokens at which uniform noise has its nominal width, as published
 
 
 class Images:
-    """Stored images by number, as rows of training."""
+    """Stored images by number, as rows of a batch."""
 
     def __init__(self, model: Model, shards: Shards, cache_bytes: int, max_len: int) -> None:
-        """cache_bytes: of features kept in memory. max_len: entries of a row; UserError if an image has
-        more."""
+        """cache_bytes: room for features in memory. max_len: the longest row, in entries."""
         self.model, self.shards, self.device = model, shards, model.codebook.device
         self.max_len, self._room = max_len, cache_bytes
         self._cache: dict[int, list[Tensor]] = {}
-        self._opening = lru_cache(MOST_OPENINGS)(self._encode)
+        self._prompt = lru_cache(MAX_ENCODED_PROMPTS)(self._encode)
         tokens = image_tokens(model, torch.zeros(model.grid.size))
-        self._tokens = len(tokens)
-        self.chooses = (tokens[1:] == 0).to(self.device)  # what is not code 0 here ends a row
+        self._num_tokens = len(tokens)
+        self.is_code = (tokens[1:] == 0).to(self.device)  # in an image of code 0, all others are row ends
 
     def _encode(self, image: int) -> EncodedPrompt:
         try:
@@ -43,61 +42,69 @@ class Images:
             raise UserError(f"image {self.shards.names[image]}: {error}") from error
 
     def features(self, image: int) -> list[Tensor]:
-        """Both branches' features [T, D] of an image, from memory, from the store or from the target.
+        """Returns the features [T, D] of both branches of an image, from memory, the store or the target.
 
-        A pass of the target takes one image: features must not depend, to the last bit, on what else is in
-        it, and on a CPU one fills the cores.
+        The target computes one image per pass, because features must be the same to the last bit whatever
+        else is in the batch. On a CPU one image keeps the cores busy.
         """
         if image in self._cache:
             return self._cache[image]
         if self.shards.has_features:
-            parts = [part.to(self.device) for part in self.shards.features(image)]
+            branches = [branch.to(self.device) for branch in self.shards.features(image)]
         else:
-            parts = features(self.model, [self._opening(image)], self.shards.codes[image][None])[0]
-        size = sum(part.nbytes for part in parts)
+            branches = features(self.model, [self._prompt(image)], self.shards.codes[image][None])[0]
+        size = sum(branch.nbytes for branch in branches)
         if size <= self._room:
             self._room -= size
-            self._cache[image] = parts
-        return parts
+            self._cache[image] = branches
+        return branches
 
     def batch(self, images: Sequence[int], rng: random.Random | None) -> Batch:
-        """Rows of the images: both branches of each, all conditional ones first; with rng one branch each,
-        unconditional in UNCONDITIONAL of draws."""
+        """Returns rows of the images: without rng both branches of each, all conditional rows first; with rng
+        one branch of each, the unconditional one with probability UNCONDITIONAL.
+
+        UserError if a row is longer than max_len.
+        """
         if rng is None:
             rows = [(image, branch) for branch in range(BRANCHES) for image in images]
         else:
             rows = [(image, int(rng.random() < UNCONDITIONAL)) for image in images]
-        known = {image: self.features(image) for image in images}
+        branches = {image: self.features(image) for image in images}
         tokens = [
-            drafter_tokens(self.model, self._opening(image), branch, self.shards.codes[image])
+            drafter_tokens(self.model, self._prompt(image), branch, self.shards.codes[image])
             for image, branch in rows
         ]
         longest = max(map(len, tokens))
         if longest > self.max_len:
             raise UserError(f"--max_len {self.max_len}: an image and its prompt have {longest} tokens")
-        inputs = pad_sequence([known[image][branch] for image, branch in rows], batch_first=True)
-        starts = torch.tensor([len(row) - self._tokens for row in tokens])
-        where = starts[:, None] + torch.arange(self._tokens - 1)
+        inputs = pad_sequence([branches[image][branch] for image, branch in rows], batch_first=True)
+        starts = torch.tensor([len(row) - self._num_tokens for row in tokens])
+        entries = starts[:, None] + torch.arange(self._num_tokens - 1)
         padded = pad_sequence(tokens, batch_first=True).to(self.device)
-        return Batch(padded, inputs[:, :-1].float(), where.to(self.device), self.chooses, rng is None)
+        return Batch(padded, inputs[:, :-1].float(), entries.to(self.device), self.is_code, rng is None)
 
 
 def noised(batch: Batch, kind: str, mean: float, std: float, generator: torch.Generator) -> Tensor:
-    """The batch's features with noise for the network's input: uniform of width std * 512 / tokens about 0,
-    normal(mean, std), or none. Drawn on the CPU: the same on every device."""
-    shape, like = batch.features.shape, batch.features
+    """Returns the batch's features with noise added for the network's input.
+
+    kind: "uniform" of width std * 512 / tokens around 0, "gaussian" of that mean and standard deviation, or
+    "none". The noise is sampled on the CPU, so that it is the same on every device.
+    """
+    shape = batch.features.shape
     if kind == "uniform":
-        drawn = (torch.rand(shape, generator=generator) - 0.5) * (std * REFERENCE_LENGTH / shape[1])
+        noise = (torch.rand(shape, generator=generator) - 0.5) * (std * REFERENCE_LENGTH / shape[1])
     elif kind == "gaussian":
-        drawn = mean + std * torch.randn(shape, generator=generator)
+        noise = mean + std * torch.randn(shape, generator=generator)
     else:
-        return like
-    return like + drawn.to(like)
+        return batch.features
+    return batch.features + noise.to(batch.features)
 
 
 def split(names: Sequence[str], share: float, seed: int) -> tuple[list[int], list[int]]:
-    """Image numbers for training and for validation; a function of names and seed, whatever their order on
-    disk. At least one image of each."""
+    """Returns image numbers for training and for validation, at least one of each.
+
+    It depends on the names and the seed, not on the order of the images on disk.
+    """
     order = sorted(range(len(names)), key=lambda image: names[image])
     random.Random(seed).shuffle(order)
     count = min(max(round(share * len(order)), 1), len(order) - 1)
@@ -105,7 +112,7 @@ def split(names: Sequence[str], share: float, seed: int) -> tuple[list[int], lis
 
 
 def epoch_order(images: Sequence[int], seed: int, epoch: int) -> list[int]:
-    """The images in the order of an epoch: the same for every process and after every resume."""
+    """Returns the images in the order of an epoch, which every process and every resumed run shares."""
     order = list(images)
     random.Random(1_000_003 * seed + epoch).shuffle(order)
     return order

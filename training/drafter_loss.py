@@ -1,10 +1,10 @@
-"""What a drafter is trained for: features by SmoothL1, distributions of codes, over unrolled steps.
+"""The loss of a drafter: SmoothL1 on features, a distance between code distributions, over unrolled steps.
 
-Step 1 reads the target's features; step j reads the drafter's own features of step j - 1, as decoding does j
-levels into a tree (EAGLE-3's training-time test): entry e of step j attends to target entries up to e - j + 1
-and to its own ancestors, entries e - j + i of steps i = 2..j. With one step it is EAGLE's loss.
+Step 1 reads the target's features. Step j reads the drafter's own features of step j - 1, as decoding does at
+level j of a tree (training-time test, EAGLE-3, 2503.01840). With one step this is EAGLE's loss (2401.15077).
 
-Dimensions: R rows (images, or branches of images), T entries, q code positions, D features, V codes.
+Dimensions: R rows (images, or guidance branches of images), T entries, q token positions of an image,
+D features, V codes. Entry e pairs the target's feature at position e with the token at position e + 1.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from adt_tree.sampling import guide
 from models.drafter import DrafterNet
 from models.transformer import attend_densely
 
-RANKS = 3  # how many of the drafter's first choices are held against the target's
+MAX_RANK = 3  # the target's first choice is looked for among this many of the drafter's
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows of some images. coupled: the first half conditional, the second their unconditional branches."""
+    """Rows of some images. If coupled, the first half is conditional and the second half unconditional."""
 
-    tokens: Tensor  # [R, T] the token after each entry: entry e pairs feature e with token e + 1
+    tokens: Tensor  # [R, T] the token of each entry
     features: Tensor  # [R, T, D] target features
-    where: Tensor  # [R, q] entries whose output predicts the feature of a token of the image
-    chooses: Tensor  # [q] bool: a code is chosen there, no row end
+    entries: Tensor  # [R, q] entries whose output predicts the feature of a token of the image
+    is_code: Tensor  # [q] bool: that token's successor is a code, not a row end
     coupled: bool
 
 
@@ -42,87 +42,104 @@ class Objective:
     steps: int = 1
     p_w: float = 0.1
     decay: float = 0.8
-    guidance: float | None = None  # of the distributions compared; None: each branch's own
-    distance: str = "cross_entropy"  # or total_variation: 1 - the agreement
+    guidance: float | None = None  # of the distributions that are compared; None: each branch by itself
+    distance: str = "cross_entropy"  # or total_variation, which is 1 - agreement
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Loss and its parts, and how far the distributions agree at each step, under its guidance."""
+    """The loss, its parts, and the agreement with the target at each step."""
 
     loss: Tensor
-    regression: float  # of the first step
-    entropy: float
-    hits: list[float]  # of the first step: the target's first choice among the drafter's first 1 .. RANKS
-    agreement: list[float]  # sum over codes of min(p, q): the share of draws from q that the best rule takes
+    regression: float  # SmoothL1 of the first step
+    entropy: float  # cross-entropy of the first step
+    hits: list[float]  # first step: how often the target's mode is in the drafter's first 1 .. MAX_RANK codes
+    agreement: list[float]  # sum over codes of min(p, q): how often the best rule accepts a sample from q
 
 
 class Unrolled(nn.Module):
-    """The network as a function from a batch to every step's outputs: one call a pass, so that processes
-    share their gradients."""
+    """A drafter that returns the outputs of all steps in one forward call.
+
+    Distributed training averages gradients per forward call, so the steps must be in one.
+    """
 
     def __init__(self, net: DrafterNet) -> None:
         super().__init__()
         self.net = net
 
     def forward(self, tokens: Tensor, features: Tensor, steps: int) -> list[Tensor]:
-        """Each step's predicted features [R, T, D]; output e of a step predicts feature e + 1."""
-        net, length, outs = self.net, tokens.shape[1], list[Tensor]()
+        """Returns the predicted features [R, T, D] of each step; output e predicts feature e + 1.
+
+        Entry e of step j stands for the node j - 1 levels below the committed entry e - j + 1. It attends to
+        the committed entries and to the ancestors on its path, each at the step that computed it:
+
+            step 3, entry e:   step 1: 0 .. e-2    step 2: e-1    step 3: e
+        """
+        net, length, outputs = self.net, tokens.shape[1], list[Tensor]()
         attention, entry = net.block.attention, torch.arange(length, device=tokens.device)
         net.reserve(length)
         turn = net.turn(entry[None])
         distance = entry[:, None] - entry
-        held: list[Tensor] = []
+        keys_values: list[Tensor] = []
         for step in range(1, steps + 1):
             x = net.fuse(tokens, features)
             query, kv = attention.project(net.block.attention_norm(x), turn)
-            held.append(kv)
-            own = [distance == step - index for index in range(2, step + 1)]
-            mask = torch.cat([distance >= step - 1, *own], dim=1)
-            x = x + attention.out(attend_densely(query, torch.cat(held, dim=1), mask))
-            outs.append(x + net.block.mlp(net.block.mlp_norm(x)))
-            features = torch.cat((features[:, :1], outs[-1][:, :-1]), dim=1)
-        return outs
+            keys_values.append(kv)
+            ancestors = [distance == step - earlier for earlier in range(2, step + 1)]
+            mask = torch.cat([distance >= step - 1, *ancestors], dim=1)
+            x = x + attention.out(attend_densely(query, torch.cat(keys_values, dim=1), mask))
+            outputs.append(x + net.block.mlp(net.block.mlp_norm(x)))
+            features = torch.cat((features[:, :1], outputs[-1][:, :-1]), dim=1)
+        return outputs
 
 
-def at(x: Tensor, where: Tensor) -> Tensor:
-    """x [R, T, D] at entries where [R, q] -> [R, q, D]."""
-    return x.gather(1, where[..., None].expand(-1, -1, x.shape[-1]))
+def at(x: Tensor, entries: Tensor) -> Tensor:
+    """Returns the rows [R, q, D] of x [R, T, D] at `entries` [R, q]."""
+    return x.gather(1, entries[..., None].expand(-1, -1, x.shape[-1]))
 
 
 def code_logits(features: Tensor, batch: Batch, head: nn.Module, guidance: float | None) -> Tensor:
-    """Logits [.., V] fp32 where codes are chosen: guided over both branches, or each row's own."""
-    chosen = features[:, batch.chooses].to(next(head.parameters()).dtype)
-    logits = head(chosen).float()
+    """Returns fp32 logits [.., V] where a code follows: guided over both branches, or each row by itself.
+
+    features: [R, q, D].
+    """
+    before_codes = features[:, batch.is_code].to(next(head.parameters()).dtype)
+    logits = head(before_codes).float()
     if guidance is None:
         return logits
     assert batch.coupled, "guidance needs both branches of every image"
     return guide(logits.unflatten(0, (2, -1)), guidance)
 
 
-def measure(outs: list[Tensor], batch: Batch, head: nn.Module, objective: Objective) -> Outcome:
-    """The loss of the steps' outputs, and how far their distributions are the target's. Means over positions,
-    as the published loss: its head is frozen, its temperature 1, its distribution that of the image codes."""
-    wanted = at(batch.features, batch.where + 1).float()
-    p = code_logits(wanted, batch, head, objective.guidance).softmax(dim=-1)
-    choice = p.argmax(dim=-1, keepdim=True)
-    total, agreement = wanted.new_zeros(()), list[float]()
-    for step, out in enumerate(outs):
-        drafted = at(out, batch.where)
+def measure(outputs: list[Tensor], batch: Batch, head: nn.Module, objective: Objective) -> Outcome:
+    """Returns the loss of the steps' outputs and their agreement with the target, as means over positions.
+
+    As in the published loss, the head is frozen, the temperature is 1 and the distributions are those over
+    image codes.
+    """
+    targets = at(batch.features, batch.entries + 1).float()
+    p = code_logits(targets, batch, head, objective.guidance).softmax(dim=-1)
+    mode = p.argmax(dim=-1, keepdim=True)
+    total, agreement = targets.new_zeros(()), list[float]()
+    for step, output in enumerate(outputs):
+        drafted = at(output, batch.entries)
         log_q = code_logits(drafted, batch, head, objective.guidance).log_softmax(dim=-1)
         entropy = -(p * log_q).sum(dim=-1).mean()
-        common = torch.minimum(p, log_q.exp()).sum(dim=-1).mean()
-        distance = entropy if objective.distance == "cross_entropy" else 1 - common
-        regression = F.smooth_l1_loss(drafted.float(), wanted)
+        overlap = torch.minimum(p, log_q.exp()).sum(dim=-1).mean()
+        distance = entropy if objective.distance == "cross_entropy" else 1 - overlap
+        regression = F.smooth_l1_loss(drafted.float(), targets)
         total = total + objective.decay**step * (regression + objective.p_w * distance)
-        agreement.append(common.item())
+        agreement.append(overlap.item())
         if step == 0:
-            found = log_q.topk(min(RANKS, log_q.shape[-1]), dim=-1).indices == choice
-            hits = found.float().cumsum(dim=-1).flatten(0, -2).mean(dim=0).tolist()
+            is_mode = log_q.topk(min(MAX_RANK, log_q.shape[-1]), dim=-1).indices == mode
+            hits = is_mode.float().cumsum(dim=-1).flatten(0, -2).mean(dim=0).tolist()
             parts = regression.item(), entropy.item(), hits
     return Outcome(total, *parts, agreement)
 
 
 def expected_tau(agreement: list[float]) -> float:
-    """Codes a target call of a chain whose levels are accepted so often, one after another."""
+    """Returns the codes per target call of a chain whose level j is accepted at a rate of agreement[j - 1].
+
+    1 + a_1 + a_1 a_2 + ...: a level counts only if all above it are accepted.
+    """
     return sum(accumulate([1.0, *agreement], mul))

@@ -1,7 +1,7 @@
-"""What a drafter's training leaves behind: state_N with the drafter and what a resume needs, and the log.
+"""The files of a drafter's training run: one folder per saved state, and the log.
 
-state_N/ holds config.json and model.safetensors, which --drafter_path loads, and trainer.pt, which only the
-newest keeps. A state appears whole, by a rename, or not at all.
+state_N/ holds config.json and model.safetensors, which --drafter_path loads, and in the newest state
+trainer.pt, from which training resumes. A state appears whole, by a rename, or not at all.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ LOG = "log.jsonl"
 
 
 def states(root: Path) -> list[Path]:
-    """The folder's states, oldest first."""
-    found = [path for path in root.glob("state_*") if re.fullmatch(r"state_\d+", path.name)]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("state_")))
+    """Returns the folder's states, oldest first."""
+    folders = [path for path in root.glob("state_*") if re.fullmatch(r"state_\d+", path.name)]
+    return sorted(folders, key=lambda path: int(path.name.removeprefix("state_")))
 
 
 def discard(root: Path) -> None:
@@ -38,7 +38,10 @@ def discard(root: Path) -> None:
 
 
 def save(root: Path, epoch: int, payload: Mapping[str, Any], write: Callable[[Path], None]) -> Path:
-    """Make state_EPOCH; write puts the drafter into the folder it is given. What fails leaves the others."""
+    """Save state_EPOCH and return its folder. If that fails, the earlier states are as they were.
+
+    write: a function that writes the drafter into a folder.
+    """
     home, part, old = root / f"state_{epoch}", root / f".state_{epoch}.part", root / f".state_{epoch}.old"
     for stale in (part, old):
         shutil.rmtree(stale, ignore_errors=True)
@@ -59,45 +62,44 @@ def save(root: Path, epoch: int, payload: Mapping[str, Any], write: Callable[[Pa
     return home
 
 
-def resume(root: Path, determines: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The newest payload, on the CPU; None if there is none.
+def resume(root: Path, settings: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns the newest state's payload, on the CPU; None if there is none.
 
-    UserError if it was trained otherwise (determines), or cannot be read.
+    UserError if it was trained with other settings, or cannot be read.
     """
-    kept = [path for path in states(root) if (path / TRAINER).is_file()]
-    if not kept:
+    resumable = [path for path in states(root) if (path / TRAINER).is_file()]
+    if not resumable:
         return None
-    path = kept[-1] / TRAINER
+    path = resumable[-1] / TRAINER
     try:
         payload = torch.load(path, map_location="cpu", weights_only=True)
-        before = payload["determines"]
-    except Exception as error:  # zip, pickle and torch each have their own
+        saved = payload["determines"]
+    except Exception as error:  # a damaged zip, a damaged pickle and a missing key all end here
         raise UserError(
-            f"{path} cannot be read ({reason(error)}): remove {path.parent}, or --restart"
+            f"{path} cannot be read ({reason(error)}): remove {path.parent}, or give --restart"
         ) from None
-    for name, value in determines.items():
-        if before.get(name) != value:
+    for name, value in settings.items():
+        if saved.get(name) != value:
             raise UserError(
-                f"{path} was trained with {name} = {before.get(name)!r}, now it is {value!r}: give the same, "
-                "choose another --save_dir, or --restart, which discards it"
+                f"{path} was trained with {name} = {saved.get(name)!r}, now it is {value!r}: give the same, "
+                "choose another --save_dir, or give --restart, which discards it"
             )
     return payload
 
 
 def cut_log(root: Path, step: int) -> None:
-    """Make the run's folder, and drop the log's rows of later steps than the one it goes on from, and a torn
-    one."""
+    """Create the run's folder, and drop from its log the rows after `step` and any row torn by a kill."""
     root.mkdir(parents=True, exist_ok=True)
     path = root / LOG
     if not path.exists():
         return
-    kept = []
+    lines = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
             row = json.loads(line)
         except ValueError:
             continue
         if row.get("step", 0) <= step:
-            kept.append(line + "\n")
+            lines.append(line + "\n")
     with replacing(path) as part:
-        part.write_text("".join(kept), encoding="utf-8")
+        part.write_text("".join(lines), encoding="utf-8")

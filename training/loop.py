@@ -1,4 +1,4 @@
-"""What training stages share: how often, atomic checkpoints, figures, the device."""
+"""What all training stages share: a timer, atomic checkpoints, measured figures, the choice of device."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from models.loading import pick_device
 
 
 class Every:
-    """True at most once in `period_s` seconds; the first time after one period."""
+    """A timer that is due at most once in `period_s` seconds, for the first time after one period."""
 
     def __init__(self, period_s: float) -> None:
         self.period_s = period_s
         self.last = time.monotonic()
 
     def due(self) -> bool:
-        """Whether a period has passed; if so the next one starts."""
+        """Returns whether a period has passed. If so, the next one starts now."""
         if time.monotonic() - self.last < self.period_s:
             return False
         self.last = time.monotonic()
@@ -30,24 +30,24 @@ class Every:
 
 
 def save_checkpoint(path: Path, payload: dict) -> None:
-    """Write a whole checkpoint or nothing. OSError names the path."""
+    """Write a whole checkpoint, or leave the old one. OSError names the path."""
     with replacing(path) as part, part.open("wb") as stream:
         torch.save(payload, stream)
 
 
 def load_checkpoint(path: Path) -> dict | None:
-    """The payload, on the CPU, or None if there is no such file."""
+    """Returns the payload, on the CPU; None if there is no such file."""
     return torch.load(path, map_location="cpu", weights_only=True) if path.exists() else None
 
 
-def write_figures(work: Path, name: str, found: Mapping[str, Any]) -> None:
-    """Print measured figures as a JSON line and keep them as figures_NAME.json, for the model card."""
-    line = json.dumps({name: found})
+def write_figures(work: Path, name: str, figures: Mapping[str, Any]) -> None:
+    """Print measured figures as one line of JSON, and write them to figures_NAME.json for the model card."""
+    line = json.dumps({name: figures})
     (work / f"figures_{name}.json").write_text(line + "\n")
     print(line)
 
 
 def use_device(args: Any) -> torch.device:
-    """The device of --device, after setting --threads. CheckpointError if cuda is asked for and missing."""
+    """Set --threads and return the device of --device. CheckpointError if that is cuda and there is none."""
     torch.set_num_threads(args.threads)
     return torch.device(pick_device(args.device))

@@ -1,7 +1,8 @@
-"""Muon for stacks of hidden matrices: momentum, then Newton-Schulz rounds, batched over equal shapes.
+"""Muon (Jordan et al. 2024): momentum, then orthogonalised updates, for the hidden matrices of a network.
 
-torch.optim.Muon computes one matrix at a time, always in bfloat16, which a CPU without bfloat16 units does a
-hundred times slower than fp32. Fused projections are orthogonalised part by part (q, k, v).
+torch.optim.Muon computes one matrix at a time and always in bfloat16, which is a hundred times slower than
+fp32 on a CPU without bfloat16 units. This one stacks matrices of equal shape, takes the data type as an
+option, and orthogonalises the parts of a fused projection (q, k, v) one by one.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ ROUNDS, MOMENTUM = 4, 0.95
 
 
 def orthogonalise(matrices: Tensor, dtype: torch.dtype = torch.float32, rounds: int = ROUNDS) -> Tensor:
-    """Matrices [G, m, n] -> about U V^T of each singular value decomposition (values 0.7 to 1.2), computed in
-    dtype and returned in the matrices' own."""
+    """Returns about U V^T for each of the matrices U S V^T [G, m, n], by Newton-Schulz rounds.
+
+    The singular values end between 0.7 and 1.2. dtype: of the computation; the result has the matrices'.
+    """
     a, b, c = COEFFICIENTS
     wide = matrices.shape[1] <= matrices.shape[2]
     x = matrices if wide else matrices.mT
@@ -29,9 +32,11 @@ def orthogonalise(matrices: Tensor, dtype: torch.dtype = torch.float32, rounds: 
 
 
 class Muon(torch.optim.Optimizer):
-    """Updates of root mean square 0.2 * lr (that of AdamW), decoupled weight decay, Nesterov momentum.
+    """Muon with Nesterov momentum and decoupled weight decay.
 
-    params: 2-D, with attribute `muon_parts` (number of equal blocks of rows). dtype: of Newton-Schulz rounds.
+    Updates have a root mean square of 0.2 * lr, as AdamW's do, so that both share one learning-rate scale.
+    params: 2-D, with the attribute `muon_parts`, the number of equal blocks of rows that are orthogonalised
+    one by one. dtype: of the Newton-Schulz rounds.
     """
 
     def __init__(
@@ -42,7 +47,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
-        """One update of every parameter that has a gradient."""
+        """Update every parameter that has a gradient."""
         assert closure is None
         for group in self.param_groups:
             stacks: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = defaultdict(list)
@@ -71,9 +76,9 @@ def muon_and_adamw(
     weight_decay: float,
     dtype: torch.dtype = torch.float32,
 ) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of a decoder's blocks or of a drafter, AdamW for everything else.
+    """Returns Muon for the matrices of a decoder's blocks or of a drafter, and AdamW for everything else.
 
-    weight_decay: times the learning rate, of the matrices alone. dtype: of Muon's rounds.
+    weight_decay: of Muon's matrices alone, as a factor of the learning rate. dtype: of Muon's rounds.
     """
     hidden, rest = [], []
     for name, param in module.named_parameters():

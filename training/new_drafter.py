@@ -1,4 +1,4 @@
-"""A drafter for a target that has none yet, and its files in the layout that --drafter_path loads."""
+"""A new drafter for a target, and the files of a drafter as --drafter_path loads them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from models.layouts.llama import drafter_names, scatter
 from models.model import Model
 
 
-def own_fields(model: Model) -> dict[str, Any]:
-    """config.json of a drafter whose layer has the shape of the target's."""
+def default_fields(model: Model) -> dict[str, Any]:
+    """Returns config.json of a drafter whose layer has the shape of the target's."""
     return model.drafter_layout.fields(model.decoder.config)
 
 
 def read_fields_of(path: Path, model: Model) -> dict[str, Any]:
-    """A drafter's config.json as the user wrote it. CheckpointError if it is none for this target."""
+    """Returns a drafter's config.json as the user wrote it. CheckpointError if it does not fit the target."""
     if not path.is_file():
         raise CheckpointError(f"--config_path {path}: there is no such file")
     fields = read_config(path.parent, path.name)
@@ -36,19 +36,21 @@ def read_fields_of(path: Path, model: Model) -> dict[str, Any]:
 
 
 def new_drafter(fields: Mapping[str, Any], model: Model) -> DrafterNet:
-    """A drafter, fp32, that starts from the target's embedding, kept frozen, and passes the feature through.
+    """Returns an untrained drafter in fp32 that predicts each feature to equal the one before.
 
-    What its layer reads starts as the target's last, as far as the shapes are the same; what it adds starts
-    as nothing, so that it begins from the distribution of the position before (docs/LOG.md).
+    It has the target's token embedding, and its layer starts with the weights of the target's last layer
+    where the shapes agree. The outputs of that layer start at zero and the feature passes through unchanged,
+    so that training begins from the target's distribution one position back (docs/LOG.md).
     """
     net = DrafterNet(model.drafter_layout.config(fields), bool(fields.get("bias", True)))
     net.embed.load_state_dict(model.decoder.embed.state_dict())
-    last, own = model.decoder.blocks[-1].state_dict(), net.block.state_dict()
-    same = {name: last[name] for name in own if name in last and last[name].shape == own[name].shape}
-    net.block.load_state_dict({**own, **same})
+    last, block = model.decoder.blocks[-1].state_dict(), net.block.state_dict()
+    same = {name: last[name] for name in block if name in last and last[name].shape == block[name].shape}
+    net.block.load_state_dict({**block, **same})
     with torch.no_grad():
         net.block.attention.out.weight.zero_()
         net.block.mlp.down.weight.zero_()
+        # fc reads [token embedding, feature]: noise for the one, the identity for the other.
         half = net.config.hidden_size
         net.fc.weight[:, half:] = torch.eye(half)
         nn.init.normal_(net.fc.weight[:, :half], std=0.02)
@@ -58,11 +60,11 @@ def new_drafter(fields: Mapping[str, Any], model: Model) -> DrafterNet:
 
 
 def write_drafter(folder: Path, fields: Mapping[str, Any], state: Mapping[str, Tensor], model: Model) -> None:
-    """config.json and model.safetensors (bf16) of a DrafterNet's state."""
+    """Write config.json and model.safetensors (bf16) of the state of a DrafterNet into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     shape = model.drafter_layout.config(fields)
-    theirs = scatter(state, drafter_names(shape, "fc.bias" in state), shape)
-    weights = {name: tensor.detach().bfloat16().cpu().contiguous() for name, tensor in theirs.items()}
+    published = scatter(state, drafter_names(shape, "fc.bias" in state), shape)
+    weights = {name: tensor.detach().bfloat16().cpu().contiguous() for name, tensor in published.items()}
     with replacing(folder / "model.safetensors") as part:
         save_file(weights, part, metadata={"format": "pt"})
     with replacing(folder / "config.json") as part:

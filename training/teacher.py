@@ -1,7 +1,7 @@
-"""The target's features along finished images, by the passes that decode: what its drafter is taught.
+"""The target's features along finished images, which its drafter learns to predict.
 
-Dimensions: B images, n codes an image, m tokens an image (codes, and row ends where the model has them), P
-rows of a prefix, D features.
+They are computed by the passes that decode. Dimensions: B images, n codes per image, m tokens per image
+(codes, and row ends where the model has them), P positions of a prompt, D features.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ from adt_tree.grid import Grid
 from models.model import Model
 from models.target import ARTarget, EncodedPrompt, chain_mask
 
-BRANCHES = 2
+BRANCHES = 2  # of guidance: conditional, unconditional
 
 
 def image_tokens(model: Model, codes: Tensor) -> Tensor:
-    """Codes [.., n] -> [.., m], still counted from code 0: a row end behind every row but the last."""
+    """Returns the tokens [.., m] of codes [.., n], counted from code 0.
+
+    Where the model has row ends, there is one after every row but the last.
+    """
     if model.row_end is None:
         return codes.long()
     rows = codes.long().unflatten(-1, (model.grid.height, model.grid.width))
@@ -27,25 +30,28 @@ def image_tokens(model: Model, codes: Tensor) -> Tensor:
     return torch.cat((rows, ends), dim=-1).flatten(-2)[..., :-1]
 
 
-def drafter_tokens(model: Model, opening: EncodedPrompt, branch: int, codes: Tensor) -> Tensor:
-    """Token ids [P + m - 1] of one image: entry e is the token behind row e, paired with its feature."""
-    prefix = torch.tensor(opening.tokens(branch)[1:], dtype=torch.int64)
+def drafter_tokens(model: Model, prompt: EncodedPrompt, branch: int, codes: Tensor) -> Tensor:
+    """Returns token ids [P + m - 1] for the drafter: entry e is the token after position e.
+
+    The drafter reads it together with the target's feature at position e. codes: [n], of one image.
+    """
+    prefix = torch.tensor(prompt.tokens(branch)[1:], dtype=torch.int64)
     return torch.cat((prefix, image_tokens(model, codes) + model.first_code))
 
 
 @torch.no_grad()
-def features(model: Model, openings: Sequence[EncodedPrompt], codes: Tensor) -> list[list[Tensor]]:
-    """[P + m, D] of both guidance branches of every image; codes [B, n].
+def features(model: Model, prompts: Sequence[EncodedPrompt], codes: Tensor) -> list[list[Tensor]]:
+    """Returns the features [P + m, D] of both guidance branches of every image, in the model's data type.
 
-    They are those that decoding sees, in the model's type: a drafter reads them with row ends and padding.
+    codes: [B, n]. These are the features that decoding computes, row ends and padding included.
     """
-    device, count = model.codebook.device, len(openings)
+    device, count = model.codebook.device, len(prompts)
     grid = model.grid if model.row_end is None else Grid(model.grid.height, model.grid.width + 1)
-    longest = max(opening.length for opening in openings)
+    longest = max(prompt.length for prompt in prompts)
     target = ARTarget(
         model.decoder, grid, model.first_code, model.num_codes, count, BRANCHES, longest, max_nodes=0
     )
-    prefixes = [target.prefill(slot, opening).features for slot, opening in enumerate(openings)]
+    prefixes = [target.prefill(slot, prompt).features for slot, prompt in enumerate(prompts)]
     tokens = image_tokens(model, codes).to(device)
     length = tokens.shape[1]
     depths = torch.arange(length, device=device).expand(count, -1)

@@ -1,7 +1,7 @@
-"""train_drafter: fit an EAGLE drafter to its target on stored images, on one process or many.
+"""train_drafter: train an EAGLE drafter for a target on stored images, in one process or several.
 
-Everything random is a function of seed, epoch and step: a resumed run goes on exactly as an uninterrupted one
-would have, if its length is counted in epochs.
+Everything random is a function of the seed, the epoch and the step. So a resumed run continues exactly as an
+uninterrupted one, if its length is given in epochs.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from training import drafter_states
 from training.drafter_data import Images, epoch_order, noised, split
 from training.drafter_loss import Objective, Outcome, Unrolled, expected_tau, measure
 from training.muon import muon_and_adamw
-from training.new_drafter import new_drafter, own_fields, read_fields_of, write_drafter
+from training.new_drafter import default_fields, new_drafter, read_fields_of, write_drafter
 from training.shards import Shards, read_shards
 
-DETERMINES = (
+# Options that a resumed run must share with the one that saved its state.
+FIXED_OPTIONS = (
     "bs", "gradient_accumulation_steps", "optimizer", "lr", "muon_lr", "weight_decay", "p_w", "distance",
     "coupled", "cfg_loss", "cfg_scale", "ttt_steps", "step_decay", "data_noise", "mean", "std", "ema", "seed",
     "train_data_ratio", "precision", "grad_clip", "grad_clip_by",
@@ -39,7 +40,7 @@ DETERMINES = (
 
 
 class Trainer:
-    """Network, its average, optimisers, images and progress of a run, one process of it."""
+    """One process of a run: the network and its running average, the optimisers, the images, the progress."""
 
     def __init__(self, args: Any, model: Model, shards: Shards, accelerator: Any) -> None:
         torch.manual_seed(args.seed)
@@ -50,16 +51,18 @@ class Trainer:
         self.step_images = self.pass_images * args.gradient_accumulation_steps
         if len(self.train) < self.step_images:
             raise UserError(
-                f"{len(shards)} images, of which {len(self.train)} for training: a step takes "
+                f"{len(shards)} images, {len(self.train)} of them for training: a step takes "
                 f"{self.step_images}; make more, or choose a smaller --bs"
             )
-        self.steps_an_epoch = len(self.train) // self.step_images
+        self.steps_per_epoch = len(self.train) // self.step_images
         self.step, self._start = 0, time.monotonic()
         self.head = unpacked(model.decoder.head)
         guidance = args.cfg_scale if args.cfg_loss else None
         self.objective = Objective(args.ttt_steps, args.p_w, args.step_decay, guidance, args.distance)
-        self.measured = Objective(args.eval_depth, args.p_w, args.step_decay, args.cfg_scale)
-        self.fields = read_fields_of(Path(args.config_path), model) if args.config_path else own_fields(model)
+        self.validated = Objective(args.eval_depth, args.p_w, args.step_decay, args.cfg_scale)
+        self.fields = (
+            read_fields_of(Path(args.config_path), model) if args.config_path else default_fields(model)
+        )
         self.net = new_drafter(self.fields, model)
         if model.drafter_net is not None:
             start_from(self.net, model.drafter_net, args.drafter_path)
@@ -72,47 +75,53 @@ class Trainer:
         args, trained = self.args, [p for p in self.net.parameters() if p.requires_grad]
         if args.optimizer == "adamw":
             adamw = torch.optim.AdamW(trained, lr=args.lr, betas=(0.9, 0.95), weight_decay=args.weight_decay)
-            made: list[torch.optim.Optimizer] = [adamw]
+            optimisers: list[torch.optim.Optimizer] = [adamw]
         else:
-            made = muon_and_adamw(self.net, args.muon_lr, args.lr, args.weight_decay)
-        for group in (group for optimiser in made for group in optimiser.param_groups):
+            optimisers = muon_and_adamw(self.net, args.muon_lr, args.lr, args.weight_decay)
+        for group in (group for optimiser in optimisers for group in optimiser.param_groups):
             group["initial_lr"] = group["lr"]
-        return made
+        return optimisers
 
     @property
     def spent_s(self) -> float:
-        """Seconds of training, all runs together."""
+        """Seconds of training, earlier runs included."""
         return time.monotonic() - self._start
 
     def fraction(self) -> float:
-        """Share of the run that is over, in [0, 1]; of a run in minutes, former runs are a part. The main
-        process' on every process: clocks differ, decisions must not."""
+        """Returns the share of the run that is over, in [0, 1].
+
+        If the length is given in minutes, earlier runs count, and all processes use the clock of the main
+        one: they must agree on when to stop.
+        """
         from accelerate.utils import broadcast
 
         if self.args.minutes is None:
-            return min(self.step / (self.args.num_epochs * self.steps_an_epoch), 1.0)
-        own = min(self.spent_s / (60 * self.args.minutes), 1.0)
-        return float(broadcast(torch.tensor(own, dtype=torch.float64, device=self.accelerator.device)))
+            return min(self.step / (self.args.num_epochs * self.steps_per_epoch), 1.0)
+        share = min(self.spent_s / (60 * self.args.minutes), 1.0)
+        return float(broadcast(torch.tensor(share, dtype=torch.float64, device=self.accelerator.device)))
 
     def factor(self, fraction: float) -> float:
-        """Of the learning rates: up over the warm-up, level to the end of --flat_ratio, then down to 0. Over
-        the whole run, not over its first epoch."""
+        """Returns the factor of the learning rates at a fraction of the run.
+
+        It rises over the warm-up, stays at 1 until --flat_ratio, then falls linearly to 0. These are shares
+        of the whole run, not of its first epoch.
+        """
         warm = self.args.warmup_steps_ratio if self.args.is_warmup else 0.0
-        one = 1 / (self.args.num_epochs * self.steps_an_epoch)  # the first step is not idle
+        one = 1 / (self.args.num_epochs * self.steps_per_epoch)  # so that the first step is not of rate 0
         flat = min(max(self.args.flat_ratio, warm), 1 - 1e-9)
         rise = min((fraction + one) / warm, 1.0) if warm else 1.0
         return rise * min((1 - fraction) / (1 - flat), 1.0)
 
-    def payload(self, determines: dict[str, Any]) -> dict[str, Any]:
-        """What a resume needs."""
+    def payload(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """Returns what a resumed run needs."""
         return {
             "net": self.net.state_dict(), "average": self.averaged.state_dict(), "step": self.step,
             "spent_s": self.spent_s, "optimisers": [o.state_dict() for o in self.optimisers],
-            "determines": determines,
+            "determines": settings,
         }  # fmt: skip
 
     def resume(self, payload: dict[str, Any]) -> None:
-        """Go on from a payload."""
+        """Continue from a payload."""
         self.net.load_state_dict(payload["net"])
         self.averaged.load_state_dict(payload["average"])
         for optimiser, state in zip(self.optimisers, payload["optimisers"], strict=True):
@@ -120,8 +129,8 @@ class Trainer:
         self.step, self._start = payload["step"], time.monotonic() - payload["spent_s"]
 
     def pass_outcome(self, number: int) -> Outcome:
-        """One pass over this process' part of the step's images; its gradient is not yet applied."""
-        epoch, place = divmod(self.step, self.steps_an_epoch)
+        """Add the gradient of this process' share of the images of pass `number` of the step."""
+        epoch, place = divmod(self.step, self.steps_per_epoch)
         order = epoch_order(self.train, self.args.seed, epoch)
         start = place * self.step_images + number * self.pass_images
         rank = self.accelerator.process_index
@@ -131,14 +140,13 @@ class Trainer:
         generator = torch.Generator().manual_seed(stream)
         inputs = noised(batch, self.args.data_noise, self.args.mean, self.args.std, generator)
         with self.accelerator.accumulate(self.module), self.accelerator.autocast():
-            outs = self.module(batch.tokens, inputs, self.args.ttt_steps)
-            outcome = measure(outs, batch, self.head, self.objective)
+            outputs = self.module(batch.tokens, inputs, self.args.ttt_steps)
+            outcome = measure(outputs, batch, self.head, self.objective)
             self.accelerator.backward(outcome.loss)
         return outcome
 
     def train_step(self, factor: float) -> Outcome:
-        """One update at `factor` of the learning rates, from --gradient_accumulation_steps passes; the last
-        one's outcome."""
+        """Update the weights at `factor` times the learning rates; returns the outcome of the last pass."""
         args = self.args
         for optimiser in self.optimisers:
             optimiser.zero_grad(set_to_none=True)
@@ -157,31 +165,31 @@ class Trainer:
 
     @torch.no_grad()
     def validation(self) -> dict[str, Any]:
-        """Loss and acceptance by depth on the images kept out of training, of the weights that are saved."""
+        """Returns loss and agreement by level on the held-out images, for the averaged weights."""
         self.averaged.eval()
-        unrolled, found, size = Unrolled(self.averaged), list[Outcome](), self.args.bs
+        unrolled, outcomes, size = Unrolled(self.averaged), list[Outcome](), self.args.bs
         starts = range(0, len(self.held_out), size)
-        for start in tqdm(starts, "measured", unit="batch", leave=False):
+        for start in tqdm(starts, "validation", unit="batch", leave=False):
             batch = self.images.batch(self.held_out[start : start + size], None)
             with self.accelerator.autocast():
-                outs = unrolled(batch.tokens, batch.features, self.args.eval_depth)
-                found.append(measure(outs, batch, self.head, self.measured))
-        agreement = _mean([outcome.agreement for outcome in found])
+                outputs = unrolled(batch.tokens, batch.features, self.args.eval_depth)
+                outcomes.append(measure(outputs, batch, self.head, self.validated))
+        agreement = _mean([outcome.agreement for outcome in outcomes])
         return {
-            "val_regression": _mean([[outcome.regression] for outcome in found])[0],
-            "val_entropy": _mean([[outcome.entropy] for outcome in found])[0],
+            "val_regression": _mean([[outcome.regression] for outcome in outcomes])[0],
+            "val_entropy": _mean([[outcome.entropy] for outcome in outcomes])[0],
             "agreement": agreement,
-            "top": _mean([outcome.hits for outcome in found]),
+            "top": _mean([outcome.hits for outcome in outcomes]),
             "expected_tau": round(expected_tau(agreement), 4),
         }
 
     def write(self, folder: Path) -> None:
-        """The drafter as --drafter_path loads it."""
+        """Write the drafter into a folder as --drafter_path loads it."""
         write_drafter(folder, self.fields, self.averaged.state_dict(), self.model)
 
 
 def start_from(net: nn.Module, other: nn.Module, path: str) -> None:
-    """Take over another drafter's weights. UserError if its shape is another."""
+    """Load the weights of another drafter into net. UserError if its shape is another."""
     try:
         net.load_state_dict({name: tensor.float() for name, tensor in other.state_dict().items()})
     except RuntimeError:
@@ -194,22 +202,23 @@ def start_from(net: nn.Module, other: nn.Module, path: str) -> None:
 @torch.no_grad()
 def blend(average: nn.Module, net: nn.Module, decay: float) -> None:
     """Move the running average towards the current weights."""
-    for kept, value in zip(average.parameters(), net.parameters(), strict=True):
-        kept.lerp_(value, 1 - decay)
+    for mean, value in zip(average.parameters(), net.parameters(), strict=True):
+        mean.lerp_(value, 1 - decay)
 
 
 def _mean(rows: list[list[float]]) -> list[float]:
+    """Returns the mean of each column."""
     return [round(sum(column) / len(column), 4) for column in zip(*rows, strict=True)]
 
 
 def refuse(args: Any) -> None:
-    """UserError for what cannot be honoured."""
+    """UserError for options that contradict each other."""
     if args.cfg_loss and not args.coupled:
         raise UserError("--cfg_loss: guided distributions need both branches of an image; add --coupled")
 
 
 def prepare(args: Any) -> tuple[Any, Any]:
-    """The accelerator of this process, and the options with the device and precision that auto means here."""
+    """Returns the accelerator of this process, and the options with their device and precision resolved."""
     from accelerate import Accelerator
 
     if args.threads:
@@ -221,43 +230,43 @@ def prepare(args: Any) -> tuple[Any, Any]:
         mixed_precision="no" if precision == "fp32" else "bf16",
         gradient_accumulation_steps=args.gradient_accumulation_steps,
     )
-    # A launcher on CPUs numbers its processes "cpu:0", "cpu:1", which are one device to the models.
+    # A launcher on CPUs calls its processes' devices "cpu:0" and "cpu:1". To the models they are one device.
     device = "cpu" if accelerator.device.type == "cpu" else str(accelerator.device)
     return accelerator, replace(args, precision=precision, device=device)
 
 
 def run(args: Any, loading: LoadOptions) -> None:
-    """Train, measure and save; the last line printed is one JSON document.
+    """Train, validate and save. The last line printed is one JSON document.
 
-    args: a frozen dataclass of the options of cli/train_drafter.py. loading: of the target, and of the
-    drafter that training starts from if there is one.
+    args: the options of cli/train_drafter.py. loading: how to load the target and, if there is one, the
+    drafter that training starts from.
     """
     refuse(args)
     accelerator, args = prepare(args)
     root = Path(args.save_dir)
-    settled = replace(loading, device=args.device, precision=args.precision, keep_text_encoder=True)
-    model = load(args.model, replace(settled, alignment="published"))
+    loading = replace(loading, device=args.device, precision=args.precision, keep_text_encoder=True)
+    model = load(args.model, replace(loading, alignment="published"))
     shards = read_shards([Path(folder) for folder in args.data_dir], model)
-    determines = {name: getattr(args, name) for name in DETERMINES}
-    determines |= {"target": model.weights_sha, "data": shards.digest()}
-    determines["processes"] = accelerator.num_processes
+    settings = {name: getattr(args, name) for name in FIXED_OPTIONS}
+    settings |= {"target": model.weights_sha, "data": shards.digest()}
+    settings["processes"] = accelerator.num_processes
     if args.restart and accelerator.is_main_process:
         drafter_states.discard(root)
     accelerator.wait_for_everyone()
     trainer = Trainer(args, model, shards, accelerator)
-    determines["config"] = trainer.fields
-    saved = drafter_states.resume(root, determines)
+    settings["config"] = trainer.fields
+    saved = drafter_states.resume(root, settings)
     if saved is not None:
         trainer.resume(saved)
     if accelerator.is_main_process:
         drafter_states.cut_log(root, -1 if saved is None else trainer.step)
-    loop(trainer, determines, root)
+    loop(trainer, settings, root)
 
 
-def loop(trainer: Trainer, determines: dict[str, Any], root: Path) -> None:
-    """Steps until the end; the main process alone measures and writes."""
+def loop(trainer: Trainer, settings: dict[str, Any], root: Path) -> None:
+    """Train until the end of the run. Only the main process validates and writes."""
     args, main, losses = trainer.args, trainer.accelerator.is_main_process, list[float]()
-    first, epoch, fraction = trainer.step, trainer.steps_an_epoch, trainer.fraction()
+    first, epoch, fraction = trainer.step, trainer.steps_per_epoch, trainer.fraction()
     row: dict[str, Any] = {}
 
     def due(epochs: int) -> bool:
@@ -275,7 +284,7 @@ def loop(trainer: Trainer, determines: dict[str, Any], root: Path) -> None:
                     append_line(root / drafter_states.LOG, json.dumps(row))
                 losses = []
             if main and due(args.save_freq):
-                payload, number = trainer.payload(determines), -(-trainer.step // epoch)
+                payload, number = trainer.payload(settings), -(-trainer.step // epoch)
                 newest = drafter_states.save(root, number, payload, trainer.write)
             if done:
                 break

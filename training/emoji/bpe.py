@@ -1,7 +1,7 @@
-"""Byte-level BPE over the captions, written in the Chameleon token layout as text_tokenizer.json.
+"""Train a byte-level BPE on the captions and write it in the Chameleon token layout, text_tokenizer.json.
 
 Ids: <s> 0, <pad> 1, </s> 2, <unk> 3, K image codes from 4, then <eoss> (image end), <racm3:break> (image
-begin), separator, image placeholder, newline, then text. Names are those of the published vocabulary.
+begin), separator, image placeholder, newline, then text. The names are those of the published vocabulary.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ AFTER_IMAGE = ("<eoss>", "<racm3:break>", "<reserved08706>", "<reserved08707>", 
 
 
 class Layout:
-    """Token ids that depend on the number K of image codes, in the order of AFTER_IMAGE."""
+    """The token ids after the image codes, in the order of AFTER_IMAGE, for a number of codes."""
 
     def __init__(self, num_codes: int) -> None:
         first = IMAGE_FIRST + num_codes
@@ -32,24 +32,24 @@ class Layout:
 
 
 def image_token(code: int) -> str:
-    """Name of an image code: its decimal digits as letters A-J."""
+    """Returns the name of an image code: its decimal digits as letters A-J."""
     return "IMGIMG" + "".join(chr(ord("A") + int(digit)) for digit in str(code)) + "Z"
 
 
 def caption(style: str, name: str, keywords: list[str]) -> str:
-    """The prompt text of one image."""
+    """Returns the prompt of one image."""
     return ", ".join([f"{style} emoji of {name}", *keywords])
 
 
 def random_caption(row: dict, rng: random.Random) -> str:
-    """Half of the time the bare caption, else with one to three of the row's keywords in random order."""
+    """Returns a row's caption, half of the time with one to three of its keywords in random order."""
     keywords = row["keywords"]
     count = min(rng.randint(1, 3), len(keywords)) if rng.random() < 0.5 else 0
     return caption(row["style"], row["name"], rng.sample(keywords, count))
 
 
 def train_text(texts: list[str], size: int) -> dict:
-    """JSON form of a byte-level BPE of `size` tokens without special tokens."""
+    """Returns a byte-level BPE of `size` tokens, none of them special, in its JSON form."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -60,7 +60,10 @@ def train_text(texts: list[str], size: int) -> dict:
 
 
 def chameleon_layout(trained: dict, num_codes: int, vocab_size: int) -> dict:
-    """The trained tokenizer, ids moved behind the special and image tokens; unused ids are <extraN>."""
+    """Returns the trained tokenizer with its ids moved after the special and image tokens.
+
+    Ids that are left over up to vocab_size are named <extraN>.
+    """
     layout = Layout(num_codes)
     names = [*SPECIAL, *(image_token(code) for code in range(num_codes)), *AFTER_IMAGE]
     text = sorted(trained["model"]["vocab"], key=trained["model"]["vocab"].__getitem__)

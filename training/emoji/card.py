@@ -1,4 +1,4 @@
-"""README.md of the embedded checkpoint, from what the stages wrote into the work folder."""
+"""Write README.md of the embedded checkpoint from the files that the stages left in the work folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from training.emoji.pictures import DEGREES, SCALE
 
 NOT_MEASURED = "not measured yet"
 NATS, SHARES = "{:.3f} nats a code", "{0[top1]:.0%} ({0[top5]:.0%}) of {0[pictures]}"
-MEASURED = {  # name of the figures -> their command; key, words and format of each
+MEASURED = {  # name of figures_NAME.json -> the command that writes it; key, label and format of each figure
     "tokenizer": ("`main.py train_emoji measure --of tokenizer`", (
         ("psnr_db", "VQ reconstruction, PSNR", "{:.2f} dB"),
         ("l1_levels", "mean error", "{:.2f} levels of 255"),
@@ -39,12 +39,12 @@ CARD = """# emoji: the embedded model of ADT-Tree
 
 A small text-to-image model of exactly the Chameleon shape (`ChameleonForConditionalGeneration`): {vq[resolution]} px,
 {grid} x {grid} codes of {vq[num_embeddings]}. It exists so that every path of this repository runs, is tested and is measured
-without a download. It draws emoji-like pictures and nothing else.
+without a download. It generates emoji-like pictures and nothing else.
 
 Prompts: `<style> emoji of <name>[, keyword, keyword]`, style one of {styles}. Example: `noto emoji of red heart`.
 
 ## Data and licences
-{num_names} names in {num_styles} styles on white, drawn without end: each picture at a place of its own, scale
+{num_names} names in {num_styles} styles on white, rendered without end: each picture at a random place, at scale
 {scale[0]:g} to {scale[1]:g}, turned by up to {degrees:g} degrees, half of them mirrored where the name allows. The target saw
 {target[pictures]:,} pictures, none twice. {num_held_out} (style, name) pairs were kept out of training; each of those names
 was seen in the other styles.
@@ -53,9 +53,9 @@ was seen in the other styles.
 |---|---|---|---|
 {sources}
 
-Twemoji graphics: copyright Twitter, Inc and other contributors, licensed under CC-BY 4.0; they were rasterised and
-used for training, pictures the model makes may resemble them. `licences.json` holds this table, `checksums.json`
-the SHA-256 of the data built and of every file of this folder that holds weights.
+Twemoji graphics: copyright Twitter, Inc and other contributors, licensed under CC-BY 4.0. They were rasterised and
+used for training; pictures that the model generates may resemble them. `licences.json` holds this table, `checksums.json`
+the SHA-256 of the training data and of every file of this folder that holds weights.
 
 ## Sizes
 Target: {shape[num_layers]} layers, hidden {shape[hidden_size]}, {shape[num_heads]} heads, MLP {shape[intermediate_size]}, vocabulary {shape[vocab_size]},
@@ -66,33 +66,33 @@ Target: {shape[num_layers]} layers, hidden {shape[hidden_size]}, {shape[num_head
 |---|---|---|
 {figures}
 
-Pictures that were measured on are drawn at placements of their own, never trained on. White cells: all pixels at
-least 250 of 255. Recognised: the nearest of all {num_pairs} originals under jitter, by EfficientNet-Lite0 features, has
-the right name (is among five names).
+Figures are measured on pictures at placements that were never trained on. A cell is white if all its pixels are at
+least 250 of 255. A picture is recognised if the nearest of all {num_pairs} originals under jitter, by EfficientNet-Lite0
+features, has the right name (in brackets: if one of the five nearest names is right).
 Trained: tokenizer {tokenizer[step]} steps in {tokenizer_minutes:.0f} minutes, target {target[step]} steps in {target_minutes:.0f} minutes. {args.history}
 
 ## Limits
-Words outside the training captions mean nothing to it; held-out pairs come out worse than trained ones; fine detail
-is lost in the {grid} x {grid} grid. Persons and flags are not in the data, letters only as parts of things. Not for
-use as a picture source: it is an instrument for measuring decoders.
+Words outside the training captions mean nothing to it. Held-out pairs come out worse than trained ones. Fine detail
+is lost in the {grid} x {grid} grid. The data has no persons and no flags, and letters only as parts of things. The model
+is an instrument for measuring decoders, not a source of pictures.
 """  # noqa: E501
 
 
 def measured_rows(work: Path, name: str) -> list[tuple[str, str, str]]:
-    """Figure, value, command of each row on what `measure` or `recognise` kept under that name."""
+    """Returns (figure, value, command) for each figure in figures_NAME.json."""
     command, figures = MEASURED[name]
     path = work / f"figures_{name}.json"
     if not path.exists():
         return [(name, NOT_MEASURED, command)]
-    found = json.loads(path.read_text())[name]
-    if "cfg" in found:
-        command += f", T = {found['temperature']:g}, guidance {found['cfg']:g}"
-    rows = [(label, text.format(found[key]), "the same") for key, label, text in figures if key in found]
+    values = json.loads(path.read_text())[name]
+    if "cfg" in values:
+        command += f", T = {values['temperature']:g}, guidance {values['cfg']:g}"
+    rows = [(label, text.format(values[key]), "the same") for key, label, text in figures if key in values]
     return [(*rows[0][:2], command), *rows[1:]]
 
 
 def drafter_rows(work: Path) -> list[tuple[str, str, str]]:
-    """Figure, value, command on the drafter: agreement is the sum over codes of min(p, q) under guidance."""
+    """Returns (figure, value, command) for the drafter's agreement: sum over codes of min(p, q), guided."""
     path = work / "drafter" / "log.jsonl"
     command = "`main.py train_drafter --config configs/emoji-drafter.yaml`"
     if not path.exists():
@@ -102,14 +102,13 @@ def drafter_rows(work: Path) -> list[tuple[str, str, str]]:
     shards = json.loads((work / "drafter_data" / "index.json").read_text())["shards"]
     images = sum(len(shard["images"]) for shard in shards)
     label = f"drafter, agreement with the target at tree levels 1 to {len(levels)}"
-    shown = ", ".join(f"{value:.3f}" for value in levels)
-    return [
-        (label, shown, f"{command} ({images} images, {last['step']} steps, {last['spent_s'] / 60:.0f} min)")
-    ]
+    agreements = ", ".join(f"{value:.3f}" for value in levels)
+    cost = f"({images} images, {last['step']} steps, {last['spent_s'] / 60:.0f} min)"
+    return [(label, agreements, f"{command} {cost}")]
 
 
 def model_card(work: Path, target: dict, tokenizer: dict, args: Any) -> str:
-    """The text; target and tokenizer are the stages' checkpoints."""
+    """Returns the text of the model card. target, tokenizer: the checkpoints of these stages."""
     rows = read_captions(work)
     licences = json.loads((work / "licences.json").read_text())
     vq, shape = tokenizer["config"], target["config"]

@@ -1,4 +1,4 @@
-"""Codes of a stream's pictures, encoded ahead in chunks and kept, so that training alone has the cores."""
+"""The codes of a stream's pictures, encoded ahead in chunks and stored, so that training has all cores."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from models.checkpoint.files import replacing
 from training.emoji.pictures import Picture, Pictures
 from training.emoji.tokenizer import Tokenizer
 
-CHUNK = 4096  # pictures of a file
+CHUNK = 4096  # pictures per file
 
 
 def digest(tokenizer: Tokenizer) -> str:
-    """Names what makes codes of pictures: two tokenizers that differ have different ones."""
-    made = hashlib.sha256()
+    """Returns 16 hexadecimal digits that identify a tokenizer: any other encodes pictures differently."""
+    digest = hashlib.sha256()
     for tensor in (tokenizer.book.weight, tokenizer.book.count, torch.tensor(tokenizer.rate)):
-        made.update(tensor.cpu().numpy().tobytes())
-    return made.hexdigest()[:16]
+        digest.update(tensor.cpu().numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 class Codes:
-    """Pictures of a stream as (prompt, codes), by number; what is missing is drawn and encoded first."""
+    """Pictures of a stream with their codes, by number. Missing ones are rendered and encoded first."""
 
     def __init__(self, work: Path, pictures: Pictures, tokenizer: Tokenizer) -> None:
         self.pictures, self.tokenizer = pictures, tokenizer
@@ -37,13 +37,13 @@ class Codes:
         self.sample = cache(self._sample)
 
     def encode(self, planned: Sequence[Picture]) -> Tensor:
-        """Codes [N, n] int64 of planned pictures."""
+        """Returns the codes [N, n] int64 of planned pictures."""
         parts = [planned[i : i + 256] for i in range(0, len(planned), 256)]
-        drawn = (torch.from_numpy(self.pictures.draw(part)) for part in parts)
-        return torch.cat([self.tokenizer.encode(images).flatten(1) for images in drawn])
+        images = (torch.from_numpy(self.pictures.render(part)) for part in parts)
+        return torch.cat([self.tokenizer.encode(part).flatten(1) for part in images])
 
     def _read_chunk(self, stream: str, number: int) -> Tensor:
-        """Codes [CHUNK, n] of the pictures from number * CHUNK on."""
+        """Returns the codes [CHUNK, n] of the pictures from number * CHUNK on."""
         path = self.folder / f"{stream}-{number:05d}.npy"
         if not path.exists():
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -53,12 +53,12 @@ class Codes:
         return torch.from_numpy(np.load(path)).long()
 
     def batch(self, stream: str, first: int, count: int) -> tuple[list[Picture], Tensor]:
-        """Pictures first .. first + count of a stream and their codes [count, n]."""
+        """Returns the pictures first .. first + count - 1 of a stream, and their codes [count, n]."""
         numbers = range(first, first + count)
         codes = [self._chunk(stream, number // CHUNK)[number % CHUNK] for number in numbers]
         return self.pictures.plan(stream, numbers), torch.stack(codes)
 
     def _sample(self, stream: str, count: int) -> tuple[list[Picture], Tensor]:
-        """The first pictures of a stream that is not trained on, and their codes; kept in memory."""
+        """Returns the first pictures of a stream that is not trained on, and their codes, from memory."""
         planned = self.pictures.plan(stream, range(count))
         return planned, self.encode(planned)

@@ -1,7 +1,9 @@
-"""Originals of the embedded model: npm emoji sets -> drawings on white, captions, split, licences, checksums.
+"""Build the originals of the embedded model from emoji sets on npm.
 
-Drawings are kept OVERSAMPLING times larger than the pictures drawn from them (training/emoji/pictures.py).
-Everything written is a pure function of the package versions, the flags and the seed.
+Writes emoji rasterised on white, their captions, the split into trained and held-out pairs, licences and
+checksums. Originals are OVERSAMPLING times larger than the pictures rendered from them
+(training/emoji/pictures.py). Everything written is a pure function of the package versions, the options and
+the seed.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ STYLES = {
     "twemoji": "@iconify-json/twemoji@1.2.5",
     "fluent": "@iconify-json/fluent-emoji-flat@1.2.6",
 }
-SUBGROUPS = {
+SUBGROUPS = {  # subgroup of emojibase -> the most names taken from it
     "face-smiling": 14, "face-affection": 9, "face-tongue": 5, "face-glasses": 2, "face-costume": 8,
     "heart": 25,
     "animal-mammal": 66, "animal-bird": 22, "animal-amphibian": 1, "animal-reptile": 8, "animal-marine": 17,
@@ -39,7 +41,8 @@ SUBGROUPS = {
     "sport": 12,
     "musical-instrument": 11, "light-video": 12, "lock": 6, "place-building": 12, "game": 8, "tool": 8,
 }  # fmt: skip
-OVERSAMPLING = 4  # pixels of an original along a pixel of a picture
+OVERSAMPLING = 4  # pixels of an original per pixel of a picture, along each side
+# Pairs that are always in the data and always trained on.
 PINNED = (("noto", "red heart"), ("twemoji", "pizza"), ("fluent", "cat face"))
 DROPPED_WORDS = frozenset(
     "oncoming moon guide service decoration exclamation mending revolving anger departure arrival shallow "
@@ -51,16 +54,16 @@ DROPPED_WORDS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One emoji of emojibase: caption name, keywords without the words of the name, code points, subgroup."""
+    """One emoji of emojibase."""
 
-    name: str
-    keywords: tuple[str, ...]
-    hexcode: str
+    name: str  # as captions have it
+    keywords: tuple[str, ...]  # those that share no word with the name
+    hexcode: str  # code points
     subgroup: str
 
 
 def fetch(package: str, cache: Path) -> Path:
-    """Path of the tarball of NAME@VERSION; `npm pack` brings it into cache when it is absent there."""
+    """Returns the tarball of a package NAME@VERSION, fetched into the cache by `npm pack` if need be."""
     name, version = package.lstrip("@").rsplit("@", 1)
     path = cache / f"{name.replace('/', '-')}-{version}.tgz"
     if not path.exists():
@@ -77,23 +80,23 @@ def fetch(package: str, cache: Path) -> Path:
 
 
 def read_member(tarball: Path, member: str) -> dict | list:
-    """The JSON file `package/MEMBER` of an npm tarball. UserError if the tarball is damaged."""
+    """Returns the content of the JSON file `package/MEMBER` of an npm tarball. UserError if it is damaged."""
     try:
         with tarfile.open(tarball, "r:gz") as archive:
             stream = archive.extractfile(f"package/{member}")
             assert stream is not None
             return json.load(stream)
     except (tarfile.TarError, EOFError, zlib.error, KeyError, ValueError, OSError) as error:
-        raise UserError(f"{tarball} is damaged ({error}): remove it, npm fetches it anew") from error
+        raise UserError(f"{tarball} is damaged ({error}): remove it, and npm fetches it again") from error
 
 
 def plain(hexcode: str) -> str:
-    """Code points in lower case without variation selectors, the form in which sets are compared."""
+    """Returns code points in the form in which sets are compared: lower case, no variation selectors."""
     return hexcode.lower().replace("-fe0f", "")
 
 
 def read_entries(tarball: Path) -> list[Entry]:
-    """All emojis of emojibase that belong to a group, in its own order."""
+    """Returns all emojis of emojibase that belong to a group, in the order of emojibase."""
     names = read_member(tarball, "meta/groups.json")["subgroups"]
     entries = []
     for item in sorted(read_member(tarball, "en/data.json"), key=lambda item: item.get("order", 10**6)):
@@ -107,26 +110,29 @@ def read_entries(tarball: Path) -> list[Entry]:
 
 
 def choose(entries: list[Entry], icons: dict[str, dict], args: Any) -> list[Entry]:
-    """Names that all styles have, capped by SUBGROUPS, thinned evenly to max_names; pinned ones stay."""
-    count, kept = dict.fromkeys(SUBGROUPS, 0), []
+    """Returns the names that all styles have, at most SUBGROUPS of each subgroup.
+
+    If there are more than --max_names, names at even distances are dropped, but no pinned ones.
+    """
+    count, chosen = dict.fromkeys(SUBGROUPS, 0), []
     for entry in entries:
         words = set(entry.name.replace("-", " ").split())
         full = count.get(entry.subgroup, 0) >= SUBGROUPS.get(entry.subgroup, 0)
         if full or words & DROPPED_WORDS or not all(entry.hexcode in icons[style] for style in args.styles):
             continue
         count[entry.subgroup] += 1
-        kept.append(entry)
+        chosen.append(entry)
     pinned = {name for _, name in PINNED}
-    surplus = len(kept) - args.max_names if args.max_names else 0
+    surplus = len(chosen) - args.max_names if args.max_names else 0
     if surplus > 0:
-        free = [entry for entry in kept if entry.name not in pinned]
+        free = [entry for entry in chosen if entry.name not in pinned]
         drop = {free[(2 * i + 1) * len(free) // (2 * surplus)].name for i in range(surplus)}
-        kept = [entry for entry in kept if entry.name not in drop]
-    return kept
+        chosen = [entry for entry in chosen if entry.name not in drop]
+    return chosen
 
 
 def load_icons(tarball: Path) -> dict[str, str]:
-    """Code points -> complete SVG text, for every icon of an iconify set that has code points."""
+    """Returns the SVG of every icon of an iconify set that has code points, by these."""
     sheet, chars = read_member(tarball, "icons.json"), read_member(tarball, "chars.json")
     default = sheet.get("width", 16), sheet.get("height", 16)
     icons = {}
@@ -144,7 +150,7 @@ def load_icons(tarball: Path) -> dict[str, str]:
 
 
 def rasterise(svg: str, size: int) -> np.ndarray:
-    """uint8 [size, size, 3]: an icon on white."""
+    """Returns an icon on white: uint8 [size, size, 3]."""
     from resvg_py import svg_to_bytes
 
     png = svg_to_bytes(svg_string=svg, width=size, height=size, dpi=90, background="#ffffff")
@@ -152,7 +158,10 @@ def rasterise(svg: str, size: int) -> np.ndarray:
 
 
 def held_out_pairs(names: list[str], styles: list[str], count: int, seed: int) -> set[tuple[str, str]]:
-    """count (style, name) pairs, at most one a name, so that each name stays seen in the other styles."""
+    """Returns `count` (style, name) pairs to keep out of training.
+
+    At most one for each name, so that every name is trained on in the other styles.
+    """
     rng = random.Random(seed)
     pairs = [(rng.choice(styles), name) for name in rng.sample(names, len(names))]
     pairs = [pair for pair in pairs if pair not in PINNED and len(styles) > 1]
@@ -160,17 +169,17 @@ def held_out_pairs(names: list[str], styles: list[str], count: int, seed: int) -
 
 
 def sha256(path: Path) -> str:
-    """Hexadecimal SHA-256 of a file."""
+    """Returns the SHA-256 of a file in hexadecimal digits."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def write_json(path: Path, content: object) -> None:
-    """A file of one JSON document, as people read it."""
+    """Write one JSON document, indented for people to read."""
     path.write_text(json.dumps(content, indent=1) + "\n")
 
 
 def licence_record(styles: list[str], cache: Path) -> list[dict[str, str]]:
-    """Title, author and licence of each source, read from the packages themselves."""
+    """Returns title, author and licence of each source, as its package states them."""
     record = []
     for style in styles:
         info = read_member(fetch(STYLES[style], cache), "info.json")
@@ -189,7 +198,7 @@ def licence_record(styles: list[str], cache: Path) -> list[dict[str, str]]:
 
 
 def run(args: Any) -> None:
-    """Fetch, choose, rasterise and write originals.npy, captions.jsonl, licences.json, checksums.json."""
+    """Write originals.npy, captions.jsonl, licences.json and checksums.json."""
     if args.image_size % 4:
         raise UserError(f"--image_size {args.image_size}: give a multiple of 4")
     work = Path(args.work_dir)
@@ -197,11 +206,9 @@ def run(args: Any) -> None:
     cache = work / "npm"
     icons = {style: load_icons(fetch(STYLES[style], cache)) for style in args.styles}
     entries = choose(read_entries(fetch(EMOJIBASE, cache)), icons, args)
-    most = len(entries) if len(args.styles) > 1 else 0
-    if args.num_held_out > most:
-        raise UserError(
-            f"--num_held_out {args.num_held_out}: give 0 to {most}, one pair a name, none of a single style"
-        )
+    limit = len(entries) if len(args.styles) > 1 else 0  # a name must be trained on in another style
+    if args.num_held_out > limit:
+        raise UserError(f"--num_held_out {args.num_held_out}: give 0 to {limit} with these --styles")
     held_out = held_out_pairs([entry.name for entry in entries], args.styles, args.num_held_out, args.seed)
     originals, lines = [], []
     for entry in tqdm(entries, desc="rasterise", unit="name"):
@@ -221,5 +228,5 @@ def run(args: Any) -> None:
 
 
 def read_captions(work: Path) -> list[dict]:
-    """Rows of captions.jsonl in image order."""
+    """Returns the rows of captions.jsonl, in the order of the originals."""
     return [json.loads(line) for line in (work / "captions.jsonl").read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""Write the trained parts as a checkpoint in the Hugging Face Chameleon layout, with model card, licences."""
+"""Write the trained parts as a checkpoint in transformers' Chameleon layout, with model card and licences."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ SHARD_BYTES = 16_000_000
 
 
 def vocabulary_map(num_codes: int, vocab: dict[str, int]) -> dict[str, int]:
-    """Token name -> id as config.json has it: the image placeholder is called <image> there."""
+    """Returns the ids of tokens as config.json has them: there the image placeholder is called <image>."""
     layout = Layout(num_codes)
-    named = {name: index for name, index in vocab.items() if index != layout.placeholder}
-    return dict(sorted((named | {"<image>": layout.placeholder}).items()))
+    others = {name: index for name, index in vocab.items() if index != layout.placeholder}
+    return dict(sorted((others | {"<image>": layout.placeholder}).items()))
 
 
 def model_config(shape: DecoderConfig, vq: dict, vocab: dict[str, int]) -> dict:
-    """Fields of a ChameleonConfig as transformers 5 writes it."""
+    """Returns config.json of a ChameleonConfig as transformers 5 writes it."""
     num_codes = vq["num_embeddings"]
     vq_config = {**vq, "channel_multiplier": list(vq["channel_multiplier"]), "dropout": 0.0,
                  "double_latent": False, "attn_resolutions": list(vq["attn_resolutions"]) or None,
@@ -55,7 +55,7 @@ def model_config(shape: DecoderConfig, vq: dict, vocab: dict[str, int]) -> dict:
 
 
 def write_shards(state: dict[str, Tensor], out: Path) -> None:
-    """Replace a folder's weights, once all shards and their index are whole. UserError for a full disk."""
+    """Replace a folder's weights once all shards and their index are written. UserError for a full disk."""
     with tempfile.TemporaryDirectory(dir=out) as folder:
         try:
             save_torch_state_dict(state, folder, max_shard_size=SHARD_BYTES)
@@ -64,12 +64,12 @@ def write_shards(state: dict[str, Tensor], out: Path) -> None:
         for old in out.glob("model*.safetensors*"):
             old.unlink()
         for path in Path(folder).iterdir():
-            path.chmod(0o644)  # safetensors keeps its files to their owner
+            path.chmod(0o644)  # safetensors writes files that only their owner can read
             path.replace(out / path.name)
 
 
 def run(args: Any) -> None:
-    """Assemble the checkpoint folder from the stages' files."""
+    """Write the checkpoint from the files of the other stages."""
     work, out = Path(args.work_dir), Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
     target = torch.load(work / newest(work), map_location="cpu", weights_only=True)
@@ -91,8 +91,8 @@ def run(args: Any) -> None:
     write_json(out / "generation_config.json", generation)
     (out / "README.md").write_text(model_card(work, target, tokenizer, args))
     sums = json.loads((work / "checksums.json").read_text())
-    named = (out / name for name in (STATE, "text_tokenizer.json", "config.json"))
-    files = [*shards, *sorted(out.glob("drafter/*")), *named]
+    others = (out / name for name in (STATE, "text_tokenizer.json", "config.json"))
+    files = [*shards, *sorted(out.glob("drafter/*")), *others]
     sums |= {path.relative_to(out).as_posix(): sha256(path) for path in files}
     write_json(out / "checksums.json", sums)
     size = sum(path.stat().st_size for path in shards)

@@ -1,4 +1,4 @@
-"""The tokenizer's and the target's figures on pictures they were not trained on, as one JSON line each."""
+"""Measure the tokenizer and the target on pictures they were not trained on."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from training.loop import load_checkpoint, write_figures
 
 
 def run(args: Any) -> None:
-    """Print and keep what --of names; the target is the decayed one where there is one."""
+    """Print and store the figures of the parts that --of names, of the decayed target if there is one."""
     device, work = target.use_device(args), Path(args.work_dir)
     if "tokenizer" in args.of:
         pictures = Pictures(work)
-        fresh = torch.from_numpy(pictures.draw(pictures.plan("validation", range(args.num_pictures))))
+        fresh = torch.from_numpy(pictures.render(pictures.plan("validation", range(args.num_pictures))))
         write_figures(work, "tokenizer", figures(Tokenizer.load(work, device), fresh))
     if "target" in args.of:
         trainer = target.Trainer(args, device)
         name = target.newest(work)
         trainer.resume(load_checkpoint(work / name), name)
-        state = {"file": name, "trained_pictures": trainer.pictures, "trained_s": round(trainer.spent_s)}
+        state = {"file": name, "trained_pictures": trainer.num_pictures, "trained_s": round(trainer.spent_s)}
         write_figures(work, "target", {**state, **trainer.validation(args.num_pictures)})

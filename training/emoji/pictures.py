@@ -1,7 +1,8 @@
-"""Pictures without end: originals under jitter, each a function of (stream, number), none of them twice.
+"""Endless streams of pictures: originals under random jitter, none of them twice.
 
-A stream is a name: "held_out" draws the (style, name) pairs kept out of training, every other ("train",
-"validation", ...) trained pairs at placements of its own. P is the side of a picture, F = OVERSAMPLING.
+A picture is a function of its stream's name and its number. The stream "held_out" shows the (style, name)
+pairs kept out of training; every other ("train", "validation", ...) shows trained pairs at placements of its
+own. Dimensions: N pictures, P pixels a side, F = OVERSAMPLING.
 """
 
 from __future__ import annotations
@@ -21,43 +22,47 @@ from training.emoji.data import OVERSAMPLING, read_captions
 
 SCALE = (0.75, 1.0)
 DEGREES = 6.0
-ONE_SIDED = frozenset("ambulance taxi bus 8 right left tilted".split())  # letters or a direction in them
+ONE_SIDED = frozenset("ambulance taxi bus 8 right left tilted".split())  # never mirrored: letters, directions
 
 
 @dataclass(frozen=True, slots=True)
 class Jitter:
-    """Placement of an original: scale, degrees of turn, share of the free margin to the right and below."""
+    """The placement of an original."""
 
     scale: float
     degrees: float
-    right: float
-    down: float
+    right: float  # share of the free margin that lies to the left
+    down: float  # share of the free margin that lies above
     mirrored: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """What a picture shows and how: row of captions.jsonl, prompt, placement."""
+    """A picture that is planned but not rendered."""
 
-    row: dict
-    text: str
+    row: dict  # of captions.jsonl
+    text: str  # the prompt
     jitter: Jitter
 
 
-def draw_jitter(name: str, rng: random.Random) -> Jitter:
-    """Uniform over the ranges; half are mirrored where the name allows."""
+def sample_jitter(name: str, rng: random.Random) -> Jitter:
+    """Returns a placement, uniform over the ranges; half are mirrored where the name allows."""
     placement = rng.uniform(*SCALE), rng.uniform(-DEGREES, DEGREES), rng.random(), rng.random()
     return Jitter(*placement, rng.random() < 0.5 and not ONE_SIDED & set(name.split()))
 
 
 def place(original: np.ndarray, jitter: Jitter) -> np.ndarray:
-    """uint8 [F P, F P, 3] -> [P, P, 3]: the original placed on white, F x F pixels averaged."""
+    """Returns the picture [P, P, 3] of an original [F P, F P, 3] on white, both uint8.
+
+    The original is placed at its own size, then blocks of F x F pixels are averaged.
+    """
     side = len(original)
     image = Image.fromarray(original[:, ::-1] if jitter.mirrored else original)
     cosine = math.cos(math.radians(jitter.degrees)) / jitter.scale
     sine = math.sin(math.radians(jitter.degrees)) / jitter.scale
     middle, free = side / 2, (1 - jitter.scale) * side
     x, y = middle + (jitter.right - 0.5) * free, middle + (jitter.down - 0.5) * free
+    # Pillow takes the map from coordinates of the result to coordinates of the original.
     inverse = (cosine, sine, middle - cosine * x - sine * y, -sine, cosine, middle + sine * x - cosine * y)
     placed = image.transform((side, side), Image.Transform.AFFINE, inverse, Image.Resampling.BILINEAR,
                              fillcolor="white")  # fmt: skip
@@ -65,7 +70,7 @@ def place(original: np.ndarray, jitter: Jitter) -> np.ndarray:
 
 
 class Pictures:
-    """All originals of a work folder and the streams drawn from them."""
+    """The originals of a work folder, and streams of pictures made from them."""
 
     def __init__(self, work: Path) -> None:
         """UserError if the data stage has not been run there."""
@@ -76,22 +81,22 @@ class Pictures:
 
     @property
     def size(self) -> int:
-        """Side of a picture, pixels."""
+        """The side of a picture in pixels."""
         return self.originals.shape[1] // OVERSAMPLING
 
     def of_split(self, split: str) -> list[dict]:
-        """Rows of captions.jsonl of one split."""
+        """Returns the rows of captions.jsonl of one split, "train" or "held_out"."""
         return [row for row in self.rows if row["split"] == split]
 
     def plan(self, stream: str, numbers: Sequence[int]) -> list[Picture]:
-        """What the pictures of these numbers are, not drawn yet."""
+        """Returns the plans of the pictures of these numbers, which costs next to nothing."""
         rows, planned = self.of_split("held_out" if stream == "held_out" else "train"), []
         for number in numbers:
             rng = random.Random(f"{stream}/{number}")
             row = rng.choice(rows)
-            planned.append(Picture(row, random_caption(row, rng), draw_jitter(row["name"], rng)))
+            planned.append(Picture(row, random_caption(row, rng), sample_jitter(row["name"], rng)))
         return planned
 
-    def draw(self, planned: Sequence[Picture]) -> np.ndarray:
-        """uint8 [N, P, P, 3] of planned pictures."""
+    def render(self, planned: Sequence[Picture]) -> np.ndarray:
+        """Returns planned pictures as uint8 [N, P, P, 3]."""
         return np.stack([place(self.originals[item.row["index"]], item.jitter) for item in planned])

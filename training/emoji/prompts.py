@@ -1,7 +1,8 @@
-"""The prompt files of the embedded model: what its tables, constants and drafter are made with.
+"""Write the prompt files of the embedded model: for its tables, its constants, its drafter's data.
 
-All are functions of captions.jsonl. The pairs kept out of training are dealt in turn to the bench, to the
-development prompts and to neither, so that constants are not chosen on what is published.
+All are functions of captions.jsonl. The pairs kept out of training go in turn to the bench, to the
+development prompts and to neither, so that constants are not tuned on the prompts that results are published
+for.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from typing import Any
 from training.emoji.bpe import caption
 from training.emoji.pictures import Pictures
 
-EACH = 8  # pairs of training, and kept out of it, in the bench's and the development prompts
-CONTACT = 40  # pairs of training on the contact sheet, before those kept out
+EACH = 8  # trained pairs, and as many held-out ones, in the bench and in the development prompts
+CONTACT = 40  # trained pairs on the contact sheet, which shows all held-out pairs after them
 
 
 def deal(pictures: Pictures) -> dict[str, list[str]]:
-    """File name -> bare captions."""
+    """Returns the prompts of each file, captions without keywords."""
     texts = {
         split: [caption(row["style"], row["name"], []) for row in pictures.of_split(split)]
         for split in ("train", "held_out")
@@ -35,13 +36,13 @@ def deal(pictures: Pictures) -> dict[str, list[str]]:
 
 
 def run(args: Any) -> None:
-    """Write the files, one prompt a line, and the drafter's prompts: those of a stream of pictures."""
+    """Write the files, one prompt per line. The drafter's prompts are those of a stream of pictures."""
     work, out = Path(args.work_dir), Path(args.out_dir)
     pictures = Pictures(work)
-    drafter = [picture.text for picture in pictures.plan("drafter", range(args.num_prompts))]
+    drafter_prompts = [picture.text for picture in pictures.plan("drafter", range(args.num_prompts))]
     files = {out / name: texts for name, texts in deal(pictures).items()}
-    files[out / "emoji_drafter_prompts.txt"] = drafter[: args.num_kept]
-    files[work / "drafter_prompts.txt"] = drafter
+    files[out / "emoji_drafter_prompts.txt"] = drafter_prompts[: args.num_kept]
+    files[work / "drafter_prompts.txt"] = drafter_prompts
     for path, texts in files.items():
         path.write_text("\n".join(texts) + "\n", encoding="utf-8")
     print(json.dumps({str(path): len(texts) for path, texts in files.items()}))

@@ -1,11 +1,12 @@
-"""Train the target: captions -> image codes, plain cross-entropy, some prompts empty for guidance.
+"""Train the target to predict the image codes of captions, by cross-entropy.
 
-One pass: every picture is drawn once. The learning rates rise, then stay level until --decay_pictures takes
-them to zero on a copy of the state, so that a run can be stopped, shown and gone on with at any time. Hidden
-matrices by Muon, the rest by AdamW. bf16 and --compile make it three times faster on a CPU with AMX; without
-bf16 units bf16 is a hundred times slower.
-A sequence is [bos] text [separator, image begin] codes, or [bos, image begin] codes for an empty prompt;
-right padding is harmless under causal attention.
+Every picture is seen once. The learning rates rise, then stay level. --decay_pictures takes them to zero on a
+copy of the state, so that a run can be stopped, tried out and continued at any time. Some prompts are empty,
+for guidance. Hidden matrices are trained by Muon, the rest by AdamW. bf16 and --compile make training three
+times faster on a CPU with AMX; on a CPU without bf16 units bf16 is a hundred times slower.
+
+A sequence is [bos] text [separator, image begin] codes, or [bos, image begin] codes for an empty prompt. It
+is padded on the right, where causal attention never looks.
 """
 
 from __future__ import annotations
@@ -34,53 +35,62 @@ from training.loop import Every, load_checkpoint, save_checkpoint, use_device
 from training.muon import muon_and_adamw
 
 BOS = 0
-LENGTHS = 16  # sequences are padded to a multiple of it, so that --compile meets few shapes
-IGNORED = -100  # target where no code is predicted
+LENGTH_STEP = 16  # sequences are padded to a multiple of it, so that --compile meets few shapes
+IGNORED = -100  # label where no code is predicted
 WARMUP = 100  # steps
 LOG = "losses_target.jsonl"
-STREAM = "train0"  # of pictures; the number is of the time when several processes had one each
+STREAM = "train0"  # of pictures; the number is from a time when every process had a stream
 STABLE, DECAYED = "target.pt", "target_decayed.pt"
 
 
 class Prompts:
-    """Text -> prefix ids ending in image begin."""
+    """The text tokenizer: prompts to token ids that end in image begin."""
 
     def __init__(self, tokenizer_path: Path, num_codes: int) -> None:
         self.tokenizer = TextTokenizer.from_file(str(tokenizer_path))
         self.layout = Layout(num_codes)
 
     def prefix(self, text: str) -> list[int]:
-        """Prefix of a caption; the empty caption gives the unconditional prefix."""
+        """Returns the token ids of a caption; for an empty one, those of the unconditional branch."""
         if not text:
             return [BOS, self.layout.image_begin]
         ids = self.tokenizer.encode(text, add_special_tokens=False).ids
         return [BOS, *ids, self.layout.separator, self.layout.image_begin]
 
     def pack(self, texts: list[str], codes: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs [R, T] (prefix, codes but the last, padding) and what each predicts [R, T]: a code, 0-based,
-        or IGNORED. codes [R, n]."""
+        """Returns input tokens [R, T] and the labels [R, T] they predict, for codes [R, n].
+
+        A row holds the prefix, all codes but the last, and padding. A label is a code, counted from 0, or
+        IGNORED.
+        """
         prefixes, num = [self.prefix(text) for text in texts], codes.shape[1]
-        length = -(-(max(map(len, prefixes)) + num - 1) // LENGTHS) * LENGTHS
+        length = -(-(max(map(len, prefixes)) + num - 1) // LENGTH_STEP) * LENGTH_STEP
         tokens = torch.zeros(len(texts), length, dtype=torch.int64)
-        wanted = torch.full((len(texts), length), IGNORED)
+        labels = torch.full((len(texts), length), IGNORED)
         for row, prefix in enumerate(prefixes):
             start = len(prefix)
             tokens[row, :start] = torch.tensor(prefix)
             tokens[row, start : start + num - 1] = codes[row, :-1] + IMAGE_FIRST
-            wanted[row, start - 1 : start - 1 + num] = codes[row]
-        return tokens, wanted
+            labels[row, start - 1 : start - 1 + num] = codes[row]
+        return tokens, labels
 
 
-def code_loss(decoder: Decoder, tokens: Tensor, wanted: Tensor, num_codes: int) -> Tensor:
-    """Mean cross-entropy in nats a code, over the image codes' rows of the head; tokens, wanted [R, T]."""
+def code_loss(decoder: Decoder, tokens: Tensor, labels: Tensor, num_codes: int) -> Tensor:
+    """Returns the mean cross-entropy in nats per code, for tokens and labels [R, T].
+
+    The softmax is over image codes alone.
+    """
     head = decoder.head.weight[IMAGE_FIRST : IMAGE_FIRST + num_codes]
     logits = F.linear(decoder.causal(tokens), head)
-    return F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), ignore_index=IGNORED)
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
 
 
 def initialise(decoder: Decoder) -> None:
-    """Normal weights of standard deviation 0.04 (0.02 outside the blocks), residual outputs smaller by the
-    root of twice the depth."""
+    """Sample weights from normal distributions.
+
+    The standard deviation is 0.04 in the blocks and 0.02 outside; for matrices that write to the residual
+    stream it is divided by the square root of twice the depth.
+    """
     depth = decoder.config.num_layers
     for name, param in decoder.named_parameters():
         if param.ndim == 2 and "qk_" not in name:
@@ -90,7 +100,7 @@ def initialise(decoder: Decoder) -> None:
 
 
 class Trainer:
-    """Data, model and optimisers of a run."""
+    """The data, the model, the optimisers and the progress of a run."""
 
     def __init__(self, args: Any, device: torch.device) -> None:
         work = Path(args.work_dir)
@@ -115,84 +125,99 @@ class Trainer:
         dtype = torch.bfloat16 if self.half else torch.float32
         self.optimisers = muon_and_adamw(self.decoder, args.muon_lr, args.adam_lr, args.weight_decay, dtype)
         self.loss = torch.compile(code_loss, dynamic=False) if args.compile else code_loss
-        self.step, self.drawn, self.pictures, self.spent_s = 0, 0, 0, 0.0
-        self.decay_from: int | None = None
-        self.fresh_from = 0  # step at which the optimisers began
+        self.step, self.spent_s = 0, 0.0
+        self.next_picture = 0  # its number in the stream
+        self.num_pictures = 0  # trained on, all runs together
+        self.decay_from: int | None = None  # value of num_pictures at which the decay began
+        self.fresh_from = 0  # step at which the optimisers began without history
 
     def payload(self, spent_s: float) -> dict:
-        """What a resume needs, and what the export reads. drawn: pictures of the stream."""
-        return {"model": self.decoder.state_dict(), "step": self.step, "drawn": self.drawn,
-                "pictures": self.pictures, "spent_s": spent_s, "decay_from": self.decay_from,
+        """Returns what a resumed run and the export need."""
+        return {"model": self.decoder.state_dict(), "step": self.step, "drawn": self.next_picture,
+                "pictures": self.num_pictures, "spent_s": spent_s, "decay_from": self.decay_from,
                 "fresh_from": self.fresh_from,
                 "optimisers": [optimiser.state_dict() for optimiser in self.optimisers],
                 "config": dataclasses.asdict(self.decoder.config), "codes": self.codes.digest}  # fmt: skip
 
     def resume(self, payload: dict, name: str) -> None:
-        """Continue a saved run, a restored one with fresh optimisers. UserError if it learnt other codes or
-        has another shape."""
+        """Continue from a payload; one that `restore` wrote has no optimiser states.
+
+        UserError if it was trained on other codes, or has another shape.
+        """
         if payload["codes"] != self.codes.digest:
-            raise UserError(f"{name} learnt another tokenizer.pt's codes: put it back or `target --restart`")
+            raise UserError(
+                f"{name} was trained on the codes of another tokenizer.pt: put that back, or give --restart"
+            )
         if payload["config"] != dataclasses.asdict(self.decoder.config):
-            raise UserError(f"{name} has the shape {payload['config']}: give the same or `target --restart`")
+            raise UserError(f"{name} has the shape {payload['config']}: give the same, or give --restart")
         self.decoder.load_state_dict(payload["model"])
         if "optimisers" in payload:
             for optimiser, state in zip(self.optimisers, payload["optimisers"], strict=True):
                 optimiser.load_state_dict(state)
-        self.step, self.drawn, self.pictures = payload["step"], payload["drawn"], payload["pictures"]
+        self.step, self.next_picture = payload["step"], payload["drawn"]
+        self.num_pictures = payload["pictures"]
         self.spent_s, self.decay_from = payload["spent_s"], payload["decay_from"]
         self.fresh_from = payload["fresh_from"]
 
     def factor(self) -> float:
-        """Of the learning rates: up over WARMUP steps, level, and down to zero with --decay_pictures."""
+        """Returns the factor of the learning rates at this step.
+
+        It rises over WARMUP steps, stays at 1, and with --decay_pictures falls linearly to 0.
+        """
         rise = min((self.step - self.fresh_from + 1) / WARMUP, 1.0)
         if self.decay_from is None:
             return rise
-        return rise * max(1 - (self.pictures - self.decay_from) / self.args.decay_pictures, 0.0)
+        return rise * max(1 - (self.num_pictures - self.decay_from) / self.args.decay_pictures, 0.0)
 
     def train_step(self) -> float:
-        """One update; its loss."""
-        batch, rng = self.args.batch_size, random.Random(f"{STREAM}/{self.drawn}")
-        planned, codes = self.codes.batch(STREAM, self.drawn, batch)
+        """Update the weights on the next pictures; returns the loss."""
+        batch, rng = self.args.batch_size, random.Random(f"{STREAM}/{self.next_picture}")
+        planned, codes = self.codes.batch(STREAM, self.next_picture, batch)
         texts = ["" if rng.random() < self.args.dropped else picture.text for picture in planned]
-        tokens, wanted = (part.to(self.device) for part in self.prompts.pack(texts, codes))
+        tokens, labels = (part.to(self.device) for part in self.prompts.pack(texts, codes))
         factor = self.factor()
         for optimiser, rate in zip(self.optimisers, (self.args.muon_lr, self.args.adam_lr), strict=True):
             optimiser.zero_grad(set_to_none=True)
             optimiser.param_groups[0]["lr"] = rate * factor
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
-            loss = self.loss(self.decoder, tokens, wanted, self.num_codes)
+            loss = self.loss(self.decoder, tokens, labels, self.num_codes)
         loss.backward()
         nn.utils.clip_grad_norm_(self.decoder.parameters(), 1.0)
         for optimiser in self.optimisers:
             optimiser.step()
-        self.step, self.drawn, self.pictures = self.step + 1, self.drawn + batch, self.pictures + batch
+        self.step += 1
+        self.next_picture += batch
+        self.num_pictures += batch
         return loss.item()
 
     @torch.no_grad()
     def mean_loss(self, texts: list[str], codes: Tensor) -> float:
-        """Nats a code of codes [N, n] under texts, with the current weights."""
+        """Returns the loss, in nats per code, of codes [N, n] after the prompts `texts`."""
         total, size = 0.0, self.args.batch_size
         for i in range(0, len(texts), size):
-            tokens, wanted = self.prompts.pack(texts[i : i + size], codes[i : i + size])
-            loss = code_loss(self.decoder, tokens.to(self.device), wanted.to(self.device), self.num_codes)
+            tokens, labels = self.prompts.pack(texts[i : i + size], codes[i : i + size])
+            loss = code_loss(self.decoder, tokens.to(self.device), labels.to(self.device), self.num_codes)
             total += loss.item() * len(texts[i : i + size])
         return total / len(texts)
 
     def validation(self, count: int) -> dict[str, float]:
-        """Nats a code of `count` pictures each, full prompts: the last trained on, new placements, held-out
-        pairs; and of new placements under the prompt of another name, and under none."""
-        planned, codes = self.codes.batch(STREAM, max(self.drawn - count, 0), count)
-        found = {"train": self.mean_loss([picture.text for picture in planned], codes)}
+        """Returns the loss, in nats per code, of `count` pictures of each kind.
+
+        train: the last ones trained on. held_out: of held-out pairs. new: of trained pairs in new placements;
+        wrong_text: the same after the prompt of another name, no_text: after an empty prompt.
+        """
+        planned, codes = self.codes.batch(STREAM, max(self.next_picture - count, 0), count)
+        losses = {"train": self.mean_loss([picture.text for picture in planned], codes)}
         for label, stream in (("held_out", "held_out"), ("new", "validation")):
             planned, codes = self.codes.sample(stream, count)
-            found[label] = self.mean_loss([picture.text for picture in planned], codes)
-        found["wrong_text"] = self.mean_loss(wrong_texts(planned), codes)
-        found["no_text"] = self.mean_loss([""] * count, codes)
-        return {name: round(value, 4) for name, value in found.items()}
+            losses[label] = self.mean_loss([picture.text for picture in planned], codes)
+        losses["wrong_text"] = self.mean_loss(wrong_texts(planned), codes)
+        losses["no_text"] = self.mean_loss([""] * count, codes)
+        return {name: round(value, 4) for name, value in losses.items()}
 
 
 def wrong_texts(planned: list[Picture]) -> list[str]:
-    """For each picture the bare caption of the next one of another name, in its own style."""
+    """Returns for each picture a caption in its own style that names what a later picture shows."""
     rows, texts = [picture.row for picture in planned], []
     for index, row in enumerate(rows):
         other = next(r for r in [*rows[index + 1 :], *rows] if r["name"] != row["name"])
@@ -201,47 +226,47 @@ def wrong_texts(planned: list[Picture]) -> list[str]:
 
 
 def newest(work: Path) -> str:
-    """The decayed state where there is one, else the stable one; UserError where there is neither."""
+    """Returns the file name of the decayed state if there is one, else of the stable one; else UserError."""
     for name in (DECAYED, STABLE):
         if (work / name).exists():
             return name
-    raise UserError(f"{work} holds no {STABLE}: run `train_emoji target --work_dir {work}`")
+    raise UserError(f"{work} has no {STABLE}: run `train_emoji target --work_dir {work}`")
 
 
 def start(trainer: Trainer, work: Path) -> Path:
-    """Load what is to be continued; the file that progress goes to."""
+    """Load the state to continue from, if there is one; returns the file to save to."""
     if not trainer.args.decay_pictures:
         if saved := load_checkpoint(work / STABLE):
             trainer.resume(saved, STABLE)
         return work / STABLE
     stable, decayed = load_checkpoint(work / STABLE), load_checkpoint(work / DECAYED)
     if stable is None:
-        raise UserError(f"--decay_pictures: {work} holds no {STABLE} to decay; train it first")
+        raise UserError(f"--decay_pictures: {work} has no {STABLE} to decay; train it first")
     if decayed is not None and decayed["decay_from"] == stable["pictures"]:
         trainer.resume(decayed, DECAYED)
     else:
         trainer.resume(stable, STABLE)
-        trainer.decay_from = trainer.pictures
+        trainer.decay_from = trainer.num_pictures
     return work / DECAYED
 
 
 def ended(trainer: Trainer) -> bool:
-    """Whether no step follows."""
+    """Returns whether the run, or its decay, has seen all its pictures."""
     args = trainer.args
     if trainer.decay_from is not None:
-        return trainer.pictures - trainer.decay_from >= args.decay_pictures
-    return trainer.pictures >= args.max_pictures
+        return trainer.num_pictures - trainer.decay_from >= args.decay_pictures
+    return trainer.num_pictures >= args.max_pictures
 
 
 def run(args: Any) -> None:
-    """Train to --max_pictures or the end of the decay; write target.pt or target_decayed.pt, and the log."""
+    """Train to --max_pictures, or to the end of the decay; write the state and the log."""
     device, work = use_device(args), Path(args.work_dir)
     if args.restart:
         for name in (STABLE, DECAYED, LOG):
             (work / name).unlink(missing_ok=True)
     trainer = Trainer(args, device)
     path = start(trainer, work)
-    began, losses = time.monotonic() - trainer.spent_s, list[float]()
+    start_s, losses = time.monotonic() - trainer.spent_s, list[float]()
     save, validate = Every(60 * args.checkpoint_minutes), Every(60 * args.validate_minutes)
     with tqdm(desc="target", unit="step", initial=trainer.step) as bar:
         done = ended(trainer)
@@ -249,13 +274,13 @@ def run(args: Any) -> None:
             losses.append(trainer.train_step())
             bar.update()
             bar.set_postfix_str(f"loss {losses[-1]:.3f}", refresh=False)
-            done, spent = ended(trainer), time.monotonic() - began
+            done, spent = ended(trainer), time.monotonic() - start_s
             if validate.due() or done:
-                row = {"step": trainer.step, "pictures": trainer.pictures, "spent_s": round(spent, 1),
+                row = {"step": trainer.step, "pictures": trainer.num_pictures, "spent_s": round(spent, 1),
                        "factor": round(trainer.factor(), 4), "loss": round(sum(losses) / len(losses), 4),
                        **trainer.validation(96)}  # fmt: skip
                 append_line(work / LOG, json.dumps(row))
                 losses.clear()
             if save.due() or done:
                 save_checkpoint(path, trainer.payload(spent))
-    print(json.dumps({"steps": trainer.step, "pictures": trainer.pictures, "written": str(path)}))
+    print(json.dumps({"steps": trainer.step, "pictures": trainer.num_pictures, "written": str(path)}))

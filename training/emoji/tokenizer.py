@@ -1,7 +1,8 @@
-"""Train the VQGAN of the embedded model on pictures under jitter, each seen once; no adversary.
+"""Train the VQGAN of the embedded model on pictures under jitter, each seen once, without a discriminator.
 
-From nothing the codebook starts as k-means on the latents of an unquantised warm-up, and the rate is raised
-over --rate_steps; with --start an exported checkpoint's VQGAN goes on at the full rate.
+Training begins unquantised. After --warmup_steps the codebook is initialised by k-means on the latents, and
+the rate rises over --rate_steps. With --start, the VQGAN of an exported checkpoint is trained further at the
+full rate.
 """
 
 from __future__ import annotations
@@ -29,14 +30,17 @@ from training.emoji.pictures import Pictures
 from training.loop import Every, load_checkpoint, save_checkpoint, use_device
 
 COMMITMENT = 0.25
-VQ = "model.vqmodel."  # before the VQGAN's names in a checkpoint
+VQ = "model.vqmodel."  # prefix of the VQGAN's tensors in a checkpoint
 CHUNK = 64  # pictures encoded or decoded at once
-WARMUP = 0.02  # share of the run
+WARMUP = 0.02  # share of the run over which the learning rate rises
 SAVED, LOG = "tokenizer.pt", "losses_tokenizer.jsonl"
 
 
 class Tokenizer:
-    """A VQGAN with the rate and the shares of its codes: pictures <-> codes."""
+    """A VQGAN with the rate and the frequencies of its codes: turns pictures into codes, and back.
+
+    Dimensions: N pictures of P x P pixels, h x w codes per picture, E numbers per latent vector.
+    """
 
     def __init__(self, config: VQConfig, rate: float, device: torch.device) -> None:
         self.model = VQModel(config).to(device, memory_format=torch.channels_last)  # 3 times faster on a CPU
@@ -46,44 +50,47 @@ class Tokenizer:
 
     @classmethod
     def load(cls, work: Path, device: torch.device) -> Tokenizer:
-        """From tokenizer.pt of a work folder; UserError if there is none."""
+        """Load tokenizer.pt of a work folder. UserError if there is none."""
         saved = load_checkpoint(work / SAVED)
         if saved is None:
-            raise UserError(f"{work} holds no {SAVED}: run `train_emoji tokenizer --work_dir {work}`")
-        made = cls(VQConfig(**saved["config"]), saved["rate"], device)
-        made.model.load_state_dict(saved["model"])
-        made.book.load_state_dict(saved["book"])
-        return made
+            raise UserError(f"{work} has no {SAVED}: run `train_emoji tokenizer --work_dir {work}`")
+        tokenizer = cls(VQConfig(**saved["config"]), saved["rate"], device)
+        tokenizer.model.load_state_dict(saved["model"])
+        tokenizer.book.load_state_dict(saved["book"])
+        return tokenizer
 
     def pixels(self, images: Tensor) -> Tensor:
-        """uint8 [B, P, P, 3] on the CPU -> float32 [B, 3, P, P] in [-1, 1] on the device."""
+        """Returns uint8 images [N, P, P, 3] as float32 [N, 3, P, P] in [-1, 1], on the device."""
         return from_uint8(images.to(self.device)).contiguous(memory_format=torch.channels_last)
 
     @torch.no_grad()
     def latents(self, images: Tensor) -> Tensor:
-        """uint8 [N, P, P, 3] -> vectors [N, h, w, E] on the device."""
+        """Returns the latent vectors [N, h, w, E] of uint8 images [N, P, P, 3], on the device."""
         return torch.cat([self.model.latents(self.pixels(part)) for part in images.split(CHUNK)])
 
     def encode(self, images: Tensor) -> Tensor:
-        """uint8 [N, P, P, 3] -> codes [N, h, w] int64 on the CPU."""
+        """Returns the codes [N, h, w] int64 of uint8 images [N, P, P, 3], on the CPU."""
         return self.book.assign(self.latents(images), self.rate).cpu()
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:
-        """Codes [N, h, w] -> uint8 [N, P, P, 3] on the CPU."""
+        """Returns the uint8 images [N, P, P, 3] of codes [N, h, w], on the CPU."""
         parts = (self.model.decode(part.to(self.device)) for part in codes.split(CHUNK))
         return torch.cat([to_uint8(part).cpu() for part in parts])
 
 
 def entropy(codes: Tensor) -> float:
-    """Nats a code of their frequencies."""
+    """Returns the entropy of the codes' frequencies, in nats per code."""
     share = codes.flatten().bincount().double() / max(codes.numel(), 1)
     return abs(torch.special.xlogy(share, share).sum().item())
 
 
 def figures(tokenizer: Tokenizer, images: Tensor) -> dict[str, float]:
-    """What the codes of uint8 images [N, P, P, 3] cost and keep: PSNR in dB (mean over images), mean error in
-    8-bit levels, entropies in nats a code, shares of cells."""
+    """Returns how well codes preserve uint8 images [N, P, P, 3], and what they cost.
+
+    PSNR in dB (mean over images), mean absolute error in 8-bit levels, entropies in nats per code, and shares
+    of cells.
+    """
     codes = tokenizer.encode(images)
     error = tokenizer.decode(codes).float() - images.float()
     mse = error.square().flatten(1).mean(1).clamp(min=1e-3)
@@ -100,20 +107,21 @@ def figures(tokenizer: Tokenizer, images: Tensor) -> dict[str, float]:
 
 
 def load_exported(model: VQModel, folder: Path) -> None:
-    """Take over the VQGAN of an exported checkpoint. UserError if it has none of that shape."""
+    """Load the VQGAN of an exported checkpoint into model. UserError if there is none of its shape."""
     try:
         model.load_state_dict(dict(read_weights(folder).below(VQ)))
     except (RuntimeError, CheckpointError) as error:
         raise UserError(
-            f"--start: no checkpoint of this VQGAN ({reason(error)}); give what `train_emoji export` wrote"
+            f"--start {folder}: not a checkpoint of this VQGAN ({reason(error)}); "
+            "give a folder that `train_emoji export` wrote"
         ) from None
 
 
 class Trainer:
-    """State of the run: tokenizer, optimiser, random stream, number of the next picture."""
+    """The tokenizer, the optimiser, the random numbers and the progress of a run."""
 
     def __init__(self, args: Any, pictures: Pictures, device: torch.device) -> None:
-        """Pictures and the random stream stay on the CPU: draws are the same on every device."""
+        """Random numbers are generated on the CPU, so that they are the same on every device."""
         torch.manual_seed(args.seed)
         self.args, self.pictures = args, pictures
         config = VQConfig(
@@ -132,7 +140,8 @@ class Trainer:
             weights, lr=args.learning_rate, betas=(0.9, 0.99), weight_decay=1e-4
         )
         self.rng = torch.Generator().manual_seed(args.seed)
-        self.step, self.spent_s, self.drawn = 0, 0.0, 0
+        self.step, self.spent_s = 0, 0.0
+        self.next_picture = 0  # its number in the stream
         if args.start:
             load_exported(self.tokenizer.model, Path(args.start))
             self.step = args.warmup_steps + args.rate_steps
@@ -140,61 +149,61 @@ class Trainer:
 
     @property
     def rate(self) -> float:
-        """The rate of this step."""
+        """The rate at this step: 0 during the warm-up, then rising to --rate."""
         return self.args.rate * min(max(self.step - self.args.warmup_steps, 0) / self.args.rate_steps, 1.0)
 
     def payload(self, spent_s: float) -> dict:
-        """What a resume needs, and what reads the tokenizer."""
+        """Returns what a resumed run and Tokenizer.load need."""
         model = self.tokenizer.model
         return {"model": model.state_dict(), "config": dataclasses.asdict(model.config),
                 "rate": self.args.rate, "book": self.tokenizer.book.state_dict(), "rng": self.rng.get_state(),
-                "drawn": self.drawn,
+                "drawn": self.next_picture,
                 "optimiser": self.optimiser.state_dict(), "step": self.step, "spent_s": spent_s}  # fmt: skip
 
     def resume(self, payload: dict) -> None:
-        """Continue a saved run, a restored one with a fresh optimiser and stream of randomness."""
+        """Continue from a payload; one that `restore` wrote has no optimiser state and no random state."""
         self.tokenizer.model.load_state_dict(payload["model"])
         self.tokenizer.book.load_state_dict(payload["book"])
         if "optimiser" in payload:
             self.optimiser.load_state_dict(payload["optimiser"])
             self.rng.set_state(payload["rng"])
-        self.step, self.spent_s, self.drawn = payload["step"], payload["spent_s"], payload["drawn"]
+        self.step, self.spent_s, self.next_picture = payload["step"], payload["spent_s"], payload["drawn"]
 
-    def draw(self, count: int) -> Tensor:
-        """The next pictures of the training stream, uint8 [N, P, P, 3]."""
-        planned = self.pictures.plan("train", range(self.drawn, self.drawn + count))
-        self.drawn += count
-        return torch.from_numpy(self.pictures.draw(planned))
+    def next_pictures(self, count: int) -> Tensor:
+        """Returns the next pictures of the training stream, uint8 [count, P, P, 3]."""
+        planned = self.pictures.plan("train", range(self.next_picture, self.next_picture + count))
+        self.next_picture += count
+        return torch.from_numpy(self.pictures.render(planned))
 
     def cluster(self, rounds: int) -> None:
-        """k-means of the codebook on the latents of fresh pictures, under this step's rate."""
-        vectors = self.tokenizer.latents(self.draw(256)).flatten(0, 2)
+        """Move the codes by k-means on the latents of new pictures, under this step's rate."""
+        vectors = self.tokenizer.latents(self.next_pictures(256)).flatten(0, 2)
         self.tokenizer.book.cluster(vectors, rounds, self.rate, self.rng)
 
     def start_codebook(self) -> None:
-        """The first codes: vectors of fresh pictures, then k-means."""
-        vectors = self.tokenizer.latents(self.draw(64)).flatten(0, 2)
-        chosen = torch.randperm(len(vectors), generator=self.rng)[: self.args.num_embeddings]
-        self.tokenizer.book.weight.copy_(vectors[chosen])
+        """Initialise the codes: random latents of new pictures, then k-means."""
+        vectors = self.tokenizer.latents(self.next_pictures(64)).flatten(0, 2)
+        rows = torch.randperm(len(vectors), generator=self.rng)[: self.args.num_embeddings]
+        self.tokenizer.book.weight.copy_(vectors[rows])
         self.cluster(8)
 
     def train_step(self, factor: float) -> dict[str, float]:
-        """One update at `factor` of the learning rate; the losses."""
+        """Update the weights at `factor` times the learning rate; returns the parts of the loss."""
         for group in self.optimiser.param_groups:
             group["lr"] = self.args.learning_rate * factor
         if self.step == self.args.warmup_steps:
             self.start_codebook()
         tokenizer, book = self.tokenizer, self.tokenizer.book
-        targets = tokenizer.pixels(self.draw(self.args.batch_size))
+        targets = tokenizer.pixels(self.next_pictures(self.args.batch_size))
         vectors = tokenizer.model.latents(targets)
         ground, apart = flatness(vectors, targets)
         commitment, inputs = torch.zeros(()), vectors
         if self.step >= self.args.warmup_steps:
             flat = vectors.detach().flatten(0, 2)
             codes = book.assign(flat, self.rate)
-            chosen = tokenizer.model.quantize.embedding(codes).view(vectors.shape)
-            commitment = F.mse_loss(vectors, chosen)
-            inputs = vectors + (chosen - vectors).detach()
+            quantised = tokenizer.model.quantize.embedding(codes).view(vectors.shape)
+            commitment = F.mse_loss(vectors, quantised)
+            inputs = vectors + (quantised - vectors).detach()  # gradients pass straight through
             book.follow(flat, codes, self.rng)
         output = tokenizer.model.decode_vectors(inputs)
         pixel = pixel_error(output, targets)
@@ -216,14 +225,14 @@ class Trainer:
 
 
 def cosine(fraction: float) -> float:
-    """Factor of the learning rate: linear to 1 over WARMUP, then half a cosine to 0 at fraction 1."""
+    """Returns the factor of the learning rate: linear to 1 over WARMUP, then half a cosine down to 0."""
     if fraction < WARMUP:
         return max(fraction / WARMUP, 0.01)
     return 0.5 * (1 + math.cos(math.pi * (fraction - WARMUP) / (1 - WARMUP)))
 
 
 def run(args: Any) -> None:
-    """Train for --minutes, all resumes together; write tokenizer.pt, losses and figures, a sheet of pairs."""
+    """Train for --minutes, earlier runs included. Writes tokenizer.pt, the log and a sheet of examples."""
     device, work = use_device(args), Path(args.work_dir)
     pictures = Pictures(work)
     if args.restart:
@@ -232,8 +241,8 @@ def run(args: Any) -> None:
     trainer = Trainer(args, pictures, device)
     if saved := load_checkpoint(work / SAVED):
         trainer.resume(saved)
-    fresh = torch.from_numpy(pictures.draw(pictures.plan("validation", range(384))))
-    began, save = time.monotonic() - trainer.spent_s, Every(60 * args.checkpoint_minutes)
+    fresh = torch.from_numpy(pictures.render(pictures.plan("validation", range(384))))
+    start_s, save = time.monotonic() - trainer.spent_s, Every(60 * args.checkpoint_minutes)
     spent, sums = trainer.spent_s, dict[str, float]()
 
     def done() -> bool:
@@ -244,14 +253,14 @@ def run(args: Any) -> None:
             for name, value in trainer.train_step(cosine(spent / (60 * args.minutes))).items():
                 sums[name] = sums.get(name, 0.0) * 0.98 + value * 0.02  # about the mean of 50 steps
             bar.update()
-            spent = time.monotonic() - began
+            spent = time.monotonic() - start_s
             if save.due() or done():
                 save_checkpoint(work / SAVED, trainer.payload(spent))
-                shown = figures(trainer.tokenizer, fresh if done() else fresh[:96])
-                counted = {"step": trainer.step, "spent_s": round(spent, 1), "rate": trainer.rate}
-                append_line(work / LOG, json.dumps({**counted, **sums, **shown}))
-    again = trainer.tokenizer.decode(trainer.tokenizer.encode(fresh[:48]))
-    pairs = torch.stack((fresh[:48].unflatten(0, (3, 16)), again.unflatten(0, (3, 16))), 1)
-    sheet = pairs.transpose(2, 3).flatten(0, 2).flatten(1, 2)  # each above what it comes back as
+                measured = figures(trainer.tokenizer, fresh if done() else fresh[:96])
+                progress = {"step": trainer.step, "spent_s": round(spent, 1), "rate": trainer.rate}
+                append_line(work / LOG, json.dumps({**progress, **sums, **measured}))
+    decoded = trainer.tokenizer.decode(trainer.tokenizer.encode(fresh[:48]))
+    pairs = torch.stack((fresh[:48].unflatten(0, (3, 16)), decoded.unflatten(0, (3, 16))), 1)
+    sheet = pairs.transpose(2, 3).flatten(0, 2).flatten(1, 2)  # each picture above its reconstruction
     Image.fromarray(sheet.numpy()).save(work / "sheet_tokenizer.png")
     print(json.dumps({"steps": trainer.step, "spent_s": spent, **figures(trainer.tokenizer, fresh)}))
