@@ -1,6 +1,6 @@
-"""extract_code: pictures with captions -> codes by the model's VQ encoder, as train_drafter reads them.
+"""extract_code: encode pictures with captions by the model's VQ encoder, as data for train_drafter.
 
-Codes are codebook ids, whatever their token ids; captions keep their own length: nothing is padded.
+Codes are stored as codebook ids, not as token ids. Captions are stored as they are, without padding.
 """
 
 from __future__ import annotations
@@ -31,11 +31,16 @@ class DataOptions(Base):
     """data"""
 
     data_path: str = option(
-        "pictures X.jpg, .jpeg, .png or .webp with captions X.txt, at any depth",
+        "folder of pictures X.jpg, .jpeg, .png or .webp with captions X.txt, searched at any depth",
         "data/laion_coco",
         unit="DIR",
     )
-    num_samples: int = option("pictures, drawn with seed 42 from more", 1_000_000, unit="N", least=1)
+    num_samples: int = option(
+        "number of pictures; of more, that many are chosen at random with seed 42",
+        1_000_000,
+        unit="N",
+        least=1,
+    )
 
 
 @declare
@@ -47,25 +52,34 @@ class Options(ModelOptions, DataOptions, ShardOptions):
 
 
 def find_pairs(root: Path) -> tuple[dict[str, Path], int]:
-    """Pictures with a caption by name (their path below root without the suffix), and how many lack one."""
-    from eval.metrics.pictures import SUFFIXES  # torch, which --help must not wait for
+    """Returns the pictures that have a caption, and the number of those that have none.
+
+    A picture's name is its path below root without the suffix. UserError if two have the same name, or none
+    has a caption.
+    """
+    from eval.metrics.pictures import SUFFIXES  # imports torch, for which --help must not wait
 
     if not root.is_dir():
-        raise UserError(f"--data_path {root}: no such folder; give one of pictures X.jpg with captions X.txt")
-    named: dict[str, Path] = {}
+        raise UserError(f"--data_path {root}: not a folder; give one of pictures X.jpg with captions X.txt")
+    pictures: dict[str, Path] = {}
     for path in sorted(path for path in root.rglob("*") if path.suffix.lower() in SUFFIXES):
         name = path.relative_to(root).with_suffix("").as_posix()
-        if name in named:
-            raise UserError(f"--data_path {root}: {path.name} and {named[name].name} share a caption; rename")
-        named[name] = path
-    kept = {name: path for name, path in named.items() if path.with_suffix(".txt").is_file()}
-    if not kept:
-        raise UserError(f"--data_path {root}: {len(named)} pictures, none with a caption X.txt beside it")
-    return kept, len(named) - len(kept)
+        if name in pictures:
+            other = pictures[name].name
+            raise UserError(f"--data_path {root}: {path.name} and {other} share a caption; rename one")
+        pictures[name] = path
+    pairs = {name: path for name, path in pictures.items() if path.with_suffix(".txt").is_file()}
+    if not pairs:
+        raise UserError(f"--data_path {root}: {len(pictures)} pictures, none with a caption X.txt beside it")
+    return pairs, len(pictures) - len(pairs)
 
 
 def centre_crop(picture: Image.Image, size: int) -> np.ndarray:
-    """uint8 [size, size, 3]: halved by boxes while twice too large, short side to size by bicubic, centre."""
+    """Returns the centre of a picture as uint8 [size, size, 3].
+
+    The picture is halved by box filters while it is twice too large, then its short side is resized to `size`
+    by bicubic interpolation.
+    """
     import numpy as np
     from PIL import Image
 
@@ -79,7 +93,7 @@ def centre_crop(picture: Image.Image, size: int) -> np.ndarray:
 
 
 def read_pair(path: Path, size: int) -> tuple[str, Tensor] | None:
-    """Caption and pixels uint8 [size, size, 3]; None if either is damaged or the caption is empty."""
+    """Returns a caption and pixels uint8 [size, size, 3]; None if one is damaged, or the caption empty."""
     import torch
     from PIL import Image
 
@@ -93,7 +107,7 @@ def read_pair(path: Path, size: int) -> tuple[str, Tensor] | None:
 
 
 def encode(model: Model, pictures: list[Tensor]) -> list[list[int]]:
-    """The codes of each picture uint8 [size, size, 3]."""
+    """Returns the codes of each picture uint8 [size, size, 3]."""
     import torch
 
     from models.codecs.vq import from_uint8
@@ -106,11 +120,10 @@ def encode(model: Model, pictures: list[Tensor]) -> list[list[int]]:
 
 
 def run(options: Options) -> None:
-    """Encode every picture that the folder has no codes of yet; the last line printed is one JSON
-    document."""
+    """Encode every picture that the folder lacks. The last line printed is one JSON document."""
     root, batch = Path(options.data_path), options.batch_size
-    found, lonely = find_pairs(root)
-    pairs = list(found.items())
+    by_name, without_caption = find_pairs(root)
+    pairs = list(by_name.items())
     random.Random(SHUFFLE_SEED).shuffle(pairs)
     pairs = pairs[: options.num_samples]
     import torch
@@ -128,28 +141,28 @@ def run(options: Options) -> None:
     damaged = []
     try:
         for start in tqdm(range(0, len(pending), batch), unit="batch"):
-            read = {name: read_pair(path, size) for name, path in pending[start : start + batch]}
-            damaged += [name for name, pair in read.items() if pair is None]
-            whole = {name: pair for name, pair in read.items() if pair is not None}
-            coded = encode(model, [pixels for _, pixels in whole.values()])
-            for (name, (text, _)), codes in zip(whole.items(), coded, strict=True):
-                kept = ()
+            contents = {name: read_pair(path, size) for name, path in pending[start : start + batch]}
+            damaged += [name for name, pair in contents.items() if pair is None]
+            whole = {name: pair for name, pair in contents.items() if pair is not None}
+            all_codes = encode(model, [pixels for _, pixels in whole.values()])
+            for (name, (text, _)), codes in zip(whole.items(), all_codes, strict=True):
+                branches = ()
                 if options.features:
                     prompt = prompt_of(model, root / f"{name}.txt", text)
-                    kept = features(model, [prompt], torch.tensor([codes]))[0]
-                writer.add(StoredImage(name, text, None, codes, kept))
+                    branches = features(model, [prompt], torch.tensor([codes]))[0]
+                writer.add(StoredImage(name, text, None, codes, branches))
     finally:
         writer.flush()
     if len(damaged) == len(pairs):
-        raise UserError(f"--data_path {options.data_path}: not one picture and caption can be read")
+        raise UserError(f"--data_path {options.data_path}: no picture can be read together with its caption")
     print(json.dumps({
         "images": len(pairs) - len(damaged), "skipped": len(pairs) - len(pending),
-        "damaged": damaged[:20], "without_caption": lonely, "output_dir": options.output_dir,
+        "damaged": damaged[:20], "without_caption": without_caption, "output_dir": options.output_dir,
     }))  # fmt: skip
 
 
 def prompt_of(model: Model, file: Path, text: str) -> EncodedPrompt:
-    """The caption as the target takes it. UserError if it cannot."""
+    """Encode a caption for the target. UserError names the caption's file if the target cannot take it."""
     try:
         return model.encode(text)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""generate_codebook: the table of nearest codes that relaxed acceptance reads, in the published format."""
+"""generate_codebook: write the table of nearest codes for relaxed acceptance, in the published format."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from adt_tree.errors import UserError
 from cli.options import ModelOptions
 from cli.parser import declare, option
 
-MOST_CODES = 1 << 16  # a table holds uint16
+MAX_CODES = 1 << 16  # the table's type is uint16
 
 
 @declare
@@ -17,15 +17,14 @@ class Options(ModelOptions):
     """run"""
 
     save_path: str | None = option(
-        "folder (default: ckpts/MODEL/vq_distances, where --lantern looks)", unit="DIR"
+        "folder of the table (default: ckpts/MODEL/vq_distances, where --lantern looks)", unit="DIR"
     )
 
 
 def run(options: Options) -> None:
-    """Write the table: row i all other codes by ascending raw L2 distance, uint16 [V, V - 1].
+    """Write the table [V, V - 1] uint16: row i lists all other codes by ascending L2 distance from code i.
 
-    The last line printed is one JSON document. Computed in fp64 on the model's device and written whole or
-    not at all.
+    The distances are computed in fp64 on the model's device. The last line printed is one JSON document.
     """
     import numpy as np
 
@@ -35,7 +34,7 @@ def run(options: Options) -> None:
 
     model = load_without_drafter(options).model
     codes = model.num_codes
-    if codes > MOST_CODES:
+    if codes > MAX_CODES:
         raise UserError(f"--model {options.model}: {codes} codes do not fit the published tables' uint16")
     folder = Path(options.save_path) if options.save_path else model.tables[-1]
     folder.mkdir(parents=True, exist_ok=True)

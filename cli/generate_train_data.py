@@ -1,6 +1,6 @@
-"""generate_train_data: prompts -> the target's own images, as codes, for its drafter to learn from.
+"""generate_train_data: generate images from prompts and store them as codes, as data for train_drafter.
 
-A drafter must predict the target as it decodes, so it learns from what the target generates under guidance.
+A drafter must predict what the target generates under guidance, so it learns from such images.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cli.options import ModelOptions, PromptOptions, SamplingOptions, ShardOptio
 from cli.parser import declare
 from eval.runs.prompts import MANY_FILE, load_prompts
 
-SAMPLED = ("temperature", "top_k", "top_p", "cfg", "random_seed")  # recorded with the shards
+SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "cfg", "random_seed")  # recorded with the shards
 
 
 @declare
@@ -29,7 +29,7 @@ class Options(ModelOptions, PromptOptions, SamplingOptions, ShardOptions):
 
 
 def run(options: Options) -> None:
-    """Generate what the folder has no image of yet; the last line printed is one JSON document."""
+    """Generate every image that the folder does not hold yet. The last line printed is one JSON document."""
     prompts = load_prompts(options, MANY_FILE)
     import torch
     from tqdm import tqdm
@@ -41,7 +41,7 @@ def run(options: Options) -> None:
 
     pipe = load_without_drafter(options)
     model = pipe.model
-    record = {name: getattr(options, name) for name in SAMPLED} | {"precision": model.precision}
+    record = {name: getattr(options, name) for name in SAMPLING_OPTIONS} | {"precision": model.precision}
     facts = {**origin(model, generated=True, features=options.features), **record}
     writer = ShardWriter(Path(options.output_dir), facts, options.shard_size)
     pending = [prompt for prompt in prompts if prompt.name not in writer.names]
@@ -54,12 +54,12 @@ def run(options: Options) -> None:
         engine = pipe.engine(Method("ar", sampling), requests, options.batch_size)
         try:
             for image in tqdm(engine.decode(requests), total=len(requests), unit="image"):
-                kept = ()
+                branches = ()
                 if options.features:
-                    kept = features(model, [encoded[image.name]], torch.tensor([image.codes]))[0]
-                writer.add(StoredImage(image.name, texts[image.name], image.seed, image.codes, kept))
+                    branches = features(model, [encoded[image.name]], torch.tensor([image.codes]))[0]
+                writer.add(StoredImage(image.name, texts[image.name], image.seed, image.codes, branches))
         finally:
             writer.flush()
     wall = time.perf_counter() - started
-    made = {"images": len(prompts), "skipped": len(prompts) - len(pending), "wall_s": round(wall, 1)}
-    print(json.dumps({**made, "output_dir": options.output_dir}))
+    counts = {"images": len(prompts), "skipped": len(prompts) - len(pending), "wall_s": round(wall, 1)}
+    print(json.dumps({**counts, "output_dir": options.output_dir}))

@@ -1,4 +1,4 @@
-"""Parts of the embedded model's training: the tokenizer's rate rule and losses, Muon's rounds."""
+"""Parts of the embedded model's training: the tokenizer's codebook and losses, Muon's orthogonalisation."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from training.emoji.codebook import Codebook
 from training.muon import orthogonalise
 
 
-def test_rate_zero_is_the_nearest_code_and_a_rate_shrinks_the_entropy() -> None:
-    """Clustering noise around two points: a rate ends with fewer codes in use; without it all stay in use."""
+def test_rate_zero_is_the_nearest_code_and_a_rate_uses_fewer_codes() -> None:
+    """Vectors around two points: without a rate all codes stay in use, with one only a few."""
     rng = torch.Generator().manual_seed(0)
     vectors = torch.randn(2000, 4, generator=rng) * 0.3
     vectors[:300] += 8
@@ -27,15 +27,14 @@ def test_rate_zero_is_the_nearest_code_and_a_rate_shrinks_the_entropy() -> None:
 
 
 def test_pixels_beyond_white_and_black_are_free() -> None:
-    """Overshoot where decoding clamps costs nothing; undershoot does."""
+    """A pixel whiter than white, or blacker than black, has no loss, because decoding clamps it."""
     targets = torch.tensor([1.0, 1.0, -1.0, 0.0])
     assert losses.pixel_error(torch.tensor([1.7, 1.0, -3.0, 0.0]), targets) == 0
     assert losses.pixel_error(torch.tensor([0.7, 1.0, -1.0, 0.0]), targets) > 0
 
 
-def test_flat_cells_of_one_colour_are_drawn_together() -> None:
-    """No loss for equal vectors of white cells and of one grey area; loss for others; none where colours
-    differ."""
+def test_flat_cells_of_one_colour_have_a_loss_unless_their_vectors_are_equal() -> None:
+    """White cells with one vector beside grey cells with another: no loss. One white cell differs: a loss."""
     images = torch.ones(1, 3, 16, 16)
     images[:, :, :, 8:] = 0.2
     assert losses.white_cells(images, 4)[0, :, :2].all() and not losses.white_cells(images, 4)[0, :, 2:].any()
@@ -48,8 +47,8 @@ def test_flat_cells_of_one_colour_are_drawn_together() -> None:
 
 
 @pytest.mark.parametrize("shape", [(3, 12, 12), (2, 8, 20), (2, 20, 8)])
-def test_orthogonalise_flattens_singular_values(shape: tuple[int, int, int]) -> None:
-    """Singular values end near one and the singular vectors stay."""
+def test_orthogonalise_sets_singular_values_to_about_one(shape: tuple[int, int, int]) -> None:
+    """The singular vectors stay."""
     torch.manual_seed(0)
     matrices = torch.randn(shape)
     result = orthogonalise(matrices, rounds=5)
