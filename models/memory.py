@@ -1,26 +1,34 @@
-"""What a model needs in memory while it draws, part by part, from configurations alone."""
+"""How much memory a model needs to generate images, part by part, computed from its dimensions alone.
+
+`parts` is the table of `main.py memory`. `check_room` compares what decoding will allocate with what the
+device has free, before anything is allocated.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
+import torch
 from torch import nn
 
-from adt_tree.errors import CheckpointError
+from adt_tree.errors import CheckpointError, UserError
+from models.cache import aligned
 from models.checkpoint.meta_init import on_meta
 from models.codecs.vq import VQConfig, VQModel
 from models.drafter import DrafterNet
-from models.model import DTYPES
 from models.registry import spec_of
 from models.spec import CKPTS
 from models.transformer import Decoder, DecoderConfig
 
 FP32 = 4
+ELEMENTS = {"fp32": FP32, "bf16": 2, "fp16": 2}  # bytes of a number, by --precision
 DISTRIBUTIONS = 6  # [images, nodes, codes] fp32 tensors at once: logits, guided, filtered, noise, choice
-MAPS = 4  # pixel-sized feature maps of the codec alive at once
+MAPS = 4  # feature maps of the codec that exist at once, each as large as the largest
+LIBRARIES = 2**28  # what cuBLAS and cuDNN allocate at their first use, and what is lost between blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +45,18 @@ class Use:
     scratch: int  # entries of a tree in the drafter's cache
     images: int  # in flight
     branches: int  # 2 under guidance
-    element: int  # bytes of a weight or activation
-    codec: int | None = None  # numbers in a codec of another kind: `vq` then gives codes and widths alone
-    frames: int = 1  # that the codec decodes for one image
+    element: int  # bytes of a weight, an activation or a cached number
+    codec: int | None = None  # numbers in a codec that is no VQModel, of which `vq` gives the widths alone
+    silent: bool = False  # temperature 0, which needs no noise
+    graphs: bool = False  # passes are captured as CUDA graphs
 
 
 def published_use(name: str, precision: str = "bf16", images: int = 1, nodes: int | None = None) -> Use:
-    """A family as it was published, guided, with EAGLE-2's trees. nodes: of a tree, the root included.
-    CheckpointError if nobody published it."""
+    """Returns a family as it was published, under guidance and with EAGLE-2's trees.
+
+    nodes: of a tree, the root included; None: the family's own. Raises CheckpointError for a family that has
+    no published checkpoint.
+    """
     spec = spec_of(name)
     if not spec.published:
         raise CheckpointError(f"{name}: its dimensions are not in ckpts/manifest.json")
@@ -52,7 +64,7 @@ def published_use(name: str, precision: str = "bf16", images: int = 1, nodes: in
     return Use(
         decoder=spec.decoder_config(shape["target"]),
         drafter=spec.decoder_config(shape["drafter"]) if shape["drafter"] else None,
-        vq=VQConfig.from_hf(shape["vq"]),
+        vq=replace(VQConfig.from_hf(shape["vq"]), frames=shape.get("frames", 1)),
         side=shape["side"],
         tokens=shape["image_tokens"],
         prompt=shape["prompt"],
@@ -60,57 +72,109 @@ def published_use(name: str, precision: str = "bf16", images: int = 1, nodes: in
         scratch=max(spec.tree.depth + 1, spec.tree.depth * spec.tree.width),
         images=images,
         branches=2,
-        element=DTYPES[precision].itemsize,
+        element=ELEMENTS[precision],
         codec=count(partial(spec.codec, shape["vq"])) if spec.codec else None,
-        frames=shape.get("frames", 1),
     )
 
 
-def parts(use: Use) -> dict[str, int]:
-    """Bytes by part; `peak` is what lives on and the larger of a target pass and a decoding of pixels.
+def decoding_parts(use: Use) -> dict[str, int]:
+    """Returns the bytes that decoding allocates in a loaded model, by part.
 
-    Weights and caches are exact on a GPU, the others estimates; temperature 0 has no noise. The text encoder
-    of LlamaGen is not in it: it is given back before decoding begins. While loading, one tensor and the
-    rows of the head that score no code come on top; where weights are packed (models.packed), caches are fp32
-    whatever `element` says, and oneDNN compiles and keeps some 0.6 MB per product and number of rows met.
+    The last two, a target pass and the decoding of an image's pixels, do not exist at the same time. Caches
+    are exact, the rest are estimates.
     """
     config, codes = use.decoder, use.vq.num_embeddings
-    found = {
-        "target": count(lambda: _decoder(config, codes)) * use.element,
-        "drafter": 0,
-        "codec": (use.codec or count(lambda: VQModel(use.vq))) * FP32,
-        "cache": _cache(config, use, use.prompt + use.tokens + use.nodes),
-        "drafter cache": 0,
-        "noise": use.images * use.tokens * codes * FP32,
-    }
+    drafter = 0
     if use.drafter is not None:
-        small = use.drafter
-        found["drafter"] = count(lambda: DrafterNet(small)) * use.element
-        found["drafter cache"] = _cache(small, use, use.prompt + use.tokens + use.scratch)
-    living = sum(found.values())
+        drafter = _cache(use.drafter, use, use.prompt + use.tokens + use.scratch)
     width = 6 * config.hidden_size + 4 * config.intermediate_size
-    found["pass"] = use.images * use.branches * use.nodes * width * use.element
-    found["pass"] += use.images * use.nodes * codes * FP32 * (DISTRIBUTIONS + use.branches)
+    rows = max(use.images * use.branches * use.nodes, use.prompt)  # prompts are taken in one by one
+    one_pass = rows * width * use.element
+    one_pass += use.images * use.nodes * codes * FP32 * (DISTRIBUTIONS + use.branches)
     widest = max(
         use.vq.base_channels * factor * (use.side >> level) ** 2
         for level, factor in enumerate(use.vq.channel_multiplier)
     )
-    found["pixels"] = MAPS * widest * use.frames * FP32
-    return {**found, "peak": living + max(found["pass"], found["pixels"])}
+    return {
+        "cache": _cache(config, use, use.prompt + use.tokens + use.nodes),
+        "drafter cache": drafter,
+        "noise": 0 if use.silent else use.images * use.tokens * codes * FP32,
+        "pass": one_pass,
+        "pixels": MAPS * widest * use.vq.frames * FP32,
+    }
+
+
+def parts(use: Use) -> dict[str, int]:
+    """Returns bytes by part, and their `peak`: what exists all the time, and the larger of a pass and pixels.
+
+    Weights and caches are exact on a GPU, the rest are estimates. LlamaGen's text encoder is left out because
+    it is given back before decoding begins. While loading, one tensor and the head's other rows come on top.
+    On a CPU that packs weights (models.packed), caches are fp32 whatever `element` says, and oneDNN compiles
+    and keeps some 0.6 MB for every product and number of rows.
+    """
+    config, codes, drafter = use.decoder, use.vq.num_embeddings, use.drafter
+    weights = {
+        "target": count(lambda: _decoder(config, codes)) * use.element,
+        "drafter": 0 if drafter is None else count(lambda: DrafterNet(drafter)) * use.element,
+        "codec": (use.codec or count(lambda: VQModel(use.vq))) * FP32,
+    }
+    decoding = decoding_parts(use)
+    return {**weights, **decoding, "peak": sum(weights.values()) + decoding_peak(use)}
+
+
+def decoding_peak(use: Use) -> int:
+    """Returns the bytes that decoding allocates in a loaded model at its worst moment."""
+    *lasting, one_pass, pixels = decoding_parts(use).values()
+    graphs = 2 * one_pass if use.graphs else 0  # scratch memory that graphs share, and their results
+    return sum(lasting) + graphs + max(one_pass, pixels)
 
 
 def count(make: Callable[[], nn.Module]) -> int:
-    """Parameters of the module that make builds, without building it."""
+    """Returns the number of parameters of the module that make() builds, without building it."""
     return sum(parameter.numel() for parameter in on_meta(make).parameters())
 
 
 def _decoder(config: DecoderConfig, num_codes: int) -> Decoder:
-    """A decoder as a loaded model has it: which rows of the head the codes have does not matter here."""
+    """Returns a decoder as a loaded model has it, whose head scores codes alone. Which rows they are does not
+    matter here."""
     decoder = Decoder(config)
     decoder.cut_head(0, num_codes)
     return decoder
 
 
 def _cache(config: DecoderConfig, use: Use, slots: int) -> int:
-    rows, entry = use.images * use.branches, 2 * config.num_kv_heads * config.head_dim
+    rows, entry = use.images * use.branches, 2 * config.num_kv_heads * aligned(config.head_dim)
     return config.num_layers * rows * slots * entry * use.element
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Returns how much memory can still be allocated on a device; None where the system does not tell."""
+    if device.type == "cuda":
+        # torch keeps blocks that it has freed, and uses them again.
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + kept - LIBRARIES
+    if device.type != "cpu":
+        return None
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+
+
+def check_room(use: Use, device: torch.device, precision: str) -> None:
+    """Raises UserError if decoding needs more memory than the device has free. The message names the largest
+    batch size that fits, or what else to change if a single image does not."""
+    free, needed = free_bytes(device), decoding_peak(use)
+    if free is None or needed <= free:
+        return
+    sizes = range(use.images - 1, 0, -1)
+    fits = next((images for images in sizes if decoding_peak(replace(use, images=images)) <= free), 0)
+    advice = f"the largest that fits is --batch_size {fits}"
+    if not fits:
+        lower = "give --precision bf16, or" if precision == "fp32" else f"--precision is {precision} already:"
+        advice = f"{lower} free memory on the device or use a larger one"
+    raise UserError(
+        f"--batch_size {use.images}: decoding needs {needed / 1e9:.2f} GB beside the loaded model, and "
+        f"{device} has {max(free, 0) / 1e9:.2f} GB free; {advice}"
+    )

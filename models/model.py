@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -23,6 +23,8 @@ from models.codecs.neighbours import find_table, read_table
 from models.codecs.vq import VQModel, to_uint8
 from models.drafter import DrafterNet, EagleDrafter, Layout, load_drafter
 from models.graphs import CudaRecorder, GraphDrafter, GraphTarget
+from models.memory import Use, check_room
+from models.packed import cache_dtype
 from models.separators import SeparatorDrafter, SeparatorTarget
 from models.spec import Checkpoint, ModelSpec, home_of
 from models.target import ARTarget, EncodedPrompt, PromptEncoder
@@ -97,7 +99,8 @@ class Model:
     def target(
         self, slots: int, sampling: Sampling, max_nodes: int, max_prompt: int
     ) -> ARTarget | SeparatorTarget:
-        """A target with room for `slots` images, trees of max_nodes nodes, prompts of max_prompt tokens."""
+        """Returns a target with room for `slots` images, trees of max_nodes nodes and prompts of max_prompt
+        tokens. Raises UserError if decoding with it needs more memory than the device has free."""
         tokens, nodes = self.grid, max_nodes
         if self.row_end is not None:
             tokens, nodes = Grid(self.grid.height, self.grid.width + 1), 2 * max_nodes
@@ -106,6 +109,7 @@ class Model:
                 "--attention flash: draft trees and row separators need a mask, which flash-attn lacks; "
                 "use the AR baseline (--method ar) of another model, or --attention sdpa"
             )
+        check_room(self._use(slots, sampling, nodes, max_prompt, tokens), self.device, self.precision)
         codes, rows = (self.first_code, self.num_codes), (slots, sampling.branches)
         if self.graphs:
             gc.collect()  # a target and its graphs refer to one another: one just dropped is still here
@@ -118,6 +122,26 @@ class Model:
             groups = target.cache.head_groups
             target.cache = FlashCache(target.cache.store, target.cache.length, head_groups=groups)
         return target if self.row_end is None else SeparatorTarget(target, self.grid, self.row_end)
+
+    def _use(self, slots: int, sampling: Sampling, nodes: int, max_prompt: int, tokens: Grid) -> Use:
+        """Returns how a target uses the model. A drafter's cache has about as many entries for a tree."""
+        net, vq = self.drafter_net, self.codec.config
+        cached = torch.float64 if self.deterministic else cache_dtype(self.decoder.embed.weight)
+        return Use(
+            decoder=self.decoder.config,
+            drafter=None if net is None else replace(net.config, num_layers=1),
+            vq=vq,
+            side=round(self.grid.size**0.5 * vq.patch_size),
+            tokens=tokens.size,
+            prompt=max_prompt,
+            nodes=nodes,
+            scratch=nodes,
+            images=slots,
+            branches=sampling.branches,
+            element=cached.itemsize,
+            silent=sampling.greedy,
+            graphs=self.graphs,
+        )
 
     def drafter(self, target: ARTarget | SeparatorTarget, max_depth: int, max_width: int) -> Drafter:
         """The drafter beside a target of this model. CheckpointError if the model came without one."""

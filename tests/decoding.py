@@ -17,6 +17,7 @@ from adt_tree.roles import Target
 from adt_tree.static_trees import STATIC_TREES
 from adt_tree.tree import DraftTree, StaticTree, ancestor_mask
 from adt_tree.verify import Verdict
+from models.codecs.vq import VQConfig
 from models.drafter import DrafterNet
 from models.model import Model
 from models.transformer import Decoder
@@ -34,7 +35,12 @@ def model_of(
     graphs: bool = False,
 ) -> Model:
     """Two networks as a model, which reads no text and draws no picture."""
-    codes: Any = SimpleNamespace(num_codes=len(codebook), first_code=first_code, codebook=codebook)
+    codes: Any = SimpleNamespace(
+        num_codes=len(codebook),
+        first_code=first_code,
+        codebook=codebook,
+        config=VQConfig(num_embeddings=len(codebook)),
+    )
     nothing: Any = None
     return Model(nothing, grid, codes, decoder, codes, net, "", None, nothing, row_end, graphs=graphs)
 

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from adt_tree.errors import UserError
 from adt_tree.pipeline import Pipeline
 from adt_tree.policy import TreeShape
 from adt_tree.sampling import Sampling
 from cli.memory import NAMES, table
 from models.checkpoint.weights import read_weights
-from models.memory import Use, parts, published_use
+from models.memory import LIBRARIES, Use, decoding_parts, decoding_peak, free_bytes, parts, published_use
 from models.model import Model
 from models.spec import CKPTS
 from tests import tiny
-from tests.checkpoints import load
+from tests.checkpoints import Checkpoints, load
 from tests.conftest import Refused, Run
 from tests.runs import python
 
+Command = Callable[..., list[str]]
 SAMPLING = Sampling()
 DEPTH, WIDTH, NODES = 4, 3, 13
 
@@ -66,6 +69,81 @@ def test_one_head_of_the_codes_alone(tiny_checkpoint: Path) -> None:
     assert head.weight.untyped_storage().nbytes() == head.weight.nbytes
     targets = [model.target(slots, SAMPLING, NODES, 20) for slots in (1, 2)]
     assert all(target.decoder.head is head for target in targets)
+
+
+@pytest.mark.parametrize("family", ["anole", "lumina_mgpt", "llamagen", "janus_pro", "emu3"])
+def test_what_decoding_allocates_is_known_before(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    """The target's cache to the byte, also where rows of codes have ends; the rest closely."""
+    model, uses = checkpoints[family].load(), []
+    monkeypatch.setattr("models.model.check_room", lambda use, *_: uses.append(use))
+    target = model.target(2, SAMPLING, NODES, 20)
+    found = decoding_parts(uses[0])
+    assert found["cache"] == getattr(target, "tokens", target).cache.store.nbytes
+    drafter = model.drafter(target, DEPTH, WIDTH)
+    cache = getattr(drafter, "tokens", drafter).cache
+    assert found["drafter cache"] == pytest.approx(cache.store.nbytes, rel=0.1)
+    noise = 4 * 2 * model.grid.size * model.num_codes
+    assert noise <= found["noise"] <= 1.3 * noise
+    assert found["pixels"] > 0 and model.codec.config.frames == (4 if family == "emu3" else 1)
+    assert decoding_parts(replace(uses[0], silent=True))["noise"] == 0
+
+
+def room_for(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch, images: int) -> Callable[[], int]:
+    """Leaves the memory that eagle-2 with `images` in flight needs. Returns how to count the checks."""
+    uses: list[Use] = []
+    monkeypatch.setattr("models.model.check_room", lambda use, *_: uses.append(use))
+    pipe.engine(pipe.method("eagle-2"), pipe.requests(["sun"] * images, 0), images)
+    monkeypatch.undo()
+    checks: list[int] = []
+
+    def free(device: torch.device) -> int:
+        checks.append(1)
+        return decoding_peak(uses[0])
+
+    monkeypatch.setattr("models.memory.free_bytes", free)
+    return lambda: len(checks)
+
+
+def test_too_many_images_are_refused_by_the_largest_number_that_fits(
+    pipe: Pipeline, generate: Run, command: Command, refused: Refused, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    checked = room_for(pipe, monkeypatch, 3)
+    words = ("--method", "eagle-2", "--precision", "fp32", "--prompt", "sun", "--num_images", "5")
+    error = refused(*command("o", *words, "--batch_size", "4"))
+    assert "--batch_size 4" in error and "--batch_size 3" in error and "--precision" not in error
+    assert not (tmp_path / "o").exists() and checked() == 1
+    assert generate("o", *words, "--batch_size", "3")[0] == 0 and checked() == 2
+    with pytest.raises(UserError, match="--batch_size 4.*--batch_size 3"):
+        pipe(["sun"] * 5, method="eagle-2", batch_size=4)
+    assert len(pipe(["sun"] * 3, method="eagle-2", batch_size=4).images) == 3  # no more in flight
+
+
+def test_a_single_image_that_does_not_fit_is_refused_by_the_precision(
+    pipe: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("models.memory.free_bytes", lambda device: 1000)
+    with pytest.raises(UserError, match="--batch_size 1: .*0.00 GB free; .*--precision bf16"):
+        pipe("sun", method="eagle-2")
+    monkeypatch.setattr("models.memory.free_bytes", lambda device: None)  # the system does not tell
+    assert pipe("sun", method="eagle-2").images
+
+
+def test_free_memory_of_a_gpu_is_the_devices_and_torchs_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = torch.device("cuda", 1)
+    for name, value in {"mem_get_info": (9 * 2**30, 24 * 2**30), "memory_reserved": 5 * 2**30,
+                        "memory_allocated": 3 * 2**30}.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, lambda asked, value=value: value if asked == device else None)
+    assert free_bytes(device) == (9 + 5 - 3) * 2**30 - LIBRARIES
+
+
+@pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="needs Linux's count of free memory")
+def test_free_memory_of_a_cpu_is_the_systems() -> None:
+    free = free_bytes(torch.device("cpu"))
+    assert free is not None and 2**20 < free < 2**45
+    assert free_bytes(torch.device("meta")) is None
 
 
 def status(key: str) -> int:

@@ -97,10 +97,10 @@ def test_a_killed_process_loses_nothing(
 
 def test_two_runs_in_one_folder(generate: Run, command: Command, tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
-        both = list(pool.map(lambda words: python("main.py", *words), [command("two")] * 2))
+        both = list(pool.map(lambda words: python("main.py", *words), [command("two", *OPTIONS)] * 2))
     assert [process.returncode for process in both] == [0, 0]
     assert all(json.loads(process.stdout.splitlines()[-1])["images"] == 5 for process in both)
-    assert generate("o")[0] == 0
+    assert generate("o", *OPTIONS)[0] == 0
     assert record(tmp_path / "two") == record(tmp_path / "o")
 
 

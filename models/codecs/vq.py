@@ -38,6 +38,7 @@ class VQConfig:
     in_channels: int = 3
     rounds: bool = False  # pixels are rounded to 8 bits, not truncated
     normalises: bool = False  # codes are looked up l2-normalised
+    frames: int = 1  # that decoding makes of one image: more than one in a video codec
 
     def __post_init__(self) -> None:
         if not self.channel_multiplier or self.resolution % self.patch_size:

@@ -53,6 +53,9 @@ class CodecConfig:
 
     num_embeddings: int
     patch_size: int  # pixels along the side of a cell
+    base_channels: int
+    channel_multiplier: tuple[int, ...]
+    frames: int  # that decoding makes of one image: the codec is made for video
     rounds: bool = False  # pixels are truncated to 8 bits
 
 
@@ -62,7 +65,14 @@ class Codec(nn.Module):
     def __init__(self, vqmodel: Any) -> None:
         super().__init__()
         self.vqmodel = vqmodel
-        self.config = CodecConfig(vqmodel.config.codebook_size, vqmodel.spatial_scale_factor)
+        fields = vqmodel.config
+        self.config = CodecConfig(
+            num_embeddings=fields.codebook_size,
+            patch_size=vqmodel.spatial_scale_factor,
+            base_channels=fields.base_channels,
+            channel_multiplier=tuple(fields.channel_multiplier),
+            frames=fields.temporal_downsample_factor,
+        )
 
     @property
     def codebook(self) -> Tensor:
