@@ -14,6 +14,7 @@ from pathlib import Path
 
 import gradio as gr
 
+from adt_tree.errors import UserError
 from adt_tree.method import METHODS, RELAXED
 from adt_tree.pipeline import Pipeline
 from adt_tree.sampling import Sampling
@@ -71,7 +72,7 @@ def race(
                         yield f"{method.label}: {codes}, {calls} target calls", ""
             yield f"{method.label}: painting the partial images", ""
             recordings.append(recorder.finish())
-    except (ValueError, FloatingPointError) as error:
+    except (UserError, UnicodeEncodeError, FloatingPointError) as error:
         raise _refusal(f"{error}.") from None
     yield "Done.", race_frame(recordings)
 

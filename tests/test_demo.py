@@ -88,6 +88,15 @@ def test_bad_input_is_refused_by_name(client: Any, field: str, value: object, na
         client.predict(**{**RACE, field: value}, api_name="/race")
 
 
+def test_a_prompt_that_is_no_text_is_refused(address: str, pipe: SlowPipeline) -> None:
+    import gradio
+
+    from demo.app import race
+
+    with pytest.raises(gradio.Error, match="surrogate"):  # which a browser can send, but not the client
+        next(race(pipe, **{**RACE, "prompt": "\ud800"}))
+
+
 def test_markup_and_unknown_characters_are_text(client: Any) -> None:
     progress, frame = client.predict(**{**RACE, "prompt": "<b>zorp</b> \u202e \U0001f9e8"}, api_name="/race")
     assert "<b>" not in progress + frame and len(set(pixels(frame))) == 1
