@@ -9,15 +9,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adt_tree.budget import AutoTree
 from adt_tree.errors import UserError
 from adt_tree.method import Method
-from adt_tree.policy import AdaptiveTree, TreeShape
-from cli.method import AUTO, DecodingOptions, method_from
+from cli.method import DecodingOptions, method_from
 from cli.options import PromptOptions, RunOptions
 from cli.parser import declare, option
 from eval.runs.prompts import DEFAULT_END, Prompt, held_out_texts, load_prompts
@@ -80,21 +77,17 @@ def run(options: Options) -> None:
 
 def fingerprint(options: Options, method: Method, model: Model) -> dict[str, Any]:
     """Returns everything that changes an image or its record: all runs in one folder must share it."""
-    sampling, tree = method.sampling, method.tree
     return {
-        "temperature": sampling.temperature,
-        "top_k": sampling.top_k,
-        "top_p": sampling.top_p,
-        "cfg": sampling.guidance,
-        "static": tree if isinstance(tree, str) else None,
-        "tree": asdict(tree) if isinstance(tree, TreeShape) else AUTO if isinstance(tree, AutoTree) else None,
-        "adt": asdict(tree) if isinstance(tree, AdaptiveTree) else None,
-        "lantern": asdict(method.lantern) if method.lantern else None,
+        "method": method.name,
+        "temperature": method.sampling.temperature,
+        "top_k": method.sampling.top_k,
+        "top_p": method.sampling.top_p,
+        "cfg": method.sampling.guidance,
+        "tree": str(method.tree),
+        "lantern": str(method.lantern),
         "verify": method.verify,
         "rules": method.rules,
-        "control": method.control,
-        "drafter": method.spec.drafter,
-        "seed_cells": method.seeds or "above",
+        "seed_cells": method.seeds,
         "model": options.model,
         "weights": model.weights_sha,
         "drafter_weights": model.drafter_sha,

@@ -54,7 +54,7 @@ def test_outputs(generate: Run, tmp_path: Path) -> None:
     assert " ".join(steps[0]) == "name position row column depth width nodes accepted ms top1"
     assert sum(step["accepted"] + 1 for step in steps) == 3 * 15
     stored = json.loads((folder / "generation_configs.json").read_text())
-    assert stored["peanut"] is True and stored["fingerprint"]["adt"]["beta"] == 0.5
+    assert stored["peanut"] is True and "beta=0.5" in stored["fingerprint"]["tree"]
 
 
 EAGLE, ADT, STATIC = "--drafter_type eagle", "--drafter_type eagle --peanut", "--static_tree"
@@ -94,8 +94,9 @@ def test_every_option_changes_the_output_or_the_record(
 
 def test_flags_that_change_no_image_stand_in_the_record(generate: Run, tmp_path: Path) -> None:
     words = "--set_seed --batch_size 2 --device cpu --cfg_mode parallel --target_size 8"
-    generate("a")
-    assert generate("b", *words.split())[0] == 0
+    fixed = ("--total_token", "32")  # trees that are sized by the clock differ from run to run
+    generate("a", *fixed)
+    assert generate("b", *fixed, *words.split())[0] == 0
     assert record(tmp_path / "a") == record(tmp_path / "b")
     stored = json.loads((tmp_path / "b" / "generation_configs.json").read_text())
     assert (stored["set_seed"], stored["batch_size"], stored["cfg_mode"]) == (True, 2, "parallel")

@@ -1,36 +1,25 @@
-"""Which method a command line means, and what a run folder remembers of it, beside stored tables.
+"""Which method a command line means: every combination of the published flags, beside a stored table.
 
-The tables were written by the code of commit 2803594, without --drafter_type hybrid: a difference is a change
+The table was written by the code of commit 2803594, without --drafter_type hybrid: a difference is a change
 of behaviour. A refusal is stored as the option that its message names first, a method with the kind of its
 tree.
 """
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
-from adt_tree.budget import AutoTree
 from adt_tree.errors import UserError
 from adt_tree.method import METHODS
-from cli.generate_images import Options, fingerprint
+from cli.generate_images import Options
 from cli.method import method_from
 from models.registry import SPECS
 
-GOLDENS = Path(__file__).parent / "goldens"
-STORED = GOLDENS / "resolution.txt"
-FINGERPRINTS = json.loads((GOLDENS / "fingerprints.json").read_text(encoding="utf-8"))
-DEVICE = SimpleNamespace(type="cpu")
-MODEL = SimpleNamespace(
-    weights_sha="w", drafter_sha="d", alignment="published", precision="fp32", device=DEVICE
-)
+STORED = Path(__file__).parent / "goldens" / "resolution.txt"
 SWITCHES = ("peanut", "lantern", "static_tree")
 VALUES: dict[str, tuple[Any, ...]] = {
     "model_type": ("eagle", "base"),
@@ -83,19 +72,3 @@ def lines() -> list[str]:
 
 def test_every_combination_means_what_it_meant() -> None:
     assert lines() == STORED.read_text(encoding="utf-8").splitlines()
-
-
-@pytest.mark.parametrize("words", FINGERPRINTS)
-def test_a_run_folder_is_resumed(words: str) -> None:
-    """Rivals are refused: their folders did not say which of the three had made them. So are folders of the
-    default method, whose trees had 32 nodes, unless --total_token says so."""
-    options = Options.parse(words.split())
-    method = method_from(options)
-    found = json.loads(json.dumps(fingerprint(options, method, MODEL)))
-    stored = FINGERPRINTS[words]
-    differs = {key for key in stored | found if stored.get(key) != found.get(key)}
-    auto = {"tree"} if isinstance(method.tree, AutoTree) else set()
-    assert differs == ({"drafter"} if "sjd" in words else auto)
-    if auto:
-        options = Options.parse([*words.split(), "--total_token", "32"])
-        assert json.loads(json.dumps(fingerprint(options, method_from(options), MODEL))) == stored
