@@ -50,7 +50,7 @@ def build(model: Model, method: Method, slots: int, max_prompt: int) -> Engine:
     """Returns an engine with room for `slots` images in flight and prompts of max_prompt tokens.
 
     The method's row of adt_tree.method.METHODS names the module that drafts; its function `make` gives the
-    proposer. ValueError if the model's codebook is too small for the method's trees or neighbours.
+    proposer. UserError if the model's codebook is too small for the method's trees or neighbours.
     """
     sampling = replace(method.sampling, top_p_first=method.rules == "reference")
     if method.tree is None:

@@ -1,8 +1,8 @@
 """The table of decoding methods, and Method: one of them with its settings. No torch.
 
-A row of METHODS says everything that the rest of the program knows of a method but its arithmetic. The checks
+Except for its arithmetic, a row of METHODS says everything that the program knows of a method. The checks
 below, the engine's choice of proposer and rule, the command line's choices, defaults, help and refusals, the
-names that bench takes and the list on the demo page all follow from it.
+names that bench takes and the list on the demo page follow from it.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class MethodSpec:
     about: str  # one line for --help
     proposer: str | None = None  # module of adt_tree/proposers/ that drafts; None: the AR baseline
     network: bool = False  # whether it needs the drafter network
-    tree: Tree | type | None = None  # default tree; a type: the tree of that type which the model's spec has
+    tree: Tree | type | None = None  # default tree, or only its type if each model has its own
     tree_options: tuple[str, ...] = ()  # options that change the tree
     resize: Callable[[int, int], TreeShape] | None = None  # (budget, width) -> the default tree of that size
-    verify: tuple[str, ...] = ()  # of VERIFY; none where the proposer judges its own drafts
+    verify: tuple[str, ...] = ()  # rules that may verify it; none if the proposer judges its own drafts
     lantern: bool = False  # whether acceptance can be relaxed (LANTERN)
-    seed_cells: tuple[str, ...] = ()  # what a draft of a position no pass has scored can copy; default first
+    seed_cells: tuple[str, ...] = ()  # what drafts of positions without a score may copy; the default first
     auto: bool = False  # whether its trees can be sized while decoding; then that is the default
     exact: bool = True  # under the coupled rule a seed gives the AR baseline's image
 
@@ -49,15 +49,14 @@ class MethodSpec:
 
     @property
     def drafter(self) -> str:
-        """Who drafts, in the words of --drafter_type."""
+        """Who drafts, in the words of the published flag --drafter_type."""
         if self.proposer is None:
             return "none"
-        return "eagle" if self.network else self.name.removeprefix("adt-")
+        return "eagle" if self.proposer == "eagle" else self.name.removeprefix("adt-")
 
     @property
     def options(self) -> frozenset[str]:
-        """Options of the command line that change what this method does, among those that some method does
-        not read."""
+        """The command line's options that this method reads and some other method does not."""
         read = {
             "drafter_path": self.network,
             "drafter_alignment": self.network,
@@ -149,7 +148,7 @@ METHODS: dict[str, MethodSpec] = {
 
 
 def method_spec(name: str) -> MethodSpec:
-    """The row of that name. ValueError if there is none."""
+    """The row of that name. UserError if there is none."""
     if name not in METHODS:
         raise UserError(f"method {name!r}: choose one of {', '.join(METHODS)}")
     return METHODS[name]
@@ -171,7 +170,7 @@ class Lantern:
             raise UserError(f"lantern_k {self.k}: it must not be negative")
 
     def neighbours(self, num_codes: int) -> int:
-        """Returns k for a codebook of that size. ValueError if the codebook has fewer than k neighbours."""
+        """Returns k for a codebook of that size. UserError if the codebook has fewer than k neighbours."""
         if self.k is None:
             return min(self.most, num_codes // 8)
         if self.k > num_codes - 2:
@@ -188,7 +187,7 @@ RELAXED = Lantern(delta=0.5, most=100)  # of bench and the page: the published v
 class Method:
     """A row of METHODS with everything that decides an image but its prompt and seed.
 
-    It is a value: two runs of equal methods, prompts and seeds give the same images. Raises ValueError, one
+    It is a value: two runs of equal methods, prompts and seeds give the same images. Raises UserError, one
     line, for a setting that the row does not allow.
     """
 
@@ -234,7 +233,7 @@ class Method:
 
     @property
     def spec(self) -> MethodSpec:
-        """The row of the method. ValueError for an unknown name."""
+        """The row of the method. UserError for an unknown name."""
         return method_spec(self.name)
 
     @property

@@ -34,7 +34,6 @@ from models.registry import SPECS
 
 PUBLISHED_LANTERN = Lantern()
 AUTO = "auto"  # the value of --total_token that leaves the size of trees to adt_tree.budget
-SEEDED = {name: spec for name, spec in METHODS.items() if spec.seed_cells}
 
 
 def total_token(tree: Tree | None) -> int | str | None:
@@ -46,9 +45,9 @@ def total_token(tree: Tree | None) -> int | str | None:
 
 
 def _by_method(name: str, value: Callable[[Any], object]) -> str:
-    """States an option's default: `value` of the default tree of each method that reads the option.
+    """Returns the default of an option for --help: `value` of the default tree of every method that reads it.
 
-    Methods of equal defaults stand together. Models whose defaults differ from the first model's follow.
+    The defaults of the first model come first, then those of models that differ from it.
     """
     readers = [spec.name for spec in METHODS.values() if name in spec.tree_options]
     defaults = {model: {m: value(spec.default_tree(m)) for m in readers} for model, spec in SPECS.items()}
@@ -62,7 +61,7 @@ def _by_method(name: str, value: Callable[[Any], object]) -> str:
 
 
 def _grouped(values: Mapping[str, object], word: str = "in") -> str:
-    """{"a": 1, "b": 2, "c": 1} -> "1 in a, c; 2 in b"."""
+    """Returns "1 in a, c; 2 in b" for {"a": 1, "b": 2, "c": 1}."""
     names: dict[object, list[str]] = {}
     for name, value in values.items():
         names.setdefault(value, []).append(name)
@@ -70,7 +69,7 @@ def _grouped(values: Mapping[str, object], word: str = "in") -> str:
 
 
 def _readers(name: str) -> str:
-    """The methods that read an option."""
+    """Returns the names of the methods that read an option."""
     return ", ".join(spec.name for spec in METHODS.values() if name in spec.options)
 
 
@@ -182,7 +181,7 @@ class TreeOptions(Options):
     )
     seed_cells: str | None = option(
         "what a draft of a position that no pass has scored copies: "
-        + _grouped({name: " or ".join(spec.seed_cells) for name, spec in SEEDED.items()})
+        + _grouped({m: " or ".join(spec.seed_cells) for m, spec in METHODS.items() if spec.seed_cells})
         + " (default: the first of them)",
         unit="CELL",
     )
@@ -240,7 +239,7 @@ METHOD_OPTIONS = tuple(
 
 
 def method_from(options: DecodingOptions, lantern: Lantern = PUBLISHED_LANTERN) -> Method:
-    """Returns the method that the options ask for; `lantern` has the values of --lantern that none gives.
+    """Returns the method that the options ask for. lantern: what --lantern means without further options.
 
     UserError for options that contradict one another, and for an option that the method does not read.
     """
@@ -248,14 +247,13 @@ def method_from(options: DecodingOptions, lantern: Lantern = PUBLISHED_LANTERN) 
     spec = METHODS[published_method(options) if options.method is None else named_method(options)]
     for name, reason in unread(options, spec).items():
         refuse(options, name, reason)
-    delta = lantern.delta if options.lantern_delta is None else options.lantern_delta
+    values = {"delta": options.lantern_delta, "k": options.lantern_k, "table": options.lantern_table}
+    changes = {name: value for name, value in values.items() if value is not None}
     return Method(
         spec.name,
         Sampling(options.temperature, options.top_k, options.top_p, options.cfg),
         tree_of(options, spec),
-        replace(lantern, delta=delta, k=options.lantern_k, table=options.lantern_table)
-        if options.lantern
-        else None,
+        replace(lantern, **changes) if options.lantern else None,
         options.verify or "coupled",
         options.rules or "fixed",
         options.seed_cells,
@@ -263,7 +261,7 @@ def method_from(options: DecodingOptions, lantern: Lantern = PUBLISHED_LANTERN) 
 
 
 def refuse(options: DecodingOptions, name: str, reason: str) -> NoReturn:
-    """Raise the UserError that names an option as it was given."""
+    """Raises a UserError that names an option as it was given."""
     raise UserError(f"{shown(options, name)}: {reason}")
 
 
