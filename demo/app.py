@@ -57,6 +57,7 @@ def race(
     if seed is None:
         raise _refusal("The seed is empty: give a whole number.")
     try:
+        prompt.encode()  # A browser can send text that is not Unicode, which no tokenizer takes.
         sampling = Sampling(temperature=temperature, guidance=guidance)
         recordings = []
         for name in (left, right):
