@@ -1,7 +1,7 @@
-"""From logits to the distribution that is sampled: guidance, temperature, top-k, top-p, each defined once.
+"""The distribution that is sampled: guidance, temperature, top-k and top-p, each defined once.
 
-Dimensions: G guidance branches (2: conditional, unconditional; 1: no guidance), V codes. No torch but its
-tensors' own methods.
+Dimensions: G guidance branches (2: conditional, unconditional; 1: no guidance), V codes. This file calls
+tensors' own methods only, so that importing it does not import torch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """What is sampled. temperature 0 is greedy; top_k 0, top_p 1 and guidance 1 switch their step off."""
+    """The settings of the distribution. Temperature 0 is greedy decoding; top_k 0, top_p 1 and guidance 1
+    each switch their step off."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -35,24 +36,25 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        """Whether the argmax is taken; the published code draws that line at 1e-5."""
+        """Whether the argmax is taken, which the published code does up to a temperature of 1e-5."""
         return self.temperature <= 1e-5
 
     @property
     def branches(self) -> int:
-        """Rows an image: 2 under classifier-free guidance, else 1."""
+        """Rows per image in a pass: 2 under classifier-free guidance, else 1."""
         return 1 if self.guidance == 1 else 2
 
 
 def guide(logits: Tensor, guidance: float) -> Tensor:
-    """u + s (c - u) over logits [G, ..., V], branch 0 conditional; with one branch, that branch."""
+    """Returns u + s (c - u), s the guidance, from logits [G, ..., V]: c is branch 0, conditional, and u is
+    branch 1. A single branch is returned as it is."""
     if logits.shape[0] == 1:
         return logits[0]
     return logits[1].lerp(logits[0], guidance)
 
 
 def keep_top_k(logits: Tensor, top_k: int) -> Tensor:
-    """Set everything below the top_k-th largest logit to -inf; ties with it stay. 0 keeps all."""
+    """Sets every logit below the top_k-th largest to -inf; ties with it stay. 0 keeps all."""
     if top_k == 0 or top_k >= logits.shape[-1]:
         return logits
     least = logits.topk(top_k, dim=-1).values[..., -1:]
@@ -60,8 +62,8 @@ def keep_top_k(logits: Tensor, top_k: int) -> Tensor:
 
 
 def keep_top_p(logits: Tensor, top_p: float) -> Tensor:
-    """Keep the smallest set of most probable codes whose mass reaches top_p; the most probable always
-    stays."""
+    """Keeps the smallest set of most probable codes whose mass reaches top_p, and sets the other logits to
+    -inf. The most probable code always stays."""
     if top_p >= 1:
         return logits
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
@@ -72,10 +74,10 @@ def keep_top_p(logits: Tensor, top_p: float) -> Tensor:
 
 
 def log_probs(logits: Tensor, sampling: Sampling) -> Tensor:
-    """log p = log softmax(filter(guided / T)) in fp32, [..., V] from logits [G, ..., V].
+    """Returns log p = log softmax(filter(guided / T)) in fp32, [..., V] from logits [G, ..., V].
 
-    At temperature 0 the filters are void and log softmax(guided) is returned: its argmax is taken, and its
-    values are the confidences by which trees grow and relaxation is measured (LANTERN, greedy).
+    At temperature 0 no filter applies, and the result is log softmax(guided): its argmax is the code, and its
+    values are the confidences by which trees grow and LANTERN's relaxation is measured.
     """
     guided = guide(logits.float(), sampling.guidance)
     if sampling.greedy:
