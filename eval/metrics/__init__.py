@@ -1,1 +1,1 @@
-"""What images are judged by: formulas, feature networks over published weights, pairing with prompts."""
+"""Quality metrics of images: networks with published weights, scores of their features, the record of scores."""
