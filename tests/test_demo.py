@@ -17,10 +17,8 @@ from adt_tree import Pipeline
 from adt_tree.errors import UserError
 from cli import demo as command
 
-RACE = {
-    "prompt": "sun", "left": "ar", "right": "self-draft", "seed": 7, "temperature": 1.0, "guidance": 3.0,
-    "lantern": False,
-}  # fmt: skip
+RACE = {"prompt": "sun", "left": "ar", "right": "self-draft", "seed": 7, "temperature": 1.0, "guidance": 3.0,
+        "lantern": False}  # fmt: skip
 
 
 class SlowPipeline(Pipeline):
@@ -65,9 +63,10 @@ def pixels(frame: str) -> list[str]:
 
 
 def test_methods_end_in_one_image_unless_relaxed(client: Any) -> None:
-    for seed in (0, 7):
-        left, right = pixels(client.predict(**{**RACE, "seed": seed}, api_name="/race")[1])
-        assert left == right
+    prompt = "<b>sun</b> \u202e \U0001f9e8"
+    progress, frame = client.predict(**{**RACE, "prompt": prompt}, api_name="/race")
+    left, right = pixels(frame)
+    assert left == right and "<b>" not in progress + frame
     hot = {**RACE, "temperature": 2.0, "right": "eagle-2", "lantern": True}
     races = [pixels(client.predict(**{**hot, "seed": seed}, api_name="/race")[1]) for seed in range(4)]
     assert any(left != right for left, right in races)
@@ -75,34 +74,25 @@ def test_methods_end_in_one_image_unless_relaxed(client: Any) -> None:
 
 @pytest.mark.parametrize(
     ("field", "value", "named"),
-    [
-        ("prompt", "x" * 10_000, "10000"), ("prompt", "  \n ", "prompt"), ("seed", -1, "-1"),
-        ("seed", 2**60, str(2**60)), ("seed", None, "[Ss]eed"), ("temperature", 7, "7"),
-        ("guidance", 1e9, "1000000000"), ("left", "mine", "mine"),
-    ],
+    [("prompt", "x" * 10_000, "10000"), ("prompt", "  \n ", "prompt"), ("prompt", "\ud800", "surrogate"),
+     ("seed", None, "seed")],
 )  # fmt: skip
-def test_bad_input_is_refused_by_name(client: Any, field: str, value: object, named: str) -> None:
+def test_bad_input_is_named(address: str, pipe: SlowPipeline, field: str, value: Any, named: str) -> None:
+    from demo.app import gr, race
+
+    with pytest.raises(gr.Error, match=named):
+        next(race(pipe, **{**RACE, field: value}))
+
+
+def test_the_fields_hold_what_the_model_can_decode(client: Any) -> None:
     from gradio_client.exceptions import AppError
 
-    with pytest.raises(AppError, match=named):
-        client.predict(**{**RACE, field: value}, api_name="/race")
+    for field, value in {"seed": 2**60, "temperature": 7, "guidance": -1, "left": "sjd"}.items():
+        with pytest.raises(AppError, match=str(value)):
+            client.predict(**{**RACE, field: value}, api_name="/race")
 
 
-def test_a_prompt_that_is_no_text_is_refused(address: str, pipe: SlowPipeline) -> None:
-    import gradio
-
-    from demo.app import race
-
-    with pytest.raises(gradio.Error, match="surrogate"):  # which a browser can send, but not the client
-        next(race(pipe, **{**RACE, "prompt": "\ud800"}))
-
-
-def test_markup_and_unknown_characters_are_text(client: Any) -> None:
-    progress, frame = client.predict(**{**RACE, "prompt": "<b>zorp</b> \u202e \U0001f9e8"}, api_name="/race")
-    assert "<b>" not in progress + frame and len(set(pixels(frame))) == 1
-
-
-def test_cancel_ends_the_decoding(address: str, client: Any, pipe: SlowPipeline) -> None:
+def test_cancel_ends_the_decoding(client: Any, pipe: SlowPipeline) -> None:
     pipe.pause, before = 0.1, pipe.steps
     job = client.submit(**RACE, api_name="/race")
     while pipe.steps < before + 2:
@@ -118,11 +108,9 @@ def test_cancel_ends_the_decoding(address: str, client: Any, pipe: SlowPipeline)
 
 
 def test_a_second_visitor_waits(address: str, client: Any, pipe: SlowPipeline) -> None:
-    from gradio_client import Client
-
     pipe.pause = 0.1
     first = client.submit(**RACE, api_name="/race")
-    second = Client(address, verbose=False).submit(**RACE, api_name="/race")
+    second = type(client)(address, verbose=False).submit(**RACE, api_name="/race")
     time.sleep(0.8)
     assert not first.done() and second.status().code.name == "IN_QUEUE"
     pipe.pause = 0.0
@@ -130,8 +118,6 @@ def test_a_second_visitor_waits(address: str, client: Any, pipe: SlowPipeline) -
 
 
 def test_the_command_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match="--batch_size 2"):
-        command.run(command.Options.parse(["--batch_size", "2"]))
     monkeypatch.setitem(sys.modules, "gradio", None)
     with pytest.raises(UserError, match=r"requirements-demo\.txt"):
         command.run(command.Options.parse([]))
@@ -141,9 +127,7 @@ def test_the_page_does_without_a_drafter(tiny_checkpoint: Path, tmp_path: Path) 
     model = Path(shutil.copytree(tiny_checkpoint, tmp_path / "model"))
     (model / "drafter" / "model.safetensors").write_bytes(b"")
     words = ["--model_path", str(model)]
-    pipe = command.load_with_drafter_if_any(command.Options.parse(words))
-    assert "self-draft" in pipe.methods and "eagle-2" not in pipe.methods
+    assert "eagle-2" not in command.load_with_drafter_if_any(command.Options.parse(words)).methods
+    words += ["--drafter_path", str(model / "drafter")]
     with pytest.raises(UserError, match="drafter"):
-        command.load_with_drafter_if_any(
-            command.Options.parse([*words, "--drafter_path", str(model / "drafter")])
-        )
+        command.load_with_drafter_if_any(command.Options.parse(words))
