@@ -1,4 +1,4 @@
-"""The raster of image codes: position <-> cell."""
+"""The raster of an image's codes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from adt_tree.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A height x width raster of codes, emitted row by row; positions run from 0 to size - 1."""
+    """A height x width raster of codes, generated row by row. Positions run from 0 to size - 1."""
 
     height: int
     width: int
@@ -20,11 +20,11 @@ class Grid:
 
     @property
     def size(self) -> int:
-        """Codes an image."""
+        """Number of codes of an image."""
         return self.height * self.width
 
     def cell(self, position: int) -> tuple[int, int]:
-        """(row, column) of a position; ValueError outside the raster."""
+        """Returns (row, column) of a position. ValueError outside the raster."""
         if not 0 <= position < self.size:
             raise ValueError(f"position {position} is outside a grid of {self.size} cells")
         return divmod(position, self.width)

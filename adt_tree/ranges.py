@@ -1,4 +1,5 @@
-"""Named ranges of a step, which `bench --profile` turns into shares of time; free while nobody asks."""
+"""Named parts of a step, which `bench --profile` turns into shares of its time. They cost nothing
+otherwise."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ CLOCKED: ContextVar[list[Span] | None] = ContextVar("clocked", default=None)  # 
 
 
 def part(name: str) -> AbstractContextManager[object]:
-    """A range of that name, by the clock in clocked(), else in torch's profiler if one runs: a
-    record_function would cost ten microseconds."""
+    """Returns a context that is the part of that name: clocked inside clocked(), else recorded by torch's
+    profiler if one runs. Otherwise it does nothing, as record_function would cost ten microseconds."""
     spans = CLOCKED.get()
     if spans is not None:
         return _span(name, spans)
@@ -26,8 +27,11 @@ def part(name: str) -> AbstractContextManager[object]:
 
 @contextmanager
 def clocked() -> Iterator[list[Span]]:
-    """The ranges that end in the block. On a CPU that is all there is to know of them; a profiler, which
-    records every operator, would make many small operators look slower than a few large ones."""
+    """Collects the parts that end within the block.
+
+    On a CPU the clock is enough, and torch's profiler would distort the shares: it records every operator,
+    which makes many small operators look slower than a few large ones.
+    """
     spans: list[Span] = []
     token = CLOCKED.set(spans)
     try:

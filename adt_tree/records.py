@@ -1,4 +1,4 @@
-"""What a run leaves behind: one Step per target call and image, one Decoded per image. No torch here."""
+"""Records of decoding: a Step for every target call of an image, a Decoded for every image. No torch here."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from dataclasses import dataclass, field
 class Step:
     """One target call of one image: a line of steps.jsonl."""
 
-    position: int  # of the first code the step committed
-    row: int
+    position: int  # of the first code that the step committed
+    row: int  # of that position, in the raster
     column: int
-    depth: int  # levels of the tree asked for; 0 in the AR baseline
-    width: int
-    nodes: int  # drafted nodes scored, root excluded
-    accepted: int  # draft codes accepted; the step committed one more
-    ms: float  # wall clock of the step, shared by all images in flight
-    top1: list[float] = field(default_factory=list)  # probability of the likeliest code, by position
+    depth: int  # levels of the tree that the policy asked for; 0 in the AR baseline
+    width: int  # most children of a node of that tree
+    nodes: int  # drafted nodes that the target scored; the root is not counted
+    accepted: int  # drafted codes that were accepted; the step committed one code more
+    ms: float  # wall-clock milliseconds of the step, which all images in flight share
+    top1: list[float] = field(default_factory=list)  # by committed code: the largest probability there
 
 
 @dataclass(slots=True)
 class Decoded:
-    """One image, finished or on its way."""
+    """One image, finished or in progress."""
 
     name: str
     seed: int

@@ -1,9 +1,9 @@
-"""The history of earlier distributions, and the chains drafted from it.
+"""The history of the target's earlier distributions, and the chains that are drafted from it.
 
-Every pass says something about many positions ahead, most of it below drafts that are then rejected. It is
-kept: for every position the best codes of the last distributions that the target gave there, each with the
-code that stood before. For the same code at the same position has much the same distribution behind it,
-whatever stands further above. Nothing of the vocabulary's size is stored.
+A pass scores many positions ahead, most of them below drafts that are then rejected. Those distributions are
+still worth keeping: the code after a given code at a given position has much the same distribution, whatever
+the codes further up are. So the history stores, for every position, the best codes of the last distributions
+that the target gave there, each with the code before it. It stores nothing of the vocabulary's size.
 
 Dimensions: B images, P positions of an image, N nodes of a pass, H entries a position, L levels, K candidates
 an entry, V codes.
@@ -20,29 +20,30 @@ from torch import Tensor
 from adt_tree.tree import BatchShapes, DraftTree, leafy_chain_mask
 from adt_tree.verify import Verdict, accepted_nodes
 
-CHAIN_SCORE = 1e6  # no confidence is as high: the main chain comes first
-HISTORY = 8  # entries kept per position, which sees a handful of passes before it is reached
-EMPTY = -1
-SAME_CODE = 2**40  # more than the stamps of any run
-# How many times as much as another an entry counts (docs/LOG.md): read below the very code that stands before
-# the position; by the newest pass that read the position; the newest of all.
+CHAIN_SCORE = 1e6  # above every confidence, so that the nodes of the main chain come first
+HISTORY = 8  # entries kept per position; a handful of passes score a position before it is committed
+EMPTY = -1  # stamp, and code before, of an entry that holds nothing
+SAME_CODE = 2**40  # greater than every stamp of a run
+# Factors of an entry's weight (docs/LOG.md): if it was scored below the code that now stands before the
+# position; if it is of the newest pass that scored the position; if it is the newest entry of all.
 BELOW, LATE, NEWEST = 10.0, 2.0, 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """What is known of the next L positions, best first."""
+    """The candidate codes of the next L positions, best first."""
 
     codes: Tensor  # [B, L, K] int64
     confidence: Tensor  # [B, L, K] log-confidence, -inf where there is no candidate
 
 
 class History:
-    """The last HISTORY distributions of every position: K codes and log-confidences of each, the code it was
-    read below, and a stamp that grows from pass to pass.
+    """The last HISTORY distributions of every position.
 
-    One row of the tensors is one position of one image. Position P takes what is not to be kept, and is never
-    read, so that writing needs no condition.
+    An entry holds K codes with their log-confidences, the code below which it was scored, and a stamp that
+    grows from pass to pass. A row of the tensors is one position of one image. Every image has one row more
+    than positions, row P: entries that are not to be kept are written there and never read, so that writing
+    needs no condition.
     """
 
     def __init__(self, positions: int, slots: int, candidates: int, device: torch.device) -> None:
@@ -63,16 +64,17 @@ class History:
         self._before[rows] = self._stamp[rows] = EMPTY
 
     def write(self, at: Tensor, before: Tensor, codes: Tensor, confidence: Tensor, order: Tensor) -> None:
-        """Keep a pass's distributions of positions at [B, N] (P: not kept), read below the codes before
-        [B, N]: codes and log-confidences [B, N, K]. Of one position's the least in order [B, N], all
-        different, counts as the newest; of more than HISTORY the least are kept."""
+        """Stores a pass's distributions: codes and log-confidences [B, N, K] for positions `at` [B, N].
+
+        A position of P means that the node is not kept. before [B, N]: the code below which each was scored.
+        order [B, N], all different: of several nodes at one position the one of the lowest order counts as
+        the newest, and of more than HISTORY those of the lowest order are kept. """
         same = at.unsqueeze(2) == at.unsqueeze(1)
         rank = (same & (order.unsqueeze(1) < order.unsqueeze(2))).sum(dim=2)
         last = same.sum(dim=2).clamp(max=HISTORY) - 1
         dropped = rank >= HISTORY
         row = self._starts + at.masked_fill(dropped, self._none)
-        # Each position's entries are a ring. The best of a pass goes in last: it is overwritten last.
-        place = (row * HISTORY + (self._next[row] + last - rank) % HISTORY).flatten()
+        place = self._ring_slot(row, last - rank).flatten()
         self._passes += 1
         stamp = (self._passes * HISTORY - 1 - rank).masked_fill(dropped | (at == self._none), EMPTY)
         self._stamp.view(-1).index_copy_(0, place, stamp.flatten())
@@ -81,8 +83,17 @@ class History:
         self._confidence.flatten(0, 1).index_copy_(0, place, confidence.flatten(0, 1))
         self._next.index_add_(0, row.flatten(), torch.ones_like(place))
 
+    def _ring_slot(self, row: Tensor, offset: Tensor) -> Tensor:
+        """Returns the flat index of the entry that is `offset` after the oldest of each row.
+
+        The entries of a row are a ring, overwritten in turn from _next on. A pass writes its best entry last,
+        so that it is overwritten last. Example with HISTORY = 4 and _next = 3: three entries of ranks 2, 1, 0
+        have offsets 0, 1, 2 and go to slots 3, 0, 1.
+        """
+        return row * HISTORY + (self._next[row] + offset) % HISTORY
+
     def entries(self, at: Tensor) -> Entries:
-        """What is kept of positions at [B, L]."""
+        """Returns the stored entries for positions `at` [B, L]."""
         rows = (self._starts + at).flatten()
         held = (self._before, self._stamp, self._codes, self._confidence)
         return Entries(*(part.index_select(0, rows).unflatten(0, at.shape) for part in held))
@@ -92,32 +103,34 @@ class History:
 class Entries:
     """The earlier distributions of some positions."""
 
-    before: Tensor  # [B, L, H] the codes they were read below
-    stamp: Tensor  # [B, L, H] how new they are
+    before: Tensor  # [B, L, H] the code below which each was scored
+    stamp: Tensor  # [B, L, H] the greater, the newer
     codes: Tensor  # [B, L, H, K]
     confidence: Tensor  # [B, L, H, K]
 
     def newest(self) -> Tensor:
-        """The best code [B, L] of each position's newest entry."""
+        """Returns the best code [B, L] of each position's newest entry."""
         return self._best(self.stamp)
 
     def below(self, code: Tensor) -> Tensor:
-        """The best code [B, L] of the newest entry read below code [B, L], or where there is none of the
-        newest of all."""
+        """Returns the best code [B, L] of the newest entry that was scored below `code` [B, L], or, where
+        there is none, of the newest entry of all."""
         return self._best(self.stamp + SAME_CODE * (self.before == code[..., None]))
 
     def mixture(self, code: Tensor, width: int, num_codes: int) -> tuple[Tensor, Tensor]:
-        """The best `width` of V = num_codes codes and their log-confidences [B, L, width] by a mixture of all
-        entries, in which those read below code [B, L], and newer ones, weigh more; -inf where there is
-        none."""
+        """Returns the best `width` of V = num_codes codes and their log-confidences, both [B, L, width].
+
+        They are those of a mixture of all entries, in which entries that were scored below `code` [B, L] and
+        newer entries weigh more. Where there are too few codes the confidence is -inf.
+        """
         latest = self.stamp.amax(dim=2, keepdim=True)
         weight = (self.stamp >= 0).float()
-        for times, these in (
+        for factor, these in (
             (BELOW, self.before == code[..., None]),
             (LATE, self.stamp > latest - HISTORY),
             (NEWEST, self.stamp == latest),
         ):
-            weight = torch.add(weight, weight * these, alpha=times - 1)
+            weight = torch.add(weight, weight * these, alpha=factor - 1)
         share = weight / weight.sum(dim=2, keepdim=True).clamp(min=1.0)
         parts = (share[..., None] * self.confidence.exp()).flatten(2)
         mass = parts.new_zeros(*code.shape, num_codes).scatter_add_(2, self.codes.flatten(2), parts)
@@ -130,38 +143,45 @@ class Entries:
 
 
 def newest_first(tree: DraftTree, verdict: Verdict) -> Tensor:
-    """Which distribution of a position says most of it: [B, N] int64, all different, the best least.
+    """Returns a rank [B, N] int64 for every node, all different: the lower, the better its distribution
+    predicts its position.
 
-    First the nodes with the most accepted nodes above them, for fewest of their prefix's codes are wrong;
-    ties keep tree order, which puts the main chain first.
+    The nodes with the most accepted nodes above them come first, because the fewest codes of their prefix are
+    wrong. Ties keep the order of the tree, which begins with the main chain.
     """
     shared = (tree.ancestors & accepted_nodes(tree, verdict)[:, None]).sum(dim=2)
     return torch.arange(tree.nodes, device=shared.device) - shared * tree.nodes
 
 
-def grow_chains(found: Candidates, shapes: BatchShapes, last_codes: Tensor) -> DraftTree:
-    """The best code of every level as a chain below last_codes [B], and the best others as its leaves.
+def grow_chains(candidates: Candidates, shapes: BatchShapes, last_codes: Tensor) -> DraftTree:
+    """Returns trees whose main chain, below last_codes [B], has the best code of every level, and whose
+    leaves are the best of the other candidates.
 
-    A leaf's score is the summed log-confidence of its path; the chain's nodes come first, in their order, and
-    ties keep theirs. found: at least as long and as wide as the greatest shape; a level's best is finite.
+        root -> a1 -> a2 -> a3      a: the best candidates of levels 1, 2, 3
+          |      |      |
+          b1     b2     b3          b: other candidates; b2 hangs from a1
+
+    The nodes of the chain come first in the tree. Leaves follow by the summed log-confidence of their path;
+    ties keep the order of levels and ranks. `candidates` must be at least as long and as wide as the greatest
+    shape, and the best one of every level must have a finite confidence.
     """
     depth, width, budget = shapes.limits.unbind(1)
-    level, rank = (torch.arange(size, device=last_codes.device) for size in found.codes.shape[1:])
-    best = found.confidence[..., 0]
-    path = (best.cumsum(dim=1) - best)[..., None] + found.confidence  # [B, L, K]
+    level, rank = (torch.arange(size, device=last_codes.device) for size in candidates.codes.shape[1:])
+    best = candidates.confidence[..., 0]
+    path = (best.cumsum(dim=1) - best)[..., None] + candidates.confidence  # [B, L, K]
     scores = path.clone()
     scores[..., 0] = CHAIN_SCORE - level
     absent = (level[:, None] >= depth[:, None, None]) | (rank >= width[:, None, None])
     scores = scores.masked_fill_(absent, float("-inf")).flatten(1)
     order = scores.sort(dim=1, descending=True, stable=True).indices[:, : shapes.budget]
-    which = F.pad(order, (1, 0))  # the root stands as the first candidate, whose parent is the root
+    which = F.pad(order, (1, 0))  # the root takes the place of the first candidate, whose parent is the root
     count = budget.minimum(scores.isfinite().sum(dim=1))
     node = torch.arange(which.shape[1], device=last_codes.device)
     valid = node <= count[:, None]
     which.masked_fill_(~valid, 0)  # and so does padding
-    codes = found.codes.flatten(1).gather(1, which)
+    codes = candidates.codes.flatten(1).gather(1, which)
     codes[:, 0] = last_codes
-    parents = which // len(rank)  # level l hangs from the chain's node of level l - 1, which is node l
+    parents = which // len(rank)  # those of level l hang from node l, the chain at the level above
     return DraftTree(
         codes=codes,
         parents=parents,
