@@ -1,9 +1,9 @@
-"""A model that transformers has loaded, taken over as it lies in memory.
+"""Adopts a model that transformers has loaded: the new model shares its weights instead of reading files.
 
-What has one layout on both sides is shared. Gate and up, and values, lie in fused matrices here: those are
-made, and the other model's parameters become views of them, so neither stands twice. Only queries and keys
-are copied, because their rows are in another order (models.layouts.llama). On a CPU decoding packs the
-layers in oneDNN's own layout (models.packed), which is a copy of them all.
+Tensors of the same layout are shared directly. Gate and up projections, and values, are stacked into new
+matrices, and the parameters of the transformers model become views of these, so no weight is held twice. Only
+queries and keys are copied, because their rows are in another order (models.layouts.llama). On a CPU,
+decoding copies all layers once more, into oneDNN's own layout (models.packed).
 """
 
 from __future__ import annotations
@@ -20,36 +20,37 @@ from models.model import Model
 from models.registry import spec_of
 from models.spec import Checkpoint, LoadOptions
 
-FAMILIES = {"janus": "janus_pro", "emu3": "emu3", "chameleon": "anole"}  # model_type -> ours
+FAMILIES = {"janus": "janus_pro", "emu3": "emu3", "chameleon": "anole"}  # model_type -> model family
 
 
-def adopt(theirs: Any, tokenizer: Any, options: LoadOptions) -> Model:
-    """The model of a Janus-, Emu3- or ChameleonForConditionalGeneration, in its own type on its own device.
+def adopt(model: Any, tokenizer: Any, options: LoadOptions) -> Model:
+    """Returns a Model of a Janus-, Emu3- or ChameleonForConditionalGeneration, with its dtype and device.
 
-    tokenizer: its processor or tokenizer, of transformers. options: target_size, ratio, drafter_path and,
-    for Chameleon, tokenizer_base_path, where Meta's VQGAN lies: transformers has no pixel decoder for it. The
-    other model stays usable; training or moving it moves ours, or parts them. CheckpointError for another
-    kind of model, or one over several devices.
+    tokenizer: the processor or tokenizer of transformers that belongs to the model. options: the fields read
+    are target_size, ratio, drafter_path and, for Chameleon, tokenizer_base_path, the folder of Meta's VQGAN,
+    because transformers has no pixel decoder for it. The transformers model stays usable, but must not be
+    trained or moved: shared weights would change with it, copied ones would not. CheckpointError for another
+    kind of model, or for one that is spread over several devices.
     """
-    kind = getattr(theirs.config, "model_type", None)
+    kind = getattr(model.config, "model_type", None)
     if kind not in FAMILIES:
         raise CheckpointError(
-            f"a model of type {kind!r} cannot be adopted: give one of {', '.join(FAMILIES)}"
+            f"a model of type {kind!r} cannot be adopted: the types that can are {', '.join(FAMILIES)}"
         )
-    devices = {parameter.device for parameter in theirs.parameters()}
+    devices = {parameter.device for parameter in model.parameters()}
     if len(devices) != 1:
         raise CheckpointError(f"the {kind} model is spread over {len(devices)} devices: load it on one")
-    spec, folder = spec_of(FAMILIES[kind]), Path(theirs.config._name_or_path or f"the {kind} model")
+    spec, folder = spec_of(FAMILIES[kind]), Path(model.config._name_or_path or f"the {kind} model")
     drafter = locate(options.drafter_path) if options.drafter_path else None
-    place = Checkpoint(spec, folder, drafter, theirs.dtype, devices.pop(), options)
-    config, state = theirs.config.to_dict(), weights_in_memory(theirs, folder)
-    text = getattr(tokenizer, "tokenizer", tokenizer)
+    checkpoint = Checkpoint(spec, folder, drafter, model.dtype, devices.pop(), options)
+    config, state = model.config.to_dict(), weights_in_memory(model, folder)
+    text_tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # a processor holds one
     if kind == "chameleon":
-        if folder.is_dir():  # perhaps with a pixel decoder
+        if folder.is_dir():  # its files may include a pixel decoder, which transformers leaves out
             state = state.beside(read_weights(folder))
-        return chameleon.assemble(place, config, state, text.backend_tokenizer)
-    if text.chat_template is None:
-        text.chat_template = getattr(tokenizer, "chat_template", None)
-    chat = ChatTokenizer(text, "the tokenizer", theirs.generation_config.to_dict())
+        return chameleon.assemble(checkpoint, config, state, text_tokenizer.backend_tokenizer)
+    if text_tokenizer.chat_template is None:
+        text_tokenizer.chat_template = getattr(tokenizer, "chat_template", None)
+    chat = ChatTokenizer(text_tokenizer, "the tokenizer", model.generation_config.to_dict())
     assemble = emu3.assemble if kind == "emu3" else janus.assemble
-    return assemble(place, config, state, lambda: chat)
+    return assemble(checkpoint, config, state, lambda: chat)

@@ -1,7 +1,7 @@
-"""Captions cleaned as those LlamaGen was trained on: lower case, no markup, links, ids or shop talk.
+"""Cleans captions like those LlamaGen was trained on: lower case, without markup, links, ids or advertising.
 
-The published cleaning runs twice over a caption; its steps are facts, their form here is ours. Mojibake is
-not repaired.
+The rules follow the effect and the order of the published ones, which are applied twice to every caption.
+Text in a broken encoding (mojibake) is not repaired.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from urllib.parse import unquote_plus
 
 FILES = "png|jpe?g|bmp|webp|eps|pdf|apk|mp4"
 DOMAINS = "com|co|ru|net|org|edu|gov|it"
-PATH = r"[\w/\-?=%.]"  # what a link may go on with
+PATH = r"[\w/\-?=%.]"  # characters of a link behind its domain
 # CJK strokes, phonetic extensions, enclosed and compatibility letters, ideographs, hexagrams
 CJK = re.compile(r"[\u31c0-\u33ff\u3400-\u4dff\u4e00-\u9fff]+")
 DASHES = re.compile(
@@ -44,7 +44,7 @@ MARKS = _rules(
     (r"&quot;?", ""),
     (r"&amp", ""),
     (r"(?<!\d)\d{1,3}(?:\.\d{1,3}){3}(?!\d)", " "),  # network addresses
-    (r"\d:\d\d\s+$", ""),  # the time an article ends with
+    (r"\d:\d\d\s+$", ""),  # a time at the end of an article
     (r"\\n", " "),
     (r"#\d{1,3}\b|#\d{5,}\b|\b\d{6,}\b", ""),
     (rf"\S+\.(?:{FILES})\b", ""),
@@ -53,7 +53,7 @@ MARKS = _rules(
     (r"[#\u00ae\u2022\u00a9\u2122&@\u00b7\u00ba\u00bd\u00be\u00bf\u00a1\u00a7~()\[\]{}|\\/*]+", " "),
     (r"\s+\.\s+", " "),
 )
-TALK = _rules(
+ADVERTISING = _rules(
     (r"\b[a-z]{1,3}\d{3,15}\b", ""),  # jc6640
     (r"\b[a-z]+\d+[a-z]+\b", ""),  # jc6640vc
     (r"\b\d+[a-z]+\d+\b", ""),  # 6640vc231
@@ -77,33 +77,33 @@ EDGES = _rules(
 
 
 class _Text(HTMLParser):
-    """Collects what stands between tags."""
+    """Collects the text between tags."""
 
     def __init__(self) -> None:
         super().__init__()
         self.parts: list[str] = []
 
     def handle_data(self, data: str) -> None:
-        """Keep the text between tags."""
+        """Keeps one piece of text."""
         self.parts.append(data)
 
 
 def clean(caption: str) -> str:
-    """The caption as the text encoder takes it."""
-    return _once(_once(caption))
+    """Returns the caption in the form that the text encoder was trained on."""
+    return _clean_once(_clean_once(caption))
 
 
-def _once(caption: str) -> str:
+def _clean_once(caption: str) -> str:
     text = unquote_plus(caption).strip().lower().replace("<person>", "person")
     text = _apply(LINKS, text)
     parser = _Text()
     parser.feed(text)
     parser.close()
     text = _apply(MARKS, "".join(parser.parts))
-    if len(SNAKE.findall(text)) > 3:  # words-of-a-file-name
+    if len(SNAKE.findall(text)) > 3:  # words joined as in a file name
         text = SNAKE.sub(" ", text)
     text = html.unescape(html.unescape(unicodedata.normalize("NFC", text)))
-    return _apply(EDGES, _apply(TALK, text).strip()).strip()
+    return _apply(EDGES, _apply(ADVERTISING, text).strip()).strip()
 
 
 def _apply(rules: Rules, text: str) -> str:

@@ -1,9 +1,12 @@
-"""Checkpoints of the Chameleon layout: Anole and the embedded model, a raster of codes alone; Lumina-mGPT,
-square images of several sizes, told by tokens, whose rows a token ends.
+"""Loads checkpoints of the Chameleon layout: Anole, the embedded model and Lumina-mGPT.
 
-Token ids are those of config.json's vocabulary_map; the text tokenizer and the VQGAN lie beside or inside the
-checkpoint; all is held against one another before the weights are read. Facts: transformers'
-ChameleonForConditionalGeneration; reference code of Alpha-VLLM/Lumina-mGPT and jadohu/LANTERN.
+Anole and the embedded model write images of one size as a raster of codes. Lumina-mGPT writes square images
+of several sizes: tokens before the image say its size, and a token ends every row.
+
+Token ids come from vocabulary_map in config.json. The text tokenizer and the VQGAN lie inside or beside the
+checkpoint. All these are checked against one another before the weights are read. The layout follows
+transformers' ChameleonForConditionalGeneration and the released code of Alpha-VLLM/Lumina-mGPT and
+jadohu/LANTERN.
 """
 
 from __future__ import annotations
@@ -38,17 +41,17 @@ from models.target import Prompt, PromptEncoder
 from models.transformer import Decoder, read_shape
 
 BEGIN_OF_IMAGE = "<racm3:break>"
-SEPARATOR = "<reserved08706>"  # closes the user's turn
+SEPARATOR = "<reserved08706>"  # ends the user's turn
 VQ, CODEBOOK = "model.vqmodel.", "quantize.embedding.weight"
-# Lumina-mGPT's own
+# Tokens and instruction of Lumina-mGPT.
 ROW_END = "<reserved08799>"
-SIZES = 8800  # <reserved0NNNN> of NNNN = SIZES + n: n pairs of cells
+SIZES = 8800  # <reserved0NNNN>, where NNNN = SIZES + n, means n pairs of cells along a side
 INSTRUCTION = "Generate an image of {size}x{size} according to the following prompt:\n"
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLayout:
-    """Where the vocabulary keeps what a prompt needs. Codebook id = token id - first_code."""
+    """The token ids of image codes and of the tokens in a prompt. Code = token id - first_code."""
 
     first_code: int
     num_codes: int
@@ -58,18 +61,18 @@ class TokenLayout:
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> TokenLayout:
-        """From config.json. ValueError names what the vocabulary lacks."""
+        """Reads the ids from config.json. ValueError names what is missing or wrong in the vocabulary."""
         vocabulary = section(config, "vocabulary_map")
         if not vocabulary:
-            raise ValueError("config.json has no vocabulary_map: this is not a Chameleon checkpoint")
+            raise ValueError("config.json has no vocabulary_map: it is not of a Chameleon checkpoint")
         for name, index in vocabulary.items():
             check_whole(f"vocabulary_map: token {name}", index, MOST_TOKENS, least=0)
         images = sorted((index, name) for name, index in vocabulary.items() if name.startswith("IMGIMG"))
         codes = [index for index, _ in images]
         if not codes or codes[-1] - codes[0] + 1 != len(codes):
             raise ValueError("vocabulary_map: the image tokens (IMGIMG...Z) are missing or not contiguous")
-        numbers = [(len(name), name) for _, name in images]  # digits written as A to J
-        if numbers != sorted(numbers):
+        by_number = [(len(name), name) for _, name in images]  # names write the digits 0 to 9 as A to J
+        if by_number != sorted(by_number):
             raise ValueError(
                 "vocabulary_map: the image tokens (IMGIMG...Z) are not in the order of their codes"
             )
@@ -80,14 +83,14 @@ class TokenLayout:
 
 
 def load(checkpoint: Checkpoint) -> Model:
-    """A model of this layout from its files."""
+    """Returns the model of a checkpoint. CheckpointError names what is missing or does not fit."""
     config, state = read_config(checkpoint.folder), read_weights(checkpoint.folder)
     return assemble(checkpoint, config, state.tied(config), read_tokenizer(*places(checkpoint)))
 
 
 def places(checkpoint: Checkpoint) -> tuple[Path, ...]:
-    """Folders of text_tokenizer.json, vqgan.ckpt and vqgan.yaml: the one given alone, else the target's own
-    and the published layout's."""
+    """Returns the folders in which text_tokenizer.json, vqgan.ckpt and vqgan.yaml are looked for: only
+    --tokenizer_base_path, if it is given; otherwise the target's folder and those of the published layout."""
     inner = Path("chameleon", "tokenizer")
     base, target = checkpoint.options.tokenizer_base_path, checkpoint.folder
     if base is not None:
@@ -98,20 +101,22 @@ def places(checkpoint: Checkpoint) -> tuple[Path, ...]:
 def assemble(
     checkpoint: Checkpoint, config: Mapping[str, Any], state: Weights, tokenizer: Tokenizer
 ) -> Model:
-    """The model of that configuration and weights. CheckpointError names what is missing or does not fit."""
+    """Puts the model together from its configuration, weights and tokenizer. CheckpointError names what is
+    missing or does not fit."""
     folder, lumina = checkpoint.folder, checkpoint.spec.name == "lumina_mgpt"
     layout, shape = read_fields(folder, lambda: (TokenLayout.read(config), read_shape(config)))
     check_tokenizer(tokenizer, config["vocabulary_map"], shape.vocab_size)
     names = decoder_names(shape)
-    wanted = expected(lambda: Decoder(shape), lambda own: scatter(own, names, shape))
-    require(folder, state, wanted, "fetch it again, or the config.json that belongs to it")
-    # Norms of one family would run as those of the other, and draw noise.
+    tensor_shapes = expected(lambda: Decoder(shape), lambda tensors: scatter(tensors, names, shape))
+    require(folder, state, tensor_shapes, "fetch it again, or the config.json that belongs to it")
+    # A checkpoint of the wrong family loads and runs, but generates noise: Lumina-mGPT stores one query norm
+    # for several heads, Anole one for every head.
     norms = state.shapes["model.layers.0.self_attn.q_norm.weight"][0]
     if shape.num_heads > 1 and (norms < shape.num_heads) != lumina:
-        whose = ("Anole", "anole") if lumina else ("Lumina-mGPT", "lumina_mgpt")
+        title, family = ("Anole", "anole") if lumina else ("Lumina-mGPT", "lumina_mgpt")
         raise CheckpointError(
-            f"{folder}: {norms} norms of queries for {shape.num_heads} heads, as in {whose[0]}: this is no "
-            f"checkpoint of {checkpoint.spec.name}, try --model {whose[1]}"
+            f"{folder}: {norms} query norms for {shape.num_heads} heads, as in {title}: it is no checkpoint "
+            f"of {checkpoint.spec.name}, try --model {family}"
         )
     codec = read_codec(checkpoint, config, state)
     begin, instruction, row_end = layout.begin_of_image, "", None
@@ -119,17 +124,17 @@ def assemble(
         size = checkpoint.size
         grid = grid_of(size, codec.config.patch_size)
         row_end, side = lumina_tokens(checkpoint, config, grid)
-        opening = unconditional = [begin, side, side]
+        image_start = unconditional = [begin, side, side]
         instruction = INSTRUCTION.format(size=size)
     else:
         checkpoint.refuse_other_size(codec.config.resolution)
         side = codec.config.resolution // codec.config.patch_size
         grid = Grid(side, side)
-        opening, unconditional = [begin], [layout.begin_of_text, begin]
+        image_start, unconditional = [begin], [layout.begin_of_text, begin]
 
     def encode(text: str) -> Prompt:
         ids = tokenizer.encode(instruction + text, add_special_tokens=False).ids
-        return Prompt([layout.begin_of_text, *ids, layout.separator, *opening], unconditional)
+        return Prompt([layout.begin_of_text, *ids, layout.separator, *image_start], unconditional)
 
     prompts = PromptEncoder(encode, layout.first_code, layout.num_codes)
     to_ours = partial(gather, names=names, config=shape)
@@ -137,74 +142,75 @@ def assemble(
 
 
 def check_tokenizer(tokenizer: Tokenizer, vocabulary: Mapping[str, int], size: int) -> None:
-    """CheckpointError if text would become token ids of another vocabulary."""
+    """Raises CheckpointError if the tokenizer belongs to another vocabulary. size: number of token ids."""
     highest = max(tokenizer.get_vocab().values(), default=0)
     if highest >= size:
         raise CheckpointError(
-            f"the text tokenizer has token ids up to {highest}, config.json's vocab_size is {size}: give the "
-            "text_tokenizer.json of this model"
+            f"the text tokenizer has token ids up to {highest}, but vocab_size in config.json is {size}: "
+            "give the text_tokenizer.json of this model"
         )
     for name in (BEGIN_OF_IMAGE, SEPARATOR):
-        found = tokenizer.token_to_id(name)
-        if found not in (None, vocabulary[name]):
+        token_id = tokenizer.token_to_id(name)
+        if token_id not in (None, vocabulary[name]):
             raise CheckpointError(
-                f"the text tokenizer has {name} at {found}, config.json at {vocabulary[name]}: give the "
-                "text_tokenizer.json of this model"
+                f"the text tokenizer has {name} at {token_id}, config.json has it at {vocabulary[name]}: "
+                "give the text_tokenizer.json of this model"
             )
 
 
 def grid_of(size: int, patch: int) -> Grid:
-    """Lumina's raster of `size` pixels in cells of `patch`. CheckpointError without whole pairs of cells."""
+    """Returns Lumina-mGPT's raster for images of size x size pixels and cells of patch x patch.
+    CheckpointError if a side is not a whole number of cell pairs, which its size tokens count."""
     if size < 1 or size % (2 * patch):
         raise CheckpointError(
-            f"--target_size {size}: it must be a multiple of {2 * patch}, two cells of the VQGAN"
+            f"--target_size {size}: it must be a multiple of {2 * patch} (two cells of the VQGAN)"
         )
     return Grid(size // patch, size // patch)
 
 
 def lumina_tokens(checkpoint: Checkpoint, config: Mapping[str, Any], grid: Grid) -> list[int]:
-    """Ids of the tokens that end a row and that say the grid's side. CheckpointError if one is missing."""
+    """Returns the ids of the token that ends a row and of the token that says the grid's side.
+    CheckpointError if one is missing."""
     vocabulary, names = config["vocabulary_map"], (ROW_END, f"<reserved{SIZES + grid.height // 2:05d}>")
     for name in names:
         if name not in vocabulary:
             raise CheckpointError(
-                f"{checkpoint.folder / 'config.json'}: vocabulary_map: token {name} is missing: this is no "
-                "checkpoint of Lumina-mGPT"
+                f"{checkpoint.folder / 'config.json'}: vocabulary_map: token {name} is missing: give a "
+                "checkpoint of Lumina-mGPT that has images of this size, or another --target_size"
             )
     return [vocabulary[name] for name in names]
 
 
 def read_codec(checkpoint: Checkpoint, config: Mapping[str, Any], state: Weights) -> VQModel:
-    """The codec, fp32: from the checkpoint where it has a decoder (the embedded model), else Meta's
-    vqgan.ckpt and vqgan.yaml. CheckpointError if there is no decoder anywhere, or if the one found decodes
-    another codebook."""
+    """Returns the codec in fp32: the checkpoint's, if it contains a decoder as the embedded model does,
+    otherwise Meta's from vqgan.ckpt and vqgan.yaml. CheckpointError if there is neither, or if Meta's
+    codebook is not the checkpoint's."""
     folder, device = checkpoint.folder, checkpoint.device
-    own = state.below(VQ).placed(device, torch.float32)
-    if any(name.startswith("decoder.") for name in own):
+    embedded = state.below(VQ).placed(device, torch.float32)
+    if any(name.startswith("decoder.") for name in embedded):
         shape = read_fields(folder, lambda: VQConfig.from_hf(section(config, "vq_config", required=True)))
-        return build(lambda: VQModel(shape), own, folder)
+        return build(lambda: VQModel(shape), embedded, folder)
     home = next((place for place in places(checkpoint) if (place / "vqgan.ckpt").is_file()), None)
     if home is None:
-        wanted = " or ".join(str(place) for place in places(checkpoint))
+        folders = " or ".join(str(place) for place in places(checkpoint))
         raise CheckpointError(
             f"{folder} holds no VQ decoder ({VQ}decoder.*): put Meta's vqgan.ckpt and vqgan.yaml into "
-            f"{wanted}, or say where they are by --tokenizer_base_path"
+            f"{folders}, or give their folder as --tokenizer_base_path"
         )
     file, description = home / "vqgan.ckpt", home / "vqgan.yaml"
     meta, stored = read_weights(file), state.below(VQ)
     if CODEBOOK in stored and CODEBOOK in meta:
-        mine, theirs = stored[CODEBOOK].float(), meta[CODEBOOK].float()
-        # The checkpoint's copy may be rounded to its own precision.
-        if mine.shape != theirs.shape or not torch.allclose(mine, theirs, atol=1e-2, rtol=2e-2):
+        copy, original = stored[CODEBOOK].float(), meta[CODEBOOK].float()
+        # The tolerance allows for a checkpoint in bf16 or fp16.
+        if copy.shape != original.shape or not torch.allclose(copy, original, atol=1e-2, rtol=2e-2):
             raise CheckpointError(f"{file}: its codebook is not that of {folder}: give this model's VQGAN")
     if not description.is_file():
-        raise CheckpointError(f"{description} does not exist: it belongs beside vqgan.ckpt, fetch both")
+        raise CheckpointError(f"{description} does not exist: put it beside vqgan.ckpt")
     try:
         shape = VQConfig.from_yaml(description)
-    except Exception as error:  # yaml's errors, and whatever a file of another layout leads to
+    except Exception as error:  # errors of yaml, and any that a file of another layout causes
         raise CheckpointError(
             f"{description} does not describe a VQGAN ({reason(error)}): fetch it again"
         ) from None
-    # Tensors of its training loss are left out.
-    kept = meta.placed(device, torch.float32).renamed({n: n for n in meta if not n.startswith("loss.")})
-    return build(lambda: VQModel(shape), kept, file)
+    codec_names = {name: name for name in meta if not name.startswith("loss.")}  # without the training loss
+    return build(lambda: VQModel(shape), meta.placed(device, torch.float32).renamed(codec_names), file)

@@ -1,4 +1,4 @@
-"""A checkpoint's own tokenizer and chat template, through transformers: ids as its processor makes them."""
+"""A checkpoint's own tokenizer and chat template, read by transformers: ids are those of its processor."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from models.checkpoint.config import read_config
 
 
 class ChatTokenizer:
-    """Texts -> token ids by the files of a folder. transformers is imported when the first one is opened."""
+    """Turns texts into token ids. transformers is imported when the first tokenizer is read."""
 
     def __init__(self, tokenizer: Any, source: str, generation: Mapping[str, Any]) -> None:
-        """tokenizer: of transformers. source: what error messages call it. generation: the fields of
-        generation_config.json, if there is one."""
+        """tokenizer: one of transformers. source: its name in error messages. generation: the fields of
+        generation_config.json, empty if there is no such file."""
         self.tokenizer, self.source, self.generation = tokenizer, source, generation
 
     @classmethod
     def read(cls, folder: Path) -> ChatTokenizer:
-        """The tokenizer in a folder; code that a checkpoint brings is never run. CheckpointError names what
-        is missing or damaged."""
+        """Returns the tokenizer of a folder. Code in the folder is never run. CheckpointError names a file
+        that is missing or damaged."""
         from transformers import AutoTokenizer
 
         if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
@@ -29,7 +29,7 @@ class ChatTokenizer:
         load: Any = AutoTokenizer.from_pretrained
         try:
             tokenizer = load(folder, local_files_only=True, trust_remote_code=False)
-        except Exception as error:  # tokenizers raises bare Exception, transformers what it meets
+        except Exception as error:  # tokenizers raises Exception itself, transformers anything
             raise CheckpointError(f"{folder}: its tokenizer cannot be read ({reason(error)})") from None
         if tokenizer.chat_template is None and (folder / "chat_template.json").is_file():
             tokenizer.chat_template = read_config(folder, "chat_template.json").get("chat_template")
@@ -38,27 +38,29 @@ class ChatTokenizer:
         return cls(tokenizer, str(folder), generation)
 
     def ids(self, text: str) -> list[int]:
-        """Ids of a text, with the special tokens that the tokenizer adds by itself."""
+        """Returns the ids of a text, with the special tokens that the tokenizer adds by itself."""
         return list(self.tokenizer(text).input_ids)
 
     def token(self, name: str) -> int:
-        """The id of a special token. CheckpointError if the vocabulary has none of that name."""
-        found = self.tokenizer.convert_tokens_to_ids(name)
-        if found is None or found == self.tokenizer.unk_token_id:
-            raise CheckpointError(f"{self.source}: the tokenizer has no {name}: it is of another model")
-        return int(found)
+        """Returns the id of a special token. CheckpointError if the vocabulary has no such token."""
+        token_id = self.tokenizer.convert_tokens_to_ids(name)
+        if token_id is None or token_id == self.tokenizer.unk_token_id:
+            raise CheckpointError(
+                f"{self.source}: the tokenizer has no {name}: give the tokenizer of this model"
+            )
+        return int(token_id)
 
     def turn(self, text: str) -> str:
-        """The user's turn and the opening of the answer, by the chat template. CheckpointError if there is
-        none or it fails."""
+        """Returns the user's turn and the opening of the answer, formatted by the chat template.
+        CheckpointError if there is no template or it fails."""
         if self.tokenizer.chat_template is None:
             raise CheckpointError(
-                f"{self.source}: no chat template (chat_template.jinja or chat_template.json): fetch it too"
+                f"{self.source}: no chat template: fetch chat_template.jinja or chat_template.json too"
             )
         messages = [{"role": "user", "content": [{"type": "text", "text": text}]}]
         try:
             return str(
                 self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
             )
-        except Exception as error:  # jinja2's errors, and whatever a template may raise
+        except Exception as error:  # errors of jinja2, and any that a template raises
             raise CheckpointError(f"{self.source}: its chat template fails ({reason(error)})") from None

@@ -1,8 +1,8 @@
-"""Emu3 from transformers' own checkpoints: a Llama over text, size and image tokens, rows ended by a token.
+"""Loads Emu3 from checkpoints of transformers: a Llama over text, size and image tokens.
 
-A sequence is: BOS, text, image start, H*W in digits, image token, then rows of codes, each followed by a row
-end; what comes behind the last row is forced and not decoded. The unconditional branch is the negative prompt
-of the model card, opened in the same way. Pixels come from transformers' Emu3VQVAE as it is.
+A sequence is BOS, the text, image start, "H*W" in digits, image token, then rows of codes, each followed by a
+row end. The tokens behind the last row are fixed, so they are not generated. The unconditional branch has the
+negative prompt of the model card as its text. transformers' Emu3VQVAE turns codes into pixels.
 """
 
 from __future__ import annotations
@@ -35,32 +35,31 @@ NEGATIVE = (
     "lowres, bad anatomy, bad hands, text, error, missing fingers, extra digit, fewer digits, cropped, "
     "worst quality, low quality, normal quality, jpeg artifacts, signature, watermark, username, blurry."
 )
-# Defaults of transformers' Emu3TextConfig, which older files leave out.
+# Defaults of transformers' Emu3TextConfig, for older config.json files, which leave these fields out.
 TEXT_FIELDS = {
     "vocab_size": 184622, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
     "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 9216, "rope_theta": 1e6,
 }  # fmt: skip
-
-
-# How tensors are called: what names of the layers begin with, the head, what the codec's begin with.
+# Prefix of the decoder's tensor names, name of its head, prefix of the codec's tensor names.
 STORED = "text_model.model.", "text_model.lm_head.weight", "vqmodel."  # as save_pretrained writes them
 LOADED = "model.text_model.", "lm_head.weight", "model.vqmodel."  # as the loaded model has them
 
 
 @dataclass(frozen=True, slots=True)
 class CodecConfig:
-    """What Emu3's codec says of itself, as models.vq.VQConfig does."""
+    """The fields of models.codecs.vq.VQConfig that code outside the codec reads."""
 
     num_embeddings: int
     patch_size: int  # pixels along the side of a cell
     base_channels: int
     channel_multiplier: tuple[int, ...]
-    frames: int  # that decoding makes of one image: the codec is made for video
-    rounds: bool = False  # pixels are truncated to 8 bits
+    frames: int  # frames that decoding makes of one image: the codec is made for video
+    rounds: bool = False  # False: pixels are truncated to 8 bits
 
 
 class Codec(nn.Module):
-    """transformers' Emu3VQVAE between codes [B, h, w] and images [B, 3, H, W] in [-1, 1]."""
+    """transformers' Emu3VQVAE with the interface of models.codecs.vq.VQModel, between codes [B, h, w] and
+    images [B, 3, H, W] in [-1, 1]."""
 
     def __init__(self, vqmodel: Any) -> None:
         super().__init__()
@@ -76,23 +75,24 @@ class Codec(nn.Module):
 
     @property
     def codebook(self) -> Tensor:
-        """Raw latents of the codes [K, E]."""
+        """The code vectors [K, E]."""
         return self.vqmodel.quantize.embedding.weight
 
     def decode(self, codes: Tensor) -> Tensor:
-        """Codes -> images, not clamped."""
+        """Returns the images of codes, not clamped."""
         return self.vqmodel.decode(codes)
 
     def encode(self, images: Tensor) -> Tensor:
-        """Images -> codes."""
+        """Returns the codes of images."""
         sizes = [images.shape[2:]] * len(images)
         return torch.stack(self.vqmodel.encode(images, sizes).image_tokens)
 
 
 def read_tokens(config: Mapping[str, Any]) -> tuple[range, int]:
-    """Ids of the codes and of the row end, from config.json. ValueError names what the vocabulary lacks."""
+    """Reads the ids of the codes and of the row end from config.json. ValueError names what is missing or
+    wrong in the vocabulary."""
     if config.get("model_type") != "emu3":
-        raise ValueError(f"model_type is {config.get('model_type')!r}: this is no checkpoint of Emu3")
+        raise ValueError(f"model_type is {config.get('model_type')!r}: it is no checkpoint of Emu3")
     vocabulary = section(config, "vocabulary_map")
     codes = [vocabulary[name] for name in sorted(name for name in vocabulary if name.startswith(CODE))]
     if not codes or codes != list(range(codes[0], codes[0] + len(codes))):
@@ -105,55 +105,60 @@ def read_tokens(config: Mapping[str, Any]) -> tuple[range, int]:
 
 
 def decoder_config(config: Mapping[str, Any]) -> DecoderConfig:
-    """From config.json. ValueError for variants that the decoder would run wrongly without a word."""
+    """Reads config.json. ValueError for a variant that this decoder does not implement."""
     shape = read_shape(TEXT_FIELDS | dict(section(config, "text_config")), norm_eps=1e-5)
     return replace(shape, qk_norm=False)
 
 
 def grid_of(size: int, ratio: str, patch: int) -> Grid:
-    """Rows and columns of an image of size * size pixels in all, width : height as `ratio` has it, rounded
-    as transformers' processor does. CheckpointError for a ratio or a size that leaves no image."""
+    """Returns the raster of an image with about size * size pixels in all and the given ratio, width:height,
+    rounded as transformers' processor does. patch: side of a cell in pixels. CheckpointError for a ratio that
+    cannot be read, or a size and ratio that leave no image."""
     width, _, height = ratio.partition(":")
     if not (width.isdecimal() and height.isdecimal() and int(width) and int(height)):
-        raise CheckpointError(f"--ratio {ratio}: give width:height, as in 16:9")
+        raise CheckpointError(f"--ratio {ratio}: give width:height, for example 16:9")
     scale = (size * size / (int(width) * int(height))) ** 0.5 / patch
     rows, columns = round(int(height) * scale), round(int(width) * scale)
     if rows < 1 or columns < 1:
-        raise CheckpointError(f"--target_size {size} at {ratio}: it leaves no whole cell of {patch} pixels")
+        raise CheckpointError(
+            f"--target_size {size} --ratio {ratio}: no whole cell of {patch} pixels fits, give a larger size"
+        )
     return Grid(rows, columns)
 
 
 def vqvae(fields: Mapping[str, Any]) -> Any:
-    """transformers' codec of a vq_config, its weights random. ValueError if that does not describe one."""
+    """Returns transformers' codec for the fields of vq_config, with random weights. ValueError if the fields
+    do not describe one."""
     from transformers import Emu3VQVAE, Emu3VQVAEConfig
 
     try:
         return Emu3VQVAE(Emu3VQVAEConfig(**fields))
-    except Exception as error:  # its strict fields have exceptions of their own
+    except Exception as error:  # transformers raises various exceptions for invalid fields
         raise ValueError(f"vq_config: {reason(error)}") from None
 
 
 def prompt_encoder(tokenizer: ChatTokenizer, codes: range, row_end: int, grid: Grid) -> PromptEncoder:
-    """Texts -> BOS, the text, the image's size and its opening; uncond the negative prompt of the model card.
-    CheckpointError if the tokenizer is not that of a model with these image tokens."""
+    """Returns an encoder of texts as BOS, the text, image start, the image's size and image token; the
+    unconditional branch has the negative prompt as its text. CheckpointError if the tokenizer does not have
+    these image tokens."""
     for name in (IMAGE_START, IMAGE_TOKEN):
         tokenizer.token(name)
     for name, index in ((f"{CODE}000000|>", codes.start), (ROW_END, row_end)):
         if tokenizer.token(name) != index:
             raise CheckpointError(
-                f"{tokenizer.source}: the tokenizer has {name} at {tokenizer.token(name)}, config.json "
-                f"at {index}: give the tokenizer of this model"
+                f"{tokenizer.source}: the tokenizer has {name} at {tokenizer.token(name)}, config.json has "
+                f"it at {index}: give the tokenizer of this model"
             )
-    begin, size = tokenizer.tokenizer.bos_token, f"{IMAGE_START}{grid.height}*{grid.width}{IMAGE_TOKEN}"
+    bos, image_start = tokenizer.tokenizer.bos_token, f"{IMAGE_START}{grid.height}*{grid.width}{IMAGE_TOKEN}"
 
     def encode(text: str) -> Prompt:
-        return Prompt(*(tokenizer.ids(f"{begin}{words}{size}") for words in (text, NEGATIVE)))
+        return Prompt(*(tokenizer.ids(f"{bos}{words}{image_start}") for words in (text, NEGATIVE)))
 
     return PromptEncoder(encode, codes.start, len(codes))
 
 
 def load(checkpoint: Checkpoint) -> Model:
-    """Emu3 from its files. CheckpointError names what is missing or does not fit."""
+    """Returns the model of a checkpoint. CheckpointError names what is missing or does not fit."""
     folder = checkpoint.folder
     config, state = read_config(folder), read_weights(folder)
     return assemble(checkpoint, config, state, lambda: ChatTokenizer.read(folder))
@@ -165,9 +170,10 @@ def assemble(
     state: Weights,
     tokenizer: Callable[[], ChatTokenizer],
 ) -> Model:
-    """Emu3 of that configuration and those weights, drawing images of target_size and ratio.
+    """Puts Emu3 together from its configuration, weights and tokenizer, for images of target_size and ratio.
 
-    The tokenizer is opened when config.json has been checked: transformers reads it too, and says less of it.
+    tokenizer() is called once config.json has been checked: transformers reads that file too, and its errors
+    say less. CheckpointError names what is missing or does not fit.
     """
     folder = checkpoint.folder
     (codes, row_end), shape, pixel_fields = read_fields(
@@ -175,16 +181,18 @@ def assemble(
     )
     text, head, vq = LOADED if LOADED[1] in state else STORED
     names = decoder_names(shape, text, head)
-    wanted = expected(lambda: Decoder(shape), lambda own: scatter(own, names, shape))
+    tensor_shapes = expected(lambda: Decoder(shape), lambda tensors: scatter(tensors, names, shape))
     make_codec = partial(vqvae, pixel_fields)
-    wanted |= read_fields(
-        folder, lambda: expected(make_codec, lambda own: {vq + name: own[name] for name in own})
+    tensor_shapes |= read_fields(
+        folder,
+        lambda: expected(make_codec, lambda tensors: {vq + name: tensors[name] for name in tensors}),
     )
-    require(folder, state, wanted, "fetch it again, or the config.json that belongs to it")
+    require(folder, state, tensor_shapes, "fetch it again, or the config.json that belongs to it")
     pixels = state.below(vq).placed(checkpoint.device, torch.float32)
     codec = Codec(build(make_codec, pixels, folder))
     grid = grid_of(checkpoint.size, checkpoint.options.ratio or "1:1", codec.config.patch_size)
     prompts = prompt_encoder(tokenizer(), codes, row_end, grid)
     to_ours = partial(gather, names=names, config=shape)
-    drawn = (grid, prompts, cast(VQModel, codec), row_end)
-    return load_networks(checkpoint, shape, state, to_ours, LLAMA, *drawn)
+    return load_networks(
+        checkpoint, shape, state, to_ours, LLAMA, grid, prompts, cast(VQModel, codec), row_end
+    )

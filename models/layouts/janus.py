@@ -1,10 +1,10 @@
-"""Janus-Pro from transformers' own checkpoints: a Llama that takes image codes through an aligner of its own
-and tells them through a head of its own.
+"""Loads Janus-Pro from checkpoints of transformers: a Llama with an input aligner and a head for image codes.
 
-Published facts (transformers' JanusForConditionalGeneration): codes enter by generation_embeddings and
-generation_aligner, folded here into rows behind the text's table, so that token id = text vocabulary + code;
-the unconditional branch is the same ids with all but BOS and begin of image replaced by padding. The VQ model
-is LlamaGen's, its codes looked up l2-normalised, its pixels truncated.
+As in transformers' JanusForConditionalGeneration, image codes are embedded by generation_embeddings followed
+by generation_aligner. The result of both is computed once on load and appended to the table of text
+embeddings, so that token id = size of the text vocabulary + code. The unconditional branch has the ids of the
+conditional one, with all but BOS and begin of image replaced by padding. The VQ model is LlamaGen's: it looks
+codes up l2-normalised. Its pixels are truncated to 8 bits.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ TEXT, VQ = "model.language_model.", "model.vqmodel."
 EMBED = f"{TEXT}embed_tokens.weight"
 ALIGNER, HEAD = "model.generation_aligner.", "model.generation_head."
 CODES = "model.generation_embeddings.weight"
-# Defaults of transformers' classes, which older files leave out.
+# Defaults of transformers' classes, for older config.json files, which leave these fields out.
 LLAMA_FIELDS = {
     "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
     "num_attention_heads": 32, "max_position_embeddings": 2048,
@@ -62,9 +62,9 @@ VISION_FIELDS = {"image_size": 384, "patch_size": 16}
 
 
 def _vq_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    """vq_config with its defaults. ValueError if config.json is no Janus'."""
+    """Returns vq_config with its defaults. ValueError if config.json is not of Janus-Pro."""
     if config.get("model_type") != "janus":
-        raise ValueError(f"model_type is {config.get('model_type')!r}: this is no checkpoint of Janus-Pro")
+        raise ValueError(f"model_type is {config.get('model_type')!r}: it is no checkpoint of Janus-Pro")
     fields = VQ_FIELDS | dict(section(config, "vq_config"))
     for name in ("num_embeddings", "embed_dim", "projection_dim", "image_token_embed_dim"):
         whole(fields, name, MOST_TOKENS)
@@ -73,11 +73,11 @@ def _vq_fields(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def decoder_config(config: Mapping[str, Any]) -> DecoderConfig:
-    """From config.json. ValueError for variants that the decoder would run wrongly without a word."""
+    """Reads config.json. ValueError for a variant that this decoder does not implement."""
     vq = _vq_fields(config)
     shape = read_shape(LLAMA_FIELDS | dict(section(config, "text_config")), norm_eps=1e-6)
     if vq["hidden_act"] != "gelu":
-        raise ValueError(f"vq_config.hidden_act is {vq['hidden_act']!r}: this head has gelu only")
+        raise ValueError(f"vq_config.hidden_act is {vq['hidden_act']!r}: this decoder has gelu only")
     for name in ("projection_dim", "image_token_embed_dim"):
         if vq[name] != shape.hidden_size:
             raise ValueError(f"vq_config.{name} is {vq[name]}, text_config.hidden_size {shape.hidden_size}")
@@ -91,20 +91,22 @@ def decoder_config(config: Mapping[str, Any]) -> DecoderConfig:
 
 
 def vq_config(config: Mapping[str, Any]) -> VQConfig:
-    """The VQ model and, by its resolution, the image that is drawn."""
+    """Returns the shape of the VQ model; its resolution is the size of the images that are generated."""
     vq, vision = _vq_fields(config), VISION_FIELDS | dict(section(config, "vision_config"))
     if vq["in_channels"] != vq["out_channels"]:
         raise ValueError("vq_config: in_channels and out_channels must be equal")
     sides = [whole(vision, name, MOST_PIXELS) for name in ("image_size", "patch_size")]
     side, levels = sides[0] // sides[1], len(wholes(vq, "channel_multiplier", MOST_WIDTH))
     if side < 1 or not levels:
-        raise ValueError("vision_config and vq_config.channel_multiplier leave no image")
+        raise ValueError(
+            "vision_config.image_size is smaller than patch_size, or vq_config.channel_multiplier is empty"
+        )
     shape = VQConfig.from_hf(vq | {"resolution": side << (levels - 1), "attn_resolutions": [side]})
     return replace(shape, normalises=True)
 
 
 def code_table(state: Mapping[str, Tensor]) -> Tensor:
-    """aligner(embedding) of every code [V, D], computed in fp32. KeyError names what is missing."""
+    """Returns aligner(embedding) of every code, [V, D], computed in fp32. KeyError names a missing tensor."""
 
     def layer(name: str, x: Tensor) -> Tensor:
         return F.linear(x, state[f"{ALIGNER}{name}.weight"].float(), state[f"{ALIGNER}{name}.bias"].float())
@@ -116,13 +118,13 @@ def code_table(state: Mapping[str, Tensor]) -> Tensor:
 
 
 def janus_layers(config: DecoderConfig) -> Names:
-    """Our names of a Decoder's tensors, all but its table of tokens -> the checkpoint's."""
+    """Returns the names of a Decoder's tensors but its table of embeddings, as in models.layouts.llama."""
     head = {f"head.{name}": (HEAD + name,) for name in on_meta(lambda: make_head(config)).state_dict()}
     return head | layer_names(config, TEXT)
 
 
 def from_janus(state: Mapping[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
-    """A Decoder's state dict from transformers' keys; KeyError names what is missing."""
+    """Returns a Decoder's state dict from the tensors of a checkpoint. KeyError names a missing tensor."""
     text = state[EMBED]
     table = torch.cat((text, code_table(state).to(text.dtype)))
     if isinstance(state, Weights):
@@ -130,8 +132,9 @@ def from_janus(state: Mapping[str, Tensor], config: DecoderConfig) -> dict[str, 
     return {"embed.weight": table} | gather(state, janus_layers(config), config)
 
 
-def wanted(config: Mapping[str, Any], shape: DecoderConfig) -> Shapes:
-    """Names and shapes of the tensors that draw images; those that see or write text are not read."""
+def tensor_shapes(config: Mapping[str, Any], shape: DecoderConfig) -> Shapes:
+    """Returns the names and shapes of the published tensors that generate images. Those that read images or
+    write text are not loaded."""
     vq, width, codec = _vq_fields(config), shape.hidden_size, vq_config(config)
     tables: dict[str, tuple[int, ...]] = {
         EMBED: (shape.vocab_size - shape.num_codes, width),
@@ -142,21 +145,24 @@ def wanted(config: Mapping[str, Any], shape: DecoderConfig) -> Shapes:
     for layer in range(vq["num_hidden_layers"] - 1):
         tables[f"{ALIGNER}hidden_layers.{layer}.weight"] = (width, width)
         tables[f"{ALIGNER}hidden_layers.{layer}.bias"] = (width,)
-    layers = expected(lambda: Decoder(shape), lambda own: scatter(own, janus_layers(shape), shape))
+    layers = expected(lambda: Decoder(shape), lambda tensors: scatter(tensors, janus_layers(shape), shape))
     names = janus_names(codec)
-    pixels = expected(lambda: VQModel(codec), lambda own: {VQ + names[name]: own[name] for name in own})
+    pixels = expected(
+        lambda: VQModel(codec), lambda tensors: {VQ + names[name]: tensors[name] for name in tensors}
+    )
     return tables | layers | pixels
 
 
 def prompt_encoder(tokenizer: ChatTokenizer, shape: DecoderConfig) -> PromptEncoder:
-    """Texts -> the chat's turn and the begin of image; uncond of the same length, its text padded over.
+    """Returns an encoder of texts as the user's turn of the chat template followed by begin of image; the
+    unconditional branch has the same length, with padding for the text.
 
-    Ids are those of generation_config.json, as in transformers' own generate. CheckpointError if neither it
-    nor the tokenizer has them, or text would become ids of another vocabulary.
+    The ids of BOS and padding come from generation_config.json, as in transformers' generate(), or else from
+    the tokenizer. CheckpointError if neither has them, or if the tokenizer belongs to another vocabulary.
     """
-    own, fields, text_size = tokenizer.tokenizer, tokenizer.generation, shape.vocab_size - shape.num_codes
+    fields, text_size = tokenizer.generation, shape.vocab_size - shape.num_codes
     begin, padding = (
-        fields[name] if fields.get(name) is not None else getattr(own, name)
+        fields[name] if fields.get(name) is not None else getattr(tokenizer.tokenizer, name)
         for name in ("bos_token_id", "pad_token_id")
     )
     for name, value in (("bos_token_id", begin), ("pad_token_id", padding)):
@@ -165,24 +171,24 @@ def prompt_encoder(tokenizer: ChatTokenizer, shape: DecoderConfig) -> PromptEnco
                 f"{tokenizer.source}: {name} is {value!r}: generation_config.json must name one of the "
                 f"{text_size} text tokens"
             )
-    tokenizer.turn("")  # a template that is missing or broken is known now
-    kept = (begin, tokenizer.token(BEGIN_OF_IMAGE))
-    highest = max(own.get_vocab().values(), default=0)
+    tokenizer.turn("")  # raises now if the template is missing or broken
+    unpadded = (begin, tokenizer.token(BEGIN_OF_IMAGE))
+    highest = max(tokenizer.tokenizer.get_vocab().values(), default=0)
     if highest >= text_size:
         raise CheckpointError(
-            f"{tokenizer.source}: the tokenizer has ids up to {highest}, config.json's text vocabulary "
-            f"{text_size}: give the tokenizer of this model"
+            f"{tokenizer.source}: the tokenizer has ids up to {highest}, but config.json has a text "
+            f"vocabulary of {text_size}: give the tokenizer of this model"
         )
 
     def encode(text: str) -> Prompt:
         ids = tokenizer.ids(tokenizer.turn(text) + BEGIN_OF_IMAGE)
-        return Prompt(ids, [token if token in kept else padding for token in ids])
+        return Prompt(ids, [token if token in unpadded else padding for token in ids])
 
     return PromptEncoder(encode, text_size, shape.num_codes)
 
 
 def load(checkpoint: Checkpoint) -> Model:
-    """Janus-Pro from its files. CheckpointError names what is missing or does not fit."""
+    """Returns the model of a checkpoint. CheckpointError names what is missing or does not fit."""
     folder = checkpoint.folder
     config, state = read_config(folder), read_weights(folder)
     return assemble(checkpoint, config, state, lambda: ChatTokenizer.read(folder))
@@ -194,15 +200,16 @@ def assemble(
     state: Weights,
     tokenizer: Callable[[], ChatTokenizer],
 ) -> Model:
-    """Janus-Pro of that configuration and those weights.
+    """Puts Janus-Pro together from its configuration, weights and tokenizer.
 
-    The tokenizer is opened when config.json has been checked: transformers reads it too, and says less of it.
+    tokenizer() is called once config.json has been checked: transformers reads that file too, and its errors
+    say less. CheckpointError names what is missing or does not fit.
     """
     folder = checkpoint.folder
     shape, vq = read_fields(folder, lambda: (decoder_config(config), vq_config(config)))
     checkpoint.refuse_other_size(vq.resolution)
-    tensors = read_fields(folder, lambda: wanted(config, shape))
-    require(folder, state, tensors, "fetch it again, or the config.json that belongs to it")
+    shapes = read_fields(folder, lambda: tensor_shapes(config, shape))
+    require(folder, state, shapes, "fetch it again, or the config.json that belongs to it")
     prompts = prompt_encoder(tokenizer(), shape)
     pixels = state.below(VQ).renamed(janus_names(vq)).placed(checkpoint.device, torch.float32)
     codec = build(lambda: VQModel(vq), pixels, folder)

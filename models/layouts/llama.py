@@ -1,10 +1,11 @@
-"""Published names of a Llama-like decoder's tensors: transformers' and those of LlamaGen's own .pt.
+"""Published tensor names of Llama-like decoders, as transformers and as LlamaGen's own .pt files have them.
 
-What is fused here lies apart there and is stacked. transformers' rotary positions turn dimension j of a head
-with j + E/2 (half split); LlamaGen keeps pairs adjacent, and so does the decoder here: rows of queries, keys
-and their norms are permuted on load and on export.
+The decoder here stacks tensors that checkpoints store apart (queries, keys and values; gate and up). Rotary
+positions rotate pairs of a head's dimensions. transformers pairs j with j + E/2 (half split); LlamaGen pairs
+2j with 2j + 1 (interleaved), and so does the decoder here. Rows of queries, keys and their norms are
+therefore reordered on load and on export.
 
-Dimensions: H heads, Hkv key/value heads, E head size.
+Dimensions: H heads, Hkv key/value heads, E head size, D features.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor
 from models.checkpoint.weights import Weights
 from models.transformer import DecoderConfig
 
-# Ours -> theirs, stacked in this order along dimension 0.
+# Our name of a tensor -> the published names of its parts, stacked in this order along dimension 0.
 Names = dict[str, tuple[str, ...]]
 
 BLOCK: Names = {
@@ -39,22 +40,23 @@ ORIGINAL_BLOCK: Names = {
     "mlp.gate_up.weight": ("feed_forward.w1.weight", "feed_forward.w3.weight"),
     "mlp.down.weight": ("feed_forward.w2.weight",),
 }
-TURNED = re.compile(r"\.[qk]_(proj|norm)\.")  # of a half-split layout, in another order here
+HALF_SPLIT = re.compile(r"\.[qk]_(proj|norm)\.")  # queries, keys and their norms
 
 
-def _block_names(config: DecoderConfig, ours: str, theirs: str, block: Names) -> Names:
-    """The names of one layer, which follow these prefixes."""
-    there = {"attention_norm": config.input_norm, "attention.qk_": config.qk_norm}
-    absent = tuple(start for start, present in there.items() if not present)
+def _block_names(config: DecoderConfig, our_prefix: str, published_prefix: str, block: Names) -> Names:
+    """Returns the names of one layer, each behind its prefix, without the tensors that the layer lacks."""
+    optional = {"attention_norm": config.input_norm, "attention.qk_": config.qk_norm}
+    absent = tuple(prefix for prefix, present in optional.items() if not present)
     return {
-        ours + name: tuple(theirs + part for part in parts)
+        our_prefix + name: tuple(published_prefix + part for part in parts)
         for name, parts in block.items()
         if not name.startswith(absent)
     }
 
 
 def layer_names(config: DecoderConfig, prefix: str, block: Names = BLOCK) -> Names:
-    """Names of the final norm and of all layers; theirs follow the prefix ("model.")."""
+    """Returns the names of all layers and of the final norm. prefix: what the published names begin with
+    ("model.")."""
     names: Names = {"norm.weight": (f"{prefix}norm.weight",)}
     for n in range(config.num_layers):
         names |= _block_names(config, f"blocks.{n}.", f"{prefix}layers.{n}.", block)
@@ -62,87 +64,110 @@ def layer_names(config: DecoderConfig, prefix: str, block: Names = BLOCK) -> Nam
 
 
 def decoder_names(config: DecoderConfig, prefix: str = "model.", head: str = "lm_head.weight") -> Names:
-    """Names of a whole decoder as transformers' classes have them."""
-    table: Names = {"embed.weight": (f"{prefix}embed_tokens.weight",), "head.weight": (head,)}
-    return table | layer_names(config, prefix)
+    """Returns the names of a whole decoder in checkpoints of transformers."""
+    ends: Names = {"embed.weight": (f"{prefix}embed_tokens.weight",), "head.weight": (head,)}
+    return ends | layer_names(config, prefix)
 
 
 def original_names(config: DecoderConfig) -> Names:
-    """Names of a whole decoder as LlamaGen's own .pt has them."""
-    table: Names = {"embed.weight": ("tok_embeddings.weight",), "head.weight": ("output.weight",)}
-    return table | layer_names(config, "", ORIGINAL_BLOCK)
+    """Returns the names of a whole decoder in LlamaGen's own .pt files."""
+    ends: Names = {"embed.weight": ("tok_embeddings.weight",), "head.weight": ("output.weight",)}
+    return ends | layer_names(config, "", ORIGINAL_BLOCK)
 
 
 def drafter_names(config: DecoderConfig, bias: bool) -> Names:
-    """Names of a drafter's tensors; bias: of its input projection, which is optional."""
-    own: Names = {"embed.weight": ("embed_tokens.weight",), "fc.weight": ("fc.weight",)}
+    """Returns the names of a drafter's tensors. bias: whether its input projection has one."""
+    inputs: Names = {"embed.weight": ("embed_tokens.weight",), "fc.weight": ("fc.weight",)}
     if bias:
-        own["fc.bias"] = ("fc.bias",)
-    return own | _block_names(config, "block.", "layers.0.", BLOCK)
+        inputs["fc.bias"] = ("fc.bias",)
+    return inputs | _block_names(config, "block.", "layers.0.", BLOCK)
 
 
 def gather(state: Mapping[str, Tensor], names: Names, config: DecoderConfig) -> dict[str, Tensor]:
-    """Our tensors from theirs; KeyError names what is missing.
+    """Returns our state dict from published tensors. KeyError names a tensor that is missing.
 
-    Parameters of a model in memory become views of what they are stacked in, unless their order is another.
+    If the tensors are the parameters of a model in memory, these become views of the stacked tensors, so that
+    only reordered weights are held twice.
     """
-    found: dict[str, Tensor] = {}
-    for ours, theirs in names.items():
-        turned = [name for name in theirs if _is_turned(name, config)]
-        if turned:
-            found[ours] = torch.cat([_interleaved(name, state[name], config) for name in theirs])
-        elif len(theirs) == 1:
-            found[ours] = state[theirs[0]]
+    gathered: dict[str, Tensor] = {}
+    for ours, published in names.items():
+        reordered = {name for name in published if _is_half_split(name, config)}
+        if reordered:
+            gathered[ours] = torch.cat([_from_published(name, state[name], config) for name in published])
+        elif len(published) == 1:
+            gathered[ours] = state[published[0]]
         elif isinstance(state, Weights):
-            found[ours] = state.stacked(theirs)
+            gathered[ours] = state.stacked(published)
         else:
-            found[ours] = torch.cat([state[name] for name in theirs])
+            gathered[ours] = torch.cat([state[name] for name in published])
         if isinstance(state, Weights):
-            parts = _apart(found[ours], theirs, config)
-            state.share({name: part for name, part in parts.items() if name not in turned})
-    return found
+            parts = _unstack(gathered[ours], published, config)
+            state.share({name: part for name, part in parts.items() if name not in reordered})
+    return gathered
 
 
 def scatter(state: Mapping[str, Tensor], names: Names, config: DecoderConfig) -> dict[str, Tensor]:
-    """Their tensors from ours: the inverse of gather."""
-    found: dict[str, Tensor] = {}
-    for ours, theirs in names.items():
-        for name, part in _apart(state[ours], theirs, config).items():
-            found[name] = _regrouped(name, part, config, config.head_dim // 2)
-    return found
+    """Returns the published tensors of our state dict: the inverse of gather()."""
+    scattered: dict[str, Tensor] = {}
+    for ours, published in names.items():
+        for name, part in _unstack(state[ours], published, config).items():
+            scattered[name] = _to_published(name, part, config)
+    return scattered
 
 
-def _is_turned(name: str, config: DecoderConfig) -> bool:
-    """Whether a published tensor is half split: all queries and keys are, but LlamaGen's, over a raster."""
-    return config.raster_side == 0 and TURNED.search(name) is not None
+def to_interleaved(rows: Tensor, head_dim: int) -> Tensor:
+    """Reorders rows [heads * E, ...] from half split to interleaved. For example, the rows 0 1 2 3 4 5 of a
+    head, whose pairs are (0, 3), (1, 4) and (2, 5), become 0 3 1 4 2 5."""
+    return rows.unflatten(0, (-1, 2, head_dim // 2)).transpose(1, 2).reshape(rows.shape)
 
 
-def _heads(name: str, config: DecoderConfig) -> int:
-    """Heads that a published tensor belongs to; 1: to none."""
+def to_half_split(rows: Tensor, head_dim: int) -> Tensor:
+    """Reorders rows [heads * E, ...] from interleaved to half split: the inverse of to_interleaved()."""
+    return rows.unflatten(0, (-1, head_dim // 2, 2)).transpose(1, 2).reshape(rows.shape)
+
+
+def _is_half_split(name: str, config: DecoderConfig) -> bool:
+    """Whether a published tensor is half split: queries, keys and their norms are, except LlamaGen's."""
+    return not _is_llamagen(config) and HALF_SPLIT.search(name) is not None
+
+
+def _is_llamagen(config: DecoderConfig) -> bool:
+    """Whether the decoder is LlamaGen's, the only one with rotary positions over a raster."""
+    return config.raster_side > 0
+
+
+def _num_heads(name: str, config: DecoderConfig) -> int:
+    """Returns the number of heads whose rows a published tensor holds, or 1 if its rows belong to no head."""
     if ".q_" in name:
         return config.num_heads
     return config.num_kv_heads if ".k_" in name or ".v_" in name else 1
 
 
-def _apart(tensor: Tensor, theirs: Sequence[str], config: DecoderConfig) -> dict[str, Tensor]:
-    """The parts of a stacked tensor by their names, views of it."""
-    shares = [_heads(name, config) for name in theirs]
-    row = len(tensor) // sum(shares)
-    return dict(zip(theirs, tensor.split([row * share for share in shares]), strict=True))
+def _unstack(tensor: Tensor, names: Sequence[str], config: DecoderConfig) -> dict[str, Tensor]:
+    """Returns the parts of a stacked tensor by their published names, as views of it."""
+    heads = [_num_heads(name, config) for name in names]
+    rows_per_head = len(tensor) // sum(heads)
+    sizes = [rows_per_head * count for count in heads]
+    return dict(zip(names, tensor.split(sizes), strict=True))
 
 
-def _interleaved(name: str, tensor: Tensor, config: DecoderConfig) -> Tensor:
-    """A published part in our order; norms may be stored once for several heads."""
-    if "_norm." in name:
-        tensor = tensor.repeat_interleave(_heads(name, config) // len(tensor), dim=0)
-    return _regrouped(name, tensor, config, 2)
-
-
-def _regrouped(name: str, tensor: Tensor, config: DecoderConfig, groups: int) -> Tensor:
-    """Queries or keys [heads * E, D], or their norms [heads, E], the groups of each head's rows interleaved:
-    2 turn halves into adjacent pairs, E/2 pairs into halves. Others as they are."""
-    if not _is_turned(name, config):
+def _from_published(name: str, tensor: Tensor, config: DecoderConfig) -> Tensor:
+    """Returns one part of a stack in our order. A norm that is stored once for several heads is repeated for
+    each."""
+    if not _is_half_split(name, config):
         return tensor
-    columns = 1 if "_norm." in name else tensor.shape[1]
-    heads = tensor.reshape(-1, groups, config.head_dim // groups, columns)
-    return heads.transpose(1, 2).reshape(tensor.shape)
+    if "_norm." in name:
+        tensor = tensor.repeat_interleave(_num_heads(name, config) // len(tensor), dim=0)
+    return to_interleaved(_rows(name, tensor), config.head_dim).view(tensor.shape)
+
+
+def _to_published(name: str, tensor: Tensor, config: DecoderConfig) -> Tensor:
+    """Returns one part of a stack in the order of the checkpoint."""
+    if not _is_half_split(name, config):
+        return tensor
+    return to_half_split(_rows(name, tensor), config.head_dim).view(tensor.shape)
+
+
+def _rows(name: str, tensor: Tensor) -> Tensor:
+    """Returns queries or keys [heads * E, D] as they are, and their norms [heads, E] as [heads * E]."""
+    return tensor.flatten() if "_norm." in name else tensor

@@ -1,8 +1,10 @@
-"""LlamaGen's prompts: projected text rows or one class row, behind padding up to the rows of no text.
+"""LlamaGen's prompts: rows of projected text features, or one row for a class, behind padding.
 
-Published facts: a learned unconditional embedding under the conditional row's padding mask.
+As in the published code, the unconditional branch is a learned embedding of T rows, and attention masks as
+much of it as the conditional branch has padding.
 
-Dimensions: T rows of the prefix (120, or 1 for a class), C size of a text feature, D features.
+Dimensions: T rows of the prefix (120, or 1 for a class), n rows without padding, C size of a text feature, D
+features.
 """
 
 from __future__ import annotations
@@ -25,20 +27,28 @@ from models.transformer import Decoder
 
 @dataclass(frozen=True, slots=True)
 class PaddedPrompt:
-    """An EncodedPrompt of rows of text or of a class, behind padding up to the T rows of no text.
+    """An EncodedPrompt of embedded rows, padded in front to the T rows of the unconditional branch.
 
-    Both branches share the conditional's padding. A real row sees none of it; a row of padding sees the
-    padding up to itself, as in the released code in bf16, the regime of the published drafters, which read
-    the features of these rows; with `ahead` also the real rows behind, as in that code in fp32.
+    Both branches treat the first T - n rows as padding. The other rows never attend to padding. A row of
+    padding attends to the padding up to itself, as in the released code in bf16, in which the published
+    drafters run: they read the features of these rows too. With `padding_attends`, it also attends to all
+    rows without padding, as in the released code in fp32. For example, with T = 4 and n = 2 the rows (down)
+    attend to the columns marked x, and with `padding_attends` also to those marked +:
+
+               pad 0  pad 1  row 0  row 1
+        pad 0    x             +      +
+        pad 1    x      x      +      +
+        row 0                  x
+        row 1                  x      x
     """
 
     conditional: Tensor  # [n, D], n <= T
     unconditional: Tensor  # [T, D]
-    ahead: bool = False
+    padding_attends: bool = False
 
     @property
     def length(self) -> int:
-        """Rows, padding included."""
+        """Number of rows, with padding."""
         return len(self.unconditional)
 
     def lead(self, branch: int, decoder: Decoder) -> Lead:
@@ -48,49 +58,51 @@ class PaddedPrompt:
         order = torch.arange(self.length, device=rows.device)
         padded = order < padding
         seen = (order[:, None] >= order) & (padded[:, None] | ~padded)
-        if self.ahead:
+        if self.padding_attends:
             seen |= padded[:, None] & ~padded
         return Lead(rows[None], seen[None], padding)
 
     def tokens(self, branch: int) -> list[int]:
-        """See models.target.EncodedPrompt: the drafter takes the prefix for so many codes 0."""
+        """See models.target.EncodedPrompt. These prompts have no token ids: the drafter embeds code 0 for
+        each row."""
         return [0] * self.length
 
 
 class T5Text:
-    """The T5 encoder of transformers, loaded when first asked and freed on request: texts -> features [n, C],
-    the end-of-text token included and no padding.
+    """The T5 encoder of transformers, which turns texts into features [n, C] without padding. The weights are
+    loaded for the first text and can be released again.
 
-    Features of a text do not depend on padding: the published code pads to `most` tokens and masks it.
+    The published code pads texts to a fixed length and masks the padding, so its features are the same.
     """
 
-    def __init__(self, folder: Path, width: int, most: int, device: torch.device) -> None:
-        """folder: a T5 checkpoint with its tokenizer. width: C. most: tokens a text is cut to. bf16 on an
-        accelerator, as published, fp32 on the CPU. CheckpointError if C is another."""
-        found = read_config(folder).get("d_model")
-        if found != width:
+    def __init__(self, folder: Path, width: int, max_tokens: int, device: torch.device) -> None:
+        """folder: a T5 checkpoint with its tokenizer. width: C of the target. max_tokens: longer texts are
+        cut off. The encoder runs in bf16 on an accelerator, as published, and in fp32 on the CPU.
+        CheckpointError if its features are not `width` wide."""
+        encoder_width = read_config(folder).get("d_model")
+        if encoder_width != width:
             raise CheckpointError(
-                f"{folder}: a text encoder {found} wide, the target takes {width}: give the one it was "
-                "trained with by --text_encoder (google/flan-t5-xl)"
+                f"{folder}: the features of this text encoder are {encoder_width} wide, the target takes "
+                f"{width}: give the encoder it was trained with (google/flan-t5-xl) as --text_encoder"
             )
         self.folder, self.device = folder, device
         self.tokenizer = read_tokenizer(folder)
         self.tokenizer.no_padding()
-        self.tokenizer.enable_truncation(most)
+        self.tokenizer.enable_truncation(max_tokens)
         self._encoder: Any = None
 
     @torch.inference_mode()
     def encode(self, text: str) -> Tensor:
-        """Features of the cleaned text."""
+        """Returns the features of the cleaned text, those of the end-of-text token included."""
         if self._encoder is None:
             self._encoder = self._load()
         ids = self.tokenizer.encode(clean(text)).ids
         return self._encoder(input_ids=torch.tensor([ids], device=self.device)).last_hidden_state[0]
 
     def release(self) -> None:
-        """Free the encoder; encode() would load it again."""
+        """Frees the weights. The next encode() loads them again."""
         self._encoder = None
-        # Only the collector frees a module that something of its own refers back to, as a hook does.
+        # A module with a reference cycle, as a hook may create, is freed only by the garbage collector.
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -102,10 +114,10 @@ class T5Text:
         read: Any = T5EncoderModel.from_pretrained
         dtype = torch.float32 if self.device.type == "cpu" else torch.bfloat16
         verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-        logging.set_verbosity_error()  # a whole T5 has a decoder too: no table of what was left out
-        logging.disable_progress_bar()  # an error is one line
+        logging.set_verbosity_error()  # no table of the T5 decoder's tensors, which are left out
+        logging.disable_progress_bar()  # they would stand before the one line of an error
         try:
-            encoder, found = read(self.folder, dtype=dtype, local_files_only=True, output_loading_info=True)
+            encoder, report = read(self.folder, dtype=dtype, local_files_only=True, output_loading_info=True)
         except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
             raise CheckpointError(
                 f"{self.folder}: the text encoder cannot be loaded ({reason(error)}): fetch it again"
@@ -114,16 +126,17 @@ class T5Text:
             logging.set_verbosity(verbosity)
             if bars:
                 logging.enable_progress_bar()
-        if missing := sorted(found["missing_keys"]):
+        if missing := sorted(report["missing_keys"]):
             raise CheckpointError(
-                f"{self.folder}: the text encoder lacks {len(missing)} tensors, first {missing[0]}: fetch it "
-                "again"
+                f"{self.folder}: the text encoder lacks {len(missing)} tensors, the first is {missing[0]}: "
+                "fetch it again"
             )
         return encoder.to(self.device).requires_grad_(False).eval()
 
 
 class CaptionProjector(nn.Module):
-    """Text features [..., C] -> rows [..., D], zeros to zeros; and the learned features of no text."""
+    """Projects text features [..., C] to embedded rows [..., D], and holds the learned features of the
+    unconditional branch. It has no bias, so zeros stay zeros."""
 
     def __init__(self, rows: int, features: int, hidden_size: int) -> None:
         super().__init__()
@@ -136,33 +149,35 @@ class CaptionProjector(nn.Module):
         )
 
     def forward(self, features: Tensor) -> Tensor:
-        """fc2(gelu(fc1(x))), gelu by its tanh form."""
+        """Returns fc2(gelu(fc1(features))), with the tanh form of gelu."""
         return self.cap_proj["fc2"](F.gelu(self.cap_proj["fc1"](features), approximate="tanh"))
 
 
-def text_prompts(text: T5Text, project: CaptionProjector, num_codes: int, keep: bool) -> PromptEncoder:
-    """Texts -> their projected features, and the rows of no text. keep: hold the text encoder in memory when
-    the prompts of a run are encoded."""
+def text_prompts(
+    text: T5Text, project: CaptionProjector, num_codes: int, keep_encoder: bool
+) -> PromptEncoder:
+    """Returns an encoder of texts as their projected features. keep_encoder: keep T5 in memory when all
+    prompts of a run are encoded."""
     weight = project.uncond_embedding
     with torch.inference_mode():
-        nothing = project(weight)
+        unconditional = project(weight)
 
     @torch.inference_mode()
     def encode(words: str) -> PaddedPrompt:
-        return PaddedPrompt(project(text.encode(words).to(weight.device, weight.dtype)), nothing)
+        return PaddedPrompt(project(text.encode(words).to(weight.device, weight.dtype)), unconditional)
 
-    return PromptEncoder(encode, 0, num_codes, release=(lambda: None) if keep else text.release)
+    return PromptEncoder(encode, 0, num_codes, release=(lambda: None) if keep_encoder else text.release)
 
 
 def class_prompts(table: Tensor, num_codes: int) -> PromptEncoder:
-    """Class ids in decimal -> the row of the class, and that of no class: the last of table [classes + 1, D].
-    Encoding raises UserError if there is no such class."""
+    """Returns an encoder of decimal class ids as rows of table [classes + 1, D]; the last row is that of the
+    unconditional branch. encode() raises UserError if there is no such class."""
     classes = len(table) - 1
 
     def encode(words: str) -> PaddedPrompt:
         if not words.isdecimal() or int(words) >= classes:
             raise UserError(
-                f"prompt {words!r}: this model draws classes; give ids from 0 to {classes - 1} by "
+                f"prompt {words!r}: this model generates classes; give ids from 0 to {classes - 1} by "
                 "--class_labels"
             )
         return PaddedPrompt(table[int(words)][None], table[-1:])
