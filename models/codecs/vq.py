@@ -1,7 +1,7 @@
-"""Chameleon VQGAN: images <-> codes. Encoder keys as in transformers' ChameleonVQVAE, decoder keys as
-published.
+"""Chameleon's VQGAN, which turns images into codes and back. Tensor names follow transformers' ChameleonVQVAE
+in the encoder and Meta's vqgan.ckpt in the decoder.
 
-B images, C channels, H x W pixels, h x w cells (the grid), K codes, E size of a code vector.
+Dimensions: B images, C channels, H x W pixels, h x w cells (the grid), K codes, E size of a code vector.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MOST_CHANNELS, MOST_BLOCKS = 1 << 14, 1 << 6
 
 @dataclass(frozen=True, slots=True)
 class VQConfig:
-    """Shape of a VQGAN, field names of the HF `vq_config`."""
+    """Shape of a VQGAN, with the field names of vq_config in transformers."""
 
     base_channels: int = 128
     channel_multiplier: tuple[int, ...] = (1, 1, 2, 2, 4)
@@ -36,15 +36,15 @@ class VQConfig:
     attn_resolutions: tuple[int, ...] = ()
     attn_type: str = "vanilla"
     in_channels: int = 3
-    rounds: bool = False  # pixels are rounded to 8 bits, not truncated
-    normalises: bool = False  # codes are looked up l2-normalised
-    frames: int = 1  # that decoding makes of one image: more than one in a video codec
+    rounds: bool = False  # True: pixels are rounded to 8 bits; False: truncated
+    normalises: bool = False  # whether code vectors are l2-normalised before use
+    frames: int = 1  # frames that decoding makes of one image: more than one in a video codec
 
     def __post_init__(self) -> None:
         if not self.channel_multiplier or self.resolution % self.patch_size:
             raise ValueError(
                 f"resolution {self.resolution} with {len(self.channel_multiplier)} levels "
-                "(channel_multiplier): every level but the first halves the side"
+                "(channel_multiplier): every level but the first halves the side, which must stay whole"
             )
         if self.base_channels % NUM_GROUPS:
             raise ValueError(f"base_channels must be a multiple of {NUM_GROUPS}, got {self.base_channels}")
@@ -53,12 +53,12 @@ class VQConfig:
 
     @property
     def patch_size(self) -> int:
-        """Pixels along the side of a cell."""
+        """Side of a cell in pixels."""
         return 2 ** (len(self.channel_multiplier) - 1)
 
     @classmethod
     def from_hf(cls, fields: Mapping[str, Any]) -> VQConfig:
-        """From the `vq_config` of a Chameleon config.json."""
+        """Reads vq_config of config.json. KeyError or ValueError names a field that is missing or wrong."""
         if fields.get("double_latent", False):
             raise ValueError("vq_config.double_latent must be false")
         return cls(
@@ -76,29 +76,30 @@ class VQConfig:
 
     @classmethod
     def from_yaml(cls, path: Path) -> VQConfig:
-        """From a published vgan.yaml (taming layout: model.params.ddconfig)."""
+        """Reads Meta's vqgan.yaml, in the layout of taming-transformers (model.params.ddconfig)."""
         import yaml
 
         params = yaml.safe_load(Path(path).read_text())["model"]["params"]
-        shape = params["ddconfig"]
-        if shape["double_z"] or shape["in_channels"] != shape["out_ch"]:
+        ddconfig = params["ddconfig"]
+        if ddconfig["double_z"] or ddconfig["in_channels"] != ddconfig["out_ch"]:
             raise ValueError(f"{path}: double_z must be false and in_channels must equal out_ch")
-        theirs = {
+        yaml_names = {
             "base_channels": "ch", "channel_multiplier": "ch_mult", "num_res_blocks": "num_res_blocks",
             "latent_channels": "z_channels", "resolution": "resolution",
             "attn_resolutions": "attn_resolutions", "in_channels": "in_channels",
         }  # fmt: skip
-        fields = {name: shape[key] for name, key in theirs.items()}
+        fields = {name: ddconfig[key] for name, key in yaml_names.items()}
         return cls.from_hf({**fields, "embed_dim": params["embed_dim"], "num_embeddings": params["n_embed"]})
 
 
 def group_norm(channels: int) -> nn.GroupNorm:
-    """The only normalisation of the model."""
+    """Returns the normalisation that every block uses."""
     return nn.GroupNorm(NUM_GROUPS, channels, eps=NORM_EPS)
 
 
 class ResnetBlock(nn.Module):
-    """x + conv(swish(norm(conv(swish(norm(x)))))), x through a 1x1 convolution where the width changes."""
+    """x + conv(silu(norm(conv(silu(norm(x)))))). A 1x1 convolution adapts x if the number of channels
+    changes."""
 
     def __init__(self, channels_in: int, channels_out: int) -> None:
         super().__init__()
@@ -117,7 +118,7 @@ class ResnetBlock(nn.Module):
 
 
 class AttnBlock(nn.Module):
-    """x + single-head attention over all positions."""
+    """x + proj_out(attention(norm(x))), with a single head over all positions."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -128,7 +129,7 @@ class AttnBlock(nn.Module):
         self.proj_out = nn.Conv2d(channels, channels, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, C, H, W] -> the same shape; logits scaled by C^-1/2."""
+        """[B, C, H, W] -> [B, C, H, W]. Attention scores are scaled by C^-1/2."""
         hidden = self.norm(x)
         q, k, v = (conv(hidden).flatten(2).transpose(1, 2) for conv in (self.q, self.k, self.v))
         hidden = F.scaled_dot_product_attention(q, k, v)
@@ -136,7 +137,7 @@ class AttnBlock(nn.Module):
 
 
 class Downsample(nn.Module):
-    """Halve the side; zero padding right and below only."""
+    """Halves the side by a convolution, with zero padding only on the right and at the bottom."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -148,7 +149,7 @@ class Downsample(nn.Module):
 
 
 class Upsample(nn.Module):
-    """Double the side by nearest neighbour, then convolve."""
+    """Doubles the side by nearest-neighbour interpolation, followed by a convolution."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -169,12 +170,13 @@ class Middle(nn.Module):
         self.block_2 = ResnetBlock(channels, channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, C, h, w] -> the same shape."""
+        """[B, C, h, w] -> [B, C, h, w]."""
         return self.block_2(self.attn_1(self.block_1(x)))
 
 
 class Level(nn.Module):
-    """Residual blocks (and attention) at one resolution; the owner sets what changes it."""
+    """Residual blocks at one resolution, each followed by attention if `attention` is set. The encoder or
+    decoder that owns the level adds a `downsample` or `upsample` module."""
 
     def __init__(self, channels_in: int, channels_out: int, num_blocks: int, attention: bool) -> None:
         super().__init__()
@@ -192,7 +194,7 @@ class Level(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Images [B, 3, H, W] in [-1, 1] -> latents [B, latent_channels, h, w]."""
+    """Encodes images [B, 3, H, W] in [-1, 1] as latents [B, latent_channels, h, w]."""
 
     def __init__(self, config: VQConfig) -> None:
         super().__init__()
@@ -211,7 +213,7 @@ class Encoder(nn.Module):
         self.conv_out = nn.Conv2d(widths[-1], config.latent_channels, 3, padding=1)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Encode; see the class."""
+        """[B, 3, H, W] -> [B, latent_channels, h, w]."""
         x = self.conv_in(images)
         for level in self.down:
             x = level(x)
@@ -221,7 +223,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Latents [B, latent_channels, h, w] -> images [B, 3, H, W], nominally in [-1, 1]."""
+    """Decodes latents [B, latent_channels, h, w] to images [B, 3, H, W], nominally in [-1, 1]."""
 
     def __init__(self, config: VQConfig) -> None:
         super().__init__()
@@ -240,7 +242,7 @@ class Decoder(nn.Module):
         self.conv_out = nn.Conv2d(widths[0], config.in_channels, 3, padding=1)
 
     def forward(self, latents: Tensor) -> Tensor:
-        """Decode; see the class."""
+        """[B, latent_channels, h, w] -> [B, 3, H, W]."""
         x = self.mid(self.conv_in(latents))
         for level in reversed(self.up):
             x = level(x)
@@ -250,7 +252,7 @@ class Decoder(nn.Module):
 
 
 class Quantizer(nn.Module):
-    """The codebook, `embedding.weight` [K, E], normalised where codes are looked up."""
+    """The codebook, `embedding.weight` [K, E]."""
 
     def __init__(self, config: VQConfig) -> None:
         super().__init__()
@@ -258,18 +260,19 @@ class Quantizer(nn.Module):
         self.normalises = config.normalises
 
     def vectors(self) -> Tensor:
-        """What the codes stand for [K, E]."""
+        """Returns the vectors that codes are decoded to [K, E], l2-normalised if the model does so."""
         return F.normalize(self.embedding.weight, dim=-1) if self.normalises else self.embedding.weight
 
     def nearest(self, vectors: Tensor) -> Tensor:
-        """[..., E] -> [...] int64: the code at the least Euclidean distance, in its expanded form."""
+        """Returns the code nearest to each of the vectors: [..., E] -> [...] int64. The squared Euclidean
+        distance is computed as |v|^2 + |c|^2 - 2 v.c, as published."""
         flat, book = vectors.reshape(-1, vectors.shape[-1]), self.vectors()
         distance = flat.square().sum(1, keepdim=True) + book.square().sum(1) - 2 * flat @ book.T
         return distance.argmin(1).view(vectors.shape[:-1])
 
 
 class VQModel(nn.Module):
-    """Encoder, codebook and decoder."""
+    """The whole codec: encoder, codebook and decoder."""
 
     def __init__(self, config: VQConfig) -> None:
         super().__init__()
@@ -282,33 +285,35 @@ class VQModel(nn.Module):
 
     @property
     def codebook(self) -> Tensor:
-        """Raw latents of the codes [K, E], in which nearest codes are published."""
+        """The stored code vectors [K, E], never normalised. Published tables of nearest codes are computed
+        from them."""
         return self.quantize.embedding.weight
 
     def latents(self, images: Tensor) -> Tensor:
-        """Images [B, 3, H, W] in [-1, 1] -> unquantised vectors [B, h, w, E]."""
+        """Returns the vectors [B, h, w, E] of images [B, 3, H, W] in [-1, 1], before quantisation."""
         return self.quant_conv(self.encoder(images)).permute(0, 2, 3, 1)
 
     def encode(self, images: Tensor) -> Tensor:
-        """Images [B, 3, H, W] in [-1, 1] -> codes [B, h, w] int64."""
+        """Returns the codes [B, h, w] int64 of images [B, 3, H, W] in [-1, 1]."""
         return self.quantize.nearest(self.latents(images))
 
     def decode_vectors(self, vectors: Tensor) -> Tensor:
-        """Vectors [B, h, w, E] -> images [B, 3, H, W], not clamped."""
+        """Returns the images [B, 3, H, W] of vectors [B, h, w, E], not clamped to [-1, 1]."""
         return self.decoder(self.post_quant_conv(vectors.permute(0, 3, 1, 2)))
 
     def decode(self, codes: Tensor) -> Tensor:
-        """Codes [B, h, w] int64 -> images [B, 3, H, W], not clamped."""
+        """Returns the images [B, 3, H, W] of codes [B, h, w] int64, not clamped to [-1, 1]."""
         return self.decode_vectors(F.embedding(codes, self.quantize.vectors()))
 
 
 def to_uint8(images: Tensor, rounds: bool = False) -> Tensor:
-    """Images [B, 3, H, W] in [-1, 1] -> uint8 [B, H, W, 3]: clamped, scaled, truncated or rounded."""
+    """Converts images [B, 3, H, W] to uint8 [B, H, W, 3]: clamps to [-1, 1], scales to 0 to 255 and
+    truncates, or rounds if `rounds` is set."""
     pixels = (images.detach().float().clamp(-1, 1) + 1) / 2 * 255
     pixels = (pixels + 0.5).clamp(max=255) if rounds else pixels
     return pixels.to(torch.uint8).permute(0, 2, 3, 1).contiguous()
 
 
 def from_uint8(images: Tensor) -> Tensor:
-    """uint8 [B, H, W, 3] -> float32 [B, 3, H, W] in [-1, 1]."""
+    """Converts uint8 images [B, H, W, 3] to float32 [B, 3, H, W] in [-1, 1]."""
     return images.permute(0, 3, 1, 2).float() / 127.5 - 1
