@@ -19,12 +19,10 @@ class Options(ScoringOptions):
     ref_dir: str | None = option(
         "folder of real images, searched at any depth (default: no FID, the CLIP score alone)", unit="DIR"
     )
-    caption_path: str | None = option(
-        "file of prompts (default: those of the run in --fake_dir)", unit="FILE"
-    )
+    caption_path: str | None = option("file of prompts (default: those of the run)", unit="FILE")
     how_many: int = option(PAIRED, 5000, unit="N", read=image_count)
     ref_how_many: int = option("number of real images; -1: all", -1, unit="N", read=image_count)
-    eval_res: int = option("side to which images are resized first", 256, unit="PIXELS", least=8)
+    eval_res: int = option("side to which images are resized", 256, unit="PIXELS", least=8)
     clip_model4eval: str = option("name of the CLIP model", "ViT-B/32", choices=tuple(CLIPS))
     clip_path: str | None = option(
         "folder or hub id of the CLIP model in open_clip's layout (default: "

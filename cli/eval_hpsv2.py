@@ -14,9 +14,7 @@ class Options(ScoringOptions):
     """eval_hpsv2"""
 
     image_path: str = option("a run's folder, or a folder of images", MISSING, unit="DIR")
-    prompt_path: str | None = option(
-        "file of prompts (default: those of the run in --image_path)", unit="FILE"
-    )
+    prompt_path: str | None = option("file of prompts (default: those of the run)", unit="FILE")
     how_many: int = option(PAIRED, -1, unit="N", read=image_count)
     hps_path: str = option(f"weights of HPS: {ANY_SOURCE}", HPS, unit="PLACE")
     batch_size: int = 32

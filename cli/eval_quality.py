@@ -35,18 +35,14 @@ class Options(ScoringOptions):
     )
     how_many: int = option("number of images, fewer are refused; -1: all", -1, unit="N", read=image_count)
     ref_how_many: int = option("number of images of --ref_dir; -1: all", -1, unit="N", read=image_count)
-    eval_res: int = option(
-        "is, kid, fid: side to which images are resized first", 256, unit="PIXELS", least=8
-    )
+    eval_res: int = option("side of the images for is, kid and fid", 256, unit="PIXELS", least=8)
     splits: int = option("is: number of parts to average over", 10, unit="N", least=1)
     kid_subsets: int = option("kid: number of subsets to average over", 100, unit="N", least=1)
     kid_size: int = option("kid: images in a subset", 1000, unit="N", least=2)
     random_seed: int = option("seed of the parts of is and the subsets of kid", 0, unit="SEED")
     inception_path: str = option(f"weights of Inception: {ANY_SOURCE}", INCEPTION, unit="PLACE")
     aesthetic_path: str = option(f"weights of the aesthetic predictor: {ANY_SOURCE}", AESTHETIC, unit="PLACE")
-    clip_path: str = option(
-        "folder or hub id of the CLIP model that the aesthetic predictor reads", AESTHETIC_CLIP, unit="PLACE"
-    )
+    clip_path: str = option("folder or hub id of the predictor's CLIP", AESTHETIC_CLIP, unit="PLACE")
 
 
 def run(options: Options) -> None:

@@ -35,12 +35,7 @@ class DataOptions(Base):
         "data/laion_coco",
         unit="DIR",
     )
-    num_samples: int = option(
-        "number of pictures; of more, that many are chosen at random with seed 42",
-        1_000_000,
-        unit="N",
-        least=1,
-    )
+    num_samples: int = option("most pictures, chosen with seed 42", 1_000_000, unit="N", least=1)
 
 
 @declare

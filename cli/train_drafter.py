@@ -14,9 +14,7 @@ class TargetOptions(CheckpointOptions):
     """model"""
 
     ALIASES: ClassVar[dict[str, str]] = {"base_path": "model_path"}
-    config_path: str | None = option(
-        "the drafter's config.json (default: one layer of the target's shape)", unit="FILE"
-    )
+    config_path: str | None = option("the drafter's config.json (default: the target's shape)", unit="FILE")
     precision: str = option(
         "data type of the computation and of the target's weights; the drafter's weights are trained in fp32 "
         "and saved in bf16; auto: bf16 on CUDA, else fp32",
@@ -35,21 +33,11 @@ class DataOptions(Base):
         "folders that generate_train_data or extract_code filled", ("data/drafter_train_data",), unit="DIR"
     )
     train_data_ratio: float = option(
-        "share of the images to train on; the others, at least one, are for validation",
-        0.95,
-        unit="SHARE",
-        above=0,
-        most=1,
+        "share of the images to train on; the others validate", 0.95, unit="SHARE", above=0, most=1
     )
-    max_len: int = option(
-        "longest image with its prompt; longer ones are refused", 4096, unit="TOKENS", least=2
-    )
+    max_len: int = option("most tokens of an image with its prompt", 4096, unit="TOKENS", least=2)
     cache_gb: float = option(
-        "memory for features, which are otherwise read or computed again in every epoch",
-        2.0,
-        unit="GB",
-        least=0,
-        most=1e6,
+        "memory that keeps features from one epoch to the next", 2.0, unit="GB", least=0, most=1e6
     )
     data_noise: str = option(
         "noise on the features that the drafter reads: uniform of width std * 512 / tokens, or gaussian",
@@ -57,9 +45,7 @@ class DataOptions(Base):
         choices=("uniform", "gaussian", "none"),
     )
     mean: float = option("mean of gaussian noise", 0.0, unit="X", least=-1e6, most=1e6)
-    std: float = option(
-        "standard deviation of gaussian noise, or scale of uniform noise", 0.2, unit="X", least=0, most=1e6
-    )
+    std: float = option("width of the noise; gaussian: standard deviation", 0.2, unit="X", least=0, most=1e6)
 
 
 @declare
@@ -73,20 +59,11 @@ class LossOptions(Base):
         "cross_entropy",
         choices=("cross_entropy", "total_variation"),
     )
-    coupled: bool = option(
-        "train on both guidance branches of every image; otherwise on one, in 10 % the unconditional one",
-        False,
-    )
-    cfg_loss: bool = option(
-        "compare guided distributions instead of those of each branch; needs --coupled", False
-    )
+    coupled: bool = option("train on both guidance branches; otherwise on one, in 10 % unconditional", False)
+    cfg_loss: bool = option("compare guided distributions, not those of a branch; needs --coupled", False)
     cfg_scale: float = option("guidance scale of --cfg_loss", 3.0, unit="SCALE", least=0, most=100)
     ttt_steps: int = option(
-        "unrolled steps; all but the first read the drafter's own features, as decoding does at deeper "
-        "levels of a tree (training-time test)",
-        1,
-        unit="STEPS",
-        least=1,
+        "unrolled steps, all but the first on the drafter's own features", 1, unit="STEPS", least=1
     )
     step_decay: float = option("weight of unrolled step j is D^(j - 1)", 0.8, unit="D", above=0, most=1)
 
@@ -99,7 +76,7 @@ class OptimiserOptions(Base):
     lr: float = option("learning rate of AdamW", 1e-4, unit="LR", above=0, most=10)
     muon_lr: float = option("learning rate of Muon", 5e-3, unit="LR", above=0, most=10)
     weight_decay: float = option(
-        "weight decay as a factor of the rate; muon: of matrices alone", 0.01, unit="W", least=0, most=10
+        "decay as a factor of the rate; muon: of matrices alone", 0.01, unit="W", least=0, most=10
     )
     bs: int = option("images per pass and process", 4, unit="IMAGES", least=1)
     gradient_accumulation_steps: int = option("passes that make one step", 1, unit="PASSES", least=1)
@@ -108,34 +85,24 @@ class OptimiserOptions(Base):
         "share of all steps that raise the learning rate", 0.03, unit="SHARE", least=0, most=1
     )
     flat_ratio: float = option(
-        "share of all steps after which the learning rate falls, linearly to 0",
-        0.0,
-        unit="SHARE",
-        least=0,
-        most=1,
+        "share of all steps after which the rate falls linearly to 0", 0.0, unit="SHARE", least=0, most=1
     )
     grad_clip: float = option("limit of gradients; 0: none", 0.5, unit="X", least=0, most=1e6)
     grad_clip_by: str = option("limit every entry, or the norm of all", "value", choices=("value", "norm"))
-    ema: float = option(
-        "decay per step of the running average that is saved; 0: none", 0.0, unit="D", least=0, most=1
-    )
+    ema: float = option("decay of the running average; 0: save no average", 0.0, unit="D", least=0, most=1)
 
 
 @declare
 class Options(TargetOptions, DataOptions, LossOptions, OptimiserOptions):
     """run"""
 
-    save_dir: str = option(
-        "folder of state_N, where N is the epoch, and log.jsonl", "runs/drafter", unit="DIR"
-    )
+    save_dir: str = option("folder of log.jsonl and state_N, N the epoch", "runs/drafter", unit="DIR")
     num_epochs: int = option("passes over the data", 20, unit="N", least=1)
     minutes: float | None = option(
         "training time, earlier runs included, instead of --num_epochs", unit="MIN", above=0, most=1e6
     )
     max_steps: int | None = option(
-        "stop at this step, with unchanged schedules; 0 saves state_0, the untrained drafter",
-        unit="N",
-        least=0,
+        "stop at this step, schedules unchanged; 0 saves an untrained drafter", unit="N", least=0
     )
     eval_freq: int = option("epochs between validations", 1, unit="EPOCHS", least=1)
     eval_depth: int = option("levels of a tree in validation", 5, unit="LEVELS", least=1)

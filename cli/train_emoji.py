@@ -61,13 +61,9 @@ class TokenizerOptions(TrainedOptions):
     batch_size: int = option("pictures per step", 8, unit="N", least=1)
     learning_rate: float = option("highest learning rate", 2e-3, unit="LR", above=0)
     perceptual: float = option("weight of the perceptual loss", 1.0, unit="W", least=0)
-    flat: float = option(
-        "weight of the loss that gives flat cells of one colour one vector", 0.5, unit="W", least=0
-    )
+    flat: float = option("weight of the loss on flat cells' vectors", 0.5, unit="W", least=0)
     base_channels: int = option("channels of the first level", 32, unit="N", least=1)
-    channel_multiplier: tuple[int, ...] = option(
-        "channels of each level, as multiples", (1, 1, 2), unit="N", least=1
-    )
+    channel_multiplier: tuple[int, ...] = option("width of each level", (1, 1, 2), unit="N", least=1)
     num_embeddings: int = option("number of codes", 1024, unit="CODES", least=1)
     embed_dim: int = option("width of a latent vector", 32, unit="N", least=1)
     warmup_steps: int = option("steps before the codebook is used", 1200, unit="N", least=0)
@@ -81,11 +77,7 @@ class TargetOptions(TrainedOptions):
 
     max_pictures: int = option("pictures to train on, earlier runs included", 300_000, unit="N", least=1)
     decay_pictures: int = option(
-        "train a copy of target.pt, target_decayed.pt, on this many more pictures, over which the learning "
-        "rates fall to 0; 0: do not",
-        0,
-        unit="N",
-        least=0,
+        "further pictures for a copy, target_decayed.pt, whose rates fall to 0", 0, unit="N", least=0
     )
     precision: str = option("bf16: autocast, and bf16 in Muon's rounds", "fp32", choices=("fp32", "bf16"))
     compile: bool = option("use torch.compile, which takes a minute at the start", False)
@@ -93,9 +85,7 @@ class TargetOptions(TrainedOptions):
     batch_size: int = option("pictures per step", 16, unit="N", least=1)
     muon_lr: float = option("learning rate of hidden matrices", 6e-3, unit="LR", above=0)
     adam_lr: float = option("learning rate of embedding, head and norms", 3e-3, unit="LR", above=0)
-    weight_decay: float = option(
-        "weight decay of hidden matrices, as a factor of their rate", 0.02, unit="W", least=0
-    )
+    weight_decay: float = option("weight decay as a factor of muon_lr", 0.02, unit="W", least=0)
     dropped: float = option("share of empty prompts", 0.1, unit="SHARE", least=0, most=1)
     hidden_size: int = option("width of the decoder", 256, unit="N", least=1)
     num_layers: int = option("layers of the decoder", 10, unit="N", least=1)
