@@ -91,12 +91,12 @@ def _largest_target(
     model: Model, sampling: Sampling, shapes: list[TreeShape], slots: int, max_prompt: int
 ) -> Target:
     """Returns a target with room for the largest of the shapes. Removes larger ones from `shapes` that the
-    model has no positions for; UserError if it has none for the smallest."""
+    model has no positions for; UserError if it has none for the smallest tree."""
     while True:
         try:
             return model.target(slots, sampling, shapes[-1].budget + 1, max_prompt)
         except UserError:
-            if len(shapes) == 1:
+            if len(shapes) <= 2:  # the first of several shapes is plain decoding, which nobody asked for
                 raise
             shapes.pop()
 
