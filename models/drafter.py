@@ -27,7 +27,7 @@ from models.checkpoint.weights import read_weights
 from models.layouts.llama import drafter_names, gather, scatter
 from models.packed import cache_dtype, pack
 from models.target import ARTarget, EncodedPrompt, by_branch, chain_mask
-from models.transformer import Block, DecoderConfig, Positioned, read_shape
+from models.transformer import Block, DecoderConfig, Positioned, attend_causally, read_shape
 
 
 class DrafterNet(Positioned):
@@ -44,13 +44,15 @@ class DrafterNet(Positioned):
 
     def forward(self, tokens: Tensor, features: Tensor, cache: KVCache, meta: AttentionMetadata) -> Tensor:
         """Predicted features [R, N, D] of pairs placed in the cache by meta."""
-        x, turn = self.fuse(tokens, features), self.turn(meta.positions)
-        return self.block(x.flatten(0, 1), turn.flatten(0, 1), cache.layers[0], meta).view_as(x)
+        x = self.fuse(tokens, features).flatten(0, 1)
+        query, kv = self.block.project(x, self.rotations(meta.positions).flatten(0, 1))
+        return self.block.merge(x, meta.attend(cache.layers[0], query, kv)).view_as(features)
 
     def causal(self, tokens: Tensor, features: Tensor) -> Tensor:
         """Predicted features [R, T, D]: at p from (feature at p, token at p + 1) and all before."""
-        turn = self.turn(torch.arange(tokens.shape[1], device=tokens.device)[None])
-        return self.block.causal(self.fuse(tokens, features), turn)
+        rotation = self.rotations(torch.arange(tokens.shape[1], device=tokens.device)[None])
+        x = self.fuse(tokens, features)
+        return self.block.merge(x, attend_causally(*self.block.project(x, rotation)))
 
 
 def drafter_fields(shape: DecoderConfig) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from adt_tree.tree import DraftTree
 from adt_tree.verify import Verdict
 from models.cache import KVCache
 from models.packed import cache_dtype, pack
-from models.transformer import Decoder
+from models.transformer import Decoder, join
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +114,7 @@ class ARTarget:
         self.decoder, self.grid, self.slots = decoder, grid, slots
         self.num_codes, self.first_code = num_codes, first_code
         self.branches, self.max_prompt = branches, max_prompt
+        self.join = join
         self.device = weight.device
         config = decoder.config
         capacity = max_prompt + grid.size + max_nodes
@@ -161,7 +162,7 @@ class ARTarget:
         x = by_branch(self.decoder.embed(codes + self.first_code), self.branches)
         depths, ancestors = (by_branch(t, self.branches) for t in (depths, ancestors))
         meta = self.cache.metadata(depths, ancestors, most_committed + self.max_prompt)
-        return self.decoder(x, self.cache, meta).unflatten(0, (self.branches, self.slots))
+        return self.decoder(x, self.cache, meta, self.join).unflatten(0, (self.branches, self.slots))
 
     def logits(self, features: Tensor) -> Tensor:
         """[..., D] -> [..., V] fp32, over the image codes."""

@@ -1,17 +1,20 @@
 """One decoder for every autoregressive image model of this project, driven by a configuration.
 
 RMSNorm, SwiGLU, optional LayerNorm on queries and keys per head, rotary positions in fp32, a preallocated
-cache. Queries and keys are in interleaved rotary order (pairs 2j, 2j+1), so that the rotation is one complex
-product; key maps permute checkpoints on load.
+cache. The rotary pairs of queries and keys are adjacent (2j, 2j + 1); models.layouts.llama brings the rows of
+other checkpoints into this order on load.
 
-Dimensions: R rows, N nodes, T tokens, D features, H heads, E head size.
+Dimensions: R rows, N nodes, T tokens, S tokens read, D features, H query heads, Hkv key/value heads, E head
+size.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -29,6 +32,7 @@ from models.checkpoint.config import (
     whole,
 )
 
+MOST_COMPILED = 256  # row counts that layers are compiled for in one process
 QK_NORM_EPS = 1e-5  # fixed in the published Chameleon code, not in its configuration
 
 
@@ -109,56 +113,55 @@ def read_shape(fields: Mapping[str, Any], norm_eps: float = 1e-5) -> DecoderConf
 
 
 def rotary_table(config: DecoderConfig, device: torch.device | str = "cpu") -> Tensor:
-    """exp(i * position * theta^(-2j/E)): complex64 [max_positions, E/2], computed in fp64 and kept out of
-    casts.
+    """Returns the rotations of all positions, [max_positions, E/2, 2, 2] fp32: pair j of a head at position n
+    becomes (a, b) @ table[n, j], a turn by the angle n * theta^(-2j/E).
 
-    Over a raster (LlamaGen) the first half of the pairs turns by the row, the second by the column. Zero
-    before and behind it: queries and keys there become zero, so a text prefix attends and is attended to
-    evenly, whatever its order.
+    Over a raster (LlamaGen) the first half of the pairs turns by the row of a code, the second by its column.
+    The table is zero before and behind the raster, so queries and keys become zero there: a text prefix
+    attends and is attended to evenly, whatever its order.
     """
     side, start = config.raster_side, config.raster_start
     if not side:
-        return _turns(config.max_positions, config.head_dim, config.rope_theta, device)
-    turn = _turns(side, config.head_dim // 2, config.rope_theta, device)
-    rows, columns = turn[:, None].expand(-1, side, -1), turn[None].expand(side, -1, -1)
-    table = turn.new_zeros(config.max_positions, config.head_dim // 2)
-    table[start : start + side * side] = torch.cat((rows, columns), dim=-1).flatten(0, 1)
+        return _rotations(config.max_positions, config.head_dim, config.rope_theta, device)
+    line = _rotations(side, config.head_dim // 2, config.rope_theta, device)
+    rows, columns = line[:, None].expand(-1, side, -1, -1, -1), line[None].expand(side, -1, -1, -1, -1)
+    table = line.new_zeros(config.max_positions, config.head_dim // 2, 2, 2)
+    table[start : start + side * side] = torch.cat((rows, columns), dim=2).flatten(0, 1)
     return table
 
 
-def _turns(count: int, size: int, theta: float, device: torch.device | str) -> Tensor:
-    """exp(i * n * theta^(-2j/size)) for n < count: [count, size/2]."""
+def _rotations(count: int, size: int, theta: float, device: torch.device | str) -> Tensor:
+    """[[cos, sin], [-sin, cos]] of the angles n * theta^(-2j/size) for n < count: [count, size/2, 2, 2]."""
     exponent = torch.arange(0, size, 2, dtype=torch.float64, device=device) / size
     # fp32 frequencies, as every published implementation has them.
     frequency = (1.0 / theta**exponent).float()
     angles = torch.arange(count, device=device).float()[:, None] * frequency
-    return torch.polar(torch.ones_like(angles), angles)
+    cos, sin = torch.view_as_real(torch.polar(torch.ones_like(angles), angles)).unbind(-1)
+    return torch.stack((cos, sin, -sin, cos), dim=-1).unflatten(-1, (2, 2))
 
 
-def as_pairs(x: Tensor) -> Tensor:
-    """The pairs [..., E] of fp32 x that turn together, as complex numbers [..., E/2] in its memory."""
-    return torch.view_as_complex(x.view(*x.shape[:-1], -1, 2))
-
-
-def rotate(x: Tensor, turn: Tensor) -> Tensor:
-    """Rotate x [..., H, E] by turn [..., 1, E/2] (complex) in fp32; returns x's dtype."""
-    return torch.view_as_real(as_pairs(x.float()) * turn).view(x.shape).type_as(x)
+def rotate(x: Tensor, rotation: Tensor) -> Tensor:
+    """Rotates the pairs of x [..., H, E] by rotation [..., 1, E/2, 2, 2] in fp32; returns x's dtype. Real
+    arithmetic, because torch.compile generates no code for complex numbers."""
+    first, second = x.unflatten(-1, (-1, 2)).split(1, dim=-1)
+    above, below = rotation.unbind(-2)
+    return torch.addcmul(second * below, first, above).flatten(-2).type_as(x)
 
 
 def split_heads(
-    fused: Tensor, turn: Tensor, heads: int, kv_heads: int, affine: tuple[Tensor, Tensor] | None
+    fused: Tensor, rotation: Tensor, heads: int, kv_heads: int, affine: tuple[Tensor, Tensor] | None
 ) -> tuple[Tensor, Tensor]:
-    """Queries [..., H, E], and keys followed by values [..., 2 * Hkv, E], out of a fused projection
-    [..., (H + 2 Hkv) E]: queries and keys normed, where there is a scale and a shift [H + Hkv, E], and
+    """Splits a fused projection [..., (H + 2 Hkv) E] into queries [..., H, E], and keys followed by values
+    [..., 2 * Hkv, E]. Queries and keys are normed, if `affine` gives a scale and a shift [H + Hkv, E], and
     rotated."""
     fused = fused.view(*fused.shape[:-1], heads + 2 * kv_heads, -1)
     count = heads + kv_heads
     qk, value = fused.narrow(-2, 0, count), fused.narrow(-2, count, kv_heads)
     if affine is not None:
-        # Values are normed for nothing: queries and keys alone would be copied first.
+        # The norm of the values is thrown away: to norm queries and keys alone would copy them first.
         normed = F.layer_norm(fused, fused.shape[-1:], eps=QK_NORM_EPS).narrow(-2, 0, count)
         qk = torch.addcmul(affine[1], normed, affine[0])
-    qk = rotate(qk, turn)
+    qk = rotate(qk, rotation)
     return qk.narrow(-2, 0, heads), torch.cat((qk.narrow(-2, heads, kv_heads), value), dim=-2)
 
 
@@ -169,9 +172,9 @@ def attend_causally(query: Tensor, kv: Tensor) -> Tensor:
 
 
 def attend_densely(query: Tensor, kv: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-    """Returns what T tokens read of S, [R, T, H * E], from query [R, T, H, E] and kv [R, S, 2 * Hkv, E]; mask
-    [T, S] bool: who may read whom. Keys and values shared by several heads are repeated, because CUDA's
-    memory-efficient kernel does not take shared ones."""
+    """Returns what T tokens read of S, [R, T, H * E], from query [R, T, H, E] and kv [R, S, 2 * Hkv, E]. mask
+    [T, S] bool: which tokens each token reads. Keys and values that several heads share are repeated, because
+    CUDA's memory-efficient kernel does not take shared ones."""
     if 2 * query.shape[2] > kv.shape[2]:
         kv = kv.repeat_interleave(2 * query.shape[2] // kv.shape[2], dim=2)
     key, value = kv.transpose(1, 2).chunk(2, dim=1)
@@ -180,7 +183,8 @@ def attend_densely(query: Tensor, kv: Tensor, mask: Tensor | None = None, is_cau
 
 
 class Attention(nn.Module):
-    """Multi-head attention with one fused projection for queries, keys and values."""
+    """The weights of multi-head attention: one fused projection for queries, keys and values, and the output
+    projection."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -195,24 +199,16 @@ class Attention(nn.Module):
 
     @property
     def affine(self) -> tuple[Tensor, Tensor] | None:
-        """Scale and shift of the norm of queries and keys, if they have one."""
+        """Scale and shift of the norm of queries and keys, if there is one."""
         return (self.qk_weight, self.qk_bias) if self.qk_norm else None
 
-    def project(self, x: Tensor, turn: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries, and keys with values, of x [..., D]."""
-        return split_heads(self.qkv(x), turn, self.heads, self.kv_heads, self.affine)
-
-    def forward(self, x: Tensor, turn: Tensor, store: Tensor, meta: AttentionMetadata) -> Tensor:
-        """Tree nodes x [R * N, D] over the committed prefix and their ancestors."""
-        return self.out(meta.attend(store, *self.project(x, turn)))
-
-    def causal(self, x: Tensor, turn: Tensor) -> Tensor:
-        """Whole sequences x [R, T, D], without a cache."""
-        return self.out(attend_causally(*self.project(x, turn)))
+    def project(self, x: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the queries, and the keys followed by the values, of x [..., D]."""
+        return split_heads(self.qkv(x), rotation, self.heads, self.kv_heads, self.affine)
 
 
 class MLP(nn.Module):
-    """SwiGLU with gate and up projections fused."""
+    """SwiGLU with fused gate and up projections."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -220,13 +216,13 @@ class MLP(nn.Module):
         self.down = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """down(silu(gate(x)) * up(x)); x [..., D]."""
+        """Returns down(silu(gate(x)) * up(x)); x [..., D]."""
         gate, up = self.gate_up(x).chunk(2, dim=-1)
         return self.down(F.silu(gate) * up)
 
 
 class Block(nn.Module):
-    """One pre-norm decoder layer."""
+    """One pre-norm decoder layer: project, attend, merge."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -237,16 +233,34 @@ class Block(nn.Module):
         self.mlp_norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, turn: Tensor, store: Tensor, meta: AttentionMetadata) -> Tensor:
-        """Tree nodes x [R * N, D] -> [R * N, D]; their keys and values are written into the layer's cache,
-        `store`. turn [R * N, 1, E/2]."""
-        x = x + self.attention(self.attention_norm(x), turn, store, meta)
+    def project(self, x: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns queries [..., H, E], and keys followed by values [..., 2 * Hkv, E], of the layer's input x
+        [..., D]. rotation [..., 1, E/2, 2, 2]."""
+        return self.attention.project(self.attention_norm(x), rotation)
+
+    def merge(self, x: Tensor, mixed: Tensor) -> Tensor:
+        """Returns the layer's output from its input x [..., D] and what its heads read, mixed [..., H *
+        E]."""
+        x = x + self.attention.out(mixed)
         return x + self.mlp(self.mlp_norm(x))
 
-    def causal(self, x: Tensor, turn: Tensor) -> Tensor:
-        """The same layer over whole sequences, without a cache."""
-        x = x + self.attention.causal(self.attention_norm(x), turn)
-        return x + self.mlp(self.mlp_norm(x))
+
+def join(block: Block, after: Block, x: Tensor, mixed: Tensor, rotation: Tensor) -> tuple[Tensor, ...]:
+    """Ends one layer and begins the next: everything between one attention and the next. Returns the output x
+    of `block`, and queries, keys and values of the layer `after` it."""
+    x = block.merge(x, mixed)
+    return x, *after.project(x, rotation)
+
+
+Join = Callable[..., tuple[Tensor, ...]]  # the signature of join()
+
+
+@cache
+def compiled_join() -> Join:
+    """Returns join() compiled by torch.compile, for CUDA: some 10 kernels a layer instead of 16 to 18. It is
+    compiled once for every number of rows, for all layers together."""
+    compiled: Any = torch.compile  # whose types leave recompile_limit out
+    return compiled(join, fullgraph=True, dynamic=False, recompile_limit=MOST_COMPILED)
 
 
 def make_head(config: DecoderConfig) -> nn.Linear | nn.Sequential:
@@ -275,8 +289,8 @@ class Positioned(nn.Module):
             longer = replace(self.config, max_positions=positions)
             self.rotary = rotary_table(longer, self.rotary.device)
 
-    def turn(self, positions: Tensor) -> Tensor:
-        """Rotations [R, N, 1, E/2] at positions [R, N]."""
+    def rotations(self, positions: Tensor) -> Tensor:
+        """Returns the rotations at positions [R, N]: [R, N, 1, E/2, 2, 2]."""
         if self.rotary.device != positions.device:
             self.rotary = self.rotary.to(positions.device)
         return self.rotary[positions].unsqueeze(2)
@@ -303,21 +317,24 @@ class Decoder(Positioned):
         self.head = nn.Linear(self.config.hidden_size, num_codes, bias=False, device="meta")
         self.head.weight = nn.Parameter(rows.clone() if copy else rows, requires_grad=False)
 
-    def forward(self, x: Tensor, cache: KVCache, meta: AttentionMetadata) -> Tensor:
-        """Features [R, N, D], after the final norm, of embedded nodes x [R, N, D] placed by meta."""
-        shape, turn = x.shape, self.turn(meta.positions).flatten(0, 1)
+    def forward(self, x: Tensor, cache: KVCache, meta: AttentionMetadata, join: Join = join) -> Tensor:
+        """Returns the features [R, N, D], after the final norm, of embedded nodes x [R, N, D] placed by meta.
+        join: join() or compiled_join()."""
+        shape, rotation = x.shape, self.rotations(meta.positions).flatten(0, 1)
         x = x.flatten(0, 1)  # a matrix: layers take it as it is
-        for block, store in zip(self.blocks, cache.layers, strict=True):
-            x = block(x, turn, store, meta)
-        return self.norm(x).view(shape)
+        *stores, last_store = cache.layers
+        query, kv = self.blocks[0].project(x, rotation)
+        for (block, after), store in zip(pairwise(self.blocks), stores, strict=True):
+            x, query, kv = join(block, after, x, meta.attend(store, query, kv), rotation)
+        return self.norm(self.blocks[-1].merge(x, meta.attend(last_store, query, kv))).view(shape)
 
     def causal(self, tokens: Tensor) -> Tensor:
         """Features [R, T, D] after the final norm of whole sequences tokens [R, T]; position = index.
 
         Right padding cannot reach an earlier token. Equals `forward` over the same tokens up to rounding.
         """
-        turn = self.turn(torch.arange(tokens.shape[1], device=tokens.device)[None])
+        rotation = self.rotations(torch.arange(tokens.shape[1], device=tokens.device)[None])
         x = self.embed(tokens)
         for block in self.blocks:
-            x = block.causal(x, turn)
+            x = block.merge(x, attend_causally(*block.project(x, rotation)))
         return self.norm(x)

@@ -12,9 +12,18 @@ from torch import nn
 
 from adt_tree.sampling import Sampling
 from models.cache import KVCache
-from models.packed import PackedBlock, PackedLinear, Product, cache_dtype, pack, packable, taken, unpacked
+from models.packed import (
+    PackedBlock,
+    PackedLinear,
+    Product,
+    cache_dtype,
+    pack,
+    packable,
+    split_norm,
+    unpacked,
+)
 from models.target import chain_mask
-from models.transformer import MLP, Block, DecoderConfig, rotary_table
+from models.transformer import MLP, Block, DecoderConfig, attend_causally, rotary_table
 from tests.checkpoints import load
 
 pytestmark = pytest.mark.skipif(not packable(torch.ones(1, 1)), reason="this torch has no oneDNN")
@@ -53,7 +62,7 @@ def test_a_norm_whose_scale_is_elsewhere() -> None:
     torch.manual_seed(3)
     norm = nn.RMSNorm(48, 1e-3)
     norm.weight = nn.Parameter(torch.rand(48), requires_grad=False)
-    rows, scale = taken(norm)
+    rows, scale = split_norm(norm)
     for x in inputs(48):
         torch.testing.assert_close(rows(x) * scale, norm(x), rtol=1e-5, atol=1e-6)
     for tiny in (torch.full((1, 48), 1e-3), torch.zeros(1, 48)):  # eps is not negligible
@@ -68,16 +77,22 @@ def drawn(config: DecoderConfig, std: float) -> Block:
     return block
 
 
+def causally(block: Block | PackedBlock, x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
+    """The layer over whole sequences, without a cache."""
+    return block.merge(x, attend_causally(*block.project(x, rotation)))
+
+
 def through_a_cache(
-    packed: PackedBlock, x: torch.Tensor, turn: torch.Tensor, config: DecoderConfig, dtype: torch.dtype
+    packed: PackedBlock, x: torch.Tensor, rotation: torch.Tensor, config: DecoderConfig, dtype: torch.dtype
 ) -> torch.Tensor:
     """Rows [2, N, width] as the first ones of a cache."""
     count = x.shape[1]
     cache = KVCache.allocate(config, 2, count + 10, dtype, x.device)
     seen = chain_mask(count, x.device).expand(2, -1, -1)
     meta = cache.metadata(torch.arange(count).expand(2, -1), seen, 0)
-    flat = turn.expand(2, -1, -1, -1).flatten(0, 1)
-    return packed(x.flatten(0, 1), flat, cache.layers[0], meta).view_as(x)
+    flat = rotation.expand(2, *rotation.shape[1:]).flatten(0, 1)
+    rows = x.flatten(0, 1)
+    return packed.merge(rows, meta.attend(cache.layers[0], *packed.project(rows, flat))).view_as(x)
 
 
 @pytest.mark.parametrize("kv_heads", [2, 4])
@@ -88,11 +103,13 @@ def test_a_layer(kv_heads: int, qk_norm: bool, input_norm: bool) -> None:
     config = DecoderConfig(10, 48, 100, 1, 4, kv_heads, qk_norm=qk_norm, input_norm=input_norm)
     block = drawn(config, 0.3)
     x = torch.randn(2, 9, 48)
-    turn = rotary_table(config)[torch.arange(9)[None]].unsqueeze(2)
-    whole = block.causal(x, turn)
+    rotation = rotary_table(config)[torch.arange(9)[None]].unsqueeze(2)
+    whole = causally(block, x, rotation)
     packed = PackedBlock(block)
-    torch.testing.assert_close(packed.causal(x, turn), whole, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(through_a_cache(packed, x, turn, config, x.dtype), whole, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(causally(packed, x, rotation), whole, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        through_a_cache(packed, x, rotation, config, x.dtype), whole, rtol=1e-4, atol=1e-4
+    )
 
 
 def test_a_decoder_with_its_head(tiny_checkpoint: Path) -> None:
@@ -117,12 +134,15 @@ def test_a_layer_in_bf16_is_nearer_fp32_than_torchs(qk_norm: bool) -> None:
     config = DecoderConfig(10, 192, 512, 1, 6, qk_norm=qk_norm)
     rough = drawn(config, 0.05).bfloat16()
     exact, packed = copy.deepcopy(rough).float(), PackedBlock(copy.deepcopy(rough))
-    x, turn = torch.randn(2, 40, 192).bfloat16(), rotary_table(config)[torch.arange(40)[None]].unsqueeze(2)
-    whole = exact.causal(x.float(), turn)
+    x, rotation = (
+        torch.randn(2, 40, 192).bfloat16(),
+        rotary_table(config)[torch.arange(40)[None]].unsqueeze(2),
+    )
+    whole = causally(exact, x.float(), rotation)
     dtype = cache_dtype(rough.mlp.down.weight)
-    cached = through_a_cache(packed, x, turn, config, dtype)
+    cached = through_a_cache(packed, x, rotation, config, dtype)
     assert dtype == torch.float32 and cached.dtype == torch.bfloat16
-    found = (packed.causal(x, turn), cached, rough.causal(x, turn))
+    found = (causally(packed, x, rotation), cached, causally(rough, x, rotation))
     *ours, torchs = [(out.float() - whole).pow(2).mean().sqrt() for out in found]
     assert 0 < max(ours) < torchs < 0.02 * whole.pow(2).mean().sqrt()
 

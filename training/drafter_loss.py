@@ -76,19 +76,18 @@ class Unrolled(nn.Module):
             step 3, entry e:   step 1: 0 .. e-2    step 2: e-1    step 3: e
         """
         net, length, outputs = self.net, tokens.shape[1], list[Tensor]()
-        attention, entry = net.block.attention, torch.arange(length, device=tokens.device)
+        entry = torch.arange(length, device=tokens.device)
         net.reserve(length)
-        turn = net.turn(entry[None])
+        rotation = net.rotations(entry[None])
         distance = entry[:, None] - entry
         keys_values: list[Tensor] = []
         for step in range(1, steps + 1):
             x = net.fuse(tokens, features)
-            query, kv = attention.project(net.block.attention_norm(x), turn)
+            query, kv = net.block.project(x, rotation)
             keys_values.append(kv)
             ancestors = [distance == step - earlier for earlier in range(2, step + 1)]
             mask = torch.cat([distance >= step - 1, *ancestors], dim=1)
-            x = x + attention.out(attend_densely(query, torch.cat(keys_values, dim=1), mask))
-            outputs.append(x + net.block.mlp(net.block.mlp_norm(x)))
+            outputs.append(net.block.merge(x, attend_densely(query, torch.cat(keys_values, dim=1), mask)))
             features = torch.cat((features[:, :1], outputs[-1][:, :-1]), dim=1)
         return outputs
 
