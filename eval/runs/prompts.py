@@ -1,4 +1,5 @@
-"""Prompts with the names that travel with them, and the seed of each image; nothing is paired by rank."""
+"""The prompts of a run, read and selected. Each has a name, which its image's file, seed and record carry, so
+that nothing is ever paired by its place in a list."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from typing import Any
 
 from adt_tree.errors import UserError
 
-CAPTIONS = ("first", "longest", "all")  # of the captions of a COCO image; the default first
+CAPTIONS = ("first", "longest", "all")  # which captions of a COCO image are prompts; the first is the default
 DEFAULT_END = 10000  # of --end_idx, as published
 NAMED = {  # prompt set -> file names looked for in --prompt_dir, the COCO annotation files first
     "PartiPrompts": ("PartiPrompts.tsv",),
@@ -26,42 +27,40 @@ NAMED = {  # prompt set -> file names looked for in --prompt_dir, the COCO annot
 SUFFIXES = (".txt", ".tsv", ".csv", ".json")
 TEXT_COLUMNS = ("prompt", "caption", "text")
 NAME_COLUMNS = ("name", "id")
-FACT_COLUMNS = ("category", "challenge")  # of PartiPrompts: they go into the statistics
+FACT_COLUMNS = ("category", "challenge")  # columns of PartiPrompts that go into the statistics
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 DEFAULT_FILE = CONFIGS / "emoji_prompts.txt"
-BENCH_FILE = CONFIGS / "emoji_bench.txt"  # 16, half of them pairs kept out of training
-HELD_OUT_FILE = CONFIGS / "emoji_held_out.txt"  # all pairs kept out of training
-MANY_FILE = CONFIGS / "emoji_drafter_prompts.txt"  # what its drafter's data was drawn from
+BENCH_FILE = CONFIGS / "emoji_bench.txt"  # 16 prompts; training has seen half of them
+HELD_OUT_FILE = CONFIGS / "emoji_held_out.txt"  # the prompts that training has not seen
+MANY_FILE = CONFIGS / "emoji_drafter_prompts.txt"  # the prompts of the drafter's training data
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A text to draw. name: its row in the source (from 0) or annotation id; number: the same as integer.
+    """A text to make an image of."""
 
-    facts: what else the source says of it, for the statistics: category, challenge, image_id.
-    """
-
-    name: str
+    name: str  # its name or id in the source, else its row, from 0
     text: str
-    number: int | None
-    facts: tuple[tuple[str, str | int], ...] = ()
+    number: int | None  # the name as an integer, if it is one
+    facts: tuple[tuple[str, str | int], ...] = ()  # category, challenge or image_id, where the source has them
 
 
 def image_seed(run_seed: int, name: str) -> int:
-    """The seed of one image, 48 bits: the same in any order, batch and subset."""
+    """Returns an image's seed, of 48 bits, which does not depend on the other prompts of the run."""
     digest = hashlib.sha256(f"{run_seed}\n{name}".encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:6], "big")
 
 
 def held_out_texts() -> frozenset[str]:
-    """The embedded model's prompts that name a (name, style) pair its training never saw."""
+    """Returns the prompts whose pair of name and style the embedded model has not seen in training."""
     return frozenset(HELD_OUT_FILE.read_text(encoding="utf-8").splitlines())
 
 
 def load_prompts(args: Any, default: Path = DEFAULT_FILE) -> list[Prompt]:
-    """The prompts of a run: read, --slice, --num_images, --start_idx/--end_idx. UserError if none is left.
+    """Returns the prompts of a run: those read, cut by --slice, sampled by --num_images, and cut by
+    --start_idx and --end_idx, in this order. Raises UserError if none is left.
 
-    args: the options of cli.options.PromptOptions. default: the file read where they name none.
+    args: the options of cli.options.PromptOptions. default: the file to read if they name none.
     """
     if args.end_idx is not None and args.end_idx <= args.start_idx:
         raise UserError(f"--end_idx {args.end_idx}: it must exceed --start_idx {args.start_idx}")
@@ -113,15 +112,15 @@ def _find(name: str, folder: Path) -> Path:
 
 def _refuse_captions(captions: str | None, source: str) -> None:
     if captions is not None:
-        raise UserError(f"--captions {captions}: {source} is no COCO annotation file; leave the option out")
+        raise UserError(f"--captions {captions}: {source} is not a COCO annotation file; leave the option out")
 
 
 def read_file(path: Path, captions: str | None = None) -> list[Prompt]:
-    """All prompts of a file, by its suffix.
+    """Returns all prompts of a file; its suffix says how to read it.
 
-    .txt: one a line. .tsv, .csv: a column Prompt, Caption or Text, and Name or Id if there is one. .json: a
-    list of texts or of objects with those keys, or COCO annotations, of which captions picks (one of
-    CAPTIONS, None: first). UserError if the file is damaged, or has nothing to pick from.
+    .txt: one prompt per line. .tsv, .csv: a column Prompt, Caption or Text, and Name or Id if there is one.
+    .json: a list of texts, a list of objects with those keys, or COCO annotations. captions: one of CAPTIONS,
+    for COCO annotations alone; None: the first. Raises UserError if the file is damaged or has no prompt.
     """
     suffix = path.suffix.lower()
     try:
@@ -138,13 +137,15 @@ def read_file(path: Path, captions: str | None = None) -> list[Prompt]:
     if not coco:
         _refuse_captions(captions, str(path))
     if not prompts:
-        raise UserError(f"prompt file {path}: it holds no prompt")
+        raise UserError(f"prompt file {path} holds no prompt")
     return prompts
 
 
 def _rows(content: str, suffix: str) -> list[dict[str, Any]]:
-    """The lines of a .txt, or a table's rows by column; PartiPrompts quotes nothing, so in .tsv a quote is a
-    character."""
+    """Returns the lines of a .txt, or the rows of a table as dictionaries.
+
+    In a .tsv a quotation mark is a character like any other, because PartiPrompts does not quote.
+    """
     if suffix == ".txt":
         lines = [line.strip() for line in content.splitlines()]
         return [{"prompt": line} for line in lines if line and not line.startswith("#")]
@@ -162,7 +163,7 @@ def _rows(content: str, suffix: str) -> list[dict[str, Any]]:
 
 
 def _from_json(content: str) -> Any:
-    """Rows by column, or COCO annotations as they are."""
+    """Returns rows as dictionaries, or COCO annotations unchanged."""
     try:
         data = json.loads(content)
     except (json.JSONDecodeError, RecursionError) as error:
@@ -173,11 +174,11 @@ def _from_json(content: str) -> Any:
         return [{"prompt": text} for text in data]
     if isinstance(data, list) and all(isinstance(item, dict) for item in data):
         return [{str(key).lower(): value for key, value in item.items()} for item in data]
-    raise ValueError("neither a list of texts, nor of objects, nor COCO annotations")
+    raise ValueError("it is neither a list of texts, nor a list of objects, nor COCO annotations")
 
 
 def _from_rows(rows: Sequence[dict[str, Any]]) -> list[Prompt]:
-    """Rows by column -> prompts; a missing text is an error that names its row."""
+    """Returns the prompts of rows. Raises ValueError that names the row if a text is missing."""
     prompts = []
     for number, row in enumerate(rows):
         text = _first(row, TEXT_COLUMNS)
@@ -185,8 +186,8 @@ def _from_rows(rows: Sequence[dict[str, Any]]) -> list[Prompt]:
             raise ValueError(f"row {number} has no prompt")
         name = _first(row, NAME_COLUMNS)
         label = str("" if name is None else name).strip() or str(number)
-        told = {key: str(row.get(key) or "").strip() for key in FACT_COLUMNS}
-        facts = tuple((key, value) for key, value in told.items() if value)
+        cells = {key: str(row.get(key) or "").strip() for key in FACT_COLUMNS}
+        facts = tuple((key, value) for key, value in cells.items() if value)
         integer = int(label) if label.isascii() and label.isdigit() else None
         prompts.append(Prompt(label, text.strip(), integer, facts))
     return prompts
@@ -197,36 +198,37 @@ def _first(row: dict[str, Any], columns: Sequence[str]) -> Any:
 
 
 def _from_coco(data: dict, captions: str) -> list[Prompt]:
-    """Captions named by annotation id, images in file order; of equally long ones the first."""
+    """Returns captions named by their annotation id, in the order of the images. Of equally long captions the
+    first is the longest."""
     try:
-        found: dict[int, list[tuple[int, str]]] = {}
+        by_image: dict[int, list[tuple[int, str]]] = {}
         for note in data["annotations"]:
             caption = int(note["id"]), " ".join(str(note["caption"]).split())
-            found.setdefault(int(note["image_id"]), []).append(caption)
-        order = [int(image["id"]) for image in data["images"]] if "images" in data else list(found)
+            by_image.setdefault(int(note["image_id"]), []).append(caption)
+        order = [int(image["id"]) for image in data["images"]] if "images" in data else list(by_image)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"damaged COCO annotations ({type(error).__name__}: {error})") from None
     prompts = []
     for image in order:
-        own = found.get(image, [])
+        notes = by_image.get(image, [])
         if captions == "longest":
-            own = sorted(own, key=lambda caption: -len(caption[1]))
-        kept = own if captions == "all" else own[:1]
-        prompts += [Prompt(str(number), text, number, (("image_id", image),)) for number, text in kept]
+            notes = sorted(notes, key=lambda note: -len(note[1]))
+        chosen = notes if captions == "all" else notes[:1]
+        prompts += [Prompt(str(number), text, number, (("image_id", image),)) for number, text in chosen]
     return prompts
 
 
 def _check(prompts: Sequence[Prompt], source: str) -> None:
-    """UserError for a name that stands twice, and for text that cannot be written down."""
+    """Raises UserError if two prompts have one name, or if a text cannot be written as UTF-8."""
     seen: set[str] = set()
     for prompt in prompts:
         if prompt.name in seen:
-            raise UserError(f"prompts of {source[:80]}: the name {prompt.name!r} stands twice: rename one")
+            raise UserError(f"prompts of {source[:80]}: two have the name {prompt.name!r}: rename one")
         seen.add(prompt.name)
         try:
             f"{prompt.name}{prompt.text}{prompt.facts}".encode()
         except UnicodeEncodeError:
             raise UserError(
                 f"prompts of {source[:80]!a}: prompt {prompt.name!a} is not UTF-8 text (a lone surrogate in "
-                f"{prompt.text[:40]!a}); mend it"
+                f"{prompt.text[:40]!a}); repair it"
             ) from None
