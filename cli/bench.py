@@ -1,6 +1,6 @@
 """bench: times methods at several temperatures, tree sizes, batch sizes and options on the same prompts.
 
-Every combination that differs is one configuration, which eval.bench measures beside the AR baseline of the
+Every combination that differs is one configuration, which eval.harness measures beside the AR baseline of the
 same temperature and batch size. An interrupted run goes on with the same command.
 """
 
@@ -38,7 +38,7 @@ from models.registry import SPECS
 if TYPE_CHECKING:
     from adt_tree.pipeline import Pipeline
     from adt_tree.roles import Request
-    from eval.bench import Configuration, Decodes
+    from eval.harness import Configuration, Decodes
     from models.model import Model
 
 NAMES = (*METHODS, *(name + LANTERN_SUFFIX for name, spec in METHODS.items() if spec.lantern))
@@ -133,7 +133,7 @@ def run(options: Options) -> None:
     check(options)
     from cli.loading import settled
     from eval import tables
-    from eval.bench import measure, rows
+    from eval.harness import measure, rows
     from eval.runs.measurements import Measurements
     from models.checkpoint.files import write_json
 
@@ -179,7 +179,7 @@ def configurations(options: Options) -> dict[Configuration, Method]:
 
     UserError for what a method cannot do, and for an option that none of the methods reads.
     """
-    from eval.bench import Configuration
+    from eval.harness import Configuration
 
     check_model(options)
     names = tuple(dict.fromkeys(("ar", *options.methods)))

@@ -1,4 +1,4 @@
-"""memory: what every model needs while it decodes, computed from its dimensions. No checkpoint is needed."""
+"""memory: how much memory each model needs to generate images, from its published dimensions alone."""
 
 from __future__ import annotations
 
@@ -18,32 +18,34 @@ NAMES = tuple(name for name, spec in SPECS.items() if spec.published)
 class Options(Base):
     """memory"""
 
-    names: tuple[str, ...] = positional(f"of {', '.join(NAMES)} (default: all)", "NAME")
+    names: tuple[str, ...] = positional(f"models, among {', '.join(NAMES)} (default: all)", "NAME")
     precision: str = option(
-        "of weights and caches (beside bf16 weights a CPU with AVX-512 has fp32 caches: as for fp32)",
+        "type of weights and caches (a CPU that multiplies bf16 weights keeps fp32 caches beside them)",
         "bf16",
         choices=tuple(name for name in PRECISIONS if name != "auto"),
     )
-    batch_size: int = option("in flight at once", 1, unit="IMAGES", least=1)
-    total_token: int | None = option("of a tree, root included (default: the model's)", unit="NODES", least=2)
+    batch_size: int = option("images generated at the same time", 1, unit="IMAGES", least=1)
+    total_token: int | None = option(
+        "nodes of a draft tree, root included (default: the model's own)", unit="NODES", least=2
+    )
 
 
 def run(options: Options) -> None:
-    """Print a table in GB; the last line printed is one JSON document in bytes."""
+    """Prints a table in GB; the last line printed is one JSON document in bytes."""
     from models.memory import parts, published_use
 
     for name in options.names:
         if name not in NAMES:
-            raise UserError(f"memory {name}: there is no such model; choose from {', '.join(NAMES)}")
-    found = {
+            raise UserError(f"memory {name}: unknown model; choose from {', '.join(NAMES)}")
+    by_model = {
         name: parts(published_use(name, options.precision, options.batch_size, options.total_token))
         for name in options.names or NAMES
     }
-    print(table(found))
-    print(json.dumps(found))
+    print(table(by_model))
+    print(json.dumps(by_model))
 
 
-def table(found: dict[str, dict[str, int]]) -> str:
-    """A line per model, in GB."""
-    rows = [[f"`{name}`", *(f"{size / 1e9:.2f}" for size in row.values())] for name, row in found.items()]
-    return markdown([["GB", *next(iter(found.values()))], *rows])
+def table(by_model: dict[str, dict[str, int]]) -> str:
+    """Returns a Markdown table with a row per model, in GB."""
+    rows = [[f"`{name}`", *(f"{size / 1e9:.2f}" for size in row.values())] for name, row in by_model.items()]
+    return markdown([["GB", *next(iter(by_model.values()))], *rows])

@@ -1,7 +1,5 @@
-"""Where the time of a decode goes, by the ranges that the loop marks.
-
-Beside it the least a step can take: reading the target's weights once. Not yet run on a GPU.
-"""
+"""Where the time of decoding goes, by the parts that the loop marks (adt_tree.ranges), and a lower bound of a
+step's time: reading the target's weights once. Not yet run on a GPU."""
 
 from __future__ import annotations
 
@@ -20,27 +18,27 @@ from models.memory import count
 from models.model import Model
 from models.transformer import Block
 
-PARTS = ("target", "drafter", "tree", "verify", "commit")  # the loop's ranges
-PROBE_BYTES, PROBES = 2**28, 5
+PARTS = ("target", "drafter", "tree", "verify", "commit")  # what the loop marks
+PROBE_BYTES, PROBES = 2**28, 5  # copies that measure the bandwidth of memory
 
 
 def shares(engine: Engine, requests: Sequence[Request]) -> dict[str, float]:
-    """Fractions of the wall clock in each part; host is the rest, the loop itself.
+    """Returns the fraction of the wall clock that each part takes; "host" is the rest, the loop itself.
 
-    Time in a nested range counts for that range alone. On CUDA a part's time is the device's between its
-    first and last kernel, and host what the device idles.
+    Time in a part within another part counts for the inner one alone. On CUDA a part lasts on the device from
+    its first kernel to its last, and "host" is the time in which the device has nothing to do.
     """
     cuda = engine.target.device.type == "cuda"
     started = time.perf_counter_ns()
     spans = _kernels(engine, requests) if cuda else _clock(engine, requests)
     total = time.perf_counter_ns() - started
-    found = own_time(spans)
-    parts = {part: found.get(part, 0) / total for part in PARTS}
+    times = exclusive_time(spans)
+    parts = {part: times.get(part, 0) / total for part in PARTS}
     return {part: round(share, 4) for part, share in {**parts, "host": 1 - sum(parts.values())}.items()}
 
 
 def _clock(engine: Engine, requests: Sequence[Request]) -> list[Span]:
-    """The ranges of a decode by the process's clock."""
+    """Decodes, and returns the parts by the clock of the process."""
     with clocked() as spans:
         for _ in engine.decode(iter(requests)):
             pass
@@ -48,13 +46,13 @@ def _clock(engine: Engine, requests: Sequence[Request]) -> list[Span]:
 
 
 def _kernels(engine: Engine, requests: Sequence[Request]) -> list[Span]:
-    """The ranges of a decode on the device, by torch's profiler."""
+    """Decodes, and returns the parts on the device, from torch's profiler."""
     with torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
         for _ in engine.decode(iter(requests)):
             pass
         synchronise(engine.target.device)
     assert profiler.profiler is not None and profiler.profiler.kineto_results is not None
-    # profiler.events() would take half a minute to build a tree of them.
+    # profiler.events() would build a tree of all events, which takes half a minute.
     events = profiler.profiler.kineto_results.events()
     return [
         (event.start_ns(), event.start_ns() + event.duration_ns(), event.name())
@@ -63,25 +61,30 @@ def _kernels(engine: Engine, requests: Sequence[Request]) -> list[Span]:
     ]
 
 
-def own_time(spans: Iterable[Span]) -> dict[str, int]:
-    """Time by part, that of nested spans left out of what they lie in."""
-    found: dict[str, int] = {}
-    around: list[Span] = []
+def exclusive_time(spans: Iterable[Span]) -> dict[str, int]:
+    """Returns the time of each part without the time of the parts within it.
+
+    Example: a tree from 0 to 100 around a drafter from 10 to 40 takes 70, the drafter 30.
+    """
+    times: dict[str, int] = {}
+    enclosing: list[Span] = []  # the spans around the current one, outermost first
     for span in sorted(spans, key=lambda span: (span[0], -span[1])):
         start, end, part = span
-        while around and around[-1][1] <= start:
-            around.pop()
-        found[part] = found.get(part, 0) + end - start
-        if around:
-            found[around[-1][2]] -= end - start
-        around.append(span)
-    return found
+        while enclosing and enclosing[-1][1] <= start:
+            enclosing.pop()
+        times[part] = times.get(part, 0) + end - start
+        if enclosing:
+            times[enclosing[-1][2]] -= end - start
+        enclosing.append(span)
+    return times
 
 
 def weights_read(model: Model) -> dict[str, float]:
-    """Milliseconds to read the target's weights once at the measured copy bandwidth.
+    """Returns the size of the target's weights and the milliseconds to read them once, at the bandwidth that
+    copies of memory reach here.
 
-    No step can be faster unless the weights stay in a cache. Embedding and unused head rows are not read.
+    No step can be faster unless the weights stay in a cache. The embedding is left out: a step reads a few of
+    its rows.
     """
     device = model.decoder.embed.weight.device
     config, per_value = model.decoder.config, model.decoder.embed.weight.element_size()

@@ -1,6 +1,6 @@
-"""A model of given dimensions with random weights: it draws nothing, at the speed of the model it resembles.
+"""A model with random weights that has the dimensions, and therefore the speed, of a published one.
 
-A text stands for its number of tokens. Nothing is read from files; pixels cannot be made.
+Nothing is read from files. A prompt is a number, that of its tokens. There is no decoder of pixels.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ FIRST_CODE = 4  # token id of code 0 in the Chameleon layout
 
 
 def random_prompts(first_code: int, num_codes: int, row: torch.Tensor | None) -> PromptEncoder:
-    """int(text) tokens, the same in both branches, or as many copies of row [1, D]; None: tokens."""
+    """Returns an encoder of a text to int(text) tokens, the same in both guidance branches.
+
+    row [1, D]: the families that take embedded prompts get this many copies of it instead.
+    """
 
     def encode(text: str) -> EncodedPrompt:
         count = int(text)
@@ -42,8 +45,10 @@ def random_prompts(first_code: int, num_codes: int, row: torch.Tensor | None) ->
 
 
 def random_model(name: str, use: Use, grid: Grid, dtype: torch.dtype, device: torch.device) -> Model:
-    """The decoder and drafter of `use` with normally distributed weights, over a grid of codes, prompted as
-    the family of that name. Where an image has more tokens than codes, rows end in a separator token."""
+    """Returns a model of the family `name` whose decoder and drafter have the dimensions of `use`.
+
+    grid: rows and columns of its images. Rows end in a separator token if `use` has more tokens than codes.
+    """
     small = use.drafter
     decoder = _filled(lambda: Decoder(use.decoder), dtype, device)
     drafter = None if small is None else _filled(lambda: DrafterNet(small), dtype, device)
@@ -68,7 +73,7 @@ def random_model(name: str, use: Use, grid: Grid, dtype: torch.dtype, device: to
 
 
 def _filled(make: Callable[[], Net], dtype: torch.dtype, device: torch.device) -> Net:
-    """What make() builds, with random matrices, scales of one and shifts of zero."""
+    """Returns what make() builds, with normally distributed matrices, scales of one and shifts of zero."""
     net = cast(Net, on_meta(make)).to(dtype).to_empty(device=device).eval().requires_grad_(False)
     for key, parameter in net.named_parameters():
         if key.endswith("bias"):

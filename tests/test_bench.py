@@ -15,8 +15,8 @@ from adt_tree.errors import UserError
 from adt_tree.method import METHODS
 from adt_tree.records import Decoded, Step
 from cli.bench import Options, check, configurations
-from eval.bench import Configuration, interval, row
-from eval.profile import PARTS, own_time
+from eval.harness import Configuration, interval, row
+from eval.profile import PARTS, exclusive_time
 from eval.runs.measurements import Measured, Measurements
 from models.memory import published_use
 from tests.checkpoints import Checkpoints
@@ -229,7 +229,7 @@ def test_an_interrupted_bench_goes_on(
     order = [[name.split(" ")[0] for name in batch["measured"]] for batch in batches]  # who is first rotates
     assert order == [["ar", "eagle-2", "eagle-2:accept-none"], ["eagle-2", "eagle-2:accept-none", "ar"],
                      ["eagle-2:accept-none", "ar", "eagle-2"]]  # fmt: skip
-    monkeypatch.setattr("eval.bench.timed", None)  # nothing is measured again
+    monkeypatch.setattr("eval.harness.timed", None)  # nothing is measured again
     again = result(*words)
     assert again["rows"] == found["rows"] and again["runs"] == found["runs"]
 
@@ -298,4 +298,4 @@ def test_a_row() -> None:
 def test_time_of_nested_ranges_counts_once() -> None:
     tree = [(0, 100, "tree"), (10, 40, "drafter"), (50, 60, "drafter")]
     spans = [*tree, (100, 150, "target"), (120, 130, "verify")]
-    assert own_time(reversed(spans)) == {"tree": 60, "drafter": 40, "target": 40, "verify": 10}
+    assert exclusive_time(reversed(spans)) == {"tree": 60, "drafter": 40, "target": 40, "verify": 10}
