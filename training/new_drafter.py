@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 from adt_tree.errors import CheckpointError
 from models.checkpoint.config import read_config, read_fields
-from models.checkpoint.files import replacing
+from models.checkpoint.files import replacing, write_json
 from models.drafter import DrafterNet, misfit
 from models.layouts.llama import drafter_names, scatter
 from models.model import Model
@@ -67,5 +66,4 @@ def write_drafter(folder: Path, fields: Mapping[str, Any], state: Mapping[str, T
     weights = {name: tensor.detach().bfloat16().cpu().contiguous() for name, tensor in published.items()}
     with replacing(folder / "model.safetensors") as part:
         save_file(weights, part, metadata={"format": "pt"})
-    with replacing(folder / "config.json") as part:
-        part.write_text(json.dumps(dict(fields), indent=1) + "\n", encoding="utf-8")
+    write_json(folder / "config.json", dict(fields))

@@ -25,7 +25,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from adt_tree.errors import CheckpointError, reason
-from models.checkpoint.files import replacing
+from models.checkpoint.files import replacing, write_json
 from models.model import Model
 
 INDEX = "index.json"
@@ -105,8 +105,7 @@ class ShardWriter:
             save_file(tensors, part)
         entries = [{"name": image.name, "prompt": image.text, "seed": image.seed} for image in images]
         shards.append({"file": file, "images": entries})
-        with replacing(self.root / INDEX) as part:
-            part.write_text(json.dumps(self._index, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_json(self.root / INDEX, self._index, indent=None)
         self._buffer = []
 
 
