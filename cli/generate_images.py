@@ -61,7 +61,7 @@ def run(options: Options) -> None:
     wall = time.perf_counter() - started
     if count > 1 and share:
         print(f"process {rank} of {count}: {len(share)} images")
-    if not folder.complete:
+    if count > 1 and not folder.complete:
         return  # other processes still generate images; the last of them prints the summary
     statistics = folder.statistics()
     plot(options, method, pipe, folder, prompts)

@@ -105,11 +105,17 @@ def test_resumption_takes_over_whole_images_only(tmp_path: Path) -> None:
     assert [name for name in NAMES if again.is_finished(name)] == ["0"] and not again.complete
     assert [name for name in NAMES if again.has_record(name)] == ["0", "1", OUTSIDE]
     assert list(read_statistics(root)) == list(read_steps(root)) == ["0"]
+    finish(again, "2", "1")  # from here on in no order
     entry = read_statistics(root)["0"]
     assert entry["acceptance_length"] == entry["step_compression"] == 1.5
     assert (entry["latency"], entry["time"], entry["ann_id"], entry["seed"]) == (0.5, 0.6, 0, 7)
     assert (entry["mean_depth"], entry["mean_nodes"], entry["category"]) == (1.5, 4.5, "Animals")
-    finish(again, *NAMES[1:])
+    assert list(read_statistics(root)) == ["0", "1", "2"]
+    finish(again, OUTSIDE)
+    assert list(read_statistics(root)) == NAMES
+    again.statistics_path.rename(root / "statistics")
+    assert list(read_statistics(root)) == ["0", "1", "2", OUTSIDE]  # by the names of the files
+    (root / "statistics").rename(again.statistics_path)
     assert not again.write_results(again.statistics())  # they say what they said
     assert record(root) == whole and (root / "steps.jsonl").read_bytes() == steps
     assert list(whole[0]) == NAMES

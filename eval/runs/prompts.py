@@ -42,7 +42,9 @@ class Prompt:
     name: str  # its name or id in the source, else its row, from 0
     text: str
     number: int | None  # the name as an integer, if it is one
-    facts: tuple[tuple[str, str | int], ...] = ()  # category, challenge or image_id, where the source has them
+    facts: tuple[
+        tuple[str, str | int], ...
+    ] = ()  # category, challenge or image_id, where the source has them
 
 
 def image_seed(run_seed: int, name: str) -> int:
@@ -112,7 +114,9 @@ def _find(name: str, folder: Path) -> Path:
 
 def _refuse_captions(captions: str | None, source: str) -> None:
     if captions is not None:
-        raise UserError(f"--captions {captions}: {source} is not a COCO annotation file; leave the option out")
+        raise UserError(
+            f"--captions {captions}: {source} is not a COCO annotation file; leave the option out"
+        )
 
 
 def read_file(path: Path, captions: str | None = None) -> list[Prompt]:

@@ -105,15 +105,18 @@ def read_steps(root: Path) -> dict[str, list[dict[str, Any]]]:
 def read_statistics(root: Path) -> dict[str, dict[str, Any]]:
     """Returns the statistics of the finished images in a folder, by name. Raises UserError if there are none.
 
-    Where there are no records, as in folders of the released code, they come from its statistics files.
+    They come from the records, in the order of the statistics files, which is that of the prompts; images of a
+    run that is not complete follow. Folders of the released code have no records, only statistics files.
     """
-    records = map(ImageRecord.read, finished_records(root))
-    statistics = {record.name: record.statistics for record in records}
-    for path in () if statistics else sorted(root.glob(STATISTICS.format("*", "*"))):
+    files: dict[str, dict[str, Any]] = {}
+    for path in sorted(root.glob(STATISTICS.format("*", "*")), key=lambda path: (len(path.name), path.name)):
         content = read_json(path)
         if not isinstance(content, dict) or not all(isinstance(entry, dict) for entry in content.values()):
             raise UserError(f"{path} is damaged: delete it, or choose another folder")
-        statistics |= content
+        files |= content
+    records = map(ImageRecord.read, finished_records(root))
+    finished = {record.name: record.statistics for record in records}
+    statistics = {name: finished[name] for name in files if name in finished} | finished or files
     if not statistics:
         raise UserError(f"{root} holds no statistics of images: give a folder of generate_images")
     return statistics
@@ -192,7 +195,9 @@ class RunFolder:
         path = self.record_path(name)
         record = ImageRecord.read(path)
         if record.run != self._run or record.statistics["prompt"] != self._prompts[name].text:
-            raise UserError(f"{path}: made from another prompt or with other options; give another --output_dir")
+            raise UserError(
+                f"{path}: made from another prompt or with other options; give another --output_dir"
+            )
         return record
 
     def add(self, decoded: Decoded) -> None:

@@ -30,7 +30,9 @@ def worker() -> tuple[int, int]:
     values = {name: os.environ.get(name, "0") for name in ("RANK", "WORLD_SIZE")}
     for name, value in values.items():
         if not value.isdecimal():
-            raise UserError(f"{name}={value!r}: the launcher's variable is not a number; unset it or repair it")
+            raise UserError(
+                f"{name}={value!r}: the launcher's variable is not a number; unset it or repair it"
+            )
     rank, count = (int(value) for value in values.values())
     if rank >= count:
         raise UserError(f"RANK={rank} with WORLD_SIZE={count}: ranks count from 0; unset or repair them")
