@@ -268,7 +268,7 @@ def load(options: Options, need_drafter: bool) -> tuple[Pipeline, list[Prompt]]:
     model = random_model(options.model, use, grid, DTYPES[precision], torch.device(device))
     before = use.prompt + (side * side - grid.size) // 2
     prompts = [Prompt(str(row), str(before), row) for row in range(max(1, options.num_images))]
-    return Pipeline(replace(model, graphs=graphs)), prompts
+    return Pipeline(replace(model, **graphs)), prompts
 
 
 def prepare(

@@ -31,12 +31,16 @@ def settled(options: Options, model: Model) -> dict[str, Any]:
     return asdict(options) | {"device": model.device.type, "precision": model.precision}
 
 
-def check_graphs(options: ModelOptions, device: str) -> bool:
-    """Returns whether CUDA graphs are asked for, which not every command offers. UserError on a CPU."""
-    asked = isinstance(options, GraphOptions) and options.cuda_graphs
-    if asked and device != "cuda":
+def check_graphs(options: ModelOptions, device: str) -> dict[str, bool]:
+    """Returns the fields of Model for CUDA graphs and compiled layers, which not every command offers.
+    UserError for graphs on a CPU, or compiled layers without graphs."""
+    if not isinstance(options, GraphOptions):
+        return {}
+    if options.cuda_graphs and device != "cuda":
         raise UserError("--cuda_graphs: this runs on the CPU; leave it out")
-    return asked
+    if options.compile and not options.cuda_graphs:
+        raise UserError("--compile: it needs the passes of CUDA graphs; add --cuda_graphs, or leave it out")
+    return {"graphs": options.cuda_graphs, "compiled": options.compile}
 
 
 def load_options(options: CheckpointOptions, need_drafter: bool = False) -> LoadOptions:
@@ -63,7 +67,7 @@ def load(options: ModelOptions, need_drafter: bool, more_prompts: bool = False) 
     model = load_model(options.model, loading)
     if prompts and prompts.class_labels and not model.prompts.num_classes:
         raise UserError(f"--class_labels: {options.model_path or model.name} takes texts; give --prompt")
-    return Pipeline(replace(model, graphs=graphs))
+    return Pipeline(replace(model, **graphs))
 
 
 def load_without_drafter(options: ModelOptions) -> Pipeline:

@@ -246,6 +246,7 @@ class GraphOptions(Options):
     """run"""
 
     cuda_graphs: bool = option("on cuda, capture the parts of a step as CUDA graphs and replay them", False)
+    compile: bool = option("with --cuda_graphs, compile the target's layers into fewer kernels first", False)
 
 
 @declare

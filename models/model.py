@@ -28,7 +28,7 @@ from models.packed import cache_dtype
 from models.separators import SeparatorDrafter, SeparatorTarget
 from models.spec import Checkpoint, ModelSpec, home_of
 from models.target import ARTarget, EncodedPrompt, PromptEncoder
-from models.transformer import Decoder, DecoderConfig
+from models.transformer import Decoder, DecoderConfig, compiled_join
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -52,6 +52,8 @@ class Model:
     attention: str = "sdpa"  # or flash
     deterministic: bool = False  # a code's distribution does not depend on what else is in the pass
     graphs: bool = False  # the networks' passes are captured as CUDA graphs: on one CUDA device
+
+    compiled: bool = False  # torch.compile compiles the target's layers; with graphs, which bucket their rows
 
     def __post_init__(self) -> None:
         choose_attention_kernels(self.device)
@@ -118,6 +120,8 @@ class Model:
         else:
             attend_in = torch.float64 if self.deterministic else None
             target = ARTarget(self.decoder, tokens, *codes, *rows, max_prompt, nodes, attend_in)
+        if self.compiled:
+            target.join = compiled_join()
         if self.attention == "flash":
             groups = target.cache.head_groups
             target.cache = FlashCache(target.cache.store, target.cache.length, head_groups=groups)

@@ -115,6 +115,7 @@ def test_flags_that_change_no_image_stand_in_the_record(generate: Run, tmp_path:
         (["--revision", "main", "--model_path", "configs"], "configs"),
         (["--lantern_kk", "3"], "did you mean --lantern_k"),
         (["--cuda_graphs", "--device", "cpu"], "--cuda_graphs: this runs on the CPU"),
+        (["--compile", "--device", "cpu"], "--compile"),
     ],
 )
 def test_what_the_user_can_put_right_is_one_line_and_leaves_no_folder(

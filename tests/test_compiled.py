@@ -1,0 +1,74 @@
+"""Compiled layers, as CUDA has them: the same codes, few kernels, compiled once for a number of rows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from torch import Tensor
+from torch._dynamo.utils import counters
+from torch._inductor import config as inductor
+from torch._inductor.utils import run_and_get_code
+
+from adt_tree.engine import Engine, build
+from adt_tree.method import Method
+from adt_tree.policy import TreeShape
+from adt_tree.sampling import Sampling
+from models.transformer import compiled_join
+from tests import test_engine
+from tests.decoding import codes_of
+
+SLOTS = 2
+KERNELS = 8  # of a layer without its attention and the cache's write, which add one each
+PRODUCTS = {"extern_kernels.mm", "extern_kernels.addmm"}  # all that is not generated
+KERNEL = re.compile(r"(cpp_fused\w*|extern_kernels\.\w+|torch\.ops\.[\w.]+)\(")
+
+
+def record(run: Callable[[], Any], warm_ups: int) -> tuple[Callable[[], None], Any]:
+    """In the place of a CUDA graph: runs the function again."""
+    result = run()
+    return lambda: result.copy_(run()), result
+
+
+def made(method: Method, compiled: bool) -> Engine:
+    """The method over the tests' random networks, their passes in buckets of rows, their layers compiled or
+    not."""
+    model = replace(test_engine.random_model(graphs=True), compiled=compiled)
+    return build(model, method, SLOTS, test_engine.MAX_PROMPT)
+
+
+@pytest.mark.timeout(300)
+def test_whole_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("models.packed.packable", lambda weight: False)  # as on CUDA
+    monkeypatch.setattr("models.model.CudaRecorder", lambda: record)
+    test_engine.decoder.cache_clear()  # others have packed it
+    methods = [Method("ar", Sampling()), Method("self-draft", Sampling(), TreeShape(6, 3, 7))]
+    rows, codes = set(), []
+
+    def counted(*args: Any) -> tuple[Tensor, ...]:
+        rows.add(len(args[2]))
+        return compiled_join()(*args)
+
+    def decode() -> None:
+        for method in methods:
+            engine = made(method, compiled=True)
+            assert engine.target.join is compiled_join()
+            engine.target.join = counted
+            codes.append(codes_of(engine.decode(test_engine.IMAGES)))
+
+    counters.clear()
+    compiled_join.cache_clear()
+    with inductor.patch(compile_threads=1):  # a pool of compilers takes longer to start
+        _, sources = run_and_get_code(decode)
+    for method, found in zip(methods, codes, strict=True):
+        assert found == codes_of(made(method, compiled=False).decode(test_engine.IMAGES))
+    assert rows == {2 * SLOTS, 2 * SLOTS * 8}, "guidance doubles rows; trees of 8 nodes are a bucket"
+    assert counters["stats"]["unique_graphs"] == len(sources) == len(rows) and not counters["graph_break"]
+    for source in sources:
+        kernels = KERNEL.findall(source[source.index("def call(") :])
+        called = {kernel for kernel in kernels if not kernel.startswith("cpp_fused")}
+        assert called <= PRODUCTS and len(kernels) <= KERNELS, kernels
+    test_engine.decoder.cache_clear()
