@@ -17,10 +17,8 @@ from torch import Tensor
 from adt_tree.policy import Cell, Policy, TreeShape
 from adt_tree.records import Decoded, Step
 from adt_tree.roles import Request, Target
-from adt_tree.tree import DraftTree, to_device
+from adt_tree.tree import IDLE, BatchShapes, DraftTree, to_device
 from adt_tree.verify import Verdict
-
-IDLE = TreeShape(0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +37,7 @@ class BatchSlots:
     def __init__(self, target: Target, requests: Iterable[Request], release: Callable[[int], None]) -> None:
         """release empties the caches of a slot; all are emptied now, whatever an earlier run left."""
         self.grid, self.device = target.grid, target.device
+        self._run, self._few_shapes = target.run, target.few_shapes
         self._waiting = iter(requests)
         self._slots: list[Decoded | None] = [None] * target.slots
         self._started = [0.0] * target.slots
@@ -89,19 +88,21 @@ class BatchSlots:
             shapes[slot] = shape.cut(self.grid.size - len(image.codes) - 1)
         return shapes
 
-    def advance(
-        self, tree: DraftTree, log_p: Tensor, verdict: Verdict, shapes: Sequence[TreeShape], started: float
-    ) -> StepOutput:
-        """Append what a step committed to its images. FloatingPointError if log_p [B, N, V] is not a number.
+    def bounds(self, shapes: Sequence[TreeShape], policy: Policy) -> BatchShapes:
+        """The shapes of one step with their bounds, which are the policy's if few shapes are faster."""
+        return BatchShapes.of(shapes, self.device, policy.bounds if self._few_shapes else IDLE)
 
-        Here the host waits for the device, once: for a table [B, 2 + 2 A] of counts, nodes, codes and
-        probabilities. They travel as fp32, which holds integers up to 2^24.
+    def advance(
+        self, tree: DraftTree, top1: Tensor, verdict: Verdict, shapes: Sequence[TreeShape], started: float
+    ) -> StepOutput:
+        """Append what a step committed to its images. top1 [B, N]: log-probability of the most probable code
+        after every node. FloatingPointError if one on the path is not a number.
+
+        Here the host waits for the device, once, for the table of outcomes().
         """
-        self.last_codes = verdict.codes.gather(1, verdict.count[:, None] - 1)[:, 0]
-        top1 = log_p.amax(dim=-1).gather(1, verdict.path).exp()
-        drafted = tree.valid.sum(dim=1, keepdim=True) - 1
-        table = torch.cat((verdict.count[:, None], drafted, verdict.codes, top1), dim=1).tolist()
-        ms, longest = 1e3 * (time.perf_counter() - started), top1.shape[1]
+        self.last_codes, outcome = self._run(outcomes, tree.valid, top1, verdict)
+        table = outcome.tolist()
+        ms, longest = 1e3 * (time.perf_counter() - started), verdict.path.shape[1]
         images = self.active()
         for slot, image in images:
             count, nodes = map(int, table[slot][:2])
@@ -128,6 +129,18 @@ class BatchSlots:
                 self._release(slot)
                 finished.append(image)
         return finished
+
+
+def outcomes(valid: Tensor, top1: Tensor, verdict: Verdict) -> tuple[Tensor, Tensor]:
+    """Returns the last committed codes [B], and a table [B, 2 + 2 A] of what the host needs to know: codes
+    committed, nodes drafted, the codes, and the probability of the most probable code at their positions.
+
+    The table is fp32, which holds integers up to 2^24. valid, top1 [B, N].
+    """
+    last = verdict.codes.gather(1, verdict.count[:, None] - 1)[:, 0]
+    drafted = valid.sum(dim=1, keepdim=True) - 1
+    sure = top1.gather(1, verdict.path).exp()
+    return last, torch.cat((verdict.count[:, None], drafted, verdict.codes, sure), dim=1)
 
 
 def refuse_nan(has_nan: bool, name: str, position: int) -> None:

@@ -13,14 +13,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from adt_tree.batch import IDLE, BatchSlots, StepOutput, refuse_nan
+from adt_tree.batch import BatchSlots, StepOutput, refuse_nan
 from adt_tree.noise import Noise
 from adt_tree.policy import Policy
 from adt_tree.ranges import part
 from adt_tree.records import Decoded
 from adt_tree.roles import Prefix, Proposer, Request, Target
 from adt_tree.sampling import Sampling, log_probs
-from adt_tree.tree import BatchShapes, root_only_tree
+from adt_tree.tree import IDLE, DraftTree, root_only_tree
 from adt_tree.verify import Coupled, Rule, Verdict
 
 
@@ -45,16 +45,23 @@ def autoregressive(
 
     while slots.refill(begin):
         clock = time.perf_counter()
-        tree = root_only_tree(slots.last_codes)
+        tree = target.run(root_only_tree, slots.last_codes)
         with part("target"):
             scored = target.forward(tree, slots.committed)
-        log_p = log_probs(scored.logits, sampling)
-        choice = (log_p + drawn.at(slots.positions[:, None])).argmax(dim=-1)
-        root = torch.zeros_like(choice)
-        verdict = Verdict(root, root[:, 0] + 1, choice)
+        noise_here = drawn.at(slots.positions[:, None])
+        top1, verdict = target.run(choose, sampling, scored.logits, noise_here)
         with part("commit"):
             target.commit(tree, verdict)
-        yield slots.advance(tree, log_p, verdict, idle, clock)
+        yield slots.advance(tree, top1, verdict, idle, clock)
+
+
+def choose(sampling: Sampling, logits: Tensor, noise: Tensor) -> tuple[Tensor, Verdict]:
+    """Returns the log-probability of the most probable code [B, 1], and the verdict on trees of the root
+    alone: the argmax of log p + G follows it. logits [G, B, 1, V], noise [B, 1, V]."""
+    log_p = log_probs(logits, sampling)
+    choice = (log_p + noise).argmax(dim=-1)
+    root = torch.zeros_like(choice)
+    return log_p.amax(dim=-1), Verdict(root, root[:, 0] + 1, choice)
 
 
 @torch.inference_mode()
@@ -87,7 +94,7 @@ def speculative(
         positions, committed = slots.positions, slots.committed
         # Shape: the policy says how deep, how wide and how large each image's tree may be.
         shapes = slots.shapes(policy)
-        bounds = BatchShapes.of(shapes, target.device)
+        bounds = slots.bounds(shapes, policy)
         # Draft: a tree of likely continuations of the last committed code.
         with part("tree"):
             tree = proposer.propose(bounds, slots.last_codes, partial(noise.below, positions), committed)
@@ -96,21 +103,37 @@ def speculative(
             scored = target.forward(tree, committed)
         # Verify: the accepted path, and one code more that the target chose itself.
         with part("verify"):
-            log_p = log_probs(scored.logits, sampling)
-            perturbed = log_p + noise.at(positions[:, None] + tree.depths)
-            verdict = rule(tree, log_p, perturbed, slots.seeds, positions)
+            noise_here = noise.at(positions[:, None] + tree.depths)
+            judged = (tree, scored.logits, noise_here, slots.seeds, positions)
+            top1, perturbed, verdict = target.run(judge, rule, sampling, *judged)
         # Commit: the path becomes part of the prefix; nothing is computed again.
         with part("commit"):
             target.commit(tree, verdict)
         # Observe: the proposer and the policy learn what was accepted.
         with part("tree"):
             proposer.observe(tree, perturbed, scored.features, verdict)
-        step = slots.advance(tree, log_p, verdict, shapes, clock)
+        step = slots.advance(tree, top1, verdict, shapes, clock)
         for slot, image in step.images:
             image.drafter_calls += proposer.calls(shapes[slot])
             done = image.steps[-1]
             policy.observe(slot, done, slots.cells(done))
         yield step
+
+
+def judge(
+    rule: Rule,
+    sampling: Sampling,
+    tree: DraftTree,
+    logits: Tensor,
+    noise: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+) -> tuple[Tensor, Tensor, Verdict]:
+    """Returns the log-probability of the most probable code after every node [B, N], log p [B, N, V] under
+    the noise [B, N, V] of each node's position, and the rule's verdict."""
+    log_p = log_probs(logits, sampling)
+    perturbed = log_p + noise
+    return log_p.amax(dim=-1), perturbed, rule(tree, log_p, perturbed, seeds, positions)
 
 
 def _first(

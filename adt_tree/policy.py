@@ -35,6 +35,11 @@ class TreeShape:
 class Policy(Protocol):
     """Chooses the shape of each tree and learns from what was accepted. It keeps one state per slot."""
 
+    @property
+    def bounds(self) -> TreeShape:
+        """Bounds that all trees should have where steps of a few shapes are faster than steps of the smallest
+        shapes (Target.few_shapes); 0 where the policy wants a smaller tree to be a smaller pass."""
+
     def reset(self, slot: int, seed: int) -> None:
         """Begin a new image in the slot; `seed` is the image's own."""
 
@@ -50,6 +55,10 @@ class Fixed:
     """The same shape at every cell: EAGLE-2, and EAGLE-1 with the shape of its static tree."""
 
     constant: TreeShape
+
+    @property
+    def bounds(self) -> TreeShape:
+        return self.constant
 
     def reset(self, slot: int, seed: int) -> None: ...
 
@@ -164,6 +173,10 @@ class AdjacencyAdaptive:
     def __init__(self, constants: AdaptiveTree, slots: int) -> None:
         self.constants = constants
         self._memory = [_Memory(random.Random(0)) for _ in range(slots)]
+
+    @property
+    def bounds(self) -> TreeShape:
+        return self.constants.largest
 
     def reset(self, slot: int, seed: int) -> None:
         """Forget the slot's image; the seed only drives init = random."""

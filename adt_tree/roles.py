@@ -10,10 +10,10 @@ Dimensions: G guidance branches, B images in flight (slots), N nodes, A path nod
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,6 +28,29 @@ from adt_tree.verify import Verdict
 
 # levels -> the noise [B, levels, V] of so many levels below the roots: row l is that of level l + 1
 NoiseBelow = Callable[[int], Tensor]
+Result = TypeVar("Result")
+
+
+class Run(Protocol):
+    """Calls a function of tensors: run(function, *inputs) returns function(*inputs).
+
+    The target provides it. A target on a GPU may keep what the first call did on the device and repeat that,
+    without the function's Python, whenever the inputs that are not tensors are equal and the tensors have the
+    same shapes. So the function
+
+    - reads no numbers back and copies none from the host;
+    - depends on nothing but its inputs, constants, and tensors that it or others update in place;
+    - takes and returns tensors, alone or in dataclasses and tuples, beside values that can be hashed.
+
+    Its results hold until its next call.
+    """
+
+    def __call__(self, function: Callable[..., Result], *inputs: Any) -> Result: ...
+
+
+def call(function: Callable[..., Result], *inputs: Any) -> Result:
+    """The Run that just calls the function."""
+    return function(*inputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +85,8 @@ class Target(Protocol):
     num_codes: int
     slots: int
     device: torch.device
+    run: Run  # for everything that a step does on the device
+    few_shapes: bool  # whether steps of a few shapes are faster than steps of the smallest shapes
 
     def prefill(self, slot: int, prompt: Any) -> Prefix:
         """Forget the slot's image and commit the prompt."""
@@ -88,11 +113,12 @@ class Drafter(Protocol):
     def release(self, slot: int) -> None:
         """Empty an idle slot."""
 
-    def extend(
-        self, features: Tensor, codes: Tensor, count: Tensor, committed: Sequence[int]
-    ) -> tuple[Tensor, Tensor]:
+    def context(self, committed: Sequence[int]) -> Hashable:
+        """Returns what extend() needs to know of the prefixes on the host: equal contexts, equal passes."""
+
+    def extend(self, features: Tensor, codes: Tensor, count: Tensor, context: Any) -> tuple[Tensor, Tensor]:
         """Commit pairs (feature at p [G, B, A, D], code at p + 1 [B, A]), `count` [B] of them valid; return
-        logits [G, B, V] fp32 and feature [G, B, D] at the last valid pair."""
+        logits [G, B, V] fp32 and feature [G, B, D] at the last valid pair. context: of the same step."""
 
     def expand(self, codes: Tensor, features: Tensor, ancestors: Tensor, depth: int) -> tuple[Tensor, Tensor]:
         """Run W tree nodes a slot: codes [B, W], their parents' features [G, B, W, D], ancestors [B, W, E]

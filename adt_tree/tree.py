@@ -8,13 +8,15 @@ with invalid leaves. Dimensions: B images, N nodes (root included), P pool candi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from adt_tree.policy import TreeShape
 from adt_tree.static_trees import Paths
+
+IDLE = TreeShape(0, 0, 0)  # of a slot without an image
 
 
 def to_device(values: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> Tensor:
@@ -29,24 +31,37 @@ def to_device(values: Sequence[int] | Sequence[Sequence[int]], device: torch.dev
 
 @dataclass(frozen=True, slots=True)
 class BatchShapes:
-    """The tree shapes of all images in flight: their bounds on the host, each image's own on the device."""
+    """The tree shapes of all images in flight: bounds on the host, each image's own shape on the device."""
 
-    depth: int  # the greatest of all images
+    depth: int  # no image's is greater
     width: int
     budget: int
+    levels: int  # that have to be drafted: the depth of the deepest tree
     limits: Tensor  # [B, 3] int64: each image's depth, width and budget
 
     @staticmethod
-    def of(shapes: Sequence[TreeShape], device: torch.device) -> BatchShapes:
-        """One shape an image."""
+    def of(shapes: Sequence[TreeShape], device: torch.device, at_least: TreeShape = IDLE) -> BatchShapes:
+        """Returns the bounds of one shape per image. They are not below those of at_least: if that is the
+        largest shape there can be, all steps have the same bounds."""
         limits = [(shape.depth, shape.width, shape.budget) for shape in shapes]
         depth, width, budget = map(max, zip(*limits, strict=True))
-        return BatchShapes(depth, width, budget, to_device(limits, device))
+        return BatchShapes(
+            depth=max(depth, at_least.depth),
+            width=max(width, at_least.width),
+            budget=max(budget, at_least.budget),
+            levels=depth if min(width, budget) else 0,
+            limits=to_device(limits, device),
+        )
 
     @property
     def empty(self) -> bool:
         """Whether no image drafts anything."""
-        return min(self.depth, self.width, self.budget) == 0
+        return self.levels == 0
+
+    @property
+    def all_levels(self) -> BatchShapes:
+        """The same for a proposer to which a level more costs nothing."""
+        return self if self.empty else replace(self, levels=self.depth)
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,8 +115,8 @@ def acceptance_rates(model: Model, guidance: float) -> dict[str, float]:
     assert net is not None
     cells = min(CELLS, model.grid.width - 1)  # one row: between rows some families have separators
     prompt = model.encode("0" if model.prompts.num_classes else PROMPT)
-    grid, codebook = Grid(1, cells + 1), (model.first_code, model.num_codes)
-    target = ARTarget(model.decoder, grid, *codebook, 1, sampling.branches, prompt.length, max_nodes=cells)
+    grid, ids = Grid(1, cells + 1), model.code_ids
+    target = ARTarget(model.decoder, grid, ids, 1, sampling.branches, prompt.length, max_nodes=cells)
     request, noise = Request("drafter alignment", prompt, seed=0), Noise(model.num_codes, silent=False)
     (image,) = finished(autoregressive(target, [request], sampling, noise))
 

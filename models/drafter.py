@@ -131,7 +131,7 @@ class EagleDrafter:
         """max_depth, max_width: of the largest tree. alignment: one of models.spec.ALIGNMENTS."""
         self.net, self.target = net, target
         self.device = target.device
-        self._most_committed = 0  # codes in any slot's prefix at the last extend()
+        self._most_committed = 0  # bound on the codes in any slot's prefix at the last extend()
         self.alignment = pairing(alignment, target)
         config = net.config
         scratch = max(max_depth + 1, max_depth * max_width)
@@ -157,11 +157,14 @@ class EagleDrafter:
         """Forget an idle slot's entries."""
         self.cache.clear(slice(slot, None, self.target.slots))
 
-    def extend(
-        self, features: Tensor, codes: Tensor, count: Tensor, committed: Sequence[int]
-    ) -> tuple[Tensor, Tensor]:
+    def context(self, committed: Sequence[int]) -> int:
+        """A bound on the codes in any slot's prefix. Where few shapes are fast it is the whole image: what
+        one layer reads of it is little beside its weights."""
+        return self.target.grid.size if self.target.few_shapes else max(committed)
+
+    def extend(self, features: Tensor, codes: Tensor, count: Tensor, context: int) -> tuple[Tensor, Tensor]:
         """Commit pairs, as a chain behind those before; logits and feature at the last valid one."""
-        self._most_committed = max(committed)
+        self._most_committed = context
         branches, images, pairs, size = features.shape
         order = torch.arange(pairs, device=self.device).expand(images, -1)
         ancestors = chain_mask(pairs, self.device).expand(images, -1, -1)

@@ -1,147 +1,202 @@
-"""The networks' passes captured as CUDA graphs: one launch where there were hundreds.
+"""Runs functions of tensors as CUDA graphs: one launch repeats the kernels of a whole function.
 
-A pass of the target or the drafter is a function of tensors that writes nothing but its result and scratch
-behind the committed cache, so it may be recorded and repeated. Nothing else is captured: the loop, the trees
-and the rules do not know of graphs. A graph repeats its kernels on the memory it was recorded with, so inputs
-are copied into buffers before a replay and the result is copied out after, for all graphs share scratch.
-Everything happens in the order of one stream, on one CUDA device; nothing here waits but a recording.
+GraphRunner is the Run (adt_tree.roles) of a target on a GPU. At the first call with inputs of certain shapes
+it runs the function as it is and then records it, which runs nothing; from the second call on it replays the
+recording. A graph repeats its kernels on the memory it was recorded with. Therefore
+
+- inputs are copied into buffers before a replay, except results of other functions, which lie in fixed memory
+  and are read where they are;
+- results are copied, inside the graph, to fixed memory outside the scratch that all graphs share; all graphs
+  of a function with results of the same shapes have the same one, so that what reads them is recorded once;
+- the function may update tensors that it keeps, if it does so in place. Recording runs nothing, so nothing
+  has to be restored after it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+import gc
+import sys
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from adt_tree.grid import Grid
-from models.drafter import EagleDrafter
-from models.target import ARTarget
-from models.transformer import Decoder
-
-ROWS = (1, 8, 16, 32, 64)  # shape buckets of a target pass: its rows; above, multiples of the last
-CONTEXT = 256  # step of the bounds on committed codes
-MOST = 256  # graphs of one target; what is first seen after that runs as it is
-WARM_UPS = 1  # runs before a recording: libraries start, tables by shape are made
+ROWS = (1, 8, 16, 32, 64)  # numbers of nodes that passes are recorded with; above, multiples of the last
+CONTEXT = 256  # bounds on the committed codes are multiples of this,
+BOUNDS = 8  # or of more, so that an image has at most this many
 
 
-# Who captures: (run, how often to run it first to warm up) -> what runs it again on the buffers it was
-# captured with, and what run() returned in it: memory that every replay writes anew. Being recorded, run()
-# has no effect yet.
-Recorder = Callable[[Callable[[], Tensor], int], tuple[Callable[[], None], Tensor]]
+class Recorder(Protocol):
+    """Records what a function does on the device."""
+
+    def warm_up(self) -> AbstractContextManager[None]:
+        """Returns a context for the run before a recording, in which libraries allocate what they keep."""
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        """Returns what repeats run() on the memory it used. RuntimeError if run() cannot be recorded."""
 
 
 class CudaRecorder:
-    """torch.cuda.graph as recorder. All graphs share one pool of scratch memory."""
+    """torch.cuda.graph as recorder. All graphs share one pool of scratch memory, and one stream, because
+    cuBLAS keeps a workspace, up to a GiB, for every stream it meets."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream()
 
-    def __call__(self, run: Callable[[], Tensor], warm_ups: int) -> tuple[Callable[[], None], Tensor]:
-        """Warm up on a side stream, then capture, as torch asks for."""
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(warm_ups):
-                run()
-        torch.cuda.current_stream().wait_stream(side)
+    @contextmanager
+    def warm_up(self) -> Iterator[None]:
+        """Runs on the stream of the recordings, behind all that is queued and before all that follows."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            yield
+        torch.cuda.current_stream().wait_stream(self._stream)
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        """Captures run() in a graph."""
         graph = torch.cuda.CUDAGraph()
-        # Another thread may use the device meanwhile: that is none of this capture's concern.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            result = run()
-        return graph.replay, result
+        collecting = gc.isenabled()
+        gc.disable()  # to destroy another graph, which the collector may find, would spoil the capture
+        try:
+            # Another thread may use the device meanwhile, which this capture need not forbid.
+            with torch.cuda.graph(
+                graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+            ):
+                run()
+        finally:
+            if collecting:
+                gc.enable()
+        return graph.replay
 
 
 @dataclass(frozen=True, slots=True)
 class _Graph:
-    """A recording with its buffers."""
+    """A recording, the tensors it reads in the order of the inputs, and its results."""
 
     buffers: list[Tensor]
     replay: Callable[[], None]
-    result: Tensor
+    results: Any
 
 
 class GraphRunner:
-    """Runs functions of tensors through recordings, one a function, bound and set of input shapes."""
+    """Calls functions by replaying recordings: one per function, inputs that are not tensors, and shapes.
 
-    def __init__(self, record: Recorder) -> None:
-        self._record = record
+    If a recording fails it says so on stderr, once, and calls everything directly from then on.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
         self._graphs: dict[Hashable, _Graph] = {}
+        self._results: dict[Hashable, Any] = {}  # by function and shapes
+        self._fixed: dict[int, Tensor] = {}  # every tensor in _results, by its id()
+        self._failed = False
 
     @property
     def captured(self) -> int:
-        """Graphs held."""
+        """Number of recordings."""
         return len(self._graphs)
 
-    def __call__(self, function: Callable[..., Tensor], most_committed: int, *inputs: Tensor) -> Tensor:
-        """function(*inputs, most_committed), in memory of its own. What it reads beside its inputs must stay
-        in its place."""
-        key = (function, most_committed, *((x.shape, x.dtype) for x in inputs))
+    def __call__(self, function: Callable[..., Any], *inputs: Any) -> Any:
+        """Returns function(*inputs). See adt_tree.roles.Run for what the function may do."""
+        if self._failed:
+            return function(*inputs)
+        leaves = leaves_of(inputs)
+        key = (function, *map(self._key, leaves))
         graph = self._graphs.get(key)
         if graph is None:
-            if self.captured == MOST:
-                return function(*inputs, most_committed)
-            buffers = [x.clone(memory_format=torch.contiguous_format) for x in inputs]
-            graph = _Graph(buffers, *self._record(lambda: function(*buffers, most_committed), WARM_UPS))
-            self._graphs[key] = graph
-        for buffer, x in zip(graph.buffers, inputs, strict=True):
-            buffer.copy_(x)
+            return self._first_call(key, function, inputs)
+        for buffer, tensor in zip(graph.buffers, filter(torch.is_tensor, leaves), strict=True):
+            if buffer is not tensor:
+                buffer.copy_(tensor)
         graph.replay()
-        return graph.result.clone()
+        return graph.results
+
+    def _key(self, leaf: Any) -> Hashable:
+        """Returns what a recording depends on: of a fixed tensor which one it is, of another its shape."""
+        if not isinstance(leaf, Tensor):
+            return leaf
+        return id(leaf) if id(leaf) in self._fixed else (leaf.shape, leaf.dtype)
+
+    def _first_call(self, key: Hashable, function: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
+        """Runs the function on buffers, which gives this call's results, and then records it."""
+        buffers = map_tensors(lambda x: x if id(x) in self._fixed else contiguous_copy(x), inputs)
+        with self._recorder.warm_up():
+            values = function(*buffers)
+        results = self._keep(function, values)
+
+        def run() -> None:
+            for result, value in zip(tensors_in(results), tensors_in(function(*buffers)), strict=True):
+                result.copy_(value)
+
+        try:
+            replay = self._recorder.record(run)
+        except RuntimeError as error:
+            self._failed = True
+            self._graphs.clear()
+            reason = str(error).partition("\n")[0]
+            print(f"CUDA graphs are off from here on, a step is slower: {reason}", file=sys.stderr)
+        else:
+            self._graphs[key] = _Graph(tensors_in(buffers), replay, results)
+        return results
+
+    def _keep(self, function: Callable[..., Any], values: Any) -> Any:
+        """Copies what a function returned to the fixed memory of its results of these shapes."""
+        shapes = ((x.shape, x.dtype) if isinstance(x, Tensor) else x for x in leaves_of(values))
+        key = (function, *shapes)
+        if key not in self._results:
+            self._results[key] = map_tensors(contiguous_copy, values)
+            self._fixed |= {id(x): x for x in tensors_in(self._results[key])}
+        else:
+            for result, value in zip(tensors_in(self._results[key]), tensors_in(values), strict=True):
+                result.copy_(value)
+        return self._results[key]
 
 
-class GraphTarget(ARTarget):
-    """A target whose passes over trees are graphs, rows and bounds rounded up: one serves many steps."""
-
-    def __init__(
-        self,
-        decoder: Decoder,
-        grid: Grid,
-        first_code: int,
-        num_codes: int,
-        slots: int,
-        branches: int,
-        max_prompt: int,
-        max_nodes: int,
-        record: Recorder,
-    ) -> None:
-        """As ARTarget. record: who captures."""
-        rows = row_bucket(max_nodes)
-        super().__init__(decoder, grid, first_code, num_codes, slots, branches, max_prompt, rows)
-        self.graphs = GraphRunner(record)
-
-    def features(self, codes: Tensor, depths: Tensor, ancestors: Tensor, most_committed: int) -> Tensor:
-        """Features [G, B, N, D] by a graph over as many rows or more, the added ones read by nobody."""
-        nodes = codes.shape[1]
-        more = row_bucket(nodes) - nodes
-        if more:
-            codes, depths = F.pad(codes, (0, more)), F.pad(depths, (0, more))
-            own = torch.eye(nodes + more, dtype=torch.bool, device=self.device)
-            ancestors = F.pad(ancestors, (0, more, 0, more)) | own
-        bound = context_bucket(most_committed, self.grid.size)
-        return self.graphs(super().features, bound, codes, depths, ancestors)[:, :, :nodes]
+def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """Returns the value with every tensor in it replaced; dataclasses, tuples and lists are entered."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, tuple | list):
+        return tuple(map_tensors(function, part) for part in value)
+    if names := field_names(value):
+        return replace(value, **{name: map_tensors(function, getattr(value, name)) for name in names})
+    return value
 
 
-class GraphDrafter(EagleDrafter):
-    """A drafter beside a GraphTarget whose passes are graphs too, in the shapes they have."""
+def leaves_of(value: Any) -> list[Any]:
+    """Returns the tensors that map_tensors() would replace, in its order, and what else lies among them."""
+    if isinstance(value, tuple | list):
+        return [leaf for part in value for leaf in leaves_of(part)]
+    if names := field_names(value):
+        return [leaf for name in names for leaf in leaves_of(getattr(value, name))]
+    return [value]
 
-    target: GraphTarget
 
-    def run(
-        self, codes: Tensor, features: Tensor, depths: Tensor, ancestors: Tensor, most_committed: int
-    ) -> Tensor:
-        """The network's features [G, B, W, D] by a graph."""
-        bound = context_bucket(most_committed, self.target.grid.size)
-        return self.target.graphs(super().run, bound, codes, features, depths, ancestors)
+def field_names(value: Any) -> Iterable[str]:
+    """Returns the names of a dataclass' fields; none of anything else."""
+    return getattr(type(value), "__dataclass_fields__", ())
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """Returns the tensors that map_tensors() would replace, in its order."""
+    return [leaf for leaf in leaves_of(value) if isinstance(leaf, Tensor)]
+
+
+def contiguous_copy(tensor: Tensor) -> Tensor:
+    """Returns a copy in memory of its own."""
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def row_bucket(count: int) -> int:
-    """Rows of a captured target pass over `count` nodes."""
+    """Returns the number of nodes with which a pass over `count` nodes is recorded."""
     return next((rows for rows in ROWS if rows >= count), -(-count // ROWS[-1]) * ROWS[-1])
 
 
 def context_bucket(committed: int, size: int) -> int:
-    """The next multiple of CONTEXT, or the whole image of `size` tokens."""
-    return min(-(-committed // CONTEXT) * CONTEXT, size)
+    """Returns the bound on committed codes with which a pass is recorded: a multiple of CONTEXT, or the whole
+    image of `size` codes."""
+    step = max(1, -(-size // (CONTEXT * BOUNDS))) * CONTEXT
+    return min(-(-committed // step) * step, size)

@@ -22,7 +22,7 @@ from models.checkpoint.weights import Weights
 from models.codecs.neighbours import find_table, read_table
 from models.codecs.vq import VQModel, to_uint8
 from models.drafter import DrafterNet, EagleDrafter, Layout, load_drafter
-from models.graphs import CudaRecorder, GraphDrafter, GraphTarget
+from models.graphs import CudaRecorder, GraphRunner
 from models.memory import Use, check_room
 from models.packed import cache_dtype
 from models.separators import SeparatorDrafter, SeparatorTarget
@@ -88,6 +88,11 @@ class Model:
         """Token id of code 0."""
         return self.prompts.first_code
 
+    @property
+    def code_ids(self) -> range:
+        """Token ids of the codes."""
+        return range(self.first_code, self.first_code + self.num_codes)
+
     def encode(self, text: str) -> EncodedPrompt:
         """The prompt as the target takes it."""
         return self.prompts.encode(text)
@@ -112,14 +117,13 @@ class Model:
                 "use the AR baseline (--method ar) of another model, or --attention sdpa"
             )
         check_room(self._use(slots, sampling, nodes, max_prompt, tokens), self.device, self.precision)
-        codes, rows = (self.first_code, self.num_codes), (slots, sampling.branches)
+        codes, rows = self.code_ids, (slots, sampling.branches)
+        run = None
         if self.graphs:
             gc.collect()  # a target and its graphs refer to one another: one just dropped is still here
-            record = CudaRecorder()
-            target: ARTarget = GraphTarget(self.decoder, tokens, *codes, *rows, max_prompt, nodes, record)
-        else:
-            attend_in = torch.float64 if self.deterministic else None
-            target = ARTarget(self.decoder, tokens, *codes, *rows, max_prompt, nodes, attend_in)
+            run = GraphRunner(CudaRecorder())
+        attend_in = torch.float64 if self.deterministic else None
+        target = ARTarget(self.decoder, tokens, codes, *rows, max_prompt, nodes, attend_in, run)
         if self.compiled:
             target.join = compiled_join()
         if self.attention == "flash":
@@ -153,9 +157,10 @@ class Model:
             raise CheckpointError(f"model {self.name} was loaded without a drafter: pass --drafter_path")
         tokens = target.tokens if isinstance(target, SeparatorTarget) else target
         depth = max_depth if tokens is target else 2 * max_depth + 1
-        kind = GraphDrafter if isinstance(tokens, GraphTarget) else EagleDrafter
-        drafter = kind(self.drafter_net, tokens, depth, max_width, self.alignment)
-        return SeparatorDrafter(drafter, target) if isinstance(target, SeparatorTarget) else drafter
+        drafter = EagleDrafter(self.drafter_net, tokens, depth, max_width, self.alignment)
+        if isinstance(target, SeparatorTarget):
+            return SeparatorDrafter(drafter, target, max_depth)
+        return drafter
 
     @torch.inference_mode()
     def image(self, codes: list[int]) -> Image.Image:

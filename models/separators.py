@@ -84,6 +84,7 @@ class SeparatorTarget:
         self.tokens, self.grid = tokens, grid
         self.separator = separator - tokens.first_code  # outside the codebook
         self.num_codes, self.slots, self.device = tokens.num_codes, tokens.slots, tokens.device
+        self.run, self.few_shapes = tokens.run, tokens.few_shapes
         self._separated: Separated | None = None  # the trees scored last; None: they had no separators
 
     def prefill(self, slot: int, prompt: Any) -> Prefix:
@@ -93,17 +94,33 @@ class SeparatorTarget:
 
     def forward(self, tree: DraftTree, committed: Sequence[int]) -> Scored:
         """Score every node, behind its separator where it has one."""
-        most, tokens = self._most_separators(tree, committed), tokens_in(max(committed), self.grid.width)
+        most = self._most_separators(tree, committed)
+        rows = self.tokens.rows(tree.nodes + most)
+        bound = self.tokens.bound(tokens_in(max(committed), self.grid.width))
         if most == 0:
             self._separated = None
-            scored = self.tokens.score(tree.codes, tree.depths, tree.ancestors, tokens)
-            return Scored(scored.logits, torch.cat((scored.features, scored.features), dim=-1))
-        column = (to_device(committed, self.device)[:, None] + tree.depths) % self.grid.width
+            return self.run(self._score_nodes, tree.codes, tree.depths, tree.ancestors, bound, rows)
+        roots = to_device(committed, self.device)
+        scored, self._separated = self.run(self._score_separated, tree, roots, bound, rows)
+        return scored
+
+    def _score_nodes(self, codes: Tensor, depths: Tensor, ancestors: Tensor, bound: int, rows: int) -> Scored:
+        """A pass over trees without separators."""
+        scored = self.tokens.score(codes, depths, ancestors, bound, rows)
+        return Scored(scored.logits, torch.cat((scored.features, scored.features), dim=-1))
+
+    def _score_separated(
+        self, tree: DraftTree, roots: Tensor, bound: int, rows: int
+    ) -> tuple[Scored, Separated]:
+        """A pass over trees with as many separators as it has rows for; roots [B]: their indices."""
+        column = (roots[:, None] + tree.depths) % self.grid.width
         last = (column == self.grid.width - 1) & tree.valid
-        rows = self._separated = separate(tree, last, most, self.separator)
-        scored = self.tokens.score(rows.codes, rows.depths, rows.ancestors, tokens)
-        logits, read = (self._at(x, rows.read) for x in (scored.logits, scored.features))
-        return Scored(logits, torch.cat((scored.features[:, :, : tree.nodes], read), dim=-1))
+        separated = separate(tree, last, rows - tree.nodes, self.separator)
+        codes, depths, ancestors = separated.codes, separated.depths, separated.ancestors
+        scored = self.tokens.score(codes, depths, ancestors, bound, rows)
+        logits, read = (self._at(x, separated.read) for x in (scored.logits, scored.features))
+        features = torch.cat((scored.features[:, :, : tree.nodes], read), dim=-1)
+        return Scored(logits, features), separated
 
     @staticmethod
     def _at(x: Tensor, rows: Tensor) -> Tensor:
@@ -112,14 +129,17 @@ class SeparatorTarget:
 
     def commit(self, tree: DraftTree, verdict: Verdict) -> None:
         """Append the path with the separators on it."""
-        rows = self._separated
-        if rows is None:
-            return self.tokens.commit(tree, verdict)
+        if self._separated is None:
+            self.tokens.commit(tree, verdict)
+        else:
+            self.run(self._commit_separated, self._separated.read, self._separated.last, verdict)
+
+    def _commit_separated(self, read: Tensor, last: Tensor, verdict: Verdict) -> None:
         taken = torch.arange(verdict.path.shape[1], device=self.device) < verdict.count[:, None]
-        pairs = torch.stack((verdict.path, rows.read.gather(1, verdict.path)), dim=2)
-        keep = torch.stack((taken, taken & rows.last.gather(1, verdict.path)), dim=2)
+        pairs = torch.stack((verdict.path, read.gather(1, verdict.path)), dim=2)
+        keep = torch.stack((taken, taken & last.gather(1, verdict.path)), dim=2)
         path = pairs.flatten(1).gather(1, kept_first(keep))
-        return self.tokens.commit_path(path, keep.flatten(1).sum(dim=1))
+        self.tokens.commit_path(path, keep.flatten(1).sum(dim=1))
 
     def release(self, slot: int) -> None:
         """Forget an idle slot's prefix."""
@@ -149,6 +169,15 @@ class _Block:
     there: Tensor | None  # [B] bool: slots in which the separators exist; None: these are nodes
 
 
+@dataclass(frozen=True, slots=True)
+class RowContext:
+    """What the host knows of the roots of all images: equal contexts, equal passes of the drafter."""
+
+    tokens: int  # bound on the tokens in any slot's prefix
+    since: int  # the nearest root's distance behind the first column of a row but the first; width: none
+    ends: frozenset[int]  # levels below the roots, modulo the width, that may lie in the last column
+
+
 class SeparatorDrafter:
     """The Drafter of codes over a drafter of the whole token sequence; features are those of SeparatorTarget.
 
@@ -158,13 +187,13 @@ class SeparatorDrafter:
     calls leave that out.
     """
 
-    def __init__(self, tokens: EagleDrafter, target: SeparatorTarget) -> None:
-        """tokens: over target.tokens, with room for trees of twice the depth and one level more."""
+    def __init__(self, tokens: EagleDrafter, target: SeparatorTarget, max_depth: int) -> None:
+        """tokens: over target.tokens, with room for trees of twice max_depth and one level more."""
         self.tokens, self.target, self.device = tokens, target, tokens.device
+        self._max_depth = max_depth
         self._row = tokens.net.config.hidden_size
         self._paired = torch.zeros(target.slots, dtype=torch.int64, device=self.device)  # [B] codes paired
-        # Codes the target has committed, which is the root's index; of idle slots 0, whatever was paired.
-        self._committed: Sequence[int] = [0] * target.slots
+        self._ends = frozenset[int]()  # as RowContext.ends, of the last extend()
         self._blocks: list[_Block] = []
 
     def prefill(self, slot: int, prompt: Any, prefix: Prefix) -> None:
@@ -178,17 +207,28 @@ class SeparatorDrafter:
         self._paired[slot] = 0
         self.tokens.release(slot)
 
+    def context(self, committed: Sequence[int]) -> RowContext:
+        """Where the roots, whose indices are `committed`, lie in their rows. Where few shapes are fast,
+        either all levels may end a row or none."""
+        width = self.target.grid.width
+        since = min((root % width for root in committed if root >= width), default=width)
+        ends = frozenset(width - 1 - root % width for root in committed)
+        if self.target.few_shapes:
+            since = 0 if since <= self._max_depth else width
+            ends = frozenset(range(width) if min(ends) <= self._max_depth else ())
+        return RowContext(self.tokens.context([tokens_in(root, width) for root in committed]), since, ends)
+
     def extend(
-        self, features: Tensor, codes: Tensor, count: Tensor, committed: Sequence[int]
+        self, features: Tensor, codes: Tensor, count: Tensor, context: RowContext
     ) -> tuple[Tensor, Tensor]:
         """Commit the pairs, separators among them; then read the one behind the root, if there is one."""
         width, pairs = self.target.grid.width, codes.shape[1]
-        self._committed = committed
+        self._ends = context.ends
         own, read = features.split(self._row, dim=-1)
         order = torch.arange(pairs, device=self.device)
         index = self._paired[:, None] + order
         self._paired += count
-        if any(self._first_columns(root, pairs) for root in committed):
+        if context.since < pairs:
             new = order < count[:, None]
             keep = torch.stack((new & (index % width == 0) & (index > 0), new), dim=2)
             at = kept_first(keep)
@@ -196,16 +236,10 @@ class SeparatorDrafter:
             both = torch.stack((own, read), dim=3).flatten(2, 3)
             read = both.gather(2, at[None, ..., None].expand_as(both))
             codes, count = tokens.flatten(1).gather(1, at), keep.flatten(1).sum(dim=1)
-        known = [tokens_in(done, width) for done in committed]
-        logits, feature = self.tokens.extend(read, codes, count, known)
+        logits, feature = self.tokens.extend(read, codes, count, context.tokens)
         self._blocks = []
         logits, feature = self._pass_separators(None, logits[:, :, None], feature[:, :, None], 0)
         return logits[:, :, 0], feature[:, :, 0]
-
-    def _first_columns(self, root: int, pairs: int) -> int:
-        """How many of the last `pairs` codes up to the root's index may begin a row, but for the first."""
-        first = max(root - pairs + 1, 1)
-        return root // self.target.grid.width - (first - 1) // self.target.grid.width
 
     def expand(self, codes: Tensor, features: Tensor, ancestors: Tensor, depth: int) -> tuple[Tensor, Tensor]:
         """A level of tree nodes, and the separators behind it in the last column."""
@@ -225,7 +259,7 @@ class SeparatorDrafter:
     ) -> tuple[Tensor, Tensor]:
         """Logits and features of a level `below` the root; in the last column those behind its separators."""
         width, last = self.target.grid.width, self.target.grid.width - 1
-        if all((root + below) % width != last for root in self._committed):
+        if below % width not in self._ends:
             return logits, features
         there = (self._paired - 1 + below) % width == last
         separators = torch.full(features.shape[1:3], self.target.separator, device=self.device)

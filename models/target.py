@@ -10,14 +10,16 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from adt_tree.errors import UserError
 from adt_tree.grid import Grid
-from adt_tree.roles import Prefix, Scored
+from adt_tree.roles import Prefix, Run, Scored, call
 from adt_tree.tree import DraftTree
 from adt_tree.verify import Verdict
 from models.cache import KVCache
+from models.graphs import context_bucket, row_bucket
 from models.packed import cache_dtype, pack
 from models.transformer import Decoder, join
 
@@ -100,19 +102,22 @@ class ARTarget:
         self,
         decoder: Decoder,
         grid: Grid,
-        first_code: int,
-        num_codes: int,
+        codes: range,
         slots: int,
         branches: int,
         max_prompt: int,
         max_nodes: int,
         attend_in: torch.dtype | None = None,
+        run: Run | None = None,
     ) -> None:
-        """first_code: token id of code 0. branches: 2 under guidance, else 1. max_nodes: largest tree,
-        root included. attend_in: type of the cache and of attention; None: the fastest."""
+        """codes: token ids of the codebook. branches: 2 under guidance, else 1. max_nodes: of the largest
+        tree, root included. attend_in: type of the cache and of attention; None: the fastest. run: what
+        repeats the parts of a step; passes then have few shapes."""
+        self.run, self.few_shapes = run or call, run is not None
+        max_nodes = self.rows(max_nodes)
         weight = decoder.embed.weight
         self.decoder, self.grid, self.slots = decoder, grid, slots
-        self.num_codes, self.first_code = num_codes, first_code
+        self.num_codes, self.first_code = len(codes), codes.start
         self.branches, self.max_prompt = branches, max_prompt
         self.join = join
         self.device = weight.device
@@ -149,11 +154,31 @@ class ARTarget:
 
     def forward(self, tree: DraftTree, committed: Sequence[int]) -> Scored:
         """Logits and features of every node; committed: image codes in each slot's prefix."""
-        return self.score(tree.codes, tree.depths, tree.ancestors, max(committed))
+        rows, bound = self.rows(tree.nodes), self.bound(max(committed))
+        return self.run(self.score, tree.codes, tree.depths, tree.ancestors, bound, rows)
 
-    def score(self, codes: Tensor, depths: Tensor, ancestors: Tensor, most_committed: int) -> Scored:
-        """Score nodes: codes and depths [B, N], ancestors [B, N, N]; at most most_committed codes a slot."""
-        features = self.features(codes, depths, ancestors, most_committed)
+    def rows(self, nodes: int) -> int:
+        """Returns the number of rows of a pass over so many nodes."""
+        return row_bucket(nodes) if self.few_shapes else nodes
+
+    def bound(self, most_committed: int) -> int:
+        """Returns the bound on the committed codes of a slot that a pass takes."""
+        return context_bucket(most_committed, self.grid.size) if self.few_shapes else most_committed
+
+    def score(
+        self, codes: Tensor, depths: Tensor, ancestors: Tensor, most_committed: int, rows: int = 0
+    ) -> Scored:
+        """Score nodes: codes and depths [B, N], ancestors [B, N, N]; at most most_committed codes a slot.
+
+        rows: of the pass, if more than N: the others see themselves alone, and nobody reads them.
+        """
+        nodes = codes.shape[1]
+        more = rows - nodes
+        if more > 0:
+            codes, depths = F.pad(codes, (0, more)), F.pad(depths, (0, more))
+            ancestors = F.pad(ancestors, (0, more, 0, more))
+            ancestors = ancestors | torch.eye(rows, dtype=torch.bool, device=self.device)
+        features = self.features(codes, depths, ancestors, most_committed)[:, :, :nodes]
         return Scored(self.logits(features), features)
 
     def features(self, codes: Tensor, depths: Tensor, ancestors: Tensor, most_committed: int) -> Tensor:
@@ -170,7 +195,7 @@ class ARTarget:
 
     def commit(self, tree: DraftTree, verdict: Verdict) -> None:
         """Append the accepted path of the tree just scored to each slot's prefix, in both branches."""
-        self.commit_path(verdict.path, verdict.count, tree.leafy_chain)
+        self.run(self.commit_path, verdict.path, verdict.count, tree.leafy_chain)
 
     def commit_path(self, path: Tensor, count: Tensor, leafy_chain: bool = False) -> None:
         """Append nodes path [B, A] of the pass just run, `count` [B] of them valid."""

@@ -121,7 +121,7 @@ class LlamaGen:
         config = self.decoder.config
         side = config.raster_side
         grid = Grid(side, side) if codes is None else Grid(codes, 1)
-        return ARTarget(self.decoder, grid, 0, config.vocab_size, slots, 2, config.raster_start, nodes)
+        return ARTarget(self.decoder, grid, range(config.vocab_size), slots, 2, config.raster_start, nodes)
 
 
 def llamagen(family: str, side: int) -> LlamaGen:

@@ -15,7 +15,7 @@ from torch import Tensor
 from adt_tree.grid import Grid
 from adt_tree.records import Decoded
 from adt_tree.relax import nearest_table
-from adt_tree.roles import Prefix, Request, Scored
+from adt_tree.roles import Prefix, Request, Scored, call
 from adt_tree.sampling import Sampling, log_probs
 from adt_tree.tree import DraftTree
 from adt_tree.verify import Verdict
@@ -39,7 +39,7 @@ def append(state: Tensor, codes: Tensor) -> Tensor:
 class TabularTarget:
     """A Target of logits [G, S, V]."""
 
-    num_codes, device = CODES, CPU
+    num_codes, device, few_shapes, run = CODES, CPU, False, staticmethod(call)
 
     def __init__(self, logits: Tensor, grid: Grid, slots: int) -> None:
         self.logits, self.grid, self.slots = logits, grid, slots
@@ -82,9 +82,10 @@ class TabularDrafter:
     def release(self, slot: int) -> None:
         """Nor is there anything to empty."""
 
-    def extend(
-        self, features: Tensor, codes: Tensor, count: Tensor, committed: Sequence[int]
-    ) -> tuple[Tensor, Tensor]:
+    def context(self, committed: Sequence[int]) -> None:
+        """What has been committed does not matter to a table."""
+
+    def extend(self, features: Tensor, codes: Tensor, count: Tensor, context: None) -> tuple[Tensor, Tensor]:
         last = (count - 1)[:, None]
         logits, own = self.expand(codes.gather(1, last), features.gather(2, last[None, ..., None]), codes, 0)
         return logits[:, :, 0], own[:, :, 0]

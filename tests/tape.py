@@ -1,7 +1,7 @@
-"""A recorder without CUDA: the operators of a captured function, run again on the memory they ran on.
+"""A recorder without CUDA: the operators of a recorded function, run again on the memory they ran on.
 
-As in a CUDA graph, no Python runs in a replay, what a capture made is written anew in its place, and other
-recordings use the same scratch: what one made is spoilt as soon as another runs.
+As with a CUDA graph, recording changes nothing, no Python runs in a replay, what a recording made is written
+anew in its place, and other recordings use the same scratch: what one made is spoilt as soon as another runs.
 """
 
 from __future__ import annotations
@@ -18,11 +18,31 @@ from torch.utils._pytree import tree_leaves
 SPOILT = 77  # in the place of any number
 
 
+class Saved:
+    """The memory that operators changed, as it was before."""
+
+    def __init__(self) -> None:
+        self._content: dict[int, tuple[Tensor, Tensor]] = {}  # the memory, and a copy of it
+
+    def save(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Keeps what an operator is about to change."""
+        for x in written(func, args, kwargs):
+            if _memory(x) not in self._content:
+                whole = x.new_empty(0).set_(x.untyped_storage())
+                self._content[_memory(x)] = whole, whole.clone()
+
+    def exchange(self) -> None:
+        """Puts back what was kept, and keeps what was there."""
+        for key, (memory, content) in self._content.items():
+            self._content[key] = memory, memory.clone()
+            memory.copy_(content)
+
+
 class Tape:
-    """A recording. Operators run as they are recorded: the first replay has nothing to do."""
+    """A recording."""
 
     def __init__(self, machine: Machine) -> None:
-        self._machine, self._fresh = machine, True
+        self._machine = machine
         self._done: list[tuple[Any, tuple, dict[str, Any], list[Tensor]]] = []
 
     def note(self, func: Any, args: tuple, kwargs: dict[str, Any], answer: Any) -> None:
@@ -38,10 +58,9 @@ class Tape:
     def replay(self) -> None:
         """Run the tape again."""
         with self._machine.running(self):
-            for func, args, kwargs, own in () if self._fresh else self._done:
+            for func, args, kwargs, own in self._done:
                 for old, new in zip(own, made(args, kwargs, func(*args, **kwargs)), strict=True):
                     old.copy_(new)
-            self._fresh = False
 
     def spoil(self) -> None:
         """Another recording uses the scratch."""
@@ -51,19 +70,38 @@ class Tape:
 
 
 class Machine:
-    """See models.graphs.Recorder."""
+    """A models.graphs.Recorder."""
 
-    def __init__(self) -> None:
+    def __init__(self, fail_at: int = 0) -> None:
+        """fail_at: the recording that fails, counted from 1."""
         self._last: Tape | None = None
+        self._fail_at, self.recordings = fail_at, 0
+        self._warm_up = Saved()
         self.busy = False  # with a recording
 
-    def __call__(self, run: Callable[[], Any], warm_ups: int) -> tuple[Callable[[], None], Any]:
-        """Record a tape."""
-        for _ in range(warm_ups):
-            run()
-        tape = Tape(self)
-        with self.running(tape), Operators(tape.note):
-            return tape.replay, run()
+    @contextmanager
+    def warm_up(self) -> Iterator[None]:
+        """Keeps what the run changes: the recording runs on what the run found."""
+        self._warm_up = Saved()
+        with Operators(before=self._warm_up.save):
+            yield
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        """Records a tape. RuntimeError, midway, if this one is to fail."""
+        self.recordings += 1
+        tape, recording = Tape(self), Saved()
+        self._warm_up.exchange()
+        with self.running(tape):
+            try:
+                with Operators(tape.note, recording.save):
+                    run()
+                    if self.recordings == self._fail_at:
+                        raise RuntimeError("out of graphs")
+            finally:
+                recording.exchange()
+                self._warm_up.exchange()
+                tape.spoil()
+        return tape.replay
 
     @contextmanager
     def running(self, tape: Tape) -> Iterator[None]:
@@ -81,9 +119,14 @@ class Machine:
 class Operators(TorchDispatchMode):
     """Notes what has reached the kernels."""
 
-    def __init__(self, note: Callable[[Any, tuple, dict[str, Any], Any], None]) -> None:
+    def __init__(
+        self,
+        note: Callable[[Any, tuple, dict[str, Any], Any], None] = lambda *seen: None,
+        before: Callable[[Any, tuple, dict[str, Any]], None] = lambda *seen: None,
+    ) -> None:
+        """note: sees an operator that has run; before: one that is about to."""
         super().__init__()
-        self._note = note
+        self._note, self._before = note, before
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple = (), kwargs: dict[str, Any] | None = None
@@ -93,6 +136,7 @@ class Operators(TorchDispatchMode):
             parts = func.decompose(*args, **given)
         if parts is not NotImplemented:
             return parts
+        self._before(func, args, given)
         answer = func(*args, **given)
         self._note(func, args, given, answer)
         return answer
@@ -110,6 +154,13 @@ class Launches(Operators):
         asks = "empty" in func.overloadpacket.__name__
         writes = func._schema.is_mutable or (not asks and bool(made(args, kwargs, answer)))
         self.count += writes and not self._machine.busy
+
+
+def written(func: Any, args: tuple, kwargs: dict[str, Any]) -> list[Tensor]:
+    """Tensors of an operator's arguments that it changes."""
+    given = dict(zip([x.name for x in func._schema.arguments], args, strict=False)) | kwargs
+    names = [x.name for x in func._schema.arguments if x.alias_info and x.alias_info.is_write]
+    return list(_tensors([given[name] for name in names if name in given]))
 
 
 def made(args: tuple, kwargs: dict[str, Any], answer: Any) -> list[Tensor]:

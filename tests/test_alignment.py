@@ -63,8 +63,8 @@ def test_a_chain_is_the_network_over_the_sequence(model: Model, name: str) -> No
     own = torch.stack([branch[-1] for branch in prefix.features])[:, None, None]
     drafter.prefill(0, prompt, prefix)
     one = torch.ones(1, dtype=torch.int64)
-    drafter.extend(own, torch.tensor([codes[:1]]), one, [0])
-    _, feature = drafter.extend(new, torch.tensor([codes[1:4]]), 3 * one, [4])
+    drafter.extend(own, torch.tensor([codes[:1]]), one, 0)
+    _, feature = drafter.extend(new, torch.tensor([codes[1:4]]), 3 * one, 4)
     chain = [feature[:, 0]]
     for depth, code in enumerate(codes[4:]):
         seen = torch.ones(1, 1, depth + 1, dtype=torch.bool)
@@ -114,7 +114,7 @@ def test_rates_are_those_of_decoding(checkpoints: Checkpoints, family: str) -> N
         features = torch.stack([branch[-1] for branch in prefix.features])[:, None, None]
         for cell, code in enumerate(codes[:cells]):
             tree = root_only_tree(torch.tensor([code]))
-            logits, _ = drafter.extend(features, tree.codes, one, [cell])
+            logits, _ = drafter.extend(features, tree.codes, one, drafter.context([cell]))
             scored = target.forward(tree, [cell])
             target.commit(tree, Verdict(tree.parents, one, tree.codes))
             p, q = log_probs(scored.logits, sampling)[:, 0].exp(), log_probs(logits, sampling).exp()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch._inductor.utils import run_and_get_code
 from adt_tree.engine import Engine, build
 from adt_tree.method import Method
 from adt_tree.policy import TreeShape
+from adt_tree.roles import call
 from adt_tree.sampling import Sampling
 from models.transformer import compiled_join
 from tests import test_engine
@@ -25,12 +25,6 @@ SLOTS = 2
 KERNELS = 8  # of a layer without its attention and the cache's write, which add one each
 PRODUCTS = {"extern_kernels.mm", "extern_kernels.addmm"}  # all that is not generated
 KERNEL = re.compile(r"(cpp_fused\w*|extern_kernels\.\w+|torch\.ops\.[\w.]+)\(")
-
-
-def record(run: Callable[[], Any], warm_ups: int) -> tuple[Callable[[], None], Any]:
-    """In the place of a CUDA graph: runs the function again."""
-    result = run()
-    return lambda: result.copy_(run()), result
 
 
 def made(method: Method, compiled: bool) -> Engine:
@@ -43,7 +37,8 @@ def made(method: Method, compiled: bool) -> Engine:
 @pytest.mark.timeout(300)
 def test_whole_images(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("models.packed.packable", lambda weight: False)  # as on CUDA
-    monkeypatch.setattr("models.model.CudaRecorder", lambda: record)
+    monkeypatch.setattr("models.model.CudaRecorder", lambda: None)
+    monkeypatch.setattr("models.model.GraphRunner", lambda recorder: call)
     test_engine.decoder.cache_clear()  # others have packed it
     methods = [Method("ar", Sampling()), Method("self-draft", Sampling(), TreeShape(6, 3, 7))]
     rows, codes = set(), []

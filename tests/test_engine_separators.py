@@ -154,7 +154,7 @@ def test_the_drafter_reads_and_drafts_separators(width: int, step: int) -> None:
     while root < 9:
         pairs = features.shape[2]
         new = torch.tensor([codes[root - pairs + 1 : root + 1]])
-        _, feature = drafter.extend(features, new, torch.tensor([pairs]), [root])
+        _, feature = drafter.extend(features, new, torch.tensor([pairs]), drafter.context([root]))
         got = [feature[0, 0]]
         for depth, code in enumerate(codes[root + 1 : root + 4]):
             seen = torch.ones(1, 1, depth + 1, dtype=torch.bool)

@@ -13,17 +13,20 @@ from torch import Tensor
 
 from adt_tree.engine import Engine, build
 from adt_tree.method import Method
-from adt_tree.policy import TreeShape
+from adt_tree.policy import AdaptiveTree, TreeShape
+from adt_tree.proposers.eagle import EagleProposer
+from adt_tree.proposers.rivals import JacobiWindow
+from adt_tree.proposers.self_draft import SelfDraftProposer
 from adt_tree.records import Decoded
-from adt_tree.roles import Request
+from adt_tree.roles import Request, call
 from adt_tree.sampling import Sampling
-from models.graphs import MOST, WARM_UPS, GraphRunner, GraphTarget, context_bucket, row_bucket
+from models.graphs import GraphRunner, context_bucket, row_bucket
 from models.spec import ALIGNMENTS
 from tests import test_engine_separators as separators
 from tests.checkpoints import load
 from tests.decoding import codes_of
 from tests.tape import SPOILT, Launches, Machine
-from tests.test_engine import IMAGES, PLAIN, drafted_methods, exact_methods, made
+from tests.test_engine import IMAGES, PLAIN, TREE, drafted_methods, exact_methods, made
 
 
 @pytest.fixture(autouse=True)
@@ -35,9 +38,9 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 def graphs_of(target: object) -> GraphRunner | None:
-    """Who captures a target's passes, whatever wraps it; None: nobody."""
-    tokens = getattr(target, "tokens", target)
-    return tokens.graphs if isinstance(tokens, GraphTarget) else None
+    """Returns what records the steps of a target; None: nothing does."""
+    run = getattr(target, "run", None)
+    return run if isinstance(run, GraphRunner) else None
 
 
 def steps(images: Iterator[Decoded]) -> dict[str, object]:
@@ -54,7 +57,7 @@ def test_captured_passes_are_the_direct_ones(method: Method, slots: int) -> None
     """Idle slots and rows that nobody reads leave nothing behind."""
     captured, direct = (made(method, slots, graphs) for graphs in (True, False))
     assert steps(captured.decode(IMAGES)) == steps(direct.decode(IMAGES))
-    assert captured.target.graphs.captured > 1 and captured.target.cache.store.isfinite().all()
+    assert captured.target.run.captured > 1 and captured.target.cache.store.isfinite().all()
 
 
 @pytest.mark.parametrize("name", ["ar", "self-draft", "eagle-2"])
@@ -108,45 +111,100 @@ def test_shape_buckets() -> None:
 
 
 def doubling(by: Tensor) -> Callable[[Tensor, int], Tensor]:
-    """A pass: more times the input, by what lies in place."""
+    """A function: more times the input, by what lies in place."""
     return lambda x, more: more * x * by
 
 
 def check_results(run: GraphRunner, device: torch.device) -> None:
-    """Replays of one graph, of another shape and number, and after a change of what is read in place: results
-    are the caller's."""
+    """Replays of one graph, of another shape and number, and after a change of what is read in place; then a
+    function of a result, which is read where it lies."""
     by, three = torch.tensor(2.0, device=device), torch.ones(3, device=device)
     double = doubling(by)
-    results = [run(double, 1, three), run(double, 1, 5 * three), run(double, 3, three)]
-    results.append(run(double, 1, torch.ones(4, device=device)))
+    results = [run(double, three, 1).tolist(), run(double, 5 * three, 1).tolist()]
+    results += [run(double, three, 3).tolist(), run(double, torch.ones(4, device=device), 1).tolist()]
     by.fill_(7.0)
-    results.append(run(double, 1, three))
-    assert [x.tolist() for x in results] == [[2.0] * 3, [10.0] * 3, [6.0] * 3, [2.0] * 4, [7.0] * 3]
+    results.append(run(double, three, 1).tolist())
+    assert results == [[2.0] * 3, [10.0] * 3, [6.0] * 3, [2.0] * 4, [7.0] * 3]
     assert run.captured == 3
+    first = run(double, three, 1)
+    assert run(torch.neg, first).tolist() == [-7.0] * 3
+    assert run(double, three, 2) is first and run(torch.neg, first).tolist() == [-14.0] * 3
 
 
-def test_results_are_the_callers() -> None:
+def test_results_hold_until_the_next_call() -> None:
     check_results(GraphRunner(Machine()), torch.device("cpu"))
 
 
 def test_the_tape_shows_what_a_graph_breaks() -> None:
-    """What Python keeps of a captured function is that of the capture, in memory that others use."""
+    """A replay runs no Python; what Python keeps of a recorded function is memory that others use."""
     run, kept = GraphRunner(Machine()), []
 
-    def count(x: Tensor, more: int) -> Tensor:
+    def count(x: Tensor) -> Tensor:
         kept.append(x + len(kept))
         return kept[-1] + 0
 
-    assert [run(count, 0, torch.ones(1)).item() for _ in range(4)] == [2] * 4
-    assert len(kept) == WARM_UPS + 1 and kept[-1].item() == 2
-    run(doubling(torch.tensor(2.0)), 1, torch.ones(1))
+    assert [run(count, torch.ones(1)).item() for _ in range(4)] == [1, 2, 2, 2]
+    assert len(kept) == 2
+    run(doubling(torch.tensor(2.0)), torch.ones(1), 1)
     assert kept[-1].item() == SPOILT
-    with pytest.raises(RuntimeError, match="read in a capture"):
-        run(lambda x, more: x * x.item(), 1, torch.ones(1))
 
 
-def test_graphs_have_a_bound() -> None:
-    run, double = GraphRunner(Machine()), doubling(torch.tensor(2.0))
-    for more in range(MOST + 5):
-        assert run(double, more, torch.ones(1)).tolist() == [2.0 * more]
-    assert run.captured == MOST
+def test_a_function_counts_once_in_its_first_call() -> None:
+    run, total = GraphRunner(Machine()), torch.zeros(2)
+    assert [run(total.add_, torch.ones(2)).tolist() for _ in range(3)] == [[1.0] * 2, [2.0] * 2, [3.0] * 2]
+    assert total.tolist() == [3.0] * 2 and run.captured == 1
+
+
+@pytest.mark.parametrize("fail_at", [1, 4])
+def test_a_failed_recording_leaves_plain_calls(fail_at: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """The codes are the same, and stderr has one line with the reason."""
+    machine = Machine(fail_at)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("models.model.CudaRecorder", lambda: machine)
+        engine = made(Method("eagle-2", Sampling(), TREES["eagle-2"]), 2, graphs=True)
+    direct = made(engine.method, 2)
+    assert codes_of(engine.decode(IMAGES)) == codes_of(direct.decode(IMAGES))
+    assert machine.recordings == fail_at and engine.target.run.captured == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "out of graphs" in line
+
+
+def state(engine: Engine) -> list[Tensor]:
+    """What the parts of a step update in place: lengths and contents of caches, and what a proposer keeps of
+    the positions of an image."""
+    proposer = engine.drafting[0] if engine.drafting else None
+    networks = [engine.target, *([proposer.drafter] if isinstance(proposer, EagleProposer) else [])]
+    caches = [getattr(network, "tokens", network).cache for network in networks]
+    found = [cache.length for cache in caches]
+    for cache in caches:
+        found += [cache.store[:, row, :, :, :length] for row, length in enumerate(cache.length.tolist())]
+    if isinstance(proposer, SelfDraftProposer):
+        history, slots = proposer.history, engine.target.slots
+        found += [proposer._codes[:, :-1], proposer._position, history._passes]
+        # The last entry of each image takes what is not kept.
+        for rows in (history._before, history._stamp, history._codes, history._confidence, history._next):
+            found.append(rows.unflatten(0, (slots, -1))[:, :-1])
+    if isinstance(proposer, JacobiWindow):
+        found += [proposer.codes, proposer.q]
+    return [x.clone() for x in found]
+
+
+@pytest.mark.parametrize("name", ["ar", "eagle-2", "adt-tree", "self-draft", "sjd-pac"])
+@pytest.mark.parametrize("rows_end", [False, True])
+def test_every_step_leaves_what_direct_calls_leave(rows_end: bool, name: str, machine: Machine) -> None:
+    """After each step, also one in which something is recorded."""
+    adaptive = AdaptiveTree(depth_max=3, depth_start=2, width_max=3)
+    tree = adaptive if name == "adt-tree" else TREES.get(name, TREE)
+    method, images = Method(name, Sampling(), tree), separators.IMAGES if rows_end else IMAGES
+    make = separators.made if rows_end else made
+    captured = make(method, 2, graphs=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("models.model.GraphRunner", lambda recorder: call)
+        direct = make(method, 2, graphs=True)  # in the same shapes
+    assert direct.target.few_shapes
+    recordings = set()
+    for _, _ in zip(captured.steps(images), direct.steps(images), strict=True):
+        recordings.add(machine.recordings)
+        for one, other in zip(state(captured), state(direct), strict=True):
+            assert torch.equal(one, other)
+    assert len(recordings) > 1

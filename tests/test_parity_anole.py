@@ -62,7 +62,8 @@ def test_through_the_cache(recorded: Recorded) -> None:
     rows, known, columns = recorded.branches(), recorded.values, recorded.columns
     length = known["input_ids"].shape[1]
     prompts = [tokens[: len(tokens) - (length - PROMPT)].tolist() for tokens in rows]
-    target = ARTarget(recorded.decoder, Grid(8, 8), FIRST_CODE, recorded.codes, 1, 2, PROMPT, 16)
+    codes = range(FIRST_CODE, FIRST_CODE + recorded.codes)
+    target = ARTarget(recorded.decoder, Grid(8, 8), codes, 1, 2, PROMPT, 16)
     prefix = target.prefill(0, Prompt(*prompts))
     for row, features in enumerate(prefix.features):
         close(features, known["hidden"][row, PROMPT - len(features) : PROMPT])

@@ -93,7 +93,7 @@ def of_anole(run: str) -> Recorded:
     models, found = anole(), cycles("anole_drafter_expected", run)
     hidden, ids = found[0]["target_hidden"], found[0]["input_ids"]
     models.decoder.cut_head(FIRST_CODE, 8192)
-    target = ARTarget(models.decoder, Grid(16, 1), FIRST_CODE, 8192, 1, 2, 40, 59)
+    target = ARTarget(models.decoder, Grid(16, 1), range(FIRST_CODE, FIRST_CODE + 8192), 1, 2, 40, 59)
     prompt = Prompt(ids[0, :-1].tolist(), UNCONDITIONAL)
     features = [hidden[0], hidden[1, -len(UNCONDITIONAL) :]]
     columns = tensors("anole_drafter_expected")["columns"].long()
@@ -136,7 +136,7 @@ def test_cycles(read: Callable[[str], Recorded], run: str, count: int) -> None:
         hidden = cycle["target_hidden"] if number else hidden
         pairs = hidden.shape[1]
         codes = cycle["input_ids"].expand(2, -1)[:1, -pairs:].long() - known.first
-        logits, feature = drafter.extend(hidden[:, None], codes, ONE * pairs, [committed])
+        logits, feature = drafter.extend(hidden[:, None], codes, ONE * pairs, committed)
         committed += pairs
         expected = next(value for name, value in cycle.items() if name.startswith("root_cfg_logits"))
         close(guide(logits, 3.0)[0, known.columns], expected)

@@ -70,7 +70,7 @@ def models() -> Anole:
 
 def anole_target(models: Anole, codes: int) -> ARTarget:
     """Room for both prompts and the largest tree."""
-    return ARTarget(models.decoder, Grid(codes, 1), FIRST_CODE, 8192, 2, 2, 40, 59)
+    return ARTarget(models.decoder, Grid(codes, 1), range(FIRST_CODE, FIRST_CODE + 8192), 2, 2, 40, 59)
 
 
 def anole_requests(models: Anole, run: str) -> list[Request]:

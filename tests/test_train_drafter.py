@@ -105,7 +105,7 @@ def test_unrolled_steps_are_the_levels_of_a_tree(checkpoints: Checkpoints) -> No
     features = torch.randn(1, ENTRIES + 3, net.config.hidden_size)
     target = model.target(1, Sampling(guidance=1), max_nodes=4, max_prompt=1)
     decoding = EagleDrafter(copy.deepcopy(net), target, 4, 1)  # packs its network
-    committed = features[None, :, :ENTRIES], codes[:, :ENTRIES], torch.tensor([ENTRIES]), [ENTRIES]
+    committed = features[None, :, :ENTRIES], codes[:, :ENTRIES], torch.tensor([ENTRIES]), ENTRIES
     levels = [decoding.extend(*committed)[1][0, 0]]
     for depth in range(3):
         code, ancestors = codes[:, ENTRIES + depth, None], torch.ones(1, 1, depth + 1, dtype=torch.bool)
@@ -147,7 +147,7 @@ def test_batches_and_their_first_step_are_those_of_decoding(
     features = torch.stack([branch[-1] for branch in prefix.features])[:, None, None]
     for cell, code in enumerate(codes[: 2 * model.grid.width + 1]):
         root = torch.tensor([code])
-        logits, _ = drafter.extend(features, root[:, None], zero + 1, [cell])
+        logits, _ = drafter.extend(features, root[:, None], zero + 1, drafter.context([cell]))
         step = int(model.row_end is not None and cell % model.grid.width == model.grid.width - 1)
         torch.testing.assert_close(guide(logits, 3.0)[0], steps[step][cell], atol=1e-3, rtol=1e-4)
         tree = root_only_tree(root)

@@ -48,9 +48,7 @@ def features(model: Model, prompts: Sequence[EncodedPrompt], codes: Tensor) -> l
     device, count = model.codebook.device, len(prompts)
     grid = model.grid if model.row_end is None else Grid(model.grid.height, model.grid.width + 1)
     longest = max(prompt.length for prompt in prompts)
-    target = ARTarget(
-        model.decoder, grid, model.first_code, model.num_codes, count, BRANCHES, longest, max_nodes=0
-    )
+    target = ARTarget(model.decoder, grid, model.code_ids, count, BRANCHES, longest, max_nodes=0)
     prefixes = [target.prefill(slot, prompt).features for slot, prompt in enumerate(prompts)]
     tokens = image_tokens(model, codes).to(device)
     length = tokens.shape[1]

@@ -7,7 +7,7 @@ B images, A path nodes, W nodes a level, E nodes expanded so far, V codes, D fea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from adt_tree.policy import TreeShape
-from adt_tree.roles import Drafter, NoiseBelow, Prefix, Setup
+from adt_tree.roles import Drafter, NoiseBelow, Prefix, Run, Setup, call
 from adt_tree.sampling import Sampling, log_probs
 from adt_tree.tree import BatchShapes, DraftTree, Pool, StaticTree, root_only_tree, select
 from adt_tree.verify import Verdict
@@ -40,8 +40,10 @@ Growth = Callable[[Drafter, Sampling, DraftState], DraftTree]
 class EagleProposer:
     """Feeds the drafter the committed path, then grows a tree."""
 
-    def __init__(self, drafter: Drafter, sampling: Sampling, growth: Growth, slots: int) -> None:
-        self.drafter, self.sampling, self.growth = drafter, sampling, growth
+    def __init__(
+        self, drafter: Drafter, sampling: Sampling, growth: Growth, slots: int, run: Run = call
+    ) -> None:
+        self.drafter, self.sampling, self.growth, self._run = drafter, sampling, growth, run
         # Target features not yet shown to the drafter, [G, B, A, D], and the code after each, [B, A]; of
         # these `_count` [B] are valid. Features have no size before the first prefill.
         self._features: Tensor | None = None
@@ -73,16 +75,32 @@ class EagleProposer:
         """Show the drafter what was committed since the last call; grow a tree per slot from its state at
         the new roots."""
         assert self._features is not None, "an image was prefilled"
-        logits, feature = self.drafter.extend(self._features, self._codes, self._count, committed)
-        noise = noise_below(max(1, shapes.depth))
+        pairs = (self._features, self._codes, self._count)
+        noise = noise_below(max(1, shapes.levels))
+        return self._run(self._grow, pairs, last_codes, shapes, noise, self.drafter.context(committed))
+
+    def _grow(
+        self,
+        pairs: tuple[Tensor, Tensor, Tensor],
+        last_codes: Tensor,
+        shapes: BatchShapes,
+        noise: Tensor,
+        context: Hashable,
+    ) -> DraftTree:
+        logits, feature = self.drafter.extend(*pairs, context)
         state = DraftState(log_probs(logits, self.sampling), feature, last_codes, shapes, noise)
         return self.growth(self.drafter, self.sampling, state)
 
     def observe(self, tree: DraftTree, perturbed: Tensor, features: Tensor, verdict: Verdict) -> None:
-        """Pair the features along the path with the codes that follow. Copies: a refill writes into them."""
-        index = verdict.path[None, ..., None].expand(features.shape[0], -1, -1, features.shape[-1])
-        self._features = features.gather(2, index)
-        self._codes, self._count = verdict.codes.clone(), verdict.count.clone()
+        """Pair the features along the path with the codes that follow."""
+        self._features, self._codes, self._count = self._run(pairs_on_path, features, verdict)
+
+
+def pairs_on_path(features: Tensor, verdict: Verdict) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the features [G, B, A, D] of the nodes on the path, the codes [B, A] that follow, and how many
+    are valid [B]. They are copies: a refill writes into them."""
+    index = verdict.path[None, ..., None].expand(features.shape[0], -1, -1, features.shape[-1])
+    return features.gather(2, index), verdict.codes.clone(), verdict.count.clone()
 
 
 def make(setup: Setup) -> EagleProposer:
@@ -92,7 +110,7 @@ def make(setup: Setup) -> EagleProposer:
     if isinstance(setup.tree, StaticTree):
         keep_q = setup.method.verify == "rejection" and not setup.method.greedy
         growth = StaticGrowth(setup.tree, keep_q, setup.target.device)
-    return EagleProposer(drafter, setup.sampling, growth, setup.target.slots)
+    return EagleProposer(drafter, setup.sampling, growth, setup.target.slots, setup.target.run)
 
 
 def grow_dynamic(drafter: Drafter, sampling: Sampling, state: DraftState) -> DraftTree:
@@ -120,7 +138,7 @@ def grow_dynamic(drafter: Drafter, sampling: Sampling, state: DraftState) -> Dra
     node = rank.expand(images, -1)
     features = state.feature[:, :, None].expand(-1, -1, most_width, -1)
     ancestors = eye
-    for level in range(2, state.shapes.depth + 1):
+    for level in range(2, state.shapes.levels + 1):
         logits, features = drafter.expand(code, features, ancestors, level - 2)
         confidence = (log_probs(logits, sampling) + state.noise[:, level - 1, None]).log_softmax(dim=-1)
         value, child = confidence.topk(most_width, dim=-1)  # [B, W, W]
@@ -173,7 +191,7 @@ class StaticGrowth:
         confidence = log_q.new_zeros(images, nodes)
         q = log_q.new_zeros(images, nodes, log_q.shape[-1]) if self.keep_q else None
         expanded = last_codes.new_empty(0)
-        for depth, level in enumerate(self._levels[:most_depth]):
+        for depth, level in enumerate(self._levels[: state.shapes.levels]):
             if depth:
                 expanded = torch.cat((expanded, level.nodes))
                 seen = self._ancestors[level.nodes][:, expanded].expand(images, -1, -1)

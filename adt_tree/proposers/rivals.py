@@ -117,6 +117,7 @@ class JacobiWindow:
     def __init__(self, tree: StaticTree, tail: Tail, target: Target, greedy: bool, seed_cells: str) -> None:
         """seed_cells: what positions hold that no pass has read, "random" or "left"."""
         device, size, num_codes = target.device, target.grid.size, target.num_codes
+        self._run = target.run
         self.noise = Noise(num_codes, silent=True)  # of the loop: drafts are drawn here
         self.rejection = Rejection(num_codes, static=True)
         self._tree, self._tail, self._greedy = tree, tail, greedy
@@ -158,6 +159,9 @@ class JacobiWindow:
         self, shapes: BatchShapes, last_codes: Tensor, noise_below: NoiseBelow, committed: Sequence[int]
     ) -> DraftTree:
         """The window's candidates as a tree, cut to the deepest shape."""
+        return self._run(self._window_tree, shapes.all_levels, last_codes)
+
+    def _window_tree(self, shapes: BatchShapes, last_codes: Tensor) -> DraftTree:
         if shapes.empty:
             return root_only_tree(last_codes)
         nodes = sum(depth <= shapes.depth for depth in self._tree.depths)

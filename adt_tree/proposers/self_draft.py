@@ -19,7 +19,7 @@ from torch import Tensor
 from adt_tree.grid import Grid
 from adt_tree.policy import TreeShape
 from adt_tree.proposers.candidates import Candidates, History, grow_chains, newest_first
-from adt_tree.roles import NoiseBelow, Prefix, Setup
+from adt_tree.roles import NoiseBelow, Prefix, Run, Setup, call
 from adt_tree.tree import BatchShapes, DraftTree, root_only_tree
 from adt_tree.verify import Verdict
 
@@ -30,7 +30,13 @@ def make(setup: Setup) -> SelfDraftProposer:
     """Returns the proposer of self-draft and adt-self-draft."""
     model, target = setup.model, setup.target
     return SelfDraftProposer(
-        model.grid, target.slots, setup.shape.width, setup.method.seeds, model.num_codes, target.device
+        model.grid,
+        target.slots,
+        setup.shape.width,
+        setup.method.seeds,
+        model.num_codes,
+        target.device,
+        target.run,
     )
 
 
@@ -51,9 +57,10 @@ class SelfDraftProposer:
         seed_cells: str,
         num_codes: int,
         device: torch.device,
+        run: Run = call,
     ) -> None:
         """candidates: K; seed_cells: what a position not seen yet is copied from; num_codes: V."""
-        self.grid, self.seed_cells, self.num_codes = grid, seed_cells, num_codes
+        self.grid, self.seed_cells, self.num_codes, self._run = grid, seed_cells, num_codes, run
         self.history = History(grid.size, slots, candidates, device)
         # The last column takes what falls outside an image.
         self._codes = torch.zeros(slots, grid.size + 1, dtype=torch.int64, device=device)
@@ -77,6 +84,9 @@ class SelfDraftProposer:
         self, shapes: BatchShapes, last_codes: Tensor, noise_below: NoiseBelow, committed: Sequence[int]
     ) -> DraftTree:
         """A chain with leaves per slot."""
+        return self._run(self._draft, shapes.all_levels, last_codes)
+
+    def _draft(self, shapes: BatchShapes, last_codes: Tensor) -> DraftTree:
         if shapes.empty:
             return root_only_tree(last_codes)
         return grow_chains(self.candidates(shapes.depth, shapes.width), shapes, last_codes)
@@ -85,6 +95,9 @@ class SelfDraftProposer:
         """Keep the best codes of every node's distribution under the noise of its position, accepted or not,
         and write down what was committed. Their confidences stay as they are: correcting them by observed
         rates cost acceptance (docs/LOG.md)."""
+        self._run(self._learn, tree, perturbed, verdict)
+
+    def _learn(self, tree: DraftTree, perturbed: Tensor, verdict: Verdict) -> None:
         if tree.nodes > 1:  # a root alone is scored at the position that this very step commits
             value, code = perturbed.log_softmax(dim=-1).topk(self.history.candidates, dim=-1)
             kept = tree.valid & value[..., 0].isfinite()
