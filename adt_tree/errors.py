@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+LONGEST_REASON = 200  # characters
+
 
 class UserError(ValueError):
     """Something the user can put right: an option, a file, a prompt, a variable of the environment."""
 
 
 class CheckpointError(UserError):
-    """A checkpoint that is missing, damaged or does not fit.
+    """A checkpoint, or another file, that is missing, damaged or does not fit.
 
     `faults` lists everything that is wrong with it; the message names the first.
     """
@@ -24,6 +26,6 @@ class CheckpointError(UserError):
 
 
 def reason(error: BaseException) -> str:
-    """Returns the first line of an exception's message, or the exception's name if it has none."""
-    line = str(error.args[0] if isinstance(error, KeyError) and error.args else error).partition("\n")[0]
-    return line or type(error).__name__
+    """Returns an exception's message on one line, shortened if it is long, or the exception's name."""
+    text = str(error.args[0] if isinstance(error, KeyError) and error.args else error)
+    return " ".join(text.split())[:LONGEST_REASON] or type(error).__name__

@@ -1,7 +1,7 @@
 """Counter-based noise: a pure function of (seed, stream, position, code), on every device and in any batch.
 
 The integer mixing is the finaliser of splitmix64 and exact everywhere. Logarithms are taken in fp64 and
-rounded once to fp32. Dimensions: B images, N positions, V codes. """
+rounded once to fp32. Dimensions: B images, N positions, V codes."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ probability.
 The neighbours b_1, b_2, ... of a drafted code x are the k codes nearest to it in the codebook, without x
 itself, nearest first, and S_j = p(b_1) + ... + p(b_j). An index j is admissible if S_j <= delta (delta <= 1:
 a bound on total variation), or if S_j <= (delta - 1) p(x) (delta > 1: LANTERN++). With j* the largest
-admissible index, A(x) = {x, b_1, ..., b_j*}. Dimensions: V codes, K neighbours. """
+admissible index, A(x) = {x, b_1, ..., b_j*}. Dimensions: V codes, K neighbours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""check_ckpts: what is wrong with a model's files, before anything large is loaded."""
+"""check_ckpts: names what is wrong with the files of models, before anything large is loaded."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import asdict
 from adt_tree.errors import UserError
 from cli.options import CheckpointOptions
 from cli.parser import declare, positional, shown
-from models.registry import SPECS
+from models.registry import SPECS, spec_of
 
 
 @declare
@@ -19,29 +19,31 @@ class Options(CheckpointOptions):
 
 
 def run(options: Options) -> None:
-    """Print a line per part and fault, last one JSON document. UserError if anything is at fault."""
+    """Prints a line for each part of each model and for each fault, and at the end one JSON document.
+
+    Raises UserError if there are faults.
+    """
     names = options.names or (options.model,)
+    paths = [word for word in (shown(options, "model_path"), shown(options, "drafter_path")) if word]
+    if paths and len(names) > 1:
+        raise UserError(f"{paths[0]}: it belongs to one model; check one NAME at a time")
     for name in names:
-        if name not in SPECS:
-            raise UserError(f"check_ckpts {name}: there is no such model; choose from {', '.join(SPECS)}")
-    given = [word for word in (shown(options, "model_path"), shown(options, "drafter_path")) if word]
-    if given and len(names) > 1:
-        raise UserError(f"{given[0]}: it is of one model; check one NAME at a time")
+        spec_of(name)
     from cli.loading import load_options
     from models.inspection import inspect
 
-    found = {}
+    models = {}
     for name in names:
         parts = inspect(name, load_options(options))
-        found[name] = [asdict(part) for part in parts]
+        models[name] = [asdict(part) for part in parts]
         for part in parts:
             state = "FAULTY" if part.faults else part.note or "ok"
             print(f"  {name:<12} {part.name:<8} {state:<28} {part.place}")
             for fault in part.faults:
                 print(f"      {fault}")
-    faults = sum(len(part["faults"]) for parts in found.values() for part in parts)
-    print(json.dumps({"ok": not faults, "faults": faults, "models": found}))
+    faults = sum(len(part["faults"]) for parts in models.values() for part in parts)
+    print(json.dumps({"ok": not faults, "faults": faults, "models": models}))
     if faults:
         raise UserError(
-            f"check_ckpts {' '.join(names)}: faults, {faults} in all, stand above; fetch what is named anew"
+            f"check_ckpts {' '.join(names)}: {faults} faults, printed above; fetch those files again"
         )

@@ -91,18 +91,15 @@ def read(path: Path, digest: str, count: int) -> Tensor:
 
     UserError if the file is damaged, holds fewer, or was computed by a network of another digest.
     """
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
-    try:
+    from models.checkpoint.files import reading
+
+    with reading(path, "delete this --fname_precalc, and it is written again"):
         with safe_open(path, framework="pt") as file:
             computed_by, features = (file.metadata() or {}).get("weights"), file.get_tensor("features")
-    except (OSError, SafetensorError) as error:
-        fault = f"cannot be read ({error})"
-    else:
         if computed_by != digest:
-            fault = f"was computed by other weights ({computed_by})"
-        elif count > len(features):
-            fault = f"holds {len(features)} rows, not {count}"
-        else:
-            return features if count < 0 else features[:count]
-    raise UserError(f"--fname_precalc {path} {fault}; delete it, and it is written anew")
+            raise ValueError(f"was computed by other weights ({computed_by})")
+        if count > len(features):
+            raise ValueError(f"holds {len(features)} rows, not {count}")
+    return features if count < 0 else features[:count]

@@ -23,6 +23,7 @@ from typing import Any, ClassVar, NoReturn, Self, TypeVar, dataclass_transform, 
 import yaml
 
 from adt_tree.errors import UserError
+from models.checkpoint.files import reading
 
 Class = TypeVar("Class")
 
@@ -251,18 +252,11 @@ class _Loader(yaml.SafeLoader):
 
 def read_config(path: Path) -> dict[str, object]:
     """Returns the contents of a flat YAML file. UserError if it is missing, damaged or nested."""
-    try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UserError(f"config {path}: cannot be read ({reason})") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UserError(f"config {path}: not YAML ({' '.join(str(error).split())})") from error
-    if content is None:
-        return {}
-    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
-        raise UserError(f"config {path}: it must be a flat list of `option: value` lines")
-    for key, value in content.items():
-        if value is None or isinstance(value, dict):
-            raise UserError(f"config {path}: {key} has no plain value; write `{key}: value`")
+    with reading(path, "give a flat list of `option: value` lines by --config"):
+        content = yaml.load(path.read_text(encoding="utf-8"), _Loader) or {}
+        if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+            raise ValueError("is not a list of options")
+        for key, value in content.items():
+            if value is None or isinstance(value, dict):
+                raise ValueError(f"{key} has no plain value")
     return content

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image, ImageChops, ImageDraw
 
-from adt_tree.errors import UserError
-from models.checkpoint.files import write_atomic
+from models.checkpoint.files import read_json, reading, write_atomic
 
 if TYPE_CHECKING:
     from adt_tree.method import Method
@@ -140,13 +139,11 @@ def write(path: Path, recording: Recording) -> None:
 
 def read(path: Path) -> Recording:
     """Reads a recording of `generate_images --record`. Raises UserError if the file is not one."""
-    try:
-        recording = Recording(**json.loads(path.read_text(encoding="utf-8")))
+    remedy = "delete it and record again"
+    content = read_json(path, remedy)
+    with reading(path, remedy):
+        recording = Recording(**content)
         _check(recording)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise UserError(f"{path}: not a recording, or damaged; delete it and record again") from None
     return recording
 
 

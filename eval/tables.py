@@ -5,14 +5,13 @@ This file does not import torch.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from adt_tree.errors import UserError
 from adt_tree.method import LANTERN_SUFFIX, METHODS
-from models.checkpoint.files import write_atomic
+from models.checkpoint.files import read_json, reading, write_atomic
 
 STORED = "bench.json"
 Row = dict[str, Any]
@@ -62,20 +61,12 @@ def read(path: Path) -> dict[str, Any]:
 
     Raises UserError if the file is not a result of bench.
     """
-    try:
-        result = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}; give a {STORED}, or a folder that holds one") from None
-    except (ValueError, RecursionError):
-        raise UserError(f"{path}: not JSON, or nested too deeply; give a file that bench stored") from None
-    rows = result.get("rows") if isinstance(result, dict) else None
-    if not isinstance(rows, list) or not rows:
-        raise UserError(f"{path}: holds no rows; give a file that bench stored")
-    try:
+    result = read_json(path, f"give a {STORED} that bench stored, or a folder that holds one")
+    with reading(path, "run bench again"):
+        if not result["rows"]:
+            raise ValueError("holds no rows")
         drop_unknown_methods(result)
         text_of(result)  # Whatever a table needs is now known to be there.
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{path}: damaged ({type(error).__name__}: {error}); run bench again") from None
     if not result["rows"]:
         raise UserError(f"{path}: none of its methods exists any more ({', '.join(result['dropped'])})")
     return result

@@ -21,7 +21,8 @@ from adt_tree.ranges import part
 from adt_tree.roles import Prefix
 from models.alignment import pairing
 from models.cache import AttentionMetadata, KVCache
-from models.checkpoint.config import read_config, read_fields
+from models.checkpoint.config import read_config
+from models.checkpoint.files import reading
 from models.checkpoint.meta_init import build, expected, require
 from models.checkpoint.weights import read_weights
 from models.layouts.llama import drafter_names, gather, scatter
@@ -101,7 +102,8 @@ def load_drafter(
 ) -> tuple[DrafterNet, str]:
     """The network in a folder and the digest of its weights. CheckpointError if it is another target's."""
     config, state = read_config(folder), read_weights(folder)
-    shape = read_fields(folder, lambda: layout.config(config))
+    with reading(folder / "config.json"):
+        shape = layout.config(config)
     if other := misfit(shape, target):
         raise CheckpointError(f"{folder}: {other}: this drafter belongs to another target")
     bias, placed = "fc.bias" in state, state.placed(device, dtype)

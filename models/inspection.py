@@ -1,12 +1,14 @@
-"""What is wrong with a model's files, part by part, from headers: the loaders run, and read no weights."""
+"""Names every fault in a model's files. The loaders run on headers alone, so no weights are read."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from adt_tree.errors import CheckpointError
-from models.codecs.neighbours import check_table, find_table
+from models.codecs.neighbours import find_table, open_table
 from models.loading import drafter_folder, find_target, load
 from models.registry import spec_of
 from models.spec import CKPTS, LoadOptions
@@ -14,50 +16,48 @@ from models.spec import CKPTS, LoadOptions
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part of a model: where it was looked for and every fault found; none: it would load."""
+    """One part of a model. It can be loaded if it has no faults."""
 
     name: str
-    place: str
-    faults: list[str]
-    note: str = ""
+    place: str  # where it was looked for
+    note: str = ""  # why it was not checked, if it was not
+    faults: list[str] = field(default_factory=list)
+
+    def check(self, load: Callable[[], Any]) -> Any:
+        """Returns what `load` returns. If it raises CheckpointError, keeps the faults and returns None."""
+        try:
+            return load()
+        except CheckpointError as error:
+            self.faults.extend(error.faults)
+            return None
 
 
 def inspect(model: str, options: LoadOptions) -> list[Part]:
-    """Target (with codec and text side), drafter and table of nearest codes of a family's checkpoint.
+    """Checks a family's target (with its codec and prompts), drafter and table of nearest codes.
 
-    A drafter or table that was not asked for and is not there is no fault: neither is needed. Hub ids are
-    fetched.
+    No family needs a drafter or a table, so a missing one is a fault only if the options name it. Hub ids are
+    fetched. Raises CheckpointError for an unknown family.
     """
-    spec = spec_of(model)
+    spec, drafter_path = spec_of(model), options.drafter_path
     headers = replace(options, device="meta", precision="fp32", need_drafter=False, alignment="published")
-    target = Part("target", options.model_path or _shown(spec.target_folder), [])
-    given = options.drafter_path
-    try:
-        loaded = load(model, headers)
-    except CheckpointError as error:
-        target.faults.extend(error.faults)
-        waits = Part("drafter", given or _shown(spec.drafter_folder), [], "waits for the target")
-        return [target, waits]
-    folder = find_target(spec, options)
-    place = Path(given) if given else drafter_folder(spec, folder)
-    drafter = Part("drafter", _shown(place), [], "" if given or place.exists() else "not there")
+    target = Part("target", options.model_path or _shown(spec.target_folder))
+    loaded = target.check(lambda: load(model, headers))
+    if loaded is None:
+        place = drafter_path or _shown(spec.drafter_folder)
+        return [target, Part("drafter", place, "not checked before the target")]
+    path = Path(drafter_path) if drafter_path else drafter_folder(spec, find_target(spec, options))
+    drafter = Part("drafter", _shown(path), "" if drafter_path or path.exists() else "not there")
     if not drafter.note:
-        try:
-            loaded = load(model, replace(headers, need_drafter=True))
-        except CheckpointError as error:
-            drafter.faults.extend(error.faults)
-    table = find_table(loaded.tables, loaded.num_codes)
-    if table is None:
-        return [target, drafter, Part("table", "-", [], "computed from the codebook")]
-    nearest = Part("table", _shown(table), [])
-    try:
-        check_table(table, loaded.num_codes)
-    except CheckpointError as error:
-        nearest.faults.extend(error.faults)
-    return [target, drafter, nearest]
+        loaded = drafter.check(lambda: load(model, replace(headers, need_drafter=True))) or loaded
+    found = find_table(loaded.tables, loaded.num_codes)
+    if found is None:
+        return [target, drafter, Part("table", "-", "computed from the codebook")]
+    table = Part("table", _shown(found))
+    table.check(lambda: open_table(found, loaded.num_codes))
+    return [target, drafter, table]
 
 
 def _shown(path: Path) -> str:
-    """A path as the user writes it: from the repository's root where it lies in there."""
+    """Returns a path as the user would write it: from the repository's root if it lies in there."""
     root = CKPTS.parent
     return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)

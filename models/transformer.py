@@ -23,13 +23,9 @@ from torch import Tensor, nn
 
 from models.cache import AttentionMetadata, KVCache
 from models.checkpoint.config import (
-    MOST_LAYERS,
-    MOST_POSITIONS,
-    MOST_TOKENS,
-    MOST_WIDTH,
+    integer,
     positive,
     section,
-    whole,
 )
 
 MOST_COMPILED = 256  # row counts that layers are compiled for in one process
@@ -94,15 +90,15 @@ def read_shape(fields: Mapping[str, Any], norm_eps: float = 1e-5) -> DecoderConf
     if kind != "default":
         raise ValueError(f"rotary positions of type {kind!r}: this decoder has plain ones only")
     shape = DecoderConfig(
-        vocab_size=whole(fields, "vocab_size", MOST_TOKENS),
-        hidden_size=whole(fields, "hidden_size", MOST_WIDTH),
-        intermediate_size=whole(fields, "intermediate_size", MOST_WIDTH),
-        num_layers=whole(fields, "num_hidden_layers", MOST_LAYERS),
-        num_heads=whole(fields, "num_attention_heads", MOST_WIDTH),
-        num_kv_heads=whole(fields, "num_key_value_heads", MOST_WIDTH, default=0),
+        vocab_size=integer(fields, "vocab_size"),
+        hidden_size=integer(fields, "hidden_size"),
+        intermediate_size=integer(fields, "intermediate_size"),
+        num_layers=integer(fields, "num_hidden_layers"),
+        num_heads=integer(fields, "num_attention_heads"),
+        num_kv_heads=integer(fields, "num_key_value_heads", default=0),
         norm_eps=positive(fields, "rms_norm_eps", norm_eps),
         rope_theta=positive(rope, "rope_theta", positive(fields, "rope_theta", 10000.0)),
-        max_positions=whole(fields, "max_position_embeddings", MOST_POSITIONS, default=4096),
+        max_positions=integer(fields, "max_position_embeddings", default=4096),
     )
     if fields.get("head_dim") not in (None, shape.head_dim):
         raise ValueError(

@@ -267,7 +267,7 @@ def test_damage_and_other_options_are_refused(tmp_path: Path) -> None:
     assert opened(tmp_path).finished(0) == {"ar": Measured(0.25, [image("0")])} and not store.finished(1)
     for bad in ("[]", "{}", '{"run": 1}', "", "[" * 100_000, whole[:40], whole.replace('"seconds"', '"s"')):
         path.write_text(bad)
-        with pytest.raises(UserError, match=f"{path} is damaged"):
+        with pytest.raises(UserError, match=str(path)):
             opened(tmp_path)
         assert path.read_text() == bad
     path.write_text(whole)

@@ -20,18 +20,12 @@ Hub = Callable[..., list]
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
-    """A hub that answers every fetch with a folder or an error, of so many bytes; returns the calls."""
+    """A hub that answers every fetch with a folder or an error; returns the calls."""
 
-    def install(answer: object, size: int = 0, reachable: bool = True) -> list:
+    def install(answer: object) -> list:
         calls: list = []
 
-        def snapshot(
-            repo: str, revision: str | None, allow_patterns: list[str], dry_run: bool = False
-        ) -> object:
-            if dry_run and not reachable:
-                raise errors.DryRunError("no connection")
-            if dry_run:
-                return [SimpleNamespace(file_size=size, will_download=True)]
+        def snapshot(repo: str, revision: str | None, allow_patterns: list[str]) -> object:
             calls.append((repo, revision, allow_patterns))
             if isinstance(answer, Exception):
                 raise answer
@@ -57,7 +51,7 @@ def test_what_is_here_is_not_fetched(hub: Hub, tmp_path: Path) -> None:
     assert locate(str(tmp_path)) == tmp_path and not calls
     with pytest.raises(CheckpointError, match="revision"):
         locate(str(tmp_path), "main")
-    with pytest.raises(CheckpointError, match="nowhere does not exist: give a checkpoint's folder, or a hub"):
+    with pytest.raises(CheckpointError, match="nowhere"):
         locate("nowhere")
 
 
@@ -76,42 +70,34 @@ def test_what_is_fetched(hub: Hub, tmp_path: Path) -> None:
 
 
 ERRORS = [
-    (errors.GatedRepoError("x", response=RESPONSE), "accept its licence at https://huggingface.co/a/b"),
-    (errors.RepositoryNotFoundError("x", response=RESPONSE), "no path here and no repository"),
-    (errors.RevisionNotFoundError("x", response=RESPONSE), "no revision v9"),
-    (errors.LocalEntryNotFoundError("two\nlines"), "hub cannot be reached"),
-    (errors.HfHubHTTPError("503 busy\nmore", response=RESPONSE), "failed: 503 busy"),
-    (errors.HFValidationError("bad id"), "failed: bad id"),
-    (ConnectionError("refused"), "failed: refused"),
-    (OSError(28, "No space left on device"), "more room"),
+    (errors.GatedRepoError("x", response=RESPONSE), "https://huggingface.co/a/b"),
+    (errors.RepositoryNotFoundError("x", response=RESPONSE), "HF_TOKEN"),
+    (errors.RevisionNotFoundError("x", response=RESPONSE), "revision v9"),
+    (errors.LocalEntryNotFoundError("two\nlines"), "cache"),
+    (errors.HfHubHTTPError("503 busy\nmore", response=RESPONSE), "503 busy"),
+    (errors.HFValidationError("bad id"), "bad id"),
+    (ConnectionError("no route"), "no route"),
+    (OSError(28, "No space left on device"), "HF_HOME"),
 ]
 
 
-@pytest.mark.parametrize("reachable", [True, False])
-@pytest.mark.parametrize(("error", "says"), ERRORS, ids=lambda value: type(value).__name__)
-def test_what_cannot_be_had_is_one_line(hub: Hub, error: Exception, says: str, reachable: bool) -> None:
-    hub(error, reachable=reachable)
+@pytest.mark.parametrize(("error", "word"), ERRORS, ids=lambda value: type(value).__name__)
+def test_what_cannot_be_fetched_is_one_line(hub: Hub, error: Exception, word: str) -> None:
+    hub(error)
     with pytest.raises(CheckpointError) as caught:
         locate("a/b@v9")
-    assert says in str(caught.value) and "a/b@v9" in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_a_disk_too_small_is_known_beforehand(hub: Hub, tmp_path: Path) -> None:
-    calls = hub(tmp_path, size=10**18)
-    with pytest.raises(CheckpointError, match="needs 1000000000.0 GB at .* GB are free: free some"):
-        locate("a/b")
-    assert not calls
+    assert word in str(caught.value) and "a/b@v9" in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_without_a_network_the_real_client_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    with pytest.raises(CheckpointError, match="hub cannot be reached"):
+    with pytest.raises(CheckpointError, match="owner/name: .*cache"):
         locate("owner/name")
 
 
 @pytest.mark.parametrize("option", ["--model_path", "--drafter_path"])
 def test_on_the_command_line(hub: Hub, refused: Refused, tmp_path: Path, option: str) -> None:
-    hub(ERRORS[0][0], reachable=False)
+    hub(ERRORS[0][0])
     line = refused("generate_images", option, "a/b", "--prompt", "sun", "--output_dir", tmp_path / "o")
     assert ERRORS[0][1] in line and not (tmp_path / "o").exists()

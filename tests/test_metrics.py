@@ -19,7 +19,7 @@ from eval.metrics.networks import library
 from eval.metrics.weights import VGG16, weights_file
 from tests import metric_checkpoints as tiny
 from tests.golden import close, tensors
-from tests.test_hostile_files import CODE, MARK
+from tests.test_hostile_files import CONTENTS, MARK
 
 CPU = torch.device("cpu")
 
@@ -100,7 +100,7 @@ def test_weights_of_another_kind_are_one_line(tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     vgg, inception, (name, hps) = tiny.vgg(tmp_path), tiny.inception(tmp_path), tiny.hps(tmp_path)
     clip, code, damaged = tmp_path / "clip", tmp_path / "code.pth", tmp_path / "damaged"
-    code.write_bytes(CODE)
+    code.write_bytes(CONTENTS["code"])
     damaged.mkdir()
     (damaged / "open_clip_config.json").write_text("{")
     loaded = load_clip(str(clip), "--clip_path", CPU)

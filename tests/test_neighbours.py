@@ -63,7 +63,7 @@ def test_where_tables_lie(table: Path, tmp_path: Path) -> None:
 DAMAGE: dict[str, tuple[Callable[[np.ndarray], np.ndarray], str]] = {
     "rows": (lambda t: t[:100], "100 rows"),
     "columns": (lambda t: t[:, :3], "smaller --lantern_k"),
-    "range": (lambda t: t + 1, "another codebook"),
+    "range": (lambda t: t + 1, "0 to 255"),
     "self": (lambda t: np.where(t == 7, np.arange(256)[:, None], t).astype(np.uint16), "own neighbour"),
     "order": (lambda t: t[:, ::-1], "ascending order"),
     "other": (lambda t: np.roll(t, 1, axis=1), "ascending order"),
@@ -84,7 +84,7 @@ def test_what_does_not_fit_is_one_line(codebook: Tensor, table: Path, how: str) 
 @pytest.mark.parametrize("size", [0, 60, 5000])
 def test_truncated(codebook: Tensor, table: Path, size: int) -> None:
     table.write_bytes(table.read_bytes()[:size])
-    with pytest.raises(CheckpointError, match="truncated or damaged"):
+    with pytest.raises(CheckpointError, match=str(table)):
         read_table(table, codebook, 10)
 
 

@@ -82,7 +82,7 @@ def test_named_sets_lie_in_their_folder(tmp_path: Path) -> None:
     ("name", "content", "says"),
     [
         ("p.txt", b"", ""),
-        ("p.txt", b"\xff\xfe\x00", "byte 0"),
+        ("p.txt", b"\xff\xfe\x00", "position 0"),
         ("p.tsv", b"Text1\tB\nx\ty\n", "Prompt, Caption or Text"),
         ("p.csv", b"prompt\n   \n", "row 0"),
         ("p.csv", b"name,prompt\na,x\na,y\n", "'a'"),

@@ -164,7 +164,7 @@ def test_other_runs_and_damage_are_refused(tmp_path: Path) -> None:
                 whole.replace('"codes": [', '"codes": ["x", ').encode(),
                 whole.replace('"prompt": "a"', '"prompt": 5').encode()):  # fmt: skip
         path.write_bytes(bad)
-        with pytest.raises(UserError, match=rf"{path} is damaged"):
+        with pytest.raises(UserError, match=str(path)):
             opened(tmp_path)
         assert path.read_bytes() == bad
     path.write_text(whole)

@@ -149,11 +149,11 @@ def test_vq16_equals_transformers(tmp_path: Path, fields: dict, seed: int) -> No
 
 def test_another_file_is_refused(tmp_path: Path) -> None:
     torch.save({"model": {"norm.weight": torch.zeros(3)}}, tmp_path / "x.pt")
-    with pytest.raises(CheckpointError, match=r"x\.pt holds no VQ .* \(encoder\.conv_in\.weight\)"):
+    with pytest.raises(CheckpointError, match=r"x\.pt: encoder\.conv_in\.weight"):
         read_vq16(tmp_path / "x.pt", CPU)
     path = recorded_file(tmp_path / "vq.pt")
     state = torch.load(path, weights_only=True)["model"]
     del state["decoder.conv_out.bias"]
     torch.save({"model": state}, path)
-    with pytest.raises(CheckpointError, match=r"decoder\.conv_out\.bias \[3\] is missing"):
+    with pytest.raises(CheckpointError, match=r"decoder\.conv_out\.bias \[3\]"):
         read_vq16(path, CPU)

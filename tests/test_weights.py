@@ -68,32 +68,23 @@ def test_digests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len({whole, sampled, read_weights(tmp_path).digest()}) == 3
 
 
-@pytest.mark.parametrize("content", ["", "{}", "{", "[]"])
-def test_damaged_shards(tmp_path: Path, content: str) -> None:
-    """An index that is none, or a shard in the place of another."""
+def test_a_shard_in_the_place_of_another(tmp_path: Path) -> None:
     write_shards(tensors(), tmp_path, 2)
-    first, named = sorted(tmp_path.glob("*.safetensors"))
-    if content:
-        named = tmp_path / "model.safetensors.index.json"
-        named.write_text(content)
-    else:
-        shutil.copy(first, named)
-    with pytest.raises(CheckpointError) as caught:
+    first, second = sorted(tmp_path.glob("*.safetensors"))
+    shutil.copy(first, second)
+    with pytest.raises(CheckpointError, match=second.name) as caught:
         read_weights(tmp_path)
-    assert named.name in str(caught.value) and "fetch" in str(caught.value) and "\n" not in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_headers_against_a_configuration(tmp_path: Path) -> None:
     save_file({"x.q_norm.weight": torch.ones(1, 8), "w": torch.ones(2, 3)}, tmp_path / "model.safetensors")
     found = read_weights(tmp_path)
     assert not mismatches(found, {"x.q_norm.weight": (4, 8), "w": (2, 3)})
-    assert mismatches(found, {"w": (3, 2)}) == [
-        "tensor w in model.safetensors is [2, 3], config.json asks for [3, 2]"
-    ]
+    (line,) = mismatches(found, {"w": (3, 2)})
+    assert all(word in line for word in ("w", "model.safetensors", "[2, 3]", "[3, 2]"))
     assert mismatches(found, {"x.q_norm.weight": (4, 9)}) and mismatches(found, {"w": (4, 3)})
-    with pytest.raises(
-        CheckpointError, match=r"tensor v \[1\] is missing \(and 1 more of 2 tensors\): fetch"
-    ):
+    with pytest.raises(CheckpointError, match=r"v \[1\].*1 more of 2"):
         require(tmp_path, found, {"v": (1,), "w": (1,)}, "fetch it again")
 
 
@@ -101,7 +92,7 @@ def test_out_of_memory_is_told_apart(tmp_path: Path) -> None:
     def full(weights: module.Weights) -> dict[str, torch.Tensor]:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    with pytest.raises(CheckpointError, match="no room for the weights on cpu"):
+    with pytest.raises(CheckpointError, match="--device"):
         build(lambda: torch.nn.Linear(1, 1), module.Weights({}), tmp_path, full)
 
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from adt_tree.errors import UserError, reason
-from models.checkpoint.files import replacing
+from adt_tree.errors import UserError
+from models.checkpoint.files import reading, replacing
 from training.loop import save_checkpoint
 
 TRAINER = "trainer.pt"
@@ -71,13 +71,9 @@ def resume(root: Path, settings: Mapping[str, Any]) -> dict[str, Any] | None:
     if not resumable:
         return None
     path = resumable[-1] / TRAINER
-    try:
+    with reading(path, f"remove {path.parent}, or give --restart"):
         payload = torch.load(path, map_location="cpu", weights_only=True)
         saved = payload["determines"]
-    except Exception as error:  # a damaged zip, a damaged pickle and a missing key all end here
-        raise UserError(
-            f"{path} cannot be read ({reason(error)}): remove {path.parent}, or give --restart"
-        ) from None
     for name, value in settings.items():
         if saved.get(name) != value:
             raise UserError(

@@ -10,9 +10,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from adt_tree.errors import CheckpointError
-from models.checkpoint.config import read_config, read_fields
-from models.checkpoint.files import replacing, write_json
+from models.checkpoint.config import read_config
+from models.checkpoint.files import reading, replacing, write_json
 from models.drafter import DrafterNet, misfit
 from models.layouts.llama import drafter_names, scatter
 from models.model import Model
@@ -25,12 +24,10 @@ def default_fields(model: Model) -> dict[str, Any]:
 
 def read_fields_of(path: Path, model: Model) -> dict[str, Any]:
     """Returns a drafter's config.json as the user wrote it. CheckpointError if it does not fit the target."""
-    if not path.is_file():
-        raise CheckpointError(f"--config_path {path}: there is no such file")
     fields = read_config(path.parent, path.name)
-    shape = read_fields(path.parent, lambda: model.drafter_layout.config(fields))
-    if other := misfit(shape, model.decoder.config):
-        raise CheckpointError(f"--config_path {path}: {other}: write the target's")
+    with reading(path, "give a drafter's config.json for this target by --config_path"):
+        if fault := misfit(model.drafter_layout.config(fields), model.decoder.config):
+            raise ValueError(fault)
     return fields
 
 

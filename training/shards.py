@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from adt_tree.errors import CheckpointError, reason
-from models.checkpoint.files import replacing, write_json
+from adt_tree.errors import CheckpointError
+from models.checkpoint.files import read_json, reading, replacing, write_json
 from models.model import Model
 
 INDEX = "index.json"
@@ -112,17 +112,12 @@ class ShardWriter:
 def read_index(root: Path) -> dict[str, Any]:
     """Returns the index of a folder. CheckpointError if there is none, or it is damaged."""
     path = root / INDEX
-    try:
-        index = json.loads(path.read_text(encoding="utf-8"))
+    remedy = "give a folder that generate_train_data or extract_code has filled, or make the images again"
+    index = read_json(path, remedy)
+    with reading(path, remedy):
         names = [image["name"] for shard in index["shards"] for image in shard["images"]]
-    except FileNotFoundError:
-        raise CheckpointError(
-            f"{path} does not exist: give a folder that generate_train_data or extract_code has filled"
-        ) from None
-    except (UnicodeDecodeError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} is damaged ({reason(error)}): make the images again") from None
-    if index.get("format") != FORMAT or len(set(names)) != len(names):
-        raise CheckpointError(f"{path} is not an index of this version: make the images again")
+        if index.get("format") != FORMAT or len(set(names)) != len(names):
+            raise ValueError("is not an index of this version")
     return index
 
 
@@ -188,14 +183,10 @@ def _refuse_other_model(root: Path, index: Mapping[str, Any], model: Model) -> N
 
 def _read_codes(path: Path, num_images: int, model: Model) -> Tensor:
     """Returns the codes of a shard. CheckpointError if they do not fit the index or the model."""
-    try:
+    with reading(path, "remove it, and make its images again"):
         with safe_open(path, framework="pt") as file:
             codes = file.get_tensor("codes")
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(
-            f"{path} cannot be read ({reason(error)}): remove it, and make its images again"
-        ) from None
-    fits = codes.shape == (num_images, model.grid.size)
-    if not fits or codes.min() < 0 or codes.max() >= model.num_codes:
-        raise CheckpointError(f"{path} holds codes {list(codes.shape)} that do not fit {INDEX} and the model")
+        fits = codes.shape == (num_images, model.grid.size)
+        if not fits or codes.min() < 0 or codes.max() >= model.num_codes:
+            raise ValueError(f"holds codes {list(codes.shape)} that do not fit {INDEX} and the model")
     return codes

@@ -68,7 +68,7 @@ class History:
 
         A position of P means that the node is not kept. before [B, N]: the code below which each was scored.
         order [B, N], all different: of several nodes at one position the one of the lowest order counts as
-        the newest, and of more than HISTORY those of the lowest order are kept. """
+        the newest, and of more than HISTORY those of the lowest order are kept."""
         same = at.unsqueeze(2) == at.unsqueeze(1)
         rank = (same & (order.unsqueeze(1) < order.unsqueeze(2))).sum(dim=2)
         last = same.sum(dim=2).clamp(max=HISTORY) - 1

@@ -11,10 +11,10 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from adt_tree.errors import CheckpointError, reason
 from eval.metrics import pictures
 from eval.metrics.networks import Network, features, library, matching
 from eval.metrics.pictures import Pair
+from models.checkpoint.files import reading
 from models.checkpoint.weights import read_weights, weights_in_memory
 
 
@@ -39,15 +39,11 @@ def load_clip(place: str, option: str, device: torch.device, weights: Path | Non
     else:
         name = place
         read_weights(weights)  # says in one line what is wrong with a damaged file, or one that holds code
-    try:
+    with reading(weights or Path(place), f"give a model of open_clip by {option}"):
         model, _, prepare = open_clip.create_model_and_transforms(
             name, str(weights) if weights else None, require_pretrained=True, device=device
         )
         tokenize = open_clip.get_tokenizer(name)
-    except Exception as error:  # whatever a damaged folder leads the library to
-        raise CheckpointError(
-            f"{option} {weights or place}: not loaded by open_clip ({reason(error)})"
-        ) from None
     model.requires_grad_(False).eval()
     digest = weights_in_memory(model, Path(place)).digest()
     return Clip(Network(prepare, model.encode_image, digest, device), model, tokenize)

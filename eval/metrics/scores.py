@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from adt_tree.errors import UserError
-from models.checkpoint.files import append_line
+from models.checkpoint.files import append_line, reading
 
 SCORES = "scores.jsonl"
 
@@ -60,19 +60,16 @@ def keep(
 
 def read(path: Path) -> list[dict[str, Any]]:
     """Returns all entries, oldest first; none if there is no file. UserError names a damaged line."""
-    entries = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines() if path.exists() else (), 1):
-        try:
-            entries.append(dict(json.loads(line)))
-        except (ValueError, TypeError) as error:
-            raise UserError(f"{path}, line {number}, is damaged ({error}): remove it") from None
+    if not path.exists():
+        return []
+    with reading(path, "remove the damaged line, or the file"):
+        entries = [dict(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
     return entries
 
 
 def newest_scores(path: Path) -> dict[str, float]:
     """Returns the last value of each score in a record, none without a file. UserError if it is damaged."""
     entries = read(path)
-    try:
-        return {name: float(value) for entry in entries for name, value in entry["scores"].items()}
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{path}: a line has no scores ({error}); remove it") from None
+    with reading(path, "remove the damaged line, or the file"):
+        newest = {name: float(value) for entry in entries for name, value in entry["scores"].items()}
+    return newest

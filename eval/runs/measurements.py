@@ -16,8 +16,8 @@ from typing import Any
 
 from adt_tree.records import Decoded, Step
 from adt_tree.errors import UserError
-from eval.runs.settings import digest, read_json, write_settings
-from models.checkpoint.files import write_json
+from eval.runs.settings import digest, write_settings
+from models.checkpoint.files import read_json, reading, write_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,9 @@ class Measurements:
         self._run = 1 + max(self.runs, default=0)
 
     def _read(self, path: Path) -> None:
-        content = read_json(path)
-        try:
+        remedy = "delete it, and its prompts are measured again"
+        content = read_json(path, remedy)
+        with reading(path, remedy):
             batch = {
                 name: Measured(float(entry["seconds"]), [_unpack(image) for image in entry["images"]])
                 for name, entry in content["measured"].items()
@@ -62,8 +63,6 @@ class Measurements:
             fingerprint = content["fingerprint"]
             run, started, count = int(content["run"]), content["started"], len(content["prompts"])
             self._take(int(path.stem), batch, run, started, count)
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise UserError(f"{path} is damaged: delete it, and its prompts are measured again") from None
         if fingerprint != self._fingerprint:
             raise UserError(f"{path} was measured with other options: choose another --output_dir")
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from adt_tree.errors import UserError
+from models.checkpoint.files import reading
 
 CAPTIONS = ("first", "longest", "all")  # which captions of a COCO image are prompts; the first is the default
 DEFAULT_END = 10000  # of --end_idx, as published
@@ -127,17 +128,11 @@ def read_file(path: Path, captions: str | None = None) -> list[Prompt]:
     for COCO annotations alone; None: the first. Raises UserError if the file is damaged or has no prompt.
     """
     suffix = path.suffix.lower()
-    try:
+    with reading(path, "give a .txt, .tsv, .csv or .json file of prompts"):
         content = path.read_text(encoding="utf-8-sig")
         rows = _from_json(content) if suffix == ".json" else _rows(content, suffix)
         coco = isinstance(rows, dict)
         prompts = _from_coco(rows, captions or CAPTIONS[0]) if coco else _from_rows(rows)
-    except UnicodeDecodeError as error:
-        raise UserError(f"prompt file {path}: not UTF-8 text (byte {error.start})") from None
-    except OSError as error:
-        raise UserError(f"prompt file {path}: cannot be read ({error.strerror or error})") from None
-    except ValueError as error:
-        raise UserError(f"prompt file {path}: {error}") from None
     if not coco:
         _refuse_captions(captions, str(path))
     if not prompts:
@@ -156,10 +151,7 @@ def _rows(content: str, suffix: str) -> list[dict[str, Any]]:
     tabs = suffix == ".tsv"
     quoting = csv.QUOTE_NONE if tabs else csv.QUOTE_MINIMAL
     reader = csv.reader(io.StringIO(content), delimiter="\t" if tabs else ",", quoting=quoting)
-    try:
-        rows = list(reader)
-    except csv.Error as error:
-        raise ValueError(f"line {reader.line_num}: {error}") from None
+    rows = list(reader)
     header = [cell.strip().lower() for cell in rows[0]] if rows else []
     if not set(TEXT_COLUMNS) & set(header):
         raise ValueError("its first line names no column Prompt, Caption or Text")
@@ -168,10 +160,7 @@ def _rows(content: str, suffix: str) -> list[dict[str, Any]]:
 
 def _from_json(content: str) -> Any:
     """Returns rows as dictionaries, or COCO annotations unchanged."""
-    try:
-        data = json.loads(content)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"not JSON ({error})") from None
+    data = json.loads(content)
     if isinstance(data, dict) and "annotations" in data:
         return data
     if isinstance(data, list) and all(isinstance(item, str) for item in data):
@@ -204,14 +193,11 @@ def _first(row: dict[str, Any], columns: Sequence[str]) -> Any:
 def _from_coco(data: dict, captions: str) -> list[Prompt]:
     """Returns captions named by their annotation id, in the order of the images. Of equally long captions the
     first is the longest."""
-    try:
-        by_image: dict[int, list[tuple[int, str]]] = {}
-        for note in data["annotations"]:
-            caption = int(note["id"]), " ".join(str(note["caption"]).split())
-            by_image.setdefault(int(note["image_id"]), []).append(caption)
-        order = [int(image["id"]) for image in data["images"]] if "images" in data else list(by_image)
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"damaged COCO annotations ({type(error).__name__}: {error})") from None
+    by_image: dict[int, list[tuple[int, str]]] = {}
+    for note in data["annotations"]:
+        caption = int(note["id"]), " ".join(str(note["caption"]).split())
+        by_image.setdefault(int(note["image_id"]), []).append(caption)
+    order = [int(image["id"]) for image in data["images"]] if "images" in data else list(by_image)
     prompts = []
     for image in order:
         notes = by_image.get(image, [])

@@ -28,8 +28,8 @@ from PIL import Image
 from adt_tree.records import Decoded
 from adt_tree.errors import UserError
 from eval.runs.prompts import Prompt
-from eval.runs.settings import check_settings, digest, read_json, write_settings
-from models.checkpoint.files import replacing, write_atomic, write_json
+from eval.runs.settings import check_settings, digest, write_settings
+from models.checkpoint.files import read_json, reading, replacing, write_atomic, write_json
 
 MOST_NAME = 100  # characters of a file name that come from the prompt's name
 IMAGES, RECORDS, STEPS = "img", "records", "steps.jsonl"
@@ -77,16 +77,14 @@ class ImageRecord:
     @classmethod
     def read(cls, path: Path) -> ImageRecord:
         """Reads a record. Raises UserError if it is damaged or not there."""
-        content = read_json(path)
-        try:
+        remedy = "delete it, and its image is generated again"
+        content = read_json(path, remedy)
+        with reading(path, remedy):
             record = cls(**content)
             whole = isinstance(record.name, str) and isinstance(record.statistics["prompt"], str)
             whole &= all(isinstance(code, int) for code in record.codes)
-            whole &= all(isinstance(step, dict) for step in record.steps)
-        except (TypeError, KeyError):
-            whole = False
-        if not whole:
-            raise UserError(f"{path} is damaged: delete it, and its image is generated again")
+            if not whole or not all(isinstance(step, dict) for step in record.steps):
+                raise ValueError("is not the record of an image")
         return record
 
 
@@ -110,9 +108,11 @@ def read_statistics(root: Path) -> dict[str, dict[str, Any]]:
     """
     files: dict[str, dict[str, Any]] = {}
     for path in sorted(root.glob(STATISTICS.format("*", "*")), key=lambda path: (len(path.name), path.name)):
-        content = read_json(path)
-        if not isinstance(content, dict) or not all(isinstance(entry, dict) for entry in content.values()):
-            raise UserError(f"{path} is damaged: delete it, or choose another folder")
+        remedy = "delete it, or choose another folder"
+        content = read_json(path, remedy)
+        with reading(path, remedy):
+            if not all(isinstance(entry, dict) for entry in content.values()):
+                raise ValueError("is not a file of statistics")
         files |= content
     records = map(ImageRecord.read, finished_records(root))
     finished = {record.name: record.statistics for record in records}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from adt_tree.errors import UserError
-from models.checkpoint.files import write_json
+from models.checkpoint.files import read_json, write_json
 
 FINGERPRINT = "fingerprint"  # key of the stored settings under which the fingerprint stands
 
@@ -17,16 +17,6 @@ FINGERPRINT = "fingerprint"  # key of the stored settings under which the finger
 def digest(fingerprint: Mapping[str, Any]) -> str:
     """Returns 16 hexadecimal digits that stand for a fingerprint in every file of its run."""
     return hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def read_json(path: Path) -> Any:
-    """Returns the content of a JSON file, None if there is no such file. Raises UserError if it is damaged."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, nested too deeply
-        raise UserError(f"{path} is damaged ({error}): delete it, or choose another --output_dir") from None
 
 
 def check_settings(path: Path, fingerprint: Mapping[str, Any]) -> None:
@@ -37,9 +27,9 @@ def check_settings(path: Path, fingerprint: Mapping[str, Any]) -> None:
     root, fingerprint = path.parent, json.loads(json.dumps(fingerprint))
     if root.exists() and not root.is_dir():
         raise UserError(f"--output_dir {root} is a file; give a folder")
-    settings = read_json(path)
-    if settings is None:
+    if not path.exists():
         return
+    settings = read_json(path, "delete it, or choose another --output_dir")
     stored = settings.get(FINGERPRINT) if isinstance(settings, dict) else None
     if not isinstance(stored, dict):
         raise UserError(

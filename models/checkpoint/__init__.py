@@ -1,1 +1,1 @@
-"""Files of a checkpoint: fetched, read by headers, checked against what a module asks for, loaded."""
+"""Checkpoint files: fetching them, checking their headers against a module, and loading their tensors."""

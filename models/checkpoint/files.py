@@ -1,7 +1,8 @@
-"""Writes files so that a reader never sees half of one. Every file of this project is written here. No torch.
+"""Reads files that may be damaged, and writes files so that a reader never sees half of one. No torch.
 
-An error names the file: a full disk, a missing folder and a missing permission each give an OSError whose
-message is fit for the user.
+Every file of this project is written here, and every file from outside is read under `reading`. An error
+names the file in one line: damaged files give a CheckpointError; a full disk, a missing folder and a missing
+permission give an OSError.
 """
 
 from __future__ import annotations
@@ -12,10 +13,57 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 
-from adt_tree.errors import UserError, reason
+from adt_tree.errors import CheckpointError, UserError, reason
+
+LFS_POINTER = b"version https://git-lfs"
+WEB_PAGE = (b"<!doctype", b"<html", b"<?xml")
+
+
+@contextmanager
+def reading(path: Path, remedy: str = "fetch it again") -> Iterator[None]:
+    """Turns what the block raises into a CheckpointError that names the file, the fault and the remedy.
+
+    Damaged bytes lead the readers of JSON, YAML, safetensors, pickles and tokenizers to exceptions of any
+    class, so all of them are caught. A KeyError means that a field is missing. A UserError, which says what
+    is wrong already, and a MemoryError pass through.
+    """
+    try:
+        yield
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:
+        raise CheckpointError(f"{path}: {_fault(path, error)}: {remedy}") from error
+
+
+def _fault(path: Path, error: Exception) -> str:
+    """Returns what is wrong with a file that raised `error` when it was read."""
+    if not path.exists():
+        return "does not exist"
+    start = b""
+    if path.is_file() and os.access(path, os.R_OK):
+        with path.open("rb") as file:
+            start = file.read(64).lstrip().lower()
+    if start.startswith(LFS_POINTER):
+        return "is a pointer of git-lfs, not the file itself (git lfs pull)"
+    if start.startswith(WEB_PAGE):
+        return "is a web page, such as one that asks for a login or a licence"
+    if isinstance(error, KeyError):
+        return f"{error.args[0]} is missing"
+    if type(error) is ValueError:  # mostly ours, and fit for the user; libraries raise other classes
+        return reason(error)
+    kind = "is not JSON" if isinstance(error, json.JSONDecodeError) else "is damaged or truncated"
+    return f"{kind} ({reason(error)})"
+
+
+def read_json(path: Path, remedy: str = "fetch it again") -> Any:
+    """Returns the content of a JSON file. Raises CheckpointError if it is missing or damaged."""
+    with reading(path, remedy):
+        content = json.loads(path.read_text(encoding="utf-8"))
+    return content
 
 
 @contextmanager

@@ -1,15 +1,15 @@
-"""A path or a Hugging Face hub id -> a folder or file on this disk.
+"""Turns a path or a Hugging Face hub id into a folder or file on this disk.
 
-Ids are OWNER/NAME, OWNER/NAME@REVISION, or either with /FILE for one file of a repository. What is fetched
-lies in the hub's own cache (HF_HOME), is resumed after an interruption and used without a
-network (HF_HUB_OFFLINE=1).
+Ids are OWNER/NAME or OWNER/NAME@REVISION, either with /FILE for one file of the repository. Fetched files lie
+in the hub's own cache (HF_HOME). A download that was interrupted is resumed, and a file that is there is used
+without a network (HF_HUB_OFFLINE=1).
 """
 
 from __future__ import annotations
 
+import errno
 import re
-import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from adt_tree.errors import CheckpointError, reason
@@ -18,22 +18,21 @@ HUB_ID = re.compile(
     r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+?))?(/(?P<file>[\w./-]+\.\w+))?"
 )
 DESCRIPTIONS = ("*.json", "*.txt", "*.model", "*.yaml")
-# The second only of a repository that has none of the first: many hold the same weights in both.
+# The second patterns are fetched only if the repository has none of the first: many hold the weights in both.
 WEIGHTS = (("*.safetensors",), ("*.bin", "*.pt", "*.ckpt"))
-SPARE = 1 << 28  # bytes of a disk that stay free
 
 
 @dataclass(frozen=True, slots=True)
 class HubId:
-    """A repository, a revision of it (None: its default branch) and, if only that is wanted, a file."""
+    """A repository on the hub, or one of its files."""
 
     repo: str
-    revision: str | None
-    file: str | None
+    revision: str | None  # None: the default branch
+    file: str | None  # None: the whole repository
 
     @classmethod
     def read(cls, text: str) -> HubId | None:
-        """None if the text has not the form of an id."""
+        """Returns the id that the text writes, or None if it does not have the form of one."""
         match = HUB_ID.fullmatch(text)
         return cls(match["repo"], match["revision"], match["file"]) if match else None
 
@@ -43,80 +42,54 @@ class HubId:
 
 
 def locate(text: str, revision: str | None = None) -> Path:
-    """The local path that text names, fetched from the hub if text is an id and no such path exists.
+    """Returns the local path that `text` names, or else what it names on the hub, which is fetched.
 
-    revision: a branch, tag or commit, in place of the id's own. CheckpointError for what cannot be had.
+    revision: a branch, tag or commit in place of the id's own. Raises CheckpointError for what is neither a
+    path nor a hub id, and for what cannot be fetched.
     """
-    path = Path(text)
+    path, hub_id = Path(text), HubId.read(text)
     if path.exists():
         if revision is not None:
-            raise CheckpointError(
-                f"{text} is a folder here: a revision ({revision}) is of hub ids; leave it out"
-            )
+            raise CheckpointError(f"--revision {revision}: {text} is a path, not a hub id; leave it out")
         return path
-    wanted = HubId.read(text)
-    if wanted is None:
+    if hub_id is None:
         raise CheckpointError(f"{text} does not exist: give a checkpoint's folder, or a hub id OWNER/NAME")
-    wanted = HubId(wanted.repo, revision or wanted.revision, wanted.file)
-    if wanted.file is not None:
-        return _fetch(wanted, (wanted.file,)) / wanted.file
+    hub_id = replace(hub_id, revision=revision or hub_id.revision)
+    if hub_id.file is not None:
+        return _fetch(hub_id, (hub_id.file,)) / hub_id.file
     for weights in WEIGHTS:
-        folder = _fetch(wanted, (*DESCRIPTIONS, *weights))
+        folder = _fetch(hub_id, (*DESCRIPTIONS, *weights))
         if any(next(folder.glob(pattern), None) for pattern in weights):
             break
     return folder
 
 
-def _fetch(wanted: HubId, patterns: tuple[str, ...]) -> Path:
-    """The folder of a snapshot that holds the files of these patterns."""
-    from huggingface_hub import errors, snapshot_download
+def _fetch(hub_id: HubId, patterns: tuple[str, ...]) -> Path:
+    """Returns the folder of a snapshot that holds the repository's files of these patterns."""
+    from huggingface_hub import snapshot_download
 
     try:
-        _check_room(wanted, patterns)
-        found = snapshot_download(wanted.repo, revision=wanted.revision, allow_patterns=list(patterns))
-        return Path(str(found))
-    except errors.GatedRepoError:
-        what = (
-            f"is gated: accept its licence at https://huggingface.co/{wanted.repo} and log in "
-            "(`hf auth login`, or HF_TOKEN)"
-        )
-    except errors.RevisionNotFoundError:
-        what = f"has no revision {wanted.revision}: give a branch, tag or commit of it"
-    except errors.RepositoryNotFoundError:
-        what = "is no path here and no repository on the hub: check the spelling (private ones need HF_TOKEN)"
-    except errors.LocalEntryNotFoundError:
-        what = (
-            "is not whole in the local cache and the hub cannot be reached: connect (the download goes on "
-            "where it stopped), or give a folder"
-        )
-    except CheckpointError:
-        raise
-    except (OSError, ValueError) as error:  # HTTP errors of the hub are OSErrors, bad ids ValueErrors
-        full = getattr(error, "errno", None) == 28
-        what = (
-            "needs more room: free some, or point HF_HOME to another disk"
-            if full
-            else f"failed: {reason(error)}"
-        )
-    raise CheckpointError(f"{wanted} {what}")
+        return Path(snapshot_download(hub_id.repo, revision=hub_id.revision, allow_patterns=list(patterns)))
+    except (OSError, ValueError) as error:  # the hub's HTTP errors are OSErrors, those of bad ids ValueErrors
+        raise CheckpointError(f"{hub_id}: {_fault(hub_id, error)}") from error
 
 
-def _check_room(wanted: HubId, patterns: tuple[str, ...]) -> None:
-    """CheckpointError if the disk of the cache is too small for what would be fetched."""
-    from huggingface_hub import constants, errors, snapshot_download
+def _fault(hub_id: HubId, error: Exception) -> str:
+    """Returns why a repository cannot be fetched, and what to do."""
+    from huggingface_hub import errors
 
-    try:
-        plan = snapshot_download(
-            wanted.repo, revision=wanted.revision, allow_patterns=list(patterns), dry_run=True
+    if isinstance(error, errors.GatedRepoError):
+        page = f"https://huggingface.co/{hub_id.repo}"
+        return f"accept its licence at {page} and log in (`hf auth login`, or HF_TOKEN)"
+    if isinstance(error, errors.RevisionNotFoundError):
+        return f"no revision {hub_id.revision}: give a branch, tag or commit of this repository"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return "no path here and no repository on the hub: check the spelling (private ones need HF_TOKEN)"
+    if isinstance(error, errors.LocalEntryNotFoundError):
+        return (
+            "the hub cannot be reached and the local cache does not hold all of it: connect (a download is "
+            "resumed), or give a folder"
         )
-    except errors.DryRunError:  # no way to the repository: fetching says why, or finds it in the cache
-        return
-    need = sum(file.file_size or 0 for file in plan if file.will_download)
-    cache = Path(constants.HF_HUB_CACHE)
-    disk = next(place for place in (cache, *cache.parents) if place.exists())
-    free = shutil.disk_usage(disk).free - SPARE
-    if need > free:
-        raise CheckpointError(
-            f"{wanted} needs {need / 1e9:.1f} GB at {cache}, where {max(free, 0) / 1e9:.1f} GB are free: "
-            "free some, or point HF_HOME to another disk"
-        )
+    if getattr(error, "errno", None) == errno.ENOSPC:
+        return "the disk is full: free some space, or point HF_HOME to another disk"
+    return reason(error)

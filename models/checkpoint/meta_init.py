@@ -1,8 +1,8 @@
-"""Modules made without memory, their state dict checked by headers alone, then filled with the weights.
+"""Builds modules without memory, checks a checkpoint's headers against them, and gives them its tensors.
 
-What a family expects are the shapes of our own module under the published names, by the inverse of the key
-map that loads them; so there is no second list to keep. accelerate's init_empty_weights would make each
-parameter first, move it to the meta device after and draw its initial values there; here nothing is drawn.
+The shapes that a checkpoint must have are those of our own module under the published names, so there is no
+second list of them to keep. accelerate's init_empty_weights would first make and initialise each parameter
+and then move it to the meta device; here nothing is initialised.
 """
 
 from __future__ import annotations
@@ -19,60 +19,69 @@ from adt_tree.errors import CheckpointError
 from models.checkpoint.weights import Weights
 
 RANDOM = (nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_)
-PER_HEAD = (".q_norm.", ".k_norm.")  # may be stored once for several heads
+PER_HEAD = (".q_norm.", ".k_norm.")  # norms that a file may store once for several heads
 
 
-class _NoInit(TorchFunctionMode):
-    """Leaves out random initial values: nothing holds them, and on the meta device each first use imports
-    hundreds of modules, which costs seconds and 70 MB."""
+class _SkipInit(TorchFunctionMode):
+    """Skips random initial values.
+
+    On the meta device they have no effect, but the first use of each function imports hundreds of modules,
+    which costs seconds and 70 MB.
+    """
 
     def __torch_function__(
         self, func: Callable, types: Sequence[type], args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        given = kwargs or {}
-        return given["tensor"] if func in RANDOM else func(*args, **given)
+        arguments = kwargs or {}
+        return arguments["tensor"] if func in RANDOM else func(*args, **arguments)
 
 
 def on_meta(make: Callable[[], nn.Module]) -> nn.Module:
-    """What make() builds, its parameters on the meta device."""
-    with torch.device("meta"), _NoInit():
+    """Returns the module that make() builds, with its parameters on the meta device."""
+    with torch.device("meta"), _SkipInit():
         return make()
 
 
 def expected(
     make: Callable[[], nn.Module], to_published: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
 ) -> dict[str, tuple[int, ...]]:
-    """Published names and shapes of a module that make() builds."""
+    """Returns the shapes, by published name, of the tensors of the module that make() builds."""
     state = on_meta(make).state_dict()
     return {name: tuple(tensor.shape) for name, tensor in to_published(state).items()}
 
 
-def mismatches(weights: Weights, wanted: Mapping[str, tuple[int, ...]]) -> list[str]:
-    """A line for each wanted tensor that is missing or has another shape; others do not matter."""
-    shapes, found = weights.shapes, []
-    for name, shape in wanted.items():
-        if name not in shapes:
-            found.append(f"tensor {name} {list(shape)} is missing")
-        elif not _fits(name, shapes[name], shape):
+def mismatches(weights: Weights, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """Returns a line for each tensor of `shapes` that is missing or has another shape.
+
+    Other tensors in the file do not matter.
+    """
+    lines, stored = [], weights.shapes
+    for name, shape in shapes.items():
+        if name not in stored:
+            lines.append(f"tensor {name} {list(shape)} is missing")
+        elif not _fits(name, stored[name], shape):
             file = weights.file_of(name).name
-            found.append(
-                f"tensor {name} in {file} is {list(shapes[name])}, config.json asks for {list(shape)}"
+            lines.append(
+                f"tensor {name} in {file} is {list(stored[name])}, config.json asks for {list(shape)}"
             )
-    return found
+    return lines
 
 
-def require(folder: Path, weights: Weights, wanted: Mapping[str, tuple[int, ...]], hint: str) -> None:
-    """CheckpointError with the first mismatch, how many there are, and what to do (hint)."""
-    if found := mismatches(weights, wanted):
-        more = f" (and {len(found) - 1} more of {len(wanted)} tensors)" if len(found) > 1 else ""
-        raise CheckpointError(f"{folder}: {found[0]}{more}: {hint}", [f"{folder}: {line}" for line in found])
+def require(folder: Path, weights: Weights, shapes: Mapping[str, tuple[int, ...]], remedy: str) -> None:
+    """Raises CheckpointError with the first mismatch, the number of others and what to do."""
+    if lines := mismatches(weights, shapes):
+        more = f" (and {len(lines) - 1} more of {len(shapes)} tensors)" if len(lines) > 1 else ""
+        raise CheckpointError(
+            f"{folder}: {lines[0]}{more}: {remedy}", [f"{folder}: {line}" for line in lines]
+        )
 
 
-def _fits(name: str, have: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    if have == wanted:
+def _fits(name: str, stored: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Returns whether a stored tensor can be loaded as one of that shape."""
+    if stored == shape:
         return True
-    shared = any(part in name for part in PER_HEAD) and have[1:] == wanted[1:]
-    return shared and have[0] > 0 and wanted[0] % have[0] == 0
+    per_head = any(part in name for part in PER_HEAD) and stored[1:] == shape[1:]
+    return per_head and stored[0] > 0 and shape[0] % stored[0] == 0
 
 
 def build(
@@ -81,11 +90,12 @@ def build(
     source: Path,
     to_ours: Callable[[Weights], Mapping[str, Tensor]] = dict,
 ) -> Any:
-    """Make a module without memory and hand it the weights, which take the place of its parameters.
+    """Returns the module that make() builds with `weights` as its parameters, in evaluation mode.
 
-    weights: read to the device and in the type that the module shall have (Weights.placed). to_ours: makes a
-    state dict of them, whose names require() has found; by default they go by our names. CheckpointError if
-    they do not fit or do not go in.
+    The weights are read to the device and as the type that the module shall have (Weights.placed). to_ours
+    turns them, once require() has found them complete, into a state dict of the module; by default they have
+    our names already. Raises CheckpointError, which names `source`, if they do not fit the module or the
+    device.
     """
     module = on_meta(make)
     try:
@@ -95,7 +105,7 @@ def build(
             raise CheckpointError(
                 f"{source}: no room for the weights on {weights.device} as {weights.dtype}: choose a smaller "
                 "--precision or another --device"
-            ) from None
+            ) from error
         lines = [line.strip() for line in str(error).splitlines()[1:]] or [str(error)]
-        raise CheckpointError(f"{source}: the weights do not fit config.json: {lines[0]}") from None
+        raise CheckpointError(f"{source}: the weights do not fit config.json: {lines[0]}") from error
     return module.requires_grad_(False).eval()

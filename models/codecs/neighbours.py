@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adt_tree.errors import CheckpointError, reason
+from models.checkpoint.files import reading
 
+REMEDY = "give the table of this model's codebook, or leave it out: it is then computed"
 PROBES = 64  # rows whose order is checked by distances in the codebook
 TOLERANCE = 1e-3  # relative: tables are computed in fp32, whose rounding swaps codes at nearly equal distance
 
@@ -26,24 +27,17 @@ def find_table(places: Sequence[Path], codes: int) -> Path | None:
     return next((path for path in paths if path.is_file() and path.suffix == ".npy"), None)
 
 
-def other_codebook(codes: int) -> str:
-    """Returns the end of an error message for a table that does not fit."""
-    return f"the table of another codebook: make or fetch that of this model's {codes} codes, or leave it out"
-
-
-def check_table(path: Path, codes: int) -> Any:
+def open_table(path: Path, codes: int) -> Any:
     """Returns the file's array, mapped into memory. CheckpointError if the file is damaged, holds no table of
     codes, or has another number of rows than `codes`."""
     import numpy as np
 
-    try:
+    with reading(path, REMEDY):
         stored = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise CheckpointError(f"{path} cannot be read ({reason(error)}): truncated or damaged") from None
-    if stored.ndim != 2 or stored.dtype.kind not in "ui":
-        raise CheckpointError(f"{path} holds {stored.dtype} {list(stored.shape)}, not a table of codes")
-    if len(stored) != codes:
-        raise CheckpointError(f"{path} has {len(stored)} rows: it is {other_codebook(codes)}")
+        if stored.ndim != 2 or stored.dtype.kind not in "ui":
+            raise ValueError(f"holds {stored.dtype} {list(stored.shape)}, not a table of codes")
+        if len(stored) != codes:
+            raise ValueError(f"has {len(stored)} rows, the codebook has {codes} codes")
     return stored
 
 
@@ -57,19 +51,16 @@ def read_table(path: Path, codebook: Tensor, width: int) -> Tensor:
     import numpy as np
 
     codes = len(codebook)
-    stored, other = check_table(path, codes), other_codebook(codes)
-    if stored.shape[1] < width:
-        raise CheckpointError(
-            f"{path} has {stored.shape[1]} columns, {width} are needed: choose a smaller --lantern_k"
-        )
-    table = torch.from_numpy(np.ascontiguousarray(stored[:, :width]).astype(np.int64)).to(codebook.device)
-    row_codes = torch.arange(codes, device=codebook.device)[:, None]
-    if width and (int(table.max()) >= codes or int(table.min()) < 0 or bool((table == row_codes).any())):
-        raise CheckpointError(
-            f"{path} lists codes outside 0 to {codes - 1}, or a code as its own neighbour: it is {other}"
-        )
-    if not _ascends(table, codebook.double()):
-        raise CheckpointError(f"{path} is not in ascending order of distance in this codebook: it is {other}")
+    stored = open_table(path, codes)
+    with reading(path, REMEDY):
+        if stored.shape[1] < width:
+            raise ValueError(f"has {stored.shape[1]} columns, {width} are needed (a smaller --lantern_k)")
+        table = torch.from_numpy(np.ascontiguousarray(stored[:, :width]).astype(np.int64)).to(codebook.device)
+        row_codes = torch.arange(codes, device=codebook.device)[:, None]
+        if bool(((table < 0) | (table >= codes) | (table == row_codes)).any()):
+            raise ValueError(f"lists codes outside 0 to {codes - 1}, or a code as its own neighbour")
+        if not _ascends(table, codebook.double()):
+            raise ValueError("is not in ascending order of distance in this codebook")
     return table
 
 

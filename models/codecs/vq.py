@@ -15,11 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.checkpoint.config import MOST_PIXELS, MOST_TOKENS, whole, wholes
+from models.checkpoint.config import integer, integers
 
 NUM_GROUPS = 32
 NORM_EPS = 1e-6
-MOST_CHANNELS, MOST_BLOCKS = 1 << 14, 1 << 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +61,16 @@ class VQConfig:
         if fields.get("double_latent", False):
             raise ValueError("vq_config.double_latent must be false")
         return cls(
-            base_channels=whole(fields, "base_channels", MOST_CHANNELS),
-            embed_dim=whole(fields, "embed_dim", MOST_CHANNELS),
-            latent_channels=whole(fields, "latent_channels", MOST_CHANNELS),
-            num_res_blocks=whole(fields, "num_res_blocks", MOST_BLOCKS),
-            num_embeddings=whole(fields, "num_embeddings", MOST_TOKENS),
-            resolution=whole(fields, "resolution", MOST_PIXELS),
-            channel_multiplier=wholes(fields, "channel_multiplier", MOST_BLOCKS),
-            attn_resolutions=wholes(fields, "attn_resolutions", MOST_PIXELS),
+            base_channels=integer(fields, "base_channels"),
+            embed_dim=integer(fields, "embed_dim"),
+            latent_channels=integer(fields, "latent_channels"),
+            num_res_blocks=integer(fields, "num_res_blocks"),
+            num_embeddings=integer(fields, "num_embeddings"),
+            resolution=integer(fields, "resolution"),
+            channel_multiplier=integers(fields, "channel_multiplier"),
+            attn_resolutions=integers(fields, "attn_resolutions"),
             attn_type=fields.get("attn_type", "vanilla"),
-            in_channels=whole(fields, "in_channels", 4, default=3),
+            in_channels=integer(fields, "in_channels", default=3),
         )
 
     @classmethod

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from adt_tree.errors import CheckpointError, reason
+from models.checkpoint.files import reading
 from models.checkpoint.meta_init import build, expected, on_meta, require
 from models.checkpoint.weights import read_weights
 from models.codecs.vq import VQConfig, VQModel
@@ -72,12 +72,8 @@ def published_names(config: VQConfig) -> dict[str, str]:
 def read_vq16(path: Path, device: torch.device) -> VQModel:
     """Returns the codec in fp32. CheckpointError if the file is damaged or holds no VQ model of LlamaGen."""
     state = read_weights(path)
-    try:
+    with reading(path, "give LlamaGen's vq_ds16_t2i.pt or vq_ds16_c2i.pt"):
         config = vq_config(state.shapes)
-    except (KeyError, ValueError, ZeroDivisionError) as error:
-        raise CheckpointError(
-            f"{path} holds no VQ model of LlamaGen ({reason(error)}): give vq_ds16_t2i.pt or vq_ds16_c2i.pt"
-        ) from None
     names = published_names(config)
     tensor_shapes = expected(
         lambda: VQModel(config), lambda tensors: {names[name]: tensors[name] for name in tensors}

@@ -20,16 +20,10 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
-from adt_tree.errors import CheckpointError, reason
+from adt_tree.errors import CheckpointError
 from adt_tree.grid import Grid
-from models.checkpoint.config import (
-    MOST_TOKENS,
-    check_whole,
-    read_config,
-    read_fields,
-    read_tokenizer,
-    section,
-)
+from models.checkpoint.config import check_integer, read_config, read_tokenizer, section
+from models.checkpoint.files import reading
 from models.checkpoint.meta_init import build, expected, require
 from models.checkpoint.weights import Weights, read_weights
 from models.codecs.vq import VQConfig, VQModel
@@ -66,7 +60,7 @@ class TokenLayout:
         if not vocabulary:
             raise ValueError("config.json has no vocabulary_map: it is not of a Chameleon checkpoint")
         for name, index in vocabulary.items():
-            check_whole(f"vocabulary_map: token {name}", index, MOST_TOKENS, least=0)
+            check_integer(f"vocabulary_map: token {name}", index, least=0)
         images = sorted((index, name) for name, index in vocabulary.items() if name.startswith("IMGIMG"))
         codes = [index for index, _ in images]
         if not codes or codes[-1] - codes[0] + 1 != len(codes):
@@ -104,7 +98,8 @@ def assemble(
     """Puts the model together from its configuration, weights and tokenizer. CheckpointError names what is
     missing or does not fit."""
     folder, lumina = checkpoint.folder, checkpoint.spec.name == "lumina_mgpt"
-    layout, shape = read_fields(folder, lambda: (TokenLayout.read(config), read_shape(config)))
+    with reading(folder / "config.json"):
+        layout, shape = TokenLayout.read(config), read_shape(config)
     check_tokenizer(tokenizer, config["vocabulary_map"], shape.vocab_size)
     names = decoder_names(shape)
     tensor_shapes = expected(lambda: Decoder(shape), lambda tensors: scatter(tensors, names, shape))
@@ -188,7 +183,8 @@ def read_codec(checkpoint: Checkpoint, config: Mapping[str, Any], state: Weights
     folder, device = checkpoint.folder, checkpoint.device
     embedded = state.below(VQ).placed(device, torch.float32)
     if any(name.startswith("decoder.") for name in embedded):
-        shape = read_fields(folder, lambda: VQConfig.from_hf(section(config, "vq_config", required=True)))
+        with reading(folder / "config.json"):
+            shape = VQConfig.from_hf(section(config, "vq_config", required=True))
         return build(lambda: VQModel(shape), embedded, folder)
     home = next((place for place in places(checkpoint) if (place / "vqgan.ckpt").is_file()), None)
     if home is None:
@@ -204,13 +200,7 @@ def read_codec(checkpoint: Checkpoint, config: Mapping[str, Any], state: Weights
         # The tolerance allows for a checkpoint in bf16 or fp16.
         if copy.shape != original.shape or not torch.allclose(copy, original, atol=1e-2, rtol=2e-2):
             raise CheckpointError(f"{file}: its codebook is not that of {folder}: give this model's VQGAN")
-    if not description.is_file():
-        raise CheckpointError(f"{description} does not exist: put it beside vqgan.ckpt")
-    try:
+    with reading(description, "fetch it again, beside vqgan.ckpt"):
         shape = VQConfig.from_yaml(description)
-    except Exception as error:  # errors of yaml, and any that a file of another layout causes
-        raise CheckpointError(
-            f"{description} does not describe a VQGAN ({reason(error)}): fetch it again"
-        ) from None
     codec_names = {name: name for name in meta if not name.startswith("loss.")}  # without the training loss
     return build(lambda: VQModel(shape), meta.placed(device, torch.float32).renamed(codec_names), file)

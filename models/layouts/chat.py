@@ -8,6 +8,7 @@ from typing import Any
 
 from adt_tree.errors import CheckpointError, reason
 from models.checkpoint.config import read_config
+from models.checkpoint.files import reading
 
 
 class ChatTokenizer:
@@ -27,10 +28,8 @@ class ChatTokenizer:
         if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
             raise CheckpointError(f"{folder} holds no tokenizer.json: fetch the checkpoint's text files too")
         load: Any = AutoTokenizer.from_pretrained
-        try:
+        with reading(folder / "tokenizer.json"):
             tokenizer = load(folder, local_files_only=True, trust_remote_code=False)
-        except Exception as error:  # tokenizers raises Exception itself, transformers anything
-            raise CheckpointError(f"{folder}: its tokenizer cannot be read ({reason(error)})") from None
         if tokenizer.chat_template is None and (folder / "chat_template.json").is_file():
             tokenizer.chat_template = read_config(folder, "chat_template.json").get("chat_template")
         name = "generation_config.json"

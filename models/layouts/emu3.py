@@ -15,9 +15,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from adt_tree.errors import CheckpointError, reason
+from adt_tree.errors import CheckpointError
 from adt_tree.grid import Grid
-from models.checkpoint.config import MOST_TOKENS, check_whole, read_config, read_fields, section
+from models.checkpoint.config import check_integer, read_config, section
+from models.checkpoint.files import reading
 from models.checkpoint.meta_init import build, expected, require
 from models.checkpoint.weights import Weights, read_weights
 from models.codecs.vq import VQModel
@@ -100,7 +101,7 @@ def read_tokens(config: Mapping[str, Any]) -> tuple[range, int]:
     if ROW_END not in vocabulary:
         raise ValueError(f"vocabulary_map: token {ROW_END} is missing")
     for name in (f"{CODE}000000|>", ROW_END):
-        check_whole(f"vocabulary_map: token {name}", vocabulary.get(name), MOST_TOKENS, least=0)
+        check_integer(f"vocabulary_map: token {name}", vocabulary.get(name), least=0)
     return range(codes[0], codes[0] + len(codes)), vocabulary[ROW_END]
 
 
@@ -127,14 +128,11 @@ def grid_of(size: int, ratio: str, patch: int) -> Grid:
 
 
 def vqvae(fields: Mapping[str, Any]) -> Any:
-    """Returns transformers' codec for the fields of vq_config, with random weights. ValueError if the fields
-    do not describe one."""
+    """Returns transformers' codec for the fields of vq_config, with random weights. Raises what transformers
+    does if the fields do not describe one."""
     from transformers import Emu3VQVAE, Emu3VQVAEConfig
 
-    try:
-        return Emu3VQVAE(Emu3VQVAEConfig(**fields))
-    except Exception as error:  # transformers raises various exceptions for invalid fields
-        raise ValueError(f"vq_config: {reason(error)}") from None
+    return Emu3VQVAE(Emu3VQVAEConfig(**fields))
 
 
 def prompt_encoder(tokenizer: ChatTokenizer, codes: range, row_end: int, grid: Grid) -> PromptEncoder:
@@ -176,17 +174,14 @@ def assemble(
     say less. CheckpointError names what is missing or does not fit.
     """
     folder = checkpoint.folder
-    (codes, row_end), shape, pixel_fields = read_fields(
-        folder, lambda: (read_tokens(config), decoder_config(config), section(config, "vq_config"))
-    )
+    with reading(folder / "config.json"):
+        (codes, row_end), shape = read_tokens(config), decoder_config(config)
+        make_codec = partial(vqvae, section(config, "vq_config"))
+        pixel_shapes = expected(make_codec, dict)
     text, head, vq = LOADED if LOADED[1] in state else STORED
     names = decoder_names(shape, text, head)
     tensor_shapes = expected(lambda: Decoder(shape), lambda tensors: scatter(tensors, names, shape))
-    make_codec = partial(vqvae, pixel_fields)
-    tensor_shapes |= read_fields(
-        folder,
-        lambda: expected(make_codec, lambda tensors: {vq + name: tensors[name] for name in tensors}),
-    )
+    tensor_shapes |= {vq + name: sizes for name, sizes in pixel_shapes.items()}
     require(folder, state, tensor_shapes, "fetch it again, or the config.json that belongs to it")
     pixels = state.below(vq).placed(checkpoint.device, torch.float32)
     codec = Codec(build(make_codec, pixels, folder))

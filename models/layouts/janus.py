@@ -20,17 +20,8 @@ from torch.nn import functional as F
 
 from adt_tree.errors import CheckpointError
 from adt_tree.grid import Grid
-from models.checkpoint.config import (
-    MOST_LAYERS,
-    MOST_PIXELS,
-    MOST_TOKENS,
-    MOST_WIDTH,
-    read_config,
-    read_fields,
-    section,
-    whole,
-    wholes,
-)
+from models.checkpoint.config import integer, integers, read_config, section
+from models.checkpoint.files import reading
 from models.checkpoint.meta_init import build, expected, on_meta, require
 from models.checkpoint.weights import Weights, read_weights
 from models.codecs.vq import VQConfig, VQModel
@@ -67,8 +58,8 @@ def _vq_fields(config: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(f"model_type is {config.get('model_type')!r}: it is no checkpoint of Janus-Pro")
     fields = VQ_FIELDS | dict(section(config, "vq_config"))
     for name in ("num_embeddings", "embed_dim", "projection_dim", "image_token_embed_dim"):
-        whole(fields, name, MOST_TOKENS)
-    whole(fields, "num_hidden_layers", MOST_LAYERS)
+        integer(fields, name)
+    integer(fields, "num_hidden_layers")
     return fields
 
 
@@ -95,8 +86,8 @@ def vq_config(config: Mapping[str, Any]) -> VQConfig:
     vq, vision = _vq_fields(config), VISION_FIELDS | dict(section(config, "vision_config"))
     if vq["in_channels"] != vq["out_channels"]:
         raise ValueError("vq_config: in_channels and out_channels must be equal")
-    sides = [whole(vision, name, MOST_PIXELS) for name in ("image_size", "patch_size")]
-    side, levels = sides[0] // sides[1], len(wholes(vq, "channel_multiplier", MOST_WIDTH))
+    sides = [integer(vision, name) for name in ("image_size", "patch_size")]
+    side, levels = sides[0] // sides[1], len(integers(vq, "channel_multiplier"))
     if side < 1 or not levels:
         raise ValueError(
             "vision_config.image_size is smaller than patch_size, or vq_config.channel_multiplier is empty"
@@ -206,9 +197,10 @@ def assemble(
     say less. CheckpointError names what is missing or does not fit.
     """
     folder = checkpoint.folder
-    shape, vq = read_fields(folder, lambda: (decoder_config(config), vq_config(config)))
+    with reading(folder / "config.json"):
+        shape, vq = decoder_config(config), vq_config(config)
+        shapes = tensor_shapes(config, shape)
     checkpoint.refuse_other_size(vq.resolution)
-    shapes = read_fields(folder, lambda: tensor_shapes(config, shape))
     require(folder, state, shapes, "fetch it again, or the config.json that belongs to it")
     prompts = prompt_encoder(tokenizer(), shape)
     pixels = state.below(VQ).renamed(janus_names(vq)).placed(checkpoint.device, torch.float32)

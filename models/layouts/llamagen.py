@@ -16,14 +16,8 @@ from typing import Any
 
 from adt_tree.errors import CheckpointError
 from adt_tree.grid import Grid
-from models.checkpoint.config import (
-    MOST_POSITIONS,
-    MOST_WIDTH,
-    check_whole,
-    positive,
-    read_config,
-    read_fields,
-)
+from models.checkpoint.config import check_integer, positive, read_config
+from models.checkpoint.files import reading
 from models.checkpoint.hub import locate
 from models.checkpoint.meta_init import build, expected, require
 from models.checkpoint.weights import Weights, read_weights, weights_file
@@ -46,7 +40,7 @@ STAGES = {"t2i": 256, "t2i2": 1024}  # input_type in a drafter's config.json -> 
 def _over_raster(config: DecoderConfig, cells: int, rows: int) -> DecoderConfig:
     """Returns the configuration for images of `cells` codes behind a prefix of `rows` rows. ValueError if the
     codes do not form a square."""
-    side = isqrt(check_whole("block_size", cells, MOST_POSITIONS))
+    side = isqrt(check_integer("block_size", cells))
     if side * side != cells:
         raise ValueError(f"block_size {cells}: an image is a square of codes")
     return replace(config, raster_side=side, raster_start=rows, max_positions=rows + cells + SPARE)
@@ -57,7 +51,7 @@ def decoder_config(config: Mapping[str, Any]) -> DecoderConfig:
     shape = read_shape(config, norm_eps=HF_NORM_EPS)
     shape = replace(shape, rope_theta=positive(config, "rope_base", ROPE_BASE), qk_norm=False)
     # 0 is valid: a drafter's prefix is one row shorter than its target's, and a class has one row.
-    rows = check_whole("cls_token_num", config["cls_token_num"], MOST_POSITIONS, least=0)
+    rows = check_integer("cls_token_num", config["cls_token_num"], least=0)
     return _over_raster(shape, config["block_size"], rows)
 
 
@@ -70,7 +64,7 @@ def original_config(
     a missing tensor; ValueError names a width whose number of heads is not known.
     """
     vocab_size, width = shapes["tok_embeddings.weight"]
-    heads = check_whole("n_head", fields.get("n_head") or HEADS.get(width, 0), MOST_WIDTH, least=0)
+    heads = check_integer("n_head", fields.get("n_head") or HEADS.get(width, 0), least=0)
     if not heads:
         raise ValueError(
             f"width {width} is none of LlamaGen's ({', '.join(map(str, HEADS))}), so its number of heads is "
@@ -165,9 +159,11 @@ def shape_of(files: TargetFiles, checkpoint: Checkpoint, patch: int) -> DecoderC
                 )
             block_size = (size // patch) ** 2
         shapes = files.weights.shapes
-        shape = read_fields(files.file, lambda: original_config(shapes, files.fields, block_size or cells))
+        with reading(files.file):
+            shape = original_config(shapes, files.fields, block_size or cells)
     else:
-        shape = read_fields(folder, lambda: decoder_config(files.fields))
+        with reading(folder / "config.json"):
+            shape = decoder_config(files.fields)
     codes = shape.raster_side**2
     if not files.class_conditional and codes != cells and codes in CELLS.values():
         family = next(name for name, count in CELLS.items() if count == codes)

@@ -18,8 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from adt_tree.errors import CheckpointError, UserError, reason
+from adt_tree.errors import CheckpointError, UserError
 from models.checkpoint.config import read_config, read_tokenizer
+from models.checkpoint.files import reading
 from models.layouts.captions import clean
 from models.target import Lead, PromptEncoder
 from models.transformer import Decoder
@@ -108,7 +109,6 @@ class T5Text:
             torch.cuda.empty_cache()
 
     def _load(self) -> Any:
-        from safetensors import SafetensorError
         from transformers import T5EncoderModel, logging
 
         read: Any = T5EncoderModel.from_pretrained
@@ -117,11 +117,10 @@ class T5Text:
         logging.set_verbosity_error()  # no table of the T5 decoder's tensors, which are left out
         logging.disable_progress_bar()  # they would stand before the one line of an error
         try:
-            encoder, report = read(self.folder, dtype=dtype, local_files_only=True, output_loading_info=True)
-        except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
-            raise CheckpointError(
-                f"{self.folder}: the text encoder cannot be loaded ({reason(error)}): fetch it again"
-            ) from None
+            with reading(self.folder, "fetch the text encoder again"):
+                encoder, report = read(
+                    self.folder, dtype=dtype, local_files_only=True, output_loading_info=True
+                )
         finally:
             logging.set_verbosity(verbosity)
             if bars:

@@ -14,7 +14,6 @@ import json
 import random
 import subprocess
 import tarfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from adt_tree.errors import UserError
+from models.checkpoint.files import reading
 
 EMOJIBASE = "emojibase-data@17.0.0"
 STYLES = {
@@ -81,13 +81,11 @@ def fetch(package: str, cache: Path) -> Path:
 
 def read_member(tarball: Path, member: str) -> dict | list:
     """Returns the content of the JSON file `package/MEMBER` of an npm tarball. UserError if it is damaged."""
-    try:
-        with tarfile.open(tarball, "r:gz") as archive:
-            stream = archive.extractfile(f"package/{member}")
-            assert stream is not None
-            return json.load(stream)
-    except (tarfile.TarError, EOFError, zlib.error, KeyError, ValueError, OSError) as error:
-        raise UserError(f"{tarball} is damaged ({error}): remove it, and npm fetches it again") from error
+    with reading(tarball, "remove it, and npm fetches it again"), tarfile.open(tarball, "r:gz") as archive:
+        stream = archive.extractfile(f"package/{member}")
+        assert stream is not None
+        content = json.load(stream)
+    return content
 
 
 def plain(hexcode: str) -> str:
