@@ -19,7 +19,7 @@ COMMANDS = {
     "generate_images": "generate images from prompts, with statistics and maps",
     "bench": "time methods against the AR baseline in one run",
     "demo": "open a page on which two methods race and every step can be inspected",
-    "report": "turn stored results into tables, plots, a document or a page",
+    "report": "turn stored results into tables, plots and documents",
     "check_ckpts": "check a model's files by their headers and name every fault",
     "memory": "compute how much memory each model needs",
     "generate_codebook": "write the table of nearest codes that --lantern reads",
