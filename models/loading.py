@@ -1,6 +1,6 @@
-"""Name, folder or hub id -> a loaded model, with device, precision and alignment chosen.
+"""Loads a model by its name, folder or hub id, and chooses its device, precision and drafter alignment.
 
-Whatever cannot be loaded is a CheckpointError of one line, raised before anything large is read.
+What cannot be loaded raises CheckpointError, with one line for the user, before anything large is read.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ DEFAULTS = LoadOptions()
 
 
 def load(model: str = "emoji", options: LoadOptions = DEFAULTS) -> Model:
-    """Load a model: a family of models.registry, or the folder or hub id of a checkpoint of one.
+    """Loads the model that `model` names: a family of models.registry, or a checkpoint's folder or hub id.
 
-    Weights are cast to the precision as they are read; the codec stays fp32. A drafter beside its target, in
-    the folder `drafter`, goes before the family's own. Raises CheckpointError.
+    Weights are cast to the precision as they are read; the codec stays fp32. A drafter in the folder
+    `drafter` beside its target precedes the default drafter of the family. Raises CheckpointError.
     """
     spec, options = _family(model, options)
     device = pick_device(options.device)
@@ -44,43 +44,45 @@ def load(model: str = "emoji", options: LoadOptions = DEFAULTS) -> Model:
 
 
 def _family(model: str, options: LoadOptions) -> tuple[ModelSpec, LoadOptions]:
-    """The family that `model` names or whose checkpoint it is, and options with its model_path."""
+    """Returns the family that `model` names or belongs to, and the options with the checkpoint's path."""
     if model in SPECS:
         return SPECS[model], options
     path = Path(model)
     if options.model_path is not None or not (path.exists() or HubId.read(model)):
         raise CheckpointError(
-            f"there is no model {model}: choose one of {', '.join(SPECS)}, "
-            "or give a folder or a hub id OWNER/NAME"
+            f"there is no model {model}: choose one of {', '.join(SPECS)}, or give a folder or a hub id "
+            "OWNER/NAME"
         )
     folder = locate(model, options.revision)
     return detect(folder), replace(options, model_path=str(folder), revision=None)
 
 
 def detect(folder: Path) -> ModelSpec:
-    """The family of the checkpoint in a folder or file, from its config.json and the headers of its weights.
-    CheckpointError if it is of none, or could be of two."""
+    """Returns the family of a checkpoint, recognised by its config.json and the headers of its weights.
+
+    Raises CheckpointError if no family, or more than one, recognises it.
+    """
     file, home = weights_file(folder), home_of(folder)
     fields = read_config(home) if file.is_dir() or (home / "config.json").is_file() else {}
     shapes = read_weights(file).shapes
-    found = [spec for spec in SPECS.values() if spec.recognises(fields, shapes)]
-    if len(found) != 1:
+    specs = [spec for spec in SPECS.values() if spec.recognises(fields, shapes)]
+    if len(specs) != 1:
         raise CheckpointError(
             f"{folder}: its files do not tell which model it is: give it as --model_path beside one of "
             f"--model {', '.join(SPECS)}"
         )
-    return found[0]
+    return specs[0]
 
 
 def find_target(spec: ModelSpec, options: LoadOptions) -> Path:
-    """Where the target is: as given, in the family's folder, or fetched from the hub."""
+    """Returns the target's path: --model_path, or the family's folder, or else what the hub has."""
     folder = spec.target_folder
-    given = options.model_path or (None if folder.exists() else spec.hub)
-    return locate(given, options.revision) if given else folder
+    place = options.model_path or (None if folder.exists() else spec.hub)
+    return locate(place, options.revision) if place else folder
 
 
 def find_files(spec: ModelSpec, options: LoadOptions, device: str, precision: str) -> Checkpoint:
-    """Where the files are, hub ids fetched. CheckpointError if the target is nowhere."""
+    """Returns where the model's files lie; hub ids are fetched. Raises CheckpointError without a target."""
     folder = find_target(spec, options)
     if not folder.exists():
         raise CheckpointError(
@@ -94,15 +96,17 @@ def find_files(spec: ModelSpec, options: LoadOptions, device: str, precision: st
 
 
 def drafter_folder(spec: ModelSpec, target: Path) -> Path:
-    """Where a target's drafter lies unless the options say so: beside it, else in the family's home."""
+    """Returns the default folder of a target's drafter: the one beside the target, or the family's."""
     beside = home_of(target) / "drafter"
     return beside if beside.is_dir() else spec.drafter_folder
 
 
 def pick_device(name: str) -> str:
-    """auto -> cuda where there is one, that of this process's local rank under a launcher; meta: headers.
+    """Returns the device that --device names; auto is cuda if there is one, and else cpu.
 
-    CheckpointError for a device that is unknown or missing, or if the machine has fewer than processes.
+    Under a launcher, cuda is the device of this process's local rank, which becomes the current one. On the
+    device meta a model has shapes but no weights: check_ckpts uses it. Raises CheckpointError for an unknown
+    or missing device, and if there are more processes than devices.
     """
     if name in ("cpu", "meta"):
         return name
@@ -117,54 +121,57 @@ def pick_device(name: str) -> str:
         if int(name[5:]) >= visible:
             raise CheckpointError(f"--device {name}: {visible} CUDA devices are visible; they count from 0")
         return name
-    if "WORLD_SIZE" in os.environ:  # a launcher's: accelerate launch, torchrun
-        place = os.environ.get("LOCAL_RANK", "0")
-        if not place.isdecimal():
+    if "WORLD_SIZE" in os.environ:  # set by launchers: accelerate launch, torchrun
+        rank = os.environ.get("LOCAL_RANK", "0")
+        if not rank.isdecimal():
             raise CheckpointError(
-                f"LOCAL_RANK={place!r}: the launcher's variable is no number; unset it or repair it"
+                f"LOCAL_RANK={rank!r}: the launcher's variable is not a number; unset it or repair it"
             )
-        if int(place) >= visible:
+        if int(rank) >= visible:
             raise CheckpointError(
-                f"--device {name}: LOCAL_RANK={place}, but {visible} CUDA devices are visible; launch a "
+                f"--device {name}: LOCAL_RANK={rank}, but {visible} CUDA devices are visible; launch one "
                 "process per device"
             )
-        torch.cuda.set_device(int(place))
+        torch.cuda.set_device(int(rank))
     return "cuda"
 
 
 def pick_precision(name: str, device: str, spec: ModelSpec) -> str:
-    """auto -> bf16 where the device multiplies it in hardware, else fp16 on a GPU and fp32, which beats
-    emulated bf16, on a CPU; always fp32 on a CPU for families whose images are compared there."""
+    """Returns the precision that --precision names.
+
+    auto is bf16 if the device multiplies it in hardware, else fp16 on a GPU, and on a CPU fp32, which is
+    faster there than emulated bf16. A family with fp32_on_cpu has fp32 on every CPU.
+    """
     if name not in PRECISIONS:
         raise CheckpointError(f"--precision {name}: choose one of {', '.join(PRECISIONS)}")
     if name != "auto":
         return name
     if device.startswith("cuda"):
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
-    multiplied = torch.cpu.get_capabilities().get("avx512_bf16", False)
-    return "bf16" if multiplied and not spec.fp32_on_cpu else "fp32"
+    in_hardware = torch.cpu.get_capabilities().get("avx512_bf16", False)
+    return "bf16" if in_hardware and not spec.fp32_on_cpu else "fp32"
 
 
 def _check_attention(options: LoadOptions, device: str, precision: str, spec: ModelSpec) -> None:
-    """CheckpointError for flash-attn where it is missing or cannot attend."""
-    given = f"--attention {options.attention}"
+    """Raises CheckpointError if flash-attn is missing, or cannot do this model's attention."""
+    option = f"--attention {options.attention}"
     if options.attention != "flash":
-        raise CheckpointError(f"{given}: choose sdpa or flash")
+        raise CheckpointError(f"{option}: choose sdpa or flash")
     if not device.startswith("cuda") or precision == "fp32":
-        raise CheckpointError(f"{given}: flash-attn needs a CUDA device and fp16 or bf16; leave it out")
+        raise CheckpointError(f"{option}: flash-attn needs a CUDA device and fp16 or bf16; leave it out")
     if spec.embedded_prompts:
-        raise CheckpointError(f"{given}: padded prompts are read by sdpa; leave it out")
+        raise CheckpointError(f"{option}: only sdpa reads this model's padded prompts; leave it out")
     if find_spec("flash_attn") is None:
-        raise CheckpointError(f"{given}: flash-attn is not installed; install it, or leave the option out")
+        raise CheckpointError(f"{option}: flash-attn is not installed; install it, or leave the option out")
 
 
 def _check_deterministic(model: Model, options: LoadOptions, device: str) -> None:
-    """CheckpointError where rows of a pass would influence one another all the same."""
-    given = "--deterministic"
+    """Raises CheckpointError if the rows of a pass influence one another on this device even so."""
+    option = "--deterministic"
     if device != "cpu" or options.attention != "sdpa":
-        raise CheckpointError(f"{given}: it is made for --device cpu and --attention sdpa; leave it out")
+        raise CheckpointError(f"{option}: it needs --device cpu and --attention sdpa; leave it out")
     if not row_invariant(model.decoder):
         raise CheckpointError(
-            f"{given}: this CPU's products in {model.precision} depend on how many rows share a pass; choose "
+            f"{option}: this CPU's products in {model.precision} depend on how many rows share a pass; give "
             "another --precision, or leave it out"
         )

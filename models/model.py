@@ -1,4 +1,4 @@
-"""One loaded checkpoint, whatever its family: what makes targets, drafters and images."""
+"""One loaded checkpoint of any family, which makes targets and drafters, and images from codes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """One loaded checkpoint: weights once, from which any number of targets and drafters are made."""
+    """One loaded checkpoint. Any number of targets and drafters share its weights."""
 
     spec: ModelSpec
     grid: Grid
@@ -46,41 +46,40 @@ class Model:
     weights_sha: str
     drafter_sha: str | None
     drafter_layout: Layout  # how drafters of this family are published
-    row_end: int | None = None  # token id behind every row of codes; None: rows have no end
-    alignment: str = "published"  # of the drafter's tokens with its features (models.alignment)
-    tables: tuple[Path, ...] = ()  # where a table of nearest codes may lie
+    row_end: int | None = None  # id of the token behind each row of codes; None: rows have no separator
+    alignment: str = "published"  # which tokens the drafter reads beside its features (models.alignment)
+    tables: tuple[Path, ...] = ()  # folders that may hold a table of nearest codes
     attention: str = "sdpa"  # or flash
-    deterministic: bool = False  # a code's distribution does not depend on what else is in the pass
-    graphs: bool = False  # the networks' passes are captured as CUDA graphs: on one CUDA device
-
-    compiled: bool = False  # torch.compile compiles the target's layers; with graphs, which bucket their rows
+    deterministic: bool = False  # what else is in a pass does not change a code's distribution
+    graphs: bool = False  # the networks' passes are captured as CUDA graphs, on one CUDA device
+    compiled: bool = False  # torch.compile compiles the target's layers; only with graphs, which pad its rows
 
     def __post_init__(self) -> None:
         choose_attention_kernels(self.device)
 
     @property
     def name(self) -> str:
-        """The family's."""
+        """The name of the family."""
         return self.spec.name
 
     @property
     def device(self) -> torch.device:
-        """Where it runs."""
+        """The device of all networks."""
         return self.codebook.device
 
     @property
     def precision(self) -> str:
-        """bf16, fp16 or fp32, of the decoder's weights."""
+        """Type of the decoder's weights: bf16, fp16 or fp32."""
         return {dtype: name for name, dtype in DTYPES.items()}[self.decoder.embed.weight.dtype]
 
     @property
     def codebook(self) -> Tensor:
-        """Raw latents of the codes [V, C]."""
+        """Code vectors [V, C], before any normalisation."""
         return self.codec.codebook
 
     @property
     def num_codes(self) -> int:
-        """Size of the codebook."""
+        """Number of codes V."""
         return self.prompts.num_codes
 
     @property
@@ -94,11 +93,11 @@ class Model:
         return range(self.first_code, self.first_code + self.num_codes)
 
     def encode(self, text: str) -> EncodedPrompt:
-        """The prompt as the target takes it."""
+        """Returns the prompt in the form that a target's prefill takes."""
         return self.prompts.encode(text)
 
     def encode_all(self, texts: Sequence[str]) -> list[EncodedPrompt]:
-        """All prompts of a run; what only encoding needs is given back."""
+        """Encodes all prompts of a run, then frees what only encoding needs, such as a text encoder."""
         encoded = [self.prompts.encode(text) for text in texts]
         self.prompts.release()
         return encoded
@@ -120,7 +119,7 @@ class Model:
         codes, rows = self.code_ids, (slots, sampling.branches)
         run = None
         if self.graphs:
-            gc.collect()  # a target and its graphs refer to one another: one just dropped is still here
+            gc.collect()  # a target and its graphs refer to each other, so a dropped one is still in memory
             run = GraphRunner(CudaRecorder())
         attend_in = torch.float64 if self.deterministic else None
         target = ARTarget(self.decoder, tokens, codes, *rows, max_prompt, nodes, attend_in, run)
@@ -132,7 +131,7 @@ class Model:
         return target if self.row_end is None else SeparatorTarget(target, self.grid, self.row_end)
 
     def _use(self, slots: int, sampling: Sampling, nodes: int, max_prompt: int, tokens: Grid) -> Use:
-        """Returns how a target uses the model. A drafter's cache has about as many entries for a tree."""
+        """Returns what decoding takes. A drafter's cache has about as many entries for a tree."""
         net, vq = self.drafter_net, self.codec.config
         cached = torch.float64 if self.deterministic else cache_dtype(self.decoder.embed.weight)
         return Use(
@@ -152,7 +151,10 @@ class Model:
         )
 
     def drafter(self, target: ARTarget | SeparatorTarget, max_depth: int, max_width: int) -> Drafter:
-        """The drafter beside a target of this model. CheckpointError if the model came without one."""
+        """Returns the drafter beside a target of this model, with room for trees of that depth and width.
+
+        Raises CheckpointError if the model was loaded without a drafter.
+        """
         if self.drafter_net is None:
             raise CheckpointError(f"model {self.name} was loaded without a drafter: pass --drafter_path")
         tokens = target.tokens if isinstance(target, SeparatorTarget) else target
@@ -164,14 +166,18 @@ class Model:
 
     @torch.inference_mode()
     def image(self, codes: list[int]) -> Image.Image:
-        """Codes in raster order -> an RGB picture."""
+        """Returns the RGB image of codes in raster order."""
         grid = torch.tensor(codes, device=self.codebook.device).view(1, self.grid.height, self.grid.width)
         pixels = to_uint8(self.codec.decode(grid), self.codec.config.rounds)
         return Image.fromarray(pixels[0].cpu().numpy())
 
     def nearest(self, k: int, table: Path | None = None) -> Tensor:
-        """Nearest-latent table [V, k] int64 of the codec's codebook: from the given file or folder, else from
-        where the published layout keeps one, else computed. CheckpointError if a table found does not fit."""
+        """Returns the k nearest other codes of every code, [V, k] int64, by distance of the code vectors.
+
+        The table is read from the file or folder `table`; if that is None, from where the published layout
+        keeps one; if there is none, it is computed. Raises CheckpointError if a table does not fit the
+        codebook.
+        """
         path = find_table((table,) if table else self.tables, self.num_codes)
         if table is not None and path is None:
             raise CheckpointError(
@@ -191,11 +197,11 @@ def load_networks(
     codec: VQModel,
     row_end: int | None = None,
 ) -> Model:
-    """The model that draws this grid from these prompts: its decoder of that shape and, if it is wanted, its
-    drafter are read.
+    """Reads the decoder and, if the checkpoint names one, the drafter, and returns the whole model.
 
-    weights: by published names; to_ours makes a Decoder's state dict of them. The drafter goes first: it is
-    small, so what is wrong with it is known before the target is read. CheckpointError if one does not fit.
+    weights: the target's, under their published names; to_ours turns them into the state dict of a Decoder of
+    `shape`. The drafter is read first: it is small, so its faults are known before the large target is read.
+    Raises CheckpointError if one of them does not fit.
     """
     folder, home, drafter = checkpoint.folder, checkpoint.spec.home, checkpoint.drafter
     if codec.config.num_embeddings != prompts.num_codes:

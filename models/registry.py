@@ -1,5 +1,5 @@
-"""The families there are: a new one is a ModelSpec here and, where its files are its own, a reader of them in
-models/layouts. No torch until one is loaded."""
+"""The table of model families. A new family is one ModelSpec here and, unless it shares the layout of another
+one's files, one reader of them in models/layouts. torch is not imported before a model is loaded."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from adt_tree.errors import CheckpointError
 from adt_tree.policy import TreeShape
 from models.spec import CKPTS, EMBEDDED_TREE, Fields, ModelSpec, Shapes
 
-VQ_DECODER = "model.vqmodel.decoder."  # of a Chameleon checkpoint that needs no VQGAN beside it
-PROMPT = "cls_embedding."  # the names of what embeds LlamaGen's prompts go on from here
-SECOND = 1024  # codes of an image of LlamaGen's stage 2
+VQ_DECODER = "model.vqmodel.decoder."  # prefix of the tensors of a VQ decoder inside a Chameleon checkpoint
+PROMPT = "cls_embedding."  # prefix of the tensors that embed LlamaGen's prompts
+STAGE_2_CODES = 1024  # codes per image of LlamaGen's stage 2
 
 
 def late(name: str) -> Callable[..., Any]:
-    """The function of that name in models, imported when it is called."""
+    """Returns a function that imports models.MODULE when it is called, and calls its FUNCTION."""
     module, _, function = name.rpartition(".")
 
-    def call(*given: Any) -> Any:
-        return getattr(import_module(f"models.{module}"), function)(*given)
+    def call(*arguments: Any) -> Any:
+        return getattr(import_module(f"models.{module}"), function)(*arguments)
 
     return call
 
 
 def is_chameleon(fields: Fields, shapes: Shapes, shared_norms: bool) -> bool:
-    """Whether this is the Chameleon layout; shared_norms: heads share a norm of queries, as Lumina-mGPT's."""
+    """Whether a checkpoint has the Chameleon layout. shared_norms: its heads share one norm of queries, as in
+    Lumina-mGPT, or have one each, as in Anole."""
     norm, heads = shapes.get("model.layers.0.self_attn.q_norm.weight"), fields.get("num_attention_heads")
     if norm is None or not isinstance(heads, int) or "vocabulary_map" not in fields:
         return False
@@ -36,20 +37,23 @@ def is_chameleon(fields: Fields, shapes: Shapes, shared_norms: bool) -> bool:
 
 
 def has_codec(shapes: Shapes) -> bool:
-    """Whether the checkpoint holds a VQ decoder of its own."""
+    """Whether a checkpoint holds a VQ decoder, so that no VQGAN has to lie beside it."""
     return any(name.startswith(VQ_DECODER) for name in shapes)
 
 
 def is_stage(name: str, fields: Fields, shapes: Shapes) -> bool:
-    """Whether these are of that stage of LlamaGen. Classes, and sizes that were not published, count as the
-    first; a .pt of texts that does not tell its size could be either, and is neither."""
+    """Whether a checkpoint is of the LlamaGen family of that name.
+
+    Models of classes, and of image sizes that were not published, count as stage 1. A .pt for texts does not
+    say its image size, so it could belong to either stage and is recognised as neither.
+    """
     prompts = {key.removeprefix("model.") for key in shapes if key.removeprefix("model.").startswith(PROMPT)}
     if not prompts:
         return False
     cells = fields.get("block_size")
     if f"{PROMPT}embedding_table.weight" in prompts:
         return name == "llamagen"
-    return cells is not None and (cells == SECOND) == (name == "llamagen2")
+    return cells is not None and (cells == STAGE_2_CODES) == (name == "llamagen2")
 
 
 EMOJI_SPEC = ModelSpec(
@@ -60,7 +64,7 @@ EMOJI_SPEC = ModelSpec(
     decoder_config=late("transformer.read_shape"),
     home=CKPTS / "emoji",
     tree=EMBEDDED_TREE,
-    method="self-draft",  # the fastest exact one, as bench measured it
+    method="self-draft",  # the fastest exact method, by bench
     fp32_on_cpu=True,
     reference=True,
     published=False,
@@ -153,7 +157,7 @@ EMOJI = EMOJI_SPEC.target_folder
 
 
 def spec_of(name: str) -> ModelSpec:
-    """The family of that name. CheckpointError if there is none."""
+    """Returns the family of that name. Raises CheckpointError if there is none."""
     if name not in SPECS:
         raise CheckpointError(f"there is no model {name}: choose one of {', '.join(SPECS)}")
     return SPECS[name]

@@ -1,9 +1,8 @@
-"""What a model family is, and what one may ask of loading it. No torch, so that options are checked at once.
+"""The description of a model family, and the options of loading a model. No torch, so that options are
+checked at once.
 
-A family is a ModelSpec in models/registry.py: all that the rest of the program knows of it, where its files
-lie, how they are recognised and read, which trees it draws with.
-
-Shapes are those of a checkpoint's tensors by name, read from headers.
+Each family is one ModelSpec in models/registry.py. It holds all that the rest of the program knows about the
+family: where its files lie, how to recognise and read them, and the defaults of decoding.
 """
 
 from __future__ import annotations
@@ -22,124 +21,123 @@ if TYPE_CHECKING:
     import torch
 
 CKPTS = Path(__file__).resolve().parent.parent / "ckpts"
-EMBEDDED_TREE = TreeShape(5, 4, 10)  # EAGLE-2's, of the embedded model: a node costs it more of a pass
-RELEASED_TREE = TreeShape(5, 10, 58)  # of the released code: 58 drafted nodes, 10 wide
+# Default draft trees of EAGLE-2: depth, width, number of drafted nodes.
+RELEASED_TREE = TreeShape(5, 10, 58)  # that of the released code
+EMBEDDED_TREE = TreeShape(5, 4, 10)  # smaller: in a small model each node adds more to the time of a pass
 PRECISIONS = ("auto", "bf16", "fp16", "fp32")
 ALIGNMENTS = ("published", "unshifted")
 
-Fields = Mapping[str, Any]
-Shapes = Mapping[str, tuple[int, ...]]
+Fields = Mapping[str, Any]  # of config.json
+Shapes = Mapping[str, tuple[int, ...]]  # of tensors by name, from the headers of a checkpoint
 
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """What to load and how, in plain values. None: the family's own, or where the published layout has it."""
+    """What to load and how, in plain values. None means the family's default."""
 
-    model_path: str | None = None  # folder, file or hub id of the target
-    drafter_path: str | None = None  # folder or hub id
-    revision: str | None = None  # of the hub id model_path
-    precision: str = "auto"  # one of PRECISIONS, of weights and activations; the codec stays fp32
+    model_path: str | None = None  # the target: a folder, a file or a hub id
+    drafter_path: str | None = None  # a folder or a hub id
+    revision: str | None = None  # branch, tag or commit, if model_path is a hub id
+    precision: str = "auto"  # one of PRECISIONS: type of weights and activations; the codec stays fp32
     device: str = "auto"  # auto, cpu, cuda or cuda:N
-    attention: str = "sdpa"  # or flash: flash-attn for prompts and the AR baseline
-    deterministic: bool = False  # one seed gives one image in bf16 too, however it is decoded; on a CPU
+    attention: str = "sdpa"  # or flash: flash-attn, for the AR baseline alone
+    deterministic: bool = False  # every exact method gives the same image in bf16 too; on a CPU
     need_drafter: bool = True
-    alignment: str | None = None  # of the drafter's tokens with its features: auto or one of ALIGNMENTS
-    guidance: float = 3.0  # under which alignment auto compares them
-    target_size: int | None = None  # pixels along the side of an image, or of a square of its area
+    alignment: str | None = None  # of the drafter (models.alignment): auto or one of ALIGNMENTS
+    guidance: float = 3.0  # guidance scale under which alignment auto compares them
+    target_size: int | None = None  # pixels along the side of a square of the image's area
     ratio: str | None = None  # width:height of an image (Emu3)
-    tokenizer_base_path: str | None = None  # folder of the text tokenizer and vqgan.ckpt
+    tokenizer_base_path: str | None = None  # folder that holds the text tokenizer and vqgan.ckpt
     vq_path: str | None = None  # LlamaGen's vq_ds16_*.pt
     text_encoder: str | None = None  # LlamaGen's T5
-    keep_text_encoder: bool = False  # in memory once all prompts are encoded
+    keep_text_encoder: bool = False  # keep it in memory after the prompts of a run are encoded
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The files of one model on this disk, and how they are to be read."""
+    """Where the files of one model lie on this disk, and how to read them."""
 
     spec: ModelSpec
-    folder: Path  # of the target, or its file
-    drafter: Path | None  # folder; None: not wanted
-    dtype: torch.dtype  # of weights and activations; the codec stays fp32
+    folder: Path  # the target's folder or file
+    drafter: Path | None  # folder; None: load no drafter
+    dtype: torch.dtype  # type of weights and activations; the codec stays fp32
     device: torch.device
     options: LoadOptions
 
-    def refuse_other_size(self, own: int) -> None:
-        """CheckpointError if an image of another size is wanted than the model's only one, `own` pixels."""
-        if self.options.target_size not in (None, own):
-            raise CheckpointError(
-                f"--target_size {self.options.target_size}: this model draws {own} px and no other size; "
-                "leave it out"
-            )
+    def refuse_other_size(self, pixels: int) -> None:
+        """Raises CheckpointError if the options ask for another size than the only one of the model."""
+        size = self.options.target_size
+        if size not in (None, pixels):
+            raise CheckpointError(f"--target_size {size}: this model's images have {pixels} px; leave it out")
 
     @property
     def size(self) -> int:
-        """Pixels along the side of an image, or of a square of its area: as wanted, else the family's."""
+        """Pixels along the side of an image: --target_size, or else the default of the family."""
         size = self.options.target_size or self.spec.default_size
-        assert size is not None, "families of several sizes have a default"
+        assert size is not None, "a family with several sizes needs a default_size"
         return size
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A model family: everything that is particular to it, but for its mathematics."""
+    """All that distinguishes a model family, except for the mathematics of its networks."""
 
-    name: str  # as --model has it
-    about: str  # in a few words, for --help
-    load: Callable[[Checkpoint], Any]  # -> models.model.Model
-    recognises: Callable[[Fields, Shapes], bool]  # whether a config.json and its tensors are this family's
-    decoder_config: Callable[[Fields], Any]  # config.json -> models.transformer.DecoderConfig
-    home: Path  # default folder of the family; below it lie
-    target: str = ""
-    hub: str | None = None  # id of what is fetched where the target is not there; None: nothing
-    drafter: str = "drafter"
-    options: tuple[str, ...] = ()  # options that only some families read and this one does
-    default_size: int | None = None  # pixels along the side; None: the checkpoint has one size
-    tree: TreeShape = RELEASED_TREE  # EAGLE-2's
-    static_tree: str = "mc_sim_7b_63"  # EAGLE-1's
-    guidance: float = 3.0  # as published; the user may say otherwise
-    top_k: int | None = None  # as published; None: nothing is
-    method: str = "eagle-2"  # what draws unless the user says otherwise
-    fp32_on_cpu: bool = False  # auto precision on every CPU, so that exact methods draw one image there
-    alignment: str = "published"  # of its drafters; auto: measured, because nobody published it
-    reference: bool = False  # transformers decodes it too (bench --reference)
-    embedded_prompts: bool = False  # prompts are rows of features, else token ids before the codes
-    codec: Callable[[Fields], Any] | None = None  # vq_config -> a codec that is not models.codecs.vq's
-    published: bool = True  # ckpts/manifest.json says by its name what to fetch
+    name: str  # value of --model
+    about: str  # a few words for --help
+    load: Callable[[Checkpoint], Any]  # returns a models.model.Model
+    recognises: Callable[[Fields, Shapes], bool]  # whether a checkpoint belongs to this family
+    decoder_config: Callable[[Fields], Any]  # returns a models.transformer.DecoderConfig
+    home: Path  # default folder of the family's files
+    target: str = ""  # the target, relative to home
+    hub: str | None = None  # hub id that is fetched if the target is not there
+    drafter: str = "drafter"  # the drafter, relative to home
+    options: tuple[str, ...] = ()  # options that this family reads and some others do not
+    default_size: int | None = None  # pixels along the side; None: a checkpoint has one size only
+    tree: TreeShape = RELEASED_TREE  # default tree of EAGLE-2
+    static_tree: str = "mc_sim_7b_63"  # default tree of EAGLE-1
+    guidance: float = 3.0  # published default of --cfg
+    top_k: int | None = None  # published default of --top_k; None: none was published
+    method: str = "eagle-2"  # default of --method
+    fp32_on_cpu: bool = False  # precision auto is fp32 on every CPU: there exact methods give the same image
+    alignment: str = "published"  # default of --drafter_alignment
+    reference: bool = False  # transformers can generate its images too (bench --reference)
+    embedded_prompts: bool = False  # prompts are embedded rows behind padding, not token ids
+    codec: Callable[[Fields], Any] | None = None  # of a vq_config, if it is not models.codecs.vq's
+    published: bool = True  # ckpts/manifest.json has its dimensions and what to fetch
 
     @property
     def target_folder(self) -> Path:
-        """Where the target lies unless the options say otherwise."""
+        """The default folder of the target."""
         return self.home / self.target
 
     @property
     def drafter_folder(self) -> Path:
-        """Where the drafter lies unless it is beside its target or the options say otherwise."""
+        """The default folder of the drafter, if there is none beside its target."""
         return self.home / self.drafter
 
     def default_tree(self, method: str, auto: bool = False) -> Tree | None:
-        """Returns the tree of a method unless the user gives one: the method's own default, or this model's
-        tree of the type that the method names. auto: trees that the method can size while decoding are.
+        """Returns the default tree of a method: its own, or this family's tree of the type that it names.
 
-        UserError for an unknown method.
+        auto: return AutoTree for a method that can size its trees while it decodes. Raises UserError for an
+        unknown method.
         """
         row = method_spec(method)
         tree = AutoTree() if auto and row.auto else row.tree
-        own: dict[type, Tree] = {str: self.static_tree, TreeShape: self.tree, AdaptiveTree: self.adaptive}
-        return own[tree] if isinstance(tree, type) else tree
+        by_type: dict[type, Tree] = {str: self.static_tree, TreeShape: self.tree, AdaptiveTree: self.adaptive}
+        return by_type[tree] if isinstance(tree, type) else tree
 
     @property
     def adaptive(self) -> AdaptiveTree:
-        """ADT-Tree's constants. A released tree is the budget and the first cell's shape; the rest was tuned
-        on the embedded model alone."""
-        own, base = self.tree, AdaptiveTree()
-        if own == EMBEDDED_TREE:
-            return base
+        """The constants of ADT-Tree: the budget and the first cell's shape are those of the family's EAGLE-2
+        tree, the other constants were tuned on the embedded model."""
+        tree, tuned = self.tree, AdaptiveTree()
+        if tree == EMBEDDED_TREE:
+            return tuned
         return replace(
-            base, depth_start=own.depth, width_max=own.width, width_start=own.width, budget=own.budget
+            tuned, depth_start=tree.depth, width_max=tree.width, width_start=tree.width, budget=tree.budget
         )
 
 
 def home_of(target: Path) -> Path:
-    """The folder of a target, which may be a file."""
+    """Returns the folder of a target, which may be a file."""
     return target.parent if target.is_file() else target
