@@ -21,7 +21,7 @@ from adt_tree.method import METHODS, Lantern, Method, Tree
 from adt_tree.records import Decoded, Step
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
-from models.loading import load
+from models.loading import load, pick_graphs
 from models.model import Model
 from models.spec import LoadOptions
 
@@ -95,14 +95,22 @@ class Pipeline:
         drafter: str | None = None,
         device: str = "auto",
         precision: str = "auto",
+        cuda_graphs: bool | None = None,
         options: LoadOptions = OPTIONS,
     ) -> Pipeline:
         """Load a model by its name, a folder or a hub id. CheckpointError if it cannot be loaded.
 
-        options: everything else that loading can be asked; drafter, device and precision replace its own.
+        cuda_graphs: replay the parts of a step as CUDA graphs; by default on CUDA. options: everything else
+        that loading can be asked; drafter, device, precision and cuda_graphs replace its own.
         """
-        drafter = drafter or options.drafter_path
-        return cls(load(model, replace(options, drafter_path=drafter, device=device, precision=precision)))
+        options = replace(
+            options,
+            drafter_path=drafter or options.drafter_path,
+            device=device,
+            precision=precision,
+            cuda_graphs=options.cuda_graphs if cuda_graphs is None else cuda_graphs,
+        )
+        return cls(load(model, options))
 
     @classmethod
     def from_transformers(cls, model: Any, tokenizer: Any, *, options: LoadOptions = OPTIONS) -> Pipeline:
@@ -114,7 +122,8 @@ class Pipeline:
         """
         from models.layouts.adopted import adopt
 
-        return cls(adopt(model, tokenizer, options))
+        adopted = adopt(model, tokenizer, options)
+        return cls(replace(adopted, graphs=pick_graphs(options.cuda_graphs, adopted.device.type)))
 
     def method(
         self,

@@ -19,7 +19,7 @@ from cli.options import (
 )
 from cli.parser import Options, shown
 from models.loading import load as load_model
-from models.loading import pick_device
+from models.loading import pick_device, pick_graphs
 from models.model import Model
 from models.spec import LoadOptions
 
@@ -27,20 +27,20 @@ LOAD_FIELDS = frozenset(field.name for field in fields(LoadOptions))
 
 
 def settled(options: Options, model: Model) -> dict[str, Any]:
-    """Returns the options for JSON, with the device and precision that `auto` turned into."""
-    return asdict(options) | {"device": model.device.type, "precision": model.precision}
+    """Returns the options for JSON, with the device, precision and graphs that defaults turned into."""
+    chosen = {"device": model.device.type, "precision": model.precision, "cuda_graphs": model.graphs}
+    return {name: chosen.get(name, value) for name, value in asdict(options).items()}
 
 
 def check_graphs(options: ModelOptions, device: str) -> dict[str, bool]:
     """Returns the fields of Model for CUDA graphs and compiled layers, which not every command offers.
     UserError for graphs on a CPU, or compiled layers without graphs."""
     if not isinstance(options, GraphOptions):
-        return {}
-    if options.cuda_graphs and device != "cuda":
-        raise UserError("--cuda_graphs: this runs on the CPU; leave it out")
-    if options.compile and not options.cuda_graphs:
-        raise UserError("--compile: it needs the passes of CUDA graphs; add --cuda_graphs, or leave it out")
-    return {"graphs": options.cuda_graphs, "compiled": options.compile}
+        return {"graphs": pick_graphs(None, device)}
+    graphs = pick_graphs(options.cuda_graphs, device)
+    if options.compile and not graphs:
+        raise UserError("--compile: it needs CUDA graphs, which are off or missing here; leave it out")
+    return {"graphs": graphs, "compiled": options.compile}
 
 
 def load_options(options: CheckpointOptions, need_drafter: bool = False) -> LoadOptions:

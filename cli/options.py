@@ -245,8 +245,10 @@ def check_model(options: ModelOptions) -> None:
 class GraphOptions(Options):
     """run"""
 
-    cuda_graphs: bool = option("on cuda, capture the parts of a step as CUDA graphs and replay them", False)
-    compile: bool = option("with --cuda_graphs, compile the target's layers into fewer kernels first", False)
+    cuda_graphs: bool | None = option(
+        "record the parts of a step as CUDA graphs and replay them (default: on, on cuda)", None
+    )
+    compile: bool = option("with CUDA graphs, compile the target's layers into fewer kernels first", False)
 
 
 @declare

@@ -171,7 +171,7 @@ def _add_option(
     """Adds one option to argparse. hint: type of the field; declaration: the arguments of option()."""
     name, required = flags[0].lstrip("-"), default is MISSING
     text = declaration["text"] if required else _with_default(declaration["text"], default)
-    if hint is bool:
+    if bool in (hint, *get_args(hint)):
         switch = section.add_argument(
             *flags, dest=name, default=default, action=argparse.BooleanOptionalAction
         )

@@ -43,17 +43,19 @@ class CudaRecorder:
     """torch.cuda.graph as recorder. All graphs share one pool of scratch memory, and one stream, because
     cuBLAS keeps a workspace, up to a GiB, for every stream it meets."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream()
 
     @contextmanager
     def warm_up(self) -> Iterator[None]:
         """Runs on the stream of the recordings, behind all that is queued and before all that follows."""
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):  # its device too becomes the current one
             yield
-        torch.cuda.current_stream().wait_stream(self._stream)
+        current.wait_stream(self._stream)
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
         """Captures run() in a graph."""
@@ -62,8 +64,9 @@ class CudaRecorder:
         gc.disable()  # to destroy another graph, which the collector may find, would spoil the capture
         try:
             # Another thread may use the device meanwhile, which this capture need not forbid.
-            with torch.cuda.graph(
-                graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+            with (
+                torch.cuda.device(self._device),
+                torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"),
             ):
                 run()
         finally:

@@ -33,13 +33,14 @@ def load(model: str = "emoji", options: LoadOptions = DEFAULTS) -> Model:
     """
     spec, options = _family(model, options)
     device = pick_device(options.device)
+    graphs = pick_graphs(options.cuda_graphs, device)
     precision = pick_precision(options.precision, device, spec)
     if options.attention != "sdpa":
         _check_attention(options, device, precision, spec)
     loaded = spec.load(find_files(spec, options, device, precision))
     if options.deterministic:
         _check_deterministic(loaded, options, device)
-    loaded = replace(loaded, attention=options.attention, deterministic=options.deterministic)
+    loaded = replace(loaded, attention=options.attention, deterministic=options.deterministic, graphs=graphs)
     return choose_alignment(loaded, options.alignment, options.guidance)
 
 
@@ -134,6 +135,15 @@ def pick_device(name: str) -> str:
             )
         torch.cuda.set_device(int(rank))
     return "cuda"
+
+
+def pick_graphs(asked: bool | None, device: str) -> bool:
+    """Returns whether parts of a step are replayed as CUDA graphs: by default on every CUDA device.
+    CheckpointError if they are asked for elsewhere."""
+    on_cuda = device.startswith("cuda")
+    if asked and not on_cuda:
+        raise CheckpointError(f"--cuda_graphs: this runs on {device}, which has none; leave it out")
+    return on_cuda if asked is None else asked
 
 
 def pick_precision(name: str, device: str, spec: ModelSpec) -> str:

@@ -51,7 +51,7 @@ class Model:
     tables: tuple[Path, ...] = ()  # folders that may hold a table of nearest codes
     attention: str = "sdpa"  # or flash
     deterministic: bool = False  # what else is in a pass does not change a code's distribution
-    graphs: bool = False  # the networks' passes are captured as CUDA graphs, on one CUDA device
+    graphs: bool = False  # the parts of a step are recorded as CUDA graphs and replayed
     compiled: bool = False  # torch.compile compiles the target's layers; only with graphs, which pad its rows
 
     def __post_init__(self) -> None:
@@ -120,7 +120,7 @@ class Model:
         run = None
         if self.graphs:
             gc.collect()  # a target and its graphs refer to each other, so a dropped one is still in memory
-            run = GraphRunner(CudaRecorder())
+            run = GraphRunner(CudaRecorder(self.device))
         attend_in = torch.float64 if self.deterministic else None
         target = ARTarget(self.decoder, tokens, codes, *rows, max_prompt, nodes, attend_in, run)
         if self.compiled:

@@ -40,6 +40,7 @@ class LoadOptions:
     revision: str | None = None  # branch, tag or commit, if model_path is a hub id
     precision: str = "auto"  # one of PRECISIONS: type of weights and activations; the codec stays fp32
     device: str = "auto"  # auto, cpu, cuda or cuda:N
+    cuda_graphs: bool | None = None  # whether parts of a step are replayed as CUDA graphs; None: on CUDA
     attention: str = "sdpa"  # or flash: flash-attn, for the AR baseline alone
     deterministic: bool = False  # every exact method gives the same image in bf16 too; on a CPU
     need_drafter: bool = True

@@ -196,7 +196,7 @@ def fake_gpu() -> Iterator[Launches]:
         stack.enter_context(patch.object(FakeTensor, "tolist", tolist, create=True))
         stack.enter_context(patch.object(adt_tree.batch.BatchSlots, "advance", watched))
         stack.enter_context(patch.object(random_model, "_filled", unfilled))
-        stack.enter_context(patch("models.model.CudaRecorder", lambda: FakeRecorder(launches)))
+        stack.enter_context(patch("models.model.CudaRecorder", lambda device: FakeRecorder(launches)))
         for mode in (FakeTensorMode(), launches, Stubs(launches)):
             stack.enter_context(mode)
         yield launches

@@ -37,7 +37,7 @@ def made(method: Method, compiled: bool) -> Engine:
 @pytest.mark.timeout(300)
 def test_whole_images(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("models.packed.packable", lambda weight: False)  # as on CUDA
-    monkeypatch.setattr("models.model.CudaRecorder", lambda: None)
+    monkeypatch.setattr("models.model.CudaRecorder", lambda device: None)
     monkeypatch.setattr("models.model.GraphRunner", lambda recorder: call)
     test_engine.decoder.cache_clear()  # others have packed it
     methods = [Method("ar", Sampling()), Method("self-draft", Sampling(), TreeShape(6, 3, 7))]

@@ -92,7 +92,7 @@ def test_a_step_waits_once(name: str, graphs: bool, tiny_checkpoint: Path) -> No
 
 
 def test_captured_results_are_the_callers() -> None:
-    check_results(GraphRunner(CudaRecorder()), torch.device("cuda"))
+    check_results(GraphRunner(CudaRecorder(torch.device("cuda"))), torch.device("cuda"))
 
 
 def test_to_device() -> None:

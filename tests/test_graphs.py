@@ -11,7 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from adt_tree import Pipeline
 from adt_tree.engine import Engine, build
+from adt_tree.errors import CheckpointError
 from adt_tree.method import Method
 from adt_tree.policy import AdaptiveTree, TreeShape
 from adt_tree.proposers.eagle import EagleProposer
@@ -21,6 +23,7 @@ from adt_tree.records import Decoded
 from adt_tree.roles import Request, call
 from adt_tree.sampling import Sampling
 from models.graphs import GraphRunner, context_bucket, row_bucket
+from models.loading import pick_graphs
 from models.spec import ALIGNMENTS
 from tests import test_engine_separators as separators
 from tests.checkpoints import load
@@ -33,8 +36,22 @@ from tests.test_engine import IMAGES, PLAIN, TREE, drafted_methods, exact_method
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     """What captures in the place of CUDA."""
     own = Machine()
-    monkeypatch.setattr("models.model.CudaRecorder", lambda: own)
+    monkeypatch.setattr("models.model.CudaRecorder", lambda device: own)
     return own
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "used"),
+    [(None, "cuda", True), (None, "cuda:1", True), (None, "cpu", False), (False, "cuda", False)],
+)
+def test_graphs_are_the_default_on_cuda(asked: bool | None, device: str, used: bool) -> None:
+    assert pick_graphs(asked, device) is used
+
+
+def test_a_cpu_has_no_graphs(tiny_checkpoint: Path) -> None:
+    assert not Pipeline.from_pretrained(str(tiny_checkpoint), device="cpu").model.graphs
+    with pytest.raises(CheckpointError, match="cuda_graphs"):
+        Pipeline.from_pretrained(str(tiny_checkpoint), device="cpu", cuda_graphs=True)
 
 
 def graphs_of(target: object) -> GraphRunner | None:
@@ -160,7 +177,7 @@ def test_a_failed_recording_leaves_plain_calls(fail_at: int, capsys: pytest.Capt
     """The codes are the same, and stderr has one line with the reason."""
     machine = Machine(fail_at)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("models.model.CudaRecorder", lambda: machine)
+        patch.setattr("models.model.CudaRecorder", lambda device: machine)
         engine = made(Method("eagle-2", Sampling(), TREES["eagle-2"]), 2, graphs=True)
     direct = made(engine.method, 2)
     assert codes_of(engine.decode(IMAGES)) == codes_of(direct.decode(IMAGES))
