@@ -73,7 +73,7 @@ class AttentionMetadata:
     def write(self, store: Tensor, kv: Tensor) -> tuple[Tensor, Tensor]:
         """Writes kv [R * N, 2 * Hkv, E] at the pass's slots and returns the keys and the values of the slots
         read, [R, Hkv, context_len, >= E], as views of the layer `store`."""
-        flat = store.flatten(0, 3)
+        flat = store.view(-1, store.shape[-1])
         if flat.shape[-1] > kv.shape[-1]:
             flat = flat.narrow(-1, 0, kv.shape[-1])
         flat.index_put_((self.slots,), kv.to(store.dtype))
@@ -102,8 +102,8 @@ class KVCache:
         starts = torch.arange(0, rows * heads * capacity, capacity, device=store.device)
         self._starts = starts.view(rows, 1, heads)
         self._columns = torch.arange(aligned(capacity), device=store.device)
-        self._flat = store.flatten(1, 4)
-        self.layers = store.unbind(0)  # each [R, 2, Hkv, C, E]
+        self._flat = store.view(len(store), -1, store.shape[-1])
+        self.layers = store.unbind(0)  # each [R, 2, Hkv, C, E]: keys, then values
 
     @classmethod
     def allocate(

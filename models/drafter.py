@@ -1,9 +1,11 @@
-"""The EAGLE drafter: one decoder layer over fc(cat(embedding of code p + 1, feature at p)), read by the
-target's head.
+"""The drafter of EAGLE (arXiv:2401.15077): one decoder layer that continues the target's features.
 
-Facts of the published layout (LANTERN): own embedding table, fc with or without bias, no final norm.
-Dimensions: G guidance branches, B slots, R = G * B rows, A path slots, W nodes, E nodes expanded so far, D
-features.
+Its input at position p is fc(cat(embedding of the token at p + 1, feature at p)), its output the predicted
+feature at p + 1, from which the target's head predicts the code at p + 2. Published drafters (LANTERN's) have
+an embedding table of their own, an fc with or without bias, and no final norm.
+
+Dimensions: G guidance branches, B slots, R = G * B rows, N entries of a pass, T entries of a sequence, A path
+entries, W nodes of a level, E nodes expanded so far, D features.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from models.transformer import Block, DecoderConfig, Positioned, attend_causally
 
 
 class DrafterNet(Positioned):
-    """The drafter's network. `causal` serves training, `forward` decoding."""
+    """The network of a drafter. `forward` is for decoding, `causal` for training."""
 
     def __init__(self, config: DecoderConfig, bias: bool = True) -> None:
         super().__init__(config)
@@ -40,24 +42,25 @@ class DrafterNet(Positioned):
         self.block = Block(config)
 
     def fuse(self, tokens: Tensor, features: Tensor) -> Tensor:
-        """fc(cat(embedding, feature)): tokens [R, N], features [R, N, D]; the embedding comes first."""
+        """Returns the layer's input [R, N, D] of tokens [R, N] and features [R, N, D]."""
         return self.fc(torch.cat((self.embed(tokens), features), dim=-1))
 
     def forward(self, tokens: Tensor, features: Tensor, cache: KVCache, meta: AttentionMetadata) -> Tensor:
-        """Predicted features [R, N, D] of pairs placed in the cache by meta."""
+        """Returns the predicted features [R, N, D] of pairs that meta places in the cache."""
         x = self.fuse(tokens, features).flatten(0, 1)
         query, kv = self.block.project(x, self.rotations(meta.positions).flatten(0, 1))
         return self.block.merge(x, meta.attend(cache.layers[0], query, kv)).view_as(features)
 
     def causal(self, tokens: Tensor, features: Tensor) -> Tensor:
-        """Predicted features [R, T, D]: at p from (feature at p, token at p + 1) and all before."""
+        """Returns the predicted features [R, T, D] of whole sequences, without a cache: output p predicts the
+        feature at p + 1 from the pairs (feature, next token) up to p."""
         rotation = self.rotations(torch.arange(tokens.shape[1], device=tokens.device)[None])
         x = self.fuse(tokens, features)
         return self.block.merge(x, attend_causally(*self.block.project(x, rotation)))
 
 
 def drafter_fields(shape: DecoderConfig) -> dict[str, Any]:
-    """config.json of a drafter whose layer has the target's shape."""
+    """Returns the config.json of a drafter whose layer has this shape, the target's."""
     return {
         "model_type": "chameleon", "vocab_size": shape.vocab_size, "hidden_size": shape.hidden_size,
         "intermediate_size": shape.intermediate_size, "num_hidden_layers": 1,
@@ -69,14 +72,14 @@ def drafter_fields(shape: DecoderConfig) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a family publishes its drafters' config.json."""
+    """How a family writes the config.json of its drafters."""
 
-    config: Callable[[Mapping[str, Any]], DecoderConfig] = read_shape  # with one layer
-    fields: Callable[[DecoderConfig], dict[str, Any]] = drafter_fields  # of a new one
+    config: Callable[[Mapping[str, Any]], DecoderConfig] = read_shape  # reads one
+    fields: Callable[[DecoderConfig], dict[str, Any]] = drafter_fields  # writes one, for the target's shape
 
 
 def llama_config(config: Mapping[str, Any]) -> DecoderConfig:
-    """A drafter's config.json whose layer has no norms of queries and keys."""
+    """Reads the config.json of a drafter whose layer does not norm queries and keys."""
     return replace(read_shape(config, norm_eps=1e-6), qk_norm=False)
 
 
@@ -84,12 +87,12 @@ CHAMELEON = Layout()
 LLAMA = Layout(config=llama_config, fields=lambda shape: drafter_fields(shape) | {"model_type": "llama"})
 
 
-def misfit(shape: DecoderConfig, target: DecoderConfig) -> str | None:
-    """What sets a drafter's shape apart from those that its target can have; None: nothing."""
+def shape_conflict(drafter: DecoderConfig, target: DecoderConfig) -> str | None:
+    """Says why a drafter of this shape cannot belong to the target; None if it can."""
     for name in ("hidden_size", "vocab_size"):
-        own, wanted = getattr(shape, name), getattr(target, name)
-        if own != wanted:
-            return f"{name} {own}, the target has {wanted}"
+        size, target_size = getattr(drafter, name), getattr(target, name)
+        if size != target_size:
+            return f"{name} {size}, the target has {target_size}"
     return None
 
 
@@ -100,26 +103,27 @@ def load_drafter(
     device: torch.device,
     layout: Layout,
 ) -> tuple[DrafterNet, str]:
-    """The network in a folder and the digest of its weights. CheckpointError if it is another target's."""
+    """Returns the network in a folder and the digest of its weights. Raises CheckpointError if its files are
+    damaged or it belongs to another target."""
     config, state = read_config(folder), read_weights(folder)
     with reading(folder / "config.json"):
         shape = layout.config(config)
-    if other := misfit(shape, target):
-        raise CheckpointError(f"{folder}: {other}: this drafter belongs to another target")
+    if conflict := shape_conflict(shape, target):
+        raise CheckpointError(f"{folder}: {conflict}: this drafter belongs to another target")
     bias, placed = "fc.bias" in state, state.placed(device, dtype)
     names = drafter_names(shape, bias)
-    wanted = expected(lambda: DrafterNet(shape, bias), lambda own: scatter(own, names, shape))
-    require(folder, state, wanted, "fetch it again, or give the drafter of this model")
-    net = build(lambda: DrafterNet(shape, bias), placed, folder, lambda own: gather(own, names, shape))
+    shapes = expected(lambda: DrafterNet(shape, bias), lambda ours: scatter(ours, names, shape))
+    require(folder, state, shapes, "fetch it again, or give the drafter of this model")
+    net = build(lambda: DrafterNet(shape, bias), placed, folder, lambda theirs: gather(theirs, names, shape))
     return net, placed.digest()
 
 
 class EagleDrafter:
-    """The Drafter of a network: with its own preallocated cache, beside one target's slots.
+    """The Drafter made of a network, with a cache of its own beside one target's slots.
 
-    Guidance lives inside: both branches run, each on its own features, with the same codes. Entry p of the
-    cache is the pair (feature at p, token at p + 1), or as `alignment` has it: a row is one entry shorter
-    than the target's until extend() pairs the last feature.
+    Under guidance both branches run, each on its own features, with the same codes. Entry p of the cache is
+    the pair (feature at p, token at p + 1), or what `alignment` pairs (models.alignment). A row is one entry
+    shorter than the target's until extend() pairs the last feature with its code.
     """
 
     def __init__(
@@ -130,7 +134,8 @@ class EagleDrafter:
         max_width: int,
         alignment: str = "published",
     ) -> None:
-        """max_depth, max_width: of the largest tree. alignment: one of models.spec.ALIGNMENTS."""
+        """max_depth, max_width: depth and width of the largest tree. alignment: one of
+        models.spec.ALIGNMENTS."""
         self.net, self.target = net, target
         self.device = target.device
         self._most_committed = 0  # bound on the codes in any slot's prefix at the last extend()
@@ -144,7 +149,6 @@ class EagleDrafter:
         self.cache = KVCache.allocate(replace(config, num_layers=1), rows, capacity, dtype, self.device)
 
     def prefill(self, slot: int, prompt: EncodedPrompt, prefix: Prefix) -> None:
-        """Take in the prompt: every feature but the last pairs with the token behind it."""
         for branch, features in enumerate(prefix.features):
             tokens = self.alignment.prompt(slot, prompt.tokens(branch))
             cache = self.cache.row(branch * self.target.slots + slot)
@@ -156,16 +160,14 @@ class EagleDrafter:
                 cache.begin(len(tokens))
 
     def release(self, slot: int) -> None:
-        """Forget an idle slot's entries."""
         self.cache.clear(slice(slot, None, self.target.slots))
 
     def context(self, committed: Sequence[int]) -> int:
-        """A bound on the codes in any slot's prefix. Where few shapes are fast it is the whole image: what
-        one layer reads of it is little beside its weights."""
+        """Returns a bound on the codes in any slot's prefix. Where few shapes are fast it is the whole image:
+        one layer reads little of it beside its weights."""
         return self.target.grid.size if self.target.few_shapes else max(committed)
 
     def extend(self, features: Tensor, codes: Tensor, count: Tensor, context: int) -> tuple[Tensor, Tensor]:
-        """Commit pairs, as a chain behind those before; logits and feature at the last valid one."""
         self._most_committed = context
         branches, images, pairs, size = features.shape
         order = torch.arange(pairs, device=self.device).expand(images, -1)
@@ -179,13 +181,12 @@ class EagleDrafter:
             return self.target.logits(feature), feature
 
     def expand(self, codes: Tensor, features: Tensor, ancestors: Tensor, depth: int) -> tuple[Tensor, Tensor]:
-        """Logits and features of a level of tree nodes, `depth` levels below the root's children."""
         return self.expand_at(codes, features, ancestors, torch.full_like(codes, depth))
 
     def expand_at(
         self, codes: Tensor, features: Tensor, ancestors: Tensor, depths: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """expand() with a depth [B, W] for every node."""
+        """As expand(), with a depth of its own for every node, depths [B, W]."""
         tokens = self.alignment.drafted(codes, ancestors)
         with part("drafter"):
             hidden = self.run(tokens, features, depths, ancestors, self._most_committed)
@@ -194,12 +195,12 @@ class EagleDrafter:
     def run(
         self, codes: Tensor, features: Tensor, depths: Tensor, ancestors: Tensor, most_committed: int
     ) -> Tensor:
-        """The network's features [G, B, W, D] of pairs: codes and depths [B, W], features [G, B, W, D],
-        ancestors [B, W, E]. As a target's pass, it writes nothing else but scratch."""
+        """Returns the network's outputs [G, B, W, D] for pairs of codes [B, W] and features [G, B, W, D],
+        with depths [B, W] and ancestors [B, W, E]. Like a pass of the target, it only writes scratch."""
         depths, ancestors, tokens = (
             by_branch(x, features.shape[0]) for x in (depths, ancestors, codes + self.target.first_code)
         )
-        # After extend() a row is as long as the target's.
+        # After extend() a row has as many entries as the target's row has tokens.
         meta = self.cache.metadata(depths, ancestors, most_committed + self.target.max_prompt)
         hidden = self.net(tokens, features.flatten(0, 1), self.cache, meta)
         return hidden.unflatten(0, features.shape[:2])

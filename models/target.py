@@ -1,6 +1,7 @@
-"""A decoder with its cache, its code range and its prompts as the Target of adt_tree.
+"""The Target of adt_tree made of a decoder: its cache, its range of codes, its prompts.
 
-Dimensions: G guidance branches, B slots, R = G * B rows (branch-major: row g * B + b), N nodes, D features.
+Dimensions: G guidance branches, B slots, R = G * B rows (row g * B + b is slot b in branch g), N nodes, A
+path nodes, T rows of a prefix, V codes, D features.
 """
 
 from __future__ import annotations
@@ -25,77 +26,74 @@ from models.transformer import Decoder, join
 
 
 @dataclass(frozen=True, slots=True)
-class Lead:
-    """One branch's prefix as the decoder takes it in, ending where the first code is predicted."""
+class EmbeddedPrefix:
+    """The prefix of one guidance branch, embedded. The decoder predicts the first code at its last row."""
 
-    rows: Tensor  # [1, T, D] embedded
-    seen: Tensor  # [1, T, T] bool: which rows each row attends to
-    padding: int = 0  # leading rows that no later row attends to; the cache leaves them out
+    rows: Tensor  # [1, T, D]
+    mask: Tensor  # [1, T, T] bool: which rows each row attends to
+    padding: int = 0  # number of leading rows that no later row attends to; the cache leaves them out
 
 
 class EncodedPrompt(Protocol):
-    """What an image begins with, in both guidance branches."""
+    """The prompt of one image, in both guidance branches. Branch 0 is the conditional one."""
 
     @property
     def length(self) -> int:
-        """Rows of the longer prefix."""
+        """Number of rows of the longer prefix."""
 
-    def lead(self, branch: int, decoder: Decoder) -> Lead:
-        """The prefix of a branch, 0 the conditional one."""
+    def embed(self, branch: int, decoder: Decoder) -> EmbeddedPrefix:
+        """Returns the prefix of a branch."""
 
     def tokens(self, branch: int) -> list[int]:
-        """As many token ids as the branch has rows: a drafter embeds them beside the rows' features."""
+        """Returns one token id for every row of a branch. A drafter embeds them beside the rows' features."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """An EncodedPrompt of token ids, each branch ending where the first code is predicted."""
+    """An EncodedPrompt of token ids."""
 
     conditional: list[int]
     unconditional: list[int]
 
     @property
     def length(self) -> int:
-        """Tokens of the longer prefix."""
         return max(len(self.conditional), len(self.unconditional))
 
-    def lead(self, branch: int, decoder: Decoder) -> Lead:
-        """The embedded prefix of a branch, every row of which sees all before it."""
+    def embed(self, branch: int, decoder: Decoder) -> EmbeddedPrefix:
         tokens = torch.tensor([self.tokens(branch)], device=decoder.embed.weight.device)
-        return Lead(decoder.embed(tokens), chain_mask(tokens.shape[1], tokens.device))
+        return EmbeddedPrefix(decoder.embed(tokens), chain_mask(tokens.shape[1], tokens.device))
 
     def tokens(self, branch: int) -> list[int]:
-        """Token ids of a branch."""
         return self.unconditional if branch else self.conditional
 
 
 @dataclass(frozen=True, slots=True)
 class PromptEncoder:
-    """A model's text side: what the user wrote -> what prefill takes; and where codes lie."""
+    """The text side of a model, and where its codes lie among its tokens."""
 
-    encode: Callable[[str], EncodedPrompt]  # the prefix of one image, to where its first code is predicted
+    encode: Callable[[str], EncodedPrompt]  # what the user wrote -> the prompt that prefill() takes
     first_code: int  # token id of code 0
     num_codes: int  # size of the codebook
-    num_classes: int = 0  # of a model that draws classes; 0: it draws texts
-    release: Callable[[], None] = lambda: None  # gives back what only encoding needs
+    num_classes: int = 0  # classes of a class-conditional model, whose prompts are class ids; 0: texts
+    release: Callable[[], None] = lambda: None  # frees the memory that only encoding needs
 
 
 def by_branch(x: Tensor, branches: int) -> Tensor:
-    """[B, ...] -> [G * B, ...]: both guidance branches see the same tree."""
+    """Repeats x [B, ...] for every guidance branch: [G * B, ...]. All branches score the same tree."""
     return x.repeat(branches, *([1] * (x.dim() - 1)))
 
 
 def chain_mask(length: int, device: torch.device) -> Tensor:
-    """[1, T, T] bool: a chain as a tree."""
+    """Returns the ancestor mask of a chain, [1, T, T] bool: every node attends to itself and all before."""
     return torch.ones(1, length, length, dtype=torch.bool, device=device).tril()
 
 
 class ARTarget:
-    """The Target of a decoder. Every row has its own prefix length; the cache holds no padding.
+    """The Target made of a decoder. Every row has its own prefix length; the cache holds no padding.
 
-    The decoder's head scores the codes alone (Decoder.cut_head). The cache holds max_prompt + grid.size +
-    max_nodes slots a row and nothing else grows. On a CPU the decoder's layers and head are packed in place
-    (models.packed): from then on it decodes and scores, and nothing else.
+    The decoder's head scores the codes alone (Decoder.cut_head). The cache has max_prompt + grid.size +
+    max_nodes slots a row; nothing grows while decoding. On a CPU the decoder's layers and head are packed in
+    place (models.packed): from then on it can decode and score, but not be trained or saved.
     """
 
     def __init__(
@@ -110,9 +108,10 @@ class ARTarget:
         attend_in: torch.dtype | None = None,
         run: Run | None = None,
     ) -> None:
-        """codes: token ids of the codebook. branches: 2 under guidance, else 1. max_nodes: of the largest
-        tree, root included. attend_in: type of the cache and of attention; None: the fastest. run: what
-        repeats the parts of a step; passes then have few shapes."""
+        """codes: token ids of the codebook. branches: 2 under guidance, else 1. max_nodes: nodes of the
+        largest tree, with the root. attend_in: dtype of the cache and of attention; None: the fastest. run:
+        repeats the parts of a step, for example as CUDA graphs, so passes are rounded up to few shapes.
+        Raises UserError if the decoder has too few positions."""
         self.run, self.few_shapes = run or call, run is not None
         max_nodes = self.rows(max_nodes)
         weight = decoder.embed.weight
@@ -123,7 +122,7 @@ class ARTarget:
         self.device = weight.device
         config = decoder.config
         capacity = max_prompt + grid.size + max_nodes
-        # A checkpoint whose own image does not fit its max_position_embeddings was not made to keep to it.
+        # Some checkpoints state fewer positions than their own images have. Their limit means nothing.
         if capacity > config.max_positions >= grid.size:
             raise UserError(
                 f"{max_prompt} prompt tokens, {grid.size} codes and a tree of {max_nodes} nodes need "
@@ -132,45 +131,47 @@ class ARTarget:
         decoder.reserve(capacity)
         pack(decoder)
         rows, dtype = branches * slots, attend_in or cache_dtype(weight)
-        padded = config.raster_side > 0  # positions of a raster count the padding before a prompt too
+        padded = config.raster_side > 0  # the positions of a raster count the padding before a prompt
         self.cache = KVCache.allocate(config, rows, capacity, dtype, self.device, padded)
 
     def prefill(self, slot: int, prompt: EncodedPrompt) -> Prefix:
-        """Forget the slot's image and commit the prompt, each branch in a pass of its own."""
+        """As Target.prefill, each guidance branch in a pass of its own. Raises ValueError for a prompt longer
+        than max_prompt."""
         if prompt.length > self.max_prompt:
             raise ValueError(f"a prompt of {prompt.length} tokens; the cache was sized for {self.max_prompt}")
         features, logits = [], []
         for branch in range(self.branches):
-            lead = prompt.lead(branch, self.decoder)
-            count = lead.rows.shape[1]
+            prefix = prompt.embed(branch, self.decoder)
+            count = prefix.rows.shape[1]
             cache = self.cache.row(branch * self.slots + slot)
             cache.clear()
             order = torch.arange(count, device=self.device)[None]
-            hidden = self.decoder(lead.rows, cache, cache.metadata(order, lead.seen, max_length=0))[0]
-            cache.begin(count, lead.padding)
+            hidden = self.decoder(prefix.rows, cache, cache.metadata(order, prefix.mask, max_length=0))[0]
+            cache.begin(count, prefix.padding)
             features.append(hidden)
             logits.append(self.logits(hidden[-1]))
         return Prefix(torch.stack(logits), features)
 
     def forward(self, tree: DraftTree, committed: Sequence[int]) -> Scored:
-        """Logits and features of every node; committed: image codes in each slot's prefix."""
         rows, bound = self.rows(tree.nodes), self.bound(max(committed))
         return self.run(self.score, tree.codes, tree.depths, tree.ancestors, bound, rows)
 
     def rows(self, nodes: int) -> int:
-        """Returns the number of rows of a pass over so many nodes."""
+        """Returns the number of rows of a pass over `nodes` nodes: more, if few shapes are fast."""
         return row_bucket(nodes) if self.few_shapes else nodes
 
     def bound(self, most_committed: int) -> int:
-        """Returns the bound on the committed codes of a slot that a pass takes."""
+        """Returns the bound on the codes in any slot's prefix that a pass works with: a looser one than
+        most_committed, if few shapes are fast."""
         return context_bucket(most_committed, self.grid.size) if self.few_shapes else most_committed
 
     def score(
         self, codes: Tensor, depths: Tensor, ancestors: Tensor, most_committed: int, rows: int = 0
     ) -> Scored:
-        """Score nodes: codes and depths [B, N], ancestors [B, N, N]; at most most_committed codes a slot.
+        """Returns the logits and features of nodes with codes and depths [B, N] and ancestors [B, N, N].
 
-        rows: of the pass, if more than N: the others see themselves alone, and nobody reads them.
+        most_committed: a bound on the codes in any slot's prefix. rows: the number of rows of the pass, if
+        greater than N. Nobody reads the added rows, which attend to the prefix and to themselves.
         """
         nodes = codes.shape[1]
         more = rows - nodes
@@ -182,26 +183,25 @@ class ARTarget:
         return Scored(self.logits(features), features)
 
     def features(self, codes: Tensor, depths: Tensor, ancestors: Tensor, most_committed: int) -> Tensor:
-        """Features [G, B, N, D] of what score() takes. A pass writes nothing but scratch behind the committed
-        slots: running it twice is running it once."""
+        """Returns the features [G, B, N, D] of what score() takes. A pass only writes scratch behind the
+        committed slots, so running it twice has the effect of running it once."""
         x = by_branch(self.decoder.embed(codes + self.first_code), self.branches)
         depths, ancestors = (by_branch(t, self.branches) for t in (depths, ancestors))
         meta = self.cache.metadata(depths, ancestors, most_committed + self.max_prompt)
         return self.decoder(x, self.cache, meta, self.join).unflatten(0, (self.branches, self.slots))
 
     def logits(self, features: Tensor) -> Tensor:
-        """[..., D] -> [..., V] fp32, over the image codes."""
+        """Returns the logits of the codes, [..., V] fp32, of features [..., D]."""
         return self.decoder.head(features).float()
 
     def commit(self, tree: DraftTree, verdict: Verdict) -> None:
-        """Append the accepted path of the tree just scored to each slot's prefix, in both branches."""
         self.run(self.commit_path, verdict.path, verdict.count, tree.leafy_chain)
 
     def commit_path(self, path: Tensor, count: Tensor, leafy_chain: bool = False) -> None:
-        """Append nodes path [B, A] of the pass just run, `count` [B] of them valid."""
+        """Appends the nodes path [B, A] of the last pass to each slot's prefix, in all branches. The first
+        count [B] of a row are valid. leafy_chain: as in DraftTree."""
         path, count = (by_branch(x, self.branches) for x in (path, count))
         self.cache.commit(path, count, leafy_chain)
 
     def release(self, slot: int) -> None:
-        """Forget an idle slot's prefix."""
         self.cache.clear(slice(slot, None, self.slots))

@@ -19,7 +19,7 @@ from adt_tree.sampling import Sampling, log_probs
 from adt_tree.tree import DraftTree
 from adt_tree.verify import Coupled
 from models.model import Model
-from models.separators import Separated, separate
+from models.separators import TokenTree, separate
 from models.target import Prompt
 from tests.decoding import accept, chain, codes_of, model_of
 from tests.test_engine import CODEBOOK, CODES, FIRST, GRID, alone, decoder, net, tokens_of
@@ -91,7 +91,7 @@ def separators_added(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[tu
     """Decodes the images; per pass with separators the most that an image's tree has, and their bound."""
     counts: list[tuple[int, int]] = []
 
-    def watched(tree: DraftTree, last: Tensor, most: int, separator: int) -> Separated:
+    def watched(tree: DraftTree, last: Tensor, most: int, separator: int) -> TokenTree:
         counts.append((int(last.sum(dim=1).max()), most))
         return separate(tree, last, most, separator)
 

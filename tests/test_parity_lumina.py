@@ -13,7 +13,7 @@ from adt_tree.sampling import Sampling
 from models.drafter import DrafterNet
 from models.layouts.chameleon import SIZES, grid_of
 from models.layouts.llama import decoder_names, gather
-from models.separators import tokens_in
+from models.separators import num_tokens
 from models.target import Prompt
 from models.transformer import Decoder, read_shape
 from tests.decoding import codes_of, model_of
@@ -79,9 +79,9 @@ def test_grammar(name: str) -> None:
     """Codes stand wherever the reference forces nothing: separators and the end of the image are left."""
     facts = values("lumina/meta")["grammar"][name]
     rows, columns = facts["rows"], facts["columns"]
-    ours = {tokens_in(code, columns) for code in range(rows * columns)}
+    ours = {num_tokens(code, columns) for code in range(rows * columns)}
     forced = [[place, ROW_END] for place in range(rows * (columns + 1)) if place not in ours]
-    assert facts["forced"] == [*forced, [tokens_in(rows * columns, columns), END]]
+    assert facts["forced"] == [*forced, [num_tokens(rows * columns, columns), END]]
     assert facts["tokens"] == facts["forced"][-1][0] + 1
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from models.checkpoint.config import read_config
 from models.checkpoint.files import reading, replacing, write_json
-from models.drafter import DrafterNet, misfit
+from models.drafter import DrafterNet, shape_conflict
 from models.layouts.llama import drafter_names, scatter
 from models.model import Model
 
@@ -26,7 +26,7 @@ def read_fields_of(path: Path, model: Model) -> dict[str, Any]:
     """Returns a drafter's config.json as the user wrote it. CheckpointError if it does not fit the target."""
     fields = read_config(path.parent, path.name)
     with reading(path, "give a drafter's config.json for this target by --config_path"):
-        if fault := misfit(model.drafter_layout.config(fields), model.decoder.config):
+        if fault := shape_conflict(model.drafter_layout.config(fields), model.decoder.config):
             raise ValueError(fault)
     return fields
 

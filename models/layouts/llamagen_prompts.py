@@ -22,7 +22,7 @@ from adt_tree.errors import CheckpointError, UserError
 from models.checkpoint.config import read_config, read_tokenizer
 from models.checkpoint.files import reading
 from models.layouts.captions import clean
-from models.target import Lead, PromptEncoder
+from models.target import EmbeddedPrefix, PromptEncoder
 from models.transformer import Decoder
 
 
@@ -52,8 +52,7 @@ class PaddedPrompt:
         """Number of rows, with padding."""
         return len(self.unconditional)
 
-    def lead(self, branch: int, decoder: Decoder) -> Lead:
-        """See models.target.EncodedPrompt."""
+    def embed(self, branch: int, decoder: Decoder) -> EmbeddedPrefix:
         padding = self.length - len(self.conditional)
         rows = self.unconditional if branch else F.pad(self.conditional, (0, 0, padding, 0))
         order = torch.arange(self.length, device=rows.device)
@@ -61,7 +60,7 @@ class PaddedPrompt:
         seen = (order[:, None] >= order) & (padded[:, None] | ~padded)
         if self.padding_attends:
             seen |= padded[:, None] & ~padded
-        return Lead(rows[None], seen[None], padding)
+        return EmbeddedPrefix(rows[None], seen[None], padding)
 
     def tokens(self, branch: int) -> list[int]:
         """See models.target.EncodedPrompt. These prompts have no token ids: the drafter embeds code 0 for
