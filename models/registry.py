@@ -91,11 +91,11 @@ LUMINA_MGPT = ModelSpec(
     decoder_config=late("transformer.read_shape"),
     home=CKPTS / "lumina_mgpt",
     target="Lumina-mGPT-7B-768",
-    drafter="trained_drafters",
+    drafter="trained_drafters/LANTERN-Lumina-mGPT-7B-768",
     options=("tokenizer_base_path", "eagle_version"),
     default_size=768,
     tree=TreeShape(6, 10, 58),
-    method="self-draft",  # no drafter network is published
+    method="self-draft",  # needs no drafter network; nobody has measured the published one here
     alignment="auto",
 )
 LLAMAGEN = ModelSpec(

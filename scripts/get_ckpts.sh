@@ -44,6 +44,7 @@ for name in "$@"; do
             ;;
         lumina_mgpt)
             target Alpha-VLLM/Lumina-mGPT-7B-768 ckpts/lumina_mgpt/Lumina-mGPT-7B-768
+            get sihwanpark/LANTERN-Lumina-mGPT-7B-768 ckpts/lumina_mgpt/trained_drafters/LANTERN-Lumina-mGPT-7B-768
             by_hand ckpts/lumina_mgpt/chameleon/tokenizer
             ;;
         llamagen)

@@ -218,7 +218,7 @@ def model_of(family: str, slots: int, graphs: bool) -> tuple[Any, int]:
     with patch.object(memory, "spec_of", lambda name: replace(spec_of(name), codec=None)):  # codes are enough
         use = memory.published_use(family, "bf16", slots)
     decoder = replace(use.decoder, num_layers=LAYERS)
-    # Lumina, Janus and Emu3 have no published drafter: one layer of the target, as training makes it.
+    # Janus and Emu3 have no published drafter: one layer of the target, as training makes it.
     drafter = use.drafter or replace(decoder, num_layers=1, head_width=0)
     side = use.side // use.vq.patch_size
     use = replace(use, decoder=decoder, drafter=drafter)

@@ -229,6 +229,30 @@ def test_check_ckpts_names_every_fault(
     assert [path.name in fault for path, fault in zip((first, second), faults, strict=True)] == [True, True]
 
 
+def test_a_drafter_of_other_names_is_named_tensor_by_tensor(
+    checkpoints: Checkpoints, tmp_path: Path, refused: Refused
+) -> None:
+    """A drafter that nobody has loaded yet: tensors that are renamed, missing or of another shape."""
+    files = checkpoints["lumina_mgpt"].copied(tmp_path / "copy")
+    options = LoadOptions(str(files.path), str(files.drafter), target_size=SIDE["lumina_mgpt"])
+    assert [part.faults for part in inspect("lumina_mgpt", options)[:2]] == [[], []]
+    layer, norm = "layers.0.mlp.gate_proj.weight", "layers.0.self_attn.k_norm.weight"
+
+    def change(state: dict[str, torch.Tensor]) -> None:
+        state[f"model.{layer}"] = state.pop(layer)
+        state["fc.weight"] = state["fc.weight"][:, :-1].clone()
+        del state[norm], state["layers.0.self_attn.o_proj.weight"]
+
+    damage(files.drafter / "pytorch_model.bin", change)
+    target, drafter, _ = inspect("lumina_mgpt", options)
+    named = [layer, norm, "layers.0.self_attn.o_proj.weight", "fc.weight in pytorch_model.bin"]
+    assert target.faults == [] and len(drafter.faults) == len(named)
+    assert all(sum(name in fault for fault in drafter.faults) == 1 for name in named)
+    how = ["--method", "eagle-2", "--prompt", "sun", "--drafter_path", files.drafter]
+    line = refused("generate_images", *files.words(), *how, "--output_dir", tmp_path / "out")
+    assert "3 more" in line and any(name in line for name in named) and not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "word"), [("chameleon", "chameleon"), ("emoji anole --model_path x", "--model_path x")]
 )
