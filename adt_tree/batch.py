@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from adt_tree.policy import Cell, Policy, TreeShape
+from adt_tree.grid import Cell
+from adt_tree.policy import Policy, TreeShape
 from adt_tree.records import Decoded, Step
 from adt_tree.roles import Request, Target
 from adt_tree.tree import IDLE, BatchShapes, DraftTree, to_device
@@ -107,11 +108,13 @@ class BatchSlots:
         for slot, image in images:
             count, nodes = map(int, table[slot][:2])
             codes, sure = table[slot][2 : 2 + count], table[slot][2 + longest : 2 + longest + count]
-            position, shape = len(image.codes), shapes[slot]
+            position, size = len(image.codes), (shapes[slot].depth, shapes[slot].width)
             refuse_nan(any(map(math.isnan, sure)), image.name, position)
             image.codes += map(int, codes)
-            place, sure = self.grid.cell(position), [round(p, 4) for p in sure]
-            image.steps.append(Step(position, *place, shape.depth, shape.width, nodes, count - 1, ms, sure))
+            cell, sure = self.grid.cell(position), [round(p, 4) for p in sure]
+            raster = cell.raster if self.grid.before else None
+            step = Step(position, cell.row, cell.column, *size, nodes, count - 1, ms, sure, raster)
+            image.steps.append(step)
             image.target_calls += 1
         return StepOutput(images, self.pop_finished(), tree, verdict)
 

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from adt_tree.policy import Cell, TreeShape, self_drafted
+from adt_tree.grid import Cell
+from adt_tree.policy import TreeShape, self_drafted
 from adt_tree.records import Step
 
 MOST_CHAIN = 23  # nodes of a pure chain; larger budgets have alternatives beside a shorter chain

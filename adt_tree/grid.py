@@ -1,15 +1,24 @@
-"""The raster of an image's codes."""
+"""The rasters of codes that a model generates one after the other, usually one: the image's. No torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from adt_tree.errors import UserError
 
 
+class Cell(NamedTuple):
+    """A place in a grid."""
+
+    row: int
+    column: int
+    raster: int = 0  # index of the raster that the row and the column belong to
+
+
 @dataclass(frozen=True, slots=True)
-class Grid:
-    """A height x width raster of codes, generated row by row. Positions run from 0 to size - 1."""
+class Raster:
+    """A height x width array of codes, generated row by row."""
 
     height: int
     width: int
@@ -20,11 +29,72 @@ class Grid:
 
     @property
     def size(self) -> int:
-        """Number of codes of an image."""
+        """Number of codes of the raster."""
         return self.height * self.width
 
-    def cell(self, position: int) -> tuple[int, int]:
-        """Returns (row, column) of a position. ValueError outside the raster."""
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The codes of an image: its raster of height x width, and the rasters that a model generates before it.
+
+    Positions run from 0 to size - 1 through all rasters in the order of generation, row by row. Example:
+    Grid(4, 6, before=(Raster(2, 3),)) has a preview of 2 x 3 at positions 0 to 5 and the image at 6 to 29.
+    """
+
+    height: int
+    width: int
+    before: tuple[Raster, ...] = ()
+
+    def __post_init__(self) -> None:
+        Raster(self.height, self.width)  # UserError if it has no cells
+
+    @property
+    def image(self) -> Raster:
+        """The last raster, whose codes become the image."""
+        return Raster(self.height, self.width)
+
+    @property
+    def rasters(self) -> tuple[Raster, ...]:
+        """All rasters in the order of generation."""
+        return *self.before, self.image
+
+    @property
+    def size(self) -> int:
+        """Number of codes of all rasters."""
+        return self.height * self.width + sum(raster.size for raster in self.before)
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """The first position of every raster."""
+        return tuple(sum(raster.size for raster in self.before[:n]) for n in range(len(self.before) + 1))
+
+    @property
+    def sides(self) -> tuple[int, int] | tuple[tuple[int, int], ...]:
+        """The sides as files store them: (rows, columns), or one such pair for each of several rasters."""
+        pairs = tuple((raster.height, raster.width) for raster in self.rasters)
+        return pairs if self.before else pairs[0]
+
+    def cell(self, position: int) -> Cell:
+        """Returns the cell of a position. ValueError outside the grid."""
         if not 0 <= position < self.size:
             raise ValueError(f"position {position} is outside a grid of {self.size} cells")
-        return divmod(position, self.width)
+        offset = position
+        for index, raster in enumerate(self.before):
+            if offset < raster.size:
+                return Cell(*divmod(offset, raster.width), index)
+            offset -= raster.size
+        return Cell(*divmod(offset, self.width), len(self.before))
+
+    def covering(self) -> list[int]:
+        """Returns for every position that of the cell in the raster before which covers the same part of the
+        picture; -1 in the first raster.
+
+        Cell (row, column) of a raster of h x w is covered by (row * h' // h, column * w' // w) of h' x w'.
+        """
+        cells: list[int] = [-1] * self.rasters[0].size
+        starts, rasters = self.starts, self.rasters
+        for start, coarse, fine in zip(starts, rasters, rasters[1:], strict=False):
+            for row in range(fine.height):
+                first = start + row * coarse.height // fine.height * coarse.width
+                cells += [first + column * coarse.width // fine.width for column in range(fine.width)]
+        return cells

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from adt_tree.errors import UserError
+from adt_tree.grid import Cell
 from adt_tree.records import Step
 
-Cell = tuple[int, int]  # (row, column)
 INITS = ("horizontal", "vertical", "both", "random")  # the decoded cell whose state a tree starts from
 
 
@@ -154,10 +154,12 @@ SELF_DRAFTED = AdaptiveTree(
 
 @dataclass(slots=True)
 class _Memory:
-    """What the policy knows of one image."""
+    """What the policy knows of one raster of one image."""
 
     random: random.Random
-    states: dict[Cell, tuple[int, int]] = field(default_factory=dict)  # (depth, width) by committed cell
+    raster: int = 0  # index of the raster
+    # (depth, width) by (row, column) of the committed cells
+    states: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
     current: tuple[int, int] = (0, 0)  # (depth, width) of the tree that was asked for last
     rate: float | None = None  # acceptance rate of the last step that drafted anything
 
@@ -167,7 +169,8 @@ class AdjacencyAdaptive:
 
     A tree starts from the (depth, width) of the adjacent cell. With alpha = accepted / depth of the previous
     tree, it becomes deeper and narrower if alpha >= beta, else shallower and wider, within the bounds. The
-    first tree of an image has the start values. Every cell that a step commits stores its state.
+    first tree of an image has the start values. Every cell that a step commits stores its state. A further
+    raster of the image begins as an image does: neither states nor the rate pass over from the one before.
     """
 
     def __init__(self, constants: AdaptiveTree, slots: int) -> None:
@@ -186,6 +189,9 @@ class AdjacencyAdaptive:
     def shape(self, slot: int, cell: Cell) -> TreeShape:
         """Returns the adjacent state, moved once by the last acceptance rate."""
         memory, constants = self._memory[slot], self.constants
+        if cell.raster != memory.raster:
+            memory.raster, memory.rate = cell.raster, None
+            memory.states.clear()
         depth, width = self._adjacent(memory, cell)
         if memory.rate is not None:
             sign = 1 if memory.rate >= constants.beta else -1
@@ -199,10 +205,10 @@ class AdjacencyAdaptive:
         memory = self._memory[slot]
         if step.depth:
             memory.rate = step.accepted / step.depth
-        memory.states.update(dict.fromkeys(committed, memory.current))
+        memory.states.update({(cell.row, cell.column): memory.current for cell in committed})
 
     def _adjacent(self, memory: _Memory, cell: Cell) -> tuple[int, int]:
-        row, column = cell
+        row, column = cell.row, cell.column
         start = (self.constants.depth_start, self.constants.width_start)
         if self.constants.init == "random":
             return memory.random.choice(list(memory.states.values())) if memory.states else start

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,14 @@ class Step:
     accepted: int  # drafted codes that were accepted; the step committed one code more
     ms: float  # wall-clock milliseconds of the step, which all images in flight share
     top1: list[float] = field(default_factory=list)  # by committed code: the largest probability there
+    raster: int | None = None  # index of the raster of that position; None if the model has only one
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the fields by name, as files store them: without `raster` where that is None."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        if self.raster is None:
+            del values["raster"]
+        return values
 
 
 @dataclass(slots=True)

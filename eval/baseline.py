@@ -120,7 +120,7 @@ def _decoded(request: Request, model: Model, codes: list[int], seconds: list[flo
     """Returns an image whose codes took these seconds. The first code comes from the prompt's pass, every
     other one from a target call of its own."""
     cells = enumerate(map(model.grid.cell, range(len(codes))))
-    steps = [Step(number, *cell, 0, 0, 0, 0, 1e3 * seconds[number]) for number, cell in cells][1:]
+    steps = [Step(n, cell.row, cell.column, 0, 0, 0, 0, 1e3 * seconds[n]) for n, cell in cells][1:]
     return Decoded(request.name, request.seed, codes, steps, sum(seconds), target_calls=len(steps))
 
 

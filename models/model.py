@@ -138,7 +138,7 @@ class Model:
             decoder=self.decoder.config,
             drafter=None if net is None else replace(net.config, num_layers=1),
             vq=vq,
-            side=round(self.grid.size**0.5 * vq.patch_size),
+            side=round(self.grid.image.size**0.5 * vq.patch_size),
             tokens=tokens.size,
             prompt=max_prompt,
             nodes=nodes,
@@ -166,8 +166,9 @@ class Model:
 
     @torch.inference_mode()
     def image(self, codes: list[int]) -> Image.Image:
-        """Returns the RGB image of codes in raster order."""
-        grid = torch.tensor(codes, device=self.codebook.device).view(1, self.grid.height, self.grid.width)
+        """Returns the RGB image of codes in raster order; of several rasters the last is decoded."""
+        grid = torch.tensor(codes[self.grid.starts[-1] :], device=self.codebook.device)
+        grid = grid.view(1, self.grid.height, self.grid.width)
         pixels = to_uint8(self.codec.decode(grid), self.codec.config.rounds)
         return Image.fromarray(pixels[0].cpu().numpy())
 

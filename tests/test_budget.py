@@ -12,9 +12,10 @@ from adt_tree.batch import StepOutput
 from adt_tree.budget import EXPLORE_EVERY, EXPLORE_STEPS, AutoTree, CostAware
 from adt_tree.decode import speculative
 from adt_tree.errors import UserError
+from adt_tree.grid import Cell
 from adt_tree.method import Lantern, Method
 from adt_tree.pipeline import Pipeline
-from adt_tree.policy import Cell, TreeShape, self_drafted
+from adt_tree.policy import TreeShape, self_drafted
 from adt_tree.records import Step
 from adt_tree.sampling import Sampling
 from tests.conftest import Refused

@@ -86,7 +86,7 @@ def check_records(image: Decoded, tree: Tree) -> None:
     most = len(STATIC_TREES[tree]) if isinstance(tree, str) else tree.budget if tree else 0
     position = 1
     for step in image.steps:
-        assert (step.position, (step.row, step.column)) == (position, GRID.cell(position))
+        assert (step.position, (step.row, step.column)) == (position, GRID.cell(position)[:2])
         assert step.accepted <= step.depth <= GRID.size - position - 1 and step.nodes <= most
         assert len(step.top1) == step.accepted + 1 and 1 / CODES <= min(step.top1) <= max(step.top1) <= 1
         position += step.accepted + 1

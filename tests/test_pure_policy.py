@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from adt_tree.grid import Grid
-from adt_tree.policy import INITS, SELF_DRAFTED, AdaptiveTree, AdjacencyAdaptive, Cell, TreeShape
+from adt_tree.grid import Cell, Grid, Raster
+from adt_tree.policy import INITS, SELF_DRAFTED, AdaptiveTree, AdjacencyAdaptive, TreeShape
 from adt_tree.records import Step
 
 BUDGET = AdaptiveTree().budget
@@ -56,9 +56,9 @@ def test_update(
     depth: int, width: int, accepted: int, expected: tuple[int, int], changes: dict[str, float]
 ) -> None:
     policy = adaptive(depth_start=depth, width_start=width, **changes)
-    assert policy.shape(0, (0, 0)) == TreeShape(depth, width, BUDGET)
-    policy.observe(0, step(accepted, depth), [(0, 1)])
-    assert policy.shape(0, (0, 2)) == TreeShape(*expected, BUDGET)
+    assert policy.shape(0, Cell(0, 0)) == TreeShape(depth, width, BUDGET)
+    policy.observe(0, step(accepted, depth), [Cell(0, 1)])
+    assert policy.shape(0, Cell(0, 2)) == TreeShape(*expected, BUDGET)
 
 
 def test_the_rate_is_that_of_the_drafted_levels() -> None:
@@ -66,12 +66,12 @@ def test_the_rate_is_that_of_the_drafted_levels() -> None:
 
     All cells of a step have its state."""
     policy = adaptive()
-    policy.shape(0, (0, 0))
-    policy.observe(0, step(1, 2), [(0, 1)])  # of 4 levels asked for, 2 were drafted
-    assert policy.shape(0, (0, 1)).depth == 5
-    policy.observe(0, step(0, 0), [(0, 2), (0, 3)])
-    assert policy.shape(0, (0, 2)).depth == 5  # the state 4 of (0, 1), moved by the rate of before
-    assert policy.shape(0, (0, 3)).depth == policy.shape(0, (0, 4)).depth == 6
+    policy.shape(0, Cell(0, 0))
+    policy.observe(0, step(1, 2), [Cell(0, 1)])  # of 4 levels asked for, 2 were drafted
+    assert policy.shape(0, Cell(0, 1)).depth == 5
+    policy.observe(0, step(0, 0), [Cell(0, 2), Cell(0, 3)])
+    assert policy.shape(0, Cell(0, 2)).depth == 5  # the state 4 of (0, 1), moved by the rate of before
+    assert policy.shape(0, Cell(0, 3)).depth == policy.shape(0, Cell(0, 4)).depth == 6
 
 
 @pytest.mark.parametrize(
@@ -88,11 +88,14 @@ def test_the_rate_is_that_of_the_drafted_levels() -> None:
     ],
 )
 def test_neighbours(
-    init: str, cell: Cell, states: dict[Cell, tuple[int, int]], expected: tuple[int, int]
+    init: str,
+    cell: tuple[int, int],
+    states: dict[tuple[int, int], tuple[int, int]],
+    expected: tuple[int, int],
 ) -> None:
     policy = adaptive(init, **STILL)
     policy._memory[0].states.update(states)
-    assert policy.shape(0, cell) == TreeShape(*expected, BUDGET)
+    assert policy.shape(0, Cell(*cell)) == TreeShape(*expected, BUDGET)
 
 
 def test_random_repeat_takes_a_decoded_cell_and_follows_the_seed() -> None:
@@ -100,7 +103,7 @@ def test_random_repeat_takes_a_decoded_cell_and_follows_the_seed() -> None:
         policy = adaptive("random", **STILL)
         policy.reset(0, seed)
         policy._memory[0].states.update({(0, n): (2 + n % 5, 6 - n % 5) for n in range(10)})
-        return [policy.shape(0, (1, n)) for n in range(40)]
+        return [policy.shape(0, Cell(1, n)) for n in range(40)]
 
     drawn = shapes(1)
     assert {(shape.depth, shape.width) for shape in drawn} == {(2 + n, 6 - n) for n in range(5)}
@@ -110,12 +113,12 @@ def test_random_repeat_takes_a_decoded_cell_and_follows_the_seed() -> None:
 
 def test_a_new_image_starts_over_and_slots_are_apart() -> None:
     policy = adaptive(slots=2)
-    policy.shape(0, (0, 0))
-    policy.observe(0, step(4, 4), [(0, 1)])
-    assert policy.shape(1, (0, 1)) == TreeShape(4, 4, BUDGET)
-    assert policy.shape(0, (0, 1)).depth == 5
+    policy.shape(0, Cell(0, 0))
+    policy.observe(0, step(4, 4), [Cell(0, 1)])
+    assert policy.shape(1, Cell(0, 1)) == TreeShape(4, 4, BUDGET)
+    assert policy.shape(0, Cell(0, 1)).depth == 5
     policy.reset(0, seed=3)
-    assert policy.shape(0, (0, 1)) == TreeShape(4, 4, BUDGET)
+    assert policy.shape(0, Cell(0, 1)) == TreeShape(4, 4, BUDGET)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +148,43 @@ def test_what_lies_outside_is_refused(make: Callable[[], object], says: str) -> 
 
 def test_cells_row_by_row() -> None:
     cells = [Grid(2, 3).cell(position) for position in range(Grid(2, 3).size)]
-    assert cells == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
+    assert cells == [(0, 0, 0), (0, 1, 0), (0, 2, 0), (1, 0, 0), (1, 1, 0), (1, 2, 0)]
+
+
+TWO = Grid(3, 2, before=(Raster(2, 3),))
+
+
+def test_a_position_counts_through_all_rasters() -> None:
+    cells = [TWO.cell(position) for position in range(TWO.size)]
+    preview = [(row, column, 0) for row in range(2) for column in range(3)]
+    assert cells == preview + [(row, column, 1) for row in range(3) for column in range(2)]
+    assert (TWO.size, TWO.starts, TWO.image) == (12, (0, 6), Raster(3, 2))
+    assert TWO.sides == ((2, 3), (3, 2)) and Grid(2, 3).sides == (2, 3)
+    with pytest.raises(ValueError, match="12"):
+        TWO.cell(12)
+
+
+def test_the_cell_of_the_preview_that_covers_a_cell_of_the_image() -> None:
+    """Rows 0, 1, 2 of 3 lie in rows 0, 0, 1 of 2; columns 0, 1 of 2 begin in columns 0, 1 of 3."""
+    assert TWO.covering() == [-1] * 6 + [0, 1, 0, 1, 3, 4]
+    assert Grid(2, 3).covering() == [-1] * 6
+    same = Grid(2, 3, before=(Raster(2, 3),))
+    assert same.covering()[6:] == list(range(6))
+    assert Grid(4, 4, before=(Raster(2, 2), Raster(1, 1))).covering()[4:] == [0] + [4] * 16
+
+
+def test_a_further_raster_begins_as_an_image_does() -> None:
+    """Its first tree has the start values wherever the last tree before it ended; later ones look at its
+    cells alone."""
+    for first in (Cell(0, 0, 1), Cell(0, 2, 1), Cell(1, 1, 1)):
+        policy = adaptive()
+        policy.shape(0, Cell(0, 0))
+        policy.observe(0, step(4, 4), [Cell(0, 1), Cell(0, 2), Cell(0, 0, 1), Cell(0, 1, 1)])
+        assert policy.shape(0, Cell(0, 3)).depth == 5
+        policy.observe(0, step(5, 5), [Cell(1, 0), first])
+        assert policy.shape(0, first) == TreeShape(4, 4, BUDGET)
+        policy.observe(0, step(4, 4), [Cell(first.row, first.column + 1, 1)])
+        assert policy.shape(0, Cell(first.row, first.column + 1, 1)) == TreeShape(5, 3, BUDGET)
 
 
 def test_the_method_states_the_constants_of_the_code() -> None:

@@ -10,7 +10,7 @@ minutes. A batch that a run did not finish leaves no file.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +87,7 @@ class Measurements:
 
 
 def _pack(image: Decoded) -> dict[str, Any]:
-    return {**asdict(image), "steps": [astuple(step) for step in image.steps]}
+    return {**asdict(image), "steps": [tuple(step.as_dict().values()) for step in image.steps]}
 
 
 def _unpack(image: Mapping[str, Any]) -> Decoded:

@@ -217,7 +217,7 @@ class RunFolder:
             "mean_depth": decoded.mean_depth,
             "mean_nodes": decoded.mean_nodes,
         }
-        steps = [asdict(step) for step in decoded.steps]
+        steps = [step.as_dict() for step in decoded.steps]
         self._write(ImageRecord(decoded.name, self._run, decoded.codes, statistics, steps))
 
     def finish(self, record: ImageRecord, image: Image.Image, seconds: float) -> None:
