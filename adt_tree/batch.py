@@ -1,7 +1,8 @@
-"""The images in flight, one per batch slot, and what one step does to them.
+"""The images in flight, one per batch slot, and how a step changes them.
 
-A finished image leaves its slot to the next request. The host learns of a step by one transfer: how many
-codes every image committed, which, and how sure the target was. Everything else stays on the device.
+A finished image leaves its slot to the next request. After a step the host reads one small table from the
+device: how many codes every image committed, which ones, and how probable the target's best codes were.
+Everything else stays on the device.
 """
 
 from __future__ import annotations
@@ -24,19 +25,20 @@ from adt_tree.verify import Verdict
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """One target call and what it did to every image in flight. Tensors are the loop's, on its device."""
+    """The outcome of one target call for all images in flight. The tensors are on the target's device."""
 
-    images: list[tuple[int, Decoded]]  # (slot, image): codes and steps of this call are already in the image
-    finished: list[Decoded]  # those of them that are complete
-    tree: DraftTree  # what was drafted below the code committed before
-    verdict: Verdict  # the path that was accepted: nodes verdict.path[slot, : accepted + 1], root included
+    images: list[tuple[int, Decoded]]  # (slot, image); images already hold the codes and step of this call
+    finished: list[Decoded]  # the images that this call completed
+    tree: DraftTree  # the draft trees; their roots are the codes committed last before this call
+    verdict: Verdict  # the accepted path: nodes verdict.path[slot, : accepted + 1], the root first
 
 
 class BatchSlots:
-    """The images in flight as the host knows them. Only advance() reads the device."""
+    """The images in flight, with the state of each that the host needs. Only advance() reads the device."""
 
     def __init__(self, target: Target, requests: Iterable[Request], release: Callable[[int], None]) -> None:
-        """release empties the caches of a slot; all are emptied now, whatever an earlier run left."""
+        """release: empties the caches of a slot. All slots are emptied at once, because an earlier run may
+        have left its images in them."""
         self.grid, self.device = target.grid, target.device
         self._run, self._few_shapes = target.run, target.few_shapes
         self._waiting = iter(requests)
@@ -44,13 +46,15 @@ class BatchSlots:
         self._started = [0.0] * target.slots
         self._exhausted, self._release = False, release
         self.last_codes = torch.zeros(target.slots, dtype=torch.int64, device=target.device)  # [B]
-        self.seeds = torch.zeros_like(self.last_codes)  # [B]; of an idle slot that of its last image
+        self.seeds = torch.zeros_like(self.last_codes)  # [B]; an idle slot has the seed of its last image
         for slot in range(target.slots):
             release(slot)
 
     def refill(self, begin: Callable[[int, Request], Tensor]) -> bool:
-        """Give every free slot the next request; begin prefills and returns the first code. False: all is
-        done."""
+        """Gives every free slot the next request. Returns whether any image is in flight.
+
+        begin: prefills a slot and returns the first code of the image, a scalar tensor.
+        """
         for slot, image in enumerate(self._slots):
             if image is not None or self._exhausted:
                 continue
@@ -65,24 +69,26 @@ class BatchSlots:
         return any(self._slots)
 
     def active(self) -> list[tuple[int, Decoded]]:
-        """Occupied slots and their images."""
+        """Returns the occupied slots with their images."""
         return [(slot, image) for slot, image in enumerate(self._slots) if image is not None]
 
     @property
     def positions(self) -> Tensor:
-        """[B]: the position of the first code not yet committed; of idle slots the image's last."""
+        """Position of the first code that each image has not committed, [B] int64; the last position of the
+        raster for an idle slot."""
         last = self.grid.size - 1
-        done = [last if image is None else len(image.codes) for image in self._slots]
-        return to_device(done, self.device)
+        open_positions = [last if image is None else len(image.codes) for image in self._slots]
+        return to_device(open_positions, self.device)
 
     @property
     def committed(self) -> list[int]:
-        """Image codes in each slot's prefix: all but the newest, which the target has not seen; 0 of idle
-        slots."""
+        """Number of image codes in each slot's prefix: all but the newest, which the target has not read yet;
+        0 for an idle slot."""
         return [0 if image is None else len(image.codes) - 1 for image in self._slots]
 
     def shapes(self, policy: Policy) -> list[TreeShape]:
-        """The policy's shape for each image, cut to what remains of it; idle slots draft nothing."""
+        """Returns the policy's tree shape for each slot, cut so that no tree reaches past the end of its
+        image. Idle slots have the shape IDLE."""
         shapes = [IDLE] * len(self._slots)
         for slot, image in self.active():
             shape = policy.shape(slot, self.grid.cell(len(image.codes) - 1))
@@ -90,19 +96,20 @@ class BatchSlots:
         return shapes
 
     def bounds(self, shapes: Sequence[TreeShape], policy: Policy) -> BatchShapes:
-        """The shapes of one step with their bounds, which are the policy's if few shapes are faster."""
+        """Returns the shapes of one step with their bounds. Where few shapes are faster, the bounds are those
+        of the policy, the same in every step."""
         return BatchShapes.of(shapes, self.device, policy.bounds if self._few_shapes else IDLE)
 
     def advance(
         self, tree: DraftTree, top1: Tensor, verdict: Verdict, shapes: Sequence[TreeShape], started: float
     ) -> StepOutput:
-        """Append what a step committed to its images. top1 [B, N]: log-probability of the most probable code
-        after every node. FloatingPointError if one on the path is not a number.
+        """Appends the codes that a step committed to their images.
 
-        Here the host waits for the device, once, for the table of outcomes().
+        top1 [B, N]: log-probability of the most probable code after every node. started: the clock at the
+        beginning of the step. Raises FloatingPointError if a log-probability on an accepted path is NaN.
         """
         self.last_codes, outcome = self._run(outcomes, tree.valid, top1, verdict)
-        table = outcome.tolist()
+        table = outcome.tolist()  # the only line of a step at which the host waits for the device
         ms, longest = 1e3 * (time.perf_counter() - started), verdict.path.shape[1]
         images = self.active()
         for slot, image in images:
@@ -119,11 +126,11 @@ class BatchSlots:
         return StepOutput(images, self.pop_finished(), tree, verdict)
 
     def cells(self, step: Step) -> list[Cell]:
-        """The cells that a step committed."""
+        """Returns the cells, (row, column), whose codes a step committed."""
         return [self.grid.cell(step.position + place) for place in range(step.accepted + 1)]
 
     def pop_finished(self) -> list[Decoded]:
-        """Take finished images out of their slots, which idle from now on."""
+        """Takes the finished images out of their slots and returns them. The slots are idle afterwards."""
         now, finished = time.perf_counter(), []
         for slot, image in self.active():
             if len(image.codes) >= self.grid.size:
@@ -135,10 +142,12 @@ class BatchSlots:
 
 
 def outcomes(valid: Tensor, top1: Tensor, verdict: Verdict) -> tuple[Tensor, Tensor]:
-    """Returns the last committed codes [B], and a table [B, 2 + 2 A] of what the host needs to know: codes
-    committed, nodes drafted, the codes, and the probability of the most probable code at their positions.
+    """Returns the last committed codes [B], and a table [B, 2 + 2 A] fp32 of all that the host reads of a
+    step. valid, top1 [B, N].
 
-    The table is fp32, which holds integers up to 2^24. valid, top1 [B, N].
+    Row b is [number of codes committed, number of nodes drafted, A codes, A probabilities]; probability j is
+    that of the most probable code at the position of code j. All share one tensor, so that one transfer is
+    enough; fp32 represents integers up to 2^24, and so every code, exactly.
     """
     last = verdict.codes.gather(1, verdict.count[:, None] - 1)[:, 0]
     drafted = valid.sum(dim=1, keepdim=True) - 1
@@ -147,7 +156,7 @@ def outcomes(valid: Tensor, top1: Tensor, verdict: Verdict) -> tuple[Tensor, Ten
 
 
 def refuse_nan(has_nan: bool, name: str, position: int) -> None:
-    """FloatingPointError if the target's distribution at a position is not one."""
+    """Raises FloatingPointError if has_nan. The message names the image and the position of the logits."""
     if has_nan:
         raise FloatingPointError(
             f"image {name}, position {position}: the model's logits are not numbers (NaN or infinite): "

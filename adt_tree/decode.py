@@ -1,7 +1,8 @@
-"""The two loops: autoregressive(), the reference, and speculative(), which drafts; B images are in flight.
+"""The two decoding loops: autoregressive() is the AR baseline, speculative() drafts. B images are in flight.
 
-Speculation is lossless because draws are a function of (seed, position): at every node of the tree the rule
-makes the choice that the reference would make there, and a draft is accepted if it is that choice.
+Coupled verification is lossless because the sampling noise is a function of (seed, position): at every node
+of the tree the rule makes the choice that the AR baseline would make there, and it accepts a draft if and
+only if the draft is that choice.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from adt_tree.verify import Coupled, Rule, Verdict
 
 
 def finished(steps: Iterable[StepOutput]) -> Iterator[Decoded]:
-    """The images of a loop, as they finish."""
+    """Returns the images of a loop, each as soon as it is finished."""
     return (image for step in steps for image in step.finished)
 
 
@@ -33,14 +34,17 @@ def finished(steps: Iterable[StepOutput]) -> Iterator[Decoded]:
 def autoregressive(
     target: Target, requests: Iterable[Request], sampling: Sampling, noise: Noise
 ) -> Iterator[StepOutput]:
-    """Every target call of the AR baseline: one code per image, y = argmax(log p + G), a draw from p by the
-    Gumbel-max trick. Every exact method gives these codes at the same seed."""
+    """Yields the outcome of every target call of the AR baseline, which commits one code per image.
+
+    The code is y = argmax(log p + G) with Gumbel noise G, a sample from p by the Gumbel-max trick. Coupled
+    verification commits the same codes at the same seed.
+    """
     rule, slots = Coupled(noise), BatchSlots(target, requests, target.release)
-    drawn = noise.table(target.slots, target.grid.size, target.device)
+    noise_table = noise.table(target.slots, target.grid.size, target.device)
     idle = [IDLE] * target.slots
 
     def begin(slot: int, request: Request) -> Tensor:
-        drawn.begin(slot, request.seed)
+        noise_table.begin(slot, request.seed)
         return _first(target, rule, sampling, slot, request)[0]
 
     while slots.refill(begin):
@@ -48,7 +52,7 @@ def autoregressive(
         tree = target.run(root_only_tree, slots.last_codes)
         with part("target"):
             scored = target.forward(tree, slots.committed)
-        noise_here = drawn.at(slots.positions[:, None])
+        noise_here = noise_table.at(slots.positions[:, None])
         top1, verdict = target.run(choose, sampling, scored.logits, noise_here)
         with part("commit"):
             target.commit(tree, verdict)
@@ -56,8 +60,8 @@ def autoregressive(
 
 
 def choose(sampling: Sampling, logits: Tensor, noise: Tensor) -> tuple[Tensor, Verdict]:
-    """Returns the log-probability of the most probable code [B, 1], and the verdict on trees of the root
-    alone: the argmax of log p + G follows it. logits [G, B, 1, V], noise [B, 1, V]."""
+    """Returns the log-probability of the most probable code [B, 1], and the verdict for trees that consist of
+    the root: the argmax of log p + G follows it. logits [G, B, 1, V], noise [B, 1, V]."""
     log_p = log_probs(logits, sampling)
     choice = (log_p + noise).argmax(dim=-1)
     root = torch.zeros_like(choice)
@@ -73,8 +77,11 @@ def speculative(
     requests: Iterable[Request],
     sampling: Sampling,
 ) -> Iterator[StepOutput]:
-    """Every target call: shape, draft, score, verify, commit, observe. Exact rules keep the target's
-    distribution; coupled ones give the very codes of autoregressive() at the same seed."""
+    """Yields the outcome of every target call. A step is: shape, draft, score, verify, commit, observe.
+
+    Under an exact rule the codes are distributed as the target's. Under the coupled rule without LANTERN they
+    are the codes of autoregressive() at the same seed.
+    """
 
     def release(slot: int) -> None:
         target.release(slot)
@@ -92,31 +99,31 @@ def speculative(
     while slots.refill(begin):
         clock = time.perf_counter()
         positions, committed = slots.positions, slots.committed
-        # Shape: the policy says how deep, how wide and how large each image's tree may be.
+        # Shape: the policy sets the depth, width and budget of each image's tree.
         shapes = slots.shapes(policy)
         bounds = slots.bounds(shapes, policy)
         # Draft: a tree of likely continuations of the last committed code.
         with part("tree"):
             tree = proposer.propose(bounds, slots.last_codes, partial(noise.below, positions), committed)
-        # Score: one target pass gives the distribution after every node.
+        # Score: one target pass computes the distribution after every node.
         with part("target"):
             scored = target.forward(tree, committed)
-        # Verify: the accepted path, and one code more that the target chose itself.
+        # Verify: the rule accepts a path of the tree, and the target chooses the code that follows it.
         with part("verify"):
             noise_here = noise.at(positions[:, None] + tree.depths)
-            judged = (tree, scored.logits, noise_here, slots.seeds, positions)
-            top1, perturbed, verdict = target.run(judge, rule, sampling, *judged)
-        # Commit: the path becomes part of the prefix; nothing is computed again.
+            inputs = (tree, scored.logits, noise_here, slots.seeds, positions)
+            top1, perturbed, verdict = target.run(judge, rule, sampling, *inputs)
+        # Commit: the cache entries of the path become part of the prefix; none is computed again.
         with part("commit"):
             target.commit(tree, verdict)
-        # Observe: the proposer and the policy learn what was accepted.
+        # Observe: the proposer, and below the policy, learn which nodes were accepted.
         with part("tree"):
             proposer.observe(tree, perturbed, scored.features, verdict)
         step = slots.advance(tree, top1, verdict, shapes, clock)
         for slot, image in step.images:
             image.drafter_calls += proposer.calls(shapes[slot])
-            done = image.steps[-1]
-            policy.observe(slot, done, slots.cells(done))
+            record = image.steps[-1]
+            policy.observe(slot, record, slots.cells(record))
         yield step
 
 
@@ -129,8 +136,11 @@ def judge(
     seeds: Tensor,
     positions: Tensor,
 ) -> tuple[Tensor, Tensor, Verdict]:
-    """Returns the log-probability of the most probable code after every node [B, N], log p [B, N, V] under
-    the noise [B, N, V] of each node's position, and the rule's verdict."""
+    """Returns the log-probability of the most probable code after every node [B, N], log p + noise [B, N, V],
+    and the verdict of the rule.
+
+    noise [B, N, V] is that of the position after each node. logits [G, B, N, V]; seeds, positions [B].
+    """
     log_p = log_probs(logits, sampling)
     perturbed = log_p + noise
     return log_p.amax(dim=-1), perturbed, rule(tree, log_p, perturbed, seeds, positions)
@@ -139,7 +149,7 @@ def judge(
 def _first(
     target: Target, rule: Rule, sampling: Sampling, slot: int, request: Request
 ) -> tuple[Tensor, Prefix]:
-    """Prefill a slot and draw the image's first code."""
+    """Prefills a slot; returns the first code of the image, which the rule samples, and the prefix."""
     with part("target"):
         prefix = target.prefill(slot, request.prompt)
     zero = torch.zeros(1, dtype=torch.int64, device=target.device)

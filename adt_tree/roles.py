@@ -1,9 +1,10 @@
-"""Who plays: the protocols by which the loop knows its target, its drafter and its proposer.
+"""The roles: protocols by which the loop knows its target, its drafter and its proposer.
 
-A model family is a Target (and a Drafter); a way of drafting is a Proposer. Codes are codebook ids
-everywhere; a target maps them to the token ids of its model. All images in flight share each forward pass:
-row b of every tensor is slot b. What the protocols call `committed` is known to the host: the image codes in
-each slot's prefix, 0 of idle slots. It bounds what attention reads without waiting for the device.
+A model family is a Target, and a Drafter if it has a drafter network; a way of drafting is a Proposer. Codes
+are codebook ids everywhere; a target maps them to the token ids of its model. All images in flight share each
+forward pass: row b of every tensor is slot b. The argument `committed` holds the number of image codes in
+each slot's prefix, 0 for an idle slot. The host knows these numbers without waiting for the device, so they
+bound how many cache slots attention reads.
 
 Dimensions: G guidance branches, B images in flight (slots), N nodes, A path nodes, V codes, D features.
 """
@@ -26,7 +27,7 @@ from adt_tree.sampling import Sampling
 from adt_tree.tree import BatchShapes, DraftTree, StaticTree
 from adt_tree.verify import Verdict
 
-# levels -> the noise [B, levels, V] of so many levels below the roots: row l is that of level l + 1
+# noise_below(levels) is the noise [B, levels, V] for the codes below the roots; row l is for depth l + 1.
 NoiseBelow = Callable[[int], Tensor]
 Result = TypeVar("Result")
 
@@ -34,28 +35,28 @@ Result = TypeVar("Result")
 class Run(Protocol):
     """Calls a function of tensors: run(function, *inputs) returns function(*inputs).
 
-    The target provides it. A target on a GPU may keep what the first call did on the device and repeat that,
-    without the function's Python, whenever the inputs that are not tensors are equal and the tensors have the
-    same shapes. So the function
+    The target provides it. A target on a GPU may record the kernels of the first call (a CUDA graph) and
+    replay them, without the function's Python, whenever the tensors have the same shapes and the other inputs
+    are equal. Therefore the function
 
-    - reads no numbers back and copies none from the host;
-    - depends on nothing but its inputs, constants, and tensors that it or others update in place;
-    - takes and returns tensors, alone or in dataclasses and tuples, beside values that can be hashed.
+    - neither reads numbers back from the device nor copies any to it;
+    - depends on its inputs, on constants, and on tensors that are only ever updated in place;
+    - takes and returns tensors, alone or in dataclasses and tuples, and hashable values.
 
-    Its results hold until its next call.
+    Its results are valid until the function is called again.
     """
 
     def __call__(self, function: Callable[..., Result], *inputs: Any) -> Result: ...
 
 
 def call(function: Callable[..., Result], *inputs: Any) -> Result:
-    """The Run that just calls the function."""
+    """A Run that only calls the function."""
     return function(*inputs)
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One image to make. prompt is what the target's own text side produced; the loop passes it through."""
+    """One image to generate. prompt is an encoded prompt of the target; the loop hands it on unread."""
 
     name: str
     prompt: Any
@@ -64,7 +65,8 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """What a prefill leaves for the first code: logits [G, V] fp32, and features [T_g, D] of every branch."""
+    """The result of a prefill: logits of the first code [G, V] fp32, and features [T_g, D] of every branch,
+    one per row of its prefix."""
 
     logits: Tensor
     features: Sequence[Tensor]
@@ -72,7 +74,7 @@ class Prefix:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """What a target pass says of every node: logits [G, B, N, V] fp32 and features [G, B, N, D]."""
+    """The result of a target pass: logits [G, B, N, V] fp32 and features [G, B, N, D] of every node."""
 
     logits: Tensor
     features: Tensor
@@ -85,102 +87,113 @@ class Target(Protocol):
     num_codes: int
     slots: int
     device: torch.device
-    run: Run  # for everything that a step does on the device
-    few_shapes: bool  # whether steps of a few shapes are faster than steps of the smallest shapes
+    run: Run  # calls the parts of a step that run on the device
+    few_shapes: bool  # true if a step is faster padded to one of a few shapes than at its smallest shape
 
     def prefill(self, slot: int, prompt: Any) -> Prefix:
-        """Forget the slot's image and commit the prompt."""
+        """Commits the prompt to a slot in place of the image it held."""
 
     def forward(self, tree: DraftTree, committed: Sequence[int]) -> Scored:
-        """Score every node of the trees in one pass."""
+        """Scores every node of the trees in one pass."""
 
     def commit(self, tree: DraftTree, verdict: Verdict) -> None:
-        """Append the accepted path of the tree just scored, root first, to each slot's prefix, in place."""
+        """Appends the accepted path of the tree that was scored last, root first, to each slot's prefix."""
 
     def release(self, slot: int) -> None:
-        """Empty an idle slot: until the next prefill it takes part in passes, unread."""
+        """Empties the prefix of an idle slot. Until its next prefill the slot still has a row in every pass,
+        whose results nobody reads."""
 
 
 class Drafter(Protocol):
-    """The network of EAGLE: predicts features, and codes through the target's head."""
+    """The drafter network of EAGLE. It predicts features, which the target's head turns into logits."""
 
     device: torch.device
 
     def prefill(self, slot: int, prompt: Any, prefix: Prefix) -> None:
-        """Forget the slot's image and take in the prompt, but for its last feature, which pairs with the
-        first code."""
+        """Reads the prompt of a slot in place of the image it held, all but the prompt's last feature, which
+        extend() will pair with the first code."""
 
     def release(self, slot: int) -> None:
-        """Empty an idle slot."""
+        """Empties the prefix of an idle slot."""
 
     def context(self, committed: Sequence[int]) -> Hashable:
-        """Returns what extend() needs to know of the prefixes on the host: equal contexts, equal passes."""
+        """Returns the prefix lengths in the form that extend() takes. Steps of equal contexts have passes of
+        equal shapes."""
 
     def extend(self, features: Tensor, codes: Tensor, count: Tensor, context: Any) -> tuple[Tensor, Tensor]:
-        """Commit pairs (feature at p [G, B, A, D], code at p + 1 [B, A]), `count` [B] of them valid; return
-        logits [G, B, V] fp32 and feature [G, B, D] at the last valid pair. context: of the same step."""
+        """Commits pairs of a feature [G, B, A, D] and the code [B, A] one position later, of which the first
+        `count` [B] are valid. Returns the logits [G, B, V] fp32 and the feature [G, B, D] at the last valid
+        pair. context: the result of context() in the same step."""
 
     def expand(self, codes: Tensor, features: Tensor, ancestors: Tensor, depth: int) -> tuple[Tensor, Tensor]:
-        """Run W tree nodes a slot: codes [B, W], their parents' features [G, B, W, D], ancestors [B, W, E]
-        over all nodes expanded since extend, these last; depth levels below the root's children. Returns
-        logits [G, B, W, V] fp32 and features [G, B, W, D]."""
+        """Runs W tree nodes per slot. Returns their logits [G, B, W, V] fp32 and features [G, B, W, D].
+
+        codes [B, W]; features [G, B, W, D] of their parents; ancestors [B, W, E] bool over the E nodes that
+        were expanded since extend(), of which these W are the last. depth: 0 for children of the root, 1 for
+        grandchildren, and so on.
+        """
 
 
 class Proposer(Protocol):
-    """Who drafts. The loop does not know which."""
+    """A way of drafting. The loop treats all alike."""
 
     def calls(self, shape: TreeShape) -> int:
-        """Drafter passes that a tree of this shape takes, whatever its company in the batch."""
+        """Returns the number of drafter passes that a tree of this shape takes on its own, without regard to
+        the other trees of the batch."""
 
     def prefill(self, slot: int, prompt: Any, prefix: Prefix, code: Tensor) -> None:
-        """A new image takes the slot; code [] is its first."""
+        """Starts a new image in a slot. code []: its first code."""
 
     def release(self, slot: int) -> None:
-        """Empty an idle slot."""
+        """Prepares an idle slot for the steps until its next prefill, in which nobody reads its tree."""
 
     def propose(
         self, shapes: BatchShapes, last_codes: Tensor, noise_below: NoiseBelow, committed: Sequence[int]
     ) -> DraftTree:
-        """A tree per slot below last_codes [B]; the roots alone if shapes.empty."""
+        """Returns one tree per slot, whose roots are last_codes [B]; the roots alone if shapes.empty."""
 
     def observe(self, tree: DraftTree, perturbed: Tensor, features: Tensor, verdict: Verdict) -> None:
-        """Learn from what was accepted. perturbed [B, N, V]: log p under the noise of each node's position;
-        features [G, B, N, D]: the target's at every node."""
+        """Learns from a step.
+
+        perturbed [B, N, V]: log p plus noise for the position after each node. features [G, B, N, D]: the
+        target's features of the nodes. Both are of all nodes, accepted or not.
+        """
 
 
 class Model(Protocol):
-    """A loaded model, as far as an engine uses it."""
+    """A loaded model, with the members that an engine uses."""
 
     @property
     def grid(self) -> Grid:
-        """Rows and columns of an image."""
+        """The raster of an image's codes."""
 
     @property
     def codebook(self) -> Tensor:
-        """Latents of the codes [V, C]."""
+        """The code vectors [V, C]."""
 
     @property
     def num_codes(self) -> int:
-        """Size of the codebook."""
+        """The size V of the codebook."""
 
     def target(self, slots: int, sampling: Sampling, max_nodes: int, max_prompt: int) -> Target:
-        """Returns a target with room for `slots` images, trees of max_nodes nodes with the root, and prompts
-        of max_prompt tokens."""
+        """Returns a target with room for `slots` images, trees of max_nodes nodes (the root included), and
+        prompts of max_prompt tokens."""
 
     def drafter(self, target: Any, max_depth: int, max_width: int) -> Drafter:
-        """Returns the drafter network beside that target."""
+        """Returns the drafter network for that target, with room for trees of that depth and width."""
 
     def nearest(self, k: int, table: Path | None) -> Tensor:
-        """Returns the table of nearest latents [V, k] int64."""
+        """Returns the k nearest other codes of every code, [V, k] int64. table: a file or folder to read them
+        from."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What the `make` of a module in adt_tree/proposers/ gets: one method on one model."""
+    """One method on one model: the argument of `make` in every module of adt_tree/proposers/."""
 
     model: Model
     method: Method
-    sampling: Sampling  # the method's, with the order of the filters that its rules have
+    sampling: Sampling  # the sampling of the method, with its filters in the order that its rules demand
     target: Target
     tree: TreeShape | AdaptiveTree | AutoTree | StaticTree
     shape: TreeShape  # the largest tree that the policy can ask for

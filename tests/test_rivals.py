@@ -17,7 +17,7 @@ from adt_tree.grid import Grid
 from adt_tree.method import METHODS, Method
 from adt_tree.noise import Noise
 from adt_tree.policy import TreeShape, windowed
-from adt_tree.proposers.rivals import JacobiWindow, Judged, couple, draw, product_tree, readers
+from adt_tree.proposers.rivals import JacobiWindow, Judged, couple, product_tree, readers, sample
 from adt_tree.sampling import Sampling
 from adt_tree.tree import DraftTree, StaticTree, rows_at
 from adt_tree.verify import Rejection, Verdict
@@ -93,7 +93,7 @@ def test_control(name: str, kind: type[JacobiWindow], monkeypatch: pytest.Monkey
 
 def test_a_draw_is_by_inversion() -> None:
     p = torch.tensor([[[0.0, 1.0, 0.0, 3.0]] * 3])
-    assert draw(p, torch.tensor([[1e-9, 0.25, 1 - 1e-12]], dtype=torch.float64)).tolist() == [[1, 3, 3]]
+    assert sample(p, torch.tensor([[1e-9, 0.25, 1 - 1e-12]], dtype=torch.float64)).tolist() == [[1, 3, 3]]
 
 
 def test_a_coupled_code_stays_with_the_greatest_probability() -> None:
@@ -105,7 +105,7 @@ def test_a_coupled_code_stays_with_the_greatest_probability() -> None:
     everywhere = p.expand(count, 2, 3)
     chances = torch.rand(2, count, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     hit, left = Rejection(3, static=True).judge(tree, everywhere, chances[0].float())
-    after = couple(Judged(tree, everywhere, hit, draw(left, chances[1]), chances[1]))[:, 0]
+    after = couple(Judged(tree, everywhere, hit, sample(left, chances[1]), chances[1]))[:, 0]
     share = torch.bincount(after, minlength=3) / count
     assert torch.allclose(share, p, atol=0.01)
     assert float((after == x).float().mean()) == pytest.approx(0.7, abs=0.01)

@@ -1,5 +1,5 @@
-"""Who drafts: the EAGLE network, the target's own earlier passes, or a published rival.
+"""Proposers: the EAGLE network, self-drafting from earlier target passes, and the published rivals.
 
-Every module but candidates.py has a function `make` that turns a Setup (adt_tree.roles) into a Proposer. Rows
-of adt_tree.method.METHODS name the modules.
+Every module but candidates.py has a function `make` that turns a Setup (adt_tree.roles) into a Proposer. A
+row of adt_tree.method.METHODS names its module.
 """

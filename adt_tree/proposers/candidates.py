@@ -1,12 +1,12 @@
 """The history of the target's earlier distributions, and the chains that are drafted from it.
 
-A pass scores many positions ahead, most of them below drafts that are then rejected. Those distributions are
-still worth keeping: the code after a given code at a given position has much the same distribution, whatever
-the codes further up are. So the history stores, for every position, the best codes of the last distributions
-that the target gave there, each with the code before it. It stores nothing of the vocabulary's size.
+A target pass scores many positions ahead, most of them below drafts that are then rejected. Their
+distributions still predict the image: what follows a code at a position depends little on the codes further
+up. So the history stores, for every position, the best codes of the last distributions that the target
+computed there, each with the code before it. It stores K codes per distribution, never all V.
 
-Dimensions: B images, P positions of an image, N nodes of a pass, H entries a position, L levels, K candidates
-an entry, V codes.
+Dimensions: B images, P positions of an image, N nodes of a pass, H entries per position, L levels, K
+candidates per entry, V codes.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from adt_tree.tree import BatchShapes, DraftTree, leafy_chain_mask
 from adt_tree.verify import Verdict, accepted_nodes
 
 CHAIN_SCORE = 1e6  # above every confidence, so that the nodes of the main chain come first
-HISTORY = 8  # entries kept per position; a handful of passes score a position before it is committed
-EMPTY = -1  # stamp, and code before, of an entry that holds nothing
+HISTORY = 8  # H: about as many passes score a position before it is committed
+EMPTY = -1  # the stamp, and the code before, of an empty entry
 SAME_CODE = 2**40  # greater than every stamp of a run
-# Factors of an entry's weight (docs/LOG.md): if it was scored below the code that now stands before the
-# position; if it is of the newest pass that scored the position; if it is the newest entry of all.
+# Factors by which the weight of an entry grows (docs/LOG.md): BELOW if it was scored below the code that now
+# precedes the position, LATE if the newest pass over the position wrote it, NEWEST if it is the newest entry.
 BELOW, LATE, NEWEST = 10.0, 2.0, 2.0
 
 
@@ -41,14 +41,13 @@ class History:
     """The last HISTORY distributions of every position.
 
     An entry holds K codes with their log-confidences, the code below which it was scored, and a stamp that
-    grows from pass to pass. A row of the tensors is one position of one image. Every image has one row more
-    than positions, row P: entries that are not to be kept are written there and never read, so that writing
-    needs no condition.
+    grows from pass to pass. A row of the tensors is one position of one image. Every image has an extra row,
+    P, which is never read: entries that are to be dropped are written there, so that writing needs no branch.
     """
 
     def __init__(self, positions: int, slots: int, candidates: int, device: torch.device) -> None:
         """positions: P; candidates: K."""
-        self._none, self.candidates = positions, candidates
+        self._dropped, self.candidates = positions, candidates
         rows = slots * (positions + 1)  # one image after another
         self._starts = torch.arange(0, rows, positions + 1, device=device)[:, None]
         self._before = torch.full((rows, HISTORY), EMPTY, device=device)
@@ -59,24 +58,25 @@ class History:
         self._passes = torch.zeros((), dtype=torch.int64, device=device)
 
     def clear(self, slot: int) -> None:
-        """Forget an image."""
-        rows = slice(slot * (self._none + 1), (slot + 1) * (self._none + 1))
+        """Removes all entries of a slot's image."""
+        rows = slice(slot * (self._dropped + 1), (slot + 1) * (self._dropped + 1))
         self._before[rows] = self._stamp[rows] = EMPTY
 
     def write(self, at: Tensor, before: Tensor, codes: Tensor, confidence: Tensor, order: Tensor) -> None:
-        """Stores a pass's distributions: codes and log-confidences [B, N, K] for positions `at` [B, N].
+        """Stores the distributions of a pass: codes and log-confidences [B, N, K] for positions `at` [B, N].
 
-        A position of P means that the node is not kept. before [B, N]: the code below which each was scored.
-        order [B, N], all different: of several nodes at one position the one of the lowest order counts as
-        the newest, and of more than HISTORY those of the lowest order are kept."""
+        A node whose position is P is dropped. before [B, N]: the code below which each node was scored. order
+        [B, N], all different: among the nodes at one position, the lowest order counts as the newest, and
+        only the HISTORY nodes of lowest order are stored.
+        """
         same = at.unsqueeze(2) == at.unsqueeze(1)
         rank = (same & (order.unsqueeze(1) < order.unsqueeze(2))).sum(dim=2)
         last = same.sum(dim=2).clamp(max=HISTORY) - 1
         dropped = rank >= HISTORY
-        row = self._starts + at.masked_fill(dropped, self._none)
+        row = self._starts + at.masked_fill(dropped, self._dropped)
         place = self._ring_slot(row, last - rank).flatten()
         self._passes += 1
-        stamp = (self._passes * HISTORY - 1 - rank).masked_fill(dropped | (at == self._none), EMPTY)
+        stamp = (self._passes * HISTORY - 1 - rank).masked_fill(dropped | (at == self._dropped), EMPTY)
         self._stamp.view(-1).index_copy_(0, place, stamp.flatten())
         self._before.view(-1).index_copy_(0, place, before.flatten())
         self._codes.flatten(0, 1).index_copy_(0, place, codes.flatten(0, 1))
@@ -84,19 +84,21 @@ class History:
         self._next.index_add_(0, row.flatten(), torch.ones_like(place))
 
     def _ring_slot(self, row: Tensor, offset: Tensor) -> Tensor:
-        """Returns the flat index of the entry that is `offset` after the oldest of each row.
+        """Returns the index of the entry `offset` after the oldest one of a row, in a flat view of all rows.
 
-        The entries of a row are a ring, overwritten in turn from _next on. A pass writes its best entry last,
-        so that it is overwritten last. Example with HISTORY = 4 and _next = 3: three entries of ranks 2, 1, 0
-        have offsets 0, 1, 2 and go to slots 3, 0, 1.
+        The entries of a row are a ring: _next is the oldest one, which is overwritten next. A pass writes its
+        best node (rank 0) last, so that it is overwritten last. Example with HISTORY = 4 and _next = 3:
+
+            slot       0       1       2       3
+            receives   rank 1  rank 0  --      rank 2      ranks 2, 1, 0 have offsets 0, 1, 2; then _next = 2
         """
         return row * HISTORY + (self._next[row] + offset) % HISTORY
 
     def entries(self, at: Tensor) -> Entries:
         """Returns the stored entries for positions `at` [B, L]."""
         rows = (self._starts + at).flatten()
-        held = (self._before, self._stamp, self._codes, self._confidence)
-        return Entries(*(part.index_select(0, rows).unflatten(0, at.shape) for part in held))
+        tables = (self._before, self._stamp, self._codes, self._confidence)
+        return Entries(*(table.index_select(0, rows).unflatten(0, at.shape) for table in tables))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,7 @@ class Entries:
     """The earlier distributions of some positions."""
 
     before: Tensor  # [B, L, H] the code below which each was scored
-    stamp: Tensor  # [B, L, H] the greater, the newer
+    stamp: Tensor  # [B, L, H] greater for newer entries; EMPTY for empty ones
     codes: Tensor  # [B, L, H, K]
     confidence: Tensor  # [B, L, H, K]
 
@@ -120,17 +122,18 @@ class Entries:
     def mixture(self, code: Tensor, width: int, num_codes: int) -> tuple[Tensor, Tensor]:
         """Returns the best `width` of V = num_codes codes and their log-confidences, both [B, L, width].
 
-        They are those of a mixture of all entries, in which entries that were scored below `code` [B, L] and
-        newer entries weigh more. Where there are too few codes the confidence is -inf.
+        They are the best of a weighted mixture of all entries, in which entries that were scored below `code`
+        [B, L], and newer entries, weigh more. Where the entries hold fewer than `width` codes, the confidence
+        of the rest is -inf.
         """
         latest = self.stamp.amax(dim=2, keepdim=True)
         weight = (self.stamp >= 0).float()
-        for factor, these in (
+        for factor, entries in (
             (BELOW, self.before == code[..., None]),
-            (LATE, self.stamp > latest - HISTORY),
+            (LATE, self.stamp > latest - HISTORY),  # stamps of one pass differ by less than HISTORY
             (NEWEST, self.stamp == latest),
         ):
-            weight = torch.add(weight, weight * these, alpha=factor - 1)
+            weight = torch.add(weight, weight * entries, alpha=factor - 1)  # by the factor for `entries`
         share = weight / weight.sum(dim=2, keepdim=True).clamp(min=1.0)
         parts = (share[..., None] * self.confidence.exp()).flatten(2)
         mass = parts.new_zeros(*code.shape, num_codes).scatter_add_(2, self.codes.flatten(2), parts)
@@ -143,27 +146,27 @@ class Entries:
 
 
 def newest_first(tree: DraftTree, verdict: Verdict) -> Tensor:
-    """Returns a rank [B, N] int64 for every node, all different: the lower, the better its distribution
-    predicts its position.
+    """Returns an order [B, N] int64 of the nodes, all different, for History.write(): the lower the order of
+    a node, the better its distribution predicts the code after it.
 
-    The nodes with the most accepted nodes above them come first, because the fewest codes of their prefix are
-    wrong. Ties keep the order of the tree, which begins with the main chain.
+    The nodes with the most accepted ancestors come first, because the fewest codes of their prefix are wrong.
+    Ties keep the order of the tree, which begins with the main chain.
     """
     shared = (tree.ancestors & accepted_nodes(tree, verdict)[:, None]).sum(dim=2)
     return torch.arange(tree.nodes, device=shared.device) - shared * tree.nodes
 
 
 def grow_chains(candidates: Candidates, shapes: BatchShapes, last_codes: Tensor) -> DraftTree:
-    """Returns trees whose main chain, below last_codes [B], has the best code of every level, and whose
-    leaves are the best of the other candidates.
+    """Returns trees of a main chain and leaves. The main chain, below the roots last_codes [B], holds the
+    best code of every level; the leaves are the best of the other candidates.
 
         root -> a1 -> a2 -> a3      a: the best candidates of levels 1, 2, 3
           |      |      |
-          b1     b2     b3          b: other candidates; b2 hangs from a1
+          b1     b2     b3          b: other candidates; b2, of level 2, hangs from a1
 
-    The nodes of the chain come first in the tree. Leaves follow by the summed log-confidence of their path;
-    ties keep the order of levels and ranks. `candidates` must be at least as long and as wide as the greatest
-    shape, and the best one of every level must have a finite confidence.
+    The nodes of the chain come first in the tree. The leaves follow by the summed log-confidence of their
+    path; ties keep the order of levels and ranks. `candidates` must be at least as long and as wide as the
+    largest shape, and the best candidate of every level must have a finite confidence.
     """
     depth, width, budget = shapes.limits.unbind(1)
     level, rank = (torch.arange(size, device=last_codes.device) for size in candidates.codes.shape[1:])
@@ -174,14 +177,15 @@ def grow_chains(candidates: Candidates, shapes: BatchShapes, last_codes: Tensor)
     absent = (level[:, None] >= depth[:, None, None]) | (rank >= width[:, None, None])
     scores = scores.masked_fill_(absent, float("-inf")).flatten(1)
     order = scores.sort(dim=1, descending=True, stable=True).indices[:, : shapes.budget]
-    which = F.pad(order, (1, 0))  # the root takes the place of the first candidate, whose parent is the root
+    # Node 0, the root, borrows candidate 0, whose parent is node 0; its code is set below.
+    which = F.pad(order, (1, 0))
     count = budget.minimum(scores.isfinite().sum(dim=1))
     node = torch.arange(which.shape[1], device=last_codes.device)
     valid = node <= count[:, None]
-    which.masked_fill_(~valid, 0)  # and so does padding
+    which.masked_fill_(~valid, 0)  # padding borrows candidate 0, too: it is a leaf of the root
     codes = candidates.codes.flatten(1).gather(1, which)
     codes[:, 0] = last_codes
-    parents = which // len(rank)  # those of level l hang from node l, the chain at the level above
+    parents = which // len(rank)  # candidate l * K + k is of depth l + 1 and hangs from node l of the chain
     return DraftTree(
         codes=codes,
         parents=parents,

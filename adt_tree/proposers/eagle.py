@@ -1,8 +1,11 @@
-"""The EAGLE drafter as proposer, growing dynamic (EAGLE-2) or static (EAGLE-1) trees.
+"""The proposer with an EAGLE drafter network, which grows dynamic (EAGLE-2) or static (EAGLE-1) trees.
 
-A small network continues the target's features; its head is the target's. So it drafts where the target has
-just been, and is fed the target's true features along every accepted path. Dimensions: G guidance branches,
-B images, A path nodes, W nodes a level, E nodes expanded so far, V codes, D features.
+The network predicts the target's next feature from the features so far; the target's head turns it into
+logits. After every step it reads the features that the target computed along the accepted path, and drafts
+from the last of them.
+
+Dimensions: G guidance branches, B images, A path nodes, W nodes of a level, E nodes expanded so far, L
+levels, V codes, D features.
 """
 
 from __future__ import annotations
@@ -24,34 +27,34 @@ from adt_tree.verify import Verdict
 
 @dataclass(frozen=True, slots=True)
 class DraftState:
-    """What trees grow from: what the drafter says after the last committed codes, and how far they may go."""
+    """The drafter's state at the roots, and the shapes of the trees to grow from it."""
 
-    log_q: Tensor  # [B, V] after the root
-    feature: Tensor  # [G, B, D] the drafter's at the root
-    last_codes: Tensor  # [B]
+    log_q: Tensor  # [B, V] the drafter's log-distribution after the root
+    feature: Tensor  # [G, B, D] the drafter's feature of the root
+    last_codes: Tensor  # [B] the roots
     shapes: BatchShapes
-    noise: Tensor  # [B, L, V] of the levels below the roots, as many as the deepest tree has, or 1
+    noise: Tensor  # [B, L, V] noise for the codes of each level; L is shapes.levels, at least 1
 
 
-# How a tree per image grows from the drafter's state at the root.
+# Grows a tree per image from the drafter's state at the roots.
 Growth = Callable[[Drafter, Sampling, DraftState], DraftTree]
 
 
 class EagleProposer:
-    """Feeds the drafter the committed path, then grows a tree."""
+    """Feeds the accepted path to the drafter, then grows a tree."""
 
     def __init__(
         self, drafter: Drafter, sampling: Sampling, growth: Growth, slots: int, run: Run = call
     ) -> None:
         self.drafter, self.sampling, self.growth, self._run = drafter, sampling, growth, run
-        # Target features not yet shown to the drafter, [G, B, A, D], and the code after each, [B, A]; of
-        # these `_count` [B] are valid. Features have no size before the first prefill.
+        # Target features that the drafter has not read yet, [G, B, A, D], and the code after each, [B, A].
+        # The first `_count` [B] of a slot are valid. The size D is unknown until the first prefill.
         self._features: Tensor | None = None
         self._codes = torch.zeros(slots, 1, dtype=torch.int64, device=drafter.device)
         self._count = torch.ones(slots, dtype=torch.int64, device=drafter.device)
 
     def prefill(self, slot: int, prompt: Any, prefix: Prefix, code: Tensor) -> None:
-        """The prompt's last feature waits for its code."""
+        # The drafter reads the prompt but for its last feature, which is paired with the first code here.
         self.drafter.prefill(slot, prompt, prefix)
         last = torch.stack([branch[-1] for branch in prefix.features])
         if self._features is None:
@@ -61,20 +64,16 @@ class EagleProposer:
         self._count[slot] = 1
 
     def calls(self, shape: TreeShape) -> int:
-        """One extend, and one expand per level below the first."""
-        return max(1, shape.depth)
+        return max(1, shape.depth)  # extend() drafts the first level, and each expand() one more
 
     def release(self, slot: int) -> None:
-        """An idle slot feeds one pair, which nobody reads."""
         self.drafter.release(slot)
-        self._count[slot] = 1
+        self._count[slot] = 1  # every slot extends by at least one pair; nobody reads what an idle one drafts
 
     def propose(
         self, shapes: BatchShapes, last_codes: Tensor, noise_below: NoiseBelow, committed: Sequence[int]
     ) -> DraftTree:
-        """Show the drafter what was committed since the last call; grow a tree per slot from its state at
-        the new roots."""
-        assert self._features is not None, "an image was prefilled"
+        assert self._features is not None, "propose() needs a prefilled image"
         pairs = (self._features, self._codes, self._count)
         noise = noise_below(max(1, shapes.levels))
         return self._run(self._grow, pairs, last_codes, shapes, noise, self.drafter.context(committed))
@@ -92,13 +91,12 @@ class EagleProposer:
         return self.growth(self.drafter, self.sampling, state)
 
     def observe(self, tree: DraftTree, perturbed: Tensor, features: Tensor, verdict: Verdict) -> None:
-        """Pair the features along the path with the codes that follow."""
         self._features, self._codes, self._count = self._run(pairs_on_path, features, verdict)
 
 
 def pairs_on_path(features: Tensor, verdict: Verdict) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the features [G, B, A, D] of the nodes on the path, the codes [B, A] that follow, and how many
-    are valid [B]. They are copies: a refill writes into them."""
+    """Returns the features [G, B, A, D] of the nodes on the path, the codes [B, A] that follow them, and the
+    number of valid ones [B]. All are copies, because the next prefill writes into them."""
     index = verdict.path[None, ..., None].expand(features.shape[0], -1, -1, features.shape[-1])
     return features.gather(2, index), verdict.codes.clone(), verdict.count.clone()
 
@@ -114,22 +112,23 @@ def make(setup: Setup) -> EagleProposer:
 
 
 def grow_dynamic(drafter: Drafter, sampling: Sampling, state: DraftState) -> DraftTree:
-    """EAGLE-2: level by level, the best `width` nodes expand to their `width` best children; the best
-    `budget` of all stay.
+    """Returns trees grown as in EAGLE-2: on every level the best `width` nodes expand to their `width` best
+    children, and of all these nodes the best `budget` form the tree.
 
-    Children of a node are the top of log q + G (G = 0: the top of q), a child's confidence is log
-    softmax(log q + G), a node's score the sum along its path. Images of smaller shapes take part with -inf
-    scores where theirs ends.
+    The children of a node are the codes of greatest log q + G, with the noise G of their position (0 at
+    temperature 0). The confidence of a child is its log softmax(log q + G), and the score of a node is the
+    sum of the confidences along its path. All images grow to the largest shape; the nodes outside the shape
+    of an image have the score -inf.
 
-    The frontier is W nodes per image: their codes [B, W], path scores, places in the pool (`node`), features
-    and ancestors [B, W, E] over everything expanded so far.
+    The frontier is the W nodes per image that expand next: their codes and scores [B, W], their indices in
+    the pool (`node`), features, and ancestors [B, W, E] over all nodes expanded so far.
     """
     if state.shapes.empty:
         return root_only_tree(state.last_codes)
     depth, width, _ = state.shapes.limits.unbind(1)
     images, most_width = len(state.last_codes), state.shapes.width
     rank = torch.arange(most_width, device=state.last_codes.device)
-    beyond = rank >= width[:, None]  # [B, W] ranks an image does not use
+    beyond = rank >= width[:, None]  # [B, W] ranks outside the width of an image
     eye = torch.eye(most_width, dtype=torch.bool, device=rank.device).expand(images, -1, -1)
 
     score, code = (state.log_q + state.noise[:, 0]).log_softmax(dim=-1).topk(most_width, dim=-1)
@@ -150,6 +149,7 @@ def grow_dynamic(drafter: Drafter, sampling: Sampling, state: DraftState) -> Dra
         score, best = total.topk(most_width, dim=1)
         score = score.masked_fill(beyond, float("-inf"))
         code, parent = child.gather(1, best), best // most_width
+        # The pool holds W nodes of level 1, then W * W nodes of each further level.
         node = most_width + (level - 2) * most_width**2 + best
         features = features.gather(2, parent[None, ..., None].expand_as(features))
         ancestors = torch.cat((ancestors.gather(1, parent[..., None].expand_as(ancestors)), eye), dim=2)
@@ -157,11 +157,15 @@ def grow_dynamic(drafter: Drafter, sampling: Sampling, state: DraftState) -> Dra
 
 
 class StaticGrowth:
-    """EAGLE-1: a fixed topology; child r of a node is the r-th of the top of log q + G, which is a draw
-    without replacement from q (Gumbel-top-k, Kool et al. 1903.06059) and the r-th best code where G = 0."""
+    """Grows the trees of EAGLE-1, whose topology is fixed.
+
+    Child r of a node is the code with the r-th greatest log q + G. With Gumbel noise G these are samples from
+    q without replacement (Gumbel-top-k, Kool et al. 1903.06059); with G = 0 they are the best codes by q.
+    """
 
     def __init__(self, tree: StaticTree, keep_q: bool, device: torch.device) -> None:
-        """keep_q: hand what the children were drawn from to the verifier (recursive rejection needs it)."""
+        """keep_q: store in DraftTree.q the distributions that children were sampled from, which recursive
+        rejection needs."""
         self.tree, self.keep_q = tree, keep_q
         self._parents = torch.tensor(tree.parents, device=device)
         self._depths = torch.tensor(tree.depths, device=device)
@@ -169,9 +173,9 @@ class StaticGrowth:
         self._levels = [self._level(depth) for depth in range(tree.depth)]
 
     def _level(self, depth: int) -> _Level:
-        """The nodes expanded at one depth and their children, which are all nodes one level deeper."""
+        """Returns the nodes that expand at a depth, with their children, which are all nodes of depth + 1."""
         nodes, above = self.tree.levels[depth], self.tree.levels[depth - 1] if depth else [0]
-        below = [n for n, own in enumerate(self.tree.depths) if own == depth + 1]
+        below = [node for node, level in enumerate(self.tree.depths) if level == depth + 1]
         index = partial(torch.tensor, device=self._parents.device)
         return _Level(
             nodes=index(nodes),
@@ -182,7 +186,7 @@ class StaticGrowth:
         )
 
     def __call__(self, drafter: Drafter, sampling: Sampling, state: DraftState) -> DraftTree:
-        """The tree, cut to the deepest level of all images."""
+        """Returns the trees, without the levels below the deepest shape of the batch."""
         most_depth, last_codes = state.shapes.depth, state.last_codes
         images, nodes = len(last_codes), sum(depth <= most_depth for depth in self.tree.depths)
         log_q, features = state.log_q[:, None], state.feature[:, :, None]
@@ -194,16 +198,16 @@ class StaticGrowth:
         for depth, level in enumerate(self._levels[: state.shapes.levels]):
             if depth:
                 expanded = torch.cat((expanded, level.nodes))
-                seen = self._ancestors[level.nodes][:, expanded].expand(images, -1, -1)
+                mask = self._ancestors[level.nodes][:, expanded].expand(images, -1, -1)
                 features = features[:, :, level.parents]
-                logits, features = drafter.expand(codes[:, level.nodes], features, seen, depth - 1)
+                logits, features = drafter.expand(codes[:, level.nodes], features, mask, depth - 1)
                 log_q = log_probs(logits, sampling)
             perturbed = log_q + state.noise[:, depth, None]
             value, table = perturbed.topk(self.tree.width, dim=-1)
-            value, own = value[:, level.slots, level.ranks], perturbed.logsumexp(dim=-1)[:, level.slots]
+            value, total = value[:, level.slots, level.ranks], perturbed.logsumexp(dim=-1)[:, level.slots]
             codes[:, level.children] = table[:, level.slots, level.ranks]
             valid[:, level.children] &= value.isfinite()
-            confidence[:, level.children] = value - own + confidence[:, self._parents[level.children]]
+            confidence[:, level.children] = value - total + confidence[:, self._parents[level.children]]
             if q is not None:
                 q[:, level.nodes] = log_q.exp()
         parents, depths = (x[:nodes].expand(images, -1) for x in (self._parents, self._depths))
@@ -213,11 +217,10 @@ class StaticGrowth:
 
 @dataclass(frozen=True, slots=True)
 class _Level:
-    """One drafting level of a static tree: nodes expanded, their parents' slots one level up, their
-    children."""
+    """One drafting level of a static tree: the nodes that expand, and their children."""
 
-    nodes: Tensor
-    parents: Tensor
-    children: slice
-    slots: Tensor
-    ranks: Tensor
+    nodes: Tensor  # numbers of the nodes that expand
+    parents: Tensor  # index of each node's parent among the nodes that expanded one level up
+    children: slice  # numbers of the children
+    slots: Tensor  # index of each child's parent among `nodes`
+    ranks: Tensor  # rank of each child among its parent's children

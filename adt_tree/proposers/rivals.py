@@ -1,15 +1,16 @@
 """The published training-free rivals: Jacobi iterations over a window of the next L positions of the image.
 
-Every position holds a code X and the distribution q that X was drawn from. A pass reads the target's p at all
-of them; drafts are judged front to back by min(1, p(X) / q(X)), and the code after the last accepted one is
-drawn from the residual. The methods differ in what becomes of the positions behind it (Tail) and in how many
-candidates the foremost ones have. Then the window moves on, and q is what this pass read there.
+Every position of the window holds a draft code X and the distribution q that X was sampled from. A target
+pass computes p at all of them. Drafts are accepted from front to back with probability min(1, p(X) / q(X));
+the code after the last accepted one is sampled from the residual. Then the window moves on, and the p of this
+pass is the q of the next. The methods differ in how they sample the positions behind the accepted ones (Tail)
+and in the number of candidates of the foremost positions.
 
-Lossless if the tail draws each code from p given all positions in front of it, whatever those hold: what
-becomes of a position must not depend on what became of the ones behind. One object is proposer and rule, for
-the pass that judges the drafts also draws the next ones. It shares no noise with the AR baseline, so that a
-seed gives another image. With Gumbel noise fixed per position as the coupling (2510.24211's second one) a
-window is what adt_tree.proposers.self_draft drafts by its main chain; it does not stand here again.
+A method is lossless if the tail samples every code from p given the codes in front of it: no position may
+depend on the outcome at later ones. One object is proposer and rule, because the pass that judges the drafts
+also samples the next ones. It shares no noise with the AR baseline, so the same seed gives another image.
+The second coupling of 2510.24211, Gumbel noise that is fixed per position, is missing here: with it a window
+is the main chain of adt_tree.proposers.self_draft.
 
 Dimensions: B images, L positions, K candidates a position, N nodes of the tree, V codes.
 """
@@ -32,63 +33,67 @@ from adt_tree.static_trees import Paths, chain
 from adt_tree.tree import BatchShapes, DraftTree, StaticTree, root_only_tree, rows_at
 from adt_tree.verify import Rejection, Verdict, verdict_from_hits
 
-NONE = -1  # in place of a candidate
+NONE = -1  # marks a missing candidate
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """The drafts of a pass, each judged by p after its parent, whatever became of those in front."""
+    """The drafts of a pass. Each was judged by p after its parent, whether its parent was accepted or not."""
 
     tree: DraftTree
-    p: Tensor  # [B, N, V] of the code after each node
-    hit: Tensor  # [B, N] bool: accepted; at most one child of a node, and the root
-    drawn: Tensor  # [B, N] a code after each node, from what its rejected children left of p
-    chances: Tensor  # [B, N] the uniforms by which it was drawn
+    p: Tensor  # [B, N, V] distribution of the code after each node
+    hit: Tensor  # [B, N] bool: accepted by its parent's p; at most one child of every node, and the root
+    recovered: Tensor  # [B, N] a code after each node, sampled from what its rejected children left of p
+    chances: Tensor  # [B, N] the uniforms with which `recovered` was sampled
 
 
-# What becomes of the positions behind the committed codes: a code [B, N] after each node, drawn as p there.
+# Samples the code [B, N] after each node, distributed as p there. They become the drafts of the next pass at
+# the positions behind the committed codes.
 Tail = Callable[[Judged], Tensor]
 
 
-def redraw(judged: Judged) -> Tensor:
-    """SJD (speculative Jacobi decoding, 2410.01699): X' ~ p after every node [B, N], whatever X was.
+def resample(judged: Judged) -> Tensor:
+    """Samples a new code from p after every node, as SJD does (speculative Jacobi decoding, 2410.01699).
 
-    The uniform of a node draws either this or what follows the last accepted draft, never both.
+    It takes the uniform of `recovered` again. That is sound, because `recovered` is used after the last
+    accepted draft alone, and this code only behind it.
     """
-    return draw(judged.p, judged.chances)
+    return sample(judged.p, judged.chances)
 
 
 def couple(judged: Judged) -> Tensor:
-    """Coupled SJD (2510.24211): behind the first rejected draft every code stays that can.
+    """Keeps as many codes behind the first rejected draft as it can, as coupled SJD does (2510.24211).
 
-    Codes drawn anew are nearly always others, and whatever was read behind them is lost. The maximal coupling
-    keeps X with the greatest probability that leaves X' ~ p: it is min(1, p / q) with the residual, the rule
-    of verification, at every position without a break. So Pr[X' = X] = 1 - TV(p, q). X' follows this pass's
-    p, which is its q in the next pass even where X was kept.
+    A code that is sampled anew nearly always changes, and then the p of all positions behind it is out of
+    date. The maximal coupling keeps X with the greatest probability for which the new code X' ~ p: accept X
+    with min(1, p / q), else sample from the residual. That is the rule of verification, applied at every
+    position, and not only up to the first rejection. So Pr[X' = X] = 1 - TV(p, q). Also a code that stays
+    is a sample of the p of this pass, which is its q in the next.
     """
     tree = judged.tree
+    # An accepted node's code replaces `recovered` after its parent; rejected ones write to an extra column.
     parents = tree.parents[:, 1:].masked_fill(~judged.hit[:, 1:], tree.nodes)
-    return F.pad(judged.drawn, (0, 1)).scatter(1, parents, tree.codes[:, 1:])[:, :-1]
+    return F.pad(judged.recovered, (0, 1)).scatter(1, parents, tree.codes[:, 1:])[:, :-1]
 
 
-TAILS: dict[str, Tail] = {"sjd": redraw, "sjd-coupled": couple, "sjd-pac": couple}  # by method
+TAILS: dict[str, Tail] = {"sjd": resample, "sjd-coupled": couple, "sjd-pac": couple}  # by method
 
 
 def make(setup: Setup) -> JacobiWindow:
-    """Returns the proposer, which is the verification rule as well, of sjd, sjd-coupled and sjd-pac."""
+    """Returns the proposer of sjd, sjd-coupled and sjd-pac, which is their verification rule as well."""
     tree, method = StaticTree(product_tree(setup.shape)), setup.method
     return JacobiWindow(tree, TAILS[method.name], setup.target, method.greedy, method.seeds)
 
 
 def product_tree(shape: TreeShape) -> Paths:
-    """A main chain of shape.depth codes, of which the first have shape.width candidates: as many positions as
-    the budget allows. Width 1: the chain alone.
+    """Returns the paths of a main chain of shape.depth codes, whose first positions have K = shape.width
+    candidates each: as many positions as the budget allows. Width 1 gives the chain alone.
 
-    SJD-PAC (2603.18599): where drafts are rejected most, at the first open positions, the window is a K-ary
-    tree: K candidates, the code X of the position and draws from its q without replacement, below every
-    candidate of the position in front. Recursive rejection tries them in turn. Behind the first candidates
-    the window goes on as a chain. As published K is 4 and two positions branch (the root counts as a level:
-    depth 3), in 64 nodes.
+    This is the tree of SJD-PAC (2603.18599). Most drafts are rejected at the first open positions, so the
+    window begins as a K-ary tree: below every candidate of one position stand K candidates of the next, which
+    recursive rejection tries in turn. They are the code X of the position and samples from its q without
+    replacement. Behind the first candidate of each branching position the window goes on as a chain. The
+    paper uses K = 4, two branching positions ("depth 3", because it counts the root) and 64 nodes.
     """
     length = min(shape.depth, shape.budget)
     spare, width = shape.budget - length, shape.width
@@ -97,32 +102,36 @@ def product_tree(shape: TreeShape) -> Paths:
     return (*branches, *chain(length)[positions:])
 
 
-def draw(p: Tensor, chances: Tensor) -> Tensor:
-    """Codes [B, N] from p [B, N, V], which need not sum to 1, by inversion: one uniform [B, N] each."""
+def sample(p: Tensor, chances: Tensor) -> Tensor:
+    """Returns codes [B, N] sampled from p [B, N, V], which need not sum to 1, by inversion of its cumulative
+    sum. chances [B, N]: one uniform for each."""
     mass = p.double().cumsum(dim=-1)
     place = torch.searchsorted(mass, chances[..., None] * mass[..., -1:], right=True)
     return place[..., 0].clamp(max=p.shape[-1] - 1)
 
 
 class JacobiWindow:
-    """Proposer and rule over one window per slot.
+    """The proposer and rule of the rivals, with one window per slot.
 
-    tree: of the candidates, node by node; those of a position are its code X and draws from q without
-    replacement and without X. Temperature 0: p is one-hot, candidates are the best codes by q. Randomness:
-    two uniforms per node and a Gumbel vector per position with several candidates, keyed by the first
-    position of the pass, so that no two passes share any.
-    State: codes [B, L, K], and q [B, L + 1, V], whose last row is of leaves and stays empty.
+    The candidates of a position are its code X, then samples from its q without replacement and without X. At
+    temperature 0, p is one-hot, and the other candidates are the best codes by q. Randomness: two uniforms
+    per node, and a Gumbel vector per position with several candidates. They are keyed by the first position
+    of the pass, so that no two passes share any.
+
+    State: the codes [B, L, K] of the window, and q [B, L + 1, V]. The last row of q, for the leaves of the
+    deepest level, stays zero.
     """
 
     def __init__(self, tree: StaticTree, tail: Tail, target: Target, greedy: bool, seed_cells: str) -> None:
-        """seed_cells: what positions hold that no pass has read, "random" or "left"."""
+        """tree: the candidates of the window, as product_tree() arranges them. seed_cells: the code of a
+        position that no pass has scored yet; "random", or "left" for a copy of the last known code."""
         device, size, num_codes = target.device, target.grid.size, target.num_codes
         self._run = target.run
-        self.noise = Noise(num_codes, silent=True)  # of the loop: drafts are drawn here
+        self.noise = Noise(num_codes, silent=True)  # the loop adds no noise: this object samples the drafts
         self.rejection = Rejection(num_codes, static=True)
         self._tree, self._tail, self._greedy = tree, tail, greedy
         self._sibling_noise = Noise(num_codes, silent=greedy, stream=DRAFT)
-        # Positions with several candidates.
+        # Number of positions with several candidates.
         self._levels = max((d for d, r in zip(tree.depths, tree.ranks, strict=True) if r), default=0)
         self._parents = torch.tensor(tree.parents, device=device)
         self._depths = torch.tensor(tree.depths, device=device)
@@ -130,7 +139,8 @@ class JacobiWindow:
         self._ancestors = tree.ancestors().to(device)
         self._readers = torch.tensor(readers(tree), device=device)
         self._steps = torch.arange(tree.depth, device=device)
-        self._random: Tensor | None = None  # [positions]: where q is one-hot, one draw serves all images
+        # Random codes [positions]. An unscored position has a one-hot q, so all images may share its code.
+        self._random: Tensor | None = None
         if seed_cells == "random":
             seed, places = torch.zeros(1, dtype=torch.int64), torch.arange(size)
             self._random = (num_codes * uniform(seed, places[None], 1, DRAFT)).long().flatten().to(device)
@@ -138,27 +148,23 @@ class JacobiWindow:
         self.q = torch.zeros(target.slots, tree.depth + 1, num_codes, device=device)
 
     def calls(self, shape: TreeShape) -> int:
-        """No drafter passes."""
         return 0
 
     def prefill(self, slot: int, prompt: Any, prefix: Prefix, code: Tensor) -> None:
-        """Nothing is known of a new image but its first code."""
-        codes = self._unread(self._steps[None] + 1, code.view(1, 1))
-        one, unread = slice(slot, slot + 1), torch.zeros_like(codes, dtype=torch.bool)
-        self._fill(one, codes, self.q[one, :-1], unread)
+        codes = self._seed_codes(self._steps[None] + 1, code.view(1, 1))
+        rows, scored = slice(slot, slot + 1), torch.zeros_like(codes, dtype=torch.bool)
+        self._fill(rows, codes, self.q[rows, :-1], scored)
 
-    def release(self, slot: int) -> None:
-        """What an idle slot holds is not read."""
+    def release(self, slot: int) -> None: ...
 
     def choose(self, log_p: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
-        """A draw [B] from p; no pass begins at the first position of an image, whose uniform it takes."""
+        # The uniform of position 0 is free: the first pass begins at position 1.
         chances = uniform(seeds, positions[:, None], 1, RESIDUAL)[:, 0]
-        return draw(self._target(log_p)[:, None], chances)[:, 0]
+        return sample(self._target(log_p)[:, None], chances)[:, 0]
 
     def propose(
         self, shapes: BatchShapes, last_codes: Tensor, noise_below: NoiseBelow, committed: Sequence[int]
     ) -> DraftTree:
-        """The window's candidates as a tree, cut to the deepest shape."""
         return self._run(self._window_tree, shapes.all_levels, last_codes)
 
     def _window_tree(self, shapes: BatchShapes, last_codes: Tensor) -> DraftTree:
@@ -185,55 +191,61 @@ class JacobiWindow:
     def __call__(
         self, tree: DraftTree, log_p: Tensor, perturbed: Tensor, seeds: Tensor, positions: Tensor
     ) -> Verdict:
-        """Judge the drafts and draw those of the next pass."""
         p, root = self._target(log_p), positions[:, None]
         accept, chances = (uniform(seeds, root, tree.nodes, stream)[:, 0] for stream in (ACCEPT, RESIDUAL))
         hit, left = self.rejection.judge(tree, p, accept.float())
-        judged = Judged(tree, p, hit, draw(left, chances), chances)
-        verdict = verdict_from_hits(tree, hit, judged.drawn)
+        judged = Judged(tree, p, hit, sample(left, chances), chances)
+        verdict = verdict_from_hits(tree, hit, judged.recovered)
         self._advance(tree, verdict, self._tail(judged), log_p.exp(), positions + verdict.count)
         self._add_candidates(seeds, positions + verdict.count)
         return verdict
 
-    def observe(self, tree: DraftTree, perturbed: Tensor, features: Tensor, verdict: Verdict) -> None:
-        """The window moved on when the pass was judged."""
+    def observe(self, tree: DraftTree, perturbed: Tensor, features: Tensor, verdict: Verdict) -> None: ...
 
     def _target(self, log_p: Tensor) -> Tensor:
-        """p [..., V]: one-hot at temperature 0."""
+        """Returns p [..., V] from log p; one-hot at temperature 0."""
         if not self._greedy:
             return log_p.exp()
         return torch.zeros_like(log_p).scatter_(-1, log_p.argmax(dim=-1, keepdim=True), 1.0)
 
     def _advance(self, tree: DraftTree, verdict: Verdict, codes: Tensor, q: Tensor, first: Tensor) -> None:
-        """Move to positions from first [B] on: codes [B, N] and q [B, N, V] after the node that read each."""
+        """Moves the windows on, so that they begin at the positions first [B].
+
+        codes [B, N] and q [B, N, V] belong to the position after each node of the tree just judged.
+        """
         last = (verdict.count - 1)[:, None]
         end, newest = verdict.path.gather(1, last), verdict.codes.gather(1, last)
+        # The node whose output scored each position of the moved window, if this pass scored it.
         level = verdict.count[:, None] + self._steps
         node = self._readers[end[:, 0]].gather(1, level.clamp(max=self._tree.depth))
         inside = (level <= self._tree.depth) & (node < tree.nodes)
         node = node.masked_fill(~inside, 0)
-        read = inside & tree.valid.gather(1, node)
+        scored = inside & tree.valid.gather(1, node)
         after = codes.gather(1, node)
-        before = torch.cat((newest, after), dim=1).gather(1, read.sum(dim=1, keepdim=True))
-        unread = self._unread(first[:, None] + self._steps, before)
-        self._fill(slice(None), torch.where(read, after, unread), rows_at(q, node), read)
+        # The last code before the positions that are not scored, which are the last ones of the window.
+        before = torch.cat((newest, after), dim=1).gather(1, scored.sum(dim=1, keepdim=True))
+        seed_codes = self._seed_codes(first[:, None] + self._steps, before)
+        self._fill(slice(None), torch.where(scored, after, seed_codes), rows_at(q, node), scored)
 
-    def _fill(self, slots: slice, codes: Tensor, q: Tensor, read: Tensor) -> None:
-        """Hold codes [B, L] and q [B, L, V], which is one-hot where nothing was read [B, L]."""
+    def _fill(self, slots: slice, codes: Tensor, q: Tensor, scored: Tensor) -> None:
+        """Sets the windows of the slots to codes [B, L] and q [B, L, V]. Where a position is not scored
+        [B, L], its q becomes one-hot at its code."""
         self.codes[slots] = NONE
         self.codes[slots, :, 0] = codes
-        held = self.q[slots, :-1]
-        held.copy_(q.masked_fill(~read[..., None], 0.0))
-        held.scatter_add_(2, codes[..., None], (~read)[..., None].float())
+        window = self.q[slots, :-1]
+        window.copy_(q.masked_fill(~scored[..., None], 0.0))
+        window.scatter_add_(2, codes[..., None], (~scored)[..., None].float())
 
-    def _unread(self, positions: Tensor, before: Tensor) -> Tensor:
-        """Codes [B, L] of positions [B, L] that no pass has read; before [B, 1] is the last that is known."""
+    def _seed_codes(self, positions: Tensor, before: Tensor) -> Tensor:
+        """Returns codes [B, L] for positions [B, L] that no pass has scored. before [B, 1]: the last code in
+        front of them."""
         if self._random is None:
             return before.expand_as(positions)
         return self._random[positions.clamp(max=len(self._random) - 1)]
 
     def _add_candidates(self, seeds: Tensor, first: Tensor) -> None:
-        """The other candidates of the foremost positions, first [B] on, in the order of their draws."""
+        """Samples the other candidates of the foremost positions, which begin at first [B], without
+        replacement: those of greatest log q + G, best first."""
         if not self._levels:
             return
         codes, q = self.codes[:, : self._levels], self.q[:, : self._levels]
@@ -244,8 +256,20 @@ class JacobiWindow:
 
 
 def readers(tree: StaticTree) -> list[list[int]]:
-    """[N][L + 1]: the node that reads the position so many levels below the root, where node n ends the path:
-    the first child of n, the first child of that, and so on; where there is none, the main chain."""
+    """Returns reader[n][l], [N][L + 1]: if the accepted path ends at node n, the node of depth l whose output
+    becomes the window's distribution at depth l + 1. Entries up to the depth of n are not used.
+
+    Below n these are its first child, the first child of that, and so on; where no child is left, the nodes
+    of the main chain. Example: a main chain 0 1 3 7, and two positions with two candidates each.
+
+        0 -- 1 -- 3 -- 7      reader[1] = _ _ 3 7
+        |    |
+        |    +--- 4           reader[2] = _ _ 5 7    5 is the first child of 2, and has no children itself
+        |
+        +--- 2 -- 5
+             |
+             +--- 6
+    """
     first = {parent: node for node, parent in reversed(list(enumerate(tree.parents))) if node}
 
     def below(node: int, row: list[int]) -> list[int]:

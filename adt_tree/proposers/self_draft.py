@@ -1,9 +1,11 @@
-"""Self-drafting: the target's own earlier choices as draft trees (coupled Jacobi trees); no drafter network.
+"""Self-drafting: draft trees of the target's choices in earlier passes (coupled Jacobi trees), without a
+drafter network.
 
-With position-keyed noise the choice at a position is a deterministic function of its prefix, so what the
-target chose behind a rejected node is a good draft for the next step: its prefix has changed at one place,
-and for images that decays within a few cells. Sources: SJD 2410.01699, SCD 2510.24211 (the coupling),
-SJD-PAC 2603.18599 (trees). Only the coupled rule may verify such trees; it is exact whatever they hold.
+With noise keyed by position, the target's choice at a position is a deterministic function of its prefix.
+So the choices behind a rejected node are good drafts for the next step: their prefix has changed at one
+place, and in images the effect of a change fades within a few cells. Sources: SJD 2410.01699, SCD 2510.24211
+(the coupling), SJD-PAC 2603.18599 (trees). Only the coupled rule may verify such trees; it is exact for any
+tree.
 
 Dimensions: B images, N nodes, L positions ahead, K candidates a position, V codes.
 """
@@ -23,7 +25,7 @@ from adt_tree.roles import NoiseBelow, Prefix, Run, Setup, call
 from adt_tree.tree import BatchShapes, DraftTree, root_only_tree
 from adt_tree.verify import Verdict
 
-SEED_CONFIDENCE = -1.0  # raw log-confidence of a code copied from a neighbouring cell
+SEED_CONFIDENCE = -1.0  # log-confidence of a code that is copied from a neighbouring cell
 
 
 def make(setup: Setup) -> SelfDraftProposer:
@@ -41,12 +43,12 @@ def make(setup: Setup) -> SelfDraftProposer:
 
 
 class SelfDraftProposer:
-    """A main chain of the best code of every position ahead, and alternatives by summed confidence.
+    """Drafts a main chain of the best codes of the positions ahead, with the best other candidates as leaves.
 
-    The codes of a position are the best of a mixture of the distributions seen there, in which those read
-    below the very code that now stands before it, committed or drafted, have most weight (docs/METHOD.md). A
-    shape's depth is the length of the main chain, its width the candidates per position, its budget all
-    drafted nodes.
+    The candidates of a position are the best codes of a mixture of the distributions that earlier passes
+    computed there. Distributions scored below the code that now precedes the position, committed or drafted,
+    weigh most (docs/METHOD.md). The depth of a shape is the length of the main chain, its width the number of
+    candidates per position, its budget the number of drafted nodes.
     """
 
     def __init__(
@@ -59,31 +61,28 @@ class SelfDraftProposer:
         device: torch.device,
         run: Run = call,
     ) -> None:
-        """candidates: K; seed_cells: what a position not seen yet is copied from; num_codes: V."""
+        """candidates: K. num_codes: V. seed_cells: the neighbours from which a position without a score
+        copies its drafts, "above", "left" or "both"."""
         self.grid, self.seed_cells, self.num_codes, self._run = grid, seed_cells, num_codes, run
         self.history = History(grid.size, slots, candidates, device)
-        # The last column takes what falls outside an image.
+        # The committed codes. The extra column receives codes that fall outside an image.
         self._codes = torch.zeros(slots, grid.size + 1, dtype=torch.int64, device=device)
         self._position = torch.ones(slots, dtype=torch.int64, device=device)
 
     def calls(self, shape: TreeShape) -> int:
-        """No drafter passes."""
         return 0
 
     def prefill(self, slot: int, prompt: Any, prefix: Prefix, code: Tensor) -> None:
-        """Nothing is known of a new image but its first code."""
         self.history.clear(slot)
         self._codes[slot, 0] = code
         self._position[slot] = 1
 
     def release(self, slot: int) -> None:
-        """The slot idles."""
         self._position[slot] = 1
 
     def propose(
         self, shapes: BatchShapes, last_codes: Tensor, noise_below: NoiseBelow, committed: Sequence[int]
     ) -> DraftTree:
-        """A chain with leaves per slot."""
         return self._run(self._draft, shapes.all_levels, last_codes)
 
     def _draft(self, shapes: BatchShapes, last_codes: Tensor) -> DraftTree:
@@ -92,25 +91,27 @@ class SelfDraftProposer:
         return grow_chains(self.candidates(shapes.depth, shapes.width), shapes, last_codes)
 
     def observe(self, tree: DraftTree, perturbed: Tensor, features: Tensor, verdict: Verdict) -> None:
-        """Keep the best codes of every node's distribution under the noise of its position, accepted or not,
-        and write down what was committed. Their confidences stay as they are: correcting them by observed
-        rates cost acceptance (docs/LOG.md)."""
         self._run(self._learn, tree, perturbed, verdict)
 
     def _learn(self, tree: DraftTree, perturbed: Tensor, verdict: Verdict) -> None:
-        if tree.nodes > 1:  # a root alone is scored at the position that this very step commits
+        """Stores the best codes of every node's distribution, accepted or not, and the committed codes.
+
+        The log-confidences are stored uncorrected: a correction by observed rates of acceptance made
+        acceptance worse (docs/LOG.md).
+        """
+        if tree.nodes > 1:  # the root scores the position that this step commits, so nobody would read it
             value, code = perturbed.log_softmax(dim=-1).topk(self.history.candidates, dim=-1)
-            kept = tree.valid & value[..., 0].isfinite()
-            at = self._ahead(tree.depths).masked_fill(~kept, self.grid.size)
+            usable = tree.valid & value[..., 0].isfinite()
+            at = self._ahead(tree.depths).masked_fill(~usable, self.grid.size)
             self.history.write(at, tree.codes, code, value, newest_first(tree, verdict))
         column = torch.arange(verdict.codes.shape[1], device=verdict.codes.device)
-        done = self._ahead(column).masked_fill(column >= verdict.count[:, None], self.grid.size)
-        self._codes.scatter_(1, done, verdict.codes)
+        at = self._ahead(column).masked_fill(column >= verdict.count[:, None], self.grid.size)
+        self._codes.scatter_(1, at, verdict.codes)
         self._position += verdict.count
 
     def candidates(self, length: int, width: int) -> Candidates:
-        """The best `width` codes of the next `length` positions, at least one of each; those never scored
-        copy a neighbour."""
+        """Returns the best `width` codes of the next `length` positions. A position that was never scored
+        has the codes of its neighbours, so that every position has at least one candidate."""
         at = self._ahead(torch.arange(length, device=self._codes.device))
         codes, confidence = self._cached(at, width)
         fresh = ~confidence[..., 0].isfinite()
@@ -118,43 +119,49 @@ class SelfDraftProposer:
         codes[..., 0] = first
         confidence[..., 0].masked_fill_(fresh, SEED_CONFIDENCE)
         if self.seed_cells == "both" and width > 1:
-            unlike = fresh & (first != second)
-            codes[..., 1] = torch.where(unlike, second, codes[..., 1])
-            confidence[..., 1].masked_fill_(unlike, 2 * SEED_CONFIDENCE)
+            different = fresh & (first != second)
+            codes[..., 1] = torch.where(different, second, codes[..., 1])
+            confidence[..., 1].masked_fill_(different, 2 * SEED_CONFIDENCE)
         return Candidates(codes, confidence)
 
     def _ahead(self, steps: Tensor) -> Tensor:
-        """The positions [B, L] so many steps, [L] or [B, L], behind the first open one; grid.size is
-        outside."""
+        """Returns the positions [B, L] that are `steps`, [L] or [B, L], behind the first open position of
+        each slot; grid.size for positions outside the image."""
         return (self._position[:, None] + steps).clamp(max=self.grid.size)
 
     def _neighbours(self, at: Tensor, codes: Tensor, fresh: Tensor) -> tuple[Tensor, Tensor]:
-        """Codes [B, L] of positions at [B, L], and of their other neighbours: where fresh, copied from the
-        cell above and the nearest known one to the left, in the order of seed_cells."""
-        # Trees begin at the first open position, so what was ever scored is in front of what was not.
+        """Returns two codes [B, L] for each of the positions `at` [B, L].
+
+        The first is `codes` [B, L] where the position was scored, and a copy of a neighbour where it is fresh
+        [B, L]. The second is a copy of the other neighbour. The neighbours are the cell above and the nearest
+        known cell to the left, in the order of seed_cells.
+        """
+        # Trees begin at the first open position, so the scored positions come first and the fresh ones last.
         known = torch.cat((self._last(at), codes), dim=1)
         left = known.gather(1, (~fresh).sum(dim=1, keepdim=True))
-        width, found = self.grid.width, []
+        width, rows = self.grid.width, []
         above = self._codes.gather(1, (at[:, :width] - width).clamp(min=0))
-        # A row at a time: the copied row may itself be copied.
-        for cells, own, new in zip(*(x.split(width, dim=1) for x in (at, codes, fresh)), strict=True):
+        # The loop takes `width` positions at a time, because the cells above them may be copies themselves.
+        for cells, scored, new in zip(*(x.split(width, dim=1) for x in (at, codes, fresh)), strict=True):
             above = above[:, : cells.shape[1]]
             above = torch.where(cells >= width, above, left)
             first, second = (left, above) if self.seed_cells == "left" else (above, left)
-            above = torch.where(new, first, own)
-            found.append((above, second.expand_as(above)))
-        first, second = (torch.cat(part, dim=1) for part in zip(*found, strict=True))
+            above = torch.where(new, first, scored)
+            rows.append((above, second.expand_as(above)))
+        first, second = (torch.cat(part, dim=1) for part in zip(*rows, strict=True))
         return first, second
 
     def _last(self, at: Tensor) -> Tensor:
-        """[B, 1]: the committed code before the first of positions at [B, L]."""
+        """Returns the committed code [B, 1] before the first of the positions `at` [B, L]."""
         return self._codes.gather(1, (at[:, :1] - 1).clamp(min=0))
 
     def _cached(self, at: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """Codes and log-confidences [B, L, width] that fit positions at [B, L], -inf where nothing was seen.
+        """Returns the best codes and their log-confidences, [B, L, width], of the history for positions `at`
+        [B, L]; -inf where it has too few.
 
-        What fits a position depends on the code before it, and so on. Instead of walking, all are looked up
-        at once: below the best codes of the newest entries, and then below the best found so.
+        The best codes of a position depend on the code before it, which depends on the one before that. To
+        avoid a walk along the chain, all positions are looked up at once, in three rounds: the newest codes,
+        the codes below those, and the mixtures below these.
         """
         entries, last = self.history.entries(at), self._last(at)
 
