@@ -1,7 +1,7 @@
 """Preallocated key/value cache: append in place, attend by a tree mask, compact the accepted path in place.
 
-Dimensions: L layers, R rows (images x guidance), C slots, H query heads, Hkv key/value heads, G = H / Hkv, E
-head size, N nodes of a pass, M tree slots.
+Dimensions: L layers, R rows (images x guidance branches), C slots of a row, H query heads, Hkv key/value
+heads, G = H / Hkv, E head size, N nodes of a pass, M nodes of a tree so far.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from models.transformer import DecoderConfig
 
-ALIGNMENT = 8  # CUDA's fused attention wants head sizes and the strides of masks to be multiples of this
+ALIGNMENT = 8  # CUDA's fused attention needs head sizes and mask strides that are multiples of this
 
 
 def aligned(size: int) -> int:
@@ -47,7 +47,7 @@ class AttentionMetadata:
     slots: Tensor  # [R * N, 2 * Hkv] int64: where each node's keys and values go, in a flat view of a layer
     positions: Tensor  # [R, N] int64: rotary positions
     mask: Tensor  # [R, 1, G * N, context_len] additive: 0 where a query row may attend, -inf elsewhere
-    context_len: int  # number of slots read: no node attends beyond
+    context_len: int  # number of slots that attention reads; no node attends to a later one
 
     def attend(self, store: Tensor, query: Tensor, kv: Tensor) -> Tensor:
         """Writes the nodes' keys and values into a layer, then returns what each node reads, [R * N, H * E].
@@ -82,18 +82,23 @@ class AttentionMetadata:
 
 
 class KVCache:
-    """Keys and values of every layer. A row is one image in one guidance branch and has its own length.
+    """Keys and values of every layer. A row is one image in one guidance branch; each has a length.
 
-    Invariant: slots [0, length[r]) of row r hold exactly the committed prefix; the next node's rotary
-    position is position[r]. That is length[r], in one tensor, but for families that leave padding out of the
-    cache. Later slots are scratch for the current tree. Nothing is ever concatenated or reallocated.
+    Invariant: slots [0, length[r]) of row r hold exactly the committed prefix. The rotary position of the
+    next node is position[r]. The two are one tensor, except for families that leave padding out of the cache,
+    where position runs ahead. Later slots are scratch for the current tree:
+
+        slot     0 ....... length - 1 | length ............ length + M - N - 1 | ... length + M - 1
+        holds    committed prefix     | nodes of earlier passes over this tree | the N nodes of this pass
+
+    Nothing is ever concatenated or reallocated.
     """
 
     def __init__(
         self, store: Tensor, length: Tensor, position: Tensor | None = None, head_groups: int = 1
     ) -> None:
-        """Wraps store [L, R, 2, Hkv, C, E], length [R] int64 (committed slots of each row) and position [R]
-        int64 if it differs from length. head_groups: G."""
+        """Makes a cache of store [L, R, 2, Hkv, C, E]. length [R] int64: number of committed slots of each
+        row. position [R] int64: given if it differs from length. head_groups: G."""
         self.store, self.length, self.head_groups = store, length, head_groups
         self.position = length if position is None else position
         self._counters = (length,) if position is None else (length, position)
@@ -115,11 +120,11 @@ class KVCache:
         device: torch.device,
         padded: bool = False,
     ) -> KVCache:
-        """Returns an empty cache for a decoder of this shape. All slots of a head are contiguous, as
-        attention reads them.
+        """Returns an empty cache for a decoder of this shape. All slots of a head are contiguous, because
+        attention reads them in this order.
 
-        padded: prefixes may leave padding out, so that positions run ahead of slots. Off the CPU, heads are
-        stored with zeros up to a multiple of ALIGNMENT numbers: other sizes have no fused kernel.
+        padded: the cache leaves out the padding of prefixes, so that positions run ahead of slots. Except on
+        a CPU, zeros extend every head to a multiple of ALIGNMENT: other sizes have no fused kernel.
         """
         heads = config.num_kv_heads
         size = config.head_dim if device.type == "cpu" else aligned(config.head_dim)
@@ -144,8 +149,8 @@ class KVCache:
             counter[rows] = 0
 
     def begin(self, count: int, padding: int = 0) -> None:
-        """Commits the first `count` slots of an empty cache except for `padding` leading ones. The others
-        move to the front; positions go on from count."""
+        """Commits the first `count` slots of an empty cache, without the first `padding` of them. The others
+        move to the front. The next position is count, as if the padding were there."""
         if padding:
             assert self.position is not self.length, "this cache was not allocated for padding"
             self.store[..., : count - padding, :] = self.store[..., padding:count, :].clone()
@@ -154,30 +159,29 @@ class KVCache:
             counter += count - padding
 
     def metadata(self, depths: Tensor, ancestors: Tensor, max_length: int) -> AttentionMetadata:
-        """Places N nodes behind the committed prefix and M - N nodes of earlier passes over the same tree.
+        """Places N nodes behind the committed prefix and the M - N nodes of earlier passes over the tree.
 
-        depths [R, N] int64: rotary position relative to the next node's.
-        ancestors [R, N, M] bool: node n attends to the whole prefix and to slot length + m where
-        ancestors[., n, m]; the nodes themselves are the last N of M. max_length: a bound on length known to
-        the host, so that reading it needs no synchronisation. Raises ValueError if the nodes do not fit
-        behind max_length committed slots.
+        depths [R, N] int64: the rotary positions, counted from that of the next node. ancestors [R, N, M]
+        bool: node n attends to the whole prefix, and to slot length + m where ancestors[r, n, m]; the N nodes
+        of this pass are the last of the M. max_length: an upper bound on length that the host knows, so that
+        nobody waits for the device. Raises ValueError if the cache is too small for max_length + M slots.
         """
         nodes, tree_slots = ancestors.shape[1:]
         context_len = max_length + tree_slots
         if context_len > self.capacity:
             raise ValueError(f"the cache has {self.capacity} slots a row, {context_len} are needed")
         length, columns = self.length[:, None], self._columns
-        # SDPA would turn a boolean mask into this additive one in every layer; once a pass is enough. The
-        # columns beyond context_len keep the row stride a multiple of 8, else CUDA copies the mask in every
-        # layer.
+        # The mask is additive, because SDPA would convert a boolean one in every layer. Its columns beyond
+        # context_len make the row stride a multiple of ALIGNMENT; with another stride, CUDA would copy the
+        # mask in every layer.
         shape = (*ancestors.shape[:2], aligned(context_len))
         mask = torch.zeros(shape, dtype=self.store.dtype, device=ancestors.device)
         mask.masked_fill_((columns[: shape[2]] >= length)[:, None], float("-inf"))
         tree_mask = torch.zeros(ancestors.shape, dtype=mask.dtype, device=mask.device)
         tree_mask.masked_fill_(~ancestors, float("-inf"))
-        # An idle row, which nobody reads, may be longer than max_length.
-        behind = (length + columns[:tree_slots]).clamp(max=context_len - 1)
-        mask.scatter_(2, behind[:, None].expand(-1, nodes, -1), tree_mask)
+        # The clamp concerns idle rows alone: they may be longer than max_length, and nobody reads them.
+        tree_columns = (length + columns[:tree_slots]).clamp(max=context_len - 1)
+        mask.scatter_(2, tree_columns[:, None].expand(-1, nodes, -1), tree_mask)
         if self.head_groups > 1:
             mask = mask.repeat(1, self.head_groups, 1)
         return AttentionMetadata(
@@ -188,15 +192,20 @@ class KVCache:
         )
 
     def commit(self, path: Tensor, count: Tensor, leafy_chain: bool = False) -> None:
-        """Makes the tree nodes path[r, :count[r]] the continuation of row r's prefix, in place.
+        """Appends the tree nodes path[r, :count[r]] to the prefix of row r, in place.
 
-        path [R, A] int64, strictly increasing along the accepted part, path[r, 0] = 0; entries beyond count
-        are ignored by every later pass. count [R] int64. Slot length + path[j] moves to length + j. The root
-        is there already; of a leafy chain (DraftTree) all but the last accepted node are, and moving that one
-        alone is several times cheaper.
+        path [R, A] int64 increases strictly up to count, and path[r, 0] = 0; later passes ignore the entries
+        from count on. count [R] int64. Slot length + path[j] moves to slot length + j. Example, path 0 2 5:
+
+            slot      length   +1        +2        +3   +4   +5
+            before    node 0   node 1    node 2    3    4    5
+            after     node 0   node 2    node 5    free
+
+        The root never moves. On a leafy chain (DraftTree) only the last node of a path can be out of place,
+        and moving that one alone is several times cheaper.
         """
         if path.shape[1] > 1:
-            place = self._columns[1 : path.shape[1]]
+            place = self._columns[1 : path.shape[1]]  # j of every node but the root
             if leafy_chain:
                 place = count[:, None] - 1
                 path = path.gather(1, place)
@@ -209,7 +218,7 @@ class KVCache:
             counter += count
 
     def _flat_slots(self, slots: Tensor) -> Tensor:
-        """Slots [R, N] of the rows, for all heads of keys and values, in the flat view of a layer:
+        """Returns where slots [R, N] lie in the flat view of a layer, for every head of keys and of values:
         [R * N, 2 * Hkv] int64."""
         return (self._starts + slots[..., None]).flatten(0, 1)
 
@@ -218,10 +227,9 @@ class KVCache:
 class ChainMetadata(AttentionMetadata):
     """Metadata of a pass whose nodes are a chain, for flash-attn, which takes no mask."""
 
-    ends: Tensor  # [R] int32: slots of each row once the pass is written
+    ends: Tensor  # [R] int32: number of slots of each row, those of this pass included
 
     def attend(self, store: Tensor, query: Tensor, kv: Tensor) -> Tensor:
-        """As AttentionMetadata.attend, where every node attends to the prefix and all nodes before it."""
         from flash_attn import flash_attn_with_kvcache
 
         key, value = (x.transpose(1, 2) for x in self.write(store, kv))
@@ -231,8 +239,8 @@ class ChainMetadata(AttentionMetadata):
 
 
 class FlashCache(KVCache):
-    """A cache that flash-attn reads, for prompts and the AR baseline, whose nodes are a chain. Needs fp16 or
-    bf16 on CUDA; not yet run on a GPU."""
+    """A cache that flash-attn reads, for prompts and the AR baseline, whose nodes are a chain. It needs fp16
+    or bf16 on CUDA, and has not been run on a GPU yet."""
 
     def metadata(self, depths: Tensor, ancestors: Tensor, max_length: int) -> ChainMetadata:
         plain = super().metadata(depths, ancestors, max_length)

@@ -1,11 +1,11 @@
-"""One decoder for every autoregressive image model of this project, driven by a configuration.
+"""The decoder of every autoregressive image model of this project. DecoderConfig says how models differ.
 
-RMSNorm, SwiGLU, optional LayerNorm on queries and keys per head, rotary positions in fp32, a preallocated
-cache. The rotary pairs of queries and keys are adjacent (2j, 2j + 1); models.layouts.llama brings the rows of
-other checkpoints into this order on load.
+It has RMSNorm, SwiGLU, an optional LayerNorm per head on queries and keys, and rotary positions in fp32. The
+rotary pairs of a head are adjacent, (2j, 2j + 1); models.layouts.llama reorders the rows of checkpoints with
+other pairs on load.
 
-Dimensions: R rows, N nodes, T tokens, S tokens read, D features, H query heads, Hkv key/value heads, E head
-size.
+Dimensions: R rows, N nodes, T tokens, S tokens that are attended to, D features, H query heads, Hkv key/value
+heads, E head size.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ from models.checkpoint.config import (
     section,
 )
 
-MOST_COMPILED = 256  # row counts that layers are compiled for in one process
+MOST_COMPILED = 256  # most numbers of rows for which one process compiles the layers
 QK_NORM_EPS = 1e-5  # fixed in the published Chameleon code, not in its configuration
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """Shape of a decoder; every value is read from the checkpoint's own configuration."""
+    """The shape of a decoder, as the configuration of its checkpoint states it."""
 
     vocab_size: int
     hidden_size: int
     intermediate_size: int
     num_layers: int
     num_heads: int
-    num_kv_heads: int = 0  # 0: as many as num_heads
+    num_kv_heads: int = 0  # 0 means num_heads
     norm_eps: float = 1e-5
     rope_theta: float = 10000.0
     max_positions: int = 4096
-    qk_norm: bool = True
-    input_norm: bool = True  # the LlamaGen drafter's layer has no norm before attention
+    qk_norm: bool = True  # whether queries and keys have a LayerNorm per head
+    input_norm: bool = True  # whether layers have a norm before attention; LlamaGen's drafters have none
     raster_side: int = 0  # > 0: two-dimensional rotary positions over a raster of this side (LlamaGen)
-    raster_start: int = 0  # position of its first code; what lies before is zeroed, not rotated
-    head_width: int = 0  # > 0: the head is two layers with GELU between them, over image codes alone (Janus)
-    num_codes: int = 0  # what such a head tells apart
+    raster_start: int = 0  # position of the raster's first code; queries and keys before it become zero
+    head_width: int = 0  # > 0: the head is two layers of this width inside, for the codes alone (Janus)
+    num_codes: int = 0  # number of outputs of such a head
 
     def __post_init__(self) -> None:
         if self.num_kv_heads == 0:
@@ -64,31 +64,33 @@ class DecoderConfig:
                 f"{self.num_kv_heads} do not divide one another"
             )
         if self.head_dim % 2:
-            raise ValueError(f"head size {self.head_dim}: rotary positions turn pairs, it must be even")
+            raise ValueError(f"head size {self.head_dim}: rotary positions turn pairs, so it must be even")
         if self.raster_side and self.head_dim % 4:
-            raise ValueError(f"head size {self.head_dim}: positions by row and column need a multiple of 4")
+            raise ValueError(
+                f"head size {self.head_dim}: rotary positions by row and column need a multiple of 4"
+            )
 
     @property
     def head_dim(self) -> int:
-        """Size of one attention head."""
+        """The size of one attention head."""
         return self.hidden_size // self.num_heads
 
 
 def read_shape(fields: Mapping[str, Any], norm_eps: float = 1e-5) -> DecoderConfig:
-    """The fields that every config.json of transformers (4.4x or 5.x) for a Llama-like decoder has.
+    """Returns the shape of a Llama-like decoder from a config.json of transformers (4.4x or 5.x).
 
-    norm_eps: what the family's own class takes where rms_norm_eps is not given. KeyError names a field that
-    is missing; ValueError a variant that the decoder would otherwise run wrongly without a word.
+    norm_eps: the family's default for rms_norm_eps. Raises KeyError, which names a missing field, or
+    ValueError, which names a variant that this decoder does not have and would run wrongly.
     """
     for name in ("attention_bias", "mlp_bias", "swin_norm"):
         if fields.get(name):
-            raise ValueError(f"{name} is {fields[name]!r}: this decoder has no such variant")
+            raise ValueError(f"{name} is {fields[name]!r}: this decoder does not have that variant")
     if fields.get("hidden_act", "silu") != "silu":
-        raise ValueError(f"hidden_act is {fields['hidden_act']!r}: this decoder has silu only")
+        raise ValueError(f"hidden_act is {fields['hidden_act']!r}: this decoder only has silu")
     rope = section(fields, "rope_parameters") or section(fields, "rope_scaling")
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind != "default":
-        raise ValueError(f"rotary positions of type {kind!r}: this decoder has plain ones only")
+        raise ValueError(f"rotary positions of type {kind!r}: this decoder only has the default ones")
     shape = DecoderConfig(
         vocab_size=integer(fields, "vocab_size"),
         hidden_size=integer(fields, "hidden_size"),
@@ -102,19 +104,19 @@ def read_shape(fields: Mapping[str, Any], norm_eps: float = 1e-5) -> DecoderConf
     )
     if fields.get("head_dim") not in (None, shape.head_dim):
         raise ValueError(
-            f"head_dim is {fields['head_dim']}, hidden_size / num_attention_heads {shape.head_dim}: this "
-            "decoder has heads of that size only"
+            f"head_dim is {fields['head_dim']}: this decoder only has heads of size hidden_size / "
+            f"num_attention_heads, which is {shape.head_dim}"
         )
     return shape
 
 
 def rotary_table(config: DecoderConfig, device: torch.device | str = "cpu") -> Tensor:
-    """Returns the rotations of all positions, [max_positions, E/2, 2, 2] fp32: pair j of a head at position n
-    becomes (a, b) @ table[n, j], a turn by the angle n * theta^(-2j/E).
+    """Returns the rotations of all positions, [max_positions, E/2, 2, 2] fp32: pair j of a head at position
+    n, (a, b), becomes (a, b) @ table[n, j], which turns it by the angle n * theta^(-2j/E).
 
     Over a raster (LlamaGen) the first half of the pairs turns by the row of a code, the second by its column.
-    The table is zero before and behind the raster, so queries and keys become zero there: a text prefix
-    attends and is attended to evenly, whatever its order.
+    The table is zero before and behind the raster. Queries and keys become zero there, so that all scores of
+    a text prefix are equal, whatever its order.
     """
     side, start = config.raster_side, config.raster_start
     if not side:
@@ -127,9 +129,10 @@ def rotary_table(config: DecoderConfig, device: torch.device | str = "cpu") -> T
 
 
 def _rotations(count: int, size: int, theta: float, device: torch.device | str) -> Tensor:
-    """[[cos, sin], [-sin, cos]] of the angles n * theta^(-2j/size) for n < count: [count, size/2, 2, 2]."""
+    """Returns the matrices [[cos, sin], [-sin, cos]] of the angles n * theta^(-2j/size) for all n < count:
+    [count, size/2, 2, 2]."""
     exponent = torch.arange(0, size, 2, dtype=torch.float64, device=device) / size
-    # fp32 frequencies, as every published implementation has them.
+    # All published implementations round the frequencies to fp32.
     frequency = (1.0 / theta**exponent).float()
     angles = torch.arange(count, device=device).float()[:, None] * frequency
     cos, sin = torch.view_as_real(torch.polar(torch.ones_like(angles), angles)).unbind(-1)
@@ -137,8 +140,8 @@ def _rotations(count: int, size: int, theta: float, device: torch.device | str) 
 
 
 def rotate(x: Tensor, rotation: Tensor) -> Tensor:
-    """Rotates the pairs of x [..., H, E] by rotation [..., 1, E/2, 2, 2] in fp32; returns x's dtype. Real
-    arithmetic, because torch.compile generates no code for complex numbers."""
+    """Rotates the pairs of x [..., H, E] by rotation [..., 1, E/2, 2, 2] in fp32. Returns the dtype of x. The
+    arithmetic is real, because torch.compile generates no code for complex numbers."""
     first, second = x.unflatten(-1, (-1, 2)).split(1, dim=-1)
     above, below = rotation.unbind(-2)
     return torch.addcmul(second * below, first, above).flatten(-2).type_as(x)
@@ -147,14 +150,18 @@ def rotate(x: Tensor, rotation: Tensor) -> Tensor:
 def split_heads(
     fused: Tensor, rotation: Tensor, heads: int, kv_heads: int, affine: tuple[Tensor, Tensor] | None
 ) -> tuple[Tensor, Tensor]:
-    """Splits a fused projection [..., (H + 2 Hkv) E] into queries [..., H, E], and keys followed by values
-    [..., 2 * Hkv, E]. Queries and keys are normed, if `affine` gives a scale and a shift [H + Hkv, E], and
-    rotated."""
+    """Splits a fused projection [..., (H + 2 Hkv) E]. Returns the queries [..., H, E], and the keys followed
+    by the values [..., 2 * Hkv, E].
+
+    Queries and keys are rotated. Before that they are normed, if `affine` gives a scale and a shift [H + Hkv,
+    E].
+    """
     fused = fused.view(*fused.shape[:-1], heads + 2 * kv_heads, -1)
     count = heads + kv_heads
     qk, value = fused.narrow(-2, 0, count), fused.narrow(-2, count, kv_heads)
     if affine is not None:
-        # The norm of the values is thrown away: to norm queries and keys alone would copy them first.
+        # Values are normed with the rest, and the result is not used: a norm of queries and keys alone would
+        # have to copy them first.
         normed = F.layer_norm(fused, fused.shape[-1:], eps=QK_NORM_EPS).narrow(-2, 0, count)
         qk = torch.addcmul(affine[1], normed, affine[0])
     qk = rotate(qk, rotation)
@@ -162,15 +169,15 @@ def split_heads(
 
 
 def attend_causally(query: Tensor, kv: Tensor) -> Tensor:
-    """Returns what every token reads of itself and all tokens before it, without a cache: [R, T, H * E] from
-    query [R, T, H, E], kv [R, T, 2 * Hkv, E]."""
+    """Returns attention [R, T, H * E] of every token to itself and all tokens before it, without a cache,
+    from query [R, T, H, E] and kv [R, T, 2 * Hkv, E]."""
     return attend_densely(query, kv, is_causal=True)
 
 
 def attend_densely(query: Tensor, kv: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-    """Returns what T tokens read of S, [R, T, H * E], from query [R, T, H, E] and kv [R, S, 2 * Hkv, E]. mask
-    [T, S] bool: which tokens each token reads. Keys and values that several heads share are repeated, because
-    CUDA's memory-efficient kernel does not take shared ones."""
+    """Returns attention [R, T, H * E] of T tokens to S tokens, from query [R, T, H, E] and kv [R, S, 2 * Hkv,
+    E]. mask [T, S] bool: the tokens that each token may attend to."""
+    # CUDA's memory-efficient kernel takes no keys and values that several query heads share.
     if 2 * query.shape[2] > kv.shape[2]:
         kv = kv.repeat_interleave(2 * query.shape[2] // kv.shape[2], dim=2)
     key, value = kv.transpose(1, 2).chunk(2, dim=1)
@@ -195,7 +202,7 @@ class Attention(nn.Module):
 
     @property
     def affine(self) -> tuple[Tensor, Tensor] | None:
-        """Scale and shift of the norm of queries and keys, if there is one."""
+        """The scale and the shift of the norm of queries and keys; None without that norm."""
         return (self.qk_weight, self.qk_bias) if self.qk_norm else None
 
     def project(self, x: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor]:
@@ -235,15 +242,15 @@ class Block(nn.Module):
         return self.attention.project(self.attention_norm(x), rotation)
 
     def merge(self, x: Tensor, mixed: Tensor) -> Tensor:
-        """Returns the layer's output from its input x [..., D] and what its heads read, mixed [..., H *
+        """Returns the layer's output from its input x [..., D] and the result of attention, mixed [..., H *
         E]."""
         x = x + self.attention.out(mixed)
         return x + self.mlp(self.mlp_norm(x))
 
 
 def join(block: Block, after: Block, x: Tensor, mixed: Tensor, rotation: Tensor) -> tuple[Tensor, ...]:
-    """Ends one layer and begins the next: everything between one attention and the next. Returns the output x
-    of `block`, and queries, keys and values of the layer `after` it."""
+    """Computes everything between the attention of one layer and that of the next. Returns the output x of
+    `block`, and the queries, keys and values of the layer `after` it."""
     x = block.merge(x, mixed)
     return x, *after.project(x, rotation)
 
@@ -253,14 +260,15 @@ Join = Callable[..., tuple[Tensor, ...]]  # the signature of join()
 
 @cache
 def compiled_join() -> Join:
-    """Returns join() compiled by torch.compile, for CUDA: some 10 kernels a layer instead of 16 to 18. It is
+    """Returns join() compiled by torch.compile, for CUDA: about 10 kernels a layer instead of 16 to 18. It is
     compiled once for every number of rows, for all layers together."""
-    compiled: Any = torch.compile  # whose types leave recompile_limit out
+    compiled: Any = torch.compile  # Any, because the type of torch.compile does not declare recompile_limit
     return compiled(join, fullgraph=True, dynamic=False, recompile_limit=MOST_COMPILED)
 
 
 def make_head(config: DecoderConfig) -> nn.Linear | nn.Sequential:
-    """A matrix over the whole vocabulary, or two layers over the image codes (Janus' generation_head)."""
+    """Returns the head: a matrix for the whole vocabulary, or two layers with GELU between them for the codes
+    alone (Janus' generation_head)."""
     if not config.head_width:
         return nn.Linear(config.hidden_size, config.vocab_size, bias=False)
     first = nn.Linear(config.hidden_size, config.head_width)
@@ -269,24 +277,24 @@ def make_head(config: DecoderConfig) -> nn.Linear | nn.Sequential:
 
 
 class Positioned(nn.Module):
-    """What a decoder and its drafter have in common: a token embedding and rotary positions."""
+    """A token embedding and rotary positions: the common part of a decoder and its drafter."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.config = config
         self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
-        # A plain attribute, real even where the module is built on the meta device: a cast of the module must
-        # not touch it (a bf16 table is off by .6 rad at position 500).
+        # The table is no buffer, so it is a real tensor even if the module is built on the meta device, and a
+        # cast of the module leaves it in fp32 (a bf16 table is off by 0.6 rad at position 500).
         self.rotary = rotary_table(config)
 
     def reserve(self, positions: int) -> None:
-        """Make the rotary table longer where it has fewer positions."""
+        """Makes the rotary table longer if it has fewer positions than `positions`."""
         if positions > len(self.rotary):
             longer = replace(self.config, max_positions=positions)
             self.rotary = rotary_table(longer, self.rotary.device)
 
     def rotations(self, positions: Tensor) -> Tensor:
-        """Returns the rotations at positions [R, N]: [R, N, 1, E/2, 2, 2]."""
+        """Returns the rotations [R, N, 1, E/2, 2, 2] of positions [R, N]."""
         if self.rotary.device != positions.device:
             self.rotary = self.rotary.to(positions.device)
         return self.rotary[positions].unsqueeze(2)
@@ -302,10 +310,11 @@ class Decoder(Positioned):
         self.head = make_head(config)
 
     def cut_head(self, first_code: int, num_codes: int, copy: bool = True) -> None:
-        """Keeps only the rows of the head that score the codes: no other token's logit is ever computed.
+        """Cuts the head to the rows that score the codes, because no other logit is ever used. A head for the
+        codes alone stays as it is.
 
-        copy: into memory of their own, so that the whole head's is freed; False if the whole head lives on
-        elsewhere. A head of the codes alone stays as it is.
+        copy: copies the rows, so that the memory of the whole head is freed. False if others use the whole
+        head as well.
         """
         if isinstance(self.head, nn.Sequential) or self.head.out_features == num_codes:
             return
@@ -317,7 +326,7 @@ class Decoder(Positioned):
         """Returns the features [R, N, D], after the final norm, of embedded nodes x [R, N, D] placed by meta.
         join: join() or compiled_join()."""
         shape, rotation = x.shape, self.rotations(meta.positions).flatten(0, 1)
-        x = x.flatten(0, 1)  # a matrix: layers take it as it is
+        x = x.flatten(0, 1)  # [R * N, D]: layers work on a matrix
         *stores, last_store = cache.layers
         query, kv = self.blocks[0].project(x, rotation)
         for (block, after), store in zip(pairwise(self.blocks), stores, strict=True):
@@ -325,10 +334,9 @@ class Decoder(Positioned):
         return self.norm(self.blocks[-1].merge(x, meta.attend(last_store, query, kv))).view(shape)
 
     def causal(self, tokens: Tensor) -> Tensor:
-        """Features [R, T, D] after the final norm of whole sequences tokens [R, T]; position = index.
-
-        Right padding cannot reach an earlier token. Equals `forward` over the same tokens up to rounding.
-        """
+        """Returns the features [R, T, D], after the final norm, of whole sequences of tokens [R, T] at
+        positions 0 to T - 1. They equal those of `forward` up to rounding. Padding on the right does not
+        change the features of the tokens before it."""
         rotation = self.rotations(torch.arange(tokens.shape[1], device=tokens.device)[None])
         x = self.embed(tokens)
         for block in self.blocks:
