@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-LAYERS = ("main", "cli", "demo", "eval", "training", "models", "adt_tree")
-MAY_IMPORT = {  # main -> cli -> eval, training -> adt_tree.pipeline, models -> adt_tree
+LAYERS = ("main", "cli", "demo", "eval", "training", "serve", "models", "adt_tree")
+MAY_IMPORT = {  # main -> cli -> eval, training, serve -> adt_tree.pipeline, models -> adt_tree
     "main": {"cli", "adt_tree"},
-    "cli": {"cli", "demo", "eval", "training", "models", "adt_tree"},
+    "cli": {"cli", "demo", "eval", "training", "serve", "models", "adt_tree"},
     "demo": {"demo", "eval", "models", "adt_tree"},
     "eval": {"eval", "models", "adt_tree"},
+    "serve": {"serve", "eval", "models", "adt_tree"},
     "training": {"training", "models", "adt_tree"},
     "models": {"models", "adt_tree"},
     "adt_tree": {"adt_tree"},
