@@ -1,6 +1,7 @@
 """Runs a command: `python main.py COMMAND [options]`. Commands are imported late: --help answers at once.
 
-Exit status: 0 done, 1 an internal error, 2 an error that the user can put right, 130 interrupted.
+Exit status: 0 done, 1 an internal error or a check that has found something (report --check), 2 an error that
+the user can put right, 130 interrupted.
 """
 
 from __future__ import annotations

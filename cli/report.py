@@ -1,18 +1,20 @@
-"""report: results of bench and folders of generate_images as tables, documents, plots or a race.
+"""report: results of bench and folders of generate_images as tables, documents, plots or a race, or checked.
 
 This command does not import torch.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from adt_tree.errors import UserError
 from cli.parser import Options as Base
-from cli.parser import declare, option, positional
+from cli.parser import declare, option, positional, shown
 from eval import acceptance, tables
 from eval.metrics.scores import SCORES, newest_scores
+from eval.runs.check import faults, stored_run
 from eval.runs.run_folder import finished_records
 from models.checkpoint.files import make_folder, write_atomic
 
@@ -49,17 +51,25 @@ class Options(Base):
         "add the ADT-Tree paper's figures for Anole-7b, from its table of this name, as columns",
         choices=tuple(tables.PAPER),
     )
+    check: bool = option(
+        "check the folders of generate_images: name every record, image and result that their configuration "
+        "asks for and that is missing or damaged, and end with status 1 if there is one",
+        False,
+    )
 
 
 def run(options: Options) -> None:
-    """Prints the tables, or writes what the one output option asks for."""
-    outputs = [name for name in ("write", "into", "figures", "race") if getattr(options, name) is not None]
+    """Prints the tables, checks folders, or writes what the one output option asks for."""
+    outputs = [name for name in ("write", "into", "figures", "race", "check") if shown(options, name)]
     if len(outputs) > 1:
         raise UserError(f"--{outputs[0]} and --{outputs[1]}: give one of them")
     if outputs and options.paper is not None:
         raise UserError(f"--paper {options.paper} and --{outputs[0]}: only printed tables show the paper")
     if not options.results and options.write is None:
         raise UserError("no RESULT: give a JSON file of bench, its folder, or a folder of generate_images")
+    if options.check:
+        check_runs([Path(name) for name in options.results])
+        return
     results, runs = sort_results([Path(name) for name in options.results] or sorted(RESULTS.glob("*.json")))
     if options.write is not None:
         save(Path(options.write), tables.document(results).encode())
@@ -72,6 +82,19 @@ def run(options: Options) -> None:
         write_race(Path(options.race), runs)
     else:
         print_tables(results, runs, options.paper)
+
+
+def check_runs(roots: Sequence[Path]) -> None:
+    """Prints one line for each folder whose run is complete, and else one for each file that is missing or
+    damaged; these end the command with status 1."""
+    complete = True
+    for root in roots:
+        folder, run_seed = stored_run(root)
+        lines = faults(folder, run_seed)
+        print("\n".join(lines) or f"{root}: all {len(folder.names)} images of its configuration are there")
+        complete &= not lines
+    if not complete:
+        sys.exit(1)
 
 
 def sort_results(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:

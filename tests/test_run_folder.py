@@ -34,6 +34,7 @@ SETTINGS = {"temperature": 1.0, "adt": {"beta": 0.5}}
 def opened(root: Path, settings: dict[str, Any] | None = None, prompts: list[Prompt] = PROMPTS) -> RunFolder:
     """The folder of a run, ready to be written to."""
     folder = RunFolder(root, (0, 10), prompts, settings or SETTINGS)
+    folder.check_records()
     folder.start({"output_dir": str(root)})
     return folder
 

@@ -63,7 +63,7 @@ def test_commands_are_taken(script: str, model: str, told: Callable[..., Any]) -
         assert program == "main.py" and name in COMMANDS and getattr(options, "model", model) == model
 
 
-@pytest.mark.parametrize("script", sorted(SCRIPTS.glob("*.sh")), ids=lambda path: path.name)
+@pytest.mark.parametrize("script", sorted(SCRIPTS.glob("*.s*")), ids=lambda path: path.name)
 def test_scripts_are_shell(script: Path) -> None:
     subprocess.run(["bash", "-n", script], check=True)
 

@@ -159,6 +159,14 @@ class RunFolder:
                 "it and cannot be continued; choose another folder"
             )
         check_settings(root / SETTINGS, fingerprint)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the prompts, in their order."""
+        return list(self._prompts)
+
+    def check_records(self) -> None:
+        """Reads the records that there are. Raises UserError for the first that is damaged or of another run."""
         for name in self._prompts:
             if self.has_record(name):
                 self.read(name)
