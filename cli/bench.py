@@ -20,7 +20,7 @@ from adt_tree.budget import AutoTree
 from adt_tree.errors import UserError
 from adt_tree.method import CONTROLS, LANTERN_SUFFIX, METHODS, RELAXED, Method
 from cli.memory import NAMES as PUBLISHED
-from cli.method import (
+from cli.method_options import (
     METHOD_OPTIONS,
     AdaptOptions,
     DecodingOptions,
@@ -131,7 +131,7 @@ def run(options: Options) -> None:
     """Measure, store the result and print its table; the last line printed is one JSON document."""
     chosen = configurations(options)
     check(options)
-    from cli.loading import settled
+    from cli.model_from_options import settled
     from eval import tables
     from eval.harness import measure, rows
     from eval.runs.measurements import Measurements
@@ -284,7 +284,7 @@ def prepare(
         for configuration, method in chosen.items()
     }
     if options.reference:
-        from cli.loading import load_options
+        from cli.model_from_options import load_options
         from eval import baseline  # seconds that other runs need not wait for
 
         folder = find_target(pipe.model.spec, load_options(options))

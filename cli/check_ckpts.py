@@ -29,7 +29,7 @@ def run(options: Options) -> None:
         raise UserError(f"{paths[0]}: it belongs to one model; check one NAME at a time")
     for name in names:
         spec_of(name)
-    from cli.loading import load_options
+    from cli.model_from_options import load_options
     from models.inspection import inspect
 
     models = {}

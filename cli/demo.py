@@ -61,7 +61,7 @@ def load_with_drafter_if_any(options: ModelOptions) -> Pipeline:
     Without it the page offers the methods that need none. Raises UserError if --drafter_path names a drafter
     that cannot be loaded.
     """
-    from cli.loading import load
+    from cli.model_from_options import load
 
     try:
         return load(options, need_drafter=True, more_prompts=True)

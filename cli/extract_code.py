@@ -124,7 +124,7 @@ def run(options: Options) -> None:
     import torch
     from tqdm import tqdm
 
-    from cli.loading import load_without_drafter
+    from cli.model_from_options import load_without_drafter
     from training.shards import ShardWriter, StoredImage, origin
     from training.teacher import features
 

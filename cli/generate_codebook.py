@@ -29,7 +29,7 @@ def run(options: Options) -> None:
     import numpy as np
 
     from adt_tree.relax import nearest_table
-    from cli.loading import load_without_drafter
+    from cli.model_from_options import load_without_drafter
     from models.checkpoint.files import replacing
 
     model = load_without_drafter(options).model

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from adt_tree.errors import UserError
 from adt_tree.method import Method
-from cli.method import DecodingOptions, method_from
+from cli.method_options import DecodingOptions, method_from
 from cli.options import PromptOptions, RunOptions
 from cli.parser import declare, option
 from eval.runs.prompts import DEFAULT_END, Prompt, held_out_texts, load_prompts
@@ -43,7 +43,7 @@ class Options(DecodingOptions, PromptOptions, RunOptions):
 def run(options: Options) -> None:
     """Generates the images that the folder lacks; the last line printed is one JSON document."""
     method, prompts = method_from(options), load_prompts(options)
-    from cli.loading import load, settled
+    from cli.model_from_options import load, settled
     from eval.runs.run_folder import RunFolder
     from eval.runs.session import worker
 

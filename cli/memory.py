@@ -32,7 +32,7 @@ class Options(Base):
 
 def run(options: Options) -> None:
     """Prints a table in GB; the last line printed is one JSON document in bytes."""
-    from models.memory import parts, published_use
+    from models.footprint import parts, published_use
 
     for name in options.names:
         if name not in NAMES:

@@ -114,7 +114,7 @@ class Options(TargetOptions, DataOptions, LossOptions, OptimiserOptions):
 
 def run(options: Options) -> None:
     """Train, validate and save. The last line printed is one JSON document."""
-    from cli.loading import load_options
+    from cli.model_from_options import load_options
     from training.train_drafter import run as train
 
     train(options, load_options(options, need_drafter=options.drafter_path is not None))

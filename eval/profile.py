@@ -14,7 +14,7 @@ from adt_tree.engine import Engine
 from adt_tree.ranges import Span, clocked
 from adt_tree.roles import Request
 from eval.runs.session import synchronise
-from models.memory import count
+from models.footprint import count
 from models.model import Model
 from models.transformer import Block
 

@@ -15,8 +15,8 @@ from adt_tree.grid import Grid
 from models.checkpoint.meta_init import on_meta
 from models.codecs.vq import Quantizer, VQModel
 from models.drafter import CHAMELEON, DrafterNet
+from models.footprint import Use
 from models.layouts.llamagen_prompts import PaddedPrompt
-from models.memory import Use
 from models.model import Model
 from models.registry import spec_of
 from models.target import EncodedPrompt, Prompt, PromptEncoder

@@ -22,8 +22,8 @@ from models.checkpoint.weights import Weights
 from models.codecs.neighbours import find_table, read_table
 from models.codecs.vq import VQModel, to_uint8
 from models.drafter import DrafterNet, EagleDrafter, Layout, load_drafter
+from models.footprint import Use, check_room
 from models.graphs import CudaRecorder, GraphRunner
-from models.memory import Use, check_room
 from models.packed import cache_dtype
 from models.separators import SeparatorDrafter, SeparatorTarget
 from models.spec import Checkpoint, ModelSpec, home_of

@@ -131,8 +131,7 @@ class ARTarget:
         decoder.reserve(capacity)
         pack(decoder)
         rows, dtype = branches * slots, attend_in or cache_dtype(weight)
-        padded = config.raster_side > 0  # the positions of a raster count the padding before a prompt
-        self.cache = KVCache.allocate(config, rows, capacity, dtype, self.device, padded)
+        self.cache = KVCache.allocate(config, rows, capacity, dtype, self.device, config.padded_prefix)
 
     def prefill(self, slot: int, prompt: EncodedPrompt) -> Prefix:
         """As Target.prefill, each guidance branch in a pass of its own. Raises ValueError for a prompt longer

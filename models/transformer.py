@@ -49,6 +49,8 @@ class DecoderConfig:
     input_norm: bool = True  # whether layers have a norm before attention; LlamaGen's drafters have none
     raster_side: int = 0  # > 0: two-dimensional rotary positions over a raster of this side (LlamaGen)
     raster_start: int = 0  # position of the raster's first code; queries and keys before it become zero
+    padded_prefix: bool = False  # positions count the padding before a prompt, which the cache leaves out
+    half_split: bool = True  # rotary pairs in the checkpoint: (j, j + E/2), or else (2j, 2j + 1) as here
     head_width: int = 0  # > 0: the head is two layers of this width inside, for the codes alone (Janus)
     num_codes: int = 0  # number of outputs of such a head
 

@@ -18,7 +18,7 @@ from cli.bench import Options, check, configurations
 from eval.harness import Configuration, interval, row
 from eval.profile import PARTS, exclusive_time
 from eval.runs.measurements import Measured, Measurements
-from models.memory import published_use
+from models.footprint import published_use
 from tests.checkpoints import Checkpoints
 from tests.conftest import Refused, Result, Run
 
@@ -196,7 +196,7 @@ def test_random_weights_read_no_file(
         vq=replace(use.vq, num_embeddings=256, embed_dim=8),
         side=4 * use.vq.patch_size, tokens=20, prompt=8,
     )  # fmt: skip
-    monkeypatch.setattr("models.memory.published_use", lambda name: tiny)
+    monkeypatch.setattr("models.footprint.published_use", lambda name: tiny)
     more = "--model lumina_mgpt --random_weights --methods eagle-2 self-draft --temperatures 1 --num_images 2"
     rows = result(*words, *more.split(), "--warmup", "0")["rows"]
     assert [row["method"] for row in rows] == ["ar", "eagle-2", "self-draft"]

@@ -17,7 +17,7 @@ from adt_tree.policy import TreeShape
 from adt_tree.sampling import Sampling
 from cli.memory import NAMES, table
 from models.checkpoint.weights import read_weights
-from models.memory import LIBRARIES, Use, decoding_parts, decoding_peak, free_bytes, parts, published_use
+from models.footprint import LIBRARIES, Use, decoding_parts, decoding_peak, free_bytes, parts, published_use
 from models.model import Model
 from models.spec import CKPTS
 from tests import tiny
@@ -102,7 +102,7 @@ def room_for(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch, images: int) -> Ca
         checks.append(1)
         return decoding_peak(uses[0])
 
-    monkeypatch.setattr("models.memory.free_bytes", free)
+    monkeypatch.setattr("models.footprint.free_bytes", free)
     return lambda: len(checks)
 
 
@@ -124,10 +124,10 @@ def test_too_many_images_are_refused_by_the_largest_number_that_fits(
 def test_a_single_image_that_does_not_fit_is_refused_by_the_precision(
     pipe: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("models.memory.free_bytes", lambda device: 1000)
+    monkeypatch.setattr("models.footprint.free_bytes", lambda device: 1000)
     with pytest.raises(UserError, match="--batch_size 1: .*0.00 GB free; .*--precision bf16"):
         pipe("sun", method="eagle-2")
-    monkeypatch.setattr("models.memory.free_bytes", lambda device: None)  # the system does not tell
+    monkeypatch.setattr("models.footprint.free_bytes", lambda device: None)  # the system does not tell
     assert pipe("sun", method="eagle-2").images
 
 

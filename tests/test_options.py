@@ -16,7 +16,7 @@ from adt_tree.policy import SELF_DRAFTED, AdaptiveTree, TreeShape
 from adt_tree.sampling import Sampling
 from cli.bench import Options as Bench
 from cli.generate_images import Options
-from cli.method import METHOD_OPTIONS, method_from
+from cli.method_options import METHOD_OPTIONS, method_from
 from cli.train_emoji import STAGES
 from main import COMMANDS
 

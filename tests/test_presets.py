@@ -10,7 +10,7 @@ import pytest
 
 from adt_tree.policy import TreeShape
 from cli.generate_images import Options
-from cli.method import method_from
+from cli.method_options import method_from
 from cli.train_drafter import Options as Training
 from models.registry import SPECS
 from models.spec import CKPTS

@@ -16,7 +16,7 @@ from typing import Any
 from adt_tree.errors import UserError
 from adt_tree.method import METHODS
 from cli.generate_images import Options
-from cli.method import method_from
+from cli.method_options import method_from
 from models.registry import SPECS
 
 STORED = Path(__file__).parent / "goldens" / "resolution.txt"

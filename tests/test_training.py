@@ -272,6 +272,17 @@ def test_a_restart_discards_the_earlier_run_and_its_losses(work: Path) -> None:
     assert [line["step"] for line in log(work, "target")] == [2]
 
 
+def test_a_run_goes_on_from_a_checkpoint_of_fewer_fields_but_not_of_another_shape(work: Path) -> None:
+    saved = train(work, "--max_pictures", "12")
+    older = {name: value for name, value in saved["config"].items() if name != "half_split"}
+    torch.save({**saved, "config": older}, work / "target.pt")
+    saved = train(work, "--max_pictures", "16")
+    assert saved["step"] == 4 and saved["config"]["half_split"]
+    torch.save({**saved, "config": {**older, "num_layers": 9}}, work / "target.pt")
+    with pytest.raises(UserError, match="num_layers"):
+        train(work, "--max_pictures", "20")
+
+
 def check_export(work: Path, trained: dict) -> None:
     """Write a checkpoint and compare it with ChameleonForConditionalGeneration."""
     transformers = pytest.importorskip("transformers")

@@ -40,7 +40,7 @@ ORIGINAL_BLOCK: Names = {
     "mlp.gate_up.weight": ("feed_forward.w1.weight", "feed_forward.w3.weight"),
     "mlp.down.weight": ("feed_forward.w2.weight",),
 }
-HALF_SPLIT = re.compile(r"\.[qk]_(proj|norm)\.")  # queries, keys and their norms
+ROTATED = re.compile(r"\.[qk]_(proj|norm)\.")  # names of queries, keys and their norms
 
 
 def _block_names(config: DecoderConfig, our_prefix: str, published_prefix: str, block: Names) -> Names:
@@ -127,13 +127,8 @@ def to_half_split(rows: Tensor, head_dim: int) -> Tensor:
 
 
 def _is_half_split(name: str, config: DecoderConfig) -> bool:
-    """Whether a published tensor is half split: queries, keys and their norms are, except LlamaGen's."""
-    return not _is_llamagen(config) and HALF_SPLIT.search(name) is not None
-
-
-def _is_llamagen(config: DecoderConfig) -> bool:
-    """Whether the decoder is LlamaGen's, the only one with rotary positions over a raster."""
-    return config.raster_side > 0
+    """Whether the rows of a published tensor are half split. Only queries, keys and their norms can be."""
+    return config.half_split and ROTATED.search(name) is not None
 
 
 def _num_heads(name: str, config: DecoderConfig) -> int:

@@ -43,7 +43,14 @@ def _over_raster(config: DecoderConfig, cells: int, rows: int) -> DecoderConfig:
     side = isqrt(check_integer("block_size", cells))
     if side * side != cells:
         raise ValueError(f"block_size {cells}: an image is a square of codes")
-    return replace(config, raster_side=side, raster_start=rows, max_positions=rows + cells + SPARE)
+    return replace(
+        config,
+        raster_side=side,
+        raster_start=rows,
+        max_positions=rows + cells + SPARE,
+        padded_prefix=True,
+        half_split=False,
+    )
 
 
 def decoder_config(config: Mapping[str, Any]) -> DecoderConfig:

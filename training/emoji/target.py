@@ -148,7 +148,8 @@ class Trainer:
             raise UserError(
                 f"{name} was trained on the codes of another tokenizer.pt: put that back, or give --restart"
             )
-        if payload["config"] != dataclasses.asdict(self.decoder.config):
+        shape = dataclasses.asdict(self.decoder.config)
+        if shape | payload["config"] != shape:  # an older checkpoint lacks the fields that were added since
             raise UserError(f"{name} has the shape {payload['config']}: give the same, or give --restart")
         self.decoder.load_state_dict(payload["model"])
         if "optimisers" in payload:
