@@ -99,6 +99,14 @@ class BenchOptions(ModelOptions):
         (),
         choices=CONTROLS,
     )
+    seeds: int = option(
+        "images of every prompt, each with a seed of its own; more images make intervals narrower and keep "
+        "large batches full",
+        1,
+        unit="IMAGES",
+        least=1,
+        most=10_000,
+    )
     warmup: int = option("images that each configuration generates before timing", 1, unit="IMAGES", least=0)
     reference: str | None = option(
         "also time the model of transformers, with a static cache, on the same checkpoint",
@@ -133,11 +141,12 @@ def run(options: Options) -> None:
     check(options)
     from cli.model_from_options import settled
     from eval import tables
-    from eval.harness import measure, rows
+    from eval.harness import leads, measure, rows
     from eval.runs.measurements import Measurements
     from models.checkpoint.files import write_json
 
     pipe, prompts = load(options, any(method.spec.network for method in chosen.values()))
+    prompts = repeated(prompts, options.seeds)
     decoders, requests = prepare(options, pipe, chosen, prompts)
     model = pipe.model
     environment, stored_options = describe(model), settled(options, model)
@@ -156,6 +165,7 @@ def run(options: Options) -> None:
         "prompts": len(prompts),
         "runs": list(store.runs.values()),
         "rows": rows(decoders, measured),
+        "leads": leads(decoders, measured),
     }
     if options.profile:
         from eval.profile import shares, weights_read
@@ -177,7 +187,8 @@ def run(options: Options) -> None:
 def configurations(options: Options) -> dict[Configuration, Method]:
     """Returns what is measured, each configuration once, the AR baseline of every temperature first.
 
-    UserError for what a method cannot do, and for an option that none of the methods reads.
+    A value of --vary that a method cannot take is left out for that method. UserError for what a method
+    cannot do, for a method that takes none of the values, and for an option that none of the methods reads.
     """
     from eval.harness import Configuration
 
@@ -188,10 +199,14 @@ def configurations(options: Options) -> dict[Configuration, Method]:
         varied.setdefault(name, []).extend((name, value) for value in values)
     distinct: dict[tuple[Method, int], Configuration] = {}
     read: set[str] = set()
+    measured: set[str] = set()
     every = product(options.temperatures, names, options.total_token or (None,), product(*varied.values()))
     for temperature, name, nodes, chosen in every:
         values = {"temperature": temperature, "total_token": nodes, **dict(chosen)}
         method_options = options_of(options, name, values)
+        if not all(takes(method_options.method, *pair) for pair in chosen):
+            continue
+        measured.add(name)
         method = method_from(method_options, RELAXED)
         read |= {option for option in METHOD_OPTIONS if shown(method_options, option)}
         kept = tuple((key, value) for key, value in chosen if getattr(method_options, key) is not None)
@@ -204,11 +219,24 @@ def configurations(options: Options) -> dict[Configuration, Method]:
             size = total_token(tree)
             configuration = Configuration(final.label, temperature, batch_size, size, kept, final.exact)
             distinct.setdefault((final, batch_size), configuration)
+    for name in names:
+        if name not in measured:
+            words = " ".join(f"--vary {key}" for key in varied)
+            raise UserError(f"{words}: method {name} takes none of these values; leave the method out")
     given = {name: shown(options, name) for name in METHOD_OPTIONS}
     for name, words in (given | {name: f"--vary {name}" for name in varied}).items():
         if words and name not in read:
             raise UserError(f"{words}: none of --methods {' '.join(names)} reads it; leave it out")
     return {configuration: method for (method, _), configuration in distinct.items()}
+
+
+def takes(name: str | None, option: str, value: Any) -> bool:
+    """Whether a method can be measured with this value of an option: it takes the value, or it does not read
+    the option and is measured once without it."""
+    assert name is not None
+    spec = METHODS[name]
+    allowed = {"verify": spec.verify, "seed_cells": spec.seed_cells}.get(option, (value,))
+    return option not in spec.options or value in allowed
 
 
 def options_of(options: Options, name: str, values: dict[str, Any]) -> DecodingOptions:
@@ -223,6 +251,15 @@ def options_of(options: Options, name: str, values: dict[str, Any]) -> DecodingO
     method_options = DecodingOptions(**{**shared, **values, **chosen})
     ignored = unread(method_options, METHODS[plain])
     return replace(method_options, **{key: False if key == "lantern" else None for key in ignored})
+
+
+def repeated(prompts: Sequence[Prompt], seeds: int) -> list[Prompt]:
+    """Returns every prompt `seeds` times, under names and so with seeds of their own. All prompts come once
+    before the first comes again, so that neighbours in a batch differ."""
+    again = [
+        replace(prompt, name=f"{prompt.name}.{number}") for number in range(1, seeds) for prompt in prompts
+    ]
+    return [*prompts, *again]
 
 
 def check(options: Options) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from adt_tree.errors import UserError
 from cli.parser import Options as Base
@@ -31,15 +32,19 @@ class Options(Base):
         "(default, with --write: docs/results/*.json)",
         "RESULT",
     )
-    write: str | None = option("write the tables of all bench results as one Markdown document", unit="FILE")
+    write: str | None = option(
+        "write the tables of all bench results as one Markdown document, and beside it a figure of each "
+        "result that compares batch sizes",
+        unit="FILE",
+    )
     into: str | None = option(
         "put the short table (tau and speed-up by temperature) into a document, between <!-- NAME:start --> "
         "and <!-- NAME:end -->; NAME is the result's file name without suffix",
         unit="FILE",
     )
     figures: str | None = option(
-        "write plots as PNG: NAME_speed.png for each bench result, and acceptance.png, which maps where the "
-        "images of the folders were easy",
+        "write plots as PNG: NAME_speed.png for each bench result, NAME_throughput.png for each that "
+        "compares batch sizes, and acceptance.png, which maps where the images of the folders were easy",
         unit="DIR",
     )
     race: str | None = option(
@@ -72,7 +77,7 @@ def run(options: Options) -> None:
         return
     results, runs = sort_results([Path(name) for name in options.results] or sorted(RESULTS.glob("*.json")))
     if options.write is not None:
-        save(Path(options.write), tables.document(results).encode())
+        write_document(Path(options.write), {path.stem: tables.read(path) for path in results})
     elif options.into is not None:
         for path in results:
             tables.insert(Path(options.into), path.stem, tables.short(tables.read(path)))
@@ -126,6 +131,21 @@ def print_tables(results: Sequence[Path], runs: Sequence[Path], paper: str | Non
     print("\n\n".join(texts))
 
 
+def write_document(target: Path, results: dict[str, dict[str, Any]]) -> None:
+    """Writes the document of all results, and the figures that it shows."""
+    save(target, tables.document(results).encode())
+    for name, result in results.items():
+        if tables.batched(result):
+            write_throughput(result["rows"], target.parent / tables.throughput_file(name))
+
+
+def write_throughput(rows: list[dict[str, Any]], path: Path) -> None:
+    """Writes the figure of images per minute over images in flight."""
+    from eval import figures
+
+    figures.throughput(rows, [tables.label(row, rows, without=["batch_size"]) for row in rows], path)
+
+
 def write_figures(folder: Path, results: Sequence[Path], runs: Sequence[Path]) -> None:
     """Writes the speed plot of each bench result, and one plot with the averaged maps of all runs."""
     from eval import figures
@@ -136,6 +156,8 @@ def write_figures(folder: Path, results: Sequence[Path], runs: Sequence[Path]) -
     for name, rows in rows_by_name.items():
         labels = [tables.label(row, rows) for row in rows]
         figures.speed(rows, labels, folder / f"{name}_speed.png")
+        if tables.batched({"rows": rows}):
+            write_throughput(rows, folder / tables.throughput_file(name))
     if averages:
         figures.acceptance(averages, folder / "acceptance.png")
     print(f"{folder}: {len(rows_by_name) + bool(averages)} figures")

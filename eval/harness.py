@@ -10,12 +10,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
+from adt_tree.method import METHODS
 from adt_tree.records import Decoded
 from adt_tree.roles import Request
 from eval.runs.measurements import Measured, Measurements
@@ -23,6 +25,9 @@ from eval.runs.session import synchronise
 
 BASELINE = "ar"
 RESAMPLES = 10_000  # of the bootstrap
+OURS = "self-draft"
+RIVALS = tuple(name for name, spec in METHODS.items() if spec.proposer == "rivals")
+REFILLS = 4  # images of a portion by those in flight
 
 
 class Decodes(Protocol):
@@ -69,12 +74,10 @@ def measure(
 ) -> Results:
     """Returns the times and images of every configuration on all requests.
 
-    What `store` holds is not measured again, and what is measured goes there. A batch of prompts is as large
-    as the largest batch size, so that every configuration runs at full speed. warmup: number of images that
+    What `store` holds is not measured again, and what is measured goes there. warmup: number of images that
     each configuration generates first, if anything is left to measure.
     """
-    size = max(configuration.batch_size for configuration in decoders)
-    batches = [requests[start : start + size] for start in range(0, len(requests), size)]
+    batches = turns(requests, max(configuration.batch_size for configuration in decoders))
     pending = sum(store.finished(number) is None for number in range(len(batches)))
     order = list(decoders)
     results = {configuration.name: list[Measured]() for configuration in decoders}
@@ -99,6 +102,19 @@ def measure(
             for name, entries in results.items():
                 entries.append(measured[name])
     return results
+
+
+def turns(requests: Sequence[Request], batch_size: int) -> list[Sequence[Request]]:
+    """Returns the requests in the portions that every configuration decodes in turn.
+
+    A portion is one image where one is in flight. Otherwise it has at least REFILLS times as many images as
+    are in flight, or all that there are: a finished image then leaves its slot to another, as in a long run,
+    and the steps at the end that leave slots empty weigh little.
+    """
+    size = 1 if batch_size == 1 else REFILLS * batch_size
+    count = max(1, len(requests) // size)
+    cuts = [len(requests) * number // count for number in range(count + 1)]
+    return [requests[start:end] for start, end in pairwise(cuts)]
 
 
 def timed(decoder: Decodes, requests: Sequence[Request], device: torch.device) -> Measured:
@@ -140,7 +156,8 @@ def row(
         "exact": configuration.exact,
         "SR": round(float(np.median(ratios)), 3),
         "SR_95": [round(bound, 3) for bound in interval(ratios)],
-        "tau": round(sum(step.accepted + 1 for step in steps) / max(calls, 1), 3),
+        "tau": round(tau(images), 3),
+        "tau_95": [round(bound, 3) for bound in tau_interval(images)],
         "mean_depth": round(sum(image.mean_depth for image in images) / count, 3),
         "mean_nodes": round(sum(image.mean_nodes for image in images) / count, 2),
         "target_calls": round(calls / count, 2),
@@ -153,8 +170,71 @@ def row(
     }
 
 
-def interval(ratios: np.ndarray, seed: int = 0) -> tuple[float, float]:
+def leads(configurations: Iterable[Configuration], results: Results) -> list[dict[str, Any]]:
+    """Returns how far self-drafting is ahead of the best rival in tau, for every temperature, batch size and
+    tree size at which both were measured. The better of several variants counts on either side."""
+    groups: dict[tuple[Any, ...], dict[bool, list[tuple[float, Configuration, list[Decoded]]]]] = {}
+    for item in configurations:
+        name = item.method.partition(":")[0]
+        if name not in (OURS, *RIVALS):
+            continue
+        images = [image for entry in results[item.name] for image in entry.images]
+        group = groups.setdefault((item.temperature, item.batch_size, item.total_token), {})
+        group.setdefault(name == OURS, []).append((tau(images), item, images))
+    answer = []
+    for (temperature, batch_size, total_token), group in groups.items():
+        if len(group) < 2:
+            continue
+        first, second = (max(group[side], key=lambda entry: entry[0]) for side in (True, False))
+        answer.append(
+            {
+                "temperature": temperature,
+                "batch_size": batch_size,
+                "total_token": total_token,
+                "method": " ".join([first[1].method, *map(str, dict(first[1].varied).values())]),
+                "rival": " ".join([second[1].method, *map(str, dict(second[1].varied).values())]),
+                "tau": [round(first[0], 3), round(second[0], 3)],
+                "lead_95": [round(bound, 3) for bound in tau_interval(first[2], second[2])],
+            }
+        )
+    return answer
+
+
+def interval(ratios: np.ndarray) -> tuple[float, float]:
     """Returns a bootstrap 95 % interval of the median."""
-    picks = np.random.default_rng(seed).integers(0, len(ratios), (RESAMPLES, len(ratios)))
-    low, high = np.percentile(np.median(ratios[picks], axis=1), (2.5, 97.5))
+    return percentiles(np.median(ratios[resamples(len(ratios))], axis=1))
+
+
+def tau(images: Sequence[Decoded]) -> float:
+    """Returns the codes that a target call committed, over all calls of all images."""
+    codes, calls = counts(images)
+    return float(codes.sum() / max(calls.sum(), 1))
+
+
+def tau_interval(images: Sequence[Decoded], rival: Sequence[Decoded] | None = None) -> tuple[float, float]:
+    """Returns a bootstrap 95 % interval of tau over images, or of its lead over a rival's images of the same
+    names, which are resampled in pairs."""
+    picks = resamples(len(images))
+
+    def resampled(these: Sequence[Decoded]) -> np.ndarray:
+        codes, calls = counts(sorted(these, key=lambda image: image.name))
+        return codes[picks].sum(axis=1) / np.maximum(calls[picks].sum(axis=1), 1)
+
+    return percentiles(resampled(images) - (0.0 if rival is None else resampled(rival)))
+
+
+def counts(images: Sequence[Decoded]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the codes that the steps of each image committed, and its target calls."""
+    codes = [sum(step.accepted + 1 for step in image.steps) for image in images]
+    return np.array(codes), np.array([image.target_calls for image in images])
+
+
+def resamples(count: int) -> np.ndarray:
+    """Returns the indices of RESAMPLES draws of `count` items with replacement, the same at every call."""
+    return np.random.default_rng(0).integers(0, count, (RESAMPLES, count))
+
+
+def percentiles(values: np.ndarray) -> tuple[float, float]:
+    """Returns the bounds of the middle 95 %."""
+    low, high = np.percentile(values, (2.5, 97.5))
     return float(low), float(high)

@@ -22,7 +22,7 @@ COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "total_token": ("nodes", lambda value: "-" if value is None else str(value)),
     "batch_size": ("batch", str),
     "SR": ("SR (95 %)", str),
-    "tau": ("tau", "{:.2f}".format),
+    "tau": ("tau", str),
     "mean_depth": ("depth", "{:.2f}".format),
     "mean_nodes": ("drafted", "{:.1f}".format),
     "target_calls": ("target calls", "{:.1f}".format),
@@ -35,8 +35,9 @@ COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
 ONLY_IF_VARIED = ("total_token", "batch_size")  # columns that appear where a method ran with several values
 LEGEND = (
     "SR: seconds of the AR baseline divided by the method's seconds, median over prompts with its bootstrap "
-    "95 % interval; tau: codes per target call; depth, drafted: levels and nodes of a tree, on average; "
-    "calls and seconds: per image; = AR: share of images equal to the AR baseline's, code for code."
+    "95 % interval; tau: codes per target call, with its interval over images; depth, drafted: levels and "
+    "nodes of a tree, on average; calls and seconds: per image; = AR: share of images equal to the AR "
+    "baseline's, code for code."
 )
 # The ADT-Tree paper (2512.21857), on Anole-7b: table -> (method, temperature) -> speed-up, tau, mean depth.
 # None: not known to us. These stand beside our figures and never in place of them.
@@ -106,7 +107,7 @@ def cells(result: dict[str, Any], paper: str | None = None) -> list[list[str]]:
     table = [[*(COLUMNS[key][0] for key in before), *varied, *(COLUMNS[key][0] for key in after)]]
     for row in rows:
         low, high = row["SR_95"]
-        values = {**row, "SR": f"{row['SR']:.2f} ({low:.2f}-{high:.2f})"}
+        values = {**row, "SR": f"{row['SR']:.2f} ({low:.2f}-{high:.2f})", "tau": tau_text(row)}
         texts = {key: COLUMNS[key][1](values[key]) for key in columns}
         options = [str(row["varied"].get(key, "-")) for key in varied]
         table.append([*(texts[key] for key in before), *options, *(texts[key] for key in after)])
@@ -116,6 +117,12 @@ def cells(result: dict[str, Any], paper: str | None = None) -> list[list[str]]:
             known = PAPER[paper].get((row["method"], row["temperature"]), (None, None, None))
             line += ["-" if value is None else f"{value:.2f}" for value in known]
     return table
+
+
+def tau_text(row: Row) -> str:
+    """Returns tau with its interval, which results of earlier versions do not have."""
+    low, high = row.get("tau_95", (None, None))
+    return f"{row['tau']:.2f}" + ("" if low is None else f" ({low:.2f}-{high:.2f})")
 
 
 def varies(key: str, rows: Sequence[Row]) -> bool:
@@ -157,7 +164,21 @@ def text_of(result: dict[str, Any], paper: str | None = None) -> str:
             [part["configuration"], *(f"{part['shares'][kind]:.0%}" for kind in kinds)] for part in profile
         ]
         parts += ["", markdown([["share of time", *kinds], *shares])]
+    if result.get("leads"):
+        parts += ["", markdown(lead_cells(result["leads"]))]
     return "\n".join(parts)
+
+
+def lead_cells(leads: Sequence[Row]) -> list[list[str]]:
+    """Returns a table of self-drafting beside the best rival of the same tree size, headings first."""
+    table = [["self-draft against the best rival", "T", "nodes", "batch", "tau", "rival's tau", "lead, 95 %"]]
+    for lead in leads:
+        (ours, theirs), (low, high) = lead["tau"], lead["lead_95"]
+        nodes = COLUMNS["total_token"][1](lead["total_token"])
+        place = [f"{lead['temperature']:g}", nodes, str(lead["batch_size"])]
+        pair = f"{lead['method']}, {lead['rival']}"
+        table.append([pair, *place, f"{ours:.2f}", f"{theirs:.2f}", f"{low:+.2f} to {high:+.2f}"])
+    return table
 
 
 def short(result: dict[str, Any]) -> str:
@@ -192,17 +213,33 @@ def score_cells(runs: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
     return table
 
 
-def label(row: Row, rows: Sequence[Row]) -> str:
-    """Returns a row's method and every option that tells it from the other rows, but for the temperature."""
-    keys = [key for key in ONLY_IF_VARIED if row[key] is not None and varies(key, rows)]
+def label(row: Row, rows: Sequence[Row], without: Sequence[str] = ()) -> str:
+    """Returns a row's method and every option that tells it from the other rows, but for the temperature and
+    the columns `without`."""
+    named = [key for key in ONLY_IF_VARIED if key not in without]
+    keys = [key for key in named if row[key] is not None and varies(key, rows)]
     words = [f"{COLUMNS[key][0]} {row[key]}" for key in keys]
     return " ".join([row["method"], *words, *(f"{key} {value}" for key, value in row["varied"].items())])
 
 
-def document(paths: Sequence[Path]) -> str:
-    """Returns docs/RESULTS.md: one section per result, under the name of its file."""
-    sections = [f"## {path.stem}\n\n{text_of(read(path))}\n" for path in paths]
+def document(results: Mapping[str, dict[str, Any]]) -> str:
+    """Returns docs/RESULTS.md: one section per result, under its name. A result of several batch sizes has a
+    figure beside the document, throughput_file(name)."""
+    sections = []
+    for name, result in results.items():
+        picture = f"![Images per minute over images in flight]({throughput_file(name)})\n\n"
+        sections.append(f"## {name}\n\n{picture if batched(result) else ''}{text_of(result)}\n")
     return "\n".join([OPENING, LEGEND, "", *sections])
+
+
+def batched(result: Mapping[str, Any]) -> bool:
+    """Whether a result compares several batch sizes."""
+    return len({row["batch_size"] for row in result["rows"]}) > 1
+
+
+def throughput_file(name: str) -> str:
+    """Returns the file name of a result's figure of images per minute."""
+    return f"{name}_throughput.png"
 
 
 def insert(file: Path, name: str, text: str) -> None:

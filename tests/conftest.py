@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,7 +21,6 @@ Result = Callable[..., dict[str, Any]]
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 torch.set_num_threads(1)
-os.environ["TQDM_DELAY"] = "100"  # errors are compared: no bars among them
 
 
 @pytest.fixture(scope="session")

@@ -14,14 +14,16 @@ import torch
 from adt_tree.errors import UserError
 from adt_tree.method import METHODS
 from adt_tree.records import Decoded, Step
+from adt_tree.roles import Request
 from cli.bench import Options, check, configurations
-from eval.harness import Configuration, interval, row
+from eval.harness import Configuration, interval, leads, row, tau_interval, turns
 from eval.profile import PARTS, exclusive_time
 from eval.runs.measurements import Measured, Measurements
 from models.footprint import published_use
 from tests.checkpoints import Checkpoints
 from tests.conftest import Refused, Result, Run
 
+VARIED = "--vary seed_cells=random,left,above"
 CLOCKS = ("SR", "SR_95", "median_s", "step_ms", "images_per_min")
 
 
@@ -123,6 +125,16 @@ def test_impossible_combinations_are_one_line(words: str, says: str) -> None:
         options = parsed(words)
         check(options)
         configurations(options)
+
+
+def test_a_value_that_a_method_cannot_take_is_left_out_for_it() -> None:
+    _, *chosen = configurations(parsed(f"--methods self-draft sjd eagle-2 --temperatures 1 {VARIED}"))
+    values = [(item.method, *dict(item.varied).values()) for item in chosen]
+    assert values == [
+        ("self-draft", "left"), ("self-draft", "above"), ("sjd", "random"), ("sjd", "left"), ("eagle-2",)
+    ]  # fmt: skip
+    with pytest.raises(UserError, match="--vary seed_cells: method self-draft"):
+        names("--methods self-draft sjd --vary seed_cells=random")
 
 
 UNREAD = [
@@ -293,6 +305,41 @@ def test_a_row() -> None:
     assert found["images_per_min"] == 30 and found["same_image"] == 0.667 and found["step_ms"] == 0.125
     assert (found["total_token"], found["varied"]) == (8, {"adt_beta": 0.3})
     assert interval(torch.ones(5).numpy()) == (1, 1)
+
+
+def test_intervals_of_tau() -> None:
+    """An image of n steps of c codes has tau c; a lead is resampled in pairs of one name."""
+
+    def decoded(name: str, *accepted: int) -> Decoded:
+        steps = [Step(n, 0, 0, 4, 1, 4, count, 1.0) for n, count in enumerate(accepted)]
+        return Decoded(name, 0, [], steps, target_calls=len(steps))
+
+    ours = [decoded("a", 3, 3), decoded("b", 1, 1)]
+    assert tau_interval(ours) == (2, 4) and tau_interval(ours[:1]) == (4, 4)
+    rival = [decoded("b", 0, 0), decoded("a", 2, 2)]
+    assert tau_interval(ours, rival) == (1, 1)
+    items = [Configuration(name, 1.0, 1, 16) for name in ("ar", "self-draft", "sjd", "sjd-pac")]
+    entries = ([], ours, rival, [decoded("a", 0), decoded("b", 0)])
+    results = {item.name: [Measured(1.0, images)] for item, images in zip(items, entries, strict=True)}
+    (lead,) = leads(items, results)
+    assert (lead["method"], lead["rival"], lead["tau"]) == ("self-draft", "sjd", [3, 2])
+    assert lead["lead_95"] == [1, 1] and leads(items[:2], results) == []
+
+
+def test_portions_keep_slots_full() -> None:
+    requests = [Request(str(n), None, n) for n in range(70)]
+    assert [len(portion) for portion in turns(requests, 1)] == [1] * 70
+    assert [len(portion) for portion in turns(requests, 4)] == [17, 18, 17, 18]
+    assert [len(portion) for portion in turns(requests, 32)] == [70]
+    assert sum(turns(requests, 4), []) == requests
+
+
+def test_several_seeds_a_prompt(result: Result, words: list[str]) -> None:
+    more = "--methods self-draft --total_token 4 --temperatures 1 --warmup 0 --num_images 2 --seeds 3"
+    rows = result(*words, *more.split())["rows"]
+    assert [row["images"] for row in rows] == [6, 6] and rows[1]["same_image"] == 1
+    low, high = rows[1]["tau_95"]
+    assert low < rows[1]["tau"] < high
 
 
 def test_time_of_nested_ranges_counts_once() -> None:

@@ -15,7 +15,7 @@ from PIL import Image
 import main
 from adt_tree.errors import UserError
 from eval.acceptance import average, correlation, grid_of
-from eval.tables import cells, short
+from eval.tables import cells, label, short
 from tests.checkpoints import Checkpoints
 from tests.conftest import Refused, Run
 
@@ -191,6 +191,19 @@ def test_figures_have_a_row_per_run(runs: Path, tmp_path: Path, run: Run) -> Non
     assert {path.name for path in both.iterdir()} == {"cpu_speed.png", "acceptance.png"}
     heights = [Image.open(folder / "acceptance.png").height for folder in (both, one)]
     assert heights[0] > heights[1] and Image.open(both / "cpu_speed.png").getbbox()
+
+
+def test_a_result_of_several_batch_sizes_has_a_figure(tmp_path: Path, run: Run) -> None:
+    methods = [{**ROW, "method": name} for name in ("ar", "self-draft")]
+    rows = [{**row, "batch_size": size, "images_per_min": 10.0 * size} for row in methods for size in (1, 4)]
+    (tmp_path / "batches.json").write_text(json.dumps({**RESULT, "rows": rows}))
+    assert run("report", tmp_path / "batches.json", "--write", tmp_path / "RESULTS.md")[0] == 0
+    assert "](batches_throughput.png)" in (tmp_path / "RESULTS.md").read_text()
+    picture = (tmp_path / "batches_throughput.png").read_bytes()
+    assert run("report", tmp_path / "batches.json", "--figures", tmp_path / "figures")[0] == 0
+    assert (tmp_path / "figures" / "batches_throughput.png").read_bytes() == picture
+    labels = [label(row, rows, without=["batch_size"]) for row in rows]
+    assert labels == ["ar", "ar", "self-draft", "self-draft"]
 
 
 def test_the_grid_follows_from_the_steps() -> None:
