@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from adt_tree.errors import UserError
 
+NO_CELL = -1  # in place of a position
+
 
 class Cell(NamedTuple):
     """A place in a grid."""
@@ -87,11 +89,11 @@ class Grid:
 
     def covering(self) -> list[int]:
         """Returns for every position that of the cell in the raster before which covers the same part of the
-        picture; -1 in the first raster.
+        picture; NO_CELL in the first raster.
 
         Cell (row, column) of a raster of h x w is covered by (row * h' // h, column * w' // w) of h' x w'.
         """
-        cells: list[int] = [-1] * self.rasters[0].size
+        cells = [NO_CELL] * self.rasters[0].size
         starts, rasters = self.starts, self.rasters
         for start, coarse, fine in zip(starts, rasters, rasters[1:], strict=False):
             for row in range(fine.height):

@@ -98,15 +98,14 @@ class TargetOptions(TrainedOptions):
 class PreviewOptions(TrainedOptions):
     """tune the target to generate a preview of half the side before the picture"""
 
-    num_pictures: int = option("pictures to train on", 4000, unit="N", least=1)
-    batch_size: int = option("pictures per step", 16, unit="N", least=1)
+    num_pictures: int = option("pictures to train on", 720, unit="N", least=1)
+    batch_size: int = option("pictures per step", 8, unit="N", least=1)
     muon_lr: float = option("learning rate of hidden matrices", 3e-3, unit="LR", above=0)
     adam_lr: float = option("learning rate of embedding, head and norms", 1.5e-3, unit="LR", above=0)
     weight_decay: float = option("weight decay as a factor of muon_lr", 0.02, unit="W", least=0)
     warmup_steps: int = option(
         "steps over which the rates rise, before they fall to 0", 10, unit="N", least=1
     )
-    validate_steps: int = option("steps between validations", 50, unit="N", least=1)
 
 
 @declare
@@ -164,8 +163,8 @@ class RecogniseOptions(StageOptions):
 
 STAGES: dict[str, type[StageOptions]] = {
     "data": DataOptions, "tokenizer": TokenizerOptions, "bpe": BpeOptions, "target": TargetOptions,
-    "preview": PreviewOptions, "restore": RestoreOptions, "measure": MeasureOptions, "prompts": PromptsOptions,
-    "export": ExportOptions, "recognise": RecogniseOptions,
+    "preview": PreviewOptions, "restore": RestoreOptions, "measure": MeasureOptions,
+    "prompts": PromptsOptions, "export": ExportOptions, "recognise": RecogniseOptions,
 }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from adt_tree.grid import Grid
+from adt_tree.grid import Grid, Raster
 from adt_tree.method import METHODS, Lantern, Method
 from adt_tree.policy import TreeShape
 from adt_tree.proposers.candidates import BELOW, HISTORY, LATE, NEWEST, Candidates, History, grow_chains
@@ -154,19 +154,24 @@ def test_positions_never_scored_copy_their_neighbours() -> None:
 
 def copied(grid: Grid, done: list[int], chain: list[int], scored: int, cells: str) -> list[tuple[int, int]]:
     """What _neighbours says, cell by cell: of a chain behind the codes done, the first `scored` known."""
-    codes, found = list(done), []
+    codes, found, covering = list(done), [], grid.covering()
     for step in range(min(len(chain), grid.size - len(done))):
         position, left = len(done) + step, (done + chain[:scored])[-1]
-        above = codes[position - grid.width] if position >= grid.width else left
+        cell = grid.cell(position)
+        above = codes[position - grid.rasters[cell.raster].width] if cell.row else left
         first, second = (left, above) if cells == "left" else (above, left)
         codes.append(chain[step] if step < scored else first)
-        found.append((codes[-1], second))
+        first = codes[-1]
+        if cells == "preview" and step >= scored and 0 <= covering[position] < len(done) + scored:
+            first = codes[covering[position]]
+        found.append((first, second))
     return found
 
 
+@pytest.mark.parametrize("grid", [Grid(4, 3), Grid(3, 4, before=(Raster(2, 3),))], ids=["one", "two"])
 @pytest.mark.parametrize("seed_cells", SEED_CELLS)
-def test_seeds_are_those_of_a_plain_loop(seed_cells: str) -> None:
-    draw, grid = random.Random(5), Grid(4, 3)
+def test_seeds_are_those_of_a_plain_loop(seed_cells: str, grid: Grid) -> None:
+    draw = random.Random(5)
     for _ in range(200):
         cache = self_drafter(grid, seed_cells)
         length = draw.randrange(1, grid.size + 3)
@@ -174,12 +179,14 @@ def test_seeds_are_those_of_a_plain_loop(seed_cells: str) -> None:
         chain = [draw.randrange(CODES) for _ in range(length)]
         scored = draw.randrange(length + 1)
         cache._codes[0, : len(done)], cache._position[0] = torch.tensor(done), len(done)
-        at, fresh = cache._ahead(torch.arange(length)), torch.arange(length)[None] >= scored
+        at = cache._ahead(torch.arange(length))
+        fresh = (torch.arange(length)[None] >= scored) | (at == grid.size)  # nothing outside is ever scored
         first, second = cache._neighbours(at, torch.tensor([chain]), fresh)
         expected = copied(grid, done, chain, scored, seed_cells)
         found = list(zip(first[0].tolist(), second[0].tolist(), strict=True))[: len(expected)]
         assert [own for own, _ in found] == [own for own, _ in expected]
-        assert found[scored:] == expected[scored:]
+        if seed_cells == "both":  # the only one that drafts both
+            assert found[scored:] == expected[scored:]
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), GREEDY, FILTERED])

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adt_tree.grid import Grid
+from adt_tree.errors import UserError
+from adt_tree.grid import NO_CELL, Grid
 from adt_tree.policy import TreeShape
 from adt_tree.proposers.candidates import Candidates, History, grow_chains, newest_first
 from adt_tree.roles import NoiseBelow, Prefix, Run, Setup, call
@@ -29,13 +30,16 @@ SEED_CONFIDENCE = -1.0  # log-confidence of a code that is copied from a neighbo
 
 
 def make(setup: Setup) -> SelfDraftProposer:
-    """Returns the proposer of self-draft and adt-self-draft."""
-    model, target = setup.model, setup.target
+    """Returns the proposer of self-draft and adt-self-draft. UserError if the model has no raster that seeds
+    can be copied from."""
+    model, target, seed_cells = setup.model, setup.target, setup.method.seeds
+    if seed_cells == "preview" and not model.grid.before:
+        raise UserError("seed_cells 'preview': this model generates no preview; choose above, left or both")
     return SelfDraftProposer(
         model.grid,
         target.slots,
         setup.shape.width,
-        setup.method.seeds,
+        seed_cells,
         model.num_codes,
         target.device,
         target.run,
@@ -62,8 +66,15 @@ class SelfDraftProposer:
         run: Run = call,
     ) -> None:
         """candidates: K. num_codes: V. seed_cells: the neighbours from which a position without a score
-        copies its drafts, "above", "left" or "both"."""
+        copies its drafts, "above", "left" or "both", or "preview": the cell that covers it in the raster
+        before, and "above" where there is none."""
         self.grid, self.seed_cells, self.num_codes, self._run = grid, seed_cells, num_codes, run
+        # Of every position [P + 1], the last outside the image: the first position and the width of its
+        # raster, and the cell of the raster before that covers it.
+        raster = [grid.cell(position).raster for position in range(grid.size)] + [0]
+        self._start = torch.tensor(grid.starts, device=device)[raster]
+        self._width = torch.tensor([r.width for r in grid.rasters], device=device)[raster]
+        self._covering = torch.tensor([*grid.covering(), NO_CELL], device=device)
         self.history = History(grid.size, slots, candidates, device)
         # The committed codes. The extra column receives codes that fall outside an image.
         self._codes = torch.zeros(slots, grid.size + 1, dtype=torch.int64, device=device)
@@ -133,23 +144,30 @@ class SelfDraftProposer:
         """Returns two codes [B, L] for each of the positions `at` [B, L].
 
         The first is `codes` [B, L] where the position was scored, and a copy of a neighbour where it is fresh
-        [B, L]. The second is a copy of the other neighbour. The neighbours are the cell above and the nearest
-        known cell to the left, in the order of seed_cells.
+        [B, L]. The second is a copy of the other neighbour. The neighbours are the cell above, within the
+        raster of the position, and the nearest known cell to the left, in the order of seed_cells.
         """
         # Trees begin at the first open position, so the scored positions come first and the fresh ones last.
-        known = torch.cat((self._last(at), codes), dim=1)
-        left = known.gather(1, (~fresh).sum(dim=1, keepdim=True))
-        width, rows = self.grid.width, []
-        above = self._codes.gather(1, (at[:, :width] - width).clamp(min=0))
-        # The loop takes `width` positions at a time, because the cells above them may be copies themselves.
-        for cells, scored, new in zip(*(x.split(width, dim=1) for x in (at, codes, fresh)), strict=True):
-            above = above[:, : cells.shape[1]]
-            above = torch.where(cells >= width, above, left)
-            first, second = (left, above) if self.seed_cells == "left" else (above, left)
-            above = torch.where(new, first, scored)
-            rows.append((above, second.expand_as(above)))
-        first, second = (torch.cat(part, dim=1) for part in zip(*rows, strict=True))
-        return first, second
+        last = at[:, :1] - 1 + (~fresh).sum(dim=1, keepdim=True)  # the last position whose code is known
+        above, left = self._above(at, last), last.expand_as(at)
+        first, second = (left, above) if self.seed_cells == "left" else (above, left)
+        if self.seed_cells == "preview":
+            cover = self._covering[at]
+            first = torch.where((cover != NO_CELL) & (cover <= last), cover, first)
+        known = self._codes.scatter(1, at, codes)
+        return torch.where(fresh, known.gather(1, first), codes), known.gather(1, second)
+
+    def _above(self, at: Tensor, last: Tensor) -> Tensor:
+        """Returns the positions [B, L] of the nearest cells above `at` [B, L] that are not behind `last`
+        [B, 1]; `last` where the raster has none.
+
+        Example: of a raster 5 cells wide that begins at position 6, last = 13 and at = 19 give 9: the cell
+        above 19 is at 14, which is not known yet, and the cell above that at 9.
+        """
+        width = self._width[at]
+        rows = ((at - last - 1) // width).clamp(min=0) + 1
+        above = at - rows * width
+        return torch.where(above >= self._start[at], above, last)
 
     def _last(self, at: Tensor) -> Tensor:
         """Returns the committed code [B, 1] before the first of the positions `at` [B, L]."""

@@ -11,7 +11,6 @@ cell's neighbours find it at once. That needs prompts of one length: PREFIX toke
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from tqdm import tqdm
 
 from adt_tree.errors import UserError
 from adt_tree.grid import Grid, Raster
-from models.checkpoint.files import append_line
 from models.loading import load
 from models.model import Model
 from models.spec import LoadOptions
@@ -34,12 +32,12 @@ from training.emoji.codes import Codes
 from training.emoji.pictures import Picture, Pictures
 from training.emoji.target import IGNORED, STABLE, STREAM, Prompts, code_loss
 from training.emoji.tokenizer import Tokenizer
-from training.loop import load_checkpoint, save_checkpoint, use_device
+from training.loop import load_checkpoint, save_checkpoint, use_device, write_figures
 from training.muon import muon_and_adamw
 
 PREFIX = 20  # tokens of every prompt; the longest caption of the data has 19
 PAD = 1
-SAVED, LOG = "preview.pt", "losses_preview.jsonl"
+SAVED = "preview.pt"
 VALIDATED = 96  # pictures of each kind
 
 
@@ -160,18 +158,15 @@ def run(args: Any) -> None:
     torch.manual_seed(args.seed)
     trainer, losses, begun = Trainer(args, device), list[float](), time.monotonic()
     steps = range(0, args.num_pictures, args.batch_size)
-    for done in tqdm(steps, desc="preview", unit="step"):
-        losses.append(trainer.train_step(done))
-        end = done + args.batch_size
-        if len(losses) == args.validate_steps or done == steps[-1]:
-            row = {"pictures": end, "spent_s": round(time.monotonic() - begun, 1),
-                   "loss": round(sum(losses) / len(losses), 4), **trainer.validation(end)}  # fmt: skip
-            append_line(work / LOG, json.dumps(row))
-            losses.clear()
-            payload = {"model": trainer.decoder.state_dict(), "losses": row,
-                       "config": dataclasses.asdict(trainer.decoder.config)}  # fmt: skip
-            save_checkpoint(work / SAVED, payload)
-    print(json.dumps({"written": str(work / SAVED), **row}))
+    with tqdm(steps, desc="preview", unit="step") as bar:
+        for done in bar:
+            losses.append(trainer.train_step(done))
+            bar.set_postfix_str(f"loss {losses[-1]:.3f}", refresh=False)
+    save_checkpoint(work / SAVED, {"model": trainer.decoder.state_dict(),
+                                   "config": dataclasses.asdict(trainer.decoder.config)})  # fmt: skip
+    figures = {"pictures": args.num_pictures, "spent_s": round(time.monotonic() - begun, 1),
+               "loss_of_last_steps": round(sum(losses[-10:]) / len(losses[-10:]), 4)}  # fmt: skip
+    write_figures(work, "preview", {**figures, **trainer.validation(args.num_pictures)})
 
 
 def tuned_model(work: Path) -> Model:
