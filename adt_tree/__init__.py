@@ -2,19 +2,23 @@
 
     from adt_tree import Pipeline, Sampling, AdaptiveTree, Lantern
 
-Pipeline, which needs torch and the models, is resolved when it is first used.
+Pipeline and generate, the decoding method for transformers, need torch and the models, and are resolved when
+they are first used.
 """
+
+from importlib import import_module
 
 from adt_tree.method import METHODS, Lantern, Method
 from adt_tree.policy import AdaptiveTree, TreeShape
 from adt_tree.sampling import Sampling
 
-__all__ = ["METHODS", "AdaptiveTree", "Lantern", "Method", "Output", "Pipeline", "Sampling", "TreeShape"]
+__all__ = [
+    "METHODS", "AdaptiveTree", "Lantern", "Method", "Output", "Pipeline", "Sampling", "TreeShape", "generate",
+]  # fmt: skip
+LATE = {"Output": "pipeline", "Pipeline": "pipeline", "generate": "generation.contract"}  # name -> its file
 
 
 def __getattr__(name: str) -> object:
-    if name not in ("Output", "Pipeline"):
+    if name not in LATE:
         raise AttributeError(f"module 'adt_tree' has no attribute {name!r}")
-    from adt_tree import pipeline
-
-    return getattr(pipeline, name)
+    return getattr(import_module(f"adt_tree.{LATE[name]}"), name)

@@ -78,6 +78,15 @@ class PromptEncoder:
     release: Callable[[], None] = lambda: None  # frees the memory that only encoding needs
 
 
+def token_prompts(codes: range) -> PromptEncoder:
+    """Returns the text side of a model without a tokenizer: prompts are token ids, texts are refused."""
+
+    def encode(text: str) -> EncodedPrompt:
+        raise UserError(f"prompt {text[:80]!r}: this model has no tokenizer, give token ids")
+
+    return PromptEncoder(encode, codes.start, len(codes))
+
+
 def by_branch(x: Tensor, branches: int) -> Tensor:
     """Repeats x [B, ...] for every guidance branch: [G * B, ...]. All branches score the same tree."""
     return x.repeat(branches, *([1] * (x.dim() - 1)))

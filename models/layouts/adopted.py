@@ -14,6 +14,7 @@ from typing import Any
 from adt_tree.errors import CheckpointError
 from models.checkpoint.hub import locate
 from models.checkpoint.weights import read_weights, weights_in_memory
+from models.image_tokens import ImageTokens
 from models.layouts import chameleon, emu3, janus
 from models.layouts.chat import ChatTokenizer
 from models.model import Model
@@ -21,12 +22,26 @@ from models.registry import spec_of
 from models.spec import Checkpoint, LoadOptions
 
 FAMILIES = {"janus": "janus_pro", "emu3": "emu3", "chameleon": "anole"}  # model_type -> model family
+BY_TOKENS = {"emu3": emu3}  # model_type of those whose images transformers' own generate makes -> their file
 
 
-def adopt(model: Any, tokenizer: Any, options: LoadOptions) -> Model:
+def image_tokens(model: Any) -> ImageTokens:
+    """Returns how images lie in a model's sequences of token ids. CheckpointError for a kind of model whose
+    images are not made by transformers' own generate."""
+    kind = getattr(model.config, "model_type", None)
+    if kind not in BY_TOKENS:
+        raise CheckpointError(
+            f"custom_generate: a model of type {kind!r}: the types whose images it makes are "
+            f"{', '.join(BY_TOKENS)}; Pipeline.from_transformers also takes {', '.join(FAMILIES)}"
+        )
+    return BY_TOKENS[kind].image_tokens(model.config.to_dict())
+
+
+def adopt(model: Any, tokenizer: Any | None, options: LoadOptions) -> Model:
     """Returns a Model of a Janus-, Emu3- or ChameleonForConditionalGeneration, with its dtype and device.
 
-    tokenizer: the processor or tokenizer of transformers that belongs to the model. options: the fields read
+    tokenizer: the processor or tokenizer of transformers that belongs to the model; None for a model of
+    BY_TOKENS, whose prompts are then token ids. options: the fields read
     are target_size, ratio, drafter_path and, for Chameleon, tokenizer_base_path, the folder of Meta's VQGAN,
     because transformers has no pixel decoder for it. The transformers model stays usable, but must not be
     trained or moved: shared weights would change with it, copied ones would not. CheckpointError for another
@@ -44,6 +59,8 @@ def adopt(model: Any, tokenizer: Any, options: LoadOptions) -> Model:
     drafter = locate(options.drafter_path) if options.drafter_path else None
     checkpoint = Checkpoint(spec, folder, drafter, model.dtype, devices.pop(), options)
     config, state = model.config.to_dict(), weights_in_memory(model, folder)
+    if tokenizer is None:
+        return BY_TOKENS[kind].assemble(checkpoint, config, state, None)
     text_tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # a processor holds one
     if kind == "chameleon":
         if folder.is_dir():  # its files may include a pixel decoder, which transformers leaves out

@@ -7,7 +7,8 @@ negative prompt of the model card as its text. transformers' Emu3VQVAE turns cod
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -15,7 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from adt_tree.errors import CheckpointError
+from adt_tree.errors import CheckpointError, UserError
 from adt_tree.grid import Grid
 from models.checkpoint.config import check_integer, read_config, section
 from models.checkpoint.files import reading
@@ -23,15 +24,18 @@ from models.checkpoint.meta_init import build, expected, require
 from models.checkpoint.weights import Weights, read_weights
 from models.codecs.vq import VQModel
 from models.drafter import LLAMA
+from models.image_tokens import ImageTokens
 from models.layouts.chat import ChatTokenizer
 from models.layouts.llama import decoder_names, gather, scatter
 from models.model import Model, load_networks
 from models.spec import Checkpoint
-from models.target import Prompt, PromptEncoder
+from models.target import Prompt, PromptEncoder, token_prompts
 from models.transformer import Decoder, DecoderConfig, read_shape
 
 CODE, ROW_END = "<|visual token ", "<|extra_200|>"
 IMAGE_START, IMAGE_TOKEN = "<|image start|>", "<|image token|>"
+CLOSING = "<|extra_201|>", "<|image end|>", "<|extra_204|>"  # end of the frame, of the image, of the sequence
+SIZE = "0123456789*"  # signs of an image's size in the prompt
 NEGATIVE = (
     "lowres, bad anatomy, bad hands, text, error, missing fingers, extra digit, fewer digits, cropped, "
     "worst quality, low quality, normal quality, jpeg artifacts, signature, watermark, username, blurry."
@@ -127,6 +131,34 @@ def grid_of(size: int, ratio: str, patch: int) -> Grid:
     return Grid(rows, columns)
 
 
+def image_tokens(config: Mapping[str, Any]) -> ImageTokens:
+    """Returns how images lie among token ids. ValueError names what is missing in the vocabulary."""
+    codes, row_end = read_tokens(config)
+    vocabulary = section(config, "vocabulary_map")
+    for name in (IMAGE_START, IMAGE_TOKEN, *CLOSING, *SIZE):
+        check_integer(f"vocabulary_map: token {name}", vocabulary.get(name), least=0)
+    start, end = vocabulary[IMAGE_START], vocabulary[IMAGE_TOKEN]
+    signs = {vocabulary[sign]: sign for sign in SIZE}
+
+    def read_grid(prompts: Sequence[list[int]], image_grid_thw: Tensor | None) -> Grid:
+        grids = set()
+        for number, ids in enumerate(prompts):
+            opening = ids[len(ids) - ids[::-1].index(start) : -1] if start in ids else []
+            size = re.fullmatch(r"(\d+)\*(\d+)", "".join(signs.get(token, "?") for token in opening))
+            if size is None or ids[-1] != end:
+                raise UserError(
+                    f"prompt {number} does not end in {IMAGE_START}HEIGHT*WIDTH{IMAGE_TOKEN}: make it by "
+                    "Emu3Processor(..., return_for_image_generation=True)"
+                )
+            grids.add(Grid(int(size[1]), int(size[2])))
+        if len(grids) > 1:
+            raise UserError(f"the prompts ask for images of {len(grids)} sizes: give one size at a time")
+        return grids.pop()
+
+    closing = tuple(vocabulary[name] for name in CLOSING)
+    return ImageTokens(codes, read_grid, row_end, closing, guided=True)
+
+
 def vqvae(fields: Mapping[str, Any]) -> Any:
     """Returns transformers' codec for the fields of vq_config, with random weights. Raises what transformers
     does if the fields do not describe one."""
@@ -166,12 +198,12 @@ def assemble(
     checkpoint: Checkpoint,
     config: Mapping[str, Any],
     state: Weights,
-    tokenizer: Callable[[], ChatTokenizer],
+    tokenizer: Callable[[], ChatTokenizer] | None,
 ) -> Model:
     """Puts Emu3 together from its configuration, weights and tokenizer, for images of target_size and ratio.
 
     tokenizer() is called once config.json has been checked: transformers reads that file too, and its errors
-    say less. CheckpointError names what is missing or does not fit.
+    say less. Without one, prompts are token ids. CheckpointError names what is missing or does not fit.
     """
     folder = checkpoint.folder
     with reading(folder / "config.json"):
@@ -186,7 +218,7 @@ def assemble(
     pixels = state.below(vq).placed(checkpoint.device, torch.float32)
     codec = Codec(build(make_codec, pixels, folder))
     grid = grid_of(checkpoint.size, checkpoint.options.ratio or "1:1", codec.config.patch_size)
-    prompts = prompt_encoder(tokenizer(), codes, row_end, grid)
+    prompts = prompt_encoder(tokenizer(), codes, row_end, grid) if tokenizer else token_prompts(codes)
     to_ours = partial(gather, names=names, config=shape)
     return load_networks(
         checkpoint, shape, state, to_ours, LLAMA, grid, prompts, cast(VQModel, codec), row_end

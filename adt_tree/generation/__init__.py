@@ -1,0 +1,1 @@
+"""The decoding method that transformers' `generate` calls."""

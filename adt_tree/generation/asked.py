@@ -1,0 +1,138 @@
+"""What a call of transformers' `generate` asks for, and one line for everything that cannot be honoured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from adt_tree.errors import UserError
+from adt_tree.sampling import Sampling
+
+# Arguments of a decoding method that are read, or that do not change our tokens.
+READ = {
+    "attention_mask", "generation_config", "image_grid_thw", "image_sizes", "images_per_sample",
+    "logits_processor", "logits_to_keep", "mm_encoder_outputs", "past_key_values", "position_ids",
+    "stopping_criteria", "synced_gpus", "use_cache",
+}  # fmt: skip
+
+
+def refuse(reason: str) -> NoReturn:
+    """Raises UserError, one line."""
+    raise UserError(f"custom_generate: {reason}")
+
+
+def check(input_ids: Tensor, arguments: Mapping[str, Any], caller: Mapping[str, Any]) -> None:
+    """Refuses what changes the result or its form in a way that this engine does not follow.
+
+    caller: the local variables of `generate`. It hands a streamer and an assistant model to its own decoding
+    methods, but not to a callable; a reader of the streamer would wait forever.
+    """
+    config = arguments["generation_config"]
+    for name in ("streamer", "assistant_model"):
+        if caller.get(name) is not None:
+            refuse(f"{name}: it is not supported; leave it out")
+    if config.num_beams not in (None, 1):
+        refuse(f"num_beams {config.num_beams}: beams are not supported; leave it out")
+    if config.num_return_sequences not in (None, 1):
+        refuse(f"num_return_sequences {config.num_return_sequences}: repeat the prompts instead")
+    if config.return_dict_in_generate:
+        refuse("return_dict_in_generate: the result is a tensor; leave it out")
+    cache = arguments.get("past_key_values")
+    if cache is not None and cache.get_seq_length() > 0:
+        refuse("past_key_values: a prompt is read from its first token; leave them out")
+    if any(value is not None for value in (arguments.get("mm_encoder_outputs") or {}).values()):
+        refuse("pixel_values: source images are not supported; give a text alone")
+    others = [name for name, value in arguments.items() if value is not None and name not in READ]
+    if others:
+        refuse(f"{', '.join(sorted(others))}: not supported; leave it out")
+    positions, mask = arguments.get("position_ids"), arguments.get("attention_mask")
+    if positions is not None:
+        counted = (torch.ones_like(input_ids) if mask is None else mask.long()).cumsum(-1) - 1
+        if positions.shape[-1] != counted.shape[-1] or not (positions == counted.clamp(min=0)).all():
+            refuse("position_ids: they follow from attention_mask here; leave them out")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the processors and criteria that `generate` prepared ask for."""
+
+    sampling: Sampling
+    max_length: int  # tokens of prompt and result together
+    stops: frozenset[int]  # token ids behind which a sequence ends
+    negative: Tensor | None = None  # [B, T'] token ids of the unconditional branch; None: the last token
+    negative_mask: Tensor | None = None
+    allowed: Callable[[int, Tensor], Any] | None = None  # prefix_allowed_tokens_fn
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any]) -> Asked:
+        """Reads them. UserError for any but guidance, allowed tokens, temperature, top-k and top-p in the
+        order of `generate`, and for other criteria than length and the end of a sequence."""
+        from transformers.generation import logits_process, stopping_criteria
+
+        order = (
+            logits_process.UnbatchedClassifierFreeGuidanceLogitsProcessor,
+            logits_process.PrefixConstrainedLogitsProcessor,
+            logits_process.TemperatureLogitsWarper,
+            logits_process.TopKLogitsWarper,
+            logits_process.TopPLogitsWarper,
+        )
+        processors = {type(processor): processor for processor in arguments["logits_processor"]}
+        criteria = {type(criterion): criterion for criterion in arguments["stopping_criteria"]}
+        ends = (stopping_criteria.MaxLengthCriteria, stopping_criteria.EosTokenCriteria)
+        for kind in (*processors, *criteria):
+            if kind not in (*order, *ends):
+                refuse(f"{kind.__name__}: this processor or criterion is not supported; leave it out")
+        if list(map(type, arguments["logits_processor"])) != [kind for kind in order if kind in processors]:
+            refuse("logits_processor: temperature, top-k and top-p belong to the arguments of generate")
+        guidance, prefix, temperature, top_k, top_p = (processors.get(kind) for kind in order)
+        length, end = (criteria.get(kind) for kind in ends)
+        scale = guidance.guidance_scale if guidance else 1.0
+        sampling = Sampling(0.0, guidance=scale)
+        if arguments["generation_config"].do_sample:
+            sampling = Sampling(
+                temperature=temperature.temperature if temperature else 1.0,
+                top_k=top_k.top_k if top_k else 0,
+                top_p=top_p.top_p if top_p else 1.0,
+                guidance=scale,
+            )
+        context = guidance.unconditional_context if guidance else {}
+        return cls(
+            sampling=sampling,
+            max_length=length.max_length if length else 0,
+            stops=frozenset(end.eos_token_id.tolist() if end else ()),
+            negative=context.get("input_ids"),
+            negative_mask=context.get("attention_mask"),
+            allowed=prefix._prefix_allowed_tokens_fn if prefix else None,
+        )
+
+
+def unpadded(name: str, ids: Tensor, mask: Tensor | None) -> list[list[int]]:
+    """Returns the token ids of every row [B, T] without its left padding. UserError for other padding."""
+    if mask is None:
+        return ids.tolist()
+    real = mask.bool()
+    if (real[:, :-1] & ~real[:, 1:]).any() or not real[:, -1].all():
+        refuse(f"{name}: padding behind or inside a prompt; pad on the left (tokenizer.padding_side)")
+    return [row[keep].tolist() for row, keep in zip(ids, real, strict=True)]
+
+
+def check_allowed(allowed: Callable[[int, Tensor], Any], sequences: Tensor, start: int, codes: range) -> None:
+    """Refuses a prefix_allowed_tokens_fn that does not allow, from index `start` of the sequences [B, T] on,
+    every code where a code stands, and elsewhere the token that stands there, and nothing else."""
+    every, last, members = set(codes), None, set[int]()
+    for row, ids in enumerate(sequences):
+        for at, token in enumerate(ids[start:].tolist(), start):
+            given = allowed(row, ids[:at])
+            if given is not last:  # a list of all codes is mostly the same object again
+                last, members = given, {int(member) for member in given}
+                if members == every:
+                    members = every
+            if members is not every if token in codes else members != {token}:
+                refuse(
+                    f"prefix_allowed_tokens_fn: at token {at - start} of image {row} it allows other tokens "
+                    f"than {'the codes' if token in codes else token}; leave it out"
+                )

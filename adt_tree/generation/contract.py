@@ -1,0 +1,122 @@
+"""transformers' contract for decoding methods: `model.generate(..., custom_generate=...)` by this engine.
+
+    from adt_tree import generate
+
+    ids = model.generate(**inputs, max_new_tokens=10_000, custom_generate=generate, method="ar", seed=7)
+
+The folder form, custom_generate="path or hub id", reaches the same function by custom_generate/generate.py.
+Only Emu3 makes images by transformers' own `generate`. Chameleon's masks the codes, and Janus has a loop of
+its own for images, so neither comes here.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from adt_tree.generation.adopted import Adopted
+from adt_tree.generation.asked import Asked, check, check_allowed, refuse, unpadded
+from adt_tree.method import Method
+from adt_tree.roles import Request
+from models.target import Prompt
+
+LOADING = ("revision", "token", "cache_dir", "force_download", "proxies", "local_files_only", "repo_type")
+
+
+def generate(
+    model: Any,
+    input_ids: Tensor | None = None,
+    *,
+    method: str | Method | None = None,
+    seed: int | None = None,
+    **arguments: Any,
+) -> Tensor:
+    """Returns what model.generate(...) returns for images: prompts with their left padding, the images' token
+    ids, and the tokens behind them as far as max_new_tokens reaches, [B, T] int64.
+
+    Only codes may come inside an image. At temperature 0 the tokens are those of `generate` under that
+    constraint; otherwise they have its distribution. method: a name of adt_tree.METHODS, or a Method, whose
+    sampling is replaced by that of `generate`; None: the model's fastest exact one. seed: row n has seed + n;
+    None: a seed from torch's global generator. UserError for everything that cannot be honoured.
+    """
+    if "inputs" in arguments:  # the folder form: `generate` passes its arguments on before it prepares them
+        return _prepare(model, input_ids, arguments, method, seed)
+    assert input_ids is not None
+    frame = inspect.currentframe()
+    check(input_ids, arguments, frame.f_back.f_locals if frame and frame.f_back else {})
+    asked = Asked.of(arguments)
+    with torch.no_grad():
+        return _decode(model, input_ids, arguments, asked, method, seed)
+
+
+def _prepare(
+    model: Any,
+    input_ids: Tensor | None,
+    arguments: dict[str, Any],
+    method: str | Method | None,
+    seed: int | None,
+) -> Tensor:
+    """Calls `generate` again with this file's function as its decoding method, so that it prepares its inputs
+    and its effective configuration as it always does."""
+    from transformers import GenerationMixin
+
+    prepared = {name: value for name, value in arguments.items() if name not in LOADING}
+    if input_ids is not None:
+        prepared["input_ids"] = input_ids
+    made = GenerationMixin.generate(model, custom_generate=generate, method=method, seed=seed, **prepared)
+    return cast(Tensor, made)
+
+
+def _decode(
+    model: Any,
+    input_ids: Tensor,
+    arguments: dict[str, Any],
+    asked: Asked,
+    method: str | Method | None,
+    seed: int | None,
+) -> Tensor:
+    """Returns prompts, images and what stands behind them, [B, T] int64."""
+    start, mask = input_ids.shape[1], arguments.get("attention_mask")
+    prompts = unpadded("attention_mask", input_ids, mask)
+    adopted = Adopted.of(model)
+    tokens = adopted.tokens
+    grid = tokens.read_grid(prompts, arguments.get("image_grid_thw"))
+    length, room = tokens.length(grid), asked.max_length - start
+    if room < length:
+        refuse(f"max_new_tokens {room}: an image of {grid.height} x {grid.width} codes takes {length} tokens")
+    if asked.stops.intersection((*tokens.codes, *(() if tokens.row_end is None else (tokens.row_end,)))):
+        refuse("eos_token_id: it names a token of images")
+    if asked.sampling.branches > 1 and not tokens.guided:
+        refuse(f"guidance_scale {asked.sampling.guidance}: this model is sampled without guidance")
+    closing = list(tokens.closing[: room - length])
+    if asked.allowed:  # codes 0 stand for those to come: most such functions look at positions alone
+        blank = tokens.sequence([0] * grid.size, grid) + closing
+        check_allowed(asked.allowed, with_rows(input_ids, [blank] * len(prompts)), start, tokens.codes)
+    if seed is None:
+        seed = 0 if asked.sampling.greedy else int(torch.randint(2**31, ()))
+    pairs = zip(prompts, unconditional(asked, input_ids), strict=True)
+    requests = [Request(str(row), Prompt(*pair), seed + row) for row, pair in enumerate(pairs)]
+    with adopted.lock:
+        codes = adopted.decode(requests, grid, asked.sampling, method)
+    rows = with_rows(input_ids, [tokens.sequence(image, grid) + closing for image in codes])
+    if asked.allowed:
+        check_allowed(asked.allowed, rows, start, tokens.codes)
+    return rows
+
+
+def unconditional(asked: Asked, input_ids: Tensor) -> list[list[int]]:
+    """Returns the prompts of the unconditional branch, as transformers' guidance takes them."""
+    if asked.negative is None:
+        return input_ids[:, -1:].tolist()
+    if len(asked.negative) != len(input_ids):
+        refuse(f"negative_prompt_ids: {len(asked.negative)} rows for {len(input_ids)} prompts; give one each")
+    return unpadded("negative_prompt_attention_mask", asked.negative, asked.negative_mask)
+
+
+def with_rows(input_ids: Tensor, rows: Sequence[Sequence[int]]) -> Tensor:
+    """Returns the prompts [B, T] followed by the token ids of each row."""
+    return torch.cat((input_ids, torch.tensor(rows, device=input_ids.device, dtype=input_ids.dtype)), dim=1)

@@ -1,0 +1,43 @@
+"""Where an image's codes lie among the token ids of a sequence: what stands before, between and behind them.
+
+A family whose images transformers' own `generate` can make describes its sequences so. Prompts and images are
+then token ids, and no tokenizer is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from adt_tree.grid import Grid
+
+# Token ids of prompts without padding, and the argument image_grid_thw of `generate` -> the grid that all of
+# the prompts ask for. UserError where one asks for none, or two for different ones.
+ReadGrid = Callable[[Sequence[list[int]], Tensor | None], Grid]
+
+
+@dataclass(frozen=True, slots=True)
+class ImageTokens:
+    """The token ids of one family's images. Behind a prompt comes the image, row by row; behind that come
+    tokens that end it."""
+
+    codes: range  # token ids of the codes
+    read_grid: ReadGrid
+    row_end: int | None = None  # token id behind every row of codes
+    closing: tuple[int, ...] = ()  # token ids that always stand behind the image
+    open_end: bool = False  # whether the model itself chooses the token behind the image
+    guided: bool = False  # whether images are made with guidance
+
+    def sequence(self, codes: Sequence[int], grid: Grid) -> list[int]:
+        """Returns the token ids of an image: those of its codes and of the ends of rows."""
+        ids = [self.codes[code] for code in codes]
+        if self.row_end is None:
+            return ids
+        rows = (ids[start : start + grid.width] for start in range(0, len(ids), grid.width))
+        return [token for row in rows for token in (*row, self.row_end)]
+
+    def length(self, grid: Grid) -> int:
+        """Returns the number of token ids of an image, without those behind it."""
+        return grid.size + (0 if self.row_end is None else grid.height)

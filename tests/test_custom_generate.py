@@ -1,0 +1,348 @@
+"""model.generate(..., custom_generate=...): the tokens of transformers' own generate, in both forms."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from adt_tree import Method, Sampling, TreeShape, generate
+from adt_tree.errors import UserError
+from adt_tree.generation.adopted import ADOPTED, MOST_ENGINES
+from adt_tree.grid import Grid
+from adt_tree.pipeline import Pipeline
+from models.layouts.emu3 import CLOSING, NEGATIVE
+from models.spec import LoadOptions
+from tests import tiny_transformers as tiny
+
+ROOT = Path(__file__).resolve().parent.parent
+TEXTS = ["a red heart", "sea", "a very long prompt, longer than the others"]
+IDS = tiny.emu3_vocabulary()
+FIRST = IDS["<|visual token 000000|>"]
+CODES = list(range(FIRST, FIRST + tiny.CODES))
+ROWS, COLUMNS = 3, 5
+LENGTH = ROWS * (COLUMNS + 1)  # token ids of an image
+FORMS: dict[str, dict[str, Any]] = {
+    "callable": {"custom_generate": generate},
+    "folder": {"custom_generate": str(ROOT), "trust_remote_code": True},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Emu3, as transformers saves it."""
+    return tiny.emu3(tmp_path_factory.mktemp("emu3") / "tiny", kv_heads=2)
+
+
+def load(folder: Path) -> Any:
+    """transformers' model in fp32."""
+    import transformers
+
+    return transformers.Emu3ForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Any:
+    """One that the tests share."""
+    return load(folder)
+
+
+@pytest.fixture(autouse=True)
+def own_modules(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder form copies its file away from the user's own cache."""
+    cache = str(tmp_path_factory.mktemp("modules"))
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", cache)
+    monkeypatch.syspath_prepend(cache)
+
+
+@pytest.fixture(scope="module")
+def encode(folder: Path) -> Callable[..., dict[str, Tensor]]:
+    """Prompts, padded on the left, that ask for an image of ROWS x COLUMNS or of other sides."""
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, padding_side="left")
+
+    def call(texts: list[str], rows: int = ROWS, columns: int = COLUMNS) -> dict[str, Tensor]:
+        opening = f"{tokenizer.boi_token}{rows}*{columns}{tokenizer.image_wrapper_token}"
+        ids = tokenizer([f"{tokenizer.bos_token}{text}{opening}" for text in texts], padding=True)
+        return {name: torch.tensor(ids[name]) for name in ("input_ids", "attention_mask")}
+
+    return call
+
+
+def allowed(row: int, ids: Tensor) -> list[int]:
+    """The tokens allowed next, as transformers documents them for Emu3."""
+    offset = len(ids) - int((ids == IDS[tiny.IMAGE_TOKEN]).nonzero()[0, 0])
+    if offset > LENGTH:
+        return [IDS[CLOSING[min(offset - LENGTH, 3) - 1]]]
+    return [IDS[tiny.ROW_END]] if offset % (COLUMNS + 1) == 0 else CODES
+
+
+def arguments(encode: Callable[..., dict[str, Tensor]], count: int, **more: Any) -> dict[str, Any]:
+    """A greedy, guided call for whole images."""
+    negative = encode([NEGATIVE] * count)
+    return {
+        **encode(TEXTS[:count]),
+        "negative_prompt_ids": negative["input_ids"],
+        "negative_prompt_attention_mask": negative["attention_mask"],
+        "guidance_scale": 3.0,
+        "do_sample": False,
+        "max_new_tokens": LENGTH + 3,
+        **more,
+    }
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("count", "method", "more"),
+    [
+        (1, None, {}),
+        (3, "self-draft", {"prefix_allowed_tokens_fn": allowed}),
+        (3, "adt-self-draft", {"max_new_tokens": LENGTH}),
+        (2, "ar", {"max_new_tokens": LENGTH + 1}),
+        (2, Method("self-draft", Sampling(1.0), TreeShape(6, 3, 12)), {"guidance_scale": None}),
+        (2, None, {"negative_prompt_ids": None, "negative_prompt_attention_mask": None}),
+        (2, None, {"max_new_tokens": 200}),
+    ],
+)
+def test_tokens_of_generate(
+    model: Any, encode: Callable[..., Any], form: str, count: int, method: Any, more: dict[str, Any]
+) -> None:
+    """Greedy, token for token: prompts with their padding, rows and their ends, and the tokens behind."""
+    how = arguments(encode, count, **more)
+    expected = model.generate(**(how | {"prefix_allowed_tokens_fn": allowed}))
+    found = model.generate(**how, **FORMS[form], method=method)
+    assert found.dtype == torch.int64 and torch.equal(found, expected)
+    start = how["input_ids"].shape[1]
+    assert found.shape[1] - start == min(how["max_new_tokens"], LENGTH + 3)
+    assert len(set(found[0, start:].tolist())) > 4 and len({tuple(row) for row in found.tolist()}) == count
+    if count == 3:
+        assert how["attention_mask"][1, 0] == 0, "no padding was tested"
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_sampling_is_the_effective_configuration(
+    model: Any, folder: Path, encode: Callable[..., Any], form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The images of our pipeline with the settings of the model's own file and of the call, seed by seed."""
+    import transformers
+
+    monkeypatch.setattr(model.generation_config, "temperature", 0.8)
+    monkeypatch.setattr(model.generation_config, "top_k", 20)
+    how = {"do_sample": True, "top_p": 0.9, "guidance_scale": 2.5}
+    found = model.generate(**arguments(encode, 2, **how), **FORMS[form], seed=5)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    options = LoadOptions(target_size=8, ratio="5:3")
+    pipe = Pipeline.from_transformers(model, tokenizer, options=options)
+    assert pipe.model.grid == Grid(ROWS, COLUMNS)
+    sampling = Sampling(temperature=0.8, top_k=20, top_p=0.9, guidance=2.5)
+    codes = pipe(TEXTS[:2], "ar", sampling=sampling, seed=5).codes
+    rows = found[:, -LENGTH - 3 : -3].view(2, ROWS, COLUMNS + 1)[:, :, :-1]
+    assert (rows.flatten(1) - FIRST).tolist() == codes
+    torch.manual_seed(1)
+    first, second = (model.generate(**arguments(encode, 1, **how), **FORMS[form]) for _ in range(2))
+    torch.manual_seed(1)
+    again = model.generate(**arguments(encode, 1, **how), **FORMS[form])
+    assert torch.equal(first, again) and not torch.equal(first, second)
+
+
+class Streamer:
+    """A streamer that takes everything."""
+
+    def put(self, value: Tensor) -> None:
+        pass
+
+    def end(self) -> None:
+        pass
+
+
+def custom(ids: Tensor, scores: Tensor) -> Tensor:
+    """A logits processor, or a stopping criterion."""
+    return scores
+
+
+def fewer(row: int, ids: Tensor) -> list[int]:
+    """Allows all codes but one."""
+    return [token for token in allowed(row, ids) if token != FIRST + 1]
+
+
+def more_tokens(row: int, ids: Tensor) -> list[int]:
+    """Allows a row to end early."""
+    return [*allowed(row, ids), IDS[tiny.ROW_END]]
+
+
+def no_repeats(row: int, ids: Tensor) -> list[int]:
+    """Allows all codes but the first of the image, once it is there: only the image itself shows it."""
+    start = int((ids == IDS[tiny.IMAGE_TOKEN]).nonzero()[0, 0]) + 1
+    tokens = allowed(row, ids)
+    return [
+        token
+        for token in tokens
+        if len(tokens) == 1 or len(ids) == start or token != ids[start] or token == FIRST
+    ]
+
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "num_beams": {"num_beams": 2},
+    "streamer": {"streamer": Streamer()},
+    "num_return_sequences": {"num_return_sequences": 2, "do_sample": True},
+    "return_dict_in_generate": {"return_dict_in_generate": True},
+    "function": {"logits_processor": [custom]},
+    "MaxTimeCriteria": {"max_time": 9.0},
+    "RepetitionPenalty": {"repetition_penalty": 1.2},
+    "MinPLogitsWarper": {"min_p": 0.1, "do_sample": True},
+    "max_new_tokens 17": {"max_new_tokens": LENGTH - 1},
+    "prefix_allowed_tokens_fn: at token 0 of image 0": {"prefix_allowed_tokens_fn": fewer},
+    "prefix_allowed_tokens_fn: at token 0": {"prefix_allowed_tokens_fn": more_tokens},
+    "prefix_allowed_tokens_fn: at token": {"prefix_allowed_tokens_fn": no_repeats},
+    "'eagle-2'": {"method": "eagle-2"},
+    "'fastest'": {"method": "fastest"},
+    "negative_prompt_ids": {"negative_prompt_ids": torch.ones(1, 4, dtype=torch.int64)},
+    "eos_token_id": {"eos_token_id": FIRST + 3},
+    "position_ids": {"position_ids": torch.arange(30)[None] + 3},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("word", REFUSED)
+def test_what_cannot_be_honoured_is_refused(
+    model: Any, encode: Callable[..., Any], form: str, word: str
+) -> None:
+    how = arguments(encode, 2) | REFUSED[word]
+    if "position_ids" in how:
+        how["position_ids"] = torch.arange(how["input_ids"].shape[1])[None] + 3
+    if "negative_prompt_ids" in how and len(how["negative_prompt_ids"]) == 1:
+        how["negative_prompt_attention_mask"] = None
+    with pytest.raises(UserError) as refused:
+        model.generate(**how, **FORMS[form])
+    assert word in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_prompts_that_do_not_fit_are_refused(model: Any, encode: Callable[..., Any]) -> None:
+    """No size, two sizes, padding behind a prompt."""
+    how = arguments(encode, 2) | FORMS["callable"]
+    whole = {"negative_prompt_ids": None, "negative_prompt_attention_mask": None}
+    right = {name: how[name].roll(-1, dims=1) for name in ("input_ids", "attention_mask")}
+    sizes = [encode([text], 3, columns) for text, columns in (("sun", 5), ("sea", 4))]
+    two = {name: torch.cat([part[name] for part in sizes]) for name in right}
+    cases = {
+        "attention_mask": right,
+        "sizes": two | whole,
+        "prompt 0": {"input_ids": how["input_ids"] * 0 + 1},
+    }
+    for word, changed in cases.items():
+        with pytest.raises(UserError, match=word):
+            model.generate(**(how | changed))
+
+
+def test_other_models_are_refused(checkpoints: Any) -> None:
+    """Chameleon's generate masks image tokens, so it is not reached."""
+    import transformers
+
+    path = checkpoints["emoji"].path
+    other = transformers.ChameleonForConditionalGeneration.from_pretrained(path)
+    with pytest.raises(UserError, match="'chameleon'"):
+        other.generate(
+            torch.tensor([[1, 2, 3]]), max_new_tokens=300, do_sample=False, custom_generate=generate
+        )
+
+
+def test_engines_are_kept_while_they_fit(folder: Path, encode: Callable[..., Any]) -> None:
+    """One engine per grid, batch, method and room; a few per model; all anew where the weights changed."""
+    model = load(folder)
+
+    def engines(count: int = 1, **more: Any) -> list[Any]:
+        model.generate(**arguments(encode, count, **{"method": "ar", **more}), **FORMS["callable"])
+        return list(ADOPTED[model].engines.values())
+
+    (first,) = engines()
+    assert engines() == [first] and len(engines(method="self-draft")) == MOST_ENGINES
+    assert engines()[-1] is first, "an engine that was used lately is kept"
+    assert engines(2)[-1] is not first and engines(1, do_sample=True)[-1] is not first
+    assert first not in engines()
+    decoder = ADOPTED[model].pipe.model.decoder
+    assert engines() and ADOPTED[model].pipe.model.decoder is decoder
+    how = arguments(encode, 1)
+    with torch.no_grad():
+        model.model.text_model.layers[0].self_attn.q_proj.weight.mul_(-1.0)
+    expected = model.generate(**how, prefix_allowed_tokens_fn=allowed)
+    assert torch.equal(model.generate(**how, **FORMS["callable"]), expected)
+    assert ADOPTED[model].pipe.model.decoder is not decoder
+
+
+def test_a_model_is_freed(folder: Path, encode: Callable[..., Any]) -> None:
+    """Nothing of ours keeps a model that its owner has dropped, nor the engines."""
+    model, before = load(folder), len(ADOPTED)
+    model.generate(**arguments(encode, 1), **FORMS["callable"])
+    watched = [weakref.ref(model), weakref.ref(ADOPTED[model].pipe.model.decoder)]
+    assert len(ADOPTED) == before + 1
+    del model
+    gc.collect()
+    assert [ref() for ref in watched] == [None, None] and len(ADOPTED) <= before
+
+
+CHILD = """
+import importlib.util, json, site, sys
+target, folder, root, ids, how = json.loads(sys.argv[1])
+site.addsitedir(target)
+import torch
+from transformers import Emu3ForConditionalGeneration
+model = Emu3ForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
+found = model.generate(torch.tensor(ids), custom_generate=root, trust_remote_code=True, **how)
+import adt_tree
+names = [name for name in ("cli", "eval", "main") if importlib.util.find_spec(name)]
+print(json.dumps([found.tolist(), adt_tree.__file__, names]))
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what `pip install -e .` installs."""
+    pytest.importorskip("setuptools")
+    target = tmp_path_factory.mktemp("site")
+    quiet = ["--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation", "--no-index"]
+    words = [sys.executable, "-m", "pip", "install", *quiet, "--target", str(target), "-e", str(ROOT)]
+    subprocess.run(words, check=True, capture_output=True, text=True)
+    return target
+
+
+def test_the_folder_form_elsewhere(
+    model: Any, folder: Path, encode: Callable[..., Any], installed: Path, tmp_path: Path
+) -> None:
+    """A process in another folder, to which only the editable installation leads."""
+    how = {"do_sample": False, "max_new_tokens": LENGTH + 3}
+    ids = encode(TEXTS[:1])["input_ids"]
+    given = json.dumps([str(installed), str(folder), str(ROOT), ids.tolist(), how | {"method": "self-draft"}])
+    own = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules"), "PYTHONPATH": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, given], cwd=tmp_path, env=own, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    found, file, names = json.loads(done.stdout.splitlines()[-1])
+    assert found == model.generate(ids, prefix_allowed_tokens_fn=allowed, **how).tolist()
+    assert Path(file) == ROOT / "adt_tree" / "__init__.py" and names == []
+
+
+def test_the_installation_lists_every_package() -> None:
+    import tomllib
+
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    folders = {path.parent for top in ("adt_tree", "models") for path in (ROOT / top).rglob("*.py")}
+    assert sorted(listed) == sorted(".".join(path.relative_to(ROOT).parts) for path in folders)
+
+
+def test_without_an_installation_one_line_says_so(tmp_path: Path) -> None:
+    """The folder form's file alone, in a process that does not find the package."""
+    words = [sys.executable, "-I", str(ROOT / "custom_generate" / "generate.py")]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1 and "pip install -e ." in done.stderr.splitlines()[-1]
