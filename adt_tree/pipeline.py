@@ -254,14 +254,14 @@ def _views(output: StepOutput) -> list[TreeView]:
     table = torch.stack([part.double() for part in parts], dim=1).tolist()
     views = []
     for rows, path, count in zip(table, verdict.path.tolist(), verdict.count.tolist(), strict=True):
-        kept = [node for node, valid in enumerate(rows[3]) if valid]
-        place = {node: number for number, node in enumerate(kept)}
+        nodes = [node for node, valid in enumerate(rows[3]) if valid]
+        place = {node: number for number, node in enumerate(nodes)}
         views.append(
             TreeView(
-                codes=[int(rows[0][node]) for node in kept],
-                parents=[place[int(rows[1][node])] for node in kept],
-                depths=[int(rows[2][node]) for node in kept],
-                confidence=[rows[4][node] for node in kept],
+                codes=[int(rows[0][node]) for node in nodes],
+                parents=[place[int(rows[1][node])] for node in nodes],
+                depths=[int(rows[2][node]) for node in nodes],
+                confidence=[rows[4][node] for node in nodes],
                 path=[place[node] for node in path[1:count]],
             )
         )

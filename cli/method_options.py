@@ -54,7 +54,7 @@ def _by_method(name: str, value: Callable[[Any], object]) -> str:
     usual = next(iter(defaults.values()))
     others: dict[str, list[str]] = {}
     for model, values in defaults.items():
-        if changed := {method: own for method, own in values.items() if own != usual[method]}:
+        if changed := {method: default for method, default in values.items() if default != usual[method]}:
             others.setdefault(_grouped(changed), []).append(model)
     stated = _grouped(usual) if len(set(usual.values())) > 1 else str(usual[readers[0]])
     return "; ".join([stated, *(f"with {', '.join(models)}: {text}" for text, models in others.items())])

@@ -151,8 +151,8 @@ def free_bytes(device: torch.device) -> int | None:
     """Returns how much memory can still be allocated on a device; None where the system does not tell."""
     if device.type == "cuda":
         # torch keeps blocks that it has freed, and uses them again.
-        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + kept - LIBRARIES
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + unused - LIBRARIES
     if device.type != "cpu":
         return None
     try:

@@ -49,11 +49,11 @@ def inspect(model: str, options: LoadOptions) -> list[Part]:
     drafter = Part("drafter", _shown(path), "" if drafter_path or path.exists() else "not there")
     if not drafter.note:
         loaded = drafter.check(lambda: load(model, replace(headers, need_drafter=True))) or loaded
-    found = find_table(loaded.tables, loaded.num_codes)
-    if found is None:
+    table_path = find_table(loaded.tables, loaded.num_codes)
+    if table_path is None:
         return [target, drafter, Part("table", "-", "computed from the codebook")]
-    table = Part("table", _shown(found))
-    table.check(lambda: open_table(found, loaded.num_codes))
+    table = Part("table", _shown(table_path))
+    table.check(lambda: open_table(table_path, loaded.num_codes))
     return [target, drafter, table]
 
 
