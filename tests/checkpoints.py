@@ -30,7 +30,7 @@ def load(
     precision: str = "fp32",
     options: LoadOptions = LOAD,
 ) -> Model:
-    """A model on the CPU, its drafter reading tokens as published unless the options say otherwise."""
+    """Loads a model on the CPU. Its drafter reads tokens as published, unless the options say otherwise."""
     given = replace(
         options,
         model_path=path and str(path),
@@ -44,7 +44,7 @@ def load(
 
 
 def untrained(family: str, folder: Path) -> Path:
-    """Write the drafter that training starts from beside a target; returns its folder."""
+    """Writes the drafter that training starts from beside a target. Returns its folder."""
     options = LoadOptions(target_size=SIDE.get(family))
     model = load(family, folder, need_drafter=False, options=options)
     fields = default_fields(model)
@@ -54,34 +54,35 @@ def untrained(family: str, folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class Tiny:
-    """A checkpoint on the disk."""
+    """A tiny checkpoint on the disk."""
 
     family: str
     path: Path  # of the target: a folder or a file
     drafter: Path
 
     def words(self, side: int | None = None) -> list[str]:
-        """The options that name the target on a command line; side: of its images, unless SIDE's."""
+        """Returns the options that name the target on a command line. side: of its images, in place of
+        SIDE's."""
         side = side or SIDE.get(self.family)
         size = ["--target_size", str(side)] if side else []
         return ["--model", self.family, "--model_path", str(self.path), "--precision", "fp32", *size]
 
     def copied(self, folder: Path) -> Tiny:
-        """A copy to damage, of target, drafter and what lies beside them."""
+        """Returns a copy of the target, the drafter and the files beside them, which a test may damage."""
         root = self.path.parent
         copy = Path(shutil.copytree(root, folder))
         path, drafter = (copy / part.relative_to(root) for part in (self.path, self.drafter))
         return replace(self, path=path, drafter=drafter)
 
     def load(self, need_drafter: bool = True, side: int | None = None) -> Model:
-        """The model, with its drafter."""
+        """Returns the model with its drafter."""
         options = LoadOptions(target_size=side or SIDE.get(self.family))
         drafter = self.drafter if need_drafter else None
         return load(self.family, self.path, drafter, need_drafter=need_drafter, options=options)
 
 
 def _beside(family: str, build: Callable[[Path], Path], root: Path) -> Tiny:
-    """A target with its drafter beside it."""
+    """Builds a target whose drafter lies beside it."""
     path = build(root / family)
     return Tiny(family, path, home_of(path) / "drafter")
 
@@ -109,7 +110,7 @@ BUILD: dict[str, Callable[[Path], Tiny]] = {
 
 
 class Checkpoints:
-    """Checkpoints by the names of BUILD, each written when first asked for; do not write into them."""
+    """The checkpoints by the names of BUILD. Each is written at its first use; tests must not change them."""
 
     def __init__(self, root: Path) -> None:
         self._get = cache(lambda name: BUILD[name](root / name.replace(" ", "_")))

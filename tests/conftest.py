@@ -25,7 +25,7 @@ torch.set_num_threads(1)
 
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
-    """Tiny random checkpoints of every family; do not write into them."""
+    """Returns the tiny random checkpoints of every family. Tests must not change them."""
     from tests.checkpoints import Checkpoints
 
     return Checkpoints(tmp_path_factory.mktemp("checkpoints"))
@@ -33,13 +33,13 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
 
 @pytest.fixture(scope="session")
 def tiny_checkpoint(checkpoints: Checkpoints) -> Path:
-    """The folder of one in the embedded model's layout, with a drafter."""
+    """Returns the folder of a checkpoint in the layout of the embedded model, with a drafter."""
     return checkpoints["emoji"].path
 
 
 @pytest.fixture(scope="session")
 def pipe(tiny_checkpoint: Path) -> Pipeline:
-    """That checkpoint in fp32 on the CPU."""
+    """Returns that checkpoint as a pipeline in fp32 on the CPU."""
     from adt_tree.pipeline import Pipeline
 
     return Pipeline.from_pretrained(str(tiny_checkpoint), device="cpu", precision="fp32")
@@ -47,7 +47,7 @@ def pipe(tiny_checkpoint: Path) -> Pipeline:
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """main.py in this process: words -> (status, stdout, stderr)."""
+    """Returns a function that runs main.py in this process: words -> (status, stdout, stderr)."""
     import main
 
     def call(*words: object) -> tuple[int, str, str]:
@@ -60,7 +60,8 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 
 @pytest.fixture
 def command(checkpoints: Checkpoints, tmp_path: Path) -> Callable[..., list[str]]:
-    """A folder's name and options -> the words of generate_images on the tiny checkpoint and five prompts."""
+    """Returns a function: a folder's name and options -> the words of generate_images for the tiny checkpoint
+    and five prompts."""
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("red heart\npizza\ncat face\nsun\nrocket\n")
     fixed = [*checkpoints["emoji"].words(), "--prompt", str(prompts), "--heatmaps", "0", "--output_dir"]
@@ -73,13 +74,13 @@ def command(checkpoints: Checkpoints, tmp_path: Path) -> Callable[..., list[str]
 
 @pytest.fixture
 def generate(run: Run, command: Callable[..., list[str]]) -> Run:
-    """That command in this process."""
+    """Returns a function that runs that command in this process."""
     return lambda *words: run(*command(*words))
 
 
 @pytest.fixture
 def refused(run: Run) -> Refused:
-    """Words of a command that ends with status 2 -> its one line on standard error."""
+    """Returns a function: words of a command that ends with status 2 -> its only line on standard error."""
 
     def call(*words: object) -> str:
         status, _, err = run(*words)
@@ -91,7 +92,7 @@ def refused(run: Run) -> Refused:
 
 @pytest.fixture
 def result(run: Run) -> Result:
-    """Words of a command that ends well -> the JSON document of its last line."""
+    """Returns a function: words of a command that ends well -> the JSON document in its last line."""
 
     def call(*words: object) -> dict[str, Any]:
         status, out, err = run(*words)
@@ -103,7 +104,7 @@ def result(run: Run) -> Result:
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """No test reads or writes what the user's own runs have cached."""
+    """Gives the tests a cache folder, so that they neither read nor write the user's."""
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder))

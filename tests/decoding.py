@@ -1,4 +1,5 @@
-"""What tests of decoding share: a model of two networks, draft trees from lists, verdicts, codes by name."""
+"""Helpers of the tests of decoding: a model of two networks, draft trees from lists, verdicts, codes by
+name."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ def model_of(
     row_end: int | None = None,
     graphs: bool = False,
 ) -> Model:
-    """Two networks as a model, which reads no text and draws no picture."""
+    """Returns two networks as a model, which can neither read texts nor decode pixels."""
     codes: Any = SimpleNamespace(
         num_codes=len(codebook),
         first_code=first_code,
@@ -46,12 +47,13 @@ def model_of(
 
 
 def codes_of(images: Iterable[Decoded]) -> dict[str, list[int]]:
-    """Codes by the image's name."""
+    """Returns the codes of images by their names."""
     return {image.name: image.codes for image in images}
 
 
 def tree_of(codes: Tensor, parents: Tensor, q: Tensor | None = None) -> DraftTree:
-    """Trees of codes [B, N] whose nodes are all valid; depths and ancestors follow from parents [B, N]."""
+    """Returns trees of codes [B, N] whose nodes are all valid; depths and ancestors follow from parents [B,
+    N]."""
     depths = torch.zeros_like(parents)
     for node in range(1, parents.shape[1]):
         depths[:, node] = depths.gather(1, parents[:, node : node + 1])[:, 0] + 1
@@ -62,12 +64,12 @@ def tree_of(codes: Tensor, parents: Tensor, q: Tensor | None = None) -> DraftTre
 
 
 def chain(codes: Tensor) -> DraftTree:
-    """Paths [B, N] as trees."""
+    """Returns chains of codes [B, N] as trees."""
     return tree_of(codes, (torch.arange(codes.shape[1]) - 1).clamp_min(0).expand_as(codes))
 
 
 def random_tree(slots: int, nodes: int, num_codes: int, seed: int) -> DraftTree:
-    """Random topologies and codes."""
+    """Returns trees of random topology with random codes."""
     generator = torch.Generator().manual_seed(seed)
     parents = torch.zeros(slots, nodes, dtype=torch.int64)
     for node in range(1, nodes):
@@ -76,7 +78,7 @@ def random_tree(slots: int, nodes: int, num_codes: int, seed: int) -> DraftTree:
 
 
 def path_to(tree: DraftTree, slot: int, node: int) -> list[int]:
-    """Nodes from the root to a node."""
+    """Returns the nodes from the root to a node."""
     path = [node]
     while path[0]:
         path.insert(0, int(tree.parents[slot, path[0]]))
@@ -84,14 +86,16 @@ def path_to(tree: DraftTree, slot: int, node: int) -> list[int]:
 
 
 def accept(paths: list[list[int]]) -> Verdict:
-    """The verdict that takes these nodes, one list a slot, root first; commits read no codes of it."""
+    """Returns the verdict that accepts these paths, one per slot, root first. Its codes are meaningless,
+    because commits do not read them."""
     longest = max(map(len, paths))
     index = torch.tensor([path + [0] * (longest - len(path)) for path in paths])
     return Verdict(index, torch.tensor([len(path) for path in paths]), index)
 
 
 def commit_two_paths(target: Target, seed: int) -> list[list[int]]:
-    """Commit two random paths of different lengths in every slot that holds a prompt; the codes committed."""
+    """Commits two random paths of different lengths in every slot that holds a prompt. Returns the committed
+    codes."""
     taken: list[list[int]] = [[] for _ in range(target.slots)]
     for turn in range(2):
         tree = random_tree(target.slots, 9, target.num_codes, seed + turn)
@@ -104,6 +108,6 @@ def commit_two_paths(target: Target, seed: int) -> list[list[int]]:
 
 
 def static_growth(name: str, keep_q: bool = False) -> tuple[StaticGrowth, TreeShape]:
-    """How one of STATIC_TREES grows, and the shape that it always has."""
+    """Returns the growth of one of STATIC_TREES, and its shape."""
     tree = StaticTree(STATIC_TREES[name])
     return StaticGrowth(tree, keep_q, CPU), TreeShape(tree.depth, tree.width, len(tree.parents) - 1)

@@ -1,4 +1,4 @@
-"""Readers of tests/goldens, and the recorded Anole-shaped models built from them."""
+"""Readers of tests/goldens, and the recorded models that are built from them."""
 
 from __future__ import annotations
 
@@ -28,18 +28,19 @@ UNCONDITIONAL = [0, 8197]
 
 
 def tensors(name: str) -> dict[str, Tensor]:
-    """One safetensors file."""
+    """Returns the tensors of a safetensors file."""
     return load_file(FOLDER / f"{name}.safetensors")
 
 
-def close(got: Tensor, expected: Tensor) -> None:
-    """Within the recorded tolerance."""
-    torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+def close(actual: Tensor, expected: Tensor) -> None:
+    """Compares tensors within the recorded tolerance."""
+    torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
 
 
 @torch.no_grad()
 def same_as_transformers(model: Model, theirs: Any, tokens: Tensor) -> None:
-    """Features and logits of codes along sequences are those of a causal model of transformers."""
+    """Compares the features and logits of codes along sequences with those of a causal model of
+    transformers."""
     hidden = theirs.model(input_ids=tokens).last_hidden_state
     logits = theirs.lm_head(hidden)[..., model.first_code : model.first_code + model.num_codes]
     features = model.decoder.causal(tokens)
@@ -49,13 +50,13 @@ def same_as_transformers(model: Model, theirs: Any, tokens: Tensor) -> None:
 
 
 def values(name: str) -> Any:
-    """One JSON file."""
+    """Returns the content of a JSON file."""
     return json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)
 class Anole:
-    """The recorded target and drafter; rows of the tables that no recorded run reads are zero."""
+    """The recorded target and drafter. Rows of their tables that no recorded run reads are zero."""
 
     decoder: Decoder
     net: DrafterNet
@@ -68,7 +69,7 @@ def _spread(rows: Tensor, values: Tensor, size: int) -> Tensor:
 
 
 def anole() -> Anole:
-    """Read the recorded models."""
+    """Builds the recorded models."""
     config, state, drafter = values("anole"), tensors("anole_target"), tensors("anole_drafter")
     shape, drafter_shape = read_shape(config["target"]), read_shape(config["drafter"])
     rows, vocabulary = state["rows"], shape.vocab_size
@@ -94,11 +95,11 @@ class LlamaGen:
 
     @property
     def num_codes(self) -> int:
-        """Size of the codebook."""
+        """The size of the codebook."""
         return self.decoder.config.vocab_size
 
     def prompts(self, ahead: bool = False) -> list[PaddedPrompt]:
-        """The recorded prompts: texts of 120 and of 9 rows, or two classes."""
+        """Returns the recorded prompts: texts of 120 and of 9 rows, or two classes."""
         if isinstance(self.conditioner, Tensor):
             table, ids = self.conditioner, tensors("llamagen/c2i_expected")["class_ids"]
             return [PaddedPrompt(table[n][None], table[-1:]) for n in ids]
@@ -107,7 +108,7 @@ class LlamaGen:
         return [PaddedPrompt(project(recorded[f"t5_{n}"]), nothing, ahead) for n in ("long", "short")]
 
     def drafter_net(self) -> DrafterNet:
-        """The recorded drafter."""
+        """Returns the recorded drafter."""
         state = tensors("llamagen/drafter")
         stage = "t2i2" if self.decoder.config.raster_side == 32 else "t2i"
         fields = values("llamagen/configs")["drafter"] | {"input_type": stage}
@@ -117,7 +118,7 @@ class LlamaGen:
         return net.eval().requires_grad_(False)
 
     def target(self, slots: int, nodes: int, codes: int | None = None) -> ARTarget:
-        """A target under guidance; of an image only the first `codes` codes are made."""
+        """Returns a target under guidance, for the first `codes` codes of an image."""
         config = self.decoder.config
         side = config.raster_side
         grid = Grid(side, side) if codes is None else Grid(codes, 1)
@@ -125,7 +126,7 @@ class LlamaGen:
 
 
 def llamagen(family: str, side: int) -> LlamaGen:
-    """Read a recorded model: t2i from the HF-style layout, c2i from the original one."""
+    """Builds a recorded model: t2i from the HF-style layout, c2i from the original one."""
     fields = values("llamagen/configs")
     conditioner: CaptionProjector | Tensor
     if family == "c2i":
@@ -138,8 +139,10 @@ def llamagen(family: str, side: int) -> LlamaGen:
         config = llamagen_config({**fields["t2i"], "block_size": side * side})
         rows, features = state["model.cls_embedding.uncond_embedding"].shape
         conditioner = CaptionProjector(rows, features, config.hidden_size).eval().requires_grad_(False)
-        own = {name[len(start) :]: tensor for name, tensor in state.items() if name.startswith(start)}
-        conditioner.load_state_dict(own)
+        projector_state = {
+            name[len(start) :]: tensor for name, tensor in state.items() if name.startswith(start)
+        }
+        conditioner.load_state_dict(projector_state)
     decoder = Decoder(config)
     names = original_names(config) if family == "c2i" else decoder_names(config)
     decoder.load_state_dict(gather(state, names, config))

@@ -1,4 +1,5 @@
-"""Every kind of method that must give the AR baseline's images, with trees small enough for tiny models."""
+"""One method of every kind that must give the AR baseline's images, with trees small enough for tiny
+models."""
 
 from __future__ import annotations
 
@@ -24,15 +25,16 @@ def check_exact(
     methods: Sequence[str] = tuple(TREES),
     batch_sizes: Sequence[int] = (3,),
 ) -> list[list[int]]:
-    """The AR baseline's codes of the texts; every method gives them, and drafts of some are taken."""
+    """Checks that every method gives the AR baseline's codes of the texts, and that some drafts are accepted.
+    Returns the codes."""
     pipe, calls = Pipeline(model), []
     expected = pipe(texts, "ar", sampling=sampling, seed=100).codes
     assert len({tuple(codes) for codes in expected}) > len(texts) // 2
     for name in methods:
         for batch_size in batch_sizes:
             options = {"sampling": sampling, "tree": TREES[name], "seed": 100, "batch_size": batch_size}
-            found = pipe(texts, name, **options)
-            assert found.codes == expected, (name, batch_size)
-            calls.append(found.stats["target_calls"])
+            out = pipe(texts, name, **options)
+            assert out.codes == expected, (name, batch_size)
+            calls.append(out.stats["target_calls"])
     assert min(calls) < model.grid.size - 1
     return expected

@@ -1,4 +1,4 @@
-"""Tiny checkpoints in the formats that the quality metrics read, with recorded weights, and their images."""
+"""Tiny checkpoints in the formats that the quality metrics read, with recorded weights, and test images."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ VOCABULARY = 49408  # of CLIP's tokenizer
 
 
 def picture(width: int, height: int) -> Image.Image:
-    """The image of that size from which the goldens were recorded."""
+    """Returns the image of that size from which the goldens were recorded."""
     y, x = np.mgrid[0:height, 0:width]
     bow = (x - width / 2) ** 2 + (y - height / 3) ** 2
     channels = [(x * 7 + y * 3) % 256, (x * y // 5 + 40) % 256, bow % 256]
@@ -34,13 +34,13 @@ def picture(width: int, height: int) -> Image.Image:
 
 
 def state(name: str) -> dict[str, Tensor]:
-    """The recorded weights of a network, stored in half precision and used in fp32."""
+    """Returns the recorded weights of a network, which are stored in half precision and used in fp32."""
     stored = tensors(f"metrics/{name}").items()
     return {key.removeprefix("weights."): v.float() for key, v in stored if key.startswith("weights.")}
 
 
 def narrow(patch: pytest.MonkeyPatch) -> None:
-    """Give the libraries' Inception and VGG-16 the recorded widths: every layer is narrower."""
+    """Makes the libraries' Inception and VGG-16 as narrow as the recorded ones."""
     for name, factor in (
         ("torch_fidelity.feature_extractor_inceptionv3", 16),
         ("torchvision.models.vgg", 32),
@@ -61,7 +61,7 @@ def _narrower(kind: type[nn.Module], factor: int) -> type[nn.Module]:
 
 
 def inception(folder: Path) -> Path:
-    """A file as pytorch-fid publishes it: a state dict with the counters of batch norms."""
+    """Writes a file as pytorch-fid publishes it: a state dict with the counters of batch norms."""
     weights = state("inception")
     norms = [name.removesuffix("weight") for name in weights if name.endswith("bn.weight")]
     weights |= {f"{norm}num_batches_tracked": torch.tensor(0) for norm in norms}
@@ -70,13 +70,13 @@ def inception(folder: Path) -> Path:
 
 
 def vgg(folder: Path) -> Path:
-    """A file as torchvision publishes it, the last layer included."""
+    """Writes a file as torchvision publishes it, the last layer included."""
     torch.save(state("vgg"), folder / "vgg16.pth")
     return folder / "vgg16.pth"
 
 
 def clip_state() -> dict[str, Tensor]:
-    """The recorded CLIP, its token table extended to CLIP's vocabulary."""
+    """Returns the recorded CLIP with a token table for CLIP's whole vocabulary."""
     weights = state("clip")
     table = weights["token_embedding.weight"]
     rest = torch.randn(VOCABULARY - len(table), table.shape[1], generator=torch.Generator().manual_seed(4))
@@ -84,7 +84,7 @@ def clip_state() -> dict[str, Tensor]:
 
 
 def clip(folder: Path, quick_gelu: bool = False) -> Path:
-    """A folder in open_clip's layout."""
+    """Writes a folder in open_clip's layout."""
     place = folder / "clip"
     place.mkdir()
     save_file(clip_state(), place / "open_clip_model.safetensors")
@@ -96,7 +96,8 @@ def clip(folder: Path, quick_gelu: bool = False) -> Path:
 
 
 def hps(folder: Path) -> tuple[str, Path]:
-    """The name of the recorded CLIP as an architecture of open_clip, and a file as HPS publishes it."""
+    """Registers the recorded CLIP as an architecture of open_clip and writes a file as HPS publishes it.
+    Returns both."""
     config = json.loads((clip(folder) / "open_clip_config.json").read_text())["model_cfg"]
     (folder / "tiny-clip.json").write_text(json.dumps(config))
     library("open_clip").add_model_config(folder / "tiny-clip.json")
@@ -105,7 +106,8 @@ def hps(folder: Path) -> tuple[str, Path]:
 
 
 def aesthetic(folder: Path, width: int) -> tuple[nn.Module, Path]:
-    """LAION's predictor for embeddings of that width, narrower, and a file as LAION publishes it."""
+    """Returns LAION's predictor for embeddings of that width, only narrower, and a file as LAION publishes
+    it."""
     parts = [nn.Linear(width, 32), nn.Dropout(0.2), nn.Linear(32, 16), nn.Dropout(0.2), nn.Linear(16, 8)]
     layers = nn.Sequential(*parts, nn.Dropout(0.1), nn.Linear(8, 4), nn.Linear(4, 1)).eval()
     torch.save(nn.ModuleDict({"layers": layers}).state_dict(), folder / "aesthetic.pth")

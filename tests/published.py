@@ -20,7 +20,7 @@ LUMINA = ["<reserved08799>", *(f"<reserved{8800 + n:05d}>" for n in SIZES)]
 
 
 def write_shards(state: dict[str, Tensor], folder: Path, count: int) -> None:
-    """Weights in so many shards, and their index."""
+    """Writes weights in that number of shards, with their index."""
     where: dict[str, str] = {}
     for number in range(count):
         name = f"model-{number + 1:05}-of-{count:05}.safetensors"
@@ -31,7 +31,7 @@ def write_shards(state: dict[str, Tensor], folder: Path, count: int) -> None:
 
 
 def _vqgan(state: dict[str, Tensor], folder: Path) -> None:
-    """vqgan.ckpt and vqgan.yaml."""
+    """Writes vqgan.ckpt and vqgan.yaml."""
     fields = tiny.VQ
     shape = {
         "double_z": False, "z_channels": fields["latent_channels"], "resolution": fields["resolution"],
@@ -46,14 +46,14 @@ def _vqgan(state: dict[str, Tensor], folder: Path) -> None:
 
 
 def _longer(config: dict[str, Any]) -> None:
-    """LUMINA at the end of the vocabulary."""
+    """Appends LUMINA to the vocabulary."""
     size = config["vocab_size"]
     config["vocab_size"] = size + len(LUMINA)
     config["vocabulary_map"] |= {name: size + n for n, name in enumerate(LUMINA)}
 
 
 def _widen(state: dict[str, Tensor], rows: int) -> dict[str, Tensor]:
-    """More rows in the tables, and one norm for all heads."""
+    """Adds rows to the tables, and makes one norm serve all heads."""
     generator = torch.Generator().manual_seed(1)
     for name in ("model.embed_tokens.weight", "lm_head.weight", "embed_tokens.weight"):
         if name in state:
@@ -63,26 +63,29 @@ def _widen(state: dict[str, Tensor], rows: int) -> dict[str, Tensor]:
 
 
 def edit(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    """Change a JSON file in place."""
+    """Changes a JSON file in place."""
     config = json.loads(path.read_text())
     change(config)
     path.write_text(json.dumps(config))
 
 
 def rewrite(folder: Path, dtype: torch.dtype, shards: int, leave: str = "") -> None:
-    """The weights in that type and that many shards, but for one tensor."""
+    """Writes the weights again in that dtype and number of shards, without one tensor."""
     state = {n: t.to(dtype) for n, t in load_file(folder / "model.safetensors").items() if n != leave}
     (folder / "model.safetensors").unlink()
     write_shards(state, folder, shards)
 
 
 def build(root: Path, lumina: bool) -> tuple[Path, Path]:
-    """Write a checkpoint with what belongs beside it; returns the folders of target and drafter."""
+    """Writes a checkpoint and the files beside it. Returns the folders of target and drafter."""
     source = tiny.build(root / "source")
     target, drafter = root / "ckpts" / "target", root / "ckpts" / "trained_drafters" / "drafter"
     target.mkdir(parents=True)
     drafter.mkdir(parents=True)
-    state, own = load_file(source / "model.safetensors"), load_file(source / "drafter" / "model.safetensors")
+    state, drafter_state = (
+        load_file(source / "model.safetensors"),
+        load_file(source / "drafter" / "model.safetensors"),
+    )
     prefix = "model.vqmodel."
     vqgan = {n.removeprefix(prefix): tensor for n, tensor in state.items() if n.startswith(prefix)}
     state = {n: tensor for n, tensor in state.items() if not n.startswith(prefix + "decoder.")}
@@ -90,10 +93,10 @@ def build(root: Path, lumina: bool) -> tuple[Path, Path]:
     shutil.copy(source / "text_tokenizer.json", target / "tokenizer.json")
     shutil.copy(source / "drafter" / "config.json", drafter)
     if lumina:
-        state, own = (_widen(part, len(LUMINA)) for part in (state, own))
+        state, drafter_state = (_widen(part, len(LUMINA)) for part in (state, drafter_state))
         edit(target / "config.json", _longer)
         edit(drafter / "config.json", _longer)
     write_shards(state, target, 2)
-    torch.save(own, drafter / "pytorch_model.bin")
+    torch.save(drafter_state, drafter / "pytorch_model.bin")
     _vqgan(vqgan, root / "ckpts" / "chameleon" / "tokenizer")
     return target, drafter

@@ -1,5 +1,5 @@
-"""What would make the host wait for a CUDA device, seen on the CPU: reads of values, shapes that depend on
-values, copies from ordinary memory."""
+"""Finds, on the CPU, the operations for which the host would wait for a CUDA device: reads of values, shapes
+that depend on values, copies from ordinary memory."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ SUBSCRIPTS = {"__getitem__", "__setitem__"}
 
 
 class Reads(TorchFunctionMode):
-    """A context that writes down, in order, what would wait; `log` may be cleared at any time.
+    """A context that logs, in order, the operations that would wait. `log` may be cleared at any time.
 
-    What Python asks of torch is seen here: a list in a subscript or torch.tensor() is copied from ordinary
-    memory. What reaches the kernels is seen by the other mode.
+    This mode sees the calls of torch functions: torch.tensor(), or a list in a subscript, is copied from
+    ordinary memory. The other mode, Operators, sees the kernels.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What a run of generate_images leaves, but for its clocks, also where it is ended midway."""
+"""What a run of generate_images leaves behind, apart from times, also if it is stopped midway."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ runpy.run_path("main.py", run_name="__main__")
 
 
 def python(*words: object, timeout: float = 100) -> subprocess.CompletedProcess[str]:
-    """Run it in a process of its own, on one thread."""
+    """Runs Python in a new process, on one thread."""
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     how = {"cwd": ROOT, "env": env, "capture_output": True, "text": True, "timeout": timeout}
     return subprocess.run([sys.executable, *map(str, words)], **how)
@@ -38,12 +38,12 @@ def python(*words: object, timeout: float = 100) -> subprocess.CompletedProcess[
 def ended(
     sent: signal.Signals, words: list[str], before: str = "add", number: int = 2
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a command in a process that gets a signal before its `number`-th call of a RunFolder's method."""
+    """Runs a command in a process that gets a signal before its `number`-th call of a method of RunFolder."""
     return python("-c", ENDED, int(sent), before, number, *words)
 
 
 def statistics(folder: Path) -> dict[str, dict[str, Any]]:
-    """Of every image."""
+    """Returns the statistics of every image."""
     (path,) = folder.glob("global_statistics_*.json")
     stored = json.loads(path.read_text())
     return {name: _lasting(entry) for name, entry in stored.items()}
@@ -54,18 +54,18 @@ def _lasting(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def images(folder: Path) -> dict[str, bytes]:
-    """The pictures by their file's name."""
+    """Returns the images by their file names."""
     return {path.name: path.read_bytes() for path in (folder / "img").iterdir()}
 
 
 def record(folder: Path) -> tuple[dict[str, dict[str, Any]], dict[str, bytes]]:
-    """Both."""
+    """Returns statistics and images."""
     return statistics(folder), images(folder)
 
 
 def contents(folder: Path) -> dict[str, Any]:
-    """Everything that a run leaves, without its clocks and options."""
-    found: dict[str, Any] = {str(path.relative_to(folder)): None for path in folder.rglob("*")}
-    found |= {name: (folder / name).read_bytes() for name in found if name.endswith(".png")}
+    """Returns everything that a run leaves, without times and options."""
+    files: dict[str, Any] = {str(path.relative_to(folder)): None for path in folder.rglob("*")}
+    files |= {name: (folder / name).read_bytes() for name in files if name.endswith(".png")}
     steps = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
-    return {**found, "steps.jsonl": list(map(_lasting, steps)), "statistics": [*statistics(folder).items()]}
+    return {**files, "steps.jsonl": list(map(_lasting, steps)), "statistics": [*statistics(folder).items()]}

@@ -1,6 +1,7 @@
-"""A target and a drafter whose distributions are tables over all prefixes: an image's can be enumerated.
+"""A target and a drafter whose distributions are tables over all prefixes, so that all images can be
+enumerated.
 
-A prefix is a state: 0 is empty, state * V + 1 + code appends a code. Features are the states themselves.
+A prefix is a state: 0 is the empty one, and state * V + 1 + code appends a code. Features are the states.
 """
 
 from __future__ import annotations
@@ -26,18 +27,18 @@ CODEBOOK = torch.tensor([[0.0], [1.0], [2.1], [3.3]])
 
 
 def table(seed: int, length: int) -> Tensor:
-    """Random logits [2, S, V] for every prefix shorter than `length`."""
+    """Returns random logits [2, S, V] for every prefix shorter than `length`."""
     states = sum(CODES**n for n in range(length))
     return 1.5 * torch.randn(2, states, CODES, generator=torch.Generator().manual_seed(seed))
 
 
 def append(state: Tensor, codes: Tensor) -> Tensor:
-    """The state one code later."""
+    """Returns the state one code later."""
     return state * CODES + 1 + codes
 
 
 class TabularTarget:
-    """A Target of logits [G, S, V]."""
+    """A Target whose logits are a table [G, S, V]."""
 
     num_codes, device, few_shapes, run = CODES, CPU, False, staticmethod(call)
 
@@ -69,37 +70,36 @@ class TabularTarget:
 
 
 class TabularDrafter:
-    """A Drafter with a distribution of its own over the same states."""
+    """A Drafter with another table over the same states."""
 
     device = CPU
 
     def __init__(self, logits: Tensor) -> None:
         self.logits = logits
 
-    def prefill(self, slot: int, prompt: Any, prefix: Prefix) -> None:
-        """A table remembers nothing."""
+    def prefill(self, slot: int, prompt: Any, prefix: Prefix) -> None: ...
 
-    def release(self, slot: int) -> None:
-        """Nor is there anything to empty."""
+    def release(self, slot: int) -> None: ...
 
-    def context(self, committed: Sequence[int]) -> None:
-        """What has been committed does not matter to a table."""
+    def context(self, committed: Sequence[int]) -> None: ...
 
     def extend(self, features: Tensor, codes: Tensor, count: Tensor, context: None) -> tuple[Tensor, Tensor]:
         last = (count - 1)[:, None]
-        logits, own = self.expand(codes.gather(1, last), features.gather(2, last[None, ..., None]), codes, 0)
-        return logits[:, :, 0], own[:, :, 0]
+        logits, features_out = self.expand(
+            codes.gather(1, last), features.gather(2, last[None, ..., None]), codes, 0
+        )
+        return logits[:, :, 0], features_out[:, :, 0]
 
     def expand(self, codes: Tensor, features: Tensor, ancestors: Tensor, depth: int) -> tuple[Tensor, Tensor]:
-        # States beyond the image occur below leaves that are never accepted: anything will do.
+        # States beyond the image occur below leaves that are never accepted, so their logits do not matter.
         state = append(features[0, ..., 0].long(), codes)
-        own = (state % 2**20)[None, ..., None].float()
-        return self.logits[:, state % self.logits.shape[1]], own.expand(len(self.logits), -1, -1, -1)
+        features_out = (state % 2**20)[None, ..., None].float()
+        return self.logits[:, state % self.logits.shape[1]], features_out.expand(len(self.logits), -1, -1, -1)
 
 
 @dataclass(frozen=True)
 class TabularModel:
-    """A model of two tables [2, S, V]; without guidance the first half of each counts. See engine.Model."""
+    """A Model (adt_tree.roles) of two tables [2, S, V]. Without guidance the first half of each is used."""
 
     logits: Tensor
     drafts: Tensor
@@ -117,12 +117,13 @@ class TabularModel:
 
 
 def requests(count: int) -> list[Request]:
-    """Images that differ in their seed alone."""
+    """Returns requests that differ in their seeds alone."""
     return [Request(str(n), None, n) for n in range(count)]
 
 
 def image_distribution(logits: Tensor, sampling: Sampling, length: int) -> Tensor:
-    """The exact distribution [V ** length] of an image's codes, the first code most significant."""
+    """Returns the exact distribution [V ** length] of an image's codes. The first code is the most
+    significant digit."""
     p = log_probs(logits, sampling).double()
     if sampling.greedy:
         p = torch.full_like(p, float("-inf")).scatter(-1, p.argmax(-1, keepdim=True), 0.0)
@@ -134,8 +135,8 @@ def image_distribution(logits: Tensor, sampling: Sampling, length: int) -> Tenso
 
 
 def deviation(images: Iterator[Decoded], exact: Tensor) -> float:
-    """Chi-square against the exact distribution as a standard score; rare outcomes are pooled,
-    impossible ones count 1e9."""
+    """Returns the chi-square statistic of the images against the exact distribution, as a standard score.
+    Rare outcomes are pooled; an impossible outcome gives 1e9."""
     codes = torch.tensor([image.codes for image in images])
     place = (codes * CODES ** torch.arange(codes.shape[1]).flip(0)).sum(dim=1)
     counts = torch.bincount(place, minlength=len(exact)).double()
@@ -145,7 +146,7 @@ def deviation(images: Iterator[Decoded], exact: Tensor) -> float:
     rare = expected < 5
     expected = torch.cat((expected[~rare], expected[rare].sum()[None]))
     counts = torch.cat((counts[~rare], counts[rare].sum()[None]))
-    kept = expected > 1e-6
-    square = ((counts - expected)[kept] ** 2 / expected[kept]).sum()
-    freedom = int(kept.sum()) - 1
+    possible = expected > 1e-6
+    square = ((counts - expected)[possible] ** 2 / expected[possible]).sum()
+    freedom = int(possible.sum()) - 1
     return float((square - freedom) / (2 * freedom) ** 0.5)

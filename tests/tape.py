@@ -1,7 +1,8 @@
-"""A recorder without CUDA: the operators of a recorded function, run again on the memory they ran on.
+"""A recorder that works without CUDA: it runs the operators of a recorded function again, on the same memory.
 
-As with a CUDA graph, recording changes nothing, no Python runs in a replay, what a recording made is written
-anew in its place, and other recordings use the same scratch: what one made is spoilt as soon as another runs.
+Like a CUDA graph, a recording has no effect while it is made, runs no Python when it is replayed, and writes
+its results to the same memory each time. All recordings share their scratch memory, so the results of one are
+overwritten as soon as another runs.
 """
 
 from __future__ import annotations
@@ -19,112 +20,105 @@ SPOILT = 77  # in the place of any number
 
 
 class Saved:
-    """The memory that operators changed, as it was before."""
+    """The contents of the memory that operators changed, from before the change."""
 
     def __init__(self) -> None:
         self._content: dict[int, tuple[Tensor, Tensor]] = {}  # the memory, and a copy of it
 
     def save(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> None:
-        """Keeps what an operator is about to change."""
+        """Saves the memory that an operator is about to change."""
         for x in written(func, args, kwargs):
             if _memory(x) not in self._content:
                 whole = x.new_empty(0).set_(x.untyped_storage())
                 self._content[_memory(x)] = whole, whole.clone()
 
     def exchange(self) -> None:
-        """Puts back what was kept, and keeps what was there."""
+        """Swaps the saved contents and the contents of the memory."""
         for key, (memory, content) in self._content.items():
             self._content[key] = memory, memory.clone()
             memory.copy_(content)
 
 
 class Tape:
-    """A recording."""
+    """A recording: the calls of operators with their outputs."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        self._done: list[tuple[Any, tuple, dict[str, Any], list[Tensor]]] = []
+        self._calls: list[tuple[Any, tuple, dict[str, Any], list[Tensor]]] = []
 
     def note(self, func: Any, args: tuple, kwargs: dict[str, Any], answer: Any) -> None:
-        """An operator that has run, unless all it did was to look at memory that was there.
-
-        Refuses to read a number; tests.reads sees what else would wait."""
+        """Notes an operator that has run, unless its output is only a view. Raises RuntimeError if it read a
+        number on the device; tests.reads finds the other operations that wait."""
         if func is torch.ops.aten._local_scalar_dense.default:
             raise RuntimeError("a number was read in a capture")
-        own = made(args, kwargs, answer)
-        if own or func._schema.is_mutable:
-            self._done.append((func, args, kwargs, own))
+        outputs = made(args, kwargs, answer)
+        if outputs or func._schema.is_mutable:
+            self._calls.append((func, args, kwargs, outputs))
 
     def replay(self) -> None:
-        """Run the tape again."""
-        with self._machine.running(self):
-            for func, args, kwargs, own in self._done:
-                for old, new in zip(own, made(args, kwargs, func(*args, **kwargs)), strict=True):
-                    old.copy_(new)
+        """Runs all operators again."""
+        self._machine.switch_to(self)
+        for func, args, kwargs, outputs in self._calls:
+            for old, new in zip(outputs, made(args, kwargs, func(*args, **kwargs)), strict=True):
+                old.copy_(new)
 
     def spoil(self) -> None:
-        """Another recording uses the scratch."""
-        for _, _, _, own in self._done:
-            for x in own:
+        """Overwrites the outputs, as another recording would."""
+        for _, _, _, outputs in self._calls:
+            for x in outputs:
                 x.fill_(SPOILT)
 
 
 class Machine:
-    """A models.graphs.Recorder."""
+    """A models.graphs.Recorder that records tapes."""
 
     def __init__(self, fail_at: int = 0) -> None:
         """fail_at: the recording that fails, counted from 1."""
         self._last: Tape | None = None
         self._fail_at, self.recordings = fail_at, 0
         self._warm_up = Saved()
-        self.busy = False  # with a recording
 
     @contextmanager
     def warm_up(self) -> Iterator[None]:
-        """Keeps what the run changes: the recording runs on what the run found."""
+        """Saves the memory that the first run changes, so that the recording starts from the same
+        contents."""
         self._warm_up = Saved()
         with Operators(before=self._warm_up.save):
             yield
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        """Records a tape. RuntimeError, midway, if this one is to fail."""
+        """Records a tape. Raises RuntimeError midway if this recording is to fail."""
         self.recordings += 1
         tape, recording = Tape(self), Saved()
         self._warm_up.exchange()
-        with self.running(tape):
-            try:
-                with Operators(tape.note, recording.save):
-                    run()
-                    if self.recordings == self._fail_at:
-                        raise RuntimeError("out of graphs")
-            finally:
-                recording.exchange()
-                self._warm_up.exchange()
-                tape.spoil()
+        self.switch_to(tape)
+        try:
+            with Operators(tape.note, recording.save):
+                run()
+                if self.recordings == self._fail_at:
+                    raise RuntimeError("out of graphs")
+        finally:
+            recording.exchange()
+            self._warm_up.exchange()
+            tape.spoil()
         return tape.replay
 
-    @contextmanager
-    def running(self, tape: Tape) -> Iterator[None]:
-        """While operators of that recording run; the scratch is its own."""
-        self.busy = True
+    def switch_to(self, tape: Tape) -> None:
+        """Spoils the tape that ran before, because another one runs now."""
         if self._last is not None and self._last is not tape:
             self._last.spoil()
         self._last = tape
-        try:
-            yield
-        finally:
-            self.busy = False
 
 
 class Operators(TorchDispatchMode):
-    """Notes what has reached the kernels."""
+    """A context that calls a function with every operator that reaches the kernels."""
 
     def __init__(
         self,
         note: Callable[[Any, tuple, dict[str, Any], Any], None] = lambda *seen: None,
         before: Callable[[Any, tuple, dict[str, Any]], None] = lambda *seen: None,
     ) -> None:
-        """note: sees an operator that has run; before: one that is about to."""
+        """note: called after an operator; before: called before it."""
         super().__init__()
         self._note, self._before = note, before
 
@@ -142,29 +136,15 @@ class Operators(TorchDispatchMode):
         return answer
 
 
-class Launches(Operators):
-    """Counts the operators that write memory outside of a machine's replays: kernels, on CUDA. To look at
-    memory, or to ask for some, is none."""
-
-    def __init__(self, machine: Machine) -> None:
-        super().__init__(self._count)
-        self.count, self._machine = 0, machine
-
-    def _count(self, func: Any, args: tuple, kwargs: dict[str, Any], answer: Any) -> None:
-        asks = "empty" in func.overloadpacket.__name__
-        writes = func._schema.is_mutable or (not asks and bool(made(args, kwargs, answer)))
-        self.count += writes and not self._machine.busy
-
-
 def written(func: Any, args: tuple, kwargs: dict[str, Any]) -> list[Tensor]:
-    """Tensors of an operator's arguments that it changes."""
+    """Returns the tensors among an operator's arguments that it changes."""
     given = dict(zip([x.name for x in func._schema.arguments], args, strict=False)) | kwargs
     names = [x.name for x in func._schema.arguments if x.alias_info and x.alias_info.is_write]
     return list(_tensors([given[name] for name in names if name in given]))
 
 
 def made(args: tuple, kwargs: dict[str, Any], answer: Any) -> list[Tensor]:
-    """Tensors of an operator's answer that are not views of what it was given."""
+    """Returns the tensors in an operator's answer that are not views of its arguments."""
     given = {_memory(x) for x in _tensors((args, kwargs))}
     return [x for x in _tensors(answer) if _memory(x) not in given]
 
@@ -174,5 +154,5 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _memory(x: Tensor) -> int:
-    """Equal for views of one another."""
+    """Returns a key that is equal for all views of one memory."""
     return x.untyped_storage().data_ptr() if x.layout is torch.strided else id(x)

@@ -1,4 +1,5 @@
-"""Under either alignment a drafter predicts what its network gives on whole sequences; auto measures both."""
+"""Under either alignment a drafter predicts what its network computes over whole sequences; auto measures
+both."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ def test_tokens_of_a_tree() -> None:
 @torch.inference_mode()
 @pytest.mark.parametrize("name", ALIGNMENTS)
 def test_a_chain_is_the_network_over_the_sequence(model: Model, name: str) -> None:
-    """Committed entries, then a drafted chain fed its own features, against one causal pass a length."""
+    """Committed pairs and then a drafted chain give the features of a causal pass over the whole sequence."""
     prompt, codes = model.encode("red heart"), [5, 9, 2, 7, 7, 1]
     target = model.target(1, SAMPLING, 1, prompt.length)
     drafter = replace(model, alignment=name).drafter(target, 4, 1)
@@ -60,10 +61,10 @@ def test_a_chain_is_the_network_over_the_sequence(model: Model, name: str) -> No
     generator = torch.Generator().manual_seed(0)
     width = prefix.features[0].shape[-1]
     new = torch.randn(2, 1, 3, width, generator=generator)  # features at the codes 5, 9, 2 of both branches
-    own = torch.stack([branch[-1] for branch in prefix.features])[:, None, None]
+    last = torch.stack([branch[-1] for branch in prefix.features])[:, None, None]
     drafter.prefill(0, prompt, prefix)
     one = torch.ones(1, dtype=torch.int64)
-    drafter.extend(own, torch.tensor([codes[:1]]), one, 0)
+    drafter.extend(last, torch.tensor([codes[:1]]), one, 0)
     _, feature = drafter.extend(new, torch.tensor([codes[1:4]]), 3 * one, 4)
     chain = [feature[:, 0]]
     for depth, code in enumerate(codes[4:]):
@@ -100,7 +101,8 @@ def test_auto_keeps_the_better(
 @torch.inference_mode()
 @pytest.mark.parametrize("family", ["emoji", "lumina_mgpt", "llamagen", "llamagen classes"])
 def test_rates_are_those_of_decoding(checkpoints: Checkpoints, family: str) -> None:
-    """The drafters that decoding uses, fed code by code along the AR baseline's image, predict as well."""
+    """The measured rates are those of the drafters that decoding uses, fed code by code along the AR
+    baseline's image."""
     model = checkpoints[family].load()
     text = "0" if model.prompts.num_classes else alignment.PROMPT
     sampling, prompt, cells = Sampling(), model.encode(text), model.grid.width - 1

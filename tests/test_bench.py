@@ -1,4 +1,4 @@
-"""bench: which combinations are measured, what a row says, that an interrupted run goes on."""
+"""bench: which combinations it measures, what a row holds, and that an interrupted run goes on."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ CLOCKS = ("SR", "SR_95", "median_s", "step_ms", "images_per_min")
 
 
 def parsed(words: str) -> Options:
-    """The options of a command line."""
+    """Returns the options of a command line."""
     return Options.parse(words.split(), "main.py bench")
 
 
 def names(words: str) -> list[str]:
-    """What a command line measures."""
+    """Returns the names of the configurations that a command line measures."""
     return [configuration.name for configuration in configurations(parsed(words))]
 
 
 @pytest.fixture
 def words(checkpoints: Checkpoints, tmp_path: Path) -> list[str]:
-    """bench on the tiny checkpoint into tmp_path / o."""
+    """Returns the words of bench for the tiny checkpoint, with tmp_path / o as its output."""
     _, _, *fixed = checkpoints["emoji"].words()  # --model may be another's
     return ["bench", *fixed, "--output_dir", str(tmp_path / "o")]
 
 
 def lasting(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """What no clock decides."""
+    """Returns the rows without the values that depend on a clock."""
     return [{k: v for k, v in row.items() if k not in CLOCKS} for row in result["rows"]]
 
 
@@ -55,27 +55,27 @@ def test_every_method_has_its_flags() -> None:
 
 
 def test_every_combination_once() -> None:
-    found = names("--methods adt-tree eagle-1 --temperatures 0 1 --total_token 8 16 --batch_size 1 4")
-    assert len(found) == len(set(found)) == 2 * 2 * (1 + 1 + 2)  # ar and eagle-1 have no dynamic tree
-    assert found[0].startswith("ar temperature=0.0 batch_size=1")
-    found = names("--methods eagle-2 adt-tree --temperatures 1 --vary adt_beta=0.3,0.5 --vary depth=2,3")
-    assert [name.split(" ")[0] for name in found] == ["ar", "eagle-2", "eagle-2", "adt-tree", "adt-tree"]
-    assert found[1].endswith("depth=2") and found[3].endswith("adt_beta=0.3")
+    labels = names("--methods adt-tree eagle-1 --temperatures 0 1 --total_token 8 16 --batch_size 1 4")
+    assert len(labels) == len(set(labels)) == 2 * 2 * (1 + 1 + 2)  # ar and eagle-1 have no dynamic tree
+    assert labels[0].startswith("ar temperature=0.0 batch_size=1")
+    labels = names("--methods eagle-2 adt-tree --temperatures 1 --vary adt_beta=0.3,0.5 --vary depth=2,3")
+    assert [name.split(" ")[0] for name in labels] == ["ar", "eagle-2", "eagle-2", "adt-tree", "adt-tree"]
+    assert labels[1].endswith("depth=2") and labels[3].endswith("adt_beta=0.3")
     methods = configurations(parsed("--methods adt-tree --temperatures 1 --vary adt_beta=0.3,0.5"))
     assert [method.tree.beta for method in methods.values() if method.drafting] == [0.3, 0.5]
     bounds = names("--methods eagle-2 eagle-2-lantern --controls accept-none accept-all --temperatures 1")
-    wanted = ["ar", "eagle-2", "eagle-2:accept-none", "eagle-2:accept-all", "eagle-2-lantern"]
-    assert [name.split(" ")[0] for name in bounds] == wanted
+    expected = ["ar", "eagle-2", "eagle-2:accept-none", "eagle-2:accept-all", "eagle-2-lantern"]
+    assert [name.split(" ")[0] for name in bounds] == expected
 
 
 def test_lantern_adds_relaxation_and_nothing_else() -> None:
     methods = "eagle-2 self-draft eagle-2-lantern self-draft-lantern"
     chosen = configurations(parsed(f"--temperatures 1 --lantern_k 7 --depth 3 --methods {methods}"))
-    found = {method.label: method for method in chosen.values()}
+    by_label = {method.label: method for method in chosen.values()}
     for name in ("eagle-2", "self-draft"):
-        relaxed = found[f"{name}-lantern"]
+        relaxed = by_label[f"{name}-lantern"]
         assert relaxed.lantern.k == 7 and relaxed.lantern.delta == 0.5 and not relaxed.exact
-        assert relaxed.tree == found[name].tree and relaxed.tree.depth == 3
+        assert relaxed.tree == by_label[name].tree and relaxed.tree.depth == 3
 
 
 def test_lantern_relaxes_every_method_that_takes_it() -> None:
@@ -166,10 +166,10 @@ def test_bench(run: Run, words: list[str], tmp_path: Path) -> None:
     assert needed <= set(result["environment"])
     rows = {(row["method"], row["temperature"]): row for row in result["rows"]}
     assert len(rows) == 2 * 7
-    for own in rows.values():
-        assert own["SR_95"][0] <= own["SR"] <= own["SR_95"][1] and own["images"] == 2
-        assert own["same_image"] == 1 or not own["exact"]
-        assert own["step_ms"] > 0 and own["images_per_min"] > 0
+    for entry in rows.values():
+        assert entry["SR_95"][0] <= entry["SR"] <= entry["SR_95"][1] and entry["images"] == 2
+        assert entry["same_image"] == 1 or not entry["exact"]
+        assert entry["step_ms"] > 0 and entry["images_per_min"] > 0
     assert rows["ar", 1.0]["SR"] == 1 and rows["ar", 1.0]["target_calls"] == 15
     assert rows["adt-tree", 0.0]["mean_depth"] > 0 and rows["adt-tree", 0.0]["drafter_calls"] > 0
     assert len(result["profile"]) == 2 * 6 and result["weights_read"]["read_ms"] > 0
@@ -184,20 +184,21 @@ def test_bench(run: Run, words: list[str], tmp_path: Path) -> None:
 def test_batches_trees_and_bounds(result: Result, words: list[str]) -> None:
     more = "--methods eagle-2 --controls accept-none accept-all --temperatures 1 --warmup 0 --num_images 3"
     rows = result(*words, *more.split(), *"--total_token 4 8 --batch_size 1 2".split())["rows"]
-    found = {(row["method"], row["total_token"], row["batch_size"]): row for row in rows}
-    assert len(found) == len(rows) == 2 + 2 * 2 * 3
+    by_setting = {(row["method"], row["total_token"], row["batch_size"]): row for row in rows}
+    assert len(by_setting) == len(rows) == 2 + 2 * 2 * 3
     for batch in (1, 2):
-        assert found["ar", None, batch]["SR"] == 1 and found["eagle-2", 4, batch]["same_image"] == 1
+        assert by_setting["ar", None, batch]["SR"] == 1 and by_setting["eagle-2", 4, batch]["same_image"] == 1
         bounds = (":accept-none", "", ":accept-all")
-        low, own, high = (found[f"eagle-2{kind}", 8, batch]["tau"] for kind in bounds)
-        assert low == 1 <= own < high and high > 3
-    assert found["eagle-2", 4, 1]["mean_nodes"] < 4 < found["eagle-2", 8, 1]["mean_nodes"] < 8
+        low, drafted, high = (by_setting[f"eagle-2{kind}", 8, batch]["tau"] for kind in bounds)
+        assert low == 1 <= drafted < high and high > 3
+    assert by_setting["eagle-2", 4, 1]["mean_nodes"] < 4 < by_setting["eagle-2", 8, 1]["mean_nodes"] < 8
 
 
 def test_random_weights_read_no_file(
     result: Result, words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The dimensions of lumina_mgpt, made tiny: row separators and a prompt of its length."""
+    """The model has the dimensions of lumina_mgpt made tiny, with row separators and a prompt of its
+    length."""
     use = published_use("lumina_mgpt")
     small = {"hidden_size": 64, "intermediate_size": 128, "vocab_size": 300}
     small |= {"num_heads": 4, "num_kv_heads": 4}
@@ -233,8 +234,8 @@ def test_an_interrupted_bench_goes_on(
     assert (status, out, err.count("\n")) == (130, "", 1) and "the same command" in err
     status, out, err = run(*words, "--profile")
     assert (status, err) == (0, "") and "assembled from 2 runs" in out
-    found = json.loads(out.splitlines()[-1])
-    assert [part["prompts"] for part in found["runs"]] == [1, 2] and lasting(found) == lasting(whole)
+    resumed = json.loads(out.splitlines()[-1])
+    assert [part["prompts"] for part in resumed["runs"]] == [1, 2] and lasting(resumed) == lasting(whole)
     files = sorted((tmp_path / "o" / "measurements").iterdir())
     batches = [json.loads(file.read_text()) for file in files]
     assert [batch["run"] for batch in batches] == [1, 2, 2]
@@ -243,7 +244,7 @@ def test_an_interrupted_bench_goes_on(
                      ["eagle-2:accept-none", "ar", "eagle-2"]]  # fmt: skip
     monkeypatch.setattr("eval.harness.timed", None)  # nothing is measured again
     again = result(*words)
-    assert again["rows"] == found["rows"] and again["runs"] == found["runs"]
+    assert again["rows"] == resumed["rows"] and again["runs"] == resumed["runs"]
 
 
 def test_another_configuration_is_refused(
@@ -262,12 +263,12 @@ def test_another_configuration_is_refused(
 
 
 def opened(root: Path, cfg: float = 3.0) -> Measurements:
-    """The measurements in a folder."""
+    """Opens the measurements in a folder."""
     return Measurements(root, "today", {"cfg": cfg}, {"output_dir": str(root)})
 
 
 def image(name: str, codes: tuple[int, ...] = (1, 2), ms: float = 0.125) -> Decoded:
-    """An image of two codes."""
+    """Returns an image of two codes."""
     return Decoded(name, 7, list(codes), [Step(1, 0, 1, 2, 3, 6, 1, ms)], 0.5, 2, 3)
 
 
@@ -297,13 +298,14 @@ def test_two_processes_in_one_folder_lose_nothing(tmp_path: Path) -> None:
 
 
 def test_a_row() -> None:
-    """Medians over batches of prompts, of images equal to the baseline's the share."""
+    """Speed is the median over batches of prompts; same_image is the share of images that equal the
+    baseline's."""
     baseline = [Measured(s, [image(n)]) for n, s in (("0", 2.0), ("1", 3.0), ("2", 4.0))]
-    own = [Measured(1.0, [image("0")]), Measured(1.0, [image("1", (1, 3))]), Measured(4.0, [image("2")])]
-    found = row(Configuration("adt-tree", 1.0, 1, 8, (("adt_beta", 0.3),)), own, baseline)
-    assert found["SR"] == 2 and found["SR_95"] == [1, 3] and found["median_s"] == 1
-    assert found["images_per_min"] == 30 and found["same_image"] == 0.667 and found["step_ms"] == 0.125
-    assert (found["total_token"], found["varied"]) == (8, {"adt_beta": 0.3})
+    measured = [Measured(1.0, [image("0")]), Measured(1.0, [image("1", (1, 3))]), Measured(4.0, [image("2")])]
+    summary = row(Configuration("adt-tree", 1.0, 1, 8, (("adt_beta", 0.3),)), measured, baseline)
+    assert summary["SR"] == 2 and summary["SR_95"] == [1, 3] and summary["median_s"] == 1
+    assert summary["images_per_min"] == 30 and summary["same_image"] == 0.667 and summary["step_ms"] == 0.125
+    assert (summary["total_token"], summary["varied"]) == (8, {"adt_beta": 0.3})
     assert interval(torch.ones(5).numpy()) == (1, 1)
 
 

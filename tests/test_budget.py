@@ -1,4 +1,4 @@
-"""Trees sized while decoding: the choice under made costs, and images that do not depend on it."""
+"""Trees sized while decoding: the choice under constructed costs, and images that do not depend on it."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ PLAIN = CANDIDATES[0]
 
 
 def simulate(cost_ms: Callable[[int], float], steps: int, slots: int = 1) -> list[TreeShape]:
-    """The shapes of a run in which drafts are right with probability 0.8 each, independently; cost_ms: of a
-    step, by its drafted nodes."""
+    """Returns the shapes of a run in which each draft is right with probability 0.8. cost_ms: time of a step,
+    by its number of drafted nodes."""
     policy, generator, used = CostAware(CANDIDATES), random.Random(1), []
     for _ in range(steps):
         shapes = [policy.shape(slot, (0, 0)) for slot in range(slots)]
@@ -57,8 +57,8 @@ def test_free_rows_take_the_largest_tree() -> None:
 
 
 def test_the_choice_is_that_of_most_codes_a_second() -> None:
-    """At 0.8 a level and 0.05 of a pass a row, a chain of 7 commits 4.2 codes in 1.35 ms, one of 15 4.9 in
-    1.75, one of 3 2.95 in 1.15."""
+    """With 0.8 per level and 0.05 of a pass per row, a chain of 7 commits 4.2 codes in 1.35 ms, one of 15
+    commits 4.9 in 1.75 ms, and one of 3 commits 2.95 in 1.15 ms."""
     assert share(simulate(lambda nodes: 1 + 0.05 * nodes, 1200)[400:], TreeShape(7, 1, 7)) >= 0.6
 
 
@@ -75,7 +75,7 @@ def test_plain_decoding_is_left_when_rows_become_cheap() -> None:
 
 
 class Forced:
-    """A policy that cycles through shapes, as the choice of some other machine."""
+    """A policy that cycles through shapes, as if another machine had chosen them."""
 
     def __init__(self, shapes: list[TreeShape]) -> None:
         self.shapes, self.calls = shapes, 0

@@ -1,5 +1,5 @@
-"""The key/value cache alone: where it keeps what, and how attention is asked for so that a GPU has a fused
-kernel for it."""
+"""The key/value cache alone: where it stores entries, and whether attention is called so that CUDA has a
+fused kernel."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LENGTHS = [5, 2]  # committed slots of two rows
 def placed(
     cache: KVCache, prefix: Tensor, ancestors: Tensor, max_length: int = max(LENGTHS)
 ) -> AttentionMetadata:
-    """Write each row's prefix [2, max_length, 2 * Hkv, E] into layer 0, then place the nodes behind it."""
+    """Writes each row's prefix [2, max_length, 2 * Hkv, E] into layer 0, then places the nodes behind it."""
     for row, count in enumerate(LENGTHS):
         one = cache.row(row)
         meta = one.metadata(torch.arange(count)[None], chain_mask(count, CPU), 0)
@@ -30,8 +30,8 @@ def placed(
 
 
 def test_a_head_is_read_in_one_piece() -> None:
-    """Rows of different lengths: every node's keys and values stand in its own slot, all of a head's in one
-    piece of memory (a piece per slot costs the AR baseline time, docs/LOG.md)."""
+    """In rows of different lengths, every node's keys and values are in its slot, and all slots of a head are
+    contiguous (a cache with the heads of a slot together slows the AR baseline down, docs/LOG.md)."""
     config = DecoderConfig(10, 12, 8, 2, 3)
     cache, kv = KVCache.allocate(config, 2, 9, torch.float32, CPU), torch.randn(4, 6, 4)
     cache.length += torch.tensor(LENGTHS)
@@ -47,7 +47,7 @@ def test_a_head_is_read_in_one_piece() -> None:
 @pytest.mark.parametrize("stored", [6, 8], ids=["as it is", "padded"])
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 def test_attention_over_a_tree(kv_heads: int, stored: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Grouped heads and padded ones read what dense attention over each row's own sequence reads."""
+    """Grouped and padded heads give the attention that a dense computation over each row's sequence gives."""
     torch.manual_seed(0)
     heads, size, nodes = 4, 6, 3
     store = torch.zeros(1, 2, 2, kv_heads, 20, stored)
@@ -55,23 +55,23 @@ def test_attention_over_a_tree(kv_heads: int, stored: int, monkeypatch: pytest.M
     ancestors = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 0, 1]], dtype=torch.bool).expand(2, -1, -1)
     prefix, kv = torch.randn(2, 5, 2 * kv_heads, size), torch.randn(2 * nodes, 2 * kv_heads, size)
     meta, query = placed(cache, prefix, ancestors, max_length=6), torch.randn(2 * nodes, heads, size)
-    asked, sdpa = [], F.scaled_dot_product_attention
+    calls, sdpa = [], F.scaled_dot_product_attention
 
     def watched(*args: Tensor, **options: object) -> Tensor:
-        asked.append((args, options))
+        calls.append((args, options))
         return sdpa(*args, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr("models.cache.F.scaled_dot_product_attention", watched)
         mixed = meta.attend(cache.layers[0], query, kv).view(2, nodes, heads * size)
-    (((found, key, value), options),) = asked
+    (((folded, key, value), options),) = calls
     assert set(options) == {"attn_mask", "scale"}, "no grouped attention: a mask leaves it no fused kernel"
-    assert found.shape == (2, kv_heads, heads // kv_heads * nodes, stored)
+    assert folded.shape == (2, kv_heads, heads // kv_heads * nodes, stored)
     assert key.shape == value.shape == (2, kv_heads, 9, stored)
     for row, length in enumerate(LENGTHS):
-        own = torch.cat((prefix[row, :length], kv.view(2, nodes, 2 * kv_heads, size)[row]))[None]
+        sequence = torch.cat((prefix[row, :length], kv.view(2, nodes, 2 * kv_heads, size)[row]))[None]
         mask = torch.cat((torch.ones(nodes, length, dtype=torch.bool), ancestors[row]), dim=1)
-        expected = attend_densely(query.view(2, nodes, heads, size)[row][None], own, mask)
+        expected = attend_densely(query.view(2, nodes, heads, size)[row][None], sequence, mask)
         torch.testing.assert_close(mixed[row], expected[0], rtol=1e-5, atol=1e-6)
     assert not store[..., size:].any()
 
@@ -79,7 +79,7 @@ def test_attention_over_a_tree(kv_heads: int, stored: int, monkeypatch: pytest.M
 @pytest.mark.parametrize("head_groups", [1, 4])
 @pytest.mark.parametrize("max_length", range(5, 14))
 def test_rows_of_the_mask_are_aligned(max_length: int, head_groups: int) -> None:
-    """At every stride but the last, else torch copies the mask in every layer on CUDA."""
+    """All strides but the last are multiples of 8, else torch copies the mask in every layer on CUDA."""
     cache = KVCache(torch.zeros(1, 2, 2, 1, 20, 4), torch.tensor(LENGTHS), head_groups=head_groups)
     ancestors = chain_mask(3, CPU).expand(2, -1, -1)
     mask = cache.metadata(torch.arange(3).expand(2, -1), ancestors, max_length).mask
@@ -93,7 +93,7 @@ def test_rows_of_the_mask_are_aligned(max_length: int, head_groups: int) -> None
 
 
 def test_heads_are_padded_off_the_cpu() -> None:
-    """The class-conditional LlamaGen-3B has heads of 100."""
+    """The heads of the class-conditional LlamaGen-3B have size 100."""
     config = DecoderConfig(10, 3200, 8, 2, 32)
     sizes = {
         name: KVCache.allocate(config, 1, 9, torch.bfloat16, torch.device(name)).store.shape[-1]

@@ -19,7 +19,7 @@ PROMPTS = ["red heart", "pizza", "cat"]
 
 @pytest.fixture(scope="module")
 def finished(checkpoints: Checkpoints, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of three prompts that has ended."""
+    """Returns the folder of a complete run of three prompts."""
     folder = tmp_path_factory.mktemp("finished")
     (folder / "prompts.txt").write_text("\n".join(PROMPTS))
     words = [*checkpoints["emoji"].words(), "--prompt", str(folder / "prompts.txt"), "--heatmaps", "0"]
@@ -29,7 +29,7 @@ def finished(checkpoints: Checkpoints, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture
 def folder(finished: Path, tmp_path: Path) -> Path:
-    """A copy of it, to be damaged."""
+    """Returns a copy of that folder, which a test may damage."""
     return Path(shutil.copytree(finished, tmp_path / "o"))
 
 

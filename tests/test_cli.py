@@ -1,5 +1,5 @@
-"""The command from outside: outputs, errors, interruption, resumption, several processes; no option is
-swallowed, and nothing that was finished is lost. Tiny random checkpoint."""
+"""The command seen from outside: outputs, errors, interruption, resumption, several processes. Every option
+has an effect, and finished work is never lost. The checkpoint is tiny and random."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def test_logits_that_are_no_numbers(
 def test_accelerate_launch_trains_in_two_processes(
     checkpoints: Checkpoints, run: Run, tmp_path: Path
 ) -> None:
-    """Each takes half of a step's images: the weights are those of one process with all of them."""
+    """Each process takes half of a step's images; the weights are those of one process that takes all."""
     prompts, data = tmp_path / "p.txt", tmp_path / "data"
     prompts.write_text("\n".join(f"prompt {number}" for number in range(7)))
     model = [*checkpoints["emoji"].words(), "--device", "cpu"]

@@ -1,4 +1,4 @@
-"""scripts/compare_*.sh: what they run in both checkouts, and when they say that the checkouts differ."""
+"""scripts/compare_*.sh: the commands that they run in both checkouts, and when they report a difference."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ else:
 def compare(
     tmp_path: Path, script: str, *words: str, slow: float = 1.0, changed: str = "nothing"
 ) -> tuple[subprocess.CompletedProcess[str], list[tuple[bool, list[str]]]]:
-    """Runs a script against a checkout in which nothing is; a program that does as `slow` and `changed` say
-    stands in for main.py. Returns what the script printed and the calls: in this checkout or not, words."""
+    """Runs a script against an empty checkout. A program that does what `slow` and `changed` say stands in
+    for main.py. Returns the script's output and its calls: whether in this checkout, and the words."""
     other, program, log = tmp_path / "other", tmp_path / "program", tmp_path / "log"
     other.mkdir()
     stub = STUB.format(python=sys.executable, root=str(ROOT), log=str(log), slow=slow, changed=changed)

@@ -1,4 +1,5 @@
-"""Compiled layers, as CUDA has them: the same codes, few kernels, compiled once for a number of rows."""
+"""Compiled layers, as on CUDA: the codes stay the same, kernels are few, and each number of rows is compiled
+once."""
 
 from __future__ import annotations
 
@@ -28,8 +29,8 @@ KERNEL = re.compile(r"(cpp_fused\w*|extern_kernels\.\w+|torch\.ops\.[\w.]+)\(")
 
 
 def made(method: Method, compiled: bool) -> Engine:
-    """The method over the tests' random networks, their passes in buckets of rows, their layers compiled or
-    not."""
+    """Returns the engine of a method over the tests' random networks, with passes in buckets of rows and
+    layers that are compiled or not."""
     model = replace(test_engine.random_model(graphs=True), compiled=compiled)
     return build(model, method, SLOTS, test_engine.MAX_PROMPT)
 
@@ -58,8 +59,8 @@ def test_whole_images(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled_join.cache_clear()
     with inductor.patch(compile_threads=1):  # a pool of compilers takes longer to start
         _, sources = run_and_get_code(decode)
-    for method, found in zip(methods, codes, strict=True):
-        assert found == codes_of(made(method, compiled=False).decode(test_engine.IMAGES))
+    for method, compiled_codes in zip(methods, codes, strict=True):
+        assert compiled_codes == codes_of(made(method, compiled=False).decode(test_engine.IMAGES))
     assert rows == {2 * SLOTS, 2 * SLOTS * 8}, "guidance doubles rows; trees of 8 nodes are a bucket"
     assert counters["stats"]["unique_graphs"] == len(sources) == len(rows) and not counters["graph_break"]
     for source in sources:

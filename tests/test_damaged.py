@@ -1,5 +1,5 @@
-"""Damaged, missing and mismatched files, one case per kind: generate_images refuses each in one line that
-names what is wrong, and check_ckpts names everything that is wrong without reading any weights."""
+"""Damaged, missing and mismatched files, one case per kind. generate_images refuses each in one line that
+names the fault, and check_ckpts names every fault without reading weights."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ CUT, VQGAN, T5 = "cut", "../chameleon/tokenizer", "t5/flan-t5-xl"
 
 
 def part(files: Tiny, name: str) -> Path:
-    """A file beside the target, or drafter/... in its drafter; weights: the target's, or their last shard."""
+    """Returns the path of a file beside the target, or of the drafter's with "drafter/" in front. "weights"
+    is the target's file or its last shard."""
     if name == "weights":
         return files.path if files.path.is_file() else max(files.path.glob("model*.safetensors"))
     folder, _, inner = name.partition("/")
@@ -56,7 +57,7 @@ def damage(path: Path, change: Change) -> None:
 
 
 def put(**values: object) -> Change:
-    """Other values in a JSON file; a dict changes a section."""
+    """Sets values in a JSON file; a dict changes a section."""
 
     def change(config: dict[str, Any]) -> None:
         for key, value in values.items():
@@ -66,12 +67,12 @@ def put(**values: object) -> Change:
 
 
 def without(name: str) -> Change:
-    """Without a tensor."""
+    """Removes a tensor."""
     return lambda state: state.pop(name)
 
 
 def swap(one: str, other: str, *names: str) -> Change:
-    """Two words of a vocabulary in each other's place."""
+    """Exchanges two words of a vocabulary."""
 
     def change(config: dict[str, Any]) -> None:
         for name in names:
@@ -82,7 +83,7 @@ def swap(one: str, other: str, *names: str) -> Change:
 
 
 def resize(shape: tuple[int, ...], *names: str) -> Change:
-    """Tensors of another shape."""
+    """Gives tensors another shape."""
     return lambda state: state.update({name: torch.zeros(shape) for name in names})
 
 
@@ -146,7 +147,8 @@ CASES: list[tuple[str, str, Change, str]] = [
 
 
 def case_id(value: str | Change) -> str:
-    """A test's name; both workers of pytest must give it alike, and a function's text holds its address."""
+    """Returns a test's name. All workers of pytest must give it alike, and the text of a function contains
+    its address."""
     return value[:40] if isinstance(value, str) else "damage"
 
 
@@ -169,7 +171,7 @@ def test_damaged_files(
     line = refused("generate_images", *files.words(), *how)
     assert word in line and not (tmp_path / "out").exists()
     options = LoadOptions(str(files.path), str(files.drafter), target_size=SIDE.get(files.family))
-    faults = [fault for found in inspect(files.family, options) for fault in found.faults]
+    faults = [fault for checked in inspect(files.family, options) for fault in checked.faults]
     late = file.startswith(T5) and "model" in file  # read when the first prompt is encoded
     assert late or word in " ".join(faults)
 
@@ -232,7 +234,7 @@ def test_check_ckpts_names_every_fault(
 def test_a_drafter_of_other_names_is_named_tensor_by_tensor(
     checkpoints: Checkpoints, tmp_path: Path, refused: Refused
 ) -> None:
-    """A drafter that nobody has loaded yet: tensors that are renamed, missing or of another shape."""
+    """The tensors of this drafter are renamed, missing or of another shape."""
     files = checkpoints["lumina_mgpt"].copied(tmp_path / "copy")
     options = LoadOptions(str(files.path), str(files.drafter), target_size=SIDE["lumina_mgpt"])
     assert [part.faults for part in inspect("lumina_mgpt", options)[:2]] == [[], []]

@@ -1,4 +1,4 @@
-"""The demonstration page, through gradio's own client: a race, bad input, Cancel, the queue."""
+"""The demo page, through gradio's own client: a race, bad input, Cancel, the queue."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ class SlowPipeline(Pipeline):
     pause, steps = 0.0, 0
 
     def stream(self, *args: Any, **options: Any) -> Iterator[Any]:
-        """As Pipeline.stream."""
         for step in super().stream(*args, **options):
             time.sleep(self.pause)
             self.steps += 1

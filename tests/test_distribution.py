@@ -1,8 +1,8 @@
-"""The distribution of whole images through the real loop, against the enumerated one: every rule, policy and
-drafter, of which self-drafting drafts from the very noise that tests its drafts. And how far
-relaxed acceptance moves it.
+"""The distribution of whole images that the real loop generates, against the enumerated one, for every rule,
+policy and drafter; and how far relaxed acceptance moves it. Self-drafting drafts with the very noise that
+judges its drafts.
 
-A test passes at |z| < 4 with fixed seeds; every rule has a broken twin that must fail the same test.
+A test passes if |z| < 4 at fixed seeds. Every rule has a broken twin, which must fail the same test.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ OTHERS = (UNGUIDED, FILTERED, COOL)
 
 
 def methods(trees: list[tuple[str, Tree]], *samplings: Sampling, verify: str = "coupled") -> list[Method]:
-    """Every tree at every distribution."""
-    return [Method(name, own, tree, verify=verify) for name, tree in trees for own in samplings]
+    """Returns every tree with every sampling as a method."""
+    return [Method(name, sampling, tree, verify=verify) for name, tree in trees for sampling in samplings]
 
 
 def images_of(
@@ -58,7 +58,8 @@ def images_of(
     scale: float = 1.0,
     rule: Rule | None = None,
 ) -> Iterator[Decoded]:
-    """Images of the tables, the drafter's logits scaled; rule: another than the method's."""
+    """Generates images from the tables, with the drafter's logits scaled. rule: replaces that of the
+    method."""
     decoder = build(TabularModel(LOGITS, scale * DRAFTS, GRIDS[grid]), method, slots, 0)
     if rule is not None:
         decoder = replace(decoder, drafting=(*decoder.drafting[:2], rule))
@@ -66,14 +67,14 @@ def images_of(
 
 
 def score(images: Iterator[Decoded], sampling: Sampling = GUIDED) -> float:
-    """How far images are from the distribution they must follow, in standard scores."""
+    """Returns the distance of images from the distribution they must follow, in standard scores."""
     exact = image_distribution(LOGITS[: sampling.branches], sampling, LENGTH)
     return abs(deviation(images, exact))
 
 
 @cache
 def baseline_codes(sampling: Sampling, images: int) -> dict[str, list[int]]:
-    """The AR baseline's images by name."""
+    """Returns the AR baseline's codes by image name."""
     return codes_of(images_of(Method("ar", sampling), images))
 
 
@@ -91,7 +92,7 @@ SAME += [(method, "row", 7) for method in methods(STATIC[:1], FILTERED)]
 
 @pytest.mark.parametrize(("method", "grid", "slots"), SAME, ids=str)
 def test_coupled_is_the_ar_baseline(method: Method, grid: str, slots: int) -> None:
-    """Token for token, so its distribution as well; and drafts are taken."""
+    """The codes are equal one by one, so their distribution is too; and drafts are accepted."""
     count = 64 if slots < SLOTS else 512
     images = list(images_of(method, count, grid, slots))
     assert codes_of(images) == baseline_codes(method.sampling, count)
@@ -119,26 +120,26 @@ def test_rejection(method: Method) -> None:
 
 @pytest.mark.parametrize("scale", [30, 300])
 def test_rejection_where_the_draft_underflows(scale: float) -> None:
-    """A drafter so sure that fp32 hardly holds mass for its second choice, or none."""
+    """The drafter is so sure that fp32 holds almost no mass, or none, for its second choice."""
     assert score(images_of(Method("eagle-1", GUIDED, MC_SIM, verify="rejection"), scale=scale)) < LIMIT
 
 
 class KeepsRejected(Rejection):
-    """Broken: a rejected code stays in the residual."""
+    """Broken: the residual still contains the rejected code."""
 
     def _take(self, p: Tensor, q: Tensor | None, code: Tensor, merged: Tensor) -> Tensor:
         return p
 
 
 class KeepsDraft(Rejection):
-    """Broken: the distribution of the next draw still holds the drawn code."""
+    """Broken: the distribution of the next sibling still contains the sampled code."""
 
     def _exclude(self, q: Tensor, code: Tensor) -> Tensor:
         return q
 
 
 class ReusesDraftNoise(Rejection):
-    """Broken: a code is judged by the very uniform it was drawn with."""
+    """Broken: a code is accepted by the same uniform that sampled it."""
 
     def __call__(
         self, tree: DraftTree, log_p: Tensor, perturbed: Tensor, seeds: Tensor, positions: Tensor
@@ -151,7 +152,7 @@ class ReusesDraftNoise(Rejection):
 
 
 class ReusesResidualNoise(Rejection):
-    """Broken: the first code has the noise of position 1, which the first step uses again."""
+    """Broken: the first code uses the noise of position 1, which the first step uses again."""
 
     def choose(self, log_p: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
         return super().choose(log_p, seeds, positions + 1)
@@ -159,7 +160,7 @@ class ReusesResidualNoise(Rejection):
 
 @dataclass(frozen=True)
 class Moved(Noise):
-    """Broken: a position has the noise of another."""
+    """Broken: a position uses the noise of another position."""
 
     move: Callable[[Tensor], Tensor] = torch.clone
 
@@ -168,14 +169,15 @@ class Moved(Noise):
 
 
 class CycleNoise(Noise):
-    """Broken: noise is counted from the first position of a step, so every step has that of the last."""
+    """Broken: noise is counted from the first position of a step, so every step uses that of the step
+    before."""
 
     def table(self, slots: int, positions: int, device: torch.device) -> NoiseTable:
         return CycleTable(self, slots, positions, device)
 
 
 class CycleTable(NoiseTable):
-    """Noise of the depth below the root."""
+    """The noise of the depth below the root."""
 
     def at(self, positions: Tensor) -> Tensor:
         return super().at(positions - positions[:, :1])
@@ -205,7 +207,7 @@ def test_control_rejection(kind: type[Rejection], who: tuple[str, Tree]) -> None
 
 
 def test_control_other_distribution() -> None:
-    """The test tells this distribution from that of another guidance."""
+    """The test distinguishes this distribution from that of another guidance scale."""
     assert score(images_of(Method("eagle-2", GUIDED, FIXED)), Sampling(guidance=1.7)) > LIMIT
 
 
@@ -224,7 +226,7 @@ METHODS = [
 
 @pytest.mark.parametrize("method", METHODS, ids=str)
 def test_budget_of_nothing_is_exact(method: Method) -> None:
-    """No neighbour or no mass: token for token; with both, other images."""
+    """Without neighbours or without budget the codes are the exact ones; with both they are not."""
 
     def codes(delta: float, k: int) -> dict[str, list[int]]:
         return codes_of(images_of(replace(method, lantern=Lantern(delta, k)), 512, slots=64))
@@ -238,13 +240,13 @@ SAMPLES, WIDE = 40_000, 12
 
 
 def siblings(drafts: list[int]) -> DraftTree:
-    """SAMPLES roots with the same children."""
+    """Returns SAMPLES trees whose roots have the same children."""
     codes = torch.tensor([0, *drafts]).expand(SAMPLES, -1)
     return tree_of(codes, torch.zeros_like(codes))
 
 
 def one_step(rule: Rule, tree: DraftTree, p: Tensor) -> Tensor:
-    """The measured distribution of the first code a step commits."""
+    """Returns the measured distribution of the first code that a step commits."""
     seeds, positions = torch.arange(SAMPLES), torch.ones(SAMPLES, dtype=torch.int64)
     log_p = p.log().expand(SAMPLES, tree.nodes, -1)
     perturbed = log_p + rule.noise.gumbel(seeds, positions[:, None] + tree.depths)
@@ -263,8 +265,8 @@ P, NEAR = (1.3 * DRAWN[0]).softmax(-1), nearest_table(DRAWN[1:].T, WIDE - 1)
 @pytest.mark.parametrize(("k", "delta"), [(3, 0.05), (8, 0.1), (8, 0.4), (4, 2.0), (8, 3.0)])
 @pytest.mark.parametrize("kind", ["coupled", "rejection"])
 def test_total_variation_is_within_the_budget(kind: str, k: int, delta: float) -> None:
-    """Given the drafted code, a step's distribution differs from p by the mass borrowed, which the budget
-    bounds."""
+    """Given the drafted code, a step's distribution differs from p by the borrowed mass, and the budget
+    bounds that."""
     relaxation = Relaxation(NEAR, k, delta)
     moved = 0.0
     for draft in range(0, WIDE, 2):
@@ -280,7 +282,7 @@ def test_total_variation_is_within_the_budget(kind: str, k: int, delta: float) -
 
 @pytest.mark.parametrize("kind", ["coupled", "rejection"])
 def test_siblings_borrow_once_each(kind: str) -> None:
-    """With w children the budgets add up at most; codes in no set keep their probability."""
+    """With w children the distance is at most w budgets. Without relaxation it is none."""
     measured = one_step(RULES[kind](Relaxation(NEAR, 3, 0.08)), siblings([1, 4, 7]), P)
     assert 0.5 * float((measured - P).abs().sum()) <= 3 * 0.08 + 0.012
     exact = one_step(Coupled(Noise(WIDE, silent=False)), siblings([1, 4, 7]), P)
@@ -288,15 +290,16 @@ def test_siblings_borrow_once_each(kind: str) -> None:
 
 
 def test_coupled_prefers_the_exact_match_then_the_nearest() -> None:
-    """Every drafted code that y equals wins over sets that hold y; among sets the one that ranks y first."""
+    """A draft that equals y comes before one whose neighbours contain y; of those, the one that ranks y first
+    wins."""
     p = torch.full((4,), 0.25)
     table = torch.tensor([[1, 2, 3], [2, 0, 3], [3, 1, 0], [2, 1, 0]])
     rule = Coupled(Noise(4, silent=False), Relaxation(table, 2, 1.0))
     tree = siblings([0, 1])  # y = 2: second neighbour of 0, first of 1
     log_p = p.log().expand(SAMPLES, 3, -1)
-    for wanted, taken in ((0, 0), (1, 1), (2, 1), (3, 3)):
+    for chosen, taken in ((0, 0), (1, 1), (2, 1), (3, 3)):
         perturbed = log_p.clone()
-        perturbed[:, 0, wanted] += 9.0
+        perturbed[:, 0, chosen] += 9.0
         verdict = rule(tree, log_p, perturbed, torch.arange(SAMPLES), torch.ones(SAMPLES, dtype=torch.int64))
         assert bool((verdict.codes[:, 0] == taken).all())
         assert bool((verdict.count == (2 if taken < 2 else 1)).all())

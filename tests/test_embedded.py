@@ -1,4 +1,5 @@
-"""The embedded checkpoint: whole, small, the same in transformers, the same image by every exact method."""
+"""The embedded checkpoint is complete and small, equal in transformers, and gives one image by every exact
+method."""
 
 from __future__ import annotations
 
@@ -51,17 +52,17 @@ def test_logits_are_those_of_transformers(model: Model) -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_exact_methods_make_the_image_of_the_ar_baseline(model: Model, temperature: float) -> None:
     pipe, sampling = Pipeline(model), Sampling(temperature, top_k=2000, guidance=3.0)
-    found = {
+    outputs = {
         name: pipe("twemoji emoji of pizza", name, sampling=sampling, tree=tree, seed=7)
         for name, tree in {"ar": None, **TREES}.items()
     }
-    assert len({tuple(out.codes[0]) for out in found.values()}) == 1
-    assert found.pop("ar").stats["tau"] == 1 and all(out.stats["tau"] > 1.5 for out in found.values())
-    assert found["eagle-2"].images[0].size == (model.codec.config.resolution,) * 2
+    assert len({tuple(out.codes[0]) for out in outputs.values()}) == 1
+    assert outputs.pop("ar").stats["tau"] == 1 and all(out.stats["tau"] > 1.5 for out in outputs.values())
+    assert outputs["eagle-2"].images[0].size == (model.codec.config.resolution,) * 2
 
 
 def test_a_new_drafter_passes_features_through(model: Model) -> None:
-    """Its layer adds nothing: it starts from the distribution of the position before."""
+    """Its layer adds nothing, so it starts from the distribution of the position before."""
     net = new_drafter(default_fields(model), model)
     tokens, features = torch.randint(model.num_codes, (2, 5)), torch.randn(2, 5, net.config.hidden_size)
     assert torch.equal(net.causal(tokens, features), net.fuse(tokens, features))

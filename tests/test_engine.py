@@ -47,7 +47,7 @@ SAMPLINGS += [Sampling(temperature=1.3, top_k=5, top_p=0.8, guidance=1.0)]
 
 @cache
 def decoder(kv_heads: int = 4, dtype: torch.dtype = torch.float32) -> Decoder:
-    """The random target network; fixed weights."""
+    """Returns the random target network, whose weights are always the same."""
     torch.manual_seed(0)
     model = Decoder(replace(SIZES, num_layers=2, num_kv_heads=kv_heads))
     for parameter in model.parameters():
@@ -59,30 +59,32 @@ def decoder(kv_heads: int = 4, dtype: torch.dtype = torch.float32) -> Decoder:
 
 @cache
 def net(dtype: torch.dtype = torch.float32) -> DrafterNet:
-    """The random drafter network; of 24 codes some drafts are taken all the same."""
+    """Returns the random drafter network. As there are 24 codes, some of its drafts are accepted."""
     torch.manual_seed(1)
     return DrafterNet(SIZES).to(dtype).eval().requires_grad_(False)
 
 
 def random_model(kv_heads: int = 4, dtype: torch.dtype = torch.float32, graphs: bool = False) -> Model:
-    """The random networks as a model."""
+    """Returns the random networks as a model."""
     return model_of(decoder(kv_heads, dtype), net(dtype), GRID, FIRST, CODEBOOK, graphs=graphs)
 
 
 def made(method: Method, slots: int, graphs: bool = False, dtype: torch.dtype = torch.float32) -> Engine:
-    """The method over the random networks, their passes captured or not, in caches as commands allocate."""
+    """Returns the engine of a method over the random networks, with or without graphs, and with caches as
+    commands allocate them."""
     longest = max(request.prompt.length for request in IMAGES)
     return build(random_model(dtype=dtype, graphs=graphs), method, slots, longest)
 
 
 @cache
 def reference(sampling: Sampling) -> dict[str, list[int]]:
-    """The AR baseline's codes, one image at a time."""
+    """Returns the AR baseline's codes, generated one image at a time."""
     return codes_of(made(Method("ar", sampling), 1).decode(IMAGES))
 
 
 def check_records(image: Decoded, tree: Tree) -> None:
-    """Steps add up to the image; their trees keep to the budget and never reach beyond it."""
+    """Checks that the steps add up to the image, and that their trees respect the budget and the end of the
+    image."""
     most = len(STATIC_TREES[tree]) if isinstance(tree, str) else tree.budget if tree else 0
     position = 1
     for step in image.steps:
@@ -103,7 +105,7 @@ TREES += [("adt-self-draft", ADAPT)]
 
 
 def exact_methods(sampling: Sampling) -> list[Method]:
-    """Everyone who drafts with every kind of tree, coupled."""
+    """Returns every proposer with every kind of its trees, under the coupled rule."""
     cells = {name: "both" for name, spec in METHODS.items() if "both" in spec.seed_cells}
     return [Method(name, sampling, tree, seed_cells=cells.get(name)) for name, tree in TREES]
 
@@ -129,17 +131,18 @@ def test_speculation_is_the_ar_baseline(method: Method, slots: int) -> None:
 
 
 def test_the_likeliest_code_is_known_at_every_position() -> None:
-    """At temperature 0 what is committed is the likeliest: its probability along the image is the AR
-    baseline's, whoever drafts."""
-    found = []
+    """At temperature 0 the committed codes are the likeliest ones, so a method that drafts records the same
+    probabilities as the AR baseline."""
+    likeliest = []
     for method in (Method("ar", GREEDY), Method("adt-tree", GREEDY, ADAPT)):
         images = made(method, 3).decode(IMAGES)
-        found.append({i.name: [p for step in i.steps for p in step.top1] for i in images})
-    assert {name: pytest.approx(top1, abs=2e-4) for name, top1 in found[0].items()} == found[1]
+        likeliest.append({i.name: [p for step in i.steps for p in step.top1] for i in images})
+    assert {name: pytest.approx(top1, abs=2e-4) for name, top1 in likeliest[0].items()} == likeliest[1]
 
 
 def drafted_methods(sampling: Sampling) -> list[Method]:
-    """Those whose images depend on the drafts, at this sampling or, if it is made for that, at 0."""
+    """Returns the methods whose images depend on the drafts, at this sampling or, where they need it, at
+    temperature 0."""
     relaxed, static = Lantern(0.4, 8), "mc_sim_7b_63"
     return [
         Method("eagle-2", sampling, FIXED, verify="rejection"),
@@ -159,20 +162,20 @@ COMPANY += [Method("ar", Sampling()), Method("self-draft", Sampling(), TREE)]
 
 @pytest.mark.parametrize("method", COMPANY, ids=str)
 def test_an_image_is_the_same_in_any_company(method: Method) -> None:
-    """With refills, and with more slots than requests."""
+    """An image does not depend on refills, nor on slots without requests."""
     alone = {request.name: next(made(method, 1).decode([request])) for request in IMAGES}
     for slots, images in ((1, IMAGES), (3, IMAGES), (4, IMAGES[::-1]), (7, IMAGES)):
         for image in made(method, slots).decode(images):
-            own = alone[image.name]
-            assert image.codes == own.codes
+            single = alone[image.name]
+            assert image.codes == single.codes
             shapes = [(s.position, s.depth, s.width, s.nodes, s.accepted) for s in image.steps]
-            assert shapes == [(s.position, s.depth, s.width, s.nodes, s.accepted) for s in own.steps]
-            assert (image.target_calls, image.drafter_calls) == (own.target_calls, own.drafter_calls)
+            assert shapes == [(s.position, s.depth, s.width, s.nodes, s.accepted) for s in single.steps]
+            assert (image.target_calls, image.drafter_calls) == (single.target_calls, single.drafter_calls)
 
 
 @pytest.mark.parametrize("method", [Method("ar", Sampling()), Method("eagle-2", Sampling(), FIXED)], ids=str)
 def test_runs_leave_nothing_behind(method: Method) -> None:
-    """Some with fewer images than slots, some left before their images were done."""
+    """Some runs have fewer images than slots, and some are abandoned before their images are finished."""
     engine = made(method, 3)
     assert list(engine.decode([])) == []
     for count in (1, 1, 2, 3, *[1] * 20):
@@ -186,8 +189,8 @@ def test_runs_leave_nothing_behind(method: Method) -> None:
 )
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(guidance=1.5)])
 def test_a_drafter_that_is_always_right(sampling: Sampling, depth: int, steps: list[tuple[int, int]]) -> None:
-    """Every level is accepted, at temperature 1 too: drafts and target share their noise. The last tree is
-    cut: not a code beyond the image."""
+    """Every level is accepted, also at temperature 1, because drafts and target share their noise. The last
+    tree is cut, so that no code lies beyond the image."""
     logits, method = table(3, 6), Method("eagle-2", sampling, TreeShape(depth, 2, 30))
     images = list(build(TabularModel(logits, logits, Grid(2, 3)), method, 2, 0).decode(requests(5)))
     assert len(images) == 5
@@ -197,12 +200,12 @@ def test_a_drafter_that_is_always_right(sampling: Sampling, depth: int, steps: l
 
 
 def tokens_of(codes: Sequence[int]) -> list[int]:
-    """Token ids."""
+    """Returns the token ids of codes."""
     return [code + FIRST for code in codes]
 
 
 def alone(prompt: Prompt, tokens: list[int], branches: int, kv_heads: int = 4) -> tuple[Tensor, Tensor]:
-    """Logits [G, V] and features [G, D] behind a prompt and tokens, without a cache."""
+    """Returns logits [G, V] and features [G, D] behind a prompt and tokens, computed without a cache."""
     model, rows = decoder(kv_heads), (prompt.conditional, prompt.unconditional)[:branches]
     features = torch.stack([model.causal(torch.tensor([row + tokens]))[0, -1] for row in rows])
     return model.head(features), features
@@ -236,7 +239,7 @@ def test_what_does_not_fit_is_refused() -> None:
 
 
 def test_bf16_runs() -> None:
-    """Whole images, the same from run to run; other tokens than fp32 are allowed."""
+    """Images are complete and the same in every run. Their codes may differ from those in fp32."""
     engine = made(Method("adt-tree", Sampling(), ADAPT), 3, dtype=torch.bfloat16)
     first, again = (codes_of(engine.decode(IMAGES)) for _ in range(2))
     assert first == again and first.keys() == reference(Sampling()).keys()

@@ -1,4 +1,4 @@
-"""Row-separator tokens: the images of a plain loop whoever drafts, and what the drafter reads."""
+"""Row separators: every method gives the images of a plain loop, and the drafter reads the separators."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ TREES: dict[str, TreeShape | str | None] = {
 
 
 def lined_model(grid: Grid, graphs: bool = False) -> Model:
-    """The random networks of the engine's tests, with row separators."""
+    """Returns the random networks of the engine's tests with row separators."""
     return model_of(decoder(), net(), grid, FIRST, CODEBOOK, ROW_END, graphs)
 
 
 def made(method: Method, slots: int, grid: Grid = GRID, graphs: bool = False) -> Engine:
-    """The method over them, in caches as commands allocate."""
+    """Returns the engine of a method over them, with caches as commands allocate them."""
     return build(lined_model(grid, graphs), method, slots, MAX_PROMPT)
 
 
 def with_ends(codes: Sequence[int], width: int) -> list[int]:
-    """Token ids of committed codes, a separator behind every full row."""
+    """Returns the token ids of committed codes, with a separator behind every full row."""
     tokens = []
     for index, code in enumerate(codes):
         tokens.append(code + FIRST)
@@ -59,7 +59,7 @@ def with_ends(codes: Sequence[int], width: int) -> list[int]:
 
 @cache
 def reference(name: str, height: int, width: int) -> dict[str, list[int]]:
-    """Images by the definition: no cache, no tree, one token after the other."""
+    """Returns the images by their definition: one token after another, without cache and trees."""
     sampling, images = SAMPLINGS[name], {}
     rule = Coupled(Noise(CODES, silent=sampling.greedy))
     for request in IMAGES:
@@ -88,7 +88,8 @@ def test_trees_deeper_than_they_have_nodes(slots: int, shape: TreeShape) -> None
 
 
 def separators_added(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Decodes the images; per pass with separators the most that an image's tree has, and their bound."""
+    """Decodes the images. Returns, for each pass with separators, the most that one tree has, and the
+    bound."""
     counts: list[tuple[int, int]] = []
 
     def watched(tree: DraftTree, last: Tensor, most: int, separator: int) -> TokenTree:
@@ -126,23 +127,26 @@ def test_separators_cost_no_more_rows_than_a_level_has_nodes(
 
 
 def said(tokens: list[int], drafted: list[int], width: int, codes: int) -> list[Tensor]:
-    """The drafter's feature behind tokens, of which `codes` are codes and the last one open, and behind each
-    drafted code: from true features up to there, then from its own, separators passed on the way."""
-    hidden, found = decoder().causal(torch.tensor([tokens]))[0, :-1], []
+    """Returns the drafter's features behind `tokens`, and behind each drafted code.
+
+    Of `tokens`, `codes` are codes, and the last of these is not committed. The features before it are the
+    target's; behind it the drafter reads its own, and passes separators on the way.
+    """
+    hidden, features = decoder().causal(torch.tensor([tokens]))[0, :-1], []
     for number in range(len(drafted) + 1):
         feature = net().causal(torch.tensor([tokens[1:]]), hidden[None])[0, -1]
         if (codes + number) % width == 0:
             tokens, hidden = [*tokens, ROW_END], torch.cat((hidden, feature[None]))
             feature = net().causal(torch.tensor([tokens[1:]]), hidden[None])[0, -1]
-        found.append(feature)
+        features.append(feature)
         tokens, hidden = [*tokens, *drafted[number : number + 1]], torch.cat((hidden, feature[None]))
-    return found
+    return features
 
 
 @pytest.mark.parametrize("width", [1, 2, 3])
 @pytest.mark.parametrize("step", [1, 2, 4])
 def test_the_drafter_reads_and_drafts_separators(width: int, step: int) -> None:
-    """Its features are those of a pass over all pairs (feature, next token) of the token sequence."""
+    """The features of drafting are those of one pass over all pairs of a feature and the next token."""
     model = lined_model(Grid(12 // width, width))
     target = model.target(1, SAMPLINGS["unguided"], MAX_NODES, MAX_PROMPT)
     drafter = model.drafter(target, 4, 1)
@@ -155,16 +159,16 @@ def test_the_drafter_reads_and_drafts_separators(width: int, step: int) -> None:
         pairs = features.shape[2]
         new = torch.tensor([codes[root - pairs + 1 : root + 1]])
         _, feature = drafter.extend(features, new, torch.tensor([pairs]), drafter.context([root]))
-        got = [feature[0, 0]]
+        drafted_features = [feature[0, 0]]
         for depth, code in enumerate(codes[root + 1 : root + 4]):
             seen = torch.ones(1, 1, depth + 1, dtype=torch.bool)
             _, grown = drafter.expand(torch.tensor([[code]]), feature[:, :, None], seen, depth)
             feature = grown[:, :, 0]
-            got.append(feature[0, 0])
+            drafted_features.append(feature[0, 0])
         tokens = prompt.conditional + with_ends(codes[:root], width) + [codes[root] + FIRST]
         drafted = tokens_of(codes[root + 1 : root + 4])
         expected = said(tokens, drafted, width, root + 1)
-        torch.testing.assert_close(torch.stack(got), torch.stack(expected), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(torch.stack(drafted_features), torch.stack(expected), atol=1e-5, rtol=1e-5)
         length = min(step, 10 - root)
         tree = chain(torch.tensor([codes[root : root + length]]))
         features = target.forward(tree, [root]).features

@@ -1,4 +1,4 @@
-"""Which exit status every class of error ends with, and that its line names what the exception names."""
+"""Every class of error ends with its exit status, in a line that names what the exception names."""
 
 from __future__ import annotations
 

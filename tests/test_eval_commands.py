@@ -1,4 +1,5 @@
-"""The commands of quality metrics on tiny checkpoints: scores, pairing by name, the record, refusals."""
+"""The commands of quality metrics on tiny checkpoints: scores, matching of images and prompts, the record,
+refusals."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def run_folder(tmp_path: Path) -> Path:
-    """A run of six prompts as generate_images leaves it, with a picture beside its images."""
+    """Returns the folder of a run of six prompts, as generate_images leaves it, with a picture beside its
+    images."""
     folder = tmp_path / "run"
     (folder / "img").mkdir(parents=True)
     for row in range(6):
@@ -41,7 +43,7 @@ def run_folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def real(tmp_path: Path) -> Path:
-    """Seven reference pictures in folders of classes."""
+    """Returns a folder of seven reference pictures in subfolders by class."""
     for row in range(7):
         path = tmp_path / "real" / f"class{row % 2}" / f"{row}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -50,7 +52,8 @@ def real(tmp_path: Path) -> Path:
 
 
 def test_fid_and_clip_score(result: Result, run_folder: Path, real: Path, tmp_path: Path) -> None:
-    """Both as computed image by image; the entry says what they were computed from."""
+    """Both scores equal those computed image by image, and the entry names the files that they are computed
+    from."""
     folder, inception = tiny.clip(tmp_path), tiny.inception(tmp_path)
     entry = result(
         "eval_fid_clip", "--fake_dir", run_folder, "--ref_dir", real, "--how_many", 5, "--eval_res", 32,
@@ -73,7 +76,7 @@ def test_fid_and_clip_score(result: Result, run_folder: Path, real: Path, tmp_pa
 
 
 def test_pairs_go_by_name_and_not_by_rank(run_folder: Path, tmp_path: Path, refused: Refused) -> None:
-    """Where an image is missing, every other keeps its own prompt; to score all prompts is refused."""
+    """If an image is missing, the others keep their prompts; a score over all prompts is refused."""
     (run_folder / "img" / "1.png").unlink()
     pairs = pictures.pairs_of(str(run_folder), None, 5, ("", ""))
     assert [(p.text, p.path.stem) for p in pairs] == [(TEXTS[row], str(row)) for row in (0, 2, 3, 4, 5)]
@@ -84,7 +87,7 @@ def test_pairs_go_by_name_and_not_by_rank(run_folder: Path, tmp_path: Path, refu
 
 @pytest.mark.parametrize("name", ["prompt_3.png", "903.png", "image_3.png", "0903.jpg"])
 def test_file_names_of_the_published_codes(tmp_path: Path, name: str) -> None:
-    """LANTERN names images by the row of the prompt file, ADT-Tree by annotation."""
+    """LANTERN names images by the row of the prompt file, ADT-Tree by the annotation."""
     notes = [{"id": 900 + n, "image_id": n, "caption": text} for n, text in enumerate(TEXTS)]
     source, folder = tmp_path / "coco.json", tmp_path / "images"
     source.write_text(json.dumps({"annotations": notes, "images": [{"id": n} for n in range(6)]}))
@@ -95,7 +98,8 @@ def test_file_names_of_the_published_codes(tmp_path: Path, name: str) -> None:
 
 
 def test_hps(result: Result, run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mean over whole images, each prepared alone, and their prompts without words before them."""
+    """The score is the mean over whole images, prepared one at a time, with prompts that have no words in
+    front."""
     name, path = tiny.hps(tmp_path)
     monkeypatch.setattr("cli.eval_hpsv2.HPS_CLIP", name)
     entry = result("eval_hpsv2", "--image_path", run_folder, "--hps_path", path, "--how_many", 4)

@@ -1,4 +1,4 @@
-"""Every family, from files in its published layout: one seed gives one image, whoever drafts it."""
+"""Every family, from files in its published layout: one seed gives one image under every exact method."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LABELS = ["0", "3", "6", "2"]
 def test_every_exact_method_makes_the_images_of_the_ar_baseline(
     checkpoints: Checkpoints, name: str, temperature: float
 ) -> None:
-    """Token for token in fp32 under guidance, alone and three at a time, prompts of several lengths."""
+    """All codes are equal in fp32 under guidance, one and three at a time, for prompts of several lengths."""
     texts = LABELS if name == "llamagen classes" else TEXTS
     sampling = Sampling(temperature=temperature, guidance=3.0)
     check_exact(checkpoints[name].load(), texts, sampling, batch_sizes=(1, 3))
@@ -35,11 +35,11 @@ def test_every_exact_method_makes_the_images_of_the_ar_baseline(
 
 @pytest.mark.parametrize("name", ["anole", "lumina_mgpt"])
 def test_self_drafting_accepts_what_repeats(checkpoints: Checkpoints, name: str) -> None:
-    """Where every code is the same, its neighbours are right drafts, separators between them or not."""
+    """If all codes are the same, neighbours are right drafts, with separators or without."""
     model = checkpoints[name].load(need_drafter=False)
     decoder = copy.deepcopy(model.decoder)
     decoder.head.weight.zero_()
     pipe = Pipeline(replace(model, decoder=decoder))
     greedy = Sampling(temperature=0.0, guidance=3.0)
-    found = pipe("sun", "self-draft", sampling=greedy, tree=TREES["self-draft"])
-    assert len(set(found.codes[0])) == 1 and found.stats["target_calls"] < model.grid.size // 2
+    out = pipe("sun", "self-draft", sampling=greedy, tree=TREES["self-draft"])
+    assert len(set(out.codes[0])) == 1 and out.stats["target_calls"] < model.grid.size // 2

@@ -1,5 +1,5 @@
-"""Checkpoints of the published formats: other fields, sizes, types, shards; Anole and Lumina-mGPT by the
-commands."""
+"""Checkpoints in the published formats, with other fields, sizes, dtypes and shards; Anole and Lumina-mGPT by
+the commands."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ EXACT = ("eagle-2", "self-draft")
 
 
 def check(folder: Path) -> None:
-    """Against transformers, along random tokens; and what is exported is what was read."""
+    """Compares a folder with transformers along random tokens, and the exported tensors with those in the
+    folder."""
     theirs = ChameleonForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
     ids = torch.randint(0, 60, (2, 19), generator=torch.Generator().manual_seed(5))
     model, state = load("anole", folder, need_drafter=False), theirs.state_dict()
@@ -75,7 +76,7 @@ def test_fields_of_either_style(tmp_path: Path, how: str) -> None:
 def test_sizes_types_shards(
     tmp_path: Path, sizes: dict[str, int], dtype: torch.dtype, shards: int, leave: str
 ) -> None:
-    """The target is transformers' own, and its drafter leaves the image as it was."""
+    """The target equals transformers', and drafting does not change the image."""
     folder = tiny.build(tmp_path / "x", **sizes)
     file = folder / "model.safetensors"
     state = {name: t + ("norm" in name) * 0.3 * torch.randn_like(t) for name, t in load_file(file).items()}
@@ -88,7 +89,7 @@ def test_sizes_types_shards(
 
 @pytest.mark.parametrize("leave", ["", "lm_head.weight"])
 def test_llamagen_in_shards_of_bf16(tmp_path: Path, leave: str) -> None:
-    """The folder's form as transformers shards it, its head tied or not, some fields left out."""
+    """A folder as transformers shards it, with a tied head or not, and without some fields."""
     whole = load("llamagen", tiny_llamagen.build(tmp_path / "whole", 4, num_key_value_heads=2))
     folder = tiny_llamagen.build(tmp_path / "shards", 4, num_key_value_heads=2)
     rewrite(folder, torch.bfloat16, 3, leave)
@@ -100,10 +101,10 @@ def test_llamagen_in_shards_of_bf16(tmp_path: Path, leave: str) -> None:
 
     edit(folder / "config.json", change)
     model = load("llamagen", folder)
-    got, expected = model.decoder.state_dict(), dict(whole.decoder.state_dict())
+    actual, expected = model.decoder.state_dict(), dict(whole.decoder.state_dict())
     if leave:
         expected["head.weight"] = expected["embed.weight"]
-    assert all(torch.equal(got[name], expected[name].bfloat16().float()) for name in expected)
+    assert all(torch.equal(actual[name], expected[name].bfloat16().float()) for name in expected)
     assert model.decoder.config.norm_eps == 1e-6 and model.decoder.config.rope_theta == 10000
     check_exact(model, ["sun", "cat"], Sampling(), EXACT)
 
@@ -115,8 +116,8 @@ CAPTIONS = {"images": [{"id": 9, "file_name": "9.jpg"}, {"id": 4, "file_name": "
 
 
 def test_the_readme_command_of_adt_tree(run: Run, checkpoints: Checkpoints, tmp_path: Path) -> None:
-    """As published but for its paths and k, as the codebook has 64 codes: images by annotation, statistics
-    and configuration under its names."""
+    """The command is as published, except for paths and k, because this codebook has 64 codes. Images are
+    named by annotation; statistics and configuration have the published names."""
     (tmp_path / "captions_val2017.json").write_text(json.dumps(CAPTIONS))
     anole, out = checkpoints["anole"], tmp_path / "out"
     words = f"""generate_images --prompt MSCOCO2017Val --model anole --temperature 1 --model_type eagle
@@ -133,7 +134,7 @@ def test_the_readme_command_of_adt_tree(run: Run, checkpoints: Checkpoints, tmp_
 
 
 def test_the_layout_does_not_matter(run: Run, checkpoints: Checkpoints, tmp_path: Path) -> None:
-    """The same weights as one file with a decoder inside, and as shards with Meta's VQGAN: one picture."""
+    """One file with a codec inside, and shards with Meta's VQGAN, give the same pictures."""
     pictures = []
     for name in ("emoji", "anole"):
         out = tmp_path / name

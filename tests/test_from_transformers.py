@@ -1,4 +1,5 @@
-"""Models that transformers has loaded, drawn by our pipeline: the same images, their weights shared."""
+"""Models that transformers has loaded generate the same images in our pipeline, and share their weights with
+it."""
 
 from __future__ import annotations
 
@@ -28,21 +29,21 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Loaded:
-    """A checkpoint and transformers' model of it."""
+    """A checkpoint, and transformers' model of it."""
 
     files: Tiny
     model: Any
     tokenizer: Any
 
     def ours(self) -> Pipeline:
-        """Our pipeline around that model."""
+        """Returns our pipeline around that model."""
         options = LoadOptions(target_size=SIDE.get(self.files.family))
         return Pipeline.from_transformers(self.model, self.tokenizer, options=options)
 
 
 @pytest.fixture(scope="module", params=KINDS)
 def loaded(request: pytest.FixtureRequest, checkpoints: Checkpoints) -> Loaded:
-    """One of each family."""
+    """Returns a checkpoint of each family."""
     import transformers
 
     files = checkpoints[request.param]
@@ -54,19 +55,19 @@ def loaded(request: pytest.FixtureRequest, checkpoints: Checkpoints) -> Loaded:
 
 
 def codes(pipe: Pipeline, method: str, temperature: float = 1.0) -> list[list[int]]:
-    """Images of a method, two in flight."""
+    """Returns the codes of a method's images, with two in flight."""
     sampling = Sampling(temperature=temperature)
     tree = None if method == "ar" else TreeShape(6, 3, 12)
     return pipe(TEXTS, Method(method, sampling, tree), seed=3, batch_size=2).codes
 
 
 def inner(model: Any) -> Any:
-    """The module that holds the layers."""
+    """Returns the module that holds the layers."""
     return getattr(model.model, "language_model", getattr(model.model, "text_model", model.model))
 
 
 def test_images_are_those_of_the_files(loaded: Loaded) -> None:
-    """Code for code, plain and self-drafted; and the other model still computes what it did."""
+    """The codes are equal, plain and self-drafted, and the other model still computes the same."""
     theirs = loaded.model
     tokens = torch.randint(60, (1, 9), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
@@ -88,7 +89,8 @@ def within(view: Tensor, whole: Tensor) -> bool:
 
 
 def test_weights_are_shared(loaded: Loaded) -> None:
-    """All but queries and keys; adopted anew, since decoding on a CPU has packed the layers."""
+    """All weights but queries and keys are shared. The model is adopted anew, because decoding on a CPU has
+    packed its layers."""
     theirs, ours = loaded.model, loaded.ours().model.decoder
     assert within(inner(theirs).embed_tokens.weight, ours.embed.weight)
     assert within(inner(theirs).norm.weight, ours.norm.weight)

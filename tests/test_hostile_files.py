@@ -1,5 +1,5 @@
-"""Files made to harm: none runs code, leads out of its folder, hangs or asks for terabytes; each is refused
-in one line that names it."""
+"""Malicious files: none of them runs code, leads out of its folder, hangs, or asks for terabytes. Each is
+refused in one line that names it."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ MARK = Path("executed")
 
 
 class Command:
-    """Unpickling it would leave a mark."""
+    """An object that leaves a mark when it is unpickled."""
 
     def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
         return os.system, (f"touch {MARK}",)
 
 
 def saved(content: object, zipped: bool = True) -> bytes:
-    """What torch.save writes."""
+    """Returns the bytes that torch.save writes."""
     stream = io.BytesIO()
     torch.save(content, stream, _use_new_zipfile_serialization=zipped)
     return stream.getvalue()
 
 
 def refused(call: Callable[[], object]) -> str:
-    """The one line of a CheckpointError."""
+    """Returns the line of a CheckpointError."""
     with pytest.raises(CheckpointError) as caught:
         call()
     assert "\n" not in str(caught.value)
@@ -87,7 +87,7 @@ OUTSIDE = ["../../../../../etc/passwd", "/etc/passwd", "a/../../b.safetensors", 
 def test_shards_outside_the_folder_are_never_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: object
 ) -> None:
-    """Nor those of a damaged index."""
+    """The index may also be damaged."""
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(content if isinstance(content, str) else json.dumps(content))
     opened: list[Path] = []
@@ -126,13 +126,13 @@ CASES = [(family, name, value) for family, of in FIELDS.items() for name in of f
 
 @pytest.fixture(scope="module")
 def copies(checkpoints: Checkpoints, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Checkpoints whose config.json each test replaces."""
+    """Returns checkpoints whose config.json each test replaces."""
     root = tmp_path_factory.mktemp("hostile")
     return {family: checkpoints[family].copied(root / family).path for family in FIELDS}
 
 
 def not_loaded(folder: Path, family: str) -> str:
-    """The line in which loading refuses, which is what check_ckpts prints."""
+    """Returns the line with which loading refuses, and checks that check_ckpts prints it too."""
     line = refused(lambda: load(family, LoadOptions(str(folder), precision="fp32", device="cpu")))
     assert line.startswith(inspect(family, LoadOptions(str(folder)))[0].faults[0].split(" (and")[0])
     return line

@@ -1,4 +1,4 @@
-"""Hub ids become folders; what cannot be had is one line. The hub is a fake: no network."""
+"""Hub ids become folders, and a failure to fetch is one line. The hub is a fake: there is no network."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Hub = Callable[..., list]
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
-    """A hub that answers every fetch with a folder or an error; returns the calls."""
+    """Replaces the hub by one that answers with a folder or an error. Returns its calls."""
 
     def install(answer: object) -> list:
         calls: list = []

@@ -1,4 +1,5 @@
-"""The layout holds: who may import whom, how long things are, what no file may say."""
+"""The rules of the repository: who may import whom, how long files and functions are, which words no file may
+contain."""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ LONGEST_FILE, LONGEST_FUNCTION, LONGEST_LOOP, LARGEST_FOLDER = 400, 60, 40, 20
 
 
 def sources(*layers: str) -> dict[str, ast.Module]:
-    """Python files of the layers: names from the root -> syntax trees."""
+    """Returns the syntax trees of the Python files of all layers by their paths from the root."""
     paths = (
         p for layer in layers for p in [*ROOT.glob(f"{layer}.py"), *sorted((ROOT / layer).rglob("*.py"))]
     )
@@ -66,7 +67,7 @@ EVERYTHING = OURS | sources("tests")
 
 
 def imports(tree: ast.AST) -> Iterator[tuple[str, str | None]]:
-    """(module, name) of every import, wherever it stands; name is None for whole modules."""
+    """Returns the (module, name) of every import, wherever it stands; name is None for whole modules."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, None) for alias in node.names)
@@ -77,7 +78,8 @@ def imports(tree: ast.AST) -> Iterator[tuple[str, str | None]]:
 
 @pytest.mark.parametrize("file", OURS)
 def test_imports(file: str) -> None:
-    """Layers by their arrows, models with types alone, the method with torch alone or without it."""
+    """Layers import downwards only, adt_tree imports types of models alone, and the method needs torch at
+    most."""
     layer, more = file.split("/")[0].removesuffix(".py"), FRONT_DOORS.get(file, set())
     allowed = MAY_IMPORT[layer] | more
     below = MODELS_BELOW.get(file.rpartition("/")[0], ("models",))
@@ -93,7 +95,7 @@ def test_imports(file: str) -> None:
 
 
 def run_imports(tree: ast.Module) -> Iterator[tuple[str, str | None]]:
-    """The imports of a file that run some time: all but those for type checkers."""
+    """Returns the imports of a file that run at some time: all but those for type checkers."""
     every = list(ast.walk(tree))
     typed = [n for n in every if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.unparse(n.test)]
     hidden = {id(inner) for node in typed for part in node.body for inner in ast.walk(part)}
@@ -119,7 +121,7 @@ def test_folders_are_small() -> None:
 
 
 def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    """All functions, methods and nested ones."""
+    """Returns all functions, methods and nested functions."""
     return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
 
 
@@ -155,13 +157,13 @@ MUTABLE_CALLS = {"list", "dict", "set", "defaultdict", "deque", "Counter", "Orde
 
 
 def constant(name: str) -> bool:
-    """CAPITALS, with a leading underscore or without."""
+    """Whether a name is in CAPITALS, with or without a leading underscore."""
     return bool(re.fullmatch(r"_?[A-Z][A-Z0-9_]*|__all__", name))
 
 
 @pytest.mark.parametrize("file", OURS)
 def test_modules_hold_no_state(file: str) -> None:
-    """Containers at module level are constants by name, and nothing assigns to a global."""
+    """Containers at module level are named as constants, and nothing assigns to a global."""
     assert not any(isinstance(node, ast.Global) for node in ast.walk(OURS[file]))
     for node in OURS[file].body:
         if isinstance(node, ast.Assign | ast.AnnAssign):

@@ -25,13 +25,13 @@ TEXTS = ["a red heart", "pizza", "a blue cat face with a red hat on the sea with
 
 @pytest.fixture(scope="module")
 def folder(checkpoints: Checkpoints) -> Path:
-    """An HF-style checkpoint with everything beside it."""
+    """Returns an HF-style checkpoint with all files beside it."""
     return checkpoints["llamagen"].path
 
 
 def test_other_sizes(tmp_path: Path) -> None:
-    """Shared keys and values, other widths, depths and rasters, from the files alone; either layout draws the
-    same images."""
+    """Shared keys and values, other widths, depths and rasters follow from the files alone, and both layouts
+    give the same images."""
     sizes = {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2, "num_hidden_layers": 3,
              "block_size": 36, "cls_token_num": 5}  # fmt: skip
     codes = []
@@ -43,7 +43,8 @@ def test_other_sizes(tmp_path: Path) -> None:
 
 
 def test_text_features(folder: Path) -> None:
-    """Those of the padded and masked batch of the published code; loaded late, cut, freed."""
+    """The features are those of the padded and masked batch of the published code. The text encoder is loaded
+    late, cut, and freed."""
     from transformers import T5EncoderModel
 
     home = folder / "t5" / "flan-t5-xl"
@@ -74,7 +75,7 @@ def test_the_text_encoder_goes_when_prompts_are_encoded(
 
 
 def test_the_text_encoder_leaves_memory(folder: Path) -> None:
-    """Every tensor of it, at once: decoding begins next, and its cache takes the place."""
+    """All its tensors are freed at once, because decoding begins next and its cache needs the memory."""
     text = T5Text(folder / "t5" / "flan-t5-xl", tiny_llamagen.FEATURES, tiny_llamagen.ROWS, CPU)
     gc.disable()
     try:
@@ -114,7 +115,7 @@ def test_a_size_given_to_a_file_of_classes(checkpoints: Checkpoints, tmp_path: P
 
 
 def test_texts_and_classes_on_the_command_line(run: Run, checkpoints: Checkpoints, tmp_path: Path) -> None:
-    """A text and two classes leave their images."""
+    """A text and two classes give their images."""
     words = ["--prompt", "a red heart", "--num_images", "1", "--output_dir", tmp_path / "text"]
     assert run("generate_images", *checkpoints["llamagen"].words(), *words)[0] == 0
     with Image.open(tmp_path / "text" / "img" / "0.png") as image:

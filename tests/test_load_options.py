@@ -1,8 +1,6 @@
-"""Options of loading. --deterministic: in bf16 too an exact method draws the AR baseline's image. --attention
-flash: flash-attn gives what sdpa gives. Where either is not made for it, it is refused.
-
-flash-attn itself needs a GPU; a stand-in of its documented function reads the same tensors here.
-"""
+"""Options of loading. With --deterministic, an exact method gives the AR baseline's image in bf16 too;
+--attention flash gives the results of sdpa. Models and options that do not fit are refused. flash-attn needs
+a GPU, so a stand-in of its documented function reads the same tensors here."""
 
 from __future__ import annotations
 
@@ -27,7 +25,8 @@ from tests.conftest import Refused
 def flash_attn_with_kvcache(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, *, cache_seqlens: Tensor, causal: bool
 ) -> Tensor:
-    """q [R, N, H, E] over the first cache_seqlens [R] slots, causal from the last slot backwards."""
+    """Attends from q [R, N, H, E] to the first cache_seqlens [R] slots, causally from the last slot
+    backwards."""
     assert causal and cache_seqlens.dtype == torch.int32 and q.stride(-1) == k_cache.stride(-1) == 1
     nodes, slots = q.shape[1], torch.arange(k_cache.shape[1])
     last = cache_seqlens[:, None] - nodes + torch.arange(nodes)  # the last slot that each node sees
@@ -38,14 +37,14 @@ def flash_attn_with_kvcache(
 
 @pytest.fixture
 def flash(monkeypatch: pytest.MonkeyPatch) -> None:
-    """flash-attn, as far as it is used."""
+    """Installs the stand-in of flash-attn."""
     module = SimpleNamespace(flash_attn_with_kvcache=flash_attn_with_kvcache)
     monkeypatch.setitem(sys.modules, "flash_attn", module)
 
 
 @pytest.mark.parametrize("batch_size", [1, 2])
 def test_the_baseline_is_the_same(flash: None, pipe: Pipeline, batch_size: int) -> None:
-    """Prompts of several lengths, with and without guidance."""
+    """This holds for prompts of several lengths, with and without guidance."""
     other = Pipeline(replace(pipe.model, attention="flash"))
     for guidance in (1.0, 3.0):
         how = {"method": "ar", "sampling": Sampling(guidance=guidance), "seed": 3, "batch_size": batch_size}
@@ -61,7 +60,7 @@ def test_draft_trees_are_refused(flash: None, pipe: Pipeline) -> None:
 @pytest.mark.skipif(not packable(torch.ones(1, 1).bfloat16()), reason="no bf16 products on this CPU")
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_one_seed_gives_one_image_in_bf16(temperature: float) -> None:
-    """Without the option images part; with it none does, whatever the tree and the images in flight."""
+    """Without the option images differ; with it none does, whatever the tree and the images in flight."""
     exact = Pipeline.from_pretrained(precision="bf16", options=LoadOptions(deterministic=True))
     rough, sampling = Pipeline(replace(exact.model, deterministic=False)), Sampling(temperature)
     prompts = ["noto emoji of red heart", "fluent emoji of pizza", "twemoji emoji of owl"]

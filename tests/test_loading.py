@@ -1,4 +1,5 @@
-"""Every family loads in one way: by name or folder, device and precision settled; a family is one file."""
+"""Every family loads in one way, by name or folder, with device and precision chosen; a family is one
+file."""
 
 from __future__ import annotations
 
@@ -107,8 +108,8 @@ def test_a_family_has_a_tree_for_every_method(name: str) -> None:
 
 
 def test_no_other_file_knows_a_family_by_name() -> None:
-    """A family's name stands in the list of families and its checkpoint's layout alone."""
-    may = {
+    """Only the registry and the layout of its checkpoints name a family."""
+    allowed = {
         "emoji": {"loading"},
         "anole": {"chameleon", "adopted"},
         "lumina_mgpt": {"chameleon"},
@@ -119,8 +120,8 @@ def test_no_other_file_knows_a_family_by_name() -> None:
     }
     for path in sorted((ROOT / "models").rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        found = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)} & set(SPECS)
-        assert all(path.stem in may[name] | {"registry"} for name in found), f"{path.name}: {found}"
+        families = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)} & set(SPECS)
+        assert all(path.stem in allowed[name] | {"registry"} for name in families), f"{path.name}: {families}"
 
 
 def test_loading_needs_no_drafter(checkpoints: Checkpoints) -> None:

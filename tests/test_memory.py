@@ -1,4 +1,5 @@
-"""The memory table: weights and caches to the byte, the peak as a process reaches it, the README's copy."""
+"""The memory table: weights and caches to the byte, the peak as a process reaches it, and the copy in
+README."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ DEPTH, WIDTH, NODES = 4, 3, 13
 
 
 def use(model: Model, images: int, prompt: int) -> Use:
-    """The model under guidance with trees of those sizes."""
+    """Returns the use of a model under guidance with trees of those sizes."""
     net = model.drafter_net
     assert net is not None
     config, grid = model.codec.config, model.grid
@@ -44,7 +45,7 @@ def use(model: Model, images: int, prompt: int) -> Use:
 
 
 def held(modules: Iterable[nn.Module]) -> int:
-    """Bytes of parameters."""
+    """Returns the bytes of all parameters."""
     return sum(p.nbytes for module in modules for p in module.parameters())
 
 
@@ -52,16 +53,16 @@ def test_weights_and_caches_to_the_byte(tiny_checkpoint: Path) -> None:
     model = load("emoji", tiny_checkpoint, precision="fp16")  # nobody packs it
     target = model.target(3, SAMPLING, NODES, 20)
     drafter = model.drafter(target, DEPTH, WIDTH)
-    found = parts(use(model, 3, 20))
-    assert found["target"] == held([model.decoder])
-    assert found["drafter"] == held([model.drafter_net]) and found["codec"] == held([model.codec])
-    assert found["cache"] == target.cache.store.nbytes
-    assert found["drafter cache"] == drafter.cache.store.nbytes
-    assert found["peak"] > sum(found[name] for name in ("target", "drafter", "codec", "cache"))
+    computed = parts(use(model, 3, 20))
+    assert computed["target"] == held([model.decoder])
+    assert computed["drafter"] == held([model.drafter_net]) and computed["codec"] == held([model.codec])
+    assert computed["cache"] == target.cache.store.nbytes
+    assert computed["drafter cache"] == drafter.cache.store.nbytes
+    assert computed["peak"] > sum(computed[name] for name in ("target", "drafter", "codec", "cache"))
 
 
 def test_one_head_of_the_codes_alone(tiny_checkpoint: Path) -> None:
-    """Cut when the model is loaded, the whole one dropped; all targets read it."""
+    """The head is cut when the model is loaded, the whole one is freed, and all targets share the rest."""
     model = load("emoji", tiny_checkpoint, precision="fp16")  # nobody packs it
     head, stored = model.decoder.head, read_weights(tiny_checkpoint)["lm_head.weight"]
     rows = stored[model.first_code : model.first_code + model.num_codes]
@@ -75,23 +76,24 @@ def test_one_head_of_the_codes_alone(tiny_checkpoint: Path) -> None:
 def test_what_decoding_allocates_is_known_before(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
-    """The target's cache to the byte, also where rows of codes have ends; the rest closely."""
+    """The target's cache is computed to the byte, also with row separators, and the rest closely."""
     model, uses = checkpoints[family].load(), []
     monkeypatch.setattr("models.model.check_room", lambda use, *_: uses.append(use))
     target = model.target(2, SAMPLING, NODES, 20)
-    found = decoding_parts(uses[0])
-    assert found["cache"] == getattr(target, "tokens", target).cache.store.nbytes
+    computed = decoding_parts(uses[0])
+    assert computed["cache"] == getattr(target, "tokens", target).cache.store.nbytes
     drafter = model.drafter(target, DEPTH, WIDTH)
     cache = getattr(drafter, "tokens", drafter).cache
-    assert found["drafter cache"] == pytest.approx(cache.store.nbytes, rel=0.1)
+    assert computed["drafter cache"] == pytest.approx(cache.store.nbytes, rel=0.1)
     noise = 4 * 2 * model.grid.size * model.num_codes
-    assert noise <= found["noise"] <= 1.3 * noise
-    assert found["pixels"] > 0 and model.codec.config.frames == (4 if family == "emu3" else 1)
+    assert noise <= computed["noise"] <= 1.3 * noise
+    assert computed["pixels"] > 0 and model.codec.config.frames == (4 if family == "emu3" else 1)
     assert decoding_parts(replace(uses[0], silent=True))["noise"] == 0
 
 
 def room_for(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch, images: int) -> Callable[[], int]:
-    """Leaves the memory that eagle-2 with `images` in flight needs. Returns how to count the checks."""
+    """Leaves the memory that eagle-2 needs with `images` in flight. Returns a function that counts the
+    checks."""
     uses: list[Use] = []
     monkeypatch.setattr("models.model.check_room", lambda use, *_: uses.append(use))
     pipe.engine(pipe.method("eagle-2"), pipe.requests(["sun"] * images, 0), images)
@@ -147,13 +149,13 @@ def test_free_memory_of_a_cpu_is_the_systems() -> None:
 
 
 def status(key: str) -> int:
-    """Bytes that the system counts for this process."""
+    """Returns a number of bytes that the system counts for this process."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(key)) * 1024
 
 
 def draw(folder: str, images: int) -> int:
-    """Draw images at once; the peak computed for that."""
+    """Generates images all at once. Returns the peak that was computed for this."""
     model = load("emoji", folder)
     pipe = Pipeline(model)
     method = pipe.method("eagle-2", sampling=SAMPLING, tree=TreeShape(DEPTH, WIDTH, NODES - 1))
@@ -164,7 +166,7 @@ def draw(folder: str, images: int) -> int:
 
 
 def print_peaks(first: str, second: str) -> None:
-    """The peak of drawing from the second checkpoint after the first, measured and computed."""
+    """Prints the peak of generating from the second checkpoint after the first, measured and computed."""
     draw(first, 1)
     before = status("VmRSS:")
     Path("/proc/self/clear_refs").write_text("5")
@@ -187,13 +189,15 @@ def test_the_peak_of_a_process(
 
 def test_the_command_and_the_copy_in_the_readme(run: Run, refused: Refused) -> None:
     status, out, _ = run("memory")
-    found = json.loads(out.splitlines()[-1])
+    by_model = json.loads(out.splitlines()[-1])
     text = (CKPTS / "README.md").read_text(encoding="utf-8")
-    assert status == 0 and list(found) == list(NAMES) and table(found) in text and table(found) in out
+    assert (
+        status == 0 and list(by_model) == list(NAMES) and table(by_model) in text and table(by_model) in out
+    )
     for name in NAMES:
         more = parts(published_use(name, "fp32", 2))
-        assert more["target"] == 2 * found[name]["target"] and more["cache"] == 4 * found[name]["cache"]
-    uncut = found["anole"]["target"] + 2 * (65_536 - 8_192) * 4_096  # with the rows that score no code
+        assert more["target"] == 2 * by_model[name]["target"] and more["cache"] == 4 * by_model[name]["cache"]
+    uncut = by_model["anole"]["target"] + 2 * (65_536 - 8_192) * 4_096  # with the rows that score no code
     assert uncut == pytest.approx(14.1e9, rel=0.01)  # published: 14.3 with the VQ encoder
-    assert found["anole"]["cache"] < 1.3e9  # the released code allocates 4.3
+    assert by_model["anole"]["cache"] < 1.3e9  # the released code allocates 4.3
     assert "memory emoji" in refused("memory", "emoji")

@@ -1,4 +1,5 @@
-"""Feature networks against their recorded outputs, scores of sets against their definitions, bad weights."""
+"""Feature networks against their recorded outputs, scores of sets against their definitions, and bad
+weights."""
 
 from __future__ import annotations
 
@@ -81,7 +82,7 @@ def test_effnet_features_are_what_its_classifier_reads() -> None:
 
 
 def test_preprocessing(tmp_path: Path) -> None:
-    """clean-fid's resize, CLIP's and LANTERN's by torchvision, HPS's by its own package."""
+    """clean-fid's resize, CLIP's and LANTERN's by torchvision, and HPS's by its own package."""
     expected, image = tensors("metrics/preprocessing"), tiny.picture(90, 61)
     close(pictures.clean_resize(image, 299)[:, ::23, ::23], expected["clean299"])
     assert torch.equal(pictures.to_tensor(pictures.reference_crop(image, 40)), expected["lanczos40"])
@@ -96,7 +97,7 @@ def test_preprocessing(tmp_path: Path) -> None:
 
 
 def test_weights_of_another_kind_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They name the file; of a pickle with code in it nothing is run."""
+    """The line names the file, and no code in a pickle is run."""
     monkeypatch.chdir(tmp_path)
     vgg, inception, (name, hps) = tiny.vgg(tmp_path), tiny.inception(tmp_path), tiny.hps(tmp_path)
     clip, code, damaged = tmp_path / "clip", tmp_path / "code.pth", tmp_path / "damaged"
@@ -141,7 +142,7 @@ def test_missing_weights_are_one_line(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def sets(fake: int, real: int, width: int) -> tuple[Tensor, Tensor]:
-    """Two sets of correlated rows with other means and scales."""
+    """Returns two sets of correlated rows with different means and scales."""
     rng = torch.Generator().manual_seed(0)
     mix = torch.randn(width, width, generator=rng, dtype=torch.float64)
     a = torch.randn(fake, width, generator=rng, dtype=torch.float64) @ mix
@@ -151,7 +152,8 @@ def sets(fake: int, real: int, width: int) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize(("fake", "real", "width"), [(60, 41, 8), (12, 9, 40)])
 def test_frechet_by_its_definition(fake: int, real: int, width: int) -> None:
-    """Also of fewer rows than features: the last trace is the nuclear norm of the centred rows' products."""
+    """There may be fewer rows than features. The last trace is the nuclear norm of the product of the centred
+    rows."""
     a, b = sets(fake, real, width)
     x, y = ((rows - rows.mean(0)) / math.sqrt(len(rows) - 1) for rows in (a, b))
     spread = x.square().sum() + y.square().sum() - 2 * torch.linalg.matrix_norm(x @ y.T, "nuc")

@@ -1,4 +1,5 @@
-"""Tables of nearest codes: the published file is read, checked against the codebook, and equals our own."""
+"""Tables of nearest codes: the published file is read, checked against the codebook, and equals the computed
+table."""
 
 from __future__ import annotations
 
@@ -22,13 +23,13 @@ AMBIGUOUS = 5748  # the recorded row whose order fp32 rounding decided
 
 @pytest.fixture(scope="module")
 def codebook() -> Tensor:
-    """LlamaGen's recorded codebook [256, 8]."""
+    """Returns LlamaGen's recorded codebook [256, 8]."""
     return tensors("llamagen/vq-3")["quantize.embedding.weight"]
 
 
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
-    """The released code's table of it, as it writes it."""
+    """Returns the table of that codebook as the released code writes it."""
     path = tmp_path / "top_255_indices.npy"
     np.save(path, tensors("nearest")["llamagen_table"].numpy().astype(np.uint16))
     return path

@@ -1,4 +1,4 @@
-"""A new way of drafting is one module, one row and one test: here it is one that copies the row above."""
+"""A new way of drafting takes one module, one row and one test: here a module that copies the row above."""
 
 from __future__ import annotations
 
@@ -78,14 +78,15 @@ sys.exit(main.main(sys.argv[2:]))
 
 
 def run(tmp_path: Path, *words: str) -> tuple[int, str, str]:
-    """main.py of a program in which the module and the row exist."""
+    """Runs main.py of a program that has the module and the row."""
     (tmp_path / "copy_above.py").write_text(MODULE)
     done = python("-c", SCRIPT.format(row=ROW.strip()), str(tmp_path), *words)
     return done.returncode, done.stdout, done.stderr
 
 
 def test_a_row_and_a_module_are_a_method_everywhere(checkpoints: Checkpoints, tmp_path: Path) -> None:
-    """bench measures it, its images are the AR baseline's, drafts are accepted, and --depth is read."""
+    """bench measures the method, its images are the AR baseline's, drafts are accepted, and --depth has an
+    effect."""
     words = ["bench", *checkpoints["emoji"].words(), "--output_dir", str(tmp_path / "o")]
     words += "--methods copy-above --vary depth=1,3 --num_images 3 --warmup 0".split()
     status, out, err = run(tmp_path, *words)

@@ -1,4 +1,4 @@
-"""Options become one checked method; what cannot be is refused in one line. No model."""
+"""Options become one checked method, and impossible ones are refused in one line. No model is loaded."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from main import COMMANDS
 
 
 def parse(words: str) -> Method:
-    """generate_images' method for a command line."""
+    """Returns the method that a command line of generate_images means."""
     return method_from(Options.parse(words.split()))
 
 

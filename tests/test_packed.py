@@ -1,4 +1,4 @@
-"""Packed weights give the function they were packed from, for one row as for hundreds; the rest stays."""
+"""Packed weights compute the same function for one row as for hundreds, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ ROWS = (1, 2, 7, 70, 600)
 
 
 def inputs(width: int) -> list[torch.Tensor]:
-    """Rows in one and two leading dimensions, and rows that do not lie end to end."""
+    """Returns rows in one and in two leading dimensions, and rows that are not contiguous."""
     torch.manual_seed(0)
-    found = [torch.randn(2, rows, width) for rows in ROWS] + [torch.randn(3, width)]
-    return [*found, torch.randn(2, width, 9).transpose(1, 2)]
+    contiguous = [torch.randn(2, rows, width) for rows in ROWS] + [torch.randn(3, width)]
+    return [*contiguous, torch.randn(2, width, 9).transpose(1, 2)]
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -46,16 +46,16 @@ def test_a_product_and_what_is_fused_into_it(bias: bool) -> None:
     for x in inputs(48):
         plain = linear(x)
         other = torch.randn_like(plain)
-        kept = other.clone()
+        before = other.clone()
         pairs = (
             (packed(x), plain),
             (packed.silu(x), F.silu(plain)),
             (packed.times(x, other), plain * other),
             (packed.plus(x, other), plain + other),
         )
-        for got, expected in pairs:
-            torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
-        assert torch.equal(other, kept), "the stream was written"
+        for result, expected in pairs:
+            torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
+        assert torch.equal(other, before), "the stream was written"
 
 
 def test_a_norm_whose_scale_is_elsewhere() -> None:
@@ -70,7 +70,7 @@ def test_a_norm_whose_scale_is_elsewhere() -> None:
 
 
 def drawn(config: DecoderConfig, std: float) -> Block:
-    """A random layer."""
+    """Returns a random layer."""
     block = Block(config).requires_grad_(False)
     for parameter in block.parameters():
         parameter.normal_(1 if parameter.dim() == 1 else 0, std)
@@ -78,14 +78,14 @@ def drawn(config: DecoderConfig, std: float) -> Block:
 
 
 def causally(block: Block | PackedBlock, x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
-    """The layer over whole sequences, without a cache."""
+    """Applies a layer to whole sequences, without a cache."""
     return block.merge(x, attend_causally(*block.project(x, rotation)))
 
 
 def through_a_cache(
     packed: PackedBlock, x: torch.Tensor, rotation: torch.Tensor, config: DecoderConfig, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Rows [2, N, width] as the first ones of a cache."""
+    """Applies a layer to rows [2, N, width], which become the first ones of a cache."""
     count = x.shape[1]
     cache = KVCache.allocate(config, 2, count + 10, dtype, x.device)
     seen = chain_mask(count, x.device).expand(2, -1, -1)
@@ -142,13 +142,13 @@ def test_a_layer_in_bf16_is_nearer_fp32_than_torchs(qk_norm: bool) -> None:
     dtype = cache_dtype(rough.mlp.down.weight)
     cached = through_a_cache(packed, x, rotation, config, dtype)
     assert dtype == torch.float32 and cached.dtype == torch.bfloat16
-    found = (causally(packed, x, rotation), cached, causally(rough, x, rotation))
-    *ours, torchs = [(out.float() - whole).pow(2).mean().sqrt() for out in found]
+    outputs = (causally(packed, x, rotation), cached, causally(rough, x, rotation))
+    *ours, torchs = [(out.float() - whole).pow(2).mean().sqrt() for out in outputs]
     assert 0 < max(ours) < torchs < 0.02 * whole.pow(2).mean().sqrt()
 
 
 def test_what_gains_nothing_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half precision without products of its own."""
+    """This is half precision where the CPU has no products in it."""
     monkeypatch.setattr("models.packed.packable", lambda weight: weight.dtype == torch.float32)
     net = nn.Sequential(nn.Linear(4, 4), MLP(DecoderConfig(10, 8, 8, 1, 2))).bfloat16()
     before = list(net.state_dict())

@@ -20,7 +20,7 @@ PROMPT, PREFIX = 9, 17  # recorded: prompt tokens, tokens in the cache before th
 
 @dataclass(frozen=True)
 class Recorded:
-    """A recorded model: its logits are those of the image codes `columns`."""
+    """A recorded model. Its logits are those of the image codes `columns`."""
 
     decoder: Decoder
     values: dict[str, Tensor]
@@ -28,19 +28,19 @@ class Recorded:
     columns: Tensor
 
     def branches(self) -> list[Tensor]:
-        """The conditional row and the unconditional one without its padding."""
+        """Returns the conditional row, and the unconditional one without its padding."""
         pairs = zip(self.values["input_ids"], self.values["attention_mask"], strict=True)
         return [ids[mask.bool()] for ids, mask in pairs]
 
 
 @pytest.fixture(scope="module", params=["tiny ids", "published ids"])
 def recorded(request: pytest.FixtureRequest) -> Recorded:
-    """Both recorded models."""
+    """Returns both recorded models."""
     if request.param == "published ids":
-        found, models = tensors("anole_expected"), anole()
-        models.decoder.embed.weight[found["rows"]] = found["embed_rows"]
+        expected, models = tensors("anole_expected"), anole()
+        models.decoder.embed.weight[expected["rows"]] = expected["embed_rows"]
         models.decoder.cut_head(FIRST_CODE, 8192)
-        return Recorded(models.decoder, found, 8192, found["columns"])
+        return Recorded(models.decoder, expected, 8192, expected["columns"])
     config, codes = read_shape(values("anole_tiny")), 256
     model = Decoder(config)
     model.load_state_dict(gather(tensors("anole_tiny_weights"), decoder_names(config), config))
@@ -58,7 +58,7 @@ def test_causal(recorded: Recorded) -> None:
 
 
 def test_through_the_cache(recorded: Recorded) -> None:
-    """Prefill, a chain of committed codes, then a tree: both guidance rows, none of them padded."""
+    """A prefill, a chain of committed codes, and a tree, in both guidance branches without padding."""
     rows, known, columns = recorded.branches(), recorded.values, recorded.columns
     length = known["input_ids"].shape[1]
     prompts = [tokens[: len(tokens) - (length - PROMPT)].tolist() for tokens in rows]

@@ -27,17 +27,17 @@ ONE = torch.ones(1, dtype=torch.int64)
 
 
 def cycles(file: str, run: str) -> list[dict[str, Tensor]]:
-    """The recorded cycles of a run, keys shortened."""
-    found: dict[int, dict[str, Tensor]] = {}
+    """Returns the recorded cycles of a run, with shorter keys."""
+    by_number: dict[int, dict[str, Tensor]] = {}
     for name, value in tensors(file).items():
         if name.startswith(f"{run}.cycle"):
             number, key = name.removeprefix(f"{run}.cycle").split(".", maxsplit=1)
-            found.setdefault(int(number), {})[key] = value
-    return [found[number] for number in range(len(found))]
+            by_number.setdefault(int(number), {})[key] = value
+    return [by_number[number] for number in range(len(by_number))]
 
 
 def grow(tree: str, drafter: Drafter, logits: Tensor, feature: Tensor, root: Tensor) -> DraftTree:
-    """The tree below root [1], without noise."""
+    """Returns the tree below root [1], without noise."""
     growth = grow_dynamic if tree == "dynamic" else static_growth(tree)[0]
     silent = torch.zeros(1, SHAPE.depth + 1, logits.shape[-1])
     shapes = BatchShapes.of([SHAPE], root.device)
@@ -45,7 +45,8 @@ def grow(tree: str, drafter: Drafter, logits: Tensor, feature: Tensor, root: Ten
 
 
 def check_tree(tree: str, drafted: DraftTree, cycle: dict[str, Tensor], first: int) -> None:
-    """The released tree node for node; no scores tie in what is recorded. first: the token id of code 0."""
+    """Compares a tree with the released one node by node; no recorded scores tie. first: the token id of code
+    0."""
     if tree == "dynamic":
         assert drafted.codes[0].tolist() == (cycle["tree_tokens"] - first).tolist()
         assert drafted.parents[0].tolist() == cycle["tree_parents"].clamp_min(0).tolist()
@@ -63,13 +64,12 @@ def check_tree(tree: str, drafted: DraftTree, cycle: dict[str, Tensor], first: i
 
 @dataclass
 class Recorder:
-    """A drafter that keeps what went through expand."""
+    """A drafter that records the arguments and results of expand()."""
 
     drafter: EagleDrafter
     levels: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
     def expand(self, codes: Tensor, features: Tensor, ancestors: Tensor, depth: int) -> tuple[Tensor, Tensor]:
-        """As Drafter.expand."""
         logits, hidden = self.drafter.expand(codes, features, ancestors, depth)
         self.levels.append((codes[0], hidden[:, 0]))
         return logits, hidden
@@ -77,7 +77,7 @@ class Recorder:
 
 @dataclass(frozen=True)
 class Recorded:
-    """A recorded run and what its drafter begins with."""
+    """A recorded run, and the state with which its drafter begins."""
 
     cycles: list[dict[str, Tensor]]
     target: ARTarget
@@ -89,23 +89,24 @@ class Recorded:
 
 
 def of_anole(run: str) -> Recorded:
-    """From the recorded features of its target."""
-    models, found = anole(), cycles("anole_drafter_expected", run)
-    hidden, ids = found[0]["target_hidden"], found[0]["input_ids"]
+    """Returns a run with the recorded features of its target."""
+    models, recorded = anole(), cycles("anole_drafter_expected", run)
+    hidden, ids = recorded[0]["target_hidden"], recorded[0]["input_ids"]
     models.decoder.cut_head(FIRST_CODE, 8192)
     target = ARTarget(models.decoder, Grid(16, 1), range(FIRST_CODE, FIRST_CODE + 8192), 1, 2, 40, 59)
     prompt = Prompt(ids[0, :-1].tolist(), UNCONDITIONAL)
     features = [hidden[0], hidden[1, -len(UNCONDITIONAL) :]]
     columns = tensors("anole_drafter_expected")["columns"].long()
-    return Recorded(found, target, models.net, prompt, features, FIRST_CODE, columns)
+    return Recorded(recorded, target, models.net, prompt, features, FIRST_CODE, columns)
 
 
 def of_llamagen(run: str) -> Recorded:
-    """From our target's features of all 119 rows of a prompt: text is not masked, padding neither."""
-    model, found = llamagen("t2i", 16), cycles("llamagen/drafter_expected", run)
+    """Returns a run with our target's features of all 119 rows of a prompt; neither text nor padding is
+    masked."""
+    model, recorded = llamagen("t2i", 16), cycles("llamagen/drafter_expected", run)
     target, prompt = model.target(1, 59), model.prompts()[int(run[6])]
     features = target.prefill(0, prompt).features
-    return Recorded(found, target, model.drafter_net(), prompt, features, 0, torch.arange(model.num_codes))
+    return Recorded(recorded, target, model.drafter_net(), prompt, features, 0, torch.arange(model.num_codes))
 
 
 RUNS = [
@@ -121,14 +122,14 @@ RUNS = [
 
 @pytest.mark.parametrize(("read", "run", "count"), RUNS)
 def test_cycles(read: Callable[[str], Recorded], run: str, count: int) -> None:
-    """Features of the prompt's rows; then, cycle after cycle on one cache, feature and guided logits at the
-    root, the levels grown below it, and the tree."""
+    """Compares the features of the prompt's rows; then, cycle after cycle on one cache, the feature and
+    guided logits at the root, the levels below it, and the tree."""
     known, tree = read(run), run.split(".")[-1]
     for branch, rows in enumerate(known.features):
         ids = known.cycles[0]["input_ids"].expand(2, -1)[branch, -len(rows) :].long()
         if "prefix_hidden_out" in known.cycles[0]:
-            got = known.net.causal(ids[None], rows[None])[0]
-            close(got, known.cycles[0]["prefix_hidden_out"][branch, -len(rows) :])
+            output = known.net.causal(ids[None], rows[None])[0]
+            close(output, known.cycles[0]["prefix_hidden_out"][branch, -len(rows) :])
     drafter = EagleDrafter(known.net, known.target, SHAPE.depth, SHAPE.width)
     drafter.prefill(0, known.prompt, Prefix(torch.empty(0), known.features))
     hidden, committed = torch.stack([rows[-1:] for rows in known.features]), 0

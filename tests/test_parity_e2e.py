@@ -38,7 +38,8 @@ RUNS = {"prompt0.pad_any": (0, False), "prompt1.pad_bf16": (1, False), "prompt1.
 def decode(
     target: ARTarget, net: DrafterNet, tree: str, mode: str, nearest: Tensor, images: list[Request]
 ) -> Iterator[Decoded]:
-    """The released settings: 58 drafted nodes, 5 levels, 10 wide, or a static tree; exact or relaxed."""
+    """Decodes with the released settings: 58 drafted nodes, 5 levels, width 10, or a static tree; exact or
+    relaxed."""
     growth: Growth = grow_dynamic
     shape, order, delta = TreeShape(5, 10, 58), None, DELTA[mode]
     if tree != "dynamic":
@@ -52,7 +53,7 @@ def decode(
 
 
 def check(image: Decoded, tokens: list[int], lengths: list[int]) -> None:
-    """These tokens, and the accepted codes of each step that ends before a tree is cut."""
+    """Compares the tokens, and the number of accepted codes of each step that ends before a tree is cut."""
     assert image.codes[: len(tokens)] == tokens
     end = min(len(tokens), len(image.codes) - SPARE)
     whole = [step.accepted for step in image.steps if step.position <= end][: len(lengths)]
@@ -62,19 +63,19 @@ def check(image: Decoded, tokens: list[int], lengths: list[int]) -> None:
 
 @pytest.fixture(scope="module")
 def models() -> Anole:
-    """The recorded Anole."""
+    """Returns the recorded Anole."""
     models = anole()
     models.decoder.cut_head(FIRST_CODE, 8192)
     return models
 
 
 def anole_target(models: Anole, codes: int) -> ARTarget:
-    """Room for both prompts and the largest tree."""
+    """Returns a target with room for both prompts and the largest tree."""
     return ARTarget(models.decoder, Grid(codes, 1), range(FIRST_CODE, FIRST_CODE + 8192), 2, 2, 40, 59)
 
 
 def anole_requests(models: Anole, run: str) -> list[Request]:
-    """The recorded prompts of a run, named by their number."""
+    """Returns the recorded prompts of a run, named by their number."""
     recorded = tensors("anole_e2e")
     numbers = [n for n in range(len(models.prompts)) if f"prompt{n}.{run}" in recorded]
     return [Request(str(n), Prompt(models.prompts[n], UNCONDITIONAL), 0) for n in numbers]
@@ -103,15 +104,15 @@ def test_greedy_tokens_of_the_ar_baseline(models: Anole) -> None:
 
 @pytest.mark.parametrize(("tree", "mode", "side"), LLAMAGEN)
 def test_llamagen(tree: str, mode: str, side: int) -> None:
-    """A long prompt, and a padded one by either rule of its padding, three in flight; the long one over the
-    second stage's raster with the same weights."""
+    """A long prompt, and a padded one by either rule of padding, are three images in flight; the long one
+    also runs over the second stage's raster with the same weights."""
     model, recorded = llamagen("t2i", side), tensors("llamagen/e2e")
     runs = RUNS if side == 16 else {"stage2.prompt0.pad_any": (0, False)}
     images = [Request(run, model.prompts(ahead)[n], 0) for run, (n, ahead) in runs.items()]
     longest = max(len(value) for key, value in recorded.items() if key.endswith(f".{tree}.{mode}.tokens"))
     target = model.target(len(images), 59, min(longest + SPARE, side * side))
-    found = list(decode(target, model.drafter_net(), tree, mode, recorded["nearest"].long(), images))
-    assert len(found) == len(images)
-    for image in found:
+    decoded = list(decode(target, model.drafter_net(), tree, mode, recorded["nearest"].long(), images))
+    assert len(decoded) == len(images)
+    for image in decoded:
         key = f"{image.name}.{tree}.{mode}"
         check(image, *(recorded[f"{key}.{part}"].tolist() for part in ("tokens", "accept_lengths")))

@@ -17,7 +17,8 @@ from tests.golden import close, llamagen, tensors
 
 @pytest.mark.parametrize(("family", "side"), [("t2i", 8), ("t2i", 16), ("c2i", 6)])
 def test_teacher_forced_logits(family: str, side: int) -> None:
-    """Prompts of 120 rows and of 9 behind padding share a pass; then the recorded codes as one chain."""
+    """Prompts of 120 rows, and of 9 rows behind padding, share a pass; then the recorded codes are one
+    chain."""
     recorded = tensors(f"llamagen/{family}_expected")
     start = f"grid{side}." if family == "t2i" else ""
     tokens, expected = recorded[f"{start}teacher_tokens"], recorded[f"{start}teacher_logits"]
@@ -28,8 +29,8 @@ def test_teacher_forced_logits(family: str, side: int) -> None:
     prefixes = [target.prefill(slot, prompt) for slot, prompt in enumerate(model.prompts())]
     first = torch.stack([prefix.logits for prefix in prefixes], dim=1)
     scored = target.forward(chain(tokens.long()), [0, 0])
-    got = torch.cat((first[:, :, None], scored.logits), dim=2)[:, :, positions]
-    close(got.flatten(0, 1), expected)
+    logits = torch.cat((first[:, :, None], scored.logits), dim=2)[:, :, positions]
+    close(logits.flatten(0, 1), expected)
     close(first.flatten(0, 1), expected[:, 0])
 
 
@@ -53,7 +54,7 @@ def test_prefill_logits_of_real_rows() -> None:
 
 @pytest.mark.parametrize("ahead", [False, True])
 def test_prefill_features(ahead: bool) -> None:
-    """Every row, those of padding by either rule of the released class."""
+    """All rows are compared, those of padding too, under either rule of the released class."""
     recorded = tensors("llamagen/t2i_hf_expected")
     expected = recorded["prefill_hidden_padrule_fp32"].clone()
     if not ahead:
@@ -66,7 +67,7 @@ def test_prefill_features(ahead: bool) -> None:
 
 
 def test_tree_pass() -> None:
-    """A recorded tree behind ten committed codes, and the features on the way there."""
+    """A recorded tree follows ten committed codes; their features are compared as well."""
     recorded = tensors("llamagen/t2i_hf_expected")
     tokens = tensors("llamagen/t2i_expected")["grid16.teacher_tokens"]
     model = llamagen("t2i", 16)
@@ -89,7 +90,7 @@ def test_tree_pass() -> None:
 
 @pytest.mark.parametrize(("family", "side", "guidance"), [("t2i", 8, 3.0), ("t2i", 16, 3.0), ("c2i", 6, 4.0)])
 def test_greedy_tokens(family: str, side: int, guidance: float) -> None:
-    """Of the recorded prompts, both in flight at once."""
+    """The recorded prompts are in flight at once."""
     recorded, model = tensors(f"llamagen/{family}_expected"), llamagen(family, side)
     sampling, noise = Sampling(temperature=0.0, guidance=guidance), Noise(model.num_codes, silent=True)
     requests = [Request(str(n), prompt, 0) for n, prompt in enumerate(model.prompts())]

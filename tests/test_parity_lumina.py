@@ -26,7 +26,8 @@ RUNS = ("grid2x2.cfg3.0", "grid1x3.cfg4.0", "grid3x2.cfg3.0", "grid24x24.cfg3.0"
 
 
 def test_hidden_states_and_logits() -> None:
-    """Norms of queries and keys are stored once for all heads; a left-padded row without its padding."""
+    """Norms of queries and keys are stored once for all heads. A left-padded row is compared without its
+    padding."""
     shape = read_shape(values("lumina/meta")["target"])
     decoder, recorded = Decoder(shape), tensors("lumina/expected")
     decoder.load_state_dict(gather(tensors("lumina/target"), decoder_names(shape), shape))
@@ -40,7 +41,7 @@ def test_hidden_states_and_logits() -> None:
 
 @pytest.fixture(scope="module")
 def models() -> tuple[Decoder, DrafterNet]:
-    """The recorded Anole with the norms of Lumina, and a drafter of the same shape."""
+    """Returns the recorded Anole with the norms of Lumina, and a drafter of the same shape."""
     recorded, models = tensors("lumina/e2e"), anole()
     config = values("anole")["target"]
     shape, state = read_shape(config), tensors("anole_target")
@@ -57,7 +58,7 @@ def models() -> tuple[Decoder, DrafterNet]:
 @pytest.mark.parametrize("name", ["ar", "eagle-2", "self-draft"])
 @pytest.mark.parametrize("run", RUNS)
 def test_greedy_tokens(models: tuple[Decoder, DrafterNet], run: str, name: str) -> None:
-    """The reference's tokens, separators included; of the large grid its first rows."""
+    """The tokens equal the reference's, separators included; of the large grid, the first rows do."""
     recorded, facts = tensors("lumina/e2e"), values("lumina/meta")["runs"][run]
     expected = recorded[f"{run}.tokens"].tolist()
     rows, width = 2 * facts["h_grids"], 2 * facts["w_grids"]
@@ -68,15 +69,15 @@ def test_greedy_tokens(models: tuple[Decoder, DrafterNet], run: str, name: str) 
     request = Request("0", Prompt(recorded["prompt_ids"].tolist() + opening, opening), 0)
     engine = build(model, Method(name, sampling, TREES[name]), 1, 12)
     ((_, codes),) = codes_of(engine.decode([request])).items()
-    got = []
+    tokens = []
     for start in range(0, len(codes), width):
-        got += [code + FIRST_CODE for code in codes[start : start + width]] + [ROW_END]
-    assert [*got, END][: len(expected)] == expected
+        tokens += [code + FIRST_CODE for code in codes[start : start + width]] + [ROW_END]
+    assert [*tokens, END][: len(expected)] == expected
 
 
 @pytest.mark.parametrize("name", values("lumina/meta")["grammar"])
 def test_grammar(name: str) -> None:
-    """Codes stand wherever the reference forces nothing: separators and the end of the image are left."""
+    """Codes stand wherever the reference forces no token; separators and the end of the image remain."""
     facts = values("lumina/meta")["grammar"][name]
     rows, columns = facts["rows"], facts["columns"]
     ours = {num_tokens(code, columns) for code in range(rows * columns)}
@@ -86,7 +87,7 @@ def test_grammar(name: str) -> None:
 
 
 def test_grids_of_sizes() -> None:
-    """48 x 48 cells at 768 pixels; a size that is no whole number of pairs of cells is refused."""
+    """768 pixels are 48 x 48 cells. A size that is not a whole number of pairs of cells is refused."""
     assert [grid_of(size, 16).width for size in (512, 768, 1024)] == [32, 48, 64]
     for size in (100, 16, 776):
         with pytest.raises(ValueError, match="multiple of 32"):

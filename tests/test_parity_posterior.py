@@ -23,12 +23,12 @@ ZERO = torch.zeros(1, dtype=torch.int64)
 
 
 def nearest() -> Tensor:
-    """The recorded table of 63 neighbours."""
+    """Returns the recorded table of 63 neighbours."""
     return tensors("posterior_nearest")["table"].long()
 
 
 def relaxation(result: dict[str, Any]) -> Relaxation | None:
-    """The relaxation a result was recorded with."""
+    """Returns the relaxation with which a result was recorded."""
     return Relaxation(nearest(), result["k"], result["delta"]) if result["lantern"] else None
 
 
@@ -51,7 +51,8 @@ def test_greedy(family: str, case: int) -> None:
 
 
 def check_sampled(tree: DraftTree, rows: Tensor, p: Tensor, result: dict[str, Any], bonus: Tensor) -> None:
-    """Feed the recorded uniforms to the nodes they were compared at and expect the recorded outcome."""
+    """Gives the recorded uniforms to the nodes at which they were compared, and checks the recorded
+    outcome."""
     taken, chances = [], torch.full((1, tree.nodes), 2.0)
     compared = [(int(rows[test[1], test[0]]), *test[2:]) for test in result["tests"]]
     for node, code, uniform, _, accepted, _ in compared:
@@ -79,7 +80,8 @@ RECORDED += [(family, case) for family in ("dyn_llamagen", "dyn_anole") for case
 
 @pytest.mark.parametrize(("family", "case"), RECORDED)
 def test_dynamic_rejection(family: str, case: int) -> None:
-    """Comparisons and outcomes of one tree under all settings; of Lumina trees of codes, no separators."""
+    """Comparisons and outcomes of one tree under all settings; Lumina's trees have codes and no
+    separators."""
     arrays, facts = "posterior_sampled", "posterior"
     if family == "dyn_lumina":
         arrays = facts = "lumina/posterior"
@@ -92,7 +94,7 @@ def test_dynamic_rejection(family: str, case: int) -> None:
 
 
 def sampling(filters: dict[str, Any], top_p_first: bool = True) -> Sampling:
-    """The released code's filters, in its order."""
+    """Returns the filters of the released code, in its order."""
     return Sampling(filters["temperature"], filters["top_k"], filters["top_p"], 1.0, top_p_first)
 
 
@@ -134,7 +136,7 @@ def test_filters(order: str) -> None:
     data = tensors("posterior_greedy")
     for number, setting in enumerate(values("posterior")["filters"]):
         filters = sampling(setting, top_p_first=order == "topp_then_topk")
-        got = log_probs(data["filters.logits"][None], filters).exp()
+        probabilities = log_probs(data["filters.logits"][None], filters).exp()
         expected = data[f"filters.{number}.probs_{order}"]
-        torch.testing.assert_close(got, expected, atol=1e-6, rtol=1e-5)
-        assert torch.equal(got > 0, expected > 0)
+        torch.testing.assert_close(probabilities, expected, atol=1e-6, rtol=1e-5)
+        assert torch.equal(probabilities > 0, expected > 0)

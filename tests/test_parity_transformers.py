@@ -1,5 +1,5 @@
-"""Parity of Janus-Pro and Emu3 with transformers on checkpoints that its own save_pretrained wrote: hidden
-states, guided logits, the greedy tokens of generate, pixels."""
+"""Parity of Janus-Pro and Emu3 with transformers, on checkpoints that its save_pretrained wrote: hidden
+states, guided logits, the greedy tokens of generate, and pixels."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FIRST = IDS["<|visual token 000000|>"]
 
 
 class Theirs:
-    """A model of transformers, its tokenizer, and ours of the same files."""
+    """A model of transformers with its tokenizer, and our model of the same files."""
 
     kind: str
     guidance: float
@@ -45,7 +45,7 @@ class Theirs:
         self.tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder, padding_side="left")
 
     def batch(self, texts: list[str]) -> Any:
-        """Ids and mask of texts that are opened already."""
+        """Returns ids and mask of texts with their openings."""
         return self.tokenizer(texts, padding=True, return_tensors="pt")
 
 
@@ -55,17 +55,17 @@ class Janus(Theirs):
     kind, guidance = "JanusForConditionalGeneration", 5.0
 
     def inputs(self, texts: list[str], grid: Grid) -> Any:
-        """Ids and mask by the chat template and the begin of image."""
+        """Returns ids and mask, with the chat template and the begin of image."""
         chats = [[{"role": "user", "content": [{"type": "text", "text": text}]}] for text in texts]
         turns = self.tokenizer.apply_chat_template(chats, tokenize=False, add_generation_prompt=True)
         return self.batch([turn + tiny.BEGIN_OF_IMAGE for turn in turns])
 
     def tokens(self, codes: Tensor) -> list[int]:
-        """An image in our token ids; codes [h, w]."""
+        """Returns the token ids of an image's codes [h, w]."""
         return (300 + codes).flatten().tolist()
 
     def states(self, ids: list[int], codes: Tensor) -> tuple[Tensor, Tensor]:
-        """Features and logits of codes along a prompt and a whole image."""
+        """Returns features and logits of codes along a prompt and a whole image."""
         text = self.model.get_input_embeddings()(torch.tensor(ids))
         image = self.model.prepare_embeddings_for_image_generation(codes.flatten())
         embedded = torch.cat((text, image))[None]
@@ -73,12 +73,12 @@ class Janus(Theirs):
         return hidden, self.model.model.generation_head(hidden)
 
     def greedy(self, texts: list[str], grid: Grid) -> list[list[int]]:
-        """Images of generate."""
+        """Returns the images that generate gives."""
         how = {"generation_mode": "image", "do_sample": False, "guidance_scale": self.guidance}
         return [self.tokens(codes) for codes in self.model.generate(**self.inputs(texts, grid), **how)]
 
     def pixels(self, codes: Tensor) -> Tensor:
-        """[H, W, 3] in [-1, 1]."""
+        """Returns pixels [H, W, 3] in [-1, 1]."""
         return self.model.decode_image_tokens(codes.view(1, -1))[0]
 
 
@@ -89,23 +89,24 @@ class Emu3(Theirs):
     options = replace(OPTIONS, target_size=tiny.SIZE)
 
     def inputs(self, texts: list[str], grid: Grid) -> Any:
-        """Ids and mask, opened as transformers' processor does for image generation."""
-        own = self.tokenizer
-        opening = f"{own.boi_token}{grid.height}*{grid.width}{own.image_wrapper_token}"
-        return self.batch([f"{own.bos_token}{text}{opening}" for text in texts])
+        """Returns ids and mask, opened as transformers' processor does for image generation."""
+        tokenizer = self.tokenizer
+        opening = f"{tokenizer.boi_token}{grid.height}*{grid.width}{tokenizer.image_wrapper_token}"
+        return self.batch([f"{tokenizer.bos_token}{text}{opening}" for text in texts])
 
     def tokens(self, codes: Tensor) -> list[int]:
-        """An image in token ids, separators included; codes [h, w]."""
+        """Returns the token ids of an image's codes [h, w], separators included."""
         ends = torch.full((len(codes), 1), IDS[tiny.ROW_END])
         return torch.cat((FIRST + codes, ends), dim=1).flatten().tolist()
 
     def states(self, ids: list[int], codes: Tensor) -> tuple[Tensor, Tensor]:
-        """Features and logits of codes along a prompt and a whole image."""
+        """Returns features and logits of codes along a prompt and a whole image."""
         hidden = self.model.model.text_model(torch.tensor([ids + self.tokens(codes)])).last_hidden_state[0]
         return hidden, self.model.lm_head(hidden)[:, FIRST : FIRST + tiny.CODES]
 
     def greedy(self, texts: list[str], grid: Grid) -> list[list[int]]:
-        """Images of generate over the forced grid: the tokens allowed next as transformers documents them."""
+        """Returns the images that generate gives over the forced grid. The tokens allowed at each place are
+        those that transformers documents."""
         width, last = grid.width + 1, (grid.width + 1) * grid.height
         names = (tiny.FRAME_END, tiny.IMAGE_END, tiny.END)
         behind = {last + n: [IDS[name]] for n, name in enumerate(names, 1)}
@@ -116,7 +117,7 @@ class Emu3(Theirs):
             return behind.get(offset) or row_end or list(range(FIRST, FIRST + tiny.CODES))
 
         given, negative = self.inputs(texts, grid), self.inputs([emu3.NEGATIVE] * len(texts), grid)
-        found = self.model.generate(
+        tokens = self.model.generate(
             **given,
             do_sample=False,
             guidance_scale=self.guidance,
@@ -126,15 +127,15 @@ class Emu3(Theirs):
             max_new_tokens=last + 3,
         )
         start = given.input_ids.shape[1]
-        assert all(row == [IDS[name] for name in names] for row in found[:, start + last :].tolist())
-        return found[:, start : start + last].tolist()
+        assert all(row == [IDS[name] for name in names] for row in tokens[:, start + last :].tolist())
+        return tokens[:, start : start + last].tolist()
 
     def pixels(self, codes: Tensor) -> Tensor:
-        """[H, W, 3] in [-1, 1]."""
+        """Returns pixels [H, W, 3] in [-1, 1]."""
         tokens = torch.tensor([*self.tokens(codes), 0, 0, 0])[None]
         height, width = codes.shape
-        found = self.model.decode_image_tokens(image_tokens=tokens, height=height, width=width)
-        return found[0].permute(1, 2, 0)
+        pixels = self.model.decode_image_tokens(image_tokens=tokens, height=height, width=width)
+        return pixels[0].permute(1, 2, 0)
 
 
 CASES: dict[str, tuple[Any, Any, dict[str, int]]] = {
@@ -149,19 +150,20 @@ CASES: dict[str, tuple[Any, Any, dict[str, int]]] = {
 
 @pytest.fixture(scope="module", params=CASES)
 def theirs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Janus | Emu3:
-    """A checkpoint of each family and size."""
+    """Returns a checkpoint of each family and size."""
     build, kind, sizes = CASES[request.param]
     return kind(build(tmp_path_factory.mktemp("pair") / "tiny", **sizes))
 
 
 def random_codes(seed: int) -> Tensor:
-    """An image of 4 x 4 codes."""
+    """Returns an image of 4 x 4 random codes."""
     return torch.randint(tiny.CODES, (4, 4), generator=torch.Generator().manual_seed(seed))
 
 
 @torch.inference_mode()
 def test_hidden_states_and_guided_logits(theirs: Janus | Emu3) -> None:
-    """Teacher-forced over a prompt and codes, both branches, by layers that no target has packed."""
+    """The codes behind a prompt are teacher-forced in both branches, through layers that no target has
+    packed."""
     codes, model, mine, expected = random_codes(0), load(str(theirs.folder), theirs.options), [], []
     prompt: Any = model.encode(TEXTS[1])
     for ids in (prompt.conditional, prompt.unconditional):
@@ -183,7 +185,7 @@ def test_hidden_states_and_guided_logits(theirs: Janus | Emu3) -> None:
     indirect=["theirs"],
 )
 def test_greedy_tokens(theirs: Janus | Emu3, count: int, ratio: str | None) -> None:
-    """Whole images, plain and self-drafted; of Emu3 also one that is no square."""
+    """Whole images are compared, plain and self-drafted; one of Emu3's is not square."""
     ours, texts = theirs.ours, TEXTS[:count]
     if ratio:
         ours = load(str(theirs.folder), replace(theirs.options, ratio=ratio))
@@ -191,22 +193,22 @@ def test_greedy_tokens(theirs: Janus | Emu3, count: int, ratio: str | None) -> N
     expected, greedy = theirs.greedy(texts, ours.grid), Sampling(0.0, guidance=theirs.guidance)
     assert len({tuple(tokens) for tokens in expected}) == count
     for name, tree in (("ar", None), ("self-draft", TreeShape(9, 3, 20)), ("adt-self-draft", SELF_DRAFTED)):
-        found = Pipeline(ours)(texts, Method(name, greedy, tree), batch_size=count).codes
-        images = [torch.tensor(codes).view(ours.grid.height, ours.grid.width) for codes in found]
-        assert [theirs.tokens(codes) for codes in images] == expected and len(set(found[0])) > 2
+        codes_of_texts = Pipeline(ours)(texts, Method(name, greedy, tree), batch_size=count).codes
+        images = [torch.tensor(codes).view(ours.grid.height, ours.grid.width) for codes in codes_of_texts]
+        assert [theirs.tokens(codes) for codes in images] == expected and len(set(codes_of_texts[0])) > 2
 
 
 @torch.inference_mode()
 def test_pixels(theirs: Janus | Emu3) -> None:
-    """The codec's pictures, within 1 of 255; the checkpoint's processor scales by .5 and .5."""
+    """The pictures differ by at most 1 of 255. The checkpoint's processor scales by 0.5 and 0.5."""
     codes = random_codes(1)
     expected = ((theirs.pixels(codes) + 1) / 2 * 255).clip(0, 255)
-    found = np.asarray(theirs.ours.image(codes.flatten().tolist())).astype(float)
-    assert np.abs(found - expected.numpy()).max() <= 1 and expected.std() > 1
+    pixels = np.asarray(theirs.ours.image(codes.flatten().tolist())).astype(float)
+    assert np.abs(pixels - expected.numpy()).max() <= 1 and expected.std() > 1
 
 
 def test_grids_of_sizes() -> None:
-    """Emu3's: 90 x 90 at the default; other ratios as transformers' processor rounds them."""
+    """Emu3 has 90 x 90 cells by default; other ratios are rounded as transformers' processor rounds them."""
     assert emu3.grid_of(720, "1:1", 8) == Grid(90, 90)
     assert emu3.grid_of(720, "16:9", 8) == Grid(68, 120) and emu3.grid_of(720, "3:4", 8) == Grid(104, 78)
     for ratio in ("16", "0:9", "a:b", ""):
@@ -217,13 +219,13 @@ def test_grids_of_sizes() -> None:
 
 
 def test_bench_beside_transformers(result: Result, refused: Refused, tmp_path: Path) -> None:
-    """One run has both; at temperature 0 transformers' own generate makes our images."""
+    """One run measures both, and at temperature 0 transformers' generate gives our images."""
     folder = tiny.janus(tmp_path / "tiny", kv_heads=2)
     words = ["bench", "--model", "janus_pro", "--model_path", folder, "--precision", "fp32"]
     words += "--device cpu --methods self-draft --num_images 2 --warmup 0 --reference transformers".split()
     rows = result(*words, "--output_dir", tmp_path / "bench")["rows"]
-    found = {(row["method"], row["temperature"]): row for row in rows}
+    by_method = {(row["method"], row["temperature"]): row for row in rows}
     for method in ("self-draft", "transformers"):
-        assert found[method, 0.0]["same_image"] == 1 and found[method, 0.0]["SR"] > 0
-    assert found["self-draft", 1.0]["same_image"] == 1 and not found["transformers", 1.0]["exact"]
+        assert by_method[method, 0.0]["same_image"] == 1 and by_method[method, 0.0]["SR"] > 0
+    assert by_method["self-draft", 1.0]["same_image"] == 1 and not by_method["transformers", 1.0]["exact"]
     assert "always guides" in refused(*words, "--cfg", "1", "--output_dir", tmp_path / "other")

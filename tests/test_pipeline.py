@@ -1,4 +1,5 @@
-"""The Python API: one image under every exact method, in any batch; what cannot be is one clear error."""
+"""The Python API: every exact method gives the same image in any batch, and bad arguments are one clear
+error."""
 
 from __future__ import annotations
 
@@ -23,9 +24,9 @@ def test_one_seed_one_image(pipe: Pipeline, temperature: float) -> None:
     assert set(METHODS) - exact == ({"sjd", "sjd-coupled", "sjd-pac"} if temperature else set())
     for name in exact:
         for batch_size in (1, 2):
-            found = pipe(PROMPTS, method=name, sampling=sampling, seed=5, batch_size=batch_size)
-            assert found.codes == expected.codes, (name, batch_size)
-            assert [a.tobytes() for a in found.images] == [b.tobytes() for b in expected.images]
+            out = pipe(PROMPTS, method=name, sampling=sampling, seed=5, batch_size=batch_size)
+            assert out.codes == expected.codes, (name, batch_size)
+            assert [a.tobytes() for a in out.images] == [b.tobytes() for b in expected.images]
 
 
 def test_a_prompt_alone_and_in_a_list(pipe: Pipeline) -> None:
@@ -98,8 +99,8 @@ def test_importing_the_package_needs_no_torch() -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_stream_is_the_image_as_it_grows(pipe: Pipeline, name: str) -> None:
-    """Two images in flight: every step's codes follow those before, its path is a path of its tree, and the
-    accepted drafts are the codes on it; confidence falls along paths."""
+    """Two images are in flight. The codes of each step follow those before, its path is a path of its tree
+    with the accepted drafts on it, and confidence falls along paths."""
     expected = pipe(PROMPTS, method=name, seed=5, batch_size=2)
     codes: dict[int, list[int]] = {}
     for step in pipe.stream(PROMPTS, method=name, seed=5, batch_size=2):

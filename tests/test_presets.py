@@ -1,4 +1,4 @@
-"""Presets parse, and manifest and registry say the same of where checkpoints lie."""
+"""All presets parse, and manifest and registry agree on where checkpoints lie."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ def test_a_preset_is_what_its_name_says(path: Path) -> None:
 
 def test_every_method_of_the_paper_has_its_preset() -> None:
     kinds = ("ar", "eagle2", "lantern", "adt", "adt-lantern")
-    wanted = {f"{model}-{kind}" for model in PUBLISHED for kind in kinds}
-    assert wanted <= {path.stem for path in PRESETS}
+    names = {f"{model}-{kind}" for model in PUBLISHED for kind in kinds}
+    assert names <= {path.stem for path in PRESETS}
     assert Training.parse(["--config", str(TRAINING)]).optimizer == "muon"
 
 
 def test_the_registry_looks_where_the_manifest_says() -> None:
     models = MANIFEST["models"]
     for name in SPECS.keys() & models.keys():
-        found = {"target": SPECS[name].target_folder, "drafter": SPECS[name].drafter_folder}
-        assert found == {part: ROOT / models[name][part]["folder"] for part in found}
+        folders = {"target": SPECS[name].target_folder, "drafter": SPECS[name].drafter_folder}
+        assert folders == {part: ROOT / models[name][part]["folder"] for part in folders}
     assert set(PUBLISHED) <= set(models)
 
 

@@ -26,7 +26,7 @@ UNSAID = Options.parse([])
 
 
 def select(source: object, count: int = -1, **said: Any) -> list[tuple[Any, ...]]:
-    """Name, text and facts of the prompts a command line selects. said: options by their names."""
+    """Returns name, text and facts of the prompts that a command line selects. said: options by name."""
     options = replace(UNSAID, prompt=source and str(source), num_images=count, **said)
     return [(prompt.name, prompt.text, *prompt.facts) for prompt in load_prompts(options)]
 
@@ -37,7 +37,7 @@ def test_literal_text_is_repeated_and_a_class_names_its_image() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "found"),
+    ("name", "content", "prompts"),
     [
         ("p.txt", "# a comment\nred\n\n  green \nblau ü\n", [("0", "red"), ("1", "green"), ("2", "blau ü")]),
         ("p.tsv", 'Prompt\tX\na "red" cat\ty\n"half\tz\n', [("0", 'a "red" cat'), ("1", '"half')]),
@@ -49,12 +49,12 @@ def test_literal_text_is_repeated_and_a_class_names_its_image() -> None:
          [("0", "a", ("category", "X"), ("challenge", "Y")), ("1", "b", ("category", "X"))]),
     ],
 )  # fmt: skip
-def test_files(tmp_path: Path, name: str, content: str, found: list[tuple[Any, ...]]) -> None:
+def test_files(tmp_path: Path, name: str, content: str, prompts: list[tuple[Any, ...]]) -> None:
     file = tmp_path / name
     file.write_text(content, encoding="utf-8")
-    assert select(file) == found
-    assert select(file, start_idx=1, end_idx=2) == found[1:2]
-    assert select(file, slice="1-3") == found[1:]
+    assert select(file) == prompts
+    assert select(file, start_idx=1, end_idx=2) == prompts[1:2]
+    assert select(file, slice="1-3") == prompts[1:]
 
 
 def test_sample_keeps_row_names_and_is_repeatable(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_sample_keeps_row_names_and_is_repeatable(tmp_path: Path) -> None:
 
 
 def test_named_sets_lie_in_their_folder(tmp_path: Path) -> None:
-    """--captions chooses among those of an image."""
+    """--captions chooses among the captions of an image."""
     (tmp_path / "PartiPrompts.tsv").write_text("Prompt\tCategory\na cat\tAnimals\n")
     file = tmp_path / "captions_val2017.json"
     file.write_text(json.dumps(COCO))

@@ -1,4 +1,4 @@
-"""The noise: distributed as it should be, independent across its keys, the same alone and in a batch."""
+"""The noise has its distribution, is independent for different keys, and is the same alone and in a batch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STREAMS = [COUPLED, DRAFT, ACCEPT, RESIDUAL]
 
 
 def block(stream: int, first_seed: int = 0) -> torch.Tensor:
-    """64 seeds x 32 positions x 48 codes."""
+    """Returns noise for 64 seeds, 32 positions and 48 codes."""
     seeds = torch.arange(64) + first_seed
     return uniform(seeds, torch.arange(32).expand(64, -1), 48, stream)
 
@@ -32,7 +32,7 @@ def test_uniforms_are_uniform(stream: int, first_seed: int) -> None:
 
 
 def test_keys_are_uncorrelated() -> None:
-    """Neighbours on every axis, and streams."""
+    """Neighbours along every axis, and different streams, are compared."""
     u = block(COUPLED)
     pairs = [(block(one), block(other)) for one, other in combinations(STREAMS, 2)]
     for axis, lag in product(range(3), (1, 2, 7)):
@@ -62,7 +62,8 @@ def test_argmax_with_gumbel_noise_draws_from_the_distribution() -> None:
 
 @pytest.mark.parametrize("silent", [False, True])
 def test_a_table_holds_the_noise_of_its_slots(silent: bool) -> None:
-    """Bit for bit what is drawn on the spot, in slots that images take in turn; behind an image its last."""
+    """It equals the noise computed directly to the bit, in slots that several images use in turn. Behind an
+    image stands its last noise."""
     noise, seeds = Noise(6, silent), [7, -3, 1 << 40]
     table = noise.table(2, 37, torch.device("cpu"))
     table.begin(0, seeds[0])
@@ -76,7 +77,7 @@ def test_a_table_holds_the_noise_of_its_slots(silent: bool) -> None:
 
 
 def mix(x: int) -> int:
-    """The splitmix64 finaliser."""
+    """Computes the finaliser of splitmix64."""
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) % 2**64
     return x ^ (x >> 31)
@@ -86,9 +87,9 @@ def mix(x: int) -> int:
 def test_values_are_those_of_the_definition(stream: int) -> None:
     """A seed gives the same image on every machine, in every version, and in any batch."""
     golden, seeds, positions = 0x9E3779B97F4A7C15, [0, 2**40, -9], [[0, 17], [9, 1023], [7, 7]]
-    found = uniform(torch.tensor(seeds), torch.tensor(positions), 5, stream)
-    for seed, row, values in zip(seeds, positions, found.tolist(), strict=True):
-        for position, own in zip(row, values, strict=True):
+    uniforms = uniform(torch.tensor(seeds), torch.tensor(positions), 5, stream)
+    for seed, row, values in zip(seeds, positions, uniforms.tolist(), strict=True):
+        for position, numbers in zip(row, values, strict=True):
             key = mix((mix((seed * golden + stream) % 2**64) + position * golden) % 2**64)
             bits = [mix((key + code * golden) % 2**64) >> 12 for code in range(1, 6)]
-            assert own == [(number + 0.5) * 2.0**-52 for number in bits]
+            assert numbers == [(number + 0.5) * 2.0**-52 for number in bits]

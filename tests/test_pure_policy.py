@@ -1,4 +1,4 @@
-"""Cells by position, and which tree shape at which cell: the adaptive tree's update as a table."""
+"""Cells by position, and the tree shape at each cell: the adaptive tree's update as a table."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STILL = {"step_depth": 0, "step_width": 0}
 
 
 def adaptive(init: str = "horizontal", slots: int = 1, **changes: float) -> AdjacencyAdaptive:
-    """A policy with every slot reset."""
+    """Returns a policy with every slot reset."""
     policy = AdjacencyAdaptive(AdaptiveTree(**{**START, "init": init, **changes}), slots)
     for slot in range(slots):
         policy.reset(slot, seed=slot)
@@ -25,7 +25,7 @@ def adaptive(init: str = "horizontal", slots: int = 1, **changes: float) -> Adja
 
 
 def step(accepted: int, depth: int) -> Step:
-    """A step whose tree had `depth` levels, of which `accepted` were taken."""
+    """Returns a step whose tree had `depth` levels, of which `accepted` were accepted."""
     return Step(0, 0, 0, depth=depth, width=1, nodes=depth, accepted=accepted, ms=1.0)
 
 
@@ -62,9 +62,8 @@ def test_update(
 
 
 def test_the_rate_is_that_of_the_drafted_levels() -> None:
-    """A tree that was cut is judged by what it drafted; one that drafted nothing teaches nothing.
-
-    All cells of a step have its state."""
+    """A tree that was cut is judged by the levels that it drafted, and one without levels has no effect. All
+    cells of a step get its state."""
     policy = adaptive()
     policy.shape(0, Cell(0, 0))
     policy.observe(0, step(1, 2), [Cell(0, 1)])  # of 4 levels asked for, 2 were drafted
@@ -105,10 +104,10 @@ def test_random_repeat_takes_a_decoded_cell_and_follows_the_seed() -> None:
         policy._memory[0].states.update({(0, n): (2 + n % 5, 6 - n % 5) for n in range(10)})
         return [policy.shape(0, Cell(1, n)) for n in range(40)]
 
-    drawn = shapes(1)
-    assert {(shape.depth, shape.width) for shape in drawn} == {(2 + n, 6 - n) for n in range(5)}
-    assert shapes(1) == drawn
-    assert shapes(2) != drawn
+    chosen = shapes(1)
+    assert {(shape.depth, shape.width) for shape in chosen} == {(2 + n, 6 - n) for n in range(5)}
+    assert shapes(1) == chosen
+    assert shapes(2) != chosen
 
 
 def test_a_new_image_starts_over_and_slots_are_apart() -> None:
@@ -196,7 +195,7 @@ def test_the_method_states_the_constants_of_the_code() -> None:
     fields += ["depth_start width_start", "budget"]
     for column, constants in ((2, AdaptiveTree()), (3, SELF_DRAFTED)):
         values = [[f"{getattr(constants, name):g}" for name in names.split()] for names in fields]
-        assert [row[column] for row in rows] == [", ".join(own) for own in values]
+        assert [row[column] for row in rows] == [", ".join(texts) for texts in values]
 
 
 @pytest.mark.parametrize(("levels", "depth"), [(7, 5), (5, 5), (2, 2), (0, 0)])

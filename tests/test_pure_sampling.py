@@ -1,4 +1,5 @@
-"""Guidance, temperature, filters, and what relaxation borrows, on distributions done by hand."""
+"""Guidance, temperature, filters, and the mass that relaxation borrows, on distributions worked out by
+hand."""
 
 from __future__ import annotations
 
@@ -13,12 +14,12 @@ from adt_tree.sampling import Sampling, guide, keep_top_k, keep_top_p, log_probs
 
 
 def logits_of(*probabilities: float) -> Tensor:
-    """Logits of a distribution."""
+    """Returns logits of a distribution."""
     return torch.tensor(probabilities).log()
 
 
 def kept(logits: Tensor) -> list[int]:
-    """Codes that survived."""
+    """Returns the codes that the filters leave."""
     return logits.isfinite().nonzero().flatten().tolist()
 
 
@@ -72,8 +73,8 @@ def test_guidance() -> None:
 def test_temperature() -> None:
     logits = torch.tensor([[2.0, 0.0]])
     expected = [1 / (1 + math.exp(-4.0)), 1 / (1 + math.exp(4.0))]
-    found = log_probs(logits, Sampling(temperature=0.5, guidance=1.0)).exp()
-    assert found.tolist() == pytest.approx(expected)
+    probabilities = log_probs(logits, Sampling(temperature=0.5, guidance=1.0)).exp()
+    assert probabilities.tolist() == pytest.approx(expected)
 
 
 def test_greedy_reads_the_unfiltered_guided_distribution() -> None:
@@ -144,7 +145,7 @@ def test_nearest_table() -> None:
 
 
 def test_nearest_table_in_blocks() -> None:
-    """More codes than one block holds: self stays excluded, distances ascend."""
+    """There are more codes than one block holds; a code is not its own neighbour, and distances ascend."""
     codebook = torch.randn(1100, 4, generator=torch.Generator().manual_seed(0))
     everything = torch.cdist(codebook.double(), codebook.double()).fill_diagonal_(float("inf"))
     distance = everything.gather(1, nearest_table(codebook, 5))

@@ -16,7 +16,7 @@ INF = float("inf")
 
 
 def slow_ancestors(parents: list[int]) -> Tensor:
-    """A walk per node."""
+    """Walks up from every node."""
     mask = torch.eye(len(parents), dtype=torch.bool)
     for node in range(1, len(parents)):
         mask[node] |= mask[parents[node]]
@@ -39,7 +39,7 @@ CODES = torch.tensor([[10, 11, 12, 20, 21, 22, 23]])
 
 
 def pick(scores: list[float], budget: int) -> DraftTree:
-    """Select from the pool."""
+    """Selects a tree from the pool."""
     pool = Pool(CODES, torch.tensor([scores]), PARENTS, DEPTHS)
     return select(pool, BatchShapes.of([TreeShape(2, 3, budget)], CPU), torch.tensor([7]))
 
@@ -49,7 +49,7 @@ SCORES = [-0.1, -0.5, -3.0, -0.3, -2.0, -0.6, -4.0]
 
 @pytest.mark.parametrize("budget", [*range(8), 50])
 def test_select_is_closed_at_ties(budget: int) -> None:
-    """Where a child's score equals its parent's the parent goes first, whatever the budget."""
+    """If a child's score equals its parent's, the parent comes first, whatever the budget."""
     for scores in (
         [0.0] * 7,
         [-1.0, 0.0, -1.0, -1.0, -1.0, 0.0, 0.0],

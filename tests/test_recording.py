@@ -1,4 +1,4 @@
-"""Recordings and their replays: a recording holds what was decoded, and the race page needs nothing else."""
+"""A recording holds everything that was decoded, and the race page needs nothing else."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HOSTILE = "</script><img src=x onerror=alert(1)>\u2028“'&"
 
 @pytest.fixture(scope="module")
 def runners(pipe: Pipeline) -> list[Recording]:
-    """One image of the AR baseline, and the same of self-drafting."""
+    """Returns recordings of one image by the AR baseline and by self-drafting."""
     methods = [pipe.method(name, sampling=SAMPLING) for name in ("ar", "self-draft")]
     return [recording.record(pipe, method, PROMPT, 5) for method in methods]
 
@@ -96,7 +96,7 @@ def test_damaged_recordings_are_refused(
 
 
 def test_folders_race(generate: Run, run: Run, refused: Refused, tmp_path: Path) -> None:
-    """The races of folders are of the images that all folders with recordings recorded."""
+    """Races show the images that all folders with recordings have recorded."""
     for name, words in {
         "ar": "--record 2 --method ar", "none": "--method ar", "sd": "--record 1 --method self-draft",
     }.items():  # fmt: skip

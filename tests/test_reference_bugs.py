@@ -20,8 +20,8 @@ def test_named_tests_exist() -> None:
 def test_named_places_exist() -> None:
     places = re.findall(r"`((?:models|eval)/\w+\.py|[a-z_]+\.py)`", TEXT)
     for place in places:
-        found = [ROOT / place, ROOT / "adt_tree" / place, ROOT / "tests" / place]
-        assert any(path.is_file() for path in found), place
+        candidates = [ROOT / place, ROOT / "adt_tree" / place, ROOT / "tests" / place]
+        assert any(path.is_file() for path in candidates), place
     for module, name in re.findall(r"`(verify|tree|sampling|decode|noise|transformer)\.(\w+)", TEXT):
         folder = "models" if module == "transformer" else "adt_tree"
         if name != "py":

@@ -67,12 +67,12 @@ def test_the_stored_results_are_the_document(tmp_path: Path, run: Run) -> None:
 
 
 def test_methods_that_no_longer_exist_are_left_out_by_name(tmp_path: Path, run: Run) -> None:
-    kept = ("eagle-2", "adt-tree-lantern", "self-draft:accept-all", "transformers")
-    rows = [{**ROW, "method": name} for name in (*kept, "gone", "gone-lantern")]
+    existing = ("eagle-2", "adt-tree-lantern", "self-draft:accept-all", "transformers")
+    rows = [{**ROW, "method": name} for name in (*existing, "gone", "gone-lantern")]
     shares = [{**RESULT["profile"][0], "configuration": f"{name} T=1"} for name in ("gone", "ar")]
     (tmp_path / "bench.json").write_text(json.dumps({**RESULT, "rows": rows, "profile": shares}))
     out = run("report", tmp_path)[1]
-    assert all(f"| {name} |" in out for name in kept)
+    assert all(f"| {name} |" in out for name in existing)
     assert "gone, gone-lantern" in out and "| gone" not in out and "| ar T=1 |" in out
 
 
@@ -108,7 +108,8 @@ def test_the_papers_figures_stand_beside_ours(tmp_path: Path, run: Run) -> None:
 
 @pytest.fixture(scope="module")
 def runs(checkpoints: Checkpoints, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three runs: the AR baseline, adaptive trees (the same images), and relaxed."""
+    """Returns the folders of three runs: the AR baseline, adaptive trees with the same images, and relaxed
+    acceptance."""
     folder = tmp_path_factory.mktemp("runs")
     (folder / "EMPTY").mkdir()
     prompts = folder / "p.txt"

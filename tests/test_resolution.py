@@ -1,8 +1,8 @@
-"""Which method a command line means: every combination of the published flags, beside a stored table.
+"""The method that a command line means: every combination of the published flags, compared with a stored
+table.
 
-The table was written by the code of commit 2803594, without --drafter_type hybrid: a difference is a change
-of behaviour. A refusal is stored as the option that its message names first, a method with the kind of its
-tree.
+The code of commit 2803594 wrote the table, without --drafter_type hybrid, so a difference is a change of
+behaviour. A refusal is stored as the option that its message names first, a method with the kind of its tree.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
 
 
 def outcome(values: dict[str, Any]) -> str:
-    """The method of the options: name, kind of tree, rule, LANTERN; or the option that is refused."""
+    """Returns the method of the options (name, kind of tree, rule, LANTERN) or the option that is refused."""
     try:
         method = method_from(Options(**values))
     except UserError as error:
@@ -42,31 +42,33 @@ def outcome(values: dict[str, Any]) -> str:
 
 
 def flags(values: dict[str, Any]) -> str:
-    """The options as words of a command line."""
+    """Returns the options as words of a command line."""
     given = [(name, value) for name, value in values.items() if value not in (None, False)]
     return " ".join(f"--{name}" if value is True else f"--{name} {value}" for name, value in given)
 
 
 def resolutions() -> Iterator[str]:
-    """A line per combination: the flags, then every outcome with the models that have it."""
+    """Yields a line per combination: the flags, then every outcome with the models that have it."""
     for chosen in product(*VALUES.values()):
         values = dict(zip(VALUES, chosen, strict=True))
         models: dict[str, list[str]] = defaultdict(list)
         for model in SPECS:
             models[outcome({"model": model, **values})].append(model)
-        most = max(models, key=lambda found: len(models[found]))
-        others = [f"{','.join(names)}: {found}" for found, names in models.items() if found != most]
+        most = max(models, key=lambda resolution: len(models[resolution]))
+        others = [
+            f"{','.join(names)}: {resolution}" for resolution, names in models.items() if resolution != most
+        ]
         yield " | ".join([flags(values), most, *others])
 
 
 def trees() -> Iterator[str]:
-    """A line per model and method: its tree unless the options change it."""
+    """Yields a line per model and method: its tree if the options do not change it."""
     for (model, spec), method in product(SPECS.items(), METHODS):
         yield f"{model} {method} {spec.default_tree(method)}"
 
 
 def lines() -> list[str]:
-    """The table."""
+    """Returns the table."""
     return [*resolutions(), *trees()]
 
 

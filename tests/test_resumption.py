@@ -28,7 +28,7 @@ OPTIONS = ("--method", "adt-tree", "--heatmaps", "2")
 
 
 def records(folder: Path) -> list[str]:
-    """Names of the images of which there are codes."""
+    """Returns the names of the images whose codes are stored."""
     return sorted(path.stem for path in (folder / "records").iterdir())
 
 
@@ -36,7 +36,7 @@ def records(folder: Path) -> list[str]:
 def test_interrupt_and_resume_lose_nothing(
     sent: signal.Signals, result: Result, command: Command, tmp_path: Path
 ) -> None:
-    """By the keyboard or a scheduler."""
+    """The signal comes from the keyboard or from a scheduler."""
     options = (*OPTIONS, "--batch_size", "2")
     result(*command("whole", *options))
     interrupted = ended(sent, command("parts", *options))
@@ -126,13 +126,13 @@ def test_a_disk_that_fills_up(
 def test_memory_that_runs_out_at_the_pixels_leaves_the_codes(
     generate: Run, command: Command, refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rerun decodes pixels only: the target is not called once."""
+    """The next run decodes pixels only, without a call of the target."""
     assert generate("whole", *OPTIONS)[0] == 0
-    drawn: list[int] = []
+    decoded: list[int] = []
 
     def full(pipe: Pipeline, codes: list[int], real: Any = Pipeline.image) -> Image.Image:
-        drawn.append(len(codes))
-        if len(drawn) > 3:
+        decoded.append(len(codes))
+        if len(decoded) > 3:
             raise torch.OutOfMemoryError(
                 "CUDA out of memory. Tried to allocate 7.90 GiB. GPU 0 has 3 GiB free."
             )
@@ -168,7 +168,7 @@ def test_codes_that_are_no_image_are_refused(
 
 
 def living() -> int:
-    """Number of key/value caches and tables of noise in this process."""
+    """Returns the number of key/value caches and noise tables in this process."""
     gc.collect()
     return sum(type(thing) in (KVCache, NoiseTable) for thing in gc.get_objects())
 
@@ -194,7 +194,7 @@ def test_caches_and_noise_are_gone_before_the_last_pixels(
 def test_results_are_written_after_everything_else(
     generate: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A process that is killed before it has written them is started again, and then finds them missing."""
+    """A process that was killed before it wrote them is started again, and finds them missing."""
     beside: list[set[str]] = []
 
     def looking(folder: RunFolder, statistics: Any, real: Any = RunFolder.write_results) -> bool:

@@ -1,6 +1,7 @@
-"""The rivals: the target's distribution, of which every method has broken twins that must fail the test.
+"""The rivals follow the target's distribution; broken twins of every method must fail this test.
 
-tests.test_engine has the rest: the AR baseline's images at temperature 0, one image a seed in any company.
+tests.test_engine has the other tests: at temperature 0 the AR baseline's images, and one image per seed in
+any company.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ LOGITS = table(1, LENGTH)
 
 
 def score(name: str, sampling: Sampling = GUIDED, cells: str = "random", images: int = 4096) -> float:
-    """How far images are from the exact distribution."""
+    """Returns the distance of images from the exact distribution."""
     method = Method(name, sampling, SHAPES[name], seed_cells=cells)
     decoder = build(TabularModel(LOGITS, LOGITS, Grid(1, LENGTH)), method, 256, 0)
     exact = image_distribution(LOGITS[: sampling.branches], sampling, LENGTH)
@@ -45,7 +46,7 @@ def test_distribution(name: str, sampling: Sampling, cells: str) -> None:
 
 
 class KeepsResidual(JacobiWindow):
-    """Broken: a rejected code stays in the residual."""
+    """Broken: the residual still contains the rejected code."""
 
     rejection_kind = KeepsRejected
 
@@ -55,25 +56,25 @@ class KeepsResidual(JacobiWindow):
 
 
 class KeepsQ(KeepsResidual):
-    """Broken: the next candidate is judged as if the ones before could have been drawn again."""
+    """Broken: the next candidate is judged as if the ones before it could be sampled again."""
 
     rejection_kind = KeepsDraft
 
 
 class EarlierQ(JacobiWindow):
-    """Broken as the released code of 2510.24211 is: a code that was kept is judged by the q of the pass in
-    which it was drawn, not of the one that kept it."""
+    """Broken as the released code of 2510.24211 is: a code that stays is judged by the q of the pass that
+    sampled it, and not of the pass that kept it."""
 
     def _advance(self, tree: DraftTree, verdict: Verdict, codes: Tensor, q: Tensor, first: Tensor) -> None:
         before, old = self.codes[..., 0].clone(), self.q.clone()
         super()._advance(tree, verdict, codes, q, first)
         at = (verdict.count[:, None] + self._steps).clamp(max=len(self._steps))
-        kept = F.pad(before, (0, 1), value=-1).gather(1, at) == self.codes[..., 0]
-        self.q[:, :-1] = torch.where(kept[..., None], rows_at(old, at), self.q[:, :-1])
+        same = F.pad(before, (0, 1), value=-1).gather(1, at) == self.codes[..., 0]
+        self.q[:, :-1] = torch.where(same[..., None], rows_at(old, at), self.q[:, :-1])
 
 
 class NeighbourQ(JacobiWindow):
-    """Broken: a code is judged by the q of the position behind."""
+    """Broken: a code is judged by the q of the next position."""
 
     def _advance(self, tree: DraftTree, verdict: Verdict, codes: Tensor, q: Tensor, first: Tensor) -> None:
         super()._advance(tree, verdict, codes, q.roll(-1, dims=1), first)
@@ -97,7 +98,7 @@ def test_a_draw_is_by_inversion() -> None:
 
 
 def test_a_coupled_code_stays_with_the_greatest_probability() -> None:
-    """Over many uniforms, X' follows p, and is X as often as TV allows."""
+    """Over many uniforms X' follows p, and equals X as often as the total variation allows."""
     count, q, p = 40000, torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.3, 0.5])
     noise, seeds = Noise(3, silent=False, stream=7), torch.arange(count)
     x = (q.log() + noise.gumbel(seeds, torch.zeros(count, 1, dtype=torch.int64))[:, 0]).argmax(dim=1)
@@ -112,7 +113,7 @@ def test_a_coupled_code_stays_with_the_greatest_probability() -> None:
 
 
 def test_the_window_of_pac_is_a_tree_and_a_chain() -> None:
-    """As published: 64 nodes with the root, of which 1 + 4 + 16 are the tree."""
+    """As published, there are 64 nodes with the root, and 1 + 4 + 16 of them form the tree."""
     shape = METHODS["sjd-pac"].tree
     tree = StaticTree(product_tree(shape))
     assert shape == TreeShape(45, 4, 63) and len(tree.parents) == 64 and tree.width == 4

@@ -1,4 +1,4 @@
-"""A run's folder: file names, records, resumption, results, and the maps that are drawn from them."""
+"""The folder of a run: file names, records, resumption, results, and the maps made from them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SETTINGS = {"temperature": 1.0, "adt": {"beta": 0.5}}
 
 
 def opened(root: Path, settings: dict[str, Any] | None = None, prompts: list[Prompt] = PROMPTS) -> RunFolder:
-    """The folder of a run, ready to be written to."""
+    """Opens the folder of a run for writing."""
     folder = RunFolder(root, (0, 10), prompts, settings or SETTINGS)
     folder.check_records()
     folder.start({"output_dir": str(root)})
@@ -40,7 +40,7 @@ def opened(root: Path, settings: dict[str, Any] | None = None, prompts: list[Pro
 
 
 def add(folder: RunFolder, *names: str) -> None:
-    """Stores the codes of 2 x 2 images, each made in two steps."""
+    """Stores the codes of 2 x 2 images, each generated in two steps."""
     for name in names:
         steps = [Step(1, 0, 1, 2, 3, 6, 1, 1.0), Step(3, 1, 1, 1, 3, 3, 0, 1.0)]
         folder.add(Decoded(name, 7, [1, 2, 3, 0], steps, seconds=0.5, target_calls=2, drafter_calls=3))
@@ -135,7 +135,8 @@ def test_a_record_holds_codes_before_there_are_pixels(tmp_path: Path) -> None:
 def test_steps_of_all_runs_are_kept_whoever_writes_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two runs over different prompts in one folder; the second finishes while the first writes the steps."""
+    """Two runs with different prompts share a folder; the second one ends while the first writes its
+    steps."""
     first, second = (opened(tmp_path, prompts=prompts) for prompts in (PROMPTS[:2], PROMPTS[2:]))
     finish(first, *NAMES[:2])
     calls: list[str] = []

@@ -1,4 +1,4 @@
-"""Self-drafting: drafts worth having, and what is remembered."""
+"""Self-drafting: its drafts are accepted, and its history holds the right distributions."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ SIBLINGS: Tree = ([3, 1, 7, 1, 1], [0, 0, 0, 1, 2])  # two children of the root,
 
 
 def self_drafter(grid: Grid = RASTER, seed_cells: str = "above") -> SelfDraftProposer:
-    """A fresh proposer of one image, with two candidates a position."""
+    """Returns a new proposer for one image, with two candidates per position."""
     return SelfDraftProposer(grid, 1, 2, seed_cells, CODES, CPU)
 
 
 def favour(codes: list[int]) -> Tensor:
-    """log p [1, N, 9] whose best code at node n is codes[n], and the next best the code after it."""
+    """Returns log p [1, N, 9]: the best code at node n is codes[n], the second best the code after it."""
     log_p = torch.full((1, len(codes), 9), -9.0)
     for node, code in enumerate(codes):
         log_p[0, node, code], log_p[0, node, (code + 1) % 9] = 0.0, -1.0
@@ -42,25 +42,25 @@ def favour(codes: list[int]) -> Tensor:
 
 
 def observed(
-    tree: Tree, best: list[int], path: list[int], codes: list[int], own: SelfDraftProposer | None = None
+    tree: Tree, best: list[int], path: list[int], codes: list[int], proposer: SelfDraftProposer | None = None
 ) -> SelfDraftProposer:
-    """A proposer, fresh or given, after a pass that said `best` behind the nodes of a tree, of which path was
-    accepted and codes committed."""
-    own = own or self_drafter()
+    """Returns a proposer, new or given, after a pass over a tree. `best` holds the best code after every
+    node; path was accepted, and codes were committed."""
+    proposer = proposer or self_drafter()
     padded = [torch.tensor([row + [0] * (4 - len(row))]) for row in (path, codes)]
     verdict = Verdict(padded[0], torch.tensor([len(codes)]), padded[1])
-    own.observe(tree_of(*(torch.tensor([row]) for row in tree)), favour(best), NOTHING, verdict)
-    return own
+    proposer.observe(tree_of(*(torch.tensor([row]) for row in tree)), favour(best), NOTHING, verdict)
+    return proposer
 
 
 def shapes(*limits: tuple[int, int, int]) -> BatchShapes:
-    """Depth, width and budget of each image."""
-    return BatchShapes.of([TreeShape(*own) for own in limits], CPU)
+    """Returns the shapes with the depth, width and budget of each image."""
+    return BatchShapes.of([TreeShape(*limit) for limit in limits], CPU)
 
 
-def drafted(own: SelfDraftProposer, limits: tuple[int, int, int], root: int) -> list[int]:
-    """Codes of the tree that it proposes."""
-    tree = own.propose(shapes(limits), torch.tensor([root]), lambda levels: NOTHING, [3])
+def drafted(proposer: SelfDraftProposer, limits: tuple[int, int, int], root: int) -> list[int]:
+    """Returns the codes of the tree that it proposes."""
+    tree = proposer.propose(shapes(limits), torch.tensor([root]), lambda levels: NOTHING, [3])
     return tree.codes[0].tolist()
 
 
@@ -72,33 +72,33 @@ def test_stale_choices_are_accepted_more_often_than_chance(seed_cells: str) -> N
 
 
 def test_the_next_chain_is_the_latest_distribution_on_the_best_path() -> None:
-    """Node 4 is an alternative to node 1 and goes on to node 5: accepted, its distribution replaces the
-    chain's behind it. Positions 1 and 2 are committed; 3 comes from node 5 (below the accepted node), 4 from
-    node 3 of the chain. Node 2 read position 3 as well, and said 4."""
+    """Node 4 is a sibling of node 1, and node 5 its child. As node 4 is accepted, the chain continues with
+    node 5's distribution. Positions 1 and 2 are committed; 3 comes from node 5, 4 from node 3 of the old
+    chain. Node 2 scored position 3 as well, with best code 4."""
     own = observed(([3, 1, 1, 1, 7, 6], [0, 0, 1, 2, 0, 4]), [7, 2, 4, 5, 8, 2], [0, 4], [7, 8])
     assert drafted(own, (2, 1, 2), 8) == [8, 2, 5]
     assert drafted(own, (2, 2, 3), 8) == [8, 2, 5, 4]
 
 
 def test_where_all_siblings_failed_the_main_chains_distribution_is_kept() -> None:
-    """Code 6 is committed beside 1, behind which 2 is likeliest, and 7, behind which 4 is."""
+    """Code 6 is committed, and not 1, after which 2 is likeliest, nor 7, after which 4 is."""
     assert drafted(observed(SIBLINGS, [6, 2, 4, 5, 8], [0], [6]), (2, 1, 2), 6) == [6, 2, 5]
 
 
 def test_a_chain_comes_first_and_its_alternatives_by_their_paths() -> None:
-    """Two levels of three candidates, the last of the second level missing: the chain, then two and one; a
-    second image whose tree may be one deep and two wide."""
+    """There are two levels of three candidates; the last of the second level is missing. The tree is the
+    chain, then two leaves and one. The tree of a second image may have depth 1 and width 2."""
     gain = torch.tensor([[[0.5, 0.25, 0.1], [0.8, 0.1, 0.0]]]).log().expand(2, -1, -1)
     codes = torch.tensor([5, 6, 1, 7, 8, 2]).view(1, 2, 3).expand(2, -1, -1)
-    found, roots = Candidates(codes, gain), torch.tensor([9, 4])
-    whole = grow_chains(found, shapes((2, 3, 9), (1, 2, 9)), roots)
+    candidates, roots = Candidates(codes, gain), torch.tensor([9, 4])
+    whole = grow_chains(candidates, shapes((2, 3, 9), (1, 2, 9)), roots)
     assert whole.codes[0, :6].tolist() == [9, 5, 7, 6, 1, 8] and whole.codes[1, :3].tolist() == [4, 5, 6]
     assert whole.valid.sum(dim=1).tolist() == [6, 3]
     assert whole.parents[0].tolist() == [0, 0, 1, 0, 0, 1, 0]
     assert whole.depths[0, :6].tolist() == [0, 1, 2, 1, 1, 2]
-    said = whole.confidence[0, :6].exp()  # of the path: the root, 0.5, 0.5 * 0.8, 0.25, 0.1, 0.5 * 0.1
-    assert said.tolist() == pytest.approx([1, 0.5, 0.4, 0.25, 0.1, 0.05])
-    small = grow_chains(found, shapes((2, 3, 3), (1, 2, 1)), roots)
+    confidence = whole.confidence[0, :6].exp()  # of the path: the root, 0.5, 0.5 * 0.8, 0.25, 0.1, 0.5 * 0.1
+    assert confidence.tolist() == pytest.approx([1, 0.5, 0.4, 0.25, 0.1, 0.05])
+    small = grow_chains(candidates, shapes((2, 3, 3), (1, 2, 1)), roots)
     for tree in (whole, small):
         assert torch.equal(tree.ancestors, ancestor_mask(tree.parents, 2))
         assert tree.codes[0, :4].tolist() == [9, 5, 7, 6] and tree.codes[1, :2].tolist() == [4, 5]
@@ -106,27 +106,27 @@ def test_a_chain_comes_first_and_its_alternatives_by_their_paths() -> None:
 
 
 def test_an_older_distribution_below_the_committed_code_comes_first() -> None:
-    """An earlier pass read position 2 below code 7 and said 4, and position 3 below 4 and said 5; the last
-    one read them below other codes, and then 7 was committed. The chain follows what was said below its
-    own codes, and what else was said there counts for less."""
-    cache = self_drafter()
-    said = torch.tensor([[[-0.1, -2.4]]])
+    """An earlier pass scored position 2 below code 7, with best code 4, and position 3 below 4, with best
+    code 5. The last pass scored them below other codes, and then 7 was committed. The chain follows the
+    distributions below its codes; the others weigh less."""
+    proposer = self_drafter()
+    confidence = torch.tensor([[[-0.1, -2.4]]])
     at, above, order = (torch.tensor([pair]) for pair in ((2, 3), (7, 4), (0, 1)))
-    cache.history.write(at, above, torch.tensor([[[4, 5], [5, 4]]]), said.expand(1, 2, 2), order)
-    observed(([3, 1, 2, 1, 1], SIBLINGS[1]), [7, 3, 5, 6, 8], [0], [7], cache)
-    found = cache.candidates(2, 2)
-    assert found.codes[0, :, 0].tolist() == [4, 5]
+    proposer.history.write(at, above, torch.tensor([[[4, 5], [5, 4]]]), confidence.expand(1, 2, 2), order)
+    observed(([3, 1, 2, 1, 1], SIBLINGS[1]), [7, 3, 5, 6, 8], [0], [7], proposer)
+    candidates = proposer.candidates(2, 2)
+    assert candidates.codes[0, :, 0].tolist() == [4, 5]
     # Below 7 once, beside two distributions of the last pass, one of them the newest.
     mass, others = BELOW + LATE + LATE * NEWEST, favour([3, 5]).softmax(dim=-1)[0]
     four = BELOW * math.exp(-0.1) + LATE * NEWEST * float(others[0, 4])
-    assert float(found.confidence[0, 0, 0].exp()) == pytest.approx(four / mass, abs=1e-4)
+    assert float(candidates.confidence[0, 0, 0].exp()) == pytest.approx(four / mass, abs=1e-4)
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), GREEDY])
 @pytest.mark.parametrize("name", ["self-draft", "eagle-2"])
 def test_under_relaxation_what_was_committed_is_remembered(name: str, sampling: Sampling) -> None:
-    """A relaxed rule commits a draft in its choice's place. The store, which later cells are copied from,
-    holds that draft after every step, and so does what the network is shown."""
+    """A relaxed rule may commit a draft in place of the choice. After every step the stored codes, from which
+    later cells copy, and the pairs that the network reads, hold that draft."""
     engine = made(Method(name, sampling, TREE, Lantern(0.8, 7)), 1)
     proposer, codes = engine.drafting[0], {}
     for step in engine.steps(IMAGES):
@@ -152,80 +152,85 @@ def test_positions_never_scored_copy_their_neighbours() -> None:
     assert chains["both"][:3] == [8, 6, 7] and 8 in chains["both"][3:]
 
 
-def copied(grid: Grid, done: list[int], chain: list[int], scored: int, cells: str) -> list[tuple[int, int]]:
-    """What _neighbours says, cell by cell: of a chain behind the codes done, the first `scored` known."""
-    codes, found, covering = list(done), [], grid.covering()
-    for step in range(min(len(chain), grid.size - len(done))):
-        position, left = len(done) + step, (done + chain[:scored])[-1]
+def copied(
+    grid: Grid, committed: list[int], chain: list[int], scored: int, cells: str
+) -> list[tuple[int, int]]:
+    """Computes _neighbours() cell by cell, for a chain behind the committed codes of which the first `scored`
+    are known."""
+    codes, pairs, covering = list(committed), [], grid.covering()
+    for step in range(min(len(chain), grid.size - len(committed))):
+        position, left = len(committed) + step, (committed + chain[:scored])[-1]
         cell = grid.cell(position)
         above = codes[position - grid.rasters[cell.raster].width] if cell.row else left
         first, second = (left, above) if cells == "left" else (above, left)
         codes.append(chain[step] if step < scored else first)
         first = codes[-1]
-        if cells == "preview" and step >= scored and 0 <= covering[position] < len(done) + scored:
+        if cells == "preview" and step >= scored and 0 <= covering[position] < len(committed) + scored:
             first = codes[covering[position]]
-        found.append((first, second))
-    return found
+        pairs.append((first, second))
+    return pairs
 
 
 @pytest.mark.parametrize("grid", [Grid(4, 3), Grid(3, 4, before=(Raster(2, 3),))], ids=["one", "two"])
 @pytest.mark.parametrize("seed_cells", SEED_CELLS)
 def test_seeds_are_those_of_a_plain_loop(seed_cells: str, grid: Grid) -> None:
-    draw = random.Random(5)
+    rng = random.Random(5)
     for _ in range(200):
-        cache = self_drafter(grid, seed_cells)
-        length = draw.randrange(1, grid.size + 3)
-        done = [draw.randrange(CODES) for _ in range(draw.randrange(1, grid.size))]
-        chain = [draw.randrange(CODES) for _ in range(length)]
-        scored = draw.randrange(length + 1)
-        cache._codes[0, : len(done)], cache._position[0] = torch.tensor(done), len(done)
-        at = cache._ahead(torch.arange(length))
-        fresh = (torch.arange(length)[None] >= scored) | (at == grid.size)  # nothing outside is ever scored
-        first, second = cache._neighbours(at, torch.tensor([chain]), fresh)
-        expected = copied(grid, done, chain, scored, seed_cells)
-        found = list(zip(first[0].tolist(), second[0].tolist(), strict=True))[: len(expected)]
-        assert [own for own, _ in found] == [own for own, _ in expected]
-        if seed_cells == "both":  # the only one that drafts both
-            assert found[scored:] == expected[scored:]
+        proposer = self_drafter(grid, seed_cells)
+        length = rng.randrange(1, grid.size + 3)
+        committed = [rng.randrange(CODES) for _ in range(rng.randrange(1, grid.size))]
+        chain = [rng.randrange(CODES) for _ in range(length)]
+        scored = rng.randrange(length + 1)
+        proposer._codes[0, : len(committed)], proposer._position[0] = torch.tensor(committed), len(committed)
+        at = proposer._ahead(torch.arange(length))
+        # No position outside the image is ever scored.
+        fresh = (torch.arange(length)[None] >= scored) | (at == grid.size)
+        first, second = proposer._neighbours(at, torch.tensor([chain]), fresh)
+        expected = copied(grid, committed, chain, scored, seed_cells)
+        pairs = list(zip(first[0].tolist(), second[0].tolist(), strict=True))[: len(expected)]
+        assert [code for code, _ in pairs] == [code for code, _ in expected]
+        if seed_cells == "both":  # the only setting that drafts both codes
+            assert pairs[scored:] == expected[scored:]
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), GREEDY, FILTERED])
 def test_no_two_children_of_a_node_share_a_code(sampling: Sampling) -> None:
-    """Two would both be hits of the coupled rule, and the walk takes at most one child per node."""
+    """Otherwise the coupled rule would accept both, and a path continues with one child."""
     engine = made(Method("self-draft", sampling, LONG, seed_cells="both"), 2)
     seen = [step.tree for step in engine.steps(IMAGES)]
     assert len(seen) > 10 and max(tree.nodes for tree in seen) > 12
     for grown in seen:
         for image in range(2):
             nodes = grown.valid[image].nonzero().flatten().tolist()[1:]
-            named = [(int(grown.parents[image, n]), int(grown.codes[image, n])) for n in nodes]
-            assert len(set(named)) == len(named)
+            children = [(int(grown.parents[image, n]), int(grown.codes[image, n])) for n in nodes]
+            assert len(set(children)) == len(children)
             assert all(int(grown.parents[image, n]) < n for n in nodes)
             above = grown.depths[image][grown.parents[image, nodes]]
             assert torch.equal(above + 1, grown.depths[image, nodes])
 
 
 class Plain:
-    """A store that forgets nothing but the oldest: an image's entries by position, the newest first, as
-    (pass, above, codes, confidence)."""
+    """A plain history that only forgets the oldest entries. It holds the entries of an image by position, the
+    newest first, as (pass, above, codes, confidence)."""
 
     def __init__(self) -> None:
         self.entries: list[list[tuple[int, int, list[int], list[float]]]] = [[] for _ in range(POSITIONS + 1)]
 
     def write(self, turn: int, entries: list[tuple[int, int, int, list[int], list[float]]]) -> None:
-        """(order, position, above, codes, confidence) of a pass."""
-        for position, held in enumerate(self.entries[:-1]):
+        """Stores the (order, position, above, codes, confidence) of a pass."""
+        for position, stored in enumerate(self.entries[:-1]):
             mine = sorted(entry for entry in entries if entry[1] == position)
-            held[:0] = [(turn, above, codes, said) for _, _, above, codes, said in mine]
-            del held[HISTORY:]
+            stored[:0] = [(turn, above, codes, said) for _, _, above, codes, said in mine]
+            del stored[HISTORY:]
 
     def best(self, position: int, above: int) -> int:
-        """The best code of the newest entry read below a code, else of the newest."""
+        """Returns the best code of the newest entry that was scored below a code, or else of the newest
+        entry."""
         held = self.entries[position]
         return next((entry for entry in held if entry[1] == above), held[0])[2][0]
 
     def mixture(self, position: int, above: int) -> list[float]:
-        """Mass by code."""
+        """Returns the mass of every code."""
         mass, total, held = [0.0] * WORDS, 0.0, self.entries[position]
         for number, (turn, below, codes, said) in enumerate(held):
             weight = BELOW if below == above else 1.0
@@ -237,28 +242,29 @@ class Plain:
 
 
 def passes(slots: int, nodes: int, seed: int) -> tuple[torch.Tensor, ...]:
-    """Entries of one pass as History.write takes them, some at the position that is not kept."""
+    """Returns the entries of a pass as History.write takes them, some of them at the position P, which is
+    dropped."""
     rng = torch.Generator().manual_seed(seed)
     at = torch.randint(0, POSITIONS + 1, (slots, nodes), generator=rng)
     above = torch.randint(0, WORDS, (slots, nodes), generator=rng)
     codes = torch.rand((slots, nodes, WORDS), generator=rng).topk(2).indices
-    said = torch.rand((slots, nodes, 2), generator=rng) - 2.0
+    confidence = torch.rand((slots, nodes, 2), generator=rng) - 2.0
     order = torch.stack([torch.randperm(nodes, generator=rng) for _ in range(slots)])
-    return at, above, codes, said, order
+    return at, above, codes, confidence, order
 
 
 @pytest.mark.parametrize("nodes", [2, 9, 5 * HISTORY])
 def test_the_entries_around_a_position(nodes: int) -> None:
-    """Passes of a few nodes, and of more for one position than are kept."""
+    """Passes have few nodes, or more nodes for a position than the history stores."""
     slots = 2
     seen, plain = History(POSITIONS, slots, 2, CPU), [Plain() for _ in range(slots)]
     at = torch.arange(POSITIONS + 1).expand(slots, -1)
     for turn in range(30):
         written = passes(slots, nodes, turn)
         seen.write(*written)
-        for slot, own in enumerate(plain):
+        for slot, store in enumerate(plain):
             where, above, codes, said, order = (part[slot].tolist() for part in written)
-            own.write(turn, list(zip(order, where, above, codes, said, strict=True)))
+            store.write(turn, list(zip(order, where, above, codes, said, strict=True)))
         if turn == 20:
             seen.clear(1)
             plain[1] = Plain()
@@ -268,13 +274,13 @@ def test_the_entries_around_a_position(nodes: int) -> None:
             above = torch.full_like(at, code)
             below, (mixed, said) = around.below(above), around.mixture(above, WORDS, WORDS)
             assert torch.equal(around.mixture(above, 1, WORDS)[1], said[..., :1])
-            for slot, own in enumerate(plain):
+            for slot, store in enumerate(plain):
                 for position in range(POSITIONS + 1):
-                    held, here = own.entries[position], (slot, position)
+                    held, here = store.entries[position], (slot, position)
                     if not held:
                         assert not said[here].isfinite().any()
                         continue
-                    assert newest[here] == held[0][2][0] and below[here] == own.best(position, code)
-                    mass = torch.tensor(own.mixture(position, code))
+                    assert newest[here] == held[0][2][0] and below[here] == store.best(position, code)
+                    mass = torch.tensor(store.mixture(position, code))
                     torch.testing.assert_close(said[here].exp(), mass[mixed[here]])
                     torch.testing.assert_close(said[here].exp(), mass.sort(descending=True).values)

@@ -29,7 +29,7 @@ PROMPTS = ["red heart", "pizza", "cat face", "sun", "rocket"]
 
 @pytest.fixture(scope="module")
 def models(checkpoints: Checkpoints) -> dict[str, Model]:
-    """One target of each family."""
+    """Returns one target of each family."""
     return {name: checkpoints[name].load(need_drafter=False) for name in FAMILIES}
 
 

@@ -24,13 +24,14 @@ NUM_CODES = 16
 
 
 def stage(name: str, work: Path, *words: object) -> None:
-    """Run a stage of train_emoji in a work folder."""
+    """Runs a stage of train_emoji in a work folder."""
     run(name, ["--work_dir", str(work), *map(str, words)])
 
 
 @pytest.fixture
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A work folder with random originals, captions, a text vocabulary and a random tokenizer of 16 px."""
+    """Returns a work folder with random originals, captions, a text vocabulary and a random tokenizer of 16
+    px."""
     monkeypatch.setattr("training.emoji.codes.CHUNK", 16)
     monkeypatch.setattr(target, "WARMUP", 4)
     rows = []
@@ -71,7 +72,7 @@ def log(work: Path, name: str) -> list[dict]:
 
 
 def train(work: Path, *words: str) -> dict:
-    """Run the target stage; returns its checkpoint."""
+    """Runs the target stage and returns its checkpoint."""
     stage("target", work, "--threads", 1, *SHAPE, *words)
     return torch.load(work / "target.pt", weights_only=True)
 
@@ -284,7 +285,7 @@ def test_a_run_goes_on_from_a_checkpoint_of_fewer_fields_but_not_of_another_shap
 
 
 def check_export(work: Path, trained: dict) -> None:
-    """Write a checkpoint and compare it with ChameleonForConditionalGeneration."""
+    """Writes a checkpoint and compares it with ChameleonForConditionalGeneration."""
     transformers = pytest.importorskip("transformers")
     stage("export", work, "--out", work / "ckpt")
     kind = transformers.ChameleonForConditionalGeneration

@@ -75,12 +75,13 @@ def test_config_edges() -> None:
 
 
 def recorded_file(path: Path) -> Path:
-    """The recorded model as published: its decoder, an encoder of the right shapes, and the usage counter."""
+    """Writes the recorded model as published: its decoder, an encoder of the right shapes, and the usage
+    counter."""
     state = tensors("llamagen/vq-1") | tensors("llamagen/vq-2") | tensors("llamagen/vq-3")
     latent, code = state["post_quant_conv.weight"].shape[:2]
     config = VQConfig(32, (2, 1), 1, code, latent, len(state["quantize.embedding.weight"]), 32, (16,))
-    own, names = VQModel(config).state_dict(), published_names(config)
-    missing = {names[name]: tensor for name, tensor in own.items() if names[name] not in state}
+    ours, names = VQModel(config).state_dict(), published_names(config)
+    missing = {names[name]: tensor for name, tensor in ours.items() if names[name] not in state}
     assert all(name.startswith(("encoder.", "quant_conv.")) for name in missing)
     torch.save({"model": {**state, **missing, "quantize.codebook_used": torch.zeros(65536)}}, path)
     return path
@@ -113,7 +114,7 @@ RENAMED = {".mid.block_1.": ".mid.0.", ".mid.attn_1.": ".mid.1.", ".mid.block_2.
 
 
 def from_janus(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """JanusVQVAE's tensors under LlamaGen's names."""
+    """Returns the tensors of JanusVQVAE under LlamaGen's names."""
     renamed = {}
     for name, tensor in state.items():
         for old, new in RENAMED.items():
@@ -125,7 +126,7 @@ def from_janus(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("fields", SHAPES)
 def test_vq16_equals_transformers(tmp_path: Path, fields: dict, seed: int) -> None:
-    """A random JanusVQVAE, saved under the published names, draws the same images of the same codes."""
+    """A random JanusVQVAE, saved under the published names, decodes the same codes to the same images."""
     from transformers import JanusVQVAE, JanusVQVAEConfig
 
     torch.manual_seed(seed)

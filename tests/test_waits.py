@@ -1,5 +1,5 @@
-"""A step makes the host wait for the device once: when it fetches what was committed. Every proposer, policy
-and rule, guided and not, with row separators and without."""
+"""In a step the host waits for the device once, when it reads the committed codes. This holds for every
+proposer, policy and rule, with and without guidance and row separators."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ NOISE = Noise(CODES, silent=False)
 
 
 def waits(target: Target, decode: Callable[[], Iterator[StepOutput]]) -> tuple[list[str], int]:
-    """What the steps of a run wait for, from the first target pass on, and how many steps there are.
+    """Returns the operations for which the steps of a run wait, from the first target pass on, and the number
+    of steps.
 
-    All images set out together, so that nothing is prefilled once the steps have begun. Tables by shape are
-    made at the first sight of one: the images are made twice, and the second time is watched.
+    All images start together, so that no prefill follows the first step. Tables by shape are made at the
+    first use of a shape, so the images are generated twice, and the second time is watched.
     """
     list(decode())
     steps, forward = [], target.forward
@@ -63,7 +64,7 @@ def test_row_separators(name: str) -> None:
 
 
 class Impatient(Coupled):
-    """A rule that looks at its verdict before it gives it."""
+    """A rule that reads its verdict on the host before it returns it."""
 
     def __init__(self, look: Callable[[Verdict], object]) -> None:
         super().__init__(NOISE)

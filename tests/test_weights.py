@@ -1,4 +1,4 @@
-"""Weights are read lazily, once, to where they belong; what is damaged is one line that names the file."""
+"""Weights are read late, once, and to their place. Damaged files are one line that names the file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def tensors() -> dict[str, torch.Tensor]:
-    """Some tensors of several types."""
+    """Returns some tensors of several dtypes."""
     torch.manual_seed(0)
     return {"a.w": torch.randn(4, 3), "a.b": torch.randn(5).bfloat16(), "n": torch.arange(7)}
 
@@ -42,16 +42,16 @@ def test_every_published_form(tmp_path: Path, form: str) -> None:
         path = tmp_path / "x.pt"
         content = state if form == "legacy" else {form: state, "steps": 3}
         torch.save(content, path, _use_new_zipfile_serialization=form != "legacy")
-    found = read_weights(path)
-    assert set(found) == set(state) and found.shapes["a.w"] == (4, 3)
+    weights = read_weights(path)
+    assert set(weights) == set(state) and weights.shapes["a.w"] == (4, 3)
     for name, tensor in state.items():
-        assert torch.equal(found[name], tensor) and found[name].dtype == tensor.dtype
-    placed = found.placed(torch.device("cpu"), torch.float64).below("a.")
+        assert torch.equal(weights[name], tensor) and weights[name].dtype == tensor.dtype
+    placed = weights.placed(torch.device("cpu"), torch.float64).below("a.")
     assert set(placed) == {"w", "b"} and placed["b"].dtype == torch.float64
-    assert found.placed(torch.device("cpu"), torch.float16)["n"].dtype == torch.int64
+    assert weights.placed(torch.device("cpu"), torch.float16)["n"].dtype == torch.int64
     with pytest.raises(KeyError, match="absent"):
-        found["absent"]
-    half = found.placed(torch.device("cpu"), torch.float16).stacked(["a.w", "a.w"])
+        weights["absent"]
+    half = weights.placed(torch.device("cpu"), torch.float16).stacked(["a.w", "a.w"])
     assert torch.equal(half, torch.cat((state["a.w"], state["a.w"])).half())
 
 
@@ -79,13 +79,13 @@ def test_a_shard_in_the_place_of_another(tmp_path: Path) -> None:
 
 def test_headers_against_a_configuration(tmp_path: Path) -> None:
     save_file({"x.q_norm.weight": torch.ones(1, 8), "w": torch.ones(2, 3)}, tmp_path / "model.safetensors")
-    found = read_weights(tmp_path)
-    assert not mismatches(found, {"x.q_norm.weight": (4, 8), "w": (2, 3)})
-    (line,) = mismatches(found, {"w": (3, 2)})
+    weights = read_weights(tmp_path)
+    assert not mismatches(weights, {"x.q_norm.weight": (4, 8), "w": (2, 3)})
+    (line,) = mismatches(weights, {"w": (3, 2)})
     assert all(word in line for word in ("w", "model.safetensors", "[2, 3]", "[3, 2]"))
-    assert mismatches(found, {"x.q_norm.weight": (4, 9)}) and mismatches(found, {"w": (4, 3)})
+    assert mismatches(weights, {"x.q_norm.weight": (4, 9)}) and mismatches(weights, {"w": (4, 3)})
     with pytest.raises(CheckpointError, match=r"v \[1\].*1 more of 2"):
-        require(tmp_path, found, {"v": (1,), "w": (1,)}, "fetch it again")
+        require(tmp_path, weights, {"v": (1,), "w": (1,)}, "fetch it again")
 
 
 def test_out_of_memory_is_told_apart(tmp_path: Path) -> None:
@@ -119,6 +119,6 @@ def test_loading_takes_little_more_memory_than_the_file(tiny_checkpoint: Path, t
     size = sum(path.stat().st_size for path in large.glob("*.safetensors"))
     words = [sys.executable, "-c", PEAK, str(tiny_checkpoint), str(large)]
     # As large tensors do, memory goes back as soon as it is freed; else the heap's holes are measured.
-    own = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
-    done = subprocess.run(words, cwd=ROOT, env=own, capture_output=True, text=True, check=True)
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
     assert size > 70e6 and int(done.stdout) < 1.2 * size, (int(done.stdout), size)

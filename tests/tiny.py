@@ -30,7 +30,8 @@ def _image_token(code: int) -> str:
 
 
 def vocabulary() -> dict[str, int]:
-    """Specials, image tokens from FIRST_CODE on, the begin of image, the separator, then bytes."""
+    """Returns the special tokens, the image tokens from FIRST_CODE on, the begin of image, the separator, and
+    the bytes."""
     names = ["<pad>", "<s>", "</s>", "<unk>", *map(_image_token, range(CODES)), "<racm3:break>"]
     names += ["<reserved08706>", "<image>", "<eoss>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
     return {name: index for index, name in enumerate(names)}
@@ -56,7 +57,7 @@ def _write(state: Mapping[str, torch.Tensor], folder: Path) -> None:
 
 @torch.no_grad()
 def taught(net: DrafterNet, decoder: Decoder) -> DrafterNet:
-    """A drafter that knows the target's last layer."""
+    """Returns a drafter whose layer is the target's last one."""
     last, eye = decoder.blocks[-1].state_dict(), torch.eye(decoder.config.hidden_size)
     net.block.load_state_dict({name: last[name] for name in net.block.state_dict()})
     net.embed.load_state_dict(decoder.embed.state_dict())
@@ -65,14 +66,14 @@ def taught(net: DrafterNet, decoder: Decoder) -> DrafterNet:
 
 
 def bytes_tokenizer(words: dict[str, int], **special: str) -> Tokenizer:
-    """Every byte is a token; special: of BPE."""
-    own = Tokenizer(BPE(words, [], **special))
-    own.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    return own
+    """Returns a tokenizer in which every byte is a token. special: options of BPE."""
+    tokenizer = Tokenizer(BPE(words, [], **special))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return tokenizer
 
 
 def build(folder: Path, **changes: int) -> Path:
-    """Write the checkpoint and its drafter, with other values in its configuration; returns the folder."""
+    """Writes the checkpoint and its drafter, with `changes` of its configuration. Returns the folder."""
     torch.manual_seed(0)
     config = _config() | changes
     (folder / "drafter").mkdir(parents=True)

@@ -34,10 +34,10 @@ VQ = VQConfig(32, (1, 1), 1, 8, 32, CODES, 32, (16,))
 
 
 def build(folder: Path, seed: int = 0, wrapper: str | None = None, **changes: object) -> Path:
-    """Write a checkpoint and all that belongs beside it; returns what --model_path takes.
+    """Writes a checkpoint with all files that belong to it. Returns the value of --model_path.
 
-    wrapper: None for the HF-style folder, else the key a .pt keeps its weights under, "" for none. changes:
-    of FIELDS; cls_token_num 1 makes it class-conditional.
+    wrapper: None for the HF-style folder, else the key under which a .pt holds its weights, or "" for none.
+    changes: of FIELDS; cls_token_num 1 makes it class-conditional.
     """
     torch.manual_seed(seed)
     fields = {**FIELDS, **changes}
@@ -60,8 +60,10 @@ def build(folder: Path, seed: int = 0, wrapper: str | None = None, **changes: ob
     torch.nn.init.normal_(vq.quantize.embedding.weight)
     names = published_names(VQ)
     kind = "c2i" if of_classes else "t2i"
-    own = {names[name]: tensor for name, tensor in vq.state_dict().items()}
-    torch.save({"model": own | {"quantize.codebook_used": torch.zeros(8)}}, folder / f"vq_ds16_{kind}.pt")
+    published = {names[name]: tensor for name, tensor in vq.state_dict().items()}
+    torch.save(
+        {"model": published | {"quantize.codebook_used": torch.zeros(8)}}, folder / f"vq_ds16_{kind}.pt"
+    )
     text_encoder(folder / "t5" / "flan-t5-xl", FEATURES)
     _drafter(folder / "drafter", decoder, fields)
     return path
@@ -75,7 +77,7 @@ second_stage = partial(build, block_size=1024, input_type="t2i2")
 def _write(
     folder: Path, fields: Mapping[str, object], state: Mapping[str, Tensor], wrapper: str | None
 ) -> Path:
-    """The target's own file, and its configuration where the layout has one."""
+    """Writes the target's file, and its configuration if the layout has one."""
     state = {name: tensor.contiguous().clone() for name, tensor in state.items()}
     if wrapper is None:
         (folder / "config.json").write_text(json.dumps(fields))
@@ -88,7 +90,7 @@ def _write(
 
 
 def text_encoder(folder: Path, width: int) -> None:
-    """A random T5 encoder and a tokenizer of WORDS."""
+    """Writes a random T5 encoder and a tokenizer of WORDS."""
     from transformers import T5Config, T5EncoderModel
 
     tokenizer = Tokenizer(WordLevel({word: n for n, word in enumerate(WORDS)}, unk_token="<unk>"))
@@ -103,12 +105,16 @@ def text_encoder(folder: Path, width: int) -> None:
 
 
 def _drafter(folder: Path, decoder: Decoder, fields: Mapping[str, object]) -> None:
-    """A drafter that knows the target's last layer, as a .bin, its input projection without bias."""
-    own = {**fields, "num_hidden_layers": 1, "rms_norm_eps": 1e-6}
-    del own["block_size"], own["cls_token_num"]  # the published ones leave these to input_type
-    config = drafter_config(own, decoder.config)
+    """Writes a drafter whose layer is the target's last one, as a .bin, with an input projection without
+    bias."""
+    drafter_fields = {**fields, "num_hidden_layers": 1, "rms_norm_eps": 1e-6}
+    del (
+        drafter_fields["block_size"],
+        drafter_fields["cls_token_num"],
+    )  # the published ones leave these to input_type
+    config = drafter_config(drafter_fields, decoder.config)
     net = taught(DrafterNet(config, bias=False), decoder)
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(own))
+    (folder / "config.json").write_text(json.dumps(drafter_fields))
     state = scatter(net.state_dict(), drafter_names(config, bias=False), config)
     torch.save(state, folder / "pytorch_model.bin")

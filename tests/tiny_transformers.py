@@ -41,13 +41,13 @@ def _numbered(names: list[str]) -> dict[str, int]:
 
 
 def emu3_vocabulary() -> dict[str, int]:
-    """Bytes, specials, the words of the negative prompt, then image tokens."""
+    """Returns the bytes, the special tokens, the words of the negative prompt, and the image tokens."""
     images = [f"<|visual token {code:06d}|>" for code in range(CODES)]
     return _numbered([*LETTERS, *EMU3_SPECIAL, *dict.fromkeys(NEGATIVE.split()), *images])
 
 
 def _shape(vocabulary: int, width: int, layers: int, kv_heads: int) -> dict[str, Any]:
-    """A Llama's."""
+    """Returns the fields of a Llama's configuration."""
     return {
         "vocab_size": vocabulary, "hidden_size": width, "intermediate_size": 3 * width // 2,
         "num_hidden_layers": layers, "num_attention_heads": 4, "num_key_value_heads": kv_heads,
@@ -57,7 +57,8 @@ def _shape(vocabulary: int, width: int, layers: int, kv_heads: int) -> dict[str,
 
 @torch.no_grad()
 def _write(folder: Path, model: Any, tokenizer: Any) -> Path:
-    """The checkpoint; weights are drawn wide, so that logits are apart and every part counts."""
+    """Writes the checkpoint. Its weights are large, so that logits differ clearly and every part has an
+    effect."""
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             parameter.normal_(std=0.1)
@@ -71,7 +72,8 @@ def _write(folder: Path, model: Any, tokenizer: Any) -> Path:
 
 
 def janus(folder: Path, width: int = 32, layers: int = 2, kv_heads: int = 4, aligner: int = 2) -> Path:
-    """Write Janus-Pro with a chat template; aligner: layers of the MLP that codes enter by."""
+    """Writes Janus-Pro with a chat template. aligner: number of layers of the MLP through which codes
+    enter."""
     import transformers as hf
 
     torch.manual_seed(0)
@@ -92,13 +94,13 @@ def janus(folder: Path, width: int = 32, layers: int = 2, kv_heads: int = 4, ali
     torch.nn.init.normal_(model.model.vqmodel.quantize.embedding.weight)
     model.generation_config._from_model_config = False  # as published: else what follows is not read back
     model.generation_config.generation_kwargs = {"boi_token_id": JANUS_SPECIAL.index(BEGIN_OF_IMAGE)}
-    own = bytes_tokenizer(_numbered([*JANUS_SPECIAL, *LETTERS]), unk_token="<unk>")
-    own.post_processor = processors.TemplateProcessing(
+    byte_tokenizer = bytes_tokenizer(_numbered([*JANUS_SPECIAL, *LETTERS]), unk_token="<unk>")
+    byte_tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{JANUS_BEGIN} $A", special_tokens=[(JANUS_BEGIN, 1)]
     )
     pad, begin, end, unknown, *image = JANUS_SPECIAL
     tokenizer: Any = hf.PreTrainedTokenizerFast(
-        tokenizer_object=own, bos_token=begin, eos_token=end, pad_token=pad, unk_token=unknown,
+        tokenizer_object=byte_tokenizer, bos_token=begin, eos_token=end, pad_token=pad, unk_token=unknown,
         extra_special_tokens=dict(zip(("boi_token", "eoi_token", "image_token"), image, strict=True)),
     )  # fmt: skip
     tokenizer.chat_template = TEMPLATE
@@ -106,7 +108,7 @@ def janus(folder: Path, width: int = 32, layers: int = 2, kv_heads: int = 4, ali
 
 
 def emu3(folder: Path, width: int = 32, layers: int = 2, kv_heads: int = 4) -> Path:
-    """Write Emu3; every name of its vocabulary that is no byte is a special token."""
+    """Writes Emu3. Every name in its vocabulary that is not a byte is a special token."""
     import transformers as hf
 
     torch.manual_seed(0)
@@ -118,10 +120,10 @@ def emu3(folder: Path, width: int = 32, layers: int = 2, kv_heads: int = 4) -> P
     )  # fmt: skip
     text = _shape(len(words), width, layers, kv_heads) | ids | {"attention_dropout": 0.0}
     config = hf.Emu3Config(text_config=text, vq_config=vq, vocabulary_map=words)
-    own = bytes_tokenizer(words)
-    own.add_special_tokens([AddedToken(name, special=True) for name in words if len(name) > 1])
+    byte_tokenizer = bytes_tokenizer(words)
+    byte_tokenizer.add_special_tokens([AddedToken(name, special=True) for name in words if len(name) > 1])
     tokenizer = hf.PreTrainedTokenizerFast(
-        tokenizer_object=own, bos_token=BEGIN, eos_token=END, pad_token=PAD,
+        tokenizer_object=byte_tokenizer, bos_token=BEGIN, eos_token=END, pad_token=PAD,
         extra_special_tokens={
             "image_token": "<image>", "boi_token": IMAGE_START, "eoi_token": IMAGE_END,
             "image_wrapper_token": IMAGE_TOKEN, "eof_token": FRAME_END,
