@@ -32,7 +32,7 @@ OPTIONS = LoadOptions()
 class Output:
     """The result of a call: one entry per prompt, in the order of the prompts."""
 
-    images: list[Image.Image]
+    images: list[Image.Image]  # none of a model that gives codes alone
     decoded: list[Decoded]
 
     @property
@@ -114,7 +114,7 @@ class Pipeline:
 
     @classmethod
     def from_transformers(cls, model: Any, tokenizer: Any, *, options: LoadOptions = OPTIONS) -> Pipeline:
-        """Take over a Janus, Emu3 or Chameleon model that transformers has loaded; it stays usable.
+        """Take over a Janus, Emu3, Chameleon or GLM-Image model that transformers has loaded.
 
         tokenizer: its processor or tokenizer. Weights are shared, except queries and keys, whose rows are
         ordered differently here, and on a CPU the layers, which decoding packs. CheckpointError for any other
@@ -160,9 +160,10 @@ class Pipeline:
 
     @property
     def sampling(self) -> Sampling:
-        """Temperature 1, with the guidance and the top-k that the model was published with."""
+        """The temperature, filters and guidance that the model was published with; temperature 1 unless it
+        names another."""
         spec = self.model.spec
-        return Sampling(guidance=spec.guidance, top_k=spec.top_k or 0)
+        return Sampling(spec.temperature, spec.top_k or 0, spec.top_p, spec.guidance)
 
     @property
     def default_method(self) -> str:
@@ -190,7 +191,8 @@ class Pipeline:
         requests = self.requests(prompts, seed)
         done = {image.name: image for image in self.engine(chosen, requests, batch_size).decode(requests)}
         decoded = [done[request.name] for request in requests]
-        return Output([self.image(image.codes) for image in decoded], decoded)
+        pictured = decoded if self.model.codec is not None else ()
+        return Output([self.image(image.codes) for image in pictured], decoded)
 
     def stream(
         self,

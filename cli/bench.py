@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from adt_tree.budget import AutoTree
 from adt_tree.errors import UserError
 from adt_tree.method import CONTROLS, LANTERN_SUFFIX, METHODS, RELAXED, Method
-from cli.memory import NAMES as PUBLISHED
 from cli.method_options import (
     METHOD_OPTIONS,
     AdaptOptions,
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
 NAMES = (*METHODS, *(name + LANTERN_SUFFIX for name, spec in METHODS.items() if spec.lantern))
 PAPER = ("eagle-1", "eagle-2", "adt-tree", "eagle-2-lantern", "adt-tree-lantern")
 REFERENCED = tuple(name for name, spec in SPECS.items() if spec.reference)  # models of eval.baseline
+PUBLISHED = tuple(name for name, spec in SPECS.items() if spec.published and spec.pixels)
 FREE = ("output_dir", "config", "debug", "profile")  # options that change no measurement
 PROFILED = 4  # images that --profile decodes
 RANDOM_CODES = 256  # codes that --random_weights decodes, from the middle of an image
@@ -139,13 +139,14 @@ def run(options: Options) -> None:
     """Measure, store the result and print its table; the last line printed is one JSON document."""
     chosen = configurations(options)
     check(options)
-    from cli.model_from_options import settled
+    from cli.model_from_options import as_published, settled
     from eval import tables
     from eval.harness import leads, measure, rows
     from eval.runs.measurements import Measurements
     from models.checkpoint.files import write_json
 
     pipe, prompts = load(options, any(method.spec.network for method in chosen.values()))
+    chosen = {named: as_published(options, method, pipe) for named, method in chosen.items()}
     prompts = repeated(prompts, options.seeds)
     decoders, requests = prepare(options, pipe, chosen, prompts)
     model = pipe.model

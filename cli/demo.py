@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from adt_tree.errors import UserError
 from cli.options import ModelOptions, check_model
 from cli.parser import declare, option
+from models.registry import SPECS
 
 if TYPE_CHECKING:
     from adt_tree.pipeline import Pipeline
@@ -30,6 +31,8 @@ class Options(ModelOptions):
 def run(options: Options) -> None:
     """Serves the page until it is interrupted. Raises UserError without gradio, or if the port is taken."""
     check_model(options)
+    if not SPECS[options.model].pixels:
+        raise UserError(f"--model {options.model}: the page shows pixels, and this model gives codes alone")
     if options.batch_size != 1:
         raise UserError(f"--batch_size {options.batch_size}: the page decodes one image at a time")
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # gradio reads it when it is imported.

@@ -129,6 +129,8 @@ def run(options: Options) -> None:
     from training.teacher import features
 
     model = load_without_drafter(options).model
+    if model.codec is None:
+        raise UserError(f"extract_code encodes pixels, and {model.lacks_pixels}")
     size = model.grid.height * model.codec.config.patch_size
     facts = origin(model, generated=False, features=options.features)
     writer = ShardWriter(Path(options.output_dir), facts, options.shard_size)

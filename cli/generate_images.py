@@ -43,12 +43,15 @@ class Options(DecodingOptions, PromptOptions, RunOptions):
 def run(options: Options) -> None:
     """Generates the images that the folder lacks; the last line printed is one JSON document."""
     method, prompts = method_from(options), load_prompts(options)
-    from cli.model_from_options import load, settled
-    from eval.runs.run_folder import RunFolder
+    from cli.model_from_options import as_published, load, settled
+    from eval.runs.run_folder import CODES, RunFolder
     from eval.runs.session import worker
 
     rank, count = worker()
     pipe = load(options, method.spec.network)
+    method, pixels = as_published(options, method, pipe), pipe.model.codec is not None
+    if options.record and not pixels:
+        raise UserError(f"--record {options.record}: a race shows pixels, and {pipe.model.lacks_pixels}")
     window = (options.start_idx, options.end_idx or DEFAULT_END)
     facts = fingerprint(options, method, pipe.model)
     folder = RunFolder(Path(options.output_dir), window, prompts, facts)
@@ -65,7 +68,10 @@ def run(options: Options) -> None:
     if count > 1 and not folder.complete:
         return  # other processes still generate images; the last of them prints the summary
     statistics = folder.statistics()
-    plot(options, method, pipe, folder, prompts)
+    if pixels:
+        plot(options, method, pipe, folder, prompts)
+    else:
+        print(f"{folder.root / CODES}: {pipe.model.lacks_pixels}")
     record(options, method, pipe, folder, prompts)
     # Statistics are written last: where they are, everything else is there too.
     if not folder.write_results(statistics) and rank > 0 and not share:
@@ -120,7 +126,7 @@ def decode(
 def store(
     pipe: Pipeline, images: Iterable[Decoded], folder: RunFolder, share: Sequence[Prompt], silent: bool
 ) -> None:
-    """Stores the codes of each image as soon as they are there, then its pixels.
+    """Stores the codes of each image as soon as they are there, then its pixels if the model has them.
 
     The last image's pixels wait until the caches are given back, and so do those of images of which an
     earlier run stored the codes alone.
@@ -148,12 +154,16 @@ def store(
 
 
 def decode_pixels(pipe: Pipeline, folder: RunFolder, name: str) -> None:
-    """Decodes the codes in an image's record and stores the picture. Raises UserError if they do not fit."""
+    """Decodes the codes in an image's record and stores the picture, or the codes if the model has no pixels.
+    Raises UserError if they do not fit."""
     from eval.runs.session import synchronise
 
     record, model = folder.read(name), pipe.model
     if len(record.codes) != model.grid.size or not all(0 <= code < model.num_codes for code in record.codes):
         raise UserError(f"the record of image {name} is damaged: delete {folder.record_path(name)}")
+    if model.codec is None:
+        folder.finish_codes(record)
+        return
     started = time.perf_counter()
     image = pipe.image(record.codes)
     synchronise(model.device)

@@ -16,8 +16,6 @@ from cli.options import ModelOptions, PromptOptions, SamplingOptions, ShardOptio
 from cli.parser import declare
 from eval.runs.prompts import MANY_FILE, load_prompts
 
-SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "cfg", "random_seed")  # recorded with the shards
-
 
 @declare
 class Options(ModelOptions, PromptOptions, SamplingOptions, ShardOptions):
@@ -34,14 +32,17 @@ def run(options: Options) -> None:
     import torch
     from tqdm import tqdm
 
-    from cli.model_from_options import load_without_drafter
+    from cli.model_from_options import as_published, load_without_drafter
     from eval.runs.session import make_requests
     from training.shards import ShardWriter, StoredImage, origin
     from training.teacher import features
 
     pipe = load_without_drafter(options)
     model = pipe.model
-    record = {name: getattr(options, name) for name in SAMPLING_OPTIONS} | {"precision": model.precision}
+    sampling = Sampling(options.temperature, options.top_k, options.top_p, options.cfg)
+    method = as_published(options, Method("ar", sampling), pipe)
+    record = {name: getattr(method.sampling, name) for name in ("temperature", "top_k", "top_p")}
+    record |= {"cfg": options.cfg, "random_seed": options.random_seed, "precision": model.precision}
     facts = {**origin(model, generated=True, features=options.features), **record}
     writer = ShardWriter(Path(options.output_dir), facts, options.shard_size)
     pending = [prompt for prompt in prompts if prompt.name not in writer.names]
@@ -50,8 +51,7 @@ def run(options: Options) -> None:
         requests = make_requests(pipe, pending, options.random_seed)
         encoded = {request.name: request.prompt for request in requests}
         texts = {prompt.name: prompt.text for prompt in pending}
-        sampling = Sampling(options.temperature, options.top_k, options.top_p, options.cfg)
-        engine = pipe.engine(Method("ar", sampling), requests, options.batch_size)
+        engine = pipe.engine(method, requests, options.batch_size)
         try:
             for image in tqdm(engine.decode(requests), total=len(requests), unit="image"):
                 branches = ()

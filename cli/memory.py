@@ -28,6 +28,12 @@ class Options(Base):
     total_token: int | None = option(
         "nodes of a draft tree, root included (default: the model's own)", unit="NODES", least=2
     )
+    image_tokens: int | None = option(
+        "tokens of an image, of all its rasters and with row ends (default: those of the model's own size; "
+        "glm_image: 1280 at 1024 px, 4352 at 2048 px)",
+        unit="TOKENS",
+        least=1,
+    )
 
 
 def run(options: Options) -> None:
@@ -38,7 +44,11 @@ def run(options: Options) -> None:
         if name not in NAMES:
             raise UserError(f"memory {name}: unknown model; choose from {', '.join(NAMES)}")
     by_model = {
-        name: parts(published_use(name, options.precision, options.batch_size, options.total_token))
+        name: parts(
+            published_use(
+                name, options.precision, options.batch_size, options.total_token, options.image_tokens
+            )
+        )
         for name in options.names or NAMES
     }
     print(table(by_model))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from adt_tree.errors import UserError
+from adt_tree.method import Method
 from adt_tree.pipeline import Pipeline
 from cli.options import (
     CheckpointOptions,
@@ -16,6 +17,7 @@ from cli.options import (
     ModelOptions,
     PromptOptions,
     check_model,
+    sampling_defaults,
 )
 from cli.parser import Options, shown
 from models.loading import load as load_model
@@ -29,7 +31,19 @@ LOAD_FIELDS = frozenset(field.name for field in fields(LoadOptions))
 def settled(options: Options, model: Model) -> dict[str, Any]:
     """Returns the options for JSON, with the device, precision and graphs that defaults turned into."""
     chosen = {"device": model.device.type, "precision": model.precision, "cuda_graphs": model.graphs}
+    if isinstance(options, FilterOptions):
+        own = sampling_defaults(model.spec)
+        chosen |= {name: own[name] for name in options.defaulted}
     return {name: chosen.get(name, value) for name, value in asdict(options).items()}
+
+
+def as_published(options: FilterOptions, method: Method, pipe: Pipeline) -> Method:
+    """Returns the method with the values that the checkpoint itself states for options of the distribution
+    which were not given."""
+    own = sampling_defaults(pipe.model.spec)
+    names = {"cfg": "guidance"}  # fields of Sampling that are called otherwise
+    changes = {names.get(name, name): own[name] for name in options.defaulted}
+    return replace(method, sampling=replace(method.sampling, **changes))
 
 
 def check_graphs(options: ModelOptions, device: str) -> dict[str, bool]:

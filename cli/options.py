@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from typing import ClassVar
 
 from adt_tree.errors import UserError
 from cli.parser import Options, declare, option, shown
@@ -51,6 +52,12 @@ def by_model(usual: object, default: Callable[[ModelSpec], object]) -> str:
     return "".join(f"; {name} {default(spec)}" for name, spec in SPECS.items() if default(spec) != usual)
 
 
+def sampling_defaults(spec: ModelSpec) -> dict[str, float]:
+    """Returns the defaults of the options of the distribution, by name."""
+    top_k = TOP_K if spec.top_k is None else spec.top_k
+    return {"temperature": spec.temperature, "top_k": top_k, "top_p": spec.top_p, "cfg": spec.guidance}
+
+
 @declare
 class CheckpointOptions(Options):
     """model"""
@@ -90,13 +97,19 @@ class CheckpointOptions(Options):
     target_size: int | None = option(
         "side of the image; lumina_mgpt: a multiple of 32 such as 512, 768 or 1024 (default: 768); emu3: "
         "side of a square (default: 720); a LlamaGen .pt of classes: 256 or 384; other models generate one "
-        "size and refuse any other",
+        "size and refuse any other; glm_image has --height and --width instead",
         unit="PIXELS",
         least=1,
     )
     ratio: str | None = option(
         "emu3: width:height of the image, whose area is that of --target_size squared (default: 1:1)",
         unit="W:H",
+    )
+    height: int | None = option(
+        "glm_image: height of the image, a multiple of 32 (default: 1024)", unit="PIXELS", least=1
+    )
+    width: int | None = option(
+        "glm_image: width of the image, a multiple of 32 (default: 1024)", unit="PIXELS", least=1
     )
 
 
@@ -190,7 +203,12 @@ class FilterOptions(Options):
         unit="CODES",
         least=0,
     )
-    top_p: float = option("probability mass of the codes that are kept", 1.0, unit="P", above=0, most=1)
+    top_p: float = option(
+        f"probability mass of the codes that are kept (default: 1{by_model(1.0, lambda spec: spec.top_p)})",
+        unit="P",
+        above=0,
+        most=1,
+    )
     cfg: float = option(
         "scale of classifier-free guidance; 1: none, and one row per image instead of two "
         f"(default: 3{by_model('3', lambda spec: f'{spec.guidance:g}')})",
@@ -205,12 +223,16 @@ class FilterOptions(Options):
         unit="MODE",
     )
 
+    # Names of the options that were not given, set per instance: a checkpoint may state values of its own.
+    defaulted: ClassVar[tuple[str, ...]] = ()
+
     def __post_init__(self) -> None:
         spec = SPECS.get(getattr(self, "model", "emoji"), SPECS["emoji"])
-        defaults = {"cfg": spec.guidance, "top_k": TOP_K if spec.top_k is None else spec.top_k}
-        for name, value in defaults.items():
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, value)
+        defaults = sampling_defaults(spec)
+        names = tuple(name for name in defaults if getattr(self, name, spec) is None)
+        for name in names:
+            object.__setattr__(self, name, defaults[name])
+        object.__setattr__(self, "defaulted", names)
 
 
 @declare
@@ -218,7 +240,11 @@ class SamplingOptions(FilterOptions):
     """sampling"""
 
     temperature: float = option(
-        "temperature of the softmax; 0 (up to 1e-5): greedy", 1.0, unit="T", least=0, most=100
+        "temperature of the softmax; 0 (up to 1e-5): greedy (default: 1"
+        f"{by_model(1.0, lambda spec: spec.temperature)})",
+        unit="T",
+        least=0,
+        most=100,
     )
 
 
@@ -233,6 +259,10 @@ def check_model(options: ModelOptions) -> None:
     if sequential and options.model != "lumina_mgpt":
         raise UserError(
             "--cfg_mode sequential: it belongs to lumina_mgpt; both guidance rows share a pass, leave it out"
+        )
+    if isinstance(options, FilterOptions) and options.cfg != 1 and SPECS[options.model].guidance == 1:
+        raise UserError(
+            f"--cfg {options.cfg:g}: {options.model} has no unconditional branch; give 1, or leave it out"
         )
     for name in dict.fromkeys(name for spec in SPECS.values() for name in spec.options):
         given = shown(options, name)

@@ -52,7 +52,7 @@ def random_model(name: str, use: Use, grid: Grid, dtype: torch.dtype, device: to
     small = use.drafter
     decoder = _filled(lambda: Decoder(use.decoder), dtype, device)
     drafter = None if small is None else _filled(lambda: DrafterNet(small), dtype, device)
-    spec, codes = spec_of(name), use.vq.num_embeddings
+    spec, codes = spec_of(name), use.codes
     first = 0 if spec.embedded_prompts else FIRST_CODE
     decoder.cut_head(first, codes)
     row = decoder.embed.weight[:1] if spec.embedded_prompts else None

@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from models.positions import AxisPositions
+
 if TYPE_CHECKING:
     from models.transformer import DecoderConfig
 
@@ -45,7 +47,7 @@ class AttentionMetadata:
     """
 
     slots: Tensor  # [R * N, 2 * Hkv] int64: where each node's keys and values go, in a flat view of a layer
-    positions: Tensor  # [R, N] int64: rotary positions
+    positions: Tensor  # [R, N] int64: rotary positions; [R, N, 3] on three axes
     mask: Tensor  # [R, 1, G * N, context_len] additive: 0 where a query row may attend, -inf elsewhere
     context_len: int  # number of slots that attention reads; no node attends to a later one
 
@@ -55,7 +57,7 @@ class AttentionMetadata:
         store [R, 2, Hkv, C, >= E]: one of KVCache.layers. query [R * N, H, E]. kv [R * N, 2 * Hkv, E]: keys,
         then values. The dtype of the result and of the computation is that of the cache.
         """
-        (rows, nodes), (heads, size) = self.positions.shape, query.shape[1:]
+        (rows, nodes), (heads, size) = self.positions.shape[:2], query.shape[1:]
         key, value = self.write(store, kv)
         padding = store.shape[-1] - size
         query = query.to(store.dtype)
@@ -81,6 +83,11 @@ class AttentionMetadata:
         return key, value
 
 
+def as_it_is(positions: Tensor) -> Tensor:
+    """Returns the positions: on one axis they are the indices in the sequence."""
+    return positions
+
+
 class KVCache:
     """Keys and values of every layer. A row is one image in one guidance branch; each has a length.
 
@@ -95,11 +102,18 @@ class KVCache:
     """
 
     def __init__(
-        self, store: Tensor, length: Tensor, position: Tensor | None = None, head_groups: int = 1
+        self,
+        store: Tensor,
+        length: Tensor,
+        position: Tensor | None = None,
+        head_groups: int = 1,
+        axes: AxisPositions | None = None,
     ) -> None:
         """Makes a cache of store [L, R, 2, Hkv, C, E]. length [R] int64: number of committed slots of each
-        row. position [R] int64: given if it differs from length. head_groups: G."""
-        self.store, self.length, self.head_groups = store, length, head_groups
+        row. position [R] int64: given if it differs from length. head_groups: G. axes: given if rotary
+        positions have three axes."""
+        self.store, self.length, self.head_groups, self.axes = store, length, head_groups, axes
+        self._place = as_it_is if axes is None else axes.place
         self.position = length if position is None else position
         self._counters = (length,) if position is None else (length, position)
         rows, heads, capacity = store.shape[1], 2 * store.shape[3], store.shape[4]
@@ -119,6 +133,7 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
         padded: bool = False,
+        axes: AxisPositions | None = None,
     ) -> KVCache:
         """Returns an empty cache for a decoder of this shape. All slots of a head are contiguous, because
         attention reads them in this order.
@@ -130,7 +145,8 @@ class KVCache:
         size = config.head_dim if device.type == "cpu" else aligned(config.head_dim)
         store = torch.zeros(config.num_layers, rows, 2, heads, capacity, size, dtype=dtype, device=device)
         length = torch.zeros(rows, dtype=torch.int64, device=device)
-        return cls(store, length, torch.zeros_like(length) if padded else None, config.num_heads // heads)
+        position = torch.zeros_like(length) if padded else None
+        return cls(store, length, position, config.num_heads // heads, axes)
 
     @property
     def capacity(self) -> int:
@@ -141,12 +157,15 @@ class KVCache:
         """Returns the one-row cache over the same memory."""
         at = slice(index, index + 1)
         position = None if self.position is self.length else self.position[at]
-        return type(self)(self.store[:, at], self.length[at], position, self.head_groups)
+        axes = None if self.axes is None else self.axes.row(at)
+        return type(self)(self.store[:, at], self.length[at], position, self.head_groups, axes)
 
     def clear(self, rows: slice = slice(None)) -> None:
         """Empties the rows."""
         for counter in self._counters:
             counter[rows] = 0
+        if self.axes is not None:
+            self.axes.clear(rows)
 
     def begin(self, count: int, padding: int = 0) -> None:
         """Commits the first `count` slots of an empty cache, without the first `padding` of them. The others
@@ -157,6 +176,8 @@ class KVCache:
             self.position += padding
         for counter in self._counters:
             counter += count - padding
+        if self.axes is not None:
+            self.axes.begin(self.position)
 
     def metadata(self, depths: Tensor, ancestors: Tensor, max_length: int) -> AttentionMetadata:
         """Places N nodes behind the committed prefix and the M - N nodes of earlier passes over the tree.
@@ -186,7 +207,7 @@ class KVCache:
             mask = mask.repeat(1, self.head_groups, 1)
         return AttentionMetadata(
             slots=self._flat_slots(length + columns[tree_slots - nodes : tree_slots]),
-            positions=self.position[:, None] + depths,
+            positions=self._place(self.position[:, None] + depths),
             mask=mask[:, None, :, :context_len],
             context_len=context_len,
         )
@@ -233,7 +254,7 @@ class ChainMetadata(AttentionMetadata):
         from flash_attn import flash_attn_with_kvcache
 
         key, value = (x.transpose(1, 2) for x in self.write(store, kv))
-        query = query.unflatten(0, self.positions.shape)
+        query = query.unflatten(0, self.positions.shape[:2])
         mixed = flash_attn_with_kvcache(query, key, value, cache_seqlens=self.ends, causal=True)
         return mixed.flatten(0, 1).flatten(1)
 

@@ -37,7 +37,8 @@ class Use:
 
     decoder: DecoderConfig
     drafter: DecoderConfig | None
-    vq: VQConfig
+    vq: VQConfig | None  # None: codes become pixels elsewhere
+    codes: int  # in the codebook
     side: int  # pixels of one image
     tokens: int  # of one image, row ends included
     prompt: int  # tokens of the longest prompt
@@ -46,34 +47,48 @@ class Use:
     images: int  # in flight
     branches: int  # 2 under guidance
     element: int  # bytes of a weight, an activation or a cached number
-    codec: int | None = None  # numbers in a codec that is no VQModel, of which `vq` gives the widths alone
+    codec: int | None = None  # numbers in what is no VQModel: a codec of those widths, or code vectors alone
     silent: bool = False  # temperature 0, which needs no noise
     graphs: bool = False  # passes are captured as CUDA graphs
 
 
-def published_use(name: str, precision: str = "bf16", images: int = 1, nodes: int | None = None) -> Use:
-    """Returns a family as it was published, under guidance and with EAGLE-2's trees.
+def published_use(
+    name: str,
+    precision: str = "bf16",
+    images: int = 1,
+    nodes: int | None = None,
+    tokens: int | None = None,
+) -> Use:
+    """Returns a family as it was published, under guidance if it has any, and with EAGLE-2's trees.
 
-    nodes: of a tree, the root included; None: the family's own. Raises CheckpointError for a family that has
+    nodes: of a tree, the root included; None: the family's own. tokens: of an image, row ends included; None:
+    those of the published size. Raises CheckpointError for a family that has
     no published checkpoint.
     """
     spec = spec_of(name)
     if not spec.published:
         raise CheckpointError(f"{name}: its dimensions are not in ckpts/manifest.json")
     shape = json.loads((CKPTS / "manifest.json").read_text(encoding="utf-8"))["shapes"][name]
+    fields, vq, codec = shape["vq"], None, None
+    if "base_channels" in fields:
+        vq = replace(VQConfig.from_hf(fields), frames=shape.get("frames", 1))
+        codec = count(partial(spec.codec, fields)) if spec.codec else None
+    else:  # code vectors alone
+        codec = fields["num_embeddings"] * fields["embed_dim"]
     return Use(
         decoder=spec.decoder_config(shape["target"]),
         drafter=spec.decoder_config(shape["drafter"]) if shape["drafter"] else None,
-        vq=replace(VQConfig.from_hf(shape["vq"]), frames=shape.get("frames", 1)),
-        side=shape["side"],
-        tokens=shape["image_tokens"],
+        vq=vq,
+        codes=fields["num_embeddings"],
+        side=round(shape["side"] * (tokens / shape["image_tokens"]) ** 0.5) if tokens else shape["side"],
+        tokens=tokens or shape["image_tokens"],
         prompt=shape["prompt"],
         nodes=nodes or spec.tree.budget + 1,
         scratch=max(spec.tree.depth + 1, spec.tree.depth * spec.tree.width),
         images=images,
-        branches=2,
+        branches=1 if spec.guidance == 1 else 2,
         element=ELEMENTS[precision],
-        codec=count(partial(spec.codec, shape["vq"])) if spec.codec else None,
+        codec=codec,
     )
 
 
@@ -83,25 +98,31 @@ def decoding_parts(use: Use) -> dict[str, int]:
     The last two, a target pass and the decoding of an image's pixels, do not exist at the same time. Caches
     are exact, the rest are estimates.
     """
-    config, codes = use.decoder, use.vq.num_embeddings
-    drafter = 0
+    config, codes, drafter = use.decoder, use.codes, 0
     if use.drafter is not None:
         drafter = _cache(use.drafter, use, use.prompt + use.tokens + use.scratch)
     width = 6 * config.hidden_size + 4 * config.intermediate_size
     rows = max(use.images * use.branches * use.nodes, use.prompt)  # prompts are taken in one by one
     one_pass = rows * width * use.element
     one_pass += use.images * use.nodes * codes * FP32 * (DISTRIBUTIONS + use.branches)
-    widest = max(
-        use.vq.base_channels * factor * (use.side >> level) ** 2
-        for level, factor in enumerate(use.vq.channel_multiplier)
-    )
     return {
         "cache": _cache(config, use, use.prompt + use.tokens + use.nodes),
         "drafter cache": drafter,
         "noise": 0 if use.silent else use.images * use.tokens * codes * FP32,
         "pass": one_pass,
-        "pixels": MAPS * widest * use.vq.frames * FP32,
+        "pixels": _pixels(use),
     }
+
+
+def _pixels(use: Use) -> int:
+    """Returns the bytes of feature maps while one image is decoded; 0 where codes become pixels elsewhere."""
+    if use.vq is None:
+        return 0
+    widest = max(
+        use.vq.base_channels * factor * (use.side >> level) ** 2
+        for level, factor in enumerate(use.vq.channel_multiplier)
+    )
+    return MAPS * widest * use.vq.frames * FP32
 
 
 def parts(use: Use) -> dict[str, int]:
@@ -112,11 +133,11 @@ def parts(use: Use) -> dict[str, int]:
     On a CPU that packs weights (models.packed), caches are fp32 whatever `element` says, and oneDNN compiles
     and keeps some 0.6 MB for every product and number of rows.
     """
-    config, codes, drafter = use.decoder, use.vq.num_embeddings, use.drafter
+    config, codes, drafter, vq = use.decoder, use.codes, use.drafter, use.vq
     weights = {
         "target": count(lambda: _decoder(config, codes)) * use.element,
         "drafter": 0 if drafter is None else count(lambda: DrafterNet(drafter)) * use.element,
-        "codec": (use.codec or count(lambda: VQModel(use.vq))) * FP32,
+        "codec": (use.codec or (count(lambda: VQModel(vq)) if vq else 0)) * FP32,
     }
     decoding = decoding_parts(use)
     return {**weights, **decoding, "peak": sum(weights.values()) + decoding_peak(use)}

@@ -32,6 +32,10 @@ def load(model: str = "emoji", options: LoadOptions = DEFAULTS) -> Model:
     `drafter` beside its target precedes the default drafter of the family. Raises CheckpointError.
     """
     spec, options = _family(model, options)
+    for name in ("ratio", "height", "width"):
+        value = getattr(options, name)
+        if value is not None and name not in spec.options:
+            raise CheckpointError(f"--{name} {value}: {spec.name} does not read it; leave it out")
     device = pick_device(options.device)
     graphs = pick_graphs(options.cuda_graphs, device)
     precision = pick_precision(options.precision, device, spec)
@@ -48,14 +52,23 @@ def _family(model: str, options: LoadOptions) -> tuple[ModelSpec, LoadOptions]:
     """Returns the family that `model` names or belongs to, and the options with the checkpoint's path."""
     if model in SPECS:
         return SPECS[model], options
-    path = Path(model)
-    if options.model_path is not None or not (path.exists() or HubId.read(model)):
+    path, hub_id = Path(model), HubId.read(model)
+    published = [spec for spec in SPECS.values() if hub_id is not None and spec.hub == hub_id.repo]
+    if published and options.model_path is None and not path.exists():
+        return published[0], replace(options, model_path=model)
+    if options.model_path is not None or not (path.exists() or hub_id):
         raise CheckpointError(
             f"there is no model {model}: choose one of {', '.join(SPECS)}, or give a folder or a hub id "
             "OWNER/NAME"
         )
-    folder = locate(model, options.revision)
+    folder = component(locate(model, options.revision))
     return detect(folder), replace(options, model_path=str(folder), revision=None)
+
+
+def component(folder: Path) -> Path:
+    """Returns the folder of the model inside a repository of which it is one part, or else the folder."""
+    inner = (folder / spec.parts[0] for spec in SPECS.values() if spec.parts)
+    return next((path for path in inner if path.is_dir()), folder)
 
 
 def detect(folder: Path) -> ModelSpec:
@@ -79,7 +92,7 @@ def find_target(spec: ModelSpec, options: LoadOptions) -> Path:
     """Returns the target's path: --model_path, or the family's folder, or else what the hub has."""
     folder = spec.target_folder
     place = options.model_path or (None if folder.exists() else spec.hub)
-    return locate(place, options.revision) if place else folder
+    return component(locate(place, options.revision, spec.parts) if place else folder)
 
 
 def find_files(spec: ModelSpec, options: LoadOptions, device: str, precision: str) -> Checkpoint:

@@ -27,7 +27,7 @@ from models.graphs import CudaRecorder, GraphRunner
 from models.packed import cache_dtype
 from models.separators import SeparatorDrafter, SeparatorTarget
 from models.spec import Checkpoint, ModelSpec, home_of
-from models.target import ARTarget, EncodedPrompt, PromptEncoder
+from models.target import UNGUIDED, ARTarget, EncodedPrompt, PromptEncoder
 from models.transformer import Decoder, DecoderConfig, compiled_join
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -41,7 +41,7 @@ class Model:
     grid: Grid
     prompts: PromptEncoder
     decoder: Decoder
-    codec: VQModel
+    codec: VQModel | None  # None: codes become pixels elsewhere, and `latents` are the code vectors
     drafter_net: DrafterNet | None
     weights_sha: str
     drafter_sha: str | None
@@ -49,6 +49,7 @@ class Model:
     row_end: int | None = None  # id of the token behind each row of codes; None: rows have no separator
     alignment: str = "published"  # which tokens the drafter reads beside its features (models.alignment)
     tables: tuple[Path, ...] = ()  # folders that may hold a table of nearest codes
+    latents: Tensor | None = None  # [V, C]: the code vectors of a model without a codec
     attention: str = "sdpa"  # or flash
     deterministic: bool = False  # what else is in a pass does not change a code's distribution
     graphs: bool = False  # the parts of a step are recorded as CUDA graphs and replayed
@@ -65,7 +66,7 @@ class Model:
     @property
     def device(self) -> torch.device:
         """The device of all networks."""
-        return self.codebook.device
+        return self.decoder.embed.weight.device
 
     @property
     def precision(self) -> str:
@@ -74,8 +75,11 @@ class Model:
 
     @property
     def codebook(self) -> Tensor:
-        """Code vectors [V, C], before any normalisation."""
-        return self.codec.codebook
+        """Code vectors [V, C], whose distances LANTERN compares."""
+        if self.codec is not None:
+            return self.codec.codebook
+        assert self.latents is not None, "a model has a codec or code vectors"
+        return self.latents
 
     @property
     def num_codes(self) -> int:
@@ -92,6 +96,14 @@ class Model:
         """Token ids of the codes."""
         return range(self.first_code, self.first_code + self.num_codes)
 
+    @property
+    def lacks_pixels(self) -> str:
+        """The sentence for the user of a model whose codes become pixels elsewhere."""
+        rasters = " and then ".join(f"{part.height} x {part.width}" for part in self.grid.rasters)
+        return (
+            f"{self.name} gives codes, not pixels: codes/NAME.npy of generate_images holds {rasters} of them"
+        )
+
     def encode(self, text: str) -> EncodedPrompt:
         """Returns the prompt in the form that a target's prefill takes."""
         return self.prompts.encode(text)
@@ -107,6 +119,8 @@ class Model:
     ) -> ARTarget | SeparatorTarget:
         """Returns a target with room for `slots` images, trees of max_nodes nodes and prompts of max_prompt
         tokens. Raises UserError if decoding with it needs more memory than the device has free."""
+        if sampling.branches > 1 and not self.prompts.guided:
+            raise UserError(UNGUIDED)
         tokens, nodes = self.grid, max_nodes
         if self.row_end is not None:
             tokens, nodes = Grid(self.grid.height, self.grid.width + 1), 2 * max_nodes
@@ -126,19 +140,21 @@ class Model:
         if self.compiled:
             target.join = compiled_join()
         if self.attention == "flash":
-            groups = target.cache.head_groups
-            target.cache = FlashCache(target.cache.store, target.cache.length, head_groups=groups)
+            plain = target.cache
+            groups = plain.head_groups
+            target.cache = FlashCache(plain.store, plain.length, head_groups=groups, axes=plain.axes)
         return target if self.row_end is None else SeparatorTarget(target, self.grid, self.row_end)
 
     def _use(self, slots: int, sampling: Sampling, nodes: int, max_prompt: int, tokens: Grid) -> Use:
         """Returns what decoding takes. A drafter's cache has about as many entries for a tree."""
-        net, vq = self.drafter_net, self.codec.config
+        net, vq = self.drafter_net, None if self.codec is None else self.codec.config
         cached = torch.float64 if self.deterministic else cache_dtype(self.decoder.embed.weight)
         return Use(
             decoder=self.decoder.config,
             drafter=None if net is None else replace(net.config, num_layers=1),
             vq=vq,
-            side=round(self.grid.image.size**0.5 * vq.patch_size),
+            codes=self.num_codes,
+            side=round(self.grid.image.size**0.5 * vq.patch_size) if vq else 0,
             tokens=tokens.size,
             prompt=max_prompt,
             nodes=nodes,
@@ -166,7 +182,10 @@ class Model:
 
     @torch.inference_mode()
     def image(self, codes: list[int]) -> Image.Image:
-        """Returns the RGB image of codes in raster order; of several rasters the last is decoded."""
+        """Returns the RGB image of codes in raster order; of several rasters the last is decoded. Raises
+        UserError for a model that gives codes alone."""
+        if self.codec is None:
+            raise UserError(self.lacks_pixels)
         grid = torch.tensor(codes[self.grid.starts[-1] :], device=self.codebook.device)
         grid = grid.view(1, self.grid.height, self.grid.width)
         pixels = to_uint8(self.codec.decode(grid), self.codec.config.rounds)
@@ -195,7 +214,7 @@ def load_networks(
     layout: Layout,
     grid: Grid,
     prompts: PromptEncoder,
-    codec: VQModel,
+    codec: VQModel | None,
     row_end: int | None = None,
 ) -> Model:
     """Reads the decoder and, if the checkpoint names one, the drafter, and returns the whole model.
@@ -205,7 +224,7 @@ def load_networks(
     Raises CheckpointError if one of them does not fit.
     """
     folder, home, drafter = checkpoint.folder, checkpoint.spec.home, checkpoint.drafter
-    if codec.config.num_embeddings != prompts.num_codes:
+    if codec is not None and codec.config.num_embeddings != prompts.num_codes:
         raise CheckpointError(
             f"{folder}: {prompts.num_codes} codes, the VQ decoder has {codec.config.num_embeddings}: they "
             "belong to different models"

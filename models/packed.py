@@ -101,6 +101,26 @@ class PackedLinear(nn.Module):
         return self.product(x)
 
 
+class NormedProduct:
+    """A Product whose result is normed before it joins the stream."""
+
+    __slots__ = ("norm", "product", "scale")
+
+    def __init__(self, weight: Tensor, norm: nn.RMSNorm) -> None:
+        """Packs a copy of weight [out, D]. No weight follows that could take in the scale of the norm."""
+        self.product = Product(weight)
+        self.norm, self.scale = split_norm(norm)
+
+    def plus(self, x: Tensor, stream: Tensor) -> Tensor:
+        """Returns stream [..., out] plus the norm of the product."""
+        return torch.addcmul(stream.float(), self.norm(self.product(x).float()), self.scale).to(stream.dtype)
+
+
+def joining(weight: Tensor, norm: nn.Module) -> Product | NormedProduct:
+    """Returns the product whose result joins the stream: normed if `norm` is an RMSNorm, else as it is."""
+    return NormedProduct(weight, norm) if isinstance(norm, nn.RMSNorm) else Product(weight)
+
+
 class RowNorm:
     """RMSNorm without its scale, which split_norm() folds into the next weight: x / sqrt(sum(x^2) + D eps),
     in three operations instead of seven. Also LayerNorm without its scale, where rows have a mean of 0."""
@@ -142,7 +162,7 @@ class PackedHeads:
             self.norm = RowNorm(attention.head_dim, QK_NORM_EPS)
             scale, self.shift = (part.detach().float() for part in attention.affine)
             self.scale = scale * attention.head_dim**0.5
-        self.product = Product(weight.to(attention.qkv.weight.dtype))
+        self.product = Product(weight.to(attention.qkv.weight.dtype), attention.qkv.bias)
 
     def __call__(self, x: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor]:
         """Returns queries [..., H, E], and keys followed by values [..., 2 * Hkv, E], of x [..., D]: fp32,
@@ -175,12 +195,12 @@ class PackedBlock(nn.Module):
             self.attention_norm, attention_scale = split_norm(norm)
         self.mlp_norm, mlp_scale = split_norm(block.mlp_norm)
         self.heads = PackedHeads(block.attention, attention_scale)
-        self.out = Product(block.attention.out.weight)
+        self.out = joining(block.attention.out.weight, block.after_attention)
         del block.attention
         gate, up = mlp.gate_up.weight.chunk(2)
         self.gate, self.up = (Product((part.detach() * mlp_scale).to(part.dtype)) for part in (gate, up))
         del mlp.gate_up, gate, up
-        self.down = Product(mlp.down.weight)
+        self.down = joining(mlp.down.weight, block.after_mlp)
 
     def project(self, x: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor]:
         """As Block.project, in fp32."""

@@ -150,9 +150,27 @@ EMU3 = ModelSpec(
     method="self-draft",  # no drafter network is published
     codec=late("layouts.emu3.vqvae"),
 )
-SPECS: dict[str, ModelSpec] = {
-    spec.name: spec for spec in (EMOJI_SPEC, ANOLE, LUMINA_MGPT, LLAMAGEN, LLAMAGEN2, JANUS_PRO, EMU3)
-}
+GLM_IMAGE = ModelSpec(
+    name="glm_image",
+    about="GLM-Image's autoregressive stage",
+    load=late("layouts.glm_image.load"),
+    recognises=lambda fields, shapes: fields.get("model_type") == "glm_image",
+    decoder_config=late("layouts.glm_image.decoder_config"),
+    home=CKPTS / "glm_image",
+    target="GLM-Image",
+    hub="zai-org/GLM-Image",
+    parts=("vision_language_encoder", "processor"),
+    drafter="trained_drafters",
+    options=("height", "width"),
+    guidance=1.0,  # the model has no unconditional branch
+    temperature=0.9,
+    top_k=0,
+    top_p=0.75,
+    method="self-draft",  # no drafter network is published
+    pixels=False,
+)
+FAMILIES = (EMOJI_SPEC, ANOLE, LUMINA_MGPT, LLAMAGEN, LLAMAGEN2, JANUS_PRO, EMU3, GLM_IMAGE)
+SPECS: dict[str, ModelSpec] = {spec.name: spec for spec in FAMILIES}
 EMOJI = EMOJI_SPEC.target_folder
 
 

@@ -48,6 +48,8 @@ class LoadOptions:
     guidance: float = 3.0  # guidance scale under which alignment auto compares them
     target_size: int | None = None  # pixels along the side of a square of the image's area
     ratio: str | None = None  # width:height of an image (Emu3)
+    height: int | None = None  # pixels of an image (GLM-Image)
+    width: int | None = None  # pixels of an image (GLM-Image)
     tokenizer_base_path: str | None = None  # folder that holds the text tokenizer and vqgan.ckpt
     vq_path: str | None = None  # LlamaGen's vq_ds16_*.pt
     text_encoder: str | None = None  # LlamaGen's T5
@@ -91,19 +93,23 @@ class ModelSpec:
     home: Path  # default folder of the family's files
     target: str = ""  # the target, relative to home
     hub: str | None = None  # hub id that is fetched if the target is not there
+    parts: tuple[str, ...] = ()  # folders of the repository to fetch, the target's first; (): all of it
     drafter: str = "drafter"  # the drafter, relative to home
     options: tuple[str, ...] = ()  # options that this family reads and some others do not
     default_size: int | None = None  # pixels along the side; None: a checkpoint has one size only
     tree: TreeShape = RELEASED_TREE  # default tree of EAGLE-2
     static_tree: str = "mc_sim_7b_63"  # default tree of EAGLE-1
     guidance: float = 3.0  # published default of --cfg
+    temperature: float = 1.0  # published default of --temperature
     top_k: int | None = None  # published default of --top_k; None: none was published
+    top_p: float = 1.0  # published default of --top_p
     method: str = "eagle-2"  # default of --method
     fp32_on_cpu: bool = False  # precision auto is fp32 on every CPU: there exact methods give the same image
     alignment: str = "published"  # default of --drafter_alignment
     reference: bool = False  # transformers can generate its images too (bench --reference)
     embedded_prompts: bool = False  # prompts are embedded rows behind padding, not token ids
     codec: Callable[[Fields], Any] | None = None  # of a vq_config, if it is not models.codecs.vq's
+    pixels: bool = True  # whether its checkpoints hold the decoder of pixels
     published: bool = True  # ckpts/manifest.json has its dimensions and what to fetch
 
     @property

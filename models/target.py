@@ -22,7 +22,10 @@ from adt_tree.verify import Verdict
 from models.cache import KVCache
 from models.graphs import context_bucket, row_bucket
 from models.packed import cache_dtype, pack
+from models.positions import AxisPositions
 from models.transformer import Decoder, join
+
+UNGUIDED = "guidance (--cfg): this model has no unconditional branch; give 1, or leave it out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +56,22 @@ class Prompt:
     """An EncodedPrompt of token ids."""
 
     conditional: list[int]
-    unconditional: list[int]
+    unconditional: list[int] | None  # None: the model has no such branch
 
     @property
     def length(self) -> int:
-        return max(len(self.conditional), len(self.unconditional))
+        return max(len(self.conditional), len(self.unconditional or ()))
 
     def embed(self, branch: int, decoder: Decoder) -> EmbeddedPrefix:
         tokens = torch.tensor([self.tokens(branch)], device=decoder.embed.weight.device)
         return EmbeddedPrefix(decoder.embed(tokens), chain_mask(tokens.shape[1], tokens.device))
 
     def tokens(self, branch: int) -> list[int]:
-        return self.unconditional if branch else self.conditional
+        if not branch:
+            return self.conditional
+        if self.unconditional is None:
+            raise UserError(UNGUIDED)
+        return self.unconditional
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +81,7 @@ class PromptEncoder:
     encode: Callable[[str], EncodedPrompt]  # what the user wrote -> the prompt that prefill() takes
     first_code: int  # token id of code 0
     num_codes: int  # size of the codebook
+    guided: bool = True  # whether prompts have an unconditional branch
     num_classes: int = 0  # classes of a class-conditional model, whose prompts are class ids; 0: texts
     release: Callable[[], None] = lambda: None  # frees the memory that only encoding needs
 
@@ -140,7 +148,11 @@ class ARTarget:
         decoder.reserve(capacity)
         pack(decoder)
         rows, dtype = branches * slots, attend_in or cache_dtype(weight)
-        self.cache = KVCache.allocate(config, rows, capacity, dtype, self.device, config.padded_prefix)
+        axes = None
+        if config.rope_sections:
+            axes = AxisPositions.allocate(grid, max_prompt, capacity, rows, self.device)
+        padded = config.padded_prefix
+        self.cache = KVCache.allocate(config, rows, capacity, dtype, self.device, padded, axes)
 
     def prefill(self, slot: int, prompt: EncodedPrompt) -> Prefix:
         """As Target.prefill, each guidance branch in a pass of its own. Raises ValueError for a prompt longer

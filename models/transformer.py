@@ -28,6 +28,8 @@ from models.checkpoint.config import (
     section,
 )
 
+AXES = 3  # of rotary positions with rope_sections: time, row, column
+MOST_TABULATED = 1 << 14  # positions whose rotations are tabulated before reserve() asks for more
 MOST_COMPILED = 256  # most numbers of rows for which one process compiles the layers
 QK_NORM_EPS = 1e-5  # fixed in the published Chameleon code, not in its configuration
 
@@ -53,6 +55,12 @@ class DecoderConfig:
     half_split: bool = True  # rotary pairs in the checkpoint: (j, j + E/2), or else (2j, 2j + 1) as here
     head_width: int = 0  # > 0: the head is two layers of this width inside, for the codes alone (Janus)
     num_codes: int = 0  # number of outputs of such a head
+    head_rows: int = 0  # > 0: the head is one matrix for the first so many token ids alone (GLM-Image)
+    qkv_bias: bool = False  # whether the projections of queries, keys and values have biases
+    post_norms: bool = False  # whether attention and MLP end in a norm before they join the stream
+    # Rotary positions on three axes (GLM-Image): how many pairs of a head each section has. Sections follow
+    # the axes in turn; pairs behind the last one are not rotated. (): one axis, and all pairs are rotated.
+    rope_sections: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.num_kv_heads == 0:
@@ -71,11 +79,21 @@ class DecoderConfig:
             raise ValueError(
                 f"head size {self.head_dim}: rotary positions by row and column need a multiple of 4"
             )
+        if self.rotary_size > self.head_dim:
+            raise ValueError(
+                f"rotary sections {list(self.rope_sections)} of {self.rotary_size // 2} pairs: a head of "
+                f"{self.head_dim} has only {self.head_dim // 2}"
+            )
 
     @property
     def head_dim(self) -> int:
         """The size of one attention head."""
         return self.hidden_size // self.num_heads
+
+    @property
+    def rotary_size(self) -> int:
+        """How many numbers of a head, from the first on, rotary positions turn."""
+        return 2 * sum(self.rope_sections) or self.head_dim
 
 
 def read_shape(fields: Mapping[str, Any], norm_eps: float = 1e-5) -> DecoderConfig:
@@ -119,10 +137,15 @@ def rotary_table(config: DecoderConfig, device: torch.device | str = "cpu") -> T
     Over a raster (LlamaGen) the first half of the pairs turns by the row of a code, the second by its column.
     The table is zero before and behind the raster. Queries and keys become zero there, so that all scores of
     a text prefix are equal, whatever its order.
+
+    With rope_sections, n is the position on the pair's axis, and E in the angle is rotary_size. The entries
+    of pairs that are not rotated are identities.
     """
     side, start = config.raster_side, config.raster_start
     if not side:
-        return _rotations(config.max_positions, config.head_dim, config.rope_theta, device)
+        table = _rotations(config.max_positions, config.rotary_size, config.rope_theta, device)
+        unturned = torch.eye(2, device=device).expand(len(table), config.head_dim // 2 - table.shape[1], 2, 2)
+        return torch.cat((table, unturned), dim=1) if unturned.numel() else table
     line = _rotations(side, config.head_dim // 2, config.rope_theta, device)
     rows, columns = line[:, None].expand(-1, side, -1, -1, -1), line[None].expand(side, -1, -1, -1, -1)
     table = line.new_zeros(config.max_positions, config.head_dim // 2, 2, 2)
@@ -139,6 +162,30 @@ def _rotations(count: int, size: int, theta: float, device: torch.device | str) 
     angles = torch.arange(count, device=device).float()[:, None] * frequency
     cos, sin = torch.view_as_real(torch.polar(torch.ones_like(angles), angles)).unbind(-1)
     return torch.stack((cos, sin, -sin, cos), dim=-1).unflatten(-1, (2, 2))
+
+
+def by_position(table: Tensor, positions: Tensor) -> Tensor:
+    """Returns the rotations [R, N, E/2, 2, 2] at positions [R, N]."""
+    return table[positions]
+
+
+class ByAxis:
+    """Looks rotations up by positions on three axes, each pair by the position on its own axis."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        pairs = config.head_dim // 2
+        axis = [n % AXES for n, size in enumerate(config.rope_sections) for _ in range(size)]
+        self._axis = torch.tensor(axis + [0] * (pairs - len(axis)), device="cpu")
+        self._pair = torch.arange(pairs, device="cpu")
+
+    def __call__(self, table: Tensor, positions: Tensor) -> Tensor:
+        """Returns the rotations [R, N, E/2, 2, 2] at positions [R, N, 3], or [R, N] if all axes have the
+        same."""
+        if positions.dim() == 2:
+            positions = positions[..., None].expand(-1, -1, AXES)
+        if self._axis.device != table.device:
+            self._axis, self._pair = self._axis.to(table.device), self._pair.to(table.device)
+        return table[positions[..., self._axis], self._pair]
 
 
 def rotate(x: Tensor, rotation: Tensor) -> Tensor:
@@ -194,7 +241,8 @@ class Attention(nn.Module):
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
-        self.qkv = nn.Linear(config.hidden_size, (self.heads + 2 * self.kv_heads) * self.head_dim, bias=False)
+        rows = (self.heads + 2 * self.kv_heads) * self.head_dim
+        self.qkv = nn.Linear(config.hidden_size, rows, bias=config.qkv_bias)
         self.out = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
         self.qk_norm = config.qk_norm
         if config.qk_norm:
@@ -237,6 +285,10 @@ class Block(nn.Module):
         self.attention = Attention(config)
         self.mlp_norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
         self.mlp = MLP(config)
+        self.after_attention, self.after_mlp = (
+            nn.RMSNorm(config.hidden_size, config.norm_eps) if config.post_norms else nn.Identity()
+            for _ in range(2)
+        )
 
     def project(self, x: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor]:
         """Returns queries [..., H, E], and keys followed by values [..., 2 * Hkv, E], of the layer's input x
@@ -246,8 +298,8 @@ class Block(nn.Module):
     def merge(self, x: Tensor, mixed: Tensor) -> Tensor:
         """Returns the layer's output from its input x [..., D] and the result of attention, mixed [..., H *
         E]."""
-        x = x + self.attention.out(mixed)
-        return x + self.mlp(self.mlp_norm(x))
+        x = x + self.after_attention(self.attention.out(mixed))
+        return x + self.after_mlp(self.mlp(self.mlp_norm(x)))
 
 
 def join(block: Block, after: Block, x: Tensor, mixed: Tensor, rotation: Tensor) -> tuple[Tensor, ...]:
@@ -269,10 +321,10 @@ def compiled_join() -> Join:
 
 
 def make_head(config: DecoderConfig) -> nn.Linear | nn.Sequential:
-    """Returns the head: a matrix for the whole vocabulary, or two layers with GELU between them for the codes
-    alone (Janus' generation_head)."""
+    """Returns the head: a matrix for the vocabulary or its first ids, or two layers with GELU between them
+    for the codes alone (Janus' generation_head)."""
     if not config.head_width:
-        return nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        return nn.Linear(config.hidden_size, config.head_rows or config.vocab_size, bias=False)
     first = nn.Linear(config.hidden_size, config.head_width)
     second = nn.Linear(config.head_width, config.num_codes)
     return nn.Sequential(OrderedDict(proj_out=first, gelu=nn.GELU(), vision_head=second))
@@ -287,7 +339,8 @@ class Positioned(nn.Module):
         self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
         # The table is no buffer, so it is a real tensor even if the module is built on the meta device, and a
         # cast of the module leaves it in fp32 (a bf16 table is off by 0.6 rad at position 500).
-        self.rotary = rotary_table(config)
+        self.rotary = rotary_table(replace(config, max_positions=min(config.max_positions, MOST_TABULATED)))
+        self._look_up = ByAxis(config) if config.rope_sections else by_position
 
     def reserve(self, positions: int) -> None:
         """Makes the rotary table longer if it has fewer positions than `positions`."""
@@ -296,10 +349,10 @@ class Positioned(nn.Module):
             self.rotary = rotary_table(longer, self.rotary.device)
 
     def rotations(self, positions: Tensor) -> Tensor:
-        """Returns the rotations [R, N, 1, E/2, 2, 2] of positions [R, N]."""
+        """Returns the rotations [R, N, 1, E/2, 2, 2] of positions [R, N], or [R, N, 3] on three axes."""
         if self.rotary.device != positions.device:
             self.rotary = self.rotary.to(positions.device)
-        return self.rotary[positions].unsqueeze(2)
+        return self._look_up(self.rotary, positions).unsqueeze(2)
 
 
 class Decoder(Positioned):

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Downloads published checkpoints into ckpts/ in the published layout. A second call resumes an interrupted download.
-# Usage: bash scripts/get_ckpts.sh NAME...    NAME: anole lumina_mgpt llamagen llamagen2 llamagen_c2i janus_pro emu3
+# Usage: bash scripts/get_ckpts.sh NAME...    NAME: anole lumina_mgpt llamagen llamagen2 llamagen_c2i janus_pro emu3 glm_image
 #        REVISION=... pins the revision of the target; FILE=c2i_L_384.pt selects another file for llamagen_c2i;
 #        HF=... names the hub's command line client (default: .venv/bin/hf).
 # For gated repositories, accept the licence on their page and run `hf auth login`. ckpts/README.md lists all files.
@@ -31,8 +31,8 @@ shared_llamagen() {
 for name in "$@"; do
     case $name in
         -h | --help) usage; exit 0 ;;
-        anole | lumina_mgpt | llamagen | llamagen2 | llamagen_c2i | janus_pro | emu3) ;;
-        *) echo "get_ckpts: unknown checkpoint $name; choose from anole lumina_mgpt llamagen llamagen2 llamagen_c2i janus_pro emu3" >&2; exit 2 ;;
+        anole | lumina_mgpt | llamagen | llamagen2 | llamagen_c2i | janus_pro | emu3 | glm_image) ;;
+        *) echo "get_ckpts: unknown checkpoint $name; choose from anole lumina_mgpt llamagen llamagen2 llamagen_c2i janus_pro emu3 glm_image" >&2; exit 2 ;;
     esac
 done
 for name in "$@"; do
@@ -63,5 +63,8 @@ for name in "$@"; do
             ;;
         janus_pro) target deepseek-community/Janus-Pro-1B ckpts/janus_pro/Janus-Pro-1B ;;
         emu3) target BAAI/Emu3-Gen-hf ckpts/emu3/Emu3-Gen-hf ;;
+        glm_image) # the diffusion model that makes pixels of codes is in the other folders
+            target zai-org/GLM-Image ckpts/glm_image/GLM-Image --include "vision_language_encoder/*" --include "processor/*"
+            ;;
     esac
 done

@@ -11,7 +11,7 @@ from pathlib import Path
 from models.loading import load as load_model
 from models.model import Model
 from models.spec import LoadOptions, home_of
-from tests import published, tiny, tiny_llamagen, tiny_transformers
+from tests import published, tiny, tiny_glm_image, tiny_llamagen, tiny_transformers
 from training.new_drafter import default_fields, new_drafter, write_drafter
 
 LOAD = LoadOptions()
@@ -106,6 +106,7 @@ BUILD: dict[str, Callable[[Path], Tiny]] = {
     "llamagen2": partial(_beside, "llamagen2", tiny_llamagen.second_stage),
     "janus_pro": partial(_untrained, "janus_pro", tiny_transformers.janus),
     "emu3": partial(_untrained, "emu3", tiny_transformers.emu3),
+    "glm_image": partial(_untrained, "glm_image", tiny_glm_image.build),
 }
 
 

@@ -39,6 +39,7 @@ def model_of(
     codes: Any = SimpleNamespace(
         num_codes=len(codebook),
         first_code=first_code,
+        guided=True,
         codebook=codebook,
         config=VQConfig(num_embeddings=len(codebook)),
     )

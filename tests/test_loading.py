@@ -117,6 +117,7 @@ def test_no_other_file_knows_a_family_by_name() -> None:
         "llamagen2": {"llamagen"},
         "janus_pro": {"adopted"},
         "emu3": {"emu3", "adopted"},
+        "glm_image": {"glm_image", "adopted"},
     }
     for path in sorted((ROOT / "models").rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))

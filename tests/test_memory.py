@@ -40,7 +40,18 @@ def use(model: Model, images: int, prompt: int) -> Use:
     scratch = max(DEPTH + 1, DEPTH * WIDTH)
     element = model.decoder.embed.weight.element_size()
     return Use(
-        model.decoder.config, net.config, config, side, grid.size, prompt, NODES, scratch, images, 2, element
+        decoder=model.decoder.config,
+        drafter=net.config,
+        vq=config,
+        codes=model.num_codes,
+        side=side,
+        tokens=grid.size,
+        prompt=prompt,
+        nodes=NODES,
+        scratch=scratch,
+        images=images,
+        branches=2,
+        element=element,
     )
 
 

@@ -29,6 +29,7 @@ from tests.checkpoints import load
 pytestmark = pytest.mark.skipif(not packable(torch.ones(1, 1)), reason="this torch has no oneDNN")
 
 ROWS = (1, 2, 7, 70, 600)
+POST_NORMS = {"qk_norm": False, "qkv_bias": True, "post_norms": True}  # as in GLM-Image
 
 
 def inputs(width: int) -> list[torch.Tensor]:
@@ -99,8 +100,17 @@ def through_a_cache(
 @pytest.mark.parametrize("qk_norm", [False, True])
 @pytest.mark.parametrize("input_norm", [False, True])
 def test_a_layer(kv_heads: int, qk_norm: bool, input_norm: bool) -> None:
+    check_layer(DecoderConfig(10, 48, 100, 1, 4, kv_heads, qk_norm=qk_norm, input_norm=input_norm))
+
+
+def test_a_layer_with_biases_and_norms_behind() -> None:
+    """As GLM-Image has them; some pairs of a head are not rotated."""
+    check_layer(DecoderConfig(10, 48, 100, 1, 4, 2, rope_sections=(1, 2, 1), **POST_NORMS))
+
+
+def check_layer(config: DecoderConfig) -> None:
+    """The packed layer computes what the plain one does."""
     torch.manual_seed(2)
-    config = DecoderConfig(10, 48, 100, 1, 4, kv_heads, qk_norm=qk_norm, input_norm=input_norm)
     block = drawn(config, 0.3)
     x = torch.randn(2, 9, 48)
     rotation = rotary_table(config)[torch.arange(9)[None]].unsqueeze(2)
@@ -128,10 +138,10 @@ def test_a_decoder_with_its_head(tiny_checkpoint: Path) -> None:
 
 
 @pytest.mark.skipif(not packable(torch.ones(1, 1).bfloat16()), reason="no bf16 products on this CPU")
-@pytest.mark.parametrize("qk_norm", [False, True])
-def test_a_layer_in_bf16_is_nearer_fp32_than_torchs(qk_norm: bool) -> None:
+@pytest.mark.parametrize("fields", [{"qk_norm": False}, {"qk_norm": True}, POST_NORMS])
+def test_a_layer_in_bf16_is_nearer_fp32_than_torchs(fields: dict[str, bool]) -> None:
     torch.manual_seed(4)
-    config = DecoderConfig(10, 192, 512, 1, 6, qk_norm=qk_norm)
+    config = DecoderConfig(10, 192, 512, 1, 6, **fields)
     rough = drawn(config, 0.05).bfloat16()
     exact, packed = copy.deepcopy(rough).float(), PackedBlock(copy.deepcopy(rough))
     x, rotation = (

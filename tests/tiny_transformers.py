@@ -56,9 +56,8 @@ def _shape(vocabulary: int, width: int, layers: int, kv_heads: int) -> dict[str,
 
 
 @torch.no_grad()
-def _write(folder: Path, model: Any, tokenizer: Any) -> Path:
-    """Writes the checkpoint. Its weights are large, so that logits differ clearly and every part has an
-    effect."""
+def write(folder: Path, model: Any) -> None:
+    """Writes the model. Its weights are large, so that logits differ clearly and every part has an effect."""
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             parameter.normal_(std=0.1)
@@ -67,6 +66,11 @@ def _write(folder: Path, model: Any, tokenizer: Any) -> Path:
         elif name.startswith(("model.language_model", "model.text_model", "model.generation_", "lm_head")):
             parameter.normal_(std=0.15 if "layers" in name else 0.5)
     model.save_pretrained(folder)
+
+
+def _write(folder: Path, model: Any, tokenizer: Any) -> Path:
+    """Writes the checkpoint with its tokenizer."""
+    write(folder, model)
     tokenizer.save_pretrained(folder)
     return folder
 

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from adt_tree.errors import UserError
 from eval.runs.prompts import Prompt, read_file
-from eval.runs.run_folder import file_name, read_statistics
+from eval.runs.run_folder import CODES, file_name, read_statistics
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 RANKED = re.compile(r"(?:prompt|image)_(\d+)")  # LANTERN's file names: the row of the prompt file
@@ -47,6 +47,10 @@ def images_of(folder: str, count: int, options: tuple[str, str], deep: bool = Fa
     place = place / "img" if (place / "img").is_dir() else place
     entries = place.rglob("*") if deep else place.iterdir()
     images = [path for path in entries if path.suffix.lower() in SUFFIXES and path.is_file()]
+    if not images and (Path(folder) / CODES).is_dir():
+        raise UserError(
+            f"{options[0]} {folder}: the run's model gives codes, not pixels, so nothing can be scored"
+        )
     if not images:
         raise UserError(f"{options[0]} {place}: no image in it ({', '.join(SUFFIXES)})")
     if count > len(images):

@@ -3,11 +3,12 @@
     generation_configs.json       the options, and the fingerprint that all runs in this folder share
     records/NAME.json             an image's codes, statistics (its seed among them) and steps
     img/NAME.png                  its pixels
+    codes/NAME.npy                in its place, where the model gives codes alone: [codes] int64, as in the record
     steps.jsonl                   the steps of all finished images, one line per target call
     global_statistics_A_B.json    the statistics of the prompts A to B
 
 An image's record is written before its pixels are decoded, so that codes are never lost: an image is finished
-when its record and its whole PNG exist. The last two files are copied from the records when all images are
+when its record and its whole PNG, or its file of codes, exist. The last two files are copied from the records when all images are
 finished. Every file is written completely or not at all, and an image depends on its own prompt and seed
 alone; so any number of processes may work in one folder, be killed and be started again, without locks.
 """
@@ -23,16 +24,24 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from PIL import Image
 
 from adt_tree.records import Decoded
 from adt_tree.errors import UserError
 from eval.runs.prompts import Prompt
 from eval.runs.settings import check_settings, digest, write_settings
-from models.checkpoint.files import read_json, reading, replacing, write_atomic, write_json
+from models.checkpoint.files import (
+    make_folder,
+    read_json,
+    reading,
+    replacing,
+    write_atomic,
+    write_json,
+)
 
 MOST_NAME = 100  # characters of a file name that come from the prompt's name
-IMAGES, RECORDS, STEPS = "img", "records", "steps.jsonl"
+IMAGES, CODES, RECORDS, STEPS = "img", "codes", "records", "steps.jsonl"
 SETTINGS, STATISTICS = "generation_configs.json", "global_statistics_{}_{}.json"
 PNG_START, PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"
 
@@ -88,10 +97,15 @@ class ImageRecord:
         return record
 
 
+def has_result(root: Path, stem: str) -> bool:
+    """Returns whether a run's folder holds the pixels of an image or, of a model without pixels, its codes."""
+    return is_whole_png(root / IMAGES / f"{stem}.png") or (root / CODES / f"{stem}.npy").is_file()
+
+
 def finished_records(root: Path) -> list[Path]:
     """Returns the records of the finished images in a run's folder, in the order of their names, 2 before 10."""
     paths = sorted((root / RECORDS).glob("*.json"), key=lambda path: (len(path.name), path.name))
-    return [path for path in paths if is_whole_png(root / IMAGES / f"{path.stem}.png")]
+    return [path for path in paths if has_result(root, path.stem)]
 
 
 def read_steps(root: Path) -> dict[str, list[dict[str, Any]]]:
@@ -190,8 +204,8 @@ class RunFolder:
         return self.record_path(name).is_file()
 
     def is_finished(self, name: str) -> bool:
-        """Returns whether an image has its record and its pixels."""
-        return self.has_record(name) and is_whole_png(self.png(name))
+        """Returns whether an image has its record and its pixels, or its codes if it has no pixels."""
+        return self.has_record(name) and has_result(self.root, file_name(name))
 
     @property
     def complete(self) -> bool:
@@ -227,6 +241,14 @@ class RunFolder:
         }
         steps = [step.as_dict() for step in decoded.steps]
         self._write(ImageRecord(decoded.name, self._run, decoded.codes, statistics, steps))
+
+    def finish_codes(self, record: ImageRecord) -> None:
+        """Stores the codes of an image whose model has no pixels."""
+        path = self.root / CODES / f"{file_name(record.name)}.npy"
+        make_folder(path.parent)
+        stream = io.BytesIO()
+        np.save(stream, np.array(record.codes, dtype=np.int64))
+        write_atomic(path, stream.getvalue())
 
     def finish(self, record: ImageRecord, image: Image.Image, seconds: float) -> None:
         """Stores an image's pixels, which took `seconds` to decode. That time goes into the record first, so

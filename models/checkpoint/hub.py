@@ -17,7 +17,7 @@ from adt_tree.errors import CheckpointError, reason
 HUB_ID = re.compile(
     r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+?))?(/(?P<file>[\w./-]+\.\w+))?"
 )
-DESCRIPTIONS = ("*.json", "*.txt", "*.model", "*.yaml")
+DESCRIPTIONS = ("*.json", "*.jinja", "*.txt", "*.model", "*.yaml")
 # The second patterns are fetched only if the repository has none of the first: many hold the weights in both.
 WEIGHTS = (("*.safetensors",), ("*.bin", "*.pt", "*.ckpt"))
 
@@ -41,11 +41,12 @@ class HubId:
         return f"{self.repo}{at}{'/' + self.file if self.file else ''}"
 
 
-def locate(text: str, revision: str | None = None) -> Path:
+def locate(text: str, revision: str | None = None, parts: tuple[str, ...] = ()) -> Path:
     """Returns the local path that `text` names, or else what it names on the hub, which is fetched.
 
-    revision: a branch, tag or commit in place of the id's own. Raises CheckpointError for what is neither a
-    path nor a hub id, and for what cannot be fetched.
+    revision: a branch, tag or commit in place of the id's own. parts: the folders of a repository that are
+    fetched; none: all of it. Raises CheckpointError for what is neither a path nor a hub id, and for what
+    cannot be fetched.
     """
     path, hub_id = Path(text), HubId.read(text)
     if path.exists():
@@ -58,8 +59,12 @@ def locate(text: str, revision: str | None = None) -> Path:
     if hub_id.file is not None:
         return _fetch(hub_id, (hub_id.file,)) / hub_id.file
     for weights in WEIGHTS:
-        folder = _fetch(hub_id, (*DESCRIPTIONS, *weights))
-        if any(next(folder.glob(pattern), None) for pattern in weights):
+        patterns = (*DESCRIPTIONS, *weights)
+        if parts:
+            patterns = tuple(f"{part}/{pattern}" for part in parts for pattern in patterns)
+        folder = _fetch(hub_id, patterns)
+        inside = folder / parts[0] if parts else folder
+        if any(next(inside.glob(pattern), None) for pattern in weights):
             break
     return folder
 

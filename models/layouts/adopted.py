@@ -15,13 +15,14 @@ from adt_tree.errors import CheckpointError
 from models.checkpoint.hub import locate
 from models.checkpoint.weights import read_weights, weights_in_memory
 from models.image_tokens import ImageTokens
-from models.layouts import chameleon, emu3, janus
+from models.layouts import chameleon, emu3, glm_image, janus
 from models.layouts.chat import ChatTokenizer
 from models.model import Model
 from models.registry import spec_of
 from models.spec import Checkpoint, LoadOptions
 
-FAMILIES = {"janus": "janus_pro", "emu3": "emu3", "chameleon": "anole"}  # model_type -> model family
+# model_type -> model family
+FAMILIES = {"janus": "janus_pro", "emu3": "emu3", "chameleon": "anole", "glm_image": "glm_image"}
 BY_TOKENS = {"emu3": emu3}  # model_type of those whose images transformers' own generate makes -> their file
 
 
@@ -38,14 +39,15 @@ def image_tokens(model: Any) -> ImageTokens:
 
 
 def adopt(model: Any, tokenizer: Any | None, options: LoadOptions) -> Model:
-    """Returns a Model of a Janus-, Emu3- or ChameleonForConditionalGeneration, with its dtype and device.
+    """Returns a Model of a Janus-, Emu3-, Chameleon- or GlmImageForConditionalGeneration, with its dtype and
+    device.
 
     tokenizer: the processor or tokenizer of transformers that belongs to the model; None for a model of
-    BY_TOKENS, whose prompts are then token ids. options: the fields read
-    are target_size, ratio, drafter_path and, for Chameleon, tokenizer_base_path, the folder of Meta's VQGAN,
-    because transformers has no pixel decoder for it. The transformers model stays usable, but must not be
-    trained or moved: shared weights would change with it, copied ones would not. CheckpointError for another
-    kind of model, or for one that is spread over several devices.
+    BY_TOKENS, whose prompts are then token ids. options: the fields read are target_size, ratio, height,
+    width, drafter_path and, for Chameleon, tokenizer_base_path, the folder of Meta's VQGAN, because
+    transformers has no pixel decoder for it. The transformers model stays usable, but must not be trained or
+    moved: shared weights would change with it, copied ones would not. CheckpointError for another kind of
+    model, or for one that is spread over several devices.
     """
     kind = getattr(model.config, "model_type", None)
     if kind not in FAMILIES:
@@ -69,5 +71,5 @@ def adopt(model: Any, tokenizer: Any | None, options: LoadOptions) -> Model:
     if text_tokenizer.chat_template is None:
         text_tokenizer.chat_template = getattr(tokenizer, "chat_template", None)
     chat = ChatTokenizer(text_tokenizer, "the tokenizer", model.generation_config.to_dict())
-    assemble = emu3.assemble if kind == "emu3" else janus.assemble
+    assemble = {"janus": janus.assemble, "emu3": emu3.assemble, "glm_image": glm_image.assemble}[kind]
     return assemble(checkpoint, config, state, lambda: chat)

@@ -20,9 +20,10 @@ class ChatTokenizer:
         self.tokenizer, self.source, self.generation = tokenizer, source, generation
 
     @classmethod
-    def read(cls, folder: Path) -> ChatTokenizer:
-        """Returns the tokenizer of a folder. Code in the folder is never run. CheckpointError names a file
-        that is missing or damaged."""
+    def read(cls, folder: Path, model: Path | None = None) -> ChatTokenizer:
+        """Returns the tokenizer of a folder. Code in the folder is never run. model: the folder that may hold
+        generation_config.json, if it is another one. CheckpointError names a file that is missing or
+        damaged."""
         from transformers import AutoTokenizer
 
         if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
@@ -32,8 +33,8 @@ class ChatTokenizer:
             tokenizer = load(folder, local_files_only=True, trust_remote_code=False)
         if tokenizer.chat_template is None and (folder / "chat_template.json").is_file():
             tokenizer.chat_template = read_config(folder, "chat_template.json").get("chat_template")
-        name = "generation_config.json"
-        generation = read_config(folder, name) if (folder / name).is_file() else {}
+        name, model = "generation_config.json", model or folder
+        generation = read_config(model, name) if (model / name).is_file() else {}
         return cls(tokenizer, str(folder), generation)
 
     def ids(self, text: str) -> list[int]:
@@ -49,9 +50,19 @@ class ChatTokenizer:
             )
         return int(token_id)
 
-    def turn(self, text: str) -> str:
-        """Returns the user's turn and the opening of the answer, formatted by the chat template.
-        CheckpointError if there is no template or it fails."""
+    def special(self, name: str) -> str:
+        """Returns a special token by its name in tokenizer_config.json, such as bos_token. CheckpointError if
+        the tokenizer does not name it."""
+        token = getattr(self.tokenizer, name, None)
+        if not isinstance(token, str):
+            raise CheckpointError(
+                f"{self.source}: the tokenizer names no {name}: give the tokenizer of this model"
+            )
+        return token
+
+    def turn(self, text: str, answer: bool = True) -> str:
+        """Returns the user's turn, formatted by the chat template, and, if `answer`, the opening of the
+        answer. CheckpointError if there is no template or it fails."""
         if self.tokenizer.chat_template is None:
             raise CheckpointError(
                 f"{self.source}: no chat template: fetch chat_template.jinja or chat_template.json too"
@@ -59,7 +70,7 @@ class ChatTokenizer:
         messages = [{"role": "user", "content": [{"type": "text", "text": text}]}]
         try:
             return str(
-                self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+                self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=answer)
             )
         except Exception as error:  # errors of jinja2, and any that a template raises
             raise CheckpointError(f"{self.source}: its chat template fails ({reason(error)})") from None

@@ -40,12 +40,23 @@ ORIGINAL_BLOCK: Names = {
     "mlp.gate_up.weight": ("feed_forward.w1.weight", "feed_forward.w3.weight"),
     "mlp.down.weight": ("feed_forward.w2.weight",),
 }
+# GLM-Image: biases of queries, keys and values, norms behind attention and MLP, fused gate and up.
+POST_NORM_BLOCK: Names = BLOCK | {
+    "attention.qkv.bias": ("self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias"),
+    "after_attention.weight": ("post_self_attn_layernorm.weight",),
+    "mlp.gate_up.weight": ("mlp.gate_up_proj.weight",),
+    "after_mlp.weight": ("post_mlp_layernorm.weight",),
+}
 ROTATED = re.compile(r"\.[qk]_(proj|norm)\.")  # names of queries, keys and their norms
 
 
 def _block_names(config: DecoderConfig, our_prefix: str, published_prefix: str, block: Names) -> Names:
     """Returns the names of one layer, each behind its prefix, without the tensors that the layer lacks."""
-    optional = {"attention_norm": config.input_norm, "attention.qk_": config.qk_norm}
+    optional = {
+        "attention_norm": config.input_norm,
+        "attention.qk_": config.qk_norm,
+        "attention.qkv.bias": config.qkv_bias,
+    }
     absent = tuple(prefix for prefix, present in optional.items() if not present)
     return {
         our_prefix + name: tuple(published_prefix + part for part in parts)
@@ -63,10 +74,12 @@ def layer_names(config: DecoderConfig, prefix: str, block: Names = BLOCK) -> Nam
     return names
 
 
-def decoder_names(config: DecoderConfig, prefix: str = "model.", head: str = "lm_head.weight") -> Names:
+def decoder_names(
+    config: DecoderConfig, prefix: str = "model.", head: str = "lm_head.weight", block: Names = BLOCK
+) -> Names:
     """Returns the names of a whole decoder in checkpoints of transformers."""
     ends: Names = {"embed.weight": (f"{prefix}embed_tokens.weight",), "head.weight": (head,)}
-    return ends | layer_names(config, prefix)
+    return ends | layer_names(config, prefix, block)
 
 
 def original_names(config: DecoderConfig) -> Names:
@@ -115,15 +128,24 @@ def scatter(state: Mapping[str, Tensor], names: Names, config: DecoderConfig) ->
     return scattered
 
 
-def to_interleaved(rows: Tensor, head_dim: int) -> Tensor:
+def to_interleaved(rows: Tensor, config: DecoderConfig) -> Tensor:
     """Reorders rows [heads * E, ...] from half split to interleaved. For example, the rows 0 1 2 3 4 5 of a
-    head, whose pairs are (0, 3), (1, 4) and (2, 5), become 0 3 1 4 2 5."""
-    return rows.unflatten(0, (-1, 2, head_dim // 2)).transpose(1, 2).reshape(rows.shape)
+    head, whose pairs are (0, 3), (1, 4) and (2, 5), become 0 3 1 4 2 5. Rows that rotary positions do not
+    turn stay where they are."""
+    return _reordered(rows, config, (2, config.rotary_size // 2))
 
 
-def to_half_split(rows: Tensor, head_dim: int) -> Tensor:
+def to_half_split(rows: Tensor, config: DecoderConfig) -> Tensor:
     """Reorders rows [heads * E, ...] from interleaved to half split: the inverse of to_interleaved()."""
-    return rows.unflatten(0, (-1, head_dim // 2, 2)).transpose(1, 2).reshape(rows.shape)
+    return _reordered(rows, config, (config.rotary_size // 2, 2))
+
+
+def _reordered(rows: Tensor, config: DecoderConfig, sizes: tuple[int, int]) -> Tensor:
+    """Returns the rows, the first rotary_size of each head seen as a matrix of these sizes and transposed."""
+    heads = rows.unflatten(0, (-1, config.head_dim))
+    turned, rest = heads.split((config.rotary_size, config.head_dim - config.rotary_size), dim=1)
+    turned = turned.unflatten(1, sizes).transpose(1, 2).flatten(1, 2)
+    return (torch.cat((turned, rest), dim=1) if rest.shape[1] else turned).flatten(0, 1)
 
 
 def _is_half_split(name: str, config: DecoderConfig) -> bool:
@@ -153,14 +175,14 @@ def _from_published(name: str, tensor: Tensor, config: DecoderConfig) -> Tensor:
         return tensor
     if "_norm." in name:
         tensor = tensor.repeat_interleave(_num_heads(name, config) // len(tensor), dim=0)
-    return to_interleaved(_rows(name, tensor), config.head_dim).view(tensor.shape)
+    return to_interleaved(_rows(name, tensor), config).view(tensor.shape)
 
 
 def _to_published(name: str, tensor: Tensor, config: DecoderConfig) -> Tensor:
     """Returns one part of a stack in the order of the checkpoint."""
     if not _is_half_split(name, config):
         return tensor
-    return to_half_split(_rows(name, tensor), config.head_dim).view(tensor.shape)
+    return to_half_split(_rows(name, tensor), config).view(tensor.shape)
 
 
 def _rows(name: str, tensor: Tensor) -> Tensor:

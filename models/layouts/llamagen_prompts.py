@@ -180,4 +180,4 @@ def class_prompts(table: Tensor, num_codes: int) -> PromptEncoder:
             )
         return PaddedPrompt(table[int(words)][None], table[-1:])
 
-    return PromptEncoder(encode, 0, num_codes, classes)
+    return PromptEncoder(encode, 0, num_codes, num_classes=classes)

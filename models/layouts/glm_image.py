@@ -1,0 +1,215 @@
+"""Loads the autoregressive stage of GLM-Image from checkpoints of transformers: codes, not pixels.
+
+A sequence is the user's turn of the chat template, the rows and columns of the image and then of its preview
+in digits, image start, the codes of the preview, and those of the image. Code k is token id k, rows have no
+separators, and there is no unconditional branch. The codes become pixels in a diffusion model, which is not
+part of the checkpoint; its encoder of images and its VQ encoder are never read.
+
+In the published repository, a pipeline of diffusers, the model lies in vision_language_encoder/ and its
+tokenizer in processor/ beside it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from adt_tree.errors import CheckpointError, UserError
+from adt_tree.grid import Grid, Raster
+from models.checkpoint.config import check_integer, integer, integers, positive, read_config, section
+from models.checkpoint.files import reading
+from models.checkpoint.meta_init import expected, require
+from models.checkpoint.weights import Weights, read_weights
+from models.drafter import LLAMA
+from models.layouts.chat import ChatTokenizer
+from models.layouts.llama import POST_NORM_BLOCK, Names, decoder_names, gather, scatter
+from models.model import Model, load_networks
+from models.spec import Checkpoint, ModelSpec
+from models.target import Prompt, PromptEncoder
+from models.transformer import Decoder, DecoderConfig, read_shape
+
+CELL = 32  # pixels along the side of a cell, as in transformers' processor
+PREVIEW = 16  # cells along the side of a square image's preview, as in transformers' processor
+SIDE = 1024  # default of --height and --width in pixels
+SECTIONS = (8, 12, 12)  # default of transformers' class
+CODEBOOK = "model.vqmodel.quantize.embedding.weight"
+
+
+def read_tokens(config: Mapping[str, Any]) -> tuple[range, int, int]:
+    """Reads the ids of the codes, of image start and of image end. ValueError names what is wrong."""
+    if config.get("model_type") != "glm_image":
+        raise ValueError(f"model_type is {config.get('model_type')!r}: it is no checkpoint of GLM-Image")
+    codes = range(integer(section(config, "vq_config", required=True), "num_embeddings"))
+    scored = integer(section(config, "text_config", required=True), "vision_vocab_size")
+    names = ("image_start_token_id", "image_end_token_id")
+    start, end = (check_integer(name, config[name], least=0) for name in names)
+    for name, token in zip(names, (start, end), strict=True):
+        if token in codes or token >= scored:
+            raise ValueError(
+                f"{name} is {token}: it must lie between the {len(codes)} codes of vq_config.num_embeddings "
+                f"and text_config.vision_vocab_size, {scored}"
+            )
+    return codes, start, end
+
+
+def decoder_config(config: Mapping[str, Any]) -> DecoderConfig:
+    """Reads config.json. ValueError for a variant that this decoder does not implement."""
+    codes, *_ = read_tokens(config)
+    text = section(config, "text_config", required=True)
+    bias, rope = text.get("attention_bias", True), section(text, "rope_parameters")
+    if not isinstance(bias, bool):
+        raise ValueError(f"attention_bias is {bias!r}: it must be true or false")
+    shape = read_shape({**text, "attention_bias": False}, norm_eps=1e-5)
+    sections = integers(rope, "mrope_section") or SECTIONS
+    turned = int(shape.head_dim * positive(rope, "partial_rotary_factor", 1.0))
+    if 2 * sum(sections) != turned:
+        raise ValueError(
+            f"mrope_section {list(sections)} has {sum(sections)} pairs, but of a head of {shape.head_dim} "
+            f"partial_rotary_factor turns {turned} numbers, twice as many as the pairs must be"
+        )
+    head_rows = integer(text, "vision_vocab_size")
+    if head_rows > shape.vocab_size:
+        raise ValueError(f"vision_vocab_size is {head_rows}, more than vocab_size, {shape.vocab_size}")
+    return replace(
+        shape,
+        qk_norm=False,
+        qkv_bias=bias,
+        post_norms=True,
+        rope_sections=sections,
+        head_rows=head_rows,
+        num_codes=len(codes),
+    )
+
+
+def grid_of(height: int, width: int) -> Grid:
+    """Returns the rasters of an image of these pixels: its preview of about PREVIEW * PREVIEW cells, whatever
+    the image's size, and the image itself. UserError for sides that are no multiples of CELL, and for images
+    so narrow that their preview has no cell along a side."""
+    for name, pixels in (("height", height), ("width", width)):
+        if pixels < CELL or pixels % CELL:
+            raise UserError(f"--{name} {pixels}: give a positive multiple of {CELL} pixels")
+    rows, columns = height // CELL, width // CELL
+    ratio = rows / columns
+    preview = (int(math.sqrt(ratio) * PREVIEW), int(math.sqrt(1 / ratio) * PREVIEW))
+    if 0 in preview:
+        raise UserError(
+            f"--height {height} --width {width}: the preview would have {preview[0]} x {preview[1]} cells; "
+            f"give sides of which one is less than {PREVIEW * PREVIEW} times the other"
+        )
+    return Grid(rows, columns, before=(Raster(*preview),))
+
+
+def published_names(shape: DecoderConfig) -> Names:
+    """Returns the names of a Decoder's tensors in the checkpoint, as in models.layouts.llama."""
+    return decoder_names(shape, "model.language_model.", block=POST_NORM_BLOCK)
+
+
+def prompt_encoder(tokenizer: ChatTokenizer, config: Mapping[str, Any], grid: Grid) -> PromptEncoder:
+    """Returns an encoder of texts as the user's turn of the chat template, the sizes of the image and of its
+    preview, and image start. CheckpointError if the tokenizer lacks one of these tokens."""
+    (codes, start, end), own = read_tokens(config), tokenizer.tokenizer
+    bos, opening, closing, source = (
+        tokenizer.special(name) for name in ("bos_token", "grid_bos_token", "grid_eos_token", "image_token")
+    )
+    if tokenizer.token(bos) != start:
+        raise CheckpointError(
+            f"{tokenizer.source}: the tokenizer has image start, {bos}, at {tokenizer.token(bos)}, "
+            f"config.json has it at {start}: give the tokenizer of this model"
+        )
+    tokenizer.turn("", answer=False)  # raises now if the template is missing or broken
+    highest, size = max(own.get_vocab().values(), default=0), section(config, "text_config")["vocab_size"]
+    if highest >= size:
+        raise CheckpointError(
+            f"{tokenizer.source}: the tokenizer has ids up to {highest}, but config.json has a vocabulary of "
+            f"{size}: give the tokenizer of this model"
+        )
+    sizes = "".join(f"{opening}{part.height} {part.width}{closing}" for part in reversed(grid.rasters))
+    refused = {start: bos, end: "image end", tokenizer.token(source): source}
+
+    def encode(text: str) -> Prompt:
+        ids = tokenizer.ids(tokenizer.turn(text, answer=False) + sizes + bos)
+        for token in ids[:-1]:
+            if token in refused:
+                raise UserError(
+                    f"prompt {text[:80]!r}: it holds the token {refused[token]}, which stands for an image; "
+                    "editing of images is not supported, give a text alone"
+                )
+        return Prompt(ids, None)
+
+    return PromptEncoder(encode, codes.start, len(codes), guided=False)
+
+
+def processor_folder(folder: Path) -> Path:
+    """Returns where a model's tokenizer lies: in processor/ beside it, or else in its own folder."""
+    beside = folder.parent / "processor"
+    inside = any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
+    return folder if inside or not beside.is_dir() else beside
+
+
+def with_generation(spec: ModelSpec, fields: Mapping[str, Any], source: str) -> ModelSpec:
+    """Returns the family with the defaults of sampling that a generation_config.json states. CheckpointError
+    for a value that is no such default."""
+    names = ("temperature", "top_p", "top_k")
+    stated = {name: fields[name] for name in names if fields.get(name) is not None}
+    with reading(Path(source)):
+        for name in ("temperature", "top_p"):
+            positive(stated, name, 1.0)
+        if "top_k" in stated:
+            check_integer("top_k", stated["top_k"], least=0)
+        if stated.get("top_p", 1.0) > 1:
+            raise ValueError(f"top_p is {stated['top_p']}: it must be at most 1")
+    return replace(spec, **stated)
+
+
+def load(checkpoint: Checkpoint) -> Model:
+    """Returns the model of a checkpoint. CheckpointError names what is missing or does not fit."""
+    folder = checkpoint.folder
+    config, state = read_config(folder), read_weights(folder)
+    return assemble(checkpoint, config, state, lambda: ChatTokenizer.read(processor_folder(folder), folder))
+
+
+def assemble(
+    checkpoint: Checkpoint,
+    config: Mapping[str, Any],
+    state: Weights,
+    tokenizer: Callable[[], ChatTokenizer],
+) -> Model:
+    """Puts GLM-Image's autoregressive stage together from its configuration, weights and tokenizer, for
+    images of --height and --width.
+
+    tokenizer() is called once config.json has been checked: transformers reads that file too, and its errors
+    say less. CheckpointError names what is missing or does not fit.
+    """
+    folder, options = checkpoint.folder, checkpoint.options
+    with reading(folder / "config.json"):
+        shape = decoder_config(config)
+        width = integer(section(config, "vq_config"), "embed_dim")
+    if options.target_size is not None:
+        raise UserError(f"--target_size {options.target_size}: give --height and --width to this model")
+    grid = grid_of(options.height or SIDE, options.width or SIDE)
+    names = published_names(shape)
+    shapes = expected(lambda: Decoder(shape), lambda tensors: scatter(tensors, names, shape))
+    codebook = {CODEBOOK: (shape.num_codes, width)}
+    require(folder, state, shapes | codebook, "fetch it again, or the config.json that belongs to it")
+    chat = tokenizer()
+    spec = with_generation(checkpoint.spec, chat.generation, f"{folder / 'generation_config.json'}")
+    prompts = prompt_encoder(chat, config, grid)
+    read = state.renamed({name: name for name in shapes})
+    to_ours = partial(gather, names=names, config=shape)
+    checkpoint = replace(checkpoint, spec=spec)
+    model = load_networks(checkpoint, shape, read, to_ours, LLAMA, grid, prompts, codec=None)
+    return replace(model, latents=code_vectors(state.renamed({CODEBOOK: CODEBOOK}), checkpoint))
+
+
+def code_vectors(state: Weights, checkpoint: Checkpoint) -> Tensor:
+    """Returns the code vectors [V, C] as the VQ encoder compares them: of length 1, in fp32."""
+    vectors = state.placed(checkpoint.device, torch.float32)[CODEBOOK]
+    return F.normalize(vectors.detach(), dim=-1)

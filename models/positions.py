@@ -1,0 +1,63 @@
+"""Rotary positions on three axes: where the codes of several rasters lie (GLM-Image).
+
+A text token has its index on every axis. The codes of a raster share one position in time, and their rows and
+columns count from there: with p the next free position, the code in row r and column c is at (p, p + r,
+p + c), and whatever follows a raster of h x w begins at p + max(h, w).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from adt_tree.grid import Grid
+
+
+def code_positions(grid: Grid) -> Tensor:
+    """Returns the positions of all codes and of one token behind them, relative to that of the first code:
+    [grid.size + 1, 3] int64. For a raster of 1 x 2: (0, 0, 0), (0, 0, 1), (2, 2, 2)."""
+    parts, free = [], 0
+    for raster in grid.rasters:
+        cells = torch.cartesian_prod(torch.arange(1), torch.arange(raster.height), torch.arange(raster.width))
+        parts.append(free + cells)
+        free += max(raster.height, raster.width)
+    return torch.cat((*parts, torch.full((1, 3), free)))
+
+
+@dataclass(frozen=True, slots=True)
+class AxisPositions:
+    """Turns indices in the sequences of R cache rows into positions on three axes."""
+
+    table: Tensor  # [text + codes, 3] int64: positions relative to `first`, of `text` tokens and what follows
+    first: Tensor  # [R] int64: index of each row's first code; `text` while the row takes its prompt in
+    text: int  # tokens of the longest prompt
+
+    @classmethod
+    def allocate(cls, grid: Grid, text: int, count: int, rows: int, device: torch.device) -> Self:
+        """Returns the positions of rows that are empty. count: indices in a row; those behind the codes and
+        the token after them have the last one's position."""
+        before = torch.arange(-text, 0)[:, None].expand(-1, 3)
+        codes = code_positions(grid)
+        index = torch.arange(count - text).clamp(max=len(codes) - 1)
+        table = torch.cat((before, codes[index])).to(device)
+        return cls(table, torch.full((rows,), text, device=device), text)
+
+    def row(self, at: slice) -> Self:
+        """Returns the positions of some rows, over the same memory."""
+        return type(self)(self.table, self.first[at], self.text)
+
+    def clear(self, rows: slice) -> None:
+        """Empties rows: all that follows is text until begin()."""
+        self.first[rows] = self.text
+
+    def begin(self, index: Tensor) -> None:
+        """Says that the next index [R] of each row is that of its first code."""
+        self.first.copy_(index)
+
+    def place(self, index: Tensor) -> Tensor:
+        """Returns positions [R, N, 3] of indices [R, N]."""
+        first = self.first[:, None]
+        return first[..., None] + self.table[index - first + self.text]

@@ -1,0 +1,174 @@
+"""GLM-Image from its files to its codes: where its parts lie, what is read of them, sizes, sampling, and what
+a model without pixels stores."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.nn import functional as F
+
+from adt_tree.errors import UserError
+from adt_tree.grid import Grid, Raster
+from adt_tree.pipeline import Pipeline
+from adt_tree.sampling import Sampling
+from models.checkpoint.weights import Stored, read_weights
+from models.footprint import parts, published_use
+from models.layouts.glm_image import CODEBOOK, grid_of
+from models.loading import load
+from models.spec import CKPTS, LoadOptions
+from tests.checkpoints import Checkpoints, Tiny
+from tests.conftest import Refused, Run
+from tests.methods import check_exact
+
+OPTIONS = LoadOptions(device="cpu", precision="fp32", need_drafter=False, height=64, width=96)
+SMALL = Grid(4, 5, before=(Raster(2, 3),))
+TEXTS = ["a red heart", "a very long caption of a blue cat face with a red hat on the sea", "x", "sun"]
+
+
+@pytest.fixture(scope="module")
+def files(checkpoints: Checkpoints) -> Tiny:
+    """The published folders, tiny."""
+    return checkpoints["glm_image"]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_every_exact_method_makes_the_codes_of_the_ar_baseline(files: Tiny, temperature: float) -> None:
+    """The drafter network's too; alone and three at a time."""
+    model = replace(files.load(), grid=SMALL)
+    check_exact(model, TEXTS, Sampling(temperature, guidance=1.0), batch_sizes=(1, 3))
+
+
+def test_only_what_decodes_codes_is_read(files: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the tower that sees images nor the VQ encoder."""
+    read, names = Stored.read, set()
+
+    def watched(stored: Stored) -> Any:
+        names.add(stored.name)
+        return read(stored)
+
+    monkeypatch.setattr(Stored, "read", watched)
+    model = load(str(files.path), OPTIONS)
+    stored = set(read_weights(files.path))
+    assert names == {n for n in stored if n.startswith(("model.language_model.", "lm_head."))} | {CODEBOOK}
+    assert any(name.startswith("model.visual.") for name in stored - names)
+    vectors = read_weights(files.path)[CODEBOOK]
+    assert torch.equal(model.codebook, F.normalize(vectors, dim=-1))
+    distance = torch.cdist(model.codebook.double(), model.codebook.double()).fill_diagonal_(9)
+    assert torch.equal(model.nearest(3)[:, 0], distance.argmin(dim=1))
+
+
+def test_the_repository_its_model_and_what_the_file_says_of_sampling(files: Tiny) -> None:
+    root = files.path.parent
+    inner, outer = (Pipeline(load(str(folder), OPTIONS)) for folder in (files.path, root))
+    assert inner.model.weights_sha == outer.model.weights_sha
+    assert inner.model.grid == outer.model.grid == Grid(2, 3, before=(Raster(13, 19),))
+    assert inner.sampling == Sampling(0.8, 0, 0.7, 1.0)  # of generation_config.json
+    assert inner.default_method == "self-draft"
+    with pytest.raises(UserError, match="--cfg"):
+        inner("sun", sampling=Sampling(guidance=3.0))
+
+
+def test_the_cards_sampling_where_the_file_says_nothing(files: Tiny, tmp_path: Path) -> None:
+    copy = files.copied(tmp_path / "copy")
+    (copy.path / "generation_config.json").unlink()
+    assert Pipeline(load(str(copy.path), OPTIONS)).sampling == Sampling(0.9, 0, 0.75, 1.0)
+
+
+def test_sizes() -> None:
+    """The preview as transformers' processor computes it: about 256 cells at any size."""
+    assert grid_of(1024, 1024) == Grid(32, 32, before=(Raster(16, 16),))
+    assert grid_of(36 * 32, 24 * 32) == Grid(36, 24, before=(Raster(19, 13),))
+    assert grid_of(256, 256).size == 64 + 256
+    assert grid_of(32, 256 * 32).before == (Raster(1, 256),)
+    for sides, word in (((0, 32), "--height 0"), ((1024, 100), "--width 100"), ((32, 257 * 32), "0 x 256")):
+        with pytest.raises(UserError, match=word):
+            grid_of(*sides)
+
+
+def test_a_run_stores_codes_and_says_so(files: Tiny, run: Run, tmp_path: Path) -> None:
+    """Twice, the second time with nothing to do; the checkpoint says what no option says of sampling."""
+    words = ["generate_images", *files.words(), "--height", 64, "--width", 96, "--top_p", 0.5]
+    words += ["--prompt", "a red heart", "--num_images", 2, "--output_dir", tmp_path / "o"]
+    for _ in range(2):
+        status, out, _ = run(*words)
+        summary = json.loads(out.splitlines()[-1])
+        assert status == 0 and summary["images"] == 2 and "codes/NAME.npy" in out
+    assert summary["skipped"] == 2 and not list((tmp_path / "o" / "img").iterdir())
+    paths = sorted((tmp_path / "o" / "codes").iterdir())
+    for path, record in zip(paths, sorted((tmp_path / "o" / "records").iterdir()), strict=True):
+        codes = np.load(path)
+        assert codes.dtype == np.int64 and codes.shape == (13 * 19 + 2 * 3,)
+        assert codes.tolist() == json.loads(record.read_text())["codes"]
+    stored = json.loads((tmp_path / "o" / "generation_configs.json").read_text())
+    assert (stored["temperature"], stored["top_p"]) == (0.8, 0.5)
+    rasters = [json.loads(line)["raster"] for line in (tmp_path / "o" / "steps.jsonl").open()]
+    assert set(rasters) == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("words", "word"),
+    [
+        ("generate_images --target_size 64", "--height"),
+        ("generate_images --ratio 1:1", "--ratio"),
+        ("generate_images --cfg 2", "--cfg 2"),
+        ("generate_images --height 100", "--height 100"),
+        ("generate_images --height 32 --width 9600", "--width 9600"),
+        ("generate_images --record 1", "--record 1"),
+        ("demo", "pixels"),
+    ],
+)
+def test_what_is_refused(files: Tiny, refused: Refused, tmp_path: Path, words: str, word: str) -> None:
+    command, *options = words.split()
+    where = ["--prompt", "sun", "--output_dir", tmp_path / "o"] if command == "generate_images" else []
+    assert word in refused(command, *files.words(), *options, *where)
+    assert not (tmp_path / "o").exists()
+
+
+def test_pictures_are_not_encoded(files: Tiny, refused: Refused, tmp_path: Path) -> None:
+    Image.new("RGB", (8, 8)).save(tmp_path / "x.png")
+    (tmp_path / "x.txt").write_text("sun")
+    words = [*files.words(), "--data_path", tmp_path, "--output_dir", tmp_path / "o"]
+    assert "pixels" in refused("extract_code", *words) and not (tmp_path / "o").exists()
+
+
+def test_sizes_of_other_families_are_refused(refused: Refused, tmp_path: Path) -> None:
+    where = ["--prompt", "sun", "--output_dir", tmp_path / "o"]
+    assert "--height 64" in refused("generate_images", "--height", 64, *where)
+    with pytest.raises(UserError, match="--width 64"):
+        load("emoji", LoadOptions(width=64))
+
+
+@pytest.mark.parametrize("text", ["<|image|> a hat", "a <|dit_token_65|>"])
+def test_prompts_that_hold_images_are_refused(files: Tiny, text: str) -> None:
+    with pytest.raises(UserError, match="token"):
+        load(str(files.path), OPTIONS).encode(text)
+
+
+def test_memory_is_that_of_the_part_that_is_read() -> None:
+    """Counted on transformers' model of the published dimensions, which are its defaults."""
+    from transformers import GlmImageConfig, GlmImageForConditionalGeneration
+
+    manifest = json.loads((CKPTS / "manifest.json").read_text(encoding="utf-8"))["shapes"]["glm_image"]
+    config = GlmImageConfig()
+    text = config.text_config.to_dict()
+    published = manifest["target"]["text_config"]
+    published.pop("rope_parameters")  # the published factor is not the class's default
+    assert published == {name: text[name] for name in published}
+    with torch.device("meta"):
+        theirs: Any = GlmImageForConditionalGeneration(config)
+    heads = theirs.lm_head.weight[: config.vq_config.num_embeddings]
+    expected = sum(p.numel() for p in theirs.model.language_model.parameters()) + heads.numel()
+    found = parts(published_use("glm_image"))
+    assert found["target"] == 2 * expected
+    assert found["codec"] == 4 * theirs.model.vqmodel.quantize.embedding.weight.numel()
+    assert published_use("glm_image").tokens == grid_of(1024, 1024).size
+    larger = parts(published_use("glm_image", tokens=grid_of(2048, 2048).size))
+    slots = larger["cache"] - found["cache"]
+    assert slots == (4352 - 1280) * 40 * 2 * 2 * 128 * 2 and larger["pixels"] == 0
