@@ -282,11 +282,11 @@ def check(options: Options) -> None:
 
 def load(options: Options, need_drafter: bool) -> tuple[Pipeline, list[Prompt]]:
     """Returns the model and the prompts; with --random_weights a prompt's text is its length."""
-    from cli import loading
+    from cli import model_from_options
 
     if not options.random_weights:
         prompts = load_prompts(options, BENCH_FILE)
-        return loading.load(options, need_drafter), prompts
+        return model_from_options.load(options, need_drafter), prompts
     import torch
 
     from adt_tree.grid import Grid
@@ -299,7 +299,7 @@ def load(options: Options, need_drafter: bool) -> tuple[Pipeline, list[Prompt]]:
 
     device = pick_device(options.device)
     precision = pick_precision(options.precision, device, spec_of(options.model))
-    graphs = loading.check_graphs(options, device)
+    graphs = model_from_options.check_graphs(options, device)
     use = memory.published_use(options.model)
     side = use.side // use.vq.patch_size
     grid = Grid(min(side, max(2, RANDOM_CODES // side)), side)
