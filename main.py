@@ -20,6 +20,7 @@ COMMANDS = {
     "generate_images": "generate images from prompts, with statistics and maps",
     "bench": "time methods against the AR baseline in one run",
     "demo": "open a page on which two methods race and every step can be inspected",
+    "serve": "answer requests for images over HTTP, in the form of OpenAI's API",
     "report": "turn stored results into tables, plots and documents",
     "check_ckpts": "check a model's files by their headers and name every fault",
     "memory": "compute how much memory each model needs",

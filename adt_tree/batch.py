@@ -19,8 +19,12 @@ from adt_tree.grid import Cell
 from adt_tree.policy import Policy, TreeShape
 from adt_tree.records import Decoded, Step
 from adt_tree.roles import Request, Target
+from adt_tree.sampling import RowSampling, Sampling
+from adt_tree.slot_sampling import SlotSampling
 from adt_tree.tree import IDLE, BatchShapes, DraftTree, to_device
 from adt_tree.verify import Verdict
+
+END = object()  # stands for a request where there will be no more
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +40,21 @@ class StepOutput:
 class BatchSlots:
     """The images in flight, with the state of each that the host needs. Only advance() reads the device."""
 
-    def __init__(self, target: Target, requests: Iterable[Request], release: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        target: Target,
+        requests: Iterable[Request],
+        release: Callable[[int], None],
+        sampling: Sampling,
+    ) -> None:
         """release: empties the caches of a slot. All slots are emptied at once, because an earlier run may
-        have left its images in them."""
+        have left its images in them. sampling: of the images that bring none of their own."""
         self.grid, self.device = target.grid, target.device
         self._run, self._few_shapes = target.run, target.few_shapes
         self._waiting = iter(requests)
         self._slots: list[Decoded | None] = [None] * target.slots
+        self._requests: list[Request | None] = [None] * target.slots
+        self._sampling = SlotSampling(sampling, target.slots, target.device)
         self._started = [0.0] * target.slots
         self._exhausted, self._release = False, release
         self.last_codes = torch.zeros(target.slots, dtype=torch.int64, device=target.device)  # [B]
@@ -50,23 +62,62 @@ class BatchSlots:
         for slot in range(target.slots):
             release(slot)
 
-    def refill(self, begin: Callable[[int, Request], Tensor]) -> bool:
-        """Gives every free slot the next request. Returns whether any image is in flight.
+    def refill(self, begin: Callable[[int, Request, Sampling], Tensor]) -> bool:
+        """Frees the slots of clients who have gone, and gives every free slot the next request. Returns
+        whether any image is in flight.
+
+        A request of None means that there is none at present; another is asked for before the next step. If
+        no image is in flight it is asked for at once, so the iterator must wait inside then.
 
         begin: prefills a slot and returns the first code of the image, a scalar tensor.
         """
-        for slot, image in enumerate(self._slots):
-            if image is not None or self._exhausted:
-                continue
-            request = next(self._waiting, None)
-            if request is None:
-                self._exhausted = True
-                break
-            self._started[slot] = time.perf_counter()
-            code = begin(slot, request)
-            self.last_codes[slot], self.seeds[slot] = code, request.seed
-            self._slots[slot] = Decoded(request.name, request.seed, [int(code)])
-        return any(self._slots)
+        for slot, request in enumerate(self._requests):
+            if request and request.client and request.client.gone:
+                self._free(slot)
+        while True:
+            self._fill_slots(begin)
+            if self._exhausted or any(self._slots):
+                return any(self._slots)
+
+    def _fill_slots(self, begin: Callable[[int, Request, Sampling], Tensor]) -> None:
+        for slot in range(len(self._slots)):
+            while self._slots[slot] is None and not self._exhausted:
+                request = next(self._waiting, END)
+                if request is None:
+                    return
+                if isinstance(request, Request):
+                    self._begin(slot, request, begin)
+                else:
+                    self._exhausted = True
+
+    def _begin(self, slot: int, request: Request, begin: Callable[[int, Request, Sampling], Tensor]) -> None:
+        """Starts an image, unless its first logits are not numbers."""
+        self._started[slot], sampling = time.perf_counter(), request.sampling or self._sampling.common
+        self._sampling.begin(slot, sampling)
+        try:
+            code = begin(slot, request, sampling)
+        except FloatingPointError as error:
+            self._fail(slot, request, error)
+            return
+        self.last_codes[slot], self.seeds[slot] = code, request.seed
+        self._slots[slot], self._requests[slot] = Decoded(request.name, request.seed, [int(code)]), request
+
+    def _fail(self, slot: int, request: Request | None, error: FloatingPointError) -> None:
+        """Tells the client of an image, and frees its slot. Raises the error if there is no client."""
+        if request is None or request.client is None:
+            raise error
+        request.client.fail(error)
+        self._free(slot)
+
+    def _free(self, slot: int) -> None:
+        self._slots[slot] = self._requests[slot] = None
+        self._sampling.release(slot)
+        self._release(slot)
+
+    @property
+    def sampling(self) -> Sampling | RowSampling:
+        """The settings of the next pass: one Sampling if all images in flight share it."""
+        return self._sampling.now
 
     def active(self) -> list[tuple[int, Decoded]]:
         """Returns the occupied slots with their images."""
@@ -106,24 +157,26 @@ class BatchSlots:
         """Appends the codes that a step committed to their images.
 
         top1 [B, N]: log-probability of the most probable code after every node. started: the clock at the
-        beginning of the step. Raises FloatingPointError if a log-probability on an accepted path is NaN.
+        beginning of the step. An image with NaN among the log-probabilities on its path leaves its slot;
+        FloatingPointError if it has no client.
         """
         self.last_codes, outcome = self._run(outcomes, tree.valid, top1, verdict)
         table = outcome.tolist()  # the only line of a step at which the host waits for the device
         ms, longest = 1e3 * (time.perf_counter() - started), verdict.path.shape[1]
-        images = self.active()
-        for slot, image in images:
+        for slot, image in self.active():
             count, nodes = map(int, table[slot][:2])
             codes, sure = table[slot][2 : 2 + count], table[slot][2 + longest : 2 + longest + count]
             position, size = len(image.codes), (shapes[slot].depth, shapes[slot].width)
-            refuse_nan(any(map(math.isnan, sure)), image.name, position)
+            if any(map(math.isnan, sure)):
+                self._fail(slot, self._requests[slot], not_numbers(image.name, position))
+                continue
             image.codes += map(int, codes)
             cell, sure = self.grid.cell(position), [round(p, 4) for p in sure]
             raster = cell.raster if self.grid.before else None
             step = Step(position, cell.row, cell.column, *size, nodes, count - 1, ms, sure, raster)
             image.steps.append(step)
             image.target_calls += 1
-        return StepOutput(images, self.pop_finished(), tree, verdict)
+        return StepOutput(self.active(), self.pop_finished(), tree, verdict)
 
     def cells(self, step: Step) -> list[Cell]:
         """Returns the cells, (row, column), whose codes a step committed."""
@@ -135,8 +188,7 @@ class BatchSlots:
         for slot, image in self.active():
             if len(image.codes) >= self.grid.size:
                 image.seconds = now - self._started[slot]
-                self._slots[slot] = None
-                self._release(slot)
+                self._free(slot)
                 finished.append(image)
         return finished
 
@@ -155,10 +207,9 @@ def outcomes(valid: Tensor, top1: Tensor, verdict: Verdict) -> tuple[Tensor, Ten
     return last, torch.cat((verdict.count[:, None], drafted, verdict.codes, sure), dim=1)
 
 
-def refuse_nan(has_nan: bool, name: str, position: int) -> None:
-    """Raises FloatingPointError if has_nan. The message names the image and the position of the logits."""
-    if has_nan:
-        raise FloatingPointError(
-            f"image {name}, position {position}: the model's logits are not numbers (NaN or infinite): "
-            "damaged weights, or overflow in half precision (try --precision bf16 or fp32)"
-        )
+def not_numbers(name: str, position: int) -> FloatingPointError:
+    """Returns the error of an image, at a position, whose logits are not numbers."""
+    return FloatingPointError(
+        f"image {name}, position {position}: the model's logits are not numbers (NaN or infinite): "
+        "damaged weights, or overflow in half precision (try --precision bf16 or fp32)"
+    )

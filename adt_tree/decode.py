@@ -14,13 +14,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from adt_tree.batch import BatchSlots, StepOutput, refuse_nan
+from adt_tree.batch import BatchSlots, StepOutput, not_numbers
 from adt_tree.noise import Noise
 from adt_tree.policy import Policy
 from adt_tree.ranges import part
 from adt_tree.records import Decoded
 from adt_tree.roles import Prefix, Proposer, Request, Target
-from adt_tree.sampling import Sampling, log_probs
+from adt_tree.sampling import RowSampling, Sampling, log_probs
 from adt_tree.tree import IDLE, DraftTree, root_only_tree
 from adt_tree.verify import Coupled, Rule, Verdict
 
@@ -39,12 +39,12 @@ def autoregressive(
     The code is y = argmax(log p + G) with Gumbel noise G, a sample from p by the Gumbel-max trick. Coupled
     verification commits the same codes at the same seed.
     """
-    rule, slots = Coupled(noise), BatchSlots(target, requests, target.release)
+    rule, slots = Coupled(noise), BatchSlots(target, requests, target.release, sampling)
     noise_table = noise.table(target.slots, target.grid.size, target.device)
     idle = [IDLE] * target.slots
 
-    def begin(slot: int, request: Request) -> Tensor:
-        noise_table.begin(slot, request.seed)
+    def begin(slot: int, request: Request, sampling: Sampling) -> Tensor:
+        noise_table.begin(slot, request.seed, sampling.greedy)
         return _first(target, rule, sampling, slot, request)[0]
 
     while slots.refill(begin):
@@ -53,13 +53,13 @@ def autoregressive(
         with part("target"):
             scored = target.forward(tree, slots.committed)
         noise_here = noise_table.at(slots.positions[:, None])
-        top1, verdict = target.run(choose, sampling, scored.logits, noise_here)
+        top1, verdict = target.run(choose, slots.sampling, scored.logits, noise_here)
         with part("commit"):
             target.commit(tree, verdict)
         yield slots.advance(tree, top1, verdict, idle, clock)
 
 
-def choose(sampling: Sampling, logits: Tensor, noise: Tensor) -> tuple[Tensor, Verdict]:
+def choose(sampling: Sampling | RowSampling, logits: Tensor, noise: Tensor) -> tuple[Tensor, Verdict]:
     """Returns the log-probability of the most probable code [B, 1], and the verdict for trees that consist of
     the root: the argmax of log p + G follows it. logits [G, B, 1, V], noise [B, 1, V]."""
     log_p = log_probs(logits, sampling)
@@ -87,24 +87,25 @@ def speculative(
         target.release(slot)
         proposer.release(slot)
 
-    def begin(slot: int, request: Request) -> Tensor:
-        noise.begin(slot, request.seed)
+    def begin(slot: int, request: Request, sampling: Sampling) -> Tensor:
+        noise.begin(slot, request.seed, sampling.greedy)
         code, prefix = _first(target, rule, sampling, slot, request)
         proposer.prefill(slot, request.prompt, prefix, code)
         policy.reset(slot, request.seed)
         return code
 
-    slots = BatchSlots(target, requests, release)
+    slots = BatchSlots(target, requests, release, sampling)
     noise = rule.noise.table(target.slots, target.grid.size, target.device)
     while slots.refill(begin):
         clock = time.perf_counter()
         positions, committed = slots.positions, slots.committed
         # Shape: the policy sets the depth, width and budget of each image's tree.
         shapes = slots.shapes(policy)
-        bounds = slots.bounds(shapes, policy)
+        bounds, settings = slots.bounds(shapes, policy), slots.sampling
         # Draft: a tree of likely continuations of the last committed code.
         with part("tree"):
-            tree = proposer.propose(bounds, slots.last_codes, partial(noise.below, positions), committed)
+            noise_below = partial(noise.below, positions)
+            tree = proposer.propose(bounds, slots.last_codes, noise_below, committed, settings)
         # Score: one target pass computes the distribution after every node.
         with part("target"):
             scored = target.forward(tree, committed)
@@ -112,7 +113,7 @@ def speculative(
         with part("verify"):
             noise_here = noise.at(positions[:, None] + tree.depths)
             inputs = (tree, scored.logits, noise_here, slots.seeds, positions)
-            top1, perturbed, verdict = target.run(judge, rule, sampling, *inputs)
+            top1, perturbed, verdict = target.run(judge, rule, settings, *inputs)
         # Commit: the cache entries of the path become part of the prefix; none is computed again.
         with part("commit"):
             target.commit(tree, verdict)
@@ -129,7 +130,7 @@ def speculative(
 
 def judge(
     rule: Rule,
-    sampling: Sampling,
+    sampling: Sampling | RowSampling,
     tree: DraftTree,
     logits: Tensor,
     noise: Tensor,
@@ -154,5 +155,8 @@ def _first(
         prefix = target.prefill(slot, request.prompt)
     zero = torch.zeros(1, dtype=torch.int64, device=target.device)
     log_p = log_probs(prefix.logits[:, None], sampling)
-    refuse_nan(bool(log_p[0, 0].isnan()), request.name, 0)
+    if bool(log_p[0, 0].isnan()):
+        raise not_numbers(request.name, 0)
+    if sampling.greedy:  # under every rule, though the rule's noise may be for other images
+        return log_p.argmax(dim=-1)[0], prefix
     return rule.choose(log_p, zero + request.seed, zero)[0], prefix

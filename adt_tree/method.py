@@ -252,6 +252,12 @@ class Method:
         return self.sampling.greedy
 
     @property
+    def greedy_apart(self) -> bool:
+        """Whether another rule verifies at temperature 0 than above, so that greedy images and others cannot
+        share an engine."""
+        return self.lantern is not None or (self.drafting and not self.spec.verify)
+
+    @property
     def exact(self) -> bool:
         """Whether a seed gives the AR baseline's image, code for code.
 

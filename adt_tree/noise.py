@@ -70,12 +70,15 @@ class NoiseTable:
         self._table = torch.zeros(rows, noise.num_codes, device=device)
         self._starts = torch.arange(slots, device=device)[:, None] * positions
 
-    def begin(self, slot: int, seed: int) -> None:
-        """Fills the slot with the noise of an image of that seed."""
+    def begin(self, slot: int, seed: int, silent: bool = False) -> None:
+        """Fills the slot with the noise of an image of that seed, or with none if the image is silent."""
         if self._noise.silent:
             return
         device = self._table.device
         start, seeds = slot * self._positions, torch.full((1,), seed, device=device)
+        if silent:
+            self._table[start : start + self._positions] = 0
+            return
         for at in torch.arange(self._positions, device=device).split(ROWS):
             self._table[start : start + len(at)] = self._noise.gumbel(seeds, at[None])[0]
             start += len(at)

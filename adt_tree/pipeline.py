@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from PIL import Image
+from PIL import Image, ImageChops, ImageDraw
 
 from adt_tree.batch import StepOutput
 from adt_tree.engine import Engine, build
@@ -246,6 +246,27 @@ class Pipeline:
     def image(self, codes: list[int]) -> Image.Image:
         """Returns the RGB picture of codes in raster order."""
         return self.model.image(codes)
+
+    def partial_image(self, codes: list[int]) -> Image.Image:
+        """Returns the RGBA picture of the first codes of an image, transparent where the others will be.
+
+        The pixel decoder takes a whole grid and normalises over all of it, so the known codes are repeated to
+        fill the grid: any constant filling would change the colours of the known part.
+        """
+        grid, raster = self.model.grid, self.model.grid.image
+        before, seen = codes[: grid.starts[-1]], codes[grid.starts[-1] :]
+        filled = ((seen or [0]) * raster.size)[: raster.size]
+        picture = self.image([*before, *[0] * (grid.starts[-1] - len(before)), *filled]).convert("RGBA")
+        row, column = divmod(len(seen), raster.width)
+        cell_height, cell_width = picture.height / raster.height, picture.width / raster.width
+        top, bottom = round(row * cell_height), round((row + 1) * cell_height)
+        left = round(column * cell_width)
+        mask = Image.new("L", picture.size, 255)
+        pen = ImageDraw.Draw(mask)
+        pen.rectangle((left, top, picture.width, bottom - 1), fill=0)  # the rest of the row of the next code
+        pen.rectangle((0, bottom, picture.width, picture.height), fill=0)  # all rows below
+        picture.putalpha(ImageChops.multiply(picture.getchannel("A"), mask))
+        return picture
 
 
 def _views(output: StepOutput) -> list[TreeView]:

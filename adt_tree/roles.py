@@ -23,7 +23,7 @@ from adt_tree.budget import AutoTree
 from adt_tree.grid import Grid
 from adt_tree.method import Method
 from adt_tree.policy import AdaptiveTree, TreeShape
-from adt_tree.sampling import Sampling
+from adt_tree.sampling import RowSampling, Sampling
 from adt_tree.tree import BatchShapes, DraftTree, StaticTree
 from adt_tree.verify import Verdict
 
@@ -54,6 +54,17 @@ def call(function: Callable[..., Result], *inputs: Any) -> Result:
     return function(*inputs)
 
 
+class Client(Protocol):
+    """The one who asked for an image, where one fault or departure must not end the run."""
+
+    @property
+    def gone(self) -> bool:
+        """Whether nobody waits for the image. Then it leaves its slot before the next step."""
+
+    def fail(self, error: FloatingPointError) -> None:
+        """Learns that the logits of the image are not numbers. It leaves its slot, unfinished."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One image to generate. prompt is an encoded prompt of the target; the loop hands it on unread."""
@@ -61,6 +72,8 @@ class Request:
     name: str
     prompt: Any
     seed: int
+    sampling: Sampling | None = None  # None: the engine's
+    client: Client | None = None  # None: nobody leaves before the image is finished, and a fault ends the run
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +161,17 @@ class Proposer(Protocol):
         """Prepares an idle slot for the steps until its next prefill, in which nobody reads its tree."""
 
     def propose(
-        self, shapes: BatchShapes, last_codes: Tensor, noise_below: NoiseBelow, committed: Sequence[int]
+        self,
+        shapes: BatchShapes,
+        last_codes: Tensor,
+        noise_below: NoiseBelow,
+        committed: Sequence[int],
+        sampling: Sampling | RowSampling,
     ) -> DraftTree:
-        """Returns one tree per slot, whose roots are last_codes [B]; the roots alone if shapes.empty."""
+        """Returns one tree per slot, whose roots are last_codes [B]; the roots alone if shapes.empty.
+
+        sampling: that of the target's distribution in this step.
+        """
 
     def observe(self, tree: DraftTree, perturbed: Tensor, features: Tensor, verdict: Verdict) -> None:
         """Learns from a step.

@@ -45,7 +45,31 @@ class Sampling:
         return 1 if self.guidance == 1 else 2
 
 
-def guide(logits: Tensor, guidance: float) -> Tensor:
+@dataclass(frozen=True, slots=True)
+class RowSampling:
+    """The settings of images in flight that differ in them: entry b of a tensor belongs to slot b.
+
+    log_probs() under it gives a row what it gives under the row's Sampling, on a CPU bit for bit. (CUDA
+    divides by a number, but not by a tensor, through its reciprocal, which can differ in the last bit.)
+    """
+
+    temperature: Tensor  # [B] fp32; 1 for a greedy image
+    greedy: Tensor  # [B] bool: no filter applies
+    guidance: Tensor  # [B] fp32
+    top_k: int
+    top_p: Tensor | float  # [B] fp32, inf where every code stays; 1.0 if it does for all images
+    top_p_first: bool
+
+    def spread(self, dims: int) -> RowSampling:
+        """Returns the settings with their tensors shaped for logits [G, B, ..., V] of `dims` dimensions."""
+        shape = (-1, *[1] * (dims - 2))
+        top_p = self.top_p if isinstance(self.top_p, float) else self.top_p.view(shape)
+        temperature, greedy, guidance = self.temperature, self.greedy, self.guidance
+        tensors = temperature.view(shape), greedy.view(shape), guidance.view(shape)
+        return RowSampling(*tensors, self.top_k, top_p, self.top_p_first)
+
+
+def guide(logits: Tensor, guidance: float | Tensor) -> Tensor:
     """Returns u + s (c - u), s the guidance, from logits [G, ..., V]: c is branch 0, conditional, and u is
     branch 1. A single branch is returned as it is."""
     if logits.shape[0] == 1:
@@ -53,18 +77,21 @@ def guide(logits: Tensor, guidance: float) -> Tensor:
     return logits[1].lerp(logits[0], guidance)
 
 
-def keep_top_k(logits: Tensor, top_k: int) -> Tensor:
-    """Sets every logit below the top_k-th largest to -inf; ties with it stay. 0 keeps all."""
+def keep_top_k(logits: Tensor, top_k: int, spared: Tensor | None = None) -> Tensor:
+    """Sets every logit below the top_k-th largest to -inf; ties with it stay. 0 keeps all, and so does a row
+    of `spared` [..., 1] bool that is true."""
     if top_k == 0 or top_k >= logits.shape[-1]:
         return logits
     least = logits.topk(top_k, dim=-1).values[..., -1:]
+    if spared is not None:
+        least = least.masked_fill(spared, float("-inf"))
     return logits.masked_fill(logits < least, float("-inf"))
 
 
-def keep_top_p(logits: Tensor, top_p: float) -> Tensor:
+def keep_top_p(logits: Tensor, top_p: float | Tensor) -> Tensor:
     """Keeps the smallest set of most probable codes whose mass reaches top_p, and sets the other logits to
     -inf. The most probable code always stays."""
-    if top_p >= 1:
+    if isinstance(top_p, float | int) and top_p >= 1:
         return logits
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
     probability = ordered.softmax(dim=-1)
@@ -73,16 +100,21 @@ def keep_top_p(logits: Tensor, top_p: float) -> Tensor:
     return logits.masked_fill(beyond.scatter(-1, order, beyond), float("-inf"))
 
 
-def log_probs(logits: Tensor, sampling: Sampling) -> Tensor:
+def log_probs(logits: Tensor, sampling: Sampling | RowSampling) -> Tensor:
     """Returns log p = log softmax(filter(guided / T)) in fp32, [..., V] from logits [G, ..., V].
 
     At temperature 0 no filter applies, and the result is log softmax(guided): its argmax is the code, and its
-    values are the confidences by which trees grow and LANTERN's relaxation is measured.
+    values are the confidences by which trees grow and LANTERN's relaxation is measured. Under a RowSampling
+    logits are [G, B, ..., V].
     """
+    spared = None
+    if isinstance(sampling, RowSampling):
+        sampling = sampling.spread(logits.dim())
+        spared = sampling.greedy
     guided = guide(logits.float(), sampling.guidance)
-    if sampling.greedy:
+    if sampling.greedy is True:
         return guided.log_softmax(dim=-1)
     scaled = guided / sampling.temperature
     if sampling.top_p_first:
-        return keep_top_k(keep_top_p(scaled, sampling.top_p), sampling.top_k).log_softmax(dim=-1)
-    return keep_top_p(keep_top_k(scaled, sampling.top_k), sampling.top_p).log_softmax(dim=-1)
+        return keep_top_k(keep_top_p(scaled, sampling.top_p), sampling.top_k, spared).log_softmax(dim=-1)
+    return keep_top_p(keep_top_k(scaled, sampling.top_k, spared), sampling.top_p).log_softmax(dim=-1)

@@ -7,15 +7,11 @@ this machine alone. It needs no network.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 from adt_tree.errors import UserError
 from cli.options import ModelOptions, check_model
 from cli.parser import declare, option
 from models.registry import SPECS
-
-if TYPE_CHECKING:
-    from adt_tree.pipeline import Pipeline
 
 
 @declare
@@ -46,6 +42,7 @@ def run(options: Options) -> None:
         raise UserError(
             f"demo needs gradio ({error}): `bash scripts/setup.sh requirements-demo.txt` installs it"
         ) from None
+    from cli.model_from_options import load_with_drafter_if_any
     from demo.app import serve
 
     pipe = load_with_drafter_if_any(options)
@@ -56,21 +53,3 @@ def run(options: Options) -> None:
         raise UserError(f"--host {options.host} --port {options.port}: {error}") from None
     print(f"The page is at {address}. Ctrl-C ends it.", flush=True)
     page.block_thread()
-
-
-def load_with_drafter_if_any(options: ModelOptions) -> Pipeline:
-    """Loads the model, with its own drafter network if there is one.
-
-    Without it the page offers the methods that need none. Raises UserError if --drafter_path names a drafter
-    that cannot be loaded.
-    """
-    from cli.model_from_options import load
-
-    try:
-        return load(options, need_drafter=True, more_prompts=True)
-    except UserError as error:
-        if options.drafter_path is not None:
-            raise
-        pipe = load(options, need_drafter=False, more_prompts=True)
-        print(f"{error}; the page offers only the methods that need no drafter", flush=True)
-        return pipe

@@ -91,3 +91,19 @@ def load_without_drafter(options: ModelOptions) -> Pipeline:
         if given := shown(options, name):
             raise UserError(f"{given}: this command uses no drafter network; leave it out")
     return load(options, need_drafter=False)
+
+
+def load_with_drafter_if_any(options: ModelOptions) -> Pipeline:
+    """Loads the model, with its own drafter network if there is one.
+
+    Without it only methods that need none can be chosen. Raises UserError if --drafter_path names a drafter
+    that cannot be loaded.
+    """
+    try:
+        return load(options, need_drafter=True, more_prompts=True)
+    except UserError as error:
+        if options.drafter_path is not None:
+            raise
+        pipe = load(options, need_drafter=False, more_prompts=True)
+        print(f"{error}; only the methods that need no drafter can be chosen", flush=True)
+        return pipe

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from PIL import Image, ImageChops, ImageDraw
+from PIL import Image
 
 from models.checkpoint.files import read_json, reading, write_atomic
 
@@ -97,31 +97,13 @@ class Recorder:
         width, height = round(final.width * shrink), round(final.height * shrink)
         sheet = Image.new("RGBA", (COLUMNS * width, -(-len(counts) // COLUMNS) * height))
         for index, count in enumerate(counts):
-            frame = final.convert("RGBA") if count == self.grid.size else self._partial(count)
+            whole = count == self.grid.size
+            frame = final.convert("RGBA") if whole else self.pipe.partial_image(self.codes[:count])
             sheet.paste(frame.resize((width, height)), (index % COLUMNS * width, index // COLUMNS * height))
         stream = io.BytesIO()
         sheet.save(stream, format="WEBP", quality=90)
         data_uri = SHEET_START + base64.b64encode(stream.getvalue()).decode()
         return {"sheet": data_uri, "columns": COLUMNS, "size": [width, height], "counts": counts}
-
-    def _partial(self, count: int) -> Image.Image:
-        """Returns the image of the first `count` codes, transparent where the other codes will be.
-
-        The pixel decoder takes a whole grid and normalises over all of it, so the known codes are repeated to
-        fill the grid: any constant filling would change the colours of the known part.
-        """
-        filled = (self.codes[:count] * self.grid.size)[: self.grid.size]
-        picture = self.pipe.image(filled).convert("RGBA")
-        row, column = self.grid.cell(count)
-        cell_height, cell_width = picture.height / self.grid.height, picture.width / self.grid.width
-        top, bottom = round(row * cell_height), round((row + 1) * cell_height)
-        left = round(column * cell_width)
-        mask = Image.new("L", picture.size, 255)
-        pen = ImageDraw.Draw(mask)
-        pen.rectangle((left, top, picture.width, bottom - 1), fill=0)  # the rest of the row of code `count`
-        pen.rectangle((0, bottom, picture.width, picture.height), fill=0)  # all rows below
-        picture.putalpha(ImageChops.multiply(picture.getchannel("A"), mask))
-        return picture
 
 
 def record(pipe: Pipeline, method: Method, prompt: str, seed: int) -> Recording:

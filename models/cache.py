@@ -167,6 +167,12 @@ class KVCache:
         if self.axes is not None:
             self.axes.clear(rows)
 
+    def erase(self, rows: slice) -> None:
+        """Empties the rows and fills them with zeros. Masks do not hide NaN: 0 times NaN is NaN, so entries
+        of an image whose logits were not numbers would spoil the next image in its rows."""
+        self.clear(rows)
+        self.store[:, rows] = 0
+
     def begin(self, count: int, padding: int = 0) -> None:
         """Commits the first `count` slots of an empty cache, without the first `padding` of them. The others
         move to the front. The next position is count, as if the padding were there."""

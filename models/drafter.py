@@ -160,7 +160,7 @@ class EagleDrafter:
                 cache.begin(len(tokens))
 
     def release(self, slot: int) -> None:
-        self.cache.clear(slice(slot, None, self.target.slots))
+        self.cache.erase(slice(slot, None, self.target.slots))
 
     def context(self, committed: Sequence[int]) -> int:
         """Returns a bound on the codes in any slot's prefix. Where few shapes are fast it is the whole image:

@@ -224,4 +224,4 @@ class ARTarget:
         self.cache.commit(path, count, leafy_chain)
 
     def release(self, slot: int) -> None:
-        self.cache.clear(slice(slot, None, self.slots))
+        self.cache.erase(slice(slot, None, self.slots))

@@ -16,6 +16,7 @@ import pytest
 from adt_tree import Pipeline
 from adt_tree.errors import UserError
 from cli import demo as command
+from cli.model_from_options import load_with_drafter_if_any
 
 RACE = {"prompt": "sun", "left": "ar", "right": "self-draft", "seed": 7, "temperature": 1.0, "guidance": 3.0,
         "lantern": False}  # fmt: skip
@@ -126,7 +127,7 @@ def test_the_page_does_without_a_drafter(tiny_checkpoint: Path, tmp_path: Path) 
     model = Path(shutil.copytree(tiny_checkpoint, tmp_path / "model"))
     (model / "drafter" / "model.safetensors").write_bytes(b"")
     words = ["--model_path", str(model)]
-    assert "eagle-2" not in command.load_with_drafter_if_any(command.Options.parse(words)).methods
+    assert "eagle-2" not in load_with_drafter_if_any(command.Options.parse(words)).methods
     words += ["--drafter_path", str(model / "drafter")]
     with pytest.raises(UserError, match="drafter"):
-        command.load_with_drafter_if_any(command.Options.parse(words))
+        load_with_drafter_if_any(command.Options.parse(words))

@@ -37,7 +37,7 @@ class CopyAbove:
     def release(self, slot):
         self.position[slot] = 1
 
-    def propose(self, shapes, last_codes, noise_below, committed):
+    def propose(self, shapes, last_codes, noise_below, committed, sampling):
         if shapes.empty:
             return root_only_tree(last_codes)
         above = self.position[:, None] + torch.arange(shapes.depth) - self.grid.width

@@ -48,7 +48,7 @@ def decode(
     rule: Rule = Coupled(Noise(target.num_codes, silent=True))
     if delta is not None:
         rule = GreedyRelaxed(target.num_codes, Relaxation(nearest, 10, delta), order)
-    proposer = EagleProposer(EagleDrafter(net, target, 5, 10), SAMPLING, growth, target.slots)
+    proposer = EagleProposer(EagleDrafter(net, target, 5, 10), growth, target.slots)
     return finished(speculative(target, proposer, Fixed(shape), rule, images, SAMPLING))
 
 

@@ -60,7 +60,7 @@ def shapes(*limits: tuple[int, int, int]) -> BatchShapes:
 
 def drafted(proposer: SelfDraftProposer, limits: tuple[int, int, int], root: int) -> list[int]:
     """Returns the codes of the tree that it proposes."""
-    tree = proposer.propose(shapes(limits), torch.tensor([root]), lambda levels: NOTHING, [3])
+    tree = proposer.propose(shapes(limits), torch.tensor([root]), lambda levels: NOTHING, [3], Sampling())
     return tree.codes[0].tolist()
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from adt_tree.policy import TreeShape
 from adt_tree.roles import Drafter, NoiseBelow, Prefix, Run, Setup, call
-from adt_tree.sampling import Sampling, log_probs
+from adt_tree.sampling import RowSampling, Sampling, log_probs
 from adt_tree.tree import BatchShapes, DraftTree, Pool, StaticTree, root_only_tree, select
 from adt_tree.verify import Verdict
 
@@ -37,16 +37,14 @@ class DraftState:
 
 
 # Grows a tree per image from the drafter's state at the roots.
-Growth = Callable[[Drafter, Sampling, DraftState], DraftTree]
+Growth = Callable[[Drafter, Sampling | RowSampling, DraftState], DraftTree]
 
 
 class EagleProposer:
     """Feeds the accepted path to the drafter, then grows a tree."""
 
-    def __init__(
-        self, drafter: Drafter, sampling: Sampling, growth: Growth, slots: int, run: Run = call
-    ) -> None:
-        self.drafter, self.sampling, self.growth, self._run = drafter, sampling, growth, run
+    def __init__(self, drafter: Drafter, growth: Growth, slots: int, run: Run = call) -> None:
+        self.drafter, self.growth, self._run = drafter, growth, run
         # Target features that the drafter has not read yet, [G, B, A, D], and the code after each, [B, A].
         # The first `_count` [B] of a slot are valid. The size D is unknown until the first prefill.
         self._features: Tensor | None = None
@@ -69,14 +67,22 @@ class EagleProposer:
     def release(self, slot: int) -> None:
         self.drafter.release(slot)
         self._count[slot] = 1  # every slot extends by at least one pair; nobody reads what an idle one drafts
+        if self._features is not None:  # NaN in a pair that is not valid would reach the valid ones
+            self._features[:, slot] = 0
 
     def propose(
-        self, shapes: BatchShapes, last_codes: Tensor, noise_below: NoiseBelow, committed: Sequence[int]
+        self,
+        shapes: BatchShapes,
+        last_codes: Tensor,
+        noise_below: NoiseBelow,
+        committed: Sequence[int],
+        sampling: Sampling | RowSampling,
     ) -> DraftTree:
         assert self._features is not None, "propose() needs a prefilled image"
         pairs = (self._features, self._codes, self._count)
         noise = noise_below(max(1, shapes.levels))
-        return self._run(self._grow, pairs, last_codes, shapes, noise, self.drafter.context(committed))
+        context = self.drafter.context(committed)
+        return self._run(self._grow, pairs, last_codes, shapes, noise, context, sampling)
 
     def _grow(
         self,
@@ -85,10 +91,11 @@ class EagleProposer:
         shapes: BatchShapes,
         noise: Tensor,
         context: Hashable,
+        sampling: Sampling | RowSampling,
     ) -> DraftTree:
         logits, feature = self.drafter.extend(*pairs, context)
-        state = DraftState(log_probs(logits, self.sampling), feature, last_codes, shapes, noise)
-        return self.growth(self.drafter, self.sampling, state)
+        state = DraftState(log_probs(logits, sampling), feature, last_codes, shapes, noise)
+        return self.growth(self.drafter, sampling, state)
 
     def observe(self, tree: DraftTree, perturbed: Tensor, features: Tensor, verdict: Verdict) -> None:
         self._features, self._codes, self._count = self._run(pairs_on_path, features, verdict)
@@ -108,10 +115,10 @@ def make(setup: Setup) -> EagleProposer:
     if isinstance(setup.tree, StaticTree):
         keep_q = setup.method.verify == "rejection" and not setup.method.greedy
         growth = StaticGrowth(setup.tree, keep_q, setup.target.device)
-    return EagleProposer(drafter, setup.sampling, growth, setup.target.slots, setup.target.run)
+    return EagleProposer(drafter, growth, setup.target.slots, setup.target.run)
 
 
-def grow_dynamic(drafter: Drafter, sampling: Sampling, state: DraftState) -> DraftTree:
+def grow_dynamic(drafter: Drafter, sampling: Sampling | RowSampling, state: DraftState) -> DraftTree:
     """Returns trees grown as in EAGLE-2: on every level the best `width` nodes expand to their `width` best
     children, and of all these nodes the best `budget` form the tree.
 
@@ -185,7 +192,7 @@ class StaticGrowth:
             ranks=index([self.tree.ranks[n] for n in below]),
         )
 
-    def __call__(self, drafter: Drafter, sampling: Sampling, state: DraftState) -> DraftTree:
+    def __call__(self, drafter: Drafter, sampling: Sampling | RowSampling, state: DraftState) -> DraftTree:
         """Returns the trees, without the levels below the deepest shape of the batch."""
         most_depth, last_codes = state.shapes.depth, state.last_codes
         images, nodes = len(last_codes), sum(depth <= most_depth for depth in self.tree.depths)

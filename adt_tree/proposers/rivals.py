@@ -29,6 +29,7 @@ from torch import Tensor
 from adt_tree.noise import ACCEPT, DRAFT, RESIDUAL, Noise, uniform
 from adt_tree.policy import TreeShape, num_sibling_nodes
 from adt_tree.roles import NoiseBelow, Prefix, Setup, Target
+from adt_tree.sampling import RowSampling, Sampling
 from adt_tree.static_trees import Paths, chain
 from adt_tree.tree import BatchShapes, DraftTree, StaticTree, root_only_tree, rows_at
 from adt_tree.verify import Rejection, Verdict, verdict_from_hits
@@ -163,7 +164,12 @@ class JacobiWindow:
         return sample(self._target(log_p)[:, None], chances)[:, 0]
 
     def propose(
-        self, shapes: BatchShapes, last_codes: Tensor, noise_below: NoiseBelow, committed: Sequence[int]
+        self,
+        shapes: BatchShapes,
+        last_codes: Tensor,
+        noise_below: NoiseBelow,
+        committed: Sequence[int],
+        sampling: Sampling | RowSampling,
     ) -> DraftTree:
         return self._run(self._window_tree, shapes.all_levels, last_codes)
 

@@ -23,6 +23,7 @@ from adt_tree.grid import NO_CELL, Grid
 from adt_tree.policy import TreeShape
 from adt_tree.proposers.candidates import Candidates, History, grow_chains, newest_first
 from adt_tree.roles import NoiseBelow, Prefix, Run, Setup, call
+from adt_tree.sampling import RowSampling, Sampling
 from adt_tree.tree import BatchShapes, DraftTree, root_only_tree
 from adt_tree.verify import Verdict
 
@@ -92,7 +93,12 @@ class SelfDraftProposer:
         self._position[slot] = 1
 
     def propose(
-        self, shapes: BatchShapes, last_codes: Tensor, noise_below: NoiseBelow, committed: Sequence[int]
+        self,
+        shapes: BatchShapes,
+        last_codes: Tensor,
+        noise_below: NoiseBelow,
+        committed: Sequence[int],
+        sampling: Sampling | RowSampling,
     ) -> DraftTree:
         return self._run(self._draft, shapes.all_levels, last_codes)
 

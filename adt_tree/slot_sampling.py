@@ -1,0 +1,59 @@
+"""The sampling of the images in flight, which may differ from slot to slot."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from adt_tree.sampling import RowSampling, Sampling
+
+
+class SlotSampling:
+    """The settings of every slot, on the host and as tensors that begin() updates in place.
+
+    Temperature, guidance and top_p may differ from slot to slot. While no image in flight differs from the
+    engine's sampling, passes get that, and cost what they cost without this class.
+    """
+
+    def __init__(self, common: Sampling, slots: int, device: torch.device) -> None:
+        """common: the engine's sampling, which holds for every image that brings none of its own."""
+        self.common = common
+        self._slots = [common] * slots
+        self._temperature, self._guidance, self._top_p = torch.ones(3, slots, device=device).unbind(0)
+        self._greedy = torch.zeros(slots, dtype=torch.bool, device=device)
+        for slot in range(slots):
+            self._set(slot, common)
+
+    def begin(self, slot: int, sampling: Sampling) -> None:
+        """Sets a slot. Raises ValueError for settings that all images of an engine share."""
+        common = self.common
+        if (sampling.top_k, sampling.top_p_first) != (common.top_k, common.top_p_first):
+            raise ValueError(f"{sampling}: top_k and the order of filters are the engine's, {common}")
+        if sampling.branches > common.branches or common.greedy > sampling.greedy:
+            raise ValueError(f"{sampling}: an engine for {common} has no guidance, or no noise")
+        if sampling != self._slots[slot]:
+            self._set(slot, sampling)
+
+    def release(self, slot: int) -> None:
+        """Gives an idle slot the engine's sampling again."""
+        self.begin(slot, self.common)
+
+    def _set(self, slot: int, sampling: Sampling) -> None:
+        self._slots[slot] = sampling
+        # No filter applies to a greedy image, and 1 leaves its logits as they are.
+        whole = sampling.greedy or sampling.top_p >= 1
+        self._temperature[slot] = 1.0 if sampling.greedy else sampling.temperature
+        self._top_p[slot] = math.inf if whole else sampling.top_p
+        self._guidance[slot], self._greedy[slot] = sampling.guidance, sampling.greedy
+
+    @property
+    def now(self) -> Sampling | RowSampling:
+        """The settings of the next pass."""
+        common = self.common
+        if all(sampling is common or sampling == common for sampling in self._slots):
+            return common
+        filtered = any(sampling.top_p < 1 and not sampling.greedy for sampling in self._slots)
+        top_p = self._top_p if filtered else 1.0
+        settings = (self._temperature, self._greedy, self._guidance)
+        return RowSampling(*settings, common.top_k, top_p, common.top_p_first)

@@ -1,0 +1,132 @@
+"""serve: images over HTTP in the form of OpenAI's images API, as they grow, with a page to try it.
+
+Several images are decoded at once, and a slot that falls free takes the next one between two steps. A client
+gets the image that `Pipeline` makes of its prompt and seed, whatever else is in flight. SIGTERM or Ctrl-C
+ends listening; what was accepted is finished first.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from pathlib import Path
+from typing import ClassVar
+
+from adt_tree.errors import UserError
+from cli.options import GraphOptions, ModelOptions, check_model
+from cli.parser import declare, option
+from models.checkpoint.files import reading
+
+KEY_VARIABLE = "ADT_API_KEY"
+
+
+@declare
+class Options(ModelOptions, GraphOptions):
+    """service"""
+
+    ALIASES: ClassVar[dict[str, str]] = {"slots": "batch_size"}
+    batch_size: int = 4
+    host: str = option(
+        "address to listen at; beyond this machine (0.0.0.0: all addresses) only with a key",
+        "127.0.0.1",
+        unit="ADDRESS",
+    )
+    port: int = option("port to listen at; 0: any free one", 8000, least=0, most=65535)
+    server_name: tuple[str, ...] | None = option(
+        "names by which clients may call the server, beside localhost and addresses; other names are refused "
+        "(default: none)",
+        unit="NAME",
+    )
+    api_key_file: str | None = option(
+        "file with the key that /v1 and /metrics ask for (default: the environment variable "
+        f"{KEY_VARIABLE}; without both nobody is asked)",
+        unit="FILE",
+    )
+    queue: int = option(
+        "images that may wait for a slot; requests for more are answered by status 429",
+        64,
+        unit="IMAGES",
+        least=10,
+    )
+    max_prompt_tokens: int = option(
+        "tokens of the longest prompt; caches have room for so many", 128, unit="TOKENS", least=1
+    )
+    max_body: int = option("size of the largest request", 65536, unit="BYTES", least=256)
+    timeout: float = option(
+        "time for the headers of a request to arrive, for its body, and between requests",
+        30.0,
+        unit="SECONDS",
+        above=0,
+        most=3600,
+    )
+    grace: float = option(
+        "time to finish what was accepted before a SIGTERM; what is left is cut, and the exit status is 1",
+        120.0,
+        unit="SECONDS",
+        least=0,
+        most=86400,
+    )
+
+
+def run(options: Options) -> None:
+    """Serves until it is told to end. UserError without the packages, or for a host or a port that cannot be
+    had."""
+    check_model(options)
+    key = read_key(options)
+    if key is None and not is_loopback(options.host):
+        raise UserError(
+            f"--host {options.host}: beyond this machine the server asks for a key; set {KEY_VARIABLE} or "
+            "give --api_key_file"
+        )
+    try:
+        from serve import server
+        from serve.app import create_app
+        from serve.settings import Settings
+    except ImportError as error:
+        raise UserError(
+            f"serve needs fastapi, uvicorn and prometheus_client ({error}): `bash scripts/setup.sh "
+            "requirements-serve.txt` installs them"
+        ) from None
+    from cli.model_from_options import load_with_drafter_if_any
+
+    settings = Settings(
+        slots=options.batch_size,
+        queue=options.queue,
+        max_prompt_tokens=options.max_prompt_tokens,
+        max_body=options.max_body,
+        timeout_s=options.timeout,
+        api_key=key,
+        server_names=(options.host, *(options.server_name or ())),
+    )
+    try:
+        listener = server.bind(options.host, options.port)
+    except OSError as error:
+        raise UserError(f"--host {options.host} --port {options.port}: {error}") from None
+    pipe = load_with_drafter_if_any(options)
+    port = listener.getsockname()[1]
+    site = f"http://[{options.host}]:{port}" if ":" in options.host else f"http://{options.host}:{port}"
+    print(f"{options.model} is served at {site}/v1, and a page at {site}/. Ctrl-C ends it.", flush=True)
+    if not server.run(create_app(pipe, settings), settings, listener, options.grace):
+        raise SystemExit(1)
+
+
+def read_key(options: Options) -> str | None:
+    """Returns the key, without the space around it; None if there is none. UserError for an empty one."""
+    key, source = os.environ.get(KEY_VARIABLE), KEY_VARIABLE
+    if options.api_key_file is not None:
+        source = f"--api_key_file {options.api_key_file}"
+        with reading(Path(options.api_key_file), "give a file that holds the key"):
+            key = Path(options.api_key_file).read_text(encoding="utf-8")
+    if key is None:
+        return None
+    if not key.strip() or len(key.split()) != 1:
+        raise UserError(f"{source}: it must hold one word, the key")
+    return key.strip()
+
+
+def is_loopback(host: str) -> bool:
+    """Returns whether only this machine can reach an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,71 @@
+"""Errors in the form of OpenAI's API: {"error": {"message", "type", "param", "code"}}."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+
+from adt_tree.errors import reason
+
+TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+
+
+class ApiError(Exception):
+    """An answer that is an error."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.param, self.code, self.headers = status, param, code, dict(headers or {})
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """The error as JSON."""
+        usual = "server_error" if self.status >= 500 else "invalid_request_error"
+        kind = TYPES.get(self.status, usual)
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+
+    @property
+    def response(self) -> Response:
+        """The error as a response."""
+        return json_response(self.content, self.status, self.headers)
+
+
+def json_response(content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Returns content as JSON in ASCII, which can hold any text that a client may send."""
+    return Response(json.dumps(content), status, headers, "application/json")
+
+
+def failure(error: BaseException) -> ApiError:
+    """Returns an error of the server's own as an answer, in one line."""
+    return error if isinstance(error, ApiError) else ApiError(500, reason(error), code="server_error")
+
+
+def install(app: FastAPI) -> None:
+    """Gives every error of the application OpenAI's form."""
+
+    async def ours(request: Request, error: Exception) -> Response:
+        return failure(error).response
+
+    async def of_framework(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        text = f"{request.method} {request.url.path}: {error.detail}"
+        return ApiError(error.status_code, text, headers=error.headers).response
+
+    async def unexpected(request: Request, error: Exception) -> Response:
+        return ApiError(500, "internal error; the server's log has more", code="server_error").response
+
+    app.add_exception_handler(ApiError, ours)
+    app.add_exception_handler(HTTPException, of_framework)
+    app.add_exception_handler(Exception, unexpected)

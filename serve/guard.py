@@ -1,0 +1,85 @@
+"""Who may ask: the checks of every request before a route sees it, and the headers of every answer."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from serve.errors import ApiError
+from serve.settings import Settings
+
+HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+NEED_KEY = ("/v1", "/metrics")
+
+
+def is_address(name: str) -> bool:
+    """Returns whether a name is an IP address."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+class Guard:
+    """Refuses requests for other hosts, from pages of other sites, and without the key."""
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self._app, self._settings = app, settings
+        self._names = {"localhost", *(name.lower() for name in settings.server_names)}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = False
+
+        async def with_headers(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers[name] = value
+            await send(message)
+
+        try:
+            self._check(scope["path"], Headers(scope=scope))
+            await self._app(scope, receive, with_headers)
+        except ApiError as error:
+            await error.response(scope, receive, with_headers)
+        except asyncio.CancelledError:
+            scope["app"].state.cut += 1
+            if started:
+                raise
+            error = ApiError(503, "the server ends", code="server_shutting_down")
+            await error.response(scope, receive, with_headers)
+
+    def _check(self, path: str, headers: Headers) -> None:
+        """ApiError for a request that may not pass."""
+        host = headers.get("host", "")
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+        except ValueError:
+            name = ""
+        # A page of another site can point its own name at this machine, but not an address.
+        if name not in self._names and not is_address(name):
+            raise ApiError(403, f"host {host!r}: this server does not answer to that name")
+        origin = headers.get("origin")
+        if origin is not None and urlsplit(origin).netloc != host:
+            raise ApiError(403, f"origin {origin!r}: pages of other sites may not call this server")
+        if self._settings.api_key is not None and path.startswith(NEED_KEY):
+            given = headers.get("authorization", "").encode("latin-1", "replace")
+            expected = b"Bearer " + self._settings.api_key.encode()
+            if not hmac.compare_digest(given, expected):
+                text = "the key is missing or wrong: send it as `Authorization: Bearer KEY`"
+                raise ApiError(401, text, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})

@@ -1,0 +1,158 @@
+"""What a client may ask for: the fields of POST /v1/images/generations, and the method that they mean."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Annotated, Any, Literal, NoReturn
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from adt_tree.errors import UserError
+from adt_tree.method import METHODS, Lantern, Method
+from adt_tree.pipeline import Pipeline
+from adt_tree.sampling import Sampling
+from serve.errors import ApiError
+from serve.settings import MOST_IMAGES
+
+LARGEST_SEED = 2**63 - 1 - MOST_IMAGES  # image i of a request has seed + i, and seeds have 64 bits
+CODES = {"extra_forbidden": "unknown_parameter", "missing": "missing_required_parameter"}
+QUALITIES = ("low", "medium", "high", "xhigh", "max")
+
+
+class LanternFields(BaseModel):
+    """LANTERN's settings; those left out are the published ones."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    delta: Annotated[float, Field(ge=0, le=100)] = Lantern().delta
+    k: Annotated[int, Field(ge=0)] | None = None
+
+
+class ImageRequest(BaseModel):
+    """The fields of OpenAI's request, and from `seed` on those of this server."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    prompt: Annotated[str, Field(min_length=1)]
+    n: Annotated[int, Field(ge=1, le=MOST_IMAGES)] = 1
+    model: str | None = None
+    size: str = "auto"
+    output_format: Literal["png", "webp", "jpeg"] = "png"
+    output_compression: Annotated[int, Field(ge=0, le=100)] = 100
+    response_format: Literal["b64_json"] = "b64_json"
+    background: Literal["auto", "opaque"] = "auto"
+    quality: Literal["auto", "standard", "hd", "low", "medium", "high", "xhigh", "max"] = "auto"
+    moderation: Literal["auto", "low"] = "auto"
+    style: Literal["vivid", "natural"] = "vivid"
+    user: str = ""
+    safety_identifier: str = ""
+    stream: bool = False
+    partial_images: Annotated[int, Field(ge=0, le=3)] = 0
+
+    seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] | None = None
+    method: str | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] = 1.0
+    guidance: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_k: Annotated[int, Field(ge=0)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    lantern: bool | LanternFields = False
+    partial_rows: Annotated[int, Field(ge=1)] | None = None
+
+    @property
+    def shown_quality(self) -> str:
+        """The quality as answers may name it."""
+        return self.quality if self.quality in QUALITIES else "auto"
+
+
+def parse(body: bytes) -> ImageRequest:
+    """Returns the request in a body. ApiError 400, which names the field, for one that is not right."""
+    try:
+        fields = json.loads(body, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise ApiError(400, f"the body is not JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise ApiError(400, "the body must be a JSON object")
+    try:
+        # OpenAI's clients may send null for a field that is left out.
+        request = ImageRequest(**{name: value for name, value in fields.items() if value is not None})
+        request.prompt.encode()
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        param = str(first["loc"][0]) if first["loc"] else None
+        code = CODES.get(first["type"], "invalid_value")
+        text = "there is no such field" if code == "unknown_parameter" else first["msg"]
+        raise ApiError(400, f"{param}: {text}", param, code) from None
+    except UnicodeEncodeError:
+        raise ApiError(400, "prompt: it is not Unicode text", "prompt", "invalid_value") from None
+    _check_together(request)
+    return request
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number")
+
+
+def _check_together(request: ImageRequest) -> None:
+    """ApiError 400 for fields that do not fit one another."""
+    png = request.output_format == "png"
+    checks = {
+        "output_compression": png and request.output_compression < 100 and "it is for webp and jpeg",
+        "partial_images": request.partial_images and not request.stream and "only with stream: true",
+        "partial_rows": request.partial_rows
+        and (not request.stream or request.partial_images)
+        and "only with stream: true, and without partial_images",
+    }
+    for param, message in checks.items():
+        if message:
+            raise ApiError(400, f"{param}: {message}", param, "invalid_value")
+
+
+def check_model(request: ImageRequest, pipe: Pipeline) -> None:
+    """ApiError for another model, or a size that the model does not generate."""
+    name, size = pipe.model.name, size_of(pipe)
+    if request.model not in (None, name):
+        raise ApiError(404, f"model {request.model!r}: this server has {name}", "model", "model_not_found")
+    if request.size not in ("auto", size):
+        raise ApiError(400, f"size {request.size!r}: this model's images are {size}", "size", "invalid_value")
+
+
+def size_of(pipe: Pipeline) -> str:
+    """Returns the size of the model's images as "WIDTHxHEIGHT"."""
+    raster, side = pipe.model.grid.image, pipe.model.codec.config.patch_size
+    return f"{raster.width * side}x{raster.height * side}"
+
+
+def method_of(request: ImageRequest, pipe: Pipeline) -> Method:
+    """Returns the method that a request means. ApiError 400 for one that the model does not take."""
+    usual, name = pipe.sampling, request.method or pipe.default_method
+    if name not in pipe.methods:
+        text = f"method {name!r}: choose one of {', '.join(pipe.methods)}"
+        raise ApiError(400, text, "method", "invalid_value")
+    if request.lantern and not METHODS[name].lantern:
+        raise ApiError(400, f"lantern: method {name} does not take it", "lantern", "invalid_value")
+    sampling = Sampling(
+        temperature=request.temperature,
+        top_k=usual.top_k if request.top_k is None else min(request.top_k, pipe.model.num_codes),
+        top_p=request.top_p,
+        guidance=usual.guidance if request.guidance is None else request.guidance,
+    )
+    lantern = None
+    if request.lantern:
+        fields: dict[str, Any] = {} if request.lantern is True else request.lantern.model_dump()
+        lantern = Lantern(**fields)
+    try:
+        if lantern:
+            lantern.neighbours(pipe.model.num_codes)
+        return pipe.method(name, sampling=sampling, lantern=lantern)
+    except UserError as error:
+        raise ApiError(400, str(error), "lantern" if lantern else "method", "invalid_value") from None
+
+
+def engine_method(method: Method, pipe: Pipeline) -> Method:
+    """Returns the method of the engine that decodes images of a method: equal for methods that differ in
+    temperature, guidance and top_p alone, which every slot has of its own."""
+    guidance = pipe.sampling.guidance if pipe.sampling.branches == 2 else 3.0  # room for guided images
+    temperature = 0.0 if method.greedy and method.greedy_apart else 1.0
+    sampling = Sampling(temperature, method.sampling.top_k, 1.0, guidance)
+    return replace(method, sampling=sampling)

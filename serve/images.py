@@ -1,0 +1,210 @@
+"""POST /v1/images/generations: a body in, images out, at once or as they grow."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import secrets
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from adt_tree.errors import UserError
+from adt_tree.grid import Grid
+from serve.errors import ApiError, failure, json_response
+from serve.image_request import ImageRequest, check_model, method_of, parse, size_of
+from serve.job import Job, News, Order
+from serve.metrics import since
+from serve.scheduler import Full
+from serve.service import Service
+
+SEED_BITS = 48  # of a seed that the server draws: a number that JavaScript holds exactly
+MOST_WAIT_S = 60  # the longest that a client is asked to wait before it tries again
+CLIENT_CLOSED = 499  # what nginx logs for a client that has gone; nobody reads it
+
+
+async def generate(request: Request) -> Response:
+    """Answers one request."""
+    service: Service = request.app.state.service
+    wanted = parse(await read_body(request, service))
+    check_model(wanted, service.pipe)
+    order = await place(wanted, service)
+    if wanted.stream:
+        return Stream(events(order, wanted, service), order, service)
+    return await unless_gone(request, answer(order, wanted, service), order, service)
+
+
+async def read_body(request: Request, service: Service) -> bytes:
+    """Returns the body. ApiError for one that is not JSON, too large, or too slow to arrive."""
+    settings = service.settings
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json" or "content-encoding" in request.headers:
+        raise ApiError(415, f"content type {kind!r}: send application/json, not compressed")
+    too_large = ApiError(413, f"the body is too large: send at most {settings.max_body} bytes")
+    stated = request.headers.get("content-length", "0")
+    if stated.isdecimal() and int(stated) > settings.max_body:
+        raise too_large
+    body = b""
+    try:
+        async with asyncio.timeout(settings.timeout_s):
+            async for part in request.stream():
+                body += part
+                if len(body) > settings.max_body:
+                    raise too_large
+    except TimeoutError:
+        text = f"the body did not arrive within {settings.timeout_s:g} s"
+        raise ApiError(408, text, headers={"Connection": "close"}) from None
+    return body
+
+
+async def place(wanted: ImageRequest, service: Service) -> Order:
+    """Puts the images of a request in the queue. ApiError if they do not fit the model or the queue."""
+    pipe, settings = service.pipe, service.settings
+    method = method_of(wanted, pipe)
+    try:
+        prompt = await service.painter.encode(wanted.prompt)
+    except UserError as error:
+        raise ApiError(400, f"prompt: {error}", "prompt", "invalid_value") from None
+    if prompt.length > settings.max_prompt_tokens:
+        text = f"prompt: it has {prompt.length} tokens, at most {settings.max_prompt_tokens} are taken"
+        raise ApiError(400, text, "prompt", "invalid_value")
+    order = Order(prompt)
+    seed = secrets.randbelow(2**SEED_BITS) if wanted.seed is None else wanted.seed
+    marks = marks_of(wanted, pipe.model.grid)
+    order.jobs = [Job(order, index, seed + index, method, marks) for index in range(wanted.n)]
+    try:
+        service.scheduler.submit(order.jobs)
+    except Full:
+        service.metrics.refused.inc()
+        wait = math.ceil(min(max(service.metrics.image_seconds, 1), MOST_WAIT_S))
+        text = f"{service.scheduler.backlog} images are in flight or wait; try again in {wait} s"
+        raise ApiError(429, text, code="rate_limit_exceeded", headers={"Retry-After": str(wait)}) from None
+    return order
+
+
+def marks_of(wanted: ImageRequest, grid: Grid) -> Sequence[int]:
+    """Returns the numbers of codes at which the client hears of an image; the last is all of them."""
+    if not wanted.stream:
+        return [grid.size]
+    if wanted.partial_rows:
+        rows = range(wanted.partial_rows, grid.height, wanted.partial_rows)
+        return [*(grid.starts[-1] + row * grid.width for row in rows), grid.size]
+    parts = wanted.partial_images + 1
+    return [-(-grid.size * part // parts) for part in range(1, parts + 1)]
+
+
+async def paint(news: News, wanted: ImageRequest, service: Service) -> str:
+    """Returns the picture that the news is about, in base64. Raises the error of news of a failure."""
+    if news.error:
+        raise news.error
+    codes = news.job.codes[: news.codes]
+    picture = await service.painter.paint(codes, wanted.output_format, wanted.output_compression)
+    whole, started = len(codes) == service.pipe.model.grid.size, news.job.submitted
+    if wanted.stream and not news.job.shown:
+        service.metrics.first_partial.observe(since(started))
+    news.job.shown = True
+    if whole:
+        news.job.finished = True
+        service.metrics.finish(since(started))
+    return picture
+
+
+async def answer(order: Order, wanted: ImageRequest, service: Service) -> Response:
+    """Returns the response with all images, in the order of their seeds."""
+    data: dict[int, dict[str, Any]] = {}
+    while len(data) < len(order.jobs):
+        news = await order.next()
+        picture = await paint(news, wanted, service)
+        data[news.job.index] = {"b64_json": picture, "seed": news.job.seed}
+    content = {
+        "created": int(time.time()),
+        "data": [data[index] for index in range(len(data))],
+        "background": "opaque",
+        "output_format": wanted.output_format,
+        "size": size_of(service.pipe),
+        "usage": usage(order, service, len(data)),
+    }
+    return json_response(content)
+
+
+def usage(order: Order, service: Service, images: int) -> dict[str, Any]:
+    """Returns the tokens of the prompt and the codes of images."""
+    text, codes = order.prompt.length, images * service.pipe.model.grid.size
+    return {
+        "input_tokens": text,
+        "input_tokens_details": {"text_tokens": text, "image_tokens": 0},
+        "output_tokens": codes,
+        "total_tokens": text + codes,
+    }
+
+
+async def events(order: Order, wanted: ImageRequest, service: Service) -> AsyncIterator[bytes]:
+    """Yields the images of a request as server-sent events. An error ends them."""
+    common = {
+        "background": "opaque",
+        "output_format": wanted.output_format,
+        "quality": wanted.shown_quality,
+        "size": size_of(service.pipe),
+    }
+    partials, finished = dict.fromkeys(order.jobs, 0), 0
+    while finished < len(order.jobs):
+        news = await order.next()
+        job = news.job
+        try:
+            picture = await paint(news, wanted, service)
+        except Exception as error:
+            yield f"data: {json.dumps(failure(error).content)}\n\n".encode()
+            return
+        event = {"b64_json": picture, "created_at": int(time.time()), "seed": job.seed, **common}
+        if len(order.jobs) > 1:
+            event["image_index"] = job.index
+        if job.finished:
+            finished += 1
+            event |= {"type": "image_generation.completed", "usage": usage(order, service, 1)}
+        else:
+            event |= {"type": "image_generation.partial_image", "partial_image_index": partials[job]}
+            partials[job] += 1
+        yield f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode()
+
+
+class Stream(StreamingResponse):
+    """Events that end with their client."""
+
+    def __init__(self, content: AsyncIterator[bytes], order: Order, service: Service) -> None:
+        super().__init__(content, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+        self._order, self._service = order, service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._service.leave(self._order)
+
+
+async def unless_gone(request: Request, work: Any, order: Order, service: Service) -> Response:
+    """Returns the result of the coroutine `work`, which ends when the client goes."""
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(disconnected(request))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            return Response(status_code=CLIENT_CLOSED)
+        return working.result()
+    except ApiError:
+        raise
+    except Exception as error:
+        raise failure(error) from error
+    finally:
+        working.cancel()
+        leaving.cancel()
+        service.leave(order)
+
+
+async def disconnected(request: Request) -> None:
+    """Returns when the client has gone."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

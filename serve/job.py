@@ -1,0 +1,71 @@
+"""One image that a client waits for, and a request's images as the client hears of them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from adt_tree.method import Method
+from adt_tree.roles import Request
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What happened to an image: so many of its codes stand, or it failed."""
+
+    job: Job
+    codes: int
+    error: Exception | None = None
+
+
+class Job:
+    """An image: adt_tree.roles.Client of its own request.
+
+    The decoding thread writes `codes` and calls tell() and fail(); the event loop's thread sets `gone`.
+    """
+
+    def __init__(self, order: Order, index: int, seed: int, method: Method, marks: Sequence[int]) -> None:
+        """index: of the image among those of its request. method: with the image's own sampling. marks:
+        numbers of codes at which the client hears of the image, rising; the last is all of them."""
+        self.order, self.index, self.seed, self.method = order, index, seed, method
+        self.gone = self.failed = False
+        self.shown = self.finished = False  # whether the client has a picture, and the last one
+        self.codes: list[int] = []  # grows while the image is decoded
+        self.submitted = time.perf_counter()
+        self._marks = list(marks)
+
+    def request(self, name: str) -> Request:
+        """Returns the request for the engine."""
+        return Request(name, self.order.prompt, self.seed, self.method.sampling, self)
+
+    def tell(self, codes: list[int]) -> None:
+        """Tells the client of all marks that the codes have reached."""
+        self.codes = codes
+        while self._marks and len(codes) >= self._marks[0]:
+            self.order.post(News(self, self._marks.pop(0)))
+
+    def fail(self, error: Exception) -> None:
+        self.failed = True
+        self.order.post(News(self, len(self.codes), error))
+
+
+class Order:
+    """The images of one request, and the queue through which the event loop hears of them."""
+
+    def __init__(self, prompt: Any) -> None:
+        """prompt: encoded. Called in the event loop."""
+        self.prompt = prompt
+        self.jobs: list[Job] = []
+        self._loop, self._news = asyncio.get_running_loop(), asyncio.Queue[News]()
+
+    def post(self, news: News) -> None:
+        """Hands news to the event loop, from any thread."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._news.put_nowait, news)
+
+    async def next(self) -> News:
+        """Returns the next news, in the order in which they were posted."""
+        return await self._news.get()

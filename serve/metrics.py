@@ -1,0 +1,68 @@
+"""The figures of /metrics, in the form that Prometheus reads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from adt_tree.records import Step
+
+SECONDS = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
+OUTCOMES = ("completed", "failed", "cancelled")
+
+
+class Metrics:
+    """Counters of one service, in a registry of their own. Each has the label `replica`."""
+
+    content_type = CONTENT_TYPE_LATEST
+
+    def __init__(self, replica: str) -> None:
+        self._registry, self._replica = CollectorRegistry(), replica
+        self._codes = self._calls = self._seconds = 0.0  # committed codes, target calls of images, of steps
+        self.refused = self._add(Counter, "adt_refused", "requests that the full queue refused")
+        until = "from a request to the first picture of its stream"
+        self.first_partial = self._add(Histogram, "adt_first_partial_seconds", until)
+        self.image_seconds = 1.0  # moving average, from a request to a finished image
+        self._image = self._add(Histogram, "adt_image_seconds", "from a request to a finished image")
+        images = Counter("adt_images", "images by outcome", ("replica", "outcome"), registry=self._registry)
+        self.images = {outcome: images.labels(replica, outcome) for outcome in OUTCOMES}
+        self._gauge("adt_codes_total", "codes that were committed", lambda: self._codes)
+        self._gauge("adt_tau", "codes per target call", lambda: self._codes / max(self._calls, 1))
+        rate = "codes per second of decoding"
+        self._gauge("adt_codes_per_second", rate, lambda: self._codes / max(self._seconds, 1e-9))
+
+    def _add(self, kind: type, name: str, text: str) -> Counter | Histogram:
+        buckets = {"buckets": SECONDS} if kind is Histogram else {}
+        return kind(name, text, ("replica",), registry=self._registry, **buckets).labels(self._replica)
+
+    def _gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
+        Gauge(name, text, ("replica",), registry=self._registry).labels(self._replica).set_function(value)
+
+    def watch(self, waiting: Callable[[], int], flying: Callable[[], int]) -> None:
+        """Shows the length of the queue and the number of images in flight."""
+        self._gauge("adt_queue_images", "images that wait for a slot", waiting)
+        self._gauge("adt_in_flight_images", "images in slots", flying)
+
+    def count(self, steps: Sequence[Step]) -> None:
+        """Takes in one step, as every image in flight saw it."""
+        self._codes += sum(step.accepted + 1 for step in steps)
+        self._calls += len(steps)
+        self._seconds += steps[0].ms / 1e3 if steps else 0.0
+
+    def finish(self, seconds: float) -> None:
+        """Takes in a finished image, so many seconds after its request."""
+        self.images["completed"].inc()
+        self._image.observe(seconds)
+        self.image_seconds += (seconds - self.image_seconds) / 10
+
+    def text(self) -> bytes:
+        """Returns all figures."""
+        return generate_latest(self._registry)
+
+
+def since(started: float) -> float:
+    """Returns the seconds since a time of time.perf_counter()."""
+    return time.perf_counter() - started

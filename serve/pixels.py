@@ -1,0 +1,67 @@
+"""The thread beside the decoding one: prompts to tokens, and codes to pixels to files."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from PIL import Image
+
+from adt_tree.pipeline import Pipeline
+from eval.runs.run_folder import png_bytes
+from models.target import EncodedPrompt
+
+OPEN = (128, 128, 128)  # colour of the cells whose codes are not there yet
+
+
+class Painter:
+    """One thread, so that the pictures of an image are made in the order in which they were asked for."""
+
+    def __init__(self, pipe: Pipeline) -> None:
+        self._pipe = pipe
+        # The codec's convolutions round by the number of threads, which OpenMP keeps by thread.
+        start = (torch.set_num_threads, (torch.get_num_threads(),))
+        self._texts = ThreadPoolExecutor(1, "texts", *start)
+        self._pixels = ThreadPoolExecutor(1, "pixels", *start)
+
+    async def encode(self, text: str) -> EncodedPrompt:
+        """Returns a prompt's tokens. UserError for a prompt that the model does not take."""
+        return await asyncio.get_running_loop().run_in_executor(self._texts, self._encode, text)
+
+    def _encode(self, text: str) -> EncodedPrompt:
+        with torch.inference_mode():
+            return self._pipe.model.encode(text)
+
+    async def paint(self, codes: list[int], kind: str, compression: int) -> str:
+        """Returns the picture of codes as a file in base64. Where codes are missing it is grey.
+
+        kind: png, webp or jpeg; compression: the quality of the last two, 0 to 100.
+        """
+        run = asyncio.get_running_loop().run_in_executor
+        return await run(self._pixels, self._paint, codes, kind, compression)
+
+    def _paint(self, codes: list[int], kind: str, compression: int) -> str:
+        if len(codes) == self._pipe.model.grid.size:
+            picture = self._pipe.image(codes)
+        else:
+            part = self._pipe.partial_image(codes)
+            picture = Image.new("RGB", part.size, OPEN)
+            picture.paste(part, mask=part)
+        return base64.b64encode(file_bytes(picture, kind, compression)).decode()
+
+    def close(self) -> None:
+        """Ends the threads after what they are doing."""
+        self._texts.shutdown(cancel_futures=True)
+        self._pixels.shutdown(cancel_futures=True)
+
+
+def file_bytes(picture: Image.Image, kind: str, compression: int) -> bytes:
+    """Returns a picture as a file: a PNG as generate_images writes it, or a WebP or JPEG of a quality."""
+    if kind == "png":
+        return png_bytes(picture)
+    stream = io.BytesIO()
+    picture.save(stream, format=kind.upper(), quality=compression)
+    return stream.getvalue()

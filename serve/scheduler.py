@@ -1,0 +1,175 @@
+"""The thread that decodes, and the queue in front of it.
+
+Images are taken oldest first. One engine decodes at a time; its slots are refilled between steps. Once the
+oldest image in the queue needs another engine, the running one takes nobody new, finishes what is in flight
+and hands over, so that nobody starves.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from adt_tree.batch import StepOutput
+from adt_tree.engine import Engine, build
+from adt_tree.errors import UserError
+from adt_tree.method import Method
+from adt_tree.pipeline import Pipeline
+from adt_tree.roles import Request
+from serve.image_request import engine_method
+from serve.job import Job
+from serve.metrics import Metrics
+from serve.settings import Settings
+
+MOST_ENGINES = 4  # engines whose caches stay in memory for when they are needed again
+log = logging.getLogger(__name__)
+
+
+class Full(Exception):
+    """The queue has no room for so many images."""
+
+
+class Scheduler:
+    """The queue, the images in flight, and the thread that decodes them."""
+
+    def __init__(self, pipe: Pipeline, settings: Settings, metrics: Metrics) -> None:
+        self.pipe, self.settings, self.metrics = pipe, settings, metrics
+        self._changed = threading.Condition()  # guards the next three
+        self._waiting: deque[Job] = deque()
+        self._flying: dict[str, Job] = {}  # by the name of the image
+        self._closing = False
+        self._engines: dict[Method, Engine] = {}  # the one used last comes last
+        self._number = 0
+        self._threads = torch.get_num_threads()
+        self._thread = threading.Thread(target=self._run, name="decoding", daemon=True)
+        metrics.watch(lambda: len(self._waiting), lambda: len(self._flying))
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the thread after the step that it is in; images that are not finished are dropped."""
+        with self._changed:
+            self._closing = True
+            for job in (*self._waiting, *self._flying.values()):
+                job.gone = True
+            self._waiting.clear()
+            self._changed.notify()
+        self._thread.join()
+        self._engines.clear()
+
+    @property
+    def alive(self) -> bool:
+        """Whether images can be decoded."""
+        return self._thread.is_alive()
+
+    @property
+    def backlog(self) -> int:
+        """Number of images in flight and in the queue."""
+        return len(self._flying) + len(self._waiting)
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """Queues images. Raises Full if there is no room for all of them."""
+        with self._changed:
+            if self.backlog + len(jobs) > self.settings.slots + self.settings.queue:
+                raise Full
+            self._waiting.extend(jobs)
+            self._changed.notify()
+
+    def leave(self, jobs: Sequence[Job]) -> None:
+        """Takes images out of the queue, and out of their slots at the next step."""
+        with self._changed:
+            for job in jobs:
+                job.gone = True
+            self._waiting = deque(job for job in self._waiting if not job.gone)
+            self._changed.notify()
+
+    def _run(self) -> None:
+        torch.set_num_threads(self._threads)  # OpenMP keeps the number by thread
+        while (method := self._next_method()) is not None:
+            try:
+                for output in self._engine(method).steps(self._feed(method)):
+                    self._deliver(output)
+            except Exception as error:
+                log.exception("decoding by %s failed", method.label)
+                self._fail(error)
+                self._engines.clear()
+                self._free_memory()
+
+    def _next_method(self) -> Method | None:
+        """Waits for an image, and returns the method of the engine that the oldest needs; None at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closing)
+            return None if self._closing else self._key(self._waiting[0])
+
+    def _key(self, job: Job) -> Method:
+        return engine_method(job.method, self.pipe)
+
+    def _engine(self, method: Method) -> Engine:
+        """Returns the engine of a method. If memory is short, those that are not in use are given up."""
+        engine = self._engines.pop(method, None)
+        while len(self._engines) >= MOST_ENGINES:
+            self._engines.pop(next(iter(self._engines)))
+        if engine is None:
+            size = (self.settings.slots, self.settings.max_prompt_tokens)
+            try:
+                engine = build(self.pipe.model, method, *size)
+            except (UserError, MemoryError, torch.OutOfMemoryError):
+                if not self._engines:
+                    raise
+                self._engines.clear()
+                self._free_memory()
+                engine = build(self.pipe.model, method, *size)
+        self._engines[method] = engine
+        return engine
+
+    def _free_memory(self) -> None:
+        gc.collect()  # a target and its graphs refer to one another
+        if self.pipe.model.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _feed(self, method: Method) -> Iterator[Request | None]:
+        """Yields the requests of one engine, and None while there is none for it but images are in flight.
+        Waits for a request while none is. Ends when another engine is needed."""
+        while True:
+            with self._changed:
+                self._flying = {n: job for n, job in self._flying.items() if not (job.gone or job.failed)}
+                if not self._flying:
+                    self._changed.wait_for(lambda: self._waiting or self._closing)
+                if self._closing:
+                    return
+                fits = bool(self._waiting) and self._key(self._waiting[0]) == method
+                if not fits and not self._flying:
+                    return
+                request = None
+                if fits:
+                    job, name = self._waiting.popleft(), str(self._number)
+                    self._number += 1
+                    self._flying[name] = job
+                    request = job.request(name)
+            yield request
+
+    def _deliver(self, output: StepOutput) -> None:
+        """Tells the clients of a step's images how far they are."""
+        for _, image in output.images:
+            self._flying[image.name].tell(image.codes)
+        self.metrics.count([image.steps[-1] for _, image in output.images])
+        for image in output.finished:
+            with self._changed:
+                self._flying.pop(image.name)
+
+    def _fail(self, error: Exception) -> None:
+        """Fails the images in flight, or the oldest in the queue if its engine could not be built."""
+        with self._changed:
+            jobs = list(self._flying.values())
+            if not jobs and self._waiting:
+                jobs = [self._waiting.popleft()]
+            self._flying.clear()
+        for job in jobs:
+            job.fail(error)

@@ -1,0 +1,132 @@
+"""Runs the application under uvicorn, with the timeouts and the end that uvicorn lacks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import h11
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from serve.errors import ApiError
+from serve.settings import Settings
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+LARGEST_HEAD = 2**15  # bytes of the headers of a request
+
+
+class TimedProtocol(H11Protocol):
+    """HTTP/1.1 that closes connections on which a whole request is due for too long.
+
+    uvicorn has a timer for idle connections between two requests, but none until the first one and none for
+    headers that stop midway.
+    """
+
+    timeout_s: float  # set by protocol_of
+    _due: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._set_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._stop_timer()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._set_timer()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        """Runs the timer where the client is to send a request, or the rest of one that was answered before
+        it was complete. More bytes do not start it anew."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._stop_timer()
+        elif self._due is None:
+            self._due = self.loop.call_later(self.timeout_s, self.transport.abort)
+
+    def _stop_timer(self) -> None:
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
+
+    def send_400_response(self, msg: str) -> None:
+        """As uvicorn's, in the form of the other errors."""
+        body = json.dumps(ApiError(400, msg).content).encode()
+        headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
+        headers.append((b"content-length", str(len(body)).encode()))
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            start = h11.Response(status_code=400, headers=headers)
+            for event in (start, h11.Data(data=body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+
+def protocol_of(timeout_s: float) -> type[TimedProtocol]:
+    """Returns the protocol with its timeout, which uvicorn has no place for."""
+    return type("Protocol", (TimedProtocol,), {"timeout_s": timeout_s})
+
+
+class Server(uvicorn.Server):
+    """uvicorn that ends by itself after a signal, in place of raising it again. A second one cuts what the
+    first left to finish."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        before = {number: signal.signal(number, self.handle_exit) for number in SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Returns a socket at an address. Raises OSError if it cannot be had."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, kind, protocol)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def run(app: FastAPI, settings: Settings, listener: socket.socket, grace_s: float) -> bool:
+    """Serves until SIGTERM or SIGINT, then finishes what was accepted.
+
+    Returns whether all of it was finished within grace_s seconds.
+    """
+    config = uvicorn.Config(
+        app,
+        http=protocol_of(settings.timeout_s),
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=math.ceil(settings.timeout_s),
+        timeout_graceful_shutdown=math.ceil(grace_s),
+        h11_max_incomplete_event_size=LARGEST_HEAD,
+    )
+    asyncio.run(Server(config).serve(sockets=[listener]))
+    return app.state.cut == 0
