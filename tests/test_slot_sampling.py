@@ -1,0 +1,189 @@
+"""Images in flight with settings of their own, clients who leave, and logits that are not numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+import torch
+
+from adt_tree.engine import Engine
+from adt_tree.method import Lantern, Method
+from adt_tree.roles import Request
+from adt_tree.sampling import RowSampling, Sampling, log_probs
+from adt_tree.slot_sampling import SlotSampling
+from models.target import Prompt
+from tests.decoding import CPU, codes_of
+from tests.tape import Machine
+from tests.test_engine import ADAPT, FIXED, IMAGES, TREE, decoder, made, reference
+
+COMMON = Sampling(top_k=7)
+MIXED = [
+    COMMON,
+    Sampling(temperature=0.0, top_k=7),
+    Sampling(temperature=0.7, top_k=7, guidance=1.0),
+    Sampling(top_k=7, top_p=0.8, guidance=5.5),
+    Sampling(temperature=0.0, top_k=7, top_p=0.5, guidance=1.0),
+]
+METHODS = [Method("ar", COMMON), Method("eagle-2", COMMON, FIXED), Method("self-draft", COMMON, TREE)]
+METHODS += [Method("eagle-1", COMMON, "mc_sim_7b_63"), Method("adt-tree", COMMON, ADAPT)]
+
+
+def settings(samplings: Sequence[Sampling], common: Sampling = COMMON) -> Sampling | RowSampling:
+    """The sampling of a pass over slots with these."""
+    slots = SlotSampling(common, len(samplings), CPU)
+    for slot, sampling in enumerate(samplings):
+        slots.begin(slot, sampling)
+    return slots.now
+
+
+@pytest.mark.parametrize("top_p_first", [False, True])
+@pytest.mark.parametrize("shape", [(2, 5, 65), (2, 5, 1, 17), (2, 5, 9, 1025)])
+def test_a_row_has_what_its_sampling_gives(shape: tuple[int, ...], top_p_first: bool) -> None:
+    """Bit for bit, for any number of codes and with the filters in both orders."""
+    logits = 6 * torch.randn(shape, generator=torch.Generator().manual_seed(3))
+    samplings = [replace(sampling, top_p_first=top_p_first) for sampling in MIXED]
+    together = log_probs(logits, settings(samplings, replace(COMMON, top_p_first=top_p_first)))
+    for slot, sampling in enumerate(samplings):
+        assert torch.equal(together[slot], log_probs(logits[:, slot : slot + 1], sampling)[0]), sampling
+    assert not torch.equal(together[0], together[3])
+
+
+def test_equal_images_have_the_engines_own_sampling() -> None:
+    """So that a run costs what it costs without settings by slot; and no filter sorts where none applies."""
+    assert settings([COMMON] * 3) is COMMON
+    assert settings([COMMON, Sampling(temperature=0.0, top_k=7, top_p=0.5)]).top_p == 1.0
+
+
+@pytest.mark.parametrize("wrong", [Sampling(top_k=3), Sampling(top_k=7, top_p_first=True)])
+def test_an_engine_has_one_top_k(wrong: Sampling) -> None:
+    with pytest.raises(ValueError, match="top_k"):
+        settings([wrong])
+
+
+def test_an_engine_without_guidance_or_noise_says_so() -> None:
+    for common in (replace(COMMON, guidance=1.0), replace(COMMON, temperature=0.0)):
+        with pytest.raises(ValueError, match="engine"):
+            settings([COMMON], common)
+
+
+def check_mixed(engine: Engine) -> None:
+    """Every image is that of the AR baseline under its own sampling, alone."""
+    requests = [replace(image, sampling=sampling) for image, sampling in zip(IMAGES, MIXED, strict=True)]
+    done = codes_of(engine.decode(requests))
+    for request, sampling in zip(requests, MIXED, strict=True):
+        assert done[request.name] == reference(sampling)[request.name], sampling
+    assert done != reference(COMMON)
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_a_batch_of_different_samplings(method: Method, slots: int) -> None:
+    check_mixed(made(method, slots))
+
+
+@pytest.mark.parametrize("method", METHODS[:3], ids=str)
+def test_under_graphs(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings change in place, or are inputs of the recordings."""
+    monkeypatch.setattr("models.model.CudaRecorder", lambda device: Machine())
+    check_mixed(made(method, 3, graphs=True))
+
+
+def test_which_greedy_images_need_another_engine() -> None:
+    relaxed = Method("self-draft", COMMON, TREE, Lantern(0.5, 4))
+    assert [method.greedy_apart for method in (*METHODS, relaxed)] == [False] * 5 + [True]
+
+
+@dataclass
+class Watcher:
+    """A client who leaves when told to, and keeps what it hears of faults."""
+
+    gone: bool = False
+    faults: list[str] = field(default_factory=list)
+
+    def fail(self, error: FloatingPointError) -> None:
+        self.faults.append(str(error))
+
+
+def test_none_means_not_yet() -> None:
+    """A step goes on with fewer images; with none in flight the next request is asked for at once."""
+    asked: list[int] = []
+
+    def trickle() -> Iterator[Request | None]:
+        for image in IMAGES[:3]:
+            asked.append(1)
+            yield image
+            yield from [None] * 4
+
+    engine = made(METHODS[2], 2)
+    assert codes_of(engine.decode(trickle())) == {i.name: reference(COMMON)[i.name] for i in IMAGES[:3]}
+    assert len(asked) == 3
+
+
+@pytest.mark.parametrize("method", METHODS[:3], ids=str)
+def test_a_client_who_leaves_frees_the_slot_at_the_next_step(method: Method) -> None:
+    clients = [Watcher() for _ in IMAGES]
+    requests = [replace(image, client=client) for image, client in zip(IMAGES, clients, strict=True)]
+    done, in_flight = {}, []
+    for number, output in enumerate(made(method, 2).steps(requests)):
+        in_flight.append({image.name for _, image in output.images})
+        clients[1].gone = number >= 1
+        done |= codes_of(output.finished)
+    expected = reference(COMMON)
+    assert done == {name: expected[name] for name in ("0", "2", "3", "4")}
+    assert "1" in in_flight[1] and "1" not in in_flight[2] and "2" in in_flight[2]
+
+
+@pytest.mark.parametrize("method", METHODS[:3], ids=str)
+def test_logits_that_are_no_numbers_fail_one_image(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others, and the images that follow in its slot, are the ones that they are without it."""
+    poison = 37  # a token whose embedding is made NaN
+    row = decoder(4, torch.float32).embed.weight[poison]
+    before = row.clone()
+    bad, client = Request("bad", Prompt([0, poison, 38, 39], [0, 39]), 5), Watcher()
+    late = Late(monkeypatch)
+    requests = [replace(image, client=Watcher()) for image in IMAGES]
+    requests = [requests[0], replace(bad, client=client), *requests[1:]]
+    engine = made(method, 2)
+    try:
+        row.fill_(float("nan"))
+        done = codes_of(engine.decode(requests))
+        assert done == reference(COMMON) and len(client.faults) == 1 and "bad" in client.faults[0]
+        with pytest.raises(FloatingPointError, match="image bad"):  # without a client it ends the run
+            list(engine.decode([IMAGES[0], bad]))
+    finally:
+        row.copy_(before)
+    late.spoil("1", requests)
+    late_client = requests[2].client
+    done = codes_of(engine.decode(requests[:1] + requests[2:]))
+    assert done == {n: codes for n, codes in reference(COMMON).items() if n != "1"}
+    assert isinstance(late_client, Watcher) and "image 1" in late_client.faults[0]
+
+
+class Late:
+    """Spoils the caches of one image midway, so that its logits are not numbers from then on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._patch = monkeypatch
+
+    def spoil(self, name: str, requests: Sequence[Request]) -> None:
+        """Makes the third pass after the prefill of an image write NaN into its slot."""
+        prompt = next(request.prompt for request in requests if request.name == name)
+        from models.target import ARTarget
+
+        prefill, forward, state = ARTarget.prefill, ARTarget.forward, {"slot": -1, "passes": 0}
+
+        def prefilling(target: ARTarget, slot: int, given: Prompt) -> object:
+            if given is prompt:
+                state["slot"] = slot
+            return prefill(target, slot, given)
+
+        def passing(target: ARTarget, tree: object, committed: Sequence[int]) -> object:
+            state["passes"] += state["slot"] >= 0
+            if state["passes"] == 3:
+                target.cache.store[:, state["slot"] :: target.slots, :, :, :3] = float("nan")
+            return forward(target, tree, committed)
+
+        self._patch.setattr(ARTarget, "prefill", prefilling)
+        self._patch.setattr(ARTarget, "forward", passing)
