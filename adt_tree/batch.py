@@ -74,21 +74,32 @@ class BatchSlots:
         for slot, request in enumerate(self._requests):
             if request and request.client and request.client.gone:
                 self._free(slot)
+        started = False
         while True:
-            self._fill_slots(begin)
+            started |= self._fill_slots(begin)
             if self._exhausted or any(self._slots):
-                return any(self._slots)
+                break
+        for slot, image in enumerate(self._slots):
+            # The prefix of an idle slot grows by a code a step, and its cache has room for the steps of one
+            # image. So it is emptied again whenever an image begins.
+            if image is None and started:
+                self._release(slot)
+        return any(self._slots)
 
-    def _fill_slots(self, begin: Callable[[int, Request, Sampling], Tensor]) -> None:
+    def _fill_slots(self, begin: Callable[[int, Request, Sampling], Tensor]) -> bool:
+        """Gives free slots the requests that there are. Returns whether an image has begun."""
+        started = False
         for slot in range(len(self._slots)):
             while self._slots[slot] is None and not self._exhausted:
                 request = next(self._waiting, END)
                 if request is None:
-                    return
+                    return started
                 if isinstance(request, Request):
                     self._begin(slot, request, begin)
+                    started = True
                 else:
                     self._exhausted = True
+        return started
 
     def _begin(self, slot: int, request: Request, begin: Callable[[int, Request, Sampling], Tensor]) -> None:
         """Starts an image, unless its first logits are not numbers."""

@@ -110,12 +110,9 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def run(app: FastAPI, settings: Settings, listener: socket.socket, grace_s: float) -> bool:
-    """Serves until SIGTERM or SIGINT, then finishes what was accepted.
-
-    Returns whether all of it was finished within grace_s seconds.
-    """
-    config = uvicorn.Config(
+def configure(app: FastAPI, settings: Settings, grace_s: float) -> uvicorn.Config:
+    """Returns uvicorn's configuration; after the signal to end, requests have grace_s seconds to finish."""
+    return uvicorn.Config(
         app,
         http=protocol_of(settings.timeout_s),
         ws="none",
@@ -128,5 +125,12 @@ def run(app: FastAPI, settings: Settings, listener: socket.socket, grace_s: floa
         timeout_graceful_shutdown=math.ceil(grace_s),
         h11_max_incomplete_event_size=LARGEST_HEAD,
     )
-    asyncio.run(Server(config).serve(sockets=[listener]))
+
+
+def run(app: FastAPI, settings: Settings, listener: socket.socket, grace_s: float) -> bool:
+    """Serves until SIGTERM or SIGINT, then finishes what was accepted.
+
+    Returns whether all of it was finished within grace_s seconds.
+    """
+    asyncio.run(Server(configure(app, settings, grace_s)).serve(sockets=[listener]))
     return app.state.cut == 0

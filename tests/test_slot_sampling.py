@@ -121,6 +121,18 @@ def test_none_means_not_yet() -> None:
     assert len(asked) == 3
 
 
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_a_slot_may_idle_for_any_time(method: Method) -> None:
+    """Images come one at a time, more of them than an idle slot's cache has room for steps."""
+
+    def one_by_one() -> Iterator[Request | None]:
+        for image in IMAGES:
+            yield image
+            yield from [None] * 20  # more than the steps of an image
+
+    assert codes_of(made(method, 3).decode(one_by_one())) == reference(COMMON)
+
+
 @pytest.mark.parametrize("method", METHODS[:3], ids=str)
 def test_a_client_who_leaves_frees_the_slot_at_the_next_step(method: Method) -> None:
     clients = [Watcher() for _ in IMAGES]

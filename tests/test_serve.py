@@ -1,0 +1,167 @@
+"""The service as its clients see it, through the `openai` package: images, streams, answers beside them."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import torch
+
+from adt_tree import Lantern, Pipeline, Sampling
+from serve.settings import Settings
+from tests.service import PROMPT, Running, offline, opened, running
+
+SETTINGS = Settings(slots=3, queue=40, max_prompt_tokens=32, timeout_s=2.0, replica="one")
+
+
+@pytest.fixture(scope="module")
+def live(pipe: Pipeline) -> Iterator[Running]:
+    with running(pipe, SETTINGS) as service:
+        yield service
+
+
+def test_one_image_is_the_pipelines(live: Running, pipe: Pipeline) -> None:
+    answer = live.openai.images.generate(prompt=PROMPT, model="emoji", extra_body={"seed": 7})
+    assert base64.b64decode(answer.data[0].b64_json) == offline(pipe, seed=7)
+    assert (answer.size, answer.output_format, answer.data[0].seed) == ("8x8", "png", 7)
+    assert answer.usage.output_tokens == pipe.model.grid.size
+    assert answer.usage.input_tokens == pipe.model.encode(PROMPT).length
+
+
+def test_one_image_is_that_of_generate_images(
+    live: Running, generate: Callable[..., Any], tmp_path: Path
+) -> None:
+    assert generate("o", "--top_k", 0)[0] == 0
+    record = json.loads((tmp_path / "o" / "records" / "3.json").read_text())["statistics"]
+    made = live.image(prompt=record["prompt"], seed=record["seed"])
+    assert made == (tmp_path / "o" / "img" / "3.png").read_bytes()
+
+
+def test_several_images_have_seeds_that_follow(live: Running, pipe: Pipeline) -> None:
+    answer = live.openai.images.generate(prompt=PROMPT, n=4, extra_body={"seed": 40})
+    assert [item.seed for item in answer.data] == [40, 41, 42, 43]
+    for item in answer.data:
+        assert base64.b64decode(item.b64_json) == offline(pipe, seed=item.seed)
+
+
+def test_the_server_draws_a_seed_and_names_it(live: Running, pipe: Pipeline) -> None:
+    first, second = (live.openai.images.generate(prompt=PROMPT).data[0] for _ in range(2))
+    assert first.seed != second.seed
+    assert base64.b64decode(first.b64_json) == offline(pipe, seed=first.seed)
+
+
+def test_a_stream_shows_the_image_as_it_grows(live: Running, pipe: Pipeline) -> None:
+    request = {"prompt": PROMPT, "stream": True, "partial_images": 3, "extra_body": {"seed": 7}}
+    *partials, last = live.openai.images.generate(**request)
+    assert [event.type for event in partials] == ["image_generation.partial_image"] * 3
+    assert [event.partial_image_index for event in partials] == [0, 1, 2]
+    codes = pipe(PROMPT, seed=7).codes[0]
+    for number, event in enumerate(partials, 1):
+        picture, whole = opened(base64.b64decode(event.b64_json)), pipe.partial_image(codes[: 4 * number])
+        assert picture.size == (8, 8) and picture.getpixel((7, 7)) == (128, 128, 128)
+        assert picture.getpixel((0, 0)) == whole.convert("RGB").getpixel((0, 0)) != (128, 128, 128)
+    assert last.type == "image_generation.completed" and last.seed == 7
+    assert base64.b64decode(last.b64_json) == offline(pipe, seed=7)
+    assert last.usage.total_tokens == last.usage.input_tokens + 16
+    for event in (*partials, last):
+        assert (event.background, event.output_format, event.quality, event.size) == (
+            "opaque", "png", "auto", "8x8",
+        )  # fmt: skip
+        type(event).model_validate(event.model_dump(), strict=True)  # every field that the package requires
+
+
+def test_the_events_of_a_stream_carry_their_type(live: Running) -> None:
+    text = live.post({"prompt": PROMPT, "stream": True, "partial_rows": 1, "n": 2, "quality": "hd"}).text
+    events = [block.split("\n") for block in text.strip().split("\n\n")]
+    assert len(events) == 8  # of each image three rows, and the whole of it
+    for name, data in events:
+        content = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {content['type']}" and content["image_index"] in (0, 1)
+    assert live.openai.images.generate(prompt=PROMPT, stream=True, partial_images=0).__next__().type.endswith(
+        "completed"
+    )
+
+
+@pytest.mark.parametrize("kind", ["webp", "jpeg"])
+def test_other_formats(live: Running, kind: str) -> None:
+    sizes = [len(live.image(output_format=kind, output_compression=q, seed=1)) for q in (1, 100)]
+    assert opened(live.image(output_format=kind, seed=1)).format == kind.upper() and sizes[0] < sizes[1]
+
+
+def variants() -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Requests of all methods and many settings, and the arguments of Pipeline that mean the same."""
+    made = []
+    names = ("ar", "self-draft", "eagle-2", "sjd")
+    for number in range(24):
+        sampling = {"temperature": (1.0, 0.0, 0.6)[number % 3], "guidance": (3.0, 1.0, 4.5, 7.0)[number % 4]}
+        sampling |= {"top_p": (1.0, 0.8)[number // 2 % 2]}
+        fields = {"seed": 100 + number, "method": names[number // 2 % 4], "prompt": f"image {number % 5}"}
+        own: dict[str, Any] = {"sampling": Sampling(top_k=0, **sampling)}
+        own |= {"method": fields["method"], "seed": fields["seed"], "prompt": fields["prompt"]}
+        if number % 8 == 3:
+            fields["lantern"], own["lantern"] = {"delta": 0.5, "k": 6}, Lantern(0.5, 6)
+        made.append(({**fields, **sampling, "top_k": 0}, own))
+    return made
+
+
+def test_whatever_else_is_in_flight(live: Running, pipe: Pipeline) -> None:
+    """Methods, temperatures, guidance and seeds mixed, eight at a time: every image is its offline twin."""
+    requests = variants()
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda request: live.image(**request[0]), requests))
+    for data, (fields, own) in zip(made, requests, strict=True):
+        assert data == offline(pipe, **own), fields
+    assert live.service.scheduler.backlog == 0
+
+
+def test_settings_reach_the_image(live: Running) -> None:
+    usual = live.image(seed=3)
+    others = ({"temperature": 0.3}, {"guidance": 1}, {"top_k": 2}, {"top_p": 0.3}, {"prompt": "sun"})
+    for other in others:
+        assert live.image(seed=3, **other) != usual, other
+
+
+def test_models_health_and_metrics(live: Running) -> None:
+    assert [model.id for model in live.openai.models.list()] == ["emoji"]
+    assert live.openai.models.retrieve("emoji").id == "emoji"
+    with pytest.raises(openai.NotFoundError):
+        live.openai.models.retrieve("dall-e-3")
+    assert httpx.get(f"{live.site}/health").json()["status"] == "ok"
+    live.image()
+    text = httpx.get(f"{live.site}/metrics").text
+    figures = {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in text.splitlines()
+               if not line.startswith("#")}  # fmt: skip
+    assert figures['adt_images_total{outcome="completed",replica="one"}'] >= 1
+    assert figures['adt_tau{replica="one"}'] >= 1 and figures['adt_codes_per_second{replica="one"}'] > 0
+    assert figures['adt_queue_images{replica="one"}'] == figures['adt_in_flight_images{replica="one"}'] == 0
+    assert {"adt_first_partial_seconds_count", "adt_image_seconds_count"} <= {
+        name.partition("{")[0] for name in figures
+    }
+
+
+@pytest.mark.parametrize("path", ["/", "/page.js", "/page.css", "/icon.svg"])
+def test_the_page(live: Running, path: str) -> None:
+    answer = httpx.get(live.site + path)
+    assert answer.status_code == 200 and "default-src 'self'" in answer.headers["Content-Security-Policy"]
+    assert "<script>" not in answer.text and "innerHTML" not in answer.text
+
+
+@pytest.mark.parametrize("threads", [2])
+def test_threads_are_those_of_the_process(pipe: Pipeline, threads: int) -> None:
+    """The threads that decode have as many as the one that starts the service."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with running(pipe, SETTINGS) as service:
+            pool = service.service.painter._pixels
+            assert pool.submit(torch.get_num_threads).result() == threads
+            assert service.image(seed=5) == offline(pipe, seed=5)
+    finally:
+        torch.set_num_threads(before)
