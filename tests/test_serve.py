@@ -84,8 +84,10 @@ def test_the_events_of_a_stream_carry_their_type(live: Running) -> None:
     for name, data in events:
         content = json.loads(data.removeprefix("data: "))
         assert name == f"event: {content['type']}" and content["image_index"] in (0, 1)
-    assert live.openai.images.generate(prompt=PROMPT, stream=True, partial_images=0).__next__().type.endswith(
-        "completed"
+    assert (
+        live.openai.images.generate(prompt=PROMPT, stream=True, partial_images=0)
+        .__next__()
+        .type.endswith("completed")
     )
 
 
