@@ -12,10 +12,11 @@ import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
+from types import ModuleType
 
 from adt_tree.errors import UserError
 
-# command -> what it does; cli/COMMAND.py has its Options and its run(options)
+# command -> what it does; cli/COMMAND.py, or cli/scores/COMMAND.py, has its Options and its run(options)
 COMMANDS = {
     "generate_images": "generate images from prompts, with statistics and maps",
     "bench": "time methods against the AR baseline in one run",
@@ -52,13 +53,18 @@ def pick(prog: str, word: str, names: dict[str, str]) -> str:
     return word
 
 
+def module_of(name: str) -> ModuleType:
+    """Returns the module of a command."""
+    return import_module(f"cli.scores.{name}" if name.startswith("eval_") else f"cli.{name}")
+
+
 def dispatch(argv: Sequence[str]) -> None:
     """Parses and runs one command."""
     if not argv or argv[0] in ("-h", "--help"):
         print(overview("main.py", COMMANDS))
         return
     name = pick("main.py", argv[0], COMMANDS)
-    command = import_module(f"cli.{name}")
+    command = module_of(name)
     if name != "train_emoji":
         command.run(command.Options.parse(argv[1:], f"main.py {name}", COMMANDS[name]))
         return

@@ -101,11 +101,10 @@ def speculative(
         positions, committed = slots.positions, slots.committed
         # Shape: the policy sets the depth, width and budget of each image's tree.
         shapes = slots.shapes(policy)
-        bounds, settings = slots.bounds(shapes, policy), slots.sampling
+        bounds, now = slots.bounds(shapes, policy), slots.sampling
         # Draft: a tree of likely continuations of the last committed code.
         with part("tree"):
-            noise_below = partial(noise.below, positions)
-            tree = proposer.propose(bounds, slots.last_codes, noise_below, committed, settings)
+            tree = proposer.propose(bounds, slots.last_codes, partial(noise.below, positions), committed, now)
         # Score: one target pass computes the distribution after every node.
         with part("target"):
             scored = target.forward(tree, committed)
@@ -113,7 +112,7 @@ def speculative(
         with part("verify"):
             noise_here = noise.at(positions[:, None] + tree.depths)
             inputs = (tree, scored.logits, noise_here, slots.seeds, positions)
-            top1, perturbed, verdict = target.run(judge, rule, settings, *inputs)
+            top1, perturbed, verdict = target.run(judge, rule, now, *inputs)
         # Commit: the cache entries of the path become part of the prefix; none is computed again.
         with part("commit"):
             target.commit(tree, verdict)

@@ -101,7 +101,7 @@ def test_hps(result: Result, run_folder: Path, tmp_path: Path, monkeypatch: pyte
     """The score is the mean over whole images, prepared one at a time, with prompts that have no words in
     front."""
     name, path = tiny.hps(tmp_path)
-    monkeypatch.setattr("cli.eval_hpsv2.HPS_CLIP", name)
+    monkeypatch.setattr("cli.scores.eval_hpsv2.HPS_CLIP", name)
     entry = result("eval_hpsv2", "--image_path", run_folder, "--hps_path", path, "--how_many", 4)
     clip, cosines = load_clip(name, "--hps_path", CPU, path), []
     mean, std = (torch.tensor(clip.model.visual.preprocess_cfg[key]).view(3, 1, 1) for key in ("mean", "std"))

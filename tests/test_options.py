@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from importlib import import_module
 from itertools import product
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from cli.bench import Options as Bench
 from cli.generate_images import Options
 from cli.method_options import METHOD_OPTIONS, method_from
 from cli.train_emoji import STAGES
-from main import COMMANDS
+from main import COMMANDS, module_of
 
 
 def parse(words: str) -> Method:
@@ -226,7 +225,7 @@ def test_bad_config_files(tmp_path: Path, text: str | bytes | None, says: str) -
 def test_every_option_is_explained_and_states_its_default(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = STAGES[name] if name in STAGES else import_module(f"cli.{name}").Options
+    command = STAGES[name] if name in STAGES else module_of(name).Options
     with pytest.raises(SystemExit):
         command.parse(["--help"], f"main.py {name}", COMMANDS.get(name, ""))
     text = capsys.readouterr().out

@@ -9,13 +9,12 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from main import COMMANDS
+from main import COMMANDS, module_of
 from models.spec import CKPTS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -59,7 +58,7 @@ def test_commands_are_taken(script: str, model: str, told: Callable[..., Any]) -
     _, lines = told("PYTHON", script, MODEL=model, REF_DIR="real")
     assert len(lines) == COMMANDS_OF[script][model != "emoji"]
     for program, name, *words in lines:
-        options = import_module(f"cli.{name}").Options.parse(words)  # refuses what it does not know
+        options = module_of(name).Options.parse(words)  # refuses what it does not know
         assert program == "main.py" and name in COMMANDS and getattr(options, "model", model) == model
 
 

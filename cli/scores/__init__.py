@@ -1,0 +1,1 @@
+"""The commands that score images, eval_*: one file per command."""
