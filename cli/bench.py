@@ -292,7 +292,7 @@ def load(options: Options, need_drafter: bool) -> tuple[Pipeline, list[Prompt]]:
     from adt_tree.grid import Grid
     from adt_tree.pipeline import Pipeline
     from eval.random_model import random_model
-    from models import memory
+    from models import footprint
     from models.loading import pick_device, pick_precision
     from models.model import DTYPES
     from models.registry import spec_of
@@ -300,7 +300,7 @@ def load(options: Options, need_drafter: bool) -> tuple[Pipeline, list[Prompt]]:
     device = pick_device(options.device)
     precision = pick_precision(options.precision, device, spec_of(options.model))
     graphs = model_from_options.check_graphs(options, device)
-    use = memory.published_use(options.model)
+    use = footprint.published_use(options.model)
     side = use.side // use.vq.patch_size
     grid = Grid(min(side, max(2, RANDOM_CODES // side)), side)
     model = random_model(options.model, use, grid, DTYPES[precision], torch.device(device))

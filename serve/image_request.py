@@ -16,7 +16,6 @@ from serve.errors import ApiError
 from serve.settings import MOST_IMAGES
 
 LARGEST_SEED = 2**63 - 1 - MOST_IMAGES  # image i of a request has seed + i, and seeds have 64 bits
-CODES = {"extra_forbidden": "unknown_parameter", "missing": "missing_required_parameter"}
 QUALITIES = ("low", "medium", "high", "xhigh", "max")
 
 
@@ -73,16 +72,18 @@ def parse(body: bytes) -> ImageRequest:
         raise ApiError(400, f"the body is not JSON: {error}") from None
     if not isinstance(fields, dict):
         raise ApiError(400, "the body must be a JSON object")
+    for name in fields:
+        if name not in ImageRequest.model_fields:
+            raise ApiError(400, f"{ascii(name)}: there is no such field", name, "unknown_parameter")
     try:
         # OpenAI's clients may send null for a field that is left out.
         request = ImageRequest(**{name: value for name, value in fields.items() if value is not None})
         request.prompt.encode()
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        param = str(first["loc"][0]) if first["loc"] else None
-        code = CODES.get(first["type"], "invalid_value")
-        text = "there is no such field" if code == "unknown_parameter" else first["msg"]
-        raise ApiError(400, f"{param}: {text}", param, code) from None
+        param = str(first["loc"][0])
+        code = "missing_required_parameter" if first["type"] == "missing" else "invalid_value"
+        raise ApiError(400, f"{param}: {first['msg']}", param, code) from None
     except UnicodeEncodeError:
         raise ApiError(400, "prompt: it is not Unicode text", "prompt", "invalid_value") from None
     _check_together(request)

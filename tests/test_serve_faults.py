@@ -1,0 +1,192 @@
+"""The service when something goes wrong or too much is asked: one image's fault stays its own."""
+
+from __future__ import annotations
+
+import base64
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from adt_tree import Pipeline
+from adt_tree.errors import UserError
+from models.target import ARTarget
+from serve import scheduler
+from serve.pixels import Painter
+from serve.scheduler import Scheduler
+from serve.settings import Settings
+from tests.service import PROMPT, Running, offline, running, wait_for
+
+SETTINGS = Settings(slots=2, queue=10, max_prompt_tokens=32, timeout_s=2.0)
+
+
+@pytest.fixture(scope="module")
+def live(pipe: Pipeline) -> Iterator[Running]:
+    with running(pipe, SETTINGS) as service:
+        yield service
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds that every target pass takes longer."""
+    pause, forward = [0.1], ARTarget.forward
+
+    def pausing(target: ARTarget, *given: Any) -> object:
+        time.sleep(pause[0])
+        return forward(target, *given)
+
+    monkeypatch.setattr(ARTarget, "forward", pausing)
+    return pause
+
+
+def flying(live: Running) -> int:
+    """The number of images in slots."""
+    return len(live.service.scheduler._flying)
+
+
+def test_nobody_starves(live: Running, slow: list[float]) -> None:
+    """While requests for one method keep coming, one for another is served in its turn, oldest first."""
+    slow[0] = 0.01
+    finished: list[str] = []
+
+    def ask(method: str, name: str) -> None:
+        live.image(method=method)
+        finished.append(name)
+
+    threads = [threading.Thread(target=ask, args=("self-draft", f"early {n}")) for n in range(3)]
+    threads += [threading.Thread(target=ask, args=("ar", "other"))]
+    threads += [threading.Thread(target=ask, args=("self-draft", f"late {n}")) for n in range(6)]
+    for thread in threads:
+        before = live.service.scheduler._number + len(live.service.scheduler._waiting)
+        thread.start()
+        wait_for(lambda b=before: live.service.scheduler._number + len(live.service.scheduler._waiting) > b)
+    for thread in threads:
+        thread.join(timeout=60)
+    assert set(finished[:3]) == {"early 0", "early 1", "early 2"} and finished[3] == "other"
+
+
+def test_a_client_who_leaves_frees_its_slots(live: Running, pipe: Pipeline, slow: list[float]) -> None:
+    """Streams and plain requests, in slots and in the queue; an image beside them is not touched."""
+    with ThreadPoolExecutor(3) as pool:
+        beside = pool.submit(live.image, seed=7, method="ar")
+        wait_for(lambda: flying(live) == 1)
+        stream = live.openai.images.generate(
+            prompt=PROMPT, stream=True, n=4, extra_body={"partial_rows": 1, "method": "ar"}
+        )
+        next(iter(stream))
+        assert live.service.scheduler.backlog == 5
+        stream.close()
+        started = time.perf_counter()
+        wait_for(lambda: live.service.scheduler.backlog == 1)
+        assert time.perf_counter() - started < 2
+        with pytest.raises(httpx.ReadTimeout):
+            body = {"prompt": PROMPT, "method": "ar", "n": 3}
+            httpx.post(f"{live.site}/v1/images/generations", json=body, timeout=0.3)
+        wait_for(lambda: live.service.scheduler.backlog <= 1)
+        assert beside.result() == offline(pipe, seed=7)
+    assert live.image(seed=8) == offline(pipe, seed=8)
+
+
+def test_overflow_is_refused_with_the_time_to_wait(live: Running, slow: list[float]) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(live.post, {"prompt": PROMPT, "n": 10})
+        wait_for(lambda: live.service.scheduler.backlog == 10)
+        answer = live.post({"prompt": PROMPT, "n": 3})
+        assert answer.status_code == 429 and int(answer.headers["Retry-After"]) >= 1
+        assert answer.json()["error"]["type"] == "rate_limit_error"
+        with pytest.raises(openai.RateLimitError):
+            live.openai.images.generate(prompt=PROMPT, n=10)
+        slow[0] = 0.0
+        assert len(first.result().json()["data"]) == 10
+
+
+def test_health_while_it_decodes(live: Running, pipe: Pipeline) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        decoding = pool.submit(live.post, {"prompt": PROMPT, "n": 10, "method": "ar"})
+        wait_for(lambda: flying(live) == 2)
+        waits = []
+        with httpx.Client() as client:
+            while not decoding.done():
+                started = time.perf_counter()
+                assert client.get(f"{live.site}/health").status_code == 200
+                waits.append(time.perf_counter() - started)
+        assert decoding.result().status_code == 200
+    assert sorted(waits)[len(waits) // 2] < 0.1
+
+
+def test_logits_that_are_no_numbers(live: Running, pipe: Pipeline, slow: list[float]) -> None:
+    """One prompt has a token whose embedding is NaN. It fails alone, and its slot makes images again."""
+    slow[0] = 0.02
+    embedding = pipe.model.decoder.embed.weight
+    token = max(set(pipe.model.encode("~").tokens(0)) - set(pipe.model.encode(PROMPT).tokens(0)))
+    before = embedding[token].clone()
+    try:
+        embedding.data[token] = float("nan")
+        with ThreadPoolExecutor(4) as pool:
+            others = [pool.submit(live.image, seed=n) for n in range(3)]
+            answer = live.post({"prompt": "~"})
+            stream = live.openai.images.generate(prompt="~", stream=True)
+            with pytest.raises(openai.APIError, match="not numbers"):
+                list(stream)
+            made = [other.result() for other in others]
+    finally:
+        embedding.data[token] = before
+    assert answer.status_code == 500 and answer.json()["error"]["type"] == "server_error"
+    assert made == [offline(pipe, seed=n) for n in range(3)]
+    assert live.image(prompt="~", seed=1) == offline(pipe, "~", seed=1)
+
+
+def test_a_codec_that_fails(live: Running, pipe: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    paint, bad = Painter._paint, pipe(PROMPT, seed=6).codes[0]
+
+    def failing(painter: Painter, codes: list[int], *more: Any) -> str:
+        if codes[:5] == bad[:5]:
+            raise RuntimeError("no pixels")
+        return paint(painter, codes, *more)
+
+    monkeypatch.setattr(Painter, "_paint", failing)
+    with ThreadPoolExecutor(2) as pool:
+        good = pool.submit(live.image, seed=5)
+        answer = live.post({"prompt": PROMPT, "seed": 6})
+        assert answer.status_code == 500 and "no pixels" in answer.json()["error"]["message"]
+        assert good.result() == offline(pipe, seed=5)
+    with pytest.raises(openai.APIError, match="no pixels"):
+        list(live.openai.images.generate(prompt=PROMPT, stream=True, extra_body={"seed": 6}))
+
+
+def test_a_decoding_that_fails(live: Running, pipe: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault of ours is everybody's in flight, but the next image is decoded."""
+    with monkeypatch.context() as patch:
+        patch.setattr(ARTarget, "forward", lambda *_: 1 / 0)
+        answer = live.post({"prompt": PROMPT, "n": 2})
+        assert answer.status_code == 500 and answer.json()["error"]["type"] == "server_error"
+    assert live.image(seed=5) == offline(pipe, seed=5)
+
+
+def test_memory_that_fits_one_engine(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that finds no room is built again once the others are gone."""
+    build, engines = scheduler.build, list[Scheduler]()
+
+    def tight(*given: Any) -> object:
+        if engines[0]._engines:
+            raise UserError("no room")
+        return build(*given)
+
+    monkeypatch.setattr(scheduler, "build", tight)
+    with running(pipe, SETTINGS) as live:
+        engines.append(live.service.scheduler)
+        for method in ("ar", "self-draft", "ar"):
+            assert live.image(method=method, seed=2) == offline(pipe, seed=2)
+            assert len(live.service.scheduler._engines) == 1
+
+
+def test_engines_in_memory_are_few(live: Running, pipe: Pipeline) -> None:
+    for top_k in range(1, 9):
+        data = base64.b64decode(live.post({"prompt": PROMPT, "top_k": top_k}).json()["data"][0]["b64_json"])
+        assert data.startswith(b"\x89PNG")
+    assert len(live.service.scheduler._engines) <= 4

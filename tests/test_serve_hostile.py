@@ -1,0 +1,199 @@
+"""What a hostile client sends: every refusal is a 4xx in OpenAI's form, and others are served meanwhile."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from adt_tree import Pipeline
+from serve.settings import Settings
+from tests.service import PROMPT, Running, running
+
+KEY = "kéy-of-the-test"
+LIMIT_S = 1.0
+SETTINGS = Settings(slots=1, queue=10, max_prompt_tokens=32, timeout_s=LIMIT_S)
+
+
+@pytest.fixture(scope="module")
+def live(pipe: Pipeline) -> Iterator[Running]:
+    with running(pipe, SETTINGS) as service:
+        yield service
+
+
+def check_form(answer: httpx.Response, status: int, param: str | None = None) -> str:
+    """The answer is an error as OpenAI writes it; returns the message."""
+    assert answer.status_code == status, answer.text
+    content = answer.json()
+    assert set(content) == {"error"} and set(content["error"]) == {"message", "type", "param", "code"}
+    assert content["error"]["param"] == param and content["error"]["message"]
+    assert "\n" not in content["error"]["message"] and "pydantic" not in answer.text
+    assert "default-src" in answer.headers["Content-Security-Policy"]
+    return content["error"]["message"]
+
+
+WRONG: list[tuple[str, Any]] = [
+    ("n", 10**6), ("n", 0), ("n", -1), ("n", "4"), ("n", 1.5), ("n", True), ("n", [1]), ("n", 10**400),
+    ("temperature", "hot"), ("temperature", -1), ("temperature", 10**9), ("guidance", "3"),
+    ("guidance", -0.1), ("top_p", 0), ("top_p", 1.1), ("top_k", -1), ("top_k", 2.5), ("seed", -1),
+    ("seed", 2**64), ("seed", "7"),
+    ("output_format", "../../etc/passwd"), ("output_format", "gif"), ("output_format", "svg"),
+    ("background", "transparent"), ("response_format", "url"), ("size", "1024x1024"), ("size", 8),
+    ("method", "magic"), ("method", {"a": 1}), ("lantern", {"delta": -1}), ("lantern", {"k": 10**6}),
+    ("lantern", {"table": "x"}), ("partial_images", 4), ("partial_images", 1), ("partial_rows", 0),
+    ("partial_rows", 1), ("output_compression", 101), ("output_compression", 50), ("quality", "best"),
+    ("stream", "yes"), ("prompt", ""), ("prompt", 5), ("prompt", "\ud800"), ("prompt", "x" * 400),
+    ("image", "x"), ("__class__", 1), ("mask", {}), ("\ud800", 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("field", "value"), WRONG, ids=lambda value: ascii(value)[:30])
+def test_wrong_fields(live: Running, field: str, value: Any) -> None:
+    check_form(live.post({"prompt": PROMPT, field: value}), 400, field)
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "1" + "0" * 5000])
+@pytest.mark.parametrize("field", ["temperature", "guidance", "top_p", "n"])
+def test_numbers_that_are_none(live: Running, field: str, number: str) -> None:
+    body = f'{{"prompt": "sun", "{field}": {number}}}'.encode()
+    check_form(live.post(body), 400, field if number == "1e999" else None)
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b'"text"', b"\xff\xfe", b"[" * 20000, b'{"prompt": "sun"', b"null"]
+)
+def test_bodies_that_are_no_request(live: Running, body: bytes) -> None:
+    check_form(live.post(body), 400)
+
+
+def test_missing_and_unfit(live: Running) -> None:
+    check_form(live.post({}), 400, "prompt")
+    check_form(live.post({"prompt": PROMPT, "model": "dall-e-3"}), 404, "model")
+    check_form(live.post({"prompt": PROMPT, "method": "ar", "lantern": True}), 400, "lantern")
+    both = {"partial_images": 1, "partial_rows": 1, "stream": True}
+    check_form(live.post({"prompt": PROMPT, **both}), 400, "partial_rows")
+    null = {"n": None, "model": None, "size": None, "user": None, "seed": None}
+    assert live.post({"prompt": PROMPT, **null}).status_code == 200
+
+
+def test_large_bodies(live: Running) -> None:
+    """100 MB, stated and unstated, and a prompt of 1 MB."""
+    check_form(live.post(b"x" * 100_000_000), 413)
+    check_form(live.post({"prompt": "x" * 1_000_000}), 413)
+
+    def parts() -> Iterator[bytes]:
+        yield from [b"x" * 50_000] * 4
+
+    check_form(httpx.post(f"{live.site}/v1/images/generations", content=parts(),
+                          headers={"Content-Type": "application/json"}), 413)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Content-Type": "text/plain"}, 415),
+        ({"Content-Type": "application/x-www-form-urlencoded"}, 415),
+        ({"Content-Encoding": "gzip"}, 415),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Host": "evil.example"}, 403),
+        ({"Host": "localhost.evil.example:80"}, 403),
+        ({"Host": "[::1"}, 403),
+    ],
+)
+def test_headers_that_are_refused(live: Running, headers: dict[str, str], status: int) -> None:
+    check_form(live.post({"prompt": PROMPT}, headers=headers), status)
+
+
+def test_headers_that_pass(live: Running) -> None:
+    hosts = ({"Host": host} for host in ("localhost:1", "[::1]:1", "10.0.0.1"))
+    for headers in ({"Origin": live.site}, *hosts):
+        assert live.post({"prompt": PROMPT}, headers=headers).status_code == 200
+    answer = live.post({"prompt": PROMPT}, headers={"Origin": live.site})
+    assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+def test_routes_that_are_not_there(live: Running) -> None:
+    outside = "/page.js/..%2f..%2fmain.py"
+    for path in ("/docs", "/openapi.json", "/v1/images/edits", outside, "//", "/health/"):
+        check_form(httpx.get(live.site + path), 404)
+    check_form(httpx.get(f"{live.site}/v1/images/generations"), 405)
+    check_form(httpx.delete(f"{live.site}/health"), 405)
+
+
+def raw(live: Running, data: bytes) -> socket.socket:
+    """A connection on which these bytes were sent."""
+    connection = socket.create_connection(("127.0.0.1", live.port), timeout=20)
+    connection.sendall(data)
+    return connection
+
+
+def everything(connection: socket.socket) -> bytes:
+    """What comes until the server closes the connection."""
+    data = b""
+    try:
+        while part := connection.recv(65536):
+            data += part
+    except ConnectionResetError:
+        pass
+    return data
+
+
+HEAD = b"POST /v1/images/generations HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+
+
+def test_half_a_body(live: Running) -> None:
+    answer = everything(raw(live, HEAD + b'Content-Length: 50\r\n\r\n{"prompt": "su'))
+    assert b" 408 " in answer.partition(b"\r\n")[0]
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"]
+
+
+def test_bytes_that_are_no_http(live: Running) -> None:
+    for data in (b"\x16\x03\x01\x02\x00" * 9 + b"\r\n\r\n", b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+                 b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\n"):  # fmt: skip
+        answer = everything(raw(live, data))
+        assert not answer or json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"], answer
+
+
+def test_connections_that_send_no_request(live: Running) -> None:
+    """200 of them, idle or with half of their headers, some of which drip: closed, and others are served."""
+    started, closed = time.perf_counter(), 0
+    connections = [raw(live, (b"", HEAD[:40], HEAD)[n % 3]) for n in range(200)]
+    kept = httpx.Client()
+    assert kept.get(f"{live.site}/health").status_code == 200
+    assert live.post({"prompt": PROMPT}).status_code == 200
+    dripping = connections[1]
+    try:
+        while time.perf_counter() - started < 10 * LIMIT_S:
+            dripping.sendall(b"x")
+            time.sleep(0.1)
+    except OSError:
+        pass
+    assert time.perf_counter() - started < 8 * LIMIT_S
+    for connection in connections:
+        connection.settimeout(5)
+        closed += everything(connection) == b""
+        connection.close()
+    assert closed == 200
+    assert kept.get(f"{live.site}/health").status_code == 200  # its idle connection was closed, and it knows
+
+
+def test_the_key(pipe: Pipeline) -> None:
+    with running(pipe, Settings(slots=1, queue=10, max_prompt_tokens=32, api_key=KEY)) as live:
+        bearer = f"Bearer {KEY}".encode()
+        keys = (None, b"Bearer wrong", b"Bearer k\xe9y", KEY.encode(), b"Bearer", bearer + b"x", bearer[:-1])
+        for key in keys:
+            headers = [(b"Content-Type", b"application/json")] + ([(b"Authorization", key)] if key else [])
+            address = f"{live.site}/v1/images/generations"
+            check_form(httpx.post(address, content=b'{"prompt": "sun"}', headers=headers), 401)
+        assert httpx.get(f"{live.site}/metrics").status_code == 401
+        assert httpx.get(f"{live.site}/v1/models").status_code == 401
+        for path in ("/health", "/", "/page.js"):
+            assert httpx.get(live.site + path).status_code == 200
+        passed = httpx.get(f"{live.site}/v1/models", headers=[(b"Authorization", bearer)])
+        assert passed.status_code == 200

@@ -1,0 +1,136 @@
+"""`main.py serve` as a process: what it refuses, and how it ends."""
+
+from __future__ import annotations
+
+import base64
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from adt_tree import Pipeline
+from adt_tree.errors import UserError
+from cli import serve as command
+from serve.settings import Settings
+from tests.checkpoints import Checkpoints
+from tests.runs import ROOT
+from tests.service import offline, running, wait_for
+
+# main.py, with passes that take a while.
+SLOW = """
+import sys, time
+from models.target import ARTarget
+import main, torch
+torch.set_num_threads(1)
+forward = ARTarget.forward
+ARTarget.forward = lambda *given: (time.sleep(0.05), forward(*given))[1]
+sys.exit(main.main(sys.argv[1:]))
+"""
+BODY = {"prompt": "red heart", "method": "ar", "n": 2}
+
+
+@contextmanager
+def served(words: list[str], *more: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The process and its address."""
+    line = [sys.executable, "-c", SLOW, "serve", *words, "--port", "0", "--slots", "2", *map(str, more)]
+    process = subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        for text in process.stdout:
+            if found := re.search(r"(http://\S+)/v1", text):
+                break
+        else:
+            raise AssertionError(process.communicate()[1])
+        yield process, found[1]
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def words(checkpoints: Checkpoints) -> list[str]:
+    """The options of the tiny model."""
+    return [*checkpoints["emoji"].words(), "--device", "cpu", "--precision", "fp32"]
+
+
+def post(site: str, **fields: Any) -> httpx.Response:
+    """Asks for images."""
+    return httpx.post(f"{site}/v1/images/generations", json={**BODY, **fields}, timeout=60)
+
+
+def test_sigterm_loses_nothing(words: list[str], pipe: Pipeline) -> None:
+    """In slots, in the queue and in a stream: all is finished, and nobody new is taken."""
+    with served(words) as (process, site), ThreadPoolExecutor(4) as pool:
+        answers = [pool.submit(post, site, seed=number) for number in range(3)]
+        answers.append(pool.submit(post, site, seed=9, stream=True, partial_rows=1))
+        wait_for(lambda: httpx.get(f"{site}/health").json()["images"] == 8)
+        process.send_signal(signal.SIGTERM)
+        made = [answer.result() for answer in answers]
+        assert [answer.status_code for answer in made] == [200] * 4
+        for number, answer in enumerate(made[:3]):
+            for image in answer.json()["data"]:
+                assert base64.b64decode(image["b64_json"]) == offline(pipe, method="ar", seed=image["seed"])
+            assert answer.json()["data"][0]["seed"] == number
+        assert made[3].text.count("event: image_generation.completed") == 2
+        assert process.wait(timeout=30) == 0
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{site}/health")
+
+
+def test_what_the_grace_cuts_is_told(words: list[str]) -> None:
+    """The client gets an error in OpenAI's form, and the exit status says so."""
+    with served(words, "--grace", 1) as (process, site), ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(post, site, n=10)
+        wait_for(lambda: httpx.get(f"{site}/health").json()["images"] == 10)
+        process.send_signal(signal.SIGTERM)
+        cut = answer.result()
+        assert cut.status_code == 503 and cut.json()["error"]["code"] == "server_shutting_down"
+        assert process.wait(timeout=30) == 1
+
+
+def parse(*given: object) -> command.Options:
+    """The options of these words."""
+    return command.Options.parse([str(word) for word in given])
+
+
+def test_beyond_this_machine_only_with_a_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv(command.KEY_VARIABLE, raising=False)
+    for host in ("0.0.0.0", "::", "example.org"):
+        with pytest.raises(UserError, match=f"--host {host}"):
+            command.run(parse("--host", host))
+    key = tmp_path / "key"
+    for content in ("", " \n", "two words"):
+        key.write_text(content)
+        with pytest.raises(UserError, match="key"):
+            command.read_key(parse("--api_key_file", key))
+    key.write_text("sésame\n")
+    assert command.read_key(parse("--api_key_file", key)) == "sésame"
+    monkeypatch.setenv(command.KEY_VARIABLE, "other")
+    assert command.read_key(parse()) == "other"
+    with pytest.raises(UserError, match="missing"):
+        command.read_key(parse("--api_key_file", tmp_path / "missing"))
+
+
+def test_a_port_that_is_taken(pipe: Pipeline, refused: Callable[..., str]) -> None:
+    with running(pipe, Settings(slots=1)) as live:
+        assert f"--port {live.port}" in refused("serve", "--port", live.port)
+        assert live.image(seed=1) == offline(pipe, seed=1)
+
+
+def test_packages_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "serve.app", None)
+    with pytest.raises(UserError, match=r"requirements-serve\.txt"):
+        command.run(parse())
+
+
+@pytest.mark.parametrize("words", [("--queue", 9), ("--slots", 0), ("--timeout", 0), ("--grace", -1)])
+def test_numbers_out_of_range(words: tuple[object, ...], refused: Callable[..., str]) -> None:
+    assert str(words[1]) in refused("serve", *words)
