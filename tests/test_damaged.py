@@ -22,6 +22,7 @@ from tests.conftest import Refused, Run
 from tests.published import edit, rewrite
 
 Change = str | None | Callable[[Any], Any]  # other text, no file, or a change of what the file holds
+PROCESSOR = "../processor"  # of GLM-Image
 CUT, VQGAN, T5 = "cut", "../chameleon/tokenizer", "t5/flan-t5-xl"
 
 
@@ -143,6 +144,24 @@ CASES: list[tuple[str, str, Change, str]] = [
     ("emu3", "weights", without("vqmodel.decoder.conv_in.weight"), "decoder.conv_in.weight"),
     ("emu3", "config.json", lambda config: config["vocabulary_map"].pop("<|extra_200|>"), "<|extra_200|>"),
     ("emu3", "config.json", put(vocabulary_map={"<|extra_200|>": 5}), "<|extra_200|>"),
+    ("glm_image", "weights", CUT, "model.safetensors"),
+    ("glm_image", "weights", without("model.language_model.layers.1.self_attn.k_proj.bias"), "k_proj.bias"),
+    ("glm_image", "weights", without("model.vqmodel.quantize.embedding.weight"), "quantize.embedding"),
+    ("glm_image", "weights", resize((79, 64), "lm_head.weight"), "lm_head.weight"),
+    ("glm_image", "config.json", put(image_start_token_id=3), "image_start_token_id"),
+    ("glm_image", "config.json", put(image_end_token_id=80), "image_end_token_id"),
+    ("glm_image", "config.json", put(vq_config={"num_embeddings": 65}), "image_start_token_id"),
+    ("glm_image", "config.json", put(text_config={"vision_vocab_size": 999}), "vision_vocab_size"),
+    ("glm_image", "config.json", put(text_config={"rope_parameters": {"mrope_section": [1, 2]}}), "[1, 2]"),
+    ("glm_image", "config.json", put(text_config={"attention_bias": 3}), "attention_bias"),
+    ("glm_image", "config.json", lambda config: config.pop("image_end_token_id"), "image_end_token_id"),
+    ("glm_image", "generation_config.json", put(top_p=7), "top_p"),
+    ("glm_image", f"{PROCESSOR}/tokenizer.json", None, "tokenizer.json"),
+    ("glm_image", f"{PROCESSOR}/tokenizer.json", "{", "tokenizer.json"),
+    ("glm_image", f"{PROCESSOR}/chat_template.jinja", None, "chat_template.jinja"),
+    ("glm_image", f"{PROCESSOR}/tokenizer_config.json", put(bos_token="<sop>"), "64"),
+    ("glm_image", f"{PROCESSOR}/tokenizer_config.json", put(grid_eos_token=None), "grid_eos_token"),
+    ("glm_image", PROCESSOR, None, "tokenizer.json"),
 ]  # fmt: skip
 
 
@@ -181,6 +200,8 @@ def test_damaged_files(
     [
         ("janus_pro", "--prompt sun --model_path @emu3", "config.json"),
         ("emu3", "--prompt sun --model_path @janus_pro", "config.json"),
+        ("glm_image", "--prompt sun --model_path @emu3", "config.json"),
+        ("janus_pro", "--prompt sun --model_path @glm_image", "config.json"),
         ("anole", "--prompt sun --model_path @lumina_mgpt", "--model lumina_mgpt"),
         ("lumina_mgpt", "--prompt sun --model_path @anole", "--model anole"),
         ("llamagen", "--class_labels 1,2", "--prompt"),

@@ -26,6 +26,8 @@ from models.spec import CKPTS, LoadOptions
 from tests.checkpoints import Checkpoints, Tiny
 from tests.conftest import Refused, Run
 from tests.methods import check_exact
+from tests.test_from_transformers import within
+from tests.tiny_glm_image import PROCESSOR
 
 OPTIONS = LoadOptions(device="cpu", precision="fp32", need_drafter=False, height=64, width=96)
 SMALL = Grid(4, 5, before=(Raster(2, 3),))
@@ -79,6 +81,32 @@ def test_the_cards_sampling_where_the_file_says_nothing(files: Tiny, tmp_path: P
     copy = files.copied(tmp_path / "copy")
     (copy.path / "generation_config.json").unlink()
     assert Pipeline(load(str(copy.path), OPTIONS)).sampling == Sampling(0.9, 0, 0.75, 1.0)
+
+
+def test_a_model_that_transformers_has_loaded(files: Tiny) -> None:
+    """The codes of its files, its weights shared, its own forward pass unchanged."""
+    import transformers as hf
+
+    theirs: Any = hf.GlmImageForConditionalGeneration.from_pretrained(files.path, dtype=torch.float32).eval()
+    tokenizer = hf.AutoTokenizer.from_pretrained(files.path.parent / PROCESSOR)
+    tokens = torch.randint(60, (1, 9), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        before = theirs(tokens).logits
+    pipe, read = (
+        Pipeline.from_transformers(theirs, tokenizer, options=OPTIONS),
+        Pipeline(load(str(files.path), OPTIONS)),
+    )
+    ours, layers = pipe.model.decoder, theirs.model.language_model.layers
+    for layer, block in zip(layers, ours.blocks, strict=True):
+        shared = {layer.mlp.gate_up_proj: block.mlp.gate_up, layer.mlp.down_proj: block.mlp.down}
+        shared |= {layer.self_attn.v_proj: block.attention.qkv, layer.self_attn.o_proj: block.attention.out}
+        for part, whole in shared.items():
+            assert within(part.weight, whole.weight)
+    assert within(theirs.lm_head.weight, ours.head.weight) and pipe.sampling == read.sampling
+    codes = [found("a red heart", "self-draft", seed=3).codes for found in (pipe, read)]
+    assert codes[0] == codes[1] and pipe("a red heart", "ar", seed=3).codes == codes[1]
+    with torch.no_grad():
+        assert torch.equal(theirs(tokens).logits, before)
 
 
 def test_sizes() -> None:

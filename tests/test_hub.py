@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +13,9 @@ from huggingface_hub import errors
 
 from adt_tree.errors import CheckpointError
 from models.checkpoint.hub import HubId, locate
+from models.loading import load
+from models.spec import LoadOptions
+from tests.checkpoints import Checkpoints
 from tests.conftest import Refused
 
 RESPONSE = SimpleNamespace(headers={}, request=None, status_code=403, url="u")
@@ -101,3 +105,21 @@ def test_on_the_command_line(hub: Hub, refused: Refused, tmp_path: Path, option:
     hub(ERRORS[0][0])
     line = refused("generate_images", option, "a/b", "--prompt", "sun", "--output_dir", tmp_path / "o")
     assert ERRORS[0][1] in line and not (tmp_path / "o").exists()
+
+
+def test_of_a_pipeline_only_the_parts_of_the_model_are_fetched(hub: Hub, checkpoints: Checkpoints) -> None:
+    """By its hub id alone, by the family's name, and from another repository of the same layout."""
+    repository = checkpoints["glm_image"].path.parent
+    parts = ("vision_language_encoder/", "processor/")
+    how = LoadOptions(device="meta", precision="fp32", need_drafter=False, height=64, width=64)
+    for model, options, expected in (
+        ("zai-org/GLM-Image", replace(how, revision="v1"), ("zai-org/GLM-Image", "v1")),
+        ("zai-org/GLM-Image@v2", how, ("zai-org/GLM-Image", "v2")),
+        ("glm_image", replace(how, model_path="a/b", revision="v3"), ("a/b", "v3")),
+    ):
+        calls = hub(repository)
+        assert load(model, options).name == "glm_image"
+        ((*asked, patterns),) = calls
+        assert tuple(asked) == expected and all(pattern.startswith(parts) for pattern in patterns)
+        for part in parts:
+            assert {f"{part}*.json", f"{part}*.jinja", f"{part}*.safetensors"} <= set(patterns)

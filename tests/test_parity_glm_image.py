@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from adt_tree.grid import Grid
+from adt_tree.grid import Grid, Raster
 from adt_tree.method import Method
 from adt_tree.pipeline import Pipeline
 from adt_tree.policy import SELF_DRAFTED, TreeShape
+from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
 from models.layouts.glm_image import CELL
 from models.loading import load
@@ -34,14 +35,17 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+FIRST = next(iter(CASES))
+
+
 class Theirs:
     """transformers' model and processor of a checkpoint."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, codes: int = tiny.CODES) -> None:
         import transformers as hf
         from transformers.models.glm_image.image_processing_pil_glm_image import GlmImageImageProcessorPil
 
-        self.folder, self.codes = folder, range(tiny.CODES)
+        self.folder, self.codes = folder, range(codes)
         self.model: Any = hf.GlmImageForConditionalGeneration.from_pretrained(folder).eval()
         tokenizer = hf.AutoTokenizer.from_pretrained(folder.parent / tiny.PROCESSOR, padding_side="left")
         template = tokenizer.chat_template
@@ -140,12 +144,93 @@ def check_greedy(theirs: Theirs, size: tuple[int, int], count: int) -> None:
         assert [codes for _, codes in sorted((image.name, image.codes) for image in done)] == expected, name
 
 
-@pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "count"), [*((case, 3) for case in CASES), (FIRST, 1)])
 def test_greedy_codes(made: dict[str, Theirs], case: str, count: int) -> None:
     check_greedy(made[case], (8, 8), count)
 
 
-@pytest.mark.parametrize("size", SIZES[:2])
-def test_greedy_codes_of_larger_images(made: dict[str, Theirs], size: tuple[int, int]) -> None:
-    check_greedy(next(iter(made.values())), size, 3)
+@pytest.mark.parametrize(("size", "count"), [(SIZES[0], 1), (SIZES[1], 3)])
+def test_greedy_codes_of_larger_images(made: dict[str, Theirs], size: tuple[int, int], count: int) -> None:
+    check_greedy(made[FIRST], size, count)
+
+
+SAMPLED = Sampling(temperature=2.5, top_p=0.75, guidance=1.0)
+THREE = Grid(1, 2, before=(Raster(1, 1),))  # one code of a preview, two of an image
+IMAGES, LIMIT = 2048, 4.0
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory) -> Theirs:
+    """A model of 24 codes."""
+    return Theirs(tiny.build(tmp_path_factory.mktemp("few"), codes=24), codes=24)
+
+
+@torch.inference_mode()
+def logits_of_three(theirs: Theirs) -> Tensor:
+    """Returns transformers' logits after the prompt, the first and the second code of every image of THREE,
+    [24, 24, 3, rows of the head]."""
+    count = len(theirs.codes)
+    pairs = torch.cartesian_prod(*2 * [torch.arange(count)])
+    prompt = theirs.inputs(["sun"], Grid(8, 8)).items()
+    given = {name: value.repeat_interleave(len(pairs), dim=0) for name, value in prompt}
+    given["image_grid_thw"] = torch.tensor([[1, 1, 2], [1, 1, 1]]).repeat(len(pairs), 1)
+    before = theirs.model.model(**given, use_cache=True)
+    behind = theirs.model.model(pairs, past_key_values=before.past_key_values, use_cache=True)
+    hidden = torch.cat((before.last_hidden_state[:, -1:], behind.last_hidden_state), dim=1)
+    return theirs.model.lm_head(hidden).view(count, count, 3, -1)
+
+
+def filtered(logits: Tensor, temperature: float, top_p: float) -> Tensor:
+    """Returns the probability of every image of THREE, [24, 24, 24], by transformers' own filters. The rows
+    behind the codes are masked before them."""
+    from transformers import SuppressTokensLogitsProcessor, TemperatureLogitsWarper, TopPLogitsWarper
+
+    ids: Any = None  # these filters do not read the tokens before
+    masked = list(range(len(logits), logits.shape[-1]))
+    scores = SuppressTokensLogitsProcessor(masked)(ids, logits.flatten(0, 2))
+    scores = TopPLogitsWarper(top_p)(ids, TemperatureLogitsWarper(temperature)(ids, scores))
+    p = scores.double().softmax(dim=-1)[:, : len(logits)].unflatten(0, logits.shape[:3])
+    return p[0, 0, 0][:, None, None] * p[:, 0, 1][:, :, None] * p[:, :, 2]
+
+
+def chi_square(counts: Tensor, p: Tensor) -> float:
+    """Returns how far counts are from expectation, in standard scores of chi-square. Cells that are expected
+    fewer than five times are one."""
+    expected = p * counts.sum()
+    rare = expected < 5
+    assert rare.sum() < rare.numel() - 30
+    seen, likely = (torch.cat((x[~rare], x[rare].sum()[None])) for x in (counts.double(), expected))
+    statistic = ((seen - likely) ** 2 / likely.clamp(min=1e-9)).sum()
+    freedom = len(likely) - 1
+    return float((statistic - freedom) / (2 * freedom) ** 0.5)
+
+
+def counted(theirs: Theirs, images: int, control: str | None = None) -> Tensor:
+    """Returns how often self-drafting generates every image of THREE."""
+    pipe = theirs.ours(8, 8)
+    pipe = Pipeline(replace(pipe.model, grid=THREE))
+    count = len(theirs.codes)
+    prompt = pipe.model.encode("sun")
+    assert prompt.tokens(0)[-1] == count
+    method = Method("self-draft", SAMPLED, TreeShape(2, 3, 6), control=control)
+    requests = [Request(str(seed), prompt, seed) for seed in range(images)]
+    counts = torch.zeros(count, count, count)
+    calls = 0
+    for image in pipe.engine(method, requests, 256).decode(requests):
+        counts[tuple(image.codes)] += 1
+        calls += image.target_calls
+    assert calls < 0.98 * 2 * images  # drafts are accepted
+    return counts
+
+
+def test_sampled_codes_follow_transformers_own_probabilities(few: Theirs) -> None:
+    """The joint distribution across both rasters. A slightly other filter or temperature fails the same test,
+    and so do drafts that are accepted whatever the model says of them."""
+    logits = logits_of_three(few)
+    theirs = filtered(logits, SAMPLED.temperature, SAMPLED.top_p)
+    assert torch.allclose(theirs.sum(), torch.ones((), dtype=torch.float64))
+    counts = counted(few, IMAGES)
+    assert abs(chi_square(counts, theirs)) < LIMIT and counts[theirs == 0].sum() == 0
+    assert chi_square(counts, filtered(logits, 2.3, SAMPLED.top_p)) > 2 * LIMIT
+    assert chi_square(counts, filtered(logits, SAMPLED.temperature, 0.7)) > 2 * LIMIT
+    assert chi_square(counted(few, IMAGES // 4, "accept-all"), theirs) > 2 * LIMIT
