@@ -9,9 +9,8 @@ from __future__ import annotations
 import os
 
 from adt_tree.errors import UserError
-from cli.options import ModelOptions, check_model
+from cli.options import ModelOptions, check_model, check_pixels
 from cli.parser import declare, option
-from models.registry import SPECS
 
 
 @declare
@@ -27,8 +26,7 @@ class Options(ModelOptions):
 def run(options: Options) -> None:
     """Serves the page until it is interrupted. Raises UserError without gradio, or if the port is taken."""
     check_model(options)
-    if not SPECS[options.model].pixels:
-        raise UserError(f"--model {options.model}: the page shows pixels, and this model gives codes alone")
+    check_pixels(options, "the page")
     if options.batch_size != 1:
         raise UserError(f"--batch_size {options.batch_size}: the page decodes one image at a time")
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # gradio reads it when it is imported.

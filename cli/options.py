@@ -271,6 +271,12 @@ def check_model(options: ModelOptions) -> None:
             raise UserError(f"{given}: it belongs to --model {models}; leave it out")
 
 
+def check_pixels(options: ModelOptions, command: str) -> None:
+    """UserError for a model without pixels. command: what shows them."""
+    if not SPECS[options.model].pixels:
+        raise UserError(f"--model {options.model}: {command} shows pixels, and this model gives codes alone")
+
+
 @declare
 class GraphOptions(Options):
     """run"""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from adt_tree.errors import UserError
-from cli.options import GraphOptions, ModelOptions, check_model
+from cli.options import GraphOptions, ModelOptions, check_model, check_pixels
 from cli.parser import declare, option
 from models.checkpoint.files import reading
 
@@ -72,6 +72,7 @@ def run(options: Options) -> None:
     """Serves until it is told to end. UserError without the packages, or for a host or a port that cannot be
     had."""
     check_model(options)
+    check_pixels(options, "the server")
     key = read_key(options)
     if key is None and not is_loopback(options.host):
         raise UserError(

@@ -150,6 +150,7 @@ def test_a_run_stores_codes_and_says_so(files: Tiny, run: Run, tmp_path: Path) -
         ("generate_images --height 32 --width 9600", "--width 9600"),
         ("generate_images --record 1", "--record 1"),
         ("demo", "pixels"),
+        ("serve", "pixels"),
     ],
 )
 def test_what_is_refused(files: Tiny, refused: Refused, tmp_path: Path, words: str, word: str) -> None:
