@@ -113,7 +113,8 @@ def acceptance_rates(model: Model, guidance: float) -> dict[str, float]:
     """
     net, sampling = model.drafter_net, Sampling(1.0, 0, 1.0, guidance)
     assert net is not None
-    cells = min(CELLS, model.grid.width - 1)  # one row: between rows some families have separators
+    # One row: between rows some families have separators.
+    cells = min(CELLS, model.grid.rasters[0].width - 1)
     prompt = model.encode("0" if model.prompts.num_classes else PROMPT)
     grid, ids = Grid(1, cells + 1), model.code_ids
     target = ARTarget(model.decoder, grid, ids, 1, sampling.branches, prompt.length, max_nodes=cells)

@@ -14,6 +14,7 @@ from torch import Tensor
 from adt_tree import Pipeline
 from adt_tree.engine import Engine, build
 from adt_tree.errors import CheckpointError
+from adt_tree.grid import Grid, Raster
 from adt_tree.method import Method
 from adt_tree.policy import AdaptiveTree, TreeShape
 from adt_tree.proposers.eagle import EagleProposer
@@ -26,7 +27,7 @@ from models.graphs import GraphRunner, context_bucket, row_bucket
 from models.loading import pick_graphs
 from models.spec import ALIGNMENTS
 from tests import test_engine_separators as separators
-from tests.checkpoints import load
+from tests.checkpoints import Checkpoints, load
 from tests.decoding import codes_of
 from tests.tape import SPOILT, Machine
 from tests.test_engine import IMAGES, PLAIN, TREE, drafted_methods, exact_methods, made
@@ -101,6 +102,17 @@ def test_models(name: str, shift: str, tiny_checkpoint: Path) -> None:
         assert (graphs_of(engine.target) is not None) == graphs
         outputs.append([(i.name, i.codes, i.drafter_calls) for i in engine.decode(requests)])
     assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize("name", ["ar", "eagle-2", "self-draft"])
+def test_positions_on_three_axes(name: str, checkpoints: Checkpoints) -> None:
+    """They start at each image's own first code, which changes when a slot takes the next prompt."""
+    model = replace(checkpoints["glm_image"].load(), grid=Grid(4, 5, before=(Raster(2, 3),)))
+    pipe, other = Pipeline(model), Pipeline(replace(model, graphs=True))
+    method = Method(name, Sampling(guidance=1.0), TREES.get(name, TreeShape(9, 3, 20)))
+    texts = ("sun", "red heart, and a text that is longer", "pizza")
+    found = [part(texts, method, seed=5, batch_size=2).codes for part in (pipe, other)]
+    assert found[0] == found[1] and len({tuple(codes) for codes in found[0]}) == 3
 
 
 def test_shape_buckets() -> None:
