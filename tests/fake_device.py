@@ -35,7 +35,7 @@ from adt_tree.policy import TreeShape
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
 from eval import random_model
-from models import memory
+from models import footprint
 from models.registry import SPECS, spec_of
 
 _setup_privateuseone_for_python_backend("gpu")
@@ -215,8 +215,10 @@ def unfilled(make: Callable[[], Any], dtype: torch.dtype, device: torch.device) 
 
 def model_of(family: str, slots: int, graphs: bool) -> tuple[Any, int]:
     """A model of published dimensions but for its layers, and the length of its longest prompt."""
-    with patch.object(memory, "spec_of", lambda name: replace(spec_of(name), codec=None)):  # codes are enough
-        use = memory.published_use(family, "bf16", slots)
+    with patch.object(
+        footprint, "spec_of", lambda name: replace(spec_of(name), codec=None)
+    ):  # codes are enough
+        use = footprint.published_use(family, "bf16", slots)
     decoder = replace(use.decoder, num_layers=LAYERS)
     # Janus and Emu3 have no published drafter: one layer of the target, as training makes it.
     drafter = use.drafter or replace(decoder, num_layers=1, head_width=0)

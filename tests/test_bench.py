@@ -207,7 +207,7 @@ def test_random_weights_read_no_file(
         decoder=replace(use.decoder, num_layers=2, **small),
         drafter=replace(use.drafter, num_layers=1, **small),
         vq=replace(use.vq, num_embeddings=256, embed_dim=8),
-        side=4 * use.vq.patch_size, tokens=20, prompt=8,
+        codes=256, side=4 * use.vq.patch_size, tokens=20, prompt=8,
     )  # fmt: skip
     monkeypatch.setattr("models.footprint.published_use", lambda name: tiny)
     more = "--model lumina_mgpt --random_weights --methods eagle-2 self-draft --temperatures 1 --num_images 2"

@@ -28,8 +28,8 @@ def run(*words: object) -> None:
 
 
 def python_block(document: str) -> str:
-    """Returns the Python code that a document shows."""
-    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(encoding="utf-8"), re.DOTALL)
+    """Returns the first Python code that a document shows."""
+    block, *_ = re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(encoding="utf-8"), re.DOTALL)
     return block
 
 

@@ -34,7 +34,7 @@ forward = ARTarget.forward
 ARTarget.forward = lambda *given: (time.sleep(0.05), forward(*given))[1]
 sys.exit(main.main(sys.argv[1:]))
 """
-BODY = {"prompt": "red heart", "method": "ar", "n": 2}
+BODY: dict[str, Any] = {"prompt": "red heart", "method": "ar", "n": 4}
 
 
 @contextmanager
@@ -71,7 +71,8 @@ def test_sigterm_loses_nothing(words: list[str], pipe: Pipeline) -> None:
     with served(words) as (process, site), ThreadPoolExecutor(4) as pool:
         answers = [pool.submit(post, site, seed=number) for number in range(3)]
         answers.append(pool.submit(post, site, seed=9, stream=True, partial_rows=1))
-        wait_for(lambda: httpx.get(f"{site}/health").json()["images"] == 8)
+        # More images than three requests have: all four were accepted, though some images may be finished.
+        wait_for(lambda: httpx.get(f"{site}/health").json()["images"] > 3 * BODY["n"])
         process.send_signal(signal.SIGTERM)
         made = [answer.result() for answer in answers]
         assert [answer.status_code for answer in made] == [200] * 4
@@ -79,7 +80,7 @@ def test_sigterm_loses_nothing(words: list[str], pipe: Pipeline) -> None:
             for image in answer.json()["data"]:
                 assert base64.b64decode(image["b64_json"]) == offline(pipe, method="ar", seed=image["seed"])
             assert answer.json()["data"][0]["seed"] == number
-        assert made[3].text.count("event: image_generation.completed") == 2
+        assert made[3].text.count("event: image_generation.completed") == BODY["n"]
         assert process.wait(timeout=30) == 0
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{site}/health")
@@ -89,7 +90,7 @@ def test_what_the_grace_cuts_is_told(words: list[str]) -> None:
     """The client gets an error in OpenAI's form, and the exit status says so."""
     with served(words, "--grace", 1) as (process, site), ThreadPoolExecutor(1) as pool:
         answer = pool.submit(post, site, n=10)
-        wait_for(lambda: httpx.get(f"{site}/health").json()["images"] == 10)
+        wait_for(lambda: httpx.get(f"{site}/health").json()["images"] > 0)
         process.send_signal(signal.SIGTERM)
         cut = answer.result()
         assert cut.status_code == 503 and cut.json()["error"]["code"] == "server_shutting_down"

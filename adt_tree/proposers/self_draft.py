@@ -73,8 +73,8 @@ class SelfDraftProposer:
         # Of every position [P + 1], the last outside the image: the first position and the width of its
         # raster, and the cell of the raster before that covers it.
         raster = [grid.cell(position).raster for position in range(grid.size)] + [0]
-        self._start = torch.tensor(grid.starts, device=device)[raster]
-        self._width = torch.tensor([r.width for r in grid.rasters], device=device)[raster]
+        self._start = torch.tensor([grid.starts[r] for r in raster], device=device)
+        self._width = torch.tensor([grid.rasters[r].width for r in raster], device=device)
         self._covering = torch.tensor([*grid.covering(), NO_CELL], device=device)
         self.history = History(grid.size, slots, candidates, device)
         # The committed codes. The extra column receives codes that fall outside an image.

@@ -148,8 +148,9 @@ class Trainer:
             raise UserError(
                 f"{name} was trained on the codes of another tokenizer.pt: put that back, or give --restart"
             )
-        shape = dataclasses.asdict(self.decoder.config)
-        if shape | payload["config"] != shape:  # an older checkpoint lacks the fields that were added since
+        shape = json.loads(json.dumps(dataclasses.asdict(self.decoder.config)))
+        given = json.loads(json.dumps(payload["config"]))  # with lists for tuples, as a JSON file has them
+        if shape | given != shape:  # an older checkpoint lacks the fields that were added since
             raise UserError(f"{name} has the shape {payload['config']}: give the same, or give --restart")
         self.decoder.load_state_dict(payload["model"])
         if "optimisers" in payload:
