@@ -21,6 +21,7 @@ from serve.settings import Settings
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 LARGEST_HEAD = 2**15  # bytes of the headers of a request
+BACKLOG = 2048  # connections that may wait to be accepted
 
 
 class TimedProtocol(H11Protocol):
@@ -98,12 +99,17 @@ class Server(uvicorn.Server):
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Returns a socket at an address. Raises OSError if it cannot be had."""
+    """Returns a socket that listens at an address. Raises OSError if it cannot be had.
+
+    It listens before the model is loaded: a port that another server has is named at once, and a client that
+    comes early waits instead of being refused.
+    """
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     listener = socket.socket(family, kind, protocol)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(address)
+        listener.listen(BACKLOG)
     except OSError:
         listener.close()
         raise
@@ -115,6 +121,7 @@ def configure(app: FastAPI, settings: Settings, grace_s: float) -> uvicorn.Confi
     return uvicorn.Config(
         app,
         http=protocol_of(settings.timeout_s),
+        backlog=BACKLOG,
         ws="none",
         lifespan="on",
         log_config=None,

@@ -24,23 +24,28 @@ from tests.checkpoints import Checkpoints
 from tests.runs import ROOT
 from tests.service import offline, running, wait_for
 
-# main.py, with passes that take a while.
-SLOW = """
-import sys, time
+# main.py, whose passes wait until the file named by the first argument exists.
+GATED = """
+import os, sys, time
 from models.target import ARTarget
 import main, torch
 torch.set_num_threads(1)
-forward = ARTarget.forward
-ARTarget.forward = lambda *given: (time.sleep(0.05), forward(*given))[1]
+gate, forward = sys.argv.pop(1), ARTarget.forward
+def wait_and_forward(*given):
+    while not os.path.exists(gate):
+        time.sleep(0.01)
+    return forward(*given)
+ARTarget.forward = wait_and_forward
 sys.exit(main.main(sys.argv[1:]))
 """
 BODY: dict[str, Any] = {"prompt": "red heart", "method": "ar", "n": 4}
 
 
 @contextmanager
-def served(words: list[str], *more: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The process and its address."""
-    line = [sys.executable, "-c", SLOW, "serve", *words, "--port", "0", "--slots", "2", *map(str, more)]
+def served(gate: Path, words: list[str], *more: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The process and its address. No image is finished before the file `gate` exists."""
+    options = [*words, "--port", "0", "--slots", "2", *map(str, more)]
+    line = [sys.executable, "-c", GATED, str(gate), "serve", *options]
     process = subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -63,17 +68,23 @@ def words(checkpoints: Checkpoints) -> list[str]:
 
 def post(site: str, **fields: Any) -> httpx.Response:
     """Asks for images."""
-    return httpx.post(f"{site}/v1/images/generations", json={**BODY, **fields}, timeout=60)
+    return httpx.post(f"{site}/v1/images/generations", json={**BODY, **fields}, timeout=180)
 
 
-def test_sigterm_loses_nothing(words: list[str], pipe: Pipeline) -> None:
+def accepted(site: str) -> int:
+    """Returns the number of images that are in flight or wait."""
+    return httpx.get(f"{site}/health", timeout=180).json()["images"]
+
+
+def test_sigterm_loses_nothing(words: list[str], pipe: Pipeline, tmp_path: Path) -> None:
     """In slots, in the queue and in a stream: all is finished, and nobody new is taken."""
-    with served(words) as (process, site), ThreadPoolExecutor(4) as pool:
+    gate = tmp_path / "gate"
+    with served(gate, words) as (process, site), ThreadPoolExecutor(4) as pool:
         answers = [pool.submit(post, site, seed=number) for number in range(3)]
         answers.append(pool.submit(post, site, seed=9, stream=True, partial_rows=1))
-        # More images than three requests have: all four were accepted, though some images may be finished.
-        wait_for(lambda: httpx.get(f"{site}/health").json()["images"] > 3 * BODY["n"])
+        wait_for(lambda: accepted(site) == 4 * BODY["n"], 120)
         process.send_signal(signal.SIGTERM)
+        gate.touch()
         made = [answer.result() for answer in answers]
         assert [answer.status_code for answer in made] == [200] * 4
         for number, answer in enumerate(made[:3]):
@@ -81,20 +92,22 @@ def test_sigterm_loses_nothing(words: list[str], pipe: Pipeline) -> None:
                 assert base64.b64decode(image["b64_json"]) == offline(pipe, method="ar", seed=image["seed"])
             assert answer.json()["data"][0]["seed"] == number
         assert made[3].text.count("event: image_generation.completed") == BODY["n"]
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=120) == 0
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{site}/health")
 
 
-def test_what_the_grace_cuts_is_told(words: list[str]) -> None:
+def test_what_the_grace_cuts_is_told(words: list[str], tmp_path: Path) -> None:
     """The client gets an error in OpenAI's form, and the exit status says so."""
-    with served(words, "--grace", 1) as (process, site), ThreadPoolExecutor(1) as pool:
+    gate = tmp_path / "gate"
+    with served(gate, words, "--grace", 1) as (process, site), ThreadPoolExecutor(1) as pool:
         answer = pool.submit(post, site, n=10)
-        wait_for(lambda: httpx.get(f"{site}/health").json()["images"] > 0)
+        wait_for(lambda: accepted(site) == 10, 120)
         process.send_signal(signal.SIGTERM)
         cut = answer.result()
+        gate.touch()
         assert cut.status_code == 503 and cut.json()["error"]["code"] == "server_shutting_down"
-        assert process.wait(timeout=30) == 1
+        assert process.wait(timeout=120) == 1
 
 
 def parse(*given: object) -> command.Options:
