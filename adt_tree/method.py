@@ -94,10 +94,10 @@ SJD = MethodSpec(
     "sjd",
     "speculative Jacobi decoding (2410.01699), exact in distribution but with other images",
     proposer="rivals",
-    tree=windowed(15, 1),  # the sizes of the three rivals are the published ones
+    tree=windowed(15, 1),  # the sizes of the rivals are the published ones
     tree_options=("total_token",),  # its drafts are one chain, as long as total_token allows
     resize=windowed,
-    seed_cells=("random", "left"),
+    seed_cells=("random", "left", "above"),
     exact=False,
 )
 METHODS: dict[str, MethodSpec] = {
@@ -135,6 +135,14 @@ METHODS: dict[str, MethodSpec] = {
             name="sjd-coupled",
             about="sjd that keeps drafts by maximal coupling (2510.24211)",
             tree=windowed(63, 1),
+        ),
+        replace(
+            SJD,
+            name="sjd-gumbel",
+            about="a Jacobi window with noise fixed per position (2510.24211): self-draft without a history",
+            tree=windowed(63, 1),
+            verify=("coupled",),
+            exact=True,
         ),
         replace(
             SJD,

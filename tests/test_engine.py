@@ -114,8 +114,11 @@ EXACT = [method for sampling in SAMPLINGS for method in exact_methods(sampling)]
 EXACT += [Method(name, Sampling(), tree) for name in ("eagle-2", "self-draft") for tree in DEEP]
 EXACT += [
     Method(name, sampling, tree, seed_cells=cells)
-    for (name, tree), sampling, cells in product(WINDOWS.items(), (GREEDY, PLAIN), ("random", "left"))
+    for (name, tree), sampling, cells in product(
+        WINDOWS.items(), (GREEDY, PLAIN), ("random", "left", "above")
+    )
 ]
+EXACT += [Method("sjd-gumbel", sampling, TreeShape(5, 1, 5), seed_cells="above") for sampling in SAMPLINGS]
 
 
 @pytest.mark.parametrize("slots", [1, 4])

@@ -106,7 +106,7 @@ REFUSALS = [
     "--static_tree --drafter_type sjd", "--peanut --drafter_type sjd-pac", "--lantern --drafter_type sjd-pac",
     "--verify coupled --drafter_type sjd", "--depth 9 --drafter_type sjd",
     "--drafter_path x --drafter_type sjd", "--draft_top_k 2 --drafter_type sjd-coupled",
-    "--seed_cells above --drafter_type sjd", "--seed_cells random --drafter_type self-draft",
+    "--seed_cells both --drafter_type sjd", "--seed_cells random --drafter_type self-draft",
     "--drafter_path x --drafter_type self-draft", "--drafter_alignment auto --drafter_type self-draft",
     "--seed_cells left --drafter_type eagle", "--drafter_type none --model_type base",
     "--drafter_type none --peanut", "--drafter_type eagle --model_type base", "--drafter_type medusa",

@@ -69,7 +69,7 @@ def test_lantern_gives_other_images(pipe: Pipeline) -> None:
             lambda pipe: pipe.method("sjd-coupled", verify="rejection"),
             "verify 'rejection': method sjd-coupled",
         ),
-        (lambda pipe: pipe.method("sjd-pac", seed_cells="above"), "seed_cells 'above'.*random, left"),
+        (lambda pipe: pipe.method("sjd-pac", seed_cells="both"), "seed_cells 'both'.*random, left, above"),
         (lambda pipe: pipe([]), "give a text"),
         (lambda pipe: pipe("sun", pipe.method("ar"), sampling=Sampling(0.0)), "sampling beside a Method"),
         (lambda pipe: next(pipe.stream("sun", pipe.method("ar"), lantern=Lantern())), "lantern beside a"),

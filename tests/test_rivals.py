@@ -6,6 +6,7 @@ any company.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -19,7 +20,7 @@ from adt_tree.method import METHODS, Method
 from adt_tree.noise import Noise
 from adt_tree.policy import TreeShape, windowed
 from adt_tree.proposers.rivals import JacobiWindow, Judged, couple, product_tree, readers, sample
-from adt_tree.sampling import Sampling
+from adt_tree.sampling import Sampling, log_probs
 from adt_tree.tree import DraftTree, StaticTree, rows_at
 from adt_tree.verify import Rejection, Verdict
 from tests.decoding import chain
@@ -39,7 +40,7 @@ def score(name: str, sampling: Sampling = GUIDED, cells: str = "random", images:
     return abs(deviation(decoder.decode(requests(images)), exact))
 
 
-@pytest.mark.parametrize(("sampling", "cells"), [(GUIDED, "random"), (FILTERED, "left")])
+@pytest.mark.parametrize(("sampling", "cells"), [(GUIDED, "random"), (FILTERED, "left"), (GUIDED, "above")])
 @pytest.mark.parametrize("name", SHAPES)
 def test_distribution(name: str, sampling: Sampling, cells: str) -> None:
     assert score(name, sampling, cells) < LIMIT
@@ -110,6 +111,42 @@ def test_a_coupled_code_stays_with_the_greatest_probability() -> None:
     share = torch.bincount(after, minlength=3) / count
     assert torch.allclose(share, p, atol=0.01)
     assert float((after == x).float().mean()) == pytest.approx(0.7, abs=0.01)
+
+
+def naive_jacobi(image: list[int], length: int, choose: Callable[[list[int]], int]) -> list[int]:
+    """Returns the codes that each pass of a Gumbel-coupled window commits, by the definition alone: every
+    position chooses behind all drafts in front of it, and what no pass has scored repeats the code before."""
+    done, window, committed = image[:1], [image[0]] * length, []
+    while len(done) < len(image):
+        drafts = window[: len(image) - len(done) - 1]
+        choices = [choose(done + drafts[:n]) for n in range(len(drafts) + 1)]
+        count = 1 + next((n for n, code in enumerate(drafts) if code != choices[n]), len(drafts))
+        done, window = done + choices[:count], choices[count:]
+        window += [(done + window)[-1]] * (length - len(window))
+        committed.append(count)
+    return committed
+
+
+def test_the_gumbel_window_is_jacobi_iteration() -> None:
+    """Step for step; the images are the AR baseline's (tests.test_engine)."""
+    sampling = Sampling(guidance=1.0)
+    method = Method("sjd-gumbel", sampling, TreeShape(3, 1, 3), seed_cells="left")
+    decoder = build(TabularModel(LOGITS, LOGITS, Grid(1, LENGTH)), method, 8, 0)
+    log_p, noise = log_probs(LOGITS[:1], sampling), Noise(CODES, silent=False)
+    rates = set()
+    for image in decoder.decode(requests(64)):
+        gumbel = noise.gumbel(torch.tensor([image.seed]), torch.arange(LENGTH)[None])[0]
+
+        def choose(prefix: list[int], gumbel: Tensor = gumbel) -> int:
+            state = 0
+            for code in prefix:
+                state = state * CODES + 1 + code
+            return int((log_p[state] + gumbel[len(prefix)]).argmax())
+
+        steps = [step.accepted + 1 for step in image.steps]
+        assert steps == naive_jacobi(image.codes, 3, choose)
+        rates.update(steps)
+    assert rates == {1, 2, 3, 4}
 
 
 def test_the_window_of_pac_is_a_tree_and_a_chain() -> None:

@@ -133,7 +133,7 @@ def test_under_relaxation_what_was_committed_is_remembered(name: str, sampling: 
         ((_, image),) = step.images
         codes[image.name] = image.codes
         if name == "self-draft":
-            assert proposer._codes[0, 1 : len(image.codes)].tolist() == image.codes[1:]
+            assert proposer._neighbours._codes[0, 1 : len(image.codes)].tolist() == image.codes[1:]
         else:
             last = image.steps[-1]
             assert proposer._codes[0, : last.accepted + 1].tolist() == image.codes[last.position :]
@@ -145,7 +145,7 @@ def test_positions_never_scored_copy_their_neighbours() -> None:
     chains = {}
     for seed_cells in SEED_CELLS:
         proposer = self_drafter(Grid(2, 3), seed_cells)
-        proposer._codes[0, :4] = torch.tensor([5, 6, 7, 8])
+        proposer._neighbours._codes[0, :4] = torch.tensor([5, 6, 7, 8])
         proposer._position[0] = 4
         chains[seed_cells] = drafted(proposer, (2, 2, 4), 8)
     assert chains["above"][:3] == [8, 6, 7] and chains["left"][:3] == [8, 8, 8]
@@ -155,8 +155,8 @@ def test_positions_never_scored_copy_their_neighbours() -> None:
 def copied(
     grid: Grid, committed: list[int], chain: list[int], scored: int, cells: str
 ) -> list[tuple[int, int]]:
-    """Computes _neighbours() cell by cell, for a chain behind the committed codes of which the first `scored`
-    are known."""
+    """Computes Neighbours.fill() cell by cell for a chain behind committed codes; the first `scored` codes
+    of the chain are known."""
     codes, pairs, covering = list(committed), [], grid.covering()
     for step in range(min(len(chain), grid.size - len(committed))):
         position, left = len(committed) + step, (committed + chain[:scored])[-1]
@@ -181,11 +181,14 @@ def test_seeds_are_those_of_a_plain_loop(seed_cells: str, grid: Grid) -> None:
         committed = [rng.randrange(CODES) for _ in range(rng.randrange(1, grid.size))]
         chain = [rng.randrange(CODES) for _ in range(length)]
         scored = rng.randrange(length + 1)
-        proposer._codes[0, : len(committed)], proposer._position[0] = torch.tensor(committed), len(committed)
-        at = proposer._ahead(torch.arange(length))
+        proposer._neighbours._codes[0, : len(committed)], proposer._position[0] = (
+            torch.tensor(committed),
+            len(committed),
+        )
+        at = proposer._neighbours.ahead(proposer._position, torch.arange(length))
         # No position outside the image is ever scored.
         fresh = (torch.arange(length)[None] >= scored) | (at == grid.size)
-        first, second = proposer._neighbours(at, torch.tensor([chain]), fresh)
+        first, second = proposer._neighbours.fill(at, torch.tensor([chain]), fresh)
         expected = copied(grid, committed, chain, scored, seed_cells)
         pairs = list(zip(first[0].tolist(), second[0].tolist(), strict=True))[: len(expected)]
         assert [code for code, _ in pairs] == [code for code, _ in expected]

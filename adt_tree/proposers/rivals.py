@@ -9,8 +9,8 @@ and in the number of candidates of the foremost positions.
 A method is lossless if the tail samples every code from p given the codes in front of it: no position may
 depend on the outcome at later ones. One object is proposer and rule, because the pass that judges the drafts
 also samples the next ones. It shares no noise with the AR baseline, so the same seed gives another image.
-The second coupling of 2510.24211, Gumbel noise that is fixed per position, is missing here: with it a window
-is the main chain of adt_tree.proposers.self_draft.
+The second coupling of 2510.24211, Gumbel noise that is fixed per position, needs none of this and is the
+proposer adt_tree.proposers.gumbel_window beside the coupled rule.
 
 Dimensions: B images, L positions, K candidates a position, N nodes of the tree, V codes.
 """
@@ -28,6 +28,8 @@ from torch import Tensor
 
 from adt_tree.noise import ACCEPT, DRAFT, RESIDUAL, Noise, uniform
 from adt_tree.policy import TreeShape, num_sibling_nodes
+from adt_tree.proposers.gumbel_window import GumbelWindow
+from adt_tree.proposers.neighbours import Neighbours
 from adt_tree.roles import NoiseBelow, Prefix, Setup, Target
 from adt_tree.sampling import RowSampling, Sampling
 from adt_tree.static_trees import Paths, chain
@@ -80,10 +82,13 @@ def couple(judged: Judged) -> Tensor:
 TAILS: dict[str, Tail] = {"sjd": resample, "sjd-coupled": couple, "sjd-pac": couple}  # by method
 
 
-def make(setup: Setup) -> JacobiWindow:
-    """Returns the proposer of sjd, sjd-coupled and sjd-pac, which is their verification rule as well."""
-    tree, method = StaticTree(product_tree(setup.shape)), setup.method
-    return JacobiWindow(tree, TAILS[method.name], setup.target, method.greedy, method.seeds)
+def make(setup: Setup) -> JacobiWindow | GumbelWindow:
+    """Returns the proposer of a rival. All but sjd-gumbel's are the verification rule as well."""
+    method, target = setup.method, setup.target
+    if method.name not in TAILS:
+        return GumbelWindow(setup.shape.depth, target, method.seeds)
+    tree = StaticTree(product_tree(setup.shape))
+    return JacobiWindow(tree, TAILS[method.name], target, method.greedy, method.seeds)
 
 
 def product_tree(shape: TreeShape) -> Paths:
@@ -125,8 +130,8 @@ class JacobiWindow:
 
     def __init__(self, tree: StaticTree, tail: Tail, target: Target, greedy: bool, seed_cells: str) -> None:
         """tree: the candidates of the window, as product_tree() arranges them. seed_cells: the code of a
-        position that no pass has scored yet; "random", or "left" for a copy of the last known code."""
-        device, size, num_codes = target.device, target.grid.size, target.num_codes
+        position that no pass has scored yet, as in Neighbours."""
+        device, num_codes = target.device, target.num_codes
         self._run = target.run
         self.noise = Noise(num_codes, silent=True)  # the loop adds no noise: this object samples the drafts
         self.rejection = Rejection(num_codes, static=True)
@@ -140,11 +145,7 @@ class JacobiWindow:
         self._ancestors = tree.ancestors().to(device)
         self._readers = torch.tensor(readers(tree), device=device)
         self._steps = torch.arange(tree.depth, device=device)
-        # Random codes [positions]. An unscored position has a one-hot q, so all images may share its code.
-        self._random: Tensor | None = None
-        if seed_cells == "random":
-            seed, places = torch.zeros(1, dtype=torch.int64), torch.arange(size)
-            self._random = (num_codes * uniform(seed, places[None], 1, DRAFT)).long().flatten().to(device)
+        self._neighbours = Neighbours(target.grid, target.slots, num_codes, seed_cells, device)
         self.codes = torch.full((target.slots, tree.depth, tree.width), NONE, device=device)
         self.q = torch.zeros(target.slots, tree.depth + 1, num_codes, device=device)
 
@@ -152,9 +153,11 @@ class JacobiWindow:
         return 0
 
     def prefill(self, slot: int, prompt: Any, prefix: Prefix, code: Tensor) -> None:
-        codes = self._seed_codes(self._steps[None] + 1, code.view(1, 1))
-        rows, scored = slice(slot, slot + 1), torch.zeros_like(codes, dtype=torch.bool)
-        self._fill(rows, codes, self.q[rows, :-1], scored)
+        self._neighbours.begin(slot, code)
+        rows, nothing = slice(slot, slot + 1), torch.zeros_like(self._steps[None])
+        at, fresh = self._neighbours.ahead(nothing[:, 0] + 1, self._steps), nothing == 0
+        codes = self._neighbours.fill(at, nothing, fresh, rows)[0]
+        self._fill(rows, codes, self.q[rows, :-1], ~fresh)
 
     def release(self, slot: int) -> None: ...
 
@@ -202,6 +205,7 @@ class JacobiWindow:
         hit, left = self.rejection.judge(tree, p, accept.float())
         judged = Judged(tree, p, hit, sample(left, chances), chances)
         verdict = verdict_from_hits(tree, hit, judged.recovered)
+        self._neighbours.commit(positions, verdict.codes, verdict.count)
         self._advance(tree, verdict, self._tail(judged), log_p.exp(), positions + verdict.count)
         self._add_candidates(seeds, positions + verdict.count)
         return verdict
@@ -219,19 +223,16 @@ class JacobiWindow:
 
         codes [B, N] and q [B, N, V] belong to the position after each node of the tree just judged.
         """
-        last = (verdict.count - 1)[:, None]
-        end, newest = verdict.path.gather(1, last), verdict.codes.gather(1, last)
+        end = verdict.path.gather(1, (verdict.count - 1)[:, None])
         # The node whose output scored each position of the moved window, if this pass scored it.
         level = verdict.count[:, None] + self._steps
         node = self._readers[end[:, 0]].gather(1, level.clamp(max=self._tree.depth))
         inside = (level <= self._tree.depth) & (node < tree.nodes)
         node = node.masked_fill(~inside, 0)
         scored = inside & tree.valid.gather(1, node)
-        after = codes.gather(1, node)
-        # The last code before the positions that are not scored, which are the last ones of the window.
-        before = torch.cat((newest, after), dim=1).gather(1, scored.sum(dim=1, keepdim=True))
-        seed_codes = self._seed_codes(first[:, None] + self._steps, before)
-        self._fill(slice(None), torch.where(scored, after, seed_codes), rows_at(q, node), scored)
+        at = self._neighbours.ahead(first, self._steps)
+        codes = self._neighbours.fill(at, codes.gather(1, node), ~scored)[0]
+        self._fill(slice(None), codes, rows_at(q, node), scored)
 
     def _fill(self, slots: slice, codes: Tensor, q: Tensor, scored: Tensor) -> None:
         """Sets the windows of the slots to codes [B, L] and q [B, L, V]. Where a position is not scored
@@ -241,13 +242,6 @@ class JacobiWindow:
         window = self.q[slots, :-1]
         window.copy_(q.masked_fill(~scored[..., None], 0.0))
         window.scatter_add_(2, codes[..., None], (~scored)[..., None].float())
-
-    def _seed_codes(self, positions: Tensor, before: Tensor) -> Tensor:
-        """Returns codes [B, L] for positions [B, L] that no pass has scored. before [B, 1]: the last code in
-        front of them."""
-        if self._random is None:
-            return before.expand_as(positions)
-        return self._random[positions.clamp(max=len(self._random) - 1)]
 
     def _add_candidates(self, seeds: Tensor, first: Tensor) -> None:
         """Samples the other candidates of the foremost positions, which begin at first [B], without

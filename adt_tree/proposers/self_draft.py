@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 from adt_tree.errors import UserError
-from adt_tree.grid import NO_CELL, Grid
+from adt_tree.grid import Grid
 from adt_tree.policy import TreeShape
 from adt_tree.proposers.candidates import Candidates, History, grow_chains, newest_first
+from adt_tree.proposers.neighbours import Neighbours
 from adt_tree.roles import NoiseBelow, Prefix, Run, Setup, call
 from adt_tree.sampling import RowSampling, Sampling
 from adt_tree.tree import BatchShapes, DraftTree, root_only_tree
@@ -66,19 +67,10 @@ class SelfDraftProposer:
         device: torch.device,
         run: Run = call,
     ) -> None:
-        """candidates: K. num_codes: V. seed_cells: the neighbours from which a position without a score
-        copies its drafts, "above", "left" or "both", or "preview": the cell that covers it in the raster
-        before, and "above" where there is none."""
+        """candidates: K. num_codes: V. seed_cells: what an unscored position copies, as in Neighbours."""
         self.grid, self.seed_cells, self.num_codes, self._run = grid, seed_cells, num_codes, run
-        # Of every position [P + 1], the last outside the image: the first position and the width of its
-        # raster, and the cell of the raster before that covers it.
-        raster = [grid.cell(position).raster for position in range(grid.size)] + [0]
-        self._start = torch.tensor([grid.starts[r] for r in raster], device=device)
-        self._width = torch.tensor([grid.rasters[r].width for r in raster], device=device)
-        self._covering = torch.tensor([*grid.covering(), NO_CELL], device=device)
         self.history = History(grid.size, slots, candidates, device)
-        # The committed codes. The extra column receives codes that fall outside an image.
-        self._codes = torch.zeros(slots, grid.size + 1, dtype=torch.int64, device=device)
+        self._neighbours = Neighbours(grid, slots, num_codes, seed_cells, device)
         self._position = torch.ones(slots, dtype=torch.int64, device=device)
 
     def calls(self, shape: TreeShape) -> int:
@@ -86,7 +78,7 @@ class SelfDraftProposer:
 
     def prefill(self, slot: int, prompt: Any, prefix: Prefix, code: Tensor) -> None:
         self.history.clear(slot)
-        self._codes[slot, 0] = code
+        self._neighbours.begin(slot, code)
         self._position[slot] = 1
 
     def release(self, slot: int) -> None:
@@ -119,20 +111,18 @@ class SelfDraftProposer:
         if tree.nodes > 1:  # the root scores the position that this step commits, so nobody would read it
             value, code = perturbed.log_softmax(dim=-1).topk(self.history.candidates, dim=-1)
             usable = tree.valid & value[..., 0].isfinite()
-            at = self._ahead(tree.depths).masked_fill(~usable, self.grid.size)
+            at = self._neighbours.ahead(self._position, tree.depths).masked_fill(~usable, self.grid.size)
             self.history.write(at, tree.codes, code, value, newest_first(tree, verdict))
-        column = torch.arange(verdict.codes.shape[1], device=verdict.codes.device)
-        at = self._ahead(column).masked_fill(column >= verdict.count[:, None], self.grid.size)
-        self._codes.scatter_(1, at, verdict.codes)
+        self._neighbours.commit(self._position, verdict.codes, verdict.count)
         self._position += verdict.count
 
     def candidates(self, length: int, width: int) -> Candidates:
         """Returns the best `width` codes of the next `length` positions. A position that was never scored
         has the codes of its neighbours, so that every position has at least one candidate."""
-        at = self._ahead(torch.arange(length, device=self._codes.device))
+        at = self._neighbours.ahead(self._position, torch.arange(length, device=self._position.device))
         codes, confidence = self._cached(at, width)
         fresh = ~confidence[..., 0].isfinite()
-        first, second = self._neighbours(at, codes[..., 0], fresh)
+        first, second = self._neighbours.fill(at, codes[..., 0], fresh)
         codes[..., 0] = first
         confidence[..., 0].masked_fill_(fresh, SEED_CONFIDENCE)
         if self.seed_cells == "both" and width > 1:
@@ -140,44 +130,6 @@ class SelfDraftProposer:
             codes[..., 1] = torch.where(different, second, codes[..., 1])
             confidence[..., 1].masked_fill_(different, 2 * SEED_CONFIDENCE)
         return Candidates(codes, confidence)
-
-    def _ahead(self, steps: Tensor) -> Tensor:
-        """Returns the positions [B, L] that are `steps`, [L] or [B, L], behind the first open position of
-        each slot; grid.size for positions outside the image."""
-        return (self._position[:, None] + steps).clamp(max=self.grid.size)
-
-    def _neighbours(self, at: Tensor, codes: Tensor, fresh: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns two codes [B, L] for each of the positions `at` [B, L].
-
-        The first is `codes` [B, L] where the position was scored, and a copy of a neighbour where it is fresh
-        [B, L]. The second is a copy of the other neighbour. The neighbours are the cell above, within the
-        raster of the position, and the nearest known cell to the left, in the order of seed_cells.
-        """
-        # Trees begin at the first open position, so the scored positions come first and the fresh ones last.
-        last = at[:, :1] - 1 + (~fresh).sum(dim=1, keepdim=True)  # the last position whose code is known
-        above, left = self._above(at, last), last.expand_as(at)
-        first, second = (left, above) if self.seed_cells == "left" else (above, left)
-        if self.seed_cells == "preview":
-            cover = self._covering[at]
-            first = torch.where((cover != NO_CELL) & (cover <= last), cover, first)
-        known = self._codes.scatter(1, at, codes)
-        return torch.where(fresh, known.gather(1, first), codes), known.gather(1, second)
-
-    def _above(self, at: Tensor, last: Tensor) -> Tensor:
-        """Returns the positions [B, L] of the nearest cells above `at` [B, L] that are not behind `last`
-        [B, 1]; `last` where the raster has none.
-
-        Example: of a raster 5 cells wide that begins at position 6, last = 13 and at = 19 give 9: the cell
-        above 19 is at 14, which is not known yet, and the cell above that at 9.
-        """
-        width = self._width[at]
-        rows = ((at - last - 1) // width).clamp(min=0) + 1
-        above = at - rows * width
-        return torch.where(above >= self._start[at], above, last)
-
-    def _last(self, at: Tensor) -> Tensor:
-        """Returns the committed code [B, 1] before the first of the positions `at` [B, L]."""
-        return self._codes.gather(1, (at[:, :1] - 1).clamp(min=0))
 
     def _cached(self, at: Tensor, width: int) -> tuple[Tensor, Tensor]:
         """Returns the best codes and their log-confidences, [B, L, width], of the history for positions `at`
@@ -187,7 +139,7 @@ class SelfDraftProposer:
         avoid a walk along the chain, all positions are looked up at once, in three rounds: the newest codes,
         the codes below those, and the mixtures below these.
         """
-        entries, last = self.history.entries(at), self._last(at)
+        entries, last = self.history.entries(at), self._neighbours.last(at)
 
         def before(chain: Tensor) -> Tensor:
             return torch.cat((last, chain[:, :-1]), dim=1)

@@ -1,0 +1,95 @@
+"""The Gumbel-coupled Jacobi window (2510.24211): a chain of the target's own choices of the last pass.
+
+With the target's noise G fixed per position, argmax(log p + G) at a position is a sample of p, and it
+changes between passes only where p changes enough. So the window keeps the choices of the last pass as
+drafts, and the coupled rule verifies them. Self-drafting begins from the same idea; it adds a history of
+earlier passes and alternatives beside the chain.
+
+Dimensions: B images, N nodes, L positions, V codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adt_tree.proposers.neighbours import Neighbours
+from adt_tree.roles import NoiseBelow, Prefix, Target
+from adt_tree.sampling import RowSampling, Sampling
+from adt_tree.tree import BatchShapes, DraftTree, root_only_tree
+from adt_tree.verify import Verdict
+
+
+class GumbelWindow:
+    """The proposer of sjd-gumbel, with one window of codes [B, L] per slot."""
+
+    def __init__(self, length: int, target: Target, seed_cells: str) -> None:
+        """length: L. seed_cells: the code of a position that no pass has scored yet, as in Neighbours."""
+        device = target.device
+        self._run = target.run
+        self._neighbours = Neighbours(target.grid, target.slots, target.num_codes, seed_cells, device)
+        self._steps = torch.arange(length, device=device)
+        self._codes = torch.zeros(target.slots, length, dtype=torch.int64, device=device)
+        self._position = torch.ones(target.slots, dtype=torch.int64, device=device)  # first open position [B]
+
+    def calls(self, shape: Any) -> int:
+        return 0
+
+    def prefill(self, slot: int, prompt: Any, prefix: Prefix, code: Tensor) -> None:
+        self._neighbours.begin(slot, code)
+        rows = slice(slot, slot + 1)
+        self._position[rows] = 1
+        at = self._neighbours.ahead(self._position[rows], self._steps)
+        fresh = torch.ones_like(at, dtype=torch.bool)
+        self._codes[rows] = self._neighbours.fill(at, self._codes[rows], fresh, rows)[0]
+
+    def release(self, slot: int) -> None:
+        self._position[slot] = 1
+
+    def propose(
+        self,
+        shapes: BatchShapes,
+        last_codes: Tensor,
+        noise_below: NoiseBelow,
+        committed: Sequence[int],
+        sampling: Sampling | RowSampling,
+    ) -> DraftTree:
+        return self._run(self._chain, shapes.all_levels, last_codes)
+
+    def _chain(self, shapes: BatchShapes, last_codes: Tensor) -> DraftTree:
+        if shapes.empty:
+            return root_only_tree(last_codes)
+        number = torch.arange(shapes.depth + 1, device=last_codes.device)
+        depths = number.expand(len(last_codes), -1)
+        return DraftTree(
+            codes=torch.cat((last_codes[:, None], self._codes[:, : shapes.depth]), dim=1),
+            parents=(depths - 1).clamp(min=0),
+            depths=depths,
+            ancestors=(number <= number[:, None]).expand(len(last_codes), -1, -1),
+            valid=depths <= shapes.limits[:, :1],
+            depth=shapes.depth,
+            width=1,
+            leafy_chain=True,
+        )
+
+    def observe(self, tree: DraftTree, perturbed: Tensor, features: Tensor, verdict: Verdict) -> None:
+        self._run(self._advance, tree, perturbed, verdict)
+
+    def _advance(self, tree: DraftTree, perturbed: Tensor, verdict: Verdict) -> None:
+        """Moves the windows behind the committed codes.
+
+        Node n chose the code n positions behind the first open one, so after `count` commits the choice for
+        level l of the window is that of node count + l.
+        """
+        self._neighbours.commit(self._position, verdict.codes, verdict.count)
+        self._position += verdict.count
+        node = verdict.count[:, None] + self._steps
+        inside = node < tree.nodes
+        node = node.masked_fill(~inside, 0)
+        scored = inside & tree.valid.gather(1, node)
+        at = self._neighbours.ahead(self._position, self._steps)
+        choice = perturbed.argmax(dim=-1).gather(1, node)
+        self._codes.copy_(self._neighbours.fill(at, choice, ~scored)[0])

@@ -1,0 +1,88 @@
+"""What drafts copy where no pass has scored a position: committed codes of neighbouring cells.
+
+Dimensions: B images, P positions of an image, L positions ahead, A codes of a step, V codes.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from adt_tree.grid import NO_CELL, Grid
+from adt_tree.noise import DRAFT, uniform
+
+ALL = slice(None)
+
+
+class Neighbours:
+    """Copies codes of neighbouring cells to positions that no pass has scored yet.
+
+    seed_cells names the neighbour: "above", the nearest known cell above within the raster of the position;
+    "left", the last code before the position that is known; "both", "above" with "left" as the second choice;
+    "preview", the cell that covers the position in the raster before, and "above" where there is none; or
+    "random", no neighbour but a random code per position, the same for all images.
+    """
+
+    def __init__(self, grid: Grid, slots: int, num_codes: int, seed_cells: str, device: torch.device) -> None:
+        """num_codes: V."""
+        self._seed_cells, self._outside = seed_cells, grid.size
+        # Of every position [P + 1], the last outside the image: the first position and the width of its
+        # raster, and the cell of the raster before that covers it.
+        raster = [grid.cell(position).raster for position in range(grid.size)] + [0]
+        self._start = torch.tensor([grid.starts[r] for r in raster], device=device)
+        self._width = torch.tensor([grid.rasters[r].width for r in raster], device=device)
+        self._covering = torch.tensor([*grid.covering(), NO_CELL], device=device)
+        if seed_cells == "random":
+            seed, places = torch.zeros(1, dtype=torch.int64), torch.arange(grid.size + 1)
+            self._random = (num_codes * uniform(seed, places[None], 1, DRAFT)).long().flatten().to(device)
+        # The committed codes. The extra column receives codes that fall outside an image.
+        self._codes = torch.zeros(slots, grid.size + 1, dtype=torch.int64, device=device)
+
+    def begin(self, slot: int, code: Tensor) -> None:
+        """Starts an image with its first code []. Codes of the slot's last image stay, but no cell copies
+        them: neighbours of a position lie before it."""
+        self._codes[slot, 0] = code
+
+    def ahead(self, first: Tensor, steps: Tensor) -> Tensor:
+        """Returns the positions [B, L] that are `steps`, [L] or [B, L], behind first [B]; P for positions
+        outside the image."""
+        return (first[:, None] + steps).clamp(max=self._outside)
+
+    def commit(self, first: Tensor, codes: Tensor, count: Tensor) -> None:
+        """Stores the codes [B, A] that a step committed from first [B] on; count [B] of them are valid."""
+        column = torch.arange(codes.shape[1], device=codes.device)
+        at = self.ahead(first, column).masked_fill(column >= count[:, None], self._outside)
+        self._codes.scatter_(1, at, codes)
+
+    def last(self, at: Tensor) -> Tensor:
+        """Returns the committed code [B, 1] before the first of the positions `at` [B, L]."""
+        return self._codes.gather(1, (at[:, :1] - 1).clamp(min=0))
+
+    def fill(self, at: Tensor, codes: Tensor, fresh: Tensor, slots: slice = ALL) -> tuple[Tensor, Tensor]:
+        """Returns two codes [B, L] for each of the successive positions `at` [B, L], for these slots.
+
+        The first is `codes` [B, L] where the position was scored, and a copy where it is fresh [B, L]. Scored
+        positions come first, fresh ones last. The second is a copy of the other neighbour, "left" or "above".
+        """
+        last = at[:, :1] - 1 + (~fresh).sum(dim=1, keepdim=True)  # the last position whose code is known
+        if self._seed_cells == "random":
+            return torch.where(fresh, self._random[at], codes), codes
+        above, left = self._above(at, last), last.expand_as(at)
+        first, second = (left, above) if self._seed_cells == "left" else (above, left)
+        if self._seed_cells == "preview":
+            cover = self._covering[at]
+            first = torch.where((cover != NO_CELL) & (cover <= last), cover, first)
+        known = self._codes[slots].scatter(1, at, codes)
+        return torch.where(fresh, known.gather(1, first), codes), known.gather(1, second)
+
+    def _above(self, at: Tensor, last: Tensor) -> Tensor:
+        """Returns the positions [B, L] of the nearest cells above `at` [B, L] that are not behind `last`
+        [B, 1]; `last` where the raster has none.
+
+        Example: of a raster 5 cells wide that begins at position 6, last = 13 and at = 19 give 9: the cell
+        above 19 is at 14, which is not known yet, and the cell above that at 9.
+        """
+        width = self._width[at]
+        rows = ((at - last - 1) // width).clamp(min=0) + 1
+        above = at - rows * width
+        return torch.where(above >= self._start[at], above, last)
