@@ -23,6 +23,7 @@ COMMANDS = {
     "demo": "open a page on which two methods race and every step can be inspected",
     "serve": "answer requests for images over HTTP, in the form of OpenAI's API",
     "report": "turn stored results into tables, plots and documents",
+    "gpu_check": "check and measure this machine's GPU, part by part",
     "check_ckpts": "check a model's files by their headers and name every fault",
     "memory": "compute how much memory each model needs",
     "generate_codebook": "write the table of nearest codes that --lantern reads",

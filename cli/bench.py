@@ -32,7 +32,7 @@ from cli.method_options import (
 from cli.options import FilterOptions, ModelOptions, PromptOptions, RunOptions, check_model
 from cli.parser import declare, option, shown
 from eval.runs.prompts import BENCH_FILE, Prompt, load_prompts
-from models.registry import SPECS
+from models.registry import PUBLISHED, SPECS
 
 if TYPE_CHECKING:
     from adt_tree.pipeline import Pipeline

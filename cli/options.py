@@ -10,10 +10,9 @@ from adt_tree.errors import UserError
 from cli.parser import Options, declare, option, shown
 from eval.runs.prompts import CAPTIONS, DEFAULT_END
 from models.registry import SPECS
-from models.spec import ALIGNMENTS, PRECISIONS, ModelSpec
+from models.spec import ALIGNMENTS, PRECISIONS, TOP_K, ModelSpec
 
 DEVICES = ("auto", "cpu", "cuda")
-TOP_K = 2000  # default of the released code
 PAIRED = "score the first N prompts that have an image, fewer are refused; -1: all prompts"
 MEASURED = [name for name, spec in SPECS.items() if spec.alignment == "auto"]
 

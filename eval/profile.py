@@ -16,10 +16,11 @@ from adt_tree.roles import Request
 from eval.runs.session import synchronise
 from models.footprint import count
 from models.model import Model
-from models.transformer import Block
+from models.transformer import Block, make_head
 
 PARTS = ("target", "drafter", "tree", "verify", "commit")  # what the loop marks
-PROBE_BYTES, PROBES = 2**28, 5  # copies that measure the bandwidth of memory
+PROBE_BYTES, PROBES = 2**28, 5  # size and number of the probes that measure the bandwidth of memory
+COPIES = 16  # of a probe on a GPU, where to wait for one copy alone takes a tenth of its time
 
 
 def shares(engine: Engine, requests: Sequence[Request]) -> dict[str, float]:
@@ -88,16 +89,18 @@ def weights_read(model: Model) -> dict[str, float]:
     """
     device = model.decoder.embed.weight.device
     config, per_value = model.decoder.config, model.decoder.embed.weight.element_size()
-    values = config.num_layers * count(lambda: Block(config)) + model.num_codes * config.hidden_size
+    head = count(lambda: make_head(config)) if config.head_width else model.num_codes * config.hidden_size
+    values = config.num_layers * count(lambda: Block(config)) + head
     source = torch.ones(PROBE_BYTES // 4, device=device)
     target = torch.empty_like(source)
-    seconds = []
+    copies, seconds = COPIES if device.type == "cuda" else 1, []
     for _ in range(PROBES):
         synchronise(device)
         started = time.perf_counter()
-        target.copy_(source)
+        for _ in range(copies):
+            target.copy_(source)
         synchronise(device)
-        seconds.append(time.perf_counter() - started)
+        seconds.append((time.perf_counter() - started) / copies)
     bandwidth = 2 * PROBE_BYTES / min(seconds)  # read and written
     return {
         "weights_mb": round(values * per_value / 1e6, 2),

@@ -121,15 +121,13 @@ class Model:
         tokens. Raises UserError if decoding with it needs more memory than the device has free."""
         if sampling.branches > 1 and not self.prompts.guided:
             raise UserError(UNGUIDED)
-        tokens, nodes = self.grid, max_nodes
-        if self.row_end is not None:
-            tokens, nodes = Grid(self.grid.height, self.grid.width + 1), 2 * max_nodes
+        tokens, nodes = self._with_row_ends(max_nodes)
         if self.attention == "flash" and (max_nodes > 1 or self.row_end is not None):
             raise UserError(
                 "--attention flash: draft trees and row separators need a mask, which flash-attn lacks; "
                 "use the AR baseline (--method ar) of another model, or --attention sdpa"
             )
-        check_room(self._use(slots, sampling, nodes, max_prompt, tokens), self.device, self.precision)
+        check_room(self.use(slots, sampling, max_nodes, max_prompt), self.device, self.precision)
         codes, rows = self.code_ids, (slots, sampling.branches)
         run = None
         if self.graphs:
@@ -145,9 +143,18 @@ class Model:
             target.cache = FlashCache(plain.store, plain.length, head_groups=groups, axes=plain.axes)
         return target if self.row_end is None else SeparatorTarget(target, self.grid, self.row_end)
 
-    def _use(self, slots: int, sampling: Sampling, nodes: int, max_prompt: int, tokens: Grid) -> Use:
-        """Returns what decoding takes. A drafter's cache has about as many entries for a tree."""
+    def _with_row_ends(self, max_nodes: int) -> tuple[Grid, int]:
+        """Returns the tokens of an image as a grid, and the nodes of a tree of max_nodes nodes, both with the
+        separators of rows."""
+        if self.row_end is None:
+            return self.grid, max_nodes
+        return Grid(self.grid.height, self.grid.width + 1), 2 * max_nodes
+
+    def use(self, slots: int, sampling: Sampling, max_nodes: int, max_prompt: int) -> Use:
+        """Returns the dimensions from which models.footprint computes what decoding with such a target takes.
+        A drafter's cache has about as many entries for a tree."""
         net, vq = self.drafter_net, None if self.codec is None else self.codec.config
+        tokens, nodes = self._with_row_ends(max_nodes)
         cached = torch.float64 if self.deterministic else cache_dtype(self.decoder.embed.weight)
         return Use(
             decoder=self.decoder.config,

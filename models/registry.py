@@ -172,6 +172,7 @@ GLM_IMAGE = ModelSpec(
 FAMILIES = (EMOJI_SPEC, ANOLE, LUMINA_MGPT, LLAMAGEN, LLAMAGEN2, JANUS_PRO, EMU3, GLM_IMAGE)
 SPECS: dict[str, ModelSpec] = {spec.name: spec for spec in FAMILIES}
 EMOJI = EMOJI_SPEC.target_folder
+PUBLISHED = tuple(name for name, spec in SPECS.items() if spec.published)
 
 
 def spec_of(name: str) -> ModelSpec:

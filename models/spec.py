@@ -26,6 +26,7 @@ RELEASED_TREE = TreeShape(5, 10, 58)  # that of the released code
 EMBEDDED_TREE = TreeShape(5, 4, 10)  # smaller: in a small model each node adds more to the time of a pass
 PRECISIONS = ("auto", "bf16", "fp16", "fp32")
 ALIGNMENTS = ("published", "unshifted")
+TOP_K = 2000  # default of --top_k, from the released code, where a family published none
 
 Fields = Mapping[str, Any]  # of config.json
 Shapes = Mapping[str, tuple[int, ...]]  # of tensors by name, from the headers of a checkpoint

@@ -1,19 +1,44 @@
 #!/usr/bin/env bash
-# What a GPU has to prove, on one device: the tests marked gpu (the CPU's tokens in fp32, one wait per step), and milliseconds per step
-# with and without CUDA graphs: of the embedded model, beside transformers, and of the published dimensions with random weights, beside
-# the time it takes to read them once. No figure yet: it has not been run on a GPU.
-# Usage: bash scripts/gpu_check.sh [options of `main.py bench`]
+# Checks and measures the GPU of this machine, part by part: tests, kernels, launches, milliseconds per step, memory, equal images.
+# Prints one table and, as the last line, one JSON document. Exit status: 0; 1 if a bound was missed; 2 if there is no GPU.
+# Usage: bash scripts/gpu_check.sh [PART ...] [options]     (`main.py gpu_check --help` names them; default: all parts)
+# It runs with PYTHON=..., or else with the first of .venv and python3 that has a CUDA build of torch and all packages,
+# or else it sets up .venv, with the build that PyPI has. Each part takes ten minutes at most, and all can be run alone.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-python=${PYTHON:-.venv/bin/python}
-out=runs/gpu_check-$(git rev-parse --short HEAD)
-methods=(--methods eagle-1 eagle-2 self-draft --temperatures 1 --warmup 2 --profile)
-$python -m pytest -q -m gpu tests
-for graphs in --no-cuda_graphs --cuda_graphs; do
-    $python main.py bench "${methods[@]}" --device cuda --reference transformers $graphs --output_dir "$out/emoji$graphs" "$@"
-    for model in anole lumina_mgpt llamagen2; do
-        $python main.py bench "${methods[@]}" --device cuda --model "$model" --random_weights --num_images 2 $graphs \
-            --output_dir "$out/$model$graphs" "$@"
+needed="torch numpy safetensors tokenizers yaml tqdm PIL"
+
+# Prints what an interpreter lacks to use a GPU, or nothing.
+lacks() {
+    command -v "$1" >/dev/null || { echo "it does not exist"; return; }
+    "$1" -c 'import sys
+from importlib.util import find_spec
+missing = [name for name in sys.argv[1:] if find_spec(name) is None]
+if sys.version_info < (3, 11):
+    print("it is older than Python 3.11")
+elif missing:
+    print("it has no", ", ".join(missing))
+else:
+    import torch
+    if not torch.version.cuda:
+        print(f"its torch {torch.__version__} is a build for CPUs")' $needed || echo "it does not run"
+}
+refuse() { echo "gpu_check: $*" >&2; exit 2; }
+
+if [ -n "${PYTHON:-}" ]; then
+    reason=$(lacks "$PYTHON")
+    [ -z "$reason" ] || refuse "PYTHON=$PYTHON cannot use a GPU: $reason"
+else
+    for PYTHON in .venv/bin/python python3 ""; do
+        [ -n "$PYTHON" ] && [ -n "$(lacks "$PYTHON")" ] || break
     done
-done
-$python main.py report "$out"/*
+fi
+if [ -z "$PYTHON" ]; then
+    [ -e /dev/nvidiactl ] || nvidia-smi -L >/dev/null 2>&1 || refuse "there is no GPU here: no NVIDIA driver is loaded"
+    reason=$([ ! -e .venv ] || lacks .venv/bin/python)
+    case $reason in *CPUs) refuse "the interpreter of .venv cannot use the GPU: $reason; remove .venv, or name another by PYTHON=" ;; esac
+    bash scripts/setup.sh requirements-dev.txt ||
+        refuse "set-up failed; without network name an interpreter with a CUDA build of torch by PYTHON="
+    PYTHON=.venv/bin/python
+fi
+exec "$PYTHON" main.py gpu_check "$@"

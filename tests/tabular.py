@@ -20,7 +20,6 @@ from adt_tree.roles import Prefix, Request, Scored, call
 from adt_tree.sampling import Sampling, log_probs
 from adt_tree.tree import DraftTree
 from adt_tree.verify import Verdict
-from tests.decoding import CPU
 
 CODES = 4
 CODEBOOK = torch.tensor([[0.0], [1.0], [2.1], [3.3]])
@@ -38,18 +37,18 @@ def append(state: Tensor, codes: Tensor) -> Tensor:
 
 
 class TabularTarget:
-    """A Target whose logits are a table [G, S, V]."""
+    """A Target whose logits are a table [G, S, V], on its device."""
 
-    num_codes, device, few_shapes, run = CODES, CPU, False, staticmethod(call)
+    num_codes, few_shapes, run = CODES, False, staticmethod(call)
 
     def __init__(self, logits: Tensor, grid: Grid, slots: int) -> None:
-        self.logits, self.grid, self.slots = logits, grid, slots
-        self.committed = torch.zeros(slots, dtype=torch.int64)
-        self._states = torch.zeros(slots, 1, dtype=torch.int64)
+        self.logits, self.grid, self.slots, self.device = logits, grid, slots, logits.device
+        self.committed = torch.zeros(slots, dtype=torch.int64, device=self.device)
+        self._states = self.committed[:, None]
 
     def prefill(self, slot: int, prompt: Any) -> Prefix:
         self.committed[slot] = 0
-        return Prefix(self.logits[:, 0], [torch.zeros(1, 1)] * self.logits.shape[0])
+        return Prefix(self.logits[:, 0], [self.logits.new_zeros(1, 1)] * self.logits.shape[0])
 
     def forward(self, tree: DraftTree, committed: Sequence[int]) -> Scored:
         state = append(self.committed[:, None], tree.codes)
@@ -72,10 +71,8 @@ class TabularTarget:
 class TabularDrafter:
     """A Drafter with another table over the same states."""
 
-    device = CPU
-
     def __init__(self, logits: Tensor) -> None:
-        self.logits = logits
+        self.logits, self.device = logits, logits.device
 
     def prefill(self, slot: int, prompt: Any, prefix: Prefix) -> None: ...
 
@@ -104,7 +101,11 @@ class TabularModel:
     logits: Tensor
     drafts: Tensor
     grid: Grid
-    codebook, num_codes = CODEBOOK, CODES
+    num_codes = CODES
+
+    @property
+    def codebook(self) -> Tensor:
+        return CODEBOOK.to(self.logits.device)
 
     def target(self, slots: int, sampling: Sampling, nodes: int, prompt: int) -> TabularTarget:
         return TabularTarget(self.logits[: sampling.branches], self.grid, slots)
@@ -113,7 +114,7 @@ class TabularModel:
         return TabularDrafter(self.drafts[: len(target.logits)])
 
     def nearest(self, k: int, table: None) -> Tensor:
-        return nearest_table(CODEBOOK, k)
+        return nearest_table(self.codebook, k)
 
 
 def requests(count: int) -> list[Request]:

@@ -11,11 +11,14 @@ import pytest
 import torch
 
 from adt_tree import METHODS, Pipeline, Sampling
-from adt_tree.engine import Engine
+from adt_tree.engine import Engine, build
+from adt_tree.method import Method
 from adt_tree.roles import Request
 from adt_tree.tree import to_device
 from models.graphs import CudaRecorder, GraphRunner
 from models.spec import CKPTS
+from tests import test_distribution as distribution
+from tests.tabular import TabularModel, requests
 from tests.test_graphs import check_results, graphs_of
 
 pytestmark = [
@@ -98,3 +101,26 @@ def test_captured_results_are_the_callers() -> None:
 def test_to_device() -> None:
     moved = [to_device([n, n + 1], torch.device("cuda")) for n in range(50)]
     assert [x.tolist() for x in moved] == [[n, n + 1] for n in range(50)]
+
+
+def distance(method: Method, judged_as: Sampling) -> float:
+    """How far images made on the GPU are from the distribution of a sampling, in standard scores."""
+    tables = (distribution.LOGITS.cuda(), distribution.DRAFTS.cuda())
+    model = TabularModel(*tables, distribution.GRIDS["row"])
+    images = build(model, method, distribution.SLOTS, 0).decode(requests(distribution.IMAGES))
+    return distribution.score(images, judged_as)
+
+
+CASES = [Method("ar", distribution.GUIDED), *distribution.methods(distribution.OWN, distribution.GUIDED)]
+CASES += distribution.methods(distribution.DYNAMIC + distribution.STATIC, distribution.GUIDED)
+CASES += distribution.REJECTION
+
+
+@pytest.mark.parametrize("method", CASES, ids=str)
+def test_distribution(method: Method) -> None:
+    """As tests/test_distribution.py has it on the CPU."""
+    assert distance(method, method.sampling) < distribution.LIMIT
+
+
+def test_control_other_distribution() -> None:
+    assert distance(CASES[0], Sampling(guidance=1.7)) > distribution.LIMIT
