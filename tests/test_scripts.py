@@ -125,3 +125,65 @@ def test_what_is_wrong_missing_or_unknown_is_refused(
     done = get(name)
     assert done.returncode == 2 and named in done.stderr.splitlines()[-1]
     assert not (tmp_path / "data" / f"{name}.tsv").exists()
+
+
+def test_gpu_check_passes_its_words_on(told: Callable[..., Any]) -> None:
+    """The interpreter is first asked what it lacks."""
+    _, (question, call) = told("PYTHON", "gpu_check.sh", "anole", "--minutes", "3")
+    (asked, _, *packages), (program, name, *words) = question, call
+    assert (asked, program, name) == ("-c", "main.py", "gpu_check") and "torch" in packages
+    options = module_of(name).Options.parse(words)
+    assert (options.parts, options.minutes) == (("anole",), 3)
+
+
+NO_TORCH, CPU_BUILD = "it has no torch", "its torch 2.13.0 is a build for CPUs"
+ASKED = """#!/bin/sh
+case $1 in
+    -c) echo "{lacks}" ;;
+    *) echo "$0" "$@" >>{log} ;;
+esac
+"""
+SET_UP = 'echo setup "$@" >>{log}; mkdir -p .venv/bin; cp ready .venv/bin/python; exit {status}\n'
+FOUND = [  # what the interpreters lack, the status of set-up; which of them runs, or what the refusal names
+    ({".venv/bin/python": "", "bin/python3": ""}, 0, ".venv/bin/python"),
+    ({".venv/bin/python": CPU_BUILD, "bin/python3": ""}, 0, "bin/python3"),
+    ({"bin/python3": NO_TORCH}, 0, ".venv/bin/python"),
+    ({".venv/bin/python": NO_TORCH, "bin/python3": NO_TORCH}, 0, ".venv/bin/python"),
+    ({"bin/python3": NO_TORCH}, 1, "PYTHON="),
+    ({".venv/bin/python": CPU_BUILD, "bin/python3": NO_TORCH}, 0, "remove .venv"),
+]
+
+
+@pytest.mark.parametrize(("lacking", "status", "expected"), FOUND)
+def test_gpu_check_looks_for_an_interpreter(
+    lacking: dict[str, str], status: int, expected: str, tmp_path: Path
+) -> None:
+    """In a folder of its own, where nvidia-smi names a GPU and every program is a stub."""
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(SCRIPTS / "gpu_check.sh", tmp_path / "scripts")
+    log = tmp_path / "log"
+    for name, lacks in {"ready": "", "bin/nvidia-smi": "", **lacking}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(ASKED.format(lacks=lacks, log=log))
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "scripts" / "setup.sh").write_text(SET_UP.format(log=log, status=status))
+    own = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "PYTHON": ""}
+    words = ["bash", tmp_path / "scripts" / "gpu_check.sh", "emoji"]
+    done = subprocess.run(words, capture_output=True, text=True, env=own, timeout=60)
+    calls = log.read_text() if log.exists() else ""
+    if expected in ("PYTHON=", "remove .venv"):
+        assert done.returncode == 2 and done.stderr.count("\n") == 1 and expected in done.stderr
+        assert "main.py" not in calls
+    else:
+        assert done.returncode == 0 and calls.endswith("main.py gpu_check emoji\n")
+        assert expected in calls.splitlines()[-1]
+    set_up = NO_TORCH in lacking.values() and "remove" not in expected
+    assert ("setup requirements-dev.txt" in calls) == set_up
+
+
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there is a GPU")
+@pytest.mark.parametrize("python", [sys.executable, "no-such-python", ""])
+def test_gpu_check_without_a_gpu_is_one_line(python: str) -> None:
+    done = bash("gpu_check.sh", PYTHON=python)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "GPU" in done.stderr
+    assert not python or python in done.stderr
