@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 NAMES = (*METHODS, *(name + LANTERN_SUFFIX for name, spec in METHODS.items() if spec.lantern))
 PAPER = ("eagle-1", "eagle-2", "adt-tree", "eagle-2-lantern", "adt-tree-lantern")
 REFERENCED = tuple(name for name, spec in SPECS.items() if spec.reference)  # models of eval.baseline
-PUBLISHED = tuple(name for name, spec in SPECS.items() if spec.published and spec.pixels)
 FREE = ("output_dir", "config", "debug", "profile")  # options that change no measurement
 PROFILED = 4  # images that --profile decodes
 RANDOM_CODES = 256  # codes that --random_weights decodes, from the middle of an image

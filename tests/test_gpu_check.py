@@ -17,7 +17,7 @@ from adt_tree import Pipeline
 from cli import gpu_check
 from eval.gpu import measure, part, summary, trace
 from eval.gpu.measure import Item, Subject
-from models.memory import Use, published_use
+from models.footprint import Use, published_use
 from models.transformer import join
 from tests.conftest import Run
 from tests.decoding import CPU
@@ -37,7 +37,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> Use:
     vq, side = replace(use.vq, num_embeddings=256, embed_dim=8), 4 * use.vq.patch_size
     drafter = replace(decoder, num_layers=1)
     own = replace(use, decoder=decoder, drafter=drafter, vq=vq, side=side, tokens=20, prompt=12, element=4)
-    monkeypatch.setattr("models.memory.published_use", lambda name, precision="fp32": own)
+    monkeypatch.setattr("models.footprint.published_use", lambda name, precision="fp32": own)
     monkeypatch.setattr(measure, "MIDDLE", 8)
     monkeypatch.setattr(measure, "PROFILED", 2)
     monkeypatch.setattr("eval.profile.PROBE_BYTES", 2**12)
@@ -116,7 +116,7 @@ def test_equal_images(tiny_checkpoint: Path) -> None:
 
 
 def test_what_does_not_fit_is_named(tiny: Use, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("models.memory.free_bytes", lambda device: 10)
+    monkeypatch.setattr("models.footprint.free_bytes", lambda device: 10)
     _, (_, _, plan), *done = sent_by("compiled", monkeypatch)
     assert [name for _, name, _ in done] == plan
     assert all(kind == "left_out" and "GB" in reason for kind, _, reason in done)

@@ -30,7 +30,7 @@ from eval.profile import weights_read
 from eval.random_model import random_model
 from eval.runs.prompts import BENCH_FILE, read_file
 from eval.runs.session import free_memory, make_requests
-from models import memory
+from models import footprint
 from models.graphs import GraphRunner
 from models.loading import pick_precision
 from models.model import DTYPES, Model
@@ -103,7 +103,7 @@ def items_of(part: str, device: torch.device) -> list[Item]:
         return [
             Item(family, "auto", name, part, "steps") for family in PUBLISHED for name in ("ar", "self-draft")
         ]
-    names = ["ar", "self-draft", *(["eagle-2"] if memory.published_use(part).drafter else [])]
+    names = ["ar", "self-draft", *(["eagle-2"] if footprint.published_use(part).drafter else [])]
     modes = dict.fromkeys((usual, "eager"))
     every = [(part, "auto", name, mode) for mode in modes for name in names]
     return [
@@ -122,8 +122,8 @@ def subject_of(name: str, precision: str, device: torch.device) -> Subject:
         pipe = Pipeline.from_pretrained(name, device=str(device), precision=precision)
         return Subject(pipe.model, make_requests(pipe, read_file(BENCH_FILE), SEED))
     precision = pick_precision(precision, device.type, SPECS[name])
-    use = memory.published_use(name, precision)
-    needed, free = tensor_bytes(replace(use, graphs=device.type == "cuda")), memory.free_bytes(device)
+    use = footprint.published_use(name, precision)
+    needed, free = tensor_bytes(replace(use, graphs=device.type == "cuda")), footprint.free_bytes(device)
     if free is not None and needed > free:
         raise UserError(f"it needs {needed / 1e9:.1f} GB, and {device} has {free / 1e9:.1f} GB free")
     side = use.side // use.vq.patch_size
@@ -231,7 +231,7 @@ def speed(done: Sequence[Any]) -> Figures:
 
 def peak(model: Model, engine: Engine, requests: Sequence[Request]) -> Figures:
     """Returns the bytes on the device at the worst moment since Subject.engine() was called, and those that
-    models.memory expects of the same tensors; on a CPU only these.
+    models.footprint expects of the same tensors; on a CPU only these.
 
     Both sides have the weights of decoder and drafter, caches, noise, one pass, and under graphs the results
     and the scratch memory of recordings. Neither has the codec, its codebook among it, nor pixels. cuBLAS's
@@ -256,12 +256,12 @@ def held_bytes(device: torch.device) -> int:
     return torch.cuda.max_memory_allocated(device) + scratch
 
 
-def tensor_bytes(use: memory.Use, drafting: bool = True) -> int:
+def tensor_bytes(use: footprint.Use, drafting: bool = True) -> int:
     """Returns the bytes of the weights and of decoding, without codec and pixels. drafting: whether the
     drafter decodes too; its weights are there anyway."""
     use = replace(use, side=0)
-    weights = memory.parts(use)
-    decoding = memory.decoding_peak(use if drafting else replace(use, drafter=None))
+    weights = footprint.parts(use)
+    decoding = footprint.decoding_peak(use if drafting else replace(use, drafter=None))
     return weights["target"] + weights["drafter"] + decoding
 
 
