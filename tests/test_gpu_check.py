@@ -36,7 +36,9 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> Use:
     decoder = replace(use.decoder, num_layers=2, **small)
     vq, side = replace(use.vq, num_embeddings=256, embed_dim=8), 4 * use.vq.patch_size
     drafter = replace(decoder, num_layers=1)
-    own = replace(use, decoder=decoder, drafter=drafter, vq=vq, codes=256, side=side, tokens=20, prompt=12, element=4)
+    own = replace(
+        use, decoder=decoder, drafter=drafter, vq=vq, codes=256, side=side, tokens=20, prompt=12, element=4
+    )
     monkeypatch.setattr("models.footprint.published_use", lambda name, precision="fp32": own)
     monkeypatch.setattr(measure, "MIDDLE", 8)
     monkeypatch.setattr(measure, "PROFILED", 2)
