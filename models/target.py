@@ -86,13 +86,13 @@ class PromptEncoder:
     release: Callable[[], None] = lambda: None  # frees the memory that only encoding needs
 
 
-def token_prompts(codes: range) -> PromptEncoder:
+def token_prompts(codes: range, guided: bool = True) -> PromptEncoder:
     """Returns the text side of a model without a tokenizer: prompts are token ids, texts are refused."""
 
     def encode(text: str) -> EncodedPrompt:
         raise UserError(f"prompt {text[:80]!r}: this model has no tokenizer, give token ids")
 
-    return PromptEncoder(encode, codes.start, len(codes))
+    return PromptEncoder(encode, codes.start, len(codes), guided)
 
 
 def by_branch(x: Tensor, branches: int) -> Tensor:

@@ -5,8 +5,8 @@
     ids = model.generate(**inputs, max_new_tokens=10_000, custom_generate=generate, method="ar", seed=7)
 
 The folder form, custom_generate="path or hub id", reaches the same function by custom_generate/generate.py.
-Only Emu3 makes images by transformers' own `generate`. Chameleon's masks the codes, and Janus has a loop of
-its own for images, so neither comes here.
+GLM-Image and Emu3 make images by transformers' own `generate`. Chameleon's masks the codes, and Janus has a
+loop of its own for images, so neither comes here.
 """
 
 from __future__ import annotations
@@ -105,7 +105,31 @@ def _decode(
     rows = with_rows(input_ids, [tokens.sequence(image, grid) + closing for image in codes])
     if asked.allowed:
         check_allowed(asked.allowed, rows, start, tokens.codes)
+    if tokens.open_end and room > length:
+        rows = torch.cat((rows, next_tokens(model, rows, start, arguments, seed)), dim=1)
     return rows
+
+
+def next_tokens(model: Any, rows: Tensor, start: int, arguments: dict[str, Any], seed: int) -> Tensor:
+    """Returns the tokens [B, 1] that the model itself chooses behind rows [B, T], among all of its tokens.
+
+    The prompts are the first `start` columns. The model reads them in one pass and the images in another,
+    because only so it gives the codes their positions.
+    """
+    prompt, image, mask = rows[:, :start], rows[:, start:], arguments.get("attention_mask")
+    names = ("image_grid_thw", "images_per_sample")
+    grids = {name: arguments[name] for name in names if arguments.get(name) is not None}
+    mask = torch.ones_like(prompt) if mask is None else mask
+    whole = torch.cat((mask, mask.new_ones(image.shape)), dim=1)
+    first = model(prompt, attention_mask=mask, use_cache=True, logits_to_keep=1, **grids)
+    behind = model(
+        image, attention_mask=whole, past_key_values=first.past_key_values, use_cache=True, logits_to_keep=1
+    )
+    scores = arguments["logits_processor"](rows, behind.logits[:, -1].float())
+    if not arguments["generation_config"].do_sample:
+        return scores.argmax(dim=-1, keepdim=True)
+    generator = torch.Generator(scores.device).manual_seed(seed)
+    return torch.multinomial(scores.softmax(dim=-1), 1, generator=generator)
 
 
 def unconditional(asked: Asked, input_ids: Tensor) -> list[list[int]]:

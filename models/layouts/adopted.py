@@ -23,7 +23,8 @@ from models.spec import Checkpoint, LoadOptions
 
 # model_type -> model family
 FAMILIES = {"janus": "janus_pro", "emu3": "emu3", "chameleon": "anole", "glm_image": "glm_image"}
-BY_TOKENS = {"emu3": emu3}  # model_type of those whose images transformers' own generate makes -> their file
+# model_type of those whose images transformers' own generate makes -> their file
+BY_TOKENS = {"emu3": emu3, "glm_image": glm_image}
 
 
 def image_tokens(model: Any) -> ImageTokens:

@@ -12,7 +12,7 @@ tokenizer in processor/ beside it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,11 +29,12 @@ from models.checkpoint.files import reading
 from models.checkpoint.meta_init import expected, require
 from models.checkpoint.weights import Weights, read_weights
 from models.drafter import LLAMA
+from models.image_tokens import ImageTokens
 from models.layouts.chat import ChatTokenizer
 from models.layouts.llama import POST_NORM_BLOCK, Names, decoder_names, gather, scatter
 from models.model import Model, load_networks
 from models.spec import Checkpoint, ModelSpec
-from models.target import Prompt, PromptEncoder
+from models.target import Prompt, PromptEncoder, token_prompts
 from models.transformer import Decoder, DecoderConfig, read_shape
 
 CELL = 32  # pixels along the side of a cell, as in transformers' processor
@@ -147,6 +148,31 @@ def prompt_encoder(tokenizer: ChatTokenizer, config: Mapping[str, Any], grid: Gr
     return PromptEncoder(encode, codes.start, len(codes), guided=False)
 
 
+def image_tokens(config: Mapping[str, Any]) -> ImageTokens:
+    """Returns how images lie among token ids. ValueError names what is wrong with config.json."""
+    codes, start, end = read_tokens(config)
+
+    def read_grid(prompts: Sequence[list[int]], image_grid_thw: Tensor | None) -> Grid:
+        for number, ids in enumerate(prompts):
+            if ids[-1] != start or end in ids:
+                raise UserError(
+                    f"prompt {number} does not end in image start, {start}, or holds a source image: make it "
+                    "by GlmImageProcessor from a text alone"
+                )
+        sides = [] if image_grid_thw is None else image_grid_thw.tolist()
+        # Two rows for each prompt, the image's and then its preview's; transformers also takes two for all.
+        pairs = {(*image[1:], *preview[1:]) for image, preview in zip(sides[::2], sides[1::2], strict=False)}
+        if len(sides) not in (2, 2 * len(prompts)) or len(pairs) != 1:
+            raise UserError(
+                f"image_grid_thw: {sides} for {len(prompts)} prompts; give two rows for each, (1, rows, "
+                "columns) of the image and of its preview, and one size at a time"
+            )
+        rows, columns, preview_rows, preview_columns = pairs.pop()
+        return Grid(rows, columns, before=(Raster(preview_rows, preview_columns),))
+
+    return ImageTokens(codes, read_grid, open_end=True)
+
+
 def processor_folder(folder: Path) -> Path:
     """Returns where a model's tokenizer lies: in processor/ beside it, or else in its own folder."""
     beside = folder.parent / "processor"
@@ -180,13 +206,13 @@ def assemble(
     checkpoint: Checkpoint,
     config: Mapping[str, Any],
     state: Weights,
-    tokenizer: Callable[[], ChatTokenizer],
+    tokenizer: Callable[[], ChatTokenizer] | None,
 ) -> Model:
     """Puts GLM-Image's autoregressive stage together from its configuration, weights and tokenizer, for
     images of --height and --width.
 
     tokenizer() is called once config.json has been checked: transformers reads that file too, and its errors
-    say less. CheckpointError names what is missing or does not fit.
+    say less. Without one, prompts are token ids. CheckpointError names what is missing or does not fit.
     """
     folder, options = checkpoint.folder, checkpoint.options
     with reading(folder / "config.json"):
@@ -199,12 +225,13 @@ def assemble(
     shapes = expected(lambda: Decoder(shape), lambda tensors: scatter(tensors, names, shape))
     codebook = {CODEBOOK: (shape.num_codes, width)}
     require(folder, state, shapes | codebook, "fetch it again, or the config.json that belongs to it")
-    chat = tokenizer()
-    spec = with_generation(checkpoint.spec, chat.generation, f"{folder / 'generation_config.json'}")
-    prompts = prompt_encoder(chat, config, grid)
+    prompts = token_prompts(range(shape.num_codes), guided=False)
+    if tokenizer is not None:
+        chat = tokenizer()
+        spec = with_generation(checkpoint.spec, chat.generation, f"{folder / 'generation_config.json'}")
+        checkpoint, prompts = replace(checkpoint, spec=spec), prompt_encoder(chat, config, grid)
     read = state.renamed({name: name for name in shapes})
     to_ours = partial(gather, names=names, config=shape)
-    checkpoint = replace(checkpoint, spec=spec)
     model = load_networks(checkpoint, shape, read, to_ours, LLAMA, grid, prompts, codec=None)
     return replace(model, latents=code_vectors(state.renamed({CODEBOOK: CODEBOOK}), checkpoint))
 

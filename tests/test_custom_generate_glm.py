@@ -1,0 +1,85 @@
+"""model.generate(..., custom_generate=...) of GLM-Image: two rasters, and the token behind them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from adt_tree.errors import UserError
+from tests import tiny_glm_image as tiny
+from tests.test_custom_generate import FORMS, own_modules
+from tests.test_parity_glm_image import TEXTS, Theirs
+
+__all__ = ["own_modules"]  # a fixture that every test uses
+ROWS, COLUMNS = 3, 2
+LENGTH = 19 * 13 + ROWS * COLUMNS  # the preview's codes and the image's
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory: pytest.TempPathFactory) -> Theirs:
+    """A tiny checkpoint as transformers loads it."""
+    return Theirs(tiny.build(tmp_path_factory.mktemp("glm_image")))
+
+
+def arguments(theirs: Theirs, count: int, **more: Any) -> dict[str, Any]:
+    """A greedy call for whole images and the token behind them."""
+    given = theirs.inputs(TEXTS[:count], theirs.ours(ROWS, COLUMNS).model.grid)
+    return {**given, "do_sample": False, "max_new_tokens": LENGTH + 1, **more}
+
+
+def only_codes(row: int, ids: Tensor) -> list[int]:
+    """What stands in for our masking of the other rows of the head."""
+    return list(range(tiny.CODES))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("count", "method", "behind"), [(1, None, 1), (3, "self-draft", 0), (2, "ar", 1)])
+def test_tokens_of_generate(theirs: Theirs, form: str, count: int, method: str, behind: int) -> None:
+    """Greedy, token for token, with the padding of the prompts. The last token comes from the whole head."""
+    how = arguments(theirs, count, max_new_tokens=LENGTH + behind)
+    start = how["input_ids"].shape[1]
+    masked = theirs.model.generate(**(how | {"max_new_tokens": LENGTH}), prefix_allowed_tokens_fn=only_codes)
+    found = theirs.model.generate(**how, **FORMS[form], method=method)
+    assert torch.equal(found[:, : start + LENGTH], masked)
+    assert found.shape[1] == start + LENGTH + behind and len({tuple(row) for row in found.tolist()}) == count
+    if behind:
+        assert found[:, -1].tolist() == last_of_generate(theirs, how, masked)
+    if count == 3:
+        assert how["attention_mask"].min() == 0, "no padding was tested"
+
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "image_grid_thw": {"image_grid_thw": torch.tensor([[1, 3, 2], [1, 19, 13], [1, 3, 2]])},
+    "size at a time": {"image_grid_thw": torch.tensor([[1, 3, 2], [1, 19, 13], [1, 2, 3], [1, 13, 19]])},
+    "guidance_scale": {"guidance_scale": 2.0},
+    f"max_new_tokens {LENGTH - 1}": {"max_new_tokens": LENGTH - 1},
+}
+
+
+@pytest.mark.parametrize("word", REFUSED)
+def test_what_cannot_be_honoured_is_refused(theirs: Theirs, word: str) -> None:
+    with pytest.raises(UserError) as refused:
+        theirs.model.generate(**arguments(theirs, 2, **REFUSED[word]), **FORMS["callable"])
+    assert word in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_source_images_are_refused(theirs: Theirs) -> None:
+    """A prompt that holds the end of an image asks for an edited one."""
+    how = arguments(theirs, 1)
+    how["input_ids"][0, 3] = tiny.CODES + tiny.END
+    with pytest.raises(UserError, match="prompt 0"):
+        theirs.model.generate(**how, **FORMS["callable"])
+
+
+def last_of_generate(theirs: Theirs, how: dict[str, Any], masked: Tensor) -> list[int]:
+    """The tokens that generate itself puts behind those images, whose codes a function forces."""
+    start = how["input_ids"].shape[1]
+
+    def forced(row: int, ids: Tensor) -> list[int]:
+        at = len(ids)
+        return list(range(tiny.CODES + tiny.MORE)) if at == start + LENGTH else [int(masked[row, at])]
+
+    return theirs.model.generate(**how, prefix_allowed_tokens_fn=forced)[:, -1].tolist()
