@@ -13,7 +13,7 @@ from typing import Any
 from adt_tree.errors import UserError
 from cli.parser import Options as Base
 from cli.parser import declare, option, positional, shown
-from eval import acceptance, tables
+from eval import acceptance, load_tables, tables
 from eval.metrics.scores import SCORES, newest_scores
 from eval.runs.check import faults, stored_run
 from eval.runs.run_folder import finished_records
@@ -27,13 +27,13 @@ class Options(Base):
     """report"""
 
     results: tuple[str, ...] = positional(
-        "JSON files of bench, or their folders: prints their tables; folders of generate_images: prints "
-        "codes per call, their correlation with the top-1 probability, and scores of the eval_ commands "
-        "(default, with --write: docs/results/*.json)",
+        "JSON files of bench or load_test, or folders of bench: prints their tables; folders of "
+        "generate_images: prints codes per call, their correlation with the top-1 probability, and scores of "
+        "the eval_ commands (default, with --write: docs/results/*.json)",
         "RESULT",
     )
     write: str | None = option(
-        "write the tables of all bench results as one Markdown document, and beside it a figure of each "
+        "write the tables of all results as one Markdown document, and beside it a figure of each "
         "result that compares batch sizes",
         unit="FILE",
     )
@@ -77,7 +77,7 @@ def run(options: Options) -> None:
         return
     results, runs = sort_results([Path(name) for name in options.results] or sorted(RESULTS.glob("*.json")))
     if options.write is not None:
-        write_document(Path(options.write), {path.stem: tables.read(path) for path in results})
+        write_document(Path(options.write), results)
     elif options.into is not None:
         for path in results:
             tables.insert(Path(options.into), path.stem, tables.short(tables.read(path)))
@@ -119,9 +119,16 @@ def sort_results(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
     return results, runs
 
 
+def text_of(path: Path, paper: str | None = None) -> str:
+    """Returns a result of bench or of load_test as Markdown. paper: as tables.text_of."""
+    if load_tables.is_load(path):
+        return load_tables.text_of(load_tables.read(path))
+    return tables.text_of(tables.read(path), paper)
+
+
 def print_tables(results: Sequence[Path], runs: Sequence[Path], paper: str | None) -> None:
-    """Prints a table per bench result, one of all runs, and one of their scores if any was measured."""
-    texts = [tables.text_of(tables.read(path), paper) for path in results]
+    """Prints a table per result, one of all runs, and one of their scores if any was measured."""
+    texts = [text_of(path, paper) for path in results]
     if runs:
         averages = [(str(path), acceptance.average(path)) for path in runs]
         texts.append(tables.markdown(tables.acceptance_cells(averages)))
@@ -131,12 +138,20 @@ def print_tables(results: Sequence[Path], runs: Sequence[Path], paper: str | Non
     print("\n\n".join(texts))
 
 
-def write_document(target: Path, results: dict[str, dict[str, Any]]) -> None:
+def write_document(target: Path, results: Sequence[Path]) -> None:
     """Writes the document of all results, and the figures that it shows."""
-    save(target, tables.document(results).encode())
-    for name, result in results.items():
+    texts, batched = {}, {}
+    for path in results:
+        if load_tables.is_load(path):
+            texts[path.stem] = load_tables.text_of(load_tables.read(path))
+            continue
+        result = tables.read(path)
+        texts[path.stem] = tables.section(path.stem, result)
         if tables.batched(result):
-            write_throughput(result["rows"], target.parent / tables.throughput_file(name))
+            batched[path.stem] = result["rows"]
+    save(target, tables.document(texts).encode())
+    for name, rows in batched.items():
+        write_throughput(rows, target.parent / tables.throughput_file(name))
 
 
 def write_throughput(rows: list[dict[str, Any]], path: Path) -> None:

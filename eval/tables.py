@@ -135,15 +135,22 @@ def concerns(paper: str, rows: Sequence[Row]) -> bool:
     return any((row["method"], row["temperature"]) in PAPER[paper] for row in rows)
 
 
+def origin(environment: Mapping[str, Any]) -> str:
+    """Returns the machine, the code and the date of a figure in words."""
+    dirty = ", with uncommitted changes" if environment["dirty"] else ""
+    return (
+        f"{environment['threads']} threads, {environment['device']}, torch {environment['torch']}, commit "
+        f"{environment['commit']}{dirty}, {environment['date']}"
+    )
+
+
 def notes(result: dict[str, Any], paper: str | None = None) -> list[str]:
     """Returns the paragraphs below a table: how to repeat it, what was left out, the paper's set-up."""
     environment, runs = result["environment"], len(result.get("runs", ()))
-    dirty = ", with uncommitted changes" if environment["dirty"] else ""
     assembled = f", assembled from {runs} runs" if runs > 1 else ""
     paragraphs = [
         f"`{result['command']}`, {result['prompts']} prompts, {environment['precision']}, "
-        f"{environment['threads']} threads, {environment['device']}, torch {environment['torch']}, commit "
-        f"{environment['commit']}{dirty}, {environment['date']}{assembled}."
+        f"{origin(environment)}{assembled}."
     ]
     if result.get("dropped"):
         paragraphs.append(f"Rows left out, of methods that no longer exist: {', '.join(result['dropped'])}.")
@@ -222,14 +229,16 @@ def label(row: Row, rows: Sequence[Row], without: Sequence[str] = ()) -> str:
     return " ".join([row["method"], *words, *(f"{key} {value}" for key, value in row["varied"].items())])
 
 
-def document(results: Mapping[str, dict[str, Any]]) -> str:
-    """Returns docs/RESULTS.md: one section per result, under its name. A result of several batch sizes has a
-    figure beside the document, throughput_file(name)."""
-    sections = []
-    for name, result in results.items():
-        picture = f"![Images per minute over images in flight]({throughput_file(name)})\n\n"
-        sections.append(f"## {name}\n\n{picture if batched(result) else ''}{text_of(result)}\n")
-    return "\n".join([OPENING, LEGEND, "", *sections])
+def section(name: str, result: dict[str, Any]) -> str:
+    """Returns the section of a result in docs/RESULTS.md. A result of several batch sizes has a figure beside
+    the document, throughput_file(name)."""
+    picture = f"![Images per minute over images in flight]({throughput_file(name)})\n\n"
+    return f"{picture if batched(result) else ''}{text_of(result)}"
+
+
+def document(texts: Mapping[str, str]) -> str:
+    """Returns docs/RESULTS.md. texts: the name of each result -> its section."""
+    return "\n".join([OPENING, LEGEND, "", *(f"## {name}\n\n{text}\n" for name, text in texts.items())])
 
 
 def batched(result: Mapping[str, Any]) -> bool:

@@ -1,0 +1,175 @@
+"""load_test: sends requests to a running service on this machine, times them and checks what it answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.error import URLError
+from urllib.parse import urlsplit
+
+from adt_tree.errors import UserError
+from adt_tree.method import METHODS
+from cli.parser import Options as Base
+from cli.parser import declare, option
+from eval.runs.prompts import BENCH_FILE, read_file
+
+if TYPE_CHECKING:
+    from serve.load import Outcome
+
+ROOT = Path(__file__).resolve().parent.parent
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+@declare
+class Options(Base):
+    """load"""
+
+    url: str = option("the service; it must run on this machine", "http://127.0.0.1:8000", unit="URL")
+    pid: int | None = option(
+        "process id of the service: also report its memory, open files and threads after a quarter of the "
+        "requests and at the end (Linux)",
+        unit="PID",
+        least=1,
+    )
+    requests: int = option("number of requests", 200, least=1, most=10_000)
+    concurrency: int = option(
+        "number of clients that send one request after the other", 16, least=1, most=256
+    )
+    rate: float | None = option(
+        "mean requests per second that arrive at random, in place of --concurrency", unit="PER_S", above=0
+    )
+    minutes: float = option("time after which the test ends as failed", 15.0, above=0, most=120)
+    cancelled: float = option(
+        "share of requests whose client goes away at the first partial image", 0.0, least=0, most=1
+    )
+    methods: tuple[str, ...] = option(
+        "methods of the requests, in equal shares", ("self-draft",), choices=tuple(METHODS), unit="METHOD"
+    )
+    temperatures: tuple[float, ...] = option("temperatures, in equal shares", (1.0,), least=0, most=100)
+    guidances: tuple[float, ...] = option("scales of guidance, in equal shares", (3.0,), least=0, most=100)
+    prompts: str | None = option(
+        f"file of prompts, which are used in turn (default: configs/{BENCH_FILE.name})", unit="FILE"
+    )
+    seed: int = option("seed of the order of requests and of their images' seeds", 42)
+    compare: str | None = option(
+        "after the test, generate every image by Pipeline with this model, and compare its PNG", unit="NAME"
+    )
+    batch_size: int = option("images in flight for --compare", 4, unit="IMAGES", least=1)
+    output_dir: str = option("folder of load.json, to which the result is added", "runs/load", unit="DIR")
+    offline: int | None = option(
+        "send nothing: time generate_images on as many prompts, with this many images in flight",
+        unit="BATCH_SIZE",
+        least=1,
+    )
+
+
+def run(options: Options) -> None:
+    """Sends the requests and adds their figures to load.json; the last line printed is one JSON document.
+
+    Ends with status 1 if the test has found a fault: a request that failed, an image that differs from the
+    one made offline, an image still in flight at the end, or, with --pid, a service that holds more than
+    before.
+    Raises UserError if there is no service, or if time ran out.
+    """
+    if urlsplit(options.url).hostname not in LOOPBACK:
+        raise UserError(
+            f"--url {options.url}: load is sent to this machine alone; give http://127.0.0.1:PORT"
+        )
+    row, faults = offline_row(options) if options.offline else service_row(options)
+    from eval import load_tables
+    from eval.runs.session import environment
+
+    row |= {"command": f"python main.py {shlex.join(sys.argv[1:])}", "environment": environment("cpu")}
+    load_tables.add(Path(options.output_dir) / load_tables.STORED, row)
+    print("\n".join([*faults, load_tables.text_of([row])]))
+    print(json.dumps({**row, "faults": faults}))
+    if faults:
+        sys.exit(1)
+
+
+def service_row(options: Options) -> tuple[dict[str, Any], list[str]]:
+    """Returns the figures of a test of the running service, and its faults."""
+    try:
+        from serve import load
+    except ImportError as error:
+        raise UserError(
+            f"load_test needs openai ({error}): `bash scripts/setup.sh requirements-serve.txt` installs it"
+        ) from None
+
+    prompts = [prompt.text for prompt in read_file(Path(options.prompts or BENCH_FILE))]
+    settings = (options.methods, options.temperatures, options.guidances)
+    each = math.prod(map(len, settings))
+    warm_up = load.plan(prompts, *settings, each, 0.0, options.seed)
+    calls = load.plan(prompts, *settings, options.requests, options.cancelled, options.seed + 1)
+    target = load.Target(options.url, options.pid, options.concurrency, options.rate)
+    try:
+        measured = asyncio.run(load.measure(target, warm_up, calls, 60 * options.minutes))
+    except URLError as error:
+        raise UserError(f"--url {options.url}: {error.reason}; start `main.py serve` there") from None
+    except TimeoutError:
+        raise UserError(f"--minutes {options.minutes:g}: the requests took longer") from None
+    images = [outcome for outcome in measured.outcomes if outcome.state == load.IMAGE]
+    faults = measured.faults + (differences(options, images) if options.compare else [])
+    arrivals = f"{options.concurrency} clients" if options.rate is None else f"{options.rate:g} per s"
+    row = {"methods": list(options.methods), "arrivals": arrivals, "requests": len(calls), **measured.figures}
+    return row | ({"compared": len(images)} if options.compare else {}), faults
+
+
+def differences(options: Options, images: Sequence[Outcome]) -> list[str]:
+    """Returns a line for every image whose PNG is not that of Pipeline for its settings and seed."""
+    from adt_tree.pipeline import Pipeline
+    from eval.runs.run_folder import png_bytes
+
+    pipe = Pipeline.from_pretrained(str(options.compare))
+    groups: dict[tuple[str, float, float], list[Outcome]] = defaultdict(list)
+    for image in images:
+        groups[image.call.method, image.call.temperature, image.call.guidance].append(image)
+    lines = []
+    for (method, temperature, guidance), group in groups.items():
+        sampling = replace(pipe.sampling, temperature=temperature, guidance=guidance)
+        seeds = [image.call.seed for image in group]
+        texts = [image.call.prompt for image in group]
+        made = pipe(texts, method, sampling=sampling, seed=seeds, batch_size=options.batch_size)
+        for image, picture in zip(group, made.images, strict=True):
+            if png_bytes(picture) != image.png:
+                lines.append(f"{image.call}: the image differs from the one made offline")
+    return lines
+
+
+def offline_row(options: Options) -> tuple[dict[str, Any], list[str]]:
+    """Returns the figures of generate_images in a process of its own. UserError if it fails."""
+    (method, *more), (temperature, *_), (guidance, *_) = (
+        options.methods, options.temperatures, options.guidances,
+    )  # fmt: skip
+    if more:
+        raise UserError(f"--offline {options.offline}: give one of --methods, not {len(more) + 1}")
+    with tempfile.TemporaryDirectory() as folder:
+        words = {
+            "prompt": options.prompts or BENCH_FILE,
+            "num_images": options.requests,
+            "method": method,
+            "cfg": guidance,
+            "temperature": temperature,
+            "batch_size": options.offline,
+            "heatmaps": 0,
+            "output_dir": folder,
+        }
+        line = [sys.executable, "main.py", "generate_images"]
+        line += [str(word) for name, value in words.items() for word in (f"--{name}", value)]
+        done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise UserError(f"--offline {options.offline}: {done.stderr.strip().splitlines()[-1]}")
+    result = json.loads(done.stdout.splitlines()[-1])
+    row = {"methods": [method], "arrivals": f"generate_images, batch {options.offline}"}
+    figures = {"requests": result["images"], "images": result["images"], "seconds": result["wall_s"]}
+    return {**row, **figures, "images_per_min": 60 * result["images_per_s"]}, []

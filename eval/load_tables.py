@@ -1,0 +1,69 @@
+"""The results of load_test: a file with one row per test, and their table. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from eval import tables
+from models.checkpoint.files import make_folder, read_json, reading, write_json
+
+STORED = "load.json"
+ROWS = "tests"  # key of the file
+Row = Mapping[str, Any]
+LEGEND = (
+    "N clients: each sends a request when its last one has ended; N per s: requests arrive at random, "
+    "whether earlier ones have ended or not; refused: answered by 429. Seconds from the request to the first "
+    "of three partial images, and to the image: 50th, 90th and 99th percentile."
+)
+
+
+def add(path: Path, row: Row) -> None:
+    """Adds a row to a file of results, which it makes if there is none."""
+    rows = read(path) if path.exists() else []
+    make_folder(path.parent)
+    write_json(path, {ROWS: [*rows, row]})
+
+
+def is_load(path: Path) -> bool:
+    """Returns whether a file that can be read holds results of load_test."""
+    content = read_json(path, f"give a {STORED} of load_test, or a {tables.STORED} of bench")
+    return isinstance(content, dict) and ROWS in content
+
+
+def read(path: Path) -> list[Row]:
+    """Returns the rows of a file. Raises UserError if it is damaged."""
+    remedy = "delete it and run load_test again"
+    content = read_json(path, remedy)
+    with reading(path, remedy):
+        text_of(content[ROWS])  # Whatever a table needs is now known to be there.
+    return content[ROWS]
+
+
+def times(row: Row, name: str) -> str:
+    """Returns percentiles of seconds as one cell; "-" of a test that has none."""
+    return (
+        " / ".join(f"{row[f'{name}_p{part}']:.1f}" for part in (50, 90, 99)) if f"{name}_p50" in row else "-"
+    )
+
+
+def text_of(rows: Sequence[Row]) -> str:
+    """Returns rows as Markdown: the table, and how to repeat it."""
+    head = [
+        "methods",
+        "requests",
+        "arrive",
+        "images",
+        "refused",
+        "images/min",
+        "s to the first",
+        "s to the image",
+    ]
+    table = [head]
+    for row in rows:
+        numbers = [str(row["images"]), str(row.get("refused", "-")), f"{row['images_per_min']:.1f}"]
+        cells = [", ".join(row["methods"]), str(row["requests"]), row["arrivals"], *numbers]
+        table.append([*cells, times(row, "first"), times(row, "image")])
+    lines = dict.fromkeys(f"`{row['command']}`, {tables.origin(row['environment'])}." for row in rows)
+    return "\n".join([tables.markdown(table), "", LEGEND, "", "\n".join(f"- {line}" for line in lines)])

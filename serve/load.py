@@ -1,0 +1,234 @@
+"""Load on a running service: requests of mixed settings, sent by the `openai` client and timed. No torch.
+
+A request streams its image with partial images, or is cancelled by its client at the first of them. The plan
+is made from a seed, so that two runs send the same requests. Nothing is repeated: a refusal (429) is counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import numpy as np
+from openai import APIError, APIStatusError, AsyncOpenAI
+
+STATES = IMAGE, CANCELLED, REFUSED, FAILED = "images", "cancelled", "refused", "failed"
+PERCENTILES = (50, 90, 99)
+SETTLING = 50  # looks at /health, 0.2 s apart
+MOST_GROWTH = 1.05  # of memory, from the first quarter of the requests to the last
+PARTIAL_IMAGES = 3  # of every request, the most that OpenAI's API sends
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request of a plan."""
+
+    prompt: str
+    seed: int
+    method: str
+    temperature: float
+    guidance: float
+    cancel: bool  # whether the client goes away at the first partial image
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a request. Seconds count from the moment at which it was sent."""
+
+    call: Call
+    state: str  # IMAGE, CANCELLED, REFUSED (429) or FAILED
+    first: float | None = None  # seconds to the first partial image
+    seconds: float | None = None  # to the image
+    png: bytes = b""
+    fault: str = ""  # of a failed request
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """What a process of this machine holds; Linux only."""
+
+    rss: int  # bytes
+    files: int  # open files, sockets and pipes
+    threads: int
+
+    @classmethod
+    def of(cls, pid: int) -> Process:
+        """Reads /proc. OSError if there is no such process, or no /proc."""
+        folder = Path("/proc") / str(pid)
+        status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
+        rss, threads = int(status["VmRSS"].split()[0]) * 1024, int(status["Threads"])
+        return cls(rss, len(list((folder / "fd").iterdir())), threads)
+
+
+def plan(
+    prompts: Sequence[str],
+    methods: Sequence[str],
+    temperatures: Sequence[float],
+    guidances: Sequence[float],
+    count: int,
+    cancelled: float,
+    seed: int,
+) -> list[Call]:
+    """Returns `count` requests: every combination of settings occurs equally often, in random order.
+
+    cancelled: share of requests whose client goes away. seed: of the plan; each image has a seed of its own.
+    """
+    chance = random.Random(seed)
+    settings = list(product(methods, temperatures, guidances))
+    chosen = [settings[number % len(settings)] for number in range(count)]
+    leaving = [number < round(cancelled * count) for number in range(count)]
+    for values in (chosen, leaving):
+        chance.shuffle(values)
+    return [
+        Call(prompts[number % len(prompts)], chance.randrange(2**31), *values, cancel)
+        for number, (values, cancel) in enumerate(zip(chosen, leaving, strict=True))
+    ]
+
+
+async def send(client: AsyncOpenAI, call: Call) -> Outcome:
+    """Sends one request and follows its stream to the image, or to where its client goes away."""
+    started, first = time.perf_counter(), None
+    settings = {name: getattr(call, name) for name in ("seed", "method", "temperature", "guidance")}
+    try:
+        stream = await client.images.generate(
+            prompt=call.prompt, stream=True, partial_images=PARTIAL_IMAGES, extra_body=settings
+        )
+        async with stream:
+            async for event in stream:
+                now = time.perf_counter() - started
+                if event.type == "image_generation.completed":
+                    png = base64.b64decode(event.b64_json)
+                    return Outcome(call, IMAGE, first or now, now, png)
+                first = first or now
+                if call.cancel:
+                    return Outcome(call, CANCELLED, first)
+        return Outcome(call, FAILED, first, fault="the stream ended before the image")
+    except APIStatusError as error:
+        state = REFUSED if error.status_code == 429 else FAILED
+        return Outcome(call, state, fault=f"{error.status_code} {error.message}")
+    except APIError as error:
+        return Outcome(call, FAILED, first, fault=f"{type(error).__name__}: {error.message}")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A service, and how requests arrive there."""
+
+    url: str
+    pid: int | None  # its process, if what that holds is to be watched
+    concurrency: int  # clients, each of which sends a request when its last one has ended
+    rate: float | None  # requests per second in place of such clients: a Poisson process that does not wait
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What a test of a service has found."""
+
+    figures: dict[str, Any]
+    outcomes: list[Outcome]
+    faults: list[str]
+
+
+async def send_all(client: AsyncOpenAI, target: Target, calls: Sequence[Call]) -> list[Outcome]:
+    """Sends requests as they arrive, and returns their outcomes in the order in which they ended."""
+    chance, outcomes = random.Random(len(calls)), list[Outcome]()
+    places = asyncio.Semaphore(target.concurrency if target.rate is None else len(calls))
+
+    async def one(call: Call) -> None:
+        try:
+            outcomes.append(await send(client, call))
+        finally:
+            places.release()
+
+    async with asyncio.TaskGroup() as tasks:
+        for call in calls:
+            if target.rate is not None:
+                await asyncio.sleep(chance.expovariate(target.rate))
+            await places.acquire()
+            tasks.create_task(one(call))
+    return outcomes
+
+
+async def images_left(url: str) -> int:
+    """Returns how many images the service works on, once it has had time to notice that clients left."""
+    for _ in range(SETTLING):
+        with await asyncio.to_thread(urlopen, f"{url}/health") as answer:
+            left = int(json.load(answer)["images"])
+        await asyncio.sleep(0.2)
+        if not left:
+            break
+    return left
+
+
+async def measure(
+    target: Target, warm_up: Sequence[Call], calls: Sequence[Call], limit_s: float
+) -> Measurement:
+    """Sends the requests of warm_up, which are not counted, and then `calls`.
+
+    With a process to watch, the first quarter ends before the next request is sent, and what the process
+    holds then is compared with what it holds at the end. Raises TimeoutError after limit_s seconds, and
+    URLError if nothing answers at the address.
+    """
+    key, base = os.environ.get("ADT_API_KEY", "none"), f"{target.url}/v1"
+    await images_left(target.url)
+    quarter = len(calls) // 4 if target.pid else 0
+    outcomes, held, seconds = list[Outcome](), list[Process](), 0.0
+    async with (
+        asyncio.timeout(limit_s),
+        AsyncOpenAI(api_key=key, base_url=base, max_retries=0, timeout=limit_s) as client,
+    ):
+        first = await send_all(client, replace(target, concurrency=1, rate=None), warm_up)
+        for part in (calls[:quarter], calls[quarter:]):
+            started = time.perf_counter()
+            outcomes += await send_all(client, target, part)
+            seconds += time.perf_counter() - started
+            left = await images_left(target.url)
+            if target.pid:
+                held.append(Process.of(target.pid))
+    faults = [f"{outcome.call}: {outcome.fault}" for outcome in first + outcomes if outcome.state == FAILED]
+    faults += [f"{left} images are in flight after the last request"] if left else []
+    figures = summary(outcomes, seconds)
+    if target.pid:
+        figures["held"] = [asdict(process) for process in held]
+        faults += growth(*held)
+    return Measurement(figures, outcomes, faults)
+
+
+def growth(before: Process, after: Process) -> list[str]:
+    """Returns a line for everything of which a process holds more than before, and memory above 5 %."""
+    bounds = {"rss": MOST_GROWTH * before.rss, "files": before.files, "threads": before.threads}
+    return [
+        f"the service had {name} = {getattr(before, name)}, now it has {getattr(after, name)}"
+        for name, bound in bounds.items()
+        if getattr(after, name) > bound
+    ]
+
+
+def summary(outcomes: Sequence[Outcome], seconds: float) -> dict[str, Any]:
+    """Returns the figures of a test that took `seconds`: requests by outcome, images per minute, and
+    percentiles of the seconds to the first partial image and to the image."""
+    images = [outcome for outcome in outcomes if outcome.state == IMAGE]
+    counts = {state: sum(outcome.state == state for outcome in outcomes) for state in STATES}
+    rate = 60 * counts[IMAGE] / seconds
+    return {**counts, "seconds": seconds, "images_per_min": rate, **percentiles(images)}
+
+
+def percentiles(images: Sequence[Outcome]) -> dict[str, float]:
+    """Returns the percentiles of finished images; none without an image."""
+    times = {"first": [image.first for image in images], "image": [image.seconds for image in images]}
+    return {
+        f"{name}_p{part}": float(np.percentile(values, part))
+        for name, values in times.items()
+        for part in PERCENTILES
+        if values
+    }

@@ -1,0 +1,73 @@
+"""load_test: a plan of requests, what is counted and compared, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from adt_tree.pipeline import Pipeline
+from eval import load_tables
+from serve.load import IMAGE, REFUSED, Call, Outcome, Process, growth, plan, summary
+from serve.settings import Settings
+from tests.checkpoints import Checkpoints
+from tests.conftest import Refused, Run
+from tests.service import Running, running
+
+CALL = Call("red heart", 7, "ar", 1.0, 3.0, False)
+
+
+@pytest.fixture(scope="module")
+def live(pipe: Pipeline) -> Iterator[Running]:
+    with running(pipe, Settings(slots=2)) as service:
+        yield service
+
+
+def test_a_plan_mixes_all_settings_equally() -> None:
+    calls = plan(["a", "b", "c"], ["ar", "self-draft"], [0.0, 1.0], [3.0], 40, 0.2, 1)
+    counts = Counter((call.method, call.temperature) for call in calls)
+    assert set(counts.values()) == {10} and len(counts) == 4
+    assert sum(call.cancel for call in calls) == 8 and len({call.seed for call in calls}) == 40
+    assert calls == plan(["a", "b", "c"], ["ar", "self-draft"], [0.0, 1.0], [3.0], 40, 0.2, 1)
+    assert calls != plan(["a", "b", "c"], ["ar", "self-draft"], [0.0, 1.0], [3.0], 40, 0.2, 2)
+
+
+def test_figures_are_of_finished_images() -> None:
+    images = [Outcome(CALL, IMAGE, float(n), 2.0 * n) for n in range(1, 4)]
+    figures = summary([*images, Outcome(CALL, REFUSED)], 30.0)
+    assert (figures["images"], figures["refused"], figures["images_per_min"]) == (3, 1, 6)
+    assert (figures["first_p50"], figures["image_p50"]) == (2, 4)
+
+
+def test_a_service_that_holds_more_is_a_fault() -> None:
+    before = Process(rss=1000, files=9, threads=4)
+    assert growth(before, replace(before, rss=1050)) == []
+    for name, value in {"rss": 1051, "files": 10, "threads": 5}.items():
+        (line,) = growth(before, replace(before, **{name: value}))
+        assert name in line and str(value) in line
+
+
+def test_images_are_those_made_offline(
+    live: Running, checkpoints: Checkpoints, tmp_path: Path, run: Run
+) -> None:
+    words = ["load_test", "--url", live.site, "--requests", "8", "--concurrency", "4", "--cancelled", "0.25"]
+    words += ["--methods", "self-draft", "ar", "--temperatures", "0", "1", "--output_dir", tmp_path]
+    status, out, err = run(*words, "--compare", checkpoints["emoji"].path)
+    result = json.loads(out.splitlines()[-1])
+    assert (status, result["faults"]) == (0, []), err
+    assert (result["images"], result["compared"], result["failed"]) == (6, 6, 0)
+    status, out, _ = run(*words, "--compare", "emoji")  # another model gives other images
+    assert status == 1 and len(json.loads(out.splitlines()[-1])["faults"]) == 6
+    (first, second) = load_tables.read(tmp_path / "load.json")
+    assert first["images"] == second["images"] == 6
+    assert "| self-draft, ar | 8 | 4 clients | 6 | 0 |" in run("report", tmp_path / "load.json")[1]
+
+
+def test_refusals(refused: Refused, tmp_path: Path) -> None:
+    assert "--url http://example.org" in refused("load_test", "--url", "http://example.org")
+    folder = ("--output_dir", tmp_path)
+    assert "127.0.0.1:1" in refused("load_test", "--url", "http://127.0.0.1:1", "--requests", "1", *folder)
