@@ -111,7 +111,7 @@ def test_equal_images(tiny_checkpoint: Path) -> None:
         measure.images(subject, Item("emoji", "fp32", name, "eager", "images"))["same_image"]
         for name in measure.EXACT
     ]
-    assert rates == [1.0] * 6
+    assert len(rates) > 5 and set(rates) == {1.0}
     subject.requests = pipe.requests(["sun", "pizza", "red heart"], [1, 2, 99])
     again = measure.images(subject, Item("emoji", "fp32", "self-draft", "eager", "images"))
     assert again["same_image"] == pytest.approx(2 / 3)

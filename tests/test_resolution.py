@@ -20,6 +20,7 @@ from cli.method_options import method_from
 from models.registry import SPECS
 
 STORED = Path(__file__).parent / "goldens" / "resolution.txt"
+NEW_METHODS = {"sjd-gumbel"}  # later than the table, and meant by no published flag
 SWITCHES = ("peanut", "lantern", "static_tree")
 VALUES: dict[str, tuple[Any, ...]] = {
     "model_type": ("eagle", "base"),
@@ -63,7 +64,8 @@ def resolutions() -> Iterator[str]:
 
 def trees() -> Iterator[str]:
     """Yields a line per model and method: its tree if the options do not change it."""
-    for (model, spec), method in product(SPECS.items(), METHODS):
+    methods = [name for name in METHODS if name not in NEW_METHODS]
+    for (model, spec), method in product(SPECS.items(), methods):
         yield f"{model} {method} {spec.default_tree(method)}"
 
 
