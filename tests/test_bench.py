@@ -134,7 +134,7 @@ def test_a_value_that_a_method_cannot_take_is_left_out_for_it() -> None:
         *[("self-draft", cells) for cells in ("left", "above")],
         *[("sjd", cells) for cells in ("random", "left", "above")],
         ("eagle-2",),
-    ]  # fmt: skip
+    ]
     with pytest.raises(UserError, match="--vary seed_cells: method self-draft"):
         names("--methods self-draft sjd --vary seed_cells=random")
 
