@@ -24,7 +24,7 @@ from adt_tree.slot_sampling import SlotSampling
 from adt_tree.tree import IDLE, BatchShapes, DraftTree, to_device
 from adt_tree.verify import Verdict
 
-END = object()  # stands for a request where there will be no more
+END = object()  # follows the last request
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,10 @@ class BatchSlots:
         release: Callable[[int], None],
         sampling: Sampling,
     ) -> None:
-        """release: empties the caches of a slot. All slots are emptied at once, because an earlier run may
-        have left its images in them. sampling: of the images that bring none of their own."""
+        """Empties all slots, because an earlier run may have left its images in them.
+
+        release: empties the caches of a slot. sampling: the settings of requests that name none.
+        """
         self.grid, self.device = target.grid, target.device
         self._run, self._few_shapes = target.run, target.few_shapes
         self._waiting = iter(requests)
@@ -66,8 +68,9 @@ class BatchSlots:
         """Frees the slots of clients who have gone, and gives every free slot the next request. Returns
         whether any image is in flight.
 
-        A request of None means that there is none at present; another is asked for before the next step. If
-        no image is in flight it is asked for at once, so the iterator must wait inside then.
+        The iterator of requests yields None while no request is waiting. If images are in flight, the loop
+        goes on and asks again before the next step; if none is, it asks again at once. So an iterator that
+        has nothing to do must block until a request arrives.
 
         begin: prefills a slot and returns the first code of the image, a scalar tensor.
         """
@@ -87,7 +90,7 @@ class BatchSlots:
         return any(self._slots)
 
     def _fill_slots(self, begin: Callable[[int, Request, Sampling], Tensor]) -> bool:
-        """Gives free slots the requests that there are. Returns whether an image has begun."""
+        """Gives free slots the waiting requests. Returns whether an image has begun."""
         started = False
         for slot in range(len(self._slots)):
             while self._slots[slot] is None and not self._exhausted:
@@ -128,7 +131,7 @@ class BatchSlots:
     @property
     def sampling(self) -> Sampling | RowSampling:
         """The settings of the next pass: one Sampling if all images in flight share it."""
-        return self._sampling.now
+        return self._sampling.for_pass
 
     def active(self) -> list[tuple[int, Decoded]]:
         """Returns the occupied slots with their images."""
@@ -137,7 +140,7 @@ class BatchSlots:
     @property
     def positions(self) -> Tensor:
         """Position of the first code that each image has not committed, [B] int64; the last position of the
-        raster for an idle slot."""
+        grid for an idle slot."""
         last = self.grid.size - 1
         open_positions = [last if image is None else len(image.codes) for image in self._slots]
         return to_device(open_positions, self.device)
@@ -176,21 +179,21 @@ class BatchSlots:
         ms, longest = 1e3 * (time.perf_counter() - started), verdict.path.shape[1]
         for slot, image in self.active():
             count, nodes = map(int, table[slot][:2])
-            codes, sure = table[slot][2 : 2 + count], table[slot][2 + longest : 2 + longest + count]
+            codes, best = table[slot][2 : 2 + count], table[slot][2 + longest : 2 + longest + count]
             position, size = len(image.codes), (shapes[slot].depth, shapes[slot].width)
-            if any(map(math.isnan, sure)):
-                self._fail(slot, self._requests[slot], not_numbers(image.name, position))
+            if any(map(math.isnan, best)):
+                self._fail(slot, self._requests[slot], nan_error(image.name, position))
                 continue
             image.codes += map(int, codes)
-            cell, sure = self.grid.cell(position), [round(p, 4) for p in sure]
+            cell, best = self.grid.cell(position), [round(p, 4) for p in best]
             raster = cell.raster if self.grid.before else None
-            step = Step(position, cell.row, cell.column, *size, nodes, count - 1, ms, sure, raster)
+            step = Step(position, cell.row, cell.column, *size, nodes, count - 1, ms, best, raster)
             image.steps.append(step)
             image.target_calls += 1
         return StepOutput(self.active(), self.pop_finished(), tree, verdict)
 
     def cells(self, step: Step) -> list[Cell]:
-        """Returns the cells, (row, column), whose codes a step committed."""
+        """Returns the cells whose codes a step committed."""
         return [self.grid.cell(step.position + place) for place in range(step.accepted + 1)]
 
     def pop_finished(self) -> list[Decoded]:
@@ -205,21 +208,20 @@ class BatchSlots:
 
 
 def outcomes(valid: Tensor, top1: Tensor, verdict: Verdict) -> tuple[Tensor, Tensor]:
-    """Returns the last committed codes [B], and a table [B, 2 + 2 A] fp32 of all that the host reads of a
-    step. valid, top1 [B, N].
+    """Returns the last committed codes [B], and the step's results for the host, a table [B, 2 + 2 A] fp32.
 
     Row b is [number of codes committed, number of nodes drafted, A codes, A probabilities]; probability j is
     that of the most probable code at the position of code j. All share one tensor, so that one transfer is
-    enough; fp32 represents integers up to 2^24, and so every code, exactly.
+    enough; fp32 represents integers up to 2^24, and so every code, exactly. valid, top1 [B, N].
     """
     last = verdict.codes.gather(1, verdict.count[:, None] - 1)[:, 0]
     drafted = valid.sum(dim=1, keepdim=True) - 1
-    sure = top1.gather(1, verdict.path).exp()
-    return last, torch.cat((verdict.count[:, None], drafted, verdict.codes, sure), dim=1)
+    best = top1.gather(1, verdict.path).exp()
+    return last, torch.cat((verdict.count[:, None], drafted, verdict.codes, best), dim=1)
 
 
-def not_numbers(name: str, position: int) -> FloatingPointError:
-    """Returns the error of an image, at a position, whose logits are not numbers."""
+def nan_error(name: str, position: int) -> FloatingPointError:
+    """Returns the error for an image whose logits at a position are NaN or infinite."""
     return FloatingPointError(
         f"image {name}, position {position}: the model's logits are not numbers (NaN or infinite): "
         "damaged weights, or overflow in half precision (try --precision bf16 or fp32)"

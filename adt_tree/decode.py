@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from adt_tree.batch import BatchSlots, StepOutput, not_numbers
+from adt_tree.batch import BatchSlots, StepOutput, nan_error
 from adt_tree.noise import Noise
 from adt_tree.policy import Policy
 from adt_tree.ranges import part
@@ -45,7 +45,7 @@ def autoregressive(
 
     def begin(slot: int, request: Request, sampling: Sampling) -> Tensor:
         noise_table.begin(slot, request.seed, sampling.greedy)
-        return _first(target, rule, sampling, slot, request)[0]
+        return _first_code(target, rule, sampling, slot, request)[0]
 
     while slots.refill(begin):
         clock = time.perf_counter()
@@ -89,7 +89,7 @@ def speculative(
 
     def begin(slot: int, request: Request, sampling: Sampling) -> Tensor:
         noise.begin(slot, request.seed, sampling.greedy)
-        code, prefix = _first(target, rule, sampling, slot, request)
+        code, prefix = _first_code(target, rule, sampling, slot, request)
         proposer.prefill(slot, request.prompt, prefix, code)
         policy.reset(slot, request.seed)
         return code
@@ -101,10 +101,11 @@ def speculative(
         positions, committed = slots.positions, slots.committed
         # Shape: the policy sets the depth, width and budget of each image's tree.
         shapes = slots.shapes(policy)
-        bounds, now = slots.bounds(shapes, policy), slots.sampling
+        bounds, settings = slots.bounds(shapes, policy), slots.sampling
         # Draft: a tree of likely continuations of the last committed code.
         with part("tree"):
-            tree = proposer.propose(bounds, slots.last_codes, partial(noise.below, positions), committed, now)
+            noise_below = partial(noise.below, positions)
+            tree = proposer.propose(bounds, slots.last_codes, noise_below, committed, settings)
         # Score: one target pass computes the distribution after every node.
         with part("target"):
             scored = target.forward(tree, committed)
@@ -112,7 +113,7 @@ def speculative(
         with part("verify"):
             noise_here = noise.at(positions[:, None] + tree.depths)
             inputs = (tree, scored.logits, noise_here, slots.seeds, positions)
-            top1, perturbed, verdict = target.run(judge, rule, now, *inputs)
+            top1, perturbed, verdict = target.run(judge, rule, settings, *inputs)
         # Commit: the cache entries of the path become part of the prefix; none is computed again.
         with part("commit"):
             target.commit(tree, verdict)
@@ -146,16 +147,16 @@ def judge(
     return log_p.amax(dim=-1), perturbed, rule(tree, log_p, perturbed, seeds, positions)
 
 
-def _first(
+def _first_code(
     target: Target, rule: Rule, sampling: Sampling, slot: int, request: Request
 ) -> tuple[Tensor, Prefix]:
-    """Prefills a slot; returns the first code of the image, which the rule samples, and the prefix."""
+    """Prefills a slot. Returns the first code of the image, a scalar sampled by the rule, and the prefix."""
     with part("target"):
         prefix = target.prefill(slot, request.prompt)
     zero = torch.zeros(1, dtype=torch.int64, device=target.device)
     log_p = log_probs(prefix.logits[:, None], sampling)
     if bool(log_p[0, 0].isnan()):
-        raise not_numbers(request.name, 0)
-    if sampling.greedy:  # under every rule, though the rule's noise may be for other images
+        raise nan_error(request.name, 0)
+    if sampling.greedy:  # the rule would add noise if the engine also samples images at other temperatures
         return log_p.argmax(dim=-1)[0], prefix
     return rule.choose(log_p, zero + request.seed, zero)[0], prefix

@@ -88,10 +88,14 @@ class Grid:
         return Cell(*divmod(offset, self.width), len(self.before))
 
     def covering(self) -> list[int]:
-        """Returns for every position that of the cell in the raster before which covers the same part of the
-        picture; NO_CELL in the first raster.
+        """Returns, for every position, the position of the covering cell: the cell of the preceding raster
+        that shows the same part of the picture. Positions of the first raster have NO_CELL.
 
-        Cell (row, column) of a raster of h x w is covered by (row * h' // h, column * w' // w) of h' x w'.
+        Cell (row, column) of an h x w raster is covered by cell (row * h' // h, column * w' // w) of an
+        h' x w' raster. Example: a preview of 1 x 2 at positions 0 1, and an image of 2 x 4 at 2 to 9:
+
+            preview    0 1        image    2 3 4 5        covering    0 0 1 1
+                                           6 7 8 9                    0 0 1 1
         """
         cells = [NO_CELL] * self.rasters[0].size
         starts, rasters = self.starts, self.rasters

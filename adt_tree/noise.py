@@ -33,7 +33,7 @@ def uniform(seeds: Tensor, positions: Tensor, count: int, stream: int) -> Tensor
     key = _mix(key + positions * _GOLDEN)[..., None]
     counter = torch.arange(1, count + 1, device=seeds.device) * _GOLDEN
     bits = (_mix(key + counter) >> 12) & (2**52 - 1)
-    # 52 bits and a half are 53 bits, which fp64 holds exactly: the result is never 0 or 1.
+    # A number of 52 bits plus a half has 53 bits, which fp64 holds exactly. So the result is never 0 or 1.
     return (bits.double() + 0.5) * 2.0**-52
 
 
@@ -71,7 +71,7 @@ class NoiseTable:
         self._starts = torch.arange(slots, device=device)[:, None] * positions
 
     def begin(self, slot: int, seed: int, silent: bool = False) -> None:
-        """Fills the slot with the noise of an image of that seed, or with none if the image is silent."""
+        """Fills the slot with the noise of an image of that seed, or with zeros if the image is silent."""
         if self._noise.silent:
             return
         device = self._table.device

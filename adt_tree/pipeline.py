@@ -1,4 +1,4 @@
-"""The front door: a loaded model, prompts in, images out. Only this file of adt_tree/ imports models/.
+"""The front door: a loaded model, prompts in, images out.
 
 pipe = Pipeline.from_pretrained("emoji")
 out = pipe("noto emoji of red heart", method="adt-tree", sampling=Sampling(temperature=1.0), seed=7)
@@ -32,7 +32,7 @@ OPTIONS = LoadOptions()
 class Output:
     """The result of a call: one entry per prompt, in the order of the prompts."""
 
-    images: list[Image.Image]  # none of a model that gives codes alone
+    images: list[Image.Image]  # empty for a model that gives codes alone
     decoded: list[Decoded]
 
     @property
@@ -47,7 +47,7 @@ class Output:
 
     @property
     def stats(self) -> dict[str, float]:
-        """tau, the codes per target call; means per image of calls, depth, nodes and seconds."""
+        """tau, which is codes per target call, and the means per image of calls, depth, nodes and seconds."""
         count, calls = len(self.decoded), sum(image.target_calls for image in self.decoded)
         committed = sum(step.accepted + 1 for image in self.decoded for step in image.steps)
 
@@ -60,7 +60,8 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class TreeView:
-    """A draft tree on the host, parents before children; node 0 is the code committed before."""
+    """A draft tree on the host, parents before children. Node 0 is the code that was committed last before
+    the step."""
 
     codes: list[int]
     parents: list[int]  # parents[0] = 0
@@ -71,11 +72,11 @@ class TreeView:
 
 @dataclass(frozen=True, slots=True)
 class StreamStep:
-    """One target call as one image saw it."""
+    """The part of one target call that concerns one image."""
 
     image: int  # index of its prompt
     position: int  # of the first code that the step committed; the prompt itself gave the code at position 0
-    codes: list[int]  # committed codes: accepted drafts and the target's own next code
+    codes: list[int]  # committed codes: accepted drafts and the code that the target chose
     step: Step
     tree: TreeView
 
@@ -98,10 +99,10 @@ class Pipeline:
         cuda_graphs: bool | None = None,
         options: LoadOptions = OPTIONS,
     ) -> Pipeline:
-        """Load a model by its name, a folder or a hub id. CheckpointError if it cannot be loaded.
+        """Loads a model by its name, a folder or a hub id. CheckpointError if it cannot be loaded.
 
-        cuda_graphs: replay the parts of a step as CUDA graphs; by default on CUDA. options: everything else
-        that loading can be asked; drafter, device, precision and cuda_graphs replace its own.
+        cuda_graphs: replay the parts of a step as CUDA graphs; None: as `options` say, by default on CUDA.
+        options: all other options of loading. The arguments device and precision replace its fields.
         """
         options = replace(
             options,
@@ -114,7 +115,7 @@ class Pipeline:
 
     @classmethod
     def from_transformers(cls, model: Any, tokenizer: Any, *, options: LoadOptions = OPTIONS) -> Pipeline:
-        """Take over a Janus, Emu3, Chameleon or GLM-Image model that transformers has loaded.
+        """Takes over a Janus, Emu3, Chameleon or GLM-Image model that transformers has loaded.
 
         tokenizer: its processor or tokenizer. Weights are shared, except queries and keys, whose rows are
         ordered differently here, and on a CPU the layers, which decoding packs. CheckpointError for any other
@@ -132,25 +133,31 @@ class Pipeline:
         sampling: Sampling | None = None,
         tree: Tree | None = None,
         lantern: Lantern | None = None,
-        verify: str = "coupled",
-        rules: str = "fixed",
+        verify: str | None = None,
+        rules: str | None = None,
         seed_cells: str | None = None,
         control: str | None = None,
     ) -> Method:
-        """Returns a method, by default the fastest exact one, with the model's own sampling and tree.
+        """Returns a method, by default the fastest exact one. None means the default of the model or method.
 
-        A whole Method is returned as it is. UserError for settings that the method does not take, and for
-        sampling, tree or lantern beside a whole Method.
+        A Method is returned as it is. UserError for settings that the method does not take, and for any
+        setting beside a Method.
         """
+        settings: dict[str, Any] = {
+            "sampling": sampling, "tree": tree, "lantern": lantern, "verify": verify, "rules": rules,
+            "seed_cells": seed_cells, "control": control,
+        }  # fmt: skip
+        settings = {setting: value for setting, value in settings.items() if value is not None}
         if isinstance(name, Method):
-            for setting, value in {"sampling": sampling, "tree": tree, "lantern": lantern}.items():
-                if value is not None:
-                    raise UserError(f"{setting} beside a Method: it has one of its own; give one of them")
+            if settings:
+                raise UserError(
+                    f"{next(iter(settings))} beside a Method, which has that setting: give one of them"
+                )
             return name
         name = name or self.default_method
-        if tree is None:  # only where the image does not depend on its trees may they be sized while decoding
-            tree = self.model.spec.default_tree(name, auto=lantern is None and control is None)
-        return Method(name, sampling or self.sampling, tree, lantern, verify, rules, seed_cells, control)
+        # AutoTree only for exact methods: the image of another one would depend on the sizes that it chooses.
+        default_tree = self.model.spec.default_tree(name, auto=lantern is None and control is None)
+        return Method(name, **{"sampling": self.sampling, "tree": default_tree, **settings})
 
     @property
     def methods(self) -> list[str]:

@@ -37,17 +37,17 @@ class Policy(Protocol):
 
     @property
     def bounds(self) -> TreeShape:
-        """Bounds that all trees should have where steps of a few shapes are faster than steps of the smallest
-        shapes (Target.few_shapes); 0 where the policy wants a smaller tree to be a smaller pass."""
+        """The shape to which all trees are padded if steps of equal shapes are faster (Target.few_shapes).
+        All zero if the policy wants smaller trees to make smaller passes."""
 
     def reset(self, slot: int, seed: int) -> None:
-        """Begin a new image in the slot; `seed` is the image's own."""
+        """Starts a new image, with this seed, in the slot."""
 
     def shape(self, slot: int, cell: Cell) -> TreeShape:
         """Returns the shape of the tree whose root, the last committed code, lies at `cell`."""
 
     def observe(self, slot: int, step: Step, committed: list[Cell]) -> None:
-        """Learn from a step of the slot's image, which committed these cells."""
+        """Learns from a step of the slot's image, which committed these cells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +93,8 @@ class AdaptiveTree:
         for name in ("depth", "width"):
             low, start, high = (getattr(self, f"{name}_{end}") for end in ("min", "start", "max"))
             if not 1 <= low <= start <= high:
-                given = f"adt_{name}_min {low}, adt_{name}_start {start}, adt_{name}_max {high}"
-                raise UserError(f"{given}: they must rise in this order, from 1 on")
+                values = f"adt_{name}_min {low}, adt_{name}_start {start}, adt_{name}_max {high}"
+                raise UserError(f"{values}: they must rise in this order, from 1 on")
         if self.step_depth < 0 or self.step_width < 0 or self.budget < 1:
             raise UserError("adt: steps must not be negative and the budget must be positive")
 
@@ -104,7 +104,7 @@ class AdaptiveTree:
         return TreeShape(self.depth_max, self.width_max, self.budget)
 
 
-MAIN_CHAIN = 24  # self-drafting: codes of the main chain, beyond which it takes half of the budget only
+MAIN_CHAIN = 24  # self-drafting: length of the main chain, unless half of the budget is more
 CANDIDATES = 8  # self-drafting: candidates per position
 
 
@@ -118,7 +118,8 @@ def self_drafted(budget: int, width: int = CANDIDATES) -> TreeShape:
 
 
 def num_sibling_nodes(width: int, positions: int) -> int:
-    """Number of nodes outside the main chain when the first `positions` levels have `width` candidates each.
+    """Returns the number of nodes outside the main chain if the first `positions` levels have `width`
+    candidates each.
 
     Level n of such a tree has width ** n nodes, and the main chain takes one of them.
     """
@@ -154,7 +155,7 @@ SELF_DRAFTED = AdaptiveTree(
 
 @dataclass(slots=True)
 class _Memory:
-    """What the policy knows of one raster of one image."""
+    """The policy's state for the current raster of one image."""
 
     random: random.Random
     raster: int = 0  # index of the raster
@@ -182,7 +183,7 @@ class AdjacencyAdaptive:
         return self.constants.largest
 
     def reset(self, slot: int, seed: int) -> None:
-        """Forget the slot's image; the seed only drives init = random."""
+        """Forgets the slot's last image. The seed matters for init = random alone."""
         start = (self.constants.depth_start, self.constants.width_start)
         self._memory[slot] = _Memory(random.Random(seed), current=start)
 
@@ -201,7 +202,7 @@ class AdjacencyAdaptive:
         return TreeShape(depth, width, constants.budget)
 
     def observe(self, slot: int, step: Step, committed: list[Cell]) -> None:
-        """Store the step's state in its cells. A step that drafted nothing leaves the rate as it was."""
+        """Stores the step's state in its cells. A step that drafted nothing leaves the rate as it was."""
         memory = self._memory[slot]
         if step.depth:
             memory.rate = step.accepted / step.depth

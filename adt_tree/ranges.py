@@ -1,5 +1,4 @@
-"""Named parts of a step, which `bench --profile` turns into shares of its time. They cost nothing
-otherwise."""
+"""Marks the parts of a step by name, so that `bench --profile` can report each part's share of the time."""
 
 from __future__ import annotations
 
@@ -13,12 +12,15 @@ from torch.profiler import record_function
 
 Span = tuple[int, int, str]  # start and end in nanoseconds, name
 NOTHING = nullcontext()
-CLOCKED: ContextVar[list[Span] | None] = ContextVar("clocked", default=None)  # where clocked() keeps them
+CLOCKED: ContextVar[list[Span] | None] = ContextVar("clocked", default=None)  # None outside clocked()
 
 
 def part(name: str) -> AbstractContextManager[object]:
-    """Returns a context that is the part of that name: clocked inside clocked(), else recorded by torch's
-    profiler if one runs. Otherwise it does nothing, as record_function would cost ten microseconds."""
+    """Returns a context that marks its block as a part of the step.
+
+    Inside clocked() the part is timed by the clock; otherwise torch's profiler records it, if one runs. If
+    none runs, the context does nothing, because record_function would cost ten microseconds.
+    """
     spans = CLOCKED.get()
     if spans is not None:
         return _span(name, spans)
@@ -27,7 +29,7 @@ def part(name: str) -> AbstractContextManager[object]:
 
 @contextmanager
 def clocked() -> Iterator[list[Span]]:
-    """Collects the parts that end within the block.
+    """Yields a list that receives the parts which end within the block.
 
     On a CPU the clock is enough, and torch's profiler would distort the shares: it records every operator,
     which makes many small operators look slower than a few large ones.

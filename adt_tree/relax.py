@@ -25,11 +25,11 @@ class Relaxation:
     delta: float  # bound on the borrowed probability
 
     def aggregate(self, p: Tensor, codes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns what each drafted code may borrow under the distribution that it is tested against.
+        """Returns the neighbours [..., K] int64 of drafted codes [...], a mask [..., K] bool that is true for
+        the first j*, the admissible ones, and their mass S_j* [...].
 
-        p [..., V] fp32, codes [...] int64. The result is the neighbours [..., K], whether each is admissible
-        [..., K] bool (true for a prefix), and the mass S_j* [...]. K is k, or 1 where k = 0: one column that
-        is never admissible.
+        p [..., V] fp32: the distribution that each code is tested against. K is k, or 1 if k = 0: then one
+        column that is never admissible.
         """
         near = self.table[codes][..., : max(self.k, 1)]
         mass = p.gather(-1, near).cumsum(dim=-1)
@@ -56,6 +56,6 @@ def nearest_table(codebook: Tensor, width: int) -> Tensor:
     for block in points.split(1024):  # bounded memory for 16,384 codes
         distance = torch.cdist(block, points, compute_mode="donot_use_mm_for_euclid_dist")
         row = torch.arange(len(block), device=points.device)
-        distance[row, row + 1024 * len(rows)] = float("inf")  # a code is not a neighbour of its own
+        distance[row, row + 1024 * len(rows)] = float("inf")  # a code is not its neighbour
         rows.append(distance.topk(width, dim=1, largest=False, sorted=True).indices)
     return torch.cat(rows)

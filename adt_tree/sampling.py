@@ -1,7 +1,7 @@
 """The distribution that is sampled: guidance, temperature, top-k and top-p, each defined once.
 
-Dimensions: G guidance branches (2: conditional, unconditional; 1: no guidance), V codes. This file calls
-tensors' own methods only, so that importing it does not import torch.
+Dimensions: G guidance branches (2: conditional, unconditional; 1: no guidance), B images, V codes. This file
+calls methods of tensors and no function of torch, so that importing it does not import torch.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        """Whether the argmax is taken, which the published code does up to a temperature of 1e-5."""
+        """True if the argmax is taken: up to a temperature of 1e-5, as in the published code."""
         return self.temperature <= 1e-5
 
     @property
@@ -57,7 +57,7 @@ class RowSampling:
     greedy: Tensor  # [B] bool: no filter applies
     guidance: Tensor  # [B] fp32
     top_k: int
-    top_p: Tensor | float  # [B] fp32, inf where every code stays; 1.0 if it does for all images
+    top_p: Tensor | float  # [B] fp32, inf for an image without this filter; 1.0 if no image has it
     top_p_first: bool
 
     def spread(self, dims: int) -> RowSampling:

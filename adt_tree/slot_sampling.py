@@ -17,7 +17,7 @@ class SlotSampling:
     """
 
     def __init__(self, common: Sampling, slots: int, device: torch.device) -> None:
-        """common: the engine's sampling, which holds for every image that brings none of its own."""
+        """common: the engine's sampling, used for every image whose request names none."""
         self.common = common
         self._slots = [common] * slots
         self._temperature, self._guidance, self._top_p = torch.ones(3, slots, device=device).unbind(0)
@@ -26,7 +26,11 @@ class SlotSampling:
             self._set(slot, common)
 
     def begin(self, slot: int, sampling: Sampling) -> None:
-        """Sets a slot. Raises ValueError for settings that all images of an engine share."""
+        """Gives a slot the settings of its next image.
+
+        Raises ValueError if top_k or the order of filters differ from the engine's, or if the image needs
+        guidance or noise and the engine has none.
+        """
         common = self.common
         if (sampling.top_k, sampling.top_p_first) != (common.top_k, common.top_p_first):
             raise ValueError(f"{sampling}: top_k and the order of filters are the engine's, {common}")
@@ -36,20 +40,20 @@ class SlotSampling:
             self._set(slot, sampling)
 
     def release(self, slot: int) -> None:
-        """Gives an idle slot the engine's sampling again."""
+        """Resets an idle slot to the engine's sampling."""
         self.begin(slot, self.common)
 
     def _set(self, slot: int, sampling: Sampling) -> None:
         self._slots[slot] = sampling
-        # No filter applies to a greedy image, and 1 leaves its logits as they are.
-        whole = sampling.greedy or sampling.top_p >= 1
+        # No filter applies to a greedy image, and temperature 1 leaves its logits as they are.
+        unfiltered = sampling.greedy or sampling.top_p >= 1
         self._temperature[slot] = 1.0 if sampling.greedy else sampling.temperature
-        self._top_p[slot] = math.inf if whole else sampling.top_p
+        self._top_p[slot] = math.inf if unfiltered else sampling.top_p
         self._guidance[slot], self._greedy[slot] = sampling.guidance, sampling.greedy
 
     @property
-    def now(self) -> Sampling | RowSampling:
-        """The settings of the next pass."""
+    def for_pass(self) -> Sampling | RowSampling:
+        """The settings of the next pass: one Sampling if all images in flight share the engine's."""
         common = self.common
         if all(sampling is common or sampling == common for sampling in self._slots):
             return common

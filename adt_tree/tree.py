@@ -62,13 +62,13 @@ class BatchShapes:
 
     @property
     def empty(self) -> bool:
-        """Whether all trees consist of the root alone."""
+        """True if all trees consist of the root alone."""
         return self.levels == 0
 
     @property
     def all_levels(self) -> BatchShapes:
-        """These shapes with `levels` raised to the bound on depth, for proposers to which a level more costs
-        nothing: fewer different values of `levels` mean fewer graphs to record."""
+        """These shapes with `levels` raised to the bound on depth. For proposers that draft further levels at
+        no cost: fewer different values of `levels` mean fewer graphs to record."""
         return self if self.empty else replace(self, levels=self.depth)
 
 
@@ -166,12 +166,12 @@ def select(pool: Pool, shapes: BatchShapes, last_codes: Tensor) -> DraftTree:
     the parent of a chosen candidate is always chosen too.
     """
     images, size = pool.scores.shape
-    most = min(shapes.budget, size)
+    max_drafted = min(shapes.budget, size)
     order = pool.scores.sort(dim=1, descending=True, stable=True)
-    rank = torch.arange(most, device=last_codes.device)
-    usable = (rank < shapes.limits[:, 2:]) & order.values[:, :most].isfinite()
+    rank = torch.arange(max_drafted, device=last_codes.device)
+    usable = (rank < shapes.limits[:, 2:]) & order.values[:, :max_drafted].isfinite()
     # Pool indices in pool order, padded with `size` at the end.
-    chosen = order.indices[:, :most].masked_fill(~usable, size).sort(dim=1).values
+    chosen = order.indices[:, :max_drafted].masked_fill(~usable, size).sort(dim=1).values
     valid = chosen < size
     index = chosen.clamp(max=size - 1)
     # Column i + 1 holds the node that pool entry i becomes. Column 0 belongs to the root, which is parent -1;

@@ -136,7 +136,7 @@ class Control(Coupled):
     """
 
     def __init__(self, noise: Noise, accept: bool) -> None:
-        """accept: whether first children are accepted; otherwise nothing is."""
+        """accept: true to accept the first child of every node, false to accept no draft."""
         super().__init__(noise)
         self.accept = accept
 
@@ -209,16 +209,15 @@ class Rejection:
     - LANTERN accepts with (p(x) + S_j*) / q(x), and a rejection also removes the mass of A(x), only that.
 
     If no child is accepted, the next code is sampled from what is left of p; after a leaf, from p. With
-    reference=True the released code's arithmetic is kept: it removes k + 1 neighbours, in q for static trees,
-    and samples uniformly where nothing is left. Randomness: one uniform per node and one Gumbel vector per
-    image, keyed by the root's position, each on a stream of its own.
+    reference=True the rule repeats the released code's arithmetic: it removes k + 1 neighbours, in q for
+    static trees, and samples uniformly where nothing is left. Randomness: one uniform per node and one Gumbel
+    vector per image, keyed by the root's position, on two separate streams.
     """
 
     def __init__(
         self, num_codes: int, static: bool, relaxation: Relaxation | None = None, reference: bool = False
     ) -> None:
-        """static: drafts are sampled from q on a stream of their own; otherwise they are the top codes of
-        q."""
+        """static: true if drafts are sampled from q, on a separate stream; false if they are its top codes."""
         self.noise = Noise(num_codes, silent=not static, stream=DRAFT)
         self._residual_noise = Noise(num_codes, silent=False, stream=RESIDUAL)
         self.relaxation, self.reference = relaxation, reference

@@ -73,6 +73,7 @@ def test_lantern_gives_other_images(pipe: Pipeline) -> None:
         (lambda pipe: pipe([]), "give a text"),
         (lambda pipe: pipe("sun", pipe.method("ar"), sampling=Sampling(0.0)), "sampling beside a Method"),
         (lambda pipe: next(pipe.stream("sun", pipe.method("ar"), lantern=Lantern())), "lantern beside a"),
+        (lambda pipe: pipe.method(pipe.method("eagle-2"), verify="coupled"), "verify beside a Method"),
         (lambda pipe: pipe(PROMPTS, seed=[1]), "1 seeds for 3 prompts"),
         (lambda pipe: pipe(PROMPTS, batch_size=0), "batch_size 0"),
         (lambda pipe: Lantern(delta=-1), "lantern_delta -1"),

@@ -35,7 +35,7 @@ def settings(samplings: Sequence[Sampling], common: Sampling = COMMON) -> Sampli
     slots = SlotSampling(common, len(samplings), CPU)
     for slot, sampling in enumerate(samplings):
         slots.begin(slot, sampling)
-    return slots.now
+    return slots.for_pass
 
 
 @pytest.mark.parametrize("top_p_first", [False, True])
