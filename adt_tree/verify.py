@@ -217,7 +217,7 @@ class Rejection:
     def __init__(
         self, num_codes: int, static: bool, relaxation: Relaxation | None = None, reference: bool = False
     ) -> None:
-        """static: true if drafts are sampled from q, on a separate stream; false if they are its top codes."""
+        """static: true if drafts are samples of q, on a separate stream; false if they are its top codes."""
         self.noise = Noise(num_codes, silent=not static, stream=DRAFT)
         self._residual_noise = Noise(num_codes, silent=False, stream=RESIDUAL)
         self.relaxation, self.reference = relaxation, reference

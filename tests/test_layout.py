@@ -45,7 +45,7 @@ MODELS_BELOW = {  # folders of models that stand below the rest -> what of model
 FRONT_DOORS = {
     "adt_tree/pipeline.py": {"models", "PIL"},
     "adt_tree/generation/contract.py": {"models", "transformers"},
-    "adt_tree/generation/asked.py": {"transformers"},
+    "adt_tree/generation/settings.py": {"transformers"},
     "adt_tree/generation/adopted.py": {"models"},
 }
 CONTRACTS = {("adt_tree/generation/contract.py", "generate")}  # called with any arguments

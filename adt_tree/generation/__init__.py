@@ -1,1 +1,1 @@
-"""The decoding method that transformers' `generate` calls."""
+"""A decoding method for transformers: `model.generate(..., custom_generate=...)` decodes with this engine."""

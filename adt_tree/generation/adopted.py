@@ -9,7 +9,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from adt_tree.engine import Engine, build
-from adt_tree.generation.asked import refuse
+from adt_tree.generation.settings import refuse
 from adt_tree.grid import Grid
 from adt_tree.method import Method
 from adt_tree.pipeline import OPTIONS, Pipeline
@@ -29,20 +29,20 @@ class Adopted:
 
     pipe: Pipeline
     tokens: ImageTokens
-    stamp: tuple[tuple[int, int], ...]  # of the model's parameters when it was taken over
+    stamp: tuple[tuple[int, int], ...]  # stamp() of the model when it was taken over
     engines: dict[tuple[Grid, int, Method, int], Engine] = field(default_factory=dict)  # newest last
     lock: Any = field(default_factory=Lock)  # an engine decodes one batch at a time
 
     @classmethod
     def of(cls, model: Any) -> Adopted:
-        """Takes a model over, or returns what the last call made of it unless its weights have changed."""
-        known = ADOPTED.get(model)
-        if known is None or known.stamp != stamp(model):
+        """Takes a model over. A second call returns the same object, unless the weights have changed."""
+        adopted = ADOPTED.get(model)
+        if adopted is None or adopted.stamp != stamp(model):
             ADOPTED.pop(model, None)
             tokens, ours = image_tokens(model), adopt(model, None, OPTIONS)
             ours = replace(ours, graphs=pick_graphs(None, ours.device.type))
-            known = ADOPTED[model] = cls(Pipeline(ours), tokens, stamp(model))
-        return known
+            adopted = ADOPTED[model] = cls(Pipeline(ours), tokens, stamp(model))
+        return adopted
 
     def decode(
         self, requests: Sequence[Request], grid: Grid, sampling: Sampling, method: str | Method | None
@@ -63,7 +63,7 @@ class Adopted:
         return [done[request.name] for request in requests]
 
     def engine(self, grid: Grid, slots: int, method: Method, room: int) -> Engine:
-        """Returns an engine for so many images of that grid and prompts of up to `room` tokens."""
+        """Returns an engine for `slots` images of that grid and prompts of up to `room` tokens."""
         key = grid, slots, method, room
         engine = self.engines.pop(key, None)
         if engine is None:
@@ -78,7 +78,7 @@ ADOPTED: WeakKeyDictionary[Any, Adopted] = WeakKeyDictionary()  # a model that n
 
 
 def stamp(model: Any) -> tuple[tuple[int, int], ...]:
-    """Returns what changes when a parameter is trained, moved or replaced: its address and version."""
+    """Returns the address and version of every parameter. They change if it is trained, moved or replaced."""
     return tuple(
         (parameter.data_ptr(), 0 if parameter.is_inference() else parameter._version)
         for parameter in model.parameters()

@@ -1,12 +1,12 @@
-"""transformers' contract for decoding methods: `model.generate(..., custom_generate=...)` by this engine.
+"""The decoding method that transformers' `model.generate(..., custom_generate=...)` calls.
 
     from adt_tree import generate
 
     ids = model.generate(**inputs, max_new_tokens=10_000, custom_generate=generate, method="ar", seed=7)
 
 The folder form, custom_generate="path or hub id", reaches the same function by custom_generate/generate.py.
-GLM-Image and Emu3 make images by transformers' own `generate`. Chameleon's masks the codes, and Janus has a
-loop of its own for images, so neither comes here.
+It serves GLM-Image and Emu3. Chameleon's `generate` masks the codes, and Janus generates images in a separate
+loop, so neither calls it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ import torch
 from torch import Tensor
 
 from adt_tree.generation.adopted import Adopted
-from adt_tree.generation.asked import Asked, check, check_allowed, refuse, unpadded
+from adt_tree.generation.settings import Settings, check, check_allowed, refuse, unpadded
 from adt_tree.method import Method
 from adt_tree.roles import Request
 from models.target import Prompt
 
+# Arguments with which `generate` fetched this function's folder; they are not for the model.
 LOADING = ("revision", "token", "cache_dir", "force_download", "proxies", "local_files_only", "repo_type")
 
 
@@ -35,8 +36,8 @@ def generate(
     seed: int | None = None,
     **arguments: Any,
 ) -> Tensor:
-    """Returns what model.generate(...) returns for images: prompts with their left padding, the images' token
-    ids, and the tokens behind them as far as max_new_tokens reaches, [B, T] int64.
+    """Returns the result of model.generate(...) for images: prompts with their left padding, the images'
+    token ids, and the tokens behind them as far as max_new_tokens reaches, [B, T] int64.
 
     Only codes may come inside an image. At temperature 0 the tokens are those of `generate` under that
     constraint; otherwise they have its distribution. method: a name of adt_tree.METHODS, or a Method, whose
@@ -48,9 +49,9 @@ def generate(
     assert input_ids is not None
     frame = inspect.currentframe()
     check(input_ids, arguments, frame.f_back.f_locals if frame and frame.f_back else {})
-    asked = Asked.of(arguments)
+    settings = Settings.read(arguments)
     with torch.no_grad():
-        return _decode(model, input_ids, arguments, asked, method, seed)
+        return _decode(model, input_ids, arguments, settings, method, seed)
 
 
 def _prepare(
@@ -60,51 +61,51 @@ def _prepare(
     method: str | Method | None,
     seed: int | None,
 ) -> Tensor:
-    """Calls `generate` again with this file's function as its decoding method, so that it prepares its inputs
-    and its effective configuration as it always does."""
+    """Calls `generate` again with this file's function as its decoding method, so that transformers prepares
+    the inputs and the effective configuration as for any decoding method."""
     from transformers import GenerationMixin
 
-    prepared = {name: value for name, value in arguments.items() if name not in LOADING}
+    passed_on = {name: value for name, value in arguments.items() if name not in LOADING}
     if input_ids is not None:
-        prepared["input_ids"] = input_ids
-    made = GenerationMixin.generate(model, custom_generate=generate, method=method, seed=seed, **prepared)
-    return cast(Tensor, made)
+        passed_on["input_ids"] = input_ids
+    result = GenerationMixin.generate(model, custom_generate=generate, method=method, seed=seed, **passed_on)
+    return cast(Tensor, result)
 
 
 def _decode(
     model: Any,
     input_ids: Tensor,
     arguments: dict[str, Any],
-    asked: Asked,
+    settings: Settings,
     method: str | Method | None,
     seed: int | None,
 ) -> Tensor:
-    """Returns prompts, images and what stands behind them, [B, T] int64."""
+    """Returns prompts, images and the tokens behind them, [B, T] int64."""
     start, mask = input_ids.shape[1], arguments.get("attention_mask")
     prompts = unpadded("attention_mask", input_ids, mask)
     adopted = Adopted.of(model)
     tokens = adopted.tokens
     grid = tokens.read_grid(prompts, arguments.get("image_grid_thw"))
-    length, room = tokens.length(grid), asked.max_length - start
+    length, room = tokens.length(grid), settings.max_length - start
     if room < length:
         refuse(f"max_new_tokens {room}: an image of {grid.height} x {grid.width} codes takes {length} tokens")
-    if asked.stops.intersection((*tokens.codes, *(() if tokens.row_end is None else (tokens.row_end,)))):
+    if settings.stops.intersection((*tokens.codes, *(() if tokens.row_end is None else (tokens.row_end,)))):
         refuse("eos_token_id: it names a token of images")
-    if asked.sampling.branches > 1 and not tokens.guided:
-        refuse(f"guidance_scale {asked.sampling.guidance}: this model is sampled without guidance")
+    if settings.sampling.branches > 1 and not tokens.guided:
+        refuse(f"guidance_scale {settings.sampling.guidance}: this model is sampled without guidance")
     closing = list(tokens.closing[: room - length])
-    if asked.allowed:  # codes 0 stand for those to come: most such functions look at positions alone
+    if settings.allowed:  # codes 0 stand for those to come: most such functions look at positions alone
         blank = tokens.sequence([0] * grid.size, grid) + closing
-        check_allowed(asked.allowed, with_rows(input_ids, [blank] * len(prompts)), start, tokens.codes)
+        check_allowed(settings.allowed, with_rows(input_ids, [blank] * len(prompts)), start, tokens.codes)
     if seed is None:
-        seed = 0 if asked.sampling.greedy else int(torch.randint(2**31, ()))
-    pairs = zip(prompts, unconditional(asked, input_ids), strict=True)
+        seed = 0 if settings.sampling.greedy else int(torch.randint(2**31, ()))
+    pairs = zip(prompts, unconditional(settings, input_ids), strict=True)
     requests = [Request(str(row), Prompt(*pair), seed + row) for row, pair in enumerate(pairs)]
     with adopted.lock:
-        codes = adopted.decode(requests, grid, asked.sampling, method)
+        codes = adopted.decode(requests, grid, settings.sampling, method)
     rows = with_rows(input_ids, [tokens.sequence(image, grid) + closing for image in codes])
-    if asked.allowed:
-        check_allowed(asked.allowed, rows, start, tokens.codes)
+    if settings.allowed:
+        check_allowed(settings.allowed, rows, start, tokens.codes)
     if tokens.open_end and room > length:
         rows = torch.cat((rows, next_tokens(model, rows, start, arguments, seed)), dim=1)
     return rows
@@ -132,13 +133,14 @@ def next_tokens(model: Any, rows: Tensor, start: int, arguments: dict[str, Any],
     return torch.multinomial(scores.softmax(dim=-1), 1, generator=generator)
 
 
-def unconditional(asked: Asked, input_ids: Tensor) -> list[list[int]]:
+def unconditional(settings: Settings, input_ids: Tensor) -> list[list[int]]:
     """Returns the prompts of the unconditional branch, as transformers' guidance takes them."""
-    if asked.negative is None:
+    negative = settings.negative
+    if negative is None:
         return input_ids[:, -1:].tolist()
-    if len(asked.negative) != len(input_ids):
-        refuse(f"negative_prompt_ids: {len(asked.negative)} rows for {len(input_ids)} prompts; give one each")
-    return unpadded("negative_prompt_attention_mask", asked.negative, asked.negative_mask)
+    if len(negative) != len(input_ids):
+        refuse(f"negative_prompt_ids: {len(negative)} rows for {len(input_ids)} prompts; give one each")
+    return unpadded("negative_prompt_attention_mask", negative, settings.negative_mask)
 
 
 def with_rows(input_ids: Tensor, rows: Sequence[Sequence[int]]) -> Tensor:

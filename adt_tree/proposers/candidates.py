@@ -22,7 +22,7 @@ from adt_tree.verify import Verdict, accepted_nodes
 
 CHAIN_SCORE = 1e6  # above every confidence, so that the nodes of the main chain come first
 HISTORY = 8  # H: about as many passes score a position before it is committed
-EMPTY = -1  # the stamp, and the code before, of an empty entry
+EMPTY = -1  # value of `stamp` and `before` in an empty entry
 SAME_CODE = 2**40  # greater than every stamp of a run
 # Factors by which the weight of an entry grows (docs/LOG.md): BELOW if it was scored below the code that now
 # precedes the position, LATE if the newest pass over the position wrote it, NEWEST if it is the newest entry.
@@ -71,10 +71,10 @@ class History:
         """
         same = at.unsqueeze(2) == at.unsqueeze(1)
         rank = (same & (order.unsqueeze(1) < order.unsqueeze(2))).sum(dim=2)
-        last = same.sum(dim=2).clamp(max=HISTORY) - 1
+        last_rank = same.sum(dim=2).clamp(max=HISTORY) - 1
         dropped = rank >= HISTORY
         row = self._starts + at.masked_fill(dropped, self._dropped)
-        place = self._ring_slot(row, last - rank).flatten()
+        place = self._ring_slot(row, last_rank - rank).flatten()
         self._passes += 1
         stamp = (self._passes * HISTORY - 1 - rank).masked_fill(dropped | (at == self._dropped), EMPTY)
         self._stamp.view(-1).index_copy_(0, place, stamp.flatten())
@@ -133,7 +133,7 @@ class Entries:
             (LATE, self.stamp > latest - HISTORY),  # stamps of one pass differ by less than HISTORY
             (NEWEST, self.stamp == latest),
         ):
-            weight = torch.add(weight, weight * entries, alpha=factor - 1)  # by the factor for `entries`
+            weight = torch.add(weight, weight * entries, alpha=factor - 1)  # times the factor at `entries`
         share = weight / weight.sum(dim=2, keepdim=True).clamp(min=1.0)
         parts = (share[..., None] * self.confidence.exp()).flatten(2)
         mass = parts.new_zeros(*code.shape, num_codes).scatter_add_(2, self.codes.flatten(2), parts)

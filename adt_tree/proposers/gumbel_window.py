@@ -1,4 +1,4 @@
-"""The Gumbel-coupled Jacobi window (2510.24211): a chain of the target's own choices of the last pass.
+"""The Gumbel-coupled Jacobi window (2510.24211): a chain of the codes that the target chose in the last pass.
 
 With the target's noise G fixed per position, argmax(log p + G) at a position is a sample of p, and it
 changes between passes only where p changes enough. So the window keeps the choices of the last pass as
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from adt_tree.policy import TreeShape
 from adt_tree.proposers.neighbours import Neighbours
 from adt_tree.roles import NoiseBelow, Prefix, Target
 from adt_tree.sampling import RowSampling, Sampling
@@ -35,7 +36,7 @@ class GumbelWindow:
         self._codes = torch.zeros(target.slots, length, dtype=torch.int64, device=device)
         self._position = torch.ones(target.slots, dtype=torch.int64, device=device)  # first open position [B]
 
-    def calls(self, shape: Any) -> int:
+    def calls(self, shape: TreeShape) -> int:
         return 0
 
     def prefill(self, slot: int, prompt: Any, prefix: Prefix, code: Tensor) -> None:

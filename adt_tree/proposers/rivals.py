@@ -70,8 +70,8 @@ def couple(judged: Judged) -> Tensor:
     A code that is sampled anew nearly always changes, and then the p of all positions behind it is out of
     date. The maximal coupling keeps X with the greatest probability for which the new code X' ~ p: accept X
     with min(1, p / q), else sample from the residual. That is the rule of verification, applied at every
-    position, and not only up to the first rejection. So Pr[X' = X] = 1 - TV(p, q). Also a code that stays
-    is a sample of the p of this pass, which is its q in the next.
+    position, and not only up to the first rejection. So Pr[X' = X] = 1 - TV(p, q). A code that stays is also
+    a sample of the p of this pass, which is its q in the next.
     """
     tree = judged.tree
     # An accepted node's code replaces `recovered` after its parent; rejected ones write to an extra column.
@@ -154,9 +154,9 @@ class JacobiWindow:
 
     def prefill(self, slot: int, prompt: Any, prefix: Prefix, code: Tensor) -> None:
         self._neighbours.begin(slot, code)
-        rows, nothing = slice(slot, slot + 1), torch.zeros_like(self._steps[None])
-        at, fresh = self._neighbours.ahead(nothing[:, 0] + 1, self._steps), nothing == 0
-        codes = self._neighbours.fill(at, nothing, fresh, rows)[0]
+        rows, zeros = slice(slot, slot + 1), torch.zeros_like(self._steps[None])
+        at, fresh = self._neighbours.ahead(zeros[:, 0] + 1, self._steps), zeros == 0
+        codes = self._neighbours.fill(at, zeros, fresh, rows)[0]
         self._fill(rows, codes, self.q[rows, :-1], ~fresh)
 
     def release(self, slot: int) -> None: ...

@@ -1,4 +1,4 @@
-"""What a call of transformers' `generate` asks for, and one line for everything that cannot be honoured."""
+"""Reads the settings of a call of transformers' `generate`; refuses those that this engine cannot follow."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor
 from adt_tree.errors import UserError
 from adt_tree.sampling import Sampling
 
-# Arguments of a decoding method that are read, or that do not change our tokens.
-READ = {
+# Arguments that `generate` may pass: some are read here, the others do not change the tokens.
+ACCEPTED = {
     "attention_mask", "generation_config", "image_grid_thw", "image_sizes", "images_per_sample",
     "logits_processor", "logits_to_keep", "mm_encoder_outputs", "past_key_values", "position_ids",
     "stopping_criteria", "synced_gpus", "use_cache",
@@ -21,15 +21,15 @@ READ = {
 
 
 def refuse(reason: str) -> NoReturn:
-    """Raises UserError, one line."""
+    """Raises UserError with this reason."""
     raise UserError(f"custom_generate: {reason}")
 
 
 def check(input_ids: Tensor, arguments: Mapping[str, Any], caller: Mapping[str, Any]) -> None:
-    """Refuses what changes the result or its form in a way that this engine does not follow.
+    """Refuses arguments that change the result or its form in a way that this engine does not follow.
 
-    caller: the local variables of `generate`. It hands a streamer and an assistant model to its own decoding
-    methods, but not to a callable; a reader of the streamer would wait forever.
+    caller: the local variables of `generate`, which passes a streamer and an assistant model to transformers'
+    decoding methods, but not to a callable. Without this check a reader of the streamer would wait forever.
     """
     config = arguments["generation_config"]
     for name in ("streamer", "assistant_model"):
@@ -46,7 +46,7 @@ def check(input_ids: Tensor, arguments: Mapping[str, Any], caller: Mapping[str, 
         refuse("past_key_values: a prompt is read from its first token; leave them out")
     if any(value is not None for value in (arguments.get("mm_encoder_outputs") or {}).values()):
         refuse("pixel_values: source images are not supported; give a text alone")
-    others = [name for name, value in arguments.items() if value is not None and name not in READ]
+    others = [name for name, value in arguments.items() if value is not None and name not in ACCEPTED]
     if others:
         refuse(f"{', '.join(sorted(others))}: not supported; leave it out")
     positions, mask = arguments.get("position_ids"), arguments.get("attention_mask")
@@ -57,8 +57,8 @@ def check(input_ids: Tensor, arguments: Mapping[str, Any], caller: Mapping[str, 
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What the processors and criteria that `generate` prepared ask for."""
+class Settings:
+    """The settings in the logits processors and stopping criteria that `generate` prepared."""
 
     sampling: Sampling
     max_length: int  # tokens of prompt and result together
@@ -68,9 +68,12 @@ class Asked:
     allowed: Callable[[int, Tensor], Any] | None = None  # prefix_allowed_tokens_fn
 
     @classmethod
-    def of(cls, arguments: Mapping[str, Any]) -> Asked:
-        """Reads them. UserError for any but guidance, allowed tokens, temperature, top-k and top-p in the
-        order of `generate`, and for other criteria than length and the end of a sequence."""
+    def read(cls, arguments: Mapping[str, Any]) -> Settings:
+        """Returns the settings in the arguments of a decoding method.
+
+        Processors may be guidance, allowed tokens, temperature, top-k and top-p, in the order of `generate`;
+        criteria may be length and end of sequence. UserError for any other.
+        """
         from transformers.generation import logits_process, stopping_criteria
 
         order = (
@@ -121,17 +124,19 @@ def unpadded(name: str, ids: Tensor, mask: Tensor | None) -> list[list[int]]:
 
 
 def check_allowed(allowed: Callable[[int, Tensor], Any], sequences: Tensor, start: int, codes: range) -> None:
-    """Refuses a prefix_allowed_tokens_fn that does not allow, from index `start` of the sequences [B, T] on,
-    every code where a code stands, and elsewhere the token that stands there, and nothing else."""
-    every, last, members = set(codes), None, set[int]()
+    """Refuses a prefix_allowed_tokens_fn that forbids images of this engine or allows others.
+
+    The function is called for every prefix of the sequences [B, T] that ends at index `start` or later. If
+    the next token is a code, it must allow exactly all codes; otherwise it must allow that token alone.
+    """
+    all_codes, previous, tokens, allows_codes = set(codes), None, set[int](), False
     for row, ids in enumerate(sequences):
         for at, token in enumerate(ids[start:].tolist(), start):
-            given = allowed(row, ids[:at])
-            if given is not last:  # a list of all codes is mostly the same object again
-                last, members = given, {int(member) for member in given}
-                if members == every:
-                    members = every
-            if members is not every if token in codes else members != {token}:
+            answer = allowed(row, ids[:at])
+            if answer is not previous:  # most functions return one and the same list of all codes
+                previous, tokens = answer, set(map(int, answer))
+                allows_codes = tokens == all_codes
+            if not (allows_codes if token in codes else tokens == {token}):
                 refuse(
                     f"prefix_allowed_tokens_fn: at token {at - start} of image {row} it allows other tokens "
                     f"than {'the codes' if token in codes else token}; leave it out"
