@@ -1,1 +1,1 @@
-"""Backbones behind the roles of adt_tree: targets, drafter, codec, text, and the registry that loads them."""
+"""Model families: their networks as the targets and drafters of adt_tree, their codecs and prompts."""

@@ -37,7 +37,8 @@ class Shifted:
     """Pairs each feature with the token behind it."""
 
     def prompt(self, slot: int, tokens: list[int]) -> list[int]:
-        """Returns the tokens beside a prompt's features, of which the last has no pair yet."""
+        """Returns the tokens that are paired with a prompt's features, for all features but the last. That
+        one is paired by committed(), once the first code is known."""
         return tokens[1:]
 
     def committed(self, codes: Tensor, count: Tensor) -> Tensor:
@@ -57,7 +58,7 @@ class Unshifted:
 
     def __init__(self, slots: int, first_code: int, device: torch.device) -> None:
         self._first_code = first_code
-        # [B]: the newest code of each slot; of a prompt without codes its last token, as a code.
+        # [B]: the newest code of each slot; before the first code, the prompt's last token less first_code.
         self._newest = torch.zeros(slots, dtype=torch.int64, device=device)
         self._nodes = self._newest[:, None][:, :0]  # [B, E]: codes of the nodes expanded in the newest tree
 
@@ -81,7 +82,7 @@ class Unshifted:
 
 
 def pairing(alignment: str, target: ARTarget) -> Shifted | Unshifted:
-    """Returns what pairs tokens with features in that alignment, for a drafter beside this target."""
+    """Returns the pairing of tokens with features in that alignment, for a drafter of this target."""
     if alignment == "published":
         return Shifted()
     return Unshifted(target.slots, target.first_code, target.device)
@@ -90,7 +91,7 @@ def pairing(alignment: str, target: ARTarget) -> Shifted | Unshifted:
 def choose_alignment(model: Model, alignment: str | None, guidance: float) -> Model:
     """Returns the model with this alignment of its drafter; None means the family's default.
 
-    `auto` measures under this guidance and says on stderr which one it takes.
+    `auto` measures both alignments under this guidance and prints its choice on stderr.
     """
     alignment = alignment or model.spec.alignment
     if model.drafter_net is None:
@@ -105,7 +106,7 @@ def choose_alignment(model: Model, alignment: str | None, guidance: float) -> Mo
 
 @torch.inference_mode()
 def acceptance_rates(model: Model, guidance: float) -> dict[str, float]:
-    """Returns by alignment the mean of sum_x min(p(x), q(x)) over the first cells of one image.
+    """Returns, for each alignment, the mean of sum_x min(p(x), q(x)) over the first cells of one image.
 
     p is the target's guided distribution and q the drafter's, at temperature 1 without filters. The sum is
     the rate at which rejection sampling accepts one draft (arXiv:2211.17192). The image is that of the AR
@@ -129,11 +130,11 @@ def acceptance_rates(model: Model, guidance: float) -> dict[str, float]:
     net.reserve(prompt.length + cells)
     for shift, name in ((1, "published"), (0, "unshifted")):
         predicted = []
-        for branch, before in enumerate(prefix.features):
-            features = torch.cat((before, scored.features[branch, 0, :-1]))
+        for branch, prompt_features in enumerate(prefix.features):
+            features = torch.cat((prompt_features, scored.features[branch, 0, :-1]))
             tokens = prompt.tokens(branch) + [code + model.first_code for code in image.codes[:cells]]
-            beside = torch.tensor([tokens[shift : shift + len(features)]], device=model.device)
-            predicted.append(net.causal(beside, features[None])[:, -cells:])
+            paired = torch.tensor([tokens[shift : shift + len(features)]], device=model.device)
+            predicted.append(net.causal(paired, features[None])[:, -cells:])
         q = log_probs(target.logits(torch.stack(predicted)), sampling).exp()
         rates[name] = float(torch.minimum(p, q).sum(dim=-1).mean())
     return rates

@@ -39,7 +39,7 @@ def choose_attention_kernels(device: torch.device) -> None:
 
 @dataclass(frozen=True, slots=True)
 class AttentionMetadata:
-    """Where the N nodes of each row lie in the cache during one pass, and what each node may attend to.
+    """The places of a pass's N nodes in the cache, and the slots that each node may attend to.
 
     The G query heads that share a key/value head are further query rows over the same keys, so that grouped
     heads take the same fused kernel as ungrouped ones. Query row g * N + n is node n in head g of its group:
@@ -83,9 +83,9 @@ class AttentionMetadata:
         return key, value
 
 
-def as_it_is(positions: Tensor) -> Tensor:
-    """Returns the positions: on one axis they are the indices in the sequence."""
-    return positions
+def index_as_position(index: Tensor) -> Tensor:
+    """Returns the rotary positions [R, N] of indices in the sequence, on one axis: the indices themselves."""
+    return index
 
 
 class KVCache:
@@ -113,7 +113,7 @@ class KVCache:
         row. position [R] int64: given if it differs from length. head_groups: G. axes: given if rotary
         positions have three axes."""
         self.store, self.length, self.head_groups, self.axes = store, length, head_groups, axes
-        self._place = as_it_is if axes is None else axes.place
+        self._place = index_as_position if axes is None else axes.place
         self.position = length if position is None else position
         self._counters = (length,) if position is None else (length, position)
         rows, heads, capacity = store.shape[1], 2 * store.shape[3], store.shape[4]
@@ -245,8 +245,8 @@ class KVCache:
             counter += count
 
     def _flat_slots(self, slots: Tensor) -> Tensor:
-        """Returns where slots [R, N] lie in the flat view of a layer, for every head of keys and of values:
-        [R * N, 2 * Hkv] int64."""
+        """Returns the indices of slots [R, N] in the flat view of a layer, for every head of keys and of
+        values: [R * N, 2 * Hkv] int64."""
         return (self._starts + slots[..., None]).flatten(0, 1)
 
 

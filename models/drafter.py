@@ -2,7 +2,7 @@
 
 Its input at position p is fc(cat(embedding of the token at p + 1, feature at p)), its output the predicted
 feature at p + 1, from which the target's head predicts the code at p + 2. Published drafters (LANTERN's) have
-an embedding table of their own, an fc with or without bias, and no final norm.
+a separate embedding table, an fc with or without bias, and no final norm.
 
 Dimensions: G guidance branches, B slots, R = G * B rows, N entries of a pass, T entries of a sequence, A path
 entries, W nodes of a level, E nodes expanded so far, D features.
@@ -71,11 +71,11 @@ def drafter_fields(shape: DecoderConfig) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """How a family writes the config.json of its drafters."""
+class DrafterLayout:
+    """The form of config.json in which a family's drafters are published."""
 
-    config: Callable[[Mapping[str, Any]], DecoderConfig] = read_shape  # reads one
-    fields: Callable[[DecoderConfig], dict[str, Any]] = drafter_fields  # writes one, for the target's shape
+    config: Callable[[Mapping[str, Any]], DecoderConfig] = read_shape  # fields of config.json -> shape
+    fields: Callable[[DecoderConfig], dict[str, Any]] = drafter_fields  # the target's shape -> fields
 
 
 def llama_config(config: Mapping[str, Any]) -> DecoderConfig:
@@ -83,12 +83,12 @@ def llama_config(config: Mapping[str, Any]) -> DecoderConfig:
     return replace(read_shape(config, norm_eps=1e-6), qk_norm=False)
 
 
-CHAMELEON = Layout()
-LLAMA = Layout(config=llama_config, fields=lambda shape: drafter_fields(shape) | {"model_type": "llama"})
+CHAMELEON = DrafterLayout()
+LLAMA = DrafterLayout(llama_config, lambda shape: drafter_fields(shape) | {"model_type": "llama"})
 
 
 def shape_conflict(drafter: DecoderConfig, target: DecoderConfig) -> str | None:
-    """Says why a drafter of this shape cannot belong to the target; None if it can."""
+    """Returns the reason why a drafter of this shape cannot belong to the target; None if it can."""
     for name in ("hidden_size", "vocab_size"):
         size, target_size = getattr(drafter, name), getattr(target, name)
         if size != target_size:
@@ -101,7 +101,7 @@ def load_drafter(
     target: DecoderConfig,
     dtype: torch.dtype,
     device: torch.device,
-    layout: Layout,
+    layout: DrafterLayout,
 ) -> tuple[DrafterNet, str]:
     """Returns the network in a folder and the digest of its weights. Raises CheckpointError if its files are
     damaged or it belongs to another target."""
@@ -119,11 +119,12 @@ def load_drafter(
 
 
 class EagleDrafter:
-    """The Drafter made of a network, with a cache of its own beside one target's slots.
+    """The Drafter made of a network and a cache with a row for every row of the target.
 
-    Under guidance both branches run, each on its own features, with the same codes. Entry p of the cache is
-    the pair (feature at p, token at p + 1), or what `alignment` pairs (models.alignment). A row is one entry
-    shorter than the target's until extend() pairs the last feature with its code.
+    Under guidance both branches run with the same codes, each on the features of that branch. Entry p of the
+    cache is the pair (feature at p, token at p + 1), or another pair if the alignment says so
+    (models.alignment). A row is one entry shorter than the target's until extend() pairs the last feature
+    with its code.
     """
 
     def __init__(
@@ -163,8 +164,8 @@ class EagleDrafter:
         self.cache.erase(slice(slot, None, self.target.slots))
 
     def context(self, committed: Sequence[int]) -> int:
-        """Returns a bound on the codes in any slot's prefix. Where few shapes are fast it is the whole image:
-        one layer reads little of it beside its weights."""
+        """Returns a bound on the codes in any slot's prefix. If few shapes are fast, it is the whole image:
+        the cache of one layer is small, so reading all of it costs little."""
         return self.target.grid.size if self.target.few_shapes else max(committed)
 
     def extend(self, features: Tensor, codes: Tensor, count: Tensor, context: int) -> tuple[Tensor, Tensor]:
@@ -186,7 +187,7 @@ class EagleDrafter:
     def expand_at(
         self, codes: Tensor, features: Tensor, ancestors: Tensor, depths: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """As expand(), with a depth of its own for every node, depths [B, W]."""
+        """As expand(), with one depth per node, depths [B, W]."""
         tokens = self.alignment.drafted(codes, ancestors)
         with part("drafter"):
             hidden = self.run(tokens, features, depths, ancestors, self._most_committed)

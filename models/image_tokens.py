@@ -1,7 +1,7 @@
-"""Where an image's codes lie among the token ids of a sequence: what stands before, between and behind them.
+"""The token ids of an image in a sequence: its codes, the ends of its rows, and the tokens behind it.
 
-A family whose images transformers' own `generate` can make describes its sequences so. Prompts and images are
-then token ids, and no tokenizer is needed.
+Families whose images transformers' `generate` can make describe their sequences by ImageTokens. Prompts and
+images are then token ids, and no tokenizer is needed.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class ImageTokens:
     read_grid: ReadGrid
     row_end: int | None = None  # token id behind every row of codes
     closing: tuple[int, ...] = ()  # token ids that always stand behind the image
-    open_end: bool = False  # whether the model itself chooses the token behind the image
-    guided: bool = False  # whether images are made with guidance
+    open_end: bool = False  # true if the model chooses the token behind the image
+    guided: bool = False  # true if images are generated with guidance
 
     def sequence(self, codes: Sequence[int], grid: Grid) -> list[int]:
         """Returns the token ids of an image: those of its codes and of the ends of rows."""

@@ -19,12 +19,12 @@ class Part:
     """One part of a model. It can be loaded if it has no faults."""
 
     name: str
-    place: str  # where it was looked for
-    note: str = ""  # why it was not checked, if it was not
+    place: str  # the path or hub id that was checked
+    note: str = ""  # the reason if it was not checked
     faults: list[str] = field(default_factory=list)
 
     def check(self, load: Callable[[], Any]) -> Any:
-        """Returns what `load` returns. If it raises CheckpointError, keeps the faults and returns None."""
+        """Returns the result of load(). If it raises CheckpointError, stores its faults and returns None."""
         try:
             return load()
         except CheckpointError as error:

@@ -1,6 +1,6 @@
 """Loads a model by its name, folder or hub id, and chooses its device, precision and drafter alignment.
 
-What cannot be loaded raises CheckpointError, with one line for the user, before anything large is read.
+A checkpoint that cannot be loaded raises CheckpointError, one line for the user, before any weights are read.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def find_target(spec: ModelSpec, options: LoadOptions) -> Path:
 
 
 def find_files(spec: ModelSpec, options: LoadOptions, device: str, precision: str) -> Checkpoint:
-    """Returns where the model's files lie; hub ids are fetched. Raises CheckpointError without a target."""
+    """Returns the paths of the model's files, and fetches hub ids. CheckpointError if there is no target."""
     folder = find_target(spec, options)
     if not folder.exists():
         raise CheckpointError(
@@ -189,7 +189,7 @@ def _check_attention(options: LoadOptions, device: str, precision: str, spec: Mo
 
 
 def _check_deterministic(model: Model, options: LoadOptions, device: str) -> None:
-    """Raises CheckpointError if the rows of a pass influence one another on this device even so."""
+    """Raises CheckpointError if a row's result on this device depends on the other rows of the pass."""
     option = "--deterministic"
     if device != "cpu" or options.attention != "sdpa":
         raise CheckpointError(f"{option}: it needs --device cpu and --attention sdpa; leave it out")

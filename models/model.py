@@ -21,7 +21,7 @@ from models.checkpoint.meta_init import build
 from models.checkpoint.weights import Weights
 from models.codecs.neighbours import find_table, read_table
 from models.codecs.vq import VQModel, to_uint8
-from models.drafter import DrafterNet, EagleDrafter, Layout, load_drafter
+from models.drafter import DrafterLayout, DrafterNet, EagleDrafter, load_drafter
 from models.footprint import Use, check_room
 from models.graphs import CudaRecorder, GraphRunner
 from models.packed import cache_dtype
@@ -45,7 +45,7 @@ class Model:
     drafter_net: DrafterNet | None
     weights_sha: str
     drafter_sha: str | None
-    drafter_layout: Layout  # how drafters of this family are published
+    drafter_layout: DrafterLayout  # how drafters of this family are published
     row_end: int | None = None  # id of the token behind each row of codes; None: rows have no separator
     alignment: str = "published"  # which tokens the drafter reads beside its features (models.alignment)
     tables: tuple[Path, ...] = ()  # folders that may hold a table of nearest codes
@@ -218,7 +218,7 @@ def load_networks(
     shape: DecoderConfig,
     weights: Weights,
     to_ours: Callable[[Weights], Mapping[str, Tensor]],
-    layout: Layout,
+    layout: DrafterLayout,
     grid: Grid,
     prompts: PromptEncoder,
     codec: VQModel | None,

@@ -1,10 +1,10 @@
 """Layers for the CPU: weights in oneDNN's blocked layout; norms, the MLP's gate and the residual sums fused
 into the products.
 
-A pass over a tree has between one and a few hundred rows. For so few rows torch's own product spends most of
-its time on packing the weights, anew every time; here they are packed once. Small operations and the
-interpreter take the rest of the time, so a layer is one straight line of few calls. The function stays the
-same up to rounding: bf16 weights multiply bf16 rows, norms and attention are fp32.
+A pass over a tree has between one and a few hundred rows. For so few rows the product of torch spends most of
+its time on packing the weights, in every call; here they are packed once. Small operations and the
+interpreter take the rest of the time, so a layer is one straight line of few calls. The results stay the same
+up to rounding: bf16 weights multiply bf16 rows, norms and attention are fp32.
 
 Dimensions: R rows, N nodes, D features, H query heads, Hkv key/value heads, E head size.
 """
@@ -22,8 +22,8 @@ ROWS = 64  # a hint for the layout; oneDNN chooses the same one for 2 rows and f
 
 
 def packable(weight: Tensor) -> bool:
-    """Whether packing makes products with the weight faster: fp32 or bf16 on a CPU whose torch has oneDNN,
-    which multiplies bf16 where the CPU has AVX-512."""
+    """Returns whether packing makes products with the weight faster. It does on a CPU whose torch has oneDNN,
+    for fp32 and, if the CPU has AVX-512, for bf16."""
     plain = weight.device.type == "cpu" and weight.layout == torch.strided
     if not (plain and torch.backends.mkldnn.is_available()):
         return False
@@ -33,8 +33,8 @@ def packable(weight: Tensor) -> bool:
 
 
 def cache_dtype(weight: Tensor) -> torch.dtype:
-    """Returns the dtype for the keys and values of layers with such weights. Packed layers attend in fp32: a
-    CPU reads the cache of a plain step several times faster so, although it is twice as large
+    """Returns the dtype for the keys and values of layers with such weights. Packed layers attend in fp32: in
+    a plain step a CPU reads an fp32 cache several times faster than a bf16 one, although it is twice as large
     (docs/LOG.md)."""
     return torch.float32 if packable(weight) else weight.dtype
 
@@ -72,8 +72,8 @@ class Product:
 
 
 def row_invariant(decoder: Decoder) -> bool:
-    """Whether a row's products with the weights of a layer and of the head are the same bits whatever rows
-    are beside it: measured on this machine, for passes of 1 to 64 rows."""
+    """Returns whether a row's products with the weights of a layer and of the head are bit for bit the same
+    in passes of 1 to 64 rows. It is measured on this machine."""
     modules = (*decoder.blocks[0].modules(), *decoder.head.modules())
     weights = [module.weight for module in modules if isinstance(module, nn.Linear)]
     if not all(packable(weight) for weight in weights):
@@ -102,12 +102,13 @@ class PackedLinear(nn.Module):
 
 
 class NormedProduct:
-    """A Product whose result is normed before it joins the stream."""
+    """A Product whose result is normed before it joins the stream. The scale of the norm stays apart, because
+    no weight follows into which it could be folded."""
 
     __slots__ = ("norm", "product", "scale")
 
     def __init__(self, weight: Tensor, norm: nn.RMSNorm) -> None:
-        """Packs a copy of weight [out, D]. No weight follows that could take in the scale of the norm."""
+        """Packs a copy of weight [out, D]."""
         self.product = Product(weight)
         self.norm, self.scale = split_norm(norm)
 
@@ -151,7 +152,7 @@ class PackedHeads:
     __slots__ = ("heads", "kv_heads", "norm", "product", "scale", "shift")
 
     def __init__(self, attention: Attention, input_scale: Tensor) -> None:
-        """input_scale [D] or []: what the columns of the projection are multiplied by."""
+        """input_scale [D] or []: a factor for each column of the projection."""
         self.heads, self.kv_heads = attention.heads, attention.kv_heads
         weight = attention.qkv.weight.detach().float() * input_scale
         self.norm = None

@@ -1,8 +1,13 @@
-"""Rotary positions on three axes: where the codes of several rasters lie (GLM-Image).
+"""Rotary positions on three axes (time, row, column) for images of several rasters (GLM-Image).
 
 A text token has its index on every axis. The codes of a raster share one position in time, and their rows and
 columns count from there: with p the next free position, the code in row r and column c is at (p, p + r,
-p + c), and whatever follows a raster of h x w begins at p + max(h, w).
+p + c), and the token after a raster of h x w is at p + max(h, w) on every axis.
+
+Example: a prompt of 3 tokens, and a raster of 1 x 2.
+
+    index in the sequence    0        1        2        3        4        5 (token after the raster)
+    position                 0 0 0    1 1 1    2 2 2    3 3 3    3 3 4    5 5 5
 """
 
 from __future__ import annotations
@@ -31,14 +36,14 @@ def code_positions(grid: Grid) -> Tensor:
 class AxisPositions:
     """Turns indices in the sequences of R cache rows into positions on three axes."""
 
-    table: Tensor  # [text + codes, 3] int64: positions relative to `first`, of `text` tokens and what follows
-    first: Tensor  # [R] int64: index of each row's first code; `text` while the row takes its prompt in
+    table: Tensor  # [count, 3] int64: entry text + n is the position of index first + n, less first
+    first: Tensor  # [R] int64: index of each row's first code; `text` as long as the row reads its prompt
     text: int  # tokens of the longest prompt
 
     @classmethod
     def allocate(cls, grid: Grid, text: int, count: int, rows: int, device: torch.device) -> Self:
-        """Returns the positions of rows that are empty. count: indices in a row; those behind the codes and
-        the token after them have the last one's position."""
+        """Returns the positions of empty rows of `count` indices each. Indices past the token after the codes
+        repeat its position."""
         before = torch.arange(-text, 0)[:, None].expand(-1, 3)
         codes = code_positions(grid)
         index = torch.arange(count - text).clamp(max=len(codes) - 1)
@@ -54,7 +59,7 @@ class AxisPositions:
         self.first[rows] = self.text
 
     def begin(self, index: Tensor) -> None:
-        """Says that the next index [R] of each row is that of its first code."""
+        """Ends the prompts: the next index [R] of each row is that of its first code."""
         self.first.copy_(index)
 
     def place(self, index: Tensor) -> Tensor:

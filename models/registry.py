@@ -28,8 +28,8 @@ def late(name: str) -> Callable[..., Any]:
 
 
 def is_chameleon(fields: Fields, shapes: Shapes, shared_norms: bool) -> bool:
-    """Whether a checkpoint has the Chameleon layout. shared_norms: its heads share one norm of queries, as in
-    Lumina-mGPT, or have one each, as in Anole."""
+    """Returns whether a checkpoint has the Chameleon layout. shared_norms: true if its heads share norms of
+    queries, as in Lumina-mGPT; false if each has one, as in Anole."""
     norm, heads = shapes.get("model.layers.0.self_attn.q_norm.weight"), fields.get("num_attention_heads")
     if norm is None or not isinstance(heads, int) or "vocabulary_map" not in fields:
         return False
@@ -37,12 +37,12 @@ def is_chameleon(fields: Fields, shapes: Shapes, shared_norms: bool) -> bool:
 
 
 def has_codec(shapes: Shapes) -> bool:
-    """Whether a checkpoint holds a VQ decoder, so that no VQGAN has to lie beside it."""
+    """Returns whether a checkpoint holds a VQ decoder, so that no VQGAN has to lie beside it."""
     return any(name.startswith(VQ_DECODER) for name in shapes)
 
 
 def is_stage(name: str, fields: Fields, shapes: Shapes) -> bool:
-    """Whether a checkpoint is of the LlamaGen family of that name.
+    """Returns whether a checkpoint is of the LlamaGen family of that name.
 
     Models of classes, and of image sizes that were not published, count as stage 1. A .pt for texts does not
     say its image size, so it could belong to either stage and is recognised as neither.
@@ -100,7 +100,7 @@ LUMINA_MGPT = ModelSpec(
 )
 LLAMAGEN = ModelSpec(
     name="llamagen",
-    about="its stage 1, or one of classes",
+    about="LlamaGen's stage 1, or a class-conditional LlamaGen",
     load=late("layouts.llamagen.load"),
     recognises=lambda fields, shapes: is_stage("llamagen", fields, shapes),
     decoder_config=late("layouts.llamagen.decoder_config"),
@@ -114,7 +114,7 @@ LLAMAGEN = ModelSpec(
 LLAMAGEN2 = replace(
     LLAMAGEN,
     name="llamagen2",
-    about="its stage 2",
+    about="LlamaGen's stage 2",
     recognises=lambda fields, shapes: is_stage("llamagen2", fields, shapes),
     target="LlamaGen-T2I-2",
     drafter="trained_drafters/llamagen2_drafter",
@@ -172,7 +172,7 @@ GLM_IMAGE = ModelSpec(
 FAMILIES = (EMOJI_SPEC, ANOLE, LUMINA_MGPT, LLAMAGEN, LLAMAGEN2, JANUS_PRO, EMU3, GLM_IMAGE)
 SPECS: dict[str, ModelSpec] = {spec.name: spec for spec in FAMILIES}
 EMOJI = EMOJI_SPEC.target_folder
-# Families of whose published dimensions eval.random_model makes models.
+# Families for which eval.random_model can make a model of the published dimensions.
 PUBLISHED = tuple(name for name, spec in SPECS.items() if spec.published and spec.pixels)
 
 

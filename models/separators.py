@@ -1,9 +1,9 @@
 """A target whose model ends every row of the image with a separator token (Lumina-mGPT), and its drafter.
 
-The decoding method sees codes alone. A separator is no choice: it costs no noise, no sampling and no level of
-a tree. A pass of the target adds one row for each node in the last column, a separator, as that node's only
-child. What hangs below the node in the tree of codes hangs below its separator in the tree of tokens, and the
-distribution after the node is read at the separator. With two codes a row and the root in column 0:
+The decoding method sees codes alone. As the model has no choice at the end of a row, a separator takes no
+noise, no sampling and no level of a tree. A pass of the target adds a separator behind each node in the last
+column. The children of the node in the tree of codes become children of its separator in the tree of tokens,
+and the distribution after the node is read at the separator. With two codes a row and the root in column 0:
 
     tree of codes    0 - 1 - 2 - 3        in columns 0, 1, 0, 1
                      + - 4                in column 1
@@ -32,7 +32,7 @@ from models.target import ARTarget
 
 
 def num_tokens(codes: int, width: int) -> int:
-    """Returns how many tokens the first `codes` codes take: a separator follows every full row of `width`."""
+    """Returns the number of tokens of the first `codes` codes: a separator follows every row of `width`."""
     return codes + codes // width
 
 
@@ -179,11 +179,16 @@ class _Pass:
 
 @dataclass(frozen=True, slots=True)
 class RowContext:
-    """What the host knows about where the roots of all images lie in their rows. Equal contexts, equal passes
-    of the drafter."""
+    """The columns of all roots, as far as the drafter's passes depend on them. The host knows them without
+    waiting for the device. Steps of equal contexts have passes of equal shapes.
+
+    Example with rows of 4 codes: the roots of two images are codes 6 and 9, in columns 2 and 1. Separators
+    precede codes 4 and 8, which are 2 and 1 codes before the roots, so since_separator is 1. The last column
+    is 1 and 2 levels below the roots, so ends is {1, 2}.
+    """
 
     tokens: int  # a bound on the tokens in any slot's prefix
-    since: int  # the least column of a root beyond the first row; width if there is none
+    since_separator: int  # least column of the roots that have a separator before them; width if none has
     ends: frozenset[int]  # levels below the roots, modulo the width, that may lie in the last column
 
 
@@ -215,15 +220,16 @@ class SeparatorDrafter:
         self.tokens.release(slot)
 
     def context(self, committed: Sequence[int]) -> RowContext:
-        """As Drafter.context. `committed` are the indices of the roots. Where few shapes are fast, a context
-        says that all levels may end a row or that none does."""
+        """As Drafter.context. `committed` are the indices of the roots. If few shapes are fast, there are few
+        contexts: all levels may end a row, or none."""
         width = self.target.grid.width
-        since = min((root % width for root in committed if root >= width), default=width)
+        since_separator = min((root % width for root in committed if root >= width), default=width)
         ends = frozenset(width - 1 - root % width for root in committed)
         if self.target.few_shapes:
-            since = 0 if since <= self._max_depth else width
+            since_separator = 0 if since_separator <= self._max_depth else width
             ends = frozenset(range(width) if min(ends) <= self._max_depth else ())
-        return RowContext(self.tokens.context([num_tokens(root, width) for root in committed]), since, ends)
+        tokens = self.tokens.context([num_tokens(root, width) for root in committed])
+        return RowContext(tokens, since_separator, ends)
 
     def extend(
         self, features: Tensor, codes: Tensor, count: Tensor, context: RowContext
@@ -236,7 +242,7 @@ class SeparatorDrafter:
         order = torch.arange(pairs, device=self.device)
         index = self._num_pairs[:, None] + order
         self._num_pairs += count
-        if context.since < pairs:
+        if context.since_separator < pairs:
             # Two entries a code: the separator before it, valid if it starts a row, and the code itself.
             valid = order < count[:, None]
             valid = torch.stack((valid & (index % width == 0) & (index > 0), valid), dim=2)

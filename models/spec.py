@@ -34,19 +34,19 @@ Shapes = Mapping[str, tuple[int, ...]]  # of tensors by name, from the headers o
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """What to load and how, in plain values. None means the family's default."""
+    """The options of loading a model, in plain values. None means the family's default."""
 
     model_path: str | None = None  # the target: a folder, a file or a hub id
     drafter_path: str | None = None  # a folder or a hub id
     revision: str | None = None  # branch, tag or commit, if model_path is a hub id
     precision: str = "auto"  # one of PRECISIONS: type of weights and activations; the codec stays fp32
     device: str = "auto"  # auto, cpu, cuda or cuda:N
-    cuda_graphs: bool | None = None  # whether parts of a step are replayed as CUDA graphs; None: on CUDA
+    cuda_graphs: bool | None = None  # replay the parts of a step as CUDA graphs; None: on CUDA alone
     attention: str = "sdpa"  # or flash: flash-attn, for the AR baseline alone
     deterministic: bool = False  # every exact method gives the same image in bf16 too; on a CPU
     need_drafter: bool = True
     alignment: str | None = None  # of the drafter (models.alignment): auto or one of ALIGNMENTS
-    guidance: float = 3.0  # guidance scale under which alignment auto compares them
+    guidance: float = 3.0  # guidance scale under which alignment "auto" compares the alignments
     target_size: int | None = None  # pixels along the side of a square of the image's area
     ratio: str | None = None  # width:height of an image (Emu3)
     height: int | None = None  # pixels of an image (GLM-Image)
@@ -59,7 +59,7 @@ class LoadOptions:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Where the files of one model lie on this disk, and how to read them."""
+    """The paths of one model's files on this disk, and the dtype, device and options to read them with."""
 
     spec: ModelSpec
     folder: Path  # the target's folder or file
@@ -89,7 +89,7 @@ class ModelSpec:
     name: str  # value of --model
     about: str  # a few words for --help
     load: Callable[[Checkpoint], Any]  # returns a models.model.Model
-    recognises: Callable[[Fields, Shapes], bool]  # whether a checkpoint belongs to this family
+    recognises: Callable[[Fields, Shapes], bool]  # true for a checkpoint of this family
     decoder_config: Callable[[Fields], Any]  # returns a models.transformer.DecoderConfig
     home: Path  # default folder of the family's files
     target: str = ""  # the target, relative to home
@@ -109,8 +109,8 @@ class ModelSpec:
     alignment: str = "published"  # default of --drafter_alignment
     reference: bool = False  # transformers can generate its images too (bench --reference)
     embedded_prompts: bool = False  # prompts are embedded rows behind padding, not token ids
-    codec: Callable[[Fields], Any] | None = None  # of a vq_config, if it is not models.codecs.vq's
-    pixels: bool = True  # whether its checkpoints hold the decoder of pixels
+    codec: Callable[[Fields], Any] | None = None  # vq_config -> the codec; None: that of models.codecs.vq
+    pixels: bool = True  # true if its checkpoints hold the decoder of pixels
     published: bool = True  # ckpts/manifest.json has its dimensions and what to fetch
 
     @property
@@ -124,7 +124,7 @@ class ModelSpec:
         return self.home / self.drafter
 
     def default_tree(self, method: str, auto: bool = False) -> Tree | None:
-        """Returns the default tree of a method: its own, or this family's tree of the type that it names.
+        """Returns the default tree of a method, or this family's tree if the method names a type alone.
 
         auto: return AutoTree for a method that can size its trees while it decodes. Raises UserError for an
         unknown method.

@@ -78,10 +78,10 @@ class Prompt:
 class PromptEncoder:
     """The text side of a model, and where its codes lie among its tokens."""
 
-    encode: Callable[[str], EncodedPrompt]  # what the user wrote -> the prompt that prefill() takes
+    encode: Callable[[str], EncodedPrompt]  # the user's text -> the prompt that prefill() takes
     first_code: int  # token id of code 0
     num_codes: int  # size of the codebook
-    guided: bool = True  # whether prompts have an unconditional branch
+    guided: bool = True  # true if prompts have an unconditional branch
     num_classes: int = 0  # classes of a class-conditional model, whose prompts are class ids; 0: texts
     release: Callable[[], None] = lambda: None  # frees the memory that only encoding needs
 
@@ -106,7 +106,7 @@ def chain_mask(length: int, device: torch.device) -> Tensor:
 
 
 class ARTarget:
-    """The Target made of a decoder. Every row has its own prefix length; the cache holds no padding.
+    """The Target made of a decoder. Rows may have prefixes of different lengths; the cache holds no padding.
 
     The decoder's head scores the codes alone (Decoder.cut_head). The cache has max_prompt + grid.size +
     max_nodes slots a row; nothing grows while decoding. On a CPU the decoder's layers and head are packed in
@@ -127,8 +127,8 @@ class ARTarget:
     ) -> None:
         """codes: token ids of the codebook. branches: 2 under guidance, else 1. max_nodes: nodes of the
         largest tree, with the root. attend_in: dtype of the cache and of attention; None: the fastest. run:
-        repeats the parts of a step, for example as CUDA graphs, so passes are rounded up to few shapes.
-        Raises UserError if the decoder has too few positions."""
+        a Run that records the parts of a step and replays them, so that passes are rounded up to few shapes;
+        None: plain calls. Raises UserError if the decoder has too few positions."""
         self.run, self.few_shapes = run or call, run is not None
         max_nodes = self.rows(max_nodes)
         weight = decoder.embed.weight
@@ -139,7 +139,7 @@ class ARTarget:
         self.device = weight.device
         config = decoder.config
         capacity = max_prompt + grid.size + max_nodes
-        # Some checkpoints state fewer positions than their own images have. Their limit means nothing.
+        # Some checkpoints state fewer positions than their images have codes. Such a limit is ignored.
         if capacity > config.max_positions >= grid.size:
             raise UserError(
                 f"{max_prompt} prompt tokens, {grid.size} codes and a tree of {max_nodes} nodes need "
@@ -155,8 +155,8 @@ class ARTarget:
         self.cache = KVCache.allocate(config, rows, capacity, dtype, self.device, padded, axes)
 
     def prefill(self, slot: int, prompt: EncodedPrompt) -> Prefix:
-        """As Target.prefill, each guidance branch in a pass of its own. Raises ValueError for a prompt longer
-        than max_prompt."""
+        """As Target.prefill, with one pass per guidance branch. Raises ValueError for a prompt longer than
+        max_prompt."""
         if prompt.length > self.max_prompt:
             raise ValueError(f"a prompt of {prompt.length} tokens; the cache was sized for {self.max_prompt}")
         features, logits = [], []

@@ -22,11 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.cache import AttentionMetadata, KVCache
-from models.checkpoint.config import (
-    integer,
-    positive,
-    section,
-)
+from models.checkpoint.config import integer, positive, section
 
 AXES = 3  # of rotary positions with rope_sections: time, row, column
 MOST_TABULATED = 1 << 14  # positions whose rotations are tabulated before reserve() asks for more
@@ -47,17 +43,17 @@ class DecoderConfig:
     norm_eps: float = 1e-5
     rope_theta: float = 10000.0
     max_positions: int = 4096
-    qk_norm: bool = True  # whether queries and keys have a LayerNorm per head
-    input_norm: bool = True  # whether layers have a norm before attention; LlamaGen's drafters have none
+    qk_norm: bool = True  # queries and keys have a LayerNorm per head
+    input_norm: bool = True  # layers have a norm before attention; LlamaGen's drafters have none
     raster_side: int = 0  # > 0: two-dimensional rotary positions over a raster of this side (LlamaGen)
     raster_start: int = 0  # position of the raster's first code; queries and keys before it become zero
     padded_prefix: bool = False  # positions count the padding before a prompt, which the cache leaves out
     half_split: bool = True  # rotary pairs in the checkpoint: (j, j + E/2), or else (2j, 2j + 1) as here
     head_width: int = 0  # > 0: the head is two layers of this width inside, for the codes alone (Janus)
     num_codes: int = 0  # number of outputs of such a head
-    head_rows: int = 0  # > 0: the head is one matrix for the first so many token ids alone (GLM-Image)
-    qkv_bias: bool = False  # whether the projections of queries, keys and values have biases
-    post_norms: bool = False  # whether attention and MLP end in a norm before they join the stream
+    head_rows: int = 0  # > 0: the head is a matrix with a row for the first head_rows token ids (GLM-Image)
+    qkv_bias: bool = False  # the projections of queries, keys and values have biases
+    post_norms: bool = False  # attention and MLP end in a norm before they join the stream
     # Rotary positions on three axes (GLM-Image): how many pairs of a head each section has. Sections follow
     # the axes in turn; pairs behind the last one are not rotated. (): one axis, and all pairs are rotated.
     rope_sections: tuple[int, ...] = ()
@@ -92,7 +88,7 @@ class DecoderConfig:
 
     @property
     def rotary_size(self) -> int:
-        """How many numbers of a head, from the first on, rotary positions turn."""
+        """The number of leading dimensions of a head that rotary positions turn."""
         return 2 * sum(self.rope_sections) or self.head_dim
 
 
@@ -170,7 +166,7 @@ def by_position(table: Tensor, positions: Tensor) -> Tensor:
 
 
 class ByAxis:
-    """Looks rotations up by positions on three axes, each pair by the position on its own axis."""
+    """Looks rotations up by positions on three axes. Every pair of a head belongs to one of the axes."""
 
     def __init__(self, config: DecoderConfig) -> None:
         pairs = config.head_dim // 2

@@ -16,8 +16,9 @@ from tokenizers import Tokenizer
 from adt_tree.errors import CheckpointError
 from models.checkpoint.files import read_json, reading
 
-# Largest value of a whole number. Where it says how much is built, a larger one than anybody ships would
-# build for hours or ask for terabytes before the tensors of the file show that it is wrong.
+# Largest integers that are accepted: in general, and for fields that say how many modules or rows are built.
+# A damaged config.json with a larger one would be noticed only after hours or terabytes of building, when the
+# shapes are compared with the tensors of the file.
 LARGEST = 1 << 22
 LARGEST_OF = {
     "num_hidden_layers": 1 << 10,
@@ -76,7 +77,7 @@ def integer(fields: Mapping[str, Any], name: str, default: int | None = None) ->
 
 
 def integers(fields: Mapping[str, Any], name: str) -> tuple[int, ...]:
-    """Returns a field that is a list of integers of 1 or more; nothing if it is absent or null."""
+    """Returns a field that is a list of integers of 1 or more; () if it is absent or null."""
     values = fields.get(name)
     if values is None:
         return ()
@@ -95,7 +96,7 @@ def positive(fields: Mapping[str, Any], name: str, default: float) -> float:
 
 
 def section(fields: Mapping[str, Any], name: str, required: bool = False) -> Mapping[str, Any]:
-    """Returns a field that is a JSON object; unless it is required, an empty one if it is absent or null."""
+    """Returns a field that is a JSON object. If it is absent or null: {}, or KeyError if it is required."""
     value = fields.get(name) or {}
     if required and not value:
         raise KeyError(name)
@@ -105,6 +106,6 @@ def section(fields: Mapping[str, Any], name: str, required: bool = False) -> Map
 
 
 def shown(value: Any) -> str:
-    """Returns a value of a file for a message: on one line, and short."""
+    """Returns a value of a file as a message shows it: on one line, at most 40 characters."""
     text = repr(value)
     return text if len(text) <= 40 else f"{text[:37]}..."

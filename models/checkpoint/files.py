@@ -25,11 +25,11 @@ WEB_PAGE = (b"<!doctype", b"<html", b"<?xml")
 
 @contextmanager
 def reading(path: Path, remedy: str = "fetch it again") -> Iterator[None]:
-    """Turns what the block raises into a CheckpointError that names the file, the fault and the remedy.
+    """Turns an exception of the block into a CheckpointError that names the file, the fault and the remedy.
 
     Damaged bytes lead the readers of JSON, YAML, safetensors, pickles and tokenizers to exceptions of any
-    class, so all of them are caught. A KeyError means that a field is missing. A UserError, which says what
-    is wrong already, and a MemoryError pass through.
+    class, so all of them are caught. A KeyError means that a field is missing. A MemoryError and a UserError,
+    whose message is complete, pass through.
     """
     try:
         yield
@@ -40,7 +40,7 @@ def reading(path: Path, remedy: str = "fetch it again") -> Iterator[None]:
 
 
 def _fault(path: Path, error: Exception) -> str:
-    """Returns what is wrong with a file that raised `error` when it was read."""
+    """Returns a description of the fault of a file that raised `error` when it was read."""
     if not path.exists():
         return "does not exist"
     start = b""
@@ -71,8 +71,8 @@ def replacing(path: Path) -> Iterator[Path]:
     """Yields a temporary file to fill; when the block ends it takes the place of `path` in one step.
 
     A reader sees the old file or the new one. If the block fails, `path` stays as it was and the temporary
-    file is removed. An OSError names `path`; what torch.save and safetensors raise on a full disk becomes an
-    OSError too.
+    file is removed. An OSError names `path`. The errors of torch.save and safetensors on a full disk become
+    OSErrors.
     """
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.")
     os.close(handle)
@@ -91,7 +91,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def _cause(error: BaseException) -> str:
-    """Returns the operating system's message, which torch.save hides behind its own, or else the error's."""
+    """Returns the operating system's message, which an error of torch.save hides, or else the error's."""
     link: BaseException | None = error
     while link is not None and not isinstance(link, OSError):
         link = link.__context__
@@ -108,7 +108,7 @@ def write_json(path: Path, content: object, indent: int | None = 1) -> None:
     """Writes JSON as UTF-8, completely or not at all. Any text can be written."""
     text = json.dumps(content, indent=indent, ensure_ascii=False) + "\n"
     # A path or an argument that is not UTF-8 reaches Python as lone surrogates, which UTF-8 cannot encode.
-    # The backslash notation that replaces them is JSON's own for such a character.
+    # The backslash notation that replaces them is valid JSON for such a character.
     write_atomic(path, text.encode(errors="backslashreplace"))
 
 

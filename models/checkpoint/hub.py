@@ -1,7 +1,7 @@
 """Turns a path or a Hugging Face hub id into a folder or file on this disk.
 
 Ids are OWNER/NAME or OWNER/NAME@REVISION, either with /FILE for one file of the repository. Fetched files lie
-in the hub's own cache (HF_HOME). A download that was interrupted is resumed, and a file that is there is used
+in the hub's cache (HF_HOME). A download that was interrupted is resumed, and a file that is there is used
 without a network (HF_HUB_OFFLINE=1).
 """
 
@@ -42,11 +42,11 @@ class HubId:
 
 
 def locate(text: str, revision: str | None = None, parts: tuple[str, ...] = ()) -> Path:
-    """Returns the local path that `text` names, or else what it names on the hub, which is fetched.
+    """Returns the local path `text`, or the path of the hub repository or file of that id, which is fetched.
 
-    revision: a branch, tag or commit in place of the id's own. parts: the folders of a repository that are
-    fetched; none: all of it. Raises CheckpointError for what is neither a path nor a hub id, and for what
-    cannot be fetched.
+    revision: a branch, tag or commit that replaces the one in the id. parts: the folders of a repository to
+    fetch; (): all of it. Raises CheckpointError if `text` is neither a path nor a hub id, or if it cannot be
+    fetched.
     """
     path, hub_id = Path(text), HubId.read(text)
     if path.exists():

@@ -1,8 +1,8 @@
 """Builds modules without memory, checks a checkpoint's headers against them, and gives them its tensors.
 
-The shapes that a checkpoint must have are those of our own module under the published names, so there is no
-second list of them to keep. accelerate's init_empty_weights would first make and initialise each parameter
-and then move it to the meta device; here nothing is initialised.
+The shapes that a checkpoint must have are those of our module under the published names, so no second list of
+them exists. accelerate's init_empty_weights would first make and initialise each parameter and then move it
+to the meta device; here nothing is initialised.
 """
 
 from __future__ import annotations
@@ -92,10 +92,9 @@ def build(
 ) -> Any:
     """Returns the module that make() builds with `weights` as its parameters, in evaluation mode.
 
-    The weights are read to the device and as the type that the module shall have (Weights.placed). to_ours
-    turns them, once require() has found them complete, into a state dict of the module; by default they have
-    our names already. Raises CheckpointError, which names `source`, if they do not fit the module or the
-    device.
+    The module gets the device and dtype of the weights (Weights.placed). to_ours turns them into a state dict
+    of the module; by default they have our names. A caller whose checkpoint may be incomplete calls require()
+    before. Raises CheckpointError, which names `source`, if they do not fit the module or the device.
     """
     module = on_meta(make)
     try:

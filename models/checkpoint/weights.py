@@ -32,14 +32,14 @@ SAMPLE = 2048  # elements at either end of each tensor that a digest of larger w
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What a file's header says about one tensor, and how to read it."""
+    """One tensor of a file as its header describes it, or of a model in memory."""
 
     path: Path
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
-    tensor: Tensor | None = None  # a view of the mapped file, or a model's own; None: in a .safetensors file
-    shared: bool = False  # belongs to a model in memory: handed out uncopied if device and type fit
+    tensor: Tensor | None = None  # of a .pt file (mapped) or a model in memory; None: read it from `path`
+    shared: bool = False  # belongs to a model in memory: not copied if device and type fit
 
     def read(self) -> Tensor:
         """Returns the tensor as stored; it may be a view of the file.
@@ -133,7 +133,7 @@ class Weights(Mapping[str, Tensor]):
 
     @property
     def in_memory(self) -> bool:
-        """Whether these are the tensors of a model in memory that its owner keeps, not of files."""
+        """True if these are the tensors of a model in memory, which its owner goes on using."""
         return any(stored.shared for stored in self._stored.values())
 
     @property
@@ -255,9 +255,9 @@ def _open(path: Path) -> dict[str, Stored]:
 
 
 def _unpickle(path: Path) -> Any:
-    """Returns what torch.save wrote, mapped from disk unless the file is older than torch's zip format.
+    """Returns the content of a file of torch.save, mapped from disk unless the file has torch's old format.
 
-    No code is run. torch's own errors explain how to run the code in the file, so ValueErrors replace them.
+    No code is run. The errors of torch explain how to run the code in the file, so ValueErrors replace them.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about other pickle protocols: the error that follows is enough

@@ -1,1 +1,1 @@
-"""The published layouts, one for each kind of checkpoint: configuration, prompts, names of tensors."""
+"""One module per published checkpoint layout: it reads the configuration, prompts and tensors."""

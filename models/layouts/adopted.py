@@ -3,7 +3,7 @@
 Tensors of the same layout are shared directly. Gate and up projections, and values, are stacked into new
 matrices, and the parameters of the transformers model become views of these, so no weight is held twice. Only
 queries and keys are copied, because their rows are in another order (models.layouts.llama). On a CPU,
-decoding copies all layers once more, into oneDNN's own layout (models.packed).
+decoding copies all layers once more, into oneDNN's layout (models.packed).
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ from models.spec import Checkpoint, LoadOptions
 
 # model_type -> model family
 FAMILIES = {"janus": "janus_pro", "emu3": "emu3", "chameleon": "anole", "glm_image": "glm_image"}
-# model_type of those whose images transformers' own generate makes -> their file
-BY_TOKENS = {"emu3": emu3, "glm_image": glm_image}
+# model_type -> layout, of the families whose images transformers' `generate` can make
+WITH_IMAGE_TOKENS = {"emu3": emu3, "glm_image": glm_image}
 
 
 def image_tokens(model: Any) -> ImageTokens:
-    """Returns how images lie in a model's sequences of token ids. CheckpointError for a kind of model whose
-    images are not made by transformers' own generate."""
+    """Returns the description of images in a model's sequences of token ids. CheckpointError for a kind of
+    model whose images transformers' `generate` cannot make."""
     kind = getattr(model.config, "model_type", None)
-    if kind not in BY_TOKENS:
+    if kind not in WITH_IMAGE_TOKENS:
         raise CheckpointError(
             f"custom_generate: a model of type {kind!r}: the types whose images it makes are "
-            f"{', '.join(BY_TOKENS)}; Pipeline.from_transformers also takes {', '.join(FAMILIES)}"
+            f"{', '.join(WITH_IMAGE_TOKENS)}; Pipeline.from_transformers also takes {', '.join(FAMILIES)}"
         )
-    return BY_TOKENS[kind].image_tokens(model.config.to_dict())
+    return WITH_IMAGE_TOKENS[kind].image_tokens(model.config.to_dict())
 
 
 def adopt(model: Any, tokenizer: Any | None, options: LoadOptions) -> Model:
     """Returns a Model of a Janus-, Emu3-, Chameleon- or GlmImageForConditionalGeneration, with its dtype and
     device.
 
-    tokenizer: the processor or tokenizer of transformers that belongs to the model; None for a model of
-    BY_TOKENS, whose prompts are then token ids. options: the fields read are target_size, ratio, height,
-    width, drafter_path and, for Chameleon, tokenizer_base_path, the folder of Meta's VQGAN, because
-    transformers has no pixel decoder for it. The transformers model stays usable, but must not be trained or
-    moved: shared weights would change with it, copied ones would not. CheckpointError for another kind of
-    model, or for one that is spread over several devices.
+    tokenizer: the processor or tokenizer of transformers that belongs to the model. It may be None if the
+    model_type is in WITH_IMAGE_TOKENS; prompts are then token ids. options: the fields read are target_size,
+    ratio, height, width, drafter_path and, for Chameleon, tokenizer_base_path, the folder of Meta's VQGAN,
+    because transformers has no pixel decoder for it. The transformers model stays usable, but must not be
+    trained or moved: shared weights would change with it, copied ones would not. CheckpointError for another
+    kind of model, or for one that is spread over several devices.
     """
     kind = getattr(model.config, "model_type", None)
     if kind not in FAMILIES:
@@ -63,7 +63,7 @@ def adopt(model: Any, tokenizer: Any | None, options: LoadOptions) -> Model:
     checkpoint = Checkpoint(spec, folder, drafter, model.dtype, devices.pop(), options)
     config, state = model.config.to_dict(), weights_in_memory(model, folder)
     if tokenizer is None:
-        return BY_TOKENS[kind].assemble(checkpoint, config, state, None)
+        return WITH_IMAGE_TOKENS[kind].assemble(checkpoint, config, state, None)
     text_tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # a processor holds one
     if kind == "chameleon":
         if folder.is_dir():  # its files may include a pixel decoder, which transformers leaves out

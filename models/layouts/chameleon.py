@@ -79,12 +79,12 @@ class TokenLayout:
 def load(checkpoint: Checkpoint) -> Model:
     """Returns the model of a checkpoint. CheckpointError names what is missing or does not fit."""
     config, state = read_config(checkpoint.folder), read_weights(checkpoint.folder)
-    return assemble(checkpoint, config, state.tied(config), read_tokenizer(*places(checkpoint)))
+    return assemble(checkpoint, config, state.tied(config), read_tokenizer(*search_folders(checkpoint)))
 
 
-def places(checkpoint: Checkpoint) -> tuple[Path, ...]:
-    """Returns the folders in which text_tokenizer.json, vqgan.ckpt and vqgan.yaml are looked for: only
-    --tokenizer_base_path, if it is given; otherwise the target's folder and those of the published layout."""
+def search_folders(checkpoint: Checkpoint) -> tuple[Path, ...]:
+    """Returns the folders to search for text_tokenizer.json, vqgan.ckpt and vqgan.yaml: those below
+    --tokenizer_base_path if the option is set, otherwise the target's and those of the published layout."""
     inner = Path("chameleon", "tokenizer")
     base, target = checkpoint.options.tokenizer_base_path, checkpoint.folder
     if base is not None:
@@ -186,12 +186,12 @@ def read_codec(checkpoint: Checkpoint, config: Mapping[str, Any], state: Weights
         with reading(folder / "config.json"):
             shape = VQConfig.from_hf(section(config, "vq_config", required=True))
         return build(lambda: VQModel(shape), embedded, folder)
-    home = next((place for place in places(checkpoint) if (place / "vqgan.ckpt").is_file()), None)
+    folders = search_folders(checkpoint)
+    home = next((place for place in folders if (place / "vqgan.ckpt").is_file()), None)
     if home is None:
-        folders = " or ".join(str(place) for place in places(checkpoint))
         raise CheckpointError(
             f"{folder} holds no VQ decoder ({VQ}decoder.*): put Meta's vqgan.ckpt and vqgan.yaml into "
-            f"{folders}, or give their folder as --tokenizer_base_path"
+            f"{' or '.join(map(str, folders))}, or give their folder as --tokenizer_base_path"
         )
     file, description = home / "vqgan.ckpt", home / "vqgan.yaml"
     meta, stored = read_weights(file), state.below(VQ)

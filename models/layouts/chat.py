@@ -1,4 +1,4 @@
-"""A checkpoint's own tokenizer and chat template, read by transformers: ids are those of its processor."""
+"""Reads a checkpoint's tokenizer and chat template by transformers, for the same ids as its processor's."""
 
 from __future__ import annotations
 

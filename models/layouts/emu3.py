@@ -35,7 +35,7 @@ from models.transformer import Decoder, DecoderConfig, read_shape
 CODE, ROW_END = "<|visual token ", "<|extra_200|>"
 IMAGE_START, IMAGE_TOKEN = "<|image start|>", "<|image token|>"
 CLOSING = "<|extra_201|>", "<|image end|>", "<|extra_204|>"  # end of the frame, of the image, of the sequence
-SIZE = "0123456789*"  # signs of an image's size in the prompt
+SIZE = "0123456789*"  # characters that write an image's size in the prompt, such as 90*90; each is a token
 NEGATIVE = (
     "lowres, bad anatomy, bad hands, text, error, missing fingers, extra digit, fewer digits, cropped, "
     "worst quality, low quality, normal quality, jpeg artifacts, signature, watermark, username, blurry."
@@ -132,19 +132,19 @@ def grid_of(size: int, ratio: str, patch: int) -> Grid:
 
 
 def image_tokens(config: Mapping[str, Any]) -> ImageTokens:
-    """Returns how images lie among token ids. ValueError names what is missing in the vocabulary."""
+    """Returns the description of images among token ids. ValueError names a token that is missing."""
     codes, row_end = read_tokens(config)
     vocabulary = section(config, "vocabulary_map")
     for name in (IMAGE_START, IMAGE_TOKEN, *CLOSING, *SIZE):
         check_integer(f"vocabulary_map: token {name}", vocabulary.get(name), least=0)
     start, end = vocabulary[IMAGE_START], vocabulary[IMAGE_TOKEN]
-    signs = {vocabulary[sign]: sign for sign in SIZE}
+    characters = {vocabulary[character]: character for character in SIZE}
 
     def read_grid(prompts: Sequence[list[int]], image_grid_thw: Tensor | None) -> Grid:
         grids = set()
         for number, ids in enumerate(prompts):
             opening = ids[len(ids) - ids[::-1].index(start) : -1] if start in ids else []
-            size = re.fullmatch(r"(\d+)\*(\d+)", "".join(signs.get(token, "?") for token in opening))
+            size = re.fullmatch(r"(\d+)\*(\d+)", "".join(characters.get(token, "?") for token in opening))
             if size is None or ids[-1] != end:
                 raise UserError(
                     f"prompt {number} does not end in {IMAGE_START}HEIGHT*WIDTH{IMAGE_TOKEN}: make it by "

@@ -57,9 +57,9 @@ def _vq_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     if config.get("model_type") != "janus":
         raise ValueError(f"model_type is {config.get('model_type')!r}: it is no checkpoint of Janus-Pro")
     fields = VQ_FIELDS | dict(section(config, "vq_config"))
-    for name in ("num_embeddings", "embed_dim", "projection_dim", "image_token_embed_dim"):
+    names = ("num_embeddings", "embed_dim", "projection_dim", "image_token_embed_dim", "num_hidden_layers")
+    for name in names:
         integer(fields, name)
-    integer(fields, "num_hidden_layers")
     return fields
 
 
@@ -163,7 +163,7 @@ def prompt_encoder(tokenizer: ChatTokenizer, shape: DecoderConfig) -> PromptEnco
                 f"{text_size} text tokens"
             )
     tokenizer.turn("")  # raises now if the template is missing or broken
-    unpadded = (begin, tokenizer.token(BEGIN_OF_IMAGE))
+    never_padded = (begin, tokenizer.token(BEGIN_OF_IMAGE))  # in the unconditional branch
     highest = max(tokenizer.tokenizer.get_vocab().values(), default=0)
     if highest >= text_size:
         raise CheckpointError(
@@ -173,7 +173,7 @@ def prompt_encoder(tokenizer: ChatTokenizer, shape: DecoderConfig) -> PromptEnco
 
     def encode(text: str) -> Prompt:
         ids = tokenizer.ids(tokenizer.turn(text) + BEGIN_OF_IMAGE)
-        return Prompt(ids, [token if token in unpadded else padding for token in ids])
+        return Prompt(ids, [token if token in never_padded else padding for token in ids])
 
     return PromptEncoder(encode, text_size, shape.num_codes)
 

@@ -1,4 +1,4 @@
-"""Published tensor names of Llama-like decoders, as transformers and as LlamaGen's own .pt files have them.
+"""Published tensor names of Llama-like decoders, in checkpoints of transformers and in LlamaGen's .pt files.
 
 The decoder here stacks tensors that checkpoints store apart (queries, keys and values; gate and up). Rotary
 positions rotate pairs of a head's dimensions. transformers pairs j with j + E/2 (half split); LlamaGen pairs
@@ -83,7 +83,7 @@ def decoder_names(
 
 
 def original_names(config: DecoderConfig) -> Names:
-    """Returns the names of a whole decoder in LlamaGen's own .pt files."""
+    """Returns the names of a whole decoder in LlamaGen's .pt files."""
     ends: Names = {"embed.weight": ("tok_embeddings.weight",), "head.weight": ("output.weight",)}
     return ends | layer_names(config, "", ORIGINAL_BLOCK)
 
@@ -149,7 +149,8 @@ def _reordered(rows: Tensor, config: DecoderConfig, sizes: tuple[int, int]) -> T
 
 
 def _is_half_split(name: str, config: DecoderConfig) -> bool:
-    """Whether the rows of a published tensor are half split. Only queries, keys and their norms can be."""
+    """Returns whether the rows of a published tensor are half split: those of queries, keys and their norms
+    are, unless the checkpoint is interleaved."""
     return config.half_split and ROTATED.search(name) is not None
 
 

@@ -1,6 +1,6 @@
 """Loads LlamaGen: a Llama decoder over a square of codes, behind the rows of a text or one row of a class.
 
-Two layouts are published, told apart by the names of their tensors: LlamaGen's own .pt file and a folder as
+Two layouts are published, told apart by the names of their tensors: the original .pt file and a folder as
 transformers writes it (HF-style). The VQ model and the text encoder are separate files beside either. Rotary
 positions are two-dimensional and zero on the prefix; token id = code.
 """
@@ -22,7 +22,7 @@ from models.checkpoint.hub import locate
 from models.checkpoint.meta_init import build, expected, require
 from models.checkpoint.weights import Weights, read_weights, weights_file
 from models.codecs.vq16 import read_vq16
-from models.drafter import Layout
+from models.drafter import DrafterLayout
 from models.layouts.llama import decoder_names, gather, original_names, scatter
 from models.layouts.llamagen_prompts import CaptionProjector, T5Text, class_prompts, text_prompts
 from models.model import Model, load_networks
@@ -30,7 +30,7 @@ from models.spec import Checkpoint, home_of
 from models.target import PromptEncoder
 from models.transformer import Decoder, DecoderConfig, read_shape
 
-HF_NORM_EPS, ORIGINAL_NORM_EPS, ROPE_BASE = 1e-6, 1e-5, 10000.0  # if the configuration has none
+HF_NORM_EPS, ORIGINAL_NORM_EPS, ROPE_BASE = 1e-6, 1e-5, 10000.0  # defaults where a configuration is silent
 SPARE = 4096  # positions behind the raster, more than any draft tree has nodes
 HEADS = {768: 12, 1024: 16, 1280: 20, 1536: 24, 3200: 32}  # width -> heads of B, L, XL, XXL and 3B
 CELLS = {"llamagen": 256, "llamagen2": 1024}  # family -> codes of an image of its text-to-image model
@@ -65,7 +65,7 @@ def decoder_config(config: Mapping[str, Any]) -> DecoderConfig:
 def original_config(
     shapes: Mapping[str, tuple[int, ...]], fields: Mapping[str, Any], cells: int
 ) -> DecoderConfig:
-    """Returns the configuration of LlamaGen's own .pt file, which is published without one, from its tensors.
+    """Returns the configuration of an original .pt file, which is published without one, from its tensors.
 
     fields: known fields of LlamaGen's ModelArgs, which may be empty. cells: codes of an image. KeyError names
     a missing tensor; ValueError names a width whose number of heads is not known.
@@ -122,13 +122,13 @@ class TargetFiles:
 
     file: Path
     weights: Weights
-    original: bool  # True: the layout of LlamaGen's own .pt file
-    fields: Mapping[str, Any]  # of config.json; often empty beside LlamaGen's own .pt
+    original: bool  # the layout is that of LlamaGen's .pt file
+    fields: Mapping[str, Any]  # of config.json; often empty beside a .pt file
     prompt_prefix: str  # of the names of the tensors that embed the prompt
 
     @property
     def class_conditional(self) -> bool:
-        """Whether prompts are classes rather than texts."""
+        """True if prompts are classes rather than texts."""
         return f"{self.prompt_prefix}embedding_table.weight" in self.weights
 
 
@@ -223,13 +223,13 @@ def load(checkpoint: Checkpoint) -> Model:
     tensor_shapes = expected(lambda: Decoder(shape), lambda tensors: scatter(tensors, names, shape))
     require(file, weights, tensor_shapes, "fetch it again, or the config.json that belongs to it")
     prompts = _prompts(files, checkpoint, shape)
-    layout = Layout(lambda fields: drafter_config(fields, shape), drafter_fields)
+    layout = DrafterLayout(lambda fields: drafter_config(fields, shape), drafter_fields)
     grid, to_ours = Grid(shape.raster_side, shape.raster_side), partial(gather, names=names, config=shape)
     return load_networks(checkpoint, shape, weights, to_ours, layout, grid, prompts, codec)
 
 
 def _prompts(files: TargetFiles, checkpoint: Checkpoint, shape: DecoderConfig) -> PromptEncoder:
-    """Returns the encoder of texts or classes. The text encoder's own weights are not loaded yet."""
+    """Returns the encoder of texts or classes. T5's weights are loaded later, for the first text."""
     embedding = files.weights.below(files.prompt_prefix).placed(checkpoint.device, checkpoint.dtype)
     if files.class_conditional:
         return class_prompts(embedding["embedding_table.weight"], shape.vocab_size)
