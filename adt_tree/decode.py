@@ -98,13 +98,12 @@ def speculative(
     noise = rule.noise.table(target.slots, target.grid.size, target.device)
     while slots.refill(begin):
         clock = time.perf_counter()
-        positions, committed = slots.positions, slots.committed
+        positions, committed, settings = slots.positions, slots.committed, slots.sampling
         # Shape: the policy sets the depth, width and budget of each image's tree.
         shapes = slots.shapes(policy)
-        bounds, settings = slots.bounds(shapes, policy), slots.sampling
+        bounds, noise_below = slots.bounds(shapes, policy), partial(noise.below, positions)
         # Draft: a tree of likely continuations of the last committed code.
         with part("tree"):
-            noise_below = partial(noise.below, positions)
             tree = proposer.propose(bounds, slots.last_codes, noise_below, committed, settings)
         # Score: one target pass computes the distribution after every node.
         with part("target"):
