@@ -1,7 +1,7 @@
-"""Runs a command: `python main.py COMMAND [options]`. Commands are imported late: --help answers at once.
+"""Runs a command: `python main.py COMMAND [options]`. Imports it late, so that --help answers at once.
 
-Exit status: 0 done, 1 an internal error or a check that has found something (report --check), 2 an error that
-the user can put right, 130 interrupted.
+Exit status: 0 done; 1 an internal error, or a fault that report --check, gpu_check, load_test or serve
+reports; 2 an error that the user can put right; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ def overview(prog: str, names: dict[str, str]) -> str:
 
 
 def pick(prog: str, word: str, names: dict[str, str]) -> str:
-    """Returns the word if it is one of the names. UserError with a suggestion otherwise."""
+    """Returns the word if it is one of the names. Raises UserError, with the nearest name, if it is not."""
     if word not in names:
         near = get_close_matches(word, names, n=1)
         hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(names)}"
-        raise UserError(f"{prog}: there is no {word!r}; {hint}")
+        raise UserError(f"{prog}: {word!r} is unknown; {hint}")
     return word
 
 
@@ -78,7 +78,8 @@ def dispatch(argv: Sequence[str]) -> None:
 
 
 def device_errors() -> tuple[type[Exception], ...]:
-    """Returns the exception of a full device. A command that has not imported torch cannot raise it."""
+    """Returns torch's out-of-memory error; nothing if torch is not imported, since no command raises it
+    then."""
     torch = sys.modules.get("torch")
     return (torch.OutOfMemoryError,) if torch else ()
 
@@ -93,8 +94,8 @@ def main(argv: Sequence[str]) -> int:
     except SystemExit as stop:  # argparse after --help
         return stop.code if isinstance(stop.code, int) else 2
     except KeyboardInterrupt:
-        kept = "finished images, measurements and training checkpoints are kept"
-        status, line = 130, f"interrupted: {kept}; the same command goes on from there"
+        stored = "finished images, measurements and training checkpoints are stored"
+        status, line = 130, f"interrupted: {stored}; the same command continues from there"
         if debug:
             raise
     except BrokenPipeError:
@@ -103,10 +104,11 @@ def main(argv: Sequence[str]) -> int:
     except (MemoryError, *device_errors()) as error:
         if debug:
             raise
-        tried = ". ".join(str(error).split(". ")[:2]) or "out of memory"
-        kept = "What is finished is kept, codes without pixels too"
+        # torch's message has more sentences, on its allocator.
+        cause = ". ".join(str(error).split(". ")[:2]) or "out of memory"
         advice = "give a smaller --batch_size, a smaller --total_token or --precision bf16"
-        status, line = 2, f"error: {tried}: {advice}. {kept}: the same command goes on from there"
+        stored = "Finished images are stored, and so are codes without pixels"
+        status, line = 2, f"error: {cause}: {advice}. {stored}: the same command continues from there"
     except (UserError, OSError, FloatingPointError) as error:
         if debug:
             raise

@@ -1,1 +1,1 @@
-"""The command line: one file a command, its options and what it does together."""
+"""The command line: one file per command, which declares the command's options and runs it."""

@@ -30,7 +30,7 @@ from cli.method_options import (
     unread,
 )
 from cli.options import FilterOptions, ModelOptions, PromptOptions, RunOptions, check_model
-from cli.parser import declare, option, shown
+from cli.parser import as_written, declare, option
 from eval.runs.prompts import BENCH_FILE, Prompt, load_prompts
 from models.registry import PUBLISHED, SPECS
 
@@ -138,18 +138,18 @@ def run(options: Options) -> None:
     """Measure, store the result and print its table; the last line printed is one JSON document."""
     chosen = configurations(options)
     check(options)
-    from cli.model_from_options import as_published, settled
+    from cli.model_from_options import resolved_options, with_checkpoint_sampling
     from eval import tables
     from eval.harness import leads, measure, rows
     from eval.runs.measurements import Measurements
     from models.checkpoint.files import write_json
 
     pipe, prompts = load(options, any(method.spec.network for method in chosen.values()))
-    chosen = {named: as_published(options, method, pipe) for named, method in chosen.items()}
+    chosen = {named: with_checkpoint_sampling(options, method, pipe) for named, method in chosen.items()}
     prompts = repeated(prompts, options.seeds)
     decoders, requests = prepare(options, pipe, chosen, prompts)
     model = pipe.model
-    environment, stored_options = describe(model), settled(options, model)
+    environment, stored_options = describe(model), resolved_options(options, model)
     fingerprint = {
         **{name: value for name, value in stored_options.items() if name not in FREE},
         **{name: value for name, value in environment.items() if name not in ("date", "dirty")},
@@ -187,8 +187,8 @@ def run(options: Options) -> None:
 def configurations(options: Options) -> dict[Configuration, Method]:
     """Returns what is measured, each configuration once, the AR baseline of every temperature first.
 
-    A value of --vary that a method cannot take is left out for that method. UserError for what a method
-    cannot do, for a method that takes none of the values, and for an option that none of the methods reads.
+    A value of --vary that a method cannot take is left out for that method. Raises UserError for options that
+    a method refuses, for a method that takes none of the values, and for an option that no method reads.
     """
     from eval.harness import Configuration
 
@@ -208,7 +208,7 @@ def configurations(options: Options) -> dict[Configuration, Method]:
             continue
         measured.add(name)
         method = method_from(method_options, RELAXED)
-        read |= {option for option in METHOD_OPTIONS if shown(method_options, option)}
+        read |= {option for option in METHOD_OPTIONS if as_written(method_options, option)}
         kept = tuple((key, value) for key, value in chosen if getattr(method_options, key) is not None)
         bounds = options.controls if method.exact and method.drafting else ()
         for control, batch_size in product((None, *bounds), options.batch_size):
@@ -223,7 +223,7 @@ def configurations(options: Options) -> dict[Configuration, Method]:
         if name not in measured:
             words = " ".join(f"--vary {key}" for key in varied)
             raise UserError(f"{words}: method {name} takes none of these values; leave the method out")
-    given = {name: shown(options, name) for name in METHOD_OPTIONS}
+    given = {name: as_written(options, name) for name in METHOD_OPTIONS}
     for name, words in (given | {name: f"--vary {name}" for name in varied}).items():
         if words and name not in read:
             raise UserError(f"{words}: none of --methods {' '.join(names)} reads it; leave it out")
@@ -263,7 +263,7 @@ def repeated(prompts: Sequence[Prompt], seeds: int) -> list[Prompt]:
 
 
 def check(options: Options) -> None:
-    """UserError for --reference or --random_weights with a model that offers neither."""
+    """Raises UserError for --reference or --random_weights with a model that offers neither."""
     if options.random_weights and options.model not in PUBLISHED:
         raise UserError(
             f"--random_weights with --model {options.model}: choose one of {', '.join(PUBLISHED)} by --model"
@@ -311,7 +311,8 @@ def load(options: Options, need_drafter: bool) -> tuple[Pipeline, list[Prompt]]:
 def prepare(
     options: Options, pipe: Pipeline, chosen: dict[Configuration, Method], prompts: Sequence[Prompt]
 ) -> tuple[dict[Configuration, Decodes], list[Request]]:
-    """Returns the decoder of every configuration, and the requests. UserError if the model allows none."""
+    """Returns the decoder of every configuration, and the requests. Raises UserError if the model takes
+    neither."""
     from eval.runs.session import make_requests
     from models.loading import find_target
 

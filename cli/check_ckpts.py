@@ -1,4 +1,4 @@
-"""check_ckpts: names what is wrong with the files of models, before anything large is loaded."""
+"""check_ckpts: checks the files of models and names every fault before anything large is loaded."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from adt_tree.errors import UserError
 from cli.options import CheckpointOptions
-from cli.parser import declare, positional, shown
+from cli.parser import as_written, declare, positional
 from models.registry import SPECS, spec_of
 
 
@@ -15,7 +15,9 @@ from models.registry import SPECS, spec_of
 class Options(CheckpointOptions):
     """check_ckpts"""
 
-    names: tuple[str, ...] = positional(f"of {', '.join(SPECS)} (default: the one of --model)", "NAME")
+    names: tuple[str, ...] = positional(
+        f"models, among {', '.join(SPECS)} (default: that of --model)", "NAME"
+    )
 
 
 def run(options: Options) -> None:
@@ -24,7 +26,7 @@ def run(options: Options) -> None:
     Raises UserError if there are faults.
     """
     names = options.names or (options.model,)
-    paths = [word for word in (shown(options, "model_path"), shown(options, "drafter_path")) if word]
+    paths = [path for name in ("model_path", "drafter_path") if (path := as_written(options, name))]
     if paths and len(names) > 1:
         raise UserError(f"{paths[0]}: it belongs to one model; check one NAME at a time")
     for name in names:

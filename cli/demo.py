@@ -1,4 +1,4 @@
-"""demo: serve a page where two methods decode one prompt and race, and where every step can be looked into.
+"""demo: serves a page where two methods decode one prompt and race, with the draft tree of every step.
 
 The page decodes for one visitor at a time; the others wait in gradio's queue. Without --host it is served to
 this machine alone. It needs no network.

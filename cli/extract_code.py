@@ -1,4 +1,4 @@
-"""extract_code: encode pictures with captions by the model's VQ encoder, as data for train_drafter.
+"""extract_code: encodes captioned pictures by the model's VQ encoder, as data for train_drafter.
 
 Codes are stored as codebook ids, not as token ids. Captions are stored as they are, without padding.
 """
@@ -35,7 +35,9 @@ class DataOptions(Base):
         "data/laion_coco",
         unit="DIR",
     )
-    num_samples: int = option("most pictures, chosen with seed 42", 1_000_000, unit="N", least=1)
+    num_samples: int = option(
+        "largest number of pictures; of more, a random subset is encoded", 1_000_000, unit="N", least=1
+    )
 
 
 @declare
@@ -49,8 +51,8 @@ class Options(ModelOptions, DataOptions, ShardOptions):
 def find_pairs(root: Path) -> tuple[dict[str, Path], int]:
     """Returns the pictures that have a caption, and the number of those that have none.
 
-    A picture's name is its path below root without the suffix. UserError if two have the same name, or none
-    has a caption.
+    A picture's name is its path below root without the suffix. Raises UserError if two pictures have the same
+    name, or if none has a caption.
     """
     from eval.metrics.pictures import SUFFIXES  # imports torch, for which --help must not wait
 
@@ -115,7 +117,7 @@ def encode(model: Model, pictures: list[Tensor]) -> list[list[int]]:
 
 
 def run(options: Options) -> None:
-    """Encode every picture that the folder lacks. The last line printed is one JSON document."""
+    """Encodes every picture that the folder lacks. The last line printed is one JSON document."""
     root, batch = Path(options.data_path), options.batch_size
     by_name, without_caption = find_pairs(root)
     pairs = list(by_name.items())
@@ -140,9 +142,9 @@ def run(options: Options) -> None:
         for start in tqdm(range(0, len(pending), batch), unit="batch"):
             contents = {name: read_pair(path, size) for name, path in pending[start : start + batch]}
             damaged += [name for name, pair in contents.items() if pair is None]
-            whole = {name: pair for name, pair in contents.items() if pair is not None}
-            all_codes = encode(model, [pixels for _, pixels in whole.values()])
-            for (name, (text, _)), codes in zip(whole.items(), all_codes, strict=True):
+            readable = {name: pair for name, pair in contents.items() if pair is not None}
+            all_codes = encode(model, [pixels for _, pixels in readable.values()])
+            for (name, (text, _)), codes in zip(readable.items(), all_codes, strict=True):
                 branches = ()
                 if options.features:
                     prompt = prompt_of(model, root / f"{name}.txt", text)
@@ -159,7 +161,7 @@ def run(options: Options) -> None:
 
 
 def prompt_of(model: Model, file: Path, text: str) -> EncodedPrompt:
-    """Encode a caption for the target. UserError names the caption's file if the target cannot take it."""
+    """Encodes a caption for the target. UserError names the caption's file if the target cannot take it."""
     try:
         return model.encode(text)
     except ValueError as error:

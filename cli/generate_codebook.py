@@ -1,4 +1,4 @@
-"""generate_codebook: write the table of nearest codes for relaxed acceptance, in the published format."""
+"""generate_codebook: writes the table of nearest codes for relaxed acceptance, in the published format."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Options(ModelOptions):
 
 
 def run(options: Options) -> None:
-    """Write the table [V, V - 1] uint16: row i lists all other codes by ascending L2 distance from code i.
+    """Writes the table [V, V - 1] uint16: row i lists all other codes by ascending L2 distance from code i.
 
     The distances are computed in fp64 on the model's device. The last line printed is one JSON document.
     """

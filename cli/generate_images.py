@@ -1,4 +1,5 @@
-"""generate_images: images from prompts, with statistics and maps. The same command continues a stopped run.
+"""generate_images: generates images from prompts, with statistics and maps. Repeated, it continues a stopped
+run.
 
 Under a launcher (accelerate launch, torchrun) process r of n takes every n-th prompt. An image depends on its
 own seed alone, so it is the one that a single process makes. The last process to finish prints the summary.
@@ -43,13 +44,13 @@ class Options(DecodingOptions, PromptOptions, RunOptions):
 def run(options: Options) -> None:
     """Generates the images that the folder lacks; the last line printed is one JSON document."""
     method, prompts = method_from(options), load_prompts(options)
-    from cli.model_from_options import as_published, load, settled
+    from cli.model_from_options import load, resolved_options, with_checkpoint_sampling
     from eval.runs.run_folder import CODES, RunFolder
     from eval.runs.session import worker
 
     rank, count = worker()
     pipe = load(options, method.spec.network)
-    method, pixels = as_published(options, method, pipe), pipe.model.codec is not None
+    method, pixels = with_checkpoint_sampling(options, method, pipe), pipe.model.codec is not None
     if options.record and not pixels:
         raise UserError(f"--record {options.record}: a race shows pixels, and {pipe.model.lacks_pixels}")
     window = (options.start_idx, options.end_idx or DEFAULT_END)
@@ -59,7 +60,7 @@ def run(options: Options) -> None:
     skipped = sum(folder.is_finished(prompt.name) for prompt in prompts)
     share = [prompt for prompt in prompts[rank::count] if not folder.is_finished(prompt.name)]
     images = decode(options, method, pipe, folder, share)
-    folder.start(settled(options, pipe.model))  # nothing is refused from here on
+    folder.start(resolved_options(options, pipe.model))  # nothing is refused from here on
     started = time.perf_counter()
     store(pipe, images, folder, share, silent=rank > 0)
     wall = time.perf_counter() - started
@@ -108,10 +109,10 @@ def fingerprint(options: Options, method: Method, model: Model) -> dict[str, Any
 def decode(
     options: Options, method: Method, pipe: Pipeline, folder: RunFolder, share: Sequence[Prompt]
 ) -> Iterator[Decoded]:
-    """Returns an iterator that generates the codes of images as it is read, of those without a record.
+    """Returns an iterator that generates the images of the share that have no record yet.
 
-    Everything that can be refused is refused before it returns. The iterator alone holds the caches, so that
-    they are free once it has ended.
+    Raises every UserError before it returns. The iterator alone holds the caches, so that their memory is
+    free once it has ended.
     """
     from eval.runs.session import make_requests
 
@@ -126,10 +127,10 @@ def decode(
 def store(
     pipe: Pipeline, images: Iterable[Decoded], folder: RunFolder, share: Sequence[Prompt], silent: bool
 ) -> None:
-    """Stores the codes of each image as soon as they are there, then its pixels if the model has them.
+    """Stores the codes of each image as soon as it is generated, then its pixels if the model has them.
 
-    The last image's pixels wait until the caches are given back, and so do those of images of which an
-    earlier run stored the codes alone.
+    The pixels of the last image, and of images whose codes an earlier run stored, are decoded after the
+    caches are freed.
     """
     from tqdm import tqdm
 
@@ -201,11 +202,14 @@ def record(
 
 
 def summarise(entries: dict[str, dict[str, Any]], skipped: int, wall: float) -> dict[str, Any]:
-    """Returns means over images, and tau over all target calls."""
+    """Returns means over images, and tau over all target calls.
+
+    entries: statistics by image. skipped: number of images of earlier runs. wall: seconds of this run.
+    """
     from eval.runs.run_folder import tau_of
 
     count = len(entries)
-    made = count - skipped
+    generated = count - skipped
 
     def mean(key: str, digits: int) -> float:
         return round(sum(entry[key] for entry in entries.values()) / count, digits)
@@ -215,7 +219,7 @@ def summarise(entries: dict[str, dict[str, Any]], skipped: int, wall: float) -> 
         "target_calls": mean("target_calls", 2), "drafter_calls": mean("drafter_calls", 2),
         "mean_depth": mean("mean_depth", 3), "mean_nodes": mean("mean_nodes", 3),
         "latency_s": mean("latency", 4), "wall_s": round(wall, 3),
-        "images_per_s": round(made / wall, 4) if made else None,
+        "images_per_s": round(generated / wall, 4) if generated else None,
     }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""generate_train_data: generate images from prompts and store them as codes, as data for train_drafter.
+"""generate_train_data: generates images from prompts and stores their codes, as data for train_drafter.
 
 A drafter must predict what the target generates under guidance, so it learns from such images.
 """
@@ -14,7 +14,7 @@ from adt_tree.method import Method
 from adt_tree.sampling import Sampling
 from cli.options import ModelOptions, PromptOptions, SamplingOptions, ShardOptions
 from cli.parser import declare
-from eval.runs.prompts import MANY_FILE, load_prompts
+from eval.runs.prompts import DRAFTER_FILE, load_prompts
 
 
 @declare
@@ -27,12 +27,12 @@ class Options(ModelOptions, PromptOptions, SamplingOptions, ShardOptions):
 
 
 def run(options: Options) -> None:
-    """Generate every image that the folder does not hold yet. The last line printed is one JSON document."""
-    prompts = load_prompts(options, MANY_FILE)
+    """Generates every image that the folder does not hold yet. The last line printed is one JSON document."""
+    prompts = load_prompts(options, DRAFTER_FILE)
     import torch
     from tqdm import tqdm
 
-    from cli.model_from_options import as_published, load_without_drafter
+    from cli.model_from_options import load_without_drafter, with_checkpoint_sampling
     from eval.runs.session import make_requests
     from training.shards import ShardWriter, StoredImage, origin
     from training.teacher import features
@@ -40,7 +40,7 @@ def run(options: Options) -> None:
     pipe = load_without_drafter(options)
     model = pipe.model
     sampling = Sampling(options.temperature, options.top_k, options.top_p, options.cfg)
-    method = as_published(options, Method("ar", sampling), pipe)
+    method = with_checkpoint_sampling(options, Method("ar", sampling), pipe)
     record = {name: getattr(method.sampling, name) for name in ("temperature", "top_k", "top_p")}
     record |= {"cfg": options.cfg, "random_seed": options.random_seed, "precision": model.precision}
     facts = {**origin(model, generated=True, features=options.features), **record}

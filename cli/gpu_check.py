@@ -1,4 +1,4 @@
-"""gpu_check: checks and measures this machine's GPU part by part, each in a process and a time of its own.
+"""gpu_check: checks and measures this machine's GPU part by part, each in a new process with a time limit.
 
 scripts/gpu_check.sh calls it with an interpreter that can use the GPU.
 """
@@ -30,22 +30,25 @@ class Options(Base):
         "PART",
     )
     minutes: float = option(
-        "time of each part; what it has not measured by then is left out", 9.0, above=0, most=1440
+        "time limit of each part; measurements that it has not reached by then are left out",
+        9.0,
+        above=0,
+        most=1440,
     )
     device: str = option(
         "cpu: try out the check itself, without graphs and compiled layers", "cuda", choices=("cuda", "cpu")
     )
     output_dir: str = option(
-        "folder of the parts' results; parts that ran before stand in the same table",
+        "folder of the results; the table also has the parts that earlier calls stored there",
         "runs/gpu_check",
         unit="DIR",
     )
 
 
 def run(options: Options) -> None:
-    """Prints a table, what was left out and what was missed; the last line is one JSON document.
+    """Prints a table, the measurements left out and the bounds missed; the last line is one JSON document.
 
-    Exit status 1 if a bound was missed or something failed.
+    Ends with status 1 if a bound was missed or a measurement failed.
     """
     for part in options.parts:
         if part not in PARTS:

@@ -1,4 +1,4 @@
-"""memory: how much memory each model needs to generate images, from its published dimensions alone."""
+"""memory: computes the memory that each model needs to generate images, from its published dimensions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of the method: a command line -> a checked Method. No torch.
+"""The options of the method, and the checked Method that they ask for. This file does not import torch.
 
 The row of a method (adt_tree.method.METHODS) says which options it reads and what its defaults are. An option
 that would change nothing under the chosen method is refused, so that no flag is silently ignored.
@@ -29,16 +29,16 @@ from adt_tree.policy import INITS, AdaptiveTree, TreeShape
 from adt_tree.sampling import Sampling
 from adt_tree.static_trees import STATIC_TREES
 from cli.options import ModelOptions, SamplingOptions, check_model
-from cli.parser import Options, declare, option, shown
+from cli.parser import Options, as_written, declare, option
 from models.registry import SPECS
 
 PUBLISHED_LANTERN = Lantern()
-AUTO = "auto"  # the value of --total_token that leaves the size of trees to adt_tree.budget
+AUTO = "auto"  # value of --total_token: adt_tree.budget chooses the size of trees
 
 
 def total_token(tree: Tree | None) -> int | str | None:
-    """Returns the nodes of the largest dynamic tree with its root, as --total_token has them: a number or
-    "auto"; None for static trees and the AR baseline."""
+    """Returns the value of --total_token that gives this tree: the number of nodes of the largest dynamic
+    tree, root included, or "auto"; None for static trees and the AR baseline."""
     if isinstance(tree, AutoTree):
         return AUTO
     return tree.budget + 1 if isinstance(tree, TreeShape | AdaptiveTree) else None
@@ -102,16 +102,17 @@ class MethodOptions(Options):
 class PublishedOptions(Options):
     """published flags of the method
 
-    The released code has these in place of --method. Beside --method, one that means another is refused.
+    The released code selects a method by these flags and has no --method. A flag that contradicts --method is
+    refused.
     """
 
     model_type: str | None = option(
         "base: --method ar; eagle: any other method (default: eagle)", choices=("eagle", "base")
     )
     drafter_type: str | None = option(
-        "who drafts: eagle, the drafter network; none, nobody (ar); else as --method has it (default: eagle "
-        "with --static_tree, --eagle_version, --verify rejection or --drafter_path, else as the default of "
-        "--method)",
+        "source of the drafts; eagle: the drafter network; none: no drafts (method ar); another name: the "
+        "method of that name (default: eagle with --static_tree, --eagle_version, --verify rejection or "
+        "--drafter_path, else that of --method's default)",
         choices=tuple(dict.fromkeys(spec.drafter for spec in METHODS.values())),
     )
     peanut: bool = option("ADT-Tree: adaptive trees (adt-tree, adt-self-draft)", False)
@@ -126,19 +127,20 @@ class LanternOptions(Options):
     """relaxed acceptance (LANTERN)"""
 
     lantern: bool = option(
-        "accept a code for the probability of its neighbours too: faster, but not the model's distribution; "
-        f"read by {_readers('lantern')}",
+        "count the probability of a code's nearest neighbours when it is verified, so that more codes are "
+        f"accepted: faster, but not the model's distribution; read by {_readers('lantern')}",
         False,
     )
     lantern_k: int | None = option(
-        f"neighbours that count (default: {PUBLISHED_LANTERN.most}, in bench {RELAXED.most}; at most an "
-        "eighth of the codebook)",
+        f"number of neighbours whose probability counts, at most an eighth of the codebook (default: "
+        f"{PUBLISHED_LANTERN.most}, in bench {RELAXED.most})",
         unit="CODES",
         least=0,
     )
     lantern_delta: float | None = option(
-        "up to 1: bound on the borrowed probability; above 1: LANTERN++'s factor on the code's own "
-        f"probability (default: the published {PUBLISHED_LANTERN.delta:g}, in bench {RELAXED.delta:g})",
+        "up to 1: bound on the probability that a code gains from its neighbours; above 1: LANTERN++'s "
+        f"factor on the probability of the code itself (default: the published {PUBLISHED_LANTERN.delta:g}, "
+        f"in bench {RELAXED.delta:g})",
         unit="D",
         least=0,
         most=1e6,
@@ -180,9 +182,9 @@ class TreeOptions(Options):
         unit="TREE",
     )
     seed_cells: str | None = option(
-        "what a draft of a position that no pass has scored copies: "
+        "cell whose code is the draft of a position that no pass of the model has scored yet: "
         + _grouped({m: " or ".join(spec.seed_cells) for m, spec in METHODS.items() if spec.seed_cells})
-        + " (default: the first of them)",
+        + " (default: the first of these)",
         unit="CELL",
     )
     verify: str | None = option(
@@ -196,7 +198,7 @@ class TreeOptions(Options):
 
 
 def _adaptive(name: str, text: str, unit: str, least: float = 1, most: float | None = None) -> Any:
-    """An option of the adaptive tree: a number, its defaults stated by method."""
+    """Declares a numeric option of adaptive trees, whose help states the default of each method."""
     defaults = _by_method(f"adt_{name}", lambda tree: f"{getattr(tree, name):g}")
     return option(f"{text} (default: {defaults})", unit=unit, least=least, most=most)
 
@@ -241,7 +243,7 @@ METHOD_OPTIONS = tuple(
 def method_from(options: DecodingOptions, lantern: Lantern = PUBLISHED_LANTERN) -> Method:
     """Returns the method that the options ask for. lantern: what --lantern means without further options.
 
-    UserError for options that contradict one another, and for an option that the method does not read.
+    Raises UserError for options that contradict one another, and for an option that the method does not read.
     """
     check_model(options)
     spec = METHODS[published_method(options) if options.method is None else named_method(options)]
@@ -262,13 +264,13 @@ def method_from(options: DecodingOptions, lantern: Lantern = PUBLISHED_LANTERN) 
 
 def refuse(options: DecodingOptions, name: str, reason: str) -> NoReturn:
     """Raises a UserError that names an option as it was given."""
-    raise UserError(f"{shown(options, name)}: {reason}")
+    raise UserError(f"{as_written(options, name)}: {reason}")
 
 
 def named_method(options: DecodingOptions) -> str:
-    """Returns --method. UserError for a published flag that says another method."""
+    """Returns the value of --method. Raises UserError for a published flag that contradicts it."""
     assert options.method is not None
-    says: dict[str, Callable[[MethodSpec], bool]] = {
+    flags: dict[str, Callable[[MethodSpec], bool]] = {
         "model_type": lambda spec: (options.model_type == "base") == (spec.proposer is None),
         "drafter_type": lambda spec: options.drafter_type == spec.drafter,
         "peanut": lambda spec: spec.tree_type is AdaptiveTree,
@@ -277,18 +279,21 @@ def named_method(options: DecodingOptions) -> str:
             (options.eagle_version == 1) == (spec.tree_type is str) and spec.network
         ),
     }
-    for name, agrees in says.items():
-        if shown(options, name) and not agrees(METHODS[options.method]):
+    for name, agrees in flags.items():
+        if as_written(options, name) and not agrees(METHODS[options.method]):
             meant = ", ".join(spec.name for spec in METHODS.values() if agrees(spec))
-            refuse(options, name, f"it means method {meant}, but --method says {options.method}; choose one")
+            refuse(options, name, f"it selects {meant}, but --method selects {options.method}; choose one")
     return options.method
 
 
 def published_method(options: DecodingOptions) -> str:
-    """Returns the method that the published flags mean. UserError for flags that contradict one another."""
+    """Returns the name of the method that the published flags select.
+
+    Raises UserError for flags that contradict one another.
+    """
     static = options.static_tree or options.eagle_version == 1
     if options.static_tree and options.eagle_version not in (None, 1):
-        refuse(options, "static_tree", "--eagle_version says dynamic trees; choose one")
+        refuse(options, "static_tree", "--eagle_version selects dynamic trees; choose one")
     if options.model_type == "base" and options.drafter_type:
         refuse(options, "drafter_type", "--model_type base is the AR baseline, without drafts; choose one")
     if static and options.peanut:
@@ -307,7 +312,7 @@ def published_method(options: DecodingOptions) -> str:
         if spec.drafter == drafter and spec.tree_type in tree_types:
             return spec.name
     flag = "peanut" if options.peanut else "static_tree"
-    refuse(options, flag, f"there are no such trees where --drafter_type is {drafter}; leave it out")
+    refuse(options, flag, f"--drafter_type {drafter} has no such trees; leave one of them out")
 
 
 def unread(options: DecodingOptions, spec: MethodSpec) -> dict[str, str]:
@@ -316,7 +321,7 @@ def unread(options: DecodingOptions, spec: MethodSpec) -> dict[str, str]:
     greedy = Sampling(options.temperature).greedy
     for name in METHOD_OPTIONS:
         value, allowed = getattr(options, name), getattr(spec, name, ())
-        if shown(options, name) is None:
+        if as_written(options, name) is None:
             continue
         if name in LANTERN_VALUES:
             if not options.lantern:
@@ -353,12 +358,13 @@ def tree_of(options: DecodingOptions, spec: MethodSpec) -> Tree | None:
 
 
 def adaptive_tree(options: DecodingOptions, base: AdaptiveTree, budget: int | None) -> AdaptiveTree:
-    """Returns the adaptive tree `base` with the constants that are given. UserError where they contradict.
+    """Returns the adaptive tree `base`, changed by the options. Raises UserError where they contradict.
 
-    A bound that is moved past other defaults takes them with it.
+    A maximum lowers a default minimum above it, and a default start moves into the bounds: --adt_depth_max 3
+    lowers a minimum of 4 and a start of 5 to 3.
     """
-    given = {name.removeprefix("adt_"): getattr(options, name) for name in ADAPTIVE_OPTIONS}
-    values = {name: value for name, value in {**given, "budget": budget}.items() if value is not None}
+    changes = {name.removeprefix("adt_"): getattr(options, name) for name in ADAPTIVE_OPTIONS}
+    values = {name: value for name, value in {**changes, "budget": budget}.items() if value is not None}
     for side in ("depth", "width"):
         if f"{side}_max" in values and f"{side}_min" not in values:
             values[f"{side}_min"] = min(values[f"{side}_max"], getattr(base, f"{side}_min"))

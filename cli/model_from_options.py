@@ -19,7 +19,7 @@ from cli.options import (
     check_model,
     sampling_defaults,
 )
-from cli.parser import Options, shown
+from cli.parser import Options, as_written
 from models.loading import load as load_model
 from models.loading import pick_device, pick_graphs
 from models.model import Model
@@ -28,27 +28,27 @@ from models.spec import LoadOptions
 LOAD_FIELDS = frozenset(field.name for field in fields(LoadOptions))
 
 
-def settled(options: Options, model: Model) -> dict[str, Any]:
-    """Returns the options for JSON, with the device, precision and graphs that defaults turned into."""
-    chosen = {"device": model.device.type, "precision": model.precision, "cuda_graphs": model.graphs}
+def resolved_options(options: Options, model: Model) -> dict[str, Any]:
+    """Returns the options for JSON, with the values in use in place of "auto" and the model's defaults."""
+    in_use = {"device": model.device.type, "precision": model.precision, "cuda_graphs": model.graphs}
     if isinstance(options, FilterOptions):
-        own = sampling_defaults(model.spec)
-        chosen |= {name: own[name] for name in options.defaulted}
-    return {name: chosen.get(name, value) for name, value in asdict(options).items()}
+        defaults = sampling_defaults(model.spec)
+        in_use |= {name: defaults[name] for name in options.defaulted}
+    return {name: in_use.get(name, value) for name, value in asdict(options).items()}
 
 
-def as_published(options: FilterOptions, method: Method, pipe: Pipeline) -> Method:
-    """Returns the method with the values that the checkpoint itself states for options of the distribution
-    which were not given."""
-    own = sampling_defaults(pipe.model.spec)
-    names = {"cfg": "guidance"}  # fields of Sampling that are called otherwise
-    changes = {names.get(name, name): own[name] for name in options.defaulted}
+def with_checkpoint_sampling(options: FilterOptions, method: Method, pipe: Pipeline) -> Method:
+    """Returns the method with the checkpoint's temperature, top_k, top_p and guidance, as far as the command
+    line left them out and the checkpoint states them."""
+    defaults = sampling_defaults(pipe.model.spec)
+    fields_of_options = {"cfg": "guidance"}  # option -> field of Sampling, where their names differ
+    changes = {fields_of_options.get(name, name): defaults[name] for name in options.defaulted}
     return replace(method, sampling=replace(method.sampling, **changes))
 
 
 def check_graphs(options: ModelOptions, device: str) -> dict[str, bool]:
     """Returns the fields of Model for CUDA graphs and compiled layers, which not every command offers.
-    UserError for graphs on a CPU, or compiled layers without graphs."""
+    Raises UserError for graphs on a CPU, or compiled layers without graphs."""
     if not isinstance(options, GraphOptions):
         return {"graphs": pick_graphs(None, device)}
     graphs = pick_graphs(options.cuda_graphs, device)
@@ -59,18 +59,19 @@ def check_graphs(options: ModelOptions, device: str) -> dict[str, bool]:
 
 def load_options(options: CheckpointOptions, need_drafter: bool = False) -> LoadOptions:
     """Returns the options of loading; those that a command does not offer keep their defaults."""
-    given = {name: value for name, value in asdict(options).items() if name in LOAD_FIELDS}
+    values = {name: value for name, value in asdict(options).items() if name in LOAD_FIELDS}
     if isinstance(options, ModelOptions):
-        given["alignment"] = options.drafter_alignment
+        values["alignment"] = options.drafter_alignment
     if isinstance(options, FilterOptions):
-        given["guidance"] = options.cfg
-    return LoadOptions(**given, need_drafter=need_drafter)
+        values["guidance"] = options.cfg
+    return LoadOptions(**values, need_drafter=need_drafter)
 
 
 def load(options: ModelOptions, need_drafter: bool, more_prompts: bool = False) -> Pipeline:
-    """Returns the model that the options name, ready to decode. UserError for a bad checkpoint or size.
+    """Returns the model that the options name, ready to decode.
 
-    more_prompts: prompts will follow after the first images, so the text encoder stays in memory.
+    more_prompts: the text encoder stays in memory, because prompts will follow the first images. Raises
+    UserError for a bad checkpoint or size.
     """
     prompts = options if isinstance(options, PromptOptions) else None
     if prompts and prompts.set_seed:
@@ -88,16 +89,15 @@ def load_without_drafter(options: ModelOptions) -> Pipeline:
     """Returns the model for a command that only decodes autoregressively."""
     check_model(options)
     for name in ("drafter_path", "drafter_alignment"):
-        if given := shown(options, name):
+        if given := as_written(options, name):
             raise UserError(f"{given}: this command uses no drafter network; leave it out")
     return load(options, need_drafter=False)
 
 
 def load_with_drafter_if_any(options: ModelOptions) -> Pipeline:
-    """Loads the model, with its own drafter network if there is one.
+    """Returns the model with its drafter network or, if that cannot be loaded, without it and with a warning.
 
-    Without it only methods that need none can be chosen. Raises UserError if --drafter_path names a drafter
-    that cannot be loaded.
+    Raises UserError if --drafter_path names a drafter that cannot be loaded.
     """
     try:
         return load(options, need_drafter=True, more_prompts=True)

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from adt_tree.errors import UserError
-from cli.parser import Options, declare, option, shown
+from cli.parser import Options, as_written, declare, option
 from eval.runs.prompts import CAPTIONS, DEFAULT_END
 from models.registry import SPECS
 from models.spec import ALIGNMENTS, PRECISIONS, TOP_K, ModelSpec
 
 DEVICES = ("auto", "cpu", "cuda")
-PAIRED = "score the first N prompts that have an image, fewer are refused; -1: all prompts"
-MEASURED = [name for name, spec in SPECS.items() if spec.alignment == "auto"]
+PAIRED_COUNT = "number of prompts to score, the first that have an image; fewer are an error; -1: all prompts"
+AUTO_ALIGNED = [name for name, spec in SPECS.items() if spec.alignment == "auto"]
 
 
 def image_count(text: str) -> int:
@@ -47,7 +47,7 @@ def _class_labels(text: str) -> tuple[int, ...]:
 
 
 def by_model(usual: object, default: Callable[[ModelSpec], object]) -> str:
-    """Returns the models with another default than the usual one, and that default, for --help."""
+    """Returns "; NAME DEFAULT" for --help, for each model whose default differs from the usual one."""
     return "".join(f"; {name} {default(spec)}" for name, spec in SPECS.items() if default(spec) != usual)
 
 
@@ -76,12 +76,12 @@ class CheckpointOptions(Options):
     )
     tokenizer_base_path: str | None = option(
         "anole, lumina_mgpt: folder that holds text_tokenizer.json, vqgan.ckpt and vqgan.yaml, or holds them "
-        "in chameleon/tokenizer (default: the checkpoint's folder, the one around it, or ckpts/MODEL)",
+        "in chameleon/tokenizer (default: the checkpoint's folder, its parent, or ckpts/MODEL)",
         unit="DIR",
     )
     vq_path: str | None = option(
-        "LlamaGen's VQ decoder, a file or OWNER/NAME/FILE on the hub (default: vq_ds16_t2i.pt, or "
-        "vq_ds16_c2i.pt of a model of classes, in the checkpoint's folder, the one around it, or "
+        "LlamaGen's VQ decoder, a file or OWNER/NAME/FILE on the hub (default: vq_ds16_t2i.pt, or for "
+        "class-conditional checkpoints vq_ds16_c2i.pt, in the checkpoint's folder, its parent, or "
         "ckpts/llamagen)",
         unit="PATH",
     )
@@ -95,8 +95,8 @@ class CheckpointOptions(Options):
     )
     target_size: int | None = option(
         "side of the image; lumina_mgpt: a multiple of 32 such as 512, 768 or 1024 (default: 768); emu3: "
-        "side of a square (default: 720); a LlamaGen .pt of classes: 256 or 384; other models generate one "
-        "size and refuse any other; glm_image has --height and --width instead",
+        "side of a square (default: 720); LlamaGen's class-conditional .pt: 256 or 384; other models "
+        "generate one size and refuse any other; glm_image has --height and --width instead",
         unit="PIXELS",
         least=1,
     )
@@ -117,10 +117,10 @@ class ModelOptions(CheckpointOptions):
     """loading"""
 
     drafter_alignment: str | None = option(
-        "which token the drafter reads beside a feature; published: the next one, as the released code "
-        "drafts; unshifted: the feature's own, as it trains those of Anole and Lumina; auto: the one that "
-        "predicts the target better in the first row of an image (default: "
-        f"{', '.join(f'{name} auto' for name in MEASURED)}; others published)",
+        "token that the drafter reads together with a feature; published: the token after the feature's, as "
+        "the released code drafts; unshifted: the token of the feature, as the released code trains the "
+        "drafters of Anole and Lumina; auto: whichever predicts the target better in the first row of an "
+        f"image (default: {', '.join(f'{name} auto' for name in AUTO_ALIGNED)}; others published)",
         choices=("auto", *ALIGNMENTS),
     )
     precision: str = option(
@@ -169,7 +169,7 @@ class PromptOptions(Options):
         choices=CAPTIONS,
     )
     num_images: int = option(
-        "number of images; of more prompts, --random_seed selects a random subset; -1: all prompts",
+        "number of images; if there are more prompts, --random_seed selects a random subset; -1: all prompts",
         10,
         unit="N",
         read=image_count,
@@ -185,11 +185,13 @@ class PromptOptions(Options):
         least=1,
     )
     random_seed: int = option(
-        "seed of the run; an image's own seed is a hash of it and the prompt's name",
+        "seed of the run; the seed of an image is a hash of it and of the prompt's name",
         42,
         unit="SEED",
     )
-    set_seed: bool = option("seed torch's own generator too, and choose deterministic cuDNN kernels", False)
+    set_seed: bool = option(
+        "also seed torch's global generator and choose deterministic cuDNN kernels", False
+    )
 
 
 @declare
@@ -197,13 +199,14 @@ class FilterOptions(Options):
     """sampling"""
 
     top_k: int = option(
-        "number of most probable codes that are kept; 0: all "
+        "sample among this many most probable codes; 0: all "
         f"(default: {TOP_K}{by_model(None, lambda spec: spec.top_k)})",
         unit="CODES",
         least=0,
     )
     top_p: float = option(
-        f"probability mass of the codes that are kept (default: 1{by_model(1.0, lambda spec: spec.top_p)})",
+        "sample among the most probable codes that together have this probability "
+        f"(default: 1{by_model(1.0, lambda spec: spec.top_p)})",
         unit="P",
         above=0,
         most=1,
@@ -222,7 +225,7 @@ class FilterOptions(Options):
         unit="MODE",
     )
 
-    # Names of the options that were not given, set per instance: a checkpoint may state values of its own.
+    # Names of the options that the command line left out, set per instance: a checkpoint may state them.
     defaulted: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
@@ -248,7 +251,7 @@ class SamplingOptions(FilterOptions):
 
 
 def check_model(options: ModelOptions) -> None:
-    """UserError for an unknown model, and for options that belong to other models alone."""
+    """Raises UserError for an unknown model, and for options that belong to other models alone."""
     if options.model not in SPECS:
         raise UserError(
             f"--model {options.model}: no such model; use one of {', '.join(SPECS)} (--model_path for other "
@@ -264,14 +267,14 @@ def check_model(options: ModelOptions) -> None:
             f"--cfg {options.cfg:g}: {options.model} has no unconditional branch; give 1, or leave it out"
         )
     for name in dict.fromkeys(name for spec in SPECS.values() for name in spec.options):
-        given = shown(options, name)
+        given = as_written(options, name)
         if given and name not in SPECS[options.model].options:
             models = " or ".join(model for model, spec in SPECS.items() if name in spec.options)
             raise UserError(f"{given}: it belongs to --model {models}; leave it out")
 
 
 def check_pixels(options: ModelOptions, command: str) -> None:
-    """UserError for a model without pixels. command: what shows them."""
+    """Raises UserError for a model without pixels. command: subject of the message, such as "the page"."""
     if not SPECS[options.model].pixels:
         raise UserError(f"--model {options.model}: {command} shows pixels, and this model gives codes alone")
 
@@ -304,7 +307,8 @@ class ShardOptions(Options):
         "images per file; a killed run loses at most one file", 64, unit="IMAGES", least=1
     )
     features: bool = option(
-        "store the target's features too (Anole: 17 MB per image); else train_drafter computes them", False
+        "also store the target's features (Anole: 17 MB per image), which train_drafter computes otherwise",
+        False,
     )
 
 
@@ -312,7 +316,7 @@ class ShardOptions(Options):
 class ScoringOptions(Options):
     """scoring"""
 
-    batch_size: int = option("images at once", 64, unit="IMAGES", least=1)
+    batch_size: int = option("images that a network takes at once", 64, unit="IMAGES", least=1)
     device: str = option("auto: cuda where there is one", "auto", choices=DEVICES)
     scores: str | None = option(
         "file to which scores are appended (default: scores.jsonl beside the images)", unit="FILE"

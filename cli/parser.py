@@ -2,13 +2,13 @@
 
     @declare
     class Options(PromptOptions, RunOptions):  # the groups that the command takes
-        "maps"  # heading of this class's own options in --help
+        "maps"  # heading in --help of the options that this class declares
 
         heatmaps: int = option("images that get a map of their trees", 4, unit="N", least=0)
         output_dir: str = "runs/maps"  # another default for an option of RunOptions
 
-`Options.parse(words)` returns an instance. Words override the flat YAML file that --config names. Whatever is
-wrong is a UserError of one line. No torch, because --help must answer at once.
+`Options.parse(words)` returns an instance. Words override the flat YAML file that --config names. Every
+mistake raises a UserError of one line. This file does not import torch, because --help must answer at once.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Options:
         return cls(**{**values, **lists})
 
 
-def shown(options: object, name: str) -> str | None:
+def as_written(options: object, name: str) -> str | None:
     """Returns an option as it was written, such as "--depth 3"; None if it was not given."""
     value = getattr(options, name, None)
     if value is None or value is False or value == ():
@@ -90,7 +90,7 @@ def shown(options: object, name: str) -> str | None:
 
 
 def groups(cls: type) -> list[type]:
-    """Returns the option groups of a command in the order of its bases, its own and Options last."""
+    """Returns the option groups of a command: those of its bases in order, then `cls`, then Options."""
     if cls is Options:
         return [Options]
     inherited = [group for base in cls.__bases__ for group in groups(base) if group is not Options]
@@ -251,7 +251,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_config(path: Path) -> dict[str, object]:
-    """Returns the contents of a flat YAML file. UserError if it is missing, damaged or nested."""
+    """Returns the contents of a flat YAML file. Raises UserError if it is missing, damaged or nested."""
     with reading(path, "give a flat list of `option: value` lines by --config"):
         content = yaml.load(path.read_text(encoding="utf-8"), _Loader) or {}
         if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):

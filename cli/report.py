@@ -1,4 +1,6 @@
-"""report: results of bench and folders of generate_images as tables, documents, plots or a race, or checked.
+"""report: turns results of bench, load_test and generate_images into tables, documents, plots or a race.
+
+With --check it checks folders of generate_images instead.
 
 This command does not import torch.
 """
@@ -12,7 +14,7 @@ from typing import Any
 
 from adt_tree.errors import UserError
 from cli.parser import Options as Base
-from cli.parser import declare, option, positional, shown
+from cli.parser import as_written, declare, option, positional
 from eval import acceptance, load_tables, tables
 from eval.metrics.scores import SCORES, newest_scores
 from eval.runs.check import faults, stored_run
@@ -64,8 +66,8 @@ class Options(Base):
 
 
 def run(options: Options) -> None:
-    """Prints the tables, checks folders, or writes what the one output option asks for."""
-    outputs = [name for name in ("write", "into", "figures", "race", "check") if shown(options, name)]
+    """Prints the tables, checks the folders, or writes the files of the output option."""
+    outputs = [name for name in ("write", "into", "figures", "race", "check") if as_written(options, name)]
     if len(outputs) > 1:
         raise UserError(f"--{outputs[0]} and --{outputs[1]}: give one of them")
     if outputs and options.paper is not None:
@@ -90,8 +92,10 @@ def run(options: Options) -> None:
 
 
 def check_runs(roots: Sequence[Path]) -> None:
-    """Prints one line for each folder whose run is complete, and else one for each file that is missing or
-    damaged; these end the command with status 1."""
+    """Prints one line for each complete run and one for each missing or damaged file of the others.
+
+    Ends the command with status 1 if a file is missing or damaged.
+    """
     complete = True
     for root in roots:
         folder, run_seed = stored_run(root)
@@ -179,7 +183,7 @@ def write_figures(folder: Path, results: Sequence[Path], runs: Sequence[Path]) -
 
 
 def name_of(result: Path) -> str:
-    """Returns the name of a bench result: its file's, or its folder's where the file has bench's own name."""
+    """Returns the name of a bench result: "a" for a.json, and "a" for a/bench.json too."""
     return result.parent.resolve().name if result.name == tables.STORED else result.stem
 
 

@@ -69,8 +69,10 @@ class Options(ModelOptions, GraphOptions):
 
 
 def run(options: Options) -> None:
-    """Serves until it is told to end. UserError without the packages, or for a host or a port that cannot be
-    had."""
+    """Serves until SIGTERM or Ctrl-C.
+
+    Raises UserError if a package is missing, or if the server cannot listen at the host and port.
+    """
     check_model(options)
     check_pixels(options, "the server")
     key = read_key(options)
@@ -112,7 +114,7 @@ def run(options: Options) -> None:
 
 
 def read_key(options: Options) -> str | None:
-    """Returns the key, without the space around it; None if there is none. UserError for an empty one."""
+    """Returns the key, without the space around it; None without one. Raises UserError if it is empty."""
     key, source = os.environ.get(KEY_VARIABLE), KEY_VARIABLE
     if options.api_key_file is not None:
         source = f"--api_key_file {options.api_key_file}"

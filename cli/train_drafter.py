@@ -1,4 +1,4 @@
-"""train_drafter: its options, named as in the published code where that has them."""
+"""train_drafter: trains a drafter. Its options are named as in the published code, where that has them."""
 
 from __future__ import annotations
 
@@ -59,11 +59,20 @@ class LossOptions(Base):
         "cross_entropy",
         choices=("cross_entropy", "total_variation"),
     )
-    coupled: bool = option("train on both guidance branches; otherwise on one, in 10 % unconditional", False)
-    cfg_loss: bool = option("compare guided distributions, not those of a branch; needs --coupled", False)
+    coupled: bool = option(
+        "train on both guidance branches of an image; without it on one, the unconditional in 10 % of cases",
+        False,
+    )
+    cfg_loss: bool = option(
+        "compare the guided distributions instead of those of each branch; needs --coupled", False
+    )
     cfg_scale: float = option("guidance scale of --cfg_loss", 3.0, unit="SCALE", least=0, most=100)
     ttt_steps: int = option(
-        "unrolled steps, all but the first on the drafter's own features", 1, unit="STEPS", least=1
+        "unrolled steps; the first reads the target's features, every other one the drafter's of the last "
+        "step",
+        1,
+        unit="STEPS",
+        least=1,
     )
     step_decay: float = option("weight of unrolled step j is D^(j - 1)", 0.8, unit="D", above=0, most=1)
 
@@ -113,7 +122,7 @@ class Options(TargetOptions, DataOptions, LossOptions, OptimiserOptions):
 
 
 def run(options: Options) -> None:
-    """Train, validate and save. The last line printed is one JSON document."""
+    """Trains, validates and saves the drafter. The last line printed is one JSON document."""
     from cli.model_from_options import load_options
     from training.train_drafter import run as train
 

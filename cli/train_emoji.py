@@ -1,4 +1,4 @@
-"""train_emoji: build the embedded model in stages, each a module of training/emoji with its own options."""
+"""train_emoji: builds the embedded model in stages. Each stage is a module of training/emoji."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class DataOptions(StageOptions):
     styles: tuple[str, ...] = option("emoji sets", tuple(STYLES), choices=tuple(STYLES))
     max_names: int = option("number of names, spread over the subgroups; 0: all", 140, unit="N", least=0)
     image_size: int = option("side of a picture, a multiple of 4", 64, unit="PIXELS", least=16, most=256)
-    num_held_out: int = option("number of (style, name) pairs kept out of training", 24, unit="N", least=0)
+    num_held_out: int = option("number of (style, name) pairs left out of training", 24, unit="N", least=0)
     seed: int = option("seed of the choice of held-out pairs", 0, unit="SEED")
 
 
@@ -169,6 +169,6 @@ STAGES: dict[str, type[StageOptions]] = {
 
 
 def run(stage: str, argv: Sequence[str]) -> None:
-    """Parse and run one stage."""
+    """Parses and runs one stage."""
     options = STAGES[stage].parse(argv, f"main.py train_emoji {stage}")
     import_module(f"training.emoji.{stage}").run(options)

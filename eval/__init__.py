@@ -1,1 +1,1 @@
-"""What runs leave and what is measured of them: prompts, run folders, the harness, metrics, reports."""
+"""Measures and stores runs: prompts, run folders, the harness of bench, metrics and reports."""

@@ -1,4 +1,5 @@
-"""Maps of where images are easy: what the step that generated each cell was like, averaged over images.
+"""Maps of where images are easy to draft: for each cell, the codes per call, tree shape and top-1 probability
+of the step that generated it, averaged over images.
 
 This file does not import torch.
 """
@@ -40,8 +41,8 @@ def maps(steps: Sequence[dict[str, Any]], height: int, width: int) -> dict[str, 
 def average(folder: Path) -> dict[str, Any]:
     """Returns averages over the images of a run of generate_images.
 
-    Keys: images (how many), codes_per_call, maps, and correlation, which is that of codes per call with top-1
-    probability over the cells, or None without the latter.
+    Keys: images (their number), codes_per_call, maps, and correlation, that of codes per call with the top-1
+    probability over the cells, or None if the steps do not hold the probability.
 
     Raises UserError if the run's steps are missing, damaged, or of images of several sizes.
     """
@@ -87,9 +88,10 @@ def grid_of(steps: Sequence[dict[str, Any]]) -> tuple[int, int]:
     return codes // width, width
 
 
-def correlation(one: np.ndarray, other: np.ndarray) -> float | None:
-    """Returns Pearson's correlation over cells where both are finite; None if either is constant there."""
-    pairs = np.stack((one, other))[:, np.isfinite(one) & np.isfinite(other)]
+def correlation(first: np.ndarray, second: np.ndarray) -> float | None:
+    """Returns Pearson's correlation of two maps over the cells where both are finite; None if either is
+    constant there."""
+    pairs = np.stack((first, second))[:, np.isfinite(first) & np.isfinite(second)]
     if not pairs.size or not np.ptp(pairs, axis=1).all():
         return None
     return float(np.corrcoef(pairs)[0, 1])

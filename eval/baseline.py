@@ -1,8 +1,8 @@
 """The AR baseline of another implementation, to time ours against: transformers' model of the same
 checkpoint, which generates one code per pass over a static cache.
 
-Janus has a generate() that makes images. Chameleon's generate() cannot, because it masks image tokens; here
-is the loop that it would run: both guidance rows in one batch, the next code appended to a StaticCache.
+Janus' generate() makes images. Chameleon's generate() cannot, because it masks image tokens, so this file has
+the loop that it would run: both guidance rows in one batch, the next code appended to a StaticCache.
 
 Dimensions: R rows (guidance branches), T tokens, V codes.
 """
@@ -35,7 +35,7 @@ class TransformersDecoder:
     def __init__(
         self, net: ChameleonForConditionalGeneration, model: Model, sampling: Sampling, max_prompt: int
     ) -> None:
-        """net may be shared with other decoders; the cache is this one's own."""
+        """net: may be shared with other decoders. Every decoder has its own cache."""
         self.net, self.model, self.sampling = net, model, sampling
         noise = Noise(model.num_codes, silent=sampling.greedy)
         self.noise = noise.table(1, model.grid.size, net.device)
@@ -60,23 +60,26 @@ class TransformersDecoder:
         width = max(map(len, prompts))
         tokens = torch.tensor([[0] * (width - len(p)) + p for p in prompts], device=device)
         pad = torch.tensor([[width - len(p)] for p in prompts], device=device)
-        seen = torch.arange(self.capacity, device=device)[None] >= pad
+        unpadded = torch.arange(self.capacity, device=device)[None] >= pad
         positions = (torch.arange(width, device=device) - pad).clamp(min=0)
         self.noise.begin(0, request.seed)
         self.cache.reset()
         for number in range(self.model.grid.size):
-            logits = self._pass(tokens, seen[:, : width + number], positions)
+            logits = self._pass(tokens, unpadded[:, : width + number], positions)
             at = torch.full((1, 1), number, device=device)
             code = (log_probs(logits[:, None, None], self.sampling) + self.noise.at(at)).argmax()
             yield int(code)
             tokens = (code + self.model.first_code).expand(rows, 1)
             positions = width + number - pad
 
-    def _pass(self, tokens: Tensor, seen: Tensor, positions: Tensor) -> Tensor:
-        """Returns the logits [R, V] of the codes that may follow tokens [R, T]."""
+    def _pass(self, tokens: Tensor, unpadded: Tensor, positions: Tensor) -> Tensor:
+        """Returns the logits [R, V] of the codes that may follow tokens [R, T].
+
+        unpadded: the mask over all tokens so far, False at the padding. positions [R, T].
+        """
         hidden = self.net.model(
             input_ids=tokens,
-            attention_mask=seen,
+            attention_mask=unpadded,
             position_ids=positions,
             past_key_values=self.cache,
             use_cache=True,
@@ -86,7 +89,8 @@ class TransformersDecoder:
 
 
 class JanusDecoder:
-    """Janus' generate(generation_mode="image"). At temperature 0 it gives our image, else its own."""
+    """Janus' generate(generation_mode="image"). Its images equal ours at temperature 0 alone, because it
+    samples with torch's generator."""
 
     def __init__(self, net: JanusForConditionalGeneration, model: Model, sampling: Sampling) -> None:
         """Raises UserError without guidance, because generate() always guides."""
@@ -96,7 +100,7 @@ class JanusDecoder:
 
     @torch.inference_mode()
     def decode(self, requests: Iterable[Request]) -> Iterator[Decoded]:
-        """Yields images, one at a time. generate() tells no times, so all steps have the image's mean."""
+        """Yields images, one at a time. generate() reports no times, so every step gets the image's mean."""
         sampling, device = self.sampling, self.net.device
         settings = {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
         for request in requests:
@@ -117,8 +121,8 @@ class JanusDecoder:
 
 
 def _decoded(request: Request, model: Model, codes: list[int], seconds: list[float]) -> Decoded:
-    """Returns an image whose codes took these seconds. The first code comes from the prompt's pass, every
-    other one from a target call of its own."""
+    """Returns an image whose codes took these seconds. The pass over the prompt generates the first code, and
+    one target call each of the others."""
     cells = enumerate(map(model.grid.cell, range(len(codes))))
     steps = [Step(n, cell.row, cell.column, 0, 0, 0, 0, 1e3 * seconds[n]) for n, cell in cells][1:]
     return Decoded(request.name, request.seed, codes, steps, sum(seconds), target_calls=len(steps))

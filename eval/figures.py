@@ -53,7 +53,7 @@ def contact_sheet(images: Sequence[tuple[Path, str]], held_out: Collection[str],
 
 
 def _wrap(text: str, font: Any, width: int) -> str:
-    """Returns a text in at most two lines of `width` pixels; an ellipsis marks what is cut."""
+    """Returns a text in at most two lines of `width` pixels; an ellipsis stands for the rest."""
     lines, line = [], ""
     for word in text[:200].split():
         longer = f"{line} {word}".strip()
@@ -114,7 +114,8 @@ def acceptance(rows: Sequence[tuple[str, Mapping[str, np.ndarray]]], path: Path)
 
 
 def speed(rows: Sequence[Mapping[str, Any]], labels: Sequence[str], path: Path) -> None:
-    """Writes bars of tau and of the speed-up with its 95 % interval, by label and (in colour) temperature.
+    """Writes bars of tau and of the speed-up with its 95 % interval: a group per label, a colour per
+    temperature.
 
     rows: as bench stores them. labels: the name of each row without its temperature.
     """
@@ -170,7 +171,7 @@ def throughput(rows: Sequence[Mapping[str, Any]], labels: Sequence[str], path: P
 
 def _figure(width: float, height: float) -> Any:
     """Returns an empty figure; width and height are in inches."""
-    from matplotlib.figure import Figure  # imported late: it takes a second that --help need not wait
+    from matplotlib.figure import Figure  # Importing it takes a second, for which --help must not wait.
 
     return Figure(figsize=(width, height), dpi=110, layout="constrained")
 

@@ -18,9 +18,9 @@ from models.footprint import count
 from models.model import Model
 from models.transformer import Block, make_head
 
-PARTS = ("target", "drafter", "tree", "verify", "commit")  # what the loop marks
+PARTS = ("target", "drafter", "tree", "verify", "commit")  # the ranges that the loop marks
 PROBE_BYTES, PROBES = 2**28, 5  # size and number of the probes that measure the bandwidth of memory
-COPIES = 16  # of a probe on a GPU, where to wait for one copy alone takes a tenth of its time
+COPIES = 16  # copies per probe on a GPU: waiting for a single copy would add a tenth to its time
 
 
 def shares(engine: Engine, requests: Sequence[Request]) -> dict[str, float]:
@@ -39,7 +39,7 @@ def shares(engine: Engine, requests: Sequence[Request]) -> dict[str, float]:
 
 
 def _clock(engine: Engine, requests: Sequence[Request]) -> list[Span]:
-    """Decodes, and returns the parts by the clock of the process."""
+    """Decodes the requests and returns the spans of the parts, timed by the host's clock."""
     with clocked() as spans:
         for _ in engine.decode(iter(requests)):
             pass
@@ -47,7 +47,7 @@ def _clock(engine: Engine, requests: Sequence[Request]) -> list[Span]:
 
 
 def _kernels(engine: Engine, requests: Sequence[Request]) -> list[Span]:
-    """Decodes, and returns the parts on the device, from torch's profiler."""
+    """Decodes the requests and returns the spans of the parts on the device, from torch's profiler."""
     with torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
         for _ in engine.decode(iter(requests)):
             pass
@@ -81,11 +81,11 @@ def exclusive_time(spans: Iterable[Span]) -> dict[str, int]:
 
 
 def weights_read(model: Model) -> dict[str, float]:
-    """Returns the size of the target's weights and the milliseconds to read them once, at the bandwidth that
-    copies of memory reach here.
+    """Returns the size of the target's weights, the bandwidth of memory copies here, and the milliseconds
+    that one reading of the weights takes at this bandwidth.
 
-    No step can be faster unless the weights stay in a cache. The embedding is left out: a step reads a few of
-    its rows.
+    No step can be faster unless the weights stay in a cache. The embedding does not count, because a step
+    reads a few of its rows alone.
     """
     device = model.decoder.embed.weight.device
     config, per_value = model.decoder.config, model.decoder.embed.weight.element_size()

@@ -1,6 +1,6 @@
 """A model with random weights that has the dimensions, and therefore the speed, of a published one.
 
-Nothing is read from files. A prompt is a number, that of its tokens. There is no decoder of pixels.
+It reads no files. The text of a prompt is the number of its tokens, such as "64". It cannot decode pixels.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FIRST_CODE = 4  # token id of code 0 in the Chameleon layout
 def random_prompts(first_code: int, num_codes: int, row: torch.Tensor | None) -> PromptEncoder:
     """Returns an encoder of a text to int(text) tokens, the same in both guidance branches.
 
-    row [1, D]: the families that take embedded prompts get this many copies of it instead.
+    row [1, D]: if not None, a prompt is this many copies of the row, for families that take embedded prompts.
     """
 
     def encode(text: str) -> EncodedPrompt:
@@ -49,9 +49,9 @@ def random_model(name: str, use: Use, grid: Grid, dtype: torch.dtype, device: to
 
     grid: rows and columns of its images. Rows end in a separator token if `use` has more tokens than codes.
     """
-    small = use.drafter
+    drafter_config = use.drafter
     decoder = _filled(lambda: Decoder(use.decoder), dtype, device)
-    drafter = None if small is None else _filled(lambda: DrafterNet(small), dtype, device)
+    drafter = None if drafter_config is None else _filled(lambda: DrafterNet(drafter_config), dtype, device)
     spec, codes = spec_of(name), use.codes
     first = 0 if spec.embedded_prompts else FIRST_CODE
     decoder.cut_head(first, codes)

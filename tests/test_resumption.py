@@ -41,7 +41,7 @@ def test_interrupt_and_resume_lose_nothing(
     result(*command("whole", *options))
     interrupted = ended(sent, command("parts", *options))
     assert (interrupted.returncode, interrupted.stdout, interrupted.stderr.count("\n")) == (130, "", 1)
-    assert "the same command goes on from there" in interrupted.stderr
+    assert interrupted.stderr.splitlines()[-1].startswith("interrupted: ")
     assert len(records(tmp_path / "parts")) == len(images(tmp_path / "parts")) == 1
     assert result(*command("parts", *options))["skipped"] == 1
     assert contents(tmp_path / "parts") == contents(tmp_path / "whole")

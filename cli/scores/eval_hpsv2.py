@@ -1,10 +1,10 @@
-"""eval_hpsv2: human preference score v2 of images and their prompts. Options as in LANTERN."""
+"""eval_hpsv2: computes the human preference score v2 of images and their prompts. Options as in LANTERN."""
 
 from __future__ import annotations
 
 from dataclasses import MISSING
 
-from cli.options import PAIRED, ScoringOptions, image_count
+from cli.options import PAIRED_COUNT, ScoringOptions, image_count
 from cli.parser import declare, option
 from eval.metrics.weights import ANY_SOURCE, HPS, HPS_CLIP
 
@@ -15,26 +15,26 @@ class Options(ScoringOptions):
 
     image_path: str = option("a run's folder, or a folder of images", MISSING, unit="DIR")
     prompt_path: str | None = option("file of prompts (default: those of the run)", unit="FILE")
-    how_many: int = option(PAIRED, -1, unit="N", read=image_count)
+    how_many: int = option(PAIRED_COUNT, -1, unit="N", read=image_count)
     hps_path: str = option(f"weights of HPS: {ANY_SOURCE}", HPS, unit="PLACE")
     batch_size: int = 32
 
 
 def run(options: Options) -> None:
-    """Print the mean score and append it to the record."""
+    """Prints the mean score and appends it to the record."""
     import torch
 
     from eval.metrics.clip import load_clip, preference_scores
     from eval.metrics.pictures import pairs_of
-    from eval.metrics.scores import keep, record_of
+    from eval.metrics.scores import record_scores, scores_path
     from eval.metrics.weights import weights_file
     from models.loading import pick_device
 
     device = torch.device(pick_device(options.device))
-    record = record_of(options.image_path, options.scores)
+    record = scores_path(options.image_path, options.scores)
     names = ("--image_path", "--prompt_path")
     pairs = pairs_of(options.image_path, options.prompt_path, options.how_many, names)
     clip = load_clip(HPS_CLIP, "--hps_path", device, weights_file(options.hps_path, "--hps_path"))
     scores = {"hpsv2": float(preference_scores(clip, pairs, options.batch_size).mean())}
     digests = {"hps": clip.network.digest}
-    keep(record, "eval_hpsv2", options, device.type, scores, digests, {"images": len(pairs)})
+    record_scores(record, "eval_hpsv2", options, device.type, scores, digests, {"images": len(pairs)})

@@ -1,4 +1,4 @@
-"""eval_prec_recall: precision and recall of images against real ones, on VGG-16 features."""
+"""eval_prec_recall: computes precision and recall of images against real ones, on VGG-16 features."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Options(ScoringOptions):
     fake_dir: str | None = option(
         "a run's folder, or a folder of images (default: only write --fname_precalc)", unit="DIR"
     )
-    k: int = option("a ball reaches to the k-th nearest neighbour", 3, unit="K", least=1)
+    k: int = option("neighbour of an image that bounds its ball: the K-th nearest", 3, unit="K", least=1)
     num_samples: int = option(
-        "number of images of either set, fewer are refused; -1: all", -1, unit="N", read=image_count
+        "number of images of each set; fewer are an error; -1: all", -1, unit="N", read=image_count
     )
     fname_precalc: str | None = option(
         ".safetensors file of the real images' features: read if it exists, else written", unit="FILE"
@@ -37,13 +37,14 @@ class Options(ScoringOptions):
 
 
 def run(options: Options) -> None:
-    """Print precision and recall and append them to the record, or only store the real images' features."""
+    """Prints precision and recall and appends them to the record, or only stores the real images'
+    features."""
     import torch
 
     from eval.metrics.distances import precision_recall
     from eval.metrics.networks import features, vgg16
     from eval.metrics.pictures import images_of
-    from eval.metrics.scores import keep, record_of
+    from eval.metrics.scores import record_scores, scores_path
     from eval.metrics.weights import weights_file
     from models.loading import pick_device
 
@@ -55,7 +56,7 @@ def run(options: Options) -> None:
         raise UserError("give --ref_dir, the real images, or the --fname_precalc of an earlier call")
     fakes, reals, number = [], [], options.num_samples
     if options.fake_dir:
-        record = record_of(options.fake_dir, options.scores)
+        record = scores_path(options.fake_dir, options.scores)
         fakes = images_of(options.fake_dir, number, ("--fake_dir", "--num_samples"))
     if not stored:
         reals = images_of(options.ref_dir, number, ("--ref_dir", "--num_samples"), deep=True)
@@ -74,11 +75,11 @@ def run(options: Options) -> None:
     precision, recall = precision_recall(features(net, fakes, batch), real, options.k)
     facts = {"images": len(fakes), "real_images": len(real), "k": options.k}
     scores = {"precision": precision, "recall": recall}
-    keep(record, "eval_prec_recall", options, device.type, scores, {"vgg16": net.digest}, facts)
+    record_scores(record, "eval_prec_recall", options, device.type, scores, {"vgg16": net.digest}, facts)
 
 
 def write(path: Path, features: Tensor, digest: str) -> None:
-    """Store features [N, D] with the digest of the network that computed them."""
+    """Stores features [N, D] with the digest of the network that computed them."""
     from safetensors.torch import save
 
     from models.checkpoint.files import write_atomic
@@ -87,9 +88,9 @@ def write(path: Path, features: Tensor, digest: str) -> None:
 
 
 def read(path: Path, digest: str, count: int) -> Tensor:
-    """Returns the first `count` stored rows, all for -1.
+    """Returns the first `count` stored rows; -1: all of them.
 
-    UserError if the file is damaged, holds fewer, or was computed by a network of another digest.
+    Raises UserError if the file is damaged, holds fewer, or was computed by a network of another digest.
     """
     from safetensors import safe_open
 

@@ -1,4 +1,4 @@
-"""eval_quality: Inception Score, KID, FID, LAION's aesthetic score and EffNet-FD of a folder of images."""
+"""eval_quality: computes Inception Score, KID, FID, LAION's aesthetic score and EffNet-FD of images."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Options(ScoringOptions):
         ("effnet_fd",),
         choices=METRICS,
     )
-    how_many: int = option("number of images, fewer are refused; -1: all", -1, unit="N", read=image_count)
+    how_many: int = option("number of images; fewer are an error; -1: all", -1, unit="N", read=image_count)
     ref_how_many: int = option("number of images of --ref_dir; -1: all", -1, unit="N", read=image_count)
     eval_res: int = option("side of the images for is, kid and fid", 256, unit="PIXELS", least=8)
     splits: int = option("is: number of parts to average over", 10, unit="N", least=1)
@@ -46,18 +46,18 @@ class Options(ScoringOptions):
 
 
 def run(options: Options) -> None:
-    """Print the chosen scores and append them to the record."""
+    """Prints the chosen scores and appends them to the record."""
     import torch
 
     from eval.metrics.pictures import images_of
-    from eval.metrics.scores import keep, record_of
+    from eval.metrics.scores import record_scores, scores_path
     from models.loading import pick_device
 
     comparing = [name for name in options.metrics if name in AGAINST_REAL]
     if comparing and options.ref_dir is None:
         raise UserError(f"--metrics {comparing[0]} compares with other images: give --ref_dir")
     device, reals = torch.device(pick_device(options.device)), []
-    record = record_of(options.fake_dir, options.scores)
+    record = scores_path(options.fake_dir, options.scores)
     fakes = images_of(options.fake_dir, options.how_many, ("--fake_dir", "--how_many"))
     if comparing:
         reals = images_of(options.ref_dir, options.ref_how_many, ("--ref_dir", "--ref_how_many"), deep=True)
@@ -68,11 +68,11 @@ def run(options: Options) -> None:
             more_scores, more_digests = measure(options, fakes, reals, device)
             scores, digests = scores | more_scores, digests | more_digests
     facts = {"images": len(fakes), "real_images": len(reals)}
-    keep(record, "eval_quality", options, device.type, scores, digests, facts)
+    record_scores(record, "eval_quality", options, device.type, scores, digests, facts)
 
 
 def _inception(options: Options, fakes: list[Path], reals: list[Path], device: Device) -> Scores:
-    """Compute is, kid and fid in one pass over the images."""
+    """Computes is, kid and fid in one pass over the images."""
     from eval.metrics import distances, networks, weights
 
     if "is" in options.metrics and len(fakes) < options.splits:

@@ -1,1 +1,1 @@
-"""What has to be checked and measured on a GPU, part by part, and the document that says how it went."""
+"""Checks and measures a GPU part by part, and judges the results in one document."""

@@ -1,8 +1,8 @@
-"""The measurements of a GPU check, in the process that makes them.
+"""The measurements of a GPU check. They run in the process of their part (eval.gpu.part).
 
-A part is a list of items, and an item measures one thing of one method on one model. Whole images are made
-before anything else, so that the first one pays for all that a process does once; profiles come last, because
-the profiler leaves hooks behind that slow launches down.
+A part is a list of items, and an item makes one measurement of one method on one model. Whole images come
+first, so that the first image includes everything that a process does once. Profiles come last, because the
+profiler leaves hooks behind that slow launches down.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from models.spec import TOP_K
 
 EMBEDDED = "emoji"
 EXACT = tuple(name for name, spec in METHODS.items() if spec.exact)
-MIDDLE = 256  # codes from the middle of an image that steps are timed on
-SHORTER = 7  # tokens that the second prompt has fewer than the first
+MIDDLE = 256  # number of codes, from the middle of an image, on which steps are timed
+SHORTER = 7  # by how many tokens the second prompt is shorter than the first
 PROFILED = 8  # steps whose launches are counted
 SEED = 1
 
@@ -54,7 +54,7 @@ class Item:
     model: str
     precision: str  # one of models.spec.PRECISIONS
     method: str
-    mode: str  # eager, graphs or compiled, which is with graphs too
+    mode: str  # eager, graphs, or compiled, which uses graphs too
     stage: str  # a key of STAGES
 
     def __str__(self) -> str:
@@ -68,9 +68,9 @@ class Subject:
 
     model: Model
     requests: list[Request]  # of whole images; the first two differ in the length of their prompts
-    middle: Model | None = None  # the same weights, whose images are some rows from the middle of one
-    before: list[Request] = field(default_factory=list)  # one request for it, as long as what lies before
-    weights: Figures = field(default_factory=dict)
+    middle: Model | None = None  # the same weights with a small grid: some rows from the middle of an image
+    middle_requests: list[Request] = field(default_factory=list)  # one; its prompt counts the codes above too
+    weights: Figures = field(default_factory=dict)  # of eval.profile.weights_read
     baseline: dict[str, list[int]] = field(default_factory=dict)  # the AR baseline's codes by image
 
     def engine(self, item: Item, middle: bool) -> tuple[Engine, list[Request]]:
@@ -78,7 +78,7 @@ class Subject:
         model, requests = self.model, self.requests
         if middle:
             assert self.middle is not None, "the embedded model is measured on whole images"
-            model, requests = self.middle, self.before
+            model, requests = self.middle, self.middle_requests
         free_memory(model.device)
         if model.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(model.device)
@@ -116,7 +116,7 @@ def items_of(part: str, device: torch.device) -> list[Item]:
 def subject_of(name: str, precision: str, device: torch.device) -> Subject:
     """Loads the embedded model, or makes one of a family's published dimensions with random weights.
 
-    UserError if it does not fit on the device.
+    Raises UserError if it does not fit on the device.
     """
     if name == EMBEDDED:
         pipe = Pipeline.from_pretrained(name, device=str(device), precision=precision)
@@ -136,7 +136,8 @@ def subject_of(name: str, precision: str, device: torch.device) -> Subject:
 
 
 def measure(part: str, device: torch.device) -> Iterator[tuple[Item, Figures | Exception]]:
-    """Yields every item of a part with what was measured, or with what went wrong; then the next is tried."""
+    """Yields every item of a part with its figures, or with its exception, which does not stop later
+    items."""
     loaded: tuple[str, str] | None = None
     subject: Subject | Exception = UserError("nothing is loaded")
     for item in items_of(part, device):
@@ -157,7 +158,8 @@ def measure(part: str, device: torch.device) -> Iterator[tuple[Item, Figures | E
 
 
 def images(subject: Subject, item: Item) -> Figures:
-    """Decodes the prompts of bench, and compares the codes with those of the AR baseline, the first item."""
+    """Decodes the prompts of bench and compares the codes with those of the AR baseline, which is the first
+    item of its precision."""
     engine, requests = subject.engine(item, middle=False)
     done = list(engine.decode(requests))
     refuse_unrecorded(engine, item)
@@ -183,7 +185,7 @@ def first_images(subject: Subject, item: Item) -> Figures:
 
 
 def steps(subject: Subject, item: Item) -> Figures:
-    """Times the steps of some rows from the middle of an image, which was made once before."""
+    """Times the steps of some rows from the middle of an image, after decoding the same rows once untimed."""
     compiling = compile_seconds() if item.mode == "compiled" else 0
     engine, requests = subject.engine(item, middle=True)
     list(engine.decode(requests))
@@ -198,7 +200,7 @@ def steps(subject: Subject, item: Item) -> Figures:
 
 
 def launches(subject: Subject, item: Item) -> Figures:
-    """Profiles some steps of an image that was made once before, so that nothing is recorded any more."""
+    """Profiles some steps of an image, after decoding it once, so that no graph is recorded in between."""
     engine, requests = subject.engine(item, middle=True)
     list(engine.decode(requests))
     device, coming = subject.model.device, engine.steps(requests)
@@ -230,12 +232,12 @@ def speed(done: Sequence[Any]) -> Figures:
 
 
 def peak(model: Model, engine: Engine, requests: Sequence[Request]) -> Figures:
-    """Returns the bytes on the device at the worst moment since Subject.engine() was called, and those that
-    models.footprint expects of the same tensors; on a CPU only these.
+    """Returns the peak of memory since Subject.engine() was called, in bytes, and the estimate of
+    models.footprint for the same tensors; on a CPU the estimate alone.
 
-    Both sides have the weights of decoder and drafter, caches, noise, one pass, and under graphs the results
-    and the scratch memory of recordings. Neither has the codec, its codebook among it, nor pixels. cuBLAS's
-    workspaces and the rotary table, tens of megabytes, are in the measured side alone.
+    Both include the weights of decoder and drafter, caches, noise, one pass, and under graphs the results and
+    the scratch memory of recordings. Neither includes the codec with its codebook, or pixels. The measured
+    peak alone includes cuBLAS's workspaces and the rotary table, tens of megabytes.
     """
     method, target = engine.method, engine.target
     nodes = method.tree.budget + 1 if isinstance(method.tree, TreeShape) else 1
@@ -249,16 +251,16 @@ def peak(model: Model, engine: Engine, requests: Sequence[Request]) -> Figures:
 
 
 def held_bytes(device: torch.device) -> int:
-    """Returns the greatest number of bytes that tensors have had on a CUDA device since the last reset, and
-    what the pools of graphs hold beside them: free for other graphs, yet for nothing else."""
+    """Returns the peak number of bytes of tensors on a CUDA device since the last reset, plus the free bytes
+    in the memory pools of graphs, which only other graphs can use."""
     pools = [part for part in torch.cuda.memory_snapshot() if tuple(part["segment_pool_id"]) != (0, 0)]
     scratch = sum(part["total_size"] - part["allocated_size"] for part in pools)
     return torch.cuda.max_memory_allocated(device) + scratch
 
 
 def tensor_bytes(use: footprint.Use, drafting: bool = True) -> int:
-    """Returns the bytes of the weights and of decoding, without codec and pixels. drafting: whether the
-    drafter decodes too; its weights are there anyway."""
+    """Returns the bytes of the weights and of decoding, without codec and pixels. drafting: whether decoding
+    includes the drafter, whose weights count in either case."""
     use = replace(use, side=0)
     weights = footprint.parts(use)
     decoding = footprint.decoding_peak(use if drafting else replace(use, drafter=None))
@@ -266,7 +268,7 @@ def tensor_bytes(use: footprint.Use, drafting: bool = True) -> int:
 
 
 def refuse_unrecorded(engine: Engine, item: Item) -> None:
-    """RuntimeError if the engine fell back to direct calls, whose time is not that of graphs."""
+    """Raises RuntimeError if the engine fell back to direct calls, whose time is not that of graphs."""
     run = engine.target.run
     if item.mode != "eager" and isinstance(run, GraphRunner) and not run.captured:
         raise RuntimeError("CUDA graphs could not be recorded; the line above says why")
@@ -274,6 +276,6 @@ def refuse_unrecorded(engine: Engine, item: Item) -> None:
 
 def compile_seconds() -> float:
     """Returns the seconds that torch.compile has taken in this process."""
-    from torch._dynamo.utils import calculate_time_spent  # which takes seconds to import
+    from torch._dynamo.utils import calculate_time_spent  # Importing it takes seconds.
 
     return calculate_time_spent()["total_wall_time"]

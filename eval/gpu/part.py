@@ -1,4 +1,4 @@
-"""Runs one part of a GPU check in a process of its own: it starts cold, and is ended when its time is up."""
+"""Runs one part of a GPU check in a new process: it starts cold, and can be killed at its time limit."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ from eval.gpu.measure import items_of, measure
 from eval.runs.session import ROOT, environment
 
 TESTS = "tests"
-KEY = ("model", "precision", "method", "mode")  # of a row, in which the figures of several items meet
+KEY = ("model", "precision", "method", "mode")  # items that agree in these fields share one row
 Send = Callable[[str, str, Any], None]
 Work = Callable[[str, str, Connection], None]
 
 
 def work(part: str, device: str, connection: Connection) -> None:
-    """Does a part, and sends (kind, name, value) as it goes.
+    """Measures a part in the new process and sends messages (kind, name, value) through the connection.
 
-    First come the kinds "environment" and "plan", whose value is the names of all items. Then every item
-    sends its figures as "rows" or "tests", or the reason why it has none as "left_out" or "failed".
+    The first kinds are "environment" and "plan", whose value is the list of the names of all items. Then one
+    message per item follows: its figures as "rows" or "tests", or the reason for their lack as "left_out" or
+    "failed".
     """
 
     def send(kind: str, name: str, value: Any) -> None:
@@ -38,7 +39,7 @@ def work(part: str, device: str, connection: Connection) -> None:
     if part == TESTS:
         run_tests(send)
         return
-    # Caches of their own make torch.compile generate everything, as it does in a user's first run.
+    # With empty caches torch.compile generates every kernel, as it does in a user's first run.
     with tempfile.TemporaryDirectory() as folder:
         os.environ |= {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": f"{folder}/triton"}
         send("plan", part, [str(item) for item in items_of(part, torch.device(device))])
@@ -55,8 +56,11 @@ def work(part: str, device: str, connection: Connection) -> None:
 
 
 def run_part(part: str, device: str, seconds: float, work: Work = work) -> dict[str, Any]:
-    """Returns what a part came to in at most so many seconds: its environment, rows, counts of tests, and by
-    name what was left out and what failed, each with the reason. work: what its process does."""
+    """Runs a part in a new process, kills the process after `seconds`, and returns the results sent by then.
+
+    The result has the part's environment, rows, counts of tests and seconds; "left_out" and "failed" map the
+    names of the other items to the reason. work: the function that the process runs.
+    """
     result: dict[str, Any] = {"environment": {}, "rows": [], "tests": [], "left_out": {}, "failed": {}}
     pending, plan = [part], {part}
     context = get_context("spawn")  # CUDA survives no fork
@@ -92,11 +96,11 @@ def run_part(part: str, device: str, seconds: float, work: Work = work) -> dict[
     return {**result, "rows": merged(result["rows"]), "seconds": round(time.monotonic() - started, 1)}
 
 
-def merged(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns one row for each method and mode of a model, with the figures of all its items."""
+def merged(figures: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns one row for each model, precision, method and mode, with the figures of all its items."""
     rows: dict[tuple[str, ...], dict[str, Any]] = {}
-    for figures in found:
-        rows.setdefault(tuple(figures[name] for name in KEY), {}).update(figures)
+    for item in figures:
+        rows.setdefault(tuple(item[name] for name in KEY), {}).update(item)
     return list(rows.values())
 
 
@@ -115,7 +119,7 @@ class Counter:
 
 
 def run_tests(send: Send) -> None:
-    """Runs the tests that are marked gpu, if pytest is there."""
+    """Runs the tests that are marked gpu and sends their counts, or the reason why they could not run."""
     if find_spec("pytest") is None:
         send("left_out", TESTS, "pytest is not installed")
         return

@@ -1,4 +1,4 @@
-"""The document of a GPU check: the results of its parts put together, judged, and as text.
+"""The document of a GPU check: the merged results of its parts, compared with bounds, and their table.
 
 This file does not import torch.
 """
@@ -10,10 +10,10 @@ from typing import Any
 
 from eval.tables import markdown
 
-AR_OF_READING = 1.3  # an AR step at most, as a multiple of the time to read the weights
-TREE_OF_AR = 1.35  # a step of self-draft with 32 nodes at most, as a multiple of an AR step
-LARGE_MB = 12_000  # read by a step of the models that are judged: 7B in 16 bits; others are reported
-SAME = ("commit", "changes", "device", "torch", "threads")  # of an environment, in every part of a document
+MAX_AR_STEP = 1.3  # upper bound of an AR step, as a multiple of the time that reading the weights takes
+MAX_TREE_STEP = 1.35  # upper bound of a step of self-draft with 32 nodes, as a multiple of an AR step
+LARGE_MB = 12_000  # the bounds hold for models with more weights than this, such as 7B in 16 bits
+SAME = ("commit", "changes", "device", "torch", "threads")  # parts of one document agree in these
 
 Row = Mapping[str, Any]
 GB = "{:.2f}".format
@@ -67,15 +67,15 @@ def missed(whole: Mapping[str, Any]) -> list[str]:
         if method != "ar" or row.get("weights_mb", 0) < LARGE_MB:
             continue
         step, tree = row["step_ms"], graphs.get((model, "self-draft"), {}).get("step_ms")
-        if step > AR_OF_READING * row["read_ms"]:
+        if step > MAX_AR_STEP * row["read_ms"]:
             lines.append(
-                f"bound missed: {model} ar, graphs: {step:.2f} ms per step, more than {AR_OF_READING} x the "
+                f"bound missed: {model} ar, graphs: {step:.2f} ms per step, more than {MAX_AR_STEP} x the "
                 f"{row['read_ms']:.2f} ms that reading the weights takes"
             )
-        if tree is not None and tree > TREE_OF_AR * step:
+        if tree is not None and tree > MAX_TREE_STEP * step:
             lines.append(
                 f"bound missed: {model} self-draft with 32 nodes, graphs: {tree:.2f} ms per step, more than "
-                f"{TREE_OF_AR} x the {step:.2f} ms of ar"
+                f"{MAX_TREE_STEP} x the {step:.2f} ms of ar"
             )
     return lines
 

@@ -1,4 +1,4 @@
-"""What runs on a device, from torch's profiler: how often the host launches, and which kernels attend."""
+"""Reads torch's profiler: how many kernels the host launches, and which kernels compute attention."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from eval.runs.session import synchronise
 # Calls of the CUDA runtime, and of the driver for compiled kernels, that put work on the device.
 LAUNCH = re.compile(r"cu(da)?(LaunchKernel|LaunchCooperativeKernel|GraphLaunch|Memcpy|Memset)")
 ATTENTION = "aten::scaled_dot_product_attention"
-BACKEND = "aten::_scaled_dot_product"  # the beginning of the names of what it may choose
+BACKEND = "aten::_scaled_dot_product"  # prefix of the operators between which ATTENTION chooses
 
 
 def profiled(run: Callable[[], Any], device: torch.device) -> list[FunctionEvent]:
-    """Returns the events of run(). Keep it short: the events of a step become a tree of thousands."""
+    """Returns the events of run(), which should be a few steps: each step has thousands of events."""
     cuda = [ProfilerActivity.CUDA] if device.type == "cuda" else []
     with torch.profiler.profile(activities=[ProfilerActivity.CPU, *cuda]) as profiler:
         run()

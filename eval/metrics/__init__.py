@@ -1,1 +1,1 @@
-"""Quality metrics of images: networks with published weights, scores of their features, the record."""
+"""Quality metrics of images: networks with published weights, scores of their features, and scores.jsonl."""

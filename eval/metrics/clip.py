@@ -28,7 +28,7 @@ class Clip:
 
 
 def load_clip(place: str, option: str, device: torch.device, weights: Path | None = None) -> Clip:
-    """Load a model by open_clip. CheckpointError names the option and the place if that fails.
+    """Loads a model by open_clip. CheckpointError names the option and the place if that fails.
 
     place: a folder or a hub repository in open_clip's layout. With a file of weights: the name of one of
     open_clip's architectures.
@@ -49,21 +49,22 @@ def load_clip(place: str, option: str, device: torch.device, weights: Path | Non
     return Clip(Network(prepare, model.encode_image, digest, device), model, tokenize)
 
 
-def clip_scores(clip: Clip, pairs: Sequence[Pair], resolution: int, lead: str, batch_size: int) -> Tensor:
-    """CLIP score of each pair [N], neither times 100 nor clipped.
+def clip_scores(clip: Clip, pairs: Sequence[Pair], resolution: int, prefix: str, batch_size: int) -> Tensor:
+    """Returns the CLIP score of each pair [N], neither multiplied by 100 nor clipped at 0.
 
     Images are cropped to their central square and resized to `resolution` by Lanczos, as in LANTERN's
-    evaluation, then prepared as the model asks. lead: words put before every prompt.
+    evaluation, then prepared as the model asks. prefix: words put before every prompt.
     """
 
     def prepare(image: Image.Image) -> Tensor:
         return clip.network.prepare(pictures.reference_crop(image, resolution))
 
-    return _cosines(clip, pairs, prepare, lead, batch_size)
+    return _cosines(clip, pairs, prepare, prefix, batch_size)
 
 
 def preference_scores(clip: Clip, pairs: Sequence[Pair], batch_size: int) -> Tensor:
-    """HPS v2 of each pair [N] (Wu et al. 2306.09341): the whole image on a black square."""
+    """Returns the HPS v2 score of each pair [N] (Wu et al. 2306.09341), of the whole image on a black
+    square."""
     config = clip.model.visual.preprocess_cfg
     side, mean, std = config["size"][0], *(torch.tensor(config[key]).view(3, 1, 1) for key in ("mean", "std"))
 
@@ -75,23 +76,25 @@ def preference_scores(clip: Clip, pairs: Sequence[Pair], batch_size: int) -> Ten
 
 @torch.inference_mode()
 def _cosines(
-    clip: Clip, pairs: Sequence[Pair], prepare: Callable[[Image.Image], Tensor], lead: str, batch_size: int
+    clip: Clip, pairs: Sequence[Pair], prepare: Callable[[Image.Image], Tensor], prefix: str, batch_size: int
 ) -> Tensor:
-    """Cosine [N] between the embeddings of each image and of lead + its prompt."""
+    """Returns the cosines [N] between the embeddings of each image and of prefix + its prompt."""
     network = replace(clip.network, prepare=prepare)
     images = features(network, [pair.path for pair in pairs], batch_size)
     texts = []
     for start in range(0, len(pairs), batch_size):
-        tokens = clip.tokenize([lead + pair.text for pair in pairs[start : start + batch_size]])
+        tokens = clip.tokenize([prefix + pair.text for pair in pairs[start : start + batch_size]])
         texts.append(clip.model.encode_text(tokens.to(network.device)).cpu())
     return F.cosine_similarity(images.double(), torch.cat(texts).double())
 
 
 def aesthetic(clip: Clip, path: Path) -> Network:
-    """LAION's aesthetic predictor (sac+logos+ava1-l14-linearMSE): one feature, the score, about 1 to 10.
+    """Returns LAION's aesthetic predictor (sac+logos+ava1-l14-linearMSE). Its one feature is a score of 1 to
+    10.
 
     It is a stack of linear layers without rectifiers on the unit CLIP embedding; the dropouts between them
-    do nothing here. CheckpointError if the file holds no such stack for embeddings of this width.
+    have no effect in evaluation. Raises CheckpointError if the file holds no such stack for embeddings of
+    this width.
     """
     table = read_weights(path).below("layers.")
     with matching(path, "LAION aesthetic predictor"):

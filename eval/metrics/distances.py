@@ -1,6 +1,6 @@
 """Scores of sets of features by torch-fidelity, in float64.
 
-Shapes: N images in a set, D features, C classes. UserError if a set has too few images for a score.
+Shapes: N images in a set, D features, C classes. Raises UserError if a set has too few images for a score.
 
 torch_fidelity.calculate_metrics is not used: it feeds its networks 8-bit images, whereas clean-fid does not
 round pixels, and it stores features only as pickles.
@@ -15,7 +15,7 @@ from eval.metrics.networks import library
 
 
 def frechet(fake: Tensor, real: Tensor) -> float:
-    """Squared Wasserstein-2 distance between Gaussians fitted to fake [N, D] and real [N', D].
+    """Returns the squared Wasserstein-2 distance between Gaussians fitted to fake [N, D] and real [N', D].
 
     Heusel et al. 1706.08500, with covariances over N - 1. Equal sets give 0 up to rounding: 1e-6 of the
     features' variance, above or below.
@@ -26,7 +26,7 @@ def frechet(fake: Tensor, real: Tensor) -> float:
 
 
 def kid(fake: Tensor, real: Tensor, subsets: int, size: int, seed: int) -> tuple[float, float]:
-    """Kernel Inception Distance of fake [N, D] and real [N', D]: mean and standard deviation over subsets.
+    """Returns the Kernel Inception Distance of fake [N, D] and real [N', D]: mean and deviation over subsets.
 
     Binkowski et al. 1801.01401: the unbiased squared maximum mean discrepancy under the kernel
     (x y / D + 1)^3. It may be negative. seed chooses the rows of the subsets, min(size, N, N') each.
@@ -44,7 +44,7 @@ def kid(fake: Tensor, real: Tensor, subsets: int, size: int, seed: int) -> tuple
 
 
 def inception_score(logits: Tensor, splits: int, seed: int) -> tuple[float, float]:
-    """Inception Score of logits [N, C]: mean and standard deviation over splits.
+    """Returns the Inception Score of logits [N, C]: mean and standard deviation over splits.
 
     Salimans et al. 1606.03498: exp of the mean divergence of p(class | image) from p(class). seed shuffles
     the images before they are split.
@@ -55,7 +55,7 @@ def inception_score(logits: Tensor, splits: int, seed: int) -> tuple[float, floa
 
 
 def precision_recall(fake: Tensor, real: Tensor, k: int) -> tuple[float, float]:
-    """Share of fake images inside the real manifold, and of real images inside the fake one.
+    """Returns the share of fake images inside the real manifold, and of real images inside the fake one.
 
     Kynkaanniemi et al. 1904.06991. A set's manifold is the union of balls around its features that reach
     to the k-th nearest other feature. fake [N, D], real [N', D], more than k rows each.
@@ -66,7 +66,7 @@ def precision_recall(fake: Tensor, real: Tensor, k: int) -> tuple[float, float]:
 
 
 def checked(rows: Tensor, minimum: int) -> Tensor:
-    """Returns the rows in float64. UserError if there are fewer than `minimum`."""
+    """Returns the rows in float64. Raises UserError if there are fewer than `minimum`."""
     if rows.ndim != 2 or len(rows) < minimum:
         raise UserError(f"features of {len(rows)} images: at least {minimum} are needed")
     return rows.double()

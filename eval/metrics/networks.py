@@ -25,7 +25,7 @@ from models.checkpoint.weights import read_weights
 
 
 def library(name: str) -> Any:
-    """Import a module of requirements-eval.txt. UserError if its package is not installed."""
+    """Imports a module of requirements-eval.txt. Raises UserError if its package is not installed."""
     try:
         return import_module(name)
     except ImportError as error:
@@ -47,7 +47,7 @@ class Network:
 def features(network: Network, paths: Sequence[Path], batch_size: int) -> Tensor:
     """Returns one row of features for each image, in the order of paths: [N, D], float32, on the CPU.
 
-    UserError names an image that cannot be read. CheckpointError if a feature is not finite.
+    UserError names an image that cannot be read. Raises CheckpointError if a feature is not finite.
     """
     rows = []
     with tqdm(total=len(paths), unit="image", leave=False, disable=None) as bar:
@@ -62,15 +62,15 @@ def features(network: Network, paths: Sequence[Path], batch_size: int) -> Tensor
 
 
 def inception(path: Path, resolution: int, device: torch.device) -> tuple[Network, Tensor]:
-    """Inception v3 of 2015-12-05 with the preprocessing of clean-fid (Parmar et al. 2104.11222).
+    """Returns Inception v3 of 2015-12-05 with the preprocessing of clean-fid (Parmar et al. 2104.11222).
 
     Images are cropped to their central square, resized to `resolution` by Lanczos as LANTERN's evaluation
-    does, and to 299 by clean-fid. Returns the network, whose features are those of the last pooling, and the
-    matrix [D, C] that maps features to the class scores (without bias) of the Inception Score.
+    does, and to 299 by clean-fid. The network's features are those of the last pooling. The second result is
+    the matrix [D, C] that maps features to the class scores (without bias) of the Inception Score.
     """
     extractor, digest = _from_torch_fidelity("inceptionv3", "InceptionV3", "2048", path)
-    # The extractor's own forward takes 8-bit images only and resizes them as TensorFlow did. clean-fid's
-    # pixels are not rounded, so its layers are called here one after the other.
+    # The extractor's forward takes 8-bit images only and resizes them as TensorFlow did. clean-fid does not
+    # round pixels, so the extractor's layers are called here one after the other.
     *layers, classifier = extractor.to(device).children()
     pooled = nn.Sequential(*layers, nn.Flatten())
 
@@ -82,7 +82,7 @@ def inception(path: Path, resolution: int, device: torch.device) -> tuple[Networ
 
 
 def vgg16(path: Path, device: torch.device) -> Network:
-    """VGG-16 up to its second hidden layer, before the rectifier (Kynkaanniemi et al. 1904.06991).
+    """Returns VGG-16 up to its second hidden layer, before the rectifier (Kynkaanniemi et al. 1904.06991).
 
     Both sides of an image are resized to 224, whatever its shape, as in the published evaluation.
     """
@@ -107,7 +107,7 @@ def _from_torch_fidelity(module: str, name: str, layer: str, path: Path) -> tupl
 
 
 def effnet(device: torch.device) -> Network:
-    """EfficientNet-Lite0 without its classifier: 1280 features, weights that come with a package.
+    """Returns EfficientNet-Lite0 without its classifier: 1280 features. Its weights come with a package.
 
     Images are cropped to their central square and resized to 224. A Frechet distance of these features is
     called EffNet-FD: it is not FID, and no published figure compares with it.
@@ -128,9 +128,9 @@ def effnet(device: torch.device) -> Network:
 
 @contextmanager
 def matching(path: Path, kind: str) -> Iterator[None]:
-    """Turn the errors of loading weights that are missing or of other shapes into one line."""
+    """Turns the errors of loading weights that are missing or of other shapes into one line."""
     try:
         yield
     except (RuntimeError, IndexError, KeyError, ValueError, TypeError) as error:
-        detail = " ".join(str(error).split("\n\t")[-1].split())  # torch's heading is a line of its own
+        detail = " ".join(str(error).split("\n\t")[-1].split())  # without the heading, torch's first line
         raise CheckpointError(f"{path}: not a {kind} ({detail[:150]})") from None

@@ -1,6 +1,6 @@
-"""Images of a folder: found, paired with their prompts by name, and cut as the published metrics cut them.
+"""Lists the images of a folder, pairs them with prompts, and crops them as the published metrics do.
 
-Nothing is paired by rank: where an image is missing, all others keep their own prompts.
+Images and prompts are paired by name, not by order, so a missing image does not shift other prompts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from eval.runs.run_folder import CODES, file_name, read_statistics
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 RANKED = re.compile(r"(?:prompt|image)_(\d+)")  # LANTERN's file names: the row of the prompt file
-MOST_NAMES = 3  # in one error
+MAX_NAMES = 3  # file names listed in one error
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +37,9 @@ class Pair:
 def images_of(folder: str, count: int, options: tuple[str, str], deep: bool = False) -> list[Path]:
     """Returns the first `count` images of a folder in natural order; -1: all of them.
 
-    Of a run's folder, the images in its img/. deep: search folders within the folder too, because reference
-    sets come as one folder per class. options: the names of the options that gave the folder and the count.
-    UserError names them if there are no images, or fewer than count.
+    If the folder is a run's, these are the images in img/. deep: search nested folders too, because reference
+    sets come as one folder per class. options: the names of the options that hold the folder and the count.
+    Raises a UserError with these names if there are no images, or fewer than count.
     """
     place = Path(folder)
     if not place.is_dir():
@@ -82,9 +82,9 @@ def pairs_of(folder: str, source: str | None, count: int, options: tuple[str, st
     """Returns the first `count` prompts that have an image in the folder, each with it; -1: all prompts.
 
     An image is named after its prompt: by its name or annotation id (this program, ADT-Tree), or prompt_N or
-    image_N for row N of the prompt file (LANTERN). options: the names of the options that gave the folder and
-    the prompt file. UserError if an image has no prompt, a prompt has two images, there are fewer pairs than
-    count, or count is -1 and a prompt has no image.
+    image_N for row N of the prompt file (LANTERN). options: the names of the options that hold the folder and
+    the prompt file. Raises UserError if an image has no prompt, a prompt has two images, there are fewer
+    pairs than count, or count is -1 and a prompt has no image.
     """
     paths = images_of(folder, -1, (options[0], "--how_many"))
     prompts = prompts_of(Path(folder), source, options[1])
@@ -131,8 +131,8 @@ def _prompt_of(stem: str, by_name: dict[str, Prompt], prompts: Sequence[Prompt])
 
 
 def _first_names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return ", ".join(name[:60] for name in names[:MOST_NAMES]) + more
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return ", ".join(name[:60] for name in names[:MAX_NAMES]) + more
 
 
 def read_image(path: Path) -> Image.Image:

@@ -16,17 +16,17 @@ from models.checkpoint.files import append_line, reading
 SCORES = "scores.jsonl"
 
 
-def record_of(folder: str, path: str | None) -> Path:
+def scores_path(folder: str, path: str | None) -> Path:
     """Returns the file that scores of a folder's images are appended to: path, or one beside the images.
 
-    Called before anything is measured: UserError if path lies in no folder.
+    Call it before anything is measured: it raises UserError if the folder of path does not exist.
     """
     if path and not Path(path).parent.is_dir():
         raise UserError(f"--scores {path}: there is no folder {Path(path).parent}; make it or choose another")
     return Path(path) if path else Path(folder) / SCORES
 
 
-def keep(
+def record_scores(
     record: Path,
     command: str,
     options: Any,
@@ -35,10 +35,10 @@ def keep(
     weights: Mapping[str, str],
     facts: Mapping[str, Any],
 ) -> None:
-    """Print the scores and append them to the record. The last line printed is the one appended.
+    """Prints the scores and appends them to the record. The last line printed is the one appended.
 
-    options: the command's dataclass. weights: the digest of every network used. facts: what else a reader of
-    the scores needs, above all the numbers of images.
+    options: the command's dataclass. weights: the digest of every network used. facts: further fields of the
+    line, such as the numbers of images.
     """
     from eval.runs.session import environment
 
@@ -68,7 +68,10 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def newest_scores(path: Path) -> dict[str, float]:
-    """Returns the last value of each score in a record, none without a file. UserError if it is damaged."""
+    """Returns the last value of each score in a record; no scores if there is no file.
+
+    Raises UserError if the file is damaged.
+    """
     entries = read(path)
     with reading(path, "remove the damaged line, or the file"):
         newest = {name: float(value) for entry in entries for name, value in entry["scores"].items()}

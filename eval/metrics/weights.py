@@ -1,4 +1,4 @@
-"""Where the published weights of the metrics lie, and how a file of them is fetched."""
+"""Addresses of the published weights of the metrics, and their download."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ ANY_SOURCE = "a local file, a hub id OWNER/NAME/FILE or an https address"
 def weights_file(source: str, option: str) -> Path:
     """Returns a file of weights, fetched first if source is a hub id OWNER/NAME/FILE or an https address.
 
-    Downloads are kept where torch.hub keeps its own, and checked by the hash in their name if there is one.
-    UserError names the option.
+    Downloads go into torch.hub's cache, and the hash in their name is checked if there is one. Raises a
+    UserError that names the option.
     """
     try:
         path = _download(source) if source.startswith("https://") else locate(source)

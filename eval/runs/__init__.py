@@ -1,1 +1,1 @@
-"""What a run reads and writes: prompts, the run folder, stored measurements, processes."""
+"""The input and output of a run: prompts, the run folder, stored measurements, the environment."""

@@ -18,7 +18,7 @@ from eval.runs.run_folder import SETTINGS, STEPS, RunFolder
 from eval.runs.settings import FINGERPRINT
 from models.checkpoint.files import read_json, reading
 
-AGAIN = "delete it and run the same command again"
+REMEDY = "delete it and run the same command again"
 
 
 def stored_run(root: Path) -> tuple[RunFolder, int]:
@@ -57,7 +57,7 @@ def fault(path: Path, check: Callable[[], None]) -> str | None:
     if not path.is_file():
         return f"{path}: is missing: run the same command again"
     try:
-        with reading(path, AGAIN):
+        with reading(path, REMEDY):
             check()
     except UserError as error:
         return str(error)
@@ -65,8 +65,8 @@ def fault(path: Path, check: Callable[[], None]) -> str | None:
 
 
 def check_record(folder: RunFolder, name: str, run_seed: int) -> None:
-    """Raises ValueError or UserError unless the record is of this prompt, run and seed, and its steps made all
-    of its codes, from position 1 on."""
+    """Raises ValueError or UserError unless the record belongs to this prompt, run and seed, and its steps
+    cover all codes from position 1 on."""
     record = folder.read(name)
     if record.statistics["seed"] != image_seed(run_seed, name):
         raise ValueError(f"seed {record.statistics['seed']} is not that of this prompt and --random_seed")
@@ -80,7 +80,7 @@ def check_record(folder: RunFolder, name: str, run_seed: int) -> None:
 
 
 def check_png(path: Path) -> None:
-    """Raises what Pillow raises unless all checksums of a PNG hold and all of its pixels can be read."""
+    """Raises Pillow's error if a checksum of a PNG is wrong or one of its pixels cannot be read."""
     with Image.open(path, formats=("PNG",)) as image:
         image.verify()  # the checksums, after which the file has to be opened again
     with Image.open(path, formats=("PNG",)) as image:

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from adt_tree.records import Decoded, Step
 from adt_tree.errors import UserError
+from adt_tree.records import Decoded, Step
 from eval.runs.settings import digest, write_settings
 from models.checkpoint.files import read_json, reading, write_json
 
@@ -28,7 +28,7 @@ class Measured:
     images: list[Decoded]
 
 
-Batch = dict[str, Measured]  # name of a configuration -> what was measured under it
+Batch = dict[str, Measured]  # measurement by name of the configuration
 
 
 class Measurements:
@@ -39,8 +39,9 @@ class Measurements:
     ) -> None:
         """Makes the folder, or reads the measurements in it.
 
-        started: date and time of this run. fingerprint: everything that changes a measurement; UserError if
-        the folder's differs or a file is damaged. options: stored beside it for a reader.
+        started: date and time of this run. fingerprint: everything that changes a measurement. options:
+        stored beside it for a reader. Raises UserError if the folder's fingerprint differs or a file is
+        damaged.
         """
         write_settings(root / "measurement_configs.json", fingerprint, options)
         self.folder = root / "measurements"
@@ -71,7 +72,7 @@ class Measurements:
         self.runs.setdefault(run, {"started": started, "prompts": 0})["prompts"] += num_prompts
 
     def finished(self, number: int) -> Batch | None:
-        """Returns what was measured of a batch of prompts; None if it is still to be measured."""
+        """Returns the stored measurements of a batch of prompts; None if it is still to be measured."""
         return self._batches.get(number)
 
     def add(self, number: int, prompts: Sequence[str], batch: Batch) -> None:

@@ -1,5 +1,8 @@
-"""The prompts of a run, read and selected. Each has a name, which its image's file, seed and record carry, so
-that nothing is ever paired by its place in a list."""
+"""Reads and selects the prompts of a run.
+
+Every prompt has a name. The file, seed and record of its image depend on this name, not on the prompt's place
+in the list, so a selection of prompts gives the same images.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 DEFAULT_FILE = CONFIGS / "emoji_prompts.txt"
 BENCH_FILE = CONFIGS / "emoji_bench.txt"  # 16 prompts; training has seen half of them
 HELD_OUT_FILE = CONFIGS / "emoji_held_out.txt"  # the prompts that training has not seen
-MANY_FILE = CONFIGS / "emoji_drafter_prompts.txt"  # the prompts of the drafter's training data
+DRAFTER_FILE = CONFIGS / "emoji_drafter_prompts.txt"  # the prompts of the drafter's training data
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +46,8 @@ class Prompt:
     name: str  # its name or id in the source, else its row, from 0
     text: str
     number: int | None  # the name as an integer, if it is one
-    facts: tuple[
-        tuple[str, str | int], ...
-    ] = ()  # category, challenge or image_id, where the source has them
+    # category, challenge or image_id, as far as the source has them
+    facts: tuple[tuple[str, str | int], ...] = ()
 
 
 def image_seed(run_seed: int, name: str) -> int:

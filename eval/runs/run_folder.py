@@ -3,14 +3,15 @@
     generation_configs.json       the options, and the fingerprint that all runs in this folder share
     records/NAME.json             an image's codes, statistics (its seed among them) and steps
     img/NAME.png                  its pixels
-    codes/NAME.npy                in its place, where the model gives codes alone: [codes] int64, as in the record
+    codes/NAME.npy                instead of pixels, if the model has none: the codes as int64 [codes]
     steps.jsonl                   the steps of all finished images, one line per target call
     global_statistics_A_B.json    the statistics of the prompts A to B
 
 An image's record is written before its pixels are decoded, so that codes are never lost: an image is finished
-when its record and its whole PNG, or its file of codes, exist. The last two files are copied from the records when all images are
-finished. Every file is written completely or not at all, and an image depends on its own prompt and seed
-alone; so any number of processes may work in one folder, be killed and be started again, without locks.
+when its record and its whole PNG, or its file of codes, exist. The last two files are copied from the records
+when all images are finished. Every file is written completely or not at all, and an image depends on its own
+prompt and seed alone; so any number of processes may work in one folder, be killed and be started again,
+without locks.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from adt_tree.records import Decoded
 from adt_tree.errors import UserError
+from adt_tree.records import Decoded
 from eval.runs.prompts import Prompt
 from eval.runs.settings import check_settings, digest, write_settings
 from models.checkpoint.files import (
@@ -40,7 +41,7 @@ from models.checkpoint.files import (
     write_json,
 )
 
-MOST_NAME = 100  # characters of a file name that come from the prompt's name
+MAX_NAME_LENGTH = 100  # characters of the prompt's name that a file name takes
 IMAGES, CODES, RECORDS, STEPS = "img", "codes", "records", "steps.jsonl"
 SETTINGS, STATISTICS = "generation_configs.json", "global_statistics_{}_{}.json"
 PNG_START, PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"
@@ -49,7 +50,7 @@ PNG_START, PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"
 def file_name(name: str) -> str:
     """Returns a prompt's name as a file name: unchanged where it is harmless, else cleaned and made unique by
     a hash."""
-    clean = re.sub(r"[^A-Za-z0-9._-]", "_", name).lstrip(".-")[:MOST_NAME]
+    clean = re.sub(r"[^A-Za-z0-9._-]", "_", name).lstrip(".-")[:MAX_NAME_LENGTH]
     if clean == name:
         return name
     return f"{clean}-{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:10]}"
@@ -75,7 +76,7 @@ def is_whole_png(path: Path) -> bool:
 
 @dataclass(slots=True)
 class ImageRecord:
-    """What records/NAME.json holds of one image."""
+    """The contents of records/NAME.json."""
 
     name: str
     run: str  # digest of the fingerprint
@@ -98,12 +99,14 @@ class ImageRecord:
 
 
 def has_result(root: Path, stem: str) -> bool:
-    """Returns whether a run's folder holds the pixels of an image or, of a model without pixels, its codes."""
+    """Returns whether a run's folder holds the pixels of an image or, of a model without pixels, its
+    codes."""
     return is_whole_png(root / IMAGES / f"{stem}.png") or (root / CODES / f"{stem}.npy").is_file()
 
 
 def finished_records(root: Path) -> list[Path]:
-    """Returns the records of the finished images in a run's folder, in the order of their names, 2 before 10."""
+    """Returns the records of the finished images in a run's folder, in the order of their names, 2 before
+    10."""
     paths = sorted((root / RECORDS).glob("*.json"), key=lambda path: (len(path.name), path.name))
     return [path for path in paths if has_result(root, path.stem)]
 
@@ -117,8 +120,8 @@ def read_steps(root: Path) -> dict[str, list[dict[str, Any]]]:
 def read_statistics(root: Path) -> dict[str, dict[str, Any]]:
     """Returns the statistics of the finished images in a folder, by name. Raises UserError if there are none.
 
-    They come from the records, in the order of the statistics files, which is that of the prompts; images of a
-    run that is not complete follow. Folders of the released code have no records, only statistics files.
+    They come from the records, in the order of the statistics files, which is that of the prompts; images of
+    a run that is not complete follow. Folders of the released code have no records, only statistics files.
     """
     files: dict[str, dict[str, Any]] = {}
     for path in sorted(root.glob(STATISTICS.format("*", "*")), key=lambda path: (len(path.name), path.name)):
@@ -144,7 +147,7 @@ def tau_of(entries: Collection[Mapping[str, Any]]) -> float:
 
 
 class RunFolder:
-    """One run's view of its folder: which images are finished, and where the others go."""
+    """The folder of one run: knows which of its images are finished, and stores the others."""
 
     def __init__(
         self, root: Path, window: tuple[int, int], prompts: Sequence[Prompt], fingerprint: Mapping[str, Any]
@@ -180,7 +183,8 @@ class RunFolder:
         return list(self._prompts)
 
     def check_records(self) -> None:
-        """Reads the records that there are. Raises UserError for the first that is damaged or of another run."""
+        """Reads the records that there are. Raises UserError for the first that is damaged or of another
+        run."""
         for name in self._prompts:
             if self.has_record(name):
                 self.read(name)

@@ -40,8 +40,10 @@ def worker() -> tuple[int, int]:
 
 
 def make_requests(pipe: Pipeline, prompts: Sequence[Prompt], run_seed: int) -> list[Request]:
-    """Returns the requests of a run: an image's seed is a hash of the run's and the prompt's name. UserError for
-    a prompt that does not fit the model."""
+    """Returns the requests of a run. The seed of an image is a hash of the run's seed and the prompt's name.
+
+    Raises UserError for a prompt that does not fit the model.
+    """
     names = [prompt.name for prompt in prompts]
     seeds = [image_seed(run_seed, name) for name in names]
     return pipe.requests([prompt.text for prompt in prompts], seeds, names)
@@ -54,14 +56,17 @@ def synchronise(device: torch.device) -> None:
 
 
 def free_memory(device: torch.device) -> None:
-    """Returns memory that is no longer used to the device, for tensors of other sizes."""
+    """Frees cached memory of deleted tensors, so that tensors of other sizes can use it."""
     gc.collect()  # a target and its graphs refer to one another
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 def environment(device: str) -> dict[str, Any]:
-    """Returns the code and the machine that make a figure, and when they do. device: cpu or cuda."""
+    """Returns the origin of a figure measured now: commit, date, device, threads and torch's version.
+
+    device: cpu or cuda. "changes" is a hash of uncommitted changes to the code that runs, or None.
+    """
     cpu = torch.cpu.get_capabilities().get("cpu_name", "unknown")
     name = torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()} CPU, {cpu}"
     changes = _git("diff", "HEAD", "--", "adt_tree", "models", "eval", "cli")  # the folders whose code runs

@@ -47,7 +47,7 @@ def check_settings(path: Path, fingerprint: Mapping[str, Any]) -> None:
 def write_settings(path: Path, fingerprint: Mapping[str, Any], options: Mapping[str, Any]) -> None:
     """Makes a run's folder and stores its options and fingerprint there. Raises UserError as check_settings.
 
-    Call it after the last check: a run that is refused must not leave a folder that refuses the next one.
+    Call it after the last check, because settings stored by a run that is refused would refuse the next run.
     """
     check_settings(path, fingerprint)
     path.parent.mkdir(parents=True, exist_ok=True)
