@@ -79,7 +79,7 @@ def race(
 
 
 def _refusal(text: str) -> gr.Error:
-    """Returns an error for the visitor alone: no traceback in the server's log."""
+    """Returns an error that the visitor sees and that leaves no traceback in the server's log."""
     return gr.Error(text, print_exception=False)
 
 
@@ -113,12 +113,12 @@ def build(pipe: Pipeline) -> gr.Blocks:
 
 
 def serve(pipe: Pipeline, host: str, port: int) -> tuple[gr.Blocks, str]:
-    """Serves the page from threads of its own; returns the page and its address.
+    """Serves the page from background threads; returns the page and its address.
 
-    Port 0 stands for the first free one from 7860 on. Raises OSError, ValueError or gr.Error if the host or
-    the port cannot be had.
+    Port 0 stands for the first free one from 7860 on. Raises OSError, ValueError or gr.Error if the page
+    cannot be served at the host and port.
     """
-    for name in ("ar", pipe.default_method):  # so that no race pays for what is slow only once
+    for name in ("ar", pipe.default_method):  # A first call is slow; a race must not include it.
         with closing(pipe.stream("warm-up", method=name, seed=0)) as stream:
             for _ in zip(range(WARM_UP_STEPS), stream, strict=False):
                 pass

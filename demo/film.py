@@ -15,7 +15,7 @@ MAX_SECONDS = 10  # a longer race is sped up to this length
 HOLD_MS = 3000  # how long the last frame stays before the film starts again
 SIDE, GAP, HEAD, FOOT = 240, 20, 34, 74  # of one pane, in pixels
 INK, SOFT, PAPER, HOLE = "#1f2430", "#5b6473", "#ffffff", "#d3d7de"
-TONES = ("#64748b", "#2563eb")  # colours of the progress bars: the first method, every other
+TONES = ("#64748b", "#2563eb")  # colours of the progress bars of the first method and of all others
 
 
 class Pane:

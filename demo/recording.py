@@ -1,4 +1,4 @@
-"""Recording of one image's decoding: the clock, codes and draft tree of every step, and partial images.
+"""Records how one image is decoded: the time, codes and draft tree of every step, and partial images.
 
 Recording costs the decoding nothing: the times are those that the decoding loop measures itself, and the
 partial images are decoded after the last step. This file does not import torch.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from adt_tree.pipeline import Pipeline, StreamStep
 
 PREFIX = "race_"  # a folder of generate_images keeps the recording of image NAME as race_NAME.json
-MAX_FRAMES, MAX_SIDE = 48, 256  # number of partial images kept, and their longer side in pixels
+MAX_FRAMES, MAX_SIDE = 48, 256  # number of partial images in a recording, and their longer side in pixels
 COLUMNS = 8  # partial images per row of the sheet
 SHEET_START = "data:image/webp;base64,"
 STEP_FIELDS = ("position", "row", "column", "depth", "width", "nodes", "accepted", "ms")
@@ -146,7 +146,8 @@ def _check(recording: Recording) -> None:
 
 
 def races(folders: Sequence[Path]) -> list[list[Recording]]:
-    """Returns a race, one recording per folder, for each image that every folder with recordings recorded."""
+    """Returns one race per image that all folders recorded: one recording from each. Folders without any are
+    passed over."""
     by_folder = [{path.name: path for path in folder.glob(f"{PREFIX}*.json")} for folder in folders]
     by_folder = [paths for paths in by_folder if paths]
     names = sorted(set.intersection(*map(set, by_folder))) if by_folder else []
