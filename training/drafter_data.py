@@ -1,4 +1,4 @@
-"""Batches of stored images for a drafter: their tokens, the target's features, the positions of the loss."""
+"""Makes batches of stored images for a drafter: tokens, the target's features, positions of the loss."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from training.shards import Shards
 from training.teacher import BRANCHES, drafter_tokens, features, image_tokens
 
 UNCONDITIONAL = 0.1  # share of uncoupled rows that show the unconditional branch, as published
-MAX_ENCODED_PROMPTS = 20_000  # kept in memory
+MAX_ENCODED_PROMPTS = 20_000  # number held in memory
 REFERENCE_LENGTH = 512  # tokens at which uniform noise has its nominal width, as published
 
 
 class Images:
-    """Stored images by number, as rows of a batch."""
+    """The stored images of a run, by their numbers. Makes batches of them and caches their features."""
 
     def __init__(self, model: Model, shards: Shards, cache_bytes: int, max_len: int) -> None:
         """cache_bytes: room for features in memory. max_len: the longest row, in entries."""
@@ -60,10 +60,11 @@ class Images:
         return branches
 
     def batch(self, images: Sequence[int], rng: random.Random | None) -> Batch:
-        """Returns rows of the images: without rng both branches of each, all conditional rows first; with rng
-        one branch of each, the unconditional one with probability UNCONDITIONAL.
+        """Returns a batch of the images.
 
-        UserError if a row is longer than max_len.
+        Without rng it has both branches of every image, all conditional rows first. With rng it has one
+        branch of each, the unconditional one with probability UNCONDITIONAL. Raises UserError if a row is
+        longer than max_len.
         """
         if rng is None:
             rows = [(image, branch) for branch in range(BRANCHES) for image in images]

@@ -31,14 +31,14 @@ def states(root: Path) -> list[Path]:
 
 
 def discard(root: Path) -> None:
-    """Remove every state and the log, and nothing else."""
+    """Removes every state and the log, and no other file."""
     for path in states(root):
         shutil.rmtree(path)
     (root / LOG).unlink(missing_ok=True)
 
 
 def save(root: Path, epoch: int, payload: Mapping[str, Any], write: Callable[[Path], None]) -> Path:
-    """Save state_EPOCH and return its folder. If that fails, the earlier states are as they were.
+    """Saves state_EPOCH and returns its folder. If that fails, the earlier states are unchanged.
 
     write: a function that writes the drafter into a folder.
     """
@@ -65,7 +65,7 @@ def save(root: Path, epoch: int, payload: Mapping[str, Any], write: Callable[[Pa
 def resume(root: Path, settings: Mapping[str, Any]) -> dict[str, Any] | None:
     """Returns the newest state's payload, on the CPU; None if there is none.
 
-    UserError if it was trained with other settings, or cannot be read.
+    Raises UserError if it was trained with other settings, or cannot be read.
     """
     resumable = [path for path in states(root) if (path / TRAINER).is_file()]
     if not resumable:
@@ -84,7 +84,7 @@ def resume(root: Path, settings: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def cut_log(root: Path, step: int) -> None:
-    """Create the run's folder, and drop from its log the rows after `step` and any row torn by a kill."""
+    """Creates the run's folder, and removes rows after `step` and incomplete rows from its log."""
     root.mkdir(parents=True, exist_ok=True)
     path = root / LOG
     if not path.exists():

@@ -1,4 +1,4 @@
-"""What all training stages share: a timer, atomic checkpoints, measured figures, the choice of device."""
+"""Parts of all training stages: a timer, atomic checkpoints, measured figures, the choice of device."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Every:
 
 
 def save_checkpoint(path: Path, payload: dict) -> None:
-    """Write a whole checkpoint, or leave the old one. OSError names the path."""
+    """Writes a checkpoint completely, or leaves the old one. Raises OSError, which names the path."""
     with replacing(path) as part, part.open("wb") as stream:
         torch.save(payload, stream)
 
@@ -41,13 +41,13 @@ def load_checkpoint(path: Path) -> dict | None:
 
 
 def write_figures(work: Path, name: str, figures: Mapping[str, Any]) -> None:
-    """Print measured figures as one line of JSON, and write them to figures_NAME.json for the model card."""
+    """Prints measured figures as one line of JSON, and writes them to figures_NAME.json for the card."""
     line = json.dumps({name: figures})
     (work / f"figures_{name}.json").write_text(line + "\n")
     print(line)
 
 
 def use_device(args: Any) -> torch.device:
-    """Set --threads and return the device of --device. CheckpointError if that is cuda and there is none."""
+    """Sets --threads and returns the device of --device. Raises CheckpointError for cuda without a GPU."""
     torch.set_num_threads(args.threads)
     return torch.device(pick_device(args.device))

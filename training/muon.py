@@ -1,7 +1,7 @@
 """Muon (Jordan et al. 2024): momentum, then orthogonalised updates, for the hidden matrices of a network.
 
 torch.optim.Muon computes one matrix at a time and always in bfloat16, which is a hundred times slower than
-fp32 on a CPU without bfloat16 units. This one stacks matrices of equal shape, takes the data type as an
+fp32 on a CPU without bfloat16 units. The class here stacks matrices of equal shape, takes the data type as an
 option, and orthogonalises the parts of a fused projection (q, k, v) one by one.
 """
 
@@ -17,9 +17,10 @@ ROUNDS, MOMENTUM = 4, 0.95
 
 
 def orthogonalise(matrices: Tensor, dtype: torch.dtype = torch.float32, rounds: int = ROUNDS) -> Tensor:
-    """Returns about U V^T for each of the matrices U S V^T [G, m, n], by Newton-Schulz rounds.
+    """Returns an approximation of U V^T for each of the matrices U S V^T [G, m, n], by Newton-Schulz rounds.
 
-    The singular values end between 0.7 and 1.2. dtype: of the computation; the result has the matrices'.
+    Its singular values lie between 0.7 and 1.2. dtype: of the computation; the result has the data type of
+    the matrices.
     """
     a, b, c = COEFFICIENTS
     wide = matrices.shape[1] <= matrices.shape[2]
@@ -47,7 +48,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
-        """Update every parameter that has a gradient."""
+        """Updates every parameter that has a gradient."""
         assert closure is None
         for group in self.param_groups:
             stacks: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = defaultdict(list)

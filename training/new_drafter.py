@@ -1,4 +1,4 @@
-"""A new drafter for a target, and the files of a drafter as --drafter_path loads them."""
+"""Makes a new drafter for a target, and writes a drafter's files as --drafter_path loads them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def default_fields(model: Model) -> dict[str, Any]:
 
 
 def read_fields_of(path: Path, model: Model) -> dict[str, Any]:
-    """Returns a drafter's config.json as the user wrote it. CheckpointError if it does not fit the target."""
+    """Returns the user's config.json of a drafter. Raises CheckpointError if it does not fit the target."""
     fields = read_config(path.parent, path.name)
     with reading(path, "give a drafter's config.json for this target by --config_path"):
         if fault := shape_conflict(model.drafter_layout.config(fields), model.decoder.config):
@@ -34,9 +34,9 @@ def read_fields_of(path: Path, model: Model) -> dict[str, Any]:
 def new_drafter(fields: Mapping[str, Any], model: Model) -> DrafterNet:
     """Returns an untrained drafter in fp32 that predicts each feature to equal the one before.
 
-    It has the target's token embedding, and its layer starts with the weights of the target's last layer
-    where the shapes agree. The outputs of that layer start at zero and the feature passes through unchanged,
-    so that training begins from the target's distribution one position back (docs/LOG.md).
+    It has the target's token embedding. Its layer has the weights of the target's last layer where the shapes
+    agree, but its output matrices are zero, so the feature passes through unchanged. Training therefore
+    begins from the target's distribution of the position before (docs/LOG.md).
     """
     net = DrafterNet(model.drafter_layout.config(fields), bool(fields.get("bias", True)))
     net.embed.load_state_dict(model.decoder.embed.state_dict())
@@ -56,7 +56,7 @@ def new_drafter(fields: Mapping[str, Any], model: Model) -> DrafterNet:
 
 
 def write_drafter(folder: Path, fields: Mapping[str, Any], state: Mapping[str, Tensor], model: Model) -> None:
-    """Write config.json and model.safetensors (bf16) of the state of a DrafterNet into a folder."""
+    """Writes config.json and model.safetensors (bf16) of the state of a DrafterNet into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     shape = model.drafter_layout.config(fields)
     published = scatter(state, drafter_names(shape, "fc.bias" in state), shape)

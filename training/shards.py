@@ -2,8 +2,8 @@
 
 index.json says how the images were made and lists every image (name, prompt, seed) by shard, in the order of
 its rows. A shard holds the tensor `codes` [m, n] int32 and, where features are stored, `features.ROW.BRANCH`
-[T, D] with branch 0 the conditional one. Both are written whole or not at all, a shard before the index that
-lists it: what the index does not list does not exist.
+[T, D] with branch 0 the conditional one. Every file is written completely or not at all, and a shard before
+the index that lists it. Readers ignore shards that the index does not list.
 
 Dimensions: m images in a shard, n codes per image, T positions of a branch (prompt and image tokens), D
 features.
@@ -44,10 +44,10 @@ class StoredImage:
 
 
 def origin(model: Model, generated: bool, features: bool) -> dict[str, Any]:
-    """Returns what identifies the model that images belong to.
+    """Returns the values by which stored images are matched with a model.
 
-    generated: the target itself generated them, so its weights count; otherwise they were encoded from
-    pictures, and its weights count only where features are stored.
+    generated: whether the target generated the images. If so, its weights must match. Images encoded from
+    pictures depend on the weights only if features are stored.
     """
     codebook = model.codebook.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
     return {
@@ -64,9 +64,9 @@ class ShardWriter:
     """A folder of shards to which images are added. Images of earlier runs stay in it."""
 
     def __init__(self, root: Path, facts: Mapping[str, Any], size: int) -> None:
-        """facts: origin() and whatever else distinguishes the images of one run. size: images per shard.
+        """facts: origin() and all options that change the images. size: images per shard.
 
-        CheckpointError if the folder holds images of other facts.
+        Raises CheckpointError if the folder holds images made with other facts.
         """
         self.root, self.size, self._buffer = root, size, list[StoredImage]()
         facts = {"format": FORMAT, **json.loads(json.dumps(facts))}
@@ -84,14 +84,14 @@ class ShardWriter:
         self.names = {image["name"] for shard in index["shards"] for image in shard["images"]}
 
     def add(self, image: StoredImage) -> None:
-        """Add an image. It is on disk once its shard is full, or after flush()."""
+        """Adds an image. It is on disk once its shard is full, or after flush()."""
         self._buffer.append(image)
         self.names.add(image.name)
         if len(self._buffer) >= self.size:
             self.flush()
 
     def flush(self) -> None:
-        """Write the images that are not yet on disk as one shard."""
+        """Writes the images that are not yet on disk as one shard."""
         if not self._buffer:
             return
         images, shards = self._buffer, self._index["shards"]
@@ -110,7 +110,7 @@ class ShardWriter:
 
 
 def read_index(root: Path) -> dict[str, Any]:
-    """Returns the index of a folder. CheckpointError if there is none, or it is damaged."""
+    """Returns the index of a folder. Raises CheckpointError if there is none, or it is damaged."""
     path = root / INDEX
     remedy = "give a folder that generate_train_data or extract_code has filled, or make the images again"
     index = read_json(path, remedy)
@@ -171,7 +171,7 @@ def read_shards(roots: Sequence[Path], model: Model) -> Shards:
 
 
 def _refuse_other_model(root: Path, index: Mapping[str, Any], model: Model) -> None:
-    """CheckpointError if the images of an index belong to another model."""
+    """Raises CheckpointError if the images of an index belong to another model."""
     generated = index.get("weights") is not None
     for name, value in origin(model, generated, bool(index.get("features"))).items():
         if name != "model" and index.get(name) != value:
@@ -182,7 +182,7 @@ def _refuse_other_model(root: Path, index: Mapping[str, Any], model: Model) -> N
 
 
 def _read_codes(path: Path, num_images: int, model: Model) -> Tensor:
-    """Returns the codes of a shard. CheckpointError if they do not fit the index or the model."""
+    """Returns the codes of a shard. Raises CheckpointError if they do not fit the index or the model."""
     with reading(path, "remove it, and make its images again"):
         with safe_open(path, framework="pt") as file:
             codes = file.get_tensor("codes")

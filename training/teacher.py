@@ -1,7 +1,7 @@
 """The target's features along finished images, which its drafter learns to predict.
 
-They are computed by the passes that decode. Dimensions: B images, n codes per image, m tokens per image
-(codes, and row ends where the model has them), P positions of a prompt, D features.
+They are computed by the same passes as in decoding. Dimensions: B images, n codes per image, m tokens per
+image (codes, and row ends where the model has them), P positions of a prompt, D features.
 """
 
 from __future__ import annotations

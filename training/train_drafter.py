@@ -1,4 +1,4 @@
-"""train_drafter: train an EAGLE drafter for a target on stored images, in one process or several.
+"""train_drafter: trains an EAGLE drafter for a target on stored images, in one process or several.
 
 Everything random is a function of the seed, the epoch and the step. So a resumed run continues exactly as an
 uninterrupted one, if its length is given in epochs.
@@ -59,7 +59,7 @@ class Trainer:
         self.head = unpacked(model.decoder.head)
         guidance = args.cfg_scale if args.cfg_loss else None
         self.objective = Objective(args.ttt_steps, args.p_w, args.step_decay, guidance, args.distance)
-        self.validated = Objective(args.eval_depth, args.p_w, args.step_decay, args.cfg_scale)
+        self.validation_objective = Objective(args.eval_depth, args.p_w, args.step_decay, args.cfg_scale)
         self.fields = (
             read_fields_of(Path(args.config_path), model) if args.config_path else default_fields(model)
         )
@@ -113,7 +113,7 @@ class Trainer:
         return rise * min((1 - fraction) / (1 - flat), 1.0)
 
     def payload(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """Returns what a resumed run needs."""
+        """Returns the state that a resumed run needs."""
         return {
             "net": self.net.state_dict(), "average": self.averaged.state_dict(), "step": self.step,
             "spent_s": self.spent_s, "optimisers": [o.state_dict() for o in self.optimisers],
@@ -121,7 +121,7 @@ class Trainer:
         }  # fmt: skip
 
     def resume(self, payload: dict[str, Any]) -> None:
-        """Continue from a payload."""
+        """Continues from a payload."""
         self.net.load_state_dict(payload["net"])
         self.averaged.load_state_dict(payload["average"])
         for optimiser, state in zip(self.optimisers, payload["optimisers"], strict=True):
@@ -129,7 +129,8 @@ class Trainer:
         self.step, self._start = payload["step"], time.monotonic() - payload["spent_s"]
 
     def pass_outcome(self, number: int) -> Outcome:
-        """Add the gradient of this process' share of the images of pass `number` of the step."""
+        """Adds the gradients of pass `number` of the step, on the images of this process, and returns its
+        outcome."""
         epoch, place = divmod(self.step, self.steps_per_epoch)
         order = epoch_order(self.train, self.args.seed, epoch)
         start = place * self.step_images + number * self.pass_images
@@ -146,7 +147,7 @@ class Trainer:
         return outcome
 
     def train_step(self, factor: float) -> Outcome:
-        """Update the weights at `factor` times the learning rates; returns the outcome of the last pass."""
+        """Updates the weights at `factor` times the learning rates; returns the outcome of the last pass."""
         args = self.args
         for optimiser in self.optimisers:
             optimiser.zero_grad(set_to_none=True)
@@ -173,7 +174,7 @@ class Trainer:
             batch = self.images.batch(self.held_out[start : start + size], None)
             with self.accelerator.autocast():
                 outputs = unrolled(batch.tokens, batch.features, self.args.eval_depth)
-                outcomes.append(measure(outputs, batch, self.head, self.validated))
+                outcomes.append(measure(outputs, batch, self.head, self.validation_objective))
         agreement = _mean([outcome.agreement for outcome in outcomes])
         return {
             "val_regression": _mean([[outcome.regression] for outcome in outcomes])[0],
@@ -184,24 +185,24 @@ class Trainer:
         }
 
     def write(self, folder: Path) -> None:
-        """Write the drafter into a folder as --drafter_path loads it."""
+        """Writes the drafter into a folder as --drafter_path loads it."""
         write_drafter(folder, self.fields, self.averaged.state_dict(), self.model)
 
 
 def start_from(net: nn.Module, other: nn.Module, path: str) -> None:
-    """Load the weights of another drafter into net. UserError if its shape is another."""
+    """Loads the weights of another drafter into net. Raises UserError if its shape differs."""
     try:
         net.load_state_dict({name: tensor.float() for name, tensor in other.state_dict().items()})
     except RuntimeError:
         raise UserError(
-            f"--drafter_path {path}: this drafter's layer has another shape; give its own config.json as "
-            '--config_path, with "bias": false if it has no fc.bias'
+            f"--drafter_path {path}: this drafter's layer has another shape; give the drafter's config.json "
+            'as --config_path, with "bias": false if it has no fc.bias'
         ) from None
 
 
 @torch.no_grad()
 def blend(average: nn.Module, net: nn.Module, decay: float) -> None:
-    """Move the running average towards the current weights."""
+    """Moves the running average towards the current weights."""
     for mean, value in zip(average.parameters(), net.parameters(), strict=True):
         mean.lerp_(value, 1 - decay)
 
@@ -212,7 +213,7 @@ def _mean(rows: list[list[float]]) -> list[float]:
 
 
 def refuse(args: Any) -> None:
-    """UserError for options that contradict each other."""
+    """Raises UserError for options that contradict each other."""
     if args.cfg_loss and not args.coupled:
         raise UserError("--cfg_loss: guided distributions need both branches of an image; add --coupled")
 
@@ -236,7 +237,7 @@ def prepare(args: Any) -> tuple[Any, Any]:
 
 
 def run(args: Any, loading: LoadOptions) -> None:
-    """Train, validate and save. The last line printed is one JSON document.
+    """Trains, validates and saves. The last line printed is one JSON document.
 
     args: the options of cli/train_drafter.py. loading: how to load the target and, if there is one, the
     drafter that training starts from.
@@ -264,7 +265,7 @@ def run(args: Any, loading: LoadOptions) -> None:
 
 
 def loop(trainer: Trainer, settings: dict[str, Any], root: Path) -> None:
-    """Train until the end of the run. Only the main process validates and writes."""
+    """Trains until the end of the run. Only the main process validates and writes."""
     args, main, losses = trainer.args, trainer.accelerator.is_main_process, list[float]()
     first, epoch, fraction = trainer.step, trainer.steps_per_epoch, trainer.fraction()
     row: dict[str, Any] = {}

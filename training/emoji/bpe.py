@@ -1,4 +1,4 @@
-"""Train a byte-level BPE on the captions and write it in the Chameleon token layout, text_tokenizer.json.
+"""Trains a byte-level BPE on the captions and writes it in the Chameleon token layout, text_tokenizer.json.
 
 Ids: <s> 0, <pad> 1, </s> 2, <unk> 3, K image codes from 4, then <eoss> (image end), <racm3:break> (image
 begin), separator, image placeholder, newline, then text. The names are those of the published vocabulary.
@@ -79,7 +79,7 @@ def chameleon_layout(trained: dict, num_codes: int, vocab_size: int) -> dict:
 
 
 def run(args: Any) -> None:
-    """Train on all captions and write text_tokenizer.json."""
+    """Trains on all captions and writes text_tokenizer.json."""
     work = Path(args.work_dir)
     rows = read_captions(work)
     texts = [caption(row["style"], row["name"], row["keywords"]) for row in rows]

@@ -1,4 +1,4 @@
-"""Write README.md of the embedded checkpoint from the files that the stages left in the work folder."""
+"""Writes README.md of the embedded checkpoint from the files that the stages wrote into the work folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Choose codes for latent vectors by distance and rate, in training and after it.
+"""Chooses codes for latent vectors by distance and rate, in training and after it.
 
 Dimensions: N vectors of E numbers, K codes.
 """
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 DECAY = 0.99
-DEAD, REVIVED = 0.02, 0.2  # a code whose count falls below the first moves, and restarts with the second
+DEAD, REVIVED = 0.02, 0.2  # a code whose count falls below DEAD is moved and gets the count REVIVED
 
 
 class Codebook(nn.Module):
@@ -27,8 +27,9 @@ class Codebook(nn.Module):
     def assign(self, vectors: Tensor, rate: float) -> Tensor:
         """Returns the codes [...] of vectors [..., E] that minimise squared distance - rate * log(share).
 
-        Share is a code's relative frequency. A rare code must be that much closer than a common one, so that
-        cells that look the same get the same code. With rate 0 it is the nearest code.
+        Share is a code's relative frequency. A rare code is chosen only if it is closer than a common one by
+        this penalty, so that cells that look the same get the same code. With rate 0 the nearest code is
+        chosen.
         """
         penalty = -rate * (self.count / self.count.sum()).clamp(min=1e-6).log()
         offset = self.weight.square().sum(1) + penalty
@@ -40,7 +41,7 @@ class Codebook(nn.Module):
 
     @torch.no_grad()
     def cluster(self, vectors: Tensor, rounds: int, rate: float, rng: torch.Generator) -> None:
-        """Move the codes by rounds of Lloyd's algorithm on vectors [N, E].
+        """Moves the codes by rounds of Lloyd's algorithm on vectors [N, E].
 
         A code that no vector chose is replaced by a random vector; under a rate it stays where it is.
         """
@@ -59,7 +60,7 @@ class Codebook(nn.Module):
 
     @torch.no_grad()
     def follow(self, vectors: Tensor, codes: Tensor, rng: torch.Generator) -> None:
-        """Update the moving averages, and the codes with them, from vectors [N, E] and their codes [N].
+        """Updates the moving averages, and the codes with them, from vectors [N, E] and their codes [N].
 
         A code that is hardly chosen any more moves onto a vector, sampled in proportion to its squared
         distance from the code it chose.

@@ -1,4 +1,4 @@
-"""The codes of a stream's pictures, encoded ahead in chunks and stored, so that training has all cores."""
+"""Encodes the pictures of a stream in chunks, before training needs them, and stores their codes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHUNK = 4096  # pictures per file
 
 
 def digest(tokenizer: Tokenizer) -> str:
-    """Returns 16 hexadecimal digits that identify a tokenizer: any other encodes pictures differently."""
+    """Returns 16 hexadecimal digits that identify a tokenizer by everything that its codes depend on."""
     digest = hashlib.sha256()
     for tensor in (tokenizer.book.weight, tokenizer.book.count, torch.tensor(tokenizer.rate)):
         digest.update(tensor.cpu().numpy().tobytes())

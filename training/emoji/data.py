@@ -1,4 +1,4 @@
-"""Build the originals of the embedded model from emoji sets on npm.
+"""Builds the originals of the embedded model from emoji sets on npm.
 
 Writes emoji rasterised on white, their captions, the split into trained and held-out pairs, licences and
 checksums. Originals are OVERSAMPLING times larger than the pictures rendered from them
@@ -56,14 +56,14 @@ DROPPED_WORDS = frozenset(
 class Entry:
     """One emoji of emojibase."""
 
-    name: str  # as captions have it
-    keywords: tuple[str, ...]  # those that share no word with the name
+    name: str  # the name in captions
+    keywords: tuple[str, ...]  # emojibase's tags that share no word with the name
     hexcode: str  # code points
     subgroup: str
 
 
 def fetch(package: str, cache: Path) -> Path:
-    """Returns the tarball of a package NAME@VERSION, fetched into the cache by `npm pack` if need be."""
+    """Returns the tarball of a package NAME@VERSION. `npm pack` fetches it if the cache does not hold it."""
     name, version = package.lstrip("@").rsplit("@", 1)
     path = cache / f"{name.replace('/', '-')}-{version}.tgz"
     if not path.exists():
@@ -80,7 +80,7 @@ def fetch(package: str, cache: Path) -> Path:
 
 
 def read_member(tarball: Path, member: str) -> dict | list:
-    """Returns the content of the JSON file `package/MEMBER` of an npm tarball. UserError if it is damaged."""
+    """Returns the JSON in `package/MEMBER` of an npm tarball. Raises UserError if it is damaged."""
     with reading(tarball, "remove it, and npm fetches it again"), tarfile.open(tarball, "r:gz") as archive:
         stream = archive.extractfile(f"package/{member}")
         assert stream is not None
@@ -89,7 +89,7 @@ def read_member(tarball: Path, member: str) -> dict | list:
 
 
 def plain(hexcode: str) -> str:
-    """Returns code points in the form in which sets are compared: lower case, no variation selectors."""
+    """Returns code points in lower case and without variation selectors, which the sets write differently."""
     return hexcode.lower().replace("-fe0f", "")
 
 
@@ -108,9 +108,9 @@ def read_entries(tarball: Path) -> list[Entry]:
 
 
 def choose(entries: list[Entry], icons: dict[str, dict], args: Any) -> list[Entry]:
-    """Returns the names that all styles have, at most SUBGROUPS of each subgroup.
+    """Returns the entries that all styles have, at most as many of each subgroup as SUBGROUPS says.
 
-    If there are more than --max_names, names at even distances are dropped, but no pinned ones.
+    If there are more than --max_names, evenly spaced entries are dropped, but no pinned ones.
     """
     count, chosen = dict.fromkeys(SUBGROUPS, 0), []
     for entry in entries:
@@ -130,7 +130,7 @@ def choose(entries: list[Entry], icons: dict[str, dict], args: Any) -> list[Entr
 
 
 def load_icons(tarball: Path) -> dict[str, str]:
-    """Returns the SVG of every icon of an iconify set that has code points, by these."""
+    """Returns a map from code points to the SVG of an icon, for an iconify set."""
     sheet, chars = read_member(tarball, "icons.json"), read_member(tarball, "chars.json")
     default = sheet.get("width", 16), sheet.get("height", 16)
     icons = {}
@@ -172,7 +172,7 @@ def sha256(path: Path) -> str:
 
 
 def write_json(path: Path, content: object) -> None:
-    """Write one JSON document, indented for people to read."""
+    """Writes one JSON document, indented for people to read."""
     path.write_text(json.dumps(content, indent=1) + "\n")
 
 
@@ -196,7 +196,7 @@ def licence_record(styles: list[str], cache: Path) -> list[dict[str, str]]:
 
 
 def run(args: Any) -> None:
-    """Write originals.npy, captions.jsonl, licences.json and checksums.json."""
+    """Writes originals.npy, captions.jsonl, licences.json and checksums.json."""
     if args.image_size % 4:
         raise UserError(f"--image_size {args.image_size}: give a multiple of 4")
     work = Path(args.work_dir)

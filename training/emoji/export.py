@@ -1,4 +1,4 @@
-"""Write the trained parts as a checkpoint in transformers' Chameleon layout, with model card and licences."""
+"""Writes the trained parts as a checkpoint in transformers' Chameleon layout, with a model card."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHARD_BYTES = 16_000_000
 
 
 def vocabulary_map(num_codes: int, vocab: dict[str, int]) -> dict[str, int]:
-    """Returns the ids of tokens as config.json has them: there the image placeholder is called <image>."""
+    """Returns the map from tokens to ids for config.json, where the image placeholder is called <image>."""
     layout = Layout(num_codes)
     others = {name: index for name, index in vocab.items() if index != layout.placeholder}
     return dict(sorted((others | {"<image>": layout.placeholder}).items()))
@@ -55,7 +55,7 @@ def model_config(shape: DecoderConfig, vq: dict, vocab: dict[str, int]) -> dict:
 
 
 def write_shards(state: dict[str, Tensor], out: Path) -> None:
-    """Replace a folder's weights once all shards and their index are written. UserError for a full disk."""
+    """Replaces a folder's weights once all new shards are written. Raises UserError if the disk is full."""
     with tempfile.TemporaryDirectory(dir=out) as folder:
         try:
             save_torch_state_dict(state, folder, max_shard_size=SHARD_BYTES)
@@ -69,7 +69,7 @@ def write_shards(state: dict[str, Tensor], out: Path) -> None:
 
 
 def run(args: Any) -> None:
-    """Write the checkpoint from the files of the other stages."""
+    """Writes the checkpoint from the files of the other stages."""
     work, out = Path(args.work_dir), Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
     target = torch.load(work / newest(work), map_location="cpu", weights_only=True)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-FLAT = 0.05  # in a flat cell, pixels in [-1, 1] differ by less
-WHITE = 0.96  # in a white cell, all pixels are above: 250 of 255
+FLAT = 0.05  # pixels of a flat cell, in [-1, 1], differ by less than this
+WHITE = 0.96  # pixels of a white cell, in [-1, 1], are above this, 250 of 255
 
 
 def efficientnet() -> Any:
@@ -75,10 +75,10 @@ def white_cells(images: Tensor, side: int) -> Tensor:
 
 
 def flatness(vectors: Tensor, images: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns how far vectors [B, h, w, E] of cells that look the same are apart, as two scalars.
+    """Returns two losses on vectors [B, h, w, E] of cells that look the same, as scalars.
 
-    The mean squared distance, per number, of white cells from their common mean, and of neighbouring flat
-    cells of one colour from each other.
+    Both are mean squared distances per number of a vector: the first of white cells from their mean, the
+    second between neighbouring flat cells of one colour.
     """
     low, high = cell_range(images, images.shape[-1] // vectors.shape[1])
     white = vectors[(low > WHITE).all(1)]

@@ -1,4 +1,4 @@
-"""Measure the tokenizer and the target on pictures they were not trained on."""
+"""Measures the tokenizer and the target on pictures they were not trained on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from training.loop import load_checkpoint, write_figures
 
 
 def run(args: Any) -> None:
-    """Print and store the figures of the parts that --of names, of the decayed target if there is one."""
+    """Prints and stores the figures of the parts that --of names; of the decayed target if there is one."""
     device, work = target.use_device(args), Path(args.work_dir)
     if "tokenizer" in args.of:
         pictures = Pictures(work)

@@ -1,8 +1,8 @@
 """Endless streams of pictures: originals under random jitter, none of them twice.
 
 A picture is a function of its stream's name and its number. The stream "held_out" shows the (style, name)
-pairs kept out of training; every other ("train", "validation", ...) shows trained pairs at placements of its
-own. Dimensions: N pictures, P pixels a side, F = OVERSAMPLING.
+pairs left out of training. Every other stream ("train", "validation", ...) shows trained pairs, each stream
+at other placements. Dimensions: N pictures, P pixels a side, F = OVERSAMPLING.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def sample_jitter(name: str, rng: random.Random) -> Jitter:
 def place(original: np.ndarray, jitter: Jitter) -> np.ndarray:
     """Returns the picture [P, P, 3] of an original [F P, F P, 3] on white, both uint8.
 
-    The original is placed at its own size, then blocks of F x F pixels are averaged.
+    The original is placed at F times the resolution, then blocks of F x F pixels are averaged.
     """
     side = len(original)
     image = Image.fromarray(original[:, ::-1] if jitter.mirrored else original)
@@ -73,7 +73,7 @@ class Pictures:
     """The originals of a work folder, and streams of pictures made from them."""
 
     def __init__(self, work: Path) -> None:
-        """UserError if the data stage has not been run there."""
+        """Raises UserError if the data stage has not been run there."""
         if not (work / "originals.npy").exists():
             raise UserError(f"{work} holds no originals.npy: run `train_emoji data --work_dir {work}`")
         self.originals = np.load(work / "originals.npy", mmap_mode="r")
@@ -89,7 +89,7 @@ class Pictures:
         return [row for row in self.rows if row["split"] == split]
 
     def plan(self, stream: str, numbers: Sequence[int]) -> list[Picture]:
-        """Returns the plans of the pictures of these numbers, which costs next to nothing."""
+        """Returns the pictures of a stream with these numbers, not yet rendered."""
         rows, planned = self.of_split("held_out" if stream == "held_out" else "train"), []
         for number in numbers:
             rng = random.Random(f"{stream}/{number}")

@@ -1,11 +1,12 @@
-"""Tune the target to generate two rasters: a preview of 8 x 8 codes, then the picture's 16 x 16.
+"""Tunes the target to generate two rasters: a preview of 8 x 8 codes, then the picture's 16 x 16.
 
 The preview is the same picture at half its side, encoded by the same tokenizer. The tuned target serves
 measurements of models with several rasters; it is no part of the embedded checkpoint. It starts from the
 weights that the stage `restore` wrote and sees every picture once.
 
-A cell of the preview has about the rotary position of the cells that it covers, so that heads which look at a
-cell's neighbours find it at once. That needs prompts of one length: PREFIX tokens, padded on the left.
+A cell of the preview has about the rotary position of the cells that it covers, so that heads which attend to
+a cell's neighbours attend to it from the start. For this all prompts have one length: PREFIX tokens, padded
+on the left.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def grid_of(side: int) -> Grid:
 
 
 def padded(prefix: list[int]) -> list[int]:
-    """Returns a prompt's tokens, padded to PREFIX. UserError if there are more."""
+    """Returns a prompt's tokens, padded to PREFIX. Raises UserError if there are more."""
     if len(prefix) > PREFIX:
         raise UserError(f"a prompt of {len(prefix)} tokens: the preview's target takes at most {PREFIX}")
     return [PAD] * (PREFIX - len(prefix)) + prefix
@@ -56,8 +57,8 @@ def padded(prefix: list[int]) -> list[int]:
 def place_positions(decoder: Decoder, grid: Grid) -> None:
     """Changes the decoder's rotary table, so that the preview lies over the picture.
 
-    Cell (r, c) of the preview covers the cells from (2 r, 2 c) on and takes the position of the first of
-    them, and half a step more, by which it differs from every cell of the picture.
+    Cell (r, c) of the preview covers the cells (2 r, 2 c) to (2 r + 1, 2 c + 1) of the picture. Its position
+    is that of cell (2 r, 2 c) plus one half, so that no cell of the picture has the same.
     """
     table, preview = decoder.rotary, grid.before[0]
     row, column = (torch.arange(preview.size) // preview.width, torch.arange(preview.size) % preview.width)
@@ -92,7 +93,7 @@ class Trainer:
         self.decoder.load_state_dict(start["model"])
         place_positions(self.decoder, grid_of(self.codes.pictures.size // 4))
         self.decoder.to(device)
-        self.first = start["drawn"]  # the stream goes on behind the pictures that the target has seen
+        self.first = start["drawn"]  # number of the first picture in the stream that the target has not seen
         self.optimisers = muon_and_adamw(self.decoder, args.muon_lr, args.adam_lr, args.weight_decay)
 
     def loss(self, texts: list[str], codes: Tensor) -> Tensor:
@@ -101,7 +102,7 @@ class Trainer:
         return code_loss(self.decoder, tokens, labels, self.num_codes)
 
     def train_step(self, done: int) -> float:
-        """Update the weights on the next pictures, `done` of them trained on before; returns the loss."""
+        """Updates the weights on the next batch, after `done` pictures of this run; returns the loss."""
         args, batch = self.args, self.args.batch_size
         planned, codes = self.codes.batch(STREAM, self.first + done, batch)
         factor = min((done / batch + 1) / args.warmup_steps, 1.0) * (1 - done / args.num_pictures)
@@ -119,9 +120,9 @@ class Trainer:
     def validation(self, done: int) -> dict[str, float]:
         """Returns losses in nats per code, each of VALIDATED pictures.
 
-        train: the last ones trained on. new: of trained pairs in new placements, of which preview and image
-        are the parts; other_preview: their image behind the preview of another. held_out: of pairs kept out
-        of training.
+        train: the last pictures trained on. new: trained pairs in new placements; preview and image are the
+        losses of their two rasters, other_preview that of the image after another picture's preview.
+        held_out: pairs left out of training.
         """
         last = self.first + max(done - VALIDATED, 0)
         planned, codes = self.codes.sample("validation", VALIDATED)
@@ -153,7 +154,7 @@ class Trainer:
 
 
 def run(args: Any) -> None:
-    """Train on --num_pictures pictures; write the weights and the log."""
+    """Trains on --num_pictures pictures; writes the weights and the figures."""
     device, work = use_device(args), Path(args.work_dir)
     torch.manual_seed(args.seed)
     trainer, losses, begun = Trainer(args, device), list[float](), time.monotonic()
@@ -170,7 +171,7 @@ def run(args: Any) -> None:
 
 
 def tuned_model(work: Path) -> Model:
-    """Returns the tuned target as a model that every method decodes with. UserError if there is none.
+    """Returns the tuned target as a model that every method decodes with. Raises UserError if there is none.
 
     Codec, tokenizer and codebook are those of the embedded model, from which it was tuned.
     """

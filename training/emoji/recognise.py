@@ -1,9 +1,9 @@
-"""Measure whether the target's pictures show what their prompts name.
+"""Measures whether the target's pictures show what their prompts name.
 
 Every (style, name) pair is rendered in VIEWS placements. For a generated picture the names are ranked by
-their most similar view (cosine of EfficientNet-Lite0's pooled features); it is recognised if its own name
-comes first. The same for originals in new placements, encoded and decoded by the tokenizer, is the ceiling.
-Dimensions: N pictures, P pixels a side, F features.
+their most similar view (cosine of EfficientNet-Lite0's pooled features). The picture is recognised if the
+name in its prompt comes first. Originals in new placements, encoded and decoded by the tokenizer, give the
+upper bound. Dimensions: N pictures, P pixels a side, F features.
 """
 
 from __future__ import annotations
@@ -53,12 +53,16 @@ def gallery(pictures: Pictures) -> tuple[Tensor, list[str]]:
     return embed(np.stack(views)), names
 
 
-def ranks(features: Tensor, rows: list[dict], known: Tensor, names: list[str]) -> list[int]:
-    """Returns for each picture how many names are more similar to it than its row's own; 0: recognised."""
+def ranks(features: Tensor, rows: list[dict], views: Tensor, names: list[str]) -> list[int]:
+    """Returns for each picture the number of names that are more similar to it than the right one.
+
+    features [N, F], rows: of the pictures; the right name is that of the row. views [M, F], names: the
+    gallery. Rank 0 is a recognised picture.
+    """
     order = sorted(set(names))
     group = torch.tensor([order.index(name) for name in names])
     best = torch.full((len(features), len(order)), -1.0)
-    best.scatter_reduce_(1, group.expand(len(features), -1), features @ known.T, "amax")
+    best.scatter_reduce_(1, group.expand(len(features), -1), features @ views.T, "amax")
     right = best.gather(1, torch.tensor([[order.index(row["name"])] for row in rows]))
     return (best > right).sum(1).tolist()
 
@@ -79,12 +83,12 @@ def generate(texts: list[str], args: Any) -> np.ndarray:
 
 
 def run(args: Any) -> None:
-    """Print the figures and store them for the model card."""
+    """Prints the figures and stores them for the model card."""
     torch.set_num_threads(args.threads)
     work = Path(args.work_dir)
     pictures, rng = Pictures(work), random.Random(f"recognise/{args.seed}")
     tokenizer = Tokenizer.load(work, torch.device("cpu"))
-    known, names = gallery(pictures)
+    views, names = gallery(pictures)
     rows = rng.choices(pictures.of_split("train"), k=args.num_pictures)
     held_out = pictures.of_split("held_out")
     rows += [held_out[i % len(held_out)] for i in range(args.num_held_out if held_out else 0)]
@@ -95,7 +99,7 @@ def run(args: Any) -> None:
     reconstructed = tokenizer.decode(tokenizer.encode(torch.from_numpy(placed))).numpy()
     result = {}
     for label, images in (("drawn", generated), ("originals_through_codes", reconstructed)):
-        by_picture = ranks(embed(images), rows, known, names)
+        by_picture = ranks(embed(images), rows, views, names)
         result[label] = summary(by_picture[: args.num_pictures])
         if held_out:
             result[f"{label}_held_out"] = summary(by_picture[args.num_pictures :])

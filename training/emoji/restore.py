@@ -1,4 +1,4 @@
-"""Put an exported checkpoint back into a work folder, to train its tokenizer and target further.
+"""Puts an exported checkpoint back into a work folder, to train its tokenizer and target further.
 
 The optimisers begin without history, and the weights have been rounded to bfloat16. Pictures, captions and
 text vocabulary are not part of a checkpoint: the stages `data` and `bpe` make them again, byte for byte.
@@ -25,13 +25,13 @@ from training.emoji.target import STABLE
 from training.emoji.tokenizer import Tokenizer, load_exported
 from training.loop import save_checkpoint
 
-STATE = "training_state.safetensors"  # in the exported folder: what only training needs
+STATE = "training_state.safetensors"  # file of the exported folder with values that only training needs
 TOKENIZER = ("config", "rate", "step", "drawn", "spent_s")
 TARGET = ("config", "step", "drawn", "pictures", "spent_s")
 
 
 def write_state(folder: Path, tokenizer: dict, target: dict) -> None:
-    """Write the counts of the codes and the counters of tokenizer.pt and target.pt to a folder."""
+    """Writes the counts of the codes and the counters of tokenizer.pt and target.pt to a folder."""
     counters = {
         "tokenizer": {name: tokenizer[name] for name in TOKENIZER},
         "target": {name: target[name] for name in TARGET},
@@ -41,9 +41,9 @@ def write_state(folder: Path, tokenizer: dict, target: dict) -> None:
 
 
 def run(args: Any) -> None:
-    """Write tokenizer.pt and target.pt.
+    """Writes tokenizer.pt and target.pt.
 
-    UserError if the work folder has one of them already, or the checkpoint has no training state.
+    Raises UserError if the work folder has one of them already, or if the checkpoint has no training state.
     """
     work, folder = Path(args.work_dir), Path(args.start)
     for name in ("tokenizer.pt", STABLE):

@@ -1,4 +1,4 @@
-"""Train the target to predict the image codes of captions, by cross-entropy.
+"""Trains the target to predict the image codes of captions, by cross-entropy.
 
 Every picture is seen once. The learning rates rise, then stay level. --decay_pictures takes them to zero on a
 copy of the state, so that a run can be stopped, tried out and continued at any time. Some prompts are empty,
@@ -39,12 +39,12 @@ LENGTH_STEP = 16  # sequences are padded to a multiple of it, so that --compile 
 IGNORED = -100  # label where no code is predicted
 WARMUP = 100  # steps
 LOG = "losses_target.jsonl"
-STREAM = "train0"  # of pictures; the number is from a time when every process had a stream
+STREAM = "train0"  # name of the stream of training pictures, on which every picture depends
 STABLE, DECAYED = "target.pt", "target_decayed.pt"
 
 
 class Prompts:
-    """The text tokenizer: prompts to token ids that end in image begin."""
+    """Encodes prompts as token ids, which end with the image-begin token."""
 
     def __init__(self, tokenizer_path: Path, num_codes: int) -> None:
         self.tokenizer = TextTokenizer.from_file(str(tokenizer_path))
@@ -86,7 +86,7 @@ def code_loss(decoder: Decoder, tokens: Tensor, labels: Tensor, num_codes: int) 
 
 
 def initialise(decoder: Decoder) -> None:
-    """Sample weights from normal distributions.
+    """Samples weights from normal distributions.
 
     The standard deviation is 0.04 in the blocks and 0.02 outside; for matrices that write to the residual
     stream it is divided by the square root of twice the depth.
@@ -132,7 +132,7 @@ class Trainer:
         self.fresh_from = 0  # step at which the optimisers began without history
 
     def payload(self, spent_s: float) -> dict:
-        """Returns what a resumed run and the export need."""
+        """Returns the state that a resumed run and the export need."""
         return {"model": self.decoder.state_dict(), "step": self.step, "drawn": self.next_picture,
                 "pictures": self.num_pictures, "spent_s": spent_s, "decay_from": self.decay_from,
                 "fresh_from": self.fresh_from,
@@ -140,17 +140,17 @@ class Trainer:
                 "config": dataclasses.asdict(self.decoder.config), "codes": self.codes.digest}  # fmt: skip
 
     def resume(self, payload: dict, name: str) -> None:
-        """Continue from a payload; one that `restore` wrote has no optimiser states.
+        """Continues from a payload; one that `restore` wrote has no optimiser states.
 
-        UserError if it was trained on other codes, or has another shape.
+        Raises UserError if it was trained on other codes, or has another shape.
         """
         if payload["codes"] != self.codes.digest:
             raise UserError(
                 f"{name} was trained on the codes of another tokenizer.pt: put that back, or give --restart"
             )
         shape = json.loads(json.dumps(dataclasses.asdict(self.decoder.config)))
-        given = json.loads(json.dumps(payload["config"]))  # with lists for tuples, as a JSON file has them
-        if shape | given != shape:  # an older checkpoint lacks the fields that were added since
+        saved = json.loads(json.dumps(payload["config"]))  # with lists for tuples, as JSON files have them
+        if shape | saved != shape:  # an older checkpoint lacks the fields that were added since
             raise UserError(f"{name} has the shape {payload['config']}: give the same, or give --restart")
         self.decoder.load_state_dict(payload["model"])
         if "optimisers" in payload:
@@ -172,7 +172,7 @@ class Trainer:
         return rise * max(1 - (self.num_pictures - self.decay_from) / self.args.decay_pictures, 0.0)
 
     def train_step(self) -> float:
-        """Update the weights on the next pictures; returns the loss."""
+        """Updates the weights on the next pictures; returns the loss."""
         batch, rng = self.args.batch_size, random.Random(f"{STREAM}/{self.next_picture}")
         planned, codes = self.codes.batch(STREAM, self.next_picture, batch)
         texts = ["" if rng.random() < self.args.dropped else picture.text for picture in planned]
@@ -219,7 +219,7 @@ class Trainer:
 
 
 def wrong_texts(planned: list[Picture]) -> list[str]:
-    """Returns for each picture a caption in its own style that names what a later picture shows."""
+    """Returns for each picture a caption of its style with the name of a later picture."""
     rows, texts = [picture.row for picture in planned], []
     for index, row in enumerate(rows):
         other = next(r for r in [*rows[index + 1 :], *rows] if r["name"] != row["name"])
@@ -236,7 +236,7 @@ def newest(work: Path) -> str:
 
 
 def start(trainer: Trainer, work: Path) -> Path:
-    """Load the state to continue from, if there is one; returns the file to save to."""
+    """Loads the state to continue from, if there is one; returns the file to save to."""
     if not trainer.args.decay_pictures:
         if saved := load_checkpoint(work / STABLE):
             trainer.resume(saved, STABLE)
@@ -261,7 +261,7 @@ def ended(trainer: Trainer) -> bool:
 
 
 def run(args: Any) -> None:
-    """Train to --max_pictures, or to the end of the decay; write the state and the log."""
+    """Trains to --max_pictures, or to the end of the decay; writes the state and the log."""
     device, work = use_device(args), Path(args.work_dir)
     if args.restart:
         for name in (STABLE, DECAYED, LOG):

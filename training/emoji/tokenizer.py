@@ -1,4 +1,4 @@
-"""Train the VQGAN of the embedded model on pictures under jitter, each seen once, without a discriminator.
+"""Trains the VQGAN of the embedded model on pictures under jitter, each seen once, without a discriminator.
 
 Training begins unquantised. After --warmup_steps the codebook is initialised by k-means on the latents, and
 the rate rises over --rate_steps. With --start, the VQGAN of an exported checkpoint is trained further at the
@@ -50,7 +50,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, work: Path, device: torch.device) -> Tokenizer:
-        """Load tokenizer.pt of a work folder. UserError if there is none."""
+        """Loads tokenizer.pt of a work folder. Raises UserError if there is none."""
         saved = load_checkpoint(work / SAVED)
         if saved is None:
             raise UserError(f"{work} has no {SAVED}: run `train_emoji tokenizer --work_dir {work}`")
@@ -86,10 +86,10 @@ def entropy(codes: Tensor) -> float:
 
 
 def figures(tokenizer: Tokenizer, images: Tensor) -> dict[str, float]:
-    """Returns how well codes preserve uint8 images [N, P, P, 3], and what they cost.
+    """Returns figures of the codes of uint8 images [N, P, P, 3] and of the images decoded from them.
 
-    PSNR in dB (mean over images), mean absolute error in 8-bit levels, entropies in nats per code, and shares
-    of cells.
+    These are PSNR in dB (mean over images), mean absolute error in 8-bit levels, entropies in nats per code,
+    and shares of cells.
     """
     codes = tokenizer.encode(images)
     error = tokenizer.decode(codes).float() - images.float()
@@ -107,7 +107,7 @@ def figures(tokenizer: Tokenizer, images: Tensor) -> dict[str, float]:
 
 
 def load_exported(model: VQModel, folder: Path) -> None:
-    """Load the VQGAN of an exported checkpoint into model. UserError if there is none of its shape."""
+    """Loads the VQGAN of an exported checkpoint into model. Raises UserError if its shape differs."""
     try:
         model.load_state_dict(dict(read_weights(folder).below(VQ)))
     except (RuntimeError, CheckpointError) as error:
@@ -153,7 +153,7 @@ class Trainer:
         return self.args.rate * min(max(self.step - self.args.warmup_steps, 0) / self.args.rate_steps, 1.0)
 
     def payload(self, spent_s: float) -> dict:
-        """Returns what a resumed run and Tokenizer.load need."""
+        """Returns the state that a resumed run and Tokenizer.load need."""
         model = self.tokenizer.model
         return {"model": model.state_dict(), "config": dataclasses.asdict(model.config),
                 "rate": self.args.rate, "book": self.tokenizer.book.state_dict(), "rng": self.rng.get_state(),
@@ -161,7 +161,7 @@ class Trainer:
                 "optimiser": self.optimiser.state_dict(), "step": self.step, "spent_s": spent_s}  # fmt: skip
 
     def resume(self, payload: dict) -> None:
-        """Continue from a payload; one that `restore` wrote has no optimiser state and no random state."""
+        """Continues from a payload; one that `restore` wrote has no optimiser state and no random state."""
         self.tokenizer.model.load_state_dict(payload["model"])
         self.tokenizer.book.load_state_dict(payload["book"])
         if "optimiser" in payload:
@@ -176,19 +176,19 @@ class Trainer:
         return torch.from_numpy(self.pictures.render(planned))
 
     def cluster(self, rounds: int) -> None:
-        """Move the codes by k-means on the latents of new pictures, under this step's rate."""
+        """Moves the codes by k-means on the latents of new pictures, under this step's rate."""
         vectors = self.tokenizer.latents(self.next_pictures(256)).flatten(0, 2)
         self.tokenizer.book.cluster(vectors, rounds, self.rate, self.rng)
 
     def start_codebook(self) -> None:
-        """Initialise the codes: random latents of new pictures, then k-means."""
+        """Initialises the codes with random latents of new pictures, then by k-means."""
         vectors = self.tokenizer.latents(self.next_pictures(64)).flatten(0, 2)
         rows = torch.randperm(len(vectors), generator=self.rng)[: self.args.num_embeddings]
         self.tokenizer.book.weight.copy_(vectors[rows])
         self.cluster(8)
 
     def train_step(self, factor: float) -> dict[str, float]:
-        """Update the weights at `factor` times the learning rate; returns the parts of the loss."""
+        """Updates the weights at `factor` times the learning rate; returns the parts of the loss."""
         for group in self.optimiser.param_groups:
             group["lr"] = self.args.learning_rate * factor
         if self.step == self.args.warmup_steps:
@@ -232,7 +232,7 @@ def cosine(fraction: float) -> float:
 
 
 def run(args: Any) -> None:
-    """Train for --minutes, earlier runs included. Writes tokenizer.pt, the log and a sheet of examples."""
+    """Trains for --minutes, earlier runs included. Writes tokenizer.pt, the log and a sheet of examples."""
     device, work = use_device(args), Path(args.work_dir)
     pictures = Pictures(work)
     if args.restart:
