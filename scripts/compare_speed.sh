@@ -2,7 +2,7 @@
 # Compares the speed of this checkout with that of another one: milliseconds per step of the embedded model under ar, eagle-2 and
 # self-draft, at temperature 1 with trees of 32 nodes. The checkouts take turns, one process after the other, on the same prompts
 # and seeds, and the one that goes first changes from pair to pair. Prints, per method, the median over pairs of OTHER's time
-# divided by this checkout's, with its 95 % interval: above 1, this checkout is faster. Exit status 1 if one is below 0.97.
+# divided by this checkout's, with its 95 % interval: above 1, this checkout is faster. Exit status 1 if a median is below 0.97.
 # Nothing else may run on the machine. Both checkouts run in this one's environment.
 # Usage: bash scripts/compare_speed.sh OTHER_CHECKOUT [PAIRS]
 set -euo pipefail

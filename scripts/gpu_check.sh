@@ -2,8 +2,8 @@
 # Checks and measures the GPU of this machine, part by part: tests, kernels, launches, milliseconds per step, memory, equal images.
 # Prints one table and, as the last line, one JSON document. Exit status: 0; 1 if a bound was missed; 2 if there is no GPU.
 # Usage: bash scripts/gpu_check.sh [PART ...] [options]     (`main.py gpu_check --help` names them; default: all parts)
-# It runs with PYTHON=..., or else with the first of .venv and python3 that has a CUDA build of torch and all packages,
-# or else it sets up .venv, with the build that PyPI has. Each part takes ten minutes at most, and all can be run alone.
+# It runs with PYTHON=..., or else with the first of .venv and python3 that has a CUDA build of torch and all packages, or else it
+# sets up .venv with PyPI's build of torch. Each part takes ten minutes at most and can run alone.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 needed="torch numpy safetensors tokenizers yaml tqdm PIL"
