@@ -55,11 +55,12 @@ def call(function: Callable[..., Result], *inputs: Any) -> Result:
 
 
 class Client(Protocol):
-    """The one who asked for an image, where one fault or departure must not end the run."""
+    """The sender of a request, for runs that serve many: neither its departure nor a fault of its image may
+    end the run."""
 
     @property
     def gone(self) -> bool:
-        """Whether nobody waits for the image. Then it leaves its slot before the next step."""
+        """True if nobody waits for the image any more. It then leaves its slot before the next step."""
 
     def fail(self, error: FloatingPointError) -> None:
         """Learns that the logits of the image are not numbers. It leaves its slot, unfinished."""
@@ -151,8 +152,7 @@ class Proposer(Protocol):
     """A way of drafting. The loop treats all alike."""
 
     def calls(self, shape: TreeShape) -> int:
-        """Returns the number of drafter passes that a tree of this shape takes on its own, without regard to
-        the other trees of the batch."""
+        """Returns the number of drafter passes that a tree of this shape would take in a batch of one."""
 
     def prefill(self, slot: int, prompt: Any, prefix: Prefix, code: Tensor) -> None:
         """Starts a new image in a slot. code []: its first code."""
@@ -186,7 +186,7 @@ class Model(Protocol):
 
     @property
     def grid(self) -> Grid:
-        """The raster of an image's codes."""
+        """The rasters of an image's codes."""
 
     @property
     def codebook(self) -> Tensor:

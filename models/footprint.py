@@ -1,4 +1,4 @@
-"""How much memory a model needs to generate images, part by part, computed from its dimensions alone.
+"""Computes the memory that a model needs to generate images, part by part, from its dimensions alone.
 
 `parts` is the table of `main.py memory`. `check_room` compares what decoding will allocate with what the
 device has free, before anything is allocated.
@@ -28,12 +28,12 @@ FP32 = 4
 ELEMENTS = {"fp32": FP32, "bf16": 2, "fp16": 2}  # bytes of a number, by --precision
 DISTRIBUTIONS = 6  # [images, nodes, codes] fp32 tensors at once: logits, guided, filtered, noise, choice
 MAPS = 4  # feature maps of the codec that exist at once, each as large as the largest
-LIBRARIES = 2**28  # what cuBLAS and cuDNN allocate at their first use, and what is lost between blocks
+LIBRARIES = 2**28  # bytes that cuBLAS and cuDNN allocate at their first use, or that are lost between blocks
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A model and how it is used."""
+    """The dimensions of a model, of its trees and of a batch, on which memory depends."""
 
     decoder: DecoderConfig
     drafter: DecoderConfig | None
@@ -47,7 +47,9 @@ class Use:
     images: int  # in flight
     branches: int  # 2 under guidance
     element: int  # bytes of a weight, an activation or a cached number
-    codec: int | None = None  # numbers in what is no VQModel: a codec of those widths, or code vectors alone
+    codec_parameters: int | None = (
+        None  # of another codec, or of code vectors alone; None: those of a VQModel
+    )
     silent: bool = False  # temperature 0, which needs no noise
     graphs: bool = False  # passes are captured as CUDA graphs
 
@@ -61,20 +63,19 @@ def published_use(
 ) -> Use:
     """Returns a family as it was published, under guidance if it has any, and with EAGLE-2's trees.
 
-    nodes: of a tree, the root included; None: the family's own. tokens: of an image, row ends included; None:
-    those of the published size. Raises CheckpointError for a family that has
-    no published checkpoint.
+    nodes: of a tree, the root included; None: those of the family's tree. tokens: of an image, row ends
+    included; None: those of the published size. CheckpointError for a family without a published checkpoint.
     """
     spec = spec_of(name)
     if not spec.published:
         raise CheckpointError(f"{name}: its dimensions are not in ckpts/manifest.json")
     shape = json.loads((CKPTS / "manifest.json").read_text(encoding="utf-8"))["shapes"][name]
-    fields, vq, codec = shape["vq"], None, None
+    fields, vq = shape["vq"], None
     if "base_channels" in fields:
         vq = replace(VQConfig.from_hf(fields), frames=shape.get("frames", 1))
-        codec = count(partial(spec.codec, fields)) if spec.codec else None
+        codec_parameters = count(partial(spec.codec, fields)) if spec.codec else None
     else:  # code vectors alone
-        codec = fields["num_embeddings"] * fields["embed_dim"]
+        codec_parameters = fields["num_embeddings"] * fields["embed_dim"]
     return Use(
         decoder=spec.decoder_config(shape["target"]),
         drafter=spec.decoder_config(shape["drafter"]) if shape["drafter"] else None,
@@ -88,7 +89,7 @@ def published_use(
         images=images,
         branches=1 if spec.guidance == 1 else 2,
         element=ELEMENTS[precision],
-        codec=codec,
+        codec_parameters=codec_parameters,
     )
 
 
@@ -128,16 +129,16 @@ def _pixels(use: Use) -> int:
 def parts(use: Use) -> dict[str, int]:
     """Returns bytes by part, and their `peak`: what exists all the time, and the larger of a pass and pixels.
 
-    Weights and caches are exact on a GPU, the rest are estimates. LlamaGen's text encoder is left out because
-    it is given back before decoding begins. While loading, one tensor and the head's other rows come on top.
-    On a CPU that packs weights (models.packed), caches are fp32 whatever `element` says, and oneDNN compiles
-    and keeps some 0.6 MB for every product and number of rows.
+    Weights and caches are exact on a GPU, the rest are estimates. LlamaGen's text encoder is left out: it is
+    freed before decoding begins. Loading needs one tensor and the head's other rows in addition. On a CPU
+    that packs weights (models.packed), caches are fp32 whatever `element` says, and oneDNN compiles and
+    stores some 0.6 MB for every product and number of rows.
     """
     config, codes, drafter, vq = use.decoder, use.codes, use.drafter, use.vq
     weights = {
         "target": count(lambda: _decoder(config, codes)) * use.element,
         "drafter": 0 if drafter is None else count(lambda: DrafterNet(drafter)) * use.element,
-        "codec": (use.codec or (count(lambda: VQModel(vq)) if vq else 0)) * FP32,
+        "codec": (use.codec_parameters or (count(lambda: VQModel(vq)) if vq else 0)) * FP32,
     }
     decoding = decoding_parts(use)
     return {**weights, **decoding, "peak": sum(weights.values()) + decoding_peak(use)}
@@ -169,7 +170,7 @@ def _cache(config: DecoderConfig, use: Use, slots: int) -> int:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Returns how much memory can still be allocated on a device; None where the system does not tell."""
+    """Returns the bytes that can still be allocated on a device; None if the system does not tell."""
     if device.type == "cuda":
         # torch keeps blocks that it has freed, and uses them again.
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

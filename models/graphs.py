@@ -7,7 +7,8 @@ recording. A graph repeats its kernels on the memory it was recorded with. There
 - inputs are copied into buffers before a replay, except results of other functions, which lie in fixed memory
   and are read where they are;
 - results are copied, inside the graph, to fixed memory outside the scratch that all graphs share; all graphs
-  of a function with results of the same shapes have the same one, so that what reads them is recorded once;
+  of a function with results of the same shapes have the same memory for them, so that a function that reads
+  them is recorded once;
 - the function may update tensors that it keeps, if it does so in place. Recording runs nothing, so nothing
   has to be restored after it.
 """
@@ -25,8 +26,8 @@ import torch
 from torch import Tensor
 
 ROWS = (1, 8, 16, 32, 64)  # numbers of nodes that passes are recorded with; above, multiples of the last
-CONTEXT = 256  # bounds on the committed codes are multiples of this,
-BOUNDS = 8  # or of more, so that an image has at most this many
+CONTEXT = 256  # bounds on the committed codes are multiples of a multiple of this
+BOUNDS = 8  # at most so many different bounds for one image
 
 
 class Recorder(Protocol):
@@ -36,7 +37,7 @@ class Recorder(Protocol):
         """Returns a context for the run before a recording, in which libraries allocate what they keep."""
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        """Returns what repeats run() on the memory it used. RuntimeError if run() cannot be recorded."""
+        """Returns a function that repeats run() on the memory it used. RuntimeError if recording fails."""
 
 
 class CudaRecorder:
@@ -118,7 +119,8 @@ class GraphRunner:
         return graph.results
 
     def _key(self, leaf: Any) -> Hashable:
-        """Returns what a recording depends on: of a fixed tensor which one it is, of another its shape."""
+        """Returns the part of a recording's key that comes from one leaf of the inputs: the identity of a
+        tensor in fixed memory, shape and dtype of another tensor, and any other value itself."""
         if not isinstance(leaf, Tensor):
             return leaf
         return id(leaf) if id(leaf) in self._fixed else (leaf.shape, leaf.dtype)
@@ -146,7 +148,7 @@ class GraphRunner:
         return results
 
     def _keep(self, function: Callable[..., Any], values: Any) -> Any:
-        """Copies what a function returned to the fixed memory of its results of these shapes."""
+        """Copies a function's results to the fixed memory for results of these shapes."""
         shapes = ((x.shape, x.dtype) if isinstance(x, Tensor) else x for x in leaves_of(values))
         key = (function, *shapes)
         if key not in self._results:
@@ -170,7 +172,7 @@ def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
 
 
 def leaves_of(value: Any) -> list[Any]:
-    """Returns the tensors that map_tensors() would replace, in its order, and what else lies among them."""
+    """Returns the tensors that map_tensors() would replace, in its order, and all other values among them."""
     if isinstance(value, tuple | list):
         return [leaf for part in value for leaf in leaves_of(part)]
     if names := field_names(value):
@@ -189,7 +191,7 @@ def tensors_in(value: Any) -> list[Tensor]:
 
 
 def contiguous_copy(tensor: Tensor) -> Tensor:
-    """Returns a copy in memory of its own."""
+    """Returns a contiguous copy, which shares no memory with the tensor."""
     return tensor.clone(memory_format=torch.contiguous_format)
 
 

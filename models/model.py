@@ -51,7 +51,7 @@ class Model:
     tables: tuple[Path, ...] = ()  # folders that may hold a table of nearest codes
     latents: Tensor | None = None  # [V, C]: the code vectors of a model without a codec
     attention: str = "sdpa"  # or flash
-    deterministic: bool = False  # what else is in a pass does not change a code's distribution
+    deterministic: bool = False  # a code's distribution does not depend on the other nodes of the pass
     graphs: bool = False  # the parts of a step are recorded as CUDA graphs and replayed
     compiled: bool = False  # torch.compile compiles the target's layers; only with graphs, which pad its rows
 
@@ -151,8 +151,8 @@ class Model:
         return Grid(self.grid.height, self.grid.width + 1), 2 * max_nodes
 
     def use(self, slots: int, sampling: Sampling, max_nodes: int, max_prompt: int) -> Use:
-        """Returns the dimensions from which models.footprint computes what decoding with such a target takes.
-        A drafter's cache has about as many entries for a tree."""
+        """Returns the dimensions from which models.footprint computes the memory of decoding with such a
+        target. A drafter's cache is counted with as many entries per tree as the target's."""
         net, vq = self.drafter_net, None if self.codec is None else self.codec.config
         tokens, nodes = self._with_row_ends(max_nodes)
         cached = torch.float64 if self.deterministic else cache_dtype(self.decoder.embed.weight)

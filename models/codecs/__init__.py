@@ -1,1 +1,1 @@
-"""Images <-> codes, and which codes are near which."""
+"""Codecs, which turn images into codes and back, and tables of the codes nearest to each code."""

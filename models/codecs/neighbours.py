@@ -65,7 +65,7 @@ def read_table(path: Path, codebook: Tensor, width: int) -> Tensor:
 
 
 def _ascends(table: Tensor, points: Tensor) -> bool:
-    """Whether PROBES rows, spread over the table, start with the nearest code and are in ascending order."""
+    """Returns whether PROBES rows, spread over the table, start with the nearest code and ascend."""
     codes, width = table.shape
     if width == 0:
         return True

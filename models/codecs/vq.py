@@ -36,7 +36,7 @@ class VQConfig:
     attn_type: str = "vanilla"
     in_channels: int = 3
     rounds: bool = False  # True: pixels are rounded to 8 bits; False: truncated
-    normalises: bool = False  # whether code vectors are l2-normalised before use
+    normalises: bool = False  # code vectors are l2-normalised before use
     frames: int = 1  # frames that decoding makes of one image: more than one in a video codec
 
     def __post_init__(self) -> None:
