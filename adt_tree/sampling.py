@@ -78,8 +78,8 @@ def guide(logits: Tensor, guidance: float | Tensor) -> Tensor:
 
 
 def keep_top_k(logits: Tensor, top_k: int, spared: Tensor | None = None) -> Tensor:
-    """Sets every logit below the top_k-th largest to -inf; ties with it stay. 0 keeps all, and so does a row
-    of `spared` [..., 1] bool that is true."""
+    """Sets every logit below the top_k-th largest to -inf; ties with it stay. 0 filters nothing. spared
+    [..., 1] bool: rows that are not filtered."""
     if top_k == 0 or top_k >= logits.shape[-1]:
         return logits
     least = logits.topk(top_k, dim=-1).values[..., -1:]

@@ -47,9 +47,8 @@ class Use:
     images: int  # in flight
     branches: int  # 2 under guidance
     element: int  # bytes of a weight, an activation or a cached number
-    codec_parameters: int | None = (
-        None  # of another codec, or of code vectors alone; None: those of a VQModel
-    )
+    # Numbers in a codec that is no VQModel, or in code vectors alone; None: those of a VQModel of `vq`.
+    codec_parameters: int | None = None
     silent: bool = False  # temperature 0, which needs no noise
     graphs: bool = False  # passes are captured as CUDA graphs
 

@@ -130,7 +130,7 @@ class GraphRunner:
         buffers = map_tensors(lambda x: x if id(x) in self._fixed else contiguous_copy(x), inputs)
         with self._recorder.warm_up():
             values = function(*buffers)
-        results = self._keep(function, values)
+        results = self._store(function, values)
 
         def run() -> None:
             for result, value in zip(tensors_in(results), tensors_in(function(*buffers)), strict=True):
@@ -147,7 +147,7 @@ class GraphRunner:
             self._graphs[key] = _Graph(tensors_in(buffers), replay, results)
         return results
 
-    def _keep(self, function: Callable[..., Any], values: Any) -> Any:
+    def _store(self, function: Callable[..., Any], values: Any) -> Any:
         """Copies a function's results to the fixed memory for results of these shapes."""
         shapes = ((x.shape, x.dtype) if isinstance(x, Tensor) else x for x in leaves_of(values))
         key = (function, *shapes)

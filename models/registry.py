@@ -56,7 +56,7 @@ def is_stage(name: str, fields: Fields, shapes: Shapes) -> bool:
     return cells is not None and (cells == STAGE_2_CODES) == (name == "llamagen2")
 
 
-EMOJI_SPEC = ModelSpec(
+EMOJI = ModelSpec(
     name="emoji",
     about="the embedded model",
     load=late("layouts.chameleon.load"),
@@ -169,9 +169,8 @@ GLM_IMAGE = ModelSpec(
     method="self-draft",  # no drafter network is published
     pixels=False,
 )
-FAMILIES = (EMOJI_SPEC, ANOLE, LUMINA_MGPT, LLAMAGEN, LLAMAGEN2, JANUS_PRO, EMU3, GLM_IMAGE)
+FAMILIES = (EMOJI, ANOLE, LUMINA_MGPT, LLAMAGEN, LLAMAGEN2, JANUS_PRO, EMU3, GLM_IMAGE)
 SPECS: dict[str, ModelSpec] = {spec.name: spec for spec in FAMILIES}
-EMOJI = EMOJI_SPEC.target_folder
 # Families for which eval.random_model can make a model of the published dimensions.
 PUBLISHED = tuple(name for name, spec in SPECS.items() if spec.published and spec.pixels)
 

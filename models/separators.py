@@ -47,12 +47,12 @@ class TokenTree:
     read: Tensor  # [B, N]: the row where the distribution after a node is read
 
 
-def separate(tree: DraftTree, ends_row: Tensor, most: int, separator: int) -> TokenTree:
-    """Adds a separator behind each node that ends_row [B, N] marks. most: a bound on these nodes in any tree;
-    trees with fewer are padded by rows that nobody reads. separator: its code."""
+def separate(tree: DraftTree, ends_row: Tensor, max_separators: int, separator: int) -> TokenTree:
+    """Adds a separator behind each node that ends_row [B, N] marks. max_separators: a bound on these nodes in
+    any tree; trees with fewer are padded by rows that nobody reads. separator: its code."""
     nodes = tree.nodes
     # The node before each separator, [B, K]: marked nodes first, in their order, then padding.
-    before = ends_row.int().sort(dim=1, descending=True, stable=True).indices[:, :most]
+    before = ends_row.int().sort(dim=1, descending=True, stable=True).indices[:, :max_separators]
     valid = ends_row.gather(1, before)
     num_separators = before.shape[1]
     number = torch.arange(nodes, device=before.device)
@@ -82,7 +82,7 @@ def valid_first(valid: Tensor) -> Tensor:
     return (~valid.flatten(1)).int().sort(dim=1, stable=True).indices
 
 
-def most_nodes(tree: DraftTree, depth: int) -> int:
+def max_nodes(tree: DraftTree, depth: int) -> int:
     """Returns a bound, known to the host, on an image's nodes at this depth. Each level above it has a node,
     and a node has at most tree.width children; in a leafy chain only one node of the level above has any."""
     return min(tree.width ** min(depth, 1 if tree.leafy_chain else depth), max(tree.nodes - depth, 0))
@@ -110,10 +110,10 @@ class SeparatorTarget:
         return Prefix(prefix.logits, [torch.cat((branch, branch), dim=-1) for branch in prefix.features])
 
     def forward(self, tree: DraftTree, committed: Sequence[int]) -> Scored:
-        most = self._most_separators(tree, committed)
-        rows = self.tokens.rows(tree.nodes + most)
+        max_separators = self._max_separators(tree, committed)
+        rows = self.tokens.rows(tree.nodes + max_separators)
         bound = self.tokens.bound(num_tokens(max(committed), self.grid.width))
-        if most == 0:
+        if max_separators == 0:
             self._token_tree = None
             return self.run(self._score_nodes, tree.codes, tree.depths, tree.ancestors, bound, rows)
         roots = to_device(committed, self.device)
@@ -159,12 +159,12 @@ class SeparatorTarget:
     def release(self, slot: int) -> None:
         self.tokens.release(slot)
 
-    def _most_separators(self, tree: DraftTree, committed: Sequence[int]) -> int:
+    def _max_separators(self, tree: DraftTree, committed: Sequence[int]) -> int:
         """Returns a bound, known to the host, on the separators of any image's tree."""
         width = self.grid.width
 
         def separators(root: int) -> int:
-            return sum(most_nodes(tree, d) for d in range((width - 1 - root) % width, tree.depth + 1, width))
+            return sum(max_nodes(tree, d) for d in range((width - 1 - root) % width, tree.depth + 1, width))
 
         return min(tree.nodes, max(map(separators, committed)))
 

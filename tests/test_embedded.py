@@ -20,6 +20,8 @@ from tests.golden import same_as_transformers
 from tests.methods import TREES
 from training.new_drafter import default_fields, new_drafter
 
+FOLDER = EMOJI.target_folder
+
 
 @pytest.fixture(scope="module")
 def model() -> Model:
@@ -27,22 +29,22 @@ def model() -> Model:
 
 
 def test_files_are_small_and_whole() -> None:
-    sizes = [path.stat().st_size for path in EMOJI.rglob("*") if path.is_file()]
+    sizes = [path.stat().st_size for path in FOLDER.rglob("*") if path.is_file()]
     assert max(sizes) <= 16 * 2**20 and sum(sizes) <= 40 * 2**20
-    sums = json.loads((EMOJI / "checksums.json").read_text())
-    weights = {str(path.relative_to(EMOJI)): path for path in EMOJI.rglob("*.safetensors")}
+    sums = json.loads((FOLDER / "checksums.json").read_text())
+    weights = {str(path.relative_to(FOLDER)): path for path in FOLDER.rglob("*.safetensors")}
     assert len(weights) >= 2
     for name, path in weights.items():
         assert hashlib.sha256(path.read_bytes()).hexdigest() in json.dumps(sums), name
 
 
 def test_licences_name_every_style() -> None:
-    text = (EMOJI / "README.md").read_text() + (EMOJI / "licences.json").read_text()
+    text = (FOLDER / "README.md").read_text() + (FOLDER / "licences.json").read_text()
     assert all(word in text for word in ("Apache-2.0", "CC-BY", "MIT", "Twitter", "Google", "Microsoft"))
 
 
 def test_logits_are_those_of_transformers(model: Model) -> None:
-    net = ChameleonForConditionalGeneration.from_pretrained(EMOJI, dtype=torch.float32).eval()
+    net = ChameleonForConditionalGeneration.from_pretrained(FOLDER, dtype=torch.float32).eval()
     prompt = model.encode("noto emoji of red heart").conditional
     codes = torch.randint(model.num_codes, (60,), generator=torch.Generator().manual_seed(0))
     tokens = torch.tensor([prompt + (codes + model.first_code).tolist()])

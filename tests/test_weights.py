@@ -56,7 +56,7 @@ def test_every_published_form(tmp_path: Path, form: str) -> None:
 
 
 def test_digests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert read_weights(EMOJI).digest() == "0113db3fa87ac829"
+    assert read_weights(EMOJI.target_folder).digest() == "0113db3fa87ac829"
     torch.manual_seed(0)
     state = {"w": torch.randn(64, 256), "v": torch.randn(3)}
     save_file(state, tmp_path / "model.safetensors")

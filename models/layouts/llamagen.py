@@ -182,11 +182,11 @@ def shape_of(files: TargetFiles, checkpoint: Checkpoint, patch: int) -> DecoderC
 
 
 def _beside(
-    checkpoint: Checkpoint, names: tuple[Path, ...], path: str | None, what: str, option: str
+    checkpoint: Checkpoint, names: tuple[Path, ...], path: str | None, title: str, option: str
 ) -> Path:
-    """Returns a file or folder that belongs to the target: `path`, the value of `option`, or else the first
-    of `names` that exists in the target's folder, its parent or the family's folder. CheckpointError, which
-    calls it `what`, if there is none."""
+    """Returns the path of a part that lies beside the target: `path`, the value of `option`, or else the
+    first of `names` that exists in the target's folder, its parent or the family's folder. CheckpointError,
+    which calls the part `title`, if there is none."""
     if path is not None:
         return locate(path)
     folder = checkpoint.folder
@@ -195,7 +195,7 @@ def _beside(
     existing = next((candidate for candidate in candidates if candidate.exists()), None)
     if existing is None:
         listed = ", ".join(dict.fromkeys(str(candidate) for candidate in candidates))
-        raise CheckpointError(f"{folder}: no {what} ({listed}): put it there or give it as {option}")
+        raise CheckpointError(f"{folder}: no {title} ({listed}): put it there or give it as {option}")
     return existing
 
 
