@@ -196,8 +196,8 @@ class Pipeline:
         """
         chosen = self.method(method, sampling=sampling, tree=tree, lantern=lantern)
         requests = self.requests(prompts, seed)
-        done = {image.name: image for image in self.engine(chosen, requests, batch_size).decode(requests)}
-        decoded = [done[request.name] for request in requests]
+        by_name = {image.name: image for image in self.engine(chosen, requests, batch_size).decode(requests)}
+        decoded = [by_name[request.name] for request in requests]
         pictured = decoded if self.model.codec is not None else ()
         return Output([self.image(image.codes) for image in pictured], decoded)
 

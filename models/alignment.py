@@ -74,11 +74,11 @@ class Unshifted:
     def drafted(self, codes: Tensor, ancestors: Tensor) -> Tensor:
         # Levels follow one another, so a node's parent is the last of its ancestors in earlier levels.
         earlier = ancestors.shape[2] - codes.shape[1]
-        known = torch.cat((self._newest[:, None], self._nodes[:, :earlier]), dim=1)  # the root first
-        self._nodes = torch.cat((known[:, 1:], codes), dim=1)
+        codes_above = torch.cat((self._newest[:, None], self._nodes[:, :earlier]), dim=1)  # the root first
+        self._nodes = torch.cat((codes_above[:, 1:], codes), dim=1)
         number = torch.arange(earlier + 1, device=codes.device)
-        sees = torch.cat((torch.ones_like(ancestors[..., :1]), ancestors[..., :earlier]), dim=2)
-        return known.gather(1, (sees * number).amax(dim=2))
+        is_above = torch.cat((torch.ones_like(ancestors[..., :1]), ancestors[..., :earlier]), dim=2)
+        return codes_above.gather(1, (is_above * number).amax(dim=2))
 
 
 def pairing(alignment: str, target: ARTarget) -> Shifted | Unshifted:

@@ -82,8 +82,8 @@ def row_invariant(decoder: Decoder) -> bool:
     for weight in weights:
         product, x = Product(weight), torch.randn(ROWS, weight.shape[1], generator=generator)
         x = x.to(weight.dtype)
-        whole = product(x)
-        if not all(torch.equal(product(x[:rows]), whole[:rows]) for rows in (1, 2, 3, 8, 31)):
+        together = product(x)
+        if not all(torch.equal(product(x[:rows]), together[:rows]) for rows in (1, 2, 3, 8, 31)):
             return False
     return True
 
@@ -126,16 +126,16 @@ class RowNorm:
     """RMSNorm without its scale, which split_norm() folds into the next weight: x / sqrt(sum(x^2) + D eps),
     in three operations instead of seven. Also LayerNorm without its scale, where rows have a mean of 0."""
 
-    __slots__ = ("least",)
+    __slots__ = ("floor",)
 
     def __init__(self, width: int, eps: float) -> None:
         """width: D."""
-        self.least = torch.tensor((width * eps) ** 0.5)
+        self.floor = torch.tensor((width * eps) ** 0.5)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Returns rows [..., D] of length 1, or less where eps is not negligible. Computes in fp32."""
         wide = x.float()
-        length = torch.hypot(torch.linalg.vector_norm(wide, dim=-1, keepdim=True), self.least)
+        length = torch.hypot(torch.linalg.vector_norm(wide, dim=-1, keepdim=True), self.floor)
         return (wide / length).to(x.dtype)
 
 

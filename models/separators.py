@@ -306,5 +306,5 @@ class SeparatorDrafter:
     def _token_depths(self, codes: Tensor, depth: int) -> Tensor:
         """Returns the number of tokens between the root and the entries, [B, W], of a level of that depth."""
         separated = [done.ends_row for done in self._passes if done.ends_row is not None]
-        more = torch.stack(separated).sum(dim=0) if separated else torch.zeros_like(self._num_pairs)
-        return (depth + more)[:, None].expand_as(codes)
+        num_separators = torch.stack(separated).sum(dim=0) if separated else torch.zeros_like(self._num_pairs)
+        return (depth + num_separators)[:, None].expand_as(codes)

@@ -59,8 +59,8 @@ class Adopted:
         longest = max(request.prompt.length for request in requests)
         room = -(-longest // PROMPT_STEP) * PROMPT_STEP
         engine = self.engine(grid, len(requests), chosen, room)
-        done = {image.name: image.codes for image in engine.decode(requests)}
-        return [done[request.name] for request in requests]
+        by_name = {image.name: image.codes for image in engine.decode(requests)}
+        return [by_name[request.name] for request in requests]
 
     def engine(self, grid: Grid, slots: int, method: Method, room: int) -> Engine:
         """Returns an engine for `slots` images of that grid and prompts of up to `room` tokens."""

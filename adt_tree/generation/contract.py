@@ -121,10 +121,14 @@ def next_tokens(model: Any, rows: Tensor, start: int, arguments: dict[str, Any],
     names = ("image_grid_thw", "images_per_sample")
     grids = {name: arguments[name] for name in names if arguments.get(name) is not None}
     mask = torch.ones_like(prompt) if mask is None else mask
-    whole = torch.cat((mask, mask.new_ones(image.shape)), dim=1)
+    full_mask = torch.cat((mask, mask.new_ones(image.shape)), dim=1)
     first = model(prompt, attention_mask=mask, use_cache=True, logits_to_keep=1, **grids)
     behind = model(
-        image, attention_mask=whole, past_key_values=first.past_key_values, use_cache=True, logits_to_keep=1
+        image,
+        attention_mask=full_mask,
+        past_key_values=first.past_key_values,
+        use_cache=True,
+        logits_to_keep=1,
     )
     scores = arguments["logits_processor"](rows, behind.logits[:, -1].float())
     if not arguments["generation_config"].do_sample:

@@ -46,9 +46,9 @@ def check(input_ids: Tensor, arguments: Mapping[str, Any], caller: Mapping[str, 
         refuse("past_key_values: a prompt is read from its first token; leave them out")
     if any(value is not None for value in (arguments.get("mm_encoder_outputs") or {}).values()):
         refuse("pixel_values: source images are not supported; give a text alone")
-    others = [name for name, value in arguments.items() if value is not None and name not in ACCEPTED]
-    if others:
-        refuse(f"{', '.join(sorted(others))}: not supported; leave it out")
+    refused = [name for name, value in arguments.items() if value is not None and name not in ACCEPTED]
+    if refused:
+        refuse(f"{', '.join(sorted(refused))}: not supported; leave it out")
     positions, mask = arguments.get("position_ids"), arguments.get("attention_mask")
     if positions is not None:
         counted = (torch.ones_like(input_ids) if mask is None else mask.long()).cumsum(-1) - 1

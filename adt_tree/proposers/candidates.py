@@ -137,8 +137,8 @@ class Entries:
         share = weight / weight.sum(dim=2, keepdim=True).clamp(min=1.0)
         parts = (share[..., None] * self.confidence.exp()).flatten(2)
         mass = parts.new_zeros(*code.shape, num_codes).scatter_add_(2, self.codes.flatten(2), parts)
-        most, codes = mass.topk(width, dim=2)
-        return codes, most.clamp(max=1.0).log()
+        best_mass, codes = mass.topk(width, dim=2)
+        return codes, best_mass.clamp(max=1.0).log()
 
     def _best(self, stamp: Tensor) -> Tensor:
         which = stamp.argmax(dim=2, keepdim=True)
