@@ -94,9 +94,12 @@ class AdaptiveTree:
             low, start, high = (getattr(self, f"{name}_{end}") for end in ("min", "start", "max"))
             if not 1 <= low <= start <= high:
                 values = f"adt_{name}_min {low}, adt_{name}_start {start}, adt_{name}_max {high}"
-                raise UserError(f"{values}: they must rise in this order, from 1 on")
-        if self.step_depth < 0 or self.step_width < 0 or self.budget < 1:
-            raise UserError("adt: steps must not be negative and the budget must be positive")
+                raise UserError(f"{values}: give numbers from 1 on, none smaller than the one before it")
+        for name in ("step_depth", "step_width"):
+            if getattr(self, name) < 0:
+                raise UserError(f"adt_{name} {getattr(self, name)}: it must not be negative")
+        if self.budget < 1:
+            raise UserError(f"budget {self.budget} of an adaptive tree: it must be positive")
 
     @property
     def largest(self) -> TreeShape:

@@ -82,8 +82,8 @@ def detect(folder: Path) -> ModelSpec:
     specs = [spec for spec in SPECS.values() if spec.recognises(fields, shapes)]
     if len(specs) != 1:
         raise CheckpointError(
-            f"{folder}: its files do not tell which model it is: give it as --model_path beside one of "
-            f"--model {', '.join(SPECS)}"
+            f"{folder}: its files do not tell which model it is: give it as --model_path, and its family as "
+            f"--model ({', '.join(SPECS)})"
         )
     return specs[0]
 

@@ -88,11 +88,13 @@ def _decode(
     grid = tokens.read_grid(prompts, arguments.get("image_grid_thw"))
     length, room = tokens.length(grid), settings.max_length - start
     if room < length:
-        refuse(f"max_new_tokens {room}: an image of {grid.height} x {grid.width} codes takes {length} tokens")
+        refuse(
+            f"max_new_tokens {room}: an image of {grid.height} x {grid.width} codes needs at least {length}"
+        )
     if settings.stops.intersection((*tokens.codes, *(() if tokens.row_end is None else (tokens.row_end,)))):
-        refuse("eos_token_id: it names a token of images")
+        refuse("eos_token_id: it names a token inside images, which would end there; leave it out")
     if settings.sampling.branches > 1 and not tokens.guided:
-        refuse(f"guidance_scale {settings.sampling.guidance}: this model is sampled without guidance")
+        refuse(f"guidance_scale {settings.sampling.guidance}: this model has no guidance; leave it out")
     closing = list(tokens.closing[: room - length])
     if settings.allowed:  # codes 0 stand for those to come: most such functions look at positions alone
         blank = tokens.sequence([0] * grid.size, grid) + closing

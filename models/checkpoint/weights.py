@@ -268,7 +268,7 @@ def _unpickle(path: Path) -> Any:
         except Exception as error:  # damaged bytes lead the unpickler to exceptions of any class
             if "GLOBAL" in str(error) or "reduce" in str(error):
                 raise ValueError("holds code beside its tensors, which is never run") from error
-            raise ValueError("is not a file of torch.save, or damaged or truncated") from error
+            raise ValueError("is not a file of torch.save, or is damaged or truncated") from error
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -71,7 +71,10 @@ def decoder_config(config: Mapping[str, Any]) -> DecoderConfig:
         raise ValueError(f"vq_config.hidden_act is {vq['hidden_act']!r}: this decoder has gelu only")
     for name in ("projection_dim", "image_token_embed_dim"):
         if vq[name] != shape.hidden_size:
-            raise ValueError(f"vq_config.{name} is {vq[name]}, text_config.hidden_size {shape.hidden_size}")
+            raise ValueError(
+                f"vq_config.{name} is {vq[name]}: text_config.hidden_size is {shape.hidden_size}, "
+                "and the two must be equal"
+            )
     return replace(
         shape,
         vocab_size=shape.vocab_size + vq["num_embeddings"],

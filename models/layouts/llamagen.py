@@ -42,7 +42,7 @@ def _over_raster(config: DecoderConfig, cells: int, rows: int) -> DecoderConfig:
     codes do not form a square."""
     side = isqrt(check_integer("block_size", cells))
     if side * side != cells:
-        raise ValueError(f"block_size {cells}: an image is a square of codes")
+        raise ValueError(f"block_size is {cells}: it must be a square number, as images are squares of codes")
     return replace(
         config,
         raster_side=side,
