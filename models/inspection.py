@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from adt_tree.errors import CheckpointError
-from models.codecs.neighbours import find_table, open_table
+from models.codecs.nearest_codes import find_table, open_table
 from models.loading import drafter_folder, find_target, load
 from models.registry import spec_of
 from models.spec import CKPTS, LoadOptions

@@ -19,7 +19,7 @@ from adt_tree.sampling import Sampling
 from models.cache import FlashCache, choose_attention_kernels
 from models.checkpoint.meta_init import build
 from models.checkpoint.weights import Weights
-from models.codecs.neighbours import find_table, read_table
+from models.codecs.nearest_codes import find_table, read_table
 from models.codecs.vq import VQModel, to_uint8
 from models.drafter import DrafterLayout, DrafterNet, EagleDrafter, load_drafter
 from models.footprint import Use, check_room

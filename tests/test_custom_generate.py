@@ -18,7 +18,7 @@ from torch import Tensor
 
 from adt_tree import Method, Sampling, TreeShape, generate
 from adt_tree.errors import UserError
-from adt_tree.generation.adopted import ADOPTED, MOST_ENGINES
+from adt_tree.generation.engines import ADOPTED, MOST_ENGINES
 from adt_tree.grid import Grid
 from adt_tree.pipeline import Pipeline
 from models.layouts.emu3 import CLOSING, NEGATIVE

@@ -45,8 +45,8 @@ MODELS_BELOW = {  # folders of models that stand below the rest -> what of model
 FRONT_DOORS = {
     "adt_tree/pipeline.py": {"models", "PIL"},
     "adt_tree/generation/contract.py": {"models", "transformers"},
-    "adt_tree/generation/settings.py": {"transformers"},
-    "adt_tree/generation/adopted.py": {"models"},
+    "adt_tree/generation/call_settings.py": {"transformers"},
+    "adt_tree/generation/engines.py": {"models"},
 }
 CONTRACTS = {("adt_tree/generation/contract.py", "generate")}  # called with any arguments
 WITHOUT_TORCH = ("budget", "errors", "grid", "method", "policy", "records", "static_trees")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from adt_tree.errors import CheckpointError
 from adt_tree.relax import nearest_table
-from models.codecs.neighbours import find_table, read_table
+from models.codecs.nearest_codes import find_table, read_table
 from tests.checkpoints import load
 from tests.golden import tensors
 

@@ -13,7 +13,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from adt_tree.relax import nearest_table
-from models.codecs.neighbours import read_table
+from models.codecs.nearest_codes import read_table
 from models.codecs.vq import from_uint8
 from models.model import Model
 from tests import tiny

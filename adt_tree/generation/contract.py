@@ -18,8 +18,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from adt_tree.generation.adopted import Adopted
-from adt_tree.generation.settings import Settings, check, check_allowed, refuse, unpadded
+from adt_tree.generation.call_settings import CallSettings, check, check_allowed, refuse, unpadded
+from adt_tree.generation.engines import Adopted
 from adt_tree.method import Method
 from adt_tree.roles import Request
 from models.target import Prompt
@@ -49,7 +49,7 @@ def generate(
     assert input_ids is not None
     frame = inspect.currentframe()
     check(input_ids, arguments, frame.f_back.f_locals if frame and frame.f_back else {})
-    settings = Settings.read(arguments)
+    settings = CallSettings.read(arguments)
     with torch.no_grad():
         return _decode(model, input_ids, arguments, settings, method, seed)
 
@@ -76,7 +76,7 @@ def _decode(
     model: Any,
     input_ids: Tensor,
     arguments: dict[str, Any],
-    settings: Settings,
+    settings: CallSettings,
     method: str | Method | None,
     seed: int | None,
 ) -> Tensor:
@@ -139,7 +139,7 @@ def next_tokens(model: Any, rows: Tensor, start: int, arguments: dict[str, Any],
     return torch.multinomial(scores.softmax(dim=-1), 1, generator=generator)
 
 
-def unconditional(settings: Settings, input_ids: Tensor) -> list[list[int]]:
+def unconditional(settings: CallSettings, input_ids: Tensor) -> list[list[int]]:
     """Returns the prompts of the unconditional branch, as transformers' guidance takes them."""
     negative = settings.negative
     if negative is None:

@@ -9,7 +9,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from adt_tree.engine import Engine, build
-from adt_tree.generation.settings import refuse
+from adt_tree.generation.call_settings import refuse
 from adt_tree.grid import Grid
 from adt_tree.method import Method
 from adt_tree.pipeline import OPTIONS, Pipeline

@@ -57,7 +57,7 @@ def check(input_ids: Tensor, arguments: Mapping[str, Any], caller: Mapping[str, 
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class CallSettings:
     """The settings in the logits processors and stopping criteria that `generate` prepared."""
 
     sampling: Sampling
@@ -68,7 +68,7 @@ class Settings:
     allowed: Callable[[int, Tensor], Any] | None = None  # prefix_allowed_tokens_fn
 
     @classmethod
-    def read(cls, arguments: Mapping[str, Any]) -> Settings:
+    def read(cls, arguments: Mapping[str, Any]) -> CallSettings:
         """Returns the settings in the arguments of a decoding method.
 
         Processors may be guidance, allowed tokens, temperature, top-k and top-p, in the order of `generate`;
