@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 from adt_tree.errors import UserError
 
-NO_CELL = -1  # in place of a position
-
 
 class Cell(NamedTuple):
     """A place in a grid."""
@@ -86,21 +84,3 @@ class Grid:
                 return Cell(*divmod(offset, raster.width), index)
             offset -= raster.size
         return Cell(*divmod(offset, self.width), len(self.before))
-
-    def covering(self) -> list[int]:
-        """Returns, for every position, the position of the covering cell: the cell of the preceding raster
-        that shows the same part of the picture. Positions of the first raster have NO_CELL.
-
-        Cell (row, column) of an h x w raster is covered by cell (row * h' // h, column * w' // w) of an
-        h' x w' raster. Example: a preview of 1 x 2 at positions 0 1, and an image of 2 x 4 at 2 to 9:
-
-            preview    0 1        image    2 3 4 5        covering    0 0 1 1
-                                           6 7 8 9                    0 0 1 1
-        """
-        cells = [NO_CELL] * self.rasters[0].size
-        starts, rasters = self.starts, self.rasters
-        for start, coarse, fine in zip(starts, rasters, rasters[1:], strict=False):
-            for row in range(fine.height):
-                first = start + row * coarse.height // fine.height * coarse.width
-                cells += [first + column * coarse.width // fine.width for column in range(fine.width)]
-        return cells

@@ -88,7 +88,7 @@ SELF_DRAFT = MethodSpec(
     auto=True,
     verify=("coupled",),  # its drafts share the target's noise, which the published rules do not allow for
     lantern=True,
-    seed_cells=("above", "left", "both", "preview"),
+    seed_cells=("above", "left", "both"),
 )
 SJD = MethodSpec(
     "sjd",

@@ -163,15 +163,6 @@ def test_a_position_counts_through_all_rasters() -> None:
         TWO.cell(12)
 
 
-def test_the_cell_of_the_preview_that_covers_a_cell_of_the_image() -> None:
-    """Rows 0, 1, 2 of 3 lie in rows 0, 0, 1 of 2; columns 0, 1 of 2 begin in columns 0, 1 of 3."""
-    assert TWO.covering() == [-1] * 6 + [0, 1, 0, 1, 3, 4]
-    assert Grid(2, 3).covering() == [-1] * 6
-    same = Grid(2, 3, before=(Raster(2, 3),))
-    assert same.covering()[6:] == list(range(6))
-    assert Grid(4, 4, before=(Raster(2, 2), Raster(1, 1))).covering()[4:] == [0] + [4] * 16
-
-
 def test_a_further_raster_begins_as_an_image_does() -> None:
     """Its first tree has the start values wherever the last tree before it ended; later ones look at its
     cells alone."""

@@ -21,7 +21,7 @@ from tests.decoding import CPU, tree_of
 from tests.test_engine import CODES, FILTERED, GREEDY, IMAGES, LONG, TREE, made, reference
 
 NOTHING = torch.empty(0)  # the target's features and the noise, which self-drafting does not read
-SEED_CELLS = tuple(name for name in METHODS["self-draft"].seed_cells if name != "preview")  # one raster here
+SEED_CELLS = METHODS["self-draft"].seed_cells
 RASTER = Grid(3, 5)
 POSITIONS, WORDS = 3, 4  # of the small histories
 Tree = tuple[list[int], list[int]]  # codes and parents
@@ -157,17 +157,14 @@ def copied(
 ) -> list[tuple[int, int]]:
     """Computes Neighbours.fill() cell by cell for a chain behind committed codes; the first `scored` codes
     of the chain are known."""
-    codes, pairs, covering = list(committed), [], grid.covering()
+    codes, pairs = list(committed), []
     for step in range(min(len(chain), grid.size - len(committed))):
         position, left = len(committed) + step, (committed + chain[:scored])[-1]
         cell = grid.cell(position)
         above = codes[position - grid.rasters[cell.raster].width] if cell.row else left
         first, second = (left, above) if cells == "left" else (above, left)
         codes.append(chain[step] if step < scored else first)
-        first = codes[-1]
-        if cells == "preview" and step >= scored and 0 <= covering[position] < len(committed) + scored:
-            first = codes[covering[position]]
-        pairs.append((first, second))
+        pairs.append((codes[-1], second))
     return pairs
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from adt_tree.grid import NO_CELL, Grid
+from adt_tree.grid import Grid
 from adt_tree.noise import DRAFT, uniform
 
 ALL = slice(None)
@@ -19,19 +19,17 @@ class Neighbours:
 
     seed_cells names the neighbour: "above", the nearest known cell above within the raster of the position;
     "left", the last code before the position that is known; "both", "above" with "left" as the second choice;
-    "preview", the cell that covers the position in the raster before, and "above" where there is none; or
-    "random", no neighbour but a random code per position, the same for all images.
+    or "random", no neighbour but a random code per position, the same for all images.
     """
 
     def __init__(self, grid: Grid, slots: int, num_codes: int, seed_cells: str, device: torch.device) -> None:
         """num_codes: V."""
         self._seed_cells, self._outside = seed_cells, grid.size
         # Of every position [P + 1], the last outside the image: the first position and the width of its
-        # raster, and the cell of the raster before that covers it.
+        # raster.
         raster = [grid.cell(position).raster for position in range(grid.size)] + [0]
         self._start = torch.tensor([grid.starts[r] for r in raster], device=device)
         self._width = torch.tensor([grid.rasters[r].width for r in raster], device=device)
-        self._covering = torch.tensor([*grid.covering(), NO_CELL], device=device)
         if seed_cells == "random":
             seed, places = torch.zeros(1, dtype=torch.int64), torch.arange(grid.size + 1)
             self._random = (num_codes * uniform(seed, places[None], 1, DRAFT)).long().flatten().to(device)
@@ -69,9 +67,6 @@ class Neighbours:
             return torch.where(fresh, self._random[at], codes), codes
         above, left = self._above(at, last), last.expand_as(at)
         first, second = (left, above) if self._seed_cells == "left" else (above, left)
-        if self._seed_cells == "preview":
-            cover = self._covering[at]
-            first = torch.where((cover != NO_CELL) & (cover <= last), cover, first)
         known = self._codes[slots].scatter(1, at, codes)
         return torch.where(fresh, known.gather(1, first), codes), known.gather(1, second)
 

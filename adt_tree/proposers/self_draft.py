@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adt_tree.errors import UserError
 from adt_tree.grid import Grid
 from adt_tree.policy import TreeShape
 from adt_tree.proposers.candidates import Candidates, History, grow_chains, newest_first
@@ -32,16 +31,13 @@ SEED_CONFIDENCE = -1.0  # log-confidence of a code that is copied from a neighbo
 
 
 def make(setup: Setup) -> SelfDraftProposer:
-    """Returns the proposer of self-draft and adt-self-draft. UserError if the model has no raster that seeds
-    can be copied from."""
-    model, target, seed_cells = setup.model, setup.target, setup.method.seeds
-    if seed_cells == "preview" and not model.grid.before:
-        raise UserError("seed_cells 'preview': this model generates no preview; choose above, left or both")
+    """Returns the proposer of self-draft and adt-self-draft."""
+    model, target = setup.model, setup.target
     return SelfDraftProposer(
         model.grid,
         target.slots,
         setup.shape.width,
-        seed_cells,
+        setup.method.seeds,
         model.num_codes,
         target.device,
         target.run,
