@@ -32,8 +32,8 @@ class MethodSpec:
     name: str
     about: str  # one line for --help
     proposer: str | None = None  # module of adt_tree/proposers/ that drafts; None: the AR baseline
-    network: bool = False  # whether it needs the drafter network
-    tree: Tree | type | None = None  # default tree, or only its type if each model has its own
+    network: bool = False  # true if it needs the drafter network
+    tree: Tree | type | None = None  # default tree, or only its type if it depends on the model family
     tree_options: tuple[str, ...] = ()  # options that change the tree
     resize: Callable[[int, int], TreeShape] | None = None  # (budget, width) -> the default tree of that size
     verify: tuple[str, ...] = ()  # rules that may verify it; none if the proposer judges its own drafts
@@ -49,7 +49,7 @@ class MethodSpec:
 
     @property
     def drafter(self) -> str:
-        """Who drafts, in the words of the published flag --drafter_type."""
+        """The value of the published flag --drafter_type for this method."""
         if self.proposer is None:
             return "none"
         return "eagle" if self.proposer == "eagle" else self.name.removeprefix("adt-")
@@ -156,7 +156,7 @@ METHODS: dict[str, MethodSpec] = {
 
 
 def method_spec(name: str) -> MethodSpec:
-    """The row of that name. UserError if there is none."""
+    """Returns the row of that name. UserError if there is none."""
     if name not in METHODS:
         raise UserError(f"method {name!r}: choose one of {', '.join(METHODS)}")
     return METHODS[name]
@@ -167,9 +167,9 @@ class Lantern:
     """Relaxed acceptance (LANTERN, 2410.03355): a code borrows the probability of its neighbours."""
 
     delta: float = 0.1  # up to 1: bound on the borrowed mass; above 1: LANTERN++'s factor (2502.06352)
-    k: int | None = None  # neighbours that count; None: `most`, or an eighth of a smaller codebook
-    most: int = 1000
-    table: str | None = None  # file or folder of the nearest codes; None: the model's own
+    k: int | None = None  # number of neighbours; None: max_k, or an eighth of the codebook if that is less
+    max_k: int = 1000
+    table: str | None = None  # file or folder of the nearest codes; None: beside the model, or computed
 
     def __post_init__(self) -> None:
         if not self.delta >= 0:
@@ -178,9 +178,9 @@ class Lantern:
             raise UserError(f"lantern_k {self.k}: it must not be negative")
 
     def neighbours(self, num_codes: int) -> int:
-        """Returns k for a codebook of that size. UserError if the codebook has fewer than k neighbours."""
+        """Returns k for a codebook of that size. UserError if the codebook has too few codes for k."""
         if self.k is None:
-            return min(self.most, num_codes // 8)
+            return min(self.max_k, num_codes // 8)
         if self.k > num_codes - 2:
             raise UserError(
                 f"lantern_k {self.k}: the codebook has {num_codes} codes; give at most {num_codes - 2}"
@@ -188,7 +188,7 @@ class Lantern:
         return self.k
 
 
-RELAXED = Lantern(delta=0.5, most=100)  # of bench and the page: the published values often change nothing
+RELAXED = Lantern(delta=0.5, max_k=100)  # for bench and the page: the published values often change nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,33 +241,34 @@ class Method:
 
     @property
     def spec(self) -> MethodSpec:
-        """The row of the method. UserError for an unknown name."""
+        """The method's row of METHODS. UserError for an unknown name."""
         return method_spec(self.name)
 
     @property
     def drafting(self) -> bool:
-        """Whether there are draft trees."""
+        """True if the method drafts, as all do but the AR baseline."""
         return self.tree is not None
 
     @property
-    def seeds(self) -> str:
-        """What drafts of positions that no pass has scored copy; empty if the method copies nothing."""
+    def copied_cells(self) -> str:
+        """The cells from which drafts are copied to positions that no pass has scored: seed_cells, or the
+        default of the row; empty if the method copies none."""
         return self.seed_cells or next(iter(self.spec.seed_cells), "")
 
     @property
     def greedy(self) -> bool:
-        """Whether the most probable code is taken instead of a sample."""
+        """True if the most probable code is taken instead of a sample."""
         return self.sampling.greedy
 
     @property
-    def greedy_apart(self) -> bool:
-        """Whether another rule verifies at temperature 0 than above, so that greedy images and others cannot
-        share an engine."""
+    def greedy_rule_differs(self) -> bool:
+        """True if greedy images are verified by another rule than sampled ones, so that the two cannot share
+        an engine."""
         return self.lantern is not None or (self.drafting and not self.spec.verify)
 
     @property
     def exact(self) -> bool:
-        """Whether a seed gives the AR baseline's image, code for code.
+        """True if a seed gives the AR baseline's image, code for code.
 
         The coupled rule does, and so does every rule at temperature 0. Rejection keeps only the distribution,
         as do the rivals; LANTERN and controls keep neither.

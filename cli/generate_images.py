@@ -95,7 +95,7 @@ def fingerprint(options: Options, method: Method, model: Model) -> dict[str, Any
         "lantern": str(method.lantern),
         "verify": method.verify,
         "rules": method.rules,
-        "seed_cells": method.seeds,
+        "seed_cells": method.copied_cells,
         "model": options.model,
         "weights": model.weights_sha,
         "drafter_weights": model.drafter_sha,

@@ -133,7 +133,7 @@ class LanternOptions(Options):
     )
     lantern_k: int | None = option(
         f"number of neighbours whose probability counts, at most an eighth of the codebook (default: "
-        f"{PUBLISHED_LANTERN.most}, in bench {RELAXED.most})",
+        f"{PUBLISHED_LANTERN.max_k}, in bench {RELAXED.max_k})",
         unit="CODES",
         least=0,
     )

@@ -154,6 +154,6 @@ def engine_method(method: Method, pipe: Pipeline) -> Method:
     """Returns the method of the engine that decodes images of a method: equal for methods that differ in
     temperature, guidance and top_p alone, which every slot has of its own."""
     guidance = pipe.sampling.guidance if pipe.sampling.branches == 2 else 3.0  # room for guided images
-    temperature = 0.0 if method.greedy and method.greedy_apart else 1.0
+    temperature = 0.0 if method.greedy and method.greedy_rule_differs else 1.0
     sampling = Sampling(temperature, method.sampling.top_k, 1.0, guidance)
     return replace(method, sampling=sampling)

@@ -92,7 +92,7 @@ def test_under_graphs(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_which_greedy_images_need_another_engine() -> None:
     relaxed = Method("self-draft", COMMON, TREE, Lantern(0.5, 4))
-    assert [method.greedy_apart for method in (*METHODS, relaxed)] == [False] * 5 + [True]
+    assert [method.greedy_rule_differs for method in (*METHODS, relaxed)] == [False] * 5 + [True]
 
 
 @dataclass

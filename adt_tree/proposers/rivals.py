@@ -86,9 +86,9 @@ def make(setup: Setup) -> JacobiWindow | GumbelWindow:
     """Returns the proposer of a rival. All but sjd-gumbel's are the verification rule as well."""
     method, target = setup.method, setup.target
     if method.name not in TAILS:
-        return GumbelWindow(setup.shape.depth, target, method.seeds)
+        return GumbelWindow(setup.shape.depth, target, method.copied_cells)
     tree = StaticTree(product_tree(setup.shape))
-    return JacobiWindow(tree, TAILS[method.name], target, method.greedy, method.seeds)
+    return JacobiWindow(tree, TAILS[method.name], target, method.greedy, method.copied_cells)
 
 
 def product_tree(shape: TreeShape) -> Paths:

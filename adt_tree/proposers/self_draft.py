@@ -37,7 +37,7 @@ def make(setup: Setup) -> SelfDraftProposer:
         model.grid,
         target.slots,
         setup.shape.width,
-        setup.method.seeds,
+        setup.method.copied_cells,
         model.num_codes,
         target.device,
         target.run,
