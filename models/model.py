@@ -45,9 +45,9 @@ class Model:
     drafter_net: DrafterNet | None
     weights_sha: str
     drafter_sha: str | None
-    drafter_layout: DrafterLayout  # how drafters of this family are published
+    drafter_layout: DrafterLayout  # the form of its drafters' config.json
     row_end: int | None = None  # id of the token behind each row of codes; None: rows have no separator
-    alignment: str = "published"  # which tokens the drafter reads beside its features (models.alignment)
+    alignment: str = "published"  # the drafter's pairing of tokens with features (models.alignment)
     tables: tuple[Path, ...] = ()  # folders that may hold a table of nearest codes
     latents: Tensor | None = None  # [V, C]: the code vectors of a model without a codec
     attention: str = "sdpa"  # or flash

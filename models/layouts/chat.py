@@ -50,6 +50,23 @@ class ChatTokenizer:
             )
         return int(token_id)
 
+    def check_id(self, name: str, token_id: int) -> None:
+        """Raises CheckpointError if a special token has another id than in config.json."""
+        if self.token(name) != token_id:
+            raise CheckpointError(
+                f"{self.source}: the tokenizer has {name} at {self.token(name)}, config.json has it at "
+                f"{token_id}: give the tokenizer of this model"
+            )
+
+    def check_size(self, size: int) -> None:
+        """Raises CheckpointError if the tokenizer has ids outside a vocabulary of this size."""
+        highest = max(self.tokenizer.get_vocab().values(), default=0)
+        if highest >= size:
+            raise CheckpointError(
+                f"{self.source}: the tokenizer has ids up to {highest}, but config.json has a vocabulary of "
+                f"{size}: give the tokenizer of this model"
+            )
+
     def special(self, name: str) -> str:
         """Returns a special token by its name in tokenizer_config.json, such as bos_token. CheckpointError if
         the tokenizer does not name it."""

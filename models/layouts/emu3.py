@@ -173,12 +173,8 @@ def prompt_encoder(tokenizer: ChatTokenizer, codes: range, row_end: int, grid: G
     these image tokens."""
     for name in (IMAGE_START, IMAGE_TOKEN):
         tokenizer.token(name)
-    for name, index in ((f"{CODE}000000|>", codes.start), (ROW_END, row_end)):
-        if tokenizer.token(name) != index:
-            raise CheckpointError(
-                f"{tokenizer.source}: the tokenizer has {name} at {tokenizer.token(name)}, config.json has "
-                f"it at {index}: give the tokenizer of this model"
-            )
+    tokenizer.check_id(f"{CODE}000000|>", codes.start)
+    tokenizer.check_id(ROW_END, row_end)
     bos, image_start = tokenizer.tokenizer.bos_token, f"{IMAGE_START}{grid.height}*{grid.width}{IMAGE_TOKEN}"
 
     def encode(text: str) -> Prompt:

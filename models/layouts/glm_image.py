@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from adt_tree.errors import CheckpointError, UserError
+from adt_tree.errors import UserError
 from adt_tree.grid import Grid, Raster
 from models.checkpoint.config import check_integer, integer, integers, positive, read_config, section
 from models.checkpoint.files import reading
@@ -73,8 +73,8 @@ def decoder_config(config: Mapping[str, Any]) -> DecoderConfig:
     turned = int(shape.head_dim * positive(rope, "partial_rotary_factor", 1.0))
     if 2 * sum(sections) != turned:
         raise ValueError(
-            f"mrope_section {list(sections)} has {sum(sections)} pairs, but of a head of {shape.head_dim} "
-            f"partial_rotary_factor turns {turned} numbers, twice as many as the pairs must be"
+            f"mrope_section {list(sections)} turns {2 * sum(sections)} dimensions of a head, but "
+            f"partial_rotary_factor turns {turned} of its {shape.head_dim}: the two must be equal"
         )
     head_rows = integer(text, "vision_vocab_size")
     if head_rows > shape.vocab_size:
@@ -116,22 +116,13 @@ def published_names(shape: DecoderConfig) -> Names:
 def prompt_encoder(tokenizer: ChatTokenizer, config: Mapping[str, Any], grid: Grid) -> PromptEncoder:
     """Returns an encoder of texts as the user's turn of the chat template, the sizes of the image and of its
     preview, and image start. CheckpointError if the tokenizer lacks one of these tokens."""
-    (codes, start, end), own = read_tokens(config), tokenizer.tokenizer
+    codes, start, end = read_tokens(config)
     bos, opening, closing, source = (
         tokenizer.special(name) for name in ("bos_token", "grid_bos_token", "grid_eos_token", "image_token")
     )
-    if tokenizer.token(bos) != start:
-        raise CheckpointError(
-            f"{tokenizer.source}: the tokenizer has image start, {bos}, at {tokenizer.token(bos)}, "
-            f"config.json has it at {start}: give the tokenizer of this model"
-        )
+    tokenizer.check_id(bos, start)
     tokenizer.turn("", answer=False)  # raises now if the template is missing or broken
-    highest, size = max(own.get_vocab().values(), default=0), section(config, "text_config")["vocab_size"]
-    if highest >= size:
-        raise CheckpointError(
-            f"{tokenizer.source}: the tokenizer has ids up to {highest}, but config.json has a vocabulary of "
-            f"{size}: give the tokenizer of this model"
-        )
+    tokenizer.check_size(section(config, "text_config")["vocab_size"])
     sizes = "".join(f"{opening}{part.height} {part.width}{closing}" for part in reversed(grid.rasters))
     refused = {start: bos, end: "image end", tokenizer.token(source): source}
 
@@ -149,7 +140,7 @@ def prompt_encoder(tokenizer: ChatTokenizer, config: Mapping[str, Any], grid: Gr
 
 
 def image_tokens(config: Mapping[str, Any]) -> ImageTokens:
-    """Returns how images lie among token ids. ValueError names what is wrong with config.json."""
+    """Returns the description of images among token ids. ValueError names a wrong field of config.json."""
     codes, start, end = read_tokens(config)
 
     def read_grid(prompts: Sequence[list[int]], image_grid_thw: Tensor | None) -> Grid:
@@ -174,7 +165,7 @@ def image_tokens(config: Mapping[str, Any]) -> ImageTokens:
 
 
 def processor_folder(folder: Path) -> Path:
-    """Returns where a model's tokenizer lies: in processor/ beside it, or else in its own folder."""
+    """Returns the folder of a model's tokenizer: processor/ beside the model, or else the model's folder."""
     beside = folder.parent / "processor"
     inside = any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
     return folder if inside or not beside.is_dir() else beside

@@ -167,12 +167,7 @@ def prompt_encoder(tokenizer: ChatTokenizer, shape: DecoderConfig) -> PromptEnco
             )
     tokenizer.turn("")  # raises now if the template is missing or broken
     never_padded = (begin, tokenizer.token(BEGIN_OF_IMAGE))  # in the unconditional branch
-    highest = max(tokenizer.tokenizer.get_vocab().values(), default=0)
-    if highest >= text_size:
-        raise CheckpointError(
-            f"{tokenizer.source}: the tokenizer has ids up to {highest}, but config.json has a text "
-            f"vocabulary of {text_size}: give the tokenizer of this model"
-        )
+    tokenizer.check_size(text_size)
 
     def encode(text: str) -> Prompt:
         ids = tokenizer.ids(tokenizer.turn(text) + BEGIN_OF_IMAGE)
