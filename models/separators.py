@@ -52,27 +52,27 @@ def separate(tree: DraftTree, ends_row: Tensor, max_separators: int, separator: 
     any tree; trees with fewer are padded by rows that nobody reads. separator: its code."""
     nodes = tree.nodes
     # The node before each separator, [B, K]: marked nodes first, in their order, then padding.
-    before = ends_row.int().sort(dim=1, descending=True, stable=True).indices[:, :max_separators]
-    valid = ends_row.gather(1, before)
-    num_separators = before.shape[1]
-    number = torch.arange(nodes, device=before.device)
+    node_before = ends_row.int().sort(dim=1, descending=True, stable=True).indices[:, :max_separators]
+    valid = ends_row.gather(1, node_before)
+    num_separators = node_before.shape[1]
+    number = torch.arange(nodes, device=node_before.device)
     # A node lies below separator k if it lies below the node before it: [B, N, K].
-    at_or_below = tree.ancestors.gather(2, before[:, None].expand(-1, nodes, -1)) & valid[:, None]
-    below = at_or_below & (number[:, None] != before[:, None])
+    at_or_below = tree.ancestors.gather(2, node_before[:, None].expand(-1, nodes, -1)) & valid[:, None]
+    below = at_or_below & (number[:, None] != node_before[:, None])
     # A separator's ancestors: those of the node before it, the separators above that node, and itself.
-    index = before[..., None]
+    index = node_before[..., None]
     above = tree.ancestors.gather(1, index.expand(-1, -1, nodes))
-    eye = torch.eye(num_separators, dtype=torch.bool, device=before.device)
+    eye = torch.eye(num_separators, dtype=torch.bool, device=node_before.device)
     separators_above = below.gather(1, index.expand(-1, -1, num_separators)) | eye
     rows = (torch.cat((tree.ancestors, below), dim=2), torch.cat((above, separators_above), dim=2))
     depths = tree.depths + below.sum(dim=2)
-    row = torch.arange(nodes, nodes + num_separators, device=before.device)
+    row = torch.arange(nodes, nodes + num_separators, device=node_before.device)
     return TokenTree(
-        codes=torch.cat((tree.codes, torch.full_like(before, separator)), dim=1),
-        depths=torch.cat((depths, depths.gather(1, before) + 1), dim=1),
+        codes=torch.cat((tree.codes, torch.full_like(node_before, separator)), dim=1),
+        depths=torch.cat((depths, depths.gather(1, node_before) + 1), dim=1),
         ancestors=torch.cat(rows, dim=1),
         ends_row=ends_row,
-        read=number.expand_as(ends_row).scatter(1, before, torch.where(valid, row, before)),
+        read=number.expand_as(ends_row).scatter(1, node_before, torch.where(valid, row, node_before)),
     )
 
 

@@ -1,7 +1,7 @@
 """Chameleon's VQGAN, which turns images into codes and back. Tensor names follow transformers' ChameleonVQVAE
 in the encoder and Meta's vqgan.ckpt in the decoder.
 
-Dimensions: B images, C channels, H x W pixels, h x w cells (the grid), K codes, E size of a code vector.
+Dimensions: B images, C channels, H x W pixels, h x w cells (the grid), V codes, E size of a code vector.
 """
 
 from __future__ import annotations
@@ -251,7 +251,7 @@ class Decoder(nn.Module):
 
 
 class Quantizer(nn.Module):
-    """The codebook, `embedding.weight` [K, E]."""
+    """The codebook, `embedding.weight` [V, E]."""
 
     def __init__(self, config: VQConfig) -> None:
         super().__init__()
@@ -259,7 +259,7 @@ class Quantizer(nn.Module):
         self.normalises = config.normalises
 
     def vectors(self) -> Tensor:
-        """Returns the vectors that codes are decoded to [K, E], l2-normalised if the model does so."""
+        """Returns the vectors that codes are decoded to [V, E], l2-normalised if the model does so."""
         return F.normalize(self.embedding.weight, dim=-1) if self.normalises else self.embedding.weight
 
     def nearest(self, vectors: Tensor) -> Tensor:
@@ -284,7 +284,7 @@ class VQModel(nn.Module):
 
     @property
     def codebook(self) -> Tensor:
-        """The stored code vectors [K, E], never normalised. Published tables of nearest codes are computed
+        """The stored code vectors [V, E], never normalised. Published tables of nearest codes are computed
         from them."""
         return self.quantize.embedding.weight
 

@@ -80,7 +80,7 @@ class Codec(nn.Module):
 
     @property
     def codebook(self) -> Tensor:
-        """The code vectors [K, E]."""
+        """The code vectors [V, E]."""
         return self.vqmodel.quantize.embedding.weight
 
     def decode(self, codes: Tensor) -> Tensor:
