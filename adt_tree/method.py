@@ -38,7 +38,7 @@ class MethodSpec:
     resize: Callable[[int, int], TreeShape] | None = None  # (budget, width) -> the default tree of that size
     verify: tuple[str, ...] = ()  # rules that may verify it; none if the proposer judges its own drafts
     lantern: bool = False  # whether acceptance can be relaxed (LANTERN)
-    seed_cells: tuple[str, ...] = ()  # what drafts of positions without a score may copy; the default first
+    seed_cells: tuple[str, ...] = ()  # cells that may be copied to unscored positions; the default first
     auto: bool = False  # whether its trees can be sized while decoding; then that is the default
     exact: bool = True  # under the coupled rule a seed gives the AR baseline's image
 

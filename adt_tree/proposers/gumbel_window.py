@@ -28,7 +28,7 @@ class GumbelWindow:
     """The proposer of sjd-gumbel, with one window of codes [B, L] per slot."""
 
     def __init__(self, length: int, target: Target, seed_cells: str) -> None:
-        """length: L. seed_cells: the code of a position that no pass has scored yet, as in Neighbours."""
+        """length: L. seed_cells: the cells to copy to unscored positions (Neighbours)."""
         device = target.device
         self._run = target.run
         self._neighbours = Neighbours(target.grid, target.slots, target.num_codes, seed_cells, device)

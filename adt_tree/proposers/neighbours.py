@@ -1,4 +1,4 @@
-"""What drafts copy where no pass has scored a position: committed codes of neighbouring cells.
+"""Drafts for positions that no pass has scored: copies of committed codes of neighbouring cells.
 
 Dimensions: B images, P positions of an image, L positions ahead, A codes of a step, V codes.
 """
@@ -25,8 +25,8 @@ class Neighbours:
     def __init__(self, grid: Grid, slots: int, num_codes: int, seed_cells: str, device: torch.device) -> None:
         """num_codes: V."""
         self._seed_cells, self._outside = seed_cells, grid.size
-        # Of every position [P + 1], the last outside the image: the first position and the width of its
-        # raster.
+        # The first position and the width of each position's raster, [P + 1]; the last entry is for positions
+        # outside the image.
         raster = [grid.cell(position).raster for position in range(grid.size)] + [0]
         self._start = torch.tensor([grid.starts[r] for r in raster], device=device)
         self._width = torch.tensor([grid.rasters[r].width for r in raster], device=device)
@@ -57,10 +57,11 @@ class Neighbours:
         return self._codes.gather(1, (at[:, :1] - 1).clamp(min=0))
 
     def fill(self, at: Tensor, codes: Tensor, fresh: Tensor, slots: slice = ALL) -> tuple[Tensor, Tensor]:
-        """Returns two codes [B, L] for each of the successive positions `at` [B, L], for these slots.
+        """Copies neighbours to the fresh [B, L] ones among successive positions `at` [B, L] of these slots.
 
-        The first is `codes` [B, L] where the position was scored, and a copy where it is fresh [B, L]. Scored
-        positions come first, fresh ones last. The second is a copy of the other neighbour, "left" or "above".
+        Returns `codes` [B, L] with the first neighbour's code at fresh positions, and the second neighbour's
+        codes [B, L] at all positions: that on the left if the first is above, and the other way round. The
+        scored positions, whose codes stay, must precede the fresh ones.
         """
         last = at[:, :1] - 1 + (~fresh).sum(dim=1, keepdim=True)  # the last position whose code is known
         if self._seed_cells == "random":

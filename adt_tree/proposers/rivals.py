@@ -129,8 +129,8 @@ class JacobiWindow:
     """
 
     def __init__(self, tree: StaticTree, tail: Tail, target: Target, greedy: bool, seed_cells: str) -> None:
-        """tree: the candidates of the window, as product_tree() arranges them. seed_cells: the code of a
-        position that no pass has scored yet, as in Neighbours."""
+        """tree: the candidates of the window, as product_tree() arranges them. seed_cells: the cells to copy
+        to unscored positions (Neighbours)."""
         device, num_codes = target.device, target.num_codes
         self._run = target.run
         self.noise = Noise(num_codes, silent=True)  # the loop adds no noise: this object samples the drafts

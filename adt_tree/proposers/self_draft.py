@@ -63,7 +63,7 @@ class SelfDraftProposer:
         device: torch.device,
         run: Run = call,
     ) -> None:
-        """candidates: K. num_codes: V. seed_cells: what an unscored position copies, as in Neighbours."""
+        """candidates: K. num_codes: V. seed_cells: the cells to copy to unscored positions (Neighbours)."""
         self.grid, self.seed_cells, self.num_codes, self._run = grid, seed_cells, num_codes, run
         self.history = History(grid.size, slots, candidates, device)
         self._neighbours = Neighbours(grid, slots, num_codes, seed_cells, device)
@@ -116,7 +116,7 @@ class SelfDraftProposer:
         """Returns the best `width` codes of the next `length` positions. A position that was never scored
         has the codes of its neighbours, so that every position has at least one candidate."""
         at = self._neighbours.ahead(self._position, torch.arange(length, device=self._position.device))
-        codes, confidence = self._cached(at, width)
+        codes, confidence = self._from_history(at, width)
         fresh = ~confidence[..., 0].isfinite()
         first, second = self._neighbours.fill(at, codes[..., 0], fresh)
         codes[..., 0] = first
@@ -127,7 +127,7 @@ class SelfDraftProposer:
             confidence[..., 1].masked_fill_(different, 2 * SEED_CONFIDENCE)
         return Candidates(codes, confidence)
 
-    def _cached(self, at: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    def _from_history(self, at: Tensor, width: int) -> tuple[Tensor, Tensor]:
         """Returns the best codes and their log-confidences, [B, L, width], of the history for positions `at`
         [B, L]; -inf where it has too few.
 
