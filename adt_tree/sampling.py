@@ -82,7 +82,7 @@ def keep_top_k(logits: Tensor, top_k: int, spared: Tensor | None = None) -> Tens
     [..., 1] bool: rows that are not filtered."""
     if top_k == 0 or top_k >= logits.shape[-1]:
         return logits
-    least = logits.topk(top_k, dim=-1).values[..., -1:]
+    least = logits.topk(top_k, dim=-1, sorted=False).values.amin(dim=-1, keepdim=True)
     if spared is not None:
         least = least.masked_fill(spared, float("-inf"))
     return logits.masked_fill(logits < least, float("-inf"))

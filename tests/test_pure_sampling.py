@@ -88,6 +88,14 @@ def test_greedy_reads_the_unfiltered_guided_distribution() -> None:
     assert not Sampling(temperature=1e-4).greedy
 
 
+@pytest.mark.parametrize("top_k", [1, 7, 40, 299])
+def test_top_k_keeps_what_the_sorted_order_keeps(top_k: int) -> None:
+    """Among many ties."""
+    logits = torch.randn(50, 300, generator=torch.Generator().manual_seed(top_k)).round(decimals=1)
+    least = logits.sort(dim=-1, descending=True).values[:, top_k - 1, None]
+    assert torch.equal(keep_top_k(logits, top_k), logits.masked_fill(logits < least, float("-inf")))
+
+
 def test_distribution_is_fp32_for_bf16_logits() -> None:
     logits = torch.tensor([[0.1, 1.7, -0.3]]).bfloat16()
     assert torch.equal(log_probs(logits, Sampling(guidance=1.0)), logits.float()[0].log_softmax(-1))

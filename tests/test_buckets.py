@@ -1,0 +1,107 @@
+"""How many recordings an image of every family takes under every method: whole images at published sizes of
+grids, prompts and trees, by models of tiny width."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from adt_tree.batch import BatchSlots, StepOutput, outcomes
+from adt_tree.engine import build
+from adt_tree.grid import Grid
+from adt_tree.method import METHODS, Method
+from adt_tree.policy import TreeShape
+from adt_tree.roles import Request
+from adt_tree.sampling import Sampling
+from eval.random_model import random_model
+from models.footprint import Use, published_use
+from models.graphs import GraphRunner
+from models.registry import SPECS
+
+# Recordings of an image: where rows end in no separators; where they do; and there with adt-tree, for which
+# drafting is recorded at every number of levels.
+MOST, MOST_ROWS, MOST_ADAPTIVE = 28, 56, 96
+CODES, WIDTH = 32, 8
+FAMILIES = [name for name, spec in SPECS.items() if spec.published and spec.pixels]
+ROW_ENDS = ("lumina_mgpt", "emu3")  # families whose rows end in separators
+METHOD_NAMES = [name for name, row in METHODS.items() if row.proposer != "rivals"]
+PERIODS = 12  # steps for which an image accepts nothing, then all, then 1, 2, 3, 0, ... drafts
+
+
+class Recorder:
+    """Takes the place of CudaRecorder: records nothing, and a replay leaves all results as they are."""
+
+    def warm_up(self) -> nullcontext[None]:
+        return nullcontext()
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        return lambda: None
+
+
+class Acceptance:
+    """Decides how many drafts a step accepts, so that trees take many shapes, and counts the steps."""
+
+    def __init__(self) -> None:
+        self.steps, self.depth = 0, 0
+
+    def count(self, longest: int) -> int:
+        """Returns how many codes the next step commits."""
+        accepted = (0, self.depth, self.steps % 4)[self.steps // PERIODS % 3]
+        self.steps += 1
+        return 1 + min(accepted, self.depth, longest - 1)
+
+
+def tiny(family: str) -> Use:
+    """The family with the least width."""
+    use = published_use(family)
+    decoder = replace(
+        use.decoder, vocab_size=2 * CODES, hidden_size=WIDTH, intermediate_size=WIDTH, num_layers=1,
+        num_heads=1, num_kv_heads=1, head_width=WIDTH if use.decoder.head_width else 0, num_codes=CODES,
+    )  # fmt: skip
+    drafter = replace(decoder, head_width=0)
+    vq = replace(use.vq, num_embeddings=CODES)
+    return replace(use, decoder=decoder, drafter=drafter, vq=vq, codes=CODES, codec=None)
+
+
+def recordings(family: str, name: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Returns the number of recordings that one image takes."""
+    use, spec, acceptance = tiny(family), SPECS[family], Acceptance()
+    side = use.side // use.vq.patch_size
+    model = random_model(family, use, Grid(side, side), torch.float32, torch.device("cpu"))
+    monkeypatch.setattr("models.model.CudaRecorder", lambda device: Recorder())
+    method = Method(name, Sampling(1.0, 0, 1.0, spec.guidance), spec.default_tree(name))
+    engine = build(replace(model, graphs=True), method, 1, use.prompt)
+    run, advance = engine.target.run, BatchSlots.advance
+    assert isinstance(run, GraphRunner)
+
+    def scripted(function: Callable[..., Any], *inputs: Any) -> Any:
+        result = run(function, *inputs)
+        if function is not outcomes:
+            return result
+        last, table = result
+        longest = (table.shape[1] - 2) // 2
+        return last, torch.tensor([[acceptance.count(longest), 1, *[0] * (2 * longest)]])
+
+    def watched(slots: BatchSlots, *given: Any) -> StepOutput:
+        shapes = next(x for x in given if isinstance(x, list) and isinstance(x[0], TreeShape))
+        acceptance.depth = shapes[0].depth
+        return advance(slots, *given)
+
+    monkeypatch.setattr(BatchSlots, "advance", watched)
+    engine.target.run = scripted
+    (image,) = engine.decode([Request("0", model.encode(str(use.prompt)), 1)])
+    assert len(image.codes) == model.grid.size and len(image.steps) == acceptance.steps
+    return run.captured
+
+
+@pytest.mark.parametrize("name", METHOD_NAMES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_image_takes_few_recordings(family: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows_end = family in ROW_ENDS
+    most = MOST if not rows_end else MOST_ADAPTIVE if name == "adt-tree" else MOST_ROWS
+    assert 5 < recordings(family, name, monkeypatch) <= most
