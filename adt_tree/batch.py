@@ -187,7 +187,8 @@ class BatchSlots:
             image.codes += map(int, codes)
             cell, best = self.grid.cell(position), [round(p, 4) for p in best]
             raster = cell.raster if self.grid.before else None
-            step = Step(position, cell.row, cell.column, *size, nodes, count - 1, ms, best, raster)
+            budget, place = shapes[slot].budget, (position, cell.row, cell.column)
+            step = Step(*place, *size, nodes, count - 1, ms, best, budget, raster)
             image.steps.append(step)
             image.target_calls += 1
         return StepOutput(self.active(), self.pop_finished(), tree, verdict)

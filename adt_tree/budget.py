@@ -12,11 +12,11 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 from adt_tree.grid import Cell
-from adt_tree.policy import TreeShape, self_drafted
+from adt_tree.policy import AdaptiveTree, Policy, TreeShape, self_drafted
 from adt_tree.records import Step
 
 MOST_CHAIN = 23  # nodes of a pure chain; larger budgets have alternatives beside a shorter chain
@@ -30,28 +30,69 @@ PRIOR_STEPS = 12.0  # image steps that the growth law weighs beside what a candi
 # fitted to the run; the exponent starts from this value, which chains of 1 to 15 codes gave (docs/LOG.md).
 EXPONENT = 0.7
 OPTIMISM = 0.5  # of the spread of a step's accepted codes, which is about as large as their mean
-# While plain decoding is best, a short chain is drafted now and then, or a run could never leave it again. As
-# a step of it costs less than three plain ones, 2 of 256 steps cost less than 2 %.
-EXPLORE_EVERY, EXPLORE_STEPS, EXPLORE_DEPTH = 256, 2, 3
+# While plain decoding is best, a tree of at least EXPLORE_DEPTH levels is drafted now and then, or a run
+# could never leave it again: not before EXPLORE_EVERY plain steps, nor before the last such trial, together
+# with what a drafter network had to read for it, is EXPLORE_COST of the time since.
+EXPLORE_EVERY, EXPLORE_STEPS, EXPLORE_DEPTH, EXPLORE_COST = 256, 2, 3, 0.02
+# Levels and drafted nodes of the trees of a drafter network, where every row of a pass costs and where passes
+# are rounded up to buckets. The tree that the model has by default is among the candidates as well.
+NETWORK_TREES = {False: ((2, 3), (4, 6), (8, 12)), True: ((2, 7), (4, 15), (8, 63))}
 
 
 @dataclass(frozen=True, slots=True)
 class AutoTree:
     """Trees whose size is chosen while decoding; the type of Method.tree for `--total_token auto`."""
 
+    # The tree that a drafter network grows by default: of a TreeShape depth and budget vary, of an
+    # AdaptiveTree the budget alone. None: trees are self-drafted.
+    base: TreeShape | AdaptiveTree | None = None
+
+    def __str__(self) -> str:
+        """Returns what the fingerprint of a run says of its trees."""
+        return f"auto, from {self.base}" if isinstance(self.base, AdaptiveTree) else "auto"
+
+    @property
+    def largest(self) -> TreeShape | None:
+        """The shape, or the greatest shape, of the base."""
+        return self.base.largest if isinstance(self.base, AdaptiveTree) else self.base
+
     def candidates(self, row_width: int, buckets: bool) -> list[TreeShape]:
         """Returns the shapes to choose from, smallest first; the first is plain decoding.
 
         row_width: cells of a raster row, W; a chain of W - 1 codes ends above-right of where it began, and
-        longer ones gain little. buckets: the target rounds the rows of a pass, root included, up to 8, 16, 32
-        or 64, as under CUDA graphs, so that a smaller tree in the same bucket saves nothing.
+        longer ones gain less. buckets: the target rounds the rows of a pass, root included, up to 8, 16, 32,
+        64 or 128, as under CUDA graphs, so that a smaller tree in the same bucket saves nothing.
         """
+        if self.largest is not None:
+            return _network_shapes(self.largest, buckets, isinstance(self.base, AdaptiveTree))
         if buckets:
-            trees = [self_drafted(budget) for budget in (31, 63)]
-            trees = [TreeShape(max(t.depth, min(row_width + 1, t.budget)), t.width, t.budget) for t in trees]
-            return [TreeShape(0, 0, 0), TreeShape(7, 1, 7), TreeShape(15, 1, 15), *trees]
-        lengths = sorted({1, 3, 7, min(max(row_width - 1, 11), MOST_CHAIN)})
-        return [TreeShape(0, 0, 0), *(TreeShape(n, 1, n) for n in lengths), self_drafted(31)]
+            return [PLAIN, *map(_chain, (7, 15)), *(_across(nodes, row_width) for nodes in (31, 63, 127))]
+        chains = sorted({1, 3, 7, min(max(row_width - 1, 11), MOST_CHAIN)})
+        return [PLAIN, *map(_chain, chains), _across(min(max(2 * row_width - 1, 31), 63), row_width)]
+
+
+PLAIN = TreeShape(0, 0, 0)  # plain decoding: the tree of the root alone
+
+
+def _chain(length: int) -> TreeShape:
+    return TreeShape(length, 1, length)
+
+
+def _across(budget: int, row_width: int) -> TreeShape:
+    """Returns a self-drafted tree whose main chain reaches beyond the cell below its root, if it can."""
+    shape = self_drafted(budget)
+    return replace(shape, depth=max(shape.depth, min(row_width + 1, budget)))
+
+
+def _network_shapes(largest: TreeShape, buckets: bool, adaptive: bool) -> list[TreeShape]:
+    """Returns the candidates around the default tree of a drafter network.
+
+    adaptive: depths are chosen elsewhere, so a candidate has the greatest depth that its budget allows.
+    """
+    shapes = {largest}
+    for depth, budget in NETWORK_TREES[buckets]:
+        shapes.add(TreeShape(min(largest.depth, budget) if adaptive else depth, largest.width, budget))
+    return [PLAIN, *sorted(shapes, key=lambda shape: (shape.budget, shape.depth))]
 
 
 @dataclass(slots=True, eq=False)
@@ -70,36 +111,50 @@ class _Candidate:
 
 
 class CostAware:
-    """Takes the shape that commits most codes per second, one shape for all images in flight."""
+    """Takes the shape that commits most codes per second, one bound for the trees of all images in flight."""
 
-    def __init__(self, shapes: Sequence[TreeShape]) -> None:
-        """shapes: the candidates; one of depth 0 is plain decoding."""
-        self._candidates = [_Candidate(shape) for shape in shapes]
+    def __init__(self, shapes: Sequence[TreeShape], inner: Policy | None = None) -> None:
+        """shapes: the candidates, the first of them plain decoding. inner: chooses depth and width within the
+        candidate that is taken; None: the candidate is the shape."""
+        self._candidates, self._inner = [_Candidate(shape) for shape in shapes], inner
         # What the next steps run whatever the estimates say: at first every candidate, the largest first.
         self._scheduled = deque(c for c in self._candidates[::-1] for _ in range(TRIAL_STEPS))
         self._chosen = self._current = self._scheduled.popleft()
         self._steps = self._in_a_row = 0  # steps since the start, and since another shape ran
+        self._plain_steps, self._explored_ms = 0, 0.0  # since the last exploration, and what that one took
+        self._asked: dict[int, TreeShape] = {}  # by slot: the shape of the present step
         self._observed = False  # whether an image of the present step has been observed
 
     @property
     def bounds(self) -> TreeShape:
-        return TreeShape(0, 0, 0)
+        return PLAIN
 
     def reset(self, slot: int, seed: int) -> None:
         """What steps cost and commit is kept from image to image."""
+        if self._inner is not None:
+            self._inner.reset(slot, seed)
 
     def shape(self, slot: int, cell: Cell) -> TreeShape:
         if self._observed:  # the first call after an observation begins a step
             self._observed = False
             self._next_step()
-        return self._current.shape
+        shape = most = self._current.shape
+        if self._inner is not None:
+            free = self._inner.shape(slot, cell)
+            shape = TreeShape(min(free.depth, most.depth), min(free.width, most.width), most.budget)
+        self._asked[slot] = shape
+        return shape
 
     def observe(self, slot: int, step: Step, committed: list[Cell]) -> None:
         """Count a step whose tree the end of the image did not cut."""
-        if (step.depth, step.width) == (self._current.shape.depth, self._current.shape.width):
+        if self._inner is not None:
+            self._inner.observe(slot, step, committed)
+        if step.depth == self._asked[slot].depth:
             self._current.count(step.accepted)
             if self._in_a_row and not self._observed:  # all images in flight share the step's time
                 self._current.times_ms.append(step.ms)
+        if not self._observed and step.depth and not self._chosen.shape.depth:
+            self._explored_ms += step.ms
         self._observed = True
 
     def _next_step(self) -> None:
@@ -110,11 +165,17 @@ class CostAware:
             if self._steps % PERIOD == 0:
                 self._chosen = max(self._candidates, key=self._rates().__getitem__)
             upcoming = self._chosen
-            if not upcoming.shape.depth and self._steps % EXPLORE_EVERY == 0:
-                chain = next(c for c in self._candidates if c.shape.depth >= EXPLORE_DEPTH)
-                self._scheduled.extend([chain] * EXPLORE_STEPS)
+            self._plain_steps = 0 if upcoming.shape.depth else self._plain_steps + 1
+            if self._plain_steps >= EXPLORE_EVERY and self._exploration_is_due():
+                tree = next(c for c in self._candidates if c.shape.depth >= EXPLORE_DEPTH)
+                self._scheduled.extend([tree] * EXPLORE_STEPS)
+                self._plain_steps, self._explored_ms = 0, 0.0
         self._in_a_row = self._in_a_row + 1 if upcoming is self._current else 0
         self._current = upcoming
+
+    def _exploration_is_due(self) -> bool:
+        """Whether the last exploration took at most EXPLORE_COST of the time of plain decoding since then."""
+        return self._explored_ms <= EXPLORE_COST * self._plain_steps * median(self._chosen.times_ms)
 
     def _rates(self) -> dict[_Candidate, float]:
         """The codes per millisecond that every candidate may reach, 0 if it has not been timed.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -57,14 +58,13 @@ def build(model: Model, method: Method, slots: int, max_prompt: int) -> Engine:
         return Engine(method, sampling, model.target(slots, sampling, 1, max_prompt))
     tree = StaticTree(STATIC_TREES[method.tree]) if isinstance(method.tree, str) else method.tree
     shapes = candidate_shapes(tree, model)
-    target = _largest_target(model, sampling, shapes, slots, max_prompt)
+    target = largest_target(model, sampling, shapes, slots, max_prompt)
     setup = Setup(model, method, sampling, target, tree, bounds(shapes))
     proposer = import_module(f"adt_tree.proposers.{method.spec.proposer}").make(setup)
-    policy: Policy = Fixed(shapes[-1])
-    if isinstance(tree, AutoTree):
-        policy = CostAware(shapes)
-    elif isinstance(tree, AdaptiveTree):
-        policy = AdjacencyAdaptive(tree, slots)
+    sized = isinstance(tree, AutoTree)
+    base = tree.base if isinstance(tree, AutoTree) else tree
+    adaptive = AdjacencyAdaptive(base, slots) if isinstance(base, AdaptiveTree) else None
+    policy: Policy = CostAware(shapes, adaptive) if sized else adaptive or Fixed(shapes[-1])
     judges_itself = not method.spec.verify and method.control is None
     rule: Rule = proposer if judges_itself else make_rule(setup)
     return Engine(method, sampling, target, (proposer, policy, rule))
@@ -75,30 +75,31 @@ def candidate_shapes(tree: TreeShape | AdaptiveTree | AutoTree | StaticTree, mod
 
     UserError if a node would have more children than the codebook has codes.
     """
-    if isinstance(tree, AutoTree):
-        shapes = tree.candidates(model.grid.width, buckets=model.codebook.device.type == "cuda")
-        return [shape for shape in shapes if shape.width <= model.num_codes]
     shape = tree if isinstance(tree, TreeShape) else tree.largest
-    if shape.width > model.num_codes:
+    if shape is not None and shape.width > model.num_codes:
         raise UserError(
             f"a tree {shape.width} nodes wide: the codebook has {model.num_codes} codes; give less "
             "(--draft_top_k, --adt_width_max)"
         )
+    if isinstance(tree, AutoTree):
+        shapes = tree.candidates(model.grid.width, buckets=model.codebook.device.type == "cuda")
+        return [shape for shape in shapes if shape.width <= model.num_codes]
+    assert shape is not None
     return [shape]
 
 
-def _largest_target(
+def largest_target(
     model: Model, sampling: Sampling, shapes: list[TreeShape], slots: int, max_prompt: int
 ) -> Target:
-    """Returns a target with room for the largest of the shapes. Removes larger ones from `shapes` that the
-    model has no positions for; UserError if it has none for the smallest tree."""
+    """Returns a target with room for the largest of the shapes. Removes larger ones from `shapes` for which
+    the model has no positions or the device no memory, and says so on stderr; UserError if none is left."""
     while True:
         try:
             return model.target(slots, sampling, shapes[-1].budget + 1, max_prompt)
-        except UserError:
+        except UserError as error:
             if len(shapes) <= 2:  # the first of several shapes is plain decoding, which nobody asked for
                 raise
-            shapes.pop()
+            print(f"total_token auto: no trees of {shapes.pop().budget + 1} nodes: {error}", file=sys.stderr)
 
 
 def bounds(shapes: Iterable[TreeShape]) -> TreeShape:

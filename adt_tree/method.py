@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from types import NoneType
 
 from adt_tree.budget import AutoTree
 from adt_tree.errors import UserError
@@ -39,7 +40,8 @@ class MethodSpec:
     verify: tuple[str, ...] = ()  # rules that may verify it; none if the proposer judges its own drafts
     lantern: bool = False  # whether acceptance can be relaxed (LANTERN)
     seed_cells: tuple[str, ...] = ()  # cells that may be copied to unscored positions; the default first
-    auto: bool = False  # whether its trees can be sized while decoding; then that is the default
+    auto: bool = False  # whether its trees can be sized while decoding
+    auto_default: bool = False  # whether they are unless a size is given
     exact: bool = True  # under the coupled rule a seed gives the AR baseline's image
 
     @property
@@ -75,6 +77,7 @@ EAGLE_2 = MethodSpec(
     network=True,
     tree=TreeShape,
     tree_options=SHAPE_OPTIONS,
+    auto=True,
     verify=VERIFY,
     lantern=True,
 )
@@ -86,6 +89,7 @@ SELF_DRAFT = MethodSpec(
     tree_options=SHAPE_OPTIONS,
     resize=self_drafted,
     auto=True,
+    auto_default=True,
     verify=("coupled",),  # its drafts share the target's noise, which the published rules do not allow for
     lantern=True,
     seed_cells=("above", "left", "both"),
@@ -110,6 +114,7 @@ METHODS: dict[str, MethodSpec] = {
             about="the drafter network fills a static tree (EAGLE-1)",
             tree=str,
             tree_options=("tree_choices",),
+            auto=False,
         ),
         EAGLE_2,
         replace(
@@ -128,6 +133,7 @@ METHODS: dict[str, MethodSpec] = {
             tree_options=("total_token", *ADAPTIVE_OPTIONS),
             resize=None,
             auto=False,
+            auto_default=False,
         ),
         SJD,
         replace(
@@ -227,12 +233,14 @@ class Method:
         if self.lantern is not None and not spec.lantern:
             raise UserError(f"lantern: method {self.name} does not take it; leave it out")
         if isinstance(self.tree, AutoTree):
-            self._check_auto()
+            self._check_auto(self.tree.base)
 
-    def _check_auto(self) -> None:
+    def _check_auto(self, base: Tree | None) -> None:
         if not self.spec.auto:
             names = ", ".join(spec.name for spec in METHODS.values() if spec.auto)
-            raise UserError(f"total_token auto: {names} takes it, not {self.name}; give a number of nodes")
+            raise UserError(f"total_token auto: {names} take it, not {self.name}; give a number of nodes")
+        if not isinstance(base, self.spec.tree_type if self.spec.network else NoneType):
+            raise UserError(f"total_token auto: base {base} is no tree that method {self.name} starts from")
         if not self.exact:
             raise UserError(
                 f"total_token auto: the image of {self.label} depends on its trees, whose size would differ "

@@ -15,6 +15,7 @@ import torch
 from PIL import Image, ImageChops, ImageDraw
 
 from adt_tree.batch import StepOutput
+from adt_tree.budget import AutoTree
 from adt_tree.engine import Engine, build
 from adt_tree.errors import UserError
 from adt_tree.method import METHODS, Lantern, Method, Tree
@@ -155,6 +156,8 @@ class Pipeline:
                 )
             return name
         name = name or self.default_method
+        if tree == AutoTree():
+            settings["tree"] = self.model.spec.auto_tree(name)
         # AutoTree only for exact methods: the image of another one would depend on the sizes that it chooses.
         default_tree = self.model.spec.default_tree(name, auto=lantern is None and control is None)
         return Method(name, **{"sampling": self.sampling, "tree": default_tree, **settings})

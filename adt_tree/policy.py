@@ -98,8 +98,8 @@ class AdaptiveTree:
         for name in ("step_depth", "step_width"):
             if getattr(self, name) < 0:
                 raise UserError(f"adt_{name} {getattr(self, name)}: it must not be negative")
-        if self.budget < 1:
-            raise UserError(f"budget {self.budget} of an adaptive tree: it must be positive")
+        if self.budget < 0:
+            raise UserError(f"budget {self.budget} of an adaptive tree: it must not be negative")
 
     @property
     def largest(self) -> TreeShape:
@@ -112,7 +112,7 @@ CANDIDATES = 8  # self-drafting: candidates per position
 
 
 def self_drafted(budget: int, width: int = CANDIDATES) -> TreeShape:
-    """Returns the fixed shape of self-drafted trees with `budget` (>= 1) drafted nodes.
+    """Returns the fixed shape of self-drafted trees with `budget` drafted nodes.
 
     Three quarters of the nodes form the main chain, for every pass refines the drafts of the next along it;
     the chain ends at MAIN_CHAIN codes, or at half of the budget if that is more (docs/LOG.md).
@@ -130,12 +130,12 @@ def num_sibling_nodes(width: int, positions: int) -> int:
 
 
 def windowed(budget: int, width: int) -> TreeShape:
-    """Returns the window of a rival with `budget` (>= 1) drafted nodes.
+    """Returns the window of a rival with `budget` drafted nodes.
 
     The first two positions have `width` candidates each, or fewer positions where the budget does not allow
     two; a chain takes the rest of the budget.
     """
-    positions = next(n for n in (2, 1, 0) if budget - num_sibling_nodes(width, n) >= max(n, 1))
+    positions = next((n for n in (2, 1) if budget - num_sibling_nodes(width, n) >= n), 0)
     return TreeShape(budget - num_sibling_nodes(width, positions), width, budget)
 
 
@@ -202,7 +202,7 @@ class AdjacencyAdaptive:
             depth = min(max(depth + sign * constants.step_depth, constants.depth_min), constants.depth_max)
             width = min(max(width - sign * constants.step_width, constants.width_min), constants.width_max)
         memory.current = (depth, width)
-        return TreeShape(depth, width, constants.budget)
+        return TreeShape(depth if constants.budget else 0, width, constants.budget)
 
     def observe(self, slot: int, step: Step, committed: list[Cell]) -> None:
         """Stores the step's state in its cells. A step that drafted nothing leaves the rate as it was."""

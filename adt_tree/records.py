@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -19,6 +21,7 @@ class Step:
     accepted: int  # drafted codes that were accepted; the step committed one code more
     ms: float  # wall-clock milliseconds of the step, which all images in flight share
     top1: list[float] = field(default_factory=list)  # by committed code: the largest probability there
+    budget: int = 0  # most drafted nodes that the policy allowed; 0 in the AR baseline
     raster: int | None = None  # index of the raster of that position; None if the model has only one
 
     def as_dict(self) -> dict[str, Any]:
@@ -52,9 +55,24 @@ class Decoded:
         return _mean([step.depth for step in self.steps])
 
     @property
+    def tree_sizes(self) -> dict[int, int]:
+        """Number of steps by the nodes that the policy allowed them, the root included, as --total_token has
+        them: {1: 5, 16: 50} for 5 steps of plain decoding and 50 with up to 15 drafts each."""
+        return dict(sorted(Counter(step.budget + 1 for step in self.steps).items()))
+
+    @property
     def mean_nodes(self) -> float:
         """Mean drafted nodes per target call."""
         return _mean([step.nodes for step in self.steps])
+
+
+def size_shares(images: Iterable[Mapping[Any, int]]) -> dict[str, float]:
+    """Returns the share of steps by tree size, of the Decoded.tree_sizes of several images; as in JSON, sizes
+    are texts: {"1": 0.09, "16": 0.91}."""
+    counts: Counter[int] = Counter()
+    for sizes in images:
+        counts.update({int(nodes): steps for nodes, steps in sizes.items()})
+    return {str(nodes): round(count / counts.total(), 4) for nodes, count in sorted(counts.items())}
 
 
 def _mean(values: list[int]) -> float:

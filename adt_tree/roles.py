@@ -136,8 +136,8 @@ class Drafter(Protocol):
 
     def extend(self, features: Tensor, codes: Tensor, count: Tensor, context: Any) -> tuple[Tensor, Tensor]:
         """Commits pairs of a feature [G, B, A, D] and the code [B, A] one position later, of which the first
-        `count` [B] are valid. Returns the logits [G, B, V] fp32 and the feature [G, B, D] at the last valid
-        pair. context: the result of context() in the same step."""
+        `count` [B] are valid, perhaps none. Returns the logits [G, B, V] fp32 and the feature [G, B, D] at
+        the last valid pair, where there is one. context: the result of context() in the same step."""
 
     def expand(self, codes: Tensor, features: Tensor, ancestors: Tensor, depth: int) -> tuple[Tensor, Tensor]:
         """Runs W tree nodes per slot. Returns their logits [G, B, W, V] fp32 and features [G, B, W, D].
@@ -152,7 +152,8 @@ class Proposer(Protocol):
     """A way of drafting. The loop treats all alike."""
 
     def calls(self, shape: TreeShape) -> int:
-        """Returns the number of drafter passes that a tree of this shape would take in a batch of one."""
+        """Returns the number of drafter passes that a tree of this shape would take in a batch of one. Passes
+        that only read what was decoded without trees do not count."""
 
     def prefill(self, slot: int, prompt: Any, prefix: Prefix, code: Tensor) -> None:
         """Starts a new image in a slot. code []: its first code."""

@@ -74,13 +74,13 @@ def _readers(name: str) -> str:
 
 
 def _nodes(text: str) -> int | str:
-    """Reads --total_token: a number of nodes from 2 on, or auto."""
+    """Reads --total_token: a number of nodes from 1, the root alone, on, or auto."""
     if text == AUTO:
         return AUTO
     if not text.isdecimal():
-        raise ArgumentTypeError(f"{text!r} is not a number of nodes; give 2 or more, or {AUTO}")
-    if int(text) < 2:
-        raise ArgumentTypeError(f"{text} is too small: give 2 or more, or {AUTO}")
+        raise ArgumentTypeError(f"{text!r} is not a number of nodes; give 1 or more, or {AUTO}")
+    if int(text) < 1:
+        raise ArgumentTypeError(f"{text} is too small: give 1 or more, or {AUTO}")
     return int(text)
 
 
@@ -158,10 +158,12 @@ class TreeOptions(Options):
 
     ALIASES: ClassVar[dict[str, str]] = {"drafter_top_k": "draft_top_k"}
     total_token: int | str | None = option(
-        f"nodes of a dynamic tree, root included; {AUTO}: chosen while decoding, by what a step costs here "
-        "and what it commits, so that in bf16 and fp16 two runs may part at near-ties (default: "
-        f"{AUTO} in {', '.join(spec.name for spec in METHODS.values() if spec.auto)} without --lantern, "
-        f"--depth and --draft_top_k; else {_by_method('total_token', total_token)})",
+        "nodes of a dynamic tree, root included; 1: no drafts, which is plain decoding; "
+        f"{AUTO}, in {', '.join(name for name, spec in METHODS.items() if spec.auto)}: chosen while "
+        "decoding, by what a step costs here and what it commits, so that in bf16 and fp16 two runs may part "
+        "at near-ties, which a number rules out (default: "
+        f"{AUTO} in {', '.join(name for name, spec in METHODS.items() if spec.auto_default)} without "
+        f"--lantern, --depth and --draft_top_k; else {_by_method('total_token', total_token)})",
         unit="NODES",
         read=_nodes,
     )
@@ -328,8 +330,10 @@ def unread(options: DecodingOptions, spec: MethodSpec) -> dict[str, str]:
                 reasons[name] = "it needs --lantern"
         elif name not in spec.options:
             reasons[name] = f"method {spec.name} does not read it; leave it out, or choose {_readers(name)}"
-        elif name in ("depth", "draft_top_k") and options.total_token == AUTO:
-            reasons[name] = f"--total_token {AUTO} chooses the whole shape; give a number of nodes beside it"
+        elif name in ("depth", "draft_top_k") and options.total_token in (AUTO, 1):
+            reasons[name] = (
+                f"--total_token {options.total_token} says the whole shape; give another number of nodes"
+            )
         elif name == "rules" and (options.verify != "rejection" or greedy):
             reasons[name] = "it is read with --verify rejection at temperatures above 0"
         elif name in ("verify", "seed_cells") and value not in allowed:
@@ -340,7 +344,9 @@ def unread(options: DecodingOptions, spec: MethodSpec) -> dict[str, str]:
 def tree_of(options: DecodingOptions, spec: MethodSpec) -> Tree | None:
     """Returns the model's default tree for the method, changed by the options that are given."""
     if options.total_token == AUTO:
-        return AutoTree()
+        tree = SPECS[options.model].auto_tree(spec.name)
+        adaptive = isinstance(tree.base, AdaptiveTree)
+        return AutoTree(adaptive_tree(options, tree.base, None)) if adaptive else tree
     shaped = options.total_token or options.depth or options.draft_top_k
     base = SPECS[options.model].default_tree(spec.name, auto=not (options.lantern or shaped))
     if isinstance(base, AutoTree):
@@ -352,8 +358,10 @@ def tree_of(options: DecodingOptions, spec: MethodSpec) -> Tree | None:
         return adaptive_tree(options, base, budget)
     if base is None:
         return None
-    budget, width = budget or base.budget, options.draft_top_k or base.width
+    budget, width = base.budget if budget is None else budget, options.draft_top_k or base.width
     shape = spec.resize(budget, width) if spec.resize else TreeShape(base.depth, width, budget)
+    if not budget:
+        return replace(shape, depth=0)
     return replace(shape, depth=options.depth or shape.depth)
 
 

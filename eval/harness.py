@@ -18,7 +18,7 @@ import torch
 from tqdm import tqdm
 
 from adt_tree.method import METHODS
-from adt_tree.records import Decoded
+from adt_tree.records import Decoded, size_shares
 from adt_tree.roles import Request
 from eval.runs.measurements import Measured, Measurements
 from eval.runs.session import synchronise
@@ -160,6 +160,7 @@ def row(
         "tau_95": [round(bound, 3) for bound in tau_interval(images)],
         "mean_depth": round(sum(image.mean_depth for image in images) / count, 3),
         "mean_nodes": round(sum(image.mean_nodes for image in images) / count, 2),
+        "tree_sizes": size_shares(image.tree_sizes for image in images),
         "target_calls": round(calls / count, 2),
         "drafter_calls": round(sum(image.drafter_calls for image in images) / count, 2),
         "step_ms": round(float(np.median([step.ms for step in steps])), 3),

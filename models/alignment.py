@@ -44,7 +44,8 @@ class Shifted:
     def committed(self, codes: Tensor, count: Tensor) -> Tensor:
         """Returns the codes [B, A] beside the features from which the target generated `codes` [B, A].
 
-        The first count [B] codes of a row are valid. Separators are codes here too: token id less first_code.
+        The first count [B] codes of a row are valid, perhaps none. Separators are codes here too: token id
+        less first_code.
         """
         return codes
 
@@ -68,7 +69,8 @@ class Unshifted:
 
     def committed(self, codes: Tensor, count: Tensor) -> Tensor:
         before = torch.cat((self._newest[:, None], codes[:, :-1]), dim=1)
-        self._newest.copy_(codes.gather(1, count[:, None] - 1)[:, 0])
+        last = codes.gather(1, (count[:, None] - 1).clamp(min=0))[:, 0]
+        self._newest.copy_(torch.where(count > 0, last, self._newest))
         return before
 
     def drafted(self, codes: Tensor, ancestors: Tensor) -> Tensor:

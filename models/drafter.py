@@ -177,7 +177,7 @@ class EagleDrafter:
         with part("drafter"):
             hidden = self.run(tokens, features, order, ancestors, self._most_committed)
             self.cache.length += by_branch(count, branches)
-            last = (count - 1)[None, :, None, None].expand(branches, -1, 1, size)
+            last = (count - 1).clamp(min=0)[None, :, None, None].expand(branches, -1, 1, size)
             feature = hidden.gather(2, last)[:, :, 0]
             return self.target.logits(feature), feature
 

@@ -126,13 +126,18 @@ class ModelSpec:
     def default_tree(self, method: str, auto: bool = False) -> Tree | None:
         """Returns the default tree of a method, or this family's tree if the method names a type alone.
 
-        auto: return AutoTree for a method that can size its trees while it decodes. Raises UserError for an
-        unknown method.
+        auto: return AutoTree for a method that sizes its trees while it decodes, unless told otherwise.
+        Raises UserError for an unknown method.
         """
         row = method_spec(method)
-        tree = AutoTree() if auto and row.auto else row.tree
+        tree = AutoTree() if auto and row.auto_default else row.tree
         by_type: dict[type, Tree] = {str: self.static_tree, TreeShape: self.tree, AdaptiveTree: self.adaptive}
         return by_type[tree] if isinstance(tree, type) else tree
+
+    def auto_tree(self, method: str) -> AutoTree:
+        """Returns the trees of a method for `--total_token auto`."""
+        base = self.default_tree(method) if method_spec(method).network else None
+        return AutoTree(base if isinstance(base, TreeShape | AdaptiveTree) else None)
 
     @property
     def adaptive(self) -> AdaptiveTree:

@@ -112,7 +112,7 @@ def test_an_option_that_one_method_reads_is_taken(methods: str, words: str) -> N
         ("--vary adt_bta=0.5", "cannot be varied"),
         ("--vary temperature=0,1", "cannot be varied"),
         ("--batch_size 0", "too small"),
-        ("--total_token 1", "too small"),
+        ("--total_token 0", "too small"),
         ("--reference transformers --model lumina_mgpt --methods self-draft", "--reference transformers"),
         ("--reference transformers --batch_size 8", "add 1 to --batch_size"),
         ("--random_weights", "--random_weights with --model emoji"),

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from adt_tree.batch import StepOutput
 from adt_tree.budget import EXPLORE_EVERY, EXPLORE_STEPS, AutoTree, CostAware
 from adt_tree.decode import speculative
+from adt_tree.engine import largest_target
 from adt_tree.errors import UserError
 from adt_tree.grid import Cell
 from adt_tree.method import Lantern, Method
 from adt_tree.pipeline import Pipeline
-from adt_tree.policy import TreeShape, self_drafted
+from adt_tree.policy import AdaptiveTree, AdjacencyAdaptive, TreeShape, self_drafted
 from adt_tree.records import Step
 from adt_tree.sampling import Sampling
-from tests.conftest import Refused
+from tests.checkpoints import Checkpoints
+from tests.conftest import Refused, Run
 
 CANDIDATES = AutoTree().candidates(row_width=16, buckets=False)
 PLAIN = CANDIDATES[0]
@@ -39,7 +46,7 @@ def simulate(cost_ms: Callable[[int], float], steps: int, slots: int = 1) -> lis
     return used
 
 
-def share(shapes: Iterable[TreeShape], shape: TreeShape) -> float:
+def share(shapes: Iterable[Hashable], shape: Hashable) -> float:
     counts = Counter(shapes)
     return counts[shape] / counts.total()
 
@@ -89,14 +96,15 @@ class Forced:
     def observe(self, slot: int, step: Step, committed: list[Cell]) -> None: ...
 
 
+def codes(outputs: Iterable[StepOutput]) -> dict[str, list[int]]:
+    return {image.name: image.codes for output in outputs for image in output.finished}
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_codes_do_not_depend_on_the_choice(pipe: Pipeline, temperature: float, batch_size: int) -> None:
     sampling = Sampling(temperature, guidance=3.0)
     requests = pipe.requests(["red heart", "sun", "rocket", "pizza"], seed=5)
-
-    def codes(outputs: Iterable[StepOutput]) -> dict[str, list[int]]:
-        return {image.name: image.codes for output in outputs for image in output.finished}
 
     expected = codes(pipe.engine(pipe.method("ar", sampling=sampling), requests, batch_size).steps(requests))
     engine = pipe.engine(pipe.method("self-draft", sampling=sampling), requests, batch_size)
@@ -108,16 +116,34 @@ def test_codes_do_not_depend_on_the_choice(pipe: Pipeline, temperature: float, b
         assert codes(outputs) == expected
 
 
-@pytest.mark.parametrize("settings", [{"lantern": Lantern()}, {"control": "accept-all"}])
-def test_auto_is_refused_where_the_image_depends_on_trees(settings: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    ("name", "tree", "settings"),
+    [
+        ("self-draft", AutoTree(), {"lantern": Lantern()}),
+        ("self-draft", AutoTree(), {"control": "accept-all"}),
+        ("self-draft", AutoTree(TreeShape(5, 4, 10)), {}),
+        ("eagle-2", AutoTree(), {}),
+        ("eagle-2", AutoTree(TreeShape(5, 4, 10)), {"verify": "rejection"}),
+        ("adt-tree", AutoTree(AdaptiveTree()), {"lantern": Lantern()}),
+        ("adt-tree", AutoTree(TreeShape(5, 4, 10)), {}),
+    ],
+)
+def test_auto_is_refused_where_the_image_depends_on_trees(
+    name: str, tree: AutoTree, settings: dict[str, Any]
+) -> None:
     with pytest.raises(UserError, match="total_token auto"):
-        Method("self-draft", Sampling(), AutoTree(), **settings)  # type: ignore[arg-type]
+        Method(name, Sampling(), tree, **settings)
 
 
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        ("--method eagle-2 --total_token auto", "total_token"),
+        ("--method adt-self-draft --total_token auto", "total_token"),
+        ("--method eagle-2 --total_token auto --lantern", "total_token"),
+        ("--method eagle-2 --total_token auto --verify rejection", "total_token"),
+        ("--method eagle-2 --total_token auto --depth 4", "--depth 4"),
+        ("--method self-draft --total_token 1 --depth 4", "--depth 4"),
+        ("--total_token 0", "total_token"),
         ("--method self-draft --lantern --total_token auto", "total_token"),
         ("--method self-draft --total_token auto --depth 4", "--depth 4"),
         ("--total_token several", "total_token"),
@@ -127,8 +153,102 @@ def test_auto_on_the_command_line(words: str, named: str, refused: Refused) -> N
     assert named in refused("generate_images", *words.split())
 
 
+@pytest.mark.parametrize("method", ["eagle-2", "adt-tree"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_codes_of_a_drafter_network_do_not_depend_on_the_choice(
+    pipe: Pipeline, method: str, temperature: float
+) -> None:
+    sampling, slots = Sampling(temperature, guidance=3.0), 3
+    requests = pipe.requests(["red heart", "sun", "rocket", "pizza"], seed=5)
+    expected = codes(pipe.engine(pipe.method("ar", sampling=sampling), requests, slots).steps(requests))
+    engine = pipe.engine(pipe.method(method, sampling=sampling, tree=AutoTree()), requests, slots)
+    assert engine.method.tree == AutoTree(pipe.model.spec.default_tree(method))  # type: ignore[arg-type]
+    assert codes(engine.steps(requests)) == expected and engine.drafting is not None
+    proposer, _, rule = engine.drafting
+    small, large = TreeShape(2, 3, 3), TreeShape(5, 4, 10)
+    for schedule in ([large, PLAIN, PLAIN, small, PLAIN], [small, small, PLAIN, large]):
+        outputs = speculative(engine.target, proposer, Forced(schedule), rule, requests, sampling)
+        assert codes(outputs) == expected
+
+
+@pytest.mark.parametrize("family", ["emoji", "lumina_mgpt"])
+@pytest.mark.parametrize("alignment", ["published", "unshifted"])
+def test_a_drafter_reads_the_steps_that_it_did_not_draft(
+    checkpoints: Checkpoints, family: str, alignment: str
+) -> None:
+    """At the same position of an image it drafts the same tree, whether the steps before had trees or not."""
+    pipe = Pipeline(replace(checkpoints[family].load(), alignment=alignment))
+    requests, shape = pipe.requests(["red heart", "sun", "rocket"], seed=5), TreeShape(2, 3, 4)
+    method = pipe.method("eagle-2", sampling=Sampling(temperature=0.0), tree=shape)
+
+    def drafts(schedule: list[TreeShape]) -> dict[tuple[str, int], list[int]]:
+        trees = {}
+        engine = pipe.engine(method, requests, batch_size=2)
+        assert engine.drafting is not None
+        proposer, _, rule = engine.drafting
+        policy = Forced(schedule)
+        for output in speculative(engine.target, proposer, policy, rule, requests, method.sampling):
+            for slot, image in output.images:
+                if image.steps[-1].depth == shape.depth:
+                    trees[image.name, image.steps[-1].position] = output.tree.codes[slot].tolist()
+        return trees
+
+    always, sometimes = drafts([shape]), drafts([PLAIN, PLAIN, PLAIN, shape, PLAIN])
+    shared = always.keys() & sometimes.keys()
+    assert len(shared) >= 3
+    assert {place: always[place] for place in shared} == {place: sometimes[place] for place in shared}
+
+
+def test_an_adaptive_tree_keeps_to_the_budget() -> None:
+    base = AdaptiveTree()
+    shapes = AutoTree(base).candidates(row_width=16, buckets=False)
+    assert [shape.budget for shape in shapes] == [0, 3, 6, 10, 12]
+    policy = CostAware(shapes, AdjacencyAdaptive(base, slots=1))
+    policy.reset(0, seed=1)
+    used = []
+    for number in range(300):
+        shape = policy.shape(0, Cell(number // 16, number % 16))
+        assert shape.depth <= min(8, shape.budget) and shape.width <= 4
+        used.append(shape.budget)
+        policy.observe(0, Step(0, 0, 0, shape.depth, 1, 0, min(2, shape.depth), 1.0 + shape.budget), [])
+    assert set(used) == {0, 3, 6, 10, 12} and share(used[-100:], 0) > 0.9
+
+
+def test_what_does_not_fit_is_left_out_with_a_notice(capsys: pytest.CaptureFixture[str]) -> None:
+    def target(slots: int, sampling: Sampling, max_nodes: int, max_prompt: int) -> int:
+        if max_nodes > 8:
+            raise UserError("out of memory")
+        return max_nodes
+
+    model: Any = SimpleNamespace(target=target)
+    shapes = list(CANDIDATES)
+    assert largest_target(model, Sampling(), shapes, slots=1, max_prompt=9) == 8
+    assert [shape.budget for shape in shapes] == [0, 1, 3, 7]
+    notices = capsys.readouterr().err.splitlines()
+    assert len(notices) == 2 and all("auto" in line and "out of memory" in line for line in notices)
+    assert "32" in notices[0] and "16" in notices[1]
+
+
+def test_one_node_is_plain_decoding(generate: Run) -> None:
+    status, out, err = generate("one", "--total_token", "1", "--batch_size", "2")
+    assert status == 0, err
+    summary = json.loads(out.splitlines()[-1])
+    assert (summary["tau"], summary["tree_sizes"]) == (1.0, {"1": 1.0})
+
+
+def test_a_run_says_auto_and_continues(generate: Run, tmp_path: Path) -> None:
+    for skipped in (0, 5):
+        status, out, err = generate("auto", "--method", "adt-tree", "--total_token", "auto")
+        assert status == 0, err
+        summary = json.loads(out.splitlines()[-1])
+        assert summary["skipped"] == skipped and len(summary["tree_sizes"]) > 1
+        assert sum(summary["tree_sizes"].values()) == pytest.approx(1, abs=0.001)
+    settings = (tmp_path / "auto" / "generation_configs.json").read_text()
+    assert "auto, from AdaptiveTree" in settings
+
+
 def test_a_candidate_without_positions_is_left_out(pipe: Pipeline) -> None:
     """On a device of buckets and narrow rows every candidate that does not fit is dropped, not refused."""
     wide = AutoTree().candidates(row_width=48, buckets=True)
-    assert [shape.budget + 1 for shape in wide] == [1, 8, 16, 32, 64]
-    assert wide[-1].depth == 49 and CANDIDATES[-2] == TreeShape(15, 1, 15)
+    assert [shape.budget + 1 for shape in wide] == [1, 8, 16, 32, 64, 128]
+    assert wide[-2].depth == 49 and wide[-1].depth == 63 and CANDIDATES[-2] == TreeShape(15, 1, 15)

@@ -99,7 +99,7 @@ REFUSALS = [
     "--model_type base --drafter_path x", "--adt_depth_min 4 --adt_depth_max 2 --peanut",
     "--adt_depth_start 90 --peanut", "--temperature nan", "--temperature -1", "--top_p 0", "--top_p 1.5",
     "--top_k -1", "--top_k many", "--cfg -2", "--num_images 0", "--num_images -2", "--slice 5",
-    "--slice 5-5", "--batch_size 0", "--total_token 1", "--depth 0", "--tree_choices oak",
+    "--slice 5-5", "--batch_size 0", "--total_token 0", "--depth 0", "--tree_choices oak",
     "--precision int8", "--adt_bet 0.5", "--lanter", "--temp 0", "--adt_beta 2 --peanut",
     "--verify rejection --drafter_type self-draft", "--static_tree --drafter_type self-draft",
     "--drafter_type hybrid",

@@ -124,7 +124,7 @@ def test_a_new_image_starts_over_and_slots_are_apart() -> None:
     "wrong",
     [
         {"beta": 1.1}, {"beta": -0.1}, {"init": "diagonal"}, {"depth_min": 0}, {"depth_start": 7},
-        {"width_start": 1}, {"width_min": 5}, {"step_depth": -1}, {"step_width": -1}, {"budget": 0},
+        {"width_start": 1}, {"width_min": 5}, {"step_depth": -1}, {"step_width": -1}, {"budget": -1},
     ],
 )  # fmt: skip
 def test_wrong_constants_are_refused(wrong: dict[str, float | str]) -> None:

@@ -10,6 +10,7 @@ levels, V codes, D features.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -33,7 +34,7 @@ class DraftState:
     feature: Tensor  # [G, B, D] the drafter's feature of the root
     last_codes: Tensor  # [B] the roots
     shapes: BatchShapes
-    noise: Tensor  # [B, L, V] noise for the codes of each level; L is shapes.levels, at least 1
+    noise: Tensor  # [B, L, V] noise for the codes of each level; L is shapes.levels
 
 
 # Grows a tree per image from the drafter's state at the roots.
@@ -41,19 +42,27 @@ Growth = Callable[[Drafter, Sampling | RowSampling, DraftState], DraftTree]
 
 
 class EagleProposer:
-    """Feeds the accepted path to the drafter, then grows a tree."""
+    """Feeds the accepted path to the drafter, then grows a tree.
 
-    def __init__(self, drafter: Drafter, growth: Growth, slots: int, run: Run = call) -> None:
+    In a step without trees the drafter does not run. It reads the codes of such steps before it drafts again.
+    """
+
+    def __init__(
+        self, drafter: Drafter, growth: Growth, slots: int, run: Run = call, most_unread: int | None = None
+    ) -> None:
+        """most_unread: the steps that an image takes at most; what lies further back concerns nobody."""
         self.drafter, self.growth, self._run = drafter, growth, run
         # Target features that the drafter has not read yet, [G, B, A, D], and the code after each, [B, A].
         # The first `_count` [B] of a slot are valid. The size D is unknown until the first prefill.
         self._features: Tensor | None = None
         self._codes = torch.zeros(slots, 1, dtype=torch.int64, device=drafter.device)
         self._count = torch.ones(slots, dtype=torch.int64, device=drafter.device)
+        self._unread = deque[tuple[Tensor, Tensor, Tensor, Hashable]](maxlen=most_unread)  # with contexts
 
     def prefill(self, slot: int, prompt: Any, prefix: Prefix, code: Tensor) -> None:
         # The drafter reads the prompt but for its last feature, which is paired with the first code here.
         self.drafter.prefill(slot, prompt, prefix)
+        self._forget(slot)
         last = torch.stack([branch[-1] for branch in prefix.features])
         if self._features is None:
             self._features = last[:, None, None].repeat(1, *self._codes.shape, 1)
@@ -62,13 +71,19 @@ class EagleProposer:
         self._count[slot] = 1
 
     def calls(self, shape: TreeShape) -> int:
-        return max(1, shape.depth)  # extend() drafts the first level, and each expand() one more
+        return shape.depth  # extend() drafts the first level, and each expand() one more
 
     def release(self, slot: int) -> None:
         self.drafter.release(slot)
+        self._forget(slot)
         self._count[slot] = 1  # every slot extends by at least one pair; nobody reads what an idle one drafts
         if self._features is not None:  # NaN in a pair that is not valid would reach the valid ones
             self._features[:, slot] = 0
+
+    def _forget(self, slot: int) -> None:
+        """Leaves the slot's earlier image out of the steps that the drafter has not read."""
+        for features, _, count, _ in self._unread:
+            features[:, slot], count[slot] = 0, 0
 
     def propose(
         self,
@@ -80,8 +95,15 @@ class EagleProposer:
     ) -> DraftTree:
         assert self._features is not None, "propose() needs a prefilled image"
         pairs = (self._features, self._codes, self._count)
-        noise = noise_below(max(1, shapes.levels))
         context = self.drafter.context(committed)
+        if shapes.empty:
+            features, codes, count = (part.clone() for part in pairs)
+            self._unread.append((features, codes, count, context))
+            return self._run(root_only_tree, last_codes)
+        for unread in self._unread:
+            self._run(self.drafter.extend, *unread)
+        self._unread.clear()
+        noise = noise_below(shapes.levels)
         return self._run(self._grow, pairs, last_codes, shapes, noise, context, sampling)
 
     def _grow(
@@ -115,7 +137,7 @@ def make(setup: Setup) -> EagleProposer:
     if isinstance(setup.tree, StaticTree):
         keep_q = setup.method.verify == "rejection" and not setup.method.greedy
         growth = StaticGrowth(setup.tree, keep_q, setup.target.device)
-    return EagleProposer(drafter, growth, setup.target.slots, setup.target.run)
+    return EagleProposer(drafter, growth, setup.target.slots, setup.target.run, setup.model.grid.size)
 
 
 def grow_dynamic(drafter: Drafter, sampling: Sampling | RowSampling, state: DraftState) -> DraftTree:
@@ -130,8 +152,6 @@ def grow_dynamic(drafter: Drafter, sampling: Sampling | RowSampling, state: Draf
     The frontier is the W nodes per image that expand next: their codes and scores [B, W], their indices in
     the pool (`node`), features, and ancestors [B, W, E] over all nodes expanded so far.
     """
-    if state.shapes.empty:
-        return root_only_tree(state.last_codes)
     depth, width, _ = state.shapes.limits.unbind(1)
     images, most_width = len(state.last_codes), state.shapes.width
     rank = torch.arange(most_width, device=state.last_codes.device)
