@@ -68,9 +68,9 @@ class BatchSlots:
         """Frees the slots of clients who have gone, and gives every free slot the next request. Returns
         whether any image is in flight.
 
-        The iterator of requests yields None while no request is waiting. If images are in flight, the loop
-        goes on and asks again before the next step; if none is, it asks again at once. So an iterator that
-        has nothing to do must block until a request arrives.
+        The iterator of requests yields None while no request is waiting. If images are in flight, it is asked
+        again before the next step. If none is, it is asked again at once, and must then block until a request
+        arrives.
 
         begin: prefills a slot and returns the first code of the image, a scalar tensor.
         """
