@@ -88,9 +88,7 @@ def _decode(
     grid = tokens.read_grid(prompts, arguments.get("image_grid_thw"))
     length, room = tokens.length(grid), settings.max_length - start
     if room < length:
-        refuse(
-            f"max_new_tokens {room}: an image of {grid.height} x {grid.width} codes needs at least {length}"
-        )
+        refuse(f"max_new_tokens {room}: an image of {grid.height} x {grid.width} codes needs {length}")
     if settings.stops.intersection((*tokens.codes, *(() if tokens.row_end is None else (tokens.row_end,)))):
         refuse("eos_token_id: it names a token inside images, which would end there; leave it out")
     if settings.sampling.branches > 1 and not tokens.guided:
@@ -124,15 +122,10 @@ def next_tokens(model: Any, rows: Tensor, start: int, arguments: dict[str, Any],
     grids = {name: arguments[name] for name in names if arguments.get(name) is not None}
     mask = torch.ones_like(prompt) if mask is None else mask
     full_mask = torch.cat((mask, mask.new_ones(image.shape)), dim=1)
-    first = model(prompt, attention_mask=mask, use_cache=True, logits_to_keep=1, **grids)
-    behind = model(
-        image,
-        attention_mask=full_mask,
-        past_key_values=first.past_key_values,
-        use_cache=True,
-        logits_to_keep=1,
-    )
-    scores = arguments["logits_processor"](rows, behind.logits[:, -1].float())
+    how = {"use_cache": True, "logits_to_keep": 1}
+    first = model(prompt, attention_mask=mask, **how, **grids)
+    second = model(image, attention_mask=full_mask, past_key_values=first.past_key_values, **how)
+    scores = arguments["logits_processor"](rows, second.logits[:, -1].float())
     if not arguments["generation_config"].do_sample:
         return scores.argmax(dim=-1, keepdim=True)
     generator = torch.Generator(scores.device).manual_seed(seed)
