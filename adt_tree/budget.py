@@ -1,4 +1,4 @@
-"""The size of trees where nobody gives one: the policy of `--total_token auto`. No torch here.
+"""The policy of `--total_token auto`, which chooses the size of trees while decoding. No torch here.
 
 A larger tree commits more codes per step and makes every step longer. How much longer depends on the device,
 the images in flight and guidance, so it is measured while decoding: the first steps of a run try every
@@ -20,7 +20,7 @@ from adt_tree.policy import AdaptiveTree, Policy, TreeShape, self_drafted
 from adt_tree.records import Step
 
 MOST_CHAIN = 23  # nodes of a pure chain; larger budgets have alternatives beside a shorter chain
-TRIAL_STEPS = 3  # steps of every candidate at the start; in the first a device may prepare, it is not timed
+TRIAL_STEPS = 3  # steps of every candidate at the start; the first is not timed: a device may prepare
 PERIOD = 8  # steps from one decision to the next
 RECENT = 24  # step times of a candidate; their median is what its step costs
 MEMORY = 400.0  # image steps over which a candidate's acceptance is averaged
@@ -29,10 +29,13 @@ PRIOR_STEPS = 12.0  # image steps that the growth law weighs beside what a candi
 # independent levels, because every pass refines the next drafts along the whole chain. c and the exponent are
 # fitted to the run; the exponent starts from this value, which chains of 1 to 15 codes gave (docs/LOG.md).
 EXPONENT = 0.7
-OPTIMISM = 0.5  # of the spread of a step's accepted codes, which is about as large as their mean
-# While plain decoding is best, a tree of at least EXPLORE_DEPTH levels is drafted now and then, or a run
-# could never leave it again: not before EXPLORE_EVERY plain steps, nor before the last such trial, together
-# with what a drafter network had to read for it, is EXPLORE_COST of the time since.
+# Estimates are raised by OPTIMISM standard errors. The standard deviation of a step's accepted codes is about
+# equal to their mean, so the mean stands for it.
+OPTIMISM = 0.5
+# While plain decoding is best, a tree of at least EXPLORE_DEPTH levels is tried now and then
+# for EXPLORE_STEPS steps; otherwise a run could never leave plain decoding again. A trial waits for
+# EXPLORE_EVERY plain steps, and until the last trial, with all that a drafter network had to read for it, has
+# taken no more than the share EXPLORE_COST of the time since.
 EXPLORE_EVERY, EXPLORE_STEPS, EXPLORE_DEPTH, EXPLORE_COST = 256, 2, 3, 0.02
 # Levels and drafted nodes of the trees of a drafter network, where every row of a pass costs and where passes
 # are rounded up to buckets. The tree that the model has by default is among the candidates as well.
@@ -48,7 +51,7 @@ class AutoTree:
     base: TreeShape | AdaptiveTree | None = None
 
     def __str__(self) -> str:
-        """Returns what the fingerprint of a run says of its trees."""
+        """Returns the name of these trees in the fingerprint of a run."""
         return f"auto, from {self.base}" if isinstance(self.base, AdaptiveTree) else "auto"
 
     @property
@@ -97,7 +100,7 @@ def _network_shapes(largest: TreeShape, buckets: bool, adaptive: bool) -> list[T
 
 @dataclass(slots=True, eq=False)
 class _Candidate:
-    """A shape with what its steps have accepted and cost."""
+    """A shape, and the acceptance and times of its steps."""
 
     shape: TreeShape
     steps: float = 0.0  # image steps, older ones with less weight
@@ -105,9 +108,9 @@ class _Candidate:
     times_ms: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
 
     def count(self, accepted: int) -> None:
-        """Take in one step of one image."""
-        keep = 1 - 1 / MEMORY
-        self.steps, self.accepted = self.steps * keep + 1, self.accepted * keep + accepted
+        """Adds one step of one image."""
+        decay = 1 - 1 / MEMORY
+        self.steps, self.accepted = self.steps * decay + 1, self.accepted * decay + accepted
 
 
 class CostAware:
@@ -117,20 +120,21 @@ class CostAware:
         """shapes: the candidates, the first of them plain decoding. inner: chooses depth and width within the
         candidate that is taken; None: the candidate is the shape."""
         self._candidates, self._inner = [_Candidate(shape) for shape in shapes], inner
-        # What the next steps run whatever the estimates say: at first every candidate, the largest first.
+        # Candidates of the next steps, regardless of the estimates: at first every one, the largest first.
         self._scheduled = deque(c for c in self._candidates[::-1] for _ in range(TRIAL_STEPS))
         self._chosen = self._current = self._scheduled.popleft()
-        self._steps = self._in_a_row = 0  # steps since the start, and since another shape ran
-        self._plain_steps, self._explored_ms = 0, 0.0  # since the last exploration, and what that one took
-        self._asked: dict[int, TreeShape] = {}  # by slot: the shape of the present step
-        self._observed = False  # whether an image of the present step has been observed
+        self._steps = 0  # since the start
+        self._in_a_row = 0  # steps of the current candidate since another one ran
+        self._plain_steps, self._explored_ms = 0, 0.0  # steps since the last exploration, and its time
+        self._shapes: dict[int, TreeShape] = {}  # of the present step, by slot
+        self._observed = False  # true once an image of the present step has been observed
 
     @property
     def bounds(self) -> TreeShape:
         return PLAIN
 
     def reset(self, slot: int, seed: int) -> None:
-        """What steps cost and commit is kept from image to image."""
+        """Starts an image. The estimates last for the whole run."""
         if self._inner is not None:
             self._inner.reset(slot, seed)
 
@@ -138,18 +142,18 @@ class CostAware:
         if self._observed:  # the first call after an observation begins a step
             self._observed = False
             self._next_step()
-        shape = most = self._current.shape
+        shape = limit = self._current.shape
         if self._inner is not None:
-            free = self._inner.shape(slot, cell)
-            shape = TreeShape(min(free.depth, most.depth), min(free.width, most.width), most.budget)
-        self._asked[slot] = shape
+            inner = self._inner.shape(slot, cell)
+            shape = TreeShape(min(inner.depth, limit.depth), min(inner.width, limit.width), limit.budget)
+        self._shapes[slot] = shape
         return shape
 
     def observe(self, slot: int, step: Step, committed: list[Cell]) -> None:
-        """Count a step whose tree the end of the image did not cut."""
+        """Counts a step, unless the end of the image cut its tree."""
         if self._inner is not None:
             self._inner.observe(slot, step, committed)
-        if step.depth == self._asked[slot].depth:
+        if step.depth == self._shapes[slot].depth:
             self._current.count(step.accepted)
             if self._in_a_row and not self._observed:  # all images in flight share the step's time
                 self._current.times_ms.append(step.ms)
@@ -174,11 +178,11 @@ class CostAware:
         self._current = upcoming
 
     def _exploration_is_due(self) -> bool:
-        """Whether the last exploration took at most EXPLORE_COST of the time of plain decoding since then."""
+        """Returns whether the last exploration took at most EXPLORE_COST of the plain steps' time since."""
         return self._explored_ms <= EXPLORE_COST * self._plain_steps * median(self._chosen.times_ms)
 
     def _rates(self) -> dict[_Candidate, float]:
-        """The codes per millisecond that every candidate may reach, 0 if it has not been timed.
+        """Returns the codes per millisecond that each candidate may reach, 0 if it has not been timed.
 
         The estimate is optimistic, the more so the fewer steps it rests on: a candidate that was unlucky in
         its trial is tried again while it may still be the best (an upper confidence bound).
@@ -194,9 +198,9 @@ class CostAware:
         return rates
 
     def _growth(self) -> tuple[float, float]:
-        """c and the exponent of the growth law, by least squares between logarithms.
+        """Returns c and the exponent of the growth law, fitted to the logarithms by least squares.
 
-        A candidate weighs as its steps do; the exponent is pulled towards EXPONENT.
+        The weight of a candidate is its number of steps. EXPONENT is a prior of the weight PRIOR_STEPS.
         """
         points = [(math.log(c.shape.depth), math.log(max(c.accepted / c.steps, 0.02)), c.steps)
                   for c in self._candidates if c.shape.depth and c.steps]  # fmt: skip

@@ -1,4 +1,4 @@
-"""A method on a model: the target, and who drafts, with which tree shapes and which verification rule."""
+"""Puts a method on a model: makes its target, proposer, tree policy and verification rule."""
 
 from __future__ import annotations
 
@@ -61,10 +61,11 @@ def build(model: Model, method: Method, slots: int, max_prompt: int) -> Engine:
     target = largest_target(model, sampling, shapes, slots, max_prompt)
     setup = Setup(model, method, sampling, target, tree, bounds(shapes))
     proposer = import_module(f"adt_tree.proposers.{method.spec.proposer}").make(setup)
-    sized = isinstance(tree, AutoTree)
     base = tree.base if isinstance(tree, AutoTree) else tree
     adaptive = AdjacencyAdaptive(base, slots) if isinstance(base, AdaptiveTree) else None
-    policy: Policy = CostAware(shapes, adaptive) if sized else adaptive or Fixed(shapes[-1])
+    policy: Policy = adaptive or Fixed(shapes[-1])
+    if isinstance(tree, AutoTree):
+        policy = CostAware(shapes, adaptive)
     judges_itself = not method.spec.verify and method.control is None
     rule: Rule = proposer if judges_itself else make_rule(setup)
     return Engine(method, sampling, target, (proposer, policy, rule))
@@ -97,7 +98,7 @@ def largest_target(
         try:
             return model.target(slots, sampling, shapes[-1].budget + 1, max_prompt)
         except UserError as error:
-            if len(shapes) <= 2:  # the first of several shapes is plain decoding, which nobody asked for
+            if len(shapes) <= 2:  # without a tree: the first of several shapes is plain decoding
                 raise
             print(f"total_token auto: no trees of {shapes.pop().budget + 1} nodes: {error}", file=sys.stderr)
 

@@ -37,11 +37,11 @@ class MethodSpec:
     tree: Tree | type | None = None  # default tree, or only its type if it depends on the model family
     tree_options: tuple[str, ...] = ()  # options that change the tree
     resize: Callable[[int, int], TreeShape] | None = None  # (budget, width) -> the default tree of that size
-    verify: tuple[str, ...] = ()  # rules that may verify it; none if the proposer judges its own drafts
-    lantern: bool = False  # whether acceptance can be relaxed (LANTERN)
+    verify: tuple[str, ...] = ()  # rules that may verify it; () if the proposer is the rule as well
+    lantern: bool = False  # true if acceptance can be relaxed (LANTERN)
     seed_cells: tuple[str, ...] = ()  # cells that may be copied to unscored positions; the default first
-    auto: bool = False  # whether its trees can be sized while decoding
-    auto_default: bool = False  # whether they are unless a size is given
+    auto: bool = False  # true if its trees can be sized while decoding
+    auto_default: bool = False  # true if they are, unless a size is given
     exact: bool = True  # under the coupled rule a seed gives the AR baseline's image
 
     @property
@@ -240,7 +240,7 @@ class Method:
             names = ", ".join(spec.name for spec in METHODS.values() if spec.auto)
             raise UserError(f"total_token auto: {names} take it, not {self.name}; give a number of nodes")
         if not isinstance(base, self.spec.tree_type if self.spec.network else NoneType):
-            raise UserError(f"total_token auto: base {base} is no tree that method {self.name} starts from")
+            raise UserError(f"total_token auto: {base} is no tree from which method {self.name} can start")
         if not self.exact:
             raise UserError(
                 f"total_token auto: the image of {self.label} depends on its trees, whose size would differ "
