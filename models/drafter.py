@@ -202,6 +202,6 @@ class EagleDrafter:
             by_branch(x, features.shape[0]) for x in (depths, ancestors, codes + self.target.first_code)
         )
         # After extend() a row has as many entries as the target's row has tokens.
-        meta = self.cache.metadata(depths, ancestors, most_committed + self.target.max_prompt)
+        meta = self.cache.metadata(depths, ancestors, most_committed + self.target.longest_prompt)
         hidden = self.net(tokens, features.flatten(0, 1), self.cache, meta)
         return hidden.unflatten(0, features.shape[:2])

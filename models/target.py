@@ -135,6 +135,7 @@ class ARTarget:
         self.decoder, self.grid, self.slots = decoder, grid, slots
         self.num_codes, self.first_code = len(codes), codes.start
         self.branches, self.max_prompt = branches, max_prompt
+        self._prompts = [0] * slots  # rows of the prompt in each slot
         self.join = join
         self.device = weight.device
         config = decoder.config
@@ -159,6 +160,7 @@ class ARTarget:
         max_prompt."""
         if prompt.length > self.max_prompt:
             raise ValueError(f"a prompt of {prompt.length} tokens; the cache was sized for {self.max_prompt}")
+        self._prompts[slot] = prompt.length
         features, logits = [], []
         for branch in range(self.branches):
             prefix = prompt.embed(branch, self.decoder)
@@ -185,6 +187,11 @@ class ARTarget:
         most_committed, if few shapes are fast."""
         return context_bucket(most_committed, self.grid.size) if self.few_shapes else most_committed
 
+    @property
+    def longest_prompt(self) -> int:
+        """A bound on the rows of the prompts in flight: that of any prompt, if few shapes are fast."""
+        return self.max_prompt if self.few_shapes else max(self._prompts)
+
     def score(
         self, codes: Tensor, depths: Tensor, ancestors: Tensor, most_committed: int, rows: int = 0
     ) -> Scored:
@@ -207,7 +214,7 @@ class ARTarget:
         committed slots, so running it twice has the effect of running it once."""
         x = by_branch(self.decoder.embed(codes + self.first_code), self.branches)
         depths, ancestors = (by_branch(t, self.branches) for t in (depths, ancestors))
-        meta = self.cache.metadata(depths, ancestors, most_committed + self.max_prompt)
+        meta = self.cache.metadata(depths, ancestors, most_committed + self.longest_prompt)
         return self.decoder(x, self.cache, meta, self.join).unflatten(0, (self.branches, self.slots))
 
     def logits(self, features: Tensor) -> Tensor:
@@ -224,4 +231,5 @@ class ARTarget:
         self.cache.commit(path, count, leafy_chain)
 
     def release(self, slot: int) -> None:
+        self._prompts[slot] = 0
         self.cache.erase(slice(slot, None, self.slots))

@@ -19,6 +19,7 @@ from adt_tree.records import Decoded
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
 from adt_tree.static_trees import STATIC_TREES
+from models.cache import AttentionMetadata, KVCache
 from models.drafter import DrafterNet
 from models.model import Model
 from models.target import Prompt
@@ -239,6 +240,26 @@ def test_what_does_not_fit_is_refused() -> None:
         random_model().target(1, GREEDY, MAX_NODES, MAX_PROMPT).prefill(
             0, Prompt([0] * (MAX_PROMPT + 1), [0])
         )
+
+
+def test_room_for_longer_prompts_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass reads as much as the longest prompt in flight needs, and the codes stay the same."""
+    bounds, metadata = list[int](), KVCache.metadata
+
+    def watched(cache: KVCache, depths: Tensor, ancestors: Tensor, max_length: int) -> AttentionMetadata:
+        bounds.append(max_length)
+        return metadata(cache, depths, ancestors, max_length)
+
+    monkeypatch.setattr(KVCache, "metadata", watched)
+    longest = max(image.prompt.length for image in IMAGES)
+    for method in (Method("ar", Sampling()), Method("eagle-2", Sampling(), FIXED)):
+        engine = build(random_model(), method, 2, longest + 30)
+        assert codes_of(engine.decode(IMAGES)) == reference(Sampling())
+        assert max(bounds) < longest + GRID.size
+        bounds.clear()
+        next(engine.decode(IMAGES[:1]))  # the long prompts before it are forgotten
+        assert max(bounds) < IMAGES[0].prompt.length + GRID.size < longest + GRID.size
+        bounds.clear()
 
 
 def test_bf16_runs() -> None:
