@@ -42,7 +42,8 @@ def create_app(pipe: Pipeline, settings: Settings = DEFAULTS) -> FastAPI:
         service: Service = app.state.service
         if not service.scheduler.alive:
             raise ApiError(503, "the decoding thread has ended", code="server_error")
-        return json_response({"status": "ok", "images": service.scheduler.backlog})
+        images = service.scheduler.backlog
+        return json_response({"status": "ok", "images": images, "slots": settings.slots})
 
     @app.get("/metrics")
     async def metrics() -> Response:
@@ -69,14 +70,18 @@ def create_app(pipe: Pipeline, settings: Settings = DEFAULTS) -> FastAPI:
 
 
 def add_models(app: FastAPI, pipe: Pipeline) -> None:
-    """Adds the routes of OpenAI's models, of which this server has one, and of its methods."""
+    """Adds the routes of OpenAI's models, of which this server has one, with its methods and rows."""
     name, created = pipe.model.name, int(time.time())
     model = {"id": name, "object": "model", "created": created, "owned_by": "adt-tree"}
 
     @app.get("/v1/models")
     async def models() -> Response:
-        methods = {"methods": pipe.methods, "default_method": pipe.default_method}
-        return json_response({"object": "list", "data": [{**model, **methods}]})
+        more = {
+            "methods": pipe.methods,
+            "default_method": pipe.default_method,
+            "rows": pipe.model.grid.height,
+        }
+        return json_response({"object": "list", "data": [{**model, **more}]})
 
     @app.get("/v1/models/{wanted}")
     async def one_model(wanted: str) -> Response:

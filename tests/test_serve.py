@@ -133,6 +133,8 @@ def test_settings_reach_the_image(live: Running) -> None:
 def test_models_health_and_metrics(live: Running) -> None:
     assert [model.id for model in live.openai.models.list()] == ["emoji"]
     assert live.openai.models.retrieve("emoji").id == "emoji"
+    (described,) = httpx.get(f"{live.site}/v1/models").json()["data"]
+    assert described["default_method"] in described["methods"] and described["rows"] == 4
     with pytest.raises(openai.NotFoundError):
         live.openai.models.retrieve("dall-e-3")
     assert httpx.get(f"{live.site}/health").json()["status"] == "ok"

@@ -141,6 +141,19 @@ def test_logits_that_are_no_numbers(live: Running, pipe: Pipeline, slow: list[fl
     assert live.image(prompt="~", seed=1) == offline(pipe, "~", seed=1)
 
 
+def test_pixels_have_a_thread_of_their_own(live: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures are made neither by the decoding thread nor by the event loop, so that neither waits."""
+    threads, paint = list[str](), Painter._paint
+
+    def watched(*given: Any) -> str:
+        threads.append(threading.current_thread().name)
+        return paint(*given)
+
+    monkeypatch.setattr(Painter, "_paint", watched)
+    assert live.post({"prompt": PROMPT, "stream": True, "partial_rows": 1}).status_code == 200
+    assert len(threads) == 4 and all(name.startswith("pixels") for name in threads)
+
+
 def test_a_codec_that_fails(live: Running, pipe: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     paint, bad = Painter._paint, pipe(PROMPT, seed=6).codes[0]
 

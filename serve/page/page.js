@@ -4,6 +4,7 @@
 
 const at = (id) => document.getElementById(id);
 let running = null;
+let rows = 1; // of codes in an image
 
 function say(text, isError = false) {
   at("caption").textContent = text;
@@ -27,6 +28,7 @@ async function loadMethods() {
   const model = (await response.json()).data[0];
   const options = model.methods.map((name) => new Option(name, name, false, name === model.default_method));
   at("method").replaceChildren(...options);
+  rows = model.rows;
   document.title = `ADT-Tree: ${model.id}`;
 }
 
@@ -71,9 +73,9 @@ async function generate() {
     if (event.error) throw new Error(event.error.message);
     await paint(event);
     const whole = event.type === "image_generation.completed";
-    if (whole) at("progress").value = 1;
-    const rows = whole ? "" : `, ${event.partial_image_index + 1} rows`;
-    say(`Seed ${event.seed}: ${seconds()}${rows}`);
+    const row = whole ? rows : event.partial_image_index + 1;
+    at("progress").value = row / rows;
+    say(`Seed ${event.seed}: ${seconds()}${whole ? "" : `, row ${row} of ${rows}`}`);
   }
 }
 
