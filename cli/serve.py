@@ -7,7 +7,6 @@ ends listening; what was accepted is finished first.
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from pathlib import Path
 from typing import ClassVar
@@ -16,6 +15,7 @@ from adt_tree.errors import UserError
 from cli.options import GraphOptions, ModelOptions, check_model, check_pixels
 from cli.parser import declare, option
 from models.checkpoint.files import reading
+from serve.settings import is_loopback
 
 KEY_VARIABLE = "ADT_API_KEY"
 
@@ -125,11 +125,3 @@ def read_key(options: Options) -> str | None:
     if not key.strip() or len(key.split()) != 1:
         raise UserError(f"{source}: it must hold one word, the key")
     return key.strip()
-
-
-def is_loopback(host: str) -> bool:
-    """Returns whether only this machine can reach an address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -11,7 +11,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve.errors import ApiError
-from serve.settings import Settings
+from serve.settings import Settings, is_loopback
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'",
@@ -54,6 +54,7 @@ class Guard:
 
         try:
             self._check(scope["path"], Headers(scope=scope))
+            self._check_client(scope.get("client"))
             await self._app(scope, receive, with_headers)
         except ApiError as error:
             await error.response(scope, receive, with_headers)
@@ -63,6 +64,12 @@ class Guard:
                 raise
             error = ApiError(503, "the server ends", code="server_shutting_down")
             await error.response(scope, receive, with_headers)
+
+    def _check_client(self, client: tuple[str, int] | None) -> None:
+        """ApiError for a client of another machine, if there is no key: whoever listens for the application,
+        as Ray's proxy does, may listen at any address."""
+        if self._settings.api_key is None and client is not None and not is_loopback(client[0]):
+            raise ApiError(403, "this server has no key, so it answers clients of its own machine alone")
 
     def _check(self, path: str, headers: Headers) -> None:
         """ApiError for a request that may not pass."""

@@ -1,10 +1,9 @@
 """The service on Ray Serve: replicas of the ASGI application that `main.py serve` runs, one engine in each.
 
-    serve deploy serve/ray.yaml
-
-Ray starts the replicas, sends each request to the less loaded of two, adds replicas as queues grow and
-replaces those that die. Replicas share nothing: an image depends on its own prompt and seed alone, so any of
-them gives the same bytes. A request whose replica dies is answered by a 5xx, which OpenAI's clients repeat.
+serve/ray.yaml configures it and says how it is started. Ray starts the replicas, sends each request to the
+less loaded of two, adds replicas as queues grow and replaces those that die. Replicas share nothing: an image
+depends on its own prompt and seed alone, so any of them gives the same bytes. A request whose replica dies is
+answered by a 5xx, which OpenAI's clients repeat.
 """
 
 from __future__ import annotations
@@ -39,6 +38,8 @@ class Arguments(BaseModel):
     num_cpus: float = Field(default=1.0, gt=0.0)  # of one replica; whole numbers set its threads
     slots: int = DEFAULTS.slots
     queue: int = DEFAULTS.queue
+    max_prompt_tokens: int = DEFAULTS.max_prompt_tokens
+    server_names: tuple[str, ...] = DEFAULTS.server_names
 
 
 @serve.ingress()
@@ -57,8 +58,15 @@ class Images:
             precision=given.precision,
         )
         replica = serve.get_replica_context().replica_id.unique_id
-        key = os.environ.get("ADT_API_KEY")
-        return create_app(pipe, Settings(given.slots, given.queue, api_key=key, replica=replica))
+        settings = Settings(
+            given.slots,
+            given.queue,
+            given.max_prompt_tokens,
+            api_key=os.environ.get("ADT_API_KEY"),
+            server_names=given.server_names,
+            replica=replica,
+        )
+        return create_app(pipe, settings)
 
 
 def build(args: dict[str, Any]) -> Application:

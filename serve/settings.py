@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass
 
 from adt_tree.errors import UserError
 
 MOST_IMAGES = 10  # of one request, as in OpenAI's API
+
+
+def is_loopback(host: str) -> bool:
+    """Returns whether an address is one of this machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +27,7 @@ class Settings:
     max_prompt_tokens: int = 128  # rows of the longest prompt; caches are sized for it
     max_body: int = 2**16  # bytes of a request's body
     timeout_s: float = 30.0  # for a request's headers to arrive, and for its body
-    api_key: str | None = None  # that /v1 and /metrics ask for; None: nobody is asked
+    api_key: str | None = None  # that /v1 and /metrics ask for; None: clients of this machine need none
     server_names: tuple[str, ...] = ()  # names, beside localhost and addresses, by which clients may call
     replica: str = ""  # value of the label `replica` of every metric
 

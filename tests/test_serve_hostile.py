@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import time
@@ -12,6 +13,7 @@ import httpx
 import pytest
 
 from adt_tree import Pipeline
+from serve.app import create_app
 from serve.settings import Settings
 from tests.service import PROMPT, Running, running
 
@@ -197,3 +199,26 @@ def test_the_key(pipe: Pipeline) -> None:
             assert httpx.get(live.site + path).status_code == 200
         passed = httpx.get(f"{live.site}/v1/models", headers=[(b"Authorization", bearer)])
         assert passed.status_code == 200
+
+
+@pytest.mark.parametrize(("client", "key", "status"), [
+    (("10.0.0.9", 5), None, 403), (("::1", 5), None, 200), (("127.0.0.9", 5), None, 200), (None, None, 200),
+    (("10.0.0.9", 5), KEY, 200),
+])  # fmt: skip
+def test_other_machines_need_a_key(
+    pipe: Pipeline, client: tuple[str, int] | None, key: str | None, status: int
+) -> None:
+    """Also where somebody else listens for the application, at whatever address."""
+
+    async def ask() -> httpx.Response:
+        app = create_app(pipe, Settings(slots=1, api_key=key))
+        async with app.router.lifespan_context(app):
+            transport = httpx.ASGITransport(app, client=client)
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as caller:
+                return await caller.get("/health")
+
+    answer = asyncio.run(ask())
+    if status == 200:
+        assert answer.status_code == 200
+    else:
+        check_form(answer, status)
