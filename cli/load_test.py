@@ -52,6 +52,9 @@ class Options(Base):
     cancelled: float = option(
         "share of requests whose client goes away at the first partial image", 0.0, least=0, most=1
     )
+    partial_images: int = option(
+        "partial images of each request; 0: the image alone", 3, least=0, most=3, unit="IMAGES"
+    )
     methods: tuple[str, ...] = option(
         "methods of the requests, in equal shares", ("self-draft",), choices=tuple(METHODS), unit="METHOD"
     )
@@ -106,12 +109,18 @@ def service_row(options: Options) -> tuple[dict[str, Any], list[str]]:
             f"load_test needs openai ({error}): `bash scripts/setup.sh requirements-serve.txt` installs it"
         ) from None
 
+    if options.cancelled and not options.partial_images:
+        raise UserError(
+            f"--cancelled {options.cancelled:g}: clients go at the first partial image, so give "
+            "--partial_images 1 or more"
+        )
     prompts = [prompt.text for prompt in read_file(Path(options.prompts or BENCH_FILE))]
     settings = (options.methods, options.temperatures, options.guidances)
     each = math.prod(map(len, settings))
     warm_up = load.plan(prompts, *settings, each, 0.0, options.seed)
     calls = load.plan(prompts, *settings, options.requests, options.cancelled, options.seed + 1)
-    target = load.Target(options.url, options.pid, options.concurrency, options.rate)
+    how = (options.concurrency, options.rate, options.partial_images)
+    target = load.Target(options.url, options.pid, *how)
     try:
         measured = asyncio.run(load.measure(target, warm_up, calls, 60 * options.minutes))
     except URLError as error:
@@ -119,10 +128,13 @@ def service_row(options: Options) -> tuple[dict[str, Any], list[str]]:
     except TimeoutError:
         raise UserError(f"--minutes {options.minutes:g}: the requests took longer") from None
     images = [outcome for outcome in measured.outcomes if outcome.state == load.IMAGE]
-    faults = measured.faults + (differences(options, images) if options.compare else [])
+    compared = differences(options, images) if options.compare else None
     arrivals = f"{options.concurrency} clients" if options.rate is None else f"{options.rate:g} per s"
-    row = {"methods": list(options.methods), "arrivals": arrivals, "requests": len(calls), **measured.figures}
-    return row | ({"compared": len(images)} if options.compare else {}), faults
+    row = {"methods": list(options.methods), "arrivals": arrivals, "requests": len(calls)}
+    row |= {"partial_images": options.partial_images, **measured.figures}
+    if compared is not None:
+        row |= {"compared": len(images), "different": len(compared)}
+    return row, measured.faults + (compared or [])
 
 
 def differences(options: Options, images: Sequence[Outcome]) -> list[str]:
@@ -170,6 +182,6 @@ def offline_row(options: Options) -> tuple[dict[str, Any], list[str]]:
     if done.returncode:
         raise UserError(f"--offline {options.offline}: {done.stderr.strip().splitlines()[-1]}")
     result = json.loads(done.stdout.splitlines()[-1])
-    row = {"methods": [method], "arrivals": f"generate_images, batch {options.offline}"}
+    row = {"methods": [method], "arrivals": "generate_images", "slots": options.offline, "partial_images": 0}
     figures = {"requests": result["images"], "images": result["images"], "seconds": result["wall_s"]}
     return {**row, **figures, "images_per_min": 60 * result["images_per_s"]}, []

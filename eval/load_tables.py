@@ -14,8 +14,9 @@ ROWS = "tests"  # key of the file
 Row = Mapping[str, Any]
 LEGEND = (
     "N clients: each sends a request when its last one has ended; N per s: requests arrive at random, "
-    "whether earlier ones have ended or not; refused: answered by 429. Seconds from the request to the first "
-    "of three partial images, and to the image: 50th, 90th and 99th percentile."
+    "whether earlier ones have ended or not; generate_images: no service, as many images in flight as "
+    "slots; partial: partial images of each request; refused: answered by 429. Seconds from the request to "
+    "the first picture, and to the image: 50th, 90th and 99th percentile."
 )
 
 
@@ -48,12 +49,27 @@ def times(row: Row, name: str) -> str:
     )
 
 
+def checks(row: Row) -> str:
+    """Returns what a test has looked at beside the times, as sentences; "" if nothing."""
+    ends = (("cancelled", "were cancelled"), ("failed", "failed"))
+    text = "".join(f" {row[name]} requests {what}." for name, what in ends if row.get(name))
+    if "compared" in row:
+        text += f" {row['compared']} images were compared with those of Pipeline, {row['different']} differ."
+    if "held" in row:
+        parts = [f"{held['rss'] / 1e6:.0f} MB, {held['files']} files, {held['threads']} threads"
+                 for held in row["held"]]  # fmt: skip
+        text += f" The service held {parts[0]} after a quarter of the requests, and {parts[1]} at the end."
+    return text
+
+
 def text_of(rows: Sequence[Row]) -> str:
     """Returns rows as Markdown: the table, and how to repeat it."""
     head = [
         "methods",
+        "slots",
         "requests",
         "arrive",
+        "partial",
         "images",
         "refused",
         "images/min",
@@ -63,7 +79,10 @@ def text_of(rows: Sequence[Row]) -> str:
     table = [head]
     for row in rows:
         numbers = [str(row["images"]), str(row.get("refused", "-")), f"{row['images_per_min']:.1f}"]
-        cells = [", ".join(row["methods"]), str(row["requests"]), row["arrivals"], *numbers]
+        cells = [", ".join(row["methods"]), str(row["slots"]), str(row["requests"]), row["arrivals"]]
+        cells += [str(row["partial_images"]), *numbers]
         table.append([*cells, times(row, "first"), times(row, "image")])
-    lines = dict.fromkeys(f"`{row['command']}`, {tables.origin(row['environment'])}." for row in rows)
+    lines = dict.fromkeys(
+        f"`{row['command']}`, {tables.origin(row['environment'])}.{checks(row)}" for row in rows
+    )
     return "\n".join([tables.markdown(table), "", LEGEND, "", "\n".join(f"- {line}" for line in lines)])

@@ -1,7 +1,8 @@
 """Load on a running service: requests of mixed settings, sent by the `openai` client and timed. No torch.
 
-A request streams its image with partial images, or is cancelled by its client at the first of them. The plan
-is made from a seed, so that two runs send the same requests. Nothing is repeated: a refusal (429) is counted.
+A request streams its image, with partial images or without, or is cancelled by its client at the first of
+them. The plan is made from a seed, so that two runs send the same requests. Nothing is repeated: a refusal
+(429) is counted.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ STATES = IMAGE, CANCELLED, REFUSED, FAILED = "images", "cancelled", "refused", "
 PERCENTILES = (50, 90, 99)
 SETTLING = 50  # looks at /health, 0.2 s apart
 MOST_GROWTH = 1.05  # of memory, from the first quarter of the requests to the last
-PARTIAL_IMAGES = 3  # of every request, the most that OpenAI's API sends
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +95,16 @@ def plan(
     ]
 
 
-async def send(client: AsyncOpenAI, call: Call) -> Outcome:
-    """Sends one request and follows its stream to the image, or to where its client goes away."""
+async def send(client: AsyncOpenAI, call: Call, partial_images: int) -> Outcome:
+    """Sends one request and follows its stream to the image, or to where its client goes away.
+
+    partial_images: number of them that the client asks for, 0 to 3.
+    """
     started, first = time.perf_counter(), None
     settings = {name: getattr(call, name) for name in ("seed", "method", "temperature", "guidance")}
     try:
         stream = await client.images.generate(
-            prompt=call.prompt, stream=True, partial_images=PARTIAL_IMAGES, extra_body=settings
+            prompt=call.prompt, stream=True, partial_images=partial_images, extra_body=settings
         )
         async with stream:
             async for event in stream:
@@ -128,6 +131,7 @@ class Target:
     pid: int | None  # its process, if what that holds is to be watched
     concurrency: int  # clients, each of which sends a request when its last one has ended
     rate: float | None  # requests per second in place of such clients: a Poisson process that does not wait
+    partial_images: int  # of every request
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +150,7 @@ async def send_all(client: AsyncOpenAI, target: Target, calls: Sequence[Call]) -
 
     async def one(call: Call) -> None:
         try:
-            outcomes.append(await send(client, call))
+            outcomes.append(await send(client, call, target.partial_images))
         finally:
             places.release()
 
@@ -159,15 +163,16 @@ async def send_all(client: AsyncOpenAI, target: Target, calls: Sequence[Call]) -
     return outcomes
 
 
-async def images_left(url: str) -> int:
-    """Returns how many images the service works on, once it has had time to notice that clients left."""
+async def settle(url: str) -> dict[str, Any]:
+    """Returns what /health says once the service works on no image, or has had time to notice that clients
+    left."""
     for _ in range(SETTLING):
         with await asyncio.to_thread(urlopen, f"{url}/health") as answer:
-            left = int(json.load(answer)["images"])
+            health = json.load(answer)
         await asyncio.sleep(0.2)
-        if not left:
+        if not health["images"]:
             break
-    return left
+    return health
 
 
 async def measure(
@@ -180,7 +185,7 @@ async def measure(
     URLError if nothing answers at the address.
     """
     key, base = os.environ.get("ADT_API_KEY", "none"), f"{target.url}/v1"
-    await images_left(target.url)
+    health = await settle(target.url)
     quarter = len(calls) // 4 if target.pid else 0
     outcomes, held, seconds = list[Outcome](), list[Process](), 0.0
     async with (
@@ -192,12 +197,13 @@ async def measure(
             started = time.perf_counter()
             outcomes += await send_all(client, target, part)
             seconds += time.perf_counter() - started
-            left = await images_left(target.url)
+            health = await settle(target.url)
             if target.pid:
                 held.append(Process.of(target.pid))
     faults = [f"{outcome.call}: {outcome.fault}" for outcome in first + outcomes if outcome.state == FAILED]
-    faults += [f"{left} images are in flight after the last request"] if left else []
-    figures = summary(outcomes, seconds)
+    if health["images"]:
+        faults.append(f"{health['images']} images are in flight after the last request")
+    figures = {"slots": health["slots"], **summary(outcomes, seconds)}
     if target.pid:
         figures["held"] = [asdict(process) for process in held]
         faults += growth(*held)

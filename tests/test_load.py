@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -64,10 +65,45 @@ def test_images_are_those_made_offline(
     assert status == 1 and len(json.loads(out.splitlines()[-1])["faults"]) == 6
     (first, second) = load_tables.read(tmp_path / "load.json")
     assert first["images"] == second["images"] == 6
-    assert "| self-draft, ar | 8 | 4 clients | 6 | 0 |" in run("report", tmp_path / "load.json")[1]
+    table = run("report", tmp_path / "load.json")[1]
+    assert "| self-draft, ar | 2 | 8 | 4 clients | 3 | 6 | 0 |" in table
+    assert "2 requests were cancelled. 6 images were compared with those of Pipeline, 0 differ." in table
+    assert "6 images were compared with those of Pipeline, 6 differ." in table
+
+
+def test_a_stored_test_says_what_it_watched(live: Running, tmp_path: Path, run: Run) -> None:
+    """The process is this one, whose memory may grow, so the status is not looked at."""
+    words = [
+        "load_test",
+        "--url",
+        live.site,
+        "--requests",
+        "4",
+        "--concurrency",
+        "2",
+        "--partial_images",
+        "0",
+    ]
+    result = json.loads(run(*words, "--pid", os.getpid(), "--output_dir", tmp_path)[1].splitlines()[-1])
+    assert result["images"] == 4 and result["first_p99"] == result["image_p99"]  # no picture before the last
+    (before, after) = result["held"]
+    assert before["rss"] > 10**7 and before["threads"] >= 3 and before["files"] >= 3
+    document = tmp_path / "RESULTS.md"
+    assert run("report", tmp_path / "load.json", "--write", document)[0] == 0
+    text = document.read_text()
+    assert "## load" in text and f"{after['rss'] / 1e6:.0f} MB, {after['files']} files" in text
+
+
+def test_generate_images_is_timed_beside_it(tmp_path: Path, run: Run) -> None:
+    words = ["load_test", "--offline", "2", "--requests", "2", "--output_dir", tmp_path]
+    status, out, err = run(*words, "--methods", "self-draft")
+    assert status == 0, err
+    assert "| self-draft | 2 | 2 | generate_images | 0 | 2 | - |" in out
 
 
 def test_refusals(refused: Refused, tmp_path: Path) -> None:
     assert "--url http://example.org" in refused("load_test", "--url", "http://example.org")
+    assert "--cancelled 0.5" in refused("load_test", "--cancelled", "0.5", "--partial_images", "0")
+    assert "--offline 2" in refused("load_test", "--offline", "2", "--methods", "ar", "self-draft")
     folder = ("--output_dir", tmp_path)
     assert "127.0.0.1:1" in refused("load_test", "--url", "http://127.0.0.1:1", "--requests", "1", *folder)
