@@ -116,6 +116,11 @@ class BenchOptions(ModelOptions):
         f"{RANDOM_CODES} codes from the middle of an image; no checkpoint is read",
         False,
     )
+    layers: int | None = option(
+        "layers of the decoder of --random_weights, where fewer are enough (default: the published number)",
+        unit="LAYERS",
+        least=1,
+    )
     profile: bool = option(
         f"then split the time of {PROFILED} images into target, drafter, tree, verify, commit and host",
         False,
@@ -263,11 +268,14 @@ def repeated(prompts: Sequence[Prompt], seeds: int) -> list[Prompt]:
 
 
 def check(options: Options) -> None:
-    """Raises UserError for --reference or --random_weights with a model that offers neither."""
+    """Raises UserError for --reference or --random_weights with a model that offers neither, and for --layers
+    without --random_weights."""
     if options.random_weights and options.model not in PUBLISHED:
         raise UserError(
             f"--random_weights with --model {options.model}: choose one of {', '.join(PUBLISHED)} by --model"
         )
+    if options.layers is not None and not options.random_weights:
+        raise UserError(f"--layers {options.layers}: it needs --random_weights; leave it out")
     if options.reference is None:
         return
     given = f"--reference {options.reference}"
@@ -300,6 +308,10 @@ def load(options: Options, need_drafter: bool) -> tuple[Pipeline, list[Prompt]]:
     precision = pick_precision(options.precision, device, spec_of(options.model))
     graphs = model_from_options.check_graphs(options, device)
     use = footprint.published_use(options.model)
+    layers = options.layers or use.decoder.num_layers
+    if layers > use.decoder.num_layers:
+        raise UserError(f"--layers {layers}: {options.model} has {use.decoder.num_layers}")
+    use = replace(use, decoder=replace(use.decoder, num_layers=layers))
     side = use.side // use.vq.patch_size
     grid = Grid(min(side, max(2, RANDOM_CODES // side)), side)
     model = random_model(options.model, use, grid, DTYPES[precision], torch.device(device))

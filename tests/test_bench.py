@@ -15,7 +15,7 @@ from adt_tree.errors import UserError
 from adt_tree.method import METHODS
 from adt_tree.records import Decoded, Step
 from adt_tree.roles import Request
-from cli.bench import Options, check, configurations
+from cli.bench import Options, check, configurations, load
 from eval.harness import Configuration, interval, leads, row, tau_interval, turns
 from eval.profile import PARTS, exclusive_time
 from eval.runs.measurements import Measured, Measurements
@@ -116,6 +116,7 @@ def test_an_option_that_one_method_reads_is_taken(methods: str, words: str) -> N
         ("--reference transformers --model lumina_mgpt --methods self-draft", "--reference transformers"),
         ("--reference transformers --batch_size 8", "add 1 to --batch_size"),
         ("--random_weights", "--random_weights with --model emoji"),
+        ("--layers 4", "--layers 4: it needs --random_weights"),
         ("--methods adt-tree --adt_depth_min 9 --adt_depth_max 3", "adt_depth_max 3"),
         ("--model vicuna", "no such model"),
     ],
@@ -216,6 +217,10 @@ def test_random_weights_read_no_file(
     rows = result(*words, *more.split(), "--warmup", "0")["rows"]
     assert [row["method"] for row in rows] == ["ar", "eagle-2", "self-draft"]
     assert all(row["same_image"] == 1 and row["step_ms"] > 0 for row in rows)
+    pipe, _ = load(parsed("--model lumina_mgpt --random_weights --layers 1"), need_drafter=False)
+    assert pipe.model.decoder.config.num_layers == len(pipe.model.decoder.blocks) == 1
+    with pytest.raises(UserError, match="--layers 3"):
+        load(parsed("--model lumina_mgpt --random_weights --layers 3"), need_drafter=False)
 
 
 def test_an_interrupted_bench_goes_on(
