@@ -29,7 +29,7 @@ if [ "$model" != emoji ]; then
 else
     same=(--prompt configs/emoji_contact.txt --num_images -1 --batch_size 16 --heatmaps 0 --precision fp32 "$@")
     for seed in 42 43 44; do run "ar_s$seed" --method ar --random_seed "$seed" "${same[@]}"; done
-    run self_draft --method self-draft "${same[@]}"
+    run self_draft --method self-draft --total_token 32 "${same[@]}"
     run eagle2 --method eagle-2 "${same[@]}"
     run adt --method adt-tree "${same[@]}"
     for point in 100:0.1 100:0.3 100:0.8 100:2 1000:0.5 1000:0.8 1000:1; do

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from adt_tree.budget import AutoTree
 from adt_tree.policy import TreeShape
 from cli.generate_images import Options
 from cli.method_options import method_from
@@ -33,6 +34,8 @@ def test_a_preset_is_what_its_name_says(path: Path) -> None:
     assert (method.lantern is not None) == kind.endswith("lantern")
     if model != "emoji" and method.spec.network and isinstance(method.tree, TreeShape):
         assert method.tree.budget == 58
+    if model != "emoji":
+        assert not isinstance(method.tree, AutoTree), "two runs of a preset give the same images"
 
 
 def test_every_method_of_the_paper_has_its_preset() -> None:
