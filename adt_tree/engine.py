@@ -14,7 +14,7 @@ from adt_tree.batch import StepOutput
 from adt_tree.budget import AutoTree, CostAware
 from adt_tree.decode import autoregressive, finished, speculative
 from adt_tree.errors import UserError
-from adt_tree.method import Method
+from adt_tree.method import Demand, Method
 from adt_tree.noise import Noise
 from adt_tree.policy import AdaptiveTree, AdjacencyAdaptive, Fixed, Policy, TreeShape
 from adt_tree.records import Decoded
@@ -54,11 +54,12 @@ def build(model: Model, method: Method, slots: int, max_prompt: int) -> Engine:
     proposer. UserError if the model's codebook is too small for the method's trees or neighbours.
     """
     sampling = replace(method.sampling, top_p_first=method.rules == "reference")
+    demand = method.demand(model.num_codes)
     if method.tree is None:
-        return Engine(method, sampling, model.target(slots, sampling, 1, max_prompt))
+        return Engine(method, sampling, model.target(slots, sampling, 1, max_prompt, demand))
     tree = StaticTree(STATIC_TREES[method.tree]) if isinstance(method.tree, str) else method.tree
     shapes = candidate_shapes(tree, model)
-    target = largest_target(model, sampling, shapes, slots, max_prompt)
+    target = largest_target(model, sampling, shapes, slots, max_prompt, demand)
     setup = Setup(model, method, sampling, target, tree, bounds(shapes))
     proposer = import_module(f"adt_tree.proposers.{method.spec.proposer}").make(setup)
     base = tree.base if isinstance(tree, AutoTree) else tree
@@ -90,13 +91,18 @@ def candidate_shapes(tree: TreeShape | AdaptiveTree | AutoTree | StaticTree, mod
 
 
 def largest_target(
-    model: Model, sampling: Sampling, shapes: list[TreeShape], slots: int, max_prompt: int
+    model: Model,
+    sampling: Sampling,
+    shapes: list[TreeShape],
+    slots: int,
+    max_prompt: int,
+    demand: Demand,
 ) -> Target:
     """Returns a target with room for the largest of the shapes. Removes larger ones from `shapes` for which
     the model has no positions or the device no memory, and says so on stderr; UserError if none is left."""
     while True:
         try:
-            return model.target(slots, sampling, shapes[-1].budget + 1, max_prompt)
+            return model.target(slots, sampling, shapes[-1].budget + 1, max_prompt, demand)
         except UserError as error:
             if len(shapes) <= 2:  # without a tree: the first of several shapes is plain decoding
                 raise

@@ -194,6 +194,15 @@ class Lantern:
         return self.k
 
 
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What decoding holds on the device beside networks and caches, as far as it depends on the method."""
+
+    distributions: int = 8  # [images, nodes, codes] fp32 tensors at once; counted by tests.fake_device
+    neighbours: int = 0  # columns of the table of nearest codes
+    noise: bool = True  # whether it keeps the noise of the images in flight
+
+
 RELAXED = Lantern(delta=0.5, max_k=100)  # for bench and the page: the published values often change nothing
 
 
@@ -283,6 +292,17 @@ class Method:
         """
         coupled = self.verify == "coupled" and self.spec.exact
         return not self.lantern and not self.control and (coupled or self.greedy)
+
+    def demand(self, num_codes: int) -> Demand:
+        """Returns what decoding with a codebook of that size holds on the device."""
+        static, neighbours = isinstance(self.tree, str), 0
+        if self.lantern is not None:
+            neighbours = self.lantern.neighbours(num_codes) + 1
+        if self.greedy:
+            return Demand(6 if self.lantern is None else 7, neighbours, noise=False)
+        if self.verify == "rejection":
+            return Demand(15 if static else 10, neighbours, noise=static)
+        return Demand(neighbours=neighbours)
 
     @property
     def label(self) -> str:

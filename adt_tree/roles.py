@@ -21,7 +21,7 @@ from torch import Tensor
 
 from adt_tree.budget import AutoTree
 from adt_tree.grid import Grid
-from adt_tree.method import Method
+from adt_tree.method import Demand, Method
 from adt_tree.policy import AdaptiveTree, TreeShape
 from adt_tree.sampling import RowSampling, Sampling
 from adt_tree.tree import BatchShapes, DraftTree, StaticTree
@@ -197,9 +197,11 @@ class Model(Protocol):
     def num_codes(self) -> int:
         """The size V of the codebook."""
 
-    def target(self, slots: int, sampling: Sampling, max_nodes: int, max_prompt: int) -> Target:
+    def target(
+        self, slots: int, sampling: Sampling, max_nodes: int, max_prompt: int, demand: Demand
+    ) -> Target:
         """Returns a target with room for `slots` images, trees of max_nodes nodes (the root included), and
-        prompts of max_prompt tokens."""
+        prompts of max_prompt tokens. demand: what the method holds beside the target."""
 
     def drafter(self, target: Any, max_depth: int, max_width: int) -> Drafter:
         """Returns the drafter network for that target, with room for trees of that depth and width."""

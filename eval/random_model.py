@@ -56,8 +56,16 @@ def random_model(name: str, use: Use, grid: Grid, dtype: torch.dtype, device: to
     first = 0 if spec.embedded_prompts else FIRST_CODE
     decoder.cut_head(first, codes)
     row = decoder.embed.weight[:1] if spec.embedded_prompts else None
-    codec = cast(VQModel, on_meta(lambda: VQModel(use.vq)))
-    codec.quantize = _filled(lambda: Quantizer(use.vq), torch.float32, device)
+    vq, codec, latents, row_end = use.vq, None, None, None
+    if vq is None:
+        assert use.codec_parameters is not None, "what has no VQModel here has code vectors"
+        size = use.codec_parameters // codes
+        latents = _filled(lambda: nn.Embedding(codes, size), torch.float32, device).weight
+    else:
+        codec = cast(VQModel, on_meta(lambda: VQModel(vq)))
+        codec.quantize = _filled(lambda: Quantizer(vq), torch.float32, device)
+        if use.tokens != (use.side // vq.patch_size) ** 2:
+            row_end = first + codes
     return Model(
         spec=spec,
         grid=grid,
@@ -68,7 +76,8 @@ def random_model(name: str, use: Use, grid: Grid, dtype: torch.dtype, device: to
         weights_sha="random",
         drafter_sha=None if drafter is None else "random",
         drafter_layout=CHAMELEON,
-        row_end=None if use.tokens == (use.side // use.vq.patch_size) ** 2 else first + codes,
+        row_end=row_end,
+        latents=latents,
     )
 
 

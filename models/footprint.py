@@ -16,17 +16,22 @@ import torch
 from torch import nn
 
 from adt_tree.errors import CheckpointError, UserError
+from adt_tree.method import Demand
+from adt_tree.noise import ROWS
 from models.cache import aligned
 from models.checkpoint.meta_init import on_meta
 from models.codecs.vq import VQConfig, VQModel
 from models.drafter import DrafterNet
+from models.graphs import row_bucket
 from models.registry import spec_of
 from models.spec import CKPTS
-from models.transformer import Decoder, DecoderConfig
+from models.transformer import MOST_TABULATED, Decoder, DecoderConfig
 
-FP32 = 4
+FP32, FP64, INT64 = 4, 8, 8
 ELEMENTS = {"fp32": FP32, "bf16": 2, "fp16": 2}  # bytes of a number, by --precision
-DISTRIBUTIONS = 6  # [images, nodes, codes] fp32 tensors at once: logits, guided, filtered, noise, choice
+POOL = 4  # [images, nodes, codes] fp32 tensors in the scratch memory that CUDA graphs share
+NOISE_PARTS = 3  # fp64 tensors at once while noise is drawn, ROWS positions at a time
+DEMAND = Demand()  # of the AR baseline
 MAPS = 4  # feature maps of the codec that exist at once, each as large as the largest
 LIBRARIES = 2**28  # bytes that cuBLAS and cuDNN allocate at their first use, or that are lost between blocks
 
@@ -49,8 +54,8 @@ class Use:
     element: int  # bytes of a weight, an activation or a cached number
     # Numbers in a codec that is no VQModel, or in code vectors alone; None: those of a VQModel of `vq`.
     codec_parameters: int | None = None
-    silent: bool = False  # temperature 0, which needs no noise
-    graphs: bool = False  # passes are captured as CUDA graphs
+    demand: Demand = DEMAND  # of the method
+    graphs: bool = False  # the parts of a step are recorded as CUDA graphs
 
 
 def published_use(
@@ -95,23 +100,53 @@ def published_use(
 def decoding_parts(use: Use) -> dict[str, int]:
     """Returns the bytes that decoding allocates in a loaded model, by part.
 
-    The last two, a target pass and the decoding of an image's pixels, do not exist at the same time. Caches
-    are exact, the rest are estimates.
+    The last two, a step and the decoding of an image's pixels, do not exist at the same time. Caches are
+    exact, the rest are estimates.
     """
     config, codes, drafter = use.decoder, use.codes, 0
+    slots = use.prompt + use.tokens + use.nodes
+    tables = _rotations(config, slots) + use.demand.neighbours * codes * INT64
     if use.drafter is not None:
         drafter = _cache(use.drafter, use, use.prompt + use.tokens + use.scratch)
-    width = 6 * config.hidden_size + 4 * config.intermediate_size
-    rows = max(use.images * use.branches * use.nodes, use.prompt)  # prompts are taken in one by one
-    one_pass = rows * width * use.element
-    one_pass += use.images * use.nodes * codes * FP32 * (DISTRIBUTIONS + use.branches)
+        tables += _rotations(use.drafter, slots)
     return {
-        "cache": _cache(config, use, use.prompt + use.tokens + use.nodes),
+        "cache": _cache(config, use, slots),
         "drafter cache": drafter,
-        "noise": 0 if use.silent else use.images * use.tokens * codes * FP32,
-        "pass": one_pass,
+        "tables": tables,
+        "noise": use.images * use.tokens * codes * FP32 if use.demand.noise else 0,
+        "pass": _step(use),
         "pixels": _pixels(use),
     }
+
+
+def _step(use: Use) -> int:
+    """Returns the bytes that a step allocates at most, and with CUDA graphs what they hold from then on.
+
+    While the target scores, that is a layer's activations; while drafts are verified, distributions over the
+    codes. Graphs share one pool of scratch memory, as large as the greatest recording needs, and each
+    function's results have memory of their own beside it.
+    """
+    demand, distribution = use.demand, use.images * use.nodes * use.codes * FP32
+    nodes = row_bucket(use.nodes) if use.graphs else use.nodes
+    rows = max(use.images * use.branches * nodes, use.prompt)  # prompts are taken in one by one
+    layer = rows * _row(use) * use.element
+    if use.graphs:
+        step = max(layer, POOL * distribution) + (demand.distributions - 1) * distribution
+    else:  # while the target scores, logits, log p and noise of the step before are still there
+        step = max(layer + (use.branches + 2) * distribution, demand.distributions * distribution)
+    return max(step, NOISE_PARTS * ROWS * use.codes * FP64 if demand.noise else 0)
+
+
+def _row(use: Use) -> int:
+    """Returns how many numbers of a row exist at once in a layer, its row of the mask included."""
+    config = use.decoder
+    width, kv_width = config.hidden_size, config.num_kv_heads * config.head_dim
+    fused, rotated = width + 2 * kv_width, width + kv_width
+    attention = fused + 6 * rotated  # which is rotated in fp32
+    if config.qk_norm:
+        attention += fused + rotated
+    mask = config.num_heads // config.num_kv_heads * (use.prompt + use.tokens + use.nodes)
+    return 5 * width + max(attention, 4 * config.intermediate_size) + mask
 
 
 def _pixels(use: Use) -> int:
@@ -146,8 +181,7 @@ def parts(use: Use) -> dict[str, int]:
 def decoding_peak(use: Use) -> int:
     """Returns the bytes that decoding allocates in a loaded model at its worst moment."""
     *lasting, one_pass, pixels = decoding_parts(use).values()
-    graphs = 2 * one_pass if use.graphs else 0  # scratch memory that graphs share, and their results
-    return sum(lasting) + graphs + max(one_pass, pixels)
+    return sum(lasting) + max(one_pass, pixels)
 
 
 def count(make: Callable[[], nn.Module]) -> int:
@@ -166,6 +200,12 @@ def _decoder(config: DecoderConfig, num_codes: int) -> Decoder:
 def _cache(config: DecoderConfig, use: Use, slots: int) -> int:
     rows, entry = use.images * use.branches, 2 * config.num_kv_heads * aligned(config.head_dim)
     return config.num_layers * rows * slots * entry * use.element
+
+
+def _rotations(config: DecoderConfig, slots: int) -> int:
+    """Returns the bytes of transformer.rotary_table(): a 2 x 2 matrix for every pair of a head's numbers."""
+    positions = max(min(config.max_positions, MOST_TABULATED), slots)
+    return positions * config.head_dim // 2 * 4 * FP32
 
 
 def free_bytes(device: torch.device) -> int | None:

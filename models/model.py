@@ -13,6 +13,7 @@ from torch import Tensor
 
 from adt_tree.errors import CheckpointError, UserError
 from adt_tree.grid import Grid
+from adt_tree.method import Demand
 from adt_tree.relax import nearest_table
 from adt_tree.roles import Drafter
 from adt_tree.sampling import Sampling
@@ -22,7 +23,7 @@ from models.checkpoint.weights import Weights
 from models.codecs.nearest_codes import find_table, read_table
 from models.codecs.vq import VQModel, to_uint8
 from models.drafter import DrafterLayout, DrafterNet, EagleDrafter, load_drafter
-from models.footprint import Use, check_room
+from models.footprint import DEMAND, Use, check_room
 from models.graphs import CudaRecorder, GraphRunner
 from models.packed import cache_dtype
 from models.separators import SeparatorDrafter, SeparatorTarget
@@ -115,10 +116,11 @@ class Model:
         return encoded
 
     def target(
-        self, slots: int, sampling: Sampling, max_nodes: int, max_prompt: int
+        self, slots: int, sampling: Sampling, max_nodes: int, max_prompt: int, demand: Demand = DEMAND
     ) -> ARTarget | SeparatorTarget:
         """Returns a target with room for `slots` images, trees of max_nodes nodes and prompts of max_prompt
-        tokens. Raises UserError if decoding with it needs more memory than the device has free."""
+        tokens. Raises UserError if decoding with it needs more memory than the device has free. demand: what
+        the method holds beside the target."""
         if sampling.branches > 1 and not self.prompts.guided:
             raise UserError(UNGUIDED)
         tokens, nodes = self._with_row_ends(max_nodes)
@@ -127,7 +129,8 @@ class Model:
                 "--attention flash: draft trees and row separators need a mask, which flash-attn lacks; "
                 "use the AR baseline (--method ar) of another model, or --attention sdpa"
             )
-        check_room(self.use(slots, sampling, max_nodes, max_prompt), self.device, self.precision)
+        use = self.use(slots, sampling, max_nodes, max_prompt, demand)
+        check_room(use, self.device, self.precision)
         codes, rows = self.code_ids, (slots, sampling.branches)
         run = None
         if self.graphs:
@@ -150,7 +153,9 @@ class Model:
             return self.grid, max_nodes
         return Grid(self.grid.height, self.grid.width + 1), 2 * max_nodes
 
-    def use(self, slots: int, sampling: Sampling, max_nodes: int, max_prompt: int) -> Use:
+    def use(
+        self, slots: int, sampling: Sampling, max_nodes: int, max_prompt: int, demand: Demand = DEMAND
+    ) -> Use:
         """Returns the dimensions from which models.footprint computes the memory of decoding with such a
         target. A drafter's cache is counted with as many entries per tree as the target's."""
         net, vq = self.drafter_net, None if self.codec is None else self.codec.config
@@ -169,7 +174,7 @@ class Model:
             images=slots,
             branches=sampling.branches,
             element=cached.itemsize,
-            silent=sampling.greedy,
+            demand=demand,
             graphs=self.graphs,
         )
 

@@ -19,7 +19,7 @@ from adt_tree.decode import speculative
 from adt_tree.engine import largest_target
 from adt_tree.errors import UserError
 from adt_tree.grid import Cell
-from adt_tree.method import Lantern, Method
+from adt_tree.method import Demand, Lantern, Method
 from adt_tree.pipeline import Pipeline
 from adt_tree.policy import AdaptiveTree, AdjacencyAdaptive, TreeShape, self_drafted
 from adt_tree.records import Step
@@ -215,14 +215,14 @@ def test_an_adaptive_tree_keeps_to_the_budget() -> None:
 
 
 def test_what_does_not_fit_is_left_out_with_a_notice(capsys: pytest.CaptureFixture[str]) -> None:
-    def target(slots: int, sampling: Sampling, max_nodes: int, max_prompt: int) -> int:
+    def target(slots: int, sampling: Sampling, max_nodes: int, max_prompt: int, demand: Demand) -> int:
         if max_nodes > 8:
             raise UserError("out of memory")
         return max_nodes
 
     model: Any = SimpleNamespace(target=target)
     shapes = list(CANDIDATES)
-    assert largest_target(model, Sampling(), shapes, slots=1, max_prompt=9) == 8
+    assert largest_target(model, Sampling(), shapes, slots=1, max_prompt=9, demand=Demand()) == 8
     assert [shape.budget for shape in shapes] == [0, 1, 3, 7]
     notices = capsys.readouterr().err.splitlines()
     assert len(notices) == 2 and all("auto" in line and "out of memory" in line for line in notices)

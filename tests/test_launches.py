@@ -1,64 +1,156 @@
-"""How much a step launches on a GPU, and how many graphs a family needs, counted on a fake device. It belongs
-to its process, so each case runs in one of its own."""
+"""What a step launches, reads and holds on a GPU, seen on a device that is not there."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+from unittest.mock import patch
+
 import pytest
-
-from tests.runs import python
-
-# At most: launches of a step by who drafts, and graphs of two images.
-LAUNCHES = {"ar": 13, "self-draft": 19, "adt-self-draft": 19, "eagle-1": 25, "eagle-2": 25, "adt-tree": 25}
-GRAPHS = 48
-# Every family, method and rule occurs. Rows of lumina_mgpt and emu3 end in separators.
-CASES = {
-    "anole": "ar,eagle-1,eagle-1-lantern rejection",
-    "lumina_mgpt": "ar,adt-tree",
-    "llamagen": "eagle-1 rejection,eagle-2-lantern rejection",
-    "llamagen2": "eagle-2,adt-tree rejection",
-    "janus_pro": "eagle-2-lantern,adt-self-draft-lantern",
-    "emu3": "adt-self-draft",
-}
-COUNTER = """
 import torch
-from tests.fake_device import GPU, adt_tree, fake_gpu, FakeRecorder
-from models.graphs import GraphRunner
 
-with fake_gpu() as launches:
-    x = torch.zeros(2, 4, device=GPU)
-    run = GraphRunner(FakeRecorder(launches))
-    double = lambda z: (2 * z).sort().values.masked_fill(z > 0, 1).view(-1)
-    for made in (
-        lambda: x + 1,
-        lambda: x.view(-1)[1:],
-        lambda: x.masked_fill(x > 0, 1),
-        lambda: adt_tree.tree.to_device([1, 2], GPU),
-        lambda: torch.tensor([1, 2], device=GPU),
-        lambda: x.sum().item(),
-        lambda: run(double, x),
-        lambda: run(double, x),
-        lambda: run(torch.neg, run(double, x)),
-        lambda: run(torch.neg, run(double, x)),
-    ):
-        before = launches.total
-        made()
-        print(launches.total - before, end=" ")
-"""
+import adt_tree.tree
+from adt_tree.method import METHODS
+from models.graphs import GraphRunner
+from models.registry import SPECS
+from models.target import ARTarget
+from tests.fake_device import TOLERANCE, Case, cases, look, recorded
+from tests.fake_gpu import GPU, FakeRecorder, fake_gpu
+
+# Every family, method, mode, temperature, batch size and rule occurs. Rows of lumina_mgpt and emu3 end in
+# separators.
+CASES = {
+    "anole": "eagle-1 rejection graphs sampled 4",
+    "lumina_mgpt": "eagle-2 graphs greedy 1",
+    "llamagen": "self-draft-lantern graphs greedy 4",
+    "llamagen2": "adt-tree graphs sampled 1",
+    "janus_pro": "ar graphs sampled 4",
+    "emu3": "adt-self-draft eager sampled 1",
+    "llamagen_c2i": "self-draft eager greedy 4",
+    "glm_image": "adt-self-draft-lantern eager sampled 1",
+}
+SOUND = "llamagen ar eager sampled 1"  # the case that the controls spoil
+
+
+def case_of(name: str) -> Case:
+    """Returns the case that is printed so."""
+    return next(case for case in cases(name.split()[0]) if str(case) == name)
 
 
 @pytest.mark.parametrize("family", CASES)
-def test_launches_and_graphs(family: str) -> None:
-    done = python("-m", "tests.fake_device", "--families", family, "--methods", CASES[family], timeout=300)
-    rows = done.stdout.splitlines()[1:]
-    assert len(rows) == len(CASES[family].split(",")), done.stderr
-    for row in rows:
-        method, (launches, graphs) = row.split()[1], map(int, row.split()[-2:])
-        limit = LAUNCHES[method.removesuffix("-lantern")]
-        assert limit - 8 <= launches <= limit and 0 < graphs <= GRAPHS, row
+def test_a_step_launches_reads_and_holds_what_it_should(family: str) -> None:
+    case = case_of(f"{family} {CASES[family]}")
+    assert look(case).problems(recorded()[case.name]) == []
+
+
+def test_every_kind_of_case_occurs() -> None:
+    words = {word.removesuffix("-lantern") for words in CASES.values() for word in words.split()}
+    assert {name for name, row in METHODS.items() if row.proposer != "rivals"} < words
+    assert {"eager", "graphs", "greedy", "sampled", "1", "4", "rejection"} < words
+    assert any("-lantern" in words for words in CASES.values())
+    assert {name for name, spec in SPECS.items() if spec.published} < set(CASES)
+
+
+@contextmanager
+def after_commit(act: Callable[[Any, Any], object]) -> Iterator[None]:
+    """Does something in every step, with the target and the verdict."""
+    commit = ARTarget.commit
+
+    def committing(target: Any, tree: Any, verdict: Any) -> None:
+        commit(target, tree, verdict)
+        act(target, verdict)
+
+    with patch.object(ARTarget, "commit", committing):
+        yield
+
+
+def launching(times: int) -> AbstractContextManager[None]:
+    """Adds launches to every step."""
+    return after_commit(lambda target, verdict: [verdict.count + 1 for _ in range(times)])
+
+
+@contextmanager
+def grouped() -> Iterator[None]:
+    """Asks SDPA to share keys among heads."""
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def sharing(*given: Any, **settings: Any) -> Any:
+        return attend(*given, **settings, enable_gqa=True)
+
+    with patch("torch.nn.functional.scaled_dot_product_attention", sharing):
+        yield
+
+
+@contextmanager
+def holding(size: int) -> Iterator[None]:
+    """Makes the target hold so many bytes more."""
+    held = []
+
+    def keep(target: Any, verdict: Any) -> None:
+        held[:] = [torch.empty(size, dtype=torch.uint8, device=target.device)]
+
+    with after_commit(keep):
+        yield
+
+
+def test_a_sound_case_has_no_problem_and_two_launches_more_are_none() -> None:
+    case = case_of(SOUND)
+    bound = recorded()[case.name]
+    assert look(case).problems(bound) == []
+    with launching(TOLERANCE):
+        assert look(case).problems(bound) == []
+
+
+SPOILT: dict[str, tuple[Callable[[int], AbstractContextManager[Any]], str]] = {
+    "item": (lambda _: after_commit(lambda target, verdict: verdict.count.max().item()), "reads [2, 2,"),
+    "cpu": (lambda _: after_commit(lambda target, verdict: torch.zeros(3)), "zeros on cpu"),
+    "pageable": (
+        lambda _: after_commit(lambda target, verdict: torch.tensor([1], device=target.device)),
+        "copy from ordinary memory",
+    ),
+    "stride": (lambda _: patch("models.cache.aligned", lambda size: size), "mask strides at SDPA"),
+    "gqa": (lambda _: grouped(), "grouped heads at SDPA"),
+    "launches": (lambda _: launching(TOLERANCE + 1), "launches "),
+    "bytes": (lambda expected: holding(expected // 10), "bytes "),
+}
+
+
+@pytest.mark.parametrize("name", SPOILT)
+def test_every_fault_is_seen(name: str) -> None:
+    case, (spoil, words) = case_of(SOUND), SPOILT[name]
+    with spoil(look(case).expected):
+        assert words in "; ".join(look(case).problems(recorded()[case.name]))
+
+
+def test_tensors_of_two_devices_do_not_mix() -> None:
+    with fake_gpu(), pytest.raises(RuntimeError, match="add: all tensors must be on the same device"):
+        torch.zeros(3, device=GPU) + torch.zeros(3)
 
 
 def test_the_counter() -> None:
     """What is a launch, what is none, and what several. A function's first call runs it between two copies; a
     replay copies its input, unless that is the result of another."""
-    done = python("-c", COUNTER)
-    assert [*map(int, done.stdout.split())] == [1, 0, 3, 1, 1, 2, 1 + 7 + 1, 2, 2 + 2, 2 + 1], done.stderr
+    launched = []
+    with fake_gpu() as (device, _):
+        x, run = torch.zeros(2, 4, device=GPU), GraphRunner(FakeRecorder(device))
+
+        def double(z: torch.Tensor) -> torch.Tensor:
+            return (2 * z).sort().values.masked_fill(z > 0, 1).view(-1)
+
+        for made in (
+            lambda: x + 1,
+            lambda: x.view(-1)[1:],
+            lambda: x.masked_fill(x > 0, 1),
+            lambda: adt_tree.tree.to_device([1, 2], GPU),
+            lambda: torch.tensor([1, 2], device=GPU),
+            lambda: x.sum().item(),
+            lambda: run(double, x),
+            lambda: run(double, x),
+            lambda: run(torch.neg, run(double, x)),
+            lambda: run(torch.neg, run(double, x)),
+        ):
+            before = device.total
+            made()
+            launched.append(device.total - before)
+    assert launched == [1, 0, 3, 1, 1, 2, 1 + 7 + 1, 2, 2 + 2, 2 + 1]

@@ -33,7 +33,8 @@ FOR_MODELS = {
     ("adt_tree.verify", "Verdict"), ("adt_tree.sampling", "Sampling"), ("adt_tree.relax", "nearest_table"),
     ("adt_tree.policy", "TreeShape"), ("adt_tree.policy", "AdaptiveTree"),
     ("adt_tree.method", "Tree"), ("adt_tree.method", "method_spec"),
-    ("adt_tree.noise", "Noise"), ("adt_tree.sampling", "log_probs"),
+    ("adt_tree.method", "Demand"), ("adt_tree.noise", "Noise"), ("adt_tree.noise", "ROWS"),
+    ("adt_tree.sampling", "log_probs"),
     ("adt_tree.decode", "autoregressive"), ("adt_tree.decode", "finished"),
     ("adt_tree.budget", "AutoTree"), ("adt_tree.ranges", "part"), ("adt_tree.errors", None),
 }  # fmt: skip

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from adt_tree.errors import UserError
+from adt_tree.method import Demand
 from adt_tree.pipeline import Pipeline
 from adt_tree.policy import TreeShape
 from adt_tree.sampling import Sampling
@@ -99,7 +100,7 @@ def test_what_decoding_allocates_is_known_before(
     noise = 4 * 2 * model.grid.size * model.num_codes
     assert noise <= computed["noise"] <= 1.3 * noise
     assert computed["pixels"] > 0 and model.codec.config.frames == (4 if family == "emu3" else 1)
-    assert decoding_parts(replace(uses[0], silent=True))["noise"] == 0
+    assert decoding_parts(replace(uses[0], demand=Demand(noise=False)))["noise"] == 0
 
 
 def room_for(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch, images: int) -> Callable[[], int]:

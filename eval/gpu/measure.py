@@ -235,15 +235,16 @@ def peak(model: Model, engine: Engine, requests: Sequence[Request]) -> Figures:
     """Returns the peak of memory since Subject.engine() was called, in bytes, and the estimate of
     models.footprint for the same tensors; on a CPU the estimate alone.
 
-    Both include the weights of decoder and drafter, caches, noise, one pass, and under graphs the results and
-    the scratch memory of recordings. Neither includes the codec with its codebook, or pixels. The measured
-    peak alone includes cuBLAS's workspaces and the rotary table, tens of megabytes.
+    Both include the weights of decoder and drafter, caches, tables, noise, one step, and under graphs the
+    results and the scratch memory of recordings. Neither includes the codec with its codebook, or pixels. The
+    measured peak alone includes cuBLAS's workspaces, tens of megabytes.
     """
     method, target = engine.method, engine.target
     nodes = method.tree.budget + 1 if isinstance(method.tree, TreeShape) else 1
     longest = max(request.prompt.length for request in requests)
     measured = replace(model, grid=target.grid, graphs=target.few_shapes)
-    use = measured.use(target.slots, engine.sampling, nodes, longest)
+    demand = method.demand(target.num_codes)
+    use = measured.use(target.slots, engine.sampling, nodes, longest, demand)
     figures = {"estimate_bytes": tensor_bytes(use, method.spec.network)}
     if model.device.type == "cuda":
         figures["peak_bytes"] = held_bytes(model.device) - model.codebook.nbytes

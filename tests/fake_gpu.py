@@ -1,0 +1,291 @@
+"""A GPU that is not there. In its place stands torch's meta device, whose tensors have shapes but no numbers;
+every operator on them is seen, and with it what a GPU would have to do and to hold.
+
+It sees neither which kernels run nor streams nor real captures.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import adt_tree.batch
+import adt_tree.tree
+from adt_tree.noise import ROWS, NoiseTable
+from adt_tree.policy import TreeShape
+from models.checkpoint.meta_init import on_meta
+
+GPU = torch.device("meta")
+aten = torch.ops.aten
+
+# Operators that CUDA runs by one kernel of its own: not to be taken apart.
+WHOLE = {
+    aten.scaled_dot_product_attention.default, aten.rms_norm.default, aten.linear.default,
+    aten.layer_norm.default, aten.one_hot.default,
+}  # fmt: skip
+# Kernels of an operator; of all others 1.
+KERNELS = {
+    "masked_fill": 2, "scatter": 2, "sort": 3, "topk": 3, "scatter_reduce": 3, "eye": 2,
+    "constant_pad_nd": 2, "one_hot": 2, "scatter_add": 2,
+}  # fmt: skip
+# Operators that ask for memory or look at some, though they are not views by name.
+NO_KERNEL = {"detach", "alias", "lift_fresh", "reshape", "device", "_unsafe_view", "scalar_tensor"}
+READS = {aten._local_scalar_dense.default, aten.item.default, aten.is_nonzero.default}
+COPIES = {"_to_copy", "copy_", "copy"}
+PAGEABLE = "copy from ordinary memory"
+ATTENTION = aten.scaled_dot_product_attention.default
+MASK = 3  # its argument among those of ATTENTION
+ALIGNED = 8  # what CUDA's fused attention asks of head sizes and of the strides of masks
+BLOCK = 512  # bytes to which CUDA's allocator rounds
+
+
+class Memory:
+    """Bytes that live on the device, and the most that ever did."""
+
+    def __init__(self) -> None:
+        self.now = self.peak = 0
+        self._pool = 0  # scratch that recordings share, and that nothing else may use
+        self._live: dict[int, int] = {}  # bytes by storage
+
+    def note(self, tensor: Tensor) -> None:
+        """Takes in the storage of a tensor until it is freed."""
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, -(-storage.nbytes() // BLOCK) * BLOCK
+        if key in self._live:
+            return
+        self._live[key] = size
+        self._grow(size)
+        weakref.finalize(storage, self._free, key)
+
+    def _free(self, key: int) -> None:
+        self.now -= self._live.pop(key)
+
+    def _grow(self, size: int) -> None:
+        self.now += size
+        self.peak = max(self.peak, self.now)
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """What a recording allocates inside comes from the pool, which grows to the most that one needs."""
+        before, peak = self.now, self.peak
+        self.peak = self.now
+        try:
+            yield
+        finally:
+            needed, self.peak = self.peak - before, peak
+            self._grow(max(0, needed - self._pool))
+            self._pool = max(self._pool, needed)
+
+
+class Device(TorchDispatchMode):
+    """Counts the kernels and copies that reach the device outside recordings, and each replay as one; and
+    writes down what would be slow or fail on a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operators = Counter[str]()  # launches by operator
+        self.reads = 0  # times that the host waited for numbers
+        self.faults = Counter[str]()
+        self.memory = Memory()
+        self.recordings = 0
+        self._silent = False
+        self._single = set(WHOLE)  # operators that are not made of others
+
+    @property
+    def total(self) -> int:
+        """Launches so far."""
+        return self.operators.total()
+
+    def forget(self) -> None:
+        """Begins to count anew, all but recordings and memory."""
+        self.operators.clear()
+        self.faults.clear()
+        self.reads = 0
+
+    def note(self, name: str, kernels: int = 1) -> None:
+        """Counts launches, unless they are silent."""
+        if not self._silent:
+            self.operators[name] += kernels
+
+    def read(self, name: str) -> None:
+        """Counts a launch for which the host waits."""
+        self.reads += 1
+        self.note(name)
+
+    @contextmanager
+    def silent(self) -> Iterator[None]:
+        """What runs inside is not launched, or was counted already."""
+        before, self._silent = self._silent, True
+        try:
+            yield
+        finally:
+            self._silent = before
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = kwargs or {}
+        name = func.overloadpacket.__name__
+        tensors = [x for x in tree_leaves((args, given)) if isinstance(x, Tensor)]
+        if name not in COPIES and len({x.device for x in tensors if x.dim()}) > 1:
+            raise RuntimeError(f"{name}: all tensors must be on the same device")
+        if func in READS:
+            self.read("read")
+            return args[0].dtype.is_floating_point and 0.0
+        if func not in self._single and func.namespace == "aten":
+            with self:  # an operator made of others is taken apart
+                parts = func.decompose(*args, **given)
+            if parts is not NotImplemented:
+                return parts
+            self._single.add(func)
+        answer = func(*args, **given)
+        if func is ATTENTION:
+            self.faults.update(attention_faults(*args, **given))
+        if not (func.is_view or "empty" in name or name in NO_KERNEL):
+            self.note(name, KERNELS.get(name, 1))
+        if not func.is_view:
+            self._look(name, args, answer)
+        return answer
+
+    def _look(self, name: str, args: tuple, answer: Any) -> None:
+        """Takes in the memory of an operator's results, and refuses what is not on the device."""
+        for tensor in tree_leaves(answer):
+            if not isinstance(tensor, Tensor):
+                continue
+            if tensor.device == GPU:
+                self.memory.note(tensor)
+            elif name != "lift_fresh":
+                self.faults[f"{name} on {tensor.device}"] += 1
+            if name in COPIES and any(isinstance(x, Tensor) and x.device.type == "cpu" for x in args):
+                self.faults[PAGEABLE] += 1
+
+
+def attention_faults(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> list[str]:
+    """Returns what keeps a call of scaled_dot_product_attention from CUDA's fused kernels."""
+    faults = []
+    if enable_gqa or query.shape[1] != key.shape[1]:
+        faults.append("grouped heads at SDPA")
+    if query.shape[-1] % ALIGNED:
+        faults.append("head size at SDPA")
+    if attn_mask is not None:
+        *strides, last = attn_mask.stride()
+        used = [n for n, size in zip(strides, attn_mask.shape[:-1], strict=True) if size > 1]
+        if last != 1 or any(n % ALIGNED for n in used):
+            faults.append("mask strides at SDPA")
+    return faults
+
+
+class FakeRecorder:
+    """Takes the place of models.graphs.CudaRecorder: a recording runs the function once on fake tensors, a
+    replay runs nothing and is one launch."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def warm_up(self) -> nullcontext[None]:
+        """The first run of a function is launched operator by operator."""
+        return nullcontext()
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        """Runs it once, uncounted."""
+        self._device.recordings += 1
+        with self._device.silent(), self._device.memory.recording():
+            run()
+        return lambda: self._device.note("replay")
+
+
+def shape_of(values: object) -> tuple[int, ...]:
+    """Shape of nested lists."""
+    if not isinstance(values, list | tuple):
+        return ()
+    return (len(values), *(shape_of(values[0]) if values else ()))
+
+
+class Script:
+    """What the device would have told the host: the steps of an image accept 1, 2, 3, 0, 1, ... drafts, or as
+    many as a tree has levels, so that adaptive trees grow and shrink."""
+
+    def __init__(self) -> None:
+        self.steps, self.shapes = 0, list[TreeShape]()
+
+    def table(self, rows: int, columns: int) -> list[list[float]]:
+        """The table that BatchSlots.advance reads."""
+        self.steps += 1
+        told = []
+        for row in range(rows):
+            accepted = min((self.steps + row) % 4, self.shapes[row].depth, (columns - 2) // 2 - 1)
+            told.append([accepted + 1.0, 1.0] + [0.0] * (columns - 2))
+        return told
+
+
+@contextmanager
+def fake_gpu() -> Iterator[tuple[Device, Script]]:
+    """Everything inside that uses the device GPU is seen by the Device."""
+    gpu, script, copied = Device(), Script(), adt_tree.tree.to_device
+
+    def to_device(values: Any, device: torch.device) -> Tensor:
+        gpu.note("copy to the device")
+        with gpu.silent():
+            return torch.zeros(shape_of(values), dtype=torch.int64, device=device)
+
+    make = torch.tensor
+
+    def tensor(values: Any, dtype: torch.dtype | None = None, device: Any = "cpu") -> Tensor:
+        """Copies numbers from ordinary memory to the device, where they are zeros."""
+        if torch.device(device).type == "cpu":
+            return make(values, dtype=dtype)
+        gpu.note(PAGEABLE)
+        gpu.faults[PAGEABLE] += 1
+        with gpu.silent():
+            return torch.zeros(shape_of(values), dtype=dtype or make(values).dtype, device=device)
+
+    def tolist(own: Tensor) -> list[list[float]]:
+        gpu.read("copy to the host")
+        return script.table(*own.shape)
+
+    advance, fill = adt_tree.batch.BatchSlots.advance, NoiseTable.begin
+
+    def watched(slots: Any, *given: Any) -> Any:
+        script.shapes = next(x for x in given if isinstance(x, list) and isinstance(x[0], TreeShape))
+        return advance(slots, *given)
+
+    def begin(table: Any, slot: int, seed: int, silent: bool = False) -> None:
+        """Fills the noise of the first positions only; all the others are filled in the same way."""
+        positions, table._positions = table._positions, ROWS
+        fill(table, slot, seed, silent)
+        table._positions = positions
+
+    with ExitStack() as stack:
+        for module in [m for m in sys.modules.values() if getattr(m, "to_device", None) is copied]:
+            stack.enter_context(patch.object(module, "to_device", to_device))
+        stack.enter_context(patch.object(Tensor, "tolist", tolist))
+        stack.enter_context(patch.object(adt_tree.batch.BatchSlots, "advance", watched))
+        stack.enter_context(patch.object(NoiseTable, "begin", begin))
+        stack.enter_context(patch("models.model.CudaRecorder", lambda device: FakeRecorder(gpu)))
+        stack.enter_context(patch("torch.tensor", tensor))
+        yield stack.enter_context(gpu), script
+
+
+def unfilled(make: Callable[[], Any], dtype: torch.dtype, device: torch.device) -> Any:
+    """Returns what make() builds, on the device that is not there."""
+    return on_meta(make).to(dtype).eval().requires_grad_(False)
