@@ -201,10 +201,10 @@ class ARTarget:
         greater than N. Nobody reads the added rows, which attend to the prefix and to themselves.
         """
         nodes = codes.shape[1]
-        more = rows - nodes
-        if more > 0:
-            codes, depths = F.pad(codes, (0, more)), F.pad(depths, (0, more))
-            ancestors = F.pad(ancestors, (0, more, 0, more))
+        added = rows - nodes
+        if added > 0:
+            codes, depths = F.pad(codes, (0, added)), F.pad(depths, (0, added))
+            ancestors = F.pad(ancestors, (0, added, 0, added))
             ancestors = ancestors | torch.eye(rows, dtype=torch.bool, device=self.device)
         features = self.features(codes, depths, ancestors, most_committed)[:, :, :nodes]
         return Scored(self.logits(features), features)
