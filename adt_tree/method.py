@@ -196,11 +196,11 @@ class Lantern:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What decoding holds on the device beside networks and caches, as far as it depends on the method."""
+    """The method's use of device memory in addition to networks and caches."""
 
     distributions: int = 8  # [images, nodes, codes] fp32 tensors at once; counted by tests.fake_device
     neighbours: int = 0  # columns of the table of nearest codes
-    noise: bool = True  # whether it keeps the noise of the images in flight
+    noise: bool = True  # true if the noise of the images in flight is stored
 
 
 RELAXED = Lantern(delta=0.5, max_k=100)  # for bench and the page: the published values often change nothing
@@ -294,7 +294,7 @@ class Method:
         return not self.lantern and not self.control and (coupled or self.greedy)
 
     def demand(self, num_codes: int) -> Demand:
-        """Returns what decoding with a codebook of that size holds on the device."""
+        """Returns the method's use of device memory with a codebook of that size."""
         static, neighbours = isinstance(self.tree, str), 0
         if self.lantern is not None:
             neighbours = self.lantern.neighbours(num_codes) + 1

@@ -201,7 +201,7 @@ class Model(Protocol):
         self, slots: int, sampling: Sampling, max_nodes: int, max_prompt: int, demand: Demand
     ) -> Target:
         """Returns a target with room for `slots` images, trees of max_nodes nodes (the root included), and
-        prompts of max_prompt tokens. demand: what the method holds beside the target."""
+        prompts of max_prompt tokens. demand: the method's further use of device memory."""
 
     def drafter(self, target: Any, max_depth: int, max_width: int) -> Drafter:
         """Returns the drafter network for that target, with room for trees of that depth and width."""

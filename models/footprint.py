@@ -30,7 +30,7 @@ from models.transformer import MOST_TABULATED, Decoder, DecoderConfig
 FP32, FP64, INT64 = 4, 8, 8
 ELEMENTS = {"fp32": FP32, "bf16": 2, "fp16": 2}  # bytes of a number, by --precision
 POOL = 4  # [images, nodes, codes] fp32 tensors in the scratch memory that CUDA graphs share
-NOISE_PARTS = 3  # fp64 tensors at once while noise is drawn, ROWS positions at a time
+NOISE_PARTS = 3  # fp64 tensors at once while noise is computed, ROWS positions at a time
 DEMAND = Demand()  # of the AR baseline
 MAPS = 4  # feature maps of the codec that exist at once, each as large as the largest
 LIBRARIES = 2**28  # bytes that cuBLAS and cuDNN allocate at their first use, or that are lost between blocks
@@ -120,11 +120,11 @@ def decoding_parts(use: Use) -> dict[str, int]:
 
 
 def _step(use: Use) -> int:
-    """Returns the bytes that a step allocates at most, and with CUDA graphs what they hold from then on.
+    """Returns the bytes that a step allocates at most, including the memory that CUDA graphs hold.
 
-    While the target scores, that is a layer's activations; while drafts are verified, distributions over the
-    codes. Graphs share one pool of scratch memory, as large as the greatest recording needs, and each
-    function's results have memory of their own beside it.
+    The most is a layer's activations while the target scores, or distributions over the codes while drafts
+    are verified. Graphs share one pool of scratch memory, as large as the greatest recording needs. The
+    results of each function have fixed memory outside the pool.
     """
     demand, distribution = use.demand, use.images * use.nodes * use.codes * FP32
     nodes = row_bucket(use.nodes) if use.graphs else use.nodes
@@ -138,7 +138,7 @@ def _step(use: Use) -> int:
 
 
 def _row(use: Use) -> int:
-    """Returns how many numbers of a row exist at once in a layer, its row of the mask included."""
+    """Returns the number of values per row that exist at once in a layer, its row of the mask included."""
     config = use.decoder
     width, kv_width = config.hidden_size, config.num_kv_heads * config.head_dim
     fused, rotated = width + 2 * kv_width, width + kv_width

@@ -119,8 +119,8 @@ class Model:
         self, slots: int, sampling: Sampling, max_nodes: int, max_prompt: int, demand: Demand = DEMAND
     ) -> ARTarget | SeparatorTarget:
         """Returns a target with room for `slots` images, trees of max_nodes nodes and prompts of max_prompt
-        tokens. Raises UserError if decoding with it needs more memory than the device has free. demand: what
-        the method holds beside the target."""
+        tokens. Raises UserError if decoding with it needs more memory than the device has free. demand: the
+        method's further use of device memory."""
         if sampling.branches > 1 and not self.prompts.guided:
             raise UserError(UNGUIDED)
         tokens, nodes = self._with_row_ends(max_nodes)
