@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 NAMES = (*METHODS, *(name + LANTERN_SUFFIX for name, spec in METHODS.items() if spec.lantern))
 PAPER = ("eagle-1", "eagle-2", "adt-tree", "eagle-2-lantern", "adt-tree-lantern")
 REFERENCED = tuple(name for name, spec in SPECS.items() if spec.reference)  # models of eval.baseline
-FREE = ("output_dir", "config", "debug", "profile")  # options that change no measurement
+NOT_MEASURED = ("output_dir", "config", "debug", "profile")  # options on which no measurement depends
 PROFILED = 4  # images that --profile decodes
 RANDOM_CODES = 256  # codes that --random_weights decodes, from the middle of an image
 # Options that --vary takes. --total_token is not among them, because it takes several values itself.
@@ -54,7 +54,7 @@ VARIABLE = tuple(
 
 
 def _varied(text: str) -> tuple[str, tuple[Any, ...]]:
-    """Reads KEY=A,B: the option and its values, each checked as a value of that option."""
+    """Returns the option and the values of KEY=A,B. Each value is checked as one of that option."""
     name, equals, values = text.partition("=")
     if not (name and equals and values):
         raise ArgumentTypeError(f"{text!r} is not KEY=VALUE,VALUE such as adt_beta=0.3,0.5")
@@ -99,8 +99,8 @@ class BenchOptions(ModelOptions):
         choices=CONTROLS,
     )
     seeds: int = option(
-        "images of every prompt, each with a seed of its own; more images make intervals narrower and keep "
-        "large batches full",
+        "number of images of every prompt, which differ in their seeds; more images make intervals narrower "
+        "and keep large batches full",
         1,
         unit="IMAGES",
         least=1,
@@ -140,7 +140,7 @@ class Options(
 
 
 def run(options: Options) -> None:
-    """Measure, store the result and print its table; the last line printed is one JSON document."""
+    """Measures, stores the result and prints its table. The last line printed is one JSON document."""
     chosen = configurations(options)
     check(options)
     from cli.model_from_options import resolved_options, with_checkpoint_sampling
@@ -156,7 +156,7 @@ def run(options: Options) -> None:
     model = pipe.model
     environment, stored_options = describe(model), resolved_options(options, model)
     fingerprint = {
-        **{name: value for name, value in stored_options.items() if name not in FREE},
+        **{name: value for name, value in stored_options.items() if name not in NOT_MEASURED},
         **{name: value for name, value in environment.items() if name not in ("date", "dirty")},
         "prompts": [(prompt.name, prompt.text) for prompt in prompts],
     }
@@ -190,7 +190,7 @@ def run(options: Options) -> None:
 
 
 def configurations(options: Options) -> dict[Configuration, Method]:
-    """Returns what is measured, each configuration once, the AR baseline of every temperature first.
+    """Returns the configurations to measure and their methods, the AR baseline of every temperature first.
 
     A value of --vary that a method cannot take is left out for that method. Raises UserError for options that
     a method refuses, for a method that takes none of the values, and for an option that no method reads.
@@ -203,41 +203,41 @@ def configurations(options: Options) -> dict[Configuration, Method]:
     for name, values in options.vary or ():
         varied.setdefault(name, []).extend((name, value) for value in values)
     distinct: dict[tuple[Method, int], Configuration] = {}
-    read: set[str] = set()
-    measured: set[str] = set()
+    options_read: set[str] = set()
+    names_measured: set[str] = set()
     every = product(options.temperatures, names, options.total_token or (None,), product(*varied.values()))
     for temperature, name, nodes, chosen in every:
         values = {"temperature": temperature, "total_token": nodes, **dict(chosen)}
         method_options = options_of(options, name, values)
         if not all(takes(method_options.method, *pair) for pair in chosen):
             continue
-        measured.add(name)
+        names_measured.add(name)
         method = method_from(method_options, RELAXED)
-        read |= {option for option in METHOD_OPTIONS if as_written(method_options, option)}
-        kept = tuple((key, value) for key, value in chosen if getattr(method_options, key) is not None)
+        options_read |= {option for option in METHOD_OPTIONS if as_written(method_options, option)}
+        shown = tuple((key, value) for key, value in chosen if getattr(method_options, key) is not None)
         bounds = options.controls if method.exact and method.drafting else ()
         for control, batch_size in product((None, *bounds), options.batch_size):
-            # A control accepts wrong drafts, so its steps say nothing of what a tree is worth.
+            # A control accepts wrong drafts, so an AutoTree could learn nothing from its steps.
             fixed = bool(control) and isinstance(method.tree, AutoTree)
             tree = SPECS[options.model].default_tree(method.name) if fixed else method.tree
             final = replace(method, tree=tree, control=control)
             size = total_token(tree)
-            configuration = Configuration(final.label, temperature, batch_size, size, kept, final.exact)
+            configuration = Configuration(final.label, temperature, batch_size, size, shown, final.exact)
             distinct.setdefault((final, batch_size), configuration)
     for name in names:
-        if name not in measured:
+        if name not in names_measured:
             words = " ".join(f"--vary {key}" for key in varied)
             raise UserError(f"{words}: method {name} takes none of these values; leave the method out")
-    given = {name: as_written(options, name) for name in METHOD_OPTIONS}
-    for name, words in (given | {name: f"--vary {name}" for name in varied}).items():
-        if words and name not in read:
+    written = {name: as_written(options, name) for name in METHOD_OPTIONS}
+    for name, words in (written | {name: f"--vary {name}" for name in varied}).items():
+        if words and name not in options_read:
             raise UserError(f"{words}: none of --methods {' '.join(names)} reads it; leave it out")
     return {configuration: method for (method, _), configuration in distinct.items()}
 
 
 def takes(name: str | None, option: str, value: Any) -> bool:
-    """Whether a method can be measured with this value of an option: it takes the value, or it does not read
-    the option and is measured once without it."""
+    """Tells whether a method can be measured with this value of an option: it takes the value, or it does not
+    read the option and is measured once without it."""
     assert name is not None
     spec = METHODS[name]
     allowed = {"verify": spec.verify, "seed_cells": spec.seed_cells}.get(option, (value,))
@@ -259,7 +259,7 @@ def options_of(options: Options, name: str, values: dict[str, Any]) -> DecodingO
 
 
 def repeated(prompts: Sequence[Prompt], seeds: int) -> list[Prompt]:
-    """Returns every prompt `seeds` times, under names and so with seeds of their own. All prompts come once
+    """Returns every prompt `seeds` times, under different names, on which seeds depend. All prompts come once
     before the first comes again, so that neighbours in a batch differ."""
     again = [
         replace(prompt, name=f"{prompt.name}.{number}") for number in range(1, seeds) for prompt in prompts
@@ -278,17 +278,21 @@ def check(options: Options) -> None:
         raise UserError(f"--layers {options.layers}: it needs --random_weights; leave it out")
     if options.reference is None:
         return
-    given = f"--reference {options.reference}"
+    reference = f"--reference {options.reference}"
     if options.model not in REFERENCED or options.random_weights:
         raise UserError(
-            f"{given}: only checkpoints of --model {' and '.join(REFERENCED)} have one; leave it out"
+            f"{reference}: only checkpoints of --model {' and '.join(REFERENCED)} have one; leave it out"
         )
     if 1 not in options.batch_size:
-        raise UserError(f"{given}: it makes one image at a time; add 1 to --batch_size, or leave it out")
+        raise UserError(f"{reference}: it makes one image at a time; add 1 to --batch_size, or leave it out")
 
 
 def load(options: Options, need_drafter: bool) -> tuple[Pipeline, list[Prompt]]:
-    """Returns the model and the prompts; with --random_weights a prompt's text is its length."""
+    """Returns the model and the prompts.
+
+    With --random_weights the text of a prompt is a number, the length of its prompt in tokens, as
+    random_model encodes it.
+    """
     from cli import model_from_options
 
     if not options.random_weights:
@@ -323,8 +327,8 @@ def load(options: Options, need_drafter: bool) -> tuple[Pipeline, list[Prompt]]:
 def prepare(
     options: Options, pipe: Pipeline, chosen: dict[Configuration, Method], prompts: Sequence[Prompt]
 ) -> tuple[dict[Configuration, Decodes], list[Request]]:
-    """Returns the decoder of every configuration, and the requests. Raises UserError if the model takes
-    neither."""
+    """Returns the decoder of every configuration, and the requests. Raises UserError if the model refuses a
+    method or a prompt."""
     from eval.runs.session import make_requests
     from models.loading import find_target
 
@@ -335,7 +339,7 @@ def prepare(
     }
     if options.reference:
         from cli.model_from_options import load_options
-        from eval import baseline  # seconds that other runs need not wait for
+        from eval import baseline  # imports transformers, which takes seconds
 
         folder = find_target(pipe.model.spec, load_options(options))
         samplings = [method.sampling for method in chosen.values() if method.name == "ar"]
@@ -345,7 +349,7 @@ def prepare(
 
 
 def describe(model: Model) -> dict[str, Any]:
-    """Returns what is needed to repeat a figure: commit, date, device, versions, precision, weights."""
+    """Returns the facts that a repetition needs: commit, date, device, versions, precision, weights, grid."""
     from eval.runs.session import environment
 
     return {

@@ -1,4 +1,4 @@
-"""load_test: sends requests to a running service on this machine, times them and checks what it answers."""
+"""load_test: sends requests to a running service on this machine, times them and checks the answers."""
 
 from __future__ import annotations
 
@@ -79,9 +79,8 @@ class Options(Base):
 def run(options: Options) -> None:
     """Sends the requests and adds their figures to load.json; the last line printed is one JSON document.
 
-    Ends with status 1 if the test has found a fault: a request that failed, an image that differs from the
-    one made offline, an image still in flight at the end, or, with --pid, a service that holds more than
-    before.
+    Ends with status 1 after a fault: a request that failed, an image that differs from the one made offline,
+    an image still in flight at the end, or, with --pid, memory, files or threads of the service that grew.
     Raises UserError if there is no service, or if time ran out.
     """
     if urlsplit(options.url).hostname not in LOOPBACK:
@@ -151,15 +150,15 @@ def differences(options: Options, images: Sequence[Outcome]) -> list[str]:
         sampling = replace(pipe.sampling, temperature=temperature, guidance=guidance)
         seeds = [image.call.seed for image in group]
         texts = [image.call.prompt for image in group]
-        made = pipe(texts, method, sampling=sampling, seed=seeds, batch_size=options.batch_size)
-        for image, picture in zip(group, made.images, strict=True):
+        output = pipe(texts, method, sampling=sampling, seed=seeds, batch_size=options.batch_size)
+        for image, picture in zip(group, output.images, strict=True):
             if png_bytes(picture) != image.png:
                 lines.append(f"{image.call}: the image differs from the one made offline")
     return lines
 
 
 def offline_row(options: Options) -> tuple[dict[str, Any], list[str]]:
-    """Returns the figures of generate_images in a process of its own. UserError if it fails."""
+    """Returns the figures of generate_images, run in a new process. Raises UserError if it fails."""
     (method, *more), (temperature, *_), (guidance, *_) = (
         options.methods, options.temperatures, options.guidances,
     )  # fmt: skip

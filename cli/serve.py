@@ -1,8 +1,8 @@
-"""serve: images over HTTP in the form of OpenAI's images API, as they grow, with a page to try it.
+"""serve: generates images over HTTP in the form of OpenAI's images API, also as streams of partial images.
 
 Several images are decoded at once, and a slot that falls free takes the next one between two steps. A client
-gets the image that `Pipeline` makes of its prompt and seed, whatever else is in flight. SIGTERM or Ctrl-C
-ends listening; what was accepted is finished first.
+gets the image that `Pipeline` makes of its prompt and seed, whatever else is in flight. After SIGTERM or
+Ctrl-C the server finishes the requests that it has accepted, and ends. It also has a page to try it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Options(ModelOptions, GraphOptions):
     ALIASES: ClassVar[dict[str, str]] = {"slots": "batch_size"}
     batch_size: int = 4
     host: str = option(
-        "address to listen at; beyond this machine (0.0.0.0: all addresses) only with a key",
+        "address to listen at; one that other machines can reach (0.0.0.0: all addresses) needs a key",
         "127.0.0.1",
         unit="ADDRESS",
     )
@@ -38,8 +38,8 @@ class Options(ModelOptions, GraphOptions):
         unit="NAME",
     )
     api_key_file: str | None = option(
-        "file with the key that /v1 and /metrics ask for (default: the environment variable "
-        f"{KEY_VARIABLE}; without both nobody is asked)",
+        "file with the key that /v1 and /metrics require (default: the environment variable "
+        f"{KEY_VARIABLE}; without both no key is required)",
         unit="FILE",
     )
     queue: int = option(
@@ -49,7 +49,7 @@ class Options(ModelOptions, GraphOptions):
         least=10,
     )
     max_prompt_tokens: int = option(
-        "tokens of the longest prompt; caches have room for so many", 128, unit="TOKENS", least=1
+        "number of tokens of the longest prompt; the caches have room for it", 128, unit="TOKENS", least=1
     )
     max_body: int = option("size of the largest request", 65536, unit="BYTES", least=256)
     timeout: float = option(
@@ -60,7 +60,8 @@ class Options(ModelOptions, GraphOptions):
         most=3600,
     )
     grace: float = option(
-        "time to finish what was accepted before a SIGTERM; what is left is cut, and the exit status is 1",
+        "time after a SIGTERM to finish the requests that were accepted; requests that take longer are "
+        "answered with an error, and the exit status is 1",
         120.0,
         unit="SECONDS",
         least=0,
@@ -114,7 +115,7 @@ def run(options: Options) -> None:
 
 
 def read_key(options: Options) -> str | None:
-    """Returns the key, without the space around it; None without one. Raises UserError if it is empty."""
+    """Returns the key without the space around it, or None. Raises UserError if the key is not one word."""
     key, source = os.environ.get(KEY_VARIABLE), KEY_VARIABLE
     if options.api_key_file is not None:
         source = f"--api_key_file {options.api_key_file}"

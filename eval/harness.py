@@ -24,10 +24,10 @@ from eval.runs.measurements import Measured, Measurements
 from eval.runs.session import synchronise
 
 BASELINE = "ar"
-RESAMPLES = 10_000  # of the bootstrap
+RESAMPLES = 10_000  # random samples of the bootstrap
 OURS = "self-draft"
 RIVALS = tuple(name for name, spec in METHODS.items() if spec.proposer == "rivals")
-REFILLS = 4  # images of a portion by those in flight
+REFILLS = 4  # a portion has at least this many times as many images as are in flight
 
 
 class Decodes(Protocol):
@@ -50,7 +50,7 @@ class Configuration:
 
     @property
     def name(self) -> str:
-        """A name that no other configuration of the run has."""
+        """Returns a name that no other configuration of the run has."""
         values = {name: getattr(self, name) for name in ("temperature", "batch_size", "total_token")}
         values |= dict(self.varied)
         words = [f"{key}={value}" for key, value in values.items() if value is not None]
@@ -58,7 +58,7 @@ class Configuration:
 
     @property
     def baseline(self) -> str:
-        """The name of the AR baseline of the same temperature and batch size."""
+        """Returns the name of the AR baseline of the same temperature and batch size."""
         return Configuration(BASELINE, self.temperature, self.batch_size).name
 
 
@@ -74,8 +74,8 @@ def measure(
 ) -> Results:
     """Returns the times and images of every configuration on all requests.
 
-    What `store` holds is not measured again, and what is measured goes there. warmup: number of images that
-    each configuration generates first, if anything is left to measure.
+    A batch of prompts whose measurements are in `store` is not measured again; the others are added to it.
+    warmup: number of images that each configuration generates first, if any batch is left to measure.
     """
     batches = turns(requests, max(configuration.batch_size for configuration in decoders))
     pending = sum(store.finished(number) is None for number in range(len(batches)))
@@ -107,9 +107,9 @@ def measure(
 def turns(requests: Sequence[Request], batch_size: int) -> list[Sequence[Request]]:
     """Returns the requests in the portions that every configuration decodes in turn.
 
-    A portion is one image where one is in flight. Otherwise it has at least REFILLS times as many images as
-    are in flight, or all that there are: a finished image then leaves its slot to another, as in a long run,
-    and the steps at the end that leave slots empty weigh little.
+    With batch size 1 a portion is one image. With batch size B it has at least REFILLS * B images, or all if
+    there are fewer. So most images that finish leave their slot to another, as in a long run, and the last
+    steps, in which slots are empty, weigh little.
     """
     size = 1 if batch_size == 1 else REFILLS * batch_size
     count = max(1, len(requests) // size)
@@ -186,16 +186,16 @@ def leads(configurations: Iterable[Configuration], results: Results) -> list[dic
     for (temperature, batch_size, total_token), group in groups.items():
         if len(group) < 2:
             continue
-        first, second = (max(group[side], key=lambda entry: entry[0]) for side in (True, False))
+        ours, rival = (max(group[side], key=lambda entry: entry[0]) for side in (True, False))
         answer.append(
             {
                 "temperature": temperature,
                 "batch_size": batch_size,
                 "total_token": total_token,
-                "method": " ".join([first[1].method, *map(str, dict(first[1].varied).values())]),
-                "rival": " ".join([second[1].method, *map(str, dict(second[1].varied).values())]),
-                "tau": [round(first[0], 3), round(second[0], 3)],
-                "lead_95": [round(bound, 3) for bound in tau_interval(first[2], second[2])],
+                "method": " ".join([ours[1].method, *map(str, dict(ours[1].varied).values())]),
+                "rival": " ".join([rival[1].method, *map(str, dict(rival[1].varied).values())]),
+                "tau": [round(ours[0], 3), round(rival[0], 3)],
+                "lead_95": [round(bound, 3) for bound in tau_interval(ours[2], rival[2])],
             }
         )
     return answer
@@ -207,7 +207,7 @@ def interval(ratios: np.ndarray) -> tuple[float, float]:
 
 
 def tau(images: Sequence[Decoded]) -> float:
-    """Returns the codes that a target call committed, over all calls of all images."""
+    """Returns the mean number of codes that a target call commits, over all calls of all images."""
     codes, calls = counts(images)
     return float(codes.sum() / max(calls.sum(), 1))
 
@@ -231,7 +231,8 @@ def counts(images: Sequence[Decoded]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def resamples(count: int) -> np.ndarray:
-    """Returns the indices of RESAMPLES draws of `count` items with replacement, the same at every call."""
+    """Returns the indices [RESAMPLES, count] of random samples of `count` items with replacement. They are
+    the same at every call."""
     return np.random.default_rng(0).integers(0, count, (RESAMPLES, count))
 
 

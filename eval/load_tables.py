@@ -21,7 +21,7 @@ LEGEND = (
 
 
 def add(path: Path, row: Row) -> None:
-    """Adds a row to a file of results, which it makes if there is none."""
+    """Adds a row to a file of results. Creates the file if it does not exist."""
     rows = read(path) if path.exists() else []
     make_folder(path.parent)
     write_json(path, {ROWS: [*rows, row]})
@@ -38,12 +38,12 @@ def read(path: Path) -> list[Row]:
     remedy = "delete it and run load_test again"
     content = read_json(path, remedy)
     with reading(path, remedy):
-        text_of(content[ROWS])  # Whatever a table needs is now known to be there.
+        text_of(content[ROWS])  # fails if a value that a table needs is missing
     return content[ROWS]
 
 
 def times(row: Row, name: str) -> str:
-    """Returns percentiles of seconds as one cell; "-" of a test that has none."""
+    """Returns percentiles of seconds as one cell, or "-" if the test has none."""
     return (
         " / ".join(f"{row[f'{name}_p{part}']:.1f}" for part in (50, 90, 99)) if f"{name}_p50" in row else "-"
     )

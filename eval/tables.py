@@ -67,7 +67,7 @@ def read(path: Path) -> dict[str, Any]:
         if not result["rows"]:
             raise ValueError("holds no rows")
         drop_unknown_methods(result)
-        text_of(result)  # Whatever a table needs is now known to be there.
+        text_of(result)  # fails if a value that a table needs is missing
     if not result["rows"]:
         raise UserError(f"{path}: none of its methods exists any more ({', '.join(result['dropped'])})")
     return result

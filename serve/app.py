@@ -31,7 +31,7 @@ def create_app(pipe: Pipeline, settings: Settings = DEFAULTS) -> FastAPI:
         service.close()
 
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan, redirect_slashes=False)
-    app.state.cut = 0  # requests that the end of the server cut
+    app.state.cut = 0  # number of requests that were unfinished when the server ended
     install(app)
     app.add_middleware(Guard, settings=settings)
     app.add_api_route("/v1/images/generations", generate, methods=["POST"])
@@ -70,7 +70,8 @@ def create_app(pipe: Pipeline, settings: Settings = DEFAULTS) -> FastAPI:
 
 
 def add_models(app: FastAPI, pipe: Pipeline) -> None:
-    """Adds the routes of OpenAI's models, of which this server has one, with its methods and rows."""
+    """Adds the routes that list models, as OpenAI's API does, with their methods and rows. This server has
+    one model."""
     name, created = pipe.model.name, int(time.time())
     model = {"id": name, "object": "model", "created": created, "owned_by": "adt-tree"}
 
@@ -83,8 +84,8 @@ def add_models(app: FastAPI, pipe: Pipeline) -> None:
         }
         return json_response({"object": "list", "data": [{**model, **more}]})
 
-    @app.get("/v1/models/{wanted}")
-    async def one_model(wanted: str) -> Response:
-        if wanted != name:
-            raise ApiError(404, f"model {wanted!r}: this server has {name}", "model", "model_not_found")
+    @app.get("/v1/models/{model_name}")
+    async def one_model(model_name: str) -> Response:
+        if model_name != name:
+            raise ApiError(404, f"model {model_name!r}: this server has {name}", "model", "model_not_found")
         return json_response(model)

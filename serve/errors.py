@@ -16,7 +16,7 @@ TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_
 
 
 class ApiError(Exception):
-    """An answer that is an error."""
+    """An error that the client gets as an answer: the status, OpenAI's fields and extra headers."""
 
     def __init__(
         self,
@@ -31,14 +31,14 @@ class ApiError(Exception):
 
     @property
     def content(self) -> dict[str, Any]:
-        """The error as JSON."""
+        """Returns the error as a JSON object."""
         usual = "server_error" if self.status >= 500 else "invalid_request_error"
         kind = TYPES.get(self.status, usual)
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
     @property
     def response(self) -> Response:
-        """The error as a response."""
+        """Returns the error as a response."""
         return json_response(self.content, self.status, self.headers)
 
 
@@ -48,17 +48,18 @@ def json_response(content: object, status: int = 200, headers: Mapping[str, str]
 
 
 def failure(error: BaseException) -> ApiError:
-    """Returns an error of the server's own as an answer, in one line."""
+    """Returns any error as one that the client gets: an ApiError itself, another one as status 500 in one
+    line."""
     return error if isinstance(error, ApiError) else ApiError(500, reason(error), code="server_error")
 
 
 def install(app: FastAPI) -> None:
     """Gives every error of the application OpenAI's form."""
 
-    async def ours(request: Request, error: Exception) -> Response:
+    async def from_routes(request: Request, error: Exception) -> Response:
         return failure(error).response
 
-    async def of_framework(request: Request, error: Exception) -> Response:
+    async def from_framework(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         text = f"{request.method} {request.url.path}: {error.detail}"
         return ApiError(error.status_code, text, headers=error.headers).response
@@ -66,6 +67,6 @@ def install(app: FastAPI) -> None:
     async def unexpected(request: Request, error: Exception) -> Response:
         return ApiError(500, "internal error; the server's log has more", code="server_error").response
 
-    app.add_exception_handler(ApiError, ours)
-    app.add_exception_handler(HTTPException, of_framework)
+    app.add_exception_handler(ApiError, from_routes)
+    app.add_exception_handler(HTTPException, from_framework)
     app.add_exception_handler(Exception, unexpected)

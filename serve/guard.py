@@ -1,4 +1,4 @@
-"""Who may ask: the checks of every request before a route sees it, and the headers of every answer."""
+"""The checks that every request passes before a route sees it, and the headers that every answer has."""
 
 from __future__ import annotations
 
@@ -72,21 +72,22 @@ class Guard:
             raise ApiError(403, "this server has no key, so it answers clients of its own machine alone")
 
     def _check(self, path: str, headers: Headers) -> None:
-        """ApiError for a request that may not pass."""
+        """Raises ApiError for a request that may not pass."""
         host = headers.get("host", "")
         try:
             name = urlsplit(f"//{host}").hostname or ""
         except ValueError:
             name = ""
-        # A page of another site can point its own name at this machine, but not an address.
+        # Another site can make its DNS name resolve to this machine, so that its pages may call the server. A
+        # request by address cannot come from such a page.
         if name not in self._names and not is_address(name):
             raise ApiError(403, f"host {host!r}: this server does not answer to that name")
         origin = headers.get("origin")
         if origin is not None and urlsplit(origin).netloc != host:
             raise ApiError(403, f"origin {origin!r}: pages of other sites may not call this server")
         if self._settings.api_key is not None and path.startswith(NEED_KEY):
-            given = headers.get("authorization", "").encode("latin-1", "replace")
+            authorization = headers.get("authorization", "").encode("latin-1", "replace")
             expected = b"Bearer " + self._settings.api_key.encode()
-            if not hmac.compare_digest(given, expected):
+            if not hmac.compare_digest(authorization, expected):
                 text = "the key is missing or wrong: send it as `Authorization: Bearer KEY`"
                 raise ApiError(401, text, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})

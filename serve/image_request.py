@@ -1,4 +1,4 @@
-"""What a client may ask for: the fields of POST /v1/images/generations, and the method that they mean."""
+"""The fields of a request to POST /v1/images/generations, their checks, and the method that they choose."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from adt_tree.method import METHODS, Lantern, Method
 from adt_tree.pipeline import Pipeline
 from adt_tree.sampling import Sampling
 from serve.errors import ApiError
-from serve.settings import MOST_IMAGES
+from serve.settings import MAX_IMAGES
 
-LARGEST_SEED = 2**63 - 1 - MOST_IMAGES  # image i of a request has seed + i, and seeds have 64 bits
+LARGEST_SEED = 2**63 - 1 - MAX_IMAGES  # image i of a request has seed + i, and seeds have 64 bits
 QUALITIES = ("low", "medium", "high", "xhigh", "max")
 
 
@@ -34,7 +34,7 @@ class ImageRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     prompt: Annotated[str, Field(min_length=1)]
-    n: Annotated[int, Field(ge=1, le=MOST_IMAGES)] = 1
+    n: Annotated[int, Field(ge=1, le=MAX_IMAGES)] = 1
     model: str | None = None
     size: str = "auto"
     output_format: Literal["png", "webp", "jpeg"] = "png"
@@ -60,12 +60,12 @@ class ImageRequest(BaseModel):
 
     @property
     def shown_quality(self) -> str:
-        """The quality as answers may name it."""
+        """Returns the quality that an answer names, in which OpenAI's API allows only QUALITIES and auto."""
         return self.quality if self.quality in QUALITIES else "auto"
 
 
 def parse(body: bytes) -> ImageRequest:
-    """Returns the request in a body. ApiError 400, which names the field, for one that is not right."""
+    """Returns the request in a body. Raises ApiError 400, which names the field, for a malformed request."""
     try:
         fields = json.loads(body, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
@@ -95,7 +95,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _check_together(request: ImageRequest) -> None:
-    """ApiError 400 for fields that do not fit one another."""
+    """Raises ApiError 400 for fields that contradict one another."""
     png = request.output_format == "png"
     checks = {
         "output_compression": png and request.output_compression < 100 and "it is for webp and jpeg",
@@ -110,7 +110,7 @@ def _check_together(request: ImageRequest) -> None:
 
 
 def check_model(request: ImageRequest, pipe: Pipeline) -> None:
-    """ApiError for another model, or a size that the model does not generate."""
+    """Raises ApiError for another model, or for a size that the model does not generate."""
     name, size = pipe.model.name, size_of(pipe)
     if request.model not in (None, name):
         raise ApiError(404, f"model {request.model!r}: this server has {name}", "model", "model_not_found")
@@ -125,7 +125,7 @@ def size_of(pipe: Pipeline) -> str:
 
 
 def method_of(request: ImageRequest, pipe: Pipeline) -> Method:
-    """Returns the method that a request means. ApiError 400 for one that the model does not take."""
+    """Returns the method that a request chooses. Raises ApiError 400 for one that the model does not have."""
     usual, name = pipe.sampling, request.method or pipe.default_method
     if name not in pipe.methods:
         text = f"method {name!r}: choose one of {', '.join(pipe.methods)}"
@@ -151,9 +151,13 @@ def method_of(request: ImageRequest, pipe: Pipeline) -> Method:
 
 
 def engine_method(method: Method, pipe: Pipeline) -> Method:
-    """Returns the method of the engine that decodes images of a method: equal for methods that differ in
-    temperature, guidance and top_p alone, which every slot has of its own."""
-    guidance = pipe.sampling.guidance if pipe.sampling.branches == 2 else 3.0  # room for guided images
+    """Returns the method of the engine that decodes images of a method.
+
+    Methods that differ only in temperature, guidance and top_p have the same engine, because each of its
+    slots takes these values from its image.
+    """
+    # Any value that is guided gives the engine room for guided images.
+    guidance = pipe.sampling.guidance if pipe.sampling.branches == 2 else 3.0
     temperature = 0.0 if method.greedy and method.greedy_rule_differs else 1.0
     sampling = Sampling(temperature, method.sampling.top_k, 1.0, guidance)
     return replace(method, sampling=sampling)

@@ -1,4 +1,4 @@
-"""POST /v1/images/generations: a body in, images out, at once or as they grow."""
+"""The route POST /v1/images/generations, which answers with whole images or with a stream of partial ones."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from serve.metrics import since
 from serve.scheduler import Full
 from serve.service import Service
 
-SEED_BITS = 48  # of a seed that the server draws: a number that JavaScript holds exactly
-MOST_WAIT_S = 60  # the longest that a client is asked to wait before it tries again
-CLIENT_CLOSED = 499  # what nginx logs for a client that has gone; nobody reads it
+SEED_BITS = 48  # of a seed that the server chooses; JavaScript represents such a number exactly
+MAX_WAIT_S = 60  # upper bound of Retry-After
+CLIENT_CLOSED = 499  # nginx's status for a client that has closed its connection, for the log alone
 
 
 async def generate(request: Request) -> Response:
     """Answers one request."""
     service: Service = request.app.state.service
-    wanted = parse(await read_body(request, service))
-    check_model(wanted, service.pipe)
-    order = await place(wanted, service)
-    if wanted.stream:
-        return Stream(events(order, wanted, service), order, service)
-    return await unless_gone(request, answer(order, wanted, service), order, service)
+    image_request = parse(await read_body(request, service))
+    check_model(image_request, service.pipe)
+    order = await place(image_request, service)
+    if image_request.stream:
+        return Stream(events(order, image_request, service), order, service)
+    return await unless_gone(request, answer(order, image_request, service), order, service)
 
 
 async def read_body(request: Request, service: Service) -> bytes:
-    """Returns the body. ApiError for one that is not JSON, too large, or too slow to arrive."""
+    """Returns the body. Raises ApiError if it is not JSON, is too large, or arrives too slowly."""
     settings = service.settings
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" or "content-encoding" in request.headers:
@@ -62,50 +62,56 @@ async def read_body(request: Request, service: Service) -> bytes:
     return body
 
 
-async def place(wanted: ImageRequest, service: Service) -> Order:
-    """Puts the images of a request in the queue. ApiError if they do not fit the model or the queue."""
+async def place(image_request: ImageRequest, service: Service) -> Order:
+    """Puts the images of a request in the queue. Raises ApiError if they do not fit the model or the
+    queue."""
     pipe, settings = service.pipe, service.settings
-    method = method_of(wanted, pipe)
+    method = method_of(image_request, pipe)
     try:
-        prompt = await service.painter.encode(wanted.prompt)
+        prompt = await service.painter.encode(image_request.prompt)
     except UserError as error:
         raise ApiError(400, f"prompt: {error}", "prompt", "invalid_value") from None
     if prompt.length > settings.max_prompt_tokens:
         text = f"prompt: it has {prompt.length} tokens, at most {settings.max_prompt_tokens} are taken"
         raise ApiError(400, text, "prompt", "invalid_value")
     order = Order(prompt)
-    seed = secrets.randbelow(2**SEED_BITS) if wanted.seed is None else wanted.seed
-    marks = marks_of(wanted, pipe.model.grid)
-    order.jobs = [Job(order, index, seed + index, method, marks) for index in range(wanted.n)]
+    seed = secrets.randbelow(2**SEED_BITS) if image_request.seed is None else image_request.seed
+    marks = marks_of(image_request, pipe.model.grid)
+    order.jobs = [Job(order, index, seed + index, method, marks) for index in range(image_request.n)]
     try:
         service.scheduler.submit(order.jobs)
     except Full:
         service.metrics.refused.inc()
-        wait = math.ceil(min(max(service.metrics.image_seconds, 1), MOST_WAIT_S))
+        wait = math.ceil(min(max(service.metrics.image_seconds, 1), MAX_WAIT_S))
         text = f"{service.scheduler.backlog} images are in flight or wait; try again in {wait} s"
         raise ApiError(429, text, code="rate_limit_exceeded", headers={"Retry-After": str(wait)}) from None
     return order
 
 
-def marks_of(wanted: ImageRequest, grid: Grid) -> Sequence[int]:
-    """Returns the numbers of codes at which the client hears of an image; the last is all of them."""
-    if not wanted.stream:
+def marks_of(image_request: ImageRequest, grid: Grid) -> Sequence[int]:
+    """Returns the numbers of codes after which the client gets a picture. The last is that of a whole image.
+
+    For example, partial_images 1 of an image of 16 codes gives [8, 16].
+    """
+    if not image_request.stream:
         return [grid.size]
-    if wanted.partial_rows:
-        rows = range(wanted.partial_rows, grid.height, wanted.partial_rows)
+    if image_request.partial_rows:
+        rows = range(image_request.partial_rows, grid.height, image_request.partial_rows)
         return [*(grid.starts[-1] + row * grid.width for row in rows), grid.size]
-    parts = wanted.partial_images + 1
+    parts = image_request.partial_images + 1
     return [-(-grid.size * part // parts) for part in range(1, parts + 1)]
 
 
-async def paint(news: News, wanted: ImageRequest, service: Service) -> str:
-    """Returns the picture that the news is about, in base64. Raises the error of news of a failure."""
+async def paint(news: News, image_request: ImageRequest, service: Service) -> str:
+    """Returns the picture that a piece of news announces, in base64. Raises its error if the image failed."""
     if news.error:
         raise news.error
     codes = news.job.codes[: news.codes]
-    picture = await service.painter.paint(codes, wanted.output_format, wanted.output_compression)
+    picture = await service.painter.paint(
+        codes, image_request.output_format, image_request.output_compression
+    )
     whole, started = len(codes) == service.pipe.model.grid.size, news.job.submitted
-    if wanted.stream and not news.job.shown:
+    if image_request.stream and not news.job.shown:
         service.metrics.first_partial.observe(since(started))
     news.job.shown = True
     if whole:
@@ -114,18 +120,18 @@ async def paint(news: News, wanted: ImageRequest, service: Service) -> str:
     return picture
 
 
-async def answer(order: Order, wanted: ImageRequest, service: Service) -> Response:
+async def answer(order: Order, image_request: ImageRequest, service: Service) -> Response:
     """Returns the response with all images, in the order of their seeds."""
     data: dict[int, dict[str, Any]] = {}
     while len(data) < len(order.jobs):
         news = await order.next()
-        picture = await paint(news, wanted, service)
+        picture = await paint(news, image_request, service)
         data[news.job.index] = {"b64_json": picture, "seed": news.job.seed}
     content = {
         "created": int(time.time()),
         "data": [data[index] for index in range(len(data))],
         "background": "opaque",
-        "output_format": wanted.output_format,
+        "output_format": image_request.output_format,
         "size": size_of(service.pipe),
         "usage": usage(order, service, len(data)),
     }
@@ -133,7 +139,7 @@ async def answer(order: Order, wanted: ImageRequest, service: Service) -> Respon
 
 
 def usage(order: Order, service: Service, images: int) -> dict[str, Any]:
-    """Returns the tokens of the prompt and the codes of images."""
+    """Returns OpenAI's counts of a request: the tokens of the prompt and the codes of the images."""
     text, codes = order.prompt.length, images * service.pipe.model.grid.size
     return {
         "input_tokens": text,
@@ -143,12 +149,12 @@ def usage(order: Order, service: Service, images: int) -> dict[str, Any]:
     }
 
 
-async def events(order: Order, wanted: ImageRequest, service: Service) -> AsyncIterator[bytes]:
+async def events(order: Order, image_request: ImageRequest, service: Service) -> AsyncIterator[bytes]:
     """Yields the images of a request as server-sent events. An error ends them."""
     common = {
         "background": "opaque",
-        "output_format": wanted.output_format,
-        "quality": wanted.shown_quality,
+        "output_format": image_request.output_format,
+        "quality": image_request.shown_quality,
         "size": size_of(service.pipe),
     }
     partials, finished = dict.fromkeys(order.jobs, 0), 0
@@ -156,7 +162,7 @@ async def events(order: Order, wanted: ImageRequest, service: Service) -> AsyncI
         news = await order.next()
         job = news.job
         try:
-            picture = await paint(news, wanted, service)
+            picture = await paint(news, image_request, service)
         except Exception as error:
             yield f"data: {json.dumps(failure(error).content)}\n\n".encode()
             return
@@ -173,7 +179,7 @@ async def events(order: Order, wanted: ImageRequest, service: Service) -> AsyncI
 
 
 class Stream(StreamingResponse):
-    """Events that end with their client."""
+    """A response of server-sent events. Once the client leaves, its images leave their slots."""
 
     def __init__(self, content: AsyncIterator[bytes], order: Order, service: Service) -> None:
         super().__init__(content, media_type="text/event-stream", headers={"Cache-Control": "no-store"})

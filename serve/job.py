@@ -1,4 +1,4 @@
-"""One image that a client waits for, and a request's images as the client hears of them."""
+"""One image that a client waits for, and the images of a request with the news of their progress."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from adt_tree.roles import Request
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What happened to an image: so many of its codes stand, or it failed."""
+    """A message about an image: `codes` of its codes are committed, or it failed with `error`."""
 
     job: Job
     codes: int
@@ -22,17 +22,18 @@ class News:
 
 
 class Job:
-    """An image: adt_tree.roles.Client of its own request.
+    """An image of a request. To the engine it is the adt_tree.roles.Client of that image.
 
     The decoding thread writes `codes` and calls tell() and fail(); the event loop's thread sets `gone`.
     """
 
     def __init__(self, order: Order, index: int, seed: int, method: Method, marks: Sequence[int]) -> None:
-        """index: of the image among those of its request. method: with the image's own sampling. marks:
-        numbers of codes at which the client hears of the image, rising; the last is all of them."""
+        """Makes a job for image number `index` of an order. method: has the sampling of this image. marks:
+        the rising numbers of codes after which the client gets a picture; the last is that of a whole
+        image."""
         self.order, self.index, self.seed, self.method = order, index, seed, method
         self.gone = self.failed = False
-        self.shown = self.finished = False  # whether the client has a picture, and the last one
+        self.shown = self.finished = False  # whether the client has got a first picture, and the whole image
         self.codes: list[int] = []  # grows while the image is decoded
         self.submitted = time.perf_counter()
         self._marks = list(marks)
@@ -42,7 +43,7 @@ class Job:
         return Request(name, self.order.prompt, self.seed, self.method.sampling, self)
 
     def tell(self, codes: list[int]) -> None:
-        """Tells the client of all marks that the codes have reached."""
+        """Stores the codes, and posts news for every mark that they have reached."""
         self.codes = codes
         while self._marks and len(codes) >= self._marks[0]:
             self.order.post(News(self, self._marks.pop(0)))
@@ -53,10 +54,10 @@ class Job:
 
 
 class Order:
-    """The images of one request, and the queue through which the event loop hears of them."""
+    """The images of one request, and the queue that carries their news to the event loop."""
 
     def __init__(self, prompt: Any) -> None:
-        """prompt: encoded. Called in the event loop."""
+        """Makes an order for an encoded prompt. Must be called in the event loop."""
         self.prompt = prompt
         self.jobs: list[Job] = []
         self._loop, self._news = asyncio.get_running_loop(), asyncio.Queue[News]()

@@ -25,8 +25,8 @@ from openai import APIError, APIStatusError, AsyncOpenAI
 
 STATES = IMAGE, CANCELLED, REFUSED, FAILED = "images", "cancelled", "refused", "failed"
 PERCENTILES = (50, 90, 99)
-SETTLING = 50  # looks at /health, 0.2 s apart
-MOST_GROWTH = 1.05  # of memory, from the first quarter of the requests to the last
+SETTLING = 50  # number of queries of /health, 0.2 s apart, until no image may be left
+MAX_GROWTH = 1.05  # ratio of the memory after all requests to that after the first quarter
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a request. Seconds count from the moment at which it was sent."""
+    """The outcome of a request. Seconds count from the moment at which it was sent."""
 
     call: Call
     state: str  # IMAGE, CANCELLED, REFUSED (429) or FAILED
@@ -55,7 +55,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """What a process of this machine holds; Linux only."""
+    """The resources of a process on this machine, which must run Linux."""
 
     rss: int  # bytes
     files: int  # open files, sockets and pipes
@@ -63,7 +63,7 @@ class Process:
 
     @classmethod
     def of(cls, pid: int) -> Process:
-        """Reads /proc. OSError if there is no such process, or no /proc."""
+        """Returns the resources of a process by /proc. Raises OSError if one of them does not exist."""
         folder = Path("/proc") / str(pid)
         status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
         rss, threads = int(status["VmRSS"].split()[0]) * 1024, int(status["Threads"])
@@ -81,16 +81,17 @@ def plan(
 ) -> list[Call]:
     """Returns `count` requests: every combination of settings occurs equally often, in random order.
 
-    cancelled: share of requests whose client goes away. seed: of the plan; each image has a seed of its own.
+    cancelled: share of requests whose client goes away. seed: chooses the order of the settings, the requests
+    that are cancelled and the seeds of the images.
     """
-    chance = random.Random(seed)
+    generator = random.Random(seed)
     settings = list(product(methods, temperatures, guidances))
     chosen = [settings[number % len(settings)] for number in range(count)]
     leaving = [number < round(cancelled * count) for number in range(count)]
     for values in (chosen, leaving):
-        chance.shuffle(values)
+        generator.shuffle(values)
     return [
-        Call(prompts[number % len(prompts)], chance.randrange(2**31), *values, cancel)
+        Call(prompts[number % len(prompts)], generator.randrange(2**31), *values, cancel)
         for number, (values, cancel) in enumerate(zip(chosen, leaving, strict=True))
     ]
 
@@ -128,15 +129,15 @@ class Target:
     """A service, and how requests arrive there."""
 
     url: str
-    pid: int | None  # its process, if what that holds is to be watched
-    concurrency: int  # clients, each of which sends a request when its last one has ended
-    rate: float | None  # requests per second in place of such clients: a Poisson process that does not wait
+    pid: int | None  # its process, if the test watches the resources of that
+    concurrency: int  # number of clients, each of which sends a request when its last one has ended
+    rate: float | None  # mean requests per second of a Poisson process, which replaces such clients
     partial_images: int  # of every request
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What a test of a service has found."""
+    """The result of a test: figures, the outcome of every request, and a line for every fault."""
 
     figures: dict[str, Any]
     outcomes: list[Outcome]
@@ -145,7 +146,7 @@ class Measurement:
 
 async def send_all(client: AsyncOpenAI, target: Target, calls: Sequence[Call]) -> list[Outcome]:
     """Sends requests as they arrive, and returns their outcomes in the order in which they ended."""
-    chance, outcomes = random.Random(len(calls)), list[Outcome]()
+    generator, outcomes = random.Random(len(calls)), list[Outcome]()
     places = asyncio.Semaphore(target.concurrency if target.rate is None else len(calls))
 
     async def one(call: Call) -> None:
@@ -157,7 +158,7 @@ async def send_all(client: AsyncOpenAI, target: Target, calls: Sequence[Call]) -
     async with asyncio.TaskGroup() as tasks:
         for call in calls:
             if target.rate is not None:
-                await asyncio.sleep(chance.expovariate(target.rate))
+                await asyncio.sleep(generator.expovariate(target.rate))
             await places.acquire()
             tasks.create_task(one(call))
     return outcomes
@@ -180,9 +181,9 @@ async def measure(
 ) -> Measurement:
     """Sends the requests of warm_up, which are not counted, and then `calls`.
 
-    With a process to watch, the first quarter ends before the next request is sent, and what the process
-    holds then is compared with what it holds at the end. Raises TimeoutError after limit_s seconds, and
-    URLError if nothing answers at the address.
+    If the target has a pid, the first quarter of the requests ends before the next one is sent. The resources
+    of the process after that quarter are compared with those at the end. Raises TimeoutError after limit_s
+    seconds, and URLError if nothing answers at the address.
     """
     key, base = os.environ.get("ADT_API_KEY", "none"), f"{target.url}/v1"
     health = await settle(target.url)
@@ -211,8 +212,9 @@ async def measure(
 
 
 def growth(before: Process, after: Process) -> list[str]:
-    """Returns a line for everything of which a process holds more than before, and memory above 5 %."""
-    bounds = {"rss": MOST_GROWTH * before.rss, "files": before.files, "threads": before.threads}
+    """Returns a line for every resource of a process that grew: memory by more than 5 %, files and threads by
+    any number."""
+    bounds = {"rss": MAX_GROWTH * before.rss, "files": before.files, "threads": before.threads}
     return [
         f"the service had {name} = {getattr(before, name)}, now it has {getattr(after, name)}"
         for name, bound in bounds.items()
@@ -230,7 +232,7 @@ def summary(outcomes: Sequence[Outcome], seconds: float) -> dict[str, Any]:
 
 
 def percentiles(images: Sequence[Outcome]) -> dict[str, float]:
-    """Returns the percentiles of finished images; none without an image."""
+    """Returns the percentiles of the times of finished images, or an empty dict without images."""
     times = {"first": [image.first for image in images], "image": [image.seconds for image in images]}
     return {
         f"{name}_p{part}": float(np.percentile(values, part))

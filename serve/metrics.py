@@ -15,13 +15,15 @@ OUTCOMES = ("completed", "failed", "cancelled")
 
 
 class Metrics:
-    """Counters of one service, in a registry of their own. Each has the label `replica`."""
+    """Counters of one service, in a new registry. Each has the label `replica`."""
 
     content_type = CONTENT_TYPE_LATEST
 
     def __init__(self, replica: str) -> None:
         self._registry, self._replica = CollectorRegistry(), replica
-        self._codes = self._calls = self._seconds = 0.0  # committed codes, target calls of images, of steps
+        self._codes = self._calls = self._seconds = (
+            0.0  # committed codes, target calls of all images, and seconds of all steps
+        )
         self.refused = self._add(Counter, "adt_refused", "requests that the full queue refused")
         until = "from a request to the first picture of its stream"
         self.first_partial = self._add(Histogram, "adt_first_partial_seconds", until)
@@ -47,13 +49,13 @@ class Metrics:
         self._gauge("adt_in_flight_images", "images in slots", flying)
 
     def count(self, steps: Sequence[Step]) -> None:
-        """Takes in one step, as every image in flight saw it."""
+        """Counts one step of the engine. steps: its record for every image in flight."""
         self._codes += sum(step.accepted + 1 for step in steps)
         self._calls += len(steps)
         self._seconds += steps[0].ms / 1e3 if steps else 0.0
 
     def finish(self, seconds: float) -> None:
-        """Takes in a finished image, so many seconds after its request."""
+        """Counts an image that was finished so many seconds after its request."""
         self.images["completed"].inc()
         self._image.observe(seconds)
         self.image_seconds += (seconds - self.image_seconds) / 10

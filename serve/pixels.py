@@ -1,4 +1,4 @@
-"""The thread beside the decoding one: prompts to tokens, and codes to pixels to files."""
+"""The threads beside the decoding one: one encodes prompts, the other turns codes into picture files."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ from adt_tree.pipeline import Pipeline
 from eval.runs.run_folder import png_bytes
 from models.target import EncodedPrompt
 
-OPEN = (128, 128, 128)  # colour of the cells whose codes are not there yet
+MISSING = (128, 128, 128)  # colour of the cells that have no code yet
 
 
 class Painter:
-    """One thread, so that the pictures of an image are made in the order in which they were asked for."""
+    """Encodes prompts in one thread and makes pictures in another. As each is a single thread, the pictures
+    of an image are made in the order of the calls."""
 
     def __init__(self, pipe: Pipeline) -> None:
         self._pipe = pipe
-        # The codec's convolutions round by the number of threads, which OpenMP keeps by thread.
+        # The rounding of the codec's convolutions depends on the number of threads. OpenMP has one such
+        # number for each thread that calls it.
         start = (torch.set_num_threads, (torch.get_num_threads(),))
         self._texts = ThreadPoolExecutor(1, "texts", *start)
         self._pixels = ThreadPoolExecutor(1, "pixels", *start)
 
     async def encode(self, text: str) -> EncodedPrompt:
-        """Returns a prompt's tokens. UserError for a prompt that the model does not take."""
+        """Returns a prompt's tokens. Raises UserError for a prompt that the model cannot encode."""
         return await asyncio.get_running_loop().run_in_executor(self._texts, self._encode, text)
 
     def _encode(self, text: str) -> EncodedPrompt:
@@ -48,12 +50,12 @@ class Painter:
             picture = self._pipe.image(codes)
         else:
             part = self._pipe.partial_image(codes)
-            picture = Image.new("RGB", part.size, OPEN)
+            picture = Image.new("RGB", part.size, MISSING)
             picture.paste(part, mask=part)
         return base64.b64encode(file_bytes(picture, kind, compression)).decode()
 
     def close(self) -> None:
-        """Ends the threads after what they are doing."""
+        """Ends the threads once their current calls have ended."""
         self._texts.shutdown(cancel_futures=True)
         self._pixels.shutdown(cancel_futures=True)
 

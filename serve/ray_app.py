@@ -27,7 +27,7 @@ GRACE_S = 120.0  # longer than an image and those queued before it
 
 
 class Arguments(BaseModel):
-    """What `args` of the configuration file may hold."""
+    """The fields of `args` in the configuration file."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -50,20 +50,20 @@ class Images:
         self.arguments = arguments
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        given = self.arguments
+        arguments = self.arguments
         pipe = Pipeline.from_pretrained(
-            given.model,
-            drafter=given.drafter,
-            device="cuda" if given.num_gpus else "cpu",
-            precision=given.precision,
+            arguments.model,
+            drafter=arguments.drafter,
+            device="cuda" if arguments.num_gpus else "cpu",
+            precision=arguments.precision,
         )
         replica = serve.get_replica_context().replica_id.unique_id
         settings = Settings(
-            given.slots,
-            given.queue,
-            given.max_prompt_tokens,
+            arguments.slots,
+            arguments.queue,
+            arguments.max_prompt_tokens,
             api_key=os.environ.get("ADT_API_KEY"),
-            server_names=given.server_names,
+            server_names=arguments.server_names,
             replica=replica,
         )
         return create_app(pipe, settings)

@@ -26,12 +26,12 @@ from serve.job import Job
 from serve.metrics import Metrics
 from serve.settings import Settings
 
-MOST_ENGINES = 4  # engines whose caches stay in memory for when they are needed again
+MAX_ENGINES = 4  # engines whose caches stay in memory for when they are needed again
 log = logging.getLogger(__name__)
 
 
 class Full(Exception):
-    """The queue has no room for so many images."""
+    """Raised if the queue has no room for all images of a request."""
 
 
 class Scheduler:
@@ -66,12 +66,12 @@ class Scheduler:
 
     @property
     def alive(self) -> bool:
-        """Whether images can be decoded."""
+        """Tells whether the thread runs, so that images can be decoded."""
         return self._thread.is_alive()
 
     @property
     def backlog(self) -> int:
-        """Number of images in flight and in the queue."""
+        """Returns the number of images in flight and in the queue."""
         return len(self._flying) + len(self._waiting)
 
     def submit(self, jobs: Sequence[Job]) -> None:
@@ -103,7 +103,8 @@ class Scheduler:
                 self._free_memory()
 
     def _next_method(self) -> Method | None:
-        """Waits for an image, and returns the method of the engine that the oldest needs; None at the end."""
+        """Waits for an image, and returns the method of the engine that the oldest one needs. Returns None
+        once the scheduler closes."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closing)
             return None if self._closing else self._key(self._waiting[0])
@@ -112,9 +113,9 @@ class Scheduler:
         return engine_method(job.method, self.pipe)
 
     def _engine(self, method: Method) -> Engine:
-        """Returns the engine of a method. If memory is short, those that are not in use are given up."""
+        """Returns the engine of a method. If memory is short, the other engines are freed first."""
         engine = self._engines.pop(method, None)
-        while len(self._engines) >= MOST_ENGINES:
+        while len(self._engines) >= MAX_ENGINES:
             self._engines.pop(next(iter(self._engines)))
         if engine is None:
             size = (self.settings.slots, self.settings.max_prompt_tokens)
@@ -135,8 +136,11 @@ class Scheduler:
             torch.cuda.empty_cache()
 
     def _feed(self, method: Method) -> Iterator[Request | None]:
-        """Yields the requests of one engine, and None while there is none for it but images are in flight.
-        Waits for a request while none is. Ends when another engine is needed."""
+        """Yields the requests of one engine, oldest first.
+
+        While images are in flight and no request for this engine is next, it yields None. While none is in
+        flight, it waits for a request. It ends once the next request needs another engine.
+        """
         while True:
             with self._changed:
                 self._flying = {n: job for n, job in self._flying.items() if not (job.gone or job.failed)}

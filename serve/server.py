@@ -25,7 +25,7 @@ BACKLOG = 2048  # connections that may wait to be accepted
 
 
 class TimedProtocol(H11Protocol):
-    """HTTP/1.1 that closes connections on which a whole request is due for too long.
+    """HTTP/1.1 that closes a connection if a whole request does not arrive in time.
 
     uvicorn has a timer for idle connections between two requests, but none until the first one and none for
     headers that stop midway.
@@ -76,7 +76,7 @@ class TimedProtocol(H11Protocol):
 
 
 def protocol_of(timeout_s: float) -> type[TimedProtocol]:
-    """Returns the protocol with its timeout, which uvicorn has no place for."""
+    """Returns the protocol with a timeout, for which uvicorn has no setting."""
     return type("Protocol", (TimedProtocol,), {"timeout_s": timeout_s})
 
 

@@ -1,4 +1,4 @@
-"""What the routes of the application share: the model, the queue, the painter and the figures."""
+"""The objects that the routes of the application share: the model, the queue, the painter and the figures."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Service:
         self.scheduler.start()
 
     def leave(self, order: Order) -> None:
-        """Gives up what is not finished of a request, and counts what became of it."""
+        """Drops the unfinished images of a request, and counts them as failed or cancelled."""
         self.scheduler.leave([job for job in order.jobs if not job.finished])
         for job in order.jobs:
             if not job.finished:
                 self.metrics.images["failed" if job.failed else "cancelled"].inc()
 
     def close(self) -> None:
-        """Drops what is not finished, and ends the threads."""
+        """Drops all unfinished images, and ends the threads."""
         self.scheduler.close()
         self.painter.close()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from adt_tree.errors import UserError
 
-MOST_IMAGES = 10  # of one request, as in OpenAI's API
+MAX_IMAGES = 10  # of one request, as in OpenAI's API
 
 
 def is_loopback(host: str) -> bool:
@@ -20,19 +20,19 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a service takes at most, and from whom."""
+    """The limits of a service, and the clients that it accepts."""
 
     slots: int = 4  # images in flight
     queue: int = 64  # images that wait beyond those in flight; more are answered by 429
     max_prompt_tokens: int = 128  # rows of the longest prompt; caches are sized for it
     max_body: int = 2**16  # bytes of a request's body
-    timeout_s: float = 30.0  # for a request's headers to arrive, and for its body
-    api_key: str | None = None  # that /v1 and /metrics ask for; None: clients of this machine need none
+    timeout_s: float = 30.0  # time within which a request's headers, and then its body, must arrive
+    api_key: str | None = None  # required by /v1 and /metrics; None: clients of this machine need none
     server_names: tuple[str, ...] = ()  # names, beside localhost and addresses, by which clients may call
     replica: str = ""  # value of the label `replica` of every metric
 
     def __post_init__(self) -> None:
         if self.slots < 1 or self.max_prompt_tokens < 1:
             raise UserError(f"slots {self.slots}, max_prompt_tokens {self.max_prompt_tokens}: give 1 or more")
-        if self.queue < MOST_IMAGES:
-            raise UserError(f"queue {self.queue}: give {MOST_IMAGES} or more, the most of one request")
+        if self.queue < MAX_IMAGES:
+            raise UserError(f"queue {self.queue}: give {MAX_IMAGES} or more, the most of one request")
