@@ -1,5 +1,6 @@
-"""Tests. CPU only, no network."""
+"""The tests. They need neither a GPU nor a network."""
 
 import os
 
-os.environ["TQDM_DELAY"] = "100"  # errors are compared: no bars among them; tqdm reads it when imported
+# Tests compare stderr, so tqdm, which reads this when it is imported, must draw no bar.
+os.environ["TQDM_DELAY"] = "100"

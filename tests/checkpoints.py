@@ -15,10 +15,8 @@ from tests import published, tiny, tiny_glm_image, tiny_llamagen, tiny_transform
 from training.new_drafter import default_fields, new_drafter, write_drafter
 
 LOAD = LoadOptions()
-SIDE = {
-    "lumina_mgpt": 8,
-    "emu3": tiny_transformers.SIZE,
-}  # pixels of the images of families with several sizes
+# Pixels along the side of an image, for the families that have several sizes.
+SIDE = {"lumina_mgpt": 8, "emu3": tiny_transformers.SIZE}
 
 
 def load(
@@ -31,7 +29,7 @@ def load(
     options: LoadOptions = LOAD,
 ) -> Model:
     """Loads a model on the CPU. Its drafter reads tokens as published, unless the options say otherwise."""
-    given = replace(
+    complete = replace(
         options,
         model_path=path and str(path),
         drafter_path=drafter and str(drafter),
@@ -40,11 +38,11 @@ def load(
         need_drafter=need_drafter,
         alignment=options.alignment or "published",
     )
-    return load_model(family, given)
+    return load_model(family, complete)
 
 
 def untrained(family: str, folder: Path) -> Path:
-    """Writes the drafter that training starts from beside a target. Returns its folder."""
+    """Writes a new drafter, from which training starts, beside a target. Returns its folder."""
     options = LoadOptions(target_size=SIDE.get(family))
     model = load(family, folder, need_drafter=False, options=options)
     fields = default_fields(model)
@@ -61,8 +59,8 @@ class Tiny:
     drafter: Path
 
     def words(self, side: int | None = None) -> list[str]:
-        """Returns the options that name the target on a command line. side: of its images, in place of
-        SIDE's."""
+        """Returns the options that name the target on a command line. side: pixels along the side of its
+        images, by default those of SIDE."""
         side = side or SIDE.get(self.family)
         size = ["--target_size", str(side)] if side else []
         return ["--model", self.family, "--model_path", str(self.path), "--precision", "fp32", *size]

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from adt_tree.pipeline import Pipeline
     from tests.checkpoints import Checkpoints
 
+Command = Callable[..., list[str]]
 Run = Callable[..., tuple[int, str, str]]
 Refused = Callable[..., str]
 Result = Callable[..., dict[str, Any]]
@@ -33,7 +34,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
 
 @pytest.fixture(scope="session")
 def tiny_checkpoint(checkpoints: Checkpoints) -> Path:
-    """Returns the folder of a checkpoint in the layout of the embedded model, with a drafter."""
+    """Returns the folder of a tiny checkpoint with a drafter, laid out as the embedded model."""
     return checkpoints["emoji"].path
 
 
@@ -59,7 +60,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 
 
 @pytest.fixture
-def command(checkpoints: Checkpoints, tmp_path: Path) -> Callable[..., list[str]]:
+def command(checkpoints: Checkpoints, tmp_path: Path) -> Command:
     """Returns a function: a folder's name and options -> the words of generate_images for the tiny checkpoint
     and five prompts."""
     prompts = tmp_path / "prompts.txt"
@@ -73,7 +74,7 @@ def command(checkpoints: Checkpoints, tmp_path: Path) -> Callable[..., list[str]
 
 
 @pytest.fixture
-def generate(run: Run, command: Callable[..., list[str]]) -> Run:
+def generate(run: Run, command: Command) -> Run:
     """Returns a function that runs that command in this process."""
     return lambda *words: run(*command(*words))
 
@@ -103,8 +104,8 @@ def result(run: Run) -> Result:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Gives the tests a cache folder, so that they neither read nor write the user's."""
+def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Gives the tests a cache folder, so that they neither read nor write that of the user."""
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder))

@@ -95,7 +95,7 @@ class LlamaGen:
 
     @property
     def num_codes(self) -> int:
-        """The size of the codebook."""
+        """Returns the size of the codebook."""
         return self.decoder.config.vocab_size
 
     def prompts(self, ahead: bool = False) -> list[PaddedPrompt]:

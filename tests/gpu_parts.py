@@ -1,4 +1,5 @@
-"""Parts of a GPU check that end badly, for processes of their own, which import nothing else."""
+"""Stand-ins for parts of a GPU check, which hang or die. This module imports little, because each runs in a
+new process."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ ROW = {"model": "anole", "precision": "bf16", "method": "ar", "mode": "graphs", 
 
 
 def slow(name: str, device: str, connection: Connection) -> None:
-    """A part of two items that hangs in the second."""
+    """Runs a part of two items and hangs in the second."""
     connection.send(("environment", name, ENVIRONMENT))
     connection.send(("plan", name, ["first", "second"]))
     connection.send(("rows", "first", ROW))
@@ -19,7 +20,7 @@ def slow(name: str, device: str, connection: Connection) -> None:
 
 
 def crash(name: str, device: str, connection: Connection) -> None:
-    """A part whose process dies."""
+    """Runs a part whose process dies."""
     connection.send(("plan", name, ["first", "second"]))
     connection.send(("left_out", "first", "it is too large"))
     os._exit(7)

@@ -1,4 +1,4 @@
-"""One method of every kind that must give the AR baseline's images, with trees small enough for tiny
+"""The methods that must make the AR baseline's images, one of every kind, with trees small enough for tiny
 models."""
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def check_exact(
     methods: Sequence[str] = tuple(TREES),
     batch_sizes: Sequence[int] = (3,),
 ) -> list[list[int]]:
-    """Checks that every method gives the AR baseline's codes of the texts, and that some drafts are accepted.
-    Returns the codes."""
+    """Checks that every method makes the AR baseline's codes for the texts, and that it accepts some drafts.
+    Returns those codes."""
     pipe, calls = Pipeline(model), []
     expected = pipe(texts, "ar", sampling=sampling, seed=100).codes
     assert len({tuple(codes) for codes in expected}) > len(texts) // 2

@@ -1,5 +1,5 @@
-"""The tiny checkpoint in the published layouts: sharded weights without a VQ decoder, Meta's VQGAN beside
-them, a pickled drafter; and Lumina-mGPT's tokens and norms."""
+"""Tiny checkpoints in the published layouts: sharded weights without a VQ decoder, Meta's VQGAN beside them,
+and a pickled drafter. Lumina-mGPT's has its tokens and norms as well."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from torch import Tensor
 
 from tests import tiny
 
-SIZES = range(1, 5)  # sides, in pairs of cells, that the vocabulary can say
+SIZES = range(1, 5)  # the sides, in pairs of cells, for which the vocabulary has a token
 LUMINA = ["<reserved08799>", *(f"<reserved{8800 + n:05d}>" for n in SIZES)]
 
 
 def write_shards(state: dict[str, Tensor], folder: Path, count: int) -> None:
-    """Writes weights in that number of shards, with their index."""
+    """Writes weights into `count` shards and an index of them."""
     where: dict[str, str] = {}
     for number in range(count):
         name = f"model-{number + 1:05}-of-{count:05}.safetensors"
@@ -53,7 +53,8 @@ def _longer(config: dict[str, Any]) -> None:
 
 
 def _widen(state: dict[str, Tensor], rows: int) -> dict[str, Tensor]:
-    """Adds rows to the tables, and makes one norm serve all heads."""
+    """Adds rows to the token tables and keeps one norm of queries and keys for all heads, as Lumina-mGPT
+    does."""
     generator = torch.Generator().manual_seed(1)
     for name in ("model.embed_tokens.weight", "lm_head.weight", "embed_tokens.weight"):
         if name in state:
@@ -70,7 +71,8 @@ def edit(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
 
 
 def rewrite(folder: Path, dtype: torch.dtype, shards: int, leave: str = "") -> None:
-    """Writes the weights again in that dtype and number of shards, without one tensor."""
+    """Writes the weights again in another dtype and number of shards. leave: the name of a tensor to leave
+    out."""
     state = {n: t.to(dtype) for n, t in load_file(folder / "model.safetensors").items() if n != leave}
     (folder / "model.safetensors").unlink()
     write_shards(state, folder, shards)

@@ -1,5 +1,5 @@
-"""Finds, on the CPU, the operations for which the host would wait for a CUDA device: reads of values, shapes
-that depend on values, copies from ordinary memory."""
+"""Logs, on the CPU, the operations for which the host would wait for a CUDA device: reads of values, shapes
+that depend on values, and copies from pageable memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.tape import Operators
 READS = {
     "tolist", "item", "numpy", "cpu", "cuda", "__bool__", "__int__", "__float__", "__index__", "__contains__"
 }  # fmt: skip
-# Operators whose result has a shape, or whose host code a branch, that depends on values.
+# The shape of their results, or a branch in their host code, depends on values.
 WAITING = {
     "_local_scalar_dense", "nonzero", "masked_select", "_unique", "_unique2", "unique_dim",
     "unique_consecutive", "equal", "repeat_interleave.Tensor", "multinomial", "bincount", "histc", "randperm",
@@ -25,10 +25,10 @@ SUBSCRIPTS = {"__getitem__", "__setitem__"}
 
 
 class Reads(TorchFunctionMode):
-    """A context that logs, in order, the operations that would wait. `log` may be cleared at any time.
+    """Logs, in order, the operations that would wait. `log` may be cleared at any time.
 
-    This mode sees the calls of torch functions: torch.tensor(), or a list in a subscript, is copied from
-    ordinary memory. The other mode, Operators, sees the kernels.
+    This mode sees the calls of torch functions, of which torch.tensor(), or a list in a subscript, copies
+    from pageable memory. The mode Operators, which it enters as well, sees the kernels.
     """
 
     def __init__(self) -> None:
@@ -54,18 +54,18 @@ class Reads(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable, types: Sequence[type], args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        given, name = kwargs or {}, getattr(func, "__name__", "")
+        options, name = kwargs or {}, getattr(func, "__name__", "")
         before = len(self.log)
-        answer = func(*args, **given)
+        answer = func(*args, **options)
         if name in READS:
-            del self.log[before:]  # what it does inside is the same wait
+            del self.log[before:]  # the operations inside this call belong to the same wait
             self.log.append(name)
-        elif name in ("tensor", "as_tensor") and given.get("device") is not None:
-            self.log.append(f"{name} from ordinary memory")
+        elif name in ("tensor", "as_tensor") and options.get("device") is not None:
+            self.log.append(f"{name} from pageable memory")
         elif name == "to" and any(
-            isinstance(x, torch.device | str) for x in (*args[1:], given.get("device"))
+            isinstance(x, torch.device | str) for x in (*args[1:], options.get("device"))
         ):
-            if not given.get("non_blocking"):
+            if not options.get("non_blocking"):
                 self.log.append("to, waiting")
         elif name in SUBSCRIPTS:
             parts = args[1] if isinstance(args[1], tuple) else args[1:2]

@@ -1,4 +1,4 @@
-"""What a run of generate_images leaves behind, apart from times, also if it is stopped midway."""
+"""Reads what a run of generate_images leaves behind, without its times, and stops runs midway."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 CLOCKS = ("time", "latency", "ms")
-ENDED = """
+SIGNALLED = """
 import os, runpy, signal, sys
 from eval.runs.run_folder import RunFolder
-sent, step, number, calls = int(sys.argv.pop(1)), sys.argv.pop(1), int(sys.argv.pop(1)), []
+signal_number, step, number, calls = int(sys.argv.pop(1)), sys.argv.pop(1), int(sys.argv.pop(1)), []
 original = getattr(RunFolder, step)
 def stopping(self, *arguments):
     calls.append(step)
     if len(calls) == number:
-        os.kill(os.getpid(), sent)
+        os.kill(os.getpid(), signal_number)
     return original(self, *arguments)
 setattr(RunFolder, step, stopping)
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores SIGINT
 runpy.run_path("main.py", run_name="__main__")
 """
 
@@ -31,19 +31,19 @@ runpy.run_path("main.py", run_name="__main__")
 def python(*words: object, timeout: float = 100) -> subprocess.CompletedProcess[str]:
     """Runs Python in a new process, on one thread."""
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    how = {"cwd": ROOT, "env": env, "capture_output": True, "text": True, "timeout": timeout}
-    return subprocess.run([sys.executable, *map(str, words)], **how)
+    options = {"cwd": ROOT, "env": env, "capture_output": True, "text": True, "timeout": timeout}
+    return subprocess.run([sys.executable, *map(str, words)], **options)
 
 
-def ended(
-    sent: signal.Signals, words: list[str], before: str = "add", number: int = 2
+def signalled(
+    signal_number: signal.Signals, words: list[str], before: str = "add", number: int = 2
 ) -> subprocess.CompletedProcess[str]:
     """Runs a command in a process that gets a signal before its `number`-th call of a method of RunFolder."""
-    return python("-c", ENDED, int(sent), before, number, *words)
+    return python("-c", SIGNALLED, int(signal_number), before, number, *words)
 
 
 def statistics(folder: Path) -> dict[str, dict[str, Any]]:
-    """Returns the statistics of every image."""
+    """Returns the statistics of every image by its name, without times."""
     (path,) = folder.glob("global_statistics_*.json")
     stored = json.loads(path.read_text())
     return {name: _lasting(entry) for name, entry in stored.items()}
@@ -59,7 +59,7 @@ def images(folder: Path) -> dict[str, bytes]:
 
 
 def record(folder: Path) -> tuple[dict[str, dict[str, Any]], dict[str, bytes]]:
-    """Returns statistics and images."""
+    """Returns the statistics and the images of a run."""
     return statistics(folder), images(folder)
 
 

@@ -40,7 +40,7 @@ class Running:
 
     @property
     def openai(self) -> OpenAI:
-        """The client that users have; it does not try again by itself."""
+        """Returns a client of the `openai` package, which does not repeat a request that fails."""
         return OpenAI(base_url=f"{self.site}/v1", api_key="none", max_retries=0)
 
     def post(self, body: object, **more: Any) -> httpx.Response:
@@ -75,7 +75,7 @@ def running(pipe: Pipeline, settings: Settings) -> Iterator[Running]:
 
 
 def wait_for(true: Callable[[], bool], seconds: float = 30) -> None:
-    """Waits until something is so."""
+    """Waits until a condition holds. Fails after that many seconds."""
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, "it did not happen in time"
@@ -83,10 +83,10 @@ def wait_for(true: Callable[[], bool], seconds: float = 30) -> None:
 
 
 def offline(pipe: Pipeline, prompt: str = PROMPT, **settings: Any) -> bytes:
-    """Returns the PNG of Pipeline."""
+    """Returns the PNG of an image that Pipeline makes without the service."""
     return png_bytes(pipe(prompt, **settings).images[0])
 
 
 def opened(data: bytes) -> Image.Image:
-    """Returns the picture in a file."""
+    """Returns the picture in the bytes of an image file."""
     return Image.open(io.BytesIO(data))

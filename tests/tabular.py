@@ -33,7 +33,7 @@ def table(seed: int, length: int) -> Tensor:
 
 
 def append(state: Tensor, codes: Tensor) -> Tensor:
-    """Returns the state one code later."""
+    """Returns the state behind another code: state * V + 1 + code."""
     return state * CODES + 1 + codes
 
 
@@ -139,8 +139,8 @@ def image_distribution(logits: Tensor, sampling: Sampling, length: int) -> Tenso
 
 
 def deviation(images: Iterator[Decoded], exact: Tensor) -> float:
-    """Returns the chi-square statistic of the images against the exact distribution, as a standard score.
-    Rare outcomes are pooled; an impossible outcome gives 1e9."""
+    """Returns how far images are from the exact distribution: their chi-square statistic as a standard score.
+    Rare outcomes are pooled. An image that the distribution excludes gives 1e9."""
     codes = torch.tensor([image.codes for image in images])
     place = (codes * CODES ** torch.arange(codes.shape[1]).flip(0)).sum(dim=1)
     counts = torch.bincount(place, minlength=len(exact)).double()

@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-SPOILT = 77  # in the place of any number
+FILLER = 77  # written over the contents of scratch memory
 
 
 class Saved:
-    """The contents of the memory that operators changed, from before the change."""
+    """Copies of the memory that operators change, made before they change it."""
 
     def __init__(self) -> None:
         self._content: dict[int, tuple[Tensor, Tensor]] = {}  # the memory, and a copy of it
@@ -47,11 +47,11 @@ class Tape:
         self._calls: list[tuple[Any, tuple, dict[str, Any], list[Tensor]]] = []
 
     def note(self, func: Any, args: tuple, kwargs: dict[str, Any], answer: Any) -> None:
-        """Notes an operator that has run, unless its output is only a view. Raises RuntimeError if it read a
-        number on the device; tests.reads finds the other operations that wait."""
+        """Notes an operator that has run, unless its output is only a view. Raises RuntimeError if the host
+        read a number of the device; tests.reads lists the other operations that wait."""
         if func is torch.ops.aten._local_scalar_dense.default:
             raise RuntimeError("a number was read in a capture")
-        outputs = made(args, kwargs, answer)
+        outputs = new_tensors(args, kwargs, answer)
         if outputs or func._schema.is_mutable:
             self._calls.append((func, args, kwargs, outputs))
 
@@ -59,21 +59,21 @@ class Tape:
         """Runs all operators again."""
         self._machine.switch_to(self)
         for func, args, kwargs, outputs in self._calls:
-            for old, new in zip(outputs, made(args, kwargs, func(*args, **kwargs)), strict=True):
+            for old, new in zip(outputs, new_tensors(args, kwargs, func(*args, **kwargs)), strict=True):
                 old.copy_(new)
 
     def spoil(self) -> None:
         """Overwrites the outputs, as another recording would."""
         for _, _, _, outputs in self._calls:
             for x in outputs:
-                x.fill_(SPOILT)
+                x.fill_(FILLER)
 
 
 class Machine:
     """A models.graphs.Recorder that records tapes."""
 
     def __init__(self, fail_at: int = 0) -> None:
-        """fail_at: the recording that fails, counted from 1."""
+        """Makes a recorder whose recording number `fail_at`, counted from 1, fails."""
         self._last: Tape | None = None
         self._fail_at, self.recordings = fail_at, 0
         self._warm_up = Saved()
@@ -118,35 +118,35 @@ class Operators(TorchDispatchMode):
         note: Callable[[Any, tuple, dict[str, Any], Any], None] = lambda *seen: None,
         before: Callable[[Any, tuple, dict[str, Any]], None] = lambda *seen: None,
     ) -> None:
-        """note: called after an operator; before: called before it."""
+        """Takes a function to call after every operator (`note`) and one to call before it (`before`)."""
         super().__init__()
         self._note, self._before = note, before
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        given = kwargs or {}
-        with self:  # an operator made of others is taken apart
-            parts = func.decompose(*args, **given)
+        options = kwargs or {}
+        with self:  # a composite operator dispatches its parts to this mode
+            parts = func.decompose(*args, **options)
         if parts is not NotImplemented:
             return parts
-        self._before(func, args, given)
-        answer = func(*args, **given)
-        self._note(func, args, given, answer)
+        self._before(func, args, options)
+        answer = func(*args, **options)
+        self._note(func, args, options, answer)
         return answer
 
 
 def written(func: Any, args: tuple, kwargs: dict[str, Any]) -> list[Tensor]:
     """Returns the tensors among an operator's arguments that it changes."""
-    given = dict(zip([x.name for x in func._schema.arguments], args, strict=False)) | kwargs
+    arguments = dict(zip([x.name for x in func._schema.arguments], args, strict=False)) | kwargs
     names = [x.name for x in func._schema.arguments if x.alias_info and x.alias_info.is_write]
-    return list(_tensors([given[name] for name in names if name in given]))
+    return list(_tensors([arguments[name] for name in names if name in arguments]))
 
 
-def made(args: tuple, kwargs: dict[str, Any], answer: Any) -> list[Tensor]:
-    """Returns the tensors in an operator's answer that are not views of its arguments."""
-    given = {_memory(x) for x in _tensors((args, kwargs))}
-    return [x for x in _tensors(answer) if _memory(x) not in given]
+def new_tensors(args: tuple, kwargs: dict[str, Any], answer: Any) -> list[Tensor]:
+    """Returns the tensors in an operator's answer that have new memory, which no argument shares."""
+    shared = {_memory(x) for x in _tensors((args, kwargs))}
+    return [x for x in _tensors(answer) if _memory(x) not in shared]
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

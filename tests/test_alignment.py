@@ -1,5 +1,5 @@
-"""Under either alignment a drafter predicts what its network computes over whole sequences; auto measures
-both."""
+"""Alignments: under either, a drafter predicts what its network computes over whole sequences, and auto takes
+the one that predicts better."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SAMPLING = Sampling()
 
 @pytest.fixture(scope="module")
 def model(tiny_checkpoint: Path) -> Model:
-    """The tiny model with its drafter."""
+    """Returns the tiny model with its drafter."""
     return load("emoji", tiny_checkpoint)
 
 
@@ -89,7 +89,7 @@ def test_auto_keeps_the_better(
     monkeypatch.setattr(alignment, "acceptance_rates", lambda *_: rates)
     assert choose_alignment(model, "auto", 3.0).alignment == better
     assert f"drafter alignment: {better}" in capsys.readouterr().err
-    unknown = replace(model, spec=spec_of("anole"))  # nobody published that of Anole's drafters
+    unknown = replace(model, spec=spec_of("anole"))  # Anole's drafters have no published alignment
     assert choose_alignment(unknown, None, 3.0).alignment == better
     assert choose_alignment(model, None, 3.0).alignment == "published"
     assert choose_alignment(model, "unshifted", 3.0).alignment == "unshifted"

@@ -40,7 +40,7 @@ def names(words: str) -> list[str]:
 @pytest.fixture
 def words(checkpoints: Checkpoints, tmp_path: Path) -> list[str]:
     """Returns the words of bench for the tiny checkpoint, with tmp_path / o as its output."""
-    _, _, *fixed = checkpoints["emoji"].words()  # --model may be another's
+    _, _, *fixed = checkpoints["emoji"].words()  # without --model
     return ["bench", *fixed, "--output_dir", str(tmp_path / "o")]
 
 
@@ -246,7 +246,8 @@ def test_an_interrupted_bench_goes_on(
     files = sorted((tmp_path / "o" / "measurements").iterdir())
     batches = [json.loads(file.read_text()) for file in files]
     assert [batch["run"] for batch in batches] == [1, 2, 2]
-    order = [[name.split(" ")[0] for name in batch["measured"]] for batch in batches]  # who is first rotates
+    # The methods take turns at being first.
+    order = [[name.split(" ")[0] for name in batch["measured"]] for batch in batches]
     assert order == [["ar", "eagle-2", "eagle-2:accept-none"], ["eagle-2", "eagle-2:accept-none", "ar"],
                      ["eagle-2:accept-none", "ar", "eagle-2"]]  # fmt: skip
     monkeypatch.setattr("eval.harness.timed", None)  # nothing is measured again

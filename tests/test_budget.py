@@ -47,6 +47,7 @@ def simulate(cost_ms: Callable[[int], float], steps: int, slots: int = 1) -> lis
 
 
 def share(shapes: Iterable[Hashable], shape: Hashable) -> float:
+    """Returns the share of `shapes` that equal `shape`."""
     counts = Counter(shapes)
     return counts[shape] / counts.total()
 

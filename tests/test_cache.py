@@ -19,7 +19,8 @@ LENGTHS = [5, 2]  # committed slots of two rows
 def placed(
     cache: KVCache, prefix: Tensor, ancestors: Tensor, max_length: int = max(LENGTHS)
 ) -> AttentionMetadata:
-    """Writes each row's prefix [2, max_length, 2 * Hkv, E] into layer 0, then places the nodes behind it."""
+    """Writes each row's prefix [2, max_length, 2 * Hkv, E] into layer 0. Returns the metadata of tree nodes
+    that follow it."""
     for row, count in enumerate(LENGTHS):
         one = cache.row(row)
         meta = one.metadata(torch.arange(count)[None], chain_mask(count, CPU), 0)
@@ -31,7 +32,8 @@ def placed(
 
 def test_a_head_is_read_in_one_piece() -> None:
     """In rows of different lengths, every node's keys and values are in its slot, and all slots of a head are
-    contiguous (a cache with the heads of a slot together slows the AR baseline down, docs/LOG.md)."""
+    contiguous. docs/LOG.md has the measurement: with the heads of a slot together, the AR baseline is
+    slower."""
     config = DecoderConfig(10, 12, 8, 2, 3)
     cache, kv = KVCache.allocate(config, 2, 9, torch.float32, CPU), torch.randn(4, 6, 4)
     cache.length += torch.tensor(LENGTHS)

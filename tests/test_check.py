@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 import main
 from tests.checkpoints import Checkpoints
 from tests.conftest import Refused, Run
+from tests.published import edit
 
 PROMPTS = ["red heart", "pizza", "cat"]
 
@@ -31,13 +31,6 @@ def finished(checkpoints: Checkpoints, tmp_path_factory: pytest.TempPathFactory)
 def folder(finished: Path, tmp_path: Path) -> Path:
     """Returns a copy of that folder, which a test may damage."""
     return Path(shutil.copytree(finished, tmp_path / "o"))
-
-
-def edit(path: Path, change: Callable[[Any], Any]) -> None:
-    """Changes a JSON file in place."""
-    content = json.loads(path.read_text())
-    change(content)
-    path.write_text(json.dumps(content))
 
 
 def test_complete_runs_pass_in_one_line_each(finished: Path, run: Run) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import resource
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,9 @@ from cli.train_emoji import STAGES
 from eval.runs.session import worker
 from main import COMMANDS
 from tests.checkpoints import Checkpoints
-from tests.conftest import Refused, Result, Run
+from tests.conftest import Command, Refused, Result, Run
 from tests.runs import images, python, record
 from training import drafter_states
-
-Command = Callable[..., list[str]]
 
 
 @pytest.mark.parametrize("command", ["", "generate_images", "bench", "report", "train_drafter"])
@@ -32,7 +29,8 @@ def test_help_needs_no_torch_and_less_than_a_second(command: str) -> None:
     for _ in range(2):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = python("-c", code, *command.split(), "--help")
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)  # of the processor: a busy machine is no fault
+        # Processor time, which a busy machine does not lengthen.
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
         seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         assert done.returncode == 0 and "usage" in done.stdout, done.stderr
     assert min(seconds) < 1
@@ -94,7 +92,8 @@ def test_every_option_changes_the_output_or_the_record(
 
 def test_flags_that_change_no_image_stand_in_the_record(generate: Run, tmp_path: Path) -> None:
     words = "--set_seed --batch_size 2 --device cpu --cfg_mode parallel --target_size 8"
-    fixed = ("--total_token", "32")  # trees that are sized by the clock differ from run to run
+    # Automatic trees depend on measured times, so they differ from run to run.
+    fixed = ("--total_token", "32")
     generate("a", *fixed)
     assert generate("b", *fixed, *words.split())[0] == 0
     assert record(tmp_path / "a") == record(tmp_path / "b")
@@ -139,7 +138,15 @@ def test_our_own_faults_are_told_apart(generate: Run, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    "words", ["generate_image", "train_emoji dta", "memory --precision int3", "memory x1"]
+    "words",
+    [
+        "generate_image",
+        "train_emoji dta",
+        "memory --precision int3",
+        "memory x1",
+        "check_ckpts chameleon",
+        "check_ckpts emoji anole --model_path some_folder",
+    ],
 )
 def test_unknown_commands_and_choices(refused: Refused, words: str) -> None:
     assert words.split()[-1] in refused(*words.split())
@@ -167,15 +174,15 @@ def test_a_disk_that_fills_up_while_a_drafter_is_made(
         (train, 100_000, save / ".state_1.part" / "trainer.pt", ("--max_steps", "1")),
     ):
         before = sorted(tmp_path.rglob("*"))
-        try:  # the system refuses what is written beyond so many bytes, as it does on a full disk
+        try:  # beyond this size of a file, the system refuses to write, as on a full disk
             resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
             status, _, err = run(*words, *steps)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         line = err.splitlines()[-1]
         assert status == 2 and line.startswith("error: ") and str(file) in line and "oo large" in line
-        made = {*tmp_path.rglob("*")} - {*before}
-        assert all(path.is_dir() or path.name == "log.jsonl" for path in made), made
+        created = {*tmp_path.rglob("*")} - {*before}
+        assert all(path.is_dir() or path.name == "log.jsonl" for path in created), created
         assert run(*words, *steps)[0] == 0
     assert len((save / "log.jsonl").read_text().splitlines()) == 2
 

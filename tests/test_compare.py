@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.runs import ROOT
+
 STUB = """
 import json, os, pathlib, sys
 if sys.argv[1] == "-":
@@ -34,8 +35,9 @@ else:
 def compare(
     tmp_path: Path, script: str, *words: str, slow: float = 1.0, changed: str = "nothing"
 ) -> tuple[subprocess.CompletedProcess[str], list[tuple[bool, list[str]]]]:
-    """Runs a script against an empty checkout. A program that does what `slow` and `changed` say stands in
-    for main.py. Returns the script's output and its calls: whether in this checkout, and the words."""
+    """Runs a script against an empty checkout, with a stub in the place of main.py that is `slow` times as
+    slow in this checkout and changes an image for the words `changed`. Returns the script's output and the
+    stub's calls: whether in this checkout, and the words."""
     other, program, log = tmp_path / "other", tmp_path / "program", tmp_path / "log"
     other.mkdir()
     stub = STUB.format(python=sys.executable, root=str(ROOT), log=str(log), slow=slow, changed=changed)

@@ -23,12 +23,13 @@ from tests import test_engine
 from tests.decoding import codes_of
 
 SLOTS = 2
-KERNELS = 8  # of a layer without its attention and the cache's write, which add one each
-PRODUCTS = {"extern_kernels.mm", "extern_kernels.addmm"}  # all that is not generated
+KERNELS = 8  # at most, of a layer; its attention and the write to the cache add one each
+# The only kernels that the compiler does not generate.
+PRODUCTS = {"extern_kernels.mm", "extern_kernels.addmm"}
 KERNEL = re.compile(r"(cpp_fused\w*|extern_kernels\.\w+|torch\.ops\.[\w.]+)\(")
 
 
-def made(method: Method, compiled: bool) -> Engine:
+def new_engine(method: Method, compiled: bool) -> Engine:
     """Returns the engine of a method over the tests' random networks, with passes in buckets of rows and
     layers that are compiled or not."""
     model = replace(test_engine.random_model(graphs=True), compiled=compiled)
@@ -40,7 +41,7 @@ def test_whole_images(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("models.packed.packable", lambda weight: False)  # as on CUDA
     monkeypatch.setattr("models.model.CudaRecorder", lambda device: None)
     monkeypatch.setattr("models.model.GraphRunner", lambda recorder: call)
-    test_engine.decoder.cache_clear()  # others have packed it
+    test_engine.decoder.cache_clear()  # other tests have packed its layers
     methods = [Method("ar", Sampling()), Method("self-draft", Sampling(), TreeShape(6, 3, 7))]
     rows, codes = set(), []
 
@@ -50,7 +51,7 @@ def test_whole_images(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def decode() -> None:
         for method in methods:
-            engine = made(method, compiled=True)
+            engine = new_engine(method, compiled=True)
             assert engine.target.join is compiled_join()
             engine.target.join = counted
             codes.append(codes_of(engine.decode(test_engine.IMAGES)))
@@ -60,7 +61,7 @@ def test_whole_images(monkeypatch: pytest.MonkeyPatch) -> None:
     with inductor.patch(compile_threads=1):  # a pool of compilers takes longer to start
         _, sources = run_and_get_code(decode)
     for method, compiled_codes in zip(methods, codes, strict=True):
-        assert compiled_codes == codes_of(made(method, compiled=False).decode(test_engine.IMAGES))
+        assert compiled_codes == codes_of(new_engine(method, compiled=False).decode(test_engine.IMAGES))
     assert rows == {2 * SLOTS, 2 * SLOTS * 8}, "guidance doubles rows; trees of 8 nodes are a bucket"
     assert counters["stats"]["unique_graphs"] == len(sources) == len(rows) and not counters["graph_break"]
     for source in sources:

@@ -24,8 +24,8 @@ from adt_tree.pipeline import Pipeline
 from models.layouts.emu3 import CLOSING, NEGATIVE
 from models.spec import LoadOptions
 from tests import tiny_transformers as tiny
+from tests.runs import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 TEXTS = ["a red heart", "sea", "a very long prompt, longer than the others"]
 IDS = tiny.emu3_vocabulary()
 FIRST = IDS["<|visual token 000000|>"]
@@ -40,12 +40,12 @@ FORMS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Emu3, as transformers saves it."""
+    """Returns the folder of a tiny Emu3, as transformers saves it."""
     return tiny.emu3(tmp_path_factory.mktemp("emu3") / "tiny", kv_heads=2)
 
 
 def load(folder: Path) -> Any:
-    """transformers' model in fp32."""
+    """Loads transformers' model in fp32."""
     import transformers
 
     return transformers.Emu3ForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
@@ -53,12 +53,12 @@ def load(folder: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def model(folder: Path) -> Any:
-    """One that the tests share."""
+    """Returns a model that the tests share."""
     return load(folder)
 
 
 @pytest.fixture(autouse=True)
-def own_modules(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def module_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder form copies its file away from the user's own cache."""
     cache = str(tmp_path_factory.mktemp("modules"))
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", cache)
@@ -67,7 +67,8 @@ def own_modules(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mo
 
 @pytest.fixture(scope="module")
 def encode(folder: Path) -> Callable[..., dict[str, Tensor]]:
-    """Prompts, padded on the left, that ask for an image of ROWS x COLUMNS or of other sides."""
+    """Returns a function that encodes texts, padded on the left, each with the request for an image of ROWS x
+    COLUMNS or of other sides."""
     import transformers
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, padding_side="left")
@@ -81,7 +82,7 @@ def encode(folder: Path) -> Callable[..., dict[str, Tensor]]:
 
 
 def allowed(row: int, ids: Tensor) -> list[int]:
-    """The tokens allowed next, as transformers documents them for Emu3."""
+    """Returns the tokens allowed next, as transformers documents them for Emu3."""
     offset = len(ids) - int((ids == IDS[tiny.IMAGE_TOKEN]).nonzero()[0, 0])
     if offset > LENGTH:
         return [IDS[CLOSING[min(offset - LENGTH, 3) - 1]]]
@@ -89,7 +90,7 @@ def allowed(row: int, ids: Tensor) -> list[int]:
 
 
 def arguments(encode: Callable[..., dict[str, Tensor]], count: int, **more: Any) -> dict[str, Any]:
-    """A greedy, guided call for whole images."""
+    """Returns the arguments of a greedy, guided call that makes whole images."""
     negative = encode([NEGATIVE] * count)
     return {
         **encode(TEXTS[:count]),
@@ -118,16 +119,17 @@ def arguments(encode: Callable[..., dict[str, Tensor]], count: int, **more: Any)
 def test_tokens_of_generate(
     model: Any, encode: Callable[..., Any], form: str, count: int, method: Any, more: dict[str, Any]
 ) -> None:
-    """Greedy, token for token: prompts with their padding, rows and their ends, and the tokens behind."""
-    how = arguments(encode, count, **more)
-    expected = model.generate(**(how | {"prefix_allowed_tokens_fn": allowed}))
-    found = model.generate(**how, **FORMS[form], method=method)
-    assert found.dtype == torch.int64 and torch.equal(found, expected)
-    start = how["input_ids"].shape[1]
-    assert found.shape[1] - start == min(how["max_new_tokens"], LENGTH + 3)
-    assert len(set(found[0, start:].tolist())) > 4 and len({tuple(row) for row in found.tolist()}) == count
+    """Greedy tokens equal those of generate one by one: padding and prompt, rows with their ends, and the
+    tokens behind the image."""
+    call = arguments(encode, count, **more)
+    expected = model.generate(**(call | {"prefix_allowed_tokens_fn": allowed}))
+    tokens = model.generate(**call, **FORMS[form], method=method)
+    assert tokens.dtype == torch.int64 and torch.equal(tokens, expected)
+    start = call["input_ids"].shape[1]
+    assert tokens.shape[1] - start == min(call["max_new_tokens"], LENGTH + 3)
+    assert len(set(tokens[0, start:].tolist())) > 4 and len({tuple(row) for row in tokens.tolist()}) == count
     if count == 3:
-        assert how["attention_mask"][1, 0] == 0, "no padding was tested"
+        assert call["attention_mask"][1, 0] == 0, "no padding was tested"
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -139,20 +141,20 @@ def test_sampling_is_the_effective_configuration(
 
     monkeypatch.setattr(model.generation_config, "temperature", 0.8)
     monkeypatch.setattr(model.generation_config, "top_k", 20)
-    how = {"do_sample": True, "top_p": 0.9, "guidance_scale": 2.5}
-    found = model.generate(**arguments(encode, 2, **how), **FORMS[form], seed=5)
+    settings = {"do_sample": True, "top_p": 0.9, "guidance_scale": 2.5}
+    tokens = model.generate(**arguments(encode, 2, **settings), **FORMS[form], seed=5)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     options = LoadOptions(target_size=8, ratio="5:3")
     pipe = Pipeline.from_transformers(model, tokenizer, options=options)
     assert pipe.model.grid == Grid(ROWS, COLUMNS)
     sampling = Sampling(temperature=0.8, top_k=20, top_p=0.9, guidance=2.5)
     codes = pipe(TEXTS[:2], "ar", sampling=sampling, seed=5).codes
-    rows = found[:, -LENGTH - 3 : -3].view(2, ROWS, COLUMNS + 1)[:, :, :-1]
+    rows = tokens[:, -LENGTH - 3 : -3].view(2, ROWS, COLUMNS + 1)[:, :, :-1]
     assert (rows.flatten(1) - FIRST).tolist() == codes
     torch.manual_seed(1)
-    first, second = (model.generate(**arguments(encode, 1, **how), **FORMS[form]) for _ in range(2))
+    first, second = (model.generate(**arguments(encode, 1, **settings), **FORMS[form]) for _ in range(2))
     torch.manual_seed(1)
-    again = model.generate(**arguments(encode, 1, **how), **FORMS[form])
+    again = model.generate(**arguments(encode, 1, **settings), **FORMS[form])
     assert torch.equal(first, again) and not torch.equal(first, second)
 
 
@@ -167,7 +169,7 @@ class Streamer:
 
 
 def custom(ids: Tensor, scores: Tensor) -> Tensor:
-    """A logits processor, or a stopping criterion."""
+    """Stands for a logits processor or a stopping criterion of the caller."""
     return scores
 
 
@@ -218,31 +220,31 @@ REFUSED: dict[str, dict[str, Any]] = {
 def test_what_cannot_be_honoured_is_refused(
     model: Any, encode: Callable[..., Any], form: str, word: str
 ) -> None:
-    how = arguments(encode, 2) | REFUSED[word]
-    if "position_ids" in how:
-        how["position_ids"] = torch.arange(how["input_ids"].shape[1])[None] + 3
-    if "negative_prompt_ids" in how and len(how["negative_prompt_ids"]) == 1:
-        how["negative_prompt_attention_mask"] = None
+    call = arguments(encode, 2) | REFUSED[word]
+    if "position_ids" in call:
+        call["position_ids"] = torch.arange(call["input_ids"].shape[1])[None] + 3
+    if "negative_prompt_ids" in call and len(call["negative_prompt_ids"]) == 1:
+        call["negative_prompt_attention_mask"] = None
     with pytest.raises(UserError) as refused:
-        model.generate(**how, **FORMS[form])
+        model.generate(**call, **FORMS[form])
     assert word in str(refused.value) and "\n" not in str(refused.value)
 
 
 def test_prompts_that_do_not_fit_are_refused(model: Any, encode: Callable[..., Any]) -> None:
-    """No size, two sizes, padding behind a prompt."""
-    how = arguments(encode, 2) | FORMS["callable"]
+    """A prompt is refused if it asks for no size or for two, or if its padding is on the right."""
+    call = arguments(encode, 2) | FORMS["callable"]
     whole = {"negative_prompt_ids": None, "negative_prompt_attention_mask": None}
-    right = {name: how[name].roll(-1, dims=1) for name in ("input_ids", "attention_mask")}
+    right = {name: call[name].roll(-1, dims=1) for name in ("input_ids", "attention_mask")}
     sizes = [encode([text], 3, columns) for text, columns in (("sun", 5), ("sea", 4))]
     two = {name: torch.cat([part[name] for part in sizes]) for name in right}
     cases = {
         "attention_mask": right,
         "sizes": two | whole,
-        "prompt 0": {"input_ids": how["input_ids"] * 0 + 1},
+        "prompt 0": {"input_ids": call["input_ids"] * 0 + 1},
     }
     for word, changed in cases.items():
         with pytest.raises(UserError, match=word):
-            model.generate(**(how | changed))
+            model.generate(**(call | changed))
 
 
 def test_other_models_are_refused(checkpoints: Any) -> None:
@@ -258,7 +260,8 @@ def test_other_models_are_refused(checkpoints: Any) -> None:
 
 
 def test_engines_are_kept_while_they_fit(folder: Path, encode: Callable[..., Any]) -> None:
-    """One engine per grid, batch, method and room; a few per model; all anew where the weights changed."""
+    """A model has a few engines, one per grid, batch size, method and longest prompt. New weights need new
+    engines."""
     model = load(folder)
 
     def engines(count: int = 1, **more: Any) -> list[Any]:
@@ -272,16 +275,16 @@ def test_engines_are_kept_while_they_fit(folder: Path, encode: Callable[..., Any
     assert first not in engines()
     decoder = ADOPTED[model].pipe.model.decoder
     assert engines() and ADOPTED[model].pipe.model.decoder is decoder
-    how = arguments(encode, 1)
+    call = arguments(encode, 1)
     with torch.no_grad():
         model.model.text_model.layers[0].self_attn.q_proj.weight.mul_(-1.0)
-    expected = model.generate(**how, prefix_allowed_tokens_fn=allowed)
-    assert torch.equal(model.generate(**how, **FORMS["callable"]), expected)
+    expected = model.generate(**call, prefix_allowed_tokens_fn=allowed)
+    assert torch.equal(model.generate(**call, **FORMS["callable"]), expected)
     assert ADOPTED[model].pipe.model.decoder is not decoder
 
 
 def test_a_model_is_freed(folder: Path, encode: Callable[..., Any]) -> None:
-    """Nothing of ours keeps a model that its owner has dropped, nor the engines."""
+    """Once its owner drops a model, neither the model nor its engines stay in memory."""
     model, before = load(folder), len(ADOPTED)
     model.generate(**arguments(encode, 1), **FORMS["callable"])
     watched = [weakref.ref(model), weakref.ref(ADOPTED[model].pipe.model.decoder)]
@@ -293,21 +296,21 @@ def test_a_model_is_freed(folder: Path, encode: Callable[..., Any]) -> None:
 
 CHILD = """
 import importlib.util, json, site, sys
-target, folder, root, ids, how = json.loads(sys.argv[1])
+target, folder, root, ids, settings = json.loads(sys.argv[1])
 site.addsitedir(target)
 import torch
 from transformers import Emu3ForConditionalGeneration
 model = Emu3ForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
-found = model.generate(torch.tensor(ids), custom_generate=root, trust_remote_code=True, **how)
+tokens = model.generate(torch.tensor(ids), custom_generate=root, trust_remote_code=True, **settings)
 import adt_tree
 names = [name for name in ("cli", "eval", "main") if importlib.util.find_spec(name)]
-print(json.dumps([found.tolist(), adt_tree.__file__, names]))
+print(json.dumps([tokens.tolist(), adt_tree.__file__, names]))
 """
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what `pip install -e .` installs."""
+    """Returns a folder that holds what `pip install -e .` installs."""
     pytest.importorskip("setuptools")
     target = tmp_path_factory.mktemp("site")
     quiet = ["--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation", "--no-index"]
@@ -319,17 +322,20 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_folder_form_elsewhere(
     model: Any, folder: Path, encode: Callable[..., Any], installed: Path, tmp_path: Path
 ) -> None:
-    """A process in another folder, to which only the editable installation leads."""
-    how = {"do_sample": False, "max_new_tokens": LENGTH + 3}
+    """The folder form works in a process in another folder, which finds the package by the editable
+    installation alone."""
+    settings = {"do_sample": False, "max_new_tokens": LENGTH + 3}
     ids = encode(TEXTS[:1])["input_ids"]
-    given = json.dumps([str(installed), str(folder), str(ROOT), ids.tolist(), how | {"method": "self-draft"}])
-    own = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules"), "PYTHONPATH": ""}
+    words = json.dumps(
+        [str(installed), str(folder), str(ROOT), ids.tolist(), settings | {"method": "self-draft"}]
+    )
+    environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules"), "PYTHONPATH": ""}
     done = subprocess.run(
-        [sys.executable, "-c", CHILD, given], cwd=tmp_path, env=own, capture_output=True, text=True
+        [sys.executable, "-c", CHILD, words], cwd=tmp_path, env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    found, file, names = json.loads(done.stdout.splitlines()[-1])
-    assert found == model.generate(ids, prefix_allowed_tokens_fn=allowed, **how).tolist()
+    tokens, file, names = json.loads(done.stdout.splitlines()[-1])
+    assert tokens == model.generate(ids, prefix_allowed_tokens_fn=allowed, **settings).tolist()
     assert Path(file) == ROOT / "adt_tree" / "__init__.py" and names == []
 
 
@@ -342,7 +348,7 @@ def test_the_installation_lists_every_package() -> None:
 
 
 def test_without_an_installation_one_line_says_so(tmp_path: Path) -> None:
-    """The folder form's file alone, in a process that does not find the package."""
+    """The file of the folder form runs alone, in a process that cannot import the package."""
     words = [sys.executable, "-I", str(ROOT / "custom_generate" / "generate.py")]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1 and "pip install -e ." in done.stderr.splitlines()[-1]

@@ -1,5 +1,5 @@
-"""Damaged, missing and mismatched files, one case per kind. generate_images refuses each in one line that
-names the fault, and check_ckpts names every fault without reading weights."""
+"""Damaged, missing and mismatched files, a case for every kind of fault. generate_images refuses each in one
+line that names the fault, and check_ckpts names every fault without reading weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.checkpoints import SIDE, Checkpoints, Tiny
 from tests.conftest import Refused, Run
 from tests.published import edit, rewrite
 
-Change = str | None | Callable[[Any], Any]  # other text, no file, or a change of what the file holds
+Change = str | None | Callable[[Any], Any]  # another text, a removal, or a change of the content
 PROCESSOR = "../processor"  # of GLM-Image
 CUT, VQGAN, T5 = "cut", "../chameleon/tokenizer", "t5/flan-t5-xl"
 
@@ -58,7 +58,7 @@ def damage(path: Path, change: Change) -> None:
 
 
 def put(**values: object) -> Change:
-    """Sets values in a JSON file; a dict changes a section."""
+    """Returns a change that sets values in a JSON file. A dict changes only those keys of a section."""
 
     def change(config: dict[str, Any]) -> None:
         for key, value in values.items():
@@ -68,12 +68,12 @@ def put(**values: object) -> Change:
 
 
 def without(name: str) -> Change:
-    """Removes a tensor."""
+    """Returns a change that removes a tensor."""
     return lambda state: state.pop(name)
 
 
 def swap(one: str, other: str, *names: str) -> Change:
-    """Exchanges two words of a vocabulary."""
+    """Returns a change that exchanges two words of a vocabulary."""
 
     def change(config: dict[str, Any]) -> None:
         for name in names:
@@ -84,7 +84,7 @@ def swap(one: str, other: str, *names: str) -> Change:
 
 
 def resize(shape: tuple[int, ...], *names: str) -> Change:
-    """Gives tensors another shape."""
+    """Returns a change that gives tensors another shape."""
     return lambda state: state.update({name: torch.zeros(shape) for name in names})
 
 
@@ -93,7 +93,7 @@ def without_prompts(state: dict[str, torch.Tensor]) -> None:
         del state[name]
 
 
-# Checkpoint, file, what is done to it, words that the line must hold.
+# The checkpoint, the file, the change, and words that the line must contain.
 CASES: list[tuple[str, str, Change, str]] = [
     ("llamagen file", "weights", None, ".pt"),
     ("janus_pro", "model.safetensors", None, "model.safetensors"),
@@ -166,8 +166,8 @@ CASES: list[tuple[str, str, Change, str]] = [
 
 
 def case_id(value: str | Change) -> str:
-    """Returns a test's name. All workers of pytest must give it alike, and the text of a function contains
-    its address."""
+    """Returns a test's name. The workers of pytest-xdist must agree on it, so a function is named without its
+    address."""
     return value[:40] if isinstance(value, str) else "damage"
 
 
@@ -185,9 +185,9 @@ def test_damaged_files(
     damage(part(files, file), change)
     if word == "t2i2":  # the number of codes tells a target's stage, and tiny models have another number
         damage(files.path / "config.json", put(block_size=256))
-    how = "--method eagle-2 --drafter_alignment published --lantern --lantern_k 9 --prompt sun".split()
-    how += ["--drafter_path", files.drafter, "--output_dir", tmp_path / "out"]
-    line = refused("generate_images", *files.words(), *how)
+    words = "--method eagle-2 --drafter_alignment published --lantern --lantern_k 9 --prompt sun".split()
+    words += ["--drafter_path", files.drafter, "--output_dir", tmp_path / "out"]
+    line = refused("generate_images", *files.words(), *words)
     assert word in line and not (tmp_path / "out").exists()
     options = LoadOptions(str(files.path), str(files.drafter), target_size=SIDE.get(files.family))
     faults = [fault for checked in inspect(files.family, options) for fault in checked.faults]
@@ -220,8 +220,8 @@ def test_damaged_files(
 def test_options_that_do_not_fit(
     name: str, words: str, word: str, checkpoints: Checkpoints, tmp_path: Path, refused: Refused
 ) -> None:
-    given = [checkpoints[text[1:]].path if text[0] == "@" else text for text in words.split()]
-    line = refused("generate_images", *checkpoints[name].words(), "--output_dir", tmp_path / "o", *given)
+    paths = [checkpoints[text[1:]].path if text[0] == "@" else text for text in words.split()]
+    line = refused("generate_images", *checkpoints[name].words(), "--output_dir", tmp_path / "o", *paths)
     assert word in line
 
 
@@ -271,13 +271,6 @@ def test_a_drafter_of_other_names_is_named_tensor_by_tensor(
     named = [layer, norm, "layers.0.self_attn.o_proj.weight", "fc.weight in pytorch_model.bin"]
     assert target.faults == [] and len(drafter.faults) == len(named)
     assert all(sum(name in fault for fault in drafter.faults) == 1 for name in named)
-    how = ["--method", "eagle-2", "--prompt", "sun", "--drafter_path", files.drafter]
-    line = refused("generate_images", *files.words(), *how, "--output_dir", tmp_path / "out")
+    words = ["--method", "eagle-2", "--prompt", "sun", "--drafter_path", files.drafter]
+    line = refused("generate_images", *files.words(), *words, "--output_dir", tmp_path / "out")
     assert "3 more" in line and any(name in line for name in named) and not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("words", "word"), [("chameleon", "chameleon"), ("emoji anole --model_path x", "--model_path x")]
-)
-def test_mistaken_options_of_check_ckpts(refused: Refused, words: str, word: str) -> None:
-    assert word in refused("check_ckpts", *words.split())

@@ -64,7 +64,8 @@ def test_exact_methods_make_the_image_of_the_ar_baseline(model: Model, temperatu
 
 
 def test_a_new_drafter_passes_features_through(model: Model) -> None:
-    """Its layer adds nothing, so it starts from the distribution of the position before."""
+    """The new layer adds nothing, so the drafter begins with the target's distribution at the previous
+    position."""
     net = new_drafter(default_fields(model), model)
     tokens, features = torch.randint(model.num_codes, (2, 5)), torch.randn(2, 5, net.config.hidden_size)
     assert torch.equal(net.causal(tokens, features), net.fuse(tokens, features))

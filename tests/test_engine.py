@@ -1,4 +1,5 @@
-"""The engine on a tiny random transformer in fp32: the AR baseline's images, caches that hold the prefix."""
+"""The engine on a tiny random transformer in fp32: every method makes the AR baseline's images, and the
+caches hold the committed prefix."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ IMAGES = [
 ]
 FIXED, LINE, TREE = TreeShape(4, 3, 12), TreeShape(6, 1, 6), TreeShape(5, 3, 14)
 LONG = TreeShape(11, 2, 20)  # longer than a row
-DEEP = (TreeShape(9, 3, 2), TreeShape(12, 1, 3), TreeShape(6, 4, 5))  # than they have nodes
+# Their depth exceeds their number of nodes.
+DEEP = (TreeShape(9, 3, 2), TreeShape(12, 1, 3), TreeShape(6, 4, 5))
 ADAPT = AdaptiveTree(depth_max=5, width_max=5, depth_start=3, width_start=3, budget=14)
 WINDOWS = {"sjd": TreeShape(3, 1, 3), "sjd-coupled": TreeShape(3, 1, 3), "sjd-pac": TreeShape(3, 3, 13)}
 Tree = TreeShape | AdaptiveTree | str | None
@@ -70,7 +72,9 @@ def random_model(kv_heads: int = 4, dtype: torch.dtype = torch.float32, graphs: 
     return model_of(decoder(kv_heads, dtype), net(dtype), GRID, FIRST, CODEBOOK, graphs=graphs)
 
 
-def made(method: Method, slots: int, graphs: bool = False, dtype: torch.dtype = torch.float32) -> Engine:
+def new_engine(
+    method: Method, slots: int, graphs: bool = False, dtype: torch.dtype = torch.float32
+) -> Engine:
     """Returns the engine of a method over the random networks, with or without graphs, and with caches as
     commands allocate them."""
     longest = max(request.prompt.length for request in IMAGES)
@@ -80,7 +84,7 @@ def made(method: Method, slots: int, graphs: bool = False, dtype: torch.dtype = 
 @cache
 def reference(sampling: Sampling) -> dict[str, list[int]]:
     """Returns the AR baseline's codes, generated one image at a time."""
-    return codes_of(made(Method("ar", sampling), 1).decode(IMAGES))
+    return codes_of(new_engine(Method("ar", sampling), 1).decode(IMAGES))
 
 
 def check_records(image: Decoded, tree: Tree) -> None:
@@ -126,7 +130,7 @@ EXACT += [Method("sjd-gumbel", sampling, TreeShape(5, 1, 5), seed_cells="above")
 @pytest.mark.parametrize("method", EXACT, ids=str)
 def test_speculation_is_the_ar_baseline(method: Method, slots: int) -> None:
     assert method.exact
-    images = list(made(method, slots).decode(IMAGES))
+    images = list(new_engine(method, slots).decode(IMAGES))
     assert codes_of(images) == reference(method.sampling)
     assert any(step.accepted for image in images for step in image.steps) is method.drafting
     for image in images:
@@ -135,11 +139,11 @@ def test_speculation_is_the_ar_baseline(method: Method, slots: int) -> None:
 
 
 def test_the_likeliest_code_is_known_at_every_position() -> None:
-    """At temperature 0 the committed codes are the likeliest ones, so a method that drafts records the same
+    """At temperature 0 the committed codes are the likeliest, so a drafting method records the same
     probabilities as the AR baseline."""
     likeliest = []
     for method in (Method("ar", GREEDY), Method("adt-tree", GREEDY, ADAPT)):
-        images = made(method, 3).decode(IMAGES)
+        images = new_engine(method, 3).decode(IMAGES)
         likeliest.append({i.name: [p for step in i.steps for p in step.top1] for i in images})
     assert {name: pytest.approx(top1, abs=2e-4) for name, top1 in likeliest[0].items()} == likeliest[1]
 
@@ -167,9 +171,9 @@ COMPANY += [Method("ar", Sampling()), Method("self-draft", Sampling(), TREE)]
 @pytest.mark.parametrize("method", COMPANY, ids=str)
 def test_an_image_is_the_same_in_any_company(method: Method) -> None:
     """An image does not depend on refills, nor on slots without requests."""
-    alone = {request.name: next(made(method, 1).decode([request])) for request in IMAGES}
+    alone = {request.name: next(new_engine(method, 1).decode([request])) for request in IMAGES}
     for slots, images in ((1, IMAGES), (3, IMAGES), (4, IMAGES[::-1]), (7, IMAGES)):
-        for image in made(method, slots).decode(images):
+        for image in new_engine(method, slots).decode(images):
             single = alone[image.name]
             assert image.codes == single.codes
             shapes = [(s.position, s.depth, s.width, s.nodes, s.accepted) for s in image.steps]
@@ -180,7 +184,7 @@ def test_an_image_is_the_same_in_any_company(method: Method) -> None:
 @pytest.mark.parametrize("method", [Method("ar", Sampling()), Method("eagle-2", Sampling(), FIXED)], ids=str)
 def test_runs_leave_nothing_behind(method: Method) -> None:
     """Some runs have fewer images than slots, and some are abandoned before their images are finished."""
-    engine = made(method, 3)
+    engine = new_engine(method, 3)
     assert list(engine.decode([])) == []
     for count in (1, 1, 2, 3, *[1] * 20):
         image = next(engine.decode(IMAGES[:count]))
@@ -209,7 +213,8 @@ def tokens_of(codes: Sequence[int]) -> list[int]:
 
 
 def alone(prompt: Prompt, tokens: list[int], branches: int, kv_heads: int = 4) -> tuple[Tensor, Tensor]:
-    """Returns logits [G, V] and features [G, D] behind a prompt and tokens, computed without a cache."""
+    """Returns logits [G, V] and features [G, D] behind a prompt and tokens, computed by one pass without a
+    cache."""
     model, rows = decoder(kv_heads), (prompt.conditional, prompt.unconditional)[:branches]
     features = torch.stack([model.causal(torch.tensor([row + tokens]))[0, -1] for row in rows])
     return model.head(features), features
@@ -220,7 +225,7 @@ def alone(prompt: Prompt, tokens: list[int], branches: int, kv_heads: int = 4) -
 def test_node_logits_are_those_of_its_path_alone(sampling: Sampling, kv_heads: int) -> None:
     target = random_model(kv_heads=kv_heads).target(3, sampling, MAX_NODES, MAX_PROMPT)
     for slot in range(3):
-        target.prefill(slot, IMAGES[4].prompt)  # is forgotten
+        target.prefill(slot, IMAGES[4].prompt)  # the next prompt replaces it
         target.prefill(slot, IMAGES[slot].prompt)
     taken = commit_two_paths(target, seed=10)
     tree = random_tree(3, 14, CODES, seed=20)
@@ -264,7 +269,7 @@ def test_room_for_longer_prompts_is_not_read(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_bf16_runs() -> None:
     """Images are complete and the same in every run. Their codes may differ from those in fp32."""
-    engine = made(Method("adt-tree", Sampling(), ADAPT), 3, dtype=torch.bfloat16)
+    engine = new_engine(Method("adt-tree", Sampling(), ADAPT), 3, dtype=torch.bfloat16)
     first, again = (codes_of(engine.decode(IMAGES)) for _ in range(2))
     assert first == again and first.keys() == reference(Sampling()).keys()
     assert all(len(codes) == GRID.size and 0 <= min(codes) <= max(codes) < CODES for codes in first.values())

@@ -38,11 +38,11 @@ TREES: dict[str, TreeShape | str | None] = {
 
 
 def lined_model(grid: Grid, graphs: bool = False) -> Model:
-    """Returns the random networks of the engine's tests with row separators."""
+    """Returns the random networks of the engine's tests as a model with row separators."""
     return model_of(decoder(), net(), grid, FIRST, CODEBOOK, ROW_END, graphs)
 
 
-def made(method: Method, slots: int, grid: Grid = GRID, graphs: bool = False) -> Engine:
+def new_engine(method: Method, slots: int, grid: Grid = GRID, graphs: bool = False) -> Engine:
     """Returns the engine of a method over them, with caches as commands allocate them."""
     return build(lined_model(grid, graphs), method, slots, MAX_PROMPT)
 
@@ -59,7 +59,7 @@ def with_ends(codes: Sequence[int], width: int) -> list[int]:
 
 @cache
 def reference(name: str, height: int, width: int) -> dict[str, list[int]]:
-    """Returns the images by their definition: one token after another, without cache and trees."""
+    """Returns the images of a plain loop: one token after another, without cache and trees."""
     sampling, images = SAMPLINGS[name], {}
     rule = Coupled(Noise(CODES, silent=sampling.greedy))
     for request in IMAGES:
@@ -76,20 +76,20 @@ def reference(name: str, height: int, width: int) -> dict[str, list[int]]:
 @pytest.mark.parametrize("name", SAMPLINGS)
 @pytest.mark.parametrize("sides", [(4, 4), (2, 6), (5, 1), (3, 2)])
 def test_images_are_those_of_the_definition(sides: tuple[int, int], name: str, tree: str, slots: int) -> None:
-    engine = made(Method(tree, SAMPLINGS[name], TREES[tree]), slots, Grid(*sides))
+    engine = new_engine(Method(tree, SAMPLINGS[name], TREES[tree]), slots, Grid(*sides))
     assert codes_of(engine.decode(IMAGES)) == reference(name, *sides)
 
 
 @pytest.mark.parametrize("shape", [TreeShape(14, 1, 1), TreeShape(12, 3, 4), TreeShape(15, 2, 7)], ids=str)
 @pytest.mark.parametrize("slots", [1, 2])
 def test_trees_deeper_than_they_have_nodes(slots: int, shape: TreeShape) -> None:
-    engine = made(Method("self-draft", Sampling(), shape), slots)
+    engine = new_engine(Method("self-draft", Sampling(), shape), slots)
     assert codes_of(engine.decode(IMAGES)) == reference("sampled", 4, 4)
 
 
 def separators_added(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Decodes the images. Returns, for each pass with separators, the most that one tree has, and the
-    bound."""
+    """Decodes the images. Returns a pair for each pass with separators: the most separators of one tree, and
+    the bound that the pass has room for."""
     counts: list[tuple[int, int]] = []
 
     def watched(tree: DraftTree, last: Tensor, most: int, separator: int) -> TokenTree:
@@ -105,7 +105,7 @@ def separators_added(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[tu
 def test_no_image_has_more_separators_than_its_pass_has_room_for(
     tree: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counts = separators_added(made(Method(tree, Sampling(), TREES[tree]), 2), monkeypatch)
+    counts = separators_added(new_engine(Method(tree, Sampling(), TREES[tree]), 2), monkeypatch)
     assert counts and all(0 <= most_of_one <= bound for most_of_one, bound in counts)
 
 
@@ -121,12 +121,12 @@ def test_no_image_has_more_separators_than_its_pass_has_room_for(
 def test_separators_cost_no_more_rows_than_a_level_has_nodes(
     method: str, shape: TreeShape, bound: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a grid wider than the trees are deep."""
-    counts = separators_added(made(Method(method, Sampling(), shape), 1), monkeypatch)
+    """This is checked on a grid wider than the trees are deep."""
+    counts = separators_added(new_engine(Method(method, Sampling(), shape), 1), monkeypatch)
     assert max(room for _, room in counts) == bound
 
 
-def said(tokens: list[int], drafted: list[int], width: int, codes: int) -> list[Tensor]:
+def naive_features(tokens: list[int], drafted: list[int], width: int, codes: int) -> list[Tensor]:
     """Returns the drafter's features behind `tokens`, and behind each drafted code.
 
     Of `tokens`, `codes` are codes, and the last of these is not committed. The features before it are the
@@ -167,7 +167,7 @@ def test_the_drafter_reads_and_drafts_separators(width: int, step: int) -> None:
             drafted_features.append(feature[0, 0])
         tokens = prompt.conditional + with_ends(codes[:root], width) + [codes[root] + FIRST]
         drafted = tokens_of(codes[root + 1 : root + 4])
-        expected = said(tokens, drafted, width, root + 1)
+        expected = naive_features(tokens, drafted, width, root + 1)
         torch.testing.assert_close(torch.stack(drafted_features), torch.stack(expected), atol=1e-5, rtol=1e-5)
         length = min(step, 10 - root)
         tree = chain(torch.tensor([codes[root : root + length]]))

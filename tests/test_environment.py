@@ -18,7 +18,7 @@ from tests.checkpoints import Checkpoints
 from tests.runs import ROOT, images, python
 
 ACCELERATE = Path(sys.executable).with_name("accelerate")
-JANUS = "ckpts/janus_pro/Janus-Pro-1B"  # the checkpoint in the documents' lines
+JANUS = "ckpts/janus_pro/Janus-Pro-1B"  # the checkpoint that the documents name
 
 
 def run(*words: object) -> None:

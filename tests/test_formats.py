@@ -1,5 +1,5 @@
-"""Checkpoints in the published formats, with other fields, sizes, dtypes and shards; Anole and Lumina-mGPT by
-the commands."""
+"""Checkpoints in the published formats with other fields, sizes, dtypes and shards, and the commands on Anole
+and Lumina-mGPT."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def check(folder: Path) -> None:
         assert torch.equal(tensor, state[name]), name
 
 
-@pytest.mark.parametrize("how", FIELDS)
-def test_fields_of_either_style(tmp_path: Path, how: str) -> None:
+@pytest.mark.parametrize("style", FIELDS)
+def test_fields_of_either_style(tmp_path: Path, style: str) -> None:
     folder = tiny.build(tmp_path / "x")
-    edit(folder / "config.json", FIELDS[how])
+    edit(folder / "config.json", FIELDS[style])
     check(folder)
 
 
@@ -89,7 +89,8 @@ def test_sizes_types_shards(
 
 @pytest.mark.parametrize("leave", ["", "lm_head.weight"])
 def test_llamagen_in_shards_of_bf16(tmp_path: Path, leave: str) -> None:
-    """A folder as transformers shards it, with a tied head or not, and without some fields."""
+    """A folder that transformers sharded loads with or without a tied head, and without some fields of its
+    configuration."""
     whole = load("llamagen", tiny_llamagen.build(tmp_path / "whole", 4, num_key_value_heads=2))
     folder = tiny_llamagen.build(tmp_path / "shards", 4, num_key_value_heads=2)
     rewrite(folder, torch.bfloat16, 3, leave)

@@ -23,7 +23,7 @@ KINDS = {
     "janus_pro": "JanusForConditionalGeneration",
     "emu3": "Emu3ForConditionalGeneration",
     "anole": "ChameleonForConditionalGeneration",
-    "emoji": "ChameleonForConditionalGeneration",  # brings its own codec, which transformers leaves out
+    "emoji": "ChameleonForConditionalGeneration",  # has a codec that transformers does not load
 }
 
 
@@ -84,7 +84,7 @@ def test_images_are_those_of_the_files(loaded: Loaded) -> None:
 
 
 def within(view: Tensor, whole: Tensor) -> bool:
-    """Whether a tensor lies in the memory of another."""
+    """Tells whether a tensor lies in the memory of another."""
     return view.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
 
 
@@ -113,5 +113,5 @@ def test_another_model_is_refused() -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
-    with pytest.raises(CheckpointError, match="type 'llama'"):
+    with pytest.raises(CheckpointError, match="'llama'"):
         Pipeline.from_transformers(LlamaForCausalLM(config), None)

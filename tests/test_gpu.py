@@ -1,4 +1,4 @@
-"""What needs a CUDA device; scripts/gpu_check.sh runs these."""
+"""Tests that need a CUDA device; scripts/gpu_check.sh runs them."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
 ]
 PROMPTS = ["sun", "red heart", "pizza"]
-MOST_IMAGES = 5  # to warm up with
+MAX_IMAGES = 5  # of a warm-up
 EXACT = [name for name, spec in METHODS.items() if spec.exact]  # the AR baseline's images
 
 
 def opened(folder: Path, device: str, graphs: bool = False) -> Pipeline:
-    """A model in fp32."""
+    """Returns a model in fp32."""
     pipe = Pipeline.from_pretrained(str(folder), device=device, precision="fp32")
     return Pipeline(replace(pipe.model, graphs=graphs))
 
@@ -44,18 +44,18 @@ def opened(folder: Path, device: str, graphs: bool = False) -> Pipeline:
 def test_tokens_are_the_cpus(
     temperature: float, graphs: bool, name: str, prompts: list[str], seed: int, tiny_checkpoint: Path
 ) -> None:
-    """Of the random model three images in two slots; of the embedded one."""
+    """The random model makes three images in two slots, the embedded one a single image."""
     folder = tiny_checkpoint if name == "tiny" else CKPTS / name
-    own = {"sampling": Sampling(temperature=temperature, guidance=3.0), "seed": seed, "batch_size": 2}
-    expected, pipe = opened(folder, "cpu")(prompts, "ar", **own), opened(folder, "cuda", graphs)
+    options = {"sampling": Sampling(temperature=temperature, guidance=3.0), "seed": seed, "batch_size": 2}
+    expected, pipe = opened(folder, "cpu")(prompts, "ar", **options), opened(folder, "cuda", graphs)
     for method in EXACT:
-        assert pipe(prompts, method, **own).codes == expected.codes, method
+        assert pipe(prompts, method, **options).codes == expected.codes, method
 
 
 def warm_up(engine: Engine, request: Request) -> None:
-    """Make an image until nothing more is captured, MOST_IMAGES at most."""
+    """Makes images until nothing more is captured, at most MAX_IMAGES."""
     seen = -1
-    for _ in range(MOST_IMAGES):
+    for _ in range(MAX_IMAGES):
         list(engine.decode([request]))
         graphs = graphs_of(engine.target)
         before, seen = seen, graphs.captured if graphs else -1
@@ -64,15 +64,15 @@ def warm_up(engine: Engine, request: Request) -> None:
 
 
 def waits(engine: Engine, request: Request) -> float:
-    """Operations per step by which the host waits for the device, from the second target pass on."""
+    """Returns how often per step the host waits for the device, from the second target pass on."""
     forward, passes = engine.target.forward, 0
 
-    def watched(*given: Any) -> Any:
+    def watched(*arguments: Any) -> Any:
         nonlocal passes
         if passes == 1:
             torch.cuda.set_sync_debug_mode("warn")
         passes += 1
-        return forward(*given)
+        return forward(*arguments)
 
     engine.target.forward = watched
     with warnings.catch_warnings(record=True) as seen:
@@ -103,22 +103,23 @@ def test_to_device() -> None:
     assert [x.tolist() for x in moved] == [[n, n + 1] for n in range(50)]
 
 
-def distance(method: Method, judged_as: Sampling) -> float:
-    """How far images made on the GPU are from the distribution of a sampling, in standard scores."""
+def distance(method: Method, sampling: Sampling) -> float:
+    """Returns how far images made on the GPU are from the distribution of a sampling, in standard scores."""
     tables = (distribution.LOGITS.cuda(), distribution.DRAFTS.cuda())
     model = TabularModel(*tables, distribution.GRIDS["row"])
     images = build(model, method, distribution.SLOTS, 0).decode(requests(distribution.IMAGES))
-    return distribution.score(images, judged_as)
+    return distribution.score(images, sampling)
 
 
-CASES = [Method("ar", distribution.GUIDED), *distribution.methods(distribution.OWN, distribution.GUIDED)]
+CASES = [Method("ar", distribution.GUIDED)]
+CASES += distribution.methods(distribution.SELF_DRAFTED, distribution.GUIDED)
 CASES += distribution.methods(distribution.DYNAMIC + distribution.STATIC, distribution.GUIDED)
 CASES += distribution.REJECTION
 
 
 @pytest.mark.parametrize("method", CASES, ids=str)
 def test_distribution(method: Method) -> None:
-    """As tests/test_distribution.py has it on the CPU."""
+    """This repeats on the GPU the check of tests/test_distribution.py."""
     assert distance(method, method.sampling) < distribution.LIMIT
 
 

@@ -1,4 +1,4 @@
-"""gpu_check on a CPU: what can run here runs for real, at tiny dimensions; torch.cuda alone is stubbed."""
+"""gpu_check on a CPU. The parts that need no GPU run, at tiny dimensions, with torch.cuda stubbed."""
 
 from __future__ import annotations
 
@@ -29,25 +29,23 @@ Sent = list[tuple[str, str, Any]]
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> Use:
-    """Every family has the layers of lumina_mgpt, made tiny, with a drafter."""
-    use = published_use("lumina_mgpt")
+    """Gives every family the layers of lumina_mgpt in tiny dimensions, and a drafter."""
+    published = published_use("lumina_mgpt")
     small = {"hidden_size": 64, "intermediate_size": 128, "vocab_size": 300}
     small |= {"num_heads": 4, "num_kv_heads": 4}
-    decoder = replace(use.decoder, num_layers=2, **small)
-    vq, side = replace(use.vq, num_embeddings=256, embed_dim=8), 4 * use.vq.patch_size
-    drafter = replace(decoder, num_layers=1)
-    own = replace(
-        use, decoder=decoder, drafter=drafter, vq=vq, codes=256, side=side, tokens=20, prompt=12, element=4
-    )
-    monkeypatch.setattr("models.footprint.published_use", lambda name, precision="fp32": own)
+    decoder = replace(published.decoder, num_layers=2, **small)
+    vq = replace(published.vq, num_embeddings=256, embed_dim=8)
+    sizes = {"codes": 256, "side": 4 * vq.patch_size, "tokens": 20, "prompt": 12, "element": 4}
+    use = replace(published, decoder=decoder, drafter=replace(decoder, num_layers=1), vq=vq, **sizes)
+    monkeypatch.setattr("models.footprint.published_use", lambda name, precision="fp32": use)
     monkeypatch.setattr(measure, "MIDDLE", 8)
     monkeypatch.setattr(measure, "PROFILED", 2)
     monkeypatch.setattr("eval.profile.PROBE_BYTES", 2**12)
-    return own
+    return use
 
 
 def sent_by(name: str, monkeypatch: pytest.MonkeyPatch) -> Sent:
-    """What the process of a part sends."""
+    """Returns the messages that the process of a part sends."""
     sent: Sent = []
     monkeypatch.setattr(part, "environment", lambda device: ENVIRONMENT)
     part.work(name, "cpu", SimpleNamespace(send=sent.append))  # type: ignore[arg-type]
@@ -71,12 +69,12 @@ def test_a_family(tiny: Use, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def parameters() -> list[torch.Tensor]:
-    """The weights of the target."""
+    """Returns the weights of the target's layers."""
     return list(measure.subject_of("anole", "fp32", CPU).model.decoder.blocks.parameters())
 
 
 def test_graphs_and_compiled_layers(tiny: Use, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replayed on a CPU by tests.tape, and compiled for it."""
+    """tests.tape replays the graphs on the CPU, and layers are compiled for it."""
     monkeypatch.setattr("models.model.CudaRecorder", lambda device: Machine())
     monkeypatch.setattr("models.packed.packable", lambda weight: False)
     seconds = iter((1.0, 3.5))
@@ -104,7 +102,7 @@ def test_a_compiler_is_timed() -> None:
 
 
 def test_equal_images(tiny_checkpoint: Path) -> None:
-    """Of the embedded model's layout: fp32 gives the AR baseline's images, another seed does not."""
+    """In fp32 the tiny checkpoint makes the AR baseline's images; another seed makes others."""
     pipe = Pipeline.from_pretrained(str(tiny_checkpoint), device="cpu", precision="fp32")
     subject = Subject(pipe.model, pipe.requests(["sun", "pizza", "red heart"], 1))
     rates = [
@@ -138,7 +136,8 @@ def test_one_fault_does_not_end_a_part(tiny: Use, monkeypatch: pytest.MonkeyPatc
 
 
 def test_memory_of_graphs_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pools of graphs, less what tensors have of them, which the peak has."""
+    """The memory of graphs is that of their pools less the tensors in them, which the peak of allocated
+    memory includes."""
     segments = [
         {"segment_pool_id": (0, 0), "total_size": 1000, "allocated_size": 10},
         {"segment_pool_id": (0, 1), "total_size": 70, "allocated_size": 20},
@@ -150,7 +149,7 @@ def test_memory_of_graphs_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def event(name: str, number: int = 0, children: Any = (), kernels: Any = ()) -> Any:
-    """An event of the profiler."""
+    """Returns an event of the profiler."""
     kernels = [SimpleNamespace(name=kernel) for kernel in kernels]
     return SimpleNamespace(name=name, id=number, cpu_children=list(children), kernels=kernels)
 
@@ -196,7 +195,7 @@ def test_without_pytest_tests_are_left_out(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_tests_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One passes, one fails and one is skipped; one is not marked."""
+    """Of the tests with the mark one passes, one fails and one is skipped; a fourth has no mark."""
     (tmp_path / "tests").mkdir()
     lines = ["import pytest"]
     for name, does in (("a", "pass"), ("b", "assert 0"), ("c", "pytest.skip('')")):
@@ -209,13 +208,13 @@ def test_tests_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def row(model: str, method: str, step_ms: float, mode: str = "graphs", weights_mb: float = 13_000) -> dict:
-    """A row whose weights take 10 ms to read."""
+    """Returns a row of results; reading its weights takes 10 ms."""
     figures = {"step_ms": step_ms, "read_ms": 10.0, "weights_mb": weights_mb}
     return {"model": model, "precision": "bf16", "method": method, "mode": mode, **figures}
 
 
 def result(*rows: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """What a part came to."""
+    """Returns the result of a part."""
     base = {"environment": ENVIRONMENT, "rows": list(rows), "tests": [], "left_out": {}, "failed": {}}
     return {**base, "seconds": 1.0, **more}
 
@@ -231,7 +230,8 @@ BOUNDS = [
 
 @pytest.fixture
 def check(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[int, str, dict]]:
-    """gpu_check as on a machine with a GPU, whose parts come to what is given: status, text, document."""
+    """Returns a function that runs gpu_check as on a machine with a GPU whose parts have these results:
+    results -> (status, text, document)."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
 
     def call(words: str, results: dict[str, Any]) -> tuple[int, str, dict[str, Any]]:
@@ -245,30 +245,30 @@ def check(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable
 
 @pytest.mark.parametrize(("rows", "expected"), BOUNDS)
 def test_bounds(rows: list, expected: list, check: Callable[..., Any]) -> None:
-    """Exit status 1 and a line for each that is missed; small models and direct calls are not judged."""
-    status, text, found = check("anole", {"anole": result(*rows)})
-    assert status == bool(expected) and len(found["missed"]) == len(expected)
-    for line, names in zip(found["missed"], expected, strict=True):
+    """Every missed bound gives a line and exit status 1. Small models and direct calls are not judged."""
+    status, text, document = check("anole", {"anole": result(*rows)})
+    assert status == bool(expected) and len(document["missed"]) == len(expected)
+    for line, names in zip(document["missed"], expected, strict=True):
         assert line in text.splitlines() and all(name in line for name in names)
 
 
 def test_everything_that_fails_or_is_left_out_is_named(check: Callable[..., Any]) -> None:
     parts = {"tests": result(tests=[{"passed": 3, "skipped": 0, "failed": ["test_gpu.py::test_x"]}])}
     parts["emu3"] = result(left_out={"emu3": "it needs 18 GB"}, failed={"emu3 ar": "OSError: bad"})
-    status, text, found = check("tests emu3", parts)
-    assert status == 1 and len(found["missed"]) == 2 and found["tests"]["passed"] == 3
+    status, text, document = check("tests emu3", parts)
+    assert status == 1 and len(document["missed"]) == 2 and document["tests"]["passed"] == 3
     for name in ("test_x", "OSError: bad", "it needs 18 GB", "llamagen2", "compiled"):
         assert name in text
 
 
 def test_parts_that_ran_alone_stand_in_one_table(check: Callable[..., Any]) -> None:
     check("anole", {"anole": result(row("anole", "ar", 12.0))})
-    status, text, found = check("emu3", {"emu3": result(row("emu3", "ar", 12.0))})
-    assert status == 0 and [one["model"] for one in found["rows"]] == ["anole", "emu3"]
-    assert text.count("| 12.00 |") == 2 and "anole" not in found["left_out"]
+    status, text, document = check("emu3", {"emu3": result(row("emu3", "ar", 12.0))})
+    assert status == 0 and [one["model"] for one in document["rows"]] == ["anole", "emu3"]
+    assert text.count("| 12.00 |") == 2 and "anole" not in document["left_out"]
     other = result(row("emoji", "ar", 1.0), environment={**ENVIRONMENT, "device": "another"})
-    _, _, found = check("emoji", {"emoji": other})
-    assert [one["model"] for one in found["rows"]] == ["emoji"] and "emu3" in found["left_out"]
+    _, _, document = check("emoji", {"emoji": other})
+    assert [one["model"] for one in document["rows"]] == ["emoji"] and "emu3" in document["left_out"]
 
 
 def test_bad_words_and_no_gpu_are_one_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

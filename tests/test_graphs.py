@@ -1,5 +1,5 @@
-"""Recorded parts of a step give the images and steps of direct calls, from static buffers alone. On the CPU
-tests.tape stands in for CUDA."""
+"""Recorded parts of a step give the images and the steps of direct calls, and read static buffers alone. On
+the CPU, tests.tape stands in for CUDA."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from models.spec import ALIGNMENTS
 from tests import test_engine_separators as separators
 from tests.checkpoints import Checkpoints, load
 from tests.decoding import codes_of
-from tests.tape import SPOILT, Machine
-from tests.test_engine import IMAGES, PLAIN, TREE, drafted_methods, exact_methods, made
+from tests.tape import FILLER, Machine
+from tests.test_engine import IMAGES, PLAIN, TREE, drafted_methods, exact_methods, new_engine
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +56,7 @@ def test_a_cpu_has_no_graphs(tiny_checkpoint: Path) -> None:
 
 
 def graphs_of(target: object) -> GraphRunner | None:
-    """Returns the runner that records the steps of a target; None if there is none."""
+    """Returns the graph runner of a target, or None without graphs."""
     run = getattr(target, "run", None)
     return run if isinstance(run, GraphRunner) else None
 
@@ -73,14 +73,14 @@ CASES = exact_methods(Sampling()) + exact_methods(PLAIN) + drafted_methods(Sampl
 @pytest.mark.parametrize("method", CASES, ids=str)
 def test_captured_passes_are_the_direct_ones(method: Method, slots: int) -> None:
     """Idle slots, and rows that nobody reads, have no effect."""
-    captured, direct = (made(method, slots, graphs) for graphs in (True, False))
+    captured, direct = (new_engine(method, slots, graphs) for graphs in (True, False))
     assert steps(captured.decode(IMAGES)) == steps(direct.decode(IMAGES))
     assert captured.target.run.captured > 1 and captured.target.cache.store.isfinite().all()
 
 
 @pytest.mark.parametrize("name", ["ar", "self-draft", "eagle-2"])
 def test_row_separators(name: str) -> None:
-    engine = separators.made(Method(name, Sampling(), separators.TREES[name]), 2, graphs=True)
+    engine = separators.new_engine(Method(name, Sampling(), separators.TREES[name]), 2, graphs=True)
     assert codes_of(engine.decode(separators.IMAGES)) == separators.reference("sampled", 4, 4)
     assert graphs_of(engine.target).captured > 1
 
@@ -106,13 +106,13 @@ def test_models(name: str, shift: str, tiny_checkpoint: Path) -> None:
 
 @pytest.mark.parametrize("name", ["ar", "eagle-2", "self-draft"])
 def test_positions_on_three_axes(name: str, checkpoints: Checkpoints) -> None:
-    """They start at each image's own first code, which changes when a slot takes the next prompt."""
+    """Positions start at the first code of each image, which differs once a slot takes the next prompt."""
     model = replace(checkpoints["glm_image"].load(), grid=Grid(4, 5, before=(Raster(2, 3),)))
     pipe, other = Pipeline(model), Pipeline(replace(model, graphs=True))
     method = Method(name, Sampling(guidance=1.0), TREES.get(name, TreeShape(9, 3, 20)))
     texts = ("sun", "red heart, and a text that is longer", "pizza")
-    found = [part(texts, method, seed=5, batch_size=2).codes for part in (pipe, other)]
-    assert found[0] == found[1] and len({tuple(codes) for codes in found[0]}) == 3
+    codes_by_mode = [part(texts, method, seed=5, batch_size=2).codes for part in (pipe, other)]
+    assert codes_by_mode[0] == codes_by_mode[1] and len({tuple(codes) for codes in codes_by_mode[0]}) == 3
 
 
 def test_shape_buckets() -> None:
@@ -127,8 +127,8 @@ def doubling(by: Tensor) -> Callable[[Tensor, int], Tensor]:
 
 
 def check_results(run: GraphRunner, device: torch.device) -> None:
-    """Checks replays of one graph, of another shape and another number, and after a tensor was updated in
-    place; then a function of a result, which stays in its memory."""
+    """Replays a graph, one of another shape, and one with another number, then again after a tensor was
+    updated in place; and checks that a function of a result leaves that result in its memory."""
     by, three = torch.tensor(2.0, device=device), torch.ones(3, device=device)
     double = doubling(by)
     results = [run(double, three, 1).tolist(), run(double, 5 * three, 1).tolist()]
@@ -158,7 +158,7 @@ def test_the_tape_shows_what_a_graph_breaks() -> None:
     assert [run(count, torch.ones(1)).item() for _ in range(4)] == [1, 2, 2, 2]
     assert len(inputs) == 2
     run(doubling(torch.tensor(2.0)), torch.ones(1), 1)
-    assert inputs[-1].item() == SPOILT
+    assert inputs[-1].item() == FILLER
 
 
 def test_a_function_counts_once_in_its_first_call() -> None:
@@ -173,15 +173,15 @@ def test_a_failed_recording_leaves_plain_calls(fail_at: int, capsys: pytest.Capt
     machine = Machine(fail_at)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("models.model.CudaRecorder", lambda device: machine)
-        engine = made(Method("eagle-2", Sampling(), TREES["eagle-2"]), 2, graphs=True)
-    direct = made(engine.method, 2)
+        engine = new_engine(Method("eagle-2", Sampling(), TREES["eagle-2"]), 2, graphs=True)
+    direct = new_engine(engine.method, 2)
     assert codes_of(engine.decode(IMAGES)) == codes_of(direct.decode(IMAGES))
     assert machine.recordings == fail_at and engine.target.run.captured == 0
     (line,) = capsys.readouterr().err.splitlines()
     assert "out of graphs" in line
 
 
-def state(engine: Engine) -> list[Tensor]:
+def updated_tensors(engine: Engine) -> list[Tensor]:
     """Returns everything that the parts of a step update in place: lengths and contents of caches, and the
     proposer's state per position."""
     proposer = engine.drafting[0] if engine.drafting else None
@@ -208,7 +208,7 @@ def test_every_step_leaves_what_direct_calls_leave(rows_end: bool, name: str, ma
     adaptive = AdaptiveTree(depth_max=3, depth_start=2, width_max=3)
     tree = adaptive if name == "adt-tree" else TREES.get(name, TREE)
     method, images = Method(name, Sampling(), tree), separators.IMAGES if rows_end else IMAGES
-    make = separators.made if rows_end else made
+    make = separators.new_engine if rows_end else new_engine
     captured = make(method, 2, graphs=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("models.model.GraphRunner", lambda recorder: call)
@@ -217,6 +217,6 @@ def test_every_step_leaves_what_direct_calls_leave(rows_end: bool, name: str, ma
     recordings = set()
     for _, _ in zip(captured.steps(images), direct.steps(images), strict=True):
         recordings.add(machine.recordings)
-        for one, other in zip(state(captured), state(direct), strict=True):
+        for one, other in zip(updated_tensors(captured), updated_tensors(direct), strict=True):
             assert torch.equal(one, other)
     assert len(recordings) > 1

@@ -108,14 +108,15 @@ def test_on_the_command_line(hub: Hub, refused: Refused, tmp_path: Path, option:
 
 
 def test_of_a_pipeline_only_the_parts_of_the_model_are_fetched(hub: Hub, checkpoints: Checkpoints) -> None:
-    """By its hub id alone, by the family's name, and from another repository of the same layout."""
+    """This holds for the hub id alone, for the family's name, and for another repository of the same
+    layout."""
     repository = checkpoints["glm_image"].path.parent
     parts = ("vision_language_encoder/", "processor/")
-    how = LoadOptions(device="meta", precision="fp32", need_drafter=False, height=64, width=64)
+    base = LoadOptions(device="meta", precision="fp32", need_drafter=False, height=64, width=64)
     for model, options, expected in (
-        ("zai-org/GLM-Image", replace(how, revision="v1"), ("zai-org/GLM-Image", "v1")),
-        ("zai-org/GLM-Image@v2", how, ("zai-org/GLM-Image", "v2")),
-        ("glm_image", replace(how, model_path="a/b", revision="v3"), ("a/b", "v3")),
+        ("zai-org/GLM-Image", replace(base, revision="v1"), ("zai-org/GLM-Image", "v1")),
+        ("zai-org/GLM-Image@v2", base, ("zai-org/GLM-Image", "v2")),
+        ("glm_image", replace(base, model_path="a/b", revision="v3"), ("a/b", "v3")),
     ):
         calls = hub(repository)
         assert load(model, options).name == "glm_image"

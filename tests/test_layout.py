@@ -9,11 +9,11 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.runs import ROOT
+
 LAYERS = ("main", "cli", "demo", "eval", "training", "serve", "custom_generate", "models", "adt_tree")
 MAY_IMPORT = {  # main -> cli -> eval, training, serve -> adt_tree.pipeline, models -> adt_tree
     "main": {"cli", "adt_tree"},
@@ -26,8 +26,8 @@ MAY_IMPORT = {  # main -> cli -> eval, training, serve -> adt_tree.pipeline, mod
     "models": {"models", "adt_tree"},
     "adt_tree": {"adt_tree"},
 }
-# What backbones take from the method: its protocols, value types, defaults and two helpers; no loop, policy
-# or rule but one, which draws the codes on which a drafter's alignments are compared.
+# Backbones import the method's protocols, value types, defaults and two helpers. They import no loop, no
+# policy and one rule, which samples the codes on which the alignments of a drafter are compared.
 FOR_MODELS = {
     ("adt_tree.roles", None), ("adt_tree.tree", None), ("adt_tree.grid", None),
     ("adt_tree.verify", "Verdict"), ("adt_tree.sampling", "Sampling"), ("adt_tree.relax", "nearest_table"),
@@ -38,7 +38,7 @@ FOR_MODELS = {
     ("adt_tree.decode", "autoregressive"), ("adt_tree.decode", "finished"),
     ("adt_tree.budget", "AutoTree"), ("adt_tree.ranges", "part"), ("adt_tree.errors", None),
 }  # fmt: skip
-MODELS_BELOW = {  # folders of models that stand below the rest -> what of models they may import
+MODELS_BELOW = {  # folders of models that stand below the rest -> the parts of models that they may import
     "models/checkpoint": ("models.checkpoint",),
     "models/codecs": ("models.checkpoint", "models.codecs"),
 }
@@ -79,8 +79,8 @@ def imports(tree: ast.AST) -> Iterator[tuple[str, str | None]]:
 
 @pytest.mark.parametrize("file", OURS)
 def test_imports(file: str) -> None:
-    """Layers import downwards only, adt_tree imports types of models alone, and the method needs torch at
-    most."""
+    """Layers import downwards only, adt_tree imports no more than types of models, and the method imports
+    nothing but torch from outside."""
     layer, more = file.split("/")[0].removesuffix(".py"), FRONT_DOORS.get(file, set())
     allowed = MAY_IMPORT[layer] | more
     below = MODELS_BELOW.get(file.rpartition("/")[0], ("models",))
@@ -158,7 +158,7 @@ MUTABLE_CALLS = {"list", "dict", "set", "defaultdict", "deque", "Counter", "Orde
 
 
 def constant(name: str) -> bool:
-    """Whether a name is in CAPITALS, with or without a leading underscore."""
+    """Tells whether a name is in CAPITALS, with or without a leading underscore."""
     return bool(re.fullmatch(r"_?[A-Z][A-Z0-9_]*|__all__", name))
 
 

@@ -80,7 +80,7 @@ def test_the_text_encoder_leaves_memory(folder: Path) -> None:
     gc.disable()
     try:
         text.encode(TEXTS[0])
-        text._encoder.hook = [text._encoder]  # refers back to the module, as a hook may
+        text._encoder.hook = [text._encoder]  # a reference cycle, as a hook may make one
         tensors = [weakref.ref(tensor) for tensor in text._encoder.parameters()]
         assert len(tensors) > 5 and all(tensor() is not None for tensor in tensors)
         text.release()

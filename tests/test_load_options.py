@@ -1,6 +1,9 @@
 """Options of loading. With --deterministic, an exact method gives the AR baseline's image in bf16 too;
---attention flash gives the results of sdpa. Models and options that do not fit are refused. flash-attn needs
-a GPU, so a stand-in of its documented function reads the same tensors here."""
+--attention flash gives the results of sdpa. Models and options that do not fit are refused.
+
+flash-attn needs a GPU, so a function with its documented behaviour, which reads the same tensors, stands in
+for it.
+"""
 
 from __future__ import annotations
 
@@ -47,20 +50,21 @@ def test_the_baseline_is_the_same(flash: None, pipe: Pipeline, batch_size: int) 
     """This holds for prompts of several lengths, with and without guidance."""
     other = Pipeline(replace(pipe.model, attention="flash"))
     for guidance in (1.0, 3.0):
-        how = {"method": "ar", "sampling": Sampling(guidance=guidance), "seed": 3, "batch_size": batch_size}
+        options = {"sampling": Sampling(guidance=guidance), "seed": 3, "batch_size": batch_size}
         prompts = ["sun", "a red moon over the sea", "x"]
-        assert other(prompts, **how).codes == pipe(prompts, **how).codes
+        assert other(prompts, "ar", **options).codes == pipe(prompts, "ar", **options).codes
 
 
 def test_draft_trees_are_refused(flash: None, pipe: Pipeline) -> None:
-    with pytest.raises(ValueError, match="draft trees .* need a mask"):
+    with pytest.raises(ValueError, match="--attention flash"):
         Pipeline(replace(pipe.model, attention="flash"))("sun", method="self-draft")
 
 
 @pytest.mark.skipif(not packable(torch.ones(1, 1).bfloat16()), reason="no bf16 products on this CPU")
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_one_seed_gives_one_image_in_bf16(temperature: float) -> None:
-    """Without the option images differ; with it none does, whatever the tree and the images in flight."""
+    """Without the option some images differ. With it none differs, whatever the tree and the number of images
+    in flight."""
     exact = Pipeline.from_pretrained(precision="bf16", options=LoadOptions(deterministic=True))
     rough, sampling = Pipeline(replace(exact.model, deterministic=False)), Sampling(temperature)
     prompts = ["noto emoji of red heart", "fluent emoji of pizza", "twemoji emoji of owl"]
@@ -81,7 +85,7 @@ def test_products_that_depend_on_their_neighbours_are_found(monkeypatch: pytest.
         products = "models.packed.Product.__call__"
         monkeypatch.setattr(products, lambda self, x: x.sum() + torch.zeros(len(x), 1))
     assert not row_invariant(model.decoder)
-    with pytest.raises(CheckpointError, match="--deterministic: this CPU's products in fp32"):
+    with pytest.raises(CheckpointError, match=r"--deterministic.*fp32"):
         load("emoji", LoadOptions(precision="fp32", deterministic=True))
 
 
@@ -90,7 +94,7 @@ def test_where_either_is_not_made_for_it_is_refused(refused: Refused, tmp_path: 
     line = refused(*words, *"--deterministic --precision fp16".split())
     assert "--deterministic" in line and "--precision" in line
     flash = "--attention flash --device cpu --model_type base".split()
-    assert "--attention flash: flash-attn needs a CUDA device" in refused(*words, *flash)
+    assert "--attention flash" in refused(*words, *flash)
     assert not (tmp_path / "out" / "generation_configs.json").exists()
-    with pytest.raises(CheckpointError, match="choose sdpa or flash"):
+    with pytest.raises(CheckpointError, match="--attention xformers"):
         load("emoji", LoadOptions(attention="xformers"))

@@ -19,9 +19,9 @@ from models.model import Model
 from models.registry import SPECS, spec_of
 from models.spec import LoadOptions
 from tests.checkpoints import BUILD, Checkpoints
+from tests.runs import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
-HOW = LoadOptions(precision="fp32", device="cpu", alignment="published")
+OPTIONS = LoadOptions(precision="fp32", device="cpu", alignment="published")
 
 
 def test_every_family_is_recognised_in_its_folder(checkpoints: Checkpoints) -> None:
@@ -36,7 +36,7 @@ def test_every_family_is_recognised_in_its_folder(checkpoints: Checkpoints) -> N
 @pytest.mark.parametrize("name", ["emoji", "llamagen", "llamagen classes"])
 def test_a_folder_is_the_family_with_that_path(checkpoints: Checkpoints, name: str) -> None:
     path = str(checkpoints[name].path)
-    direct, named = load(path, HOW), load(name.split()[0], replace(HOW, model_path=path))
+    direct, named = load(path, OPTIONS), load(name.split()[0], replace(OPTIONS, model_path=path))
     assert direct.spec == named.spec and direct.weights_sha == named.weights_sha
     assert direct.drafter_sha == named.drafter_sha is not None
     assert direct.weights_sha == read_weights(weights_file(Path(path))).digest()
@@ -49,18 +49,20 @@ def test_what_is_no_model(checkpoints: Checkpoints, tmp_path: Path) -> None:
     unsized = checkpoints["llamagen file"].copied(tmp_path / "unsized").path
     for folder in (copy, unsized.parent):
         (folder / "config.json").write_text('{"n_head": 4}')
-    for model, options, says in (
-        ("emojy", HOW, "there is no model emojy: choose one of emoji, anole"),
-        ("emojy", replace(HOW, model_path=str(copy)), "there is no model emojy"),
-        (str(copy), HOW, "do not tell which model it is: give it as --model_path"),
-        (str(unsized), HOW, "do not tell which model it is"),  # a .pt of texts could be of either stage
-        (str(tmp_path / "nowhere"), HOW, "there is no model"),
-        (emoji, replace(HOW, precision="fp8"), "--precision fp8: choose one of auto, bf16"),
-        (emoji, replace(HOW, device="tpu"), "--device tpu: choose auto, cpu, cuda"),
+    nowhere = tmp_path / "nowhere"
+    for model, options, named in (
+        ("emojy", OPTIONS, "emojy"),
+        ("emojy", replace(OPTIONS, model_path=str(copy)), "emojy"),
+        (str(copy), OPTIONS, f"{copy}: .*--model_path"),
+        # A text model in a .pt could belong to either stage.
+        (str(unsized), OPTIONS, str(unsized)),
+        (str(nowhere), OPTIONS, str(nowhere)),
+        (emoji, replace(OPTIONS, precision="fp8"), "--precision fp8"),
+        (emoji, replace(OPTIONS, device="tpu"), "--device tpu"),
     ):
-        with pytest.raises(CheckpointError) as caught:
+        with pytest.raises(CheckpointError, match=named) as caught:
             load(model, options)
-        assert says in str(caught.value) and "\n" not in str(caught.value), str(caught.value)
+        assert "\n" not in str(caught.value)
 
 
 def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,15 +78,15 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert pick_device("auto") == "cuda" and placed == [1]
-    for rank, says in (("2", "LOCAL_RANK=2, but 2 CUDA devices"), ("x", "LOCAL_RANK='x'")):
+    for rank in ("2", "x"):
         monkeypatch.setenv("LOCAL_RANK", rank)
-        with pytest.raises(CheckpointError, match=says):
+        with pytest.raises(CheckpointError, match=f"LOCAL_RANK='?{rank}"):
             pick_device("auto")
-    with pytest.raises(CheckpointError, match="cuda:2: 2 CUDA devices"):
+    with pytest.raises(CheckpointError, match="--device cuda:2"):
         pick_device("cuda:2")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert pick_device("auto") == "cpu"
-    with pytest.raises(CheckpointError, match="no CUDA device is visible"):
+    with pytest.raises(CheckpointError, match="--device cuda"):
         pick_device("cuda")
 
 
@@ -126,7 +128,7 @@ def test_no_other_file_knows_a_family_by_name() -> None:
 
 
 def test_loading_needs_no_drafter(checkpoints: Checkpoints) -> None:
-    model = load(str(checkpoints["emoji"].path), replace(HOW, need_drafter=False))
+    model = load(str(checkpoints["emoji"].path), replace(OPTIONS, need_drafter=False))
     assert isinstance(model, Model) and model.drafter_net is None
-    with pytest.raises(CheckpointError, match="loaded without a drafter"):
+    with pytest.raises(CheckpointError, match="--drafter_path"):
         model.drafter(model.target(1, Sampling(), 1, 9), 1, 1)

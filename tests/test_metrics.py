@@ -82,7 +82,8 @@ def test_effnet_features_are_what_its_classifier_reads() -> None:
 
 
 def test_preprocessing(tmp_path: Path) -> None:
-    """clean-fid's resize, CLIP's and LANTERN's by torchvision, and HPS's by its own package."""
+    """Pictures are prepared as clean-fid, CLIP, LANTERN (by torchvision) and the package of HPS prepare
+    them."""
     expected, image = tensors("metrics/preprocessing"), tiny.picture(90, 61)
     close(pictures.clean_resize(image, 299)[:, ::23, ::23], expected["clean299"])
     assert torch.equal(pictures.to_tensor(pictures.reference_crop(image, 40)), expected["lanczos40"])
@@ -120,7 +121,7 @@ def test_weights_of_another_kind_are_one_line(tmp_path: Path, monkeypatch: pytes
             load()
         assert "\n" not in str(caught.value) and str(file) in str(caught.value)
     (clip / "open_clip_model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match="--clip_path"):  # and no model of random weights
+    with pytest.raises(CheckpointError, match="--clip_path"):  # rather than score with random weights
         load_clip(str(clip), "--clip_path", CPU)
     assert not MARK.exists() and hps.exists()
 

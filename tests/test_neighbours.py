@@ -18,7 +18,7 @@ from models.codecs.nearest_codes import find_table, read_table
 from tests.checkpoints import load
 from tests.golden import tensors
 
-AMBIGUOUS = 5748  # the recorded row whose order fp32 rounding decided
+AMBIGUOUS = 5748  # the recorded row with two distances that fp32 cannot tell apart
 
 
 @pytest.fixture(scope="module")
@@ -62,24 +62,24 @@ def test_where_tables_lie(table: Path, tmp_path: Path) -> None:
 
 
 DAMAGE: dict[str, tuple[Callable[[np.ndarray], np.ndarray], str]] = {
-    "rows": (lambda t: t[:100], "100 rows"),
-    "columns": (lambda t: t[:, :3], "smaller --lantern_k"),
-    "range": (lambda t: t + 1, "0 to 255"),
-    "self": (lambda t: np.where(t == 7, np.arange(256)[:, None], t).astype(np.uint16), "own neighbour"),
-    "order": (lambda t: t[:, ::-1], "ascending order"),
-    "other": (lambda t: np.roll(t, 1, axis=1), "ascending order"),
-    "floats": (lambda t: t.astype(np.float32), "not a table of codes"),
-    "flat": (lambda t: t[0], "not a table of codes"),
+    "rows": (lambda t: t[:100], "100.*256"),
+    "columns": (lambda t: t[:, :3], "--lantern_k"),
+    "range": (lambda t: t + 1, "255"),
+    "self": (lambda t: np.where(t == 7, np.arange(256)[:, None], t).astype(np.uint16), "neighbour"),
+    "order": (lambda t: t[:, ::-1], "order"),
+    "other": (lambda t: np.roll(t, 1, axis=1), "order"),
+    "floats": (lambda t: t.astype(np.float32), "float32"),
+    "flat": (lambda t: t[0], "uint16"),
 }
 
 
-@pytest.mark.parametrize("how", DAMAGE)
-def test_what_does_not_fit_is_one_line(codebook: Tensor, table: Path, how: str) -> None:
-    change, says = DAMAGE[how]
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_what_does_not_fit_is_one_line(codebook: Tensor, table: Path, kind: str) -> None:
+    change, named = DAMAGE[kind]
     np.save(table, change(np.load(table)))
-    with pytest.raises(CheckpointError, match=says) as caught:
+    with pytest.raises(CheckpointError, match=f"{table}.*{named}") as caught:
         read_table(table, codebook, 40)
-    assert str(table) in str(caught.value) and "\n" not in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("size", [0, 60, 5000])
@@ -100,7 +100,7 @@ def test_a_model_reads_its_table_where_it_lies(
     model = load("emoji", folder, need_drafter=False)
     assert torch.equal(model.nearest(5), computed[:, :5])
     assert torch.equal(model.nearest(5, folder), computed[:, :5])
-    with pytest.raises(CheckpointError, match="smaller --lantern_k"):
+    with pytest.raises(CheckpointError, match="--lantern_k"):
         model.nearest(20)
-    with pytest.raises(CheckpointError, match="--lantern_table nowhere: no such file"):
+    with pytest.raises(CheckpointError, match="--lantern_table nowhere"):
         model.nearest(5, Path("nowhere"))

@@ -44,7 +44,8 @@ def test_the_published_flags_name_methods(words: str, name: str) -> None:
     assert parse(words).name == name
 
 
-FIVE_DEEP = {"depth_min": 5, "depth_start": 5, "depth_max": 5}  # a bound takes along what is beyond it
+# A new bound moves the defaults that lie beyond it.
+FIVE_DEEP = {"depth_min": 5, "depth_start": 5, "depth_max": 5}
 
 
 @pytest.mark.parametrize(
@@ -120,18 +121,19 @@ def test_refused(words: str) -> None:
     with pytest.raises(UserError) as caught:
         parse(words)
     message = str(caught.value)
-    given = [word.removeprefix("--") for word in words.split() if word.startswith("--")]
-    assert "\n" not in message and any(name in message for name in given)
+    named = [word.removeprefix("--") for word in words.split() if word.startswith("--")]
+    assert "\n" not in message and any(name in message for name in named)
 
 
 VALUES = {
     "lantern": "", "lantern_delta": "0.5", "verify": "coupled", "rules": "reference", "seed_cells": "left",
     "tree_choices": "chain", "drafter_alignment": "auto", "adt_init": "both", "adt_beta": "0.5",
 }  # fmt: skip
+# The words that an option needs beside it, so that only its method can refuse it.
 NEEDED = {"lantern_": "--lantern", "rules": "--verify rejection"} | {
     f"adt_{side}": f"--adt_{side}_min 6 --adt_{side}_start 6 --adt_{side}_max 6"
     for side in ("depth", "width")
-}  # what an option is given beside, so that only its method can be against it
+}
 
 
 @pytest.mark.parametrize(("name", "option"), product(METHODS, METHOD_OPTIONS))
@@ -174,13 +176,11 @@ def test_method_names_every_method_and_agrees_with_its_published_flags(name: str
     assert parse(f"--method {name} --drafter_type {spec.drafter} {kind}").name == name
 
 
-@pytest.mark.parametrize(
-    ("word", "says"), [("", "it is empty"), ("  ", "it is empty"), ("caf\udce9", "is not UTF-8 text")]
-)
+@pytest.mark.parametrize("value", ["", "  ", "caf\udce9"])
 @pytest.mark.parametrize("name", ["output_dir", "prompt"])
-def test_words_that_say_nothing_or_cannot_be_written_down(name: str, word: str, says: str) -> None:
-    with pytest.raises(UserError, match=f"--{name}: .*{says}"):
-        Options.parse([f"--{name}={word}"])
+def test_values_that_are_empty_or_not_utf_8_are_refused(name: str, value: str) -> None:
+    with pytest.raises(UserError, match=f"--{name}: "):
+        Options.parse([f"--{name}={value}"])
 
 
 def test_config_file_gives_options_and_the_command_line_wins(tmp_path: Path) -> None:
@@ -192,31 +192,31 @@ def test_config_file_gives_options_and_the_command_line_wins(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "named"),
     [
-        ("temprature: 0\n", "did you mean temperature"),
-        ("peanut: 1\n", "true or false"),
-        ("top_k: true\n", "a value"),
-        ("top_k:\n", "no plain value"),
-        ("tree:\n  depth: 3\n", "no plain value"),
-        ("- a\n- b\n", "run.yaml"),
-        ("a: [\n", "run.yaml"),
-        ("temperature: warm\n", "not a number"),
-        ("config: other.yaml\n", "unknown key"),
-        ("temperature: 1\ntop_k: 2\ntemperature: 0\n", "temperature stands twice"),
-        ("temperature: [1, 2]\n", "takes a single value"),
-        ("output_dir: ''\n", "it is empty"),
-        ('prompt: "\\ud800"\n', "not UTF-8 text"),
-        ("a: " + "[" * 5000, "run.yaml"),
-        (b"cfg: \xff", "run.yaml"),
-        (None, "run.yaml"),
+        ("temprature: 0\n", "'temprature'.* temperature"),
+        ("peanut: 1\n", "peanut"),
+        ("top_k: true\n", "top_k"),
+        ("top_k:\n", "top_k"),
+        ("tree:\n  depth: 3\n", "tree"),
+        ("- a\n- b\n", ""),
+        ("a: [\n", ""),
+        ("temperature: warm\n", "warm"),
+        ("config: other.yaml\n", "'config'"),
+        ("temperature: 1\ntop_k: 2\ntemperature: 0\n", "temperature"),
+        ("temperature: [1, 2]\n", "temperature"),
+        ("output_dir: ''\n", "output_dir"),
+        ('prompt: "\\ud800"\n', "prompt"),
+        ("a: " + "[" * 5000, ""),
+        (b"cfg: \xff", ""),
+        (None, ""),
     ],
 )
-def test_bad_config_files(tmp_path: Path, text: str | bytes | None, says: str) -> None:
+def test_bad_config_files(tmp_path: Path, text: str | bytes | None, named: str) -> None:
     file = tmp_path / "run.yaml"
     if text is not None:
         file.write_bytes(text.encode() if isinstance(text, str) else text)
-    with pytest.raises(UserError, match=says) as caught:
+    with pytest.raises(UserError, match=rf"run\.yaml.*{named}") as caught:
         parse(f"--config {file}")
     assert "\n" not in str(caught.value)
 
@@ -239,8 +239,10 @@ def test_a_command_inherits_groups_and_changes_their_defaults(
 ) -> None:
     file = tmp_path / "bench.yaml"
     file.write_text("methods: [eagle-1, adt-tree]\nwarmup: 3\n")
-    given = Bench(methods=("eagle-1", "adt-tree"), warmup=3, num_images=16, batch_size=(1,), config=str(file))
-    assert Bench.parse(["--config", str(file)]) == given and Options.parse([]).num_images == 10
+    options = Bench(
+        methods=("eagle-1", "adt-tree"), warmup=3, num_images=16, batch_size=(1,), config=str(file)
+    )
+    assert Bench.parse(["--config", str(file)]) == options and Options.parse([]).num_images == 10
     with pytest.raises(SystemExit):
         Bench.parse(["--help"])
     text = " ".join(capsys.readouterr().out.split())

@@ -1,4 +1,5 @@
-"""Packed weights compute the same function for one row as for hundreds, and nothing else changes."""
+"""Packed weights compute the same function for one row as for hundreds, and nothing else of the model
+changes."""
 
 from __future__ import annotations
 
@@ -70,7 +71,7 @@ def test_a_norm_whose_scale_is_elsewhere() -> None:
         torch.testing.assert_close(rows(tiny) * scale, norm(tiny), rtol=1e-5, atol=1e-8)
 
 
-def drawn(config: DecoderConfig, std: float) -> Block:
+def random_layer(config: DecoderConfig, std: float) -> Block:
     """Returns a random layer."""
     block = Block(config).requires_grad_(False)
     for parameter in block.parameters():
@@ -104,14 +105,14 @@ def test_a_layer(kv_heads: int, qk_norm: bool, input_norm: bool) -> None:
 
 
 def test_a_layer_with_biases_and_norms_behind() -> None:
-    """As GLM-Image has them; some pairs of a head are not rotated."""
+    """GLM-Image has such biases and norms, and does not rotate some pairs of a head."""
     check_layer(DecoderConfig(10, 48, 100, 1, 4, 2, rope_sections=(1, 2, 1), **POST_NORMS))
 
 
 def check_layer(config: DecoderConfig) -> None:
-    """The packed layer computes what the plain one does."""
+    """Checks that the packed layer computes what the plain one does."""
     torch.manual_seed(2)
-    block = drawn(config, 0.3)
+    block = random_layer(config, 0.3)
     x = torch.randn(2, 9, 48)
     rotation = rotary_table(config)[torch.arange(9)[None]].unsqueeze(2)
     whole = causally(block, x, rotation)
@@ -142,7 +143,7 @@ def test_a_decoder_with_its_head(tiny_checkpoint: Path) -> None:
 def test_a_layer_in_bf16_is_nearer_fp32_than_torchs(fields: dict[str, bool]) -> None:
     torch.manual_seed(4)
     config = DecoderConfig(10, 192, 512, 1, 6, **fields)
-    rough = drawn(config, 0.05).bfloat16()
+    rough = random_layer(config, 0.05).bfloat16()
     exact, packed = copy.deepcopy(rough).float(), PackedBlock(copy.deepcopy(rough))
     x, rotation = (
         torch.randn(2, 40, 192).bfloat16(),
@@ -158,7 +159,7 @@ def test_a_layer_in_bf16_is_nearer_fp32_than_torchs(fields: dict[str, bool]) -> 
 
 
 def test_what_gains_nothing_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This is half precision where the CPU has no products in it."""
+    """Packing gains nothing in half precision if the CPU cannot multiply in it."""
     monkeypatch.setattr("models.packed.packable", lambda weight: weight.dtype == torch.float32)
     net = nn.Sequential(nn.Linear(4, 4), MLP(DecoderConfig(10, 8, 8, 1, 2))).bfloat16()
     before = list(net.state_dict())

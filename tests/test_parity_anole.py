@@ -58,7 +58,8 @@ def test_causal(recorded: Recorded) -> None:
 
 
 def test_through_the_cache(recorded: Recorded) -> None:
-    """A prefill, a chain of committed codes, and a tree, in both guidance branches without padding."""
+    """A prefill, a chain of committed codes and a tree are compared, in both guidance branches without
+    padding."""
     rows, known, columns = recorded.branches(), recorded.values, recorded.columns
     length = known["input_ids"].shape[1]
     prompts = [tokens[: len(tokens) - (length - PROMPT)].tolist() for tokens in rows]

@@ -122,7 +122,7 @@ RUNS = [
 
 @pytest.mark.parametrize(("read", "run", "count"), RUNS)
 def test_cycles(read: Callable[[str], Recorded], run: str, count: int) -> None:
-    """Compares the features of the prompt's rows; then, cycle after cycle on one cache, the feature and
+    """Compares the features of the prompt's rows, and then, for every cycle on one cache, the feature and
     guided logits at the root, the levels below it, and the tree."""
     known, tree = read(run), run.split(".")[-1]
     for branch, rows in enumerate(known.features):

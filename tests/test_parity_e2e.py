@@ -26,8 +26,8 @@ from tests.decoding import static_growth
 from tests.golden import FIRST_CODE, UNCONDITIONAL, Anole, anole, llamagen, tensors
 
 SAMPLING = Sampling(temperature=0.0, guidance=3.0)
-LENGTH = 48  # codes of Anole compared; all of the recorded ones agree, this many keep the test short
-SPARE = 6  # codes behind those that are compared, so that no tree that is compared is cut
+LENGTH = 48  # number of compared codes of Anole; all recorded ones agree, but fewer keep the test short
+SPARE = 6  # further codes, so that the end of the image cuts no compared tree
 TREES = ("dynamic", "naive_extend_57", "mc_sim_7b_63")
 DELTA = {"exact": None, "lantern_k10_d0p3": 0.3, "lantern_k10_d2p0": 2.0}
 LLAMAGEN = [(tree, mode, 16) for tree in TREES for mode in DELTA]

@@ -37,7 +37,7 @@ def relaxation(result: dict[str, Any]) -> Relaxation | None:
 def test_greedy(family: str, case: int) -> None:
     data, results = tensors("posterior_greedy"), values("posterior")[family][case]
     key = f"{family}.{case}"
-    # The root is its own parent here and has none there.
+    # In our trees the root is its parent, in the recorded ones it has none.
     tree = tree_of(data[f"{key}.tokens"][None], data[f"{key}.parents"].clamp_min(0)[None])
     log_p = data[f"{key}.node_logits"][None].log_softmax(-1)
     for result in results:
@@ -66,7 +66,7 @@ def check_sampled(tree: DraftTree, rows: Tensor, p: Tensor, result: dict[str, An
     assert length == result["accept_length"] + 1
     assert verdict.path[0, 1:length].tolist() == taken
     torch.testing.assert_close(residual[0, verdict.path[0, length - 1]], bonus, atol=2e-6, rtol=1e-4)
-    # The corrected rule decides every comparison alike up to the first rejection with a borrowed mass.
+    # Up to the first rejection with a borrowed mass, the corrected rule decides every comparison as recorded.
     hit, _ = Rejection(CODES, tree.q is not None, relaxation(result)).judge(tree, p, chances)
     for node, _, _, _, accepted, borrowed in compared:
         assert bool(hit[0, node]) == accepted

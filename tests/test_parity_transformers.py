@@ -74,8 +74,8 @@ class Janus(Theirs):
 
     def greedy(self, texts: list[str], grid: Grid) -> list[list[int]]:
         """Returns the images that generate gives."""
-        how = {"generation_mode": "image", "do_sample": False, "guidance_scale": self.guidance}
-        return [self.tokens(codes) for codes in self.model.generate(**self.inputs(texts, grid), **how)]
+        options = {"generation_mode": "image", "do_sample": False, "guidance_scale": self.guidance}
+        return [self.tokens(codes) for codes in self.model.generate(**self.inputs(texts, grid), **options)]
 
     def pixels(self, codes: Tensor) -> Tensor:
         """Returns pixels [H, W, 3] in [-1, 1]."""
@@ -116,9 +116,9 @@ class Emu3(Theirs):
             row_end = [IDS[tiny.ROW_END]] if offset % width == 0 else None
             return behind.get(offset) or row_end or list(range(FIRST, FIRST + tiny.CODES))
 
-        given, negative = self.inputs(texts, grid), self.inputs([emu3.NEGATIVE] * len(texts), grid)
+        inputs, negative = self.inputs(texts, grid), self.inputs([emu3.NEGATIVE] * len(texts), grid)
         tokens = self.model.generate(
-            **given,
+            **inputs,
             do_sample=False,
             guidance_scale=self.guidance,
             negative_prompt_ids=negative.input_ids,
@@ -126,7 +126,7 @@ class Emu3(Theirs):
             prefix_allowed_tokens_fn=allowed,
             max_new_tokens=last + 3,
         )
-        start = given.input_ids.shape[1]
+        start = inputs.input_ids.shape[1]
         assert all(row == [IDS[name] for name in names] for row in tokens[:, start + last :].tolist())
         return tokens[:, start : start + last].tolist()
 
@@ -164,7 +164,7 @@ def random_codes(seed: int) -> Tensor:
 def test_hidden_states_and_guided_logits(theirs: Janus | Emu3) -> None:
     """The codes behind a prompt are teacher-forced in both branches, through layers that no target has
     packed."""
-    codes, model, mine, expected = random_codes(0), load(str(theirs.folder), theirs.options), [], []
+    codes, model, ours, expected = random_codes(0), load(str(theirs.folder), theirs.options), [], []
     prompt: Any = model.encode(TEXTS[1])
     for ids in (prompt.conditional, prompt.unconditional):
         whole = torch.tensor([ids + theirs.tokens(codes)])
@@ -172,10 +172,10 @@ def test_hidden_states_and_guided_logits(theirs: Janus | Emu3) -> None:
         features = model.decoder.causal(whole)[0]
         close(features, hidden)
         scored = model.decoder.head(features)
-        mine.append(scored if scored.shape[1] == tiny.CODES else scored[:, FIRST : FIRST + tiny.CODES])
+        ours.append(scored if scored.shape[1] == tiny.CODES else scored[:, FIRST : FIRST + tiny.CODES])
         expected.append(logits)
     behind = slice(-len(theirs.tokens(codes)), None)
-    close(*(guide(torch.stack([x[behind] for x in part]), 5.0) for part in (mine, expected)))
+    close(*(guide(torch.stack([x[behind] for x in part]), 5.0) for part in (ours, expected)))
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_grids_of_sizes() -> None:
     for ratio in ("16", "0:9", "a:b", ""):
         with pytest.raises(ValueError, match="--ratio"):
             emu3.grid_of(720, ratio, 8)
-    with pytest.raises(ValueError, match="no whole cell"):
+    with pytest.raises(ValueError, match="--target_size 2 --ratio 1:1"):
         emu3.grid_of(2, "1:1", 8)
 
 
@@ -228,4 +228,5 @@ def test_bench_beside_transformers(result: Result, refused: Refused, tmp_path: P
     for method in ("self-draft", "transformers"):
         assert by_method[method, 0.0]["same_image"] == 1 and by_method[method, 0.0]["SR"] > 0
     assert by_method["self-draft", 1.0]["same_image"] == 1 and not by_method["transformers", 1.0]["exact"]
-    assert "always guides" in refused(*words, "--cfg", "1", "--output_dir", tmp_path / "other")
+    line = refused(*words, "--cfg", "1", "--output_dir", tmp_path / "other")
+    assert "--reference transformers" in line and "--cfg 1" in line

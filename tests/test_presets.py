@@ -15,8 +15,8 @@ from cli.method_options import method_from
 from cli.train_drafter import Options as Training
 from models.registry import SPECS
 from models.spec import CKPTS
+from tests.runs import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 TRAINING = ROOT / "configs" / "emoji-drafter.yaml"
 PRESETS = sorted(set((ROOT / "configs").glob("*.yaml")) - {TRAINING})
 PUBLISHED = ("anole", "lumina_mgpt", "llamagen", "llamagen2")

@@ -22,13 +22,13 @@ COCO = {
         {"id": 51, "image_id": 9, "caption": "Another dog."},
     ],
 }
-UNSAID = Options.parse([])
+DEFAULTS = Options.parse([])
 
 
-def select(source: object, count: int = -1, **said: Any) -> list[tuple[Any, ...]]:
-    """Returns name, text and facts of the prompts that a command line selects. said: options by name."""
-    options = replace(UNSAID, prompt=source and str(source), num_images=count, **said)
-    return [(prompt.name, prompt.text, *prompt.facts) for prompt in load_prompts(options)]
+def select(source: object, count: int = -1, **options: Any) -> list[tuple[Any, ...]]:
+    """Returns name, text and facts of the prompts that a command line selects. options: options by name."""
+    selection = replace(DEFAULTS, prompt=source and str(source), num_images=count, **options)
+    return [(prompt.name, prompt.text, *prompt.facts) for prompt in load_prompts(selection)]
 
 
 def test_literal_text_is_repeated_and_a_class_names_its_image() -> None:

@@ -32,7 +32,7 @@ def test_uniforms_are_uniform(stream: int, first_seed: int) -> None:
 
 
 def test_keys_are_uncorrelated() -> None:
-    """Neighbours along every axis, and different streams, are compared."""
+    """Noise is compared with that of the neighbours along every axis, and of other streams."""
     u = block(COUPLED)
     pairs = [(block(one), block(other)) for one, other in combinations(STREAMS, 2)]
     for axis, lag in product(range(3), (1, 2, 7)):

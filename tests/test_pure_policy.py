@@ -76,7 +76,7 @@ def test_the_rate_is_that_of_the_drafted_levels() -> None:
 @pytest.mark.parametrize(
     ("init", "cell", "states", "expected"),
     [
-        *((init, (0, 0), {}, (4, 4)) for init in INITS),  # nothing known: the start
+        *((init, (0, 0), {}, (4, 4)) for init in INITS),  # no cell has a state: the start values
         ("horizontal", (1, 1), {(1, 0): (3, 5), (0, 1): (4, 4)}, (3, 5)),
         ("horizontal", (2, 0), {(1, 0): (3, 5)}, (3, 5)),  # the first column looks above
         ("vertical", (1, 1), {(1, 0): (3, 5), (0, 1): (4, 4)}, (4, 4)),
@@ -133,15 +133,15 @@ def test_wrong_constants_are_refused(wrong: dict[str, float | str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "says"),
+    ("make", "named"),
     [
-        (lambda: TreeShape(-1, 2, 3), "negative"),
+        (lambda: TreeShape(-1, 2, 3), "-1 x 2"),
         *((lambda position=position: Grid(2, 3).cell(position), str(position)) for position in (-1, 6, 100)),
-        *((lambda sides=sides: Grid(*sides), "positive") for sides in ((0, 3), (3, 0), (-1, 2))),
+        *((lambda sides=sides: Grid(*sides), f"grid {sides[0]} x") for sides in ((0, 3), (3, 0), (-1, 2))),
     ],
 )
-def test_what_lies_outside_is_refused(make: Callable[[], object], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_what_lies_outside_is_refused(make: Callable[[], object], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
         make()
 
 
@@ -164,8 +164,8 @@ def test_a_position_counts_through_all_rasters() -> None:
 
 
 def test_a_further_raster_begins_as_an_image_does() -> None:
-    """Its first tree has the start values wherever the last tree before it ended; later ones look at its
-    cells alone."""
+    """The first tree of a raster has the start values, wherever the last tree of the raster before ended.
+    Later trees look only at the cells of their raster."""
     for first in (Cell(0, 0, 1), Cell(0, 2, 1), Cell(1, 1, 1)):
         policy = adaptive()
         policy.shape(0, Cell(0, 0))
@@ -178,7 +178,7 @@ def test_a_further_raster_begins_as_an_image_does() -> None:
 
 
 def test_the_method_states_the_constants_of_the_code() -> None:
-    """docs/METHOD.md, section 4: one column for the network's trees, one for self-drafted ones."""
+    """Section 4 of docs/METHOD.md has a column for the network's trees and one for self-drafted trees."""
     text = (Path(__file__).resolve().parent.parent / "docs" / "METHOD.md").read_text()
     block = text.split("<!-- constants:start -->")[1].split("<!-- constants:end -->")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in block.strip().splitlines()[2:]]

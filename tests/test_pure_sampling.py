@@ -18,7 +18,7 @@ def logits_of(*probabilities: float) -> Tensor:
     return torch.tensor(probabilities).log()
 
 
-def kept(logits: Tensor) -> list[int]:
+def remaining(logits: Tensor) -> list[int]:
     """Returns the codes that the filters leave."""
     return logits.isfinite().nonzero().flatten().tolist()
 
@@ -32,19 +32,20 @@ DISTINCT, EQUAL, HALVED = (0.4, 0.3, 0.2, 0.1), (0.25, 0.25, 0.25, 0.25), (0.5, 
      (DISTINCT, 9, 4), ((0.4, 0.2, 0.2, 0.2), 2, 4), ((0.3, 0.3, 0.3, 0.1), 1, 3)],  # ties stay with the last
 )  # fmt: skip
 def test_top_k(p: tuple[float, ...], top_k: int, survivors: int) -> None:
-    assert kept(keep_top_k(logits_of(*p), top_k)) == list(range(survivors))
+    assert remaining(keep_top_k(logits_of(*p), top_k)) == list(range(survivors))
 
 
 @pytest.mark.parametrize(
     ("p", "top_p", "survivors"),
-    # The smallest set that reaches top_p: a boundary met exactly needs no further code. Powers of two: the
-    # softmax is exact. Ties go to the lower code; the order does not matter.
+    # The smallest set that reaches top_p remains; a set that reaches it exactly needs no further code. The
+    # probabilities are powers of two, for which the softmax is exact. Of equal codes the lower one comes
+    # first.
     [(HALVED, 1.0, [0, 1, 2, 3]), (HALVED, 0.875, [0, 1, 2]), (HALVED, 0.8751, [0, 1, 2, 3]),
      (HALVED, 0.75, [0, 1]), (HALVED, 0.7501, [0, 1, 2]), (HALVED, 0.5, [0]), (HALVED, 0.5001, [0, 1]),
      (HALVED, 0.01, [0]), (EQUAL, 0.5, [0, 1]), ((0.125, 0.5, 0.125, 0.25), 0.75, [1, 3])],
 )  # fmt: skip
 def test_top_p(p: tuple[float, ...], top_p: float, survivors: list[int]) -> None:
-    assert kept(keep_top_p(logits_of(*p), top_p)) == survivors
+    assert remaining(keep_top_p(logits_of(*p), top_p)) == survivors
 
 
 def test_filters_in_both_orders() -> None:
@@ -53,12 +54,12 @@ def test_filters_in_both_orders() -> None:
     for top_p_first, survivors in ((False, [0, 1]), (True, [0, 1, 2])):
         sampling = Sampling(top_k=3, top_p=0.75, guidance=1.0, top_p_first=top_p_first)
         filtered = log_probs(logits, sampling)
-        assert kept(filtered) == survivors
+        assert remaining(filtered) == survivors
         assert filtered.exp().sum().item() == pytest.approx(1.0)
     # Both filters bind: two codes by mass, one by number.
     for top_p_first in (False, True):
         sampling = Sampling(top_k=1, top_p=0.6, guidance=1.0, top_p_first=top_p_first)
-        assert kept(log_probs(logits, sampling)) == [0]
+        assert remaining(log_probs(logits, sampling)) == [0]
 
 
 def test_guidance() -> None:
@@ -129,8 +130,10 @@ TABLE = torch.tensor([[1, 2, 3], [0, 2, 3], [3, 1, 0], [2, 1, 0]])
         (P, 0, 2, 0.0, [False, False], 0.0),
         (P, 0, 0, 0.9, [False], 0.0),  # one column that is never admissible
         (P, 1, 0, 3.0, [False], 0.0),
-        ([0.1, 0.5, 0.01, 0.39], 0, 2, 0.3, [False, False], 0.0),  # cheap behind dear: not reached
-        ([0.5, 0.0, 0.0, 0.5], 0, 2, 0.0, [False, False], 0.0),  # no budget: not even those without mass
+        # The second neighbour would fit, but the first does not.
+        ([0.1, 0.5, 0.01, 0.39], 0, 2, 0.3, [False, False], 0.0),
+        # Without a budget, neighbours without mass are excluded as well.
+        ([0.5, 0.0, 0.0, 0.5], 0, 2, 0.0, [False, False], 0.0),
     ],
 )
 def test_budget_is_a_prefix(

@@ -97,13 +97,14 @@ def test_files_that_are_no_result_are_named(content: str, tmp_path: Path, refuse
 def test_the_papers_figures_stand_beside_ours(tmp_path: Path, run: Run) -> None:
     rows = [{**ROW, "temperature": t, "method": name} for t in (0.0, 1.0) for name in ("adt-tree", "ar")]
     (tmp_path / "bench.json").write_text(json.dumps({**RESULT, "rows": rows}))
-    lines = run("report", tmp_path, "--paper", "coco")[1].splitlines()  # a folder stands for what it holds
+    lines = run("report", tmp_path, "--paper", "coco")[1].splitlines()  # a folder means the results in it
     assert lines[0].endswith("| paper SR | paper tau | paper depth |")
     assert lines[1].count("|") == lines[0].count("|")
     assert lines[2].endswith("| 2.21 | 3.40 | 3.86 |") and "1.50 (1.40-1.60)" in lines[2]
     assert all(line.endswith("| - | - | - |") for line in lines[3:6])
     assert "| adt-tree T=1 | 60% | 40% |" in lines and not any("assembled" in line for line in lines)
-    assert "paper" not in run("report", tmp_path, "--paper", "parti")[1].lower()  # it has none of these rows
+    # The paper's table for Parti has none of these models.
+    assert "paper" not in run("report", tmp_path, "--paper", "parti")[1].lower()
 
 
 @pytest.fixture(scope="module")

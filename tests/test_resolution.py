@@ -38,14 +38,15 @@ def outcome(values: dict[str, Any]) -> str:
     except UserError as error:
         return f"refused {str(error).split()[0].rstrip(':')}"
     tree = "static" if isinstance(method.tree, str) else type(method.tree).__name__
-    tree = "TreeShape" if tree == "AutoTree" else tree  # shapes too, though chosen while decoding
+    # An AutoTree has a TreeShape as well, which it chooses while decoding.
+    tree = "TreeShape" if tree == "AutoTree" else tree
     return " ".join([method.name, tree, method.verify, *(["lantern"] if method.lantern else [])])
 
 
 def flags(values: dict[str, Any]) -> str:
     """Returns the options as words of a command line."""
-    given = [(name, value) for name, value in values.items() if value not in (None, False)]
-    return " ".join(f"--{name}" if value is True else f"--{name} {value}" for name, value in given)
+    chosen = [(name, value) for name, value in values.items() if value not in (None, False)]
+    return " ".join(f"--{name}" if value is True else f"--{name} {value}" for name, value in chosen)
 
 
 def resolutions() -> Iterator[str]:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import gc
 import json
 import signal
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,9 @@ from adt_tree.pipeline import Pipeline
 from eval.runs.run_folder import RunFolder
 from models.cache import KVCache
 from models.target import ARTarget
-from tests.conftest import Refused, Result, Run
-from tests.runs import contents, ended, images, python, record, statistics
+from tests.conftest import Command, Refused, Result, Run
+from tests.runs import contents, images, python, record, signalled, statistics
 
-Command = Callable[..., list[str]]
 OPTIONS = ("--method", "adt-tree", "--heatmaps", "2")
 
 
@@ -32,14 +30,14 @@ def records(folder: Path) -> list[str]:
     return sorted(path.stem for path in (folder / "records").iterdir())
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupt_and_resume_lose_nothing(
-    sent: signal.Signals, result: Result, command: Command, tmp_path: Path
+    signal_number: signal.Signals, result: Result, command: Command, tmp_path: Path
 ) -> None:
     """The signal comes from the keyboard or from a scheduler."""
     options = (*OPTIONS, "--batch_size", "2")
     result(*command("whole", *options))
-    interrupted = ended(sent, command("parts", *options))
+    interrupted = signalled(signal_number, command("parts", *options))
     assert (interrupted.returncode, interrupted.stdout, interrupted.stderr.count("\n")) == (130, "", 1)
     assert interrupted.stderr.splitlines()[-1].startswith("interrupted: ")
     assert len(records(tmp_path / "parts")) == len(images(tmp_path / "parts")) == 1
@@ -84,7 +82,7 @@ def test_a_killed_process_loses_nothing(
     if last:
         assert '"output_dir"' not in as_process(0, 3)
     monkeypatch.setenv("RANK", "1")
-    assert ended(signal.SIGKILL, command("o", *OPTIONS), step, number).returncode == -9
+    assert signalled(signal.SIGKILL, command("o", *OPTIONS), step, number).returncode == -9
     assert len(images(tmp_path / "o")) == pixels and (codes is None or records(tmp_path / "o") == codes)
     assert not list((tmp_path / "o").glob("global_statistics_*"))
     if not last:

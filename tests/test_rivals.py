@@ -1,7 +1,7 @@
-"""The rivals follow the target's distribution; broken twins of every method must fail this test.
+"""The rivals follow the target's distribution, and broken variants of every method must fail this test.
 
-tests.test_engine has the other tests: at temperature 0 the AR baseline's images, and one image per seed in
-any company.
+tests.test_engine checks the rest: at temperature 0 they make the AR baseline's images, and a seed gives one
+image whatever else is in flight.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class KeepsResidual(JacobiWindow):
 
     rejection_kind = KeepsRejected
 
-    def __init__(self, *given: object) -> None:
-        super().__init__(*given)
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)
         self.rejection = self.rejection_kind(CODES, static=True)
 
 
@@ -63,8 +63,8 @@ class KeepsQ(KeepsResidual):
 
 
 class EarlierQ(JacobiWindow):
-    """Broken as the released code of 2510.24211 is: a code that stays is judged by the q of the pass that
-    sampled it, and not of the pass that kept it."""
+    """Broken as the released code of 2510.24211 is: a code that stays in the window is judged by the q of the
+    pass that sampled it, not by that of the last pass."""
 
     def _advance(self, tree: DraftTree, verdict: Verdict, codes: Tensor, q: Tensor, first: Tensor) -> None:
         before, old = self.codes[..., 0].clone(), self.q.clone()
@@ -114,8 +114,8 @@ def test_a_coupled_code_stays_with_the_greatest_probability() -> None:
 
 
 def naive_jacobi(image: list[int], length: int, choose: Callable[[list[int]], int]) -> list[int]:
-    """Returns the codes that each pass of a Gumbel-coupled window commits, by the definition alone: every
-    position chooses behind all drafts in front of it, and what no pass has scored repeats the code before."""
+    """Returns the codes that each pass of a Gumbel-coupled window commits, by the definition: every position
+    is chosen behind all drafts before it. A position that no pass has scored repeats the code before it."""
     done, window, committed = image[:1], [image[0]] * length, []
     while len(done) < len(image):
         drafts = window[: len(image) - len(done) - 1]
@@ -128,7 +128,7 @@ def naive_jacobi(image: list[int], length: int, choose: Callable[[list[int]], in
 
 
 def test_the_gumbel_window_is_jacobi_iteration() -> None:
-    """Step for step; the images are the AR baseline's (tests.test_engine)."""
+    """They agree step for step. tests.test_engine checks that the images are the AR baseline's."""
     sampling = Sampling(guidance=1.0)
     method = Method("sjd-gumbel", sampling, TreeShape(3, 1, 3), seed_cells="left")
     decoder = build(TabularModel(LOGITS, LOGITS, Grid(1, LENGTH)), method, 8, 0)

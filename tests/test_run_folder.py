@@ -106,7 +106,7 @@ def test_resumption_takes_over_whole_images_only(tmp_path: Path) -> None:
     assert [name for name in NAMES if again.is_finished(name)] == ["0"] and not again.complete
     assert [name for name in NAMES if again.has_record(name)] == ["0", "1", OUTSIDE]
     assert list(read_statistics(root)) == list(read_steps(root)) == ["0"]
-    finish(again, "2", "1")  # from here on in no order
+    finish(again, "2", "1")  # the images finish in any order from here on
     entry = read_statistics(root)["0"]
     assert entry["acceptance_length"] == entry["step_compression"] == 1.5
     assert (entry["latency"], entry["time"], entry["ann_id"], entry["seed"]) == (0.5, 0.6, 0, 7)
@@ -117,7 +117,7 @@ def test_resumption_takes_over_whole_images_only(tmp_path: Path) -> None:
     again.statistics_path.rename(root / "statistics")
     assert list(read_statistics(root)) == ["0", "1", "2", OUTSIDE]  # by the names of the files
     (root / "statistics").rename(again.statistics_path)
-    assert not again.write_results(again.statistics())  # they say what they said
+    assert not again.write_results(again.statistics())  # the statistics have not changed
     assert record(root) == whole and (root / "steps.jsonl").read_bytes() == steps
     assert list(whole[0]) == NAMES
     assert all(path.is_dir() or root in path.parents for path in tmp_path.rglob("*"))
@@ -157,7 +157,7 @@ def test_steps_of_all_runs_are_kept_whoever_writes_last(
 
 def test_other_runs_and_damage_are_refused(tmp_path: Path) -> None:
     folder = opened(tmp_path)
-    with pytest.raises(UserError, match=r"temperature = 1\.0, now it is 0\.0"):
+    with pytest.raises(UserError, match=r"temperature.* 1\.0.* 0\.0"):
         opened(tmp_path, {**SETTINGS, "temperature": 0.0})
     finish(folder, "0")
     path = folder.record_path("0")
@@ -175,10 +175,10 @@ def test_other_runs_and_damage_are_refused(tmp_path: Path) -> None:
     path.write_text(whole.replace('"run": "', '"run": "0'))
     with pytest.raises(UserError, match=str(path)):
         opened(tmp_path)
-    with pytest.raises(UserError, match="is a file"):
+    with pytest.raises(UserError, match=f"--output_dir {path}"):
         opened(path)
     (tmp_path / "generation_configs.json").write_text("{}")
-    with pytest.raises(UserError, match=f"{tmp_path}: another version"):
+    with pytest.raises(UserError, match=rf"{tmp_path}: .*generation_configs\.json"):
         opened(tmp_path)
 
 
@@ -189,7 +189,7 @@ def test_a_folder_without_records_is_refused_and_left_alone(tmp_path: Path) -> N
               "global_statistics_0_10.json": '{"0": {"prompt": "a", "target_calls": 3}}'}  # fmt: skip
     for name, content in stored.items():
         (tmp_path / name).write_text(content)
-    with pytest.raises(UserError, match=rf"--output_dir {tmp_path}: .*choose another folder"):
+    with pytest.raises(UserError, match=f"--output_dir {tmp_path}: "):
         opened(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {*stored, "img"}
     assert read_statistics(tmp_path)["0"]["target_calls"] == 3  # a report can still read them

@@ -1,4 +1,5 @@
-"""Scripts: what they fetch is what is listed and is checked; every command they give is one that is taken."""
+"""The scripts: they fetch the listed files and check them, and our commands accept every command line that
+they contain."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ import pytest
 
 from main import COMMANDS, module_of
 from models.spec import CKPTS
+from tests.runs import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = ROOT / "scripts"
 MODELS = json.loads((CKPTS / "manifest.json").read_text(encoding="utf-8"))["models"]
 COMMANDS_OF = {  # script -> commands of the embedded model, of a published one
@@ -31,14 +32,15 @@ Done = subprocess.CompletedProcess[str]
 
 
 def bash(script: str, *words: str, **variables: str) -> Done:
-    """Run one of the scripts."""
-    own = {"cwd": ROOT, "env": {**os.environ, **variables}, "timeout": 60}
-    return subprocess.run(["bash", SCRIPTS / script, *words], capture_output=True, text=True, **own)
+    """Runs one of the scripts."""
+    options = {"cwd": ROOT, "env": {**os.environ, **variables}, "timeout": 60}
+    return subprocess.run(["bash", SCRIPTS / script, *words], capture_output=True, text=True, **options)
 
 
 @pytest.fixture
-def told(tmp_path: Path) -> Callable[..., tuple[Done, list[list[str]]]]:
-    """Run a script whose program, the value of a variable, only writes down its words: these by line."""
+def stub_calls(tmp_path: Path) -> Callable[..., tuple[Done, list[list[str]]]]:
+    """Returns a function that runs a script with a stub as the program that a variable names. The function
+    returns the words of the stub's calls, line by line."""
     program, log = tmp_path / "program", tmp_path / "log"
     note = f"print(json.dumps(sys.argv[1:]), file=open({str(log)!r}, 'a'))"
     program.write_text(f"#!{sys.executable}\nimport json, sys\n{note}\n")
@@ -54,8 +56,8 @@ def told(tmp_path: Path) -> Callable[..., tuple[Done, list[list[str]]]]:
 
 @pytest.mark.parametrize("model", ["emoji", "anole"])
 @pytest.mark.parametrize("script", COMMANDS_OF)
-def test_commands_are_taken(script: str, model: str, told: Callable[..., Any]) -> None:
-    _, lines = told("PYTHON", script, MODEL=model, REF_DIR="real")
+def test_commands_are_taken(script: str, model: str, stub_calls: Callable[..., Any]) -> None:
+    _, lines = stub_calls("PYTHON", script, MODEL=model, REF_DIR="real")
     assert len(lines) == COMMANDS_OF[script][model != "emoji"]
     for program, name, *words in lines:
         options = module_of(name).Options.parse(words)  # refuses what it does not know
@@ -68,8 +70,8 @@ def test_scripts_are_shell(script: Path) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_checkpoints_are_those_that_the_manifest_lists(name: str, told: Callable[..., Any]) -> None:
-    done, lines = told("HF", "get_ckpts.sh", name)
+def test_checkpoints_are_those_that_the_manifest_lists(name: str, stub_calls: Callable[..., Any]) -> None:
+    done, lines = stub_calls("HF", "get_ckpts.sh", name)
     parts = MODELS[name].values()
     assert {(words[1], words[3]) for words in lines} == {(p["hub"], p["folder"]) for p in parts if p["hub"]}
     assert all(words[0] == "download" and words[2] == "--local-dir" for words in lines)
@@ -85,7 +87,8 @@ def test_get_ckpts_explains_itself(words: list[str], status: int) -> None:
 
 @pytest.fixture
 def get(tmp_path: Path) -> Callable[..., Done]:
-    """get_data.sh into data/ from mirror/, where an archive as COCO's has one small member."""
+    """Returns a function that runs get_data.sh, which fetches from mirror/ into data/. The archive there has
+    one small member, laid out as COCO's."""
     if not shutil.which("curl"):
         pytest.skip("needs curl")
     mirror = tmp_path / "mirror"
@@ -93,8 +96,8 @@ def get(tmp_path: Path) -> Callable[..., Done]:
     with zipfile.ZipFile(mirror / "annotations_trainval2014.zip", "w") as archive:
         archive.writestr("annotations/captions_val2014.json", '{"annotations": []}')
     (mirror / "PartiPrompts.tsv").write_text("Prompt\nnot the published file\n")
-    own = {"FOLDER": str(tmp_path / "data"), "MIRROR": mirror.as_uri(), "PYTHON": sys.executable}
-    return lambda *names: bash("get_data.sh", *names, **own)
+    options = {"FOLDER": str(tmp_path / "data"), "MIRROR": mirror.as_uri(), "PYTHON": sys.executable}
+    return lambda *names: bash("get_data.sh", *names, **options)
 
 
 def test_unknown_sums_are_recorded_once_and_hold(get: Callable[..., Done], tmp_path: Path) -> None:
@@ -127,9 +130,9 @@ def test_what_is_wrong_missing_or_unknown_is_refused(
     assert not (tmp_path / "data" / f"{name}.tsv").exists()
 
 
-def test_gpu_check_passes_its_words_on(told: Callable[..., Any]) -> None:
+def test_gpu_check_passes_its_words_on(stub_calls: Callable[..., Any]) -> None:
     """The interpreter is first asked what it lacks."""
-    _, (question, call) = told("PYTHON", "gpu_check.sh", "anole", "--minutes", "3")
+    _, (question, call) = stub_calls("PYTHON", "gpu_check.sh", "anole", "--minutes", "3")
     (asked, _, *packages), (program, name, *words) = question, call
     assert (asked, program, name) == ("-c", "main.py", "gpu_check") and "torch" in packages
     options = module_of(name).Options.parse(words)
@@ -144,7 +147,9 @@ case $1 in
 esac
 """
 SET_UP = 'echo setup "$@" >>{log}; mkdir -p .venv/bin; cp ready .venv/bin/python; exit {status}\n'
-FOUND = [  # what the interpreters lack, the status of set-up; which of them runs, or what the refusal names
+# What each interpreter lacks, the exit status of set-up, and the interpreter that runs or what the refusal
+# names.
+INTERPRETERS = [
     ({".venv/bin/python": "", "bin/python3": ""}, 0, ".venv/bin/python"),
     ({".venv/bin/python": CPU_BUILD, "bin/python3": ""}, 0, "bin/python3"),
     ({"bin/python3": NO_TORCH}, 0, ".venv/bin/python"),
@@ -154,11 +159,11 @@ FOUND = [  # what the interpreters lack, the status of set-up; which of them run
 ]
 
 
-@pytest.mark.parametrize(("lacking", "status", "expected"), FOUND)
+@pytest.mark.parametrize(("lacking", "status", "expected"), INTERPRETERS)
 def test_gpu_check_looks_for_an_interpreter(
     lacking: dict[str, str], status: int, expected: str, tmp_path: Path
 ) -> None:
-    """In a folder of its own, where nvidia-smi names a GPU and every program is a stub."""
+    """The script runs in another folder, where nvidia-smi names a GPU and every program is a stub."""
     (tmp_path / "scripts").mkdir()
     shutil.copy(SCRIPTS / "gpu_check.sh", tmp_path / "scripts")
     log = tmp_path / "log"
@@ -167,9 +172,9 @@ def test_gpu_check_looks_for_an_interpreter(
         (tmp_path / name).write_text(ASKED.format(lacks=lacks, log=log))
         (tmp_path / name).chmod(0o755)
     (tmp_path / "scripts" / "setup.sh").write_text(SET_UP.format(log=log, status=status))
-    own = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "PYTHON": ""}
+    environment = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "PYTHON": ""}
     words = ["bash", tmp_path / "scripts" / "gpu_check.sh", "emoji"]
-    done = subprocess.run(words, capture_output=True, text=True, env=own, timeout=60)
+    done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=60)
     calls = log.read_text() if log.exists() else ""
     if expected in ("PYTHON=", "remove .venv"):
         assert done.returncode == 2 and done.stderr.count("\n") == 1 and expected in done.stderr

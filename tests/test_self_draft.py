@@ -18,9 +18,9 @@ from adt_tree.sampling import Sampling
 from adt_tree.tree import BatchShapes, ancestor_mask
 from adt_tree.verify import Verdict
 from tests.decoding import CPU, tree_of
-from tests.test_engine import CODES, FILTERED, GREEDY, IMAGES, LONG, TREE, made, reference
+from tests.test_engine import CODES, FILTERED, GREEDY, IMAGES, LONG, TREE, new_engine, reference
 
-NOTHING = torch.empty(0)  # the target's features and the noise, which self-drafting does not read
+NOTHING = torch.empty(0)  # stands for the target's features and the noise, which self-drafting does not read
 SEED_CELLS = METHODS["self-draft"].seed_cells
 RASTER = Grid(3, 5)
 POSITIONS, WORDS = 3, 4  # of the small histories
@@ -44,8 +44,8 @@ def favour(codes: list[int]) -> Tensor:
 def observed(
     tree: Tree, best: list[int], path: list[int], codes: list[int], proposer: SelfDraftProposer | None = None
 ) -> SelfDraftProposer:
-    """Returns a proposer, new or given, after a pass over a tree. `best` holds the best code after every
-    node; path was accepted, and codes were committed."""
+    """Returns a proposer after a pass over a tree: `proposer`, or a new one. `best` holds the best code after
+    every node; the codes of `path` were accepted and `codes` committed."""
     proposer = proposer or self_drafter()
     padded = [torch.tensor([row + [0] * (4 - len(row))]) for row in (path, codes)]
     verdict = Verdict(padded[0], torch.tensor([len(codes)]), padded[1])
@@ -54,19 +54,19 @@ def observed(
 
 
 def shapes(*limits: tuple[int, int, int]) -> BatchShapes:
-    """Returns the shapes with the depth, width and budget of each image."""
+    """Returns the shape of each image's tree: depth, width and budget."""
     return BatchShapes.of([TreeShape(*limit) for limit in limits], CPU)
 
 
 def drafted(proposer: SelfDraftProposer, limits: tuple[int, int, int], root: int) -> list[int]:
-    """Returns the codes of the tree that it proposes."""
+    """Returns the codes of the tree that a proposer drafts."""
     tree = proposer.propose(shapes(limits), torch.tensor([root]), lambda levels: NOTHING, [3], Sampling())
     return tree.codes[0].tolist()
 
 
 @pytest.mark.parametrize("seed_cells", SEED_CELLS)
 def test_stale_choices_are_accepted_more_often_than_chance(seed_cells: str) -> None:
-    images = list(made(Method("self-draft", Sampling(), TREE, seed_cells=seed_cells), 2).decode(IMAGES))
+    images = list(new_engine(Method("self-draft", Sampling(), TREE, seed_cells=seed_cells), 2).decode(IMAGES))
     calls = sum(image.target_calls for image in images)
     assert sum(len(image.codes) - 1 for image in images) / calls > 1.25
 
@@ -75,9 +75,9 @@ def test_the_next_chain_is_the_latest_distribution_on_the_best_path() -> None:
     """Node 4 is a sibling of node 1, and node 5 its child. As node 4 is accepted, the chain continues with
     node 5's distribution. Positions 1 and 2 are committed; 3 comes from node 5, 4 from node 3 of the old
     chain. Node 2 scored position 3 as well, with best code 4."""
-    own = observed(([3, 1, 1, 1, 7, 6], [0, 0, 1, 2, 0, 4]), [7, 2, 4, 5, 8, 2], [0, 4], [7, 8])
-    assert drafted(own, (2, 1, 2), 8) == [8, 2, 5]
-    assert drafted(own, (2, 2, 3), 8) == [8, 2, 5, 4]
+    proposer = observed(([3, 1, 1, 1, 7, 6], [0, 0, 1, 2, 0, 4]), [7, 2, 4, 5, 8, 2], [0, 4], [7, 8])
+    assert drafted(proposer, (2, 1, 2), 8) == [8, 2, 5]
+    assert drafted(proposer, (2, 2, 3), 8) == [8, 2, 5, 4]
 
 
 def test_where_all_siblings_failed_the_main_chains_distribution_is_kept() -> None:
@@ -127,7 +127,7 @@ def test_an_older_distribution_below_the_committed_code_comes_first() -> None:
 def test_under_relaxation_what_was_committed_is_remembered(name: str, sampling: Sampling) -> None:
     """A relaxed rule may commit a draft in place of the choice. After every step the stored codes, from which
     later cells copy, and the pairs that the network reads, hold that draft."""
-    engine = made(Method(name, sampling, TREE, Lantern(0.8, 7)), 1)
+    engine = new_engine(Method(name, sampling, TREE, Lantern(0.8, 7)), 1)
     proposer, codes = engine.drafting[0], {}
     for step in engine.steps(IMAGES):
         ((_, image),) = step.images
@@ -138,7 +138,8 @@ def test_under_relaxation_what_was_committed_is_remembered(name: str, sampling: 
             last = image.steps[-1]
             assert proposer._codes[0, : last.accepted + 1].tolist() == image.codes[last.position :]
     exact = reference(sampling)
-    assert sum(codes[image] != exact[image] for image in exact) > 2  # drafts that were no choice
+    # Some committed drafts differ from the choice.
+    assert sum(codes[image] != exact[image] for image in exact) > 2
 
 
 def test_positions_never_scored_copy_their_neighbours() -> None:
@@ -196,7 +197,7 @@ def test_seeds_are_those_of_a_plain_loop(seed_cells: str, grid: Grid) -> None:
 @pytest.mark.parametrize("sampling", [Sampling(), GREEDY, FILTERED])
 def test_no_two_children_of_a_node_share_a_code(sampling: Sampling) -> None:
     """Otherwise the coupled rule would accept both, and a path continues with one child."""
-    engine = made(Method("self-draft", sampling, LONG, seed_cells="both"), 2)
+    engine = new_engine(Method("self-draft", sampling, LONG, seed_cells="both"), 2)
     seen = [step.tree for step in engine.steps(IMAGES)]
     assert len(seen) > 10 and max(tree.nodes for tree in seen) > 12
     for grown in seen:
@@ -219,8 +220,8 @@ class Plain:
     def write(self, turn: int, entries: list[tuple[int, int, int, list[int], list[float]]]) -> None:
         """Stores the (order, position, above, codes, confidence) of a pass."""
         for position, stored in enumerate(self.entries[:-1]):
-            mine = sorted(entry for entry in entries if entry[1] == position)
-            stored[:0] = [(turn, above, codes, said) for _, _, above, codes, said in mine]
+            latest = sorted(entry for entry in entries if entry[1] == position)
+            stored[:0] = [(turn, above, codes, confidence) for _, _, above, codes, confidence in latest]
             del stored[HISTORY:]
 
     def best(self, position: int, above: int) -> int:
@@ -232,11 +233,11 @@ class Plain:
     def mixture(self, position: int, above: int) -> list[float]:
         """Returns the mass of every code."""
         mass, total, held = [0.0] * WORDS, 0.0, self.entries[position]
-        for number, (turn, below, codes, said) in enumerate(held):
+        for number, (turn, below, codes, confidence) in enumerate(held):
             weight = BELOW if below == above else 1.0
             weight *= (LATE if turn == held[0][0] else 1.0) * (NEWEST if number == 0 else 1.0)
             total += weight
-            for code, value in zip(codes, said, strict=True):
+            for code, value in zip(codes, confidence, strict=True):
                 mass[code] += weight * math.exp(value)
         return [part / total for part in mass]
 
@@ -263,8 +264,8 @@ def test_the_entries_around_a_position(nodes: int) -> None:
         written = passes(slots, nodes, turn)
         seen.write(*written)
         for slot, store in enumerate(plain):
-            where, above, codes, said, order = (part[slot].tolist() for part in written)
-            store.write(turn, list(zip(order, where, above, codes, said, strict=True)))
+            where, above, codes, confidence, order = (part[slot].tolist() for part in written)
+            store.write(turn, list(zip(order, where, above, codes, confidence, strict=True)))
         if turn == 20:
             seen.clear(1)
             plain[1] = Plain()
@@ -272,15 +273,15 @@ def test_the_entries_around_a_position(nodes: int) -> None:
         newest = around.newest()
         for code in range(WORDS):
             above = torch.full_like(at, code)
-            below, (mixed, said) = around.below(above), around.mixture(above, WORDS, WORDS)
-            assert torch.equal(around.mixture(above, 1, WORDS)[1], said[..., :1])
+            below, (mixed, confidence) = around.below(above), around.mixture(above, WORDS, WORDS)
+            assert torch.equal(around.mixture(above, 1, WORDS)[1], confidence[..., :1])
             for slot, store in enumerate(plain):
                 for position in range(POSITIONS + 1):
                     held, here = store.entries[position], (slot, position)
                     if not held:
-                        assert not said[here].isfinite().any()
+                        assert not confidence[here].isfinite().any()
                         continue
                     assert newest[here] == held[0][2][0] and below[here] == store.best(position, code)
                     mass = torch.tensor(store.mixture(position, code))
-                    torch.testing.assert_close(said[here].exp(), mass[mixed[here]])
-                    torch.testing.assert_close(said[here].exp(), mass.sort(descending=True).values)
+                    torch.testing.assert_close(confidence[here].exp(), mass[mixed[here]])
+                    torch.testing.assert_close(confidence[here].exp(), mass.sort(descending=True).values)

@@ -1,4 +1,4 @@
-"""Images in flight with settings of their own, clients who leave, and logits that are not numbers."""
+"""Images in flight with different settings, clients who leave, and logits that are not numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from adt_tree.slot_sampling import SlotSampling
 from models.target import Prompt
 from tests.decoding import CPU, codes_of
 from tests.tape import Machine
-from tests.test_engine import ADAPT, FIXED, IMAGES, TREE, decoder, made, reference
+from tests.test_engine import ADAPT, FIXED, IMAGES, TREE, decoder, new_engine, reference
 
 COMMON = Sampling(top_k=7)
 MIXED = [
@@ -31,7 +31,7 @@ METHODS += [Method("eagle-1", COMMON, "mc_sim_7b_63"), Method("adt-tree", COMMON
 
 
 def settings(samplings: Sequence[Sampling], common: Sampling = COMMON) -> Sampling | RowSampling:
-    """The sampling of a pass over slots with these."""
+    """Returns the sampling of a pass over slots, whose images have these samplings."""
     slots = SlotSampling(common, len(samplings), CPU)
     for slot, sampling in enumerate(samplings):
         slots.begin(slot, sampling)
@@ -41,7 +41,7 @@ def settings(samplings: Sequence[Sampling], common: Sampling = COMMON) -> Sampli
 @pytest.mark.parametrize("top_p_first", [False, True])
 @pytest.mark.parametrize("shape", [(2, 5, 65), (2, 5, 1, 17), (2, 5, 9, 1025)])
 def test_a_row_has_what_its_sampling_gives(shape: tuple[int, ...], top_p_first: bool) -> None:
-    """Bit for bit, for any number of codes and with the filters in both orders."""
+    """Rows are equal to the bit, for any number of codes and with the filters in both orders."""
     logits = 6 * torch.randn(shape, generator=torch.Generator().manual_seed(3))
     samplings = [replace(sampling, top_p_first=top_p_first) for sampling in MIXED]
     together = log_probs(logits, settings(samplings, replace(COMMON, top_p_first=top_p_first)))
@@ -51,7 +51,8 @@ def test_a_row_has_what_its_sampling_gives(shape: tuple[int, ...], top_p_first: 
 
 
 def test_equal_images_have_the_engines_own_sampling() -> None:
-    """So that a run costs what it costs without settings by slot; and no filter sorts where none applies."""
+    """Images that all have the engine's sampling take no settings by slot, which would cost time. No filter
+    sorts unless some image needs it."""
     assert settings([COMMON] * 3) is COMMON
     assert settings([COMMON, Sampling(temperature=0.0, top_k=7, top_p=0.5)]).top_p == 1.0
 
@@ -69,7 +70,7 @@ def test_an_engine_without_guidance_or_noise_says_so() -> None:
 
 
 def check_mixed(engine: Engine) -> None:
-    """Every image is that of the AR baseline under its own sampling, alone."""
+    """Checks that every image is that of the AR baseline under the image's sampling, decoded alone."""
     requests = [replace(image, sampling=sampling) for image, sampling in zip(IMAGES, MIXED, strict=True)]
     done = codes_of(engine.decode(requests))
     for request, sampling in zip(requests, MIXED, strict=True):
@@ -80,14 +81,14 @@ def check_mixed(engine: Engine) -> None:
 @pytest.mark.parametrize("slots", [1, 3])
 @pytest.mark.parametrize("method", METHODS, ids=str)
 def test_a_batch_of_different_samplings(method: Method, slots: int) -> None:
-    check_mixed(made(method, slots))
+    check_mixed(new_engine(method, slots))
 
 
 @pytest.mark.parametrize("method", METHODS[:3], ids=str)
 def test_under_graphs(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
     """Settings change in place, or are inputs of the recordings."""
     monkeypatch.setattr("models.model.CudaRecorder", lambda device: Machine())
-    check_mixed(made(method, 3, graphs=True))
+    check_mixed(new_engine(method, 3, graphs=True))
 
 
 def test_which_greedy_images_need_another_engine() -> None:
@@ -97,7 +98,7 @@ def test_which_greedy_images_need_another_engine() -> None:
 
 @dataclass
 class Watcher:
-    """A client who leaves when told to, and keeps what it hears of faults."""
+    """A client who leaves when told to, and stores the errors that it is told of."""
 
     gone: bool = False
     faults: list[str] = field(default_factory=list)
@@ -116,21 +117,21 @@ def test_none_means_not_yet() -> None:
             yield image
             yield from [None] * 4
 
-    engine = made(METHODS[2], 2)
+    engine = new_engine(METHODS[2], 2)
     assert codes_of(engine.decode(trickle())) == {i.name: reference(COMMON)[i.name] for i in IMAGES[:3]}
     assert len(asked) == 3
 
 
 @pytest.mark.parametrize("method", METHODS, ids=str)
 def test_a_slot_may_idle_for_any_time(method: Method) -> None:
-    """Images come one at a time, more of them than an idle slot's cache has room for steps."""
+    """Images come one at a time. There are more of them than an idle slot's cache has room for steps."""
 
     def one_by_one() -> Iterator[Request | None]:
         for image in IMAGES:
             yield image
             yield from [None] * 20  # more than the steps of an image
 
-    assert codes_of(made(method, 3).decode(one_by_one())) == reference(COMMON)
+    assert codes_of(new_engine(method, 3).decode(one_by_one())) == reference(COMMON)
 
 
 @pytest.mark.parametrize("method", METHODS[:3], ids=str)
@@ -138,7 +139,7 @@ def test_a_client_who_leaves_frees_the_slot_at_the_next_step(method: Method) -> 
     clients = [Watcher() for _ in IMAGES]
     requests = [replace(image, client=client) for image, client in zip(IMAGES, clients, strict=True)]
     done, in_flight = {}, []
-    for number, output in enumerate(made(method, 2).steps(requests)):
+    for number, output in enumerate(new_engine(method, 2).steps(requests)):
         in_flight.append({image.name for _, image in output.images})
         clients[1].gone = number >= 1
         done |= codes_of(output.finished)
@@ -149,7 +150,7 @@ def test_a_client_who_leaves_frees_the_slot_at_the_next_step(method: Method) -> 
 
 @pytest.mark.parametrize("method", METHODS[:3], ids=str)
 def test_logits_that_are_no_numbers_fail_one_image(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others, and the images that follow in its slot, are the ones that they are without it."""
+    """The other images, and those that follow in its slot, are the same as without the fault."""
     poison = 37  # a token whose embedding is made NaN
     row = decoder(4, torch.float32).embed.weight[poison]
     before = row.clone()
@@ -157,12 +158,12 @@ def test_logits_that_are_no_numbers_fail_one_image(method: Method, monkeypatch: 
     late = Late(monkeypatch)
     requests = [replace(image, client=Watcher()) for image in IMAGES]
     requests = [requests[0], replace(bad, client=client), *requests[1:]]
-    engine = made(method, 2)
+    engine = new_engine(method, 2)
     try:
         row.fill_(float("nan"))
         done = codes_of(engine.decode(requests))
         assert done == reference(COMMON) and len(client.faults) == 1 and "bad" in client.faults[0]
-        with pytest.raises(FloatingPointError, match="image bad"):  # without a client it ends the run
+        with pytest.raises(FloatingPointError, match="image bad"):  # without a client the error ends the run
             list(engine.decode([IMAGES[0], bad]))
     finally:
         row.copy_(before)
@@ -186,10 +187,10 @@ class Late:
 
         prefill, forward, state = ARTarget.prefill, ARTarget.forward, {"slot": -1, "passes": 0}
 
-        def prefilling(target: ARTarget, slot: int, given: Prompt) -> object:
-            if given is prompt:
+        def prefilling(target: ARTarget, slot: int, new_prompt: Prompt) -> object:
+            if new_prompt is prompt:
                 state["slot"] = slot
-            return prefill(target, slot, given)
+            return prefill(target, slot, new_prompt)
 
         def passing(target: ARTarget, tree: object, committed: Sequence[int]) -> object:
             state["passes"] += state["slot"] >= 0

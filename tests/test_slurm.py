@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Run
-from tests.runs import ENDED, contents, images
+from tests.conftest import Command, Run
+from tests.runs import ROOT, SIGNALLED, contents, images
 
-ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "scripts" / "slurm_generate.sbatch"
 OPTIONS = ("--method", "adt-tree", "--heatmaps", "2")
 Task = Callable[..., subprocess.CompletedProcess[str]]
@@ -21,8 +20,8 @@ Task = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def task(tmp_path: Path) -> Task:
-    """Runs one task of an array of two as SLURM does: a copy of the script, the folder of submission as the
-    working directory, and the variables of the array, which SLURM derives from --array of this submission."""
+    """Returns a function that runs a task of an array of two as SLURM does: with a copy of the script, in the
+    folder of submission, and with the variables that SLURM derives from --array of this submission."""
     copy = tmp_path / "slurm_script"
     text = SCRIPT.read_text().replace("--array=0-7", "--array=0-1").replace("WORLD_SIZE=8", "WORLD_SIZE=2")
     copy.write_text(text)
@@ -34,18 +33,18 @@ def task(tmp_path: Path) -> Task:
             "PYTHON": program,
         }  # fmt: skip
         env = {**os.environ, **{name: str(value) for name, value in variables.items()}}
-        how = {"cwd": ROOT, "env": env, "capture_output": True, "text": True, "timeout": 100}
-        return subprocess.run(["bash", copy, *words], **how)
+        options = {"cwd": ROOT, "env": env, "capture_output": True, "text": True, "timeout": 100}
+        return subprocess.run(["bash", copy, *words], **options)
 
     return run
 
 
 @pytest.mark.timeout(180)
 def test_a_killed_task_is_repeated_alone(
-    task: Task, generate: Run, command: Callable[..., list[str]], run: Run, tmp_path: Path
+    task: Task, generate: Run, command: Command, run: Run, tmp_path: Path
 ) -> None:
     killed = tmp_path / "killed"
-    killed.write_text(f"#!/bin/sh\nshift\nexec {sys.executable} -c '{ENDED}' 9 add 2 \"$@\"\n")
+    killed.write_text(f"#!/bin/sh\nshift\nexec {sys.executable} -c '{SIGNALLED}' 9 add 2 \"$@\"\n")
     killed.chmod(0o755)
     words = command("o", *OPTIONS)[1:]
     assert task(1, range(2), words, killed).returncode == -9  # it dies before it stores its second image

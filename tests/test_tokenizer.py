@@ -11,7 +11,7 @@ from training.muon import orthogonalise
 
 
 def test_rate_zero_is_the_nearest_code_and_a_rate_uses_fewer_codes() -> None:
-    """Vectors around two points: without a rate all codes stay in use, with one only a few."""
+    """The vectors lie around two points. Without a rate all codes stay in use, with one only a few."""
     rng = torch.Generator().manual_seed(0)
     vectors = torch.randn(2000, 4, generator=rng) * 0.3
     vectors[:300] += 8
@@ -34,7 +34,8 @@ def test_pixels_beyond_white_and_black_are_free() -> None:
 
 
 def test_flat_cells_of_one_colour_have_a_loss_unless_their_vectors_are_equal() -> None:
-    """White cells with one vector beside grey cells with another: no loss. One white cell differs: a loss."""
+    """White cells share a vector beside grey cells that share another: this gives no loss. One white cell
+    with another vector gives a loss."""
     images = torch.ones(1, 3, 16, 16)
     images[:, :, :, 8:] = 0.2
     assert losses.white_cells(images, 4)[0, :, :2].all() and not losses.white_cells(images, 4)[0, :, 2:].any()
@@ -48,7 +49,7 @@ def test_flat_cells_of_one_colour_have_a_loss_unless_their_vectors_are_equal() -
 
 @pytest.mark.parametrize("shape", [(3, 12, 12), (2, 8, 20), (2, 20, 8)])
 def test_orthogonalise_sets_singular_values_to_about_one(shape: tuple[int, int, int]) -> None:
-    """The singular vectors stay."""
+    """It leaves the singular vectors as they are."""
     torch.manual_seed(0)
     matrices = torch.randn(shape)
     result = orthogonalise(matrices, rounds=5)

@@ -72,7 +72,7 @@ def test_images_are_those_of_the_ar_baseline_however_often_resumed(
 def test_a_listed_shard_that_is_missing_is_made_again(
     run: Run, models: dict[str, Model], prompts_of: Words, tmp_path: Path
 ) -> None:
-    """The first of three: its images come back, the other shards stay as they are."""
+    """The first of three shards is removed. Its images come back, and the other shards stay as they are."""
     words = ["generate_train_data", *prompts_of("emoji"), tmp_path, "--shard_size", "2"]
     assert run(*words)[0] == 0
     before = by_name(tmp_path, models["emoji"])
@@ -88,10 +88,9 @@ def test_a_listed_shard_that_is_missing_is_made_again(
 def test_features_are_those_of_one_causal_pass(
     run: Run, name: str, models: dict[str, Model], prompts_of: Words, tmp_path: Path
 ) -> None:
-    """Of both branches, separators among the tokens. Stored features equal recomputed ones.
-
-    tests/test_train_drafter.py compares them with decoding, also after the padding of LlamaGen.
-    """
+    """This holds for both branches, with separators among the tokens, and stored features equal recomputed
+    ones. tests/test_train_drafter.py compares features with those of decoding, also behind the padding of
+    LlamaGen."""
     model, out = models[name], tmp_path / "out"
     assert run("generate_train_data", *prompts_of(name), out, "--features", "--end_idx", 2)[0] == 0
     shards = read_shards([out], model)

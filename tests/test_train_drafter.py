@@ -78,7 +78,8 @@ def train(run: Run, words: Words) -> Train:
 
 
 def loaded(checkpoints: Checkpoints, name: str = "emoji") -> Model:
-    """Returns a model of the test's own: decoding packs a drafter, which then cannot be trained."""
+    """Returns a model that no other test shares, because decoding packs a drafter, which then cannot be
+    trained."""
     return checkpoints[name].load()
 
 
@@ -97,7 +98,7 @@ def head_of(model: Model) -> torch.nn.Module:
 
 @torch.no_grad()
 def test_unrolled_steps_are_the_levels_of_a_tree(checkpoints: Checkpoints) -> None:
-    """Of a chain that the decoding drafter grows from ENTRIES committed pairs."""
+    """The tree is a chain that the decoding drafter grows from ENTRIES committed pairs."""
     model = loaded(checkpoints)
     net = model.drafter_net
     torch.manual_seed(1)
@@ -122,12 +123,12 @@ def test_unrolled_steps_are_the_levels_of_a_tree(checkpoints: Checkpoints) -> No
 def test_batches_and_their_first_step_are_those_of_decoding(
     name: str, checkpoints: Checkpoints, data: Data
 ) -> None:
-    """Of greedy images.
+    """Checks batches of greedy images: at every code, the mode of the target's guided distribution is that
+    code; row ends are left out.
 
-    At every code, the mode of the target's guided distribution is that code; row ends are left out. The
-    unrolled network's distributions are those of the decoding drafter when an image is committed code by
-    code. After the last code of a row, decoding drafts on the drafter's feature of the row end: the second
-    step.
+    The unrolled network's distributions are those of the decoding drafter when an image is committed code by
+    code. After the last code of a row, decoding drafts from the drafter's feature of the row end, which is
+    the second step of training.
     """
     model = loaded(checkpoints, name)
     images, head, numbers = images_of(model, data(name)), head_of(model), [0, 5, 7]
@@ -158,7 +159,8 @@ def test_batches_and_their_first_step_are_those_of_decoding(
 
 @torch.no_grad()
 def test_the_loss_is_the_published_one(checkpoints: Checkpoints, data: Data) -> None:
-    """SmoothL1, averaged over features, plus cross-entropy, both averaged over masked positions."""
+    """The loss is SmoothL1, averaged over features, plus cross-entropy; both are averaged over masked
+    positions."""
     model = loaded(checkpoints)
     batch, head = images_of(model, data("emoji")).batch([1, 2], None), head_of(model)
     outs = Unrolled(model.drafter_net)(batch.tokens, batch.features, 1)
@@ -191,7 +193,8 @@ def test_a_trained_drafter_is_better_and_decoding_loads_it(
     assert rows[-1]["loss"] < rows[0]["loss"]
     assert rows[-1]["val_entropy"] < rows[0]["val_entropy"] and len(rows[-1]["agreement"]) == 2
     assert {path.name for path in state.iterdir()} == {"config.json", "model.safetensors", "trainer.pt"}
-    assert not (drafter_states.states(tmp_path)[0] / "trainer.pt").exists()  # the newest alone can be resumed
+    # Only the newest state can be resumed.
+    assert not (drafter_states.states(tmp_path)[0] / "trainer.pt").exists()
     decode = ["generate_images", *checkpoints[name].words(), "--drafter_path", state]
     decode += "--drafter_type eagle --num_images 1 --heatmaps 0 --prompt thing --output_dir".split()
     assert run(*decode, tmp_path / "images")[0] == 0
@@ -206,7 +209,8 @@ def tau(tiny: Tiny) -> float:
 
 @pytest.mark.parametrize("name, epochs", [("janus_pro", 12), ("emu3", 12)])
 def test_tau_rises(run: Run, checkpoints: Checkpoints, name: str, epochs: int, tmp_path: Path) -> None:
-    """From random weights: a new drafter, which passes features through, predicts tiny targets too well."""
+    """Training starts from random weights, because a new drafter, which passes features through, already
+    predicts tiny targets well."""
     tiny = checkpoints[name].copied(tmp_path / "tiny")
     state = load_file(tiny.drafter / "model.safetensors")
     torch.manual_seed(0)
@@ -233,7 +237,8 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_resumed_run_is_the_uninterrupted_one(train: Train, optimizer: str, tmp_path: Path) -> None:
-    """To the bit, with random noise and random branches, and the log has every step once."""
+    """The weights are equal to the bit, with random noise and random branches, and the log has every step
+    once."""
     words = "--bs 3 --num_epochs 3 --lr 1e-3 --ema 0.9 --data_noise uniform --optimizer".split()
     words.append(optimizer)
     whole = train(tmp_path / "whole", *words)
@@ -317,7 +322,8 @@ def test_training_starts_from_a_drafter_of_the_same_shape(
 def test_stored_features_train_as_recomputed_ones(
     train: Train, checkpoints: Checkpoints, data: Data, tmp_path: Path
 ) -> None:
-    """Read again each time, or computed once and kept in memory. Noise has its published width."""
+    """Features are read again for each step, or computed once and held in memory. Noise has its published
+    width."""
     model = loaded(checkpoints)
     images = images_of(model, data("emoji"))
     folder, shards = tmp_path / "features", images.shards

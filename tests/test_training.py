@@ -1,4 +1,5 @@
-"""The stages that build the embedded model, each run for about a second: data, tokenizer, target, export."""
+"""The stages that build the embedded model: data, tokenizer, target and export. Each runs for about a
+second."""
 
 from __future__ import annotations
 
@@ -114,7 +115,7 @@ def test_a_picture_is_a_function_of_stream_and_number_and_none_comes_twice(work:
 
 
 def test_jitter_places_scales_mirrors_and_turns() -> None:
-    """Of an original whose left half is black."""
+    """The original is black in its left half."""
     original = np.full((64, 64, 3), 255, np.uint8)
     original[:, :32] = 0
 
@@ -150,7 +151,7 @@ def test_data_refuses_what_it_cannot_build(
 
 
 def test_a_damaged_tarball_is_named(tmp_path: Path) -> None:
-    """One that is cut off, and a file that is no archive."""
+    """One archive is cut off, and one file is no archive."""
     path, member = tmp_path / "cut.tgz", tmp_path / "x.json"
     member.write_text(json.dumps(list(range(5000))))
     with tarfile.open(path, "w:gz") as archive:
@@ -243,7 +244,7 @@ def test_target_learns_resumes_decays_and_exports(work: Path) -> None:
 
 
 def test_an_exported_checkpoint_can_be_trained_further(work: Path) -> None:
-    """Restored elsewhere, it has the same weights in bfloat16, and its counters continue."""
+    """A restored checkpoint has the same weights in bfloat16, and its counters continue."""
     first = train(work, "--max_pictures", "12")
     stage("export", work, "--out", work / "export")
     restored = work / "elsewhere"
@@ -315,7 +316,7 @@ def test_the_model_card_tells_how_the_drafter_was_trained(tmp_path: Path) -> Non
 
 
 def test_tokenizer_trains_and_resumes(work: Path) -> None:
-    """Through the warm-up, the first codebook and the rising rate."""
+    """Training passes through the warm-up, the first codebook and the rising rate of random codes."""
     pytest.importorskip("efficientnet_lite_pytorch")
     (work / "tokenizer.pt").unlink()
     for steps in (1, 4):
@@ -327,7 +328,8 @@ def test_tokenizer_trains_and_resumes(work: Path) -> None:
 
 
 def test_tokenizer_starts_from_a_checkpoint(work: Path) -> None:
-    """At the full rate, on the checkpoint's weights. A folder that is no checkpoint is refused."""
+    """It starts at the full rate, from the checkpoint's weights. A folder that is no checkpoint is
+    refused."""
     pytest.importorskip("efficientnet_lite_pytorch")
     train(work, "--max_pictures", "4")
     before = torch.load(work / "tokenizer.pt", weights_only=True)["model"]

@@ -1,4 +1,5 @@
-"""Two rasters of unlike sides, one after the other: the AR baseline's codes, and records that say which."""
+"""Two rasters with different sides, one after the other: every method makes the AR baseline's codes, and the
+records say which raster a tree belongs to."""
 
 from __future__ import annotations
 
@@ -26,25 +27,24 @@ TREES = {
     "self-draft": TreeShape(9, 3, 14),  # longer than a row of either raster
     "adt-self-draft": ADAPT,
 }
-METHOD_CELLS = [
-    (name, cells) for name in TREES for cells in (METHODS[name].seed_cells or (None,))
-]  # every exact method that drafts, with all that it may copy
+# Every exact method that drafts, with every setting of seed_cells.
+METHOD_CELLS = [(name, cells) for name in TREES for cells in (METHODS[name].seed_cells or (None,))]
 
 
 def model() -> Model:
-    """A random network over both rasters."""
+    """Returns a random network over both rasters."""
     return model_of(decoder(), net(), GRID, FIRST, CODEBOOK)
 
 
 def decoded(method: Method, slots: int) -> dict[str, Decoded]:
-    """The images by name."""
+    """Returns the images by name."""
     longest = max(request.prompt.length for request in IMAGES)
     return {image.name: image for image in build(model(), method, slots, longest).decode(IMAGES)}
 
 
 @cache
 def reference(temperature: float) -> dict[str, list[int]]:
-    """The AR baseline's codes, one image at a time."""
+    """Returns the AR baseline's codes, one image at a time."""
     return codes_of(decoded(Method("ar", Sampling(temperature)), 1).values())
 
 

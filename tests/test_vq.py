@@ -18,12 +18,13 @@ CPU = torch.device("cpu")
 
 
 def test_vqgan_decodes_as_the_published_code() -> None:
-    """Pixels within 1e-4 before rounding, within one level after it; square and oblong grids."""
+    """Pixels differ by at most 1e-4 before rounding and by one level after it, on square and oblong grids."""
     state = tensors("chameleon_vqgan/decoder-1") | tensors("chameleon_vqgan/decoder-2")
     expected = tensors("chameleon_vqgan/expected")
     config = VQConfig.from_yaml(FOLDER / "chameleon_vqgan" / "vqgan.yaml")
     model = VQModel(replace(config, num_embeddings=len(state["quantize.embedding.weight"]))).eval()
-    model.load_state_dict({**model.state_dict(), **state})  # its decoder, and the rows that the goldens use
+    # The recorded decoder, and the rows of the codebook that the goldens use.
+    model.load_state_dict({**model.state_dict(), **state})
     with torch.no_grad():
         square = model.decode(expected["codes"].long().view(1, 32, 32))
         oblong = model.decode(expected["oblong_codes"].long().view(1, 6, 10))
@@ -58,7 +59,8 @@ def test_vqgan_encoder_equals_transformers(attention: tuple[int, ...]) -> None:
 
 
 def test_pixels_are_truncated_not_rounded() -> None:
-    """uint8 = trunc((clamp(x) + 1) / 2 * 255); the way back is within one level."""
+    """uint8 = trunc((clamp(x) + 1) / 2 * 255). Turning the pixels into numbers again is exact within one
+    level."""
     values = torch.tensor([-2.0, -1.0, 0.0, 0.999, 1.0, 3.0]).view(1, 1, 1, 6).expand(1, 3, 1, 6)
     assert to_uint8(values)[0, 0, :, 0].tolist() == [0, 0, 127, 254, 255, 255]
     levels = torch.arange(256, dtype=torch.uint8).view(1, 16, 16, 1).expand(1, 16, 16, 3)
@@ -66,7 +68,7 @@ def test_pixels_are_truncated_not_rounded() -> None:
 
 
 def test_config_edges() -> None:
-    """Widths that the group norm cannot split and double latents are refused."""
+    """Widths that the group norm cannot split, and double latents, are refused."""
     with pytest.raises(ValueError, match="base_channels"):
         VQConfig(base_channels=48)
     with pytest.raises(ValueError, match="double_latent"):

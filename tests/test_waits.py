@@ -1,5 +1,5 @@
-"""In a step the host waits for the device once, when it reads the committed codes. This holds for every
-proposer, policy and rule, with and without guidance and row separators."""
+"""In a step the host waits for the device once, to read the committed codes. This holds for every proposer,
+policy and rule, with and without guidance and row separators."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from adt_tree.tree import DraftTree
 from adt_tree.verify import Coupled, Verdict
 from tests import test_engine_separators as separators
 from tests.reads import Reads
-from tests.test_engine import CODES, EXACT, FILTERED, IMAGES, PLAIN, TREE, drafted_methods, made
+from tests.test_engine import CODES, EXACT, FILTERED, IMAGES, PLAIN, TREE, drafted_methods, new_engine
 
 SLOTS = 2
 NOISE = Noise(CODES, silent=False)
@@ -28,8 +28,8 @@ def waits(target: Target, decode: Callable[[], Iterator[StepOutput]]) -> tuple[l
     """Returns the operations for which the steps of a run wait, from the first target pass on, and the number
     of steps.
 
-    All images start together, so that no prefill follows the first step. Tables by shape are made at the
-    first use of a shape, so the images are generated twice, and the second time is watched.
+    All images start together, so no prefill follows the first step. The first use of a shape makes its
+    tables, so the images are generated twice, and the second run is watched.
     """
     list(decode())
     steps, forward = [], target.forward
@@ -51,14 +51,14 @@ CASES = [method for method in EXACT if method.sampling in (FILTERED, PLAIN)]
 
 @pytest.mark.parametrize("method", [*CASES, *drafted_methods(FILTERED)], ids=str)
 def test_a_step_waits_once(method: Method) -> None:
-    decoder = made(method, SLOTS)
+    decoder = new_engine(method, SLOTS)
     log, steps = waits(decoder.target, lambda: decoder.steps(IMAGES[:SLOTS]))
     assert log == ["tolist"] * steps
 
 
 @pytest.mark.parametrize("name", ["eagle-2", "eagle-1", "self-draft"])
 def test_row_separators(name: str) -> None:
-    decoder = separators.made(Method(name, Sampling(), separators.TREES[name]), SLOTS)
+    decoder = separators.new_engine(Method(name, Sampling(), separators.TREES[name]), SLOTS)
     log, steps = waits(decoder.target, lambda: decoder.steps(separators.IMAGES[:SLOTS]))
     assert log == ["tolist"] * steps
 
@@ -70,8 +70,8 @@ class Impatient(Coupled):
         super().__init__(NOISE)
         self._look = look
 
-    def __call__(self, *given: object) -> Verdict:
-        verdict = super().__call__(*given)
+    def __call__(self, *arguments: object) -> Verdict:
+        verdict = super().__call__(*arguments)
         self._look(verdict)
         return verdict
 
@@ -94,7 +94,7 @@ class Impatient(Coupled):
     ],
 )
 def test_the_check_sees_a_wait(look: Callable[[Verdict], object]) -> None:
-    decoder = made(Method("self-draft", Sampling(), TREE), SLOTS)
+    decoder = new_engine(Method("self-draft", Sampling(), TREE), SLOTS)
     decoder = replace(decoder, drafting=(*decoder.drafting[:2], Impatient(look)))
     log, steps = waits(decoder.target, lambda: decoder.steps(IMAGES[:SLOTS]))
     assert len(log) >= 2 * steps

@@ -1,11 +1,9 @@
-"""Weights are read late, once, and to their place. Damaged files are one line that names the file."""
+"""Weights are read late and once, into the memory where they stay. A damaged file gives one line that names
+it."""
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +17,7 @@ from models.checkpoint.weights import read_weights
 from models.registry import EMOJI
 from tests import tiny
 from tests.published import write_shards
+from tests.runs import python
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -111,14 +110,17 @@ print(status("VmHWM:") - before)
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's peak counters")
-def test_loading_takes_little_more_memory_than_the_file(tiny_checkpoint: Path, tmp_path: Path) -> None:
+def test_loading_takes_little_more_memory_than_the_file(
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     large = tiny.build(tmp_path / "large", hidden_size=1024, intermediate_size=2816, num_hidden_layers=3)
     state = {name: tensor.bfloat16() for name, tensor in load_file(large / "model.safetensors").items()}
     (large / "model.safetensors").unlink()
     write_shards(state, large, 3)
     size = sum(path.stat().st_size for path in large.glob("*.safetensors"))
-    words = [sys.executable, "-c", PEAK, str(tiny_checkpoint), str(large)]
-    # As large tensors do, memory goes back as soon as it is freed; else the heap's holes are measured.
-    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
-    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    # Makes freed memory return to the system at once, as that of large tensors does. Otherwise the test would
+    # measure holes in the heap.
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")
+    done = python("-c", PEAK, tiny_checkpoint, large)
+    assert done.returncode == 0, done.stderr
     assert size > 70e6 and int(done.stdout) < 1.2 * size, (int(done.stdout), size)

@@ -73,7 +73,8 @@ def bytes_tokenizer(words: dict[str, int], **special: str) -> Tokenizer:
 
 
 def build(folder: Path, **changes: int) -> Path:
-    """Writes the checkpoint and its drafter, with `changes` of its configuration. Returns the folder."""
+    """Writes the checkpoint and its drafter. changes: fields of config.json to replace. Returns the
+    folder."""
     torch.manual_seed(0)
     config = _config() | changes
     (folder / "drafter").mkdir(parents=True)

@@ -34,10 +34,11 @@ VQ = VQConfig(32, (1, 1), 1, 8, 32, CODES, 32, (16,))
 
 
 def build(folder: Path, seed: int = 0, wrapper: str | None = None, **changes: object) -> Path:
-    """Writes a checkpoint with all files that belong to it. Returns the value of --model_path.
+    """Writes a checkpoint with all files that belong to it, and returns the value of --model_path.
 
-    wrapper: None for the HF-style folder, else the key under which a .pt holds its weights, or "" for none.
-    changes: of FIELDS; cls_token_num 1 makes it class-conditional.
+    wrapper: None writes the HF-style folder; otherwise a .pt holds the weights under this key, or without a
+    key if it is "". changes: fields that differ from FIELDS; cls_token_num 1 makes the model
+    class-conditional.
     """
     torch.manual_seed(seed)
     fields = {**FIELDS, **changes}
@@ -108,10 +109,8 @@ def _drafter(folder: Path, decoder: Decoder, fields: Mapping[str, object]) -> No
     """Writes a drafter whose layer is the target's last one, as a .bin, with an input projection without
     bias."""
     drafter_fields = {**fields, "num_hidden_layers": 1, "rms_norm_eps": 1e-6}
-    del (
-        drafter_fields["block_size"],
-        drafter_fields["cls_token_num"],
-    )  # the published ones leave these to input_type
+    # The published drafters derive these fields from input_type.
+    del drafter_fields["block_size"], drafter_fields["cls_token_num"]
     config = drafter_config(drafter_fields, decoder.config)
     net = taught(DrafterNet(config, bias=False), decoder)
     folder.mkdir()
