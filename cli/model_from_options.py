@@ -89,8 +89,8 @@ def load_without_drafter(options: ModelOptions) -> Pipeline:
     """Returns the model for a command that only decodes autoregressively."""
     check_model(options)
     for name in ("drafter_path", "drafter_alignment"):
-        if given := as_written(options, name):
-            raise UserError(f"{given}: this command uses no drafter network; leave it out")
+        if written := as_written(options, name):
+            raise UserError(f"{written}: this command uses no drafter network; leave it out")
     return load(options, need_drafter=False)
 
 

@@ -267,10 +267,10 @@ def check_model(options: ModelOptions) -> None:
             f"--cfg {options.cfg:g}: {options.model} has no unconditional branch; give 1, or leave it out"
         )
     for name in dict.fromkeys(name for spec in SPECS.values() for name in spec.options):
-        given = as_written(options, name)
-        if given and name not in SPECS[options.model].options:
+        written = as_written(options, name)
+        if written and name not in SPECS[options.model].options:
             models = " or ".join(model for model, spec in SPECS.items() if name in spec.options)
-            raise UserError(f"{given}: it belongs to --model {models}; leave it out")
+            raise UserError(f"{written}: it belongs to --model {models}; leave it out")
 
 
 def check_pixels(options: ModelOptions, command: str) -> None:
