@@ -20,18 +20,18 @@ LENGTH = 19 * 13 + ROWS * COLUMNS  # the preview's codes and the image's
 
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory: pytest.TempPathFactory) -> Theirs:
-    """A tiny checkpoint as transformers loads it."""
+    """Returns a tiny checkpoint as transformers loads it."""
     return Theirs(tiny.build(tmp_path_factory.mktemp("glm_image")))
 
 
 def arguments(theirs: Theirs, count: int, **more: Any) -> dict[str, Any]:
-    """A greedy call for whole images and the token behind them."""
-    given = theirs.inputs(TEXTS[:count], theirs.ours(ROWS, COLUMNS).model.grid)
-    return {**given, "do_sample": False, "max_new_tokens": LENGTH + 1, **more}
+    """Returns the arguments of a greedy call that makes whole images and the token behind them."""
+    inputs = theirs.inputs(TEXTS[:count], theirs.ours(ROWS, COLUMNS).model.grid)
+    return {**inputs, "do_sample": False, "max_new_tokens": LENGTH + 1, **more}
 
 
 def only_codes(row: int, ids: Tensor) -> list[int]:
-    """What stands in for our masking of the other rows of the head."""
+    """Allows the codes alone, which our decoding does by masking the other rows of the head."""
     return list(range(tiny.CODES))
 
 
@@ -39,16 +39,17 @@ def only_codes(row: int, ids: Tensor) -> list[int]:
 @pytest.mark.parametrize(("count", "method", "behind"), [(1, None, 1), (3, "self-draft", 0), (2, "ar", 1)])
 def test_tokens_of_generate(theirs: Theirs, form: str, count: int, method: str, behind: int) -> None:
     """Greedy, token for token, with the padding of the prompts. The last token comes from the whole head."""
-    how = arguments(theirs, count, max_new_tokens=LENGTH + behind)
-    start = how["input_ids"].shape[1]
-    masked = theirs.model.generate(**(how | {"max_new_tokens": LENGTH}), prefix_allowed_tokens_fn=only_codes)
-    found = theirs.model.generate(**how, **FORMS[form], method=method)
-    assert torch.equal(found[:, : start + LENGTH], masked)
-    assert found.shape[1] == start + LENGTH + behind and len({tuple(row) for row in found.tolist()}) == count
+    call = arguments(theirs, count, max_new_tokens=LENGTH + behind)
+    start = call["input_ids"].shape[1]
+    masked = theirs.model.generate(**(call | {"max_new_tokens": LENGTH}), prefix_allowed_tokens_fn=only_codes)
+    tokens = theirs.model.generate(**call, **FORMS[form], method=method)
+    assert torch.equal(tokens[:, : start + LENGTH], masked)
+    assert tokens.shape[1] == start + LENGTH + behind
+    assert len({tuple(row) for row in tokens.tolist()}) == count
     if behind:
-        assert found[:, -1].tolist() == last_of_generate(theirs, how, masked)
+        assert tokens[:, -1].tolist() == last_of_generate(theirs, call, masked)
     if count == 3:
-        assert how["attention_mask"].min() == 0, "no padding was tested"
+        assert call["attention_mask"].min() == 0, "no padding was tested"
 
 
 REFUSED: dict[str, dict[str, Any]] = {
@@ -68,18 +69,19 @@ def test_what_cannot_be_honoured_is_refused(theirs: Theirs, word: str) -> None:
 
 def test_source_images_are_refused(theirs: Theirs) -> None:
     """A prompt that holds the end of an image asks for an edited one."""
-    how = arguments(theirs, 1)
-    how["input_ids"][0, 3] = tiny.CODES + tiny.END
+    call = arguments(theirs, 1)
+    call["input_ids"][0, 3] = tiny.CODES + tiny.END
     with pytest.raises(UserError, match="prompt 0"):
-        theirs.model.generate(**how, **FORMS["callable"])
+        theirs.model.generate(**call, **FORMS["callable"])
 
 
-def last_of_generate(theirs: Theirs, how: dict[str, Any], masked: Tensor) -> list[int]:
-    """The tokens that generate itself puts behind those images, whose codes a function forces."""
-    start = how["input_ids"].shape[1]
+def last_of_generate(theirs: Theirs, call: dict[str, Any], masked: Tensor) -> list[int]:
+    """Returns the tokens that generate itself puts behind images, while a function forces the codes of
+    those."""
+    start = call["input_ids"].shape[1]
 
     def forced(row: int, ids: Tensor) -> list[int]:
         at = len(ids)
         return list(range(tiny.CODES + tiny.MORE)) if at == start + LENGTH else [int(masked[row, at])]
 
-    return theirs.model.generate(**how, prefix_allowed_tokens_fn=forced)[:, -1].tolist()
+    return theirs.model.generate(**call, prefix_allowed_tokens_fn=forced)[:, -1].tolist()

@@ -36,19 +36,19 @@ TEXTS = ["a red heart", "a very long caption of a blue cat face with a red hat o
 
 @pytest.fixture(scope="module")
 def files(checkpoints: Checkpoints) -> Tiny:
-    """The published folders, tiny."""
+    """Returns the published folders, with tiny models in them."""
     return checkpoints["glm_image"]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_every_exact_method_makes_the_codes_of_the_ar_baseline(files: Tiny, temperature: float) -> None:
-    """The drafter network's too; alone and three at a time."""
+    """The methods include those of the drafter network. Images are decoded alone and three at a time."""
     model = replace(files.load(), grid=SMALL)
     check_exact(model, TEXTS, Sampling(temperature, guidance=1.0), batch_sizes=(1, 3))
 
 
 def test_only_what_decodes_codes_is_read(files: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the tower that sees images nor the VQ encoder."""
+    """Neither the tower that sees images nor the VQ encoder is read."""
     read, names = Stored.read, set()
 
     def watched(stored: Stored) -> Any:
@@ -84,7 +84,8 @@ def test_the_cards_sampling_where_the_file_says_nothing(files: Tiny, tmp_path: P
 
 
 def test_a_model_that_transformers_has_loaded(files: Tiny) -> None:
-    """The codes of its files, its weights shared, its own forward pass unchanged."""
+    """The model gives the codes of its files and shares its weights, and its forward pass in transformers
+    stays as it was."""
     import transformers as hf
 
     theirs: Any = hf.GlmImageForConditionalGeneration.from_pretrained(files.path, dtype=torch.float32).eval()

@@ -52,12 +52,12 @@ class Theirs:
         self.processor = hf.GlmImageProcessor(GlmImageImageProcessorPil(), tokenizer, chat_template=template)
 
     def ours(self, rows: int, columns: int) -> Pipeline:
-        """Our model of the same files."""
+        """Returns our model of the same files."""
         options = replace(OPTIONS, height=rows * CELL, width=columns * CELL)
         return Pipeline(load(str(self.folder), options))
 
     def inputs(self, texts: list[str], grid: Grid) -> Any:
-        """What generate takes, as diffusers' pipeline asks the processor for it."""
+        """Returns the inputs of generate, as diffusers' pipeline gets them from the processor."""
         chats = [[{"role": "user", "content": [{"type": "text", "text": text}]}] for text in texts]
         return self.processor.apply_chat_template(
             chats,
@@ -72,36 +72,36 @@ class Theirs:
     def states(self, text: str, grid: Grid, codes: Tensor) -> tuple[Tensor, Tensor]:
         """Hidden states and logits along a prompt and the codes of all rasters [n], whose positions are those
         that generate would give them."""
-        given = self.inputs([text], grid)
-        first = self.model.model(**given, use_cache=True)
+        inputs = self.inputs([text], grid)
+        first = self.model.model(**inputs, use_cache=True)
         then = self.model.model(codes[None], past_key_values=first.past_key_values, use_cache=True)
         hidden = torch.cat((first.last_hidden_state, then.last_hidden_state), dim=1)[0]
         return hidden, self.model.lm_head(hidden)
 
     def greedy(self, texts: list[str], grid: Grid) -> list[list[int]]:
-        """Codes of generate, the rows behind the codes masked."""
-        given, scored = self.inputs(texts, grid), self.model.lm_head.out_features
+        """Returns the codes of generate with the other rows of the head masked."""
+        inputs, scored = self.inputs(texts, grid), self.model.lm_head.out_features
         behind = list(range(len(self.codes), scored))
-        how = {"do_sample": False, "max_new_tokens": grid.size, "suppress_tokens": behind}
-        found = self.model.generate(**given, **how)
-        return found[:, given.input_ids.shape[1] :].tolist()
+        options = {"do_sample": False, "max_new_tokens": grid.size, "suppress_tokens": behind}
+        tokens = self.model.generate(**inputs, **options)
+        return tokens[:, inputs.input_ids.shape[1] :].tolist()
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Theirs]:
-    """A checkpoint of every case."""
+def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Theirs]:
+    """Returns a checkpoint of every case."""
     root = tmp_path_factory.mktemp("glm_image")
     return {name: Theirs(tiny.build(root / str(n), **CASES[name])) for n, name in enumerate(CASES)}
 
 
 def random_codes(count: int) -> Tensor:
-    """Codes of all rasters."""
+    """Returns random codes of all rasters."""
     return torch.randint(tiny.CODES, (count,), generator=torch.Generator().manual_seed(0))
 
 
 @torch.inference_mode()
 def along(target: ARTarget, prompt: Any, codes: Tensor) -> tuple[Tensor, Tensor]:
-    """Our features and logits along a prompt and codes."""
+    """Returns our features and logits along a prompt and codes."""
     before = target.prefill(0, prompt).features[0]
     order = torch.arange(len(codes))[None]
     behind = target.features(codes[None], order, chain_mask(len(codes), target.device), 0)[0, 0]
@@ -114,12 +114,12 @@ def along(target: ARTarget, prompt: Any, codes: Tensor) -> tuple[Tensor, Tensor]
 @pytest.mark.parametrize("case", CASES)
 @torch.inference_mode()
 def test_hidden_states_and_logits(
-    made: dict[str, Theirs], case: str, size: tuple[int, int], packs: bool, monkeypatch: pytest.MonkeyPatch
+    cases: dict[str, Theirs], case: str, size: tuple[int, int], packs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At every position of the prompt and of both rasters, with layers that decoding has packed or not."""
     if not packs:
         monkeypatch.setattr("models.target.pack", lambda decoder: None)
-    theirs, text = made[case], TEXTS[SIZES.index(size)]
+    theirs, text = cases[case], TEXTS[SIZES.index(size)]
     model = theirs.ours(*size).model
     assert [(part.height, part.width) for part in model.grid.rasters] == [PREVIEWS[size], size]
     codes, prompt = random_codes(model.grid.size), model.encode(text)
@@ -134,7 +134,7 @@ def test_hidden_states_and_logits(
 
 
 def check_greedy(theirs: Theirs, size: tuple[int, int], count: int) -> None:
-    """Whole sequences, plain and self-drafted, `count` at a time."""
+    """Compares whole sequences, plain and self-drafted, decoded `count` at a time."""
     pipe, texts = theirs.ours(*size), TEXTS[:count]
     expected = theirs.greedy(texts, pipe.model.grid)
     assert len({tuple(codes) for codes in expected}) == count
@@ -145,13 +145,13 @@ def check_greedy(theirs: Theirs, size: tuple[int, int], count: int) -> None:
 
 
 @pytest.mark.parametrize(("case", "count"), [*((case, 3) for case in CASES), (FIRST, 1)])
-def test_greedy_codes(made: dict[str, Theirs], case: str, count: int) -> None:
-    check_greedy(made[case], (8, 8), count)
+def test_greedy_codes(cases: dict[str, Theirs], case: str, count: int) -> None:
+    check_greedy(cases[case], (8, 8), count)
 
 
 @pytest.mark.parametrize(("size", "count"), [(SIZES[0], 1), (SIZES[1], 3)])
-def test_greedy_codes_of_larger_images(made: dict[str, Theirs], size: tuple[int, int], count: int) -> None:
-    check_greedy(made[FIRST], size, count)
+def test_greedy_codes_of_larger_images(cases: dict[str, Theirs], size: tuple[int, int], count: int) -> None:
+    check_greedy(cases[FIRST], size, count)
 
 
 SAMPLED = Sampling(temperature=2.5, top_p=0.75, guidance=1.0)
@@ -161,7 +161,7 @@ IMAGES, LIMIT = 2048, 4.0
 
 @pytest.fixture(scope="module")
 def few(tmp_path_factory: pytest.TempPathFactory) -> Theirs:
-    """A model of 24 codes."""
+    """Returns a model of 24 codes."""
     return Theirs(tiny.build(tmp_path_factory.mktemp("few"), codes=24), codes=24)
 
 
@@ -172,9 +172,9 @@ def logits_of_three(theirs: Theirs) -> Tensor:
     count = len(theirs.codes)
     pairs = torch.cartesian_prod(*2 * [torch.arange(count)])
     prompt = theirs.inputs(["sun"], Grid(8, 8)).items()
-    given = {name: value.repeat_interleave(len(pairs), dim=0) for name, value in prompt}
-    given["image_grid_thw"] = torch.tensor([[1, 1, 2], [1, 1, 1]]).repeat(len(pairs), 1)
-    before = theirs.model.model(**given, use_cache=True)
+    inputs = {name: value.repeat_interleave(len(pairs), dim=0) for name, value in prompt}
+    inputs["image_grid_thw"] = torch.tensor([[1, 1, 2], [1, 1, 1]]).repeat(len(pairs), 1)
+    before = theirs.model.model(**inputs, use_cache=True)
     behind = theirs.model.model(pairs, past_key_values=before.past_key_values, use_cache=True)
     hidden = torch.cat((before.last_hidden_state[:, -1:], behind.last_hidden_state), dim=1)
     return theirs.model.lm_head(hidden).view(count, count, 3, -1)
@@ -194,8 +194,8 @@ def filtered(logits: Tensor, temperature: float, top_p: float) -> Tensor:
 
 
 def chi_square(counts: Tensor, p: Tensor) -> float:
-    """Returns how far counts are from expectation, in standard scores of chi-square. Cells that are expected
-    fewer than five times are one."""
+    """Returns options far counts are from expectation, in standard scores of chi-square. Cells that are
+    expected fewer than five times are one."""
     expected = p * counts.sum()
     rare = expected < 5
     assert rare.sum() < rare.numel() - 30
@@ -206,7 +206,7 @@ def chi_square(counts: Tensor, p: Tensor) -> float:
 
 
 def counted(theirs: Theirs, images: int, control: str | None = None) -> Tensor:
-    """Returns how often self-drafting generates every image of THREE."""
+    """Returns options often self-drafting generates every image of THREE."""
     pipe = theirs.ours(8, 8)
     pipe = Pipeline(replace(pipe.model, grid=THREE))
     count = len(theirs.codes)

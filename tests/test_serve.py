@@ -98,7 +98,8 @@ def test_other_formats(live: Running, kind: str) -> None:
 
 
 def variants() -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Requests of all methods and many settings, and the arguments of Pipeline that mean the same."""
+    """Returns requests of all methods and many settings, each with the arguments of Pipeline that make the
+    same image."""
     made = []
     names = ("ar", "self-draft", "eagle-2", "sjd")
     for number in range(24):
@@ -114,7 +115,8 @@ def variants() -> list[tuple[dict[str, Any], dict[str, Any]]]:
 
 
 def test_whatever_else_is_in_flight(live: Running, pipe: Pipeline) -> None:
-    """Methods, temperatures, guidance and seeds mixed, eight at a time: every image is its offline twin."""
+    """Eight requests at a time mix methods, temperatures, guidance and seeds. Every image equals the one that
+    Pipeline makes without the service."""
     requests = variants()
     with ThreadPoolExecutor(8) as pool:
         made = list(pool.map(lambda request: live.image(**request[0]), requests))
@@ -159,7 +161,7 @@ def test_the_page(live: Running, path: str) -> None:
 
 @pytest.mark.parametrize("threads", [2])
 def test_threads_are_those_of_the_process(pipe: Pipeline, threads: int) -> None:
-    """The threads that decode have as many as the one that starts the service."""
+    """torch uses as many threads in the decoding thread as in the thread that starts the service."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

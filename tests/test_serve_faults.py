@@ -1,4 +1,4 @@
-"""The service when something goes wrong or too much is asked: one image's fault stays its own."""
+"""The service under faults and overload: an image that fails does not affect the others."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ def live(pipe: Pipeline) -> Iterator[Running]:
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The seconds that every target pass takes longer."""
+    """Returns a list of one number, the seconds for which every target pass pauses first."""
     pause, forward = [0.1], ARTarget.forward
 
-    def pausing(target: ARTarget, *given: Any) -> object:
+    def pausing(target: ARTarget, *arguments: Any) -> object:
         time.sleep(pause[0])
-        return forward(target, *given)
+        return forward(target, *arguments)
 
     monkeypatch.setattr(ARTarget, "forward", pausing)
     return pause
 
 
 def flying(live: Running) -> int:
-    """The number of images in slots."""
+    """Returns the number of images in slots."""
     return len(live.service.scheduler._flying)
 
 
@@ -71,7 +71,8 @@ def test_nobody_starves(live: Running, slow: list[float]) -> None:
 
 
 def test_a_client_who_leaves_frees_its_slots(live: Running, pipe: Pipeline, slow: list[float]) -> None:
-    """Streams and plain requests, in slots and in the queue; an image beside them is not touched."""
+    """This holds for streams and plain requests, in slots and in the queue. An image beside them is not
+    affected."""
     with ThreadPoolExecutor(3) as pool:
         beside = pool.submit(live.image, seed=7, method="ar")
         wait_for(lambda: flying(live) == 1)
@@ -173,7 +174,7 @@ def test_a_codec_that_fails(live: Running, pipe: Pipeline, monkeypatch: pytest.M
 
 
 def test_a_decoding_that_fails(live: Running, pipe: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fault of ours is everybody's in flight, but the next image is decoded."""
+    """A fault of our code fails all images in flight, but the next image is decoded."""
     with monkeypatch.context() as patch:
         patch.setattr(ARTarget, "forward", lambda *_: 1 / 0)
         answer = live.post({"prompt": PROMPT, "n": 2})
@@ -185,10 +186,10 @@ def test_memory_that_fits_one_engine(pipe: Pipeline, monkeypatch: pytest.MonkeyP
     """An engine that finds no room is built again once the others are gone."""
     build, engines = scheduler.build, list[Scheduler]()
 
-    def tight(*given: Any) -> object:
+    def tight(*arguments: Any) -> object:
         if engines[0]._engines:
             raise UserError("no room")
-        return build(*given)
+        return build(*arguments)
 
     monkeypatch.setattr(scheduler, "build", tight)
     with running(pipe, SETTINGS) as live:

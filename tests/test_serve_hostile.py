@@ -29,7 +29,7 @@ def live(pipe: Pipeline) -> Iterator[Running]:
 
 
 def check_form(answer: httpx.Response, status: int, param: str | None = None) -> str:
-    """The answer is an error as OpenAI writes it; returns the message."""
+    """Checks that an answer is an error as OpenAI writes it. Returns its message."""
     assert answer.status_code == status, answer.text
     content = answer.json()
     assert set(content) == {"error"} and set(content["error"]) == {"message", "type", "param", "code"}
@@ -84,7 +84,7 @@ def test_missing_and_unfit(live: Running) -> None:
 
 
 def test_large_bodies(live: Running) -> None:
-    """100 MB, stated and unstated, and a prompt of 1 MB."""
+    """The bodies have 100 MB, with and without a stated length, and one has a prompt of 1 MB."""
     check_form(live.post(b"x" * 100_000_000), 413)
     check_form(live.post({"prompt": "x" * 1_000_000}), 413)
 
@@ -129,14 +129,14 @@ def test_routes_that_are_not_there(live: Running) -> None:
 
 
 def raw(live: Running, data: bytes) -> socket.socket:
-    """A connection on which these bytes were sent."""
+    """Returns a connection on which these bytes were sent."""
     connection = socket.create_connection(("127.0.0.1", live.port), timeout=20)
     connection.sendall(data)
     return connection
 
 
 def everything(connection: socket.socket) -> bytes:
-    """What comes until the server closes the connection."""
+    """Returns the bytes that arrive until the server closes the connection."""
     data = b""
     try:
         while part := connection.recv(65536):
@@ -163,7 +163,8 @@ def test_bytes_that_are_no_http(live: Running) -> None:
 
 
 def test_connections_that_send_no_request(live: Running) -> None:
-    """200 of them, idle or with half of their headers, some of which drip: closed, and others are served."""
+    """There are 200 connections, idle or with half of their headers, some of which arrive byte by byte. The
+    server closes them, and serves others meanwhile."""
     started, closed = time.perf_counter(), 0
     connections = [raw(live, (b"", HEAD[:40], HEAD)[n % 3]) for n in range(200)]
     kept = httpx.Client()

@@ -1,4 +1,4 @@
-"""`main.py serve` as a process: what it refuses, and how it ends."""
+"""`main.py serve` as a process: its refusals, and its end."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from models.target import ARTarget
 import main, torch
 torch.set_num_threads(1)
 gate, forward = sys.argv.pop(1), ARTarget.forward
-def wait_and_forward(*given):
+def wait_and_forward(*arguments):
     while not os.path.exists(gate):
         time.sleep(0.01)
-    return forward(*given)
+    return forward(*arguments)
 ARTarget.forward = wait_and_forward
 sys.exit(main.main(sys.argv[1:]))
 """
@@ -43,18 +43,18 @@ BODY: dict[str, Any] = {"prompt": "red heart", "method": "ar", "n": 4}
 
 @contextmanager
 def served(gate: Path, words: list[str], *more: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The process and its address. No image is finished before the file `gate` exists."""
+    """Yields the process and its address. No image is finished before the file `gate` exists."""
     options = [*words, "--port", "0", "--slots", "2", *map(str, more)]
     line = [sys.executable, "-c", GATED, str(gate), "serve", *options]
     process = subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         for text in process.stdout:
-            if found := re.search(r"(http://\S+)/v1", text):
+            if match := re.search(r"(http://\S+)/v1", text):
                 break
         else:
             raise AssertionError(process.communicate()[1])
-        yield process, found[1]
+        yield process, match[1]
     finally:
         process.kill()
         process.communicate()
@@ -62,7 +62,7 @@ def served(gate: Path, words: list[str], *more: object) -> Iterator[tuple[subpro
 
 @pytest.fixture
 def words(checkpoints: Checkpoints) -> list[str]:
-    """The options of the tiny model."""
+    """Returns the options of the tiny model."""
     return [*checkpoints["emoji"].words(), "--device", "cpu", "--precision", "fp32"]
 
 
@@ -77,7 +77,7 @@ def accepted(site: str) -> int:
 
 
 def test_sigterm_loses_nothing(words: list[str], pipe: Pipeline, tmp_path: Path) -> None:
-    """In slots, in the queue and in a stream: all is finished, and nobody new is taken."""
+    """Images in slots, in the queue and in a stream are finished, and new requests are refused."""
     gate = tmp_path / "gate"
     with served(gate, words) as (process, site), ThreadPoolExecutor(4) as pool:
         answers = [pool.submit(post, site, seed=number) for number in range(3)]
@@ -98,7 +98,7 @@ def test_sigterm_loses_nothing(words: list[str], pipe: Pipeline, tmp_path: Path)
 
 
 def test_what_the_grace_cuts_is_told(words: list[str], tmp_path: Path) -> None:
-    """The client gets an error in OpenAI's form, and the exit status says so."""
+    """The client of an unfinished image gets an error in OpenAI's form, and the exit status is 1."""
     gate = tmp_path / "gate"
     with served(gate, words, "--grace", 1) as (process, site), ThreadPoolExecutor(1) as pool:
         answer = pool.submit(post, site, n=10)
@@ -110,9 +110,9 @@ def test_what_the_grace_cuts_is_told(words: list[str], tmp_path: Path) -> None:
         assert process.wait(timeout=120) == 1
 
 
-def parse(*given: object) -> command.Options:
-    """The options of these words."""
-    return command.Options.parse([str(word) for word in given])
+def parse(*arguments: object) -> command.Options:
+    """Returns the options of these words."""
+    return command.Options.parse([str(word) for word in arguments])
 
 
 def test_beyond_this_machine_only_with_a_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ MODEL, PROCESSOR = "vision_language_encoder", "processor"
 
 
 def vocabulary(codes: int = CODES) -> dict[str, int]:
-    """Image tokens, then specials and bytes."""
+    """Returns the image tokens, then the special tokens and the bytes."""
     images = [f"<|dit_token_{n}|>" for n in range(codes + MORE)]
     names = [*images, PAD, GRID_START, GRID_END, SOURCE, "[gMASK]", "<|user|>", "<|assistant|>", *LETTERS]
     return {name: index for index, name in enumerate(names)}
@@ -34,7 +34,7 @@ def vocabulary(codes: int = CODES) -> dict[str, int]:
 def config(
     width: int, heads: int, kv_heads: int, factor: float, sections: Sequence[int], codes: int, layers: int
 ) -> Any:
-    """transformers' configuration."""
+    """Returns transformers' configuration."""
     import transformers as hf
 
     words = vocabulary(codes)
