@@ -59,7 +59,7 @@ def model(folder: Path) -> Any:
 
 @pytest.fixture(autouse=True)
 def module_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The folder form copies its file away from the user's own cache."""
+    """Gives transformers, which copies the file of the folder form, a cache in place of the user's."""
     cache = str(tmp_path_factory.mktemp("modules"))
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", cache)
     monkeypatch.syspath_prepend(cache)

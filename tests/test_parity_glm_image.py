@@ -70,7 +70,7 @@ class Theirs:
         )
 
     def states(self, text: str, grid: Grid, codes: Tensor) -> tuple[Tensor, Tensor]:
-        """Hidden states and logits along a prompt and the codes of all rasters [n], whose positions are those
+        """Returns hidden states and logits along a prompt and the codes of all rasters [n], at the positions
         that generate would give them."""
         inputs = self.inputs([text], grid)
         first = self.model.model(**inputs, use_cache=True)
