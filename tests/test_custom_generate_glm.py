@@ -10,10 +10,10 @@ from torch import Tensor
 
 from adt_tree.errors import UserError
 from tests import tiny_glm_image as tiny
-from tests.test_custom_generate import FORMS, own_modules
+from tests.test_custom_generate import FORMS, module_cache
 from tests.test_parity_glm_image import TEXTS, Theirs
 
-__all__ = ["own_modules"]  # a fixture that every test uses
+__all__ = ["module_cache"]  # a fixture that every test uses
 ROWS, COLUMNS = 3, 2
 LENGTH = 19 * 13 + ROWS * COLUMNS  # the preview's codes and the image's
 
