@@ -49,7 +49,7 @@ def test_outputs(generate: Run, tmp_path: Path) -> None:
     assert sorted(images) == ["1.png", "2.png", "3.png"]
     assert statistics["2"]["prompt"] == "cat face" and statistics["2"]["ann_id"] == 2
     steps = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
-    assert " ".join(steps[0]) == "name position row column depth width nodes accepted ms top1"
+    assert " ".join(steps[0]) == "name position row column depth width nodes accepted ms top1 budget"
     assert sum(step["accepted"] + 1 for step in steps) == 3 * 15
     stored = json.loads((folder / "generation_configs.json").read_text())
     assert stored["peanut"] is True and "beta=0.5" in stored["fingerprint"]["tree"]
