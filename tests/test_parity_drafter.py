@@ -95,6 +95,7 @@ def of_anole(run: str) -> Recorded:
     models.decoder.cut_head(FIRST_CODE, 8192)
     target = ARTarget(models.decoder, Grid(16, 1), range(FIRST_CODE, FIRST_CODE + 8192), 1, 2, 40, 59)
     prompt = Prompt(ids[0, :-1].tolist(), UNCONDITIONAL)
+    target.prefill(0, prompt)  # the drafter reads as much of its cache as the target's prompt needs
     features = [hidden[0], hidden[1, -len(UNCONDITIONAL) :]]
     columns = tensors("anole_drafter_expected")["columns"].long()
     return Recorded(recorded, target, models.net, prompt, features, FIRST_CODE, columns)
