@@ -50,12 +50,12 @@ def run(options: Options) -> None:
 
     rank, count = worker()
     pipe = load(options, method.spec.network)
-    method, pixels = with_checkpoint_sampling(options, method, pipe), pipe.model.codec is not None
-    if options.record and not pixels:
+    method, missing = with_checkpoint_sampling(options, method, pipe), pipe.model.missing_pixels
+    if options.record and pipe.model.codec is None:
         raise UserError(f"--record {options.record}: a race shows pixels, and {pipe.model.lacks_pixels}")
     window = (options.start_idx, options.end_idx or DEFAULT_END)
     facts = fingerprint(options, method, pipe.model)
-    folder = RunFolder(Path(options.output_dir), window, prompts, facts)
+    folder = RunFolder(Path(options.output_dir), window, prompts, facts, pixels=not missing)
     folder.check_records()
     skipped = sum(folder.is_finished(prompt.name) for prompt in prompts)
     share = [prompt for prompt in prompts[rank::count] if not folder.is_finished(prompt.name)]
@@ -69,10 +69,10 @@ def run(options: Options) -> None:
     if count > 1 and not folder.complete:
         return  # other processes still generate images; the last of them prints the summary
     statistics = folder.statistics()
-    if pixels:
-        plot(options, method, pipe, folder, prompts)
+    if missing:
+        print(f"{folder.root}: {CODES}/NAME.npy holds the codes of each image; {missing}")
     else:
-        print(f"{folder.root / CODES}: {pipe.model.lacks_pixels}")
+        plot(options, method, pipe, folder, prompts)
     record(options, method, pipe, folder, prompts)
     # Statistics are written last: where they are, everything else is there too.
     if not folder.write_results(statistics) and rank > 0 and not share:
@@ -162,11 +162,15 @@ def decode_pixels(pipe: Pipeline, folder: RunFolder, name: str) -> None:
     record, model = folder.read(name), pipe.model
     if len(record.codes) != model.grid.size or not all(0 <= code < model.num_codes for code in record.codes):
         raise UserError(f"the record of image {name} is damaged: delete {folder.record_path(name)}")
-    if model.codec is None:
+    if model.missing_pixels:
         folder.finish_codes(record)
         return
     started = time.perf_counter()
-    image = pipe.image(record.codes)
+    if model.diffusion is None:
+        image = pipe.image(record.codes)
+    else:
+        prompt, seed = record.statistics["prompt"], record.statistics["seed"]
+        image = model.diffusion.image(record.codes, model.grid, prompt, seed)
     synchronise(model.device)
     folder.finish(record, image, time.perf_counter() - started)
 
@@ -180,11 +184,10 @@ def plot(
 
     images = [(folder.png(prompt.name), prompt.text) for prompt in prompts]
     figures.contact_sheet(images, held_out_texts(), folder.root / "contact_sheet.png")
-    grid = (pipe.model.grid.height, pipe.model.grid.width)
     for prompt in prompts[: options.heatmaps] if method.drafting else ():
         path = folder.root / f"heatmap_{file_name(prompt.name)}.png"
         steps = folder.read(prompt.name).steps
-        figures.heatmap(folder.png(prompt.name), prompt.text, steps, grid, path)
+        figures.heatmap(folder.png(prompt.name), prompt.text, steps, pipe.model.grid, path)
 
 
 def record(

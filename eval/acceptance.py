@@ -13,24 +13,29 @@ from typing import Any
 import numpy as np
 
 from adt_tree.errors import UserError
+from adt_tree.grid import Grid, Raster
 from eval.runs.run_folder import read_steps
 
 CODES, TOP1 = "codes per call", "top1"
 COUNTS = (CODES, "depth", "width")
 
 
-def maps(steps: Sequence[dict[str, Any]], height: int, width: int) -> dict[str, np.ndarray]:
-    """Returns maps [height, width] of one image by their name; NaN in cells that no step generated.
+def maps(steps: Sequence[dict[str, Any]], grid: Grid) -> dict[str, np.ndarray]:
+    """Returns maps [height, width] of one image by their name; NaN in cells that no step generated. Several
+    rasters lie side by side, one empty column apart, from the first on the left.
 
     "codes per call", "depth", "width": how many codes the target call that generated the cell committed, and
     the shape of its draft tree. "top1", where all steps hold it: the target's largest probability there.
     """
     kinds = (*COUNTS, TOP1) if all(step.get(TOP1) for step in steps) else COUNTS
+    height, width = max(r.height for r in grid.rasters), sum(r.width + 1 for r in grid.rasters) - 1
     by_kind = {kind: np.full((height, width), np.nan) for kind in kinds}
+    left = np.cumsum([0, *(raster.width + 1 for raster in grid.before)])  # first column of every raster
     for step in steps:
         count = step["accepted"] + 1
         for index in range(count):
-            cell = divmod(step["position"] + index, width)
+            row, column, raster = grid.cell(step["position"] + index)
+            cell = row, left[raster] + column
             for kind, value in zip(COUNTS, (count, step["depth"], step["width"]), strict=True):
                 by_kind[kind][cell] = value
             if TOP1 in by_kind:
@@ -52,9 +57,10 @@ def average(folder: Path) -> dict[str, Any]:
     try:
         grids = {grid_of(steps) for steps in by_image.values()}
         if len(grids) > 1:
-            raise UserError(f"{folder}: images of several grids ({sorted(grids)}); give runs of one model")
-        ((height, width),) = grids
-        image_maps = [maps(steps, height, width) for steps in by_image.values()]
+            sides = ", ".join(sorted(str(grid.sides) for grid in grids))
+            raise UserError(f"{folder}: images of several grids ({sides}); give runs of one model")
+        (grid,) = grids
+        image_maps = [maps(steps, grid) for steps in by_image.values()]
         calls = [step["accepted"] + 1 for steps in by_image.values() for step in steps]
     except UserError:
         raise
@@ -76,16 +82,26 @@ def average(folder: Path) -> dict[str, Any]:
     }
 
 
-def grid_of(steps: Sequence[dict[str, Any]]) -> tuple[int, int]:
-    """Returns the rows and columns of an image, derived from its steps. Raises UserError if they disagree."""
-    codes = max(step["position"] + step["accepted"] + 1 for step in steps)
-    # position = row * width + column, so any step below the first row gives the width. Without one, the image
-    # has a single row.
-    below = next((step for step in steps if step["row"] > 0), None)
-    width = codes if below is None else (below["position"] - below["column"]) // below["row"]
-    if width < 1 or codes % width:
-        raise UserError(f"{codes} codes in rows of {width}: these steps are not those of one image")
-    return codes // width, width
+def grid_of(steps: Sequence[dict[str, Any]]) -> Grid:
+    """Returns the rasters of an image, derived from its steps. Raises UserError if the steps disagree, or are
+    too few to tell the rasters of an image of several."""
+    end, rasters = max(step["position"] + step["accepted"] + 1 for step in steps), list[Raster]()
+    for number in range(max(step.get("raster", 0) for step in steps), -1, -1):
+        inside = [step for step in steps if step.get("raster", 0) == number]
+        # The position of the first cell of a row is start + row * width, so two rows give width and start.
+        rows = {step["row"]: step["position"] - step["column"] for step in inside}
+        if number == 0:
+            rows[0] = 0
+        if not rows or (len(rows) == 1 and 0 not in rows):
+            raise UserError(f"the steps do not tell the size of raster {number}: too few of them began in it")
+        low, high = min(rows), max(rows)
+        width = (rows[high] - rows[low]) // (high - low) if high > low else end - rows[low]
+        start = rows[low] - low * width
+        if width < 1 or (end - start) % width:
+            raise UserError(f"{end - start} codes in rows of {width}: these steps are not those of one image")
+        rasters.insert(0, Raster((end - start) // width, width))
+        end = start
+    return Grid(rasters[-1].height, rasters[-1].width, before=tuple(rasters[:-1]))
 
 
 def correlation(first: np.ndarray, second: np.ndarray) -> float | None:

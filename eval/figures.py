@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from adt_tree.grid import Grid
 from eval.acceptance import CODES, COUNTS, TOP1, maps
 from eval.runs.run_folder import png_bytes
 from models.checkpoint.files import replacing, write_atomic
@@ -71,14 +72,12 @@ def _wrap(text: str, font: Any, width: int) -> str:
     return "\n".join(lines)
 
 
-def heatmap(
-    picture: Path, text: str, steps: Sequence[dict[str, Any]], grid: tuple[int, int], path: Path
-) -> None:
+def heatmap(picture: Path, text: str, steps: Sequence[dict[str, Any]], grid: Grid, path: Path) -> None:
     """Writes an image beside maps of its steps: codes per target call, depth and width of the draft trees.
 
-    grid: rows and columns.
+    Maps of several rasters lie side by side.
     """
-    by_kind = maps(steps, *grid)
+    by_kind = maps(steps, grid)
     figure = _figure(3.6 * (1 + len(COUNTS)), 3.9)
     axes = figure.subplots(1, 1 + len(COUNTS), width_ratios=(1, 1.13, 1.13, 1.13))
     axes[0].imshow(Image.open(picture), interpolation="lanczos")

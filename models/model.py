@@ -20,6 +20,7 @@ from adt_tree.sampling import Sampling
 from models.cache import FlashCache, choose_attention_kernels
 from models.checkpoint.meta_init import build
 from models.checkpoint.weights import Weights
+from models.codecs.glm_pixels import DiffusionDecoder
 from models.codecs.nearest_codes import find_table, read_table
 from models.codecs.vq import VQModel, to_uint8
 from models.drafter import DrafterLayout, DrafterNet, EagleDrafter, load_drafter
@@ -51,6 +52,7 @@ class Model:
     alignment: str = "published"  # the drafter's pairing of tokens with features (models.alignment)
     tables: tuple[Path, ...] = ()  # folders that may hold a table of nearest codes
     latents: Tensor | None = None  # [V, C]: the code vectors of a model without a codec
+    diffusion: DiffusionDecoder | None = None  # decodes pixels of GLM-Image, where its files are there
     attention: str = "sdpa"  # or flash
     deterministic: bool = False  # a code's distribution does not depend on the other nodes of the pass
     graphs: bool = False  # the parts of a step are recorded as CUDA graphs and replayed
@@ -99,11 +101,15 @@ class Model:
 
     @property
     def lacks_pixels(self) -> str:
-        """The sentence for the user of a model whose codes become pixels elsewhere."""
-        rasters = " and then ".join(f"{part.height} x {part.width}" for part in self.grid.rasters)
-        return (
-            f"{self.name} gives codes, not pixels: codes/NAME.npy of generate_images holds {rasters} of them"
-        )
+        """The sentence for the user of a command that needs a codec, where the model has none."""
+        return f"{self.name} gives codes, and only generate_images can turn them into pixels"
+
+    @property
+    def missing_pixels(self) -> str:
+        """A sentence that says what the model lacks to make pixels of its codes; empty if it makes them."""
+        if self.codec is not None:
+            return ""
+        return self.lacks_pixels if self.diffusion is None else self.diffusion.missing
 
     def encode(self, text: str) -> EncodedPrompt:
         """Returns the prompt in the form that a target's prefill takes."""

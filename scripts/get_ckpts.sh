@@ -2,12 +2,13 @@
 # Downloads published checkpoints into ckpts/ in the published layout. A second call resumes an interrupted download.
 # Usage: bash scripts/get_ckpts.sh NAME...    NAME: anole lumina_mgpt llamagen llamagen2 llamagen_c2i janus_pro emu3 glm_image
 #        REVISION=... pins the revision of the target; FILE=c2i_L_384.pt selects another file for llamagen_c2i;
+#        PIXELS=1 fetches the diffusion model of glm_image too.
 #        HF=... names the hub's command line client (default: .venv/bin/hf).
 # For gated repositories, accept the licence on their page and run `hf auth login`. ckpts/README.md lists all files.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-usage() { sed -n '2,6s/^# //p' "${BASH_SOURCE[0]}"; }
+usage() { sed -n '2,7s/^# //p' "${BASH_SOURCE[0]}"; }
 
 hf=${HF:-.venv/bin/hf}
 get() { # REPOSITORY FOLDER [FILE...]: downloads these files, or all
@@ -63,8 +64,12 @@ for name in "$@"; do
             ;;
         janus_pro) target deepseek-community/Janus-Pro-1B ckpts/janus_pro/Janus-Pro-1B ;;
         emu3) target BAAI/Emu3-Gen-hf ckpts/emu3/Emu3-Gen-hf ;;
-        glm_image) # the diffusion model that makes pixels of codes is in the other folders
-            target zai-org/GLM-Image ckpts/glm_image/GLM-Image --include "vision_language_encoder/*" --include "processor/*"
+        glm_image) # these two folders generate codes; the others hold the diffusion model, which makes pixels of them
+            if [ -n "${PIXELS:-}" ]; then
+                target zai-org/GLM-Image ckpts/glm_image/GLM-Image
+            else
+                target zai-org/GLM-Image ckpts/glm_image/GLM-Image --include "vision_language_encoder/*" --include "processor/*"
+            fi
             ;;
     esac
 done

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from adt_tree.errors import UserError
+from adt_tree.grid import Grid
 from adt_tree.records import Decoded, Step
 from eval.figures import contact_sheet, heatmap
 from eval.runs import run_folder
@@ -202,4 +203,4 @@ def test_figures_bear_any_prompt_and_mark_those_held_out(tmp_path: Path) -> None
     contact_sheet(pictures, [], plain)
     contact_sheet(pictures, ["w" * 300], marked)
     assert plain.read_bytes() != marked.read_bytes()
-    heatmap(picture, "costs $5 and $6", STEPS, (2, 2), tmp_path / "heat.png")
+    heatmap(picture, "costs $5 and $6", STEPS, Grid(2, 2), tmp_path / "heat.png")

@@ -3,15 +3,15 @@
     generation_configs.json       the options, and the fingerprint that all runs in this folder share
     records/NAME.json             an image's codes, statistics (its seed among them) and steps
     img/NAME.png                  its pixels
-    codes/NAME.npy                instead of pixels, if the model has none: the codes as int64 [codes]
+    codes/NAME.npy                where no pixels can be made: the codes as int64 [codes]
     steps.jsonl                   the steps of all finished images, one line per target call
     global_statistics_A_B.json    the statistics of the prompts A to B
 
 An image's record is written before its pixels are decoded, so that codes are never lost: an image is finished
-when its record and its whole PNG, or its file of codes, exist. The last two files are copied from the records
-when all images are finished. Every file is written completely or not at all, and an image depends on its own
-prompt and seed alone; so any number of processes may work in one folder, be killed and be started again,
-without locks.
+when its record and its whole PNG exist or, in a run that can make no pixels, its file of codes. A later run
+that can make them does so from the record. The last two files are copied from the records when all images
+are finished. Every file is written completely or not at all, and an image depends on its own prompt and seed
+alone; so any number of processes may work in one folder, be killed and be started again, without locks.
 """
 
 from __future__ import annotations
@@ -99,8 +99,7 @@ class ImageRecord:
 
 
 def has_result(root: Path, stem: str) -> bool:
-    """Returns whether a run's folder holds the pixels of an image or, of a model without pixels, its
-    codes."""
+    """Returns whether a run's folder holds the pixels of an image or, where there are none, its codes."""
     return is_whole_png(root / IMAGES / f"{stem}.png") or (root / CODES / f"{stem}.npy").is_file()
 
 
@@ -150,15 +149,21 @@ class RunFolder:
     """The folder of one run: knows which of its images are finished, and stores the others."""
 
     def __init__(
-        self, root: Path, window: tuple[int, int], prompts: Sequence[Prompt], fingerprint: Mapping[str, Any]
+        self,
+        root: Path,
+        window: tuple[int, int],
+        prompts: Sequence[Prompt],
+        fingerprint: Mapping[str, Any],
+        pixels: bool = True,
     ) -> None:
         """Looks at the folder; nothing is written before start().
 
         window: --start_idx and --end_idx, which selected the prompts. fingerprint: everything that changes an
-        image or its record. Raises UserError if two names give one file, or if the folder holds another run
-        or one of an earlier version, which kept no records.
+        image or its record. pixels: whether this run makes them; if not, its codes finish an image. Raises
+        UserError if two names give one file, or if the folder holds another run or one of an earlier version,
+        which kept no records.
         """
-        self.root, self.fingerprint = root, fingerprint
+        self.root, self.fingerprint, self._pixels = root, fingerprint, pixels
         self.statistics_path = root / STATISTICS.format(*window)
         self._prompts = {prompt.name: prompt for prompt in prompts}
         self._run = digest(fingerprint)
@@ -208,8 +213,9 @@ class RunFolder:
         return self.record_path(name).is_file()
 
     def is_finished(self, name: str) -> bool:
-        """Returns whether an image has its record and its pixels, or its codes if it has no pixels."""
-        return self.has_record(name) and has_result(self.root, file_name(name))
+        """Returns whether an image has its record and its pixels, or its codes where no pixels are made."""
+        result = is_whole_png(self.png(name)) if self._pixels else has_result(self.root, file_name(name))
+        return result and self.has_record(name)
 
     @property
     def complete(self) -> bool:
@@ -248,7 +254,7 @@ class RunFolder:
         self._write(ImageRecord(decoded.name, self._run, decoded.codes, statistics, steps))
 
     def finish_codes(self, record: ImageRecord) -> None:
-        """Stores the codes of an image whose model has no pixels."""
+        """Stores the codes of an image of which no pixels can be made."""
         path = self.root / CODES / f"{file_name(record.name)}.npy"
         make_folder(path.parent)
         stream = io.BytesIO()

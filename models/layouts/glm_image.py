@@ -1,9 +1,9 @@
-"""Loads the autoregressive stage of GLM-Image from checkpoints of transformers: codes, not pixels.
+"""Loads the autoregressive stage of GLM-Image from checkpoints of transformers: it generates codes.
 
 A sequence is the user's turn of the chat template, the rows and columns of the image and then of its preview
 in digits, image start, the codes of the preview, and those of the image. Code k is token id k, rows have no
-separators, and there is no unconditional branch. The codes become pixels in a diffusion model, which is not
-part of the checkpoint; its encoder of images and its VQ encoder are never read.
+separators, and there is no unconditional branch. The codes become pixels in a diffusion model beside the
+checkpoint (models/codecs/glm_pixels.py). The encoder of images and the VQ encoder are never read.
 
 In the published repository, a pipeline of diffusers, the model lies in vision_language_encoder/ and its
 tokenizer in processor/ beside it.
@@ -28,6 +28,7 @@ from models.checkpoint.config import check_integer, integer, integers, positive,
 from models.checkpoint.files import reading
 from models.checkpoint.meta_init import expected, require
 from models.checkpoint.weights import Weights, read_weights
+from models.codecs.glm_pixels import CELL, DiffusionDecoder
 from models.drafter import LLAMA
 from models.image_tokens import ImageTokens
 from models.layouts.chat import ChatTokenizer
@@ -37,7 +38,6 @@ from models.spec import Checkpoint, ModelSpec
 from models.target import Prompt, PromptEncoder, token_prompts
 from models.transformer import Decoder, DecoderConfig, read_shape
 
-CELL = 32  # pixels along the side of a cell, as in transformers' processor
 PREVIEW = 16  # cells along the side of a square image's preview, as in transformers' processor
 SIDE = 1024  # default of --height and --width in pixels
 SECTIONS = (8, 12, 12)  # default of transformers' class
@@ -190,7 +190,9 @@ def load(checkpoint: Checkpoint) -> Model:
     """Returns the model of a checkpoint. CheckpointError names what is missing or does not fit."""
     folder = checkpoint.folder
     config, state = read_config(folder), read_weights(folder)
-    return assemble(checkpoint, config, state, lambda: ChatTokenizer.read(processor_folder(folder), folder))
+    model = assemble(checkpoint, config, state, lambda: ChatTokenizer.read(processor_folder(folder), folder))
+    diffusion = DiffusionDecoder(folder.parent, checkpoint.device, checkpoint.dtype)
+    return replace(model, diffusion=diffusion)
 
 
 def assemble(
