@@ -49,7 +49,7 @@ FAMILIES = (*(name for name, spec in SPECS.items() if spec.published), CLASSES)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is run."""
+    """One run: a family and method, with or without graphs, and the number of images in flight."""
 
     family: str
     method: Method
@@ -58,7 +58,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Everything but the batch size, which no launch depends on."""
+        """Returns a name of everything but the batch size, on which no launch depends."""
         mode, kind = "graphs" if self.graphs else "eager", "greedy" if self.method.greedy else "sampled"
         return f"{self.family} {label(self.method)} {mode} {kind}"
 
@@ -68,7 +68,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class SeenStep:
-    """What one step did."""
+    """The counts of one step."""
 
     operators: Counter[str]  # launches by operator
     reads: int
@@ -77,7 +77,7 @@ class SeenStep:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What STEPS steps did."""
+    """The counts of STEPS steps, with the peak of memory."""
 
     steps: list[SeenStep]
     recordings: int
@@ -86,26 +86,27 @@ class Seen:
 
     @property
     def operators(self) -> Counter[str]:
-        """The launches by operator of the step that has the most."""
+        """Returns the launches by operator of the step with the most launches."""
         return max((step.operators for step in self.steps), key=Counter.total)
 
     @property
     def launches(self) -> int:
-        """The launches of the step that has the most."""
+        """Returns the number of launches of the step with the most."""
         return self.operators.total()
 
     @property
     def reads(self) -> list[int]:
-        """How often the host waited in each step."""
+        """Returns, for every step, how often the host waited."""
         return [step.reads for step in self.steps]
 
     @property
     def ratio(self) -> float:
-        """The peak over the expected bytes."""
+        """Returns the peak of memory divided by the expected bytes."""
         return self.peak / self.expected
 
     def problems(self, recorded: int | None) -> list[str]:
-        """Returns what a GPU would suffer from. recorded: launches of a step; None: not known."""
+        """Returns a line for everything that would be slow, fail or need other memory on a GPU. recorded: the
+        expected number of launches of a step, or None if it is not known."""
         problems = sorted({fault for step in self.steps for fault in step.faults})
         if set(self.reads) != {1}:
             problems.append(f"reads {self.reads}")
@@ -117,8 +118,8 @@ class Seen:
 
 
 def methods(family: str, greedy: bool) -> Iterator[Method]:
-    """Every method but the rivals, exact, with LANTERN and with rejection where it has them. Greedy decoding
-    with rejection is greedy decoding with the coupled rule."""
+    """Yields every method but the rivals: exact, and with LANTERN and rejection if it takes them. Greedy
+    decoding with rejection is left out, because it equals that with the coupled rule."""
     spec = spec_of("llamagen" if family == CLASSES else family)
     top_k = 2000 if spec.top_k is None else spec.top_k
     sampling = Sampling(0.0 if greedy else 1.0, top_k, 1.0, spec.guidance)
@@ -132,19 +133,19 @@ def methods(family: str, greedy: bool) -> Iterator[Method]:
 
 
 def label(method: Method) -> str:
-    """The method's name, with LANTERN and rejection where it has them."""
+    """Returns the method's name, with LANTERN and rejection if it uses them."""
     return method.label + (" rejection" if method.verify == "rejection" else "")
 
 
 def cases(family: str) -> Iterator[Case]:
-    """The full cross of a family."""
+    """Yields all combinations for a family."""
     for graphs, greedy, batch in itertools.product((False, True), (True, False), (1, 4)):
         for method in methods(family, greedy):
             yield Case(family, method, graphs, batch)
 
 
 def use_of(case: Case) -> Use:
-    """The published dimensions but for the number of layers."""
+    """Returns the published dimensions with fewer layers."""
     classes = case.family == CLASSES
     name = "llamagen" if classes else case.family
     # The codec is no part of the count, and takes long to build.
@@ -166,14 +167,14 @@ def use_of(case: Case) -> Use:
 
 
 def grid_of(use: Use) -> Grid:
-    """The rasters of a square image. Only GLM-Image's codes do not become pixels here."""
+    """Returns the rasters of a square image. Only GLM-Image's codes do not become pixels here."""
     if use.vq is None:
         return glm_image.grid_of(use.side, use.side)
     return Grid(use.side // use.vq.patch_size, use.side // use.vq.patch_size)
 
 
 def model_of(case: Case, use: Use) -> Model:
-    """A model without numbers."""
+    """Returns a model whose weights have no values."""
     name = "llamagen" if case.family == CLASSES else case.family
     with patch.object(random_model, "_filled", unfilled):
         model = random_model.random_model(name, use, grid_of(use), torch.bfloat16, GPU)
@@ -181,8 +182,8 @@ def model_of(case: Case, use: Use) -> Model:
 
 
 def look(case: Case) -> Seen:
-    """Runs the steps and says what they did. Under graphs they run twice, and the second time counts, when
-    everything is recorded; the peak is that of both."""
+    """Runs the steps and returns their counts. Under graphs they run twice, and the second run is counted, in
+    which everything is recorded. The peak is that of both runs."""
     use, checked = use_of(case), list[Use]()
     with (
         fake_gpu() as (device, script),
@@ -202,8 +203,8 @@ def look(case: Case) -> Seen:
 
 
 def run(engine: Engine, requests: list[Request], device: Device, script: Script) -> Iterator[SeenStep]:
-    """Runs the step that prefills and STEPS more; yields what each of these did. They begin near the end of
-    the images, where contexts are longest, and cross the end of a row."""
+    """Runs the step that prefills and STEPS more, and yields the counts of each of these. They begin near the
+    end of the images, where contexts are longest, and cross the end of a row."""
     grid = engine.target.grid
     start, script.steps = grid.size - 2 * grid.width - 4, 0
 
@@ -255,7 +256,8 @@ def chosen(options: argparse.Namespace) -> Iterable[Case]:
 
 
 def main() -> None:
-    """Prints a line per case with what is wrong with it, then a table. The exit status is 1 for any fault."""
+    """Prints a line per case with its problems, then a table. The exit status is 1 if there is any
+    problem."""
     parser = argparse.ArgumentParser(description="What a step launches, reads and holds on a fake device.")
     parser.add_argument("--families", default=",".join(FAMILIES), help="default: %(default)s")
     parser.add_argument("--methods", help="as printed, divided by commas; default: all but the rivals")

@@ -1,5 +1,5 @@
-"""A GPU that is not there. In its place stands torch's meta device, whose tensors have shapes but no numbers;
-every operator on them is seen, and with it what a GPU would have to do and to hold.
+"""A stand-in for a GPU: torch's meta device, whose tensors have shapes but no numbers. It counts the launches
+of every operator, the memory of its results and the times that the host waits.
 
 It sees neither which kernels run nor streams nor real captures.
 """
@@ -28,7 +28,7 @@ from models.checkpoint.meta_init import on_meta
 GPU = torch.device("meta")
 aten = torch.ops.aten
 
-# Operators that CUDA runs by one kernel of its own: not to be taken apart.
+# Operators that CUDA runs by one special kernel, so they must not be decomposed.
 WHOLE = {
     aten.scaled_dot_product_attention.default, aten.rms_norm.default, aten.linear.default,
     aten.layer_norm.default, aten.one_hot.default,
@@ -42,7 +42,7 @@ KERNELS = {
 NO_KERNEL = {"detach", "alias", "lift_fresh", "reshape", "device", "_unsafe_view", "scalar_tensor"}
 READS = {aten._local_scalar_dense.default, aten.item.default, aten.is_nonzero.default}
 COPIES = {"_to_copy", "copy_", "copy"}
-PAGEABLE = "copy from ordinary memory"
+PAGEABLE = "copy from pageable memory"
 ATTENTION = aten.scaled_dot_product_attention.default
 MASK = 3  # its argument among those of ATTENTION
 ALIGNED = 8  # what CUDA's fused attention asks of head sizes and of the strides of masks
@@ -50,7 +50,7 @@ BLOCK = 512  # bytes to which CUDA's allocator rounds
 
 
 class Memory:
-    """Bytes that live on the device, and the most that ever did."""
+    """The bytes in use on the device, and their maximum so far."""
 
     def __init__(self) -> None:
         self.now = self.peak = 0
@@ -58,7 +58,7 @@ class Memory:
         self._live: dict[int, int] = {}  # bytes by storage
 
     def note(self, tensor: Tensor) -> None:
-        """Takes in the storage of a tensor until it is freed."""
+        """Counts the storage of a tensor until it is freed."""
         storage = tensor.untyped_storage()
         key, size = storage._cdata, -(-storage.nbytes() // BLOCK) * BLOCK
         if key in self._live:
@@ -76,7 +76,8 @@ class Memory:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """What a recording allocates inside comes from the pool, which grows to the most that one needs."""
+        """Counts allocations in the block as part of the pool of recordings, which grows to the size of the
+        largest recording."""
         before, peak = self.now, self.peak
         self.peak = self.now
         try:
@@ -103,7 +104,7 @@ class Device(TorchDispatchMode):
 
     @property
     def total(self) -> int:
-        """Launches so far."""
+        """Returns the number of launches so far."""
         return self.operators.total()
 
     def forget(self) -> None:
@@ -124,7 +125,8 @@ class Device(TorchDispatchMode):
 
     @contextmanager
     def silent(self) -> Iterator[None]:
-        """What runs inside is not launched, or was counted already."""
+        """Does not count what runs in the block, because a device would not launch it or it was counted
+        already."""
         before, self._silent = self._silent, True
         try:
             yield
@@ -143,7 +145,7 @@ class Device(TorchDispatchMode):
             self.read("read")
             return args[0].dtype.is_floating_point and 0.0
         if func not in self._single and func.namespace == "aten":
-            with self:  # an operator made of others is taken apart
+            with self:  # a composite operator dispatches its parts to this mode
                 parts = func.decompose(*args, **given)
             if parts is not NotImplemented:
                 return parts
@@ -158,7 +160,8 @@ class Device(TorchDispatchMode):
         return answer
 
     def _look(self, name: str, args: tuple, answer: Any) -> None:
-        """Takes in the memory of an operator's results, and refuses what is not on the device."""
+        """Counts the memory of an operator's results, and notes a fault for a result elsewhere and for a copy
+        from pageable memory."""
         for tensor in tree_leaves(answer):
             if not isinstance(tensor, Tensor):
                 continue
@@ -181,7 +184,8 @@ def attention_faults(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> list[str]:
-    """Returns what keeps a call of scaled_dot_product_attention from CUDA's fused kernels."""
+    """Returns the reasons for which a call of scaled_dot_product_attention would not use CUDA's fused
+    kernels."""
     faults = []
     if enable_gqa or query.shape[1] != key.shape[1]:
         faults.append("grouped heads at SDPA")
@@ -203,11 +207,12 @@ class FakeRecorder:
         self._device = device
 
     def warm_up(self) -> nullcontext[None]:
-        """The first run of a function is launched operator by operator."""
+        """Returns a context that does nothing, because the first run of a function is launched operator by
+        operator."""
         return nullcontext()
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        """Runs it once, uncounted."""
+        """Runs a function once without counting its launches. Returns a replay, which counts one."""
         self._device.recordings += 1
         with self._device.silent(), self._device.memory.recording():
             run()
@@ -215,21 +220,21 @@ class FakeRecorder:
 
 
 def shape_of(values: object) -> tuple[int, ...]:
-    """Shape of nested lists."""
+    """Returns the shape of nested lists."""
     if not isinstance(values, list | tuple):
         return ()
     return (len(values), *(shape_of(values[0]) if values else ()))
 
 
 class Script:
-    """What the device would have told the host: the steps of an image accept 1, 2, 3, 0, 1, ... drafts, or as
-    many as a tree has levels, so that adaptive trees grow and shrink."""
+    """The verdicts that the host reads, in place of a device's: the steps of an image accept 1, 2, 3, 0, 1,
+    ... drafts, or as many as a tree has levels, so that adaptive trees grow and shrink."""
 
     def __init__(self) -> None:
         self.steps, self.shapes = 0, list[TreeShape]()
 
     def table(self, rows: int, columns: int) -> list[list[float]]:
-        """The table that BatchSlots.advance reads."""
+        """Returns the table that BatchSlots.advance reads."""
         self.steps += 1
         told = []
         for row in range(rows):
@@ -240,7 +245,8 @@ class Script:
 
 @contextmanager
 def fake_gpu() -> Iterator[tuple[Device, Script]]:
-    """Everything inside that uses the device GPU is seen by the Device."""
+    """Runs the block with the stand-in in the place of a GPU. Yields the device and its script of
+    verdicts."""
     gpu, script, copied = Device(), Script(), adt_tree.tree.to_device
 
     def to_device(values: Any, device: torch.device) -> Tensor:
@@ -251,7 +257,7 @@ def fake_gpu() -> Iterator[tuple[Device, Script]]:
     make = torch.tensor
 
     def tensor(values: Any, dtype: torch.dtype | None = None, device: Any = "cpu") -> Tensor:
-        """Copies numbers from ordinary memory to the device, where they are zeros."""
+        """Copies numbers from pageable memory to the device, where they are zeros."""
         if torch.device(device).type == "cpu":
             return make(values, dtype=dtype)
         gpu.note(PAGEABLE)
@@ -259,15 +265,15 @@ def fake_gpu() -> Iterator[tuple[Device, Script]]:
         with gpu.silent():
             return torch.zeros(shape_of(values), dtype=dtype or make(values).dtype, device=device)
 
-    def tolist(own: Tensor) -> list[list[float]]:
+    def tolist(table: Tensor) -> list[list[float]]:
         gpu.read("copy to the host")
-        return script.table(*own.shape)
+        return script.table(*table.shape)
 
     advance, fill = adt_tree.batch.BatchSlots.advance, NoiseTable.begin
 
-    def watched(slots: Any, *given: Any) -> Any:
-        script.shapes = next(x for x in given if isinstance(x, list) and isinstance(x[0], TreeShape))
-        return advance(slots, *given)
+    def watched(slots: Any, *arguments: Any) -> Any:
+        script.shapes = next(x for x in arguments if isinstance(x, list) and isinstance(x[0], TreeShape))
+        return advance(slots, *arguments)
 
     def begin(table: Any, slot: int, seed: int, silent: bool = False) -> None:
         """Fills the noise of the first positions only; all the others are filled in the same way."""
@@ -287,5 +293,5 @@ def fake_gpu() -> Iterator[tuple[Device, Script]]:
 
 
 def unfilled(make: Callable[[], Any], dtype: torch.dtype, device: torch.device) -> Any:
-    """Returns what make() builds, on the device that is not there."""
+    """Returns the result of make(), built on the stand-in."""
     return on_meta(make).to(dtype).eval().requires_grad_(False)

@@ -1,4 +1,4 @@
-"""How many recordings an image of every family takes under every method: whole images at published sizes of
+"""The number of recordings of an image, for every family and method: whole images at published sizes of
 grids, prompts and trees, by models of tiny width."""
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Acceptance:
 
 
 def tiny(family: str) -> Use:
-    """The family with the least width."""
+    """Returns the dimensions of a family with the least width."""
     use = published_use(family)
     decoder = replace(
         use.decoder, vocab_size=2 * CODES, hidden_size=WIDTH, intermediate_size=WIDTH, num_layers=1,

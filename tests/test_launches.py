@@ -1,4 +1,4 @@
-"""What a step launches, reads and holds on a GPU, seen on a device that is not there."""
+"""The launches, reads and memory of a step on a GPU, as a stand-in device counts them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SOUND = "llamagen ar eager sampled 1"  # the case that the controls spoil
 
 
 def case_of(name: str) -> Case:
-    """Returns the case that is printed so."""
+    """Returns the case with this name."""
     return next(case for case in cases(name.split()[0]) if str(case) == name)
 
 
@@ -54,7 +54,7 @@ def test_every_kind_of_case_occurs() -> None:
 
 @contextmanager
 def after_commit(act: Callable[[Any, Any], object]) -> Iterator[None]:
-    """Does something in every step, with the target and the verdict."""
+    """Calls a function with the target and the verdict after the commit of every step."""
     commit = ARTarget.commit
 
     def committing(target: Any, tree: Any, verdict: Any) -> None:
@@ -75,8 +75,8 @@ def grouped() -> Iterator[None]:
     """Asks SDPA to share keys among heads."""
     attend = torch.nn.functional.scaled_dot_product_attention
 
-    def sharing(*given: Any, **settings: Any) -> Any:
-        return attend(*given, **settings, enable_gqa=True)
+    def sharing(*arguments: Any, **settings: Any) -> Any:
+        return attend(*arguments, **settings, enable_gqa=True)
 
     with patch("torch.nn.functional.scaled_dot_product_attention", sharing):
         yield
@@ -84,7 +84,7 @@ def grouped() -> Iterator[None]:
 
 @contextmanager
 def holding(size: int) -> Iterator[None]:
-    """Makes the target hold so many bytes more."""
+    """Makes the target allocate `size` bytes more."""
     held = []
 
     def keep(target: Any, verdict: Any) -> None:
@@ -107,7 +107,7 @@ SPOILT: dict[str, tuple[Callable[[int], AbstractContextManager[Any]], str]] = {
     "cpu": (lambda _: after_commit(lambda target, verdict: torch.zeros(3)), "zeros on cpu"),
     "pageable": (
         lambda _: after_commit(lambda target, verdict: torch.tensor([1], device=target.device)),
-        "copy from ordinary memory",
+        "copy from pageable memory",
     ),
     "stride": (lambda _: patch("models.cache.aligned", lambda size: size), "mask strides at SDPA"),
     "gqa": (lambda _: grouped(), "grouped heads at SDPA"),
@@ -129,8 +129,8 @@ def test_tensors_of_two_devices_do_not_mix() -> None:
 
 
 def test_the_counter() -> None:
-    """What is a launch, what is none, and what several. A function's first call runs it between two copies; a
-    replay copies its input, unless that is the result of another."""
+    """Compares the counts of launches of ten operations. A function's first call runs it between two copies.
+    A replay copies its input, unless that is the result of another."""
     launched = []
     with fake_gpu() as (device, _):
         x, run = torch.zeros(2, 4, device=GPU), GraphRunner(FakeRecorder(device))
