@@ -132,7 +132,7 @@ def run(options: Options) -> None:
 
     model = load_without_drafter(options).model
     if model.codec is None:
-        raise UserError(f"extract_code encodes pixels, and {model.lacks_pixels}")
+        raise UserError(f"extract_code encodes pixels, and {model.no_codec_message}")
     size = model.grid.height * model.codec.config.patch_size
     facts = origin(model, generated=False, features=options.features)
     writer = ShardWriter(Path(options.output_dir), facts, options.shard_size)

@@ -50,9 +50,9 @@ def run(options: Options) -> None:
 
     rank, count = worker()
     pipe = load(options, method.spec.network)
-    method, missing = with_checkpoint_sampling(options, method, pipe), pipe.model.missing_pixels
+    method, missing = with_checkpoint_sampling(options, method, pipe), pipe.model.missing_for_pixels
     if options.record and pipe.model.codec is None:
-        raise UserError(f"--record {options.record}: a race shows pixels, and {pipe.model.lacks_pixels}")
+        raise UserError(f"--record {options.record}: a race shows pixels, and {pipe.model.no_codec_message}")
     window = (options.start_idx, options.end_idx or DEFAULT_END)
     facts = fingerprint(options, method, pipe.model)
     folder = RunFolder(Path(options.output_dir), window, prompts, facts, pixels=not missing)
@@ -162,7 +162,7 @@ def decode_pixels(pipe: Pipeline, folder: RunFolder, name: str) -> None:
     record, model = folder.read(name), pipe.model
     if len(record.codes) != model.grid.size or not all(0 <= code < model.num_codes for code in record.codes):
         raise UserError(f"the record of image {name} is damaged: delete {folder.record_path(name)}")
-    if model.missing_pixels:
+    if model.missing_for_pixels:
         folder.finish_codes(record)
         return
     started = time.perf_counter()

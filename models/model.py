@@ -100,16 +100,16 @@ class Model:
         return range(self.first_code, self.first_code + self.num_codes)
 
     @property
-    def lacks_pixels(self) -> str:
-        """The sentence for the user of a command that needs a codec, where the model has none."""
+    def no_codec_message(self) -> str:
+        """The error message of commands that need a codec, for a model without one."""
         return f"{self.name} gives codes, and only generate_images can turn them into pixels"
 
     @property
-    def missing_pixels(self) -> str:
-        """A sentence that says what the model lacks to make pixels of its codes; empty if it makes them."""
+    def missing_for_pixels(self) -> str:
+        """The reason why the model cannot turn its codes into pixels, for the user; empty if it can."""
         if self.codec is not None:
             return ""
-        return self.lacks_pixels if self.diffusion is None else self.diffusion.missing
+        return self.no_codec_message if self.diffusion is None else self.diffusion.missing
 
     def encode(self, text: str) -> EncodedPrompt:
         """Returns the prompt in the form that a target's prefill takes."""
@@ -203,7 +203,7 @@ class Model:
         """Returns the RGB image of codes in raster order; of several rasters the last is decoded. Raises
         UserError for a model that gives codes alone."""
         if self.codec is None:
-            raise UserError(self.lacks_pixels)
+            raise UserError(self.no_codec_message)
         grid = torch.tensor(codes[self.grid.starts[-1] :], device=self.codebook.device)
         grid = grid.view(1, self.grid.height, self.grid.width)
         pixels = to_uint8(self.codec.decode(grid), self.codec.config.rounds)

@@ -62,7 +62,7 @@ class DiffusionDecoder:
 
     @property
     def missing(self) -> str:
-        """What pixels lack here, as a sentence for the user; empty if they lack nothing."""
+        """The reason why there can be no pixels, for the user; empty if files and library are there."""
         absent = [name for name in FILES if not (self.folder / name).exists()]
         if absent:
             return f"pixels need {', '.join(absent)} in {self.folder}: fetch the whole repository"
