@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 NAMES = (*METHODS, *(name + LANTERN_SUFFIX for name, spec in METHODS.items() if spec.lantern))
 PAPER = ("eagle-1", "eagle-2", "adt-tree", "eagle-2-lantern", "adt-tree-lantern")
 REFERENCED = tuple(name for name, spec in SPECS.items() if spec.reference)  # models of eval.baseline
-NOT_MEASURED = ("output_dir", "config", "debug", "profile")  # options on which no measurement depends
+# Options on which no measurement depends.
+NOT_MEASURED = ("output_dir", "config", "debug", "profile", "untimed")
 PROFILED = 4  # images that --profile decodes
 RANDOM_CODES = 256  # codes that --random_weights decodes, from the middle of an image
 # Options that --vary takes. --total_token is not among them, because it takes several values itself.
@@ -120,6 +121,9 @@ class BenchOptions(ModelOptions):
         "layers of the decoder of --random_weights, where fewer are enough (default: the published number)",
         unit="LAYERS",
         least=1,
+    )
+    untimed: bool = option(
+        "leave times out of the tables, because the machine does other work meanwhile", False
     )
     profile: bool = option(
         f"then split the time of {PROFILED} images into target, drafter, tree, verify, commit and host",

@@ -32,6 +32,7 @@ COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "images_per_min": ("images/min", "{:.1f}".format),
     "same_image": ("= AR", "{:.0%}".format),
 }
+TIMED = ("SR", "step_ms", "median_s", "images_per_min")  # columns that --untimed leaves out
 ONLY_IF_VARIED = ("total_token", "batch_size")  # columns that appear where a method ran with several values
 LEGEND = (
     "SR: seconds of the AR baseline divided by the method's seconds, median over prompts with its bootstrap "
@@ -103,7 +104,10 @@ def cells(result: dict[str, Any], paper: str | None = None) -> list[list[str]]:
     rows = result["rows"]
     varied = list(dict.fromkeys(key for row in rows for key in row["varied"]))
     columns = [key for key in COLUMNS if key not in ONLY_IF_VARIED or varies(key, rows)]
-    before, after = columns[: columns.index("SR")], columns[columns.index("SR") :]
+    first = columns.index("SR")
+    if untimed(result):
+        columns = [key for key in columns if key not in TIMED]
+    before, after = columns[:first], columns[first:]
     table = [[*(COLUMNS[key][0] for key in before), *varied, *(COLUMNS[key][0] for key in after)]]
     for row in rows:
         low, high = row["SR_95"]
@@ -123,6 +127,11 @@ def tau_text(row: Row) -> str:
     """Returns tau with its interval, which results of earlier versions do not have."""
     low, high = row.get("tau_95", (None, None))
     return f"{row['tau']:.2f}" + ("" if low is None else f" ({low:.2f}-{high:.2f})")
+
+
+def untimed(result: Mapping[str, Any]) -> bool:
+    """Whether bench was told that the machine did other work, so that times mean nothing (--untimed)."""
+    return bool(result.get("options", {}).get("untimed"))
 
 
 def varies(key: str, rows: Sequence[Row]) -> bool:
@@ -148,10 +157,13 @@ def notes(result: dict[str, Any], paper: str | None = None) -> list[str]:
     """Returns the paragraphs below a table: how to repeat it, what was left out, the paper's set-up."""
     environment, runs = result["environment"], len(result.get("runs", ()))
     assembled = f", assembled from {runs} runs" if runs > 1 else ""
+    seeds = result.get("options", {}).get("seeds", 1)
+    prompts = f"{result['prompts'] // seeds} prompts" + (f" with {seeds} seeds each" if seeds > 1 else "")
     paragraphs = [
-        f"`{result['command']}`, {result['prompts']} prompts, {environment['precision']}, "
-        f"{origin(environment)}{assembled}."
+        f"`{result['command']}`, {prompts}, {environment['precision']}, {origin(environment)}{assembled}."
     ]
+    if untimed(result):
+        paragraphs.append("Times are left out, because the machine did other work meanwhile.")
     if result.get("dropped"):
         paragraphs.append(f"Rows left out, of methods that no longer exist: {', '.join(result['dropped'])}.")
     if paper is not None and concerns(paper, result["rows"]):

@@ -17,7 +17,7 @@ import main
 from adt_tree.errors import UserError
 from adt_tree.grid import Grid, Raster
 from eval.acceptance import average, correlation, grid_of, maps
-from eval.tables import cells, label, short
+from eval.tables import cells, label, short, text_of
 from tests.checkpoints import Checkpoints
 from tests.conftest import Refused, Run
 
@@ -35,6 +35,15 @@ RESULT: dict[str, Any] = {
     "rows": [ROW, {**ROW, "method": "adt-tree"}],
     "profile": [{"configuration": "adt-tree T=1", "shares": {"target": 0.6, "host": 0.4}}],
 }  # fmt: skip
+
+
+def test_times_of_a_busy_machine_are_left_out() -> None:
+    busy = {**RESULT, "prompts": 48, "options": {"seeds": 3, "untimed": True}}
+    head, *lines = cells(busy)
+    assert head == ["method", "T", "tau", "depth", "drafted", "target calls", "drafter calls", "= AR"]
+    assert {len(line) for line in lines} == {len(head)}
+    text = text_of(busy)
+    assert "16 prompts with 3 seeds" in text and "other work" in text and "other work" not in text_of(RESULT)
 
 
 def test_what_was_varied_has_columns() -> None:
