@@ -82,7 +82,7 @@ class TabularDrafter:
     def context(self, committed: Sequence[int]) -> None: ...
 
     def extend(self, features: Tensor, codes: Tensor, count: Tensor, context: None) -> tuple[Tensor, Tensor]:
-        last = (count - 1)[:, None]
+        last = (count - 1).clamp(min=0)[:, None]  # a released slot has no pairs
         logits, features_out = self.expand(
             codes.gather(1, last), features.gather(2, last[None, ..., None]), codes, 0
         )
