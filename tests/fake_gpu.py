@@ -9,9 +9,9 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -24,6 +24,7 @@ import adt_tree.tree
 from adt_tree.noise import ROWS, NoiseTable
 from adt_tree.policy import TreeShape
 from models.checkpoint.meta_init import on_meta
+from models.graphs import tensors_in
 
 GPU = torch.device("meta")
 aten = torch.ops.aten
@@ -44,9 +45,41 @@ READS = {aten._local_scalar_dense.default, aten.item.default, aten.is_nonzero.de
 COPIES = {"_to_copy", "copy_", "copy"}
 PAGEABLE = "copy from pageable memory"
 ATTENTION = aten.scaled_dot_product_attention.default
-MASK = 3  # its argument among those of ATTENTION
 ALIGNED = 8  # what CUDA's fused attention asks of head sizes and of the strides of masks
 BLOCK = 512  # bytes to which CUDA's allocator rounds
+IN_PLACE = object()  # stands for the layout of a result that is the first argument
+
+
+class Layout(NamedTuple):
+    """What there is of a tensor without numbers."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+def layouts_of(value: Any) -> Any:
+    """Returns the value with a Layout in place of every tensor, so that it is hashable."""
+    if isinstance(value, Tensor):
+        return Layout(value.shape, value.stride(), value.dtype, value.device)
+    if isinstance(value, list | tuple):
+        return tuple(map(layouts_of, value))
+    return type(value), value  # 1, 1.0 and True are equal, but not the same argument
+
+
+def made(layouts: Any, args: tuple) -> Any:
+    """Returns results of these layouts; the first argument for IN_PLACE."""
+    if layouts is IN_PLACE:
+        return args[0]
+    if isinstance(layouts, Layout):
+        return torch.empty_strided(*layouts[:2], dtype=layouts.dtype, device=layouts.device)
+    return tuple(made(part, args) for part in layouts)
+
+
+def memory_of(tensor: Tensor) -> int:
+    """Returns what tells the tensor's memory from that of others."""
+    return tensor.untyped_storage()._cdata
 
 
 class Memory:
@@ -59,8 +92,8 @@ class Memory:
 
     def note(self, tensor: Tensor) -> None:
         """Counts the storage of a tensor until it is freed."""
-        storage = tensor.untyped_storage()
-        key, size = storage._cdata, -(-storage.nbytes() // BLOCK) * BLOCK
+        storage, key = tensor.untyped_storage(), memory_of(tensor)
+        size = -(-storage.nbytes() // BLOCK) * BLOCK
         if key in self._live:
             return
         self._live[key] = size
@@ -101,6 +134,7 @@ class Device(TorchDispatchMode):
         self.recordings = 0
         self._silent = False
         self._single = set(WHOLE)  # operators that are not made of others
+        self._known: dict[Hashable, Any] = {}  # layouts of results
 
     @property
     def total(self) -> int:
@@ -138,7 +172,7 @@ class Device(TorchDispatchMode):
     ) -> Any:
         given = kwargs or {}
         name = func.overloadpacket.__name__
-        tensors = [x for x in tree_leaves((args, given)) if isinstance(x, Tensor)]
+        tensors = tensors_in((args, *given.values()))
         if name not in COPIES and len({x.device for x in tensors if x.dim()}) > 1:
             raise RuntimeError(f"{name}: all tensors must be on the same device")
         if func in READS:
@@ -150,13 +184,28 @@ class Device(TorchDispatchMode):
             if parts is not NotImplemented:
                 return parts
             self._single.add(func)
-        answer = func(*args, **given)
+        answer = self._answer(func, args, given)
         if func is ATTENTION:
             self.faults.update(attention_faults(*args, **given))
         if not (func.is_view or "empty" in name or name in NO_KERNEL):
             self.note(name, KERNELS.get(name, 1))
         if not func.is_view:
             self._look(name, args, answer)
+        return answer
+
+    def _answer(self, func: Any, args: tuple, given: dict[str, Any]) -> Any:
+        """Returns func(*args, **given). torch takes most of its time to compute the layout of results, and on
+        this device that is all there is of them, so it is asked once for arguments of the same layout."""
+        key = (func, layouts_of(args), layouts_of(tuple(given.items())))
+        if key in self._known:
+            return made(self._known[key], args)
+        answer = func(*args, **given)
+        results, used = tree_leaves(answer), set(map(memory_of, tensors_in((args, *given.values()))))
+        if all(isinstance(x, Tensor) and x.device == GPU for x in results):
+            if args and answer is args[0]:
+                self._known[key] = IN_PLACE
+            elif used.isdisjoint(map(memory_of, results)):
+                self._known[key] = layouts_of(answer)
         return answer
 
     def _look(self, name: str, args: tuple, answer: Any) -> None:
@@ -200,8 +249,8 @@ def attention_faults(
 
 
 class FakeRecorder:
-    """Takes the place of models.graphs.CudaRecorder: a recording runs the function once on fake tensors, a
-    replay runs nothing and is one launch."""
+    """Takes the place of models.graphs.CudaRecorder: a recording runs the function once, a replay
+    runs nothing and is one launch."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
