@@ -135,6 +135,11 @@ class Parser(argparse.ArgumentParser):
                 raise UserError(f"config {path}: {key} is {value!r}, it must be {expected}")
             if isinstance(value, list) and action.nargs is None:
                 raise UserError(f"config {path}: {key} is {value!r}, it takes a single value")
+            for word in (value if isinstance(value, list) else [value]) if action.type else ():
+                try:
+                    action.type(str(word))
+                except argparse.ArgumentTypeError as error:
+                    raise UserError(f"config {path}: {key}: {error}") from None
             if switch:
                 words.append(f"--{key}" if value else f"--no-{key}")
             elif isinstance(value, list):

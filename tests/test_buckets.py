@@ -65,7 +65,7 @@ def tiny(family: str) -> Use:
     )  # fmt: skip
     drafter = replace(decoder, head_width=0)
     vq = replace(use.vq, num_embeddings=CODES)
-    return replace(use, decoder=decoder, drafter=drafter, vq=vq, codes=CODES, codec=None)
+    return replace(use, decoder=decoder, drafter=drafter, vq=vq, codes=CODES, codec_parameters=None)
 
 
 def recordings(family: str, name: str, monkeypatch: pytest.MonkeyPatch) -> int:
