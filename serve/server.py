@@ -97,6 +97,11 @@ class Server(uvicorn.Server):
         self.force_exit = self.should_exit
         self.should_exit = True
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        if self.force_exit:  # uvicorn skips this then, and the application would end with a traceback
+            await self.lifespan.shutdown()
+
 
 def bind(host: str, port: int) -> socket.socket:
     """Returns a socket that listens at an address. Raises OSError if it cannot be had.

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -108,6 +109,30 @@ def test_what_the_grace_cuts_is_told(words: list[str], tmp_path: Path) -> None:
         gate.touch()
         assert cut.status_code == 503 and cut.json()["error"]["code"] == "server_shutting_down"
         assert process.wait(timeout=120) == 1
+
+
+def test_a_second_signal_cuts_at_once(words: list[str], tmp_path: Path) -> None:
+    """The process ends in order, without a traceback, and the exit status is 1."""
+    gate = tmp_path / "gate"
+    with served(gate, words) as (process, site), ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(post, site, n=10)
+        wait_for(lambda: accepted(site) == 10, 120)
+        process.send_signal(signal.SIGTERM)
+        wait_for(lambda: not listens(site))
+        process.send_signal(signal.SIGTERM)
+        time.sleep(1)  # for the images to be given up; their pass still waits
+        gate.touch()
+        assert process.wait(timeout=60) == 1 and process.stderr is not None
+        assert process.stderr.read() == ""
+        assert isinstance(answer.exception(), httpx.RemoteProtocolError) or answer.result().status_code == 503
+
+
+def listens(site: str) -> bool:
+    """Returns whether the service takes connections."""
+    try:
+        return httpx.get(f"{site}/health").is_success
+    except httpx.TransportError:
+        return False
 
 
 def parse(*arguments: object) -> command.Options:
