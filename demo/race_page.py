@@ -10,7 +10,7 @@ from pathlib import Path
 
 from demo.recording import Recording
 
-TEMPLATE = Path(__file__).with_name("race.html")
+TEMPLATE, SCRIPT = (Path(__file__).with_name(name) for name in ("race.html", "race.js"))
 
 
 def race_page(recordings: Sequence[Recording]) -> str:
@@ -19,7 +19,8 @@ def race_page(recordings: Sequence[Recording]) -> str:
     # Seeds are strings because a number in JavaScript is exact only up to 2^53. "<" is escaped because
     # "</script>" in a prompt would end the script.
     data = json.dumps(runs).replace("<", "\\u003c")
-    return TEMPLATE.read_text(encoding="utf-8").replace("/*RUNS*/[]", data)
+    script = SCRIPT.read_text(encoding="utf-8").replace("/*RUNS*/[]", data)
+    return TEMPLATE.read_text(encoding="utf-8").replace("/*SCRIPT*/", script)
 
 
 def race_frame(recordings: Sequence[Recording]) -> str:

@@ -41,7 +41,7 @@ class Recording:
     prompt: str
     seed: int
     settings: str  # temperature and guidance, as a sentence for the reader
-    grid: tuple[int, int]  # rows, columns
+    grid: tuple[int, int] | tuple[tuple[int, int], ...]  # rows and columns; a pair for each raster if several
     seconds: float  # sum of all steps; the pass over the prompt is not included
     codes: list[int]
     pixels: str  # hash of the finished image's pixels
@@ -80,7 +80,7 @@ class Recorder:
             prompt=self.prompt,
             seed=self.seed,
             settings=f"Temperature {sampling.temperature:g}, guidance {sampling.guidance:g}",
-            grid=(self.grid.height, self.grid.width),
+            grid=self.grid.sides,
             seconds=sum(step["ms"] for step in self.steps) / 1e3,
             codes=list(self.codes),
             pixels=hashlib.sha256(final.tobytes()).hexdigest()[:16],
@@ -131,13 +131,14 @@ def read(path: Path) -> Recording:
 
 def _check(recording: Recording) -> None:
     """Raises ValueError, TypeError or KeyError if the recording cannot be replayed safely."""
-    frames, (rows, columns) = recording.frames, recording.grid
+    frames = recording.frames
+    sides = [recording.grid] if isinstance(recording.grid[0], int) else recording.grid
     texts = (recording.method, recording.prompt, recording.settings, recording.pixels, frames["sheet"])
     numbers = [recording.seconds, *frames["size"], *frames["counts"]]
     numbers += [step[name] for step in recording.steps for name in STEP_FIELDS]
     if not (
         recording.steps
-        and rows * columns == len(recording.codes)
+        and sum(rows * columns for rows, columns in sides) == len(recording.codes)
         and all(isinstance(text, str) for text in texts)
         and all(isinstance(number, NUMBERS) for number in numbers)
         and frames["sheet"].startswith(SHEET_START)  # Never a remote address: the page must not fetch.
