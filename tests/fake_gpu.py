@@ -16,6 +16,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -308,7 +309,7 @@ def fake_gpu() -> Iterator[tuple[Device, Script]]:
     def tensor(values: Any, dtype: torch.dtype | None = None, device: Any = "cpu") -> Tensor:
         """Copies numbers from pageable memory to the device, where they are zeros."""
         if torch.device(device).type == "cpu":
-            return make(values, dtype=dtype)
+            return make(values, dtype=dtype, device=device)
         gpu.note(PAGEABLE)
         gpu.faults[PAGEABLE] += 1
         with gpu.silent():
@@ -330,6 +331,7 @@ def fake_gpu() -> Iterator[tuple[Device, Script]]:
         fill(table, slot, seed, silent)
         table._positions = positions
 
+    _device_constructors()  # torch keeps this list when it is first made, and `tensor` must not be in it
     with ExitStack() as stack:
         for module in [m for m in sys.modules.values() if getattr(m, "to_device", None) is copied]:
             stack.enter_context(patch.object(module, "to_device", to_device))
