@@ -20,11 +20,11 @@ from adt_tree.policy import AdaptiveTree, Policy, TreeShape, self_drafted
 from adt_tree.records import Step
 
 MOST_CHAIN = 23  # nodes of a pure chain; larger budgets have alternatives beside a shorter chain
-TRIAL_STEPS = 3  # steps of every candidate at the start; the first is not timed: a device may prepare
+TRIAL_STEPS = 3  # steps of every candidate at the start; the first, which may record graphs, is not timed
 PERIOD = 8  # steps from one decision to the next
 RECENT = 24  # step times of a candidate; their median is what its step costs
-MEMORY = 400.0  # image steps over which a candidate's acceptance is averaged
-PRIOR_STEPS = 12.0  # image steps that the growth law weighs beside what a candidate itself accepted
+MEMORY = 400.0  # image steps, one per image and step, over which a candidate's acceptance is averaged
+PRIOR_STEPS = 12.0  # weight of the growth law's estimate, in image steps of a candidate
 # The growth law: a step accepts c * depth ** EXPONENT codes. That rises for longer than in a chain of
 # independent levels, because every pass refines the next drafts along the whole chain. c and the exponent are
 # fitted to the run; the exponent starts from this value, which chains of 1 to 15 codes gave (docs/LOG.md).
@@ -34,11 +34,11 @@ EXPONENT = 0.7
 OPTIMISM = 0.5
 # While plain decoding is best, a tree of at least EXPLORE_DEPTH levels is tried now and then
 # for EXPLORE_STEPS steps; otherwise a run could never leave plain decoding again. A trial waits for
-# EXPLORE_EVERY plain steps, and until the last trial, with all that a drafter network had to read for it, has
-# taken no more than the share EXPLORE_COST of the time since.
+# EXPLORE_EVERY plain steps. It also waits until the last trial, with the codes that a drafter network had to
+# catch up on, has taken at most the share EXPLORE_COST of the time since.
 EXPLORE_EVERY, EXPLORE_STEPS, EXPLORE_DEPTH, EXPLORE_COST = 256, 2, 3, 0.02
-# Levels and drafted nodes of the trees of a drafter network, where every row of a pass costs and where passes
-# are rounded up to buckets. The tree that the model has by default is among the candidates as well.
+# Candidates of a drafter network as (levels, drafted nodes): True if passes are rounded up to buckets, False
+# if every row of a pass costs. The tree that the model has by default is among the candidates as well.
 NETWORK_TREES = {False: ((2, 3), (4, 6), (8, 12)), True: ((2, 7), (4, 15), (8, 63))}
 
 
@@ -46,8 +46,8 @@ NETWORK_TREES = {False: ((2, 3), (4, 6), (8, 12)), True: ((2, 7), (4, 15), (8, 6
 class AutoTree:
     """Trees whose size is chosen while decoding; the type of Method.tree for `--total_token auto`."""
 
-    # The tree that a drafter network grows by default: of a TreeShape depth and budget vary, of an
-    # AdaptiveTree the budget alone. None: trees are self-drafted.
+    # The tree that a drafter network grows by default. Candidates vary depth and budget of a TreeShape, and
+    # the budget alone of an AdaptiveTree. None: trees are self-drafted.
     base: TreeShape | AdaptiveTree | None = None
 
     def __str__(self) -> str:
@@ -62,9 +62,9 @@ class AutoTree:
     def candidates(self, row_width: int, buckets: bool) -> list[TreeShape]:
         """Returns the shapes to choose from, smallest first; the first is plain decoding.
 
-        row_width: cells of a raster row, W; a chain of W - 1 codes ends above-right of where it began, and
-        longer ones gain less. buckets: the target rounds the rows of a pass, root included, up to 8, 16, 32,
-        64 or 128, as under CUDA graphs, so that a smaller tree in the same bucket saves nothing.
+        row_width: cells of a raster row, W; a chain of W - 1 codes ends just before the cell below its root,
+        and longer ones gain less. buckets: the target rounds the rows of a pass, root included, up to 8, 16,
+        32, 64 or 128, as under CUDA graphs, so that a smaller tree in the same bucket saves nothing.
         """
         if self.largest is not None:
             return _network_shapes(self.largest, buckets, isinstance(self.base, AdaptiveTree))
@@ -114,7 +114,7 @@ class _Candidate:
 
 
 class CostAware:
-    """Takes the shape that commits most codes per second, one bound for the trees of all images in flight."""
+    """Chooses the shape that commits most codes per second. It bounds the trees of all images in flight."""
 
     def __init__(self, shapes: Sequence[TreeShape], inner: Policy | None = None) -> None:
         """shapes: the candidates, the first of them plain decoding. inner: chooses depth and width within the

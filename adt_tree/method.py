@@ -17,7 +17,7 @@ from adt_tree.policy import SELF_DRAFTED, AdaptiveTree, TreeShape, self_drafted,
 from adt_tree.sampling import Sampling
 from adt_tree.static_trees import STATIC_TREES
 
-VERIFY = ("coupled", "rejection")  # rules that verify drafts: the AR baseline's image, or the published rules
+VERIFY = ("coupled", "rejection")  # "coupled" gives the AR baseline's image; "rejection": the published rules
 RULES = ("fixed", "reference")  # arithmetic of "rejection": ours, or the released code's where it differs
 CONTROLS = ("accept-none", "accept-all")
 LANTERN_SUFFIX = "-lantern"
@@ -41,7 +41,7 @@ class MethodSpec:
     lantern: bool = False  # true if acceptance can be relaxed (LANTERN)
     seed_cells: tuple[str, ...] = ()  # cells that may be copied to unscored positions; the default first
     auto: bool = False  # true if its trees can be sized while decoding
-    auto_default: bool = False  # true if they are, unless a size is given
+    auto_default: bool = False  # true if they are sized so unless a size is given
     exact: bool = True  # under the coupled rule a seed gives the AR baseline's image
 
     @property
@@ -203,7 +203,8 @@ class Demand:
     noise: bool = True  # true if the noise of the images in flight is stored
 
 
-RELAXED = Lantern(delta=0.5, max_k=100)  # for bench and the page: the published values often change nothing
+# LANTERN's settings in bench and on the demo page: under the published ones images often stay the same.
+RELAXED = Lantern(delta=0.5, max_k=100)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,14 +221,14 @@ class Method:
     lantern: Lantern | None = None
     verify: str = "coupled"  # one of VERIFY
     rules: str = "fixed"  # one of RULES
-    seed_cells: str | None = None  # one of the row's; None: its default
+    seed_cells: str | None = None  # one of the row's seed_cells; None: the first of them
     control: str | None = None  # one of CONTROLS: a bound that bench measures, not an image
 
     def __post_init__(self) -> None:
         spec = self.spec
         if not isinstance(self.tree, spec.tree_type | AutoTree):
             kinds = f"{spec.tree_type.__name__}, not {type(self.tree).__name__}"
-            raise UserError(f"tree of method {self.name}: its type is {kinds}")
+            raise UserError(f"tree of method {self.name}: it must be of type {kinds}")
         settings = {
             "tree": (self.tree if isinstance(self.tree, str) else None, tuple(STATIC_TREES)),
             "verify": (self.verify if self.verify != "coupled" else None, spec.verify),

@@ -71,7 +71,7 @@ class NoiseTable:
         self._starts = torch.arange(slots, device=device)[:, None] * positions
 
     def begin(self, slot: int, seed: int, silent: bool = False) -> None:
-        """Fills the slot with the noise of an image of that seed, or with zeros if the image is silent."""
+        """Fills the slot with the noise of an image of that seed, or with zeros if `silent`."""
         if self._noise.silent:
             return
         device = self._table.device

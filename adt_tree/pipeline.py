@@ -119,8 +119,8 @@ class Pipeline:
         """Takes over a Janus, Emu3, Chameleon or GLM-Image model that transformers has loaded.
 
         tokenizer: its processor or tokenizer. Weights are shared, except queries and keys, whose rows are
-        ordered differently here, and on a CPU the layers, which decoding packs. CheckpointError for any other
-        model.
+        ordered differently here, and on a CPU the layers, which decoding copies into a packed form
+        (models.packed). CheckpointError for any other model.
         """
         from models.layouts.adopted import adopt
 

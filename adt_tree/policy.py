@@ -141,8 +141,8 @@ def windowed(budget: int, width: int) -> TreeShape:
 
 # ADT-Tree's constants for self-drafting, where depth is the length of the main chain. A level there costs one
 # more row of the target's pass but no drafter pass, so deeper trees pay. Where 0.4 to 0.8 of the codes are
-# accepted, beta 0.2 rests at 4 to 15 levels and beta 0.5 at 1.5 to 6 (docs/METHOD.md, section 4). There are
-# never fewer than 20 levels, as every pass that scores a position refines its next draft (docs/LOG.md).
+# accepted, the depth comes to rest at 4 to 15 levels with beta 0.2, at 1.5 to 6 with 0.5 (docs/METHOD.md,
+# section 4). depth_min is 20, as every pass that scores a position refines its next draft (docs/LOG.md).
 SELF_DRAFTED = AdaptiveTree(
     beta=0.2,
     step_depth=2,
@@ -173,8 +173,8 @@ class AdjacencyAdaptive:
 
     A tree starts from the (depth, width) of the adjacent cell. With alpha = accepted / depth of the previous
     tree, it becomes deeper and narrower if alpha >= beta, else shallower and wider, within the bounds. The
-    first tree of an image has the start values. Every cell that a step commits stores its state. A further
-    raster of the image begins as an image does: neither states nor the rate pass over from the one before.
+    first tree of an image has the start values. Every cell that a step commits stores the tree's (depth,
+    width). A further raster of the image begins as an image does, without states or a rate from before.
     """
 
     def __init__(self, constants: AdaptiveTree, slots: int) -> None:

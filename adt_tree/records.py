@@ -56,8 +56,8 @@ class Decoded:
 
     @property
     def tree_sizes(self) -> dict[int, int]:
-        """Number of steps by the nodes that the policy allowed them, the root included, as --total_token has
-        them: {1: 5, 16: 50} for 5 steps of plain decoding and 50 with up to 15 drafts each."""
+        """Number of steps by tree size: the nodes that the policy allowed, root included, as --total_token
+        counts them. {1: 5, 16: 50}: 5 steps of plain decoding and 50 with up to 15 drafts each."""
         return dict(sorted(Counter(step.budget + 1 for step in self.steps).items()))
 
     @property
@@ -67,8 +67,8 @@ class Decoded:
 
 
 def size_shares(images: Iterable[Mapping[Any, int]]) -> dict[str, float]:
-    """Returns the share of steps by tree size, of the Decoded.tree_sizes of several images; as in JSON, sizes
-    are texts: {"1": 0.09, "16": 0.91}."""
+    """Returns the share of steps that each tree size has, from the Decoded.tree_sizes of several images.
+    Sizes are strings, as in JSON: {"1": 0.09, "16": 0.91}."""
     counts: Counter[int] = Counter()
     for sizes in images:
         counts.update({int(nodes): steps for nodes, steps in sizes.items()})

@@ -50,7 +50,7 @@ def nearest_table(codebook: Tensor, width: int) -> Tensor:
     """
     codes = codebook.shape[0]
     if not 0 <= width < codes:
-        raise UserError(f"lantern_k {width}: each of the {codes} codes has {codes - 1} neighbours; give less")
+        raise UserError(f"{width} neighbours: each of the {codes} codes has only {codes - 1}; give less")
     points = codebook.double()
     rows: list[Tensor] = []
     for block in points.split(1024):  # bounded memory for 16,384 codes

@@ -63,7 +63,7 @@ class Client(Protocol):
         """True if nobody waits for the image any more. It then leaves its slot before the next step."""
 
     def fail(self, error: FloatingPointError) -> None:
-        """Learns that the logits of the image are not numbers. It leaves its slot, unfinished."""
+        """Called if the logits of the image are not numbers. The image then leaves its slot unfinished."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class Target(Protocol):
     slots: int
     device: torch.device
     run: Run  # calls the parts of a step that run on the device
-    few_shapes: bool  # true if a step is faster padded to one of a few shapes than at its smallest shape
+    few_shapes: bool  # true if steps are padded to one of a few shapes, as CUDA graphs need
 
     def prefill(self, slot: int, prompt: Any) -> Prefix:
         """Commits the prompt to a slot in place of the image it held."""
@@ -124,8 +124,8 @@ class Drafter(Protocol):
     device: torch.device
 
     def prefill(self, slot: int, prompt: Any, prefix: Prefix) -> None:
-        """Reads the prompt of a slot in place of the image it held, all but the prompt's last feature, which
-        extend() will pair with the first code."""
+        """Commits the prompt's features to a slot in place of the image it held, except for the last one,
+        which extend() will pair with the first code."""
 
     def release(self, slot: int) -> None:
         """Empties the prefix of an idle slot."""
@@ -153,7 +153,7 @@ class Proposer(Protocol):
 
     def calls(self, shape: TreeShape) -> int:
         """Returns the number of drafter passes that a tree of this shape would take in a batch of one. Passes
-        that only read what was decoded without trees do not count."""
+        over the codes of earlier steps without trees do not count."""
 
     def prefill(self, slot: int, prompt: Any, prefix: Prefix, code: Tensor) -> None:
         """Starts a new image in a slot. code []: its first code."""
@@ -178,7 +178,7 @@ class Proposer(Protocol):
         """Learns from a step.
 
         perturbed [B, N, V]: log p plus noise for the position after each node. features [G, B, N, D]: the
-        target's features of the nodes. Both are of all nodes, accepted or not.
+        target's features of the nodes. Both cover all nodes, accepted or not.
         """
 
 
@@ -201,7 +201,8 @@ class Model(Protocol):
         self, slots: int, sampling: Sampling, max_nodes: int, max_prompt: int, demand: Demand
     ) -> Target:
         """Returns a target with room for `slots` images, trees of max_nodes nodes (the root included), and
-        prompts of max_prompt tokens. demand: the method's further use of device memory."""
+        prompts of max_prompt tokens. demand: the device memory that the method uses beside networks and
+        caches."""
 
     def drafter(self, target: Any, max_depth: int, max_width: int) -> Drafter:
         """Returns the drafter network for that target, with room for trees of that depth and width."""
@@ -217,7 +218,7 @@ class Setup:
 
     model: Model
     method: Method
-    sampling: Sampling  # the sampling of the method, with its filters in the order that its rules demand
+    sampling: Sampling  # the sampling of the method, with the filters in the order of method.rules
     target: Target
     tree: TreeShape | AdaptiveTree | AutoTree | StaticTree
     shape: TreeShape  # the largest tree that the policy can ask for

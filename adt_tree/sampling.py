@@ -24,7 +24,7 @@ class Sampling:
     top_k: int = 0
     top_p: float = 1.0
     guidance: float = 3.0
-    top_p_first: bool = False  # the released EAGLE code's order of the two filters
+    top_p_first: bool = False  # true: top-p before top-k, as in the released EAGLE code
 
     def __post_init__(self) -> None:
         if not self.temperature >= 0:
@@ -49,8 +49,8 @@ class Sampling:
 class RowSampling:
     """The settings of images in flight that differ in them: entry b of a tensor belongs to slot b.
 
-    log_probs() under it gives a row what it gives under the row's Sampling, on a CPU bit for bit. (CUDA
-    divides by a number, but not by a tensor, through its reciprocal, which can differ in the last bit.)
+    log_probs() computes for a row the same as under the row's Sampling, on a CPU bit for bit. (CUDA divides
+    by a number, but not by a tensor, through its reciprocal, which can differ in the last bit.)
     """
 
     temperature: Tensor  # [B] fp32; 1 for a greedy image

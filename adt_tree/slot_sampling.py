@@ -12,8 +12,8 @@ from adt_tree.sampling import RowSampling, Sampling
 class SlotSampling:
     """The settings of every slot, on the host and as tensors that begin() updates in place.
 
-    Temperature, guidance and top_p may differ from slot to slot. While no image in flight differs from the
-    engine's sampling, passes get that, and cost what they cost without this class.
+    Temperature, guidance and top_p may differ from slot to slot. While all images in flight have the engine's
+    sampling, passes get that one Sampling and cost no more than without this class.
     """
 
     def __init__(self, common: Sampling, slots: int, device: torch.device) -> None:
@@ -33,7 +33,7 @@ class SlotSampling:
         """
         common = self.common
         if (sampling.top_k, sampling.top_p_first) != (common.top_k, common.top_p_first):
-            raise ValueError(f"{sampling}: top_k and the order of filters are the engine's, {common}")
+            raise ValueError(f"{sampling}: top_k and top_p_first must be those of the engine, {common}")
         if sampling.branches > common.branches or common.greedy > sampling.greedy:
             raise ValueError(f"{sampling}: an engine for {common} has no guidance, or no noise")
         if sampling != self._slots[slot]:

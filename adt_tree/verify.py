@@ -206,7 +206,7 @@ class Rejection:
     - Static trees (tree.q is given; RRSw, 2402.14160) accept x with probability p(x) / q(x). A rejection sets
       p <- norm(max(p - q, 0)) and q <- norm(q without x).
     - Dynamic trees (EAGLE-2, ADT-Tree; q = 1) accept x with probability p(x). A rejection sets p(x) <- 0.
-    - LANTERN accepts with (p(x) + S_j*) / q(x), and a rejection also removes the mass of A(x), only that.
+    - LANTERN accepts with (p(x) + S_j*) / q(x), and a rejection also removes the mass of A(x) from p.
 
     If no child is accepted, the next code is sampled from what is left of p; after a leaf, from p. With
     reference=True the rule repeats the released code's arithmetic: it removes k + 1 neighbours, in q for
@@ -249,7 +249,7 @@ class Rejection:
             chance = residual.gather(-1, code)[..., 0] + mass
             if q is not None:
                 q_of_code = q.gather(-1, code)[..., 0]
-                exists = exists & (q_of_code > 0)  # skipped whatever its code is, so no distribution changes
+                exists = exists & (q_of_code > 0)  # if not, q is all zero (_exclude): no code is favoured
                 chance = chance / q_of_code.clamp_min(TINY)
             accepted = exists & ~done & (chances.gather(1, child) <= chance)
             hit |= torch.zeros_like(hit).scatter(1, child, accepted)

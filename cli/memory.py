@@ -9,7 +9,7 @@ from cli.parser import Options as Base
 from cli.parser import declare, option, positional
 from eval.tables import markdown
 from models.registry import SPECS
-from models.spec import PRECISIONS
+from models.spec import DTYPE_NAMES
 
 NAMES = tuple(name for name, spec in SPECS.items() if spec.published)
 
@@ -22,7 +22,7 @@ class Options(Base):
     precision: str = option(
         "type of weights and caches (a CPU that multiplies bf16 weights keeps fp32 caches beside them)",
         "bf16",
-        choices=tuple(name for name in PRECISIONS if name != "auto"),
+        choices=tuple(DTYPE_NAMES),
     )
     batch_size: int = option("images generated at the same time", 1, unit="IMAGES", least=1)
     total_token: int | None = option(

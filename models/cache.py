@@ -138,8 +138,8 @@ class KVCache:
         """Returns an empty cache for a decoder of this shape. All slots of a head are contiguous, because
         attention reads them in this order.
 
-        padded: the cache leaves out the padding of prefixes, so that positions run ahead of slots. Except on
-        a CPU, zeros extend every head to a multiple of ALIGNMENT: other sizes have no fused kernel.
+        padded: the cache leaves out the padding of prefixes, so that positions run ahead of slots. On a GPU
+        zeros extend every head to a multiple of ALIGNMENT: other sizes have no fused kernel.
         """
         heads = config.num_kv_heads
         size = config.head_dim if device.type == "cpu" else aligned(config.head_dim)

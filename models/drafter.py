@@ -164,8 +164,8 @@ class EagleDrafter:
         self.cache.erase(slice(slot, None, self.target.slots))
 
     def context(self, committed: Sequence[int]) -> int:
-        """Returns a bound on the codes in any slot's prefix. If few shapes are fast, it is the whole image:
-        the cache of one layer is small, so reading all of it costs little."""
+        """Returns a bound on the codes in any slot's prefix. With few_shapes it is the whole image: the cache
+        of one layer is small, so reading all of it costs little."""
         return self.target.grid.size if self.target.few_shapes else max(committed)
 
     def extend(self, features: Tensor, codes: Tensor, count: Tensor, context: int) -> tuple[Tensor, Tensor]:

@@ -24,11 +24,10 @@ from models.codecs.vq import VQConfig, VQModel
 from models.drafter import DrafterNet
 from models.graphs import row_bucket
 from models.registry import spec_of
-from models.spec import CKPTS
+from models.spec import CKPTS, DTYPE_NAMES
 from models.transformer import MOST_TABULATED, Decoder, DecoderConfig
 
 FP32, FP64, INT64 = 4, 8, 8
-ELEMENTS = {"fp32": FP32, "bf16": 2, "fp16": 2}  # bytes of a number, by --precision
 POOL = 4  # [images, nodes, codes] fp32 tensors in the scratch memory that CUDA graphs share
 NOISE_PARTS = 3  # fp64 tensors at once while noise is computed, ROWS positions at a time
 DEMAND = Demand()  # of the AR baseline
@@ -68,12 +67,12 @@ def published_use(
     """Returns a family as it was published, under guidance if it has any, and with EAGLE-2's trees.
 
     nodes: of a tree, the root included; None: those of the family's tree. tokens: of an image, row ends
-    included; None: those of the published size. CheckpointError for a family without a published checkpoint.
+    included; None: those of the published size. CheckpointError for a family that the manifest lacks.
     """
-    spec = spec_of(name)
-    if not spec.published:
-        raise CheckpointError(f"{name}: its dimensions are not in ckpts/manifest.json")
-    shape = json.loads((CKPTS / "manifest.json").read_text(encoding="utf-8"))["shapes"][name]
+    spec, file = spec_of(name), CKPTS / "manifest.json"
+    shape = json.loads(file.read_text(encoding="utf-8"))["shapes"].get(name)
+    if shape is None:
+        raise CheckpointError(f"{name}: its dimensions are not under `shapes` in {file}; add them there")
     fields, vq = shape["vq"], None
     if "base_channels" in fields:
         vq = replace(VQConfig.from_hf(fields), frames=shape.get("frames", 1))
@@ -92,7 +91,7 @@ def published_use(
         scratch=max(spec.tree.depth + 1, spec.tree.depth * spec.tree.width),
         images=images,
         branches=1 if spec.guidance == 1 else 2,
-        element=ELEMENTS[precision],
+        element=getattr(torch, DTYPE_NAMES[precision]).itemsize,
         codec_parameters=codec_parameters,
     )
 
@@ -142,7 +141,7 @@ def _row(use: Use) -> int:
     config = use.decoder
     width, kv_width = config.hidden_size, config.num_kv_heads * config.head_dim
     fused, rotated = width + 2 * kv_width, width + kv_width
-    attention = fused + 6 * rotated  # which is rotated in fp32
+    attention = fused + 6 * rotated  # queries and keys are rotated in fp32
     if config.qk_norm:
         attention += fused + rotated
     mask = config.num_heads // config.num_kv_heads * (use.prompt + use.tokens + use.nodes)
@@ -164,9 +163,9 @@ def parts(use: Use) -> dict[str, int]:
     """Returns bytes by part, and their `peak`: what exists all the time, and the larger of a pass and pixels.
 
     Weights and caches are exact on a GPU, the rest are estimates. LlamaGen's text encoder is left out: it is
-    freed before decoding begins. Loading needs one tensor and the head's other rows in addition. On a CPU
-    that packs weights (models.packed), caches are fp32 whatever `element` says, and oneDNN compiles and
-    stores some 0.6 MB for every product and number of rows.
+    freed before decoding begins. Loading also needs room for one tensor and the head's rows that score no
+    code. On a CPU that packs weights (models.packed), caches are fp32 whatever `element` says, and oneDNN
+    compiles and stores some 0.6 MB for every product and number of rows.
     """
     config, codes, drafter, vq = use.decoder, use.codes, use.drafter, use.vq
     weights = {

@@ -26,15 +26,15 @@ import torch
 from torch import Tensor
 
 ROWS = (1, 8, 16, 32, 64)  # numbers of nodes that passes are recorded with; above, multiples of the last
-CONTEXT = 256  # bounds on the committed codes are multiples of a multiple of this
-BOUNDS = 8  # at most so many different bounds for one image
+CONTEXT = 256  # bounds on the committed codes are multiples of this, or of a multiple of it for large images
+BOUNDS = 8  # most different bounds for one image
 
 
 class Recorder(Protocol):
     """Records what a function does on the device."""
 
     def warm_up(self) -> AbstractContextManager[None]:
-        """Returns a context for the run before a recording, in which libraries allocate what they keep."""
+        """Returns a context for the run before a recording, in which libraries allocate their workspaces."""
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
         """Returns a function that repeats run() on the memory it used. RuntimeError if recording fails."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from adt_tree.grid import Grid
 
 # Token ids of prompts without padding, and the argument image_grid_thw of `generate` -> the grid that all of
-# the prompts ask for. UserError where one asks for none, or two for different ones.
+# the prompts ask for. UserError if a prompt asks for none, or two prompts for different ones.
 ReadGrid = Callable[[Sequence[list[int]], Tensor | None], Grid]
 
 

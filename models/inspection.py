@@ -44,7 +44,7 @@ def inspect(model: str, options: LoadOptions) -> list[Part]:
     loaded = target.check(lambda: load(model, headers))
     if loaded is None:
         place = drafter_path or _shown(spec.drafter_folder)
-        return [target, Part("drafter", place, "not checked before the target")]
+        return [target, Part("drafter", place, "not checked: mend the target first")]
     path = Path(drafter_path) if drafter_path else drafter_folder(spec, find_target(spec, options))
     drafter = Part("drafter", _shown(path), "" if drafter_path or path.exists() else "not there")
     if not drafter.note:

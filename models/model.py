@@ -28,11 +28,11 @@ from models.footprint import DEMAND, Use, check_room
 from models.graphs import CudaRecorder, GraphRunner
 from models.packed import cache_dtype
 from models.separators import SeparatorDrafter, SeparatorTarget
-from models.spec import Checkpoint, ModelSpec, home_of
+from models.spec import DTYPE_NAMES, Checkpoint, ModelSpec, home_of
 from models.target import UNGUIDED, ARTarget, EncodedPrompt, PromptEncoder
 from models.transformer import Decoder, DecoderConfig, compiled_join
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, dtype) for name, dtype in DTYPE_NAMES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Model:
     alignment: str = "published"  # the drafter's pairing of tokens with features (models.alignment)
     tables: tuple[Path, ...] = ()  # folders that may hold a table of nearest codes
     latents: Tensor | None = None  # [V, C]: the code vectors of a model without a codec
-    diffusion: DiffusionDecoder | None = None  # decodes pixels of GLM-Image, where its files are there
+    diffusion: DiffusionDecoder | None = None  # of a GLM-Image that was loaded from files
     attention: str = "sdpa"  # or flash
     deterministic: bool = False  # a code's distribution does not depend on the other nodes of the pass
     graphs: bool = False  # the parts of a step are recorded as CUDA graphs and replayed
@@ -126,7 +126,7 @@ class Model:
     ) -> ARTarget | SeparatorTarget:
         """Returns a target with room for `slots` images, trees of max_nodes nodes and prompts of max_prompt
         tokens. Raises UserError if decoding with it needs more memory than the device has free. demand: the
-        method's further use of device memory."""
+        device memory that the method uses beside networks and caches."""
         if sampling.branches > 1 and not self.prompts.guided:
             raise UserError(UNGUIDED)
         tokens, nodes = self._with_row_ends(max_nodes)

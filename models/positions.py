@@ -36,7 +36,7 @@ def code_positions(grid: Grid) -> Tensor:
 class AxisPositions:
     """Turns indices in the sequences of R cache rows into positions on three axes."""
 
-    table: Tensor  # [count, 3] int64: entry text + n is the position of index first + n, less first
+    table: Tensor  # [count, 3] int64: table[text + n] + first is the position of index first + n
     first: Tensor  # [R] int64: index of each row's first code; `text` as long as the row reads its prompt
     text: int  # tokens of the longest prompt
 

@@ -1,5 +1,5 @@
-"""The table of model families. A new family is one ModelSpec here and, unless it shares the layout of another
-one's files, one reader of them in models/layouts. torch is not imported before a model is loaded."""
+"""The table of model families. A new family is one ModelSpec here and, unless another family has the same
+layout, a reader of its files in models/layouts. torch is not imported before a model is loaded."""
 
 from __future__ import annotations
 

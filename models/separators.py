@@ -49,7 +49,7 @@ class TokenTree:
 
 def separate(tree: DraftTree, ends_row: Tensor, max_separators: int, separator: int) -> TokenTree:
     """Adds a separator behind each node that ends_row [B, N] marks. max_separators: a bound on these nodes in
-    any tree; trees with fewer are padded by rows that nobody reads. separator: its code."""
+    any tree; trees with fewer are padded by rows that nobody reads. separator: the separator's code."""
     nodes = tree.nodes
     # The node before each separator, [B, K]: marked nodes first, in their order, then padding.
     node_before = ends_row.int().sort(dim=1, descending=True, stable=True).indices[:, :max_separators]
@@ -220,7 +220,7 @@ class SeparatorDrafter:
         self.tokens.release(slot)
 
     def context(self, committed: Sequence[int]) -> RowContext:
-        """As Drafter.context. `committed` are the indices of the roots. If few shapes are fast, there are few
+        """As Drafter.context. `committed` are the indices of the roots. With few_shapes there are few
         contexts: all levels may end a row, or none."""
         width = self.target.grid.width
         since_separator = min((root % width for root in committed if root >= width), default=width)
@@ -234,8 +234,8 @@ class SeparatorDrafter:
     def extend(
         self, features: Tensor, codes: Tensor, count: Tensor, context: RowContext
     ) -> tuple[Tensor, Tensor]:
-        """As Drafter.extend. Commits the separators among the codes too, and passes the one behind the
-        root."""
+        """As Drafter.extend. Commits the separators among the codes too, and runs the network over the one
+        behind the root."""
         width, pairs = self.target.grid.width, codes.shape[1]
         self._ends = context.ends
         at_code, read = features.split(self._feature_size, dim=-1)
@@ -257,7 +257,7 @@ class SeparatorDrafter:
         return logits[:, :, 0], feature[:, :, 0]
 
     def expand(self, codes: Tensor, features: Tensor, ancestors: Tensor, depth: int) -> tuple[Tensor, Tensor]:
-        """As Drafter.expand. If the level lies in the last column, passes the separators behind it too."""
+        """As Drafter.expand. If the level ends a row, also runs the network over the separators behind it."""
         level = slice(ancestors.shape[2] - codes.shape[1], ancestors.shape[2])
         self._passes.append(_Pass(level, None))
         token_ancestors, depths = self._token_ancestors(ancestors), self._token_depths(codes, depth)
@@ -295,8 +295,8 @@ class SeparatorDrafter:
         )
 
     def _token_ancestors(self, ancestors: Tensor) -> Tensor:
-        """Returns ancestors [B, W, E] of nodes over all entries passed since extend(), separators included: a
-        separator is an ancestor where the node before it is. The newest nodes have no separators yet."""
+        """Returns ancestors [B, W, E] of nodes over all entries since extend(), separators included: a
+        separator is an ancestor if the node before it is. The newest nodes have no separators yet."""
         columns, root = [], torch.ones_like(ancestors[:, :, :1])
         for done in self._passes:
             nodes = root if done.level is None else ancestors[:, :, done.level]

@@ -24,7 +24,8 @@ CKPTS = Path(__file__).resolve().parent.parent / "ckpts"
 # Default draft trees of EAGLE-2: depth, width, number of drafted nodes.
 RELEASED_TREE = TreeShape(5, 10, 58)  # that of the released code
 EMBEDDED_TREE = TreeShape(5, 4, 10)  # smaller: in a small model each node adds more to the time of a pass
-PRECISIONS = ("auto", "bf16", "fp16", "fp32")
+DTYPE_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}  # precision -> name in torch
+PRECISIONS = ("auto", *DTYPE_NAMES)  # values of --precision
 ALIGNMENTS = ("published", "unshifted")
 TOP_K = 2000  # default of --top_k, from the released code, where a family published none
 
@@ -43,7 +44,7 @@ class LoadOptions:
     device: str = "auto"  # auto, cpu, cuda or cuda:N
     cuda_graphs: bool | None = None  # replay the parts of a step as CUDA graphs; None: on CUDA alone
     attention: str = "sdpa"  # or flash: flash-attn, for the AR baseline alone
-    deterministic: bool = False  # every exact method gives the same image in bf16 too; on a CPU
+    deterministic: bool = False  # every exact method gives the same image in bf16 too (CPU only)
     need_drafter: bool = True
     alignment: str | None = None  # of the drafter (models.alignment): auto or one of ALIGNMENTS
     guidance: float = 3.0  # guidance scale under which alignment "auto" compares the alignments
@@ -105,7 +106,7 @@ class ModelSpec:
     top_k: int | None = None  # published default of --top_k; None: none was published
     top_p: float = 1.0  # published default of --top_p
     method: str = "eagle-2"  # default of --method
-    fp32_on_cpu: bool = False  # precision auto is fp32 on every CPU: there exact methods give the same image
+    fp32_on_cpu: bool = False  # precision auto is fp32 on every CPU, so that exact methods give one image
     alignment: str = "published"  # default of --drafter_alignment
     reference: bool = False  # transformers can generate its images too (bench --reference)
     embedded_prompts: bool = False  # prompts are embedded rows behind padding, not token ids
@@ -141,8 +142,8 @@ class ModelSpec:
 
     @property
     def adaptive(self) -> AdaptiveTree:
-        """The constants of ADT-Tree: the budget and the first cell's shape are those of the family's EAGLE-2
-        tree, the other constants were tuned on the embedded model."""
+        """The constants of ADT-Tree: budget, start and greatest width are those of the family's EAGLE-2 tree,
+        the other constants were tuned on the embedded model."""
         tree, tuned = self.tree, AdaptiveTree()
         if tree == EMBEDDED_TREE:
             return tuned

@@ -179,17 +179,17 @@ class ARTarget:
         return self.run(self.score, tree.codes, tree.depths, tree.ancestors, bound, rows)
 
     def rows(self, nodes: int) -> int:
-        """Returns the number of rows of a pass over `nodes` nodes: more, if few shapes are fast."""
+        """Returns the number of rows of a pass over `nodes` nodes: with few_shapes it is rounded up."""
         return row_bucket(nodes) if self.few_shapes else nodes
 
     def bound(self, most_committed: int) -> int:
-        """Returns the bound on the codes in any slot's prefix that a pass works with: a looser one than
-        most_committed, if few shapes are fast."""
+        """Returns the bound on the codes in any slot's prefix that a pass works with: most_committed, rounded
+        up with few_shapes."""
         return context_bucket(most_committed, self.grid.size) if self.few_shapes else most_committed
 
     @property
     def longest_prompt(self) -> int:
-        """A bound on the rows of the prompts in flight: that of any prompt, if few shapes are fast."""
+        """A bound on the rows of the prompts in flight: with few_shapes it is always max_prompt."""
         return self.max_prompt if self.few_shapes else max(self._prompts)
 
     def score(

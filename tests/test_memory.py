@@ -21,6 +21,7 @@ from cli.memory import NAMES, table
 from models.checkpoint.weights import read_weights
 from models.footprint import LIBRARIES, Use, decoding_parts, decoding_peak, free_bytes, parts, published_use
 from models.model import Model
+from models.registry import SPECS
 from models.spec import CKPTS
 from tests import tiny
 from tests.checkpoints import Checkpoints, load
@@ -213,3 +214,10 @@ def test_the_command_and_the_copy_in_the_readme(run: Run, refused: Refused) -> N
     assert uncut == pytest.approx(14.1e9, rel=0.01)  # published: 14.3 with the VQ encoder
     assert by_model["anole"]["cache"] < 1.3e9  # the released code allocates 4.3
     assert "memory emoji" in refused("memory", "emoji")
+
+
+def test_a_family_without_published_dimensions(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SPECS, "unlisted", replace(SPECS["anole"], name="unlisted"))
+    monkeypatch.setattr("cli.memory.NAMES", (*NAMES, "unlisted"))
+    line = refused("memory")
+    assert "unlisted" in line and "manifest.json" in line

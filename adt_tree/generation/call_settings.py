@@ -63,7 +63,7 @@ class CallSettings:
     sampling: Sampling
     max_length: int  # tokens of prompt and result together
     stops: frozenset[int]  # token ids behind which a sequence ends
-    negative: Tensor | None = None  # [B, T'] token ids of the unconditional branch; None: the last token
+    negative: Tensor | None = None  # [B, T'] ids of the unconditional branch; None: the prompt's last token
     negative_mask: Tensor | None = None
     allowed: Callable[[int, Tensor], Any] | None = None  # prefix_allowed_tokens_fn
 

@@ -114,8 +114,8 @@ def _decode(
 def next_tokens(model: Any, rows: Tensor, start: int, arguments: dict[str, Any], seed: int) -> Tensor:
     """Returns the tokens [B, 1] that the model itself chooses behind rows [B, T], among all of its tokens.
 
-    The prompts are the first `start` columns. The model reads them in one pass and the images in another,
-    because only so it gives the codes their positions.
+    The prompts are the first `start` columns. The model reads them in one pass and the images in a second,
+    because in a pass with the prompt the codes would get other positions.
     """
     prompt, image, mask = rows[:, :start], rows[:, start:], arguments.get("attention_mask")
     names = ("image_grid_thw", "images_per_sample")

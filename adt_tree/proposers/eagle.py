@@ -50,14 +50,15 @@ class EagleProposer:
     def __init__(
         self, drafter: Drafter, growth: Growth, slots: int, run: Run = call, most_unread: int | None = None
     ) -> None:
-        """most_unread: the steps that an image takes at most; what lies further back concerns nobody."""
+        """most_unread: the most steps that an image takes; older ones belong to finished images."""
         self.drafter, self.growth, self._run = drafter, growth, run
         # Target features that the drafter has not read yet, [G, B, A, D], and the code after each, [B, A].
         # The first `_count` [B] of a slot are valid. The size D is unknown until the first prefill.
         self._features: Tensor | None = None
         self._codes = torch.zeros(slots, 1, dtype=torch.int64, device=drafter.device)
         self._count = torch.ones(slots, dtype=torch.int64, device=drafter.device)
-        self._unread = deque[tuple[Tensor, Tensor, Tensor, Hashable]](maxlen=most_unread)  # with contexts
+        # The same and the context of every step without trees since the drafter last ran.
+        self._unread = deque[tuple[Tensor, Tensor, Tensor, Hashable]](maxlen=most_unread)
 
     def prefill(self, slot: int, prompt: Any, prefix: Prefix, code: Tensor) -> None:
         # The drafter reads the prompt but for its last feature, which is paired with the first code here.

@@ -46,7 +46,7 @@ class Judged:
     tree: DraftTree
     p: Tensor  # [B, N, V] distribution of the code after each node
     hit: Tensor  # [B, N] bool: accepted by its parent's p; at most one child of every node, and the root
-    recovered: Tensor  # [B, N] a code after each node, sampled from what its rejected children left of p
+    recovered: Tensor  # [B, N] a code after each node, sampled from the residual that its children left
     chances: Tensor  # [B, N] the uniforms with which `recovered` was sampled
 
 
@@ -58,8 +58,8 @@ Tail = Callable[[Judged], Tensor]
 def resample(judged: Judged) -> Tensor:
     """Samples a new code from p after every node, as SJD does (speculative Jacobi decoding, 2410.01699).
 
-    It takes the uniform of `recovered` again. That is sound, because `recovered` is used after the last
-    accepted draft alone, and this code only behind it.
+    It takes the uniform of `recovered` again. That is sound: a step uses one `recovered`, at the position
+    after the last accepted draft, and the new codes only at later positions.
     """
     return sample(judged.p, judged.chances)
 
@@ -98,7 +98,7 @@ def product_tree(shape: TreeShape) -> Paths:
     This is the tree of SJD-PAC (2603.18599). Most drafts are rejected at the first open positions, so the
     window begins as a K-ary tree: below every candidate of one position stand K candidates of the next, which
     recursive rejection tries in turn. They are the code X of the position and samples from its q without
-    replacement. Behind the first candidate of each branching position the window goes on as a chain. The
+    replacement. Below the first candidates of the branching positions the window goes on as a chain. The
     paper uses K = 4, two branching positions ("depth 3", because it counts the root) and 64 nodes.
     """
     length = min(shape.depth, shape.budget)

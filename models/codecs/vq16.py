@@ -17,7 +17,7 @@ from models.checkpoint.meta_init import build, expected, on_meta, require
 from models.checkpoint.weights import read_weights
 from models.codecs.vq import VQConfig, VQModel
 
-GRID_SIDE = 16  # cells along a side of the smallest published image; VQConfig names levels by their side
+GRID_SIDE = 16  # cells along a side of the smallest published image; attn_resolutions names that level
 MIDDLE = {"block_1": "0", "attn_1": "1", "block_2": "2"}
 
 

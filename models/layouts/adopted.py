@@ -3,7 +3,7 @@
 Tensors of the same layout are shared directly. Gate and up projections, and values, are stacked into new
 matrices, and the parameters of the transformers model become views of these, so no weight is held twice. Only
 queries and keys are copied, because their rows are in another order (models.layouts.llama). On a CPU,
-decoding copies all layers once more, into oneDNN's layout (models.packed).
+decoding also copies all layers into oneDNN's layout (models.packed).
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def image_tokens(model: Any) -> ImageTokens:
     kind = getattr(model.config, "model_type", None)
     if kind not in WITH_IMAGE_TOKENS:
         raise CheckpointError(
-            f"custom_generate: a model of type {kind!r}: the types whose images it makes are "
-            f"{', '.join(WITH_IMAGE_TOKENS)}; Pipeline.from_transformers also takes {', '.join(FAMILIES)}"
+            f"custom_generate: a model of type {kind!r} is not supported, only "
+            f"{', '.join(WITH_IMAGE_TOKENS)} are; Pipeline.from_transformers takes {', '.join(FAMILIES)}"
         )
     return WITH_IMAGE_TOKENS[kind].image_tokens(model.config.to_dict())
 

@@ -1,4 +1,4 @@
-"""Reads a checkpoint's tokenizer and chat template by transformers, for the same ids as its processor's."""
+"""Reads a checkpoint's tokenizer and chat template by transformers, to give the ids of its processor."""
 
 from __future__ import annotations
 

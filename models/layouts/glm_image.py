@@ -40,7 +40,7 @@ from models.transformer import Decoder, DecoderConfig, read_shape
 
 PREVIEW = 16  # cells along the side of a square image's preview, as in transformers' processor
 SIDE = 1024  # default of --height and --width in pixels
-SECTIONS = (8, 12, 12)  # default of transformers' class
+SECTIONS = (8, 12, 12)  # default of mrope_section in transformers
 CODEBOOK = "model.vqmodel.quantize.embedding.weight"
 
 
@@ -173,7 +173,7 @@ def processor_folder(folder: Path) -> Path:
 
 def with_generation(spec: ModelSpec, fields: Mapping[str, Any], source: str) -> ModelSpec:
     """Returns the family with the defaults of sampling that a generation_config.json states. CheckpointError
-    for a value that is no such default."""
+    for a value out of range."""
     names = ("temperature", "top_p", "top_k")
     stated = {name: fields[name] for name in names if fields.get(name) is not None}
     with reading(Path(source)):
