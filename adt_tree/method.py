@@ -209,7 +209,7 @@ RELAXED = Lantern(delta=0.5, max_k=100)
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A row of METHODS with everything that decides an image but its prompt and seed.
+    """A row of METHODS with everything that decides an image, except its prompt and seed.
 
     It is a value: two runs of equal methods, prompts and seeds give the same images. Raises UserError, one
     line, for a setting that the row does not allow.
@@ -264,7 +264,7 @@ class Method:
 
     @property
     def drafting(self) -> bool:
-        """True if the method drafts, as all do but the AR baseline."""
+        """True if the method drafts, as all do except the AR baseline."""
         return self.tree is not None
 
     @property

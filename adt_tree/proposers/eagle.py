@@ -61,7 +61,7 @@ class EagleProposer:
         self._unread = deque[tuple[Tensor, Tensor, Tensor, Hashable]](maxlen=most_unread)
 
     def prefill(self, slot: int, prompt: Any, prefix: Prefix, code: Tensor) -> None:
-        # The drafter reads the prompt but for its last feature, which is paired with the first code here.
+        # The drafter reads the prompt except for its last feature, which is paired with the first code here.
         self.drafter.prefill(slot, prompt, prefix)
         self._forget(slot)
         last = torch.stack([branch[-1] for branch in prefix.features])

@@ -1,4 +1,4 @@
-"""Reads published tables of nearest codes. Row i of top_{V - 1}_indices.npy lists all codes but i, in
+"""Reads published tables of nearest codes. Row i of top_{V - 1}_indices.npy lists all codes except i, in
 ascending order of their L2 distance from code i in the codebook.
 
 Dimensions: V codes, C size of a code vector.

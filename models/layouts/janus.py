@@ -112,7 +112,7 @@ def code_table(state: Mapping[str, Tensor]) -> Tensor:
 
 
 def janus_layers(config: DecoderConfig) -> Names:
-    """Returns the names of a Decoder's tensors but its table of embeddings, as in models.layouts.llama."""
+    """Returns the names of a Decoder's tensors except its table of embeddings, as in models.layouts.llama."""
     head = {f"head.{name}": (HEAD + name,) for name in on_meta(lambda: make_head(config)).state_dict()}
     return head | layer_names(config, TEXT)
 
