@@ -15,9 +15,7 @@ from adt_tree.errors import UserError
 from cli.options import GraphOptions, ModelOptions, check_model, check_pixels
 from cli.parser import declare, option
 from models.checkpoint.files import reading
-from serve.settings import is_loopback
-
-KEY_VARIABLE = "ADT_API_KEY"
+from serve.settings import KEY_VARIABLE, is_loopback
 
 
 @declare

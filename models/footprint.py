@@ -137,7 +137,11 @@ def _step(use: Use) -> int:
 
 
 def _row(use: Use) -> int:
-    """Returns the number of values per row that exist at once in a layer, its row of the mask included."""
+    """Returns the number of values per row that exist at once in a layer, its row of the mask included.
+
+    The factors count tensors that are alive together; tests/test_launches.py compares the sum with the memory
+    that each operator of a layer takes.
+    """
     config = use.decoder
     width, kv_width = config.hidden_size, config.num_kv_heads * config.head_dim
     fused, rotated = width + 2 * kv_width, width + kv_width

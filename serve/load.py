@@ -23,6 +23,8 @@ from urllib.request import urlopen
 import numpy as np
 from openai import APIError, APIStatusError, AsyncOpenAI
 
+from serve.settings import KEY_VARIABLE
+
 STATES = IMAGE, CANCELLED, REFUSED, FAILED = "images", "cancelled", "refused", "failed"
 PERCENTILES = (50, 90, 99)
 SETTLING = 50  # number of queries of /health, 0.2 s apart, until no image may be left
@@ -185,7 +187,7 @@ async def measure(
     of the process after that quarter are compared with those at the end. Raises TimeoutError after limit_s
     seconds, and URLError if nothing answers at the address.
     """
-    key, base = os.environ.get("ADT_API_KEY", "none"), f"{target.url}/v1"
+    key, base = os.environ.get(KEY_VARIABLE, "none"), f"{target.url}/v1"
     health = await settle(target.url)
     quarter = len(calls) // 4 if target.pid else 0
     outcomes, held, seconds = list[Outcome](), list[Process](), 0.0

@@ -21,9 +21,8 @@ class Metrics:
 
     def __init__(self, replica: str) -> None:
         self._registry, self._replica = CollectorRegistry(), replica
-        self._codes = self._calls = self._seconds = (
-            0.0  # committed codes, target calls of all images, and seconds of all steps
-        )
+        # Committed codes and target calls of all images, and seconds of all steps.
+        self._codes = self._calls = self._seconds = 0.0
         self.refused = self._add(Counter, "adt_refused", "requests that the full queue refused")
         until = "from a request to the first picture of its stream"
         self.first_partial = self._add(Histogram, "adt_first_partial_seconds", until)

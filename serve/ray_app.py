@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 
 from adt_tree.pipeline import Pipeline
 from serve.app import DEFAULTS, create_app
-from serve.settings import Settings
+from serve.settings import KEY_VARIABLE, Settings
 
 # Requests that a replica takes beyond its slots and queue: those that it refuses with 429, /health, /metrics.
 # Ray answers 503 above its limit, and its default of 5 would leave slots idle.
@@ -62,7 +62,7 @@ class Images:
             arguments.slots,
             arguments.queue,
             arguments.max_prompt_tokens,
-            api_key=os.environ.get("ADT_API_KEY"),
+            api_key=os.environ.get(KEY_VARIABLE),
             server_names=arguments.server_names,
             replica=replica,
         )

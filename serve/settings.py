@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from adt_tree.errors import UserError
 
 MAX_IMAGES = 10  # of one request, as in OpenAI's API
+KEY_VARIABLE = "ADT_API_KEY"  # environment variable with the key
 
 
 def is_loopback(host: str) -> bool:

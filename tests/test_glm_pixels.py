@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -180,3 +181,10 @@ def test_a_damaged_diffusion_model(repository: Path, tmp_path: Path) -> None:
     assert decoder.missing == ""
     with pytest.raises(CheckpointError, match="GLM-Image"):
         decoder.image([0], Grid(1, 1), "sun", 0)
+
+
+def test_a_library_that_cannot_be_imported(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "diffusers", None)
+    decoder = DiffusionDecoder(repository, torch.device("cpu"), torch.float32)
+    with pytest.raises(UserError, match=r"diffusers.*requirements-glm\.txt"):
+        decoder.image([0] * 4, Grid(2, 2), "a red heart", 1)

@@ -42,7 +42,8 @@ def generate(
     Only codes may come inside an image. At temperature 0 the tokens are those of `generate` under that
     constraint; otherwise they have its distribution. method: a name of adt_tree.METHODS, or a Method, whose
     sampling is replaced by that of `generate`; None: the model's fastest exact one. seed: row n has seed + n;
-    None: a seed from torch's global generator. UserError for everything that cannot be honoured.
+    None: a seed from torch's global generator. arguments: those that transformers passes to any decoding
+    method, ACCEPTED in call_settings.py. UserError for any other, and for values that cannot be honoured.
     """
     if "inputs" in arguments:  # the folder form: `generate` passes its arguments on before it prepares them
         return _prepare(model, input_ids, arguments, method, seed)

@@ -72,7 +72,7 @@ class DiffusionDecoder:
         """Returns the RGB image of the codes of all rasters of the grid, CELL pixels a cell.
 
         The noise that diffusion begins with follows from the seed alone: it is generated on the CPU.
-        CheckpointError if the diffusion model cannot be loaded.
+        UserError if diffusers cannot be imported, CheckpointError if the diffusion model cannot be loaded.
         """
         if self._pipeline is None:
             self._pipeline = self._load()
@@ -87,8 +87,10 @@ class DiffusionDecoder:
 
     def _load(self) -> Any:
         """Returns diffusers' pipeline of the folder without its autoregressive stage."""
-        from diffusers import GlmImagePipeline
-
+        try:
+            from diffusers import GlmImagePipeline
+        except ImportError as error:
+            raise UserError(f"diffusers cannot be imported ({error}): {SETUP}") from None
         left_out: dict[str, Any] = dict.fromkeys(AR_STAGE)
         with reading(self.folder):
             pipeline = GlmImagePipeline.from_pretrained(
