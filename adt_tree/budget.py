@@ -20,7 +20,7 @@ from adt_tree.policy import AdaptiveTree, Policy, TreeShape, self_drafted
 from adt_tree.records import Step
 
 MOST_CHAIN = 23  # nodes of a pure chain; larger budgets have alternatives beside a shorter chain
-TRIAL_STEPS = 3  # steps of every candidate at the start; the first, which may record graphs, is not timed
+TRIAL_STEPS = 3  # steps of a candidate's trial; the first, which may record graphs, is not timed
 PERIOD = 8  # steps from one decision to the next
 RECENT = 24  # step times of a candidate; their median is what its step costs
 MEMORY = 400.0  # image steps, one per image and step, over which a candidate's acceptance is averaged
@@ -32,11 +32,11 @@ EXPONENT = 0.7
 # Estimates are raised by OPTIMISM standard errors. The standard deviation of a step's accepted codes is about
 # equal to their mean, so the mean stands for it.
 OPTIMISM = 0.5
-# While plain decoding is best, a tree of at least EXPLORE_DEPTH levels is tried now and then
-# for EXPLORE_STEPS steps; otherwise a run could never leave plain decoding again. A trial waits for
-# EXPLORE_EVERY plain steps. It also waits until the last trial, with the codes that a drafter network had to
-# catch up on, has taken at most the share EXPLORE_COST of the time since.
-EXPLORE_EVERY, EXPLORE_STEPS, EXPLORE_DEPTH, EXPLORE_COST = 256, 2, 3, 0.02
+# Times change with the load of the device, and one slow moment can spoil the first trial of a shape. So the
+# neighbours of the chosen shape are tried again, in turn, as long as these trials take at most the share
+# TRIAL_COST of a run's time. Plain decoding scores nothing ahead, so the smallest tree drafts badly after
+# it; the first one of at least EXPLORE_DEPTH levels is tried instead.
+TRIAL_COST, EXPLORE_DEPTH = 0.02, 3
 # Candidates of a drafter network as (levels, drafted nodes): True if passes are rounded up to buckets, False
 # if every row of a pass costs. The tree that the model has by default is among the candidates as well.
 NETWORK_TREES = {False: ((2, 3), (4, 6), (8, 12)), True: ((2, 7), (4, 15), (8, 63))}
@@ -106,6 +106,7 @@ class _Candidate:
     steps: float = 0.0  # image steps, older ones with less weight
     accepted: float = 0.0  # codes accepted in them, likewise
     times_ms: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+    tried: int = 0  # number of trials that had begun when its last one began
 
     def count(self, accepted: int) -> None:
         """Adds one step of one image."""
@@ -120,12 +121,12 @@ class CostAware:
         """shapes: the candidates, the first of them plain decoding. inner: chooses depth and width within the
         candidate that is taken; None: the candidate is the shape."""
         self._candidates, self._inner = [_Candidate(shape) for shape in shapes], inner
-        # Candidates of the next steps, regardless of the estimates: at first every one, the largest first.
+        # Candidates of the next steps: at first every one is tried, the largest first.
         self._scheduled = deque(c for c in self._candidates[::-1] for _ in range(TRIAL_STEPS))
-        self._chosen = self._current = self._scheduled.popleft()
-        self._steps = 0  # since the start
+        self._current = self._scheduled.popleft()
         self._in_a_row = 0  # steps of the current candidate since another one ran
-        self._plain_steps, self._explored_ms = 0, 0.0  # steps since the last exploration, and its time
+        self._trials, self._in_trial = 0, False  # trials after the first ones; whether one is going on
+        self._total_ms, self._trial_ms = 0.0, 0.0  # time of all steps, and of those trials
         self._shapes: dict[int, TreeShape] = {}  # of the present step, by slot
         self._observed = False  # true once an image of the present step has been observed
 
@@ -157,29 +158,44 @@ class CostAware:
             self._current.count(step.accepted)
             if self._in_a_row and not self._observed:  # all images in flight share the step's time
                 self._current.times_ms.append(step.ms)
-        if not self._observed and step.depth and not self._chosen.shape.depth:
-            self._explored_ms += step.ms
+        if not self._observed:
+            self._total_ms += step.ms
+            self._trial_ms += step.ms if self._in_trial else 0.0
         self._observed = True
 
     def _next_step(self) -> None:
-        self._steps += 1
-        if self._scheduled:
-            upcoming = self._scheduled.popleft()
-        else:
-            if self._steps % PERIOD == 0:
-                self._chosen = max(self._candidates, key=self._rates().__getitem__)
-            upcoming = self._chosen
-            self._plain_steps = 0 if upcoming.shape.depth else self._plain_steps + 1
-            if self._plain_steps >= EXPLORE_EVERY and self._exploration_is_due():
-                tree = next(c for c in self._candidates if c.shape.depth >= EXPLORE_DEPTH)
-                self._scheduled.extend([tree] * EXPLORE_STEPS)
-                self._plain_steps, self._explored_ms = 0, 0.0
+        if not self._scheduled:
+            self._schedule()
+        upcoming = self._scheduled.popleft()
         self._in_a_row = self._in_a_row + 1 if upcoming is self._current else 0
         self._current = upcoming
 
-    def _exploration_is_due(self) -> bool:
-        """Returns whether the last exploration took at most EXPLORE_COST of the plain steps' time since."""
-        return self._explored_ms <= EXPLORE_COST * self._plain_steps * median(self._chosen.times_ms)
+    def _schedule(self) -> None:
+        """Chooses the candidate of the next PERIOD steps, or begins a trial of a neighbour if one is due."""
+        chosen = max(self._candidates, key=self._rates().__getitem__)
+        neighbour = self._least_tried_neighbour(chosen)
+        self._in_trial = neighbour is not None and self._is_due(neighbour)
+        if neighbour is not None and self._in_trial:
+            self._trials += 1
+            neighbour.tried = self._trials
+            neighbour.times_ms.clear()  # they may be of a time of another load
+            self._scheduled.extend([neighbour] * TRIAL_STEPS)
+        else:
+            self._scheduled.extend([chosen] * PERIOD)
+
+    def _least_tried_neighbour(self, chosen: _Candidate) -> _Candidate | None:
+        """Returns the candidate to try next while `chosen` is the best; None if there is no other."""
+        at = self._candidates.index(chosen)
+        if chosen.shape.depth:
+            neighbours = [*self._candidates[at - 1 : at], *self._candidates[at + 1 : at + 2]]
+        else:
+            neighbours = [c for c in self._candidates if c.shape.depth >= EXPLORE_DEPTH][:1]
+        return min(neighbours, key=lambda candidate: candidate.tried, default=None)
+
+    def _is_due(self, candidate: _Candidate) -> bool:
+        """Returns whether a trial of the candidate keeps the time of all trials within TRIAL_COST."""
+        expected_ms = TRIAL_STEPS * median(candidate.times_ms) if candidate.times_ms else 0.0
+        return self._trial_ms + expected_ms <= TRIAL_COST * self._total_ms
 
     def _rates(self) -> dict[_Candidate, float]:
         """Returns the codes per millisecond that each candidate may reach, 0 if it has not been timed.
