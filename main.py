@@ -1,4 +1,4 @@
-"""Runs a command: `python main.py COMMAND [options]`. Imports it late, so that --help answers at once.
+"""Runs a command: `python main.py COMMAND [options]`. Imports no other command, so that --help is quick.
 
 Exit status: 0 done; 1 an internal error, or a fault that report --check, gpu_check, load_test or serve
 reports; 2 an error that the user can put right; 130 interrupted.
@@ -40,7 +40,7 @@ COMMANDS = {
 
 
 def overview(prog: str, names: dict[str, str]) -> str:
-    """Returns the help of a program that takes one of several names."""
+    """Returns the help of `prog NAME`. names: the commands or stages, and what each of them does."""
     lines = [f"usage: {prog} NAME [options]", ""]
     lines += [f"  {name:<20} {text}" for name, text in names.items()]
     return "\n".join([*lines, "", f"`{prog} NAME --help` shows the options."])
@@ -78,8 +78,7 @@ def dispatch(argv: Sequence[str]) -> None:
 
 
 def device_errors() -> tuple[type[Exception], ...]:
-    """Returns torch's out-of-memory error; nothing if torch is not imported, since no command raises it
-    then."""
+    """Returns a tuple of torch's out-of-memory error, empty if the command has not imported torch."""
     torch = sys.modules.get("torch")
     return (torch.OutOfMemoryError,) if torch else ()
 
@@ -91,7 +90,7 @@ def main(argv: Sequence[str]) -> int:
         dispatch(argv)
         sys.stdout.flush()
         return 0
-    except SystemExit as stop:  # argparse after --help
+    except SystemExit as stop:  # --help ends so, and a command that reports a fault
         return stop.code if isinstance(stop.code, int) else 2
     except KeyboardInterrupt:
         stored = "finished images, measurements and training checkpoints are stored"
@@ -99,12 +98,13 @@ def main(argv: Sequence[str]) -> int:
         if debug:
             raise
     except BrokenPipeError:
+        # The reader of stdout has gone. Python flushes stdout once more at its exit, which must not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (MemoryError, *device_errors()) as error:
         if debug:
             raise
-        # torch's message has more sentences, on its allocator.
+        # The further sentences of torch's message are about its allocator.
         cause = ". ".join(str(error).split(". ")[:2]) or "out of memory"
         advice = "give a smaller --batch_size, a smaller --total_token or --precision bf16"
         stored = "Finished images are stored, and so are codes without pixels"
@@ -122,7 +122,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def stop(number: int, frame: object) -> None:
-    """Ends a command on SIGTERM, which schedulers and launchers send first, as Ctrl-C does."""
+    """Ends a command on SIGTERM as on Ctrl-C. Schedulers and launchers send it before they kill."""
     raise KeyboardInterrupt
 
 

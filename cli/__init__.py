@@ -1,1 +1,4 @@
-"""The command line: one file per command, which declares the command's options and runs it."""
+"""The command line: one file per command, which declares the command's options and runs it.
+
+The docstring of a class of options is the heading of these options in --help (cli/parser.py).
+"""

@@ -1,7 +1,8 @@
 """bench: times methods at several temperatures, tree sizes, batch sizes and options on the same prompts.
 
-Every combination that differs is one configuration, which eval.harness measures beside the AR baseline of the
-same temperature and batch size. An interrupted run goes on with the same command.
+Each combination of these is one configuration; combinations that mean the same are measured once.
+eval.harness measures every configuration beside the AR baseline of the same temperature and batch size. The
+same command continues an interrupted run.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
 NAMES = (*METHODS, *(name + LANTERN_SUFFIX for name, spec in METHODS.items() if spec.lantern))
 PAPER = ("eagle-1", "eagle-2", "adt-tree", "eagle-2-lantern", "adt-tree-lantern")
-REFERENCED = tuple(name for name, spec in SPECS.items() if spec.reference)  # models of eval.baseline
+REFERENCED = tuple(name for name, spec in SPECS.items() if spec.reference)  # models for --reference
 # Options on which no measurement depends.
 NOT_MEASURED = ("output_dir", "config", "debug", "profile", "untimed")
 PROFILED = 4  # images that --profile decodes
@@ -72,8 +73,9 @@ def _varied(text: str) -> tuple[str, tuple[Any, ...]]:
 class BenchOptions(ModelOptions):
     """what is measured
 
-    One run measures every combination of --methods, --temperatures, --total_token, --batch_size and --vary
-    that differs, and the AR baseline. --total_token and --batch_size take several values here.
+    One run measures the AR baseline and every combination of --methods, --temperatures, --total_token,
+    --batch_size and --vary that differs from the others. --total_token and --batch_size take several values
+    here.
     """
 
     methods: tuple[str, ...] = option(
@@ -87,21 +89,22 @@ class BenchOptions(ModelOptions):
         "temperatures at which every method is measured", (0.0, 1.0), unit="T", least=0, most=100
     )
     vary: tuple[tuple[str, tuple[Any, ...]], ...] | None = option(
-        "values that an option of LANTERN, draft trees or adaptive trees takes in turn in every method that "
-        "reads it, such as adt_beta=0.3,0.5; may be given several times",
+        "an option of LANTERN, draft trees or adaptive trees, and the values to measure it at, such as "
+        "adt_beta=0.3,0.5; every method that reads the option takes them in turn; may be given several "
+        "times",
         unit="KEY=A,B",
         read=_varied,
         repeat=True,
     )
     controls: tuple[str, ...] = option(
-        "also measure bounds of every exact method: accept-none accepts no draft, accept-all accepts the "
-        "first child of every node; their codes are no image",
+        "also measure two bounds on the speed of every exact method, which give no image: accept-none "
+        "accepts no draft, accept-all accepts the first child of every node",
         (),
         choices=CONTROLS,
     )
     seeds: int = option(
-        "number of images of every prompt, which differ in their seeds; more images make intervals narrower "
-        "and keep large batches full",
+        "number of images of every prompt, each with its own seed; more images make the confidence intervals "
+        "narrower and keep large batches full",
         1,
         unit="IMAGES",
         least=1,
@@ -109,7 +112,7 @@ class BenchOptions(ModelOptions):
     )
     warmup: int = option("images that each configuration generates before timing", 1, unit="IMAGES", least=0)
     reference: str | None = option(
-        "also time the model of transformers, with a static cache, on the same checkpoint",
+        "also time the same checkpoint in transformers' own implementation, with a static cache",
         choices=("transformers",),
     )
     random_weights: bool = option(
@@ -118,7 +121,8 @@ class BenchOptions(ModelOptions):
         False,
     )
     layers: int | None = option(
-        "layers of the decoder of --random_weights, where fewer are enough (default: the published number)",
+        "layers of the decoder with --random_weights; fewer take less time and memory (default: the "
+        "published number)",
         unit="LAYERS",
         least=1,
     )
@@ -154,7 +158,7 @@ def run(options: Options) -> None:
     from models.checkpoint.files import write_json
 
     pipe, prompts = load(options, any(method.spec.network for method in chosen.values()))
-    chosen = {named: with_checkpoint_sampling(options, method, pipe) for named, method in chosen.items()}
+    chosen = {key: with_checkpoint_sampling(options, method, pipe) for key, method in chosen.items()}
     prompts = repeated(prompts, options.seeds)
     decoders, requests = prepare(options, pipe, chosen, prompts)
     model = pipe.model
@@ -218,6 +222,7 @@ def configurations(options: Options) -> dict[Configuration, Method]:
         names_measured.add(name)
         method = method_from(method_options, RELAXED)
         options_read |= {option for option in METHOD_OPTIONS if as_written(method_options, option)}
+        # The varied options that this method reads; tables show them.
         shown = tuple((key, value) for key, value in chosen if getattr(method_options, key) is not None)
         bounds = options.controls if method.exact and method.drafting else ()
         for control, batch_size in product((None, *bounds), options.batch_size):
@@ -249,9 +254,10 @@ def takes(name: str | None, option: str, value: Any) -> bool:
 
 
 def options_of(options: Options, name: str, values: dict[str, Any]) -> DecodingOptions:
-    """Returns the options that generate_images would take for one method, without those it does not read.
+    """Returns the options for one method, as generate_images has them. Those that the method does not read
+    are left out.
 
-    name: of a method, with LANTERN's suffix or without. values: the options that differ between methods.
+    name: of a method, with LANTERN's suffix or without. values: the options that bench changes in turn.
     """
     plain = name.removesuffix(LANTERN_SUFFIX)
     names = [item.name for item in fields(DecodingOptions) if hasattr(options, item.name)]
@@ -294,8 +300,8 @@ def check(options: Options) -> None:
 def load(options: Options, need_drafter: bool) -> tuple[Pipeline, list[Prompt]]:
     """Returns the model and the prompts.
 
-    With --random_weights the text of a prompt is a number, the length of its prompt in tokens, as
-    random_model encodes it.
+    With --random_weights the text of a prompt is its number of tokens, such as "64"; random_model makes that
+    many tokens of it.
     """
     from cli import model_from_options
 
@@ -323,6 +329,8 @@ def load(options: Options, need_drafter: bool) -> tuple[Pipeline, list[Prompt]]:
     side = use.side // use.vq.patch_size
     grid = Grid(min(side, max(2, RANDOM_CODES // side)), side)
     model = random_model(options.model, use, grid, DTYPES[precision], torch.device(device))
+    # The grid is the middle of the image. The codes above it are counted with the prompt, so that the caches
+    # are as full as in the middle of an image.
     before = use.prompt + (side * side - grid.size) // 2
     prompts = [Prompt(str(row), str(before), row) for row in range(max(1, options.num_images))]
     return Pipeline(replace(model, **graphs)), prompts

@@ -36,7 +36,7 @@ class DataOptions(Base):
         unit="DIR",
     )
     num_samples: int = option(
-        "largest number of pictures; of more, a random subset is encoded", 1_000_000, unit="N", least=1
+        "largest number of pictures; if there are more, a random subset", 1_000_000, unit="N", least=1
     )
 
 
@@ -74,8 +74,8 @@ def find_pairs(root: Path) -> tuple[dict[str, Path], int]:
 def centre_crop(picture: Image.Image, size: int) -> np.ndarray:
     """Returns the centre of a picture as uint8 [size, size, 3].
 
-    The picture is halved by box filters while it is twice too large, then its short side is resized to `size`
-    by bicubic interpolation.
+    Box filters halve the picture until its short side is less than twice `size`. Bicubic interpolation then
+    resizes that side to `size`.
     """
     import numpy as np
     from PIL import Image
@@ -117,7 +117,7 @@ def encode(model: Model, pictures: list[Tensor]) -> list[list[int]]:
 
 
 def run(options: Options) -> None:
-    """Encodes every picture that the folder lacks. The last line printed is one JSON document."""
+    """Encodes every picture that --output_dir lacks. The last line printed is one JSON document."""
     root, batch = Path(options.data_path), options.batch_size
     by_name, without_caption = find_pairs(root)
     pairs = list(by_name.items())

@@ -1,8 +1,8 @@
-"""generate_images: generates images from prompts, with statistics and maps. Repeated, it continues a stopped
-run.
+"""generate_images: generates images from prompts, with statistics and maps. The same command continues a
+stopped run.
 
-Under a launcher (accelerate launch, torchrun) process r of n takes every n-th prompt. An image depends on its
-own seed alone, so it is the one that a single process makes. The last process to finish prints the summary.
+Under a launcher (accelerate launch, torchrun) process r of n takes every n-th prompt. The number of processes
+does not change an image, which depends on its own seed alone. The last process to finish prints the summary.
 """
 
 from __future__ import annotations
@@ -50,12 +50,13 @@ def run(options: Options) -> None:
 
     rank, count = worker()
     pipe = load(options, method.spec.network)
-    method, missing = with_checkpoint_sampling(options, method, pipe), pipe.model.missing_for_pixels
+    method = with_checkpoint_sampling(options, method, pipe)
+    why_no_pixels = pipe.model.missing_for_pixels
     if options.record and pipe.model.codec is None:
         raise UserError(f"--record {options.record}: a race shows pixels, and {pipe.model.no_codec_message}")
     window = (options.start_idx, options.end_idx or DEFAULT_END)
     facts = fingerprint(options, method, pipe.model)
-    folder = RunFolder(Path(options.output_dir), window, prompts, facts, pixels=not missing)
+    folder = RunFolder(Path(options.output_dir), window, prompts, facts, pixels=not why_no_pixels)
     folder.check_records()
     skipped = sum(folder.is_finished(prompt.name) for prompt in prompts)
     share = [prompt for prompt in prompts[rank::count] if not folder.is_finished(prompt.name)]
@@ -69,14 +70,14 @@ def run(options: Options) -> None:
     if count > 1 and not folder.complete:
         return  # other processes still generate images; the last of them prints the summary
     statistics = folder.statistics()
-    if missing:
-        print(f"{folder.root}: {CODES}/NAME.npy holds the codes of each image; {missing}")
+    if why_no_pixels:
+        print(f"{folder.root}: {CODES}/NAME.npy holds the codes of each image; {why_no_pixels}")
     else:
         plot(options, method, pipe, folder, prompts)
     record(options, method, pipe, folder, prompts)
     # Statistics are written last: where they are, everything else is there too.
     if not folder.write_results(statistics) and rank > 0 and not share:
-        return  # started again when all was done: process 0 prints the summary
+        return  # all images were there at the start, so process 0 prints the summary
     summary = summarise(statistics, skipped, wall)
     print(table(summary))
     alignment = pipe.model.alignment if method.spec.network else None
@@ -120,8 +121,9 @@ def decode(
     if not prompts:
         return iter(())
     requests = make_requests(pipe, prompts, options.random_seed)
-    missing = (request for request in requests if not folder.has_record(request.name))
-    return pipe.engine(method, requests, options.batch_size).decode(missing)
+    # Another run in this folder may have generated an image by the time that its turn comes.
+    pending = (request for request in requests if not folder.has_record(request.name))
+    return pipe.engine(method, requests, options.batch_size).decode(pending)
 
 
 def store(
@@ -156,7 +158,9 @@ def store(
 
 def decode_pixels(pipe: Pipeline, folder: RunFolder, name: str) -> None:
     """Decodes the codes in an image's record and stores the picture, or the codes if the model has no pixels.
-    Raises UserError if they do not fit."""
+
+    Raises UserError if the model has no such codes, or an image has another number of them.
+    """
     from eval.runs.session import synchronise
 
     record, model = folder.read(name), pipe.model

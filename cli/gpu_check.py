@@ -24,9 +24,9 @@ class Options(Base):
     """gpu_check"""
 
     parts: tuple[str, ...] = positional(
-        "tests: those marked gpu; emoji: images of the embedded model beside the AR baseline's; a model of "
-        f"published dimensions with random weights, of {', '.join(PUBLISHED)}; compiled: all of these with "
-        "--compile (default: all parts)",
+        "tests: the tests marked gpu; emoji: images of the embedded model, compared with the AR baseline's; "
+        f"{', '.join(PUBLISHED)}: a model of the published dimensions with random weights; compiled: emoji "
+        "and all of these models with --compile (default: all parts)",
         "PART",
     )
     minutes: float = option(

@@ -46,7 +46,9 @@ class Options(Base):
         "number of clients that send one request after the other", 16, least=1, most=256
     )
     rate: float | None = option(
-        "mean requests per second that arrive at random, in place of --concurrency", unit="PER_S", above=0
+        "mean number of requests per second; they arrive at random, whatever --concurrency says",
+        unit="PER_S",
+        above=0,
     )
     minutes: float = option("time after which the test ends as failed", 15.0, above=0, most=120)
     cancelled: float = option(
@@ -70,7 +72,7 @@ class Options(Base):
     batch_size: int = option("images in flight for --compare", 4, unit="IMAGES", least=1)
     output_dir: str = option("folder of load.json, to which the result is added", "runs/load", unit="DIR")
     offline: int | None = option(
-        "send nothing: time generate_images on as many prompts, with this many images in flight",
+        "send nothing: time generate_images on --requests prompts, with this many images in flight",
         unit="BATCH_SIZE",
         least=1,
     )
@@ -115,11 +117,10 @@ def service_row(options: Options) -> tuple[dict[str, Any], list[str]]:
         )
     prompts = [prompt.text for prompt in read_file(Path(options.prompts or BENCH_FILE))]
     settings = (options.methods, options.temperatures, options.guidances)
-    each = math.prod(map(len, settings))
-    warm_up = load.plan(prompts, *settings, each, 0.0, options.seed)
+    combinations = math.prod(map(len, settings))
+    warm_up = load.plan(prompts, *settings, combinations, 0.0, options.seed)
     calls = load.plan(prompts, *settings, options.requests, options.cancelled, options.seed + 1)
-    how = (options.concurrency, options.rate, options.partial_images)
-    target = load.Target(options.url, options.pid, *how)
+    target = load.Target(options.url, options.pid, options.concurrency, options.rate, options.partial_images)
     try:
         measured = asyncio.run(load.measure(target, warm_up, calls, 60 * options.minutes))
     except URLError as error:

@@ -29,8 +29,8 @@ class Options(Base):
         "nodes of a draft tree, root included (default: the model's own)", unit="NODES", least=2
     )
     image_tokens: int | None = option(
-        "tokens of an image, of all its rasters and with row ends (default: those of the model's own size; "
-        "glm_image: 1280 at 1024 px, 4352 at 2048 px)",
+        "tokens of an image: the codes of all its rasters, and row ends (default: those of the model's own "
+        "size; glm_image: 1280 at 1024 px, 4352 at 2048 px)",
         unit="TOKENS",
         least=1,
     )

@@ -25,7 +25,7 @@ from adt_tree.method import (
     MethodSpec,
     Tree,
 )
-from adt_tree.policy import INITS, AdaptiveTree, TreeShape
+from adt_tree.policy import INITS, MAIN_CHAIN, AdaptiveTree, TreeShape
 from adt_tree.sampling import Sampling
 from adt_tree.static_trees import STATIC_TREES
 from cli.options import ModelOptions, SamplingOptions, check_model
@@ -47,7 +47,8 @@ def total_token(tree: Tree | None) -> int | str | None:
 def _by_method(name: str, value: Callable[[Any], object]) -> str:
     """Returns the default of an option for --help: `value` of the default tree of every method that reads it.
 
-    The defaults of the first model come first, then those of models that differ from it.
+    The defaults of the first model come first, then those of other models that differ from them. An example
+    is "4 in eagle-2; 8 in sjd-pac; with anole: 6 in eagle-2".
     """
     readers = [spec.name for spec in METHODS.values() if name in spec.tree_options]
     defaults = {model: {m: value(spec.default_tree(m)) for m in readers} for model, spec in SPECS.items()}
@@ -74,7 +75,7 @@ def _readers(name: str) -> str:
 
 
 def _nodes(text: str) -> int | str:
-    """Reads --total_token: a number of nodes from 1, the root alone, on, or auto."""
+    """Reads --total_token: auto, or a number of nodes of at least 1, which is the root alone."""
     if text == AUTO:
         return AUTO
     if not text.isdecimal():
@@ -112,7 +113,7 @@ class PublishedOptions(Options):
     drafter_type: str | None = option(
         "source of the drafts; eagle: the drafter network; none: no drafts (method ar); another name: the "
         "method of that name (default: eagle with --static_tree, --eagle_version, --verify rejection or "
-        "--drafter_path, else that of --method's default)",
+        "--drafter_path, else that of the model's default method)",
         choices=tuple(dict.fromkeys(spec.drafter for spec in METHODS.values())),
     )
     peanut: bool = option("ADT-Tree: adaptive trees (adt-tree, adt-self-draft)", False)
@@ -159,23 +160,25 @@ class TreeOptions(Options):
     ALIASES: ClassVar[dict[str, str]] = {"drafter_top_k": "draft_top_k"}
     total_token: int | str | None = option(
         "nodes of a dynamic tree, root included; 1: no drafts, which is plain decoding; "
-        f"{AUTO}, in {', '.join(name for name, spec in METHODS.items() if spec.auto)}: chosen while "
-        "decoding, by what a step costs here and what it commits, so that in bf16 and fp16 two runs may part "
-        "at near-ties, which a number rules out (default: "
+        f"{AUTO}, only for {', '.join(name for name, spec in METHODS.items() if spec.auto)}: the size that "
+        "generates most codes per second, found by measuring while decoding. With auto two runs in bf16 or "
+        "fp16 may differ where two codes are almost equally probable; with a number they do not (default: "
         f"{AUTO} in {', '.join(name for name, spec in METHODS.items() if spec.auto_default)} without "
         f"--lantern, --depth and --draft_top_k; else {_by_method('total_token', total_token)})",
         unit="NODES",
         read=_nodes,
     )
     depth: int | None = option(
-        "levels of the tree below its root; in self-draft the codes of the main chain, 3/4 of --total_token "
-        f"or half of a large one (default: {_by_method('depth', lambda tree: tree.depth)})",
+        "levels of the tree below its root; in self-draft the codes of the main chain: 3/4 of the drafted "
+        f"nodes, at most {MAIN_CHAIN}, or half of the nodes if that is more "
+        f"(default: {_by_method('depth', lambda tree: tree.depth)})",
         unit="LEVELS",
         least=1,
     )
     draft_top_k: int | None = option(
-        "children of a node and nodes of a level; in self-draft candidates per cell, in sjd-pac candidates "
-        f"of the first positions (default: {_by_method('draft_top_k', lambda tree: tree.width)})",
+        "largest number of children of a node, and of nodes in a level; in self-draft the candidates per "
+        "cell, in sjd-pac those of each of the first positions "
+        f"(default: {_by_method('draft_top_k', lambda tree: tree.width)})",
         unit="NODES",
         least=1,
     )
@@ -184,7 +187,7 @@ class TreeOptions(Options):
         unit="TREE",
     )
     seed_cells: str | None = option(
-        "cell whose code is the draft of a position that no pass of the model has scored yet: "
+        "cell from which a draft is copied to a position that no pass of the model has scored yet: "
         + _grouped({m: " or ".join(spec.seed_cells) for m, spec in METHODS.items() if spec.seed_cells})
         + " (default: the first of these)",
         unit="CELL",
@@ -195,7 +198,9 @@ class TreeOptions(Options):
         choices=VERIFY,
     )
     rules: str | None = option(
-        "reference: the released code's arithmetic of --verify rejection (default: fixed)", choices=RULES
+        "arithmetic of --verify rejection; reference: as in the released code; fixed: without its errors "
+        "(default: fixed)",
+        choices=RULES,
     )
 
 
@@ -210,8 +215,8 @@ class AdaptOptions(Options):
     """adaptive trees (adt-tree, adt-self-draft)"""
 
     adt_init: str | None = option(
-        "decoded neighbour whose state a tree starts from: left, above, the mean of both, or any cell "
-        f"(default: {AdaptiveTree().init})",
+        "decoded cell whose state a tree starts from; horizontal: the left neighbour; vertical: the one "
+        f"above; both: the mean of the two; random: any decoded cell (default: {AdaptiveTree().init})",
         choices=INITS,
     )
     adt_beta: float | None = _adaptive("beta", "acceptance rate from which trees deepen", "RATE", 0, 1)
@@ -272,6 +277,7 @@ def refuse(options: DecodingOptions, name: str, reason: str) -> NoReturn:
 def named_method(options: DecodingOptions) -> str:
     """Returns the value of --method. Raises UserError for a published flag that contradicts it."""
     assert options.method is not None
+    # Published flag -> whether its value agrees with a method.
     flags: dict[str, Callable[[MethodSpec], bool]] = {
         "model_type": lambda spec: (options.model_type == "base") == (spec.proposer is None),
         "drafter_type": lambda spec: options.drafter_type == spec.drafter,
@@ -305,7 +311,7 @@ def published_method(options: DecodingOptions) -> str:
         asks_network = static or options.verify == "rejection" or options.drafter_path is not None
         usual = METHODS[SPECS[options.model].method].drafter
         drafter = "eagle" if asks_network or options.eagle_version is not None else usual
-    tree_types: tuple[type, ...] = (TreeShape, NoneType)
+    tree_types: tuple[type, ...] = (TreeShape, NoneType)  # without a flag: a dynamic tree, or none for ar
     if options.peanut:
         tree_types = (AdaptiveTree,)
     elif options.static_tree or (static and drafter == "eagle"):
@@ -322,7 +328,6 @@ def unread(options: DecodingOptions, spec: MethodSpec) -> dict[str, str]:
     reasons: dict[str, str] = {}
     greedy = Sampling(options.temperature).greedy
     for name in METHOD_OPTIONS:
-        value, allowed = getattr(options, name), getattr(spec, name, ())
         if as_written(options, name) is None:
             continue
         if name in LANTERN_VALUES:
@@ -332,12 +337,12 @@ def unread(options: DecodingOptions, spec: MethodSpec) -> dict[str, str]:
             reasons[name] = f"method {spec.name} does not read it; leave it out, or choose {_readers(name)}"
         elif name in ("depth", "draft_top_k") and options.total_token in (AUTO, 1):
             reasons[name] = (
-                f"--total_token {options.total_token} says the whole shape; give another number of nodes"
+                f"--total_token {options.total_token} sets the whole shape; give another number of nodes"
             )
         elif name == "rules" and (options.verify != "rejection" or greedy):
             reasons[name] = "it is read with --verify rejection at temperatures above 0"
-        elif name in ("verify", "seed_cells") and value not in allowed:
-            reasons[name] = f"method {spec.name} takes {' or '.join(allowed)}"
+        elif name in ("verify", "seed_cells") and getattr(options, name) not in getattr(spec, name):
+            reasons[name] = f"method {spec.name} takes {' or '.join(getattr(spec, name))}"
     return reasons
 
 
@@ -361,7 +366,7 @@ def tree_of(options: DecodingOptions, spec: MethodSpec) -> Tree | None:
     budget, width = base.budget if budget is None else budget, options.draft_top_k or base.width
     shape = spec.resize(budget, width) if spec.resize else TreeShape(base.depth, width, budget)
     if not budget:
-        return replace(shape, depth=0)
+        return replace(shape, depth=0)  # the tree of the root alone
     return replace(shape, depth=options.depth or shape.depth)
 
 

@@ -38,8 +38,8 @@ def resolved_options(options: Options, model: Model) -> dict[str, Any]:
 
 
 def with_checkpoint_sampling(options: FilterOptions, method: Method, pipe: Pipeline) -> Method:
-    """Returns the method with the checkpoint's temperature, top_k, top_p and guidance, as far as the command
-    line left them out and the checkpoint states them."""
+    """Returns the method with the checkpoint's own temperature, top_k, top_p and guidance in place of those
+    that the command line left out."""
     defaults = sampling_defaults(pipe.model.spec)
     fields_of_options = {"cfg": "guidance"}  # option -> field of Sampling, where their names differ
     changes = {fields_of_options.get(name, name): defaults[name] for name in options.defaulted}

@@ -13,7 +13,7 @@ from models.registry import SPECS
 from models.spec import ALIGNMENTS, PRECISIONS, TOP_K, ModelSpec
 
 DEVICES = ("auto", "cpu", "cuda")
-PAIRED_COUNT = "number of prompts to score, the first that have an image; fewer are an error; -1: all prompts"
+PAIRED_COUNT = "score the first N prompts that have an image; fewer are an error; -1: all prompts"
 AUTO_ALIGNED = [name for name, spec in SPECS.items() if spec.alignment == "auto"]
 
 
@@ -179,8 +179,8 @@ class PromptOptions(Options):
     )
     start_idx: int = option("first row of the selected prompts", 0, unit="ROW", least=0)
     end_idx: int | None = option(
-        "row after the last of the selected prompts; without it more prompts than the default are refused "
-        f"(default: {DEFAULT_END})",
+        "row after the last of the selected prompts; more prompts than the default are refused unless this "
+        f"is given (default: {DEFAULT_END})",
         unit="ROW",
         least=1,
     )
@@ -225,13 +225,13 @@ class FilterOptions(Options):
         unit="MODE",
     )
 
-    # Names of the options that the command line left out, set per instance: a checkpoint may state them.
+    # Options that the command line left out: a checkpoint may have values of its own. Set per instance.
     defaulted: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         spec = SPECS.get(getattr(self, "model", "emoji"), SPECS["emoji"])
         defaults = sampling_defaults(spec)
-        names = tuple(name for name in defaults if getattr(self, name, spec) is None)
+        names = tuple(name for name in defaults if hasattr(self, name) and getattr(self, name) is None)
         for name in names:
             object.__setattr__(self, name, defaults[name])
         object.__setattr__(self, "defaulted", names)

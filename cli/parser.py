@@ -73,7 +73,7 @@ class Options:
 
     @classmethod
     def parse(cls, argv: Sequence[str], prog: str = "main.py", description: str = "") -> Self:
-        """Returns the options of a command line. UserError, one line, for bad words; --help exits."""
+        """Returns a command line's options. Raises a UserError of one line for bad words; --help exits."""
         parser = Parser(prog=prog, description=description, allow_abbrev=False)
         values = vars(_add_options(parser, cls).parse(argv))
         lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
@@ -182,6 +182,7 @@ def _add_option(
         )
         switch.help = text  # set afterwards, because some versions of argparse append the default themselves
         return
+    # The value type of int, int | None and tuple[int, ...] is int.
     value_type = next(part for part in (get_args(hint) or (hint,)) if part not in (type(None), ...))
     bounds = (declaration["least"], declaration["most"], declaration["above"])
     arguments: dict[str, Any] = {

@@ -46,7 +46,7 @@ class Options(Base):
     )
     figures: str | None = option(
         "write plots as PNG: NAME_speed.png for each bench result, NAME_throughput.png for each that "
-        "compares batch sizes, and acceptance.png, which maps where the images of the folders were easy",
+        "compares batch sizes, and acceptance.png, which maps codes per call and trees over the image",
         unit="DIR",
     )
     race: str | None = option(
@@ -107,7 +107,7 @@ def check_runs(roots: Sequence[Path]) -> None:
 
 
 def sort_results(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
-    """Splits paths into result files of bench and folders of generate_images.
+    """Splits paths into result files of bench or load_test and folders of generate_images.
 
     Raises UserError for a folder that is neither.
     """
@@ -124,7 +124,7 @@ def sort_results(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
 
 
 def text_of(path: Path, paper: str | None = None) -> str:
-    """Returns a result of bench or of load_test as Markdown. paper: as tables.text_of."""
+    """Returns a result of bench or of load_test as Markdown. paper: as in tables.text_of."""
     if load_tables.is_load(path):
         return load_tables.text_of(load_tables.read(path))
     return tables.text_of(tables.read(path), paper)

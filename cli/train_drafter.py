@@ -35,7 +35,9 @@ class DataOptions(Base):
     train_data_ratio: float = option(
         "share of the images to train on; the others validate", 0.95, unit="SHARE", above=0, most=1
     )
-    max_len: int = option("most tokens of an image with its prompt", 4096, unit="TOKENS", least=2)
+    max_len: int = option(
+        "limit of the tokens of an image with its prompt; more are an error", 4096, unit="TOKENS", least=2
+    )
     cache_gb: float = option(
         "memory that keeps features from one epoch to the next", 2.0, unit="GB", least=0, most=1e6
     )
@@ -60,7 +62,8 @@ class LossOptions(Base):
         choices=("cross_entropy", "total_variation"),
     )
     coupled: bool = option(
-        "train on both guidance branches of an image; without it on one, the unconditional in 10 % of cases",
+        "train on both guidance branches of an image; --no-coupled: on one of them, the unconditional "
+        "one for 10 % of the images",
         False,
     )
     cfg_loss: bool = option(
@@ -68,8 +71,8 @@ class LossOptions(Base):
     )
     cfg_scale: float = option("guidance scale of --cfg_loss", 3.0, unit="SCALE", least=0, most=100)
     ttt_steps: int = option(
-        "unrolled steps; the first reads the target's features, every other one the drafter's of the last "
-        "step",
+        "unrolled steps; the first reads the target's features, each later one the features that the drafter "
+        "computed in the step before",
         1,
         unit="STEPS",
         least=1,
@@ -85,7 +88,11 @@ class OptimiserOptions(Base):
     lr: float = option("learning rate of AdamW", 1e-4, unit="LR", above=0, most=10)
     muon_lr: float = option("learning rate of Muon", 5e-3, unit="LR", above=0, most=10)
     weight_decay: float = option(
-        "decay as a factor of the rate; muon: of matrices alone", 0.01, unit="W", least=0, most=10
+        "a step shrinks weights by W times the learning rate; muon: matrices alone",
+        0.01,
+        unit="W",
+        least=0,
+        most=10,
     )
     bs: int = option("images per pass and process", 4, unit="IMAGES", least=1)
     gradient_accumulation_steps: int = option("passes that make one step", 1, unit="PASSES", least=1)

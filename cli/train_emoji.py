@@ -25,7 +25,7 @@ class DataOptions(StageOptions):
     """fetch and rasterise the emoji sets, write captions"""
 
     styles: tuple[str, ...] = option("emoji sets", tuple(STYLES), choices=tuple(STYLES))
-    max_names: int = option("number of names, spread over the subgroups; 0: all", 140, unit="N", least=0)
+    max_names: int = option("emoji names to use, spread over the subgroups; 0: all", 140, unit="N", least=0)
     image_size: int = option("side of a picture, a multiple of 4", 64, unit="PIXELS", least=16, most=256)
     num_held_out: int = option("number of (style, name) pairs left out of training", 24, unit="N", least=0)
     seed: int = option("seed of the choice of held-out pairs", 0, unit="SEED")
@@ -61,14 +61,21 @@ class TokenizerOptions(TrainedOptions):
     batch_size: int = option("pictures per step", 8, unit="N", least=1)
     learning_rate: float = option("highest learning rate", 2e-3, unit="LR", above=0)
     perceptual: float = option("weight of the perceptual loss", 1.0, unit="W", least=0)
-    flat: float = option("weight of the loss on flat cells' vectors", 0.5, unit="W", least=0)
+    flat: float = option(
+        "weight of the loss that gives cells of the same flat colour the same vector", 0.5, unit="W", least=0
+    )
     base_channels: int = option("channels of the first level", 32, unit="N", least=1)
     channel_multiplier: tuple[int, ...] = option("width of each level", (1, 1, 2), unit="N", least=1)
     num_embeddings: int = option("number of codes", 1024, unit="CODES", least=1)
     embed_dim: int = option("width of a latent vector", 32, unit="N", least=1)
     warmup_steps: int = option("steps before the codebook is used", 1200, unit="N", least=0)
-    rate_steps: int = option("steps over which the rate rises", 600, unit="N", least=1)
-    rate: float = option("penalty, as a squared distance, per nat of a code's rarity", 8.0, unit="X", least=0)
+    rate_steps: int = option("steps over which --rate rises from 0", 600, unit="N", least=1)
+    rate: float = option(
+        "penalty of rare codes: a code's squared distance grows by X * -log(share of the code)",
+        8.0,
+        unit="X",
+        least=0,
+    )
 
 
 @declare
@@ -77,16 +84,21 @@ class TargetOptions(TrainedOptions):
 
     max_pictures: int = option("pictures to train on, earlier runs included", 300_000, unit="N", least=1)
     decay_pictures: int = option(
-        "further pictures for a copy, target_decayed.pt, whose rates fall to 0", 0, unit="N", least=0
+        "further pictures, on which a copy, target_decayed.pt, is trained while its learning rates fall to 0",
+        0,
+        unit="N",
+        least=0,
     )
-    precision: str = option("bf16: autocast, and bf16 in Muon's rounds", "fp32", choices=("fp32", "bf16"))
+    precision: str = option("bf16: autocast, and Muon's iterations in bf16", "fp32", choices=("fp32", "bf16"))
     compile: bool = option("use torch.compile, which takes a minute at the start", False)
     validate_minutes: float = option("time between validations", 10, unit="MIN", least=0)
     batch_size: int = option("pictures per step", 16, unit="N", least=1)
     muon_lr: float = option("learning rate of hidden matrices", 6e-3, unit="LR", above=0)
     adam_lr: float = option("learning rate of embedding, head and norms", 3e-3, unit="LR", above=0)
-    weight_decay: float = option("weight decay as a factor of muon_lr", 0.02, unit="W", least=0)
-    dropped: float = option("share of empty prompts", 0.1, unit="SHARE", least=0, most=1)
+    weight_decay: float = option("a step shrinks hidden matrices by W * muon_lr", 0.02, unit="W", least=0)
+    dropped: float = option(
+        "share of prompts that training replaces by an empty one", 0.1, unit="SHARE", least=0, most=1
+    )
     hidden_size: int = option("width of the decoder", 256, unit="N", least=1)
     num_layers: int = option("layers of the decoder", 10, unit="N", least=1)
     num_heads: int = option("attention heads of a layer", 4, unit="N", least=1)
@@ -102,7 +114,7 @@ class PreviewOptions(TrainedOptions):
     batch_size: int = option("pictures per step", 8, unit="N", least=1)
     muon_lr: float = option("learning rate of hidden matrices", 3e-3, unit="LR", above=0)
     adam_lr: float = option("learning rate of embedding, head and norms", 1.5e-3, unit="LR", above=0)
-    weight_decay: float = option("weight decay as a factor of muon_lr", 0.02, unit="W", least=0)
+    weight_decay: float = option("a step shrinks hidden matrices by W * muon_lr", 0.02, unit="W", least=0)
     warmup_steps: int = option(
         "steps over which the rates rise, before they fall to 0", 10, unit="N", least=1
     )
@@ -120,7 +132,7 @@ class MeasureOptions(TargetOptions):
     """measure the tokenizer and the target on pictures they were not trained on"""
 
     of: tuple[str, ...] = option("parts to measure", ("tokenizer", "target"), choices=("tokenizer", "target"))
-    num_pictures: int = option("pictures of each kind", 384, unit="N", least=1)
+    num_pictures: int = option("pictures of each stream, such as held-out pairs", 384, unit="N", least=1)
 
 
 @declare

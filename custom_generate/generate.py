@@ -1,11 +1,12 @@
-"""The folder form of transformers' custom decoding methods, by the path or hub id that this folder is in:
+"""Lets a model of transformers decode by ADT-Tree, given the path or hub id of the checkout that this is in:
 
     model.generate(**inputs, max_new_tokens=10_000, custom_generate="path or hub id", trust_remote_code=True)
 
-transformers copies this file alone and runs it, so it needs the installed package.
+transformers copies this file alone and runs the copy, so the package adt_tree must be installed.
 """
 
-# transformers looks up every import outside a try block, and advises to install packages of those names.
+# If an import outside a try block cannot be found, transformers advises to install a package of its name. The
+# try block keeps that wrong advice away.
 try:
     from adt_tree import generate
 except ImportError as error:

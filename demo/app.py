@@ -24,7 +24,7 @@ from demo.recording import Recorder
 EXAMPLES = Path(__file__).resolve().parent.parent / "configs" / "emoji_prompts.txt"
 MAX_CHARACTERS, MAX_WAITING = 300, 32  # of a prompt; visitors in the queue
 MAX_SEED = 2**53 - 1  # the largest whole number that a browser sends exactly
-PROGRESS_S = 0.3  # seconds between two lines of progress, and at most before Cancel takes effect
+PROGRESS_S = 0.3  # seconds between two lines of progress; Cancel takes effect at the next line
 WARM_UP_STEPS = 3
 STYLE = """
 .gradio-container { max-width: 1100px !important; margin: 0 auto !important }

@@ -28,7 +28,8 @@ class Pane:
 
     def paint(self, canvas: Image.Image, left: int, seconds: float) -> None:
         """Paints picture, progress bar and counters `seconds` after the start, from x = left on."""
-        recording, clock, calls, codes = self.recording, 0.0, 0, 1
+        recording, clock, calls = self.recording, 0.0, 0
+        codes = 1  # the pass over the prompt gives the first code
         for step in recording.steps:
             clock += step["ms"] / 1e3
             if clock > seconds + 1e-9:

@@ -45,7 +45,7 @@ function panel(run, raster) {
 }
 
 // Paints the last partial image of at most `codes` codes, and returns the canvas's context. Only the last raster has a
-// picture; in the others the cells whose codes stand are filled.
+// picture; in the others a cell is filled once it has a code.
 function paint(canvas, run, codes) {
   const { counts, columns, size: [width, height] } = run.frames;
   let frame = 0;
@@ -86,7 +86,7 @@ const panes = RUNS.map((run, number) => {
 function drawReplay() {
   for (const { run, canvas, bar, counters } of panes) {
     const calls = run.ends.filter(time => time <= state.time + EPSILON).length;
-    const codes = calls ? committed(run.steps[calls - 1]) : 1;
+    const codes = calls ? committed(run.steps[calls - 1]) : 1;  // the pass over the prompt gives the first code
     paint(canvas, run, codes);
     bar.style.width = `${100 * codes / run.size}%`;
     counters["codes"].textContent = `${codes}/${run.size}`;
@@ -113,7 +113,7 @@ function verdict(first, run) {
     return `Same image, pixel for pixel${inexact.length ? ", though LANTERN might have changed it" : ""}. ${pace}`;
   const differing = run.codes.filter((code, cell) => code !== first.codes[cell]).length;
   const why = inexact.length ? ` ${inexact.join(" and ")} ${inexact.length > 1 ? "do" : "does"} not promise the same `
-    + "image: LANTERN also accepts codes that look alike, and rejection samples with other noise." : "";
+    + "image: LANTERN also accepts codes that look alike, and rejection uses other random numbers." : "";
   return `Different images: ${differing} of ${run.size} codes differ.${why} ${pace}`;
 }
 
@@ -157,7 +157,7 @@ function rectangle(run, cell) {
   return [left + place % columns * width, Math.floor(place / columns) * height, width, height];
 }
 
-function frame(pen, run, cell, tone, share) {  // the line is `share` of the cell's width
+function outline(pen, run, cell, tone, share) {  // the line is `share` of the cell's width
   const [x, y, width, height] = rectangle(run, cell), line = Math.max(1.5, share * width);
   pen.lineWidth = line;
   pen.strokeStyle = tone;
@@ -165,13 +165,13 @@ function frame(pen, run, cell, tone, share) {  // the line is `share` of the cel
 }
 
 function markRoot(pen, run, step) {
-  frame(pen, run, step.position - 1, "#fff", 1 / 5);
-  frame(pen, run, step.position - 1, "#000", 1 / 12);
+  outline(pen, run, step.position - 1, "#fff", 1 / 5);
+  outline(pen, run, step.position - 1, "#000", 1 / 12);
 }
 
 function drawImage(run, step) {
   const pen = paint($("image"), run, committed(step));
-  for (let cell = step.position; cell < committed(step); cell++) frame(pen, run, cell, "#ea580c", 1 / 8);
+  for (let cell = step.position; cell < committed(step); cell++) outline(pen, run, cell, "#ea580c", 1 / 8);
   markRoot(pen, run, step);
   $("legend").replaceChildren();
 }
@@ -211,6 +211,7 @@ function layOut(tree) {
     const chain = [node];
     while (children[chain.at(-1)].length) chain.push(children[chain.at(-1)][0]);
     const first = tree.depths[node], last = tree.depths[chain.at(-1)];
+    // The level before a chain's first must be free too: the edge from its parent enters the line there.
     while ((taken[line] ??= []).some(([from, to]) => first <= to && last >= from - 1)) line++;
     taken[line].push([first, last]);
     for (const one of chain) spots[one] = [tree.depths[one], line];

@@ -92,7 +92,7 @@ class Recorder:
         """Returns one sheet with the image after some of the steps, evenly spread and including the last."""
         ends = [step["position"] + step["accepted"] + 1 for step in self.steps]
         stride = -(-len(ends) // MAX_FRAMES)
-        counts = [1, *ends[len(ends) - 1 :: -stride][::-1]]
+        counts = [1, *ends[::-stride][::-1]]  # counted back from the last step
         shrink = min(1.0, MAX_SIDE / max(final.size))
         width, height = round(final.width * shrink), round(final.height * shrink)
         sheet = Image.new("RGBA", (COLUMNS * width, -(-len(counts) // COLUMNS) * height))

@@ -70,8 +70,8 @@ def create_app(pipe: Pipeline, settings: Settings = DEFAULTS) -> FastAPI:
 
 
 def add_models(app: FastAPI, pipe: Pipeline) -> None:
-    """Adds the routes that list models, as OpenAI's API does, with their methods and rows. This server has
-    one model."""
+    """Adds the routes of OpenAI's API that list models. The list has this server's one model, with its
+    methods and the number of rows of codes in its images."""
     name, created = pipe.model.name, int(time.time())
     model = {"id": name, "object": "model", "created": created, "owned_by": "adt-tree"}
 

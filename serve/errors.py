@@ -48,8 +48,7 @@ def json_response(content: object, status: int = 200, headers: Mapping[str, str]
 
 
 def failure(error: BaseException) -> ApiError:
-    """Returns any error as one that the client gets: an ApiError itself, another one as status 500 in one
-    line."""
+    """Returns an error in the form that the client gets. All but an ApiError become status 500, one line."""
     return error if isinstance(error, ApiError) else ApiError(500, reason(error), code="server_error")
 
 

@@ -58,7 +58,7 @@ class Guard:
             await self._app(scope, receive, with_headers)
         except ApiError as error:
             await error.response(scope, receive, with_headers)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError:  # uvicorn cancels requests that it may not wait for any longer
             scope["app"].state.cut += 1
             if started:
                 raise
@@ -66,8 +66,8 @@ class Guard:
             await error.response(scope, receive, with_headers)
 
     def _check_client(self, client: tuple[str, int] | None) -> None:
-        """ApiError for a client of another machine, if there is no key: whoever listens for the application,
-        as Ray's proxy does, may listen at any address."""
+        """Raises ApiError for a client of another machine if there is no key. `main.py serve` does not listen
+        for such clients, but Ray's proxy may listen at any address."""
         if self._settings.api_key is None and client is not None and not is_loopback(client[0]):
             raise ApiError(403, "this server has no key, so it answers clients of its own machine alone")
 

@@ -151,12 +151,12 @@ def method_of(request: ImageRequest, pipe: Pipeline) -> Method:
 
 
 def engine_method(method: Method, pipe: Pipeline) -> Method:
-    """Returns the method of the engine that decodes images of a method.
+    """Returns the method for which to build the engine that decodes images of `method`.
 
     Methods that differ only in temperature, guidance and top_p have the same engine, because each of its
     slots takes these values from its image.
     """
-    # Any value that is guided gives the engine room for guided images.
+    # An engine with any guidance other than 1 has room for the second branch of guided images.
     guidance = pipe.sampling.guidance if pipe.sampling.branches == 2 else 3.0
     temperature = 0.0 if method.greedy and method.greedy_rule_differs else 1.0
     sampling = Sampling(temperature, method.sampling.top_k, 1.0, guidance)

@@ -1,8 +1,8 @@
-"""Load on a running service: requests of mixed settings, sent by the `openai` client and timed. No torch.
+"""Puts load on a running service: the `openai` client sends requests of mixed settings. No torch.
 
-A request streams its image, with partial images or without, or is cancelled by its client at the first of
-them. The plan is made from a seed, so that two runs send the same requests. Nothing is repeated: a refusal
-(429) is counted.
+A request streams its image, with or without partial images. Some clients go away at the first partial image.
+The plan is made from a seed, so that two runs send the same requests. A request that the service refuses
+(429) is counted and not sent again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from serve.settings import KEY_VARIABLE
 
 STATES = IMAGE, CANCELLED, REFUSED, FAILED = "images", "cancelled", "refused", "failed"
 PERCENTILES = (50, 90, 99)
-SETTLING = 50  # number of queries of /health, 0.2 s apart, until no image may be left
+SETTLING = 50  # most queries of /health, 0.2 s apart, while images are in flight
 MAX_GROWTH = 1.05  # ratio of the memory after all requests to that after the first quarter
 
 
@@ -131,9 +131,9 @@ class Target:
     """A service, and how requests arrive there."""
 
     url: str
-    pid: int | None  # its process, if the test watches the resources of that
+    pid: int | None  # process whose resources the test watches; None: it watches none
     concurrency: int  # number of clients, each of which sends a request when its last one has ended
-    rate: float | None  # mean requests per second of a Poisson process, which replaces such clients
+    rate: float | None  # mean requests per second of a Poisson process; None: `concurrency` clients send them
     partial_images: int  # of every request
 
 
@@ -167,8 +167,8 @@ async def send_all(client: AsyncOpenAI, target: Target, calls: Sequence[Call]) -
 
 
 async def settle(url: str) -> dict[str, Any]:
-    """Returns what /health says once the service works on no image, or has had time to notice that clients
-    left."""
+    """Waits until the service works on no image, for about 10 seconds at most: it needs time to notice that
+    clients left. Returns what /health said last."""
     for _ in range(SETTLING):
         with await asyncio.to_thread(urlopen, f"{url}/health") as answer:
             health = json.load(answer)

@@ -23,8 +23,9 @@ class Painter:
 
     def __init__(self, pipe: Pipeline) -> None:
         self._pipe = pipe
-        # The rounding of the codec's convolutions depends on the number of threads. OpenMP has one such
-        # number for each thread that calls it.
+        # The rounding of the codec's convolutions depends on OpenMP's number of threads, which each thread
+        # that calls OpenMP has to itself. Both threads start with the number of this one, so that pictures
+        # are the same as those of generate_images.
         start = (torch.set_num_threads, (torch.get_num_threads(),))
         self._texts = ThreadPoolExecutor(1, "texts", *start)
         self._pixels = ThreadPoolExecutor(1, "pixels", *start)

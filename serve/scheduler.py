@@ -91,7 +91,7 @@ class Scheduler:
             self._changed.notify()
 
     def _run(self) -> None:
-        torch.set_num_threads(self._threads)  # OpenMP keeps the number by thread
+        torch.set_num_threads(self._threads)  # each thread that calls OpenMP has its own number of threads
         while (method := self._next_method()) is not None:
             try:
                 for output in self._engine(method).steps(self._feed(method)):
@@ -138,8 +138,9 @@ class Scheduler:
     def _feed(self, method: Method) -> Iterator[Request | None]:
         """Yields the requests of one engine, oldest first.
 
-        While images are in flight and no request for this engine is next, it yields None. While none is in
-        flight, it waits for a request. It ends once the next request needs another engine.
+        While images are in flight and no request for this engine is next, it yields None, so that the engine
+        continues them. While none is in flight, it waits for a request. It ends once the next request needs
+        another engine.
         """
         while True:
             with self._changed:

@@ -1,4 +1,4 @@
-"""Runs the application under uvicorn, with the timeouts and the end that uvicorn lacks."""
+"""Runs the application under uvicorn, with timeouts and a shutdown that uvicorn lacks."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class TimedProtocol(H11Protocol):
         self._set_timer()
 
     def _set_timer(self) -> None:
-        """Runs the timer where the client is to send a request, or the rest of one that was answered before
-        it was complete. More bytes do not start it anew."""
+        """Starts the timer if the server waits for a request, or for the rest of one that it answered early,
+        and stops it while a request is being answered. A running timer is not restarted by further bytes."""
         if self.cycle is not None and not self.cycle.response_complete:
             self._stop_timer()
         elif self._due is None:
@@ -64,7 +64,7 @@ class TimedProtocol(H11Protocol):
             self._due = None
 
     def send_400_response(self, msg: str) -> None:
-        """As uvicorn's, in the form of the other errors."""
+        """Answers as uvicorn does, in the form of the other errors."""
         body = json.dumps(ApiError(400, msg).content).encode()
         headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
         headers.append((b"content-length", str(len(body)).encode()))
@@ -81,8 +81,8 @@ def protocol_of(timeout_s: float) -> type[TimedProtocol]:
 
 
 class Server(uvicorn.Server):
-    """uvicorn that ends by itself after a signal, in place of raising it again. A second one cuts what the
-    first left to finish."""
+    """uvicorn that returns after a signal instead of raising it again. A second signal cuts off the requests
+    that are still being finished."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -99,7 +99,7 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets)
-        if self.force_exit:  # uvicorn skips this then, and the application would end with a traceback
+        if self.force_exit:  # uvicorn then skips this call, without which the application ends in a traceback
             await self.lifespan.shutdown()
 
 

@@ -25,7 +25,7 @@ class Settings:
 
     slots: int = 4  # images in flight
     queue: int = 64  # images that wait beyond those in flight; more are answered by 429
-    max_prompt_tokens: int = 128  # rows of the longest prompt; caches are sized for it
+    max_prompt_tokens: int = 128  # tokens of the longest prompt; caches are sized for it
     max_body: int = 2**16  # bytes of a request's body
     timeout_s: float = 30.0  # time within which a request's headers, and then its body, must arrive
     api_key: str | None = None  # required by /v1 and /metrics; None: clients of this machine need none

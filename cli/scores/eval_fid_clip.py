@@ -36,7 +36,7 @@ class Options(ScoringOptions):
 
 
 def run(options: Options) -> None:
-    """Prints the scores and appends them to the record."""
+    """Prints the scores and appends them to the file --scores."""
     import torch
 
     from eval.metrics.clip import clip_scores, load_clip

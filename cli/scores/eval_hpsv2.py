@@ -21,7 +21,7 @@ class Options(ScoringOptions):
 
 
 def run(options: Options) -> None:
-    """Prints the mean score and appends it to the record."""
+    """Prints the mean score and appends it to the file --scores."""
     import torch
 
     from eval.metrics.clip import load_clip, preference_scores

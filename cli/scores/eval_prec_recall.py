@@ -25,7 +25,7 @@ class Options(ScoringOptions):
     fake_dir: str | None = option(
         "a run's folder, or a folder of images (default: only write --fname_precalc)", unit="DIR"
     )
-    k: int = option("neighbour of an image that bounds its ball: the K-th nearest", 3, unit="K", least=1)
+    k: int = option("an image's ball reaches to its K-th nearest neighbour", 3, unit="K", least=1)
     num_samples: int = option(
         "number of images of each set; fewer are an error; -1: all", -1, unit="N", read=image_count
     )
@@ -37,8 +37,8 @@ class Options(ScoringOptions):
 
 
 def run(options: Options) -> None:
-    """Prints precision and recall and appends them to the record, or only stores the real images'
-    features."""
+    """Prints precision and recall and appends them to the file --scores. Without --fake_dir it only stores
+    the features of the real images."""
     import torch
 
     from eval.metrics.distances import precision_recall

@@ -46,7 +46,7 @@ class Options(ScoringOptions):
 
 
 def run(options: Options) -> None:
-    """Prints the chosen scores and appends them to the record."""
+    """Prints the chosen scores and appends them to the file --scores."""
     import torch
 
     from eval.metrics.pictures import images_of
