@@ -285,7 +285,7 @@ def loop(trainer: Trainer, settings: dict[str, Any], root: Path) -> None:
                        "spent_s": round(trainer.spent_s, 1), "factor": round(trainer.factor(fraction), 5),
                        "loss": round(sum(losses) / len(losses), 5) if losses else None,
                        **trainer.validation()}  # fmt: skip
-                if losses or trainer.step == 0:  # else the run was resumed at its end, with nothing new to log
+                if losses or trainer.step == 0:  # else the run was resumed at its end: nothing is new
                     append_line(root / drafter_states.LOG, json.dumps(row))
                 losses = []
             if main and due(args.save_freq):
