@@ -46,8 +46,8 @@ def maps(steps: Sequence[dict[str, Any]], grid: Grid) -> dict[str, np.ndarray]:
 def average(folder: Path) -> dict[str, Any]:
     """Returns averages over the images of a run of generate_images.
 
-    Keys: images (their number), codes_per_call, maps, and correlation, that of codes per call with the top-1
-    probability over the cells, or None if the steps do not hold the probability.
+    Keys: images, their number; codes_per_call; maps, by name; and correlation: over the cells, Pearson's
+    correlation of the maps of codes per call and of top-1 probability, None if the steps hold no probability.
 
     Raises UserError if the run's steps are missing, damaged, or of images of several sizes.
     """
@@ -83,8 +83,8 @@ def average(folder: Path) -> dict[str, Any]:
 
 
 def grid_of(steps: Sequence[dict[str, Any]]) -> Grid:
-    """Returns the rasters of an image, derived from its steps. Raises UserError if the steps disagree, or are
-    too few to tell the rasters of an image of several."""
+    """Returns the rasters of an image, derived from its steps. Raises UserError if the steps disagree, or if
+    too few of them began in a raster to tell its size."""
     end, rasters = max(step["position"] + step["accepted"] + 1 for step in steps), list[Raster]()
     for number in range(max(step.get("raster", 0) for step in steps), -1, -1):
         inside = [step for step in steps if step.get("raster", 0) == number]

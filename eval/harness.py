@@ -27,7 +27,7 @@ BASELINE = "ar"
 RESAMPLES = 10_000  # random samples of the bootstrap
 OURS = "self-draft"
 RIVALS = tuple(name for name, spec in METHODS.items() if spec.proposer == "rivals")
-REFILLS = 4  # a portion has at least this many times as many images as are in flight
+REFILLS = 4  # a batch of prompts is at least this many times as large as the number of images in flight
 
 
 class Decodes(Protocol):
@@ -105,11 +105,11 @@ def measure(
 
 
 def turns(requests: Sequence[Request], batch_size: int) -> list[Sequence[Request]]:
-    """Returns the requests in the portions that every configuration decodes in turn.
+    """Returns the requests in the batches of prompts that every configuration decodes in turn.
 
-    With batch size 1 a portion is one image. With batch size B it has at least REFILLS * B images, or all if
-    there are fewer. So most images that finish leave their slot to another, as in a long run, and the last
-    steps, in which slots are empty, weigh little.
+    batch_size: the number of images in flight, B. With B = 1 a batch of prompts is one image, else it has at
+    least REFILLS * B images, or all if there are fewer. So most images that finish leave their slot to
+    another, as in a long run, and the last steps, in which slots are empty, weigh little.
     """
     size = 1 if batch_size == 1 else REFILLS * batch_size
     count = max(1, len(requests) // size)

@@ -50,7 +50,8 @@ def times(row: Row, name: str) -> str:
 
 
 def checks(row: Row) -> str:
-    """Returns what a test has looked at beside the times, as sentences; "" if nothing."""
+    """Returns sentences on what a test found besides times: requests that failed, images that differ, memory
+    of the service. "" if it looked at none of these."""
     ends = (("cancelled", "were cancelled"), ("failed", "failed"))
     text = "".join(f" {row[name]} requests {what}." for name, what in ends if row.get(name))
     if "compared" in row:

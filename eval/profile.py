@@ -85,7 +85,7 @@ def weights_read(model: Model) -> dict[str, float]:
     that one reading of the weights takes at this bandwidth.
 
     No step can be faster unless the weights stay in a cache. The embedding does not count, because a step
-    reads a few of its rows alone.
+    reads only a few of its rows.
     """
     device = model.decoder.embed.weight.device
     config, per_value = model.decoder.config, model.decoder.embed.weight.element_size()

@@ -58,7 +58,7 @@ def random_model(name: str, use: Use, grid: Grid, dtype: torch.dtype, device: to
     row = decoder.embed.weight[:1] if spec.embedded_prompts else None
     vq, codec, latents, row_end = use.vq, None, None, None
     if vq is None:
-        assert use.codec_parameters is not None, "what has no VQModel here has code vectors"
+        assert use.codec_parameters is not None, "a family without a VQModel has code vectors"
         size = use.codec_parameters // codes
         latents = _filled(lambda: nn.Embedding(codes, size), torch.float32, device).weight
     else:

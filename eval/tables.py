@@ -233,8 +233,8 @@ def score_cells(runs: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
 
 
 def label(row: Row, rows: Sequence[Row], without: Sequence[str] = ()) -> str:
-    """Returns a row's method and every option that tells it from the other rows, but for the temperature and
-    the columns `without`."""
+    """Returns a row's method and the options that tell it from the other rows, except the temperature and the
+    columns `without`."""
     named = [key for key in ONLY_IF_VARIED if key not in without]
     keys = [key for key in named if row[key] is not None and varies(key, rows)]
     words = [f"{COLUMNS[key][0]} {row[key]}" for key in keys]

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Measures a service of the embedded model, and its AR baseline beside it: images per minute, and the seconds to the first partial image
-# and to the image, with as many clients as slots, with four times as many, with so many that ask for no partial images, and with requests
-# that arrive at random. Also times generate_images with as many images in flight. Stores all of it in runs/load/load.json and prints the
-# table. Listens on and calls 127.0.0.1 alone; takes some ten minutes on two cores.
+# and to the image, with as many clients as slots, with four times as many, with four times as many that ask for no partial images, and
+# with requests that arrive at random. Also times generate_images with as many images in flight as slots. Stores all of it in
+# runs/load/load.json and prints the table. Listens on and calls 127.0.0.1 alone; takes some ten minutes on two cores.
 # Usage: [PORT=8765] [REQUESTS=64] [RATE=0.5] bash scripts/load_test.sh [options of `main.py serve`]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -1,4 +1,4 @@
-"""Parts of all training stages: a timer, atomic checkpoints, measured figures, the choice of device."""
+"""What the training stages share: a timer, atomic checkpoints, measured figures, the choice of device."""
 
 from __future__ import annotations
 

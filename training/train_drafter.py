@@ -40,7 +40,11 @@ FIXED_OPTIONS = (
 
 
 class Trainer:
-    """One process of a run: the network and its running average, the optimisers, the images, the progress."""
+    """One process of a run: the network and its running average, the optimisers, the images, the progress.
+
+    A step of the optimisers uses the gradients of gradient_accumulation_steps passes. In a pass every process
+    reads --bs images.
+    """
 
     def __init__(self, args: Any, model: Model, shards: Shards, accelerator: Any) -> None:
         torch.manual_seed(args.seed)
@@ -103,13 +107,13 @@ class Trainer:
     def factor(self, fraction: float) -> float:
         """Returns the factor of the learning rates at a fraction of the run.
 
-        It rises over the warm-up, stays at 1 until --flat_ratio, then falls linearly to 0. These are shares
-        of the whole run, not of its first epoch.
+        It rises over the warm-up, stays at 1 until --flat_ratio, then falls linearly to 0. Warm-up and
+        --flat_ratio are shares of the whole run, not of its first epoch.
         """
         warm = self.args.warmup_steps_ratio if self.args.is_warmup else 0.0
-        one = 1 / (self.args.num_epochs * self.steps_per_epoch)  # so that the first step is not of rate 0
+        one_step = 1 / (self.args.num_epochs * self.steps_per_epoch)  # lets the first factor exceed 0
         flat = min(max(self.args.flat_ratio, warm), 1 - 1e-9)
-        rise = min((fraction + one) / warm, 1.0) if warm else 1.0
+        rise = min((fraction + one_step) / warm, 1.0) if warm else 1.0
         return rise * min((1 - fraction) / (1 - flat), 1.0)
 
     def payload(self, settings: dict[str, Any]) -> dict[str, Any]:
@@ -267,26 +271,26 @@ def run(args: Any, loading: LoadOptions) -> None:
 def loop(trainer: Trainer, settings: dict[str, Any], root: Path) -> None:
     """Trains until the end of the run. Only the main process validates and writes."""
     args, main, losses = trainer.args, trainer.accelerator.is_main_process, list[float]()
-    first, epoch, fraction = trainer.step, trainer.steps_per_epoch, trainer.fraction()
+    first, epoch_steps, fraction = trainer.step, trainer.steps_per_epoch, trainer.fraction()
     row: dict[str, Any] = {}
 
     def due(epochs: int) -> bool:
-        return done or (trainer.step > first and trainer.step % (epochs * epoch) == 0)
+        return done or (trainer.step > first and trainer.step % (epochs * epoch_steps) == 0)
 
     with tqdm(desc="drafter", unit="step", initial=first, disable=not main) as bar:
         while True:
             done = fraction >= 1.0 or (args.max_steps is not None and trainer.step >= args.max_steps)
             if main and due(args.eval_freq):
-                row = {"step": trainer.step, "epoch": round(trainer.step / epoch, 3),
+                row = {"step": trainer.step, "epoch": round(trainer.step / epoch_steps, 3),
                        "spent_s": round(trainer.spent_s, 1), "factor": round(trainer.factor(fraction), 5),
                        "loss": round(sum(losses) / len(losses), 5) if losses else None,
                        **trainer.validation()}  # fmt: skip
-                if losses or trainer.step == 0:
+                if losses or trainer.step == 0:  # else the run was resumed at its end: nothing is new
                     append_line(root / drafter_states.LOG, json.dumps(row))
                 losses = []
             if main and due(args.save_freq):
-                payload, number = trainer.payload(settings), -(-trainer.step // epoch)
-                newest = drafter_states.save(root, number, payload, trainer.write)
+                payload, epoch = trainer.payload(settings), -(-trainer.step // epoch_steps)
+                newest = drafter_states.save(root, epoch, payload, trainer.write)
             if done:
                 break
             outcome = trainer.train_step(trainer.factor(fraction))

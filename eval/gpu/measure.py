@@ -69,12 +69,14 @@ class Subject:
     model: Model
     requests: list[Request]  # of whole images; the first two differ in the length of their prompts
     middle: Model | None = None  # the same weights with a small grid: some rows from the middle of an image
-    middle_requests: list[Request] = field(default_factory=list)  # one; its prompt counts the codes above too
+    # One request. Its prompt is as long as the real prompt and the codes above these rows together.
+    middle_requests: list[Request] = field(default_factory=list)
     weights: Figures = field(default_factory=dict)  # of eval.profile.weights_read
     baseline: dict[str, list[int]] = field(default_factory=dict)  # the AR baseline's codes by image
 
     def engine(self, item: Item, middle: bool) -> tuple[Engine, list[Request]]:
-        """Returns an engine in the mode of the item, and the requests it has room for."""
+        """Returns an engine in the mode of the item, and the requests it has room for: whole images, or some
+        rows from the middle of one."""
         model, requests = self.model, self.requests
         if middle:
             assert self.middle is not None, "the embedded model is measured on whole images"

@@ -128,7 +128,7 @@ def effnet(device: torch.device) -> Network:
 
 @contextmanager
 def matching(path: Path, kind: str) -> Iterator[None]:
-    """Turns the errors of loading weights that are missing or of other shapes into one line."""
+    """Turns the errors of loading into one line if tensors of a file are missing or have other shapes."""
     try:
         yield
     except (RuntimeError, IndexError, KeyError, ValueError, TypeError) as error:

@@ -37,8 +37,8 @@ def stored_run(root: Path) -> tuple[RunFolder, int]:
 def faults(folder: RunFolder, run_seed: int) -> list[str]:
     """Returns one line for each file of a run that is missing or damaged: its path, the fault and the remedy.
 
-    Every record and every pixel is read. The statistics and steps.jsonl are copies of the records; they are
-    compared with these once all images are whole.
+    Every record and every pixel is read. The statistics and steps.jsonl are copies of the records. They are
+    compared with the records only if all images are whole.
     """
     checks: list[tuple[Path, Callable[[], None]]] = []
     for name in folder.names:

@@ -28,7 +28,7 @@ class Measured:
     images: list[Decoded]
 
 
-Batch = dict[str, Measured]  # measurement by name of the configuration
+Batch = dict[str, Measured]  # name of a configuration -> its measurement of the batch
 
 
 class Measurements:
@@ -63,11 +63,11 @@ class Measurements:
             }
             fingerprint = content["fingerprint"]
             run, started, count = int(content["run"]), content["started"], len(content["prompts"])
-            self._take(int(path.stem), batch, run, started, count)
+            self._register(int(path.stem), batch, run, started, count)
         if fingerprint != self._fingerprint:
             raise UserError(f"{path} was measured with other options: choose another --output_dir")
 
-    def _take(self, number: int, batch: Batch, run: int, started: str, num_prompts: int) -> None:
+    def _register(self, number: int, batch: Batch, run: int, started: str, num_prompts: int) -> None:
         self._batches[number] = batch
         self.runs.setdefault(run, {"started": started, "prompts": 0})["prompts"] += num_prompts
 
@@ -84,7 +84,7 @@ class Measurements:
         content = {"run": self._run, "started": self._started, "fingerprint": self._fingerprint}
         path = self.folder / f"{number:05}.json"
         write_json(path, {**content, "prompts": list(prompts), "measured": measured}, indent=None)
-        self._take(number, batch, self._run, self._started, len(prompts))
+        self._register(number, batch, self._run, self._started, len(prompts))
 
 
 def _pack(image: Decoded) -> dict[str, Any]:

@@ -281,7 +281,7 @@ class RunFolder:
         Returns whether the statistics changed; they do not if another process has written them already.
         """
         while self._write_steps() != finished_records(self.root):
-            pass  # another process has finished images meanwhile, and may have missed some of these
+            pass  # the file lacks images that another process finished meanwhile, so it is written again
         before = self.statistics_path.read_bytes() if self.statistics_path.exists() else None
         write_json(self.statistics_path, statistics)
         return self.statistics_path.read_bytes() != before

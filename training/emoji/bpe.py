@@ -83,7 +83,8 @@ def run(args: Any) -> None:
     work = Path(args.work_dir)
     rows = read_captions(work)
     texts = [caption(row["style"], row["name"], row["keywords"]) for row in rows]
-    texts += [" ".join(["", row["name"]]) for row in rows for _ in range(3)]
+    # Names weigh more than keywords, and follow a space here as they do in captions.
+    texts += [f" {row['name']}" for row in rows for _ in range(3)]
     text_size = args.vocab_size - Layout(args.num_embeddings).text_first
     trained = chameleon_layout(train_text(texts, text_size), args.num_embeddings, args.vocab_size)
     (work / "text_tokenizer.json").write_text(json.dumps(trained, ensure_ascii=False) + "\n")

@@ -66,7 +66,7 @@ Target: {shape[num_layers]} layers, hidden {shape[hidden_size]}, {shape[num_head
 |---|---|---|
 {figures}
 
-Figures are measured on pictures at placements that were never trained on. A cell is white if all its pixels are at
+Except for the loss on trained pictures, figures are measured at placements that were never trained on. A cell is white if all its pixels are at
 least 250 of 255. A picture is recognised if the nearest of all {num_pairs} originals under jitter, by EfficientNet-Lite0
 features, has the right name (in brackets: if one of the five nearest names is right).
 Trained: tokenizer {tokenizer[step]} steps in {tokenizer_minutes:.0f} minutes, target {target[step]} steps in {target_minutes:.0f} minutes. {args.history}

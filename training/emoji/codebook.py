@@ -55,6 +55,8 @@ class Codebook(nn.Module):
             self.weight.copy_(total / count.clamp(min=1)[:, None])
             random = vectors[torch.randint(len(vectors), (int(empty.sum()),), generator=rng)]
             self.weight[empty] = unchanged if rate else random
+            # Scaled to the vectors of a training step (8 pictures), as follow() counts. An empty code gets
+            # 0.05, which is above DEAD.
             self.count = count * (2048 / len(vectors)) + 0.05
         self.total = self.weight * self.count[:, None]
 

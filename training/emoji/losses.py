@@ -75,10 +75,10 @@ def white_cells(images: Tensor, side: int) -> Tensor:
 
 
 def flatness(vectors: Tensor, images: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns two losses on vectors [B, h, w, E] of cells that look the same, as scalars.
+    """Returns two losses on the vectors [B, h, w, E] of cells that look the same, as scalars.
 
-    Both are mean squared distances per number of a vector: the first of white cells from their mean, the
-    second between neighbouring flat cells of one colour.
+    ground: the mean squared distance of white cells' vectors from their mean. apart: that between the vectors
+    of neighbouring flat cells of one colour. Both are means over the numbers of a vector, too.
     """
     low, high = cell_range(images, images.shape[-1] // vectors.shape[1])
     white = vectors[(low > WHITE).all(1)]

@@ -14,7 +14,8 @@ from training.loop import load_checkpoint, write_figures
 
 
 def run(args: Any) -> None:
-    """Prints and stores the figures of the parts that --of names; of the decayed target if there is one."""
+    """Prints and stores the figures of the parts that --of names. The decayed target is measured if there is
+    one, else the stable one."""
     device, work = target.use_device(args), Path(args.work_dir)
     if "tokenizer" in args.of:
         pictures = Pictures(work)

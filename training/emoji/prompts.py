@@ -14,7 +14,7 @@ from typing import Any
 from training.emoji.bpe import caption
 from training.emoji.pictures import Pictures
 
-NUM_PAIRS = 8  # trained pairs in the bench and in the development prompts, which have as many held-out pairs
+NUM_PAIRS = 8  # trained pairs in the bench, and in the development prompts; each has as many held-out pairs
 NUM_CONTACT = 40  # trained pairs on the contact sheet, which shows all held-out pairs after them
 
 

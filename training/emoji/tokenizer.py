@@ -1,8 +1,9 @@
 """Trains the VQGAN of the embedded model on pictures under jitter, each seen once, without a discriminator.
 
-Training begins unquantised. After --warmup_steps the codebook is initialised by k-means on the latents, and
-the rate rises over --rate_steps. With --start, the VQGAN of an exported checkpoint is trained further at the
-full rate.
+Training begins unquantised. After --warmup_steps the codebook is initialised by k-means on the latents. From
+then on rare codes are penalised (Codebook.assign). The weight of this penalty is called the rate; it rises to
+--rate over --rate_steps. With --start, the VQGAN of an exported checkpoint is trained further at the full
+rate.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ SAVED, LOG = "tokenizer.pt", "losses_tokenizer.jsonl"
 
 
 class Tokenizer:
-    """A VQGAN with the rate and the frequencies of its codes: turns pictures into codes, and back.
+    """A VQGAN, the frequencies of its codes, and the rate. Turns pictures into codes, and back.
 
     Dimensions: N pictures of P x P pixels, h x w codes per picture, E numbers per latent vector.
     """
