@@ -68,9 +68,8 @@ class BatchSlots:
         """Frees the slots of clients who have gone, and gives every free slot the next request. Returns
         whether any image is in flight.
 
-        The iterator of requests yields None while no request is waiting. If images are in flight, it is asked
-        again before the next step. If none is, it is asked again at once, and must then block until a request
-        arrives.
+        The iterator of requests yields None while no request is waiting. It is asked again before the next
+        step, or at once if no image is in flight; in that case it must block until a request arrives.
 
         begin: prefills a slot and returns the first code of the image, a scalar tensor.
         """
@@ -84,7 +83,7 @@ class BatchSlots:
                 break
         for slot, image in enumerate(self._slots):
             # The prefix of an idle slot grows by a code a step, and its cache has room for the steps of one
-            # image. So it is emptied again whenever an image begins.
+            # image. No image takes more steps, so it is enough to empty the slot whenever an image begins.
             if image is None and started:
                 self._release(slot)
         return any(self._slots)
@@ -106,7 +105,8 @@ class BatchSlots:
 
     def _begin(self, slot: int, request: Request, begin: Callable[[int, Request, Sampling], Tensor]) -> None:
         """Starts an image, unless its first logits are not numbers."""
-        self._started[slot], sampling = time.perf_counter(), request.sampling or self._sampling.common
+        self._started[slot] = time.perf_counter()
+        sampling = request.sampling or self._sampling.common
         self._sampling.begin(slot, sampling)
         try:
             code = begin(slot, request, sampling)
@@ -161,7 +161,7 @@ class BatchSlots:
         return shapes
 
     def bounds(self, shapes: Sequence[TreeShape], policy: Policy) -> BatchShapes:
-        """Returns the shapes of one step with their bounds. Where few shapes are faster, the bounds are those
+        """Returns the shapes of one step with their bounds. On a target with few_shapes the bounds are those
         of the policy, the same in every step."""
         return BatchShapes.of(shapes, self.device, policy.bounds if self._few_shapes else IDLE)
 
@@ -178,24 +178,34 @@ class BatchSlots:
         table = outcome.tolist()  # the only line of a step at which the host waits for the device
         ms, longest = 1e3 * (time.perf_counter() - started), verdict.path.shape[1]
         for slot, image in self.active():
-            count, nodes = map(int, table[slot][:2])
+            count, drafted = map(int, table[slot][:2])
             codes, best = table[slot][2 : 2 + count], table[slot][2 + longest : 2 + longest + count]
-            position, size = len(image.codes), (shapes[slot].depth, shapes[slot].width)
+            position, shape = len(image.codes), shapes[slot]
             if any(map(math.isnan, best)):
                 self._fail(slot, self._requests[slot], nan_error(image.name, position))
                 continue
             image.codes += map(int, codes)
-            cell, best = self.grid.cell(position), [round(p, 4) for p in best]
-            raster = cell.raster if self.grid.before else None
-            budget, place = shapes[slot].budget, (position, cell.row, cell.column)
-            step = Step(*place, *size, nodes, count - 1, ms, best, budget, raster)
+            cell = self.grid.cell(position)
+            step = Step(
+                position=position,
+                row=cell.row,
+                column=cell.column,
+                depth=shape.depth,
+                width=shape.width,
+                nodes=drafted,
+                accepted=count - 1,
+                ms=ms,
+                top1=[round(p, 4) for p in best],
+                budget=shape.budget,
+                raster=cell.raster if self.grid.before else None,
+            )
             image.steps.append(step)
             image.target_calls += 1
         return StepOutput(self.active(), self.pop_finished(), tree, verdict)
 
     def cells(self, step: Step) -> list[Cell]:
         """Returns the cells whose codes a step committed."""
-        return [self.grid.cell(step.position + place) for place in range(step.accepted + 1)]
+        return [self.grid.cell(step.position + offset) for offset in range(step.accepted + 1)]
 
     def pop_finished(self) -> list[Decoded]:
         """Takes the finished images out of their slots and returns them. The slots are idle afterwards."""
@@ -209,7 +219,8 @@ class BatchSlots:
 
 
 def outcomes(valid: Tensor, top1: Tensor, verdict: Verdict) -> tuple[Tensor, Tensor]:
-    """Returns the last committed codes [B], and the step's results for the host, a table [B, 2 + 2 A] fp32.
+    """Returns the last committed codes [B], and the step's results for the host, a table [B, 2 + 2 A] fp32,
+    where A is the number of columns of verdict.codes.
 
     Row b is [number of codes committed, number of nodes drafted, A codes, A probabilities]; probability j is
     that of the most probable code at the position of code j. All share one tensor, so that one transfer is

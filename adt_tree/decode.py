@@ -116,7 +116,7 @@ def speculative(
         # Commit: the cache entries of the path become part of the prefix; none is computed again.
         with part("commit"):
             target.commit(tree, verdict)
-        # Observe: the proposer learns which nodes were accepted, and the policy once the host has read them.
+        # Observe: the proposer learns from the verdict, and the policy from the host's record of the step.
         with part("tree"):
             proposer.observe(tree, perturbed, scored.features, verdict)
         step = slots.advance(tree, top1, verdict, shapes, clock)

@@ -104,7 +104,7 @@ def largest_target(
         try:
             return model.target(slots, sampling, shapes[-1].budget + 1, max_prompt, demand)
         except UserError as error:
-            if len(shapes) <= 2:  # only one tree is left: the first of several shapes is plain decoding
+            if len(shapes) <= 2:  # one tree is left, because the first of two shapes is plain decoding
                 raise
             print(f"total_token auto: no trees of {shapes.pop().budget + 1} nodes: {error}", file=sys.stderr)
 

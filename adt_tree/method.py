@@ -1,8 +1,8 @@
 """The table of decoding methods, and Method: one of them with its settings. No torch.
 
-Except for its arithmetic, a row of METHODS says everything that the program knows of a method. The checks
-below, the engine's choice of proposer and rule, the command line's choices, defaults, help and refusals, the
-names that bench takes and the list on the demo page follow from it.
+A row of METHODS holds all that the program knows of a method, except for the method's arithmetic. Everything
+else follows from the rows: the checks below, the engine's choice of proposer and rule, the command line
+(choices, defaults, help and refusals), the names that bench takes, and the list on the demo page.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class MethodSpec:
     tree: Tree | type | None = None  # default tree, or only its type if it depends on the model family
     tree_options: tuple[str, ...] = ()  # options that change the tree
     resize: Callable[[int, int], TreeShape] | None = None  # (budget, width) -> the default tree of that size
-    verify: tuple[str, ...] = ()  # rules that may verify it; () if the proposer is the rule as well
+    verify: tuple[str, ...] = ()  # rules that may verify its drafts; () if its proposer is the rule as well
     lantern: bool = False  # true if acceptance can be relaxed (LANTERN)
     seed_cells: tuple[str, ...] = ()  # cells that may be copied to unscored positions; the default first
     auto: bool = False  # true if its trees can be sized while decoding
-    auto_default: bool = False  # true if they are sized so unless a size is given
+    auto_default: bool = False  # true if its trees are sized while decoding unless a size is given
     exact: bool = True  # under the coupled rule a seed gives the AR baseline's image
 
     @property
@@ -85,7 +85,7 @@ SELF_DRAFT = MethodSpec(
     "self-draft",
     "drafts come from the model's own earlier passes, without a drafter network",
     proposer="self_draft",
-    tree=self_drafted(31),  # with the root a shape bucket (models.graphs)
+    tree=self_drafted(31),  # with the root 32 nodes, a number for which graphs are recorded (models.graphs)
     tree_options=SHAPE_OPTIONS,
     resize=self_drafted,
     auto=True,
@@ -250,7 +250,7 @@ class Method:
             names = ", ".join(spec.name for spec in METHODS.values() if spec.auto)
             raise UserError(f"total_token auto: {names} take it, not {self.name}; give a number of nodes")
         if not isinstance(base, self.spec.tree_type if self.spec.network else NoneType):
-            raise UserError(f"total_token auto: {base} is no tree from which method {self.name} can start")
+            raise UserError(f"total_token auto: method {self.name} cannot start from the tree {base}")
         if not self.exact:
             raise UserError(
                 f"total_token auto: the image of {self.label} depends on its trees, whose size would differ "

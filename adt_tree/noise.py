@@ -15,6 +15,7 @@ COUPLED, DRAFT, ACCEPT, RESIDUAL = range(4)
 
 ROWS = 32  # positions whose noise is computed at a time, which bounds temporary memory
 
+# The constants of splitmix64 as int64. The masks in _mix() clear the sign bits that >> shifts in.
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 _FIRST = 0xBF58476D1CE4E5B9 - 2**64
 _SECOND = 0x94D049BB133111EB - 2**64

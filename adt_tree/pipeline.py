@@ -142,7 +142,7 @@ class Pipeline:
         """Returns a method, by default the fastest exact one. None means the default of the model or method.
 
         A Method is returned as it is. UserError for settings that the method does not take, and for any
-        setting beside a Method.
+        setting that is given together with a Method.
         """
         settings: dict[str, Any] = {
             "sampling": sampling, "tree": tree, "lantern": lantern, "verify": verify, "rules": rules,
@@ -151,9 +151,8 @@ class Pipeline:
         settings = {setting: value for setting, value in settings.items() if value is not None}
         if isinstance(name, Method):
             if settings:
-                raise UserError(
-                    f"{next(iter(settings))} beside a Method, which has that setting: give one of them"
-                )
+                setting = next(iter(settings))
+                raise UserError(f"{setting}: the Method has this setting already; give only one of the two")
             return name
         name = name or self.default_method
         if tree == AutoTree():

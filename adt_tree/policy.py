@@ -114,8 +114,8 @@ CANDIDATES = 8  # self-drafting: candidates per position
 def self_drafted(budget: int, width: int = CANDIDATES) -> TreeShape:
     """Returns the fixed shape of self-drafted trees with `budget` drafted nodes.
 
-    Three quarters of the nodes form the main chain, for every pass refines the drafts of the next along it;
-    the chain ends at MAIN_CHAIN codes, or at half of the budget if that is more (docs/LOG.md).
+    The main chain has three quarters of the nodes, because every pass refines the drafts along it for the
+    next pass. It ends at MAIN_CHAIN codes, or at half of the budget if that is more (docs/LOG.md).
     """
     return TreeShape(max(min(MAIN_CHAIN, -(-3 * budget // 4)), budget // 2), width, budget)
 
@@ -130,19 +130,20 @@ def num_sibling_nodes(width: int, positions: int) -> int:
 
 
 def windowed(budget: int, width: int) -> TreeShape:
-    """Returns the window of a rival with `budget` drafted nodes.
+    """Returns the shape of a rival's window (adt_tree.proposers.rivals) with `budget` drafted nodes.
 
-    The first two positions have `width` candidates each, or fewer positions where the budget does not allow
-    two; a chain takes the rest of the budget.
+    The first two positions have `width` candidates each. If the budget is too small for that, only the first
+    position has, or none. A chain takes the rest of the budget.
     """
     positions = next((n for n in (2, 1) if budget - num_sibling_nodes(width, n) >= n), 0)
     return TreeShape(budget - num_sibling_nodes(width, positions), width, budget)
 
 
 # ADT-Tree's constants for self-drafting, where depth is the length of the main chain. A level there costs one
-# more row of the target's pass but no drafter pass, so deeper trees pay. Where 0.4 to 0.8 of the codes are
-# accepted, the depth comes to rest at 4 to 15 levels with beta 0.2, at 1.5 to 6 with 0.5 (docs/METHOD.md,
-# section 4). depth_min is 20, as every pass that scores a position refines its next draft (docs/LOG.md).
+# more row of the target's pass but no drafter pass, so deeper trees pay. Without depth_min, and with 0.4 to
+# 0.8 of the codes accepted, the depth would come to rest at 4 to 15 levels with beta 0.2, and at 1.5 to 6
+# with 0.5 (docs/METHOD.md, section 4). depth_min is 20 nevertheless, because every pass that scores a
+# position refines its next draft (docs/LOG.md).
 SELF_DRAFTED = AdaptiveTree(
     beta=0.2,
     step_depth=2,
@@ -174,7 +175,7 @@ class AdjacencyAdaptive:
     A tree starts from the (depth, width) of the adjacent cell. With alpha = accepted / depth of the previous
     tree, it becomes deeper and narrower if alpha >= beta, else shallower and wider, within the bounds. The
     first tree of an image has the start values. Every cell that a step commits stores the tree's (depth,
-    width). A further raster of the image begins as an image does, without states or a rate from before.
+    width). Each further raster of the image starts anew, without the states and the rate of the one before.
     """
 
     def __init__(self, constants: AdaptiveTree, slots: int) -> None:

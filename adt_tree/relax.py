@@ -28,8 +28,8 @@ class Relaxation:
         """Returns the neighbours [..., K] int64 of drafted codes [...], a mask [..., K] bool that is true for
         the first j*, the admissible ones, and their mass S_j* [...].
 
-        p [..., V] fp32: the distribution that each code is tested against. K is k, or 1 if k = 0: then one
-        column that is never admissible.
+        p [..., V] fp32: the distribution that each code is tested against. K is k, but at least 1: with k = 0
+        there is one column, which is never admissible.
         """
         near = self.table[codes][..., : max(self.k, 1)]
         mass = p.gather(-1, near).cumsum(dim=-1)
@@ -37,7 +37,7 @@ class Relaxation:
             admissible = mass <= self.delta
         else:
             admissible = mass <= (self.delta - 1) * p.gather(-1, codes[..., None])
-        if self.k == 0 or self.delta == 0:  # exact: neighbours of probability 0 are not merged either
+        if self.k == 0 or self.delta == 0:  # the exact rule, which does not merge neighbours of p = 0 either
             admissible = torch.zeros_like(admissible)
         return near, admissible, mass.masked_fill(~admissible, 0).amax(dim=-1)
 

@@ -79,8 +79,8 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """The result of a prefill: logits of the first code [G, V] fp32, and features [T_g, D] of every branch,
-    one per row of its prefix."""
+    """The result of a prefill: the logits of the first code [G, V] fp32, and for every branch g the features
+    [T_g, D] of the T_g rows of its prefix."""
 
     logits: Tensor
     features: Sequence[Tensor]
@@ -152,8 +152,8 @@ class Proposer(Protocol):
     """A way of drafting. The loop treats all alike."""
 
     def calls(self, shape: TreeShape) -> int:
-        """Returns the number of drafter passes that a tree of this shape would take in a batch of one. Passes
-        over the codes of earlier steps without trees do not count."""
+        """Returns the number of drafter passes that a tree of this shape would take in a batch of one. It
+        leaves out the passes in which a drafter catches up on earlier steps without trees."""
 
     def prefill(self, slot: int, prompt: Any, prefix: Prefix, code: Tensor) -> None:
         """Starts a new image in a slot. code []: its first code."""

@@ -49,8 +49,8 @@ class Sampling:
 class RowSampling:
     """The settings of images in flight that differ in them: entry b of a tensor belongs to slot b.
 
-    log_probs() computes for a row the same as under the row's Sampling, on a CPU bit for bit. (CUDA divides
-    by a number, but not by a tensor, through its reciprocal, which can differ in the last bit.)
+    log_probs() computes for a row the same as under the row's Sampling, on a CPU bit for bit. On CUDA the
+    last bit can differ, because CUDA multiplies by the reciprocal of a number, but divides by a tensor.
     """
 
     temperature: Tensor  # [B] fp32; 1 for a greedy image

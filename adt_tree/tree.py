@@ -176,7 +176,7 @@ def select(pool: Pool, shapes: BatchShapes, last_codes: Tensor) -> DraftTree:
     index = chosen.clamp(max=size - 1)
     # Column i + 1 holds the node that pool entry i becomes. Column 0 belongs to the root, which is parent -1;
     # the last column receives the padding. If entries 0 and 2 of 4 are chosen, they become nodes 1 and 2, and
-    # the row reads 0 1 0 2 0 with the padding behind it. A parent of 0 then means column 1, which is node 1.
+    # the row reads 0 1 0 2 0, followed by the padding. A parent of 0 then means column 1, which is node 1.
     node_of = pool.scores.new_zeros((images, size + 2), dtype=torch.int64)
     node_of.scatter_(1, chosen + 1, (rank + 1).expand(images, -1))
     above = node_of.gather(1, pool.parents.gather(1, index) + 1).masked_fill(~valid, 0)

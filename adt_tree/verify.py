@@ -1,7 +1,8 @@
 """Verification rules: which path of a draft tree is accepted, and which code follows it.
 
 A rule decides about all nodes of all images at once, with tensor operations alone, so the host never waits
-for it. The accepted path is the chain of accepted nodes that begins at the root.
+for it. The accepted path is the chain of accepted nodes that begins at the root. x is a drafted code; A(x)
+and S_j* are LANTERN's (adt_tree.relax).
 
 Dimensions: B images, N nodes, V codes, A path slots (DraftTree.longest), K neighbours.
 """
@@ -69,12 +70,14 @@ def _walk(tree: DraftTree, alive: Tensor, choice: Tensor) -> Verdict:
     slots = tree.longest
     number = torch.arange(nodes, device=alive.device).expand(images, -1)
     path = torch.zeros((images, slots + 1), dtype=torch.int64, device=alive.device)
+    # Every live node writes its number at its depth; the others write to an extra column, which is dropped.
     path.scatter_(1, tree.depths.masked_fill(~alive, slots), number)
     path = path[:, :slots]
     count = alive.sum(dim=1)
-    follow = tree.codes.gather(1, path).roll(-1, dims=1)
+    # A path node is followed by the code of the next node, and the last one by the target's choice.
+    next_codes = tree.codes.gather(1, path).roll(-1, dims=1)
     last = (count - 1)[:, None]
-    codes = follow.scatter(1, last, choice.gather(1, path.gather(1, last)))
+    codes = next_codes.scatter(1, last, choice.gather(1, path.gather(1, last)))
     return Verdict(path, count, codes)
 
 
@@ -209,9 +212,10 @@ class Rejection:
     - LANTERN accepts with (p(x) + S_j*) / q(x), and a rejection also removes the mass of A(x) from p.
 
     If no child is accepted, the next code is sampled from what is left of p; after a leaf, from p. With
-    reference=True the rule repeats the released code's arithmetic: it removes k + 1 neighbours, in q for
-    static trees, and samples uniformly where nothing is left. Randomness: one uniform per node and one Gumbel
-    vector per image, keyed by the root's position, on two separate streams.
+    reference=True the rule repeats the released code's arithmetic. A rejection removes k + 1 neighbours as
+    soon as one is admissible, in static trees from q in place of p, so that their mass stays in p; where
+    nothing is left, p becomes uniform. Randomness: one uniform per node and one Gumbel vector per image,
+    keyed by the root's position, on two separate streams.
     """
 
     def __init__(
@@ -249,7 +253,8 @@ class Rejection:
             chance = residual.gather(-1, code)[..., 0] + mass
             if q is not None:
                 q_of_code = q.gather(-1, code)[..., 0]
-                exists = exists & (q_of_code > 0)  # if not, q is all zero (_exclude): no code is favoured
+                # q(x) is 0 only if all of q is (_exclude). Whatever x is, it is skipped: no code is favoured.
+                exists = exists & (q_of_code > 0)
                 chance = chance / q_of_code.clamp_min(TINY)
             accepted = exists & ~done & (chances.gather(1, child) <= chance)
             hit |= torch.zeros_like(hit).scatter(1, child, accepted)

@@ -34,7 +34,7 @@ PROMPT = "a photo of a red flower"
 
 
 class Shifted:
-    """Pairs each feature with the token behind it."""
+    """Pairs each feature with the token after it."""
 
     def prompt(self, slot: int, tokens: list[int]) -> list[int]:
         """Returns the tokens that are paired with a prompt's features, for all features but the last. That
@@ -42,7 +42,7 @@ class Shifted:
         return tokens[1:]
 
     def committed(self, codes: Tensor, count: Tensor) -> Tensor:
-        """Returns the codes [B, A] beside the features from which the target generated `codes` [B, A].
+        """Returns the codes [B, A] to pair with the features from which the target generated `codes` [B, A].
 
         The first count [B] codes of a row are valid, perhaps none. Separators are codes here too: token id
         less first_code.
@@ -50,7 +50,7 @@ class Shifted:
         return codes
 
     def drafted(self, codes: Tensor, ancestors: Tensor) -> Tensor:
-        """Returns the codes [B, W] beside the features of a level's parents. See Drafter.expand."""
+        """Returns the codes [B, W] to pair with the features of a level's parents. See Drafter.expand."""
         return codes
 
 
@@ -61,7 +61,7 @@ class Unshifted:
         self._first_code = first_code
         # [B]: the newest code of each slot; before the first code, the prompt's last token less first_code.
         self._newest = torch.zeros(slots, dtype=torch.int64, device=device)
-        self._nodes = self._newest[:, None][:, :0]  # [B, E]: codes of the nodes expanded in the newest tree
+        self._expanded = self._newest[:, None][:, :0]  # [B, E]: codes of the nodes expanded in this tree
 
     def prompt(self, slot: int, tokens: list[int]) -> list[int]:
         self._newest[slot] = tokens[-1] - self._first_code
@@ -76,8 +76,8 @@ class Unshifted:
     def drafted(self, codes: Tensor, ancestors: Tensor) -> Tensor:
         # Levels follow one another, so a node's parent is the last of its ancestors in earlier levels.
         earlier = ancestors.shape[2] - codes.shape[1]
-        codes_above = torch.cat((self._newest[:, None], self._nodes[:, :earlier]), dim=1)  # the root first
-        self._nodes = torch.cat((codes_above[:, 1:], codes), dim=1)
+        codes_above = torch.cat((self._newest[:, None], self._expanded[:, :earlier]), dim=1)  # the root first
+        self._expanded = torch.cat((codes_above[:, 1:], codes), dim=1)
         number = torch.arange(earlier + 1, device=codes.device)
         is_above = torch.cat((torch.ones_like(ancestors[..., :1]), ancestors[..., :earlier]), dim=2)
         return codes_above.gather(1, (is_above * number).amax(dim=2))
@@ -116,7 +116,7 @@ def acceptance_rates(model: Model, guidance: float) -> dict[str, float]:
     """
     net, sampling = model.drafter_net, Sampling(1.0, 0, 1.0, guidance)
     assert net is not None
-    # One row: between rows some families have separators.
+    # The image has one row, because some families have separators between rows.
     cells = min(CELLS, model.grid.rasters[0].width - 1)
     prompt = model.encode("0" if model.prompts.num_classes else PROMPT)
     grid, ids = Grid(1, cells + 1), model.code_ids

@@ -52,7 +52,7 @@ class AttentionMetadata:
     context_len: int  # number of slots that attention reads; no node attends to a later one
 
     def attend(self, store: Tensor, query: Tensor, kv: Tensor) -> Tensor:
-        """Writes the nodes' keys and values into a layer, then returns what each node reads, [R * N, H * E].
+        """Writes the nodes' keys and values into a layer, then returns the nodes' attention [R * N, H * E].
 
         store [R, 2, Hkv, C, >= E]: one of KVCache.layers. query [R * N, H, E]. kv [R * N, 2 * Hkv, E]: keys,
         then values. The dtype of the result and of the computation is that of the cache.
@@ -92,8 +92,8 @@ class KVCache:
     """Keys and values of every layer. A row is one image in one guidance branch; each has a length.
 
     Invariant: slots [0, length[r]) of row r hold exactly the committed prefix. The rotary position of the
-    next node is position[r]. The two are one tensor, except for families that leave padding out of the cache,
-    where position runs ahead. Later slots are scratch for the current tree:
+    next node is position[r]. length and position are one tensor, except in families that leave padding out of
+    the cache: there position runs ahead. Later slots are scratch for the current tree:
 
         slot     0 ....... length - 1 | length ............ length + M - N - 1 | ... length + M - 1
         holds    committed prefix     | nodes of earlier passes over this tree | the N nodes of this pass
@@ -186,7 +186,7 @@ class KVCache:
             self.axes.begin(self.position)
 
     def metadata(self, depths: Tensor, ancestors: Tensor, max_length: int) -> AttentionMetadata:
-        """Places N nodes behind the committed prefix and the M - N nodes of earlier passes over the tree.
+        """Places N nodes after the committed prefix and the M - N nodes of earlier passes over the tree.
 
         depths [R, N] int64: the rotary positions, counted from that of the next node. ancestors [R, N, M]
         bool: node n attends to the whole prefix, and to slot length + m where ancestors[r, n, m]; the N nodes

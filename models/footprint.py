@@ -28,10 +28,10 @@ from models.spec import CKPTS, DTYPE_NAMES
 from models.transformer import MOST_TABULATED, Decoder, DecoderConfig
 
 FP32, FP64, INT64 = 4, 8, 8
-POOL = 4  # [images, nodes, codes] fp32 tensors in the scratch memory that CUDA graphs share
-NOISE_PARTS = 3  # fp64 tensors at once while noise is computed, ROWS positions at a time
+POOL = 4  # number of [images, nodes, codes] fp32 tensors in the scratch memory that CUDA graphs share
+NOISE_PARTS = 3  # number of fp64 tensors that exist at once while noise is computed for ROWS positions
 DEMAND = Demand()  # of the AR baseline
-MAPS = 4  # feature maps of the codec that exist at once, each as large as the largest
+MAPS = 4  # number of the codec's feature maps that exist at once, each as large as the largest
 LIBRARIES = 2**28  # bytes that cuBLAS and cuDNN allocate at their first use, or that are lost between blocks
 
 
@@ -51,7 +51,8 @@ class Use:
     images: int  # in flight
     branches: int  # 2 under guidance
     element: int  # bytes of a weight, an activation or a cached number
-    # Numbers in a codec that is no VQModel, or in code vectors alone; None: those of a VQModel of `vq`.
+    # Parameters of a codec that is not a VQModel, or of code vectors without a codec. None: the codec is a
+    # VQModel, and `vq` tells its parameters.
     codec_parameters: int | None = None
     demand: Demand = DEMAND  # of the method
     graphs: bool = False  # the parts of a step are recorded as CUDA graphs
@@ -64,7 +65,7 @@ def published_use(
     nodes: int | None = None,
     tokens: int | None = None,
 ) -> Use:
-    """Returns a family as it was published, under guidance if it has any, and with EAGLE-2's trees.
+    """Returns the dimensions of a family as published, under guidance if it has any, with EAGLE-2's trees.
 
     nodes: of a tree, the root included; None: those of the family's tree. tokens: of an image, row ends
     included; None: those of the published size. CheckpointError for a family that the manifest lacks.

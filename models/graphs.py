@@ -51,7 +51,7 @@ class CudaRecorder:
 
     @contextmanager
     def warm_up(self) -> Iterator[None]:
-        """Runs on the stream of the recordings, behind all that is queued and before all that follows."""
+        """Runs on the stream of the recordings, after all that is queued and before all that follows."""
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):  # its device too becomes the current one
@@ -62,7 +62,7 @@ class CudaRecorder:
         """Captures run() in a graph."""
         graph = torch.cuda.CUDAGraph()
         collecting = gc.isenabled()
-        gc.disable()  # to destroy another graph, which the collector may find, would spoil the capture
+        gc.disable()  # the collector may find another graph, whose destruction would spoil the capture
         try:
             # Another thread may use the device meanwhile, which this capture need not forbid.
             with (

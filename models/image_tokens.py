@@ -1,4 +1,4 @@
-"""The token ids of an image in a sequence: its codes, the ends of its rows, and the tokens behind it.
+"""The token ids of an image in a sequence: its codes, the ends of its rows, and the tokens after it.
 
 Families whose images transformers' `generate` can make describe their sequences by ImageTokens. Prompts and
 images are then token ids, and no tokenizer is needed.
@@ -20,14 +20,14 @@ ReadGrid = Callable[[Sequence[list[int]], Tensor | None], Grid]
 
 @dataclass(frozen=True, slots=True)
 class ImageTokens:
-    """The token ids of one family's images. Behind a prompt comes the image, row by row; behind that come
-    tokens that end it."""
+    """The token ids of one family's images. The image follows its prompt row by row, and tokens that end it
+    follow the image."""
 
     codes: range  # token ids of the codes
     read_grid: ReadGrid
-    row_end: int | None = None  # token id behind every row of codes
-    closing: tuple[int, ...] = ()  # token ids that always stand behind the image
-    open_end: bool = False  # true if the model chooses the token behind the image
+    row_end: int | None = None  # token id after every row of codes
+    closing: tuple[int, ...] = ()  # token ids that always follow the image
+    open_end: bool = False  # true if the model chooses the token after the image
     guided: bool = False  # true if images are generated with guidance
 
     def sequence(self, codes: Sequence[int], grid: Grid) -> list[int]:
@@ -39,5 +39,5 @@ class ImageTokens:
         return [token for row in rows for token in (*row, self.row_end)]
 
     def length(self, grid: Grid) -> int:
-        """Returns the number of token ids of an image, without those behind it."""
+        """Returns the number of token ids of an image, without those after it."""
         return grid.size + (0 if self.row_end is None else grid.height)

@@ -66,7 +66,8 @@ def _family(model: str, options: LoadOptions) -> tuple[ModelSpec, LoadOptions]:
 
 
 def component(folder: Path) -> Path:
-    """Returns the folder of the model inside a repository of which it is one part, or else the folder."""
+    """Returns the model's own folder in a repository that holds other parts too (ModelSpec.parts), or else
+    the folder itself."""
     inner = (folder / spec.parts[0] for spec in SPECS.values() if spec.parts)
     return next((path for path in inner if path.is_dir()), folder)
 

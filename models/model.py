@@ -48,7 +48,7 @@ class Model:
     weights_sha: str
     drafter_sha: str | None
     drafter_layout: DrafterLayout  # the form of its drafters' config.json
-    row_end: int | None = None  # id of the token behind each row of codes; None: rows have no separator
+    row_end: int | None = None  # id of the token after each row of codes; None: rows have no separator
     alignment: str = "published"  # the drafter's pairing of tokens with features (models.alignment)
     tables: tuple[Path, ...] = ()  # folders that may hold a table of nearest codes
     latents: Tensor | None = None  # [V, C]: the code vectors of a model without a codec

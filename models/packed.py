@@ -157,7 +157,8 @@ class PackedHeads:
         weight = attention.qkv.weight.detach().float() * input_scale
         self.norm = None
         if attention.affine is not None:
-            # LayerNorm subtracts a head's mean. Rows of weights without their mean give heads without one.
+            # LayerNorm subtracts the mean of a head. Here the mean is taken out of the head's rows of weights
+            # once, so that every head comes out with a mean of 0, and RowNorm is enough.
             normed = weight.unflatten(0, (self.heads + 2 * self.kv_heads, -1))[: self.heads + self.kv_heads]
             normed -= normed.mean(dim=1, keepdim=True)
             self.norm = RowNorm(attention.head_dim, QK_NORM_EPS)

@@ -22,7 +22,7 @@ from adt_tree.grid import Grid
 
 
 def code_positions(grid: Grid) -> Tensor:
-    """Returns the positions of all codes and of one token behind them, relative to that of the first code:
+    """Returns the positions of all codes and of one token after them, relative to that of the first code:
     [grid.size + 1, 3] int64. For a raster of 1 x 2: (0, 0, 0), (0, 0, 1), (2, 2, 2)."""
     parts, free = [], 0
     for raster in grid.rasters:

@@ -1,7 +1,7 @@
 """A target whose model ends every row of the image with a separator token (Lumina-mGPT), and its drafter.
 
 The decoding method sees codes alone. As the model has no choice at the end of a row, a separator takes no
-noise, no sampling and no level of a tree. A pass of the target adds a separator behind each node in the last
+noise, no sampling and no level of a tree. A pass of the target adds a separator after each node in the last
 column. The children of the node in the tree of codes become children of its separator in the tree of tokens,
 and the distribution after the node is read at the separator. With two codes a row and the root in column 0:
 
@@ -48,7 +48,7 @@ class TokenTree:
 
 
 def separate(tree: DraftTree, ends_row: Tensor, max_separators: int, separator: int) -> TokenTree:
-    """Adds a separator behind each node that ends_row [B, N] marks. max_separators: a bound on these nodes in
+    """Adds a separator after each node that ends_row [B, N] marks. max_separators: a bound on these nodes in
     any tree; trees with fewer are padded by rows that nobody reads. separator: the separator's code."""
     nodes = tree.nodes
     # The node before each separator, [B, K]: marked nodes first, in their order, then padding.
@@ -149,7 +149,7 @@ class SeparatorTarget:
             self.run(self._commit_separated, self._token_tree.read, self._token_tree.ends_row, verdict)
 
     def _commit_separated(self, read: Tensor, ends_row: Tensor, verdict: Verdict) -> None:
-        """Commits the accepted nodes, and a separator behind each that ends a row."""
+        """Commits the accepted nodes, and a separator after each that ends a row."""
         accepted = torch.arange(verdict.path.shape[1], device=self.device) < verdict.count[:, None]
         pairs = torch.stack((verdict.path, read.gather(1, verdict.path)), dim=2)
         valid = torch.stack((accepted, accepted & ends_row.gather(1, verdict.path)), dim=2)
@@ -171,9 +171,9 @@ class SeparatorTarget:
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """One pass of the drafter since extend(): the nodes of a level, or the separators behind them."""
+    """One pass of the drafter since extend(): the nodes of a level, or the separators after them."""
 
-    level: slice | None  # the level's columns of `ancestors`; None: the root, which they leave out
+    columns: slice | None  # the level's columns of `ancestors`; None: the root, which has no column there
     ends_row: Tensor | None  # [B] bool: slots whose level has separators; None: this pass held the nodes
 
 
@@ -197,8 +197,8 @@ class SeparatorDrafter:
 
     The drafter's cache holds separators like any other token: the pair (feature at the last code of a row,
     separator) stands before the pair (feature at the separator, next code). Where a drafted level lies in the
-    last column, the network runs once more over the separators behind it, and the next level grows from
-    there. Counts of drafter calls leave these runs out.
+    last column, the network runs once more over the separators after it, and the next level grows from there.
+    Counts of drafter calls leave these runs out.
     """
 
     def __init__(self, tokens: EagleDrafter, target: SeparatorTarget, max_depth: int) -> None:
@@ -235,7 +235,7 @@ class SeparatorDrafter:
         self, features: Tensor, codes: Tensor, count: Tensor, context: RowContext
     ) -> tuple[Tensor, Tensor]:
         """As Drafter.extend. Commits the separators among the codes too, and runs the network over the one
-        behind the root."""
+        after the root."""
         width, pairs = self.target.grid.width, codes.shape[1]
         self._ends = context.ends
         at_code, read = features.split(self._feature_size, dim=-1)
@@ -257,37 +257,37 @@ class SeparatorDrafter:
         return logits[:, :, 0], feature[:, :, 0]
 
     def expand(self, codes: Tensor, features: Tensor, ancestors: Tensor, depth: int) -> tuple[Tensor, Tensor]:
-        """As Drafter.expand. If the level ends a row, also runs the network over the separators behind it."""
-        level = slice(ancestors.shape[2] - codes.shape[1], ancestors.shape[2])
-        self._passes.append(_Pass(level, None))
+        """As Drafter.expand. If the level ends a row, also runs the network over the separators after it."""
+        columns = slice(ancestors.shape[2] - codes.shape[1], ancestors.shape[2])
+        self._passes.append(_Pass(columns, None))
         token_ancestors, depths = self._token_ancestors(ancestors), self._token_depths(codes, depth)
         logits, features = self.tokens.expand_at(codes, features, token_ancestors, depths)
-        return self._pass_separators(level, logits, features, depth + 1, ancestors)
+        return self._pass_separators(columns, logits, features, depth + 1, ancestors)
 
     def _pass_separators(
         self,
-        level: slice | None,
+        columns: slice | None,
         logits: Tensor,
         features: Tensor,
-        below: int,
+        level: int,
         ancestors: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Returns the logits and features of a level `below` the root. In slots where it lies in the last
-        column they are those behind its separators."""
+        """Returns the logits and features of a level, 0 for the root. In slots where the level lies in the
+        last column they are those at its separators. columns, ancestors: as in _Pass and expand()."""
         width, last_column = self.target.grid.width, self.target.grid.width - 1
-        if below % width not in self._ends:
+        if level % width not in self._ends:
             return logits, features
-        ends_row = (self._num_pairs - 1 + below) % width == last_column
+        ends_row = (self._num_pairs - 1 + level) % width == last_column
         separators = torch.full(features.shape[1:3], self.target.separator, device=self.device)
         eye = torch.eye(separators.shape[1], dtype=torch.bool, device=self.device)
         token_ancestors = eye.expand(len(separators), -1, -1)
         if ancestors is not None:
             token_ancestors = torch.cat((self._token_ancestors(ancestors), token_ancestors), dim=2)
-        depths = self._token_depths(separators, below)
+        depths = self._token_depths(separators, level)
         separator_logits, separator_features = self.tokens.expand_at(
             separators, features, token_ancestors, depths
         )
-        self._passes.append(_Pass(level, ends_row))
+        self._passes.append(_Pass(columns, ends_row))
         choose = ends_row[None, :, None, None]
         return (
             torch.where(choose, separator_logits, logits),
@@ -295,13 +295,14 @@ class SeparatorDrafter:
         )
 
     def _token_ancestors(self, ancestors: Tensor) -> Tensor:
-        """Returns ancestors [B, W, E] of nodes over all entries since extend(), separators included: a
-        separator is an ancestor if the node before it is. The newest nodes have no separators yet."""
-        columns, root = [], torch.ones_like(ancestors[:, :, :1])
+        """Returns the ancestors [B, W, E] of nodes with the columns of separators added, one column for each
+        entry since extend(). A separator is an ancestor if the node before it is. The newest nodes have no
+        separators yet."""
+        parts, root = [], torch.ones_like(ancestors[:, :, :1])
         for done in self._passes:
-            nodes = root if done.level is None else ancestors[:, :, done.level]
-            columns.append(nodes if done.ends_row is None else nodes & done.ends_row[:, None, None])
-        return torch.cat(columns, dim=2)
+            nodes = root if done.columns is None else ancestors[:, :, done.columns]
+            parts.append(nodes if done.ends_row is None else nodes & done.ends_row[:, None, None])
+        return torch.cat(parts, dim=2)
 
     def _token_depths(self, codes: Tensor, depth: int) -> Tensor:
         """Returns the number of tokens between the root and the entries, [B, W], of a level of that depth."""

@@ -109,7 +109,7 @@ class ModelSpec:
     fp32_on_cpu: bool = False  # precision auto is fp32 on every CPU, so that exact methods give one image
     alignment: str = "published"  # default of --drafter_alignment
     reference: bool = False  # transformers can generate its images too (bench --reference)
-    embedded_prompts: bool = False  # prompts are embedded rows behind padding, not token ids
+    embedded_prompts: bool = False  # prompts are embedded rows after padding, not token ids
     codec: Callable[[Fields], Any] | None = None  # vq_config -> the codec; None: that of models.codecs.vq
     pixels: bool = True  # true if its checkpoints hold the decoder of pixels
     published: bool = True  # ckpts/manifest.json has its dimensions and what to fetch

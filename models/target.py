@@ -210,8 +210,8 @@ class ARTarget:
         return Scored(self.logits(features), features)
 
     def features(self, codes: Tensor, depths: Tensor, ancestors: Tensor, most_committed: int) -> Tensor:
-        """Returns the features [G, B, N, D] of what score() takes. A pass only writes scratch behind the
-        committed slots, so running it twice has the effect of running it once."""
+        """Returns the features [G, B, N, D] of the nodes that score() takes. A pass writes only slots after
+        the committed prefix, so running it twice has the effect of running it once."""
         x = by_branch(self.decoder.embed(codes + self.first_code), self.branches)
         depths, ancestors = (by_branch(t, self.branches) for t in (depths, ancestors))
         meta = self.cache.metadata(depths, ancestors, most_committed + self.longest_prompt)

@@ -26,7 +26,7 @@ from models.checkpoint.config import integer, positive, section
 
 AXES = 3  # of rotary positions with rope_sections: time, row, column
 MOST_TABULATED = 1 << 14  # positions whose rotations are tabulated before reserve() asks for more
-MOST_COMPILED = 256  # most numbers of rows for which one process compiles the layers
+MOST_COMPILED = 256  # one process compiles the layers for at most this many different numbers of rows
 QK_NORM_EPS = 1e-5  # fixed in the published Chameleon code, not in its configuration
 
 
@@ -49,13 +49,13 @@ class DecoderConfig:
     raster_start: int = 0  # position of the raster's first code; queries and keys before it become zero
     padded_prefix: bool = False  # positions count the padding before a prompt, which the cache leaves out
     half_split: bool = True  # rotary pairs in the checkpoint: (j, j + E/2), or else (2j, 2j + 1) as here
-    head_width: int = 0  # > 0: the head is two layers of this width inside, for the codes alone (Janus)
+    head_width: int = 0  # > 0: hidden width of a head of two layers that scores the codes alone (Janus)
     num_codes: int = 0  # number of outputs of such a head
     head_rows: int = 0  # > 0: the head is a matrix with a row for the first head_rows token ids (GLM-Image)
     qkv_bias: bool = False  # the projections of queries, keys and values have biases
     post_norms: bool = False  # attention and MLP end in a norm before they join the stream
     # Rotary positions on three axes (GLM-Image): how many pairs of a head each section has. Sections follow
-    # the axes in turn; pairs behind the last one are not rotated. (): one axis, and all pairs are rotated.
+    # the axes in turn; pairs after the last one are not rotated. (): one axis, and all pairs are rotated.
     rope_sections: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -131,7 +131,7 @@ def rotary_table(config: DecoderConfig, device: torch.device | str = "cpu") -> T
     n, (a, b), becomes (a, b) @ table[n, j], which turns it by the angle n * theta^(-2j/E).
 
     Over a raster (LlamaGen) the first half of the pairs turns by the row of a code, the second by its column.
-    The table is zero before and behind the raster. Queries and keys become zero there, so that all scores of
+    The table is zero before and after the raster. Queries and keys become zero there, so that all scores of
     a text prefix are equal, whatever its order.
 
     With rope_sections, n is the position on the pair's axis, and E in the angle is rotary_size. The entries
@@ -333,8 +333,8 @@ class Positioned(nn.Module):
         super().__init__()
         self.config = config
         self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
-        # The table is no buffer, so it is a real tensor even if the module is built on the meta device, and a
-        # cast of the module leaves it in fp32 (a bf16 table is off by 0.6 rad at position 500).
+        # The table is not a buffer, so it is a real tensor even if the module is built on the meta device,
+        # and a cast of the module leaves it in fp32 (a bf16 table is off by 0.6 rad at position 500).
         self.rotary = rotary_table(replace(config, max_positions=min(config.max_positions, MOST_TABULATED)))
         self._look_up = ByAxis(config) if config.rope_sections else by_position
 

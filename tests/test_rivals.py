@@ -69,7 +69,7 @@ class EarlierQ(JacobiWindow):
     def _advance(self, tree: DraftTree, verdict: Verdict, codes: Tensor, q: Tensor, first: Tensor) -> None:
         before, old = self.codes[..., 0].clone(), self.q.clone()
         super()._advance(tree, verdict, codes, q, first)
-        at = (verdict.count[:, None] + self._steps).clamp(max=len(self._steps))
+        at = (verdict.count[:, None] + self._offsets).clamp(max=len(self._offsets))
         same = F.pad(before, (0, 1), value=-1).gather(1, at) == self.codes[..., 0]
         self.q[:, :-1] = torch.where(same[..., None], rows_at(old, at), self.q[:, :-1])
 

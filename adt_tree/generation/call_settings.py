@@ -28,8 +28,9 @@ def refuse(reason: str) -> NoReturn:
 def check(input_ids: Tensor, arguments: Mapping[str, Any], caller: Mapping[str, Any]) -> None:
     """Refuses arguments that change the result or its form in a way that this engine does not follow.
 
-    caller: the local variables of `generate`, which passes a streamer and an assistant model to transformers'
-    decoding methods, but not to a callable. Without this check a reader of the streamer would wait forever.
+    caller: the local variables of `generate`. It passes a streamer and an assistant model to transformers'
+    own decoding methods, but not to a function given as custom_generate. Without this check a reader of the
+    streamer would wait forever.
     """
     config = arguments["generation_config"]
     for name in ("streamer", "assistant_model"):
@@ -62,7 +63,7 @@ class CallSettings:
 
     sampling: Sampling
     max_length: int  # tokens of prompt and result together
-    stops: frozenset[int]  # token ids behind which a sequence ends
+    stops: frozenset[int]  # token ids after which a sequence ends
     negative: Tensor | None = None  # [B, T'] ids of the unconditional branch; None: the prompt's last token
     negative_mask: Tensor | None = None
     allowed: Callable[[int, Tensor], Any] | None = None  # prefix_allowed_tokens_fn

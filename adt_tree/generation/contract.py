@@ -37,7 +37,7 @@ def generate(
     **arguments: Any,
 ) -> Tensor:
     """Returns the result of model.generate(...) for images: prompts with their left padding, the images'
-    token ids, and the tokens behind them as far as max_new_tokens reaches, [B, T] int64.
+    token ids, and the tokens after them as far as max_new_tokens reaches, [B, T] int64.
 
     Only codes may come inside an image. At temperature 0 the tokens are those of `generate` under that
     constraint; otherwise they have its distribution. method: a name of adt_tree.METHODS, or a Method, whose
@@ -81,7 +81,7 @@ def _decode(
     method: str | Method | None,
     seed: int | None,
 ) -> Tensor:
-    """Returns prompts, images and the tokens behind them, [B, T] int64."""
+    """Returns prompts, images and the tokens after them, [B, T] int64."""
     start, mask = input_ids.shape[1], arguments.get("attention_mask")
     prompts = unpadded("attention_mask", input_ids, mask)
     adopted = Adopted.of(model)
@@ -95,7 +95,8 @@ def _decode(
     if settings.sampling.branches > 1 and not tokens.guided:
         refuse(f"guidance_scale {settings.sampling.guidance}: this model has no guidance; leave it out")
     closing = list(tokens.closing[: room - length])
-    if settings.allowed:  # codes 0 stand for those to come: most such functions look at positions alone
+    if settings.allowed:
+        # Most such functions look at positions alone, so images of code 0 show most faults before decoding.
         blank = tokens.sequence([0] * grid.size, grid) + closing
         check_allowed(settings.allowed, with_rows(input_ids, [blank] * len(prompts)), start, tokens.codes)
     if seed is None:
@@ -113,7 +114,7 @@ def _decode(
 
 
 def next_tokens(model: Any, rows: Tensor, start: int, arguments: dict[str, Any], seed: int) -> Tensor:
-    """Returns the tokens [B, 1] that the model itself chooses behind rows [B, T], among all of its tokens.
+    """Returns the tokens [B, 1] that the model itself chooses after rows [B, T], among all of its tokens.
 
     The prompts are the first `start` columns. The model reads them in one pass and the images in a second,
     because in a pass with the prompt the codes would get other positions.

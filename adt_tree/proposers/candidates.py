@@ -1,9 +1,9 @@
 """The history of the target's earlier distributions, and the chains that are drafted from it.
 
 A target pass scores many positions ahead, most of them below drafts that are then rejected. Their
-distributions still predict the image: what follows a code at a position depends little on the codes further
-up. So the history stores, for every position, the best codes of the last distributions that the target
-computed there, each with the code before it. It stores K codes per distribution, never all V.
+distributions still predict the image: the code at a position depends on the code before it, and little on
+the earlier ones. So the history stores, for every position, the best codes of the last distributions that the
+target computed there, each with the code before it. It stores K codes per distribution, never all V.
 
 Dimensions: B images, P positions of an image, N nodes of a pass, H entries per position, L levels, K
 candidates per entry, V codes.

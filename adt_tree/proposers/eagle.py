@@ -50,14 +50,15 @@ class EagleProposer:
     def __init__(
         self, drafter: Drafter, growth: Growth, slots: int, run: Run = call, most_unread: int | None = None
     ) -> None:
-        """most_unread: the most steps that an image takes; older ones belong to finished images."""
+        """most_unread: number of steps without trees to remember, the most that an image can take; older
+        steps belong to finished images."""
         self.drafter, self.growth, self._run = drafter, growth, run
         # Target features that the drafter has not read yet, [G, B, A, D], and the code after each, [B, A].
         # The first `_count` [B] of a slot are valid. The size D is unknown until the first prefill.
         self._features: Tensor | None = None
         self._codes = torch.zeros(slots, 1, dtype=torch.int64, device=drafter.device)
         self._count = torch.ones(slots, dtype=torch.int64, device=drafter.device)
-        # The same and the context of every step without trees since the drafter last ran.
+        # The steps without trees since the drafter last ran: features, codes and count as above, and context.
         self._unread = deque[tuple[Tensor, Tensor, Tensor, Hashable]](maxlen=most_unread)
 
     def prefill(self, slot: int, prompt: Any, prefix: Prefix, code: Tensor) -> None:
@@ -82,7 +83,7 @@ class EagleProposer:
             self._features[:, slot] = 0
 
     def _forget(self, slot: int) -> None:
-        """Leaves the slot's earlier image out of the steps that the drafter has not read."""
+        """Makes the slot's pairs in the unread steps invalid, because they belong to its earlier image."""
         for features, _, count, _ in self._unread:
             features[:, slot], count[slot] = 0, 0
 
@@ -209,7 +210,7 @@ class StaticGrowth:
             nodes=index(nodes),
             parents=index([above.index(self.tree.parents[n]) for n in nodes]),
             children=slice(below[0], below[-1] + 1),
-            slots=index([nodes.index(self.tree.parents[n]) for n in below]),
+            child_parents=index([nodes.index(self.tree.parents[n]) for n in below]),
             ranks=index([self.tree.ranks[n] for n in below]),
         )
 
@@ -231,9 +232,10 @@ class StaticGrowth:
                 logits, features = drafter.expand(codes[:, level.nodes], features, mask, depth - 1)
                 log_q = log_probs(logits, sampling)
             perturbed = log_q + state.noise[:, depth, None]
-            value, table = perturbed.topk(self.tree.width, dim=-1)
-            value, total = value[:, level.slots, level.ranks], perturbed.logsumexp(dim=-1)[:, level.slots]
-            codes[:, level.children] = table[:, level.slots, level.ranks]
+            value, code = perturbed.topk(self.tree.width, dim=-1)
+            value = value[:, level.child_parents, level.ranks]
+            total = perturbed.logsumexp(dim=-1)[:, level.child_parents]
+            codes[:, level.children] = code[:, level.child_parents, level.ranks]
             valid[:, level.children] &= value.isfinite()
             confidence[:, level.children] = value - total + confidence[:, self._parents[level.children]]
             if q is not None:
@@ -250,5 +252,5 @@ class _Level:
     nodes: Tensor  # numbers of the nodes that expand
     parents: Tensor  # index of each node's parent among the nodes that expanded one level up
     children: slice  # numbers of the children
-    slots: Tensor  # index of each child's parent among `nodes`
+    child_parents: Tensor  # index of each child's parent among `nodes`
     ranks: Tensor  # rank of each child among its parent's children

@@ -32,7 +32,7 @@ class GumbelWindow:
         device = target.device
         self._run = target.run
         self._neighbours = Neighbours(target.grid, target.slots, target.num_codes, seed_cells, device)
-        self._steps = torch.arange(length, device=device)
+        self._offsets = torch.arange(length, device=device)
         self._codes = torch.zeros(target.slots, length, dtype=torch.int64, device=device)
         self._position = torch.ones(target.slots, dtype=torch.int64, device=device)  # first open position [B]
 
@@ -43,7 +43,7 @@ class GumbelWindow:
         self._neighbours.begin(slot, code)
         rows = slice(slot, slot + 1)
         self._position[rows] = 1
-        at = self._neighbours.ahead(self._position[rows], self._steps)
+        at = self._neighbours.ahead(self._position[rows], self._offsets)
         fresh = torch.ones_like(at, dtype=torch.bool)
         self._codes[rows] = self._neighbours.fill(at, self._codes[rows], fresh, rows)[0]
 
@@ -80,17 +80,17 @@ class GumbelWindow:
         self._run(self._advance, tree, perturbed, verdict)
 
     def _advance(self, tree: DraftTree, perturbed: Tensor, verdict: Verdict) -> None:
-        """Moves the windows behind the committed codes.
+        """Moves the windows on, so that they begin after the committed codes.
 
-        Node n chose the code n positions behind the first open one, so after `count` commits the choice for
+        Node n chose the code n positions after the first open one, so after `count` commits the choice for
         level l of the window is that of node count + l.
         """
         self._neighbours.commit(self._position, verdict.codes, verdict.count)
         self._position += verdict.count
-        node = verdict.count[:, None] + self._steps
+        node = verdict.count[:, None] + self._offsets
         inside = node < tree.nodes
         node = node.masked_fill(~inside, 0)
         scored = inside & tree.valid.gather(1, node)
-        at = self._neighbours.ahead(self._position, self._steps)
+        at = self._neighbours.ahead(self._position, self._offsets)
         choice = perturbed.argmax(dim=-1).gather(1, node)
         self._codes.copy_(self._neighbours.fill(at, choice, ~scored)[0])

@@ -41,10 +41,10 @@ class Neighbours:
         them: neighbours of a position lie before it."""
         self._codes[slot, 0] = code
 
-    def ahead(self, first: Tensor, steps: Tensor) -> Tensor:
-        """Returns the positions [B, L] that are `steps`, [L] or [B, L], behind first [B]; P for positions
-        outside the image."""
-        return (first[:, None] + steps).clamp(max=self._outside)
+    def ahead(self, first: Tensor, offsets: Tensor) -> Tensor:
+        """Returns the positions first + offsets [B, L], from first [B] and offsets, [L] or [B, L]; P for
+        positions outside the image."""
+        return (first[:, None] + offsets).clamp(max=self._outside)
 
     def commit(self, first: Tensor, codes: Tensor, count: Tensor) -> None:
         """Stores the codes [B, A] that a step committed from first [B] on; count [B] of them are valid."""
@@ -57,7 +57,8 @@ class Neighbours:
         return self._codes.gather(1, (at[:, :1] - 1).clamp(min=0))
 
     def fill(self, at: Tensor, codes: Tensor, fresh: Tensor, slots: slice = ALL) -> tuple[Tensor, Tensor]:
-        """Copies neighbours to the fresh [B, L] ones among successive positions `at` [B, L] of these slots.
+        """Copies neighbours to those of the successive positions `at` [B, L] of these slots that no pass has
+        scored, which fresh [B, L] marks.
 
         Returns `codes` [B, L] with the first neighbour's code at fresh positions, and the second neighbour's
         codes [B, L] at all positions: that on the left if the first is above, and the other way round. The
@@ -72,7 +73,7 @@ class Neighbours:
         return torch.where(fresh, known.gather(1, first), codes), known.gather(1, second)
 
     def _above(self, at: Tensor, last: Tensor) -> Tensor:
-        """Returns the positions [B, L] of the nearest cells above `at` [B, L] that are not behind `last`
+        """Returns the positions [B, L] of the nearest cells above `at` [B, L] that are not after `last`
         [B, 1]; `last` where the raster has none.
 
         Example: of a raster 5 cells wide that begins at position 6, last = 13 and at = 19 give 9: the cell

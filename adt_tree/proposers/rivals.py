@@ -3,14 +3,14 @@
 Every position of the window holds a draft code X and the distribution q that X was sampled from. A target
 pass computes p at all of them. Drafts are accepted from front to back with probability min(1, p(X) / q(X));
 the code after the last accepted one is sampled from the residual. Then the window moves on, and the p of this
-pass is the q of the next. The methods differ in how they sample the positions behind the accepted ones (Tail)
+pass is the q of the next. The methods differ in how they sample the positions after the accepted ones (Tail)
 and in the number of candidates of the foremost positions.
 
 A method is lossless if the tail samples every code from p given the codes in front of it: no position may
 depend on the outcome at later ones. One object is proposer and rule, because the pass that judges the drafts
 also samples the next ones. It shares no noise with the AR baseline, so the same seed gives another image.
-The second coupling of 2510.24211, Gumbel noise that is fixed per position, needs none of this and is the
-proposer adt_tree.proposers.gumbel_window beside the coupled rule.
+The second coupling of 2510.24211, Gumbel noise that is fixed per position, needs none of this: the proposer
+is adt_tree.proposers.gumbel_window, and the coupled rule verifies its drafts.
 
 Dimensions: B images, L positions, K candidates a position, N nodes of the tree, V codes.
 """
@@ -51,7 +51,7 @@ class Judged:
 
 
 # Samples the code [B, N] after each node, distributed as p there. They become the drafts of the next pass at
-# the positions behind the committed codes.
+# the positions after the committed codes.
 Tail = Callable[[Judged], Tensor]
 
 
@@ -65,13 +65,13 @@ def resample(judged: Judged) -> Tensor:
 
 
 def couple(judged: Judged) -> Tensor:
-    """Keeps as many codes behind the first rejected draft as it can, as coupled SJD does (2510.24211).
+    """Keeps as many codes after the first rejected draft as it can, as coupled SJD does (2510.24211).
 
-    A code that is sampled anew nearly always changes, and then the p of all positions behind it is out of
-    date. The maximal coupling keeps X with the greatest probability for which the new code X' ~ p: accept X
-    with min(1, p / q), else sample from the residual. That is the rule of verification, applied at every
-    position, and not only up to the first rejection. So Pr[X' = X] = 1 - TV(p, q). A code that stays is also
-    a sample of the p of this pass, which is its q in the next.
+    A code that is sampled anew nearly always changes, and then the p of all positions after it is out of
+    date. The maximal coupling samples a new code X' from p in such a way that it most often equals the old
+    code X: it keeps X with probability min(1, p(X) / q(X)), and otherwise samples X' from the residual. So
+    Pr[X' = X] = 1 - TV(p, q). That is the rule of verification, applied at every position, and not only up to
+    the first rejection. A code that stays is also a sample of the p of this pass, which is its q in the next.
     """
     tree = judged.tree
     # An accepted node's code replaces `recovered` after its parent; rejected ones write to an extra column.
@@ -141,10 +141,11 @@ class JacobiWindow:
         self._levels = max((d for d, r in zip(tree.depths, tree.ranks, strict=True) if r), default=0)
         self._parents = torch.tensor(tree.parents, device=device)
         self._depths = torch.tensor(tree.depths, device=device)
-        self._entry = (self._depths - 1) * tree.width + torch.tensor(tree.ranks, device=device)
+        # Index of each node's candidate in a window [L, K] seen as a vector; the root's is not used.
+        self._candidate = (self._depths - 1) * tree.width + torch.tensor(tree.ranks, device=device)
         self._ancestors = tree.ancestors().to(device)
         self._readers = torch.tensor(readers(tree), device=device)
-        self._steps = torch.arange(tree.depth, device=device)
+        self._offsets = torch.arange(tree.depth, device=device)
         self._neighbours = Neighbours(target.grid, target.slots, num_codes, seed_cells, device)
         self.codes = torch.full((target.slots, tree.depth, tree.width), NONE, device=device)
         self.q = torch.zeros(target.slots, tree.depth + 1, num_codes, device=device)
@@ -154,15 +155,16 @@ class JacobiWindow:
 
     def prefill(self, slot: int, prompt: Any, prefix: Prefix, code: Tensor) -> None:
         self._neighbours.begin(slot, code)
-        rows, zeros = slice(slot, slot + 1), torch.zeros_like(self._steps[None])
-        at, fresh = self._neighbours.ahead(zeros[:, 0] + 1, self._steps), zeros == 0
-        codes = self._neighbours.fill(at, zeros, fresh, rows)[0]
+        rows, first = slice(slot, slot + 1), torch.ones_like(self._offsets[:1])
+        at = self._neighbours.ahead(first, self._offsets)
+        fresh = torch.ones_like(at, dtype=torch.bool)
+        codes = self._neighbours.fill(at, torch.zeros_like(at), fresh, rows)[0]
         self._fill(rows, codes, self.q[rows, :-1], ~fresh)
 
     def release(self, slot: int) -> None: ...
 
     def choose(self, log_p: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
-        # The uniform of position 0 is free: the first pass begins at position 1.
+        # No pass uses the uniform of position 0, because the first one begins at position 1.
         chances = uniform(seeds, positions[:, None], 1, RESIDUAL)[:, 0]
         return sample(self._target(log_p)[:, None], chances)[:, 0]
 
@@ -182,7 +184,7 @@ class JacobiWindow:
         nodes = sum(depth <= shapes.depth for depth in self._tree.depths)
         parents, depths = (x[:nodes].expand(len(last_codes), -1) for x in (self._parents, self._depths))
         ancestors = self._ancestors[:nodes, :nodes].expand(len(last_codes), -1, -1)
-        drafts = self.codes.flatten(1).index_select(1, self._entry[1:nodes])
+        drafts = self.codes.flatten(1).index_select(1, self._candidate[1:nodes])
         codes = torch.cat((last_codes[:, None], drafts), dim=1)
         absent = (codes == NONE) | (depths > shapes.limits[:, :1])
         return DraftTree(
@@ -225,12 +227,12 @@ class JacobiWindow:
         """
         end = verdict.path.gather(1, (verdict.count - 1)[:, None])
         # The node whose output scored each position of the moved window, if this pass scored it.
-        level = verdict.count[:, None] + self._steps
+        level = verdict.count[:, None] + self._offsets
         node = self._readers[end[:, 0]].gather(1, level.clamp(max=self._tree.depth))
         inside = (level <= self._tree.depth) & (node < tree.nodes)
         node = node.masked_fill(~inside, 0)
         scored = inside & tree.valid.gather(1, node)
-        at = self._neighbours.ahead(first, self._steps)
+        at = self._neighbours.ahead(first, self._offsets)
         codes = self._neighbours.fill(at, codes.gather(1, node), ~scored)[0]
         self._fill(slice(None), codes, rows_at(q, node), scored)
 
@@ -249,7 +251,7 @@ class JacobiWindow:
         if not self._levels:
             return
         codes, q = self.codes[:, : self._levels], self.q[:, : self._levels]
-        key = first[:, None] * len(self._steps) + self._steps[: self._levels]
+        key = first[:, None] * len(self._offsets) + self._offsets[: self._levels]
         perturbed = q.log() + self._sibling_noise.gumbel(seeds, key)
         others = perturbed.scatter(2, codes[..., :1], float("-inf")).topk(self._tree.width - 1, dim=-1)
         codes[..., 1:] = others.indices.masked_fill(~others.values.isfinite(), NONE)

@@ -2,7 +2,7 @@
 drafter network.
 
 With noise keyed by position, the target's choice at a position is a deterministic function of its prefix.
-So the choices behind a rejected node are good drafts for the next step: their prefix has changed at one
+So the choices below a rejected node are good drafts for the next step: their prefix has changed at one
 place, and in images the effect of a change fades within a few cells. Sources: SJD 2410.01699, SCD 2510.24211
 (the coupling), SJD-PAC 2603.18599 (trees). Only the coupled rule may verify such trees; it is exact for any
 tree.

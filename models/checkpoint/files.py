@@ -91,7 +91,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def _cause(error: BaseException) -> str:
-    """Returns the operating system's message, which an error of torch.save hides, or else the error's."""
+    """Returns the operating system's message, which an error of torch.save hides, or else the error's own."""
     link: BaseException | None = error
     while link is not None and not isinstance(link, OSError):
         link = link.__context__

@@ -18,7 +18,7 @@ HUB_ID = re.compile(
     r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+?))?(/(?P<file>[\w./-]+\.\w+))?"
 )
 DESCRIPTIONS = ("*.json", "*.jinja", "*.txt", "*.model", "*.yaml")
-# The second patterns are fetched only if the repository has none of the first: many hold the weights in both.
+# The second formats are fetched only if the repository lacks the first: many repositories have both.
 WEIGHTS = (("*.safetensors",), ("*.bin", "*.pt", "*.ckpt"))
 
 

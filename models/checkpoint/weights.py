@@ -122,10 +122,8 @@ class Weights(Mapping[str, Tensor]):
         return Weights({**more._stored, **self._stored}, self.device, self.dtype)
 
     def tied(self, fields: Mapping[str, Any]) -> Weights:
-        """Returns these tensors, the token embeddings also as the head if config.json ties the two.
-
-        transformers stores no head for such a model (tie_word_embeddings).
-        """
+        """Returns these tensors. If config.json ties the head to the token embeddings (tie_word_embeddings),
+        so that transformers stored no head, the embeddings serve as the head too."""
         head, table = "lm_head.weight", "model.embed_tokens.weight"
         if not fields.get("tie_word_embeddings") or head in self or table not in self:
             return self

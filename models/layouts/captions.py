@@ -1,4 +1,4 @@
-"""Cleans captions like those LlamaGen was trained on: lower case, without markup, links, ids or advertising.
+"""Cleans captions as LlamaGen's training captions were: lower case, without markup, links, ids, advertising.
 
 The rules follow the effect and the order of the published ones, which are applied twice to every caption.
 Text in a broken encoding (mojibake) is not repaired.

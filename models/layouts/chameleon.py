@@ -110,8 +110,8 @@ def assemble(
     if shape.num_heads > 1 and (norms < shape.num_heads) != lumina:
         title, family = ("Anole", "anole") if lumina else ("Lumina-mGPT", "lumina_mgpt")
         raise CheckpointError(
-            f"{folder}: {norms} query norms for {shape.num_heads} heads, as in {title}: it is no checkpoint "
-            f"of {checkpoint.spec.name}, try --model {family}"
+            f"{folder}: {norms} query norms for {shape.num_heads} heads, as in {title}: it is not a "
+            f"checkpoint of {checkpoint.spec.name}, try --model {family}"
         )
     codec = read_codec(checkpoint, config, state)
     begin, instruction, row_end = layout.begin_of_image, "", None

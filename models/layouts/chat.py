@@ -1,4 +1,5 @@
-"""Reads a checkpoint's tokenizer and chat template by transformers, to give the ids of its processor."""
+"""Reads a checkpoint's tokenizer and chat template by transformers. A prompt gets the token ids that the
+checkpoint's processor would give it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Loads Emu3 from checkpoints of transformers: a Llama over text, size and image tokens.
 
 A sequence is BOS, the text, image start, "H*W" in digits, image token, then rows of codes, each followed by a
-row end. The tokens behind the last row are fixed, so they are not generated. The unconditional branch has the
+row end. The tokens after the last row are fixed, so they are not generated. The unconditional branch has the
 negative prompt of the model card as its text. transformers' Emu3VQVAE turns codes into pixels.
 """
 
@@ -97,7 +97,7 @@ def read_tokens(config: Mapping[str, Any]) -> tuple[range, int]:
     """Reads the ids of the codes and of the row end from config.json. ValueError names what is missing or
     wrong in the vocabulary."""
     if config.get("model_type") != "emu3":
-        raise ValueError(f"model_type is {config.get('model_type')!r}: it is no checkpoint of Emu3")
+        raise ValueError(f"model_type is {config.get('model_type')!r}: it is not a checkpoint of Emu3")
     vocabulary = section(config, "vocabulary_map")
     codes = [vocabulary[name] for name in sorted(name for name in vocabulary if name.startswith(CODE))]
     if not codes or codes != list(range(codes[0], codes[0] + len(codes))):
@@ -143,8 +143,9 @@ def image_tokens(config: Mapping[str, Any]) -> ImageTokens:
     def read_grid(prompts: Sequence[list[int]], image_grid_thw: Tensor | None) -> Grid:
         grids = set()
         for number, ids in enumerate(prompts):
-            opening = ids[len(ids) - ids[::-1].index(start) : -1] if start in ids else []
-            size = re.fullmatch(r"(\d+)\*(\d+)", "".join(characters.get(token, "?") for token in opening))
+            # The size stands between the last image start and the last token.
+            written = ids[len(ids) - ids[::-1].index(start) : -1] if start in ids else []
+            size = re.fullmatch(r"(\d+)\*(\d+)", "".join(characters.get(token, "?") for token in written))
             if size is None or ids[-1] != end:
                 raise UserError(
                     f"prompt {number} does not end in {IMAGE_START}HEIGHT*WIDTH{IMAGE_TOKEN}: make it by "
@@ -199,7 +200,7 @@ def assemble(
     """Puts Emu3 together from its configuration, weights and tokenizer, for images of target_size and ratio.
 
     tokenizer() is called once config.json has been checked: transformers reads that file too, and its errors
-    say less. Without one, prompts are token ids. CheckpointError names what is missing or does not fit.
+    are less clear. None: prompts are token ids. CheckpointError names what is missing or does not fit.
     """
     folder = checkpoint.folder
     with reading(folder / "config.json"):

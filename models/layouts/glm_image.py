@@ -47,7 +47,7 @@ CODEBOOK = "model.vqmodel.quantize.embedding.weight"
 def read_tokens(config: Mapping[str, Any]) -> tuple[range, int, int]:
     """Reads the ids of the codes, of image start and of image end. ValueError names what is wrong."""
     if config.get("model_type") != "glm_image":
-        raise ValueError(f"model_type is {config.get('model_type')!r}: it is no checkpoint of GLM-Image")
+        raise ValueError(f"model_type is {config.get('model_type')!r}: it is not a checkpoint of GLM-Image")
     codes = range(integer(section(config, "vq_config", required=True), "num_embeddings"))
     scored = integer(section(config, "text_config", required=True), "vision_vocab_size")
     names = ("image_start_token_id", "image_end_token_id")
@@ -92,7 +92,7 @@ def decoder_config(config: Mapping[str, Any]) -> DecoderConfig:
 
 def grid_of(height: int, width: int) -> Grid:
     """Returns the rasters of an image of these pixels: its preview of about PREVIEW * PREVIEW cells, whatever
-    the image's size, and the image itself. UserError for sides that are no multiples of CELL, and for images
+    the image's size, and the image itself. UserError for sides that are not multiples of CELL, and for images
     so narrow that their preview has no cell along a side."""
     for name, pixels in (("height", height), ("width", width)):
         if pixels < CELL or pixels % CELL:
@@ -205,7 +205,7 @@ def assemble(
     images of --height and --width.
 
     tokenizer() is called once config.json has been checked: transformers reads that file too, and its errors
-    say less. Without one, prompts are token ids. CheckpointError names what is missing or does not fit.
+    are less clear. None: prompts are token ids. CheckpointError names what is missing or does not fit.
     """
     folder, options = checkpoint.folder, checkpoint.options
     with reading(folder / "config.json"):

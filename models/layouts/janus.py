@@ -55,7 +55,7 @@ VISION_FIELDS = {"image_size": 384, "patch_size": 16}
 def _vq_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns vq_config with its defaults. ValueError if config.json is not of Janus-Pro."""
     if config.get("model_type") != "janus":
-        raise ValueError(f"model_type is {config.get('model_type')!r}: it is no checkpoint of Janus-Pro")
+        raise ValueError(f"model_type is {config.get('model_type')!r}: it is not a checkpoint of Janus-Pro")
     fields = VQ_FIELDS | dict(section(config, "vq_config"))
     names = ("num_embeddings", "embed_dim", "projection_dim", "image_token_embed_dim", "num_hidden_layers")
     for name in names:
@@ -192,7 +192,7 @@ def assemble(
     """Puts Janus-Pro together from its configuration, weights and tokenizer.
 
     tokenizer() is called once config.json has been checked: transformers reads that file too, and its errors
-    say less. CheckpointError names what is missing or does not fit.
+    are less clear. CheckpointError names what is missing or does not fit.
     """
     folder = checkpoint.folder
     with reading(folder / "config.json"):

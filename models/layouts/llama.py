@@ -40,7 +40,7 @@ ORIGINAL_BLOCK: Names = {
     "mlp.gate_up.weight": ("feed_forward.w1.weight", "feed_forward.w3.weight"),
     "mlp.down.weight": ("feed_forward.w2.weight",),
 }
-# GLM-Image: biases of queries, keys and values, norms behind attention and MLP, fused gate and up.
+# GLM-Image: biases of queries, keys and values, norms after attention and MLP, fused gate and up.
 POST_NORM_BLOCK: Names = BLOCK | {
     "attention.qkv.bias": ("self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias"),
     "after_attention.weight": ("post_self_attn_layernorm.weight",),

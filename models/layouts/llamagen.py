@@ -1,4 +1,4 @@
-"""Loads LlamaGen: a Llama decoder over a square of codes, behind the rows of a text or one row of a class.
+"""Loads LlamaGen: a Llama decoder over a square of codes, after the rows of a text or one row of a class.
 
 Two layouts are published, told apart by the names of their tensors: the original .pt file and a folder as
 transformers writes it (HF-style). The VQ model and the text encoder are separate files beside either. Rotary
@@ -31,14 +31,14 @@ from models.target import PromptEncoder
 from models.transformer import Decoder, DecoderConfig, read_shape
 
 HF_NORM_EPS, ORIGINAL_NORM_EPS, ROPE_BASE = 1e-6, 1e-5, 10000.0  # defaults where a configuration is silent
-SPARE = 4096  # positions behind the raster, more than any draft tree has nodes
+SPARE = 4096  # positions after the raster, more than any draft tree has nodes
 HEADS = {768: 12, 1024: 16, 1280: 20, 1536: 24, 3200: 32}  # width -> heads of B, L, XL, XXL and 3B
 CELLS = {"llamagen": 256, "llamagen2": 1024}  # family -> codes of an image of its text-to-image model
 STAGES = {"t2i": 256, "t2i2": 1024}  # input_type in a drafter's config.json -> codes of an image
 
 
 def _over_raster(config: DecoderConfig, cells: int, rows: int) -> DecoderConfig:
-    """Returns the configuration for images of `cells` codes behind a prefix of `rows` rows. ValueError if the
+    """Returns the configuration for images of `cells` codes after a prefix of `rows` rows. ValueError if the
     codes do not form a square."""
     side = isqrt(check_integer("block_size", cells))
     if side * side != cells:
@@ -147,7 +147,7 @@ def open_target(folder: Path) -> TargetFiles:
     prompt_prefix = "cls_embedding." if original else "model.cls_embedding."
     if not any(name.startswith(prompt_prefix) for name in weights):
         raise CheckpointError(
-            f"{file} holds no tensor {prompt_prefix}*: it is no LlamaGen; give its folder or .pt file, or "
+            f"{file} holds no tensor {prompt_prefix}*: it is not LlamaGen's; give its folder or .pt file, or "
             "another --model"
         )
     return TargetFiles(file, weights, original, fields, prompt_prefix)

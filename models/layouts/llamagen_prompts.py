@@ -1,7 +1,7 @@
-"""LlamaGen's prompts: rows of projected text features, or one row for a class, behind padding.
+"""LlamaGen's prompts: padding, followed by rows of projected text features or by one row for a class.
 
-As in the published code, the unconditional branch is a learned embedding of T rows, and attention masks as
-much of it as the conditional branch has padding.
+As in the published code, the unconditional branch is a learned embedding of T rows, of which attention masks
+the first T - n, as many as the conditional branch has rows of padding.
 
 Dimensions: T rows of the prefix (120, or 1 for a class), n rows without padding, C size of a text feature, D
 features.
@@ -31,10 +31,10 @@ class PaddedPrompt:
     """An EncodedPrompt of embedded rows, padded in front to the T rows of the unconditional branch.
 
     Both branches treat the first T - n rows as padding. The other rows never attend to padding. A row of
-    padding attends to the padding up to itself, as in the released code in bf16, in which the published
-    drafters run: they read the features of these rows too. With `padding_attends`, it also attends to all
-    rows without padding, as in the released code in fp32. For example, with T = 4 and n = 2 the rows (down)
-    attend to the columns marked x, and with `padding_attends` also to those marked +:
+    padding attends to the padding up to itself, as in the released code in bf16. The published drafters run
+    in bf16 and read the features of these rows too. With `padding_attends`, a row of padding also attends to
+    all rows without padding, as in the released code in fp32. For example, with T = 4 and n = 2 the rows
+    (down) attend to the columns marked x, and with `padding_attends` also to those marked +:
 
                pad 0  pad 1  row 0  row 1
         pad 0    x             +      +
