@@ -94,7 +94,7 @@ def holding(size: int) -> Iterator[None]:
         yield
 
 
-def test_a_sound_case_has_no_problem_and_two_launches_more_are_none() -> None:
+def test_two_more_launches_are_no_problem() -> None:
     case = case_of(SOUND)
     expected = recorded()[case.name]
     assert count(case).problems(expected) == []

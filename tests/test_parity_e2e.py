@@ -1,4 +1,5 @@
-"""Parity with the released decoders of Anole and LlamaGen: greedy tokens and accept lengths, in one batch."""
+"""Parity with the released decoders of Anole and LlamaGen: greedy tokens and accept lengths, with several
+images in flight."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ from tests.golden import close, llamagen, tensors
 
 @pytest.mark.parametrize(("family", "side"), [("t2i", 8), ("t2i", 16), ("c2i", 6)])
 def test_teacher_forced_logits(family: str, side: int) -> None:
-    """Prompts of 120 rows, and of 9 rows behind padding, share a pass; then the recorded codes are one
-    chain."""
+    """A prompt of 120 rows and one of 9 rows behind padding are in flight together. The recorded codes are
+    scored as one chain."""
     recorded = tensors(f"llamagen/{family}_expected")
     start = f"grid{side}." if family == "t2i" else ""
     tokens, expected = recorded[f"{start}teacher_tokens"], recorded[f"{start}teacher_logits"]
