@@ -15,7 +15,7 @@ from tests import published, tiny, tiny_glm_image, tiny_llamagen, tiny_transform
 from training.new_drafter import default_fields, new_drafter, write_drafter
 
 LOAD = LoadOptions()
-# Pixels along the side of an image, for the families that have several sizes.
+# Pixels along the side of an image, for the families that support several sizes.
 SIDE = {"lumina_mgpt": 8, "emu3": tiny_transformers.SIZE}
 
 

@@ -40,7 +40,7 @@ def tiny_checkpoint(checkpoints: Checkpoints) -> Path:
 
 @pytest.fixture(scope="session")
 def pipe(tiny_checkpoint: Path) -> Pipeline:
-    """Returns that checkpoint as a pipeline in fp32 on the CPU."""
+    """Returns the tiny checkpoint as a pipeline in fp32 on the CPU."""
     from adt_tree.pipeline import Pipeline
 
     return Pipeline.from_pretrained(str(tiny_checkpoint), device="cpu", precision="fp32")
@@ -48,7 +48,8 @@ def pipe(tiny_checkpoint: Path) -> Pipeline:
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Returns a function that runs main.py in this process: words -> (status, stdout, stderr)."""
+    """Returns a function that runs main.py in this process. It takes the words of a command line and returns
+    the status, stdout and stderr."""
     import main
 
     def call(*words: object) -> tuple[int, str, str]:
@@ -61,8 +62,8 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 
 @pytest.fixture
 def command(checkpoints: Checkpoints, tmp_path: Path) -> Command:
-    """Returns a function: a folder's name and options -> the words of generate_images for the tiny checkpoint
-    and five prompts."""
+    """Returns a function that builds the words of generate_images for the tiny checkpoint and five prompts.
+    It takes the name of the output folder and more options."""
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("red heart\npizza\ncat face\nsun\nrocket\n")
     fixed = [*checkpoints["emoji"].words(), "--prompt", str(prompts), "--heatmaps", "0", "--output_dir"]
@@ -75,13 +76,14 @@ def command(checkpoints: Checkpoints, tmp_path: Path) -> Command:
 
 @pytest.fixture
 def generate(run: Run, command: Command) -> Run:
-    """Returns a function that runs that command in this process."""
+    """Returns a function that runs generate_images with the words that `command` builds."""
     return lambda *words: run(*command(*words))
 
 
 @pytest.fixture
 def refused(run: Run) -> Refused:
-    """Returns a function: words of a command that ends with status 2 -> its only line on standard error."""
+    """Returns a function that runs a command, checks that it ends with status 2 and one line on stderr, and
+    returns that line."""
 
     def call(*words: object) -> str:
         status, _, err = run(*words)
@@ -93,7 +95,8 @@ def refused(run: Run) -> Refused:
 
 @pytest.fixture
 def result(run: Run) -> Result:
-    """Returns a function: words of a command that ends well -> the JSON document in its last line."""
+    """Returns a function that runs a command, checks that it succeeds, and returns the JSON document in the
+    last line of its output."""
 
     def call(*words: object) -> dict[str, Any]:
         status, out, err = run(*words)

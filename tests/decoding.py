@@ -36,7 +36,8 @@ def model_of(
     graphs: bool = False,
 ) -> Model:
     """Returns two networks as a model, which can neither read texts nor decode pixels."""
-    codes: Any = SimpleNamespace(
+    # Stands for both the prompt encoder and the codec.
+    stand_in: Any = SimpleNamespace(
         num_codes=len(codebook),
         first_code=first_code,
         guided=True,
@@ -44,7 +45,7 @@ def model_of(
         config=VQConfig(num_embeddings=len(codebook)),
     )
     nothing: Any = None
-    return Model(nothing, grid, codes, decoder, codes, net, "", None, nothing, row_end, graphs=graphs)
+    return Model(nothing, grid, stand_in, decoder, stand_in, net, "", None, nothing, row_end, graphs=graphs)
 
 
 def codes_of(images: Iterable[Decoded]) -> dict[str, list[int]]:
@@ -95,8 +96,7 @@ def accept(paths: list[list[int]]) -> Verdict:
 
 
 def commit_two_paths(target: Target, seed: int) -> list[list[int]]:
-    """Commits two random paths of different lengths in every slot that holds a prompt. Returns the committed
-    codes."""
+    """Commits two random paths of different lengths in every slot. Returns the committed codes by slot."""
     taken: list[list[int]] = [[] for _ in range(target.slots)]
     for turn in range(2):
         tree = random_tree(target.slots, 9, target.num_codes, seed + turn)

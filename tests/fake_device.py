@@ -1,5 +1,5 @@
-"""All methods on a GPU that is not there (tests.fake_gpu): what a step launches, reads and holds, at the
-published dimensions but for the number of layers.
+"""Runs every method on a fake GPU (tests.fake_gpu) and counts what a step launches, how often the host waits
+for it, and how much memory it takes. Models have the published dimensions, except for fewer layers.
 
     python -m tests.fake_device --families anole,emu3 --methods ar,self-draft
     python -m tests.fake_device --cross
@@ -38,11 +38,11 @@ from models.registry import SPECS, spec_of
 from models.transformer import DecoderConfig
 from tests.fake_gpu import GPU, Device, Script, fake_gpu, unfilled
 
-LAYERS = 2  # of the decoders here: a pass is one replay whatever its depth
-STEPS = 8  # that are looked at, one after the other, across the end of a row
-TOLERANCE = 2  # launches by which a step may differ from the recorded ones
-PART = 0.05  # of the estimated bytes, by which the peak may differ from them
-RECORDED = Path(__file__).parent / "goldens" / "launches.json"  # launches by case, batch size left out
+LAYERS = 2  # of a decoder; under graphs a pass is one launch with any number of layers
+STEPS = 8  # consecutive steps that are counted; they cross the end of a row
+TOLERANCE = 2  # launches by which a step may differ from the recorded number
+MEMORY_TOLERANCE = 0.05  # the peak may differ from the estimate by this share of it
+RECORDED = Path(__file__).parent / "goldens" / "launches.json"  # launches of a step by Case.name
 CLASSES = "llamagen_c2i"  # LlamaGen's class-conditional 3B, whose heads have 100 numbers
 FAMILIES = (*(name for name, spec in SPECS.items() if spec.published), CLASSES)
 
@@ -58,7 +58,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Returns a name of everything but the batch size, on which no launch depends."""
+        """Returns a name without the batch size, on which the number of launches does not depend."""
         mode, kind = "graphs" if self.graphs else "eager", "greedy" if self.method.greedy else "sampled"
         return f"{self.family} {label(self.method)} {mode} {kind}"
 
@@ -67,19 +67,19 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class SeenStep:
+class StepCounts:
     """The counts of one step."""
 
     operators: Counter[str]  # launches by operator
-    reads: int
+    reads: int  # times that the host waited
     faults: Counter[str]
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """The counts of STEPS steps, with the peak of memory."""
+class CaseCounts:
+    """The counts of STEPS steps of a case, with the peak of memory."""
 
-    steps: list[SeenStep]
+    steps: list[StepCounts]
     recordings: int
     peak: int  # bytes
     expected: int  # bytes by models.footprint
@@ -105,20 +105,20 @@ class Seen:
         return self.peak / self.expected
 
     def problems(self, recorded: int | None) -> list[str]:
-        """Returns a line for everything that would be slow, fail or need other memory on a GPU. recorded: the
-        expected number of launches of a step, or None if it is not known."""
+        """Returns a line for everything that would fail, be slow or take another amount of memory on a GPU.
+        recorded: the expected number of launches of a step, or None if it is not known."""
         problems = sorted({fault for step in self.steps for fault in step.faults})
         if set(self.reads) != {1}:
             problems.append(f"reads {self.reads}")
         if recorded is not None and abs(self.launches - recorded) > TOLERANCE:
             problems.append(f"launches {self.launches} for {recorded}")
-        if abs(self.ratio - 1) > PART:
+        if abs(self.ratio - 1) > MEMORY_TOLERANCE:
             problems.append(f"bytes {self.peak} for {self.expected}")
         return problems
 
 
 def methods(family: str, greedy: bool) -> Iterator[Method]:
-    """Yields every method but the rivals: exact, and with LANTERN and rejection if it takes them. Greedy
+    """Yields every method but the rivals, with each rule that it takes, with and without LANTERN. Greedy
     decoding with rejection is left out, because it equals that with the coupled rule."""
     spec = spec_of("llamagen" if family == CLASSES else family)
     top_k = 2000 if spec.top_k is None else spec.top_k
@@ -148,7 +148,7 @@ def use_of(case: Case) -> Use:
     """Returns the published dimensions with fewer layers."""
     classes = case.family == CLASSES
     name = "llamagen" if classes else case.family
-    # The codec is no part of the count, and takes long to build.
+    # The codec takes long to build, and its memory is not counted.
     with patch.object(footprint, "spec_of", lambda name: replace(spec_of(name), codec=None)):
         use = footprint.published_use(name, "bf16", case.batch)
     if classes:  # 384 px
@@ -167,7 +167,7 @@ def use_of(case: Case) -> Use:
 
 
 def grid_of(use: Use) -> Grid:
-    """Returns the rasters of a square image. Only GLM-Image's codes do not become pixels here."""
+    """Returns the rasters of a square image. GLM-Image is the only family without a VQ model."""
     if use.vq is None:
         return glm_image.grid_of(use.side, use.side)
     return Grid(use.side // use.vq.patch_size, use.side // use.vq.patch_size)
@@ -181,9 +181,9 @@ def model_of(case: Case, use: Use) -> Model:
     return replace(model, graphs=case.graphs)
 
 
-def look(case: Case) -> Seen:
-    """Runs the steps and returns their counts. Under graphs they run twice, and the second run is counted, in
-    which everything is recorded. The peak is that of both runs."""
+def count(case: Case) -> CaseCounts:
+    """Runs the steps of a case and returns their counts. Under graphs they run twice: the first run makes the
+    recordings, and the steps of the second are counted. The peak of memory is that of both runs."""
     use, checked = use_of(case), list[Use]()
     with (
         fake_gpu() as (device, script),
@@ -192,19 +192,20 @@ def look(case: Case) -> Seen:
         model = model_of(case, use)
         requests = [Request(str(n), model.encode(str(use.prompt)), 1 + n) for n in range(case.batch)]
         engine = build(model, case.method, case.batch, use.prompt)
-        device.memory.peak = device.memory.now  # the tables of LANTERN are made before decoding
+        device.memory.peak = device.memory.now  # without the memory that making LANTERN's tables took
         for _ in range(1 + case.graphs):
             steps = list(run(engine, requests, device, script))
         codec = model.codec.parameters() if model.codec else [model.codebook]
         peak = device.memory.peak - sum(tensor.nbytes for tensor in codec)
     weights, decoding = footprint.parts(use), footprint.decoding_parts(checked[0])
     expected = weights["target"] + weights["drafter"] + sum(decoding.values()) - decoding["pixels"]
-    return Seen(steps, device.recordings, peak, expected)
+    return CaseCounts(steps, device.recordings, peak, expected)
 
 
-def run(engine: Engine, requests: list[Request], device: Device, script: Script) -> Iterator[SeenStep]:
-    """Runs the step that prefills and STEPS more, and yields the counts of each of these. They begin near the
-    end of the images, where contexts are longest, and cross the end of a row."""
+def run(engine: Engine, requests: list[Request], device: Device, script: Script) -> Iterator[StepCounts]:
+    """Runs the step that prefills, which is not counted, and yields the counts of each of the STEPS steps
+    after it. Images begin near their end, where contexts are longest, and the steps cross the end of a
+    row."""
     grid = engine.target.grid
     start, script.steps = grid.size - 2 * grid.width - 4, 0
 
@@ -217,7 +218,7 @@ def run(engine: Engine, requests: list[Request], device: Device, script: Script)
         for _ in range(STEPS):
             device.forget()
             next(steps)
-            yield SeenStep(device.operators.copy(), device.reads, device.faults.copy())
+            yield StepCounts(device.operators.copy(), device.reads, device.faults.copy())
         steps.close()
 
 
@@ -226,22 +227,23 @@ def recorded() -> dict[str, int]:
     return json.loads(RECORDED.read_text(encoding="utf-8"))
 
 
-def table(seen: dict[Case, Seen]) -> str:
-    """Returns a Markdown table: the greatest launches of a step by method and family, under graphs and in
-    brackets without. The last row has the peak bytes over the estimated ones."""
-    families = list(dict.fromkeys(case.family for case in seen))
+def table(results: dict[Case, CaseCounts]) -> str:
+    """Returns a Markdown table with a row per method and a column per family. A cell holds the greatest
+    number of launches of a step, under graphs and, in brackets, without. The last row holds the peak of
+    memory divided by the estimate."""
+    families = list(dict.fromkeys(case.family for case in results))
     rows = [["method", *families]]
-    for name in dict.fromkeys(label(case.method) for case in seen):
+    for name in dict.fromkeys(label(case.method) for case in results):
         cells = []
         for family in families:
             by_mode = {True: 0, False: 0}
-            for case, one in seen.items():
+            for case, counts in results.items():
                 if (case.family, label(case.method)) == (family, name):
-                    by_mode[case.graphs] = max(by_mode[case.graphs], one.launches)
+                    by_mode[case.graphs] = max(by_mode[case.graphs], counts.launches)
             cells.append(f"{by_mode[True] or '-'} ({by_mode[False] or '-'})")
         rows.append([name, *cells])
-    ratios = [[one.ratio for case, one in seen.items() if case.family == family] for family in families]
-    rows.append(["peak / estimate", *(f"{min(some):.2f} to {max(some):.2f}" for some in ratios)])
+    ratios = [[x.ratio for case, x in results.items() if case.family == family] for family in families]
+    rows.append(["peak / estimate", *(f"{min(part):.2f} to {max(part):.2f}" for part in ratios)])
     return markdown(rows)
 
 
@@ -260,24 +262,25 @@ def main() -> None:
     problem."""
     parser = argparse.ArgumentParser(description="What a step launches, reads and holds on a fake device.")
     parser.add_argument("--families", default=",".join(FAMILIES), help="default: %(default)s")
-    parser.add_argument("--methods", help="as printed, divided by commas; default: all but the rivals")
+    parser.add_argument("--methods", help="names as printed, with commas; default: all but the rivals")
     parser.add_argument("--cross", action="store_true", help="all modes, temperatures and batch sizes")
-    parser.add_argument("--operators", action="store_true", help="also say which operators launch")
+    parser.add_argument("--operators", action="store_true", help="also print the launches by operator")
     parser.add_argument("--record", action="store_true", help="write the launches to tests/goldens")
     options = parser.parse_args()
-    seen, known = dict[Case, Seen](), recorded()
+    results, known = dict[Case, CaseCounts](), recorded()
     wrong = 0
     for case in chosen(options):
-        one = seen[case] = look(case)
-        problems = one.problems(None if options.record else known.get(case.name))
+        counts = results[case] = count(case)
+        problems = counts.problems(None if options.record else known.get(case.name))
         wrong += bool(problems)
-        counts = f"{one.launches:5} launches {one.recordings:3} recordings"
-        print(f"{str(case):54} {counts} {one.ratio:6.3f} of the bytes {'; '.join(problems)}", flush=True)
+        launches = f"{counts.launches:5} launches {counts.recordings:3} recordings"
+        memory = f"{counts.ratio:6.3f} of the bytes"
+        print(f"{str(case):54} {launches} {memory} {'; '.join(problems)}", flush=True)
         if options.operators:
-            print("   ", ", ".join(f"{n} {name}" for name, n in one.operators.items()))
-    print(table(seen))
+            print("   ", ", ".join(f"{n} {name}" for name, n in counts.operators.items()))
+    print(table(results))
     if options.record:
-        known |= {case.name: one.launches for case, one in seen.items()}
+        known |= {case.name: counts.launches for case, counts in results.items()}
         RECORDED.write_text(json.dumps(dict(sorted(known.items())), indent=0) + "\n", encoding="utf-8")
     raise SystemExit(wrong > 0)
 

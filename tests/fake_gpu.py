@@ -1,7 +1,7 @@
-"""A stand-in for a GPU: torch's meta device, whose tensors have shapes but no numbers. It counts the launches
-of every operator, the memory of its results and the times that the host waits.
+"""A fake GPU: torch's meta device, whose tensors have shapes but no numbers. It counts the launches of every
+operator, the memory of its results and the times that the host waits.
 
-It sees neither which kernels run nor streams nor real captures.
+It does not see which kernels run, nor streams, nor real captures.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ WHOLE = {
     aten.scaled_dot_product_attention.default, aten.rms_norm.default, aten.linear.default,
     aten.layer_norm.default, aten.one_hot.default,
 }  # fmt: skip
-# Kernels of an operator; of all others 1.
+# Number of kernels that an operator launches; every other operator launches one.
 KERNELS = {
     "masked_fill": 2, "scatter": 2, "sort": 3, "topk": 3, "scatter_reduce": 3, "eye": 2,
     "constant_pad_nd": 2, "one_hot": 2, "scatter_add": 2,
 }  # fmt: skip
-# Operators that ask for memory or look at some, though they are not views by name.
+# Operators that launch nothing, although torch does not mark them as views.
 NO_KERNEL = {"detach", "alias", "lift_fresh", "reshape", "device", "_unsafe_view", "scalar_tensor"}
 READS = {aten._local_scalar_dense.default, aten.item.default, aten.is_nonzero.default}
 COPIES = {"_to_copy", "copy_", "copy"}
 PAGEABLE = "copy from pageable memory"
 ATTENTION = aten.scaled_dot_product_attention.default
-ALIGNED = 8  # what CUDA's fused attention asks of head sizes and of the strides of masks
-BLOCK = 512  # bytes to which CUDA's allocator rounds
-IN_PLACE = object()  # stands for the layout of a result that is the first argument
+ALIGNED = 8  # CUDA's fused attention needs head sizes and strides of masks that are multiples of this
+BLOCK = 512  # CUDA's allocator rounds sizes up to a multiple of this number of bytes
+IN_PLACE = object()  # takes the place of a result's layout if the operator returns its first argument
 
 
 class Layout(NamedTuple):
-    """What there is of a tensor without numbers."""
+    """Everything about a tensor except its numbers."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -69,17 +69,17 @@ def layouts_of(value: Any) -> Any:
     return type(value), value  # 1, 1.0 and True are equal, but not the same argument
 
 
-def made(layouts: Any, args: tuple) -> Any:
-    """Returns results of these layouts; the first argument for IN_PLACE."""
+def results_of(layouts: Any, args: tuple) -> Any:
+    """Returns new tensors of these layouts, or the first argument for IN_PLACE."""
     if layouts is IN_PLACE:
         return args[0]
     if isinstance(layouts, Layout):
         return torch.empty_strided(*layouts[:2], dtype=layouts.dtype, device=layouts.device)
-    return tuple(made(part, args) for part in layouts)
+    return tuple(results_of(part, args) for part in layouts)
 
 
 def memory_of(tensor: Tensor) -> int:
-    """Returns what tells the tensor's memory from that of others."""
+    """Returns a key that is equal for all tensors in the same memory."""
     return tensor.untyped_storage()._cdata
 
 
@@ -88,7 +88,7 @@ class Memory:
 
     def __init__(self) -> None:
         self.now = self.peak = 0
-        self._pool = 0  # scratch that recordings share, and that nothing else may use
+        self._pool = 0  # bytes of scratch that all recordings share, and that nothing else may use
         self._live: dict[int, int] = {}  # bytes by storage
 
     def note(self, tensor: Tensor) -> None:
@@ -123,8 +123,8 @@ class Memory:
 
 
 class Device(TorchDispatchMode):
-    """Counts the kernels and copies that reach the device outside recordings, and each replay as one; and
-    writes down what would be slow or fail on a GPU."""
+    """Counts the kernels and copies that reach the device, and notes faults, which would be slow or fail on a
+    GPU. Launches inside a recording are not counted; a replay counts as one launch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ class Device(TorchDispatchMode):
         return self.operators.total()
 
     def forget(self) -> None:
-        """Begins to count anew, all but recordings and memory."""
+        """Resets all counts except recordings and memory."""
         self.operators.clear()
         self.faults.clear()
         self.reads = 0
@@ -160,7 +160,7 @@ class Device(TorchDispatchMode):
 
     @contextmanager
     def silent(self) -> Iterator[None]:
-        """Does not count what runs in the block, because a device would not launch it or it was counted
+        """Does not count the launches in the block: a device would not make them, or they were counted
         already."""
         before, self._silent = self._silent, True
         try:
@@ -191,15 +191,15 @@ class Device(TorchDispatchMode):
         if not (func.is_view or "empty" in name or name in NO_KERNEL):
             self.note(name, KERNELS.get(name, 1))
         if not func.is_view:
-            self._look(name, args, answer)
+            self._note_results(name, args, answer)
         return answer
 
     def _answer(self, func: Any, args: tuple, given: dict[str, Any]) -> Any:
-        """Returns func(*args, **given). torch takes most of its time to compute the layout of results, and on
-        this device that is all there is of them, so it is asked once for arguments of the same layout."""
+        """Returns func(*args, **given). On this device results have nothing but a layout, which torch takes
+        long to compute, so the layouts are stored for later calls with arguments of the same layouts."""
         key = (func, layouts_of(args), layouts_of(tuple(given.items())))
         if key in self._known:
-            return made(self._known[key], args)
+            return results_of(self._known[key], args)
         answer = func(*args, **given)
         results, used = tree_leaves(answer), set(map(memory_of, tensors_in((args, *given.values()))))
         if all(isinstance(x, Tensor) and x.device == GPU for x in results):
@@ -209,9 +209,9 @@ class Device(TorchDispatchMode):
                 self._known[key] = layouts_of(answer)
         return answer
 
-    def _look(self, name: str, args: tuple, answer: Any) -> None:
-        """Counts the memory of an operator's results, and notes a fault for a result elsewhere and for a copy
-        from pageable memory."""
+    def _note_results(self, name: str, args: tuple, answer: Any) -> None:
+        """Counts the memory of an operator's results. Notes a fault for a result on another device and for a
+        copy from pageable memory."""
         for tensor in tree_leaves(answer):
             if not isinstance(tensor, Tensor):
                 continue
@@ -277,26 +277,27 @@ def shape_of(values: object) -> tuple[int, ...]:
 
 
 class Script:
-    """The verdicts that the host reads, in place of a device's: the steps of an image accept 1, 2, 3, 0, 1,
-    ... drafts, or as many as a tree has levels, so that adaptive trees grow and shrink."""
+    """Makes up the numbers that the host reads, because this device has none. The steps of the first image
+    accept 1, 2, 3, 0, 1, ... drafts, at most one per level of the tree, so that adaptive trees grow and
+    shrink."""
 
     def __init__(self) -> None:
         self.steps, self.shapes = 0, list[TreeShape]()
 
     def table(self, rows: int, columns: int) -> list[list[float]]:
-        """Returns the table that BatchSlots.advance reads."""
+        """Returns the next table of adt_tree.batch.outcomes: a row per image with the number of committed
+        codes, the number of drafted nodes, codes and probabilities."""
         self.steps += 1
-        told = []
+        outcomes = []
         for row in range(rows):
             accepted = min((self.steps + row) % 4, self.shapes[row].depth, (columns - 2) // 2 - 1)
-            told.append([accepted + 1.0, 1.0] + [0.0] * (columns - 2))
-        return told
+            outcomes.append([accepted + 1.0, 1.0] + [0.0] * (columns - 2))
+        return outcomes
 
 
 @contextmanager
 def fake_gpu() -> Iterator[tuple[Device, Script]]:
-    """Runs the block with the stand-in in the place of a GPU. Yields the device and its script of
-    verdicts."""
+    """Runs the block with the fake device in the place of a GPU. Yields the device and its script."""
     gpu, script, copied = Device(), Script(), adt_tree.tree.to_device
 
     def to_device(values: Any, device: torch.device) -> Tensor:
@@ -321,12 +322,12 @@ def fake_gpu() -> Iterator[tuple[Device, Script]]:
 
     advance, fill = adt_tree.batch.BatchSlots.advance, NoiseTable.begin
 
-    def watched(slots: Any, *arguments: Any) -> Any:
-        script.shapes = next(x for x in arguments if isinstance(x, list) and isinstance(x[0], TreeShape))
-        return advance(slots, *arguments)
+    def watched(slots: Any, tree: Any, top1: Any, verdict: Any, shapes: list[TreeShape], clock: float) -> Any:
+        script.shapes = shapes
+        return advance(slots, tree, top1, verdict, shapes, clock)
 
     def begin(table: Any, slot: int, seed: int, silent: bool = False) -> None:
-        """Fills the noise of the first positions only; all the others are filled in the same way."""
+        """Fills the noise of the first positions only, because all others are filled in the same way."""
         positions, table._positions = table._positions, ROWS
         fill(table, slot, seed, silent)
         table._positions = positions
@@ -344,5 +345,5 @@ def fake_gpu() -> Iterator[tuple[Device, Script]]:
 
 
 def unfilled(make: Callable[[], Any], dtype: torch.dtype, device: torch.device) -> Any:
-    """Returns the result of make(), built on the stand-in."""
+    """Returns the result of make(), built on the fake device."""
     return on_meta(make).to(dtype).eval().requires_grad_(False)

@@ -91,21 +91,22 @@ class LlamaGen:
     """A recorded LlamaGen model."""
 
     decoder: Decoder
-    conditioner: CaptionProjector | Tensor  # or the table of classes
+    conditioner: CaptionProjector | Tensor  # of captions, or the table of classes
 
     @property
     def num_codes(self) -> int:
         """Returns the size of the codebook."""
         return self.decoder.config.vocab_size
 
-    def prompts(self, ahead: bool = False) -> list[PaddedPrompt]:
+    def prompts(self, padding_attends: bool = False) -> list[PaddedPrompt]:
         """Returns the recorded prompts: texts of 120 and of 9 rows, or two classes."""
         if isinstance(self.conditioner, Tensor):
             table, ids = self.conditioner, tensors("llamagen/c2i_expected")["class_ids"]
             return [PaddedPrompt(table[n][None], table[-1:]) for n in ids]
         recorded, project = tensors("llamagen/t2i_expected"), self.conditioner
         nothing = project(project.uncond_embedding)
-        return [PaddedPrompt(project(recorded[f"t5_{n}"]), nothing, ahead) for n in ("long", "short")]
+        rows = [project(recorded[f"t5_{length}"]) for length in ("long", "short")]
+        return [PaddedPrompt(text, nothing, padding_attends) for text in rows]
 
     def drafter_net(self) -> DrafterNet:
         """Returns the recorded drafter."""
@@ -118,7 +119,7 @@ class LlamaGen:
         return net.eval().requires_grad_(False)
 
     def target(self, slots: int, nodes: int, codes: int | None = None) -> ARTarget:
-        """Returns a target under guidance, for the first `codes` codes of an image."""
+        """Returns a target under guidance, for whole images or for the first `codes` codes of each."""
         config = self.decoder.config
         side = config.raster_side
         grid = Grid(side, side) if codes is None else Grid(codes, 1)

@@ -39,14 +39,15 @@ def state(name: str) -> dict[str, Tensor]:
     return {key.removeprefix("weights."): v.float() for key, v in stored if key.startswith("weights.")}
 
 
-def narrow(patch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes the libraries' Inception and VGG-16 as narrow as the recorded ones."""
     for name, factor in (
         ("torch_fidelity.feature_extractor_inceptionv3", 16),
         ("torchvision.models.vgg", 32),
     ):
         layers = {kind.__name__: _narrower(kind, factor) for kind in (nn.Conv2d, nn.BatchNorm2d, nn.Linear)}
-        patch.setattr(library(name), "nn", SimpleNamespace(**vars(nn) | layers))
+        monkeypatch.setattr(library(name), "nn", SimpleNamespace(**vars(nn) | layers))
 
 
 def _narrower(kind: type[nn.Module], factor: int) -> type[nn.Module]:

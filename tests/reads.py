@@ -27,8 +27,8 @@ SUBSCRIPTS = {"__getitem__", "__setitem__"}
 class Reads(TorchFunctionMode):
     """Logs, in order, the operations that would wait. `log` may be cleared at any time.
 
-    This mode sees the calls of torch functions, of which torch.tensor(), or a list in a subscript, copies
-    from pageable memory. The mode Operators, which it enters as well, sees the kernels.
+    This mode sees the calls of torch functions. Among these, torch.tensor() and a subscript with a list copy
+    from pageable memory. It also enters the mode Operators, which sees the kernels.
     """
 
     def __init__(self) -> None:

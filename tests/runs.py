@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-CLOCKS = ("time", "latency", "ms")
+CLOCKS = ("time", "latency", "ms")  # keys of measured times
 SIGNALLED = """
 import os, runpy, signal, sys
 from eval.runs.run_folder import RunFolder
@@ -46,10 +46,10 @@ def statistics(folder: Path) -> dict[str, dict[str, Any]]:
     """Returns the statistics of every image by its name, without times."""
     (path,) = folder.glob("global_statistics_*.json")
     stored = json.loads(path.read_text())
-    return {name: _lasting(entry) for name, entry in stored.items()}
+    return {name: _without_times(entry) for name, entry in stored.items()}
 
 
-def _lasting(entry: dict[str, Any]) -> dict[str, Any]:
+def _without_times(entry: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in entry.items() if key not in CLOCKS}
 
 
@@ -68,4 +68,5 @@ def contents(folder: Path) -> dict[str, Any]:
     files: dict[str, Any] = {str(path.relative_to(folder)): None for path in folder.rglob("*")}
     files |= {name: (folder / name).read_bytes() for name in files if name.endswith(".png")}
     steps = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
-    return {**files, "steps.jsonl": list(map(_lasting, steps)), "statistics": [*statistics(folder).items()]}
+    files["steps.jsonl"] = list(map(_without_times, steps))
+    return files | {"statistics": [*statistics(folder).items()]}

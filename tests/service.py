@@ -62,22 +62,22 @@ def running(pipe: Pipeline, settings: Settings) -> Iterator[Running]:
     """Serves a model until the block ends."""
     app, listener = create_app(pipe, settings), server.bind("127.0.0.1", 0)
     port = listener.getsockname()[1]
-    uvicorns = uvicorn.Server(server.configure(app, settings, grace_s=10))
-    thread = threading.Thread(target=uvicorns.run, kwargs={"sockets": [listener]})
+    web_server = uvicorn.Server(server.configure(app, settings, grace_s=10))
+    thread = threading.Thread(target=web_server.run, kwargs={"sockets": [listener]})
     thread.start()
-    wait_for(lambda: uvicorns.started)
+    wait_for(lambda: web_server.started)
     try:
         yield Running(app.state.service, port)
     finally:
-        uvicorns.should_exit = True
+        web_server.should_exit = True
         thread.join(timeout=30)
         assert not thread.is_alive() and not app.state.service.scheduler.alive
 
 
-def wait_for(true: Callable[[], bool], seconds: float = 30) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 30) -> None:
     """Waits until a condition holds. Fails after that many seconds."""
     end = time.monotonic() + seconds
-    while not true():
+    while not condition():
         assert time.monotonic() < end, "it did not happen in time"
         time.sleep(0.01)
 

@@ -58,7 +58,7 @@ class TabularTarget:
             state = torch.where(tree.depths == depth, below, state)
         self._states = state
         features = state[None, ..., None].float().expand(self.logits.shape[0], -1, -1, -1)
-        # What lies beyond the image (idle slots) wraps around.
+        # In idle slots states lie beyond the image and wrap around.
         return Scored(self.logits[:, state % self.logits.shape[1]], features)
 
     def commit(self, tree: DraftTree, verdict: Verdict) -> None:
@@ -140,16 +140,20 @@ def image_distribution(logits: Tensor, sampling: Sampling, length: int) -> Tenso
 
 def deviation(images: Iterator[Decoded], exact: Tensor) -> float:
     """Returns how far images are from the exact distribution: their chi-square statistic as a standard score.
-    Rare outcomes are pooled. An image that the distribution excludes gives 1e9."""
+    An image that the distribution excludes gives 1e9."""
     codes = torch.tensor([image.codes for image in images])
     place = (codes * CODES ** torch.arange(codes.shape[1]).flip(0)).sum(dim=1)
     counts = torch.bincount(place, minlength=len(exact)).double()
     if bool((counts[exact == 0] > 0).any()):
         return 1e9
-    expected = exact * counts.sum()
+    return chi_square(counts, exact * counts.sum())
+
+
+def chi_square(counts: Tensor, expected: Tensor) -> float:
+    """Returns the chi-square statistic of counts as a standard score. Outcomes that are expected fewer than
+    five times are pooled into one."""
     rare = expected < 5
-    expected = torch.cat((expected[~rare], expected[rare].sum()[None]))
-    counts = torch.cat((counts[~rare], counts[rare].sum()[None]))
+    counts, expected = (torch.cat((x[~rare], x[rare].sum()[None])) for x in (counts.double(), expected))
     possible = expected > 1e-6
     square = ((counts - expected)[possible] ** 2 / expected[possible]).sum()
     freedom = int(possible.sum()) - 1

@@ -1,4 +1,4 @@
-"""Alignments: under either, a drafter predicts what its network computes over whole sequences, and auto takes
+"""Alignments: under each, a drafter predicts what its network computes over whole sequences, and auto chooses
 the one that predicts better."""
 
 from __future__ import annotations
@@ -31,29 +31,33 @@ def model(tiny_checkpoint: Path) -> Model:
 
 
 def test_tokens_of_a_tree() -> None:
-    same = Unshifted(2, 4, torch.device("cpu"))
-    assert same.prompt(0, [1, 9, 7]) == [1, 9] and same.prompt(1, [1, 6]) == [1]
-    codes = torch.tensor([[10, 11, 12], [20, 0, 0]])
-    count = torch.tensor([3, 1])
-    before = [[7 - 4, 10, 11], [6 - 4, 20, 0]]
-    assert same.committed(codes, count).tolist() == before
-    eye = torch.eye(2, dtype=torch.bool).expand(2, -1, -1)
-    level = torch.tensor([[30, 31], [40, 41]])
-    assert same.drafted(level, eye).tolist() == [[12, 12], [20, 20]]  # children of the roots
-    under = torch.tensor([[[False, True], [True, False]]]).expand(2, -1, -1)
-    seen = torch.cat((under, eye), dim=2)
-    below = torch.tensor([[50, 51], [60, 61]])
-    assert same.drafted(below, seen).tolist() == [[31, 30], [41, 40]]
-    deeper = torch.cat((under, eye, eye), dim=2)
-    assert same.drafted(below + 5, deeper).tolist() == [[50, 51], [60, 61]]
-    assert same.committed(codes[:, :1], torch.tensor([1, 1]))[:, 0].tolist() == [12, 20]
-    assert torch.equal(Shifted().drafted(level, eye), level)
+    """Unshifted pairs a feature with its own code, which is that of the node's parent. Slot 0 commits the
+    codes 10, 11 and 12 and then drafts this tree; slot 1 drafts one of the same form below code 20.
+
+        12 +- 30 -- 51 -- 56
+           +- 31 -- 50 -- 55
+    """
+    unshifted = Unshifted(2, 4, torch.device("cpu"))  # token ids of codes begin at 4
+    assert unshifted.prompt(0, [1, 9, 7]) == [1, 9] and unshifted.prompt(1, [1, 6]) == [1]
+    codes, count = torch.tensor([[10, 11, 12], [20, 0, 0]]), torch.tensor([3, 1])
+    assert unshifted.committed(codes, count).tolist() == [[7 - 4, 10, 11], [6 - 4, 20, 0]]
+    itself = torch.eye(2, dtype=torch.bool).expand(2, -1, -1)
+    crossed = torch.tensor([[[False, True], [True, False]]]).expand(2, -1, -1)
+    first, second = torch.tensor([[30, 31], [40, 41]]), torch.tensor([[50, 51], [60, 61]])
+    assert unshifted.drafted(first, itself).tolist() == [[12, 12], [20, 20]]
+    ancestors = torch.cat((crossed, itself), dim=2)
+    assert unshifted.drafted(second, ancestors).tolist() == [[31, 30], [41, 40]]
+    ancestors = torch.cat((crossed, itself, itself), dim=2)
+    assert unshifted.drafted(second + 5, ancestors).tolist() == [[50, 51], [60, 61]]
+    assert unshifted.committed(codes[:, :1], torch.tensor([1, 1]))[:, 0].tolist() == [12, 20]
+    assert torch.equal(Shifted().drafted(first, itself), first)
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("name", ALIGNMENTS)
 def test_a_chain_is_the_network_over_the_sequence(model: Model, name: str) -> None:
-    """Committed pairs and then a drafted chain give the features of a causal pass over the whole sequence."""
+    """Committing pairs and then drafting a chain gives the features of a causal pass over the whole
+    sequence."""
     prompt, codes = model.encode("red heart"), [5, 9, 2, 7, 7, 1]
     target = model.target(1, SAMPLING, 1, prompt.length)
     drafter = replace(model, alignment=name).drafter(target, 4, 1)

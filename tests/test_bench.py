@@ -1,10 +1,9 @@
-"""bench: which combinations it measures, what a row holds, and that an interrupted run goes on."""
+"""bench: which combinations it measures, what a row holds, and that an interrupted run continues."""
 
 from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,12 @@ from cli.bench import Options, check, configurations, load
 from eval.harness import Configuration, interval, leads, row, tau_interval, turns
 from eval.profile import PARTS, exclusive_time
 from eval.runs.measurements import Measured, Measurements
-from models.footprint import published_use
 from tests.checkpoints import Checkpoints
 from tests.conftest import Refused, Result, Run
+from tests.tiny import tiny_use
 
 VARIED = "--vary seed_cells=random,left,above"
-CLOCKS = ("SR", "SR_95", "median_s", "step_ms", "images_per_min")
+CLOCKS = ("SR", "SR_95", "median_s", "step_ms", "images_per_min")  # keys that depend on measured times
 
 
 def parsed(words: str) -> Options:
@@ -44,8 +43,8 @@ def words(checkpoints: Checkpoints, tmp_path: Path) -> list[str]:
     return ["bench", *fixed, "--output_dir", str(tmp_path / "o")]
 
 
-def lasting(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns the rows without the values that depend on a clock."""
+def rows_without_times(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns the rows of a result without the values of CLOCKS."""
     return [{k: v for k, v in row.items() if k not in CLOCKS} for row in result["rows"]]
 
 
@@ -200,19 +199,9 @@ def test_batches_trees_and_bounds(result: Result, words: list[str]) -> None:
 def test_random_weights_read_no_file(
     result: Result, words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The model has the dimensions of lumina_mgpt made tiny, with row separators and a prompt of its
-    length."""
-    use = published_use("lumina_mgpt")
-    small = {"hidden_size": 64, "intermediate_size": 128, "vocab_size": 300}
-    small |= {"num_heads": 4, "num_kv_heads": 4}
-    tiny = replace(
-        use,
-        decoder=replace(use.decoder, num_layers=2, **small),
-        drafter=replace(use.drafter, num_layers=1, **small),
-        vq=replace(use.vq, num_embeddings=256, embed_dim=8),
-        codes=256, side=4 * use.vq.patch_size, tokens=20, prompt=8,
-    )  # fmt: skip
-    monkeypatch.setattr("models.footprint.published_use", lambda name: tiny)
+    """The model has the dimensions of lumina_mgpt made tiny."""
+    use = tiny_use()
+    monkeypatch.setattr("models.footprint.published_use", lambda name: use)
     more = "--model lumina_mgpt --random_weights --methods eagle-2 self-draft --temperatures 1 --num_images 2"
     rows = result(*words, *more.split(), "--warmup", "0")["rows"]
     assert [row["method"] for row in rows] == ["ar", "eagle-2", "self-draft"]
@@ -242,11 +231,12 @@ def test_an_interrupted_bench_goes_on(
     status, out, err = run(*words, "--profile")
     assert (status, err) == (0, "") and "assembled from 2 runs" in out
     resumed = json.loads(out.splitlines()[-1])
-    assert [part["prompts"] for part in resumed["runs"]] == [1, 2] and lasting(resumed) == lasting(whole)
+    assert [part["prompts"] for part in resumed["runs"]] == [1, 2]
+    assert rows_without_times(resumed) == rows_without_times(whole)
     files = sorted((tmp_path / "o" / "measurements").iterdir())
     batches = [json.loads(file.read_text()) for file in files]
     assert [batch["run"] for batch in batches] == [1, 2, 2]
-    # The methods take turns at being first.
+    # Every batch begins with another method.
     order = [[name.split(" ")[0] for name in batch["measured"]] for batch in batches]
     assert order == [["ar", "eagle-2", "eagle-2:accept-none"], ["eagle-2", "eagle-2:accept-none", "ar"],
                      ["eagle-2:accept-none", "ar", "eagle-2"]]  # fmt: skip
@@ -318,7 +308,8 @@ def test_a_row() -> None:
 
 
 def test_intervals_of_tau() -> None:
-    """An image of n steps of c codes has tau c; a lead is resampled in pairs of one name."""
+    """tau is the number of codes per step. The interval of a lead resamples pairs of images with the same
+    name."""
 
     def decoded(name: str, *accepted: int) -> Decoded:
         steps = [Step(n, 0, 0, 4, 1, 4, count, 1.0) for n, count in enumerate(accepted)]

@@ -1,5 +1,5 @@
-"""The number of recordings of an image, for every family and method: whole images at published sizes of
-grids, prompts and trees, by models of tiny width."""
+"""Bounds the number of CUDA graphs that one image records, for every family and method. Grids, prompts and
+trees have their published sizes; the models are narrow."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from models.footprint import Use, published_use
 from models.graphs import GraphRunner
 from models.registry import SPECS
 
-# Recordings of an image: where rows end in no separators; where they do; and there with adt-tree, for which
-# drafting is recorded at every number of levels.
+# Bounds on the recordings of an image: of families whose rows end in no separator, of families whose rows do,
+# and of these with adt-tree, for which drafting is recorded at every number of levels.
 MOST, MOST_ROWS, MOST_ADAPTIVE = 28, 56, 96
 CODES, WIDTH = 32, 8
 FAMILIES = [name for name, spec in SPECS.items() if spec.published and spec.pixels]
 ROW_ENDS = ("lumina_mgpt", "emu3")  # families whose rows end in separators
 METHOD_NAMES = [name for name, row in METHODS.items() if row.proposer != "rivals"]
-PERIODS = 12  # steps for which an image accepts nothing, then all, then 1, 2, 3, 0, ... drafts
+PERIOD = 12  # steps: 12 accept nothing, the next 12 all drafts, the next 12 accept 0, 1, 2, 3, 0, ... drafts
 
 
 class Recorder:
-    """Takes the place of CudaRecorder: records nothing, and a replay leaves all results as they are."""
+    """Takes the place of CudaRecorder. It records nothing, and a replay leaves all results as they are."""
 
     def warm_up(self) -> nullcontext[None]:
         return nullcontext()
@@ -50,14 +50,14 @@ class Acceptance:
         self.steps, self.depth = 0, 0
 
     def count(self, longest: int) -> int:
-        """Returns how many codes the next step commits."""
-        accepted = (0, self.depth, self.steps % 4)[self.steps // PERIODS % 3]
+        """Returns the number of codes that the next step commits, at most `longest`."""
+        accepted = (0, self.depth, self.steps % 4)[self.steps // PERIOD % 3]
         self.steps += 1
         return 1 + min(accepted, self.depth, longest - 1)
 
 
 def tiny(family: str) -> Use:
-    """Returns the dimensions of a family with the least width."""
+    """Returns the dimensions of a family, with a width of 8."""
     use = published_use(family)
     decoder = replace(
         use.decoder, vocab_size=2 * CODES, hidden_size=WIDTH, intermediate_size=WIDTH, num_layers=1,
@@ -87,10 +87,11 @@ def recordings(family: str, name: str, monkeypatch: pytest.MonkeyPatch) -> int:
         longest = (table.shape[1] - 2) // 2
         return last, torch.tensor([[acceptance.count(longest), 1, *[0] * (2 * longest)]])
 
-    def watched(slots: BatchSlots, *given: Any) -> StepOutput:
-        shapes = next(x for x in given if isinstance(x, list) and isinstance(x[0], TreeShape))
+    def watched(
+        slots: BatchSlots, tree: Any, top1: Any, verdict: Any, shapes: list[TreeShape], clock: float
+    ) -> StepOutput:
         acceptance.depth = shapes[0].depth
-        return advance(slots, *given)
+        return advance(slots, tree, top1, verdict, shapes, clock)
 
     monkeypatch.setattr(BatchSlots, "advance", watched)
     engine.target.run = scripted

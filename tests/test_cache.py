@@ -1,5 +1,5 @@
-"""The key/value cache alone: where it stores entries, and whether attention is called so that CUDA has a
-fused kernel."""
+"""The key/value cache: where it stores entries, and that it calls attention as CUDA's fused kernels need
+it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_attention_over_a_tree(kv_heads: int, stored: int, monkeypatch: pytest.M
         patch.setattr("models.cache.F.scaled_dot_product_attention", watched)
         mixed = meta.attend(cache.layers[0], query, kv).view(2, nodes, heads * size)
     (((folded, key, value), options),) = calls
-    assert set(options) == {"attn_mask", "scale"}, "no grouped attention: a mask leaves it no fused kernel"
+    assert set(options) == {"attn_mask", "scale"}, "enable_gqa with a mask has no fused kernel"
     assert folded.shape == (2, kv_heads, heads // kv_heads * nodes, stored)
     assert key.shape == value.shape == (2, kv_heads, 9, stored)
     for row, length in enumerate(LENGTHS):

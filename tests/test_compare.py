@@ -35,9 +35,9 @@ else:
 def compare(
     tmp_path: Path, script: str, *words: str, slow: float = 1.0, changed: str = "nothing"
 ) -> tuple[subprocess.CompletedProcess[str], list[tuple[bool, list[str]]]]:
-    """Runs a script against an empty checkout, with a stub in the place of main.py that is `slow` times as
-    slow in this checkout and changes an image for the words `changed`. Returns the script's output and the
-    stub's calls: whether in this checkout, and the words."""
+    """Runs a script that compares this checkout with an empty one, with a stub in the place of main.py. In
+    this checkout the stub takes `slow` times as long, and makes one other image if the words `changed` occur.
+    Returns the finished script and the stub's calls: whether each ran in this checkout, and its words."""
     other, program, log = tmp_path / "other", tmp_path / "program", tmp_path / "log"
     other.mkdir()
     stub = STUB.format(python=sys.executable, root=str(ROOT), log=str(log), slow=slow, changed=changed)

@@ -23,15 +23,15 @@ from tests import test_engine
 from tests.decoding import codes_of
 
 SLOTS = 2
-KERNELS = 8  # at most, of a layer; its attention and the write to the cache add one each
+KERNELS = 8  # most kernels of a layer, without its attention and the write to the cache, which are one each
 # The only kernels that the compiler does not generate.
 PRODUCTS = {"extern_kernels.mm", "extern_kernels.addmm"}
 KERNEL = re.compile(r"(cpp_fused\w*|extern_kernels\.\w+|torch\.ops\.[\w.]+)\(")
 
 
 def new_engine(method: Method, compiled: bool) -> Engine:
-    """Returns the engine of a method over the tests' random networks, with passes in buckets of rows and
-    layers that are compiled or not."""
+    """Returns the engine of a method over the random networks of test_engine. Passes are padded to buckets of
+    rows, as under graphs."""
     model = replace(test_engine.random_model(graphs=True), compiled=compiled)
     return build(model, method, SLOTS, test_engine.MAX_PROMPT)
 

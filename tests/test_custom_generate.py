@@ -82,7 +82,7 @@ def encode(folder: Path) -> Callable[..., dict[str, Tensor]]:
 
 
 def allowed(row: int, ids: Tensor) -> list[int]:
-    """Returns the tokens allowed next, as transformers documents them for Emu3."""
+    """Returns the tokens that may come next, as transformers documents them for Emu3."""
     offset = len(ids) - int((ids == IDS[tiny.IMAGE_TOKEN]).nonzero()[0, 0])
     if offset > LENGTH:
         return [IDS[CLOSING[min(offset - LENGTH, 3) - 1]]]
@@ -119,8 +119,8 @@ def arguments(encode: Callable[..., dict[str, Tensor]], count: int, **more: Any)
 def test_tokens_of_generate(
     model: Any, encode: Callable[..., Any], form: str, count: int, method: Any, more: dict[str, Any]
 ) -> None:
-    """Greedy tokens equal those of generate one by one: padding and prompt, rows with their ends, and the
-    tokens behind the image."""
+    """All greedy tokens equal those of `generate`: padding and prompt, rows with their ends, and the tokens
+    behind the image."""
     call = arguments(encode, count, **more)
     expected = model.generate(**(call | {"prefix_allowed_tokens_fn": allowed}))
     tokens = model.generate(**call, **FORMS[form], method=method)
@@ -136,7 +136,8 @@ def test_tokens_of_generate(
 def test_sampling_is_the_effective_configuration(
     model: Any, folder: Path, encode: Callable[..., Any], form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The images of our pipeline with the settings of the model's own file and of the call, seed by seed."""
+    """Sampled images are those of our pipeline at the same seeds, with the settings of the model's
+    generation_config where the call has none."""
     import transformers
 
     monkeypatch.setattr(model.generation_config, "temperature", 0.8)
@@ -184,7 +185,7 @@ def more_tokens(row: int, ids: Tensor) -> list[int]:
 
 
 def no_repeats(row: int, ids: Tensor) -> list[int]:
-    """Allows all codes but the first of the image, once it is there: only the image itself shows it."""
+    """Forbids the image's first code in the rest of the image. Only a finished image shows this."""
     start = int((ids == IDS[tiny.IMAGE_TOKEN]).nonzero()[0, 0]) + 1
     tokens = allowed(row, ids)
     return [
@@ -248,7 +249,7 @@ def test_prompts_that_do_not_fit_are_refused(model: Any, encode: Callable[..., A
 
 
 def test_other_models_are_refused(checkpoints: Any) -> None:
-    """Chameleon's generate masks image tokens, so it is not reached."""
+    """Chameleon's `generate` masks image tokens, so it cannot make images."""
     import transformers
 
     path = checkpoints["emoji"].path
@@ -260,8 +261,8 @@ def test_other_models_are_refused(checkpoints: Any) -> None:
 
 
 def test_engines_are_kept_while_they_fit(folder: Path, encode: Callable[..., Any]) -> None:
-    """A model has a few engines, one per grid, batch size, method and longest prompt. New weights need new
-    engines."""
+    """A model keeps its latest engines, each for one grid, batch size, method and longest prompt. New weights
+    need new engines."""
     model = load(folder)
 
     def engines(count: int = 1, **more: Any) -> list[Any]:

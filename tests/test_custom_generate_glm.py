@@ -1,4 +1,5 @@
-"""model.generate(..., custom_generate=...) of GLM-Image: two rasters, and the token behind them."""
+"""model.generate(..., custom_generate=...) of GLM-Image: the codes of two rasters, and the token behind
+them."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ def only_codes(row: int, ids: Tensor) -> list[int]:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("count", "method", "behind"), [(1, None, 1), (3, "self-draft", 0), (2, "ar", 1)])
 def test_tokens_of_generate(theirs: Theirs, form: str, count: int, method: str, behind: int) -> None:
-    """Greedy, token for token, with the padding of the prompts. The last token comes from the whole head."""
+    """All greedy tokens are equal, with the padding of the prompts. The token behind the image may be any
+    token of the vocabulary."""
     call = arguments(theirs, count, max_new_tokens=LENGTH + behind)
     start = call["input_ids"].shape[1]
     masked = theirs.model.generate(**(call | {"max_new_tokens": LENGTH}), prefix_allowed_tokens_fn=only_codes)
@@ -68,7 +70,7 @@ def test_what_cannot_be_honoured_is_refused(theirs: Theirs, word: str) -> None:
 
 
 def test_source_images_are_refused(theirs: Theirs) -> None:
-    """A prompt that holds the end of an image asks for an edited one."""
+    """A prompt that contains the end of an image asks for an edited image."""
     call = arguments(theirs, 1)
     call["input_ids"][0, 3] = tiny.CODES + tiny.END
     with pytest.raises(UserError, match="prompt 0"):
@@ -76,8 +78,8 @@ def test_source_images_are_refused(theirs: Theirs) -> None:
 
 
 def last_of_generate(theirs: Theirs, call: dict[str, Any], masked: Tensor) -> list[int]:
-    """Returns the tokens that generate itself puts behind images, while a function forces the codes of
-    those."""
+    """Returns the tokens that `generate` itself puts behind the images. A function forces the codes inside
+    them."""
     start = call["input_ids"].shape[1]
 
     def forced(row: int, ids: Tensor) -> list[int]:

@@ -1,8 +1,8 @@
 """Compares the distribution of whole images that the real loop generates with the enumerated one, for every
 rule, policy and drafter, and measures how far relaxed acceptance moves it.
 
-Self-drafting drafts with the very noise that judges its drafts. A test passes if |z| < 4 at fixed seeds. For
-every rule there is a broken variant, which must fail the same test.
+Self-drafting is tested with the others, although the noise that makes its drafts also judges them. A test
+passes if |z| < 4 at fixed seeds. For every rule there is a broken variant, which must fail the same test.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def images_of(
     scale: float = 1.0,
     rule: Rule | None = None,
 ) -> Iterator[Decoded]:
-    """Generates images from the tables, with the drafter's logits scaled. rule: is used in place of the
+    """Generates images from the tables. scale: factor of the drafter's logits. rule: takes the place of the
     method's."""
     decoder = build(TabularModel(LOGITS, scale * DRAFTS, GRIDS[grid]), method, slots, 0)
     if rule is not None:
@@ -83,18 +83,17 @@ def test_ar_baseline(sampling: Sampling) -> None:
     assert score(images_of(Method("ar", sampling)), sampling) < LIMIT
 
 
-ONCE = methods(DYNAMIC + STATIC, GUIDED) + methods(DYNAMIC[1:2], *OTHERS)
-ONCE += methods(SELF_DRAFTED, GUIDED, *OTHERS)
-SAME = [(method, "row", SLOTS) for method in ONCE]
-SAME += [(method, "square", SLOTS) for method in methods(DYNAMIC, GUIDED)]
-SAME += [(method, "row", 1) for method in methods(DYNAMIC[2:3], GUIDED)]
-SAME += [(method, "row", 7) for method in methods(STATIC[:1], FILTERED)]
+IN_A_ROW = methods(DYNAMIC + STATIC, GUIDED) + methods(DYNAMIC[1:2], *OTHERS)
+IN_A_ROW += methods(SELF_DRAFTED, GUIDED, *OTHERS)
+COUPLED = [(method, "row", SLOTS) for method in IN_A_ROW]
+COUPLED += [(method, "square", SLOTS) for method in methods(DYNAMIC, GUIDED)]
+COUPLED += [(method, "row", 1) for method in methods(DYNAMIC[2:3], GUIDED)]
+COUPLED += [(method, "row", 7) for method in methods(STATIC[:1], FILTERED)]
 
 
-@pytest.mark.parametrize(("method", "grid", "slots"), SAME, ids=str)
+@pytest.mark.parametrize(("method", "grid", "slots"), COUPLED, ids=str)
 def test_coupled_is_the_ar_baseline(method: Method, grid: str, slots: int) -> None:
-    """The codes equal the AR baseline's one by one, so their distribution does too; and some drafts are
-    accepted."""
+    """All codes equal the AR baseline's, so their distribution does too. Some drafts are accepted."""
     count = 64 if slots < SLOTS else 512
     images = list(images_of(method, count, grid, slots))
     assert codes_of(images) == baseline_codes(method.sampling, count)
@@ -265,8 +264,8 @@ RULES: dict[str, Callable[[Relaxation], Rule]] = {
     "coupled": lambda relaxation: Coupled(Noise(WIDE, silent=False), relaxation),
     "rejection": lambda relaxation: Rejection(WIDE, False, relaxation),
 }
-DRAWN = torch.randn(4, WIDE, generator=torch.Generator().manual_seed(5))
-P, NEAR = (1.3 * DRAWN[0]).softmax(-1), nearest_table(DRAWN[1:].T, WIDE - 1)
+NORMAL = torch.randn(4, WIDE, generator=torch.Generator().manual_seed(5))
+P, NEAR = (1.3 * NORMAL[0]).softmax(-1), nearest_table(NORMAL[1:].T, WIDE - 1)
 
 
 @pytest.mark.parametrize(("k", "delta"), [(3, 0.05), (8, 0.1), (8, 0.4), (4, 2.0), (8, 3.0)])
@@ -297,12 +296,12 @@ def test_siblings_borrow_once_each(kind: str) -> None:
 
 
 def test_coupled_prefers_the_exact_match_then_the_nearest() -> None:
-    """A draft that equals y comes before one whose neighbours contain y; of those, the one that ranks y first
-    wins."""
+    """Let y be the target's choice. A draft that equals y comes before one whose neighbours contain y. Of
+    those, the one among whose neighbours y comes first wins."""
     p = torch.full((4,), 0.25)
     table = torch.tensor([[1, 2, 3], [2, 0, 3], [3, 1, 0], [2, 1, 0]])
     rule = Coupled(Noise(4, silent=False), Relaxation(table, 2, 1.0))
-    tree = siblings([0, 1])  # y = 2: second neighbour of 0, first of 1
+    tree = siblings([0, 1])  # code 2 is the second neighbour of 0 and the first of 1
     log_p = p.log().expand(SAMPLES, 3, -1)
     for chosen, taken in ((0, 0), (1, 1), (2, 1), (3, 3)):
         perturbed = log_p.clone()

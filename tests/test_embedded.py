@@ -1,5 +1,5 @@
-"""The embedded checkpoint is complete and small, equal in transformers, and gives one image by every exact
-method."""
+"""The embedded checkpoint is complete and small, has the same logits in transformers, and gives the same
+image by every exact method."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ ADAPT = AdaptiveTree(depth_max=5, width_max=5, depth_start=3, width_start=3, bud
 WINDOWS = {"sjd": TreeShape(3, 1, 3), "sjd-coupled": TreeShape(3, 1, 3), "sjd-pac": TreeShape(3, 3, 13)}
 Tree = TreeShape | AdaptiveTree | str | None
 GREEDY = Sampling(temperature=0.0)
-PLAIN = Sampling(temperature=0.0, guidance=1.0)  # the argmax of one branch
+PLAIN = Sampling(temperature=0.0, guidance=1.0)  # greedy, without guidance
 FILTERED = Sampling(temperature=0.9, top_k=7, top_p=0.9)
 SAMPLINGS = [Sampling(), Sampling(guidance=1.0), GREEDY, PLAIN, FILTERED]
 SAMPLINGS += [Sampling(temperature=1.3, top_k=5, top_p=0.8, guidance=1.0)]
@@ -149,8 +149,8 @@ def test_the_likeliest_code_is_known_at_every_position() -> None:
 
 
 def drafted_methods(sampling: Sampling) -> list[Method]:
-    """Returns the methods whose images depend on the drafts, at this sampling or, where they need it, at
-    temperature 0."""
+    """Returns the methods whose images depend on the drafts, at this sampling; some of them at temperature 0
+    instead."""
     relaxed, static = Lantern(0.4, 8), "mc_sim_7b_63"
     return [
         Method("eagle-2", sampling, FIXED, verify="rejection"),
@@ -183,7 +183,8 @@ def test_an_image_is_the_same_in_any_company(method: Method) -> None:
 
 @pytest.mark.parametrize("method", [Method("ar", Sampling()), Method("eagle-2", Sampling(), FIXED)], ids=str)
 def test_runs_leave_nothing_behind(method: Method) -> None:
-    """Some runs have fewer images than slots, and some are abandoned before their images are finished."""
+    """Runs follow one another on one engine. Some have fewer images than slots, and some are abandoned before
+    their images are finished."""
     engine = new_engine(method, 3)
     assert list(engine.decode([])) == []
     for count in (1, 1, 2, 3, *[1] * 20):

@@ -30,8 +30,6 @@ IMAGES = [
     Request(str(n), Prompt([0, *[33 + n] * (n % 3 + 1), 38, *OPENING], OPENING), 77 + n) for n in range(4)
 ]
 SAMPLINGS = {"sampled": Sampling(), "greedy": Sampling(temperature=0.0), "unguided": Sampling(guidance=1.0)}
-
-
 TREES: dict[str, TreeShape | str | None] = {
     "ar": None, "eagle-2": TreeShape(5, 4, 14), "eagle-1": "mc_sim_7b_63", "self-draft": TreeShape(9, 3, 20)
 }  # fmt: skip
@@ -88,8 +86,8 @@ def test_trees_deeper_than_they_have_nodes(slots: int, shape: TreeShape) -> None
 
 
 def separators_added(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Decodes the images. Returns a pair for each pass with separators: the most separators of one tree, and
-    the bound that the pass has room for."""
+    """Decodes the images. Returns a pair for each pass with separators: the number of separators in the tree
+    that has most, and the number for which the pass has room."""
     counts: list[tuple[int, int]] = []
 
     def watched(tree: DraftTree, last: Tensor, most: int, separator: int) -> TokenTree:
@@ -129,8 +127,8 @@ def test_separators_cost_no_more_rows_than_a_level_has_nodes(
 def naive_features(tokens: list[int], drafted: list[int], width: int, codes: int) -> list[Tensor]:
     """Returns the drafter's features behind `tokens`, and behind each drafted code.
 
-    Of `tokens`, `codes` are codes, and the last of these is not committed. The features before it are the
-    target's; behind it the drafter reads its own, and passes separators on the way.
+    `tokens` contains `codes` codes and ends in the root of the tree. The drafter reads the target's features
+    before the root and its own features from there on. Where a row ends, it also reads a separator.
     """
     hidden, features = decoder().causal(torch.tensor([tokens]))[0, :-1], []
     for number in range(len(drafted) + 1):

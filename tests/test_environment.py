@@ -1,4 +1,4 @@
-"""What scripts/setup.sh installs runs every family, README's Python lines and accelerate.
+"""The packages that scripts/setup.sh installs run every family, README's Python lines and accelerate.
 
 Each runs in a new process. A torchvision that does not fit torch stops the import of transformers' models
 there, as it does for a user, and nothing in tests/ works around that.

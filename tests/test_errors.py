@@ -1,4 +1,5 @@
-"""Every class of error ends with its exit status, in a line that names what the exception names."""
+"""Every class of error ends the command with its exit status and one line that names what the exception
+names."""
 
 from __future__ import annotations
 

@@ -17,14 +17,11 @@ from eval.metrics.clip import aesthetic, load_clip
 from eval.metrics.distances import frechet
 from tests import metric_checkpoints as tiny
 from tests.conftest import Refused, Result, Run
+from tests.metric_checkpoints import narrow
 
+__all__ = ["narrow"]  # a fixture that every test uses
 CPU = torch.device("cpu")
 TEXTS = ("a cat", "photo", "a b c", "cat photo", "x y", "z")
-
-
-@pytest.fixture(autouse=True)
-def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    tiny.narrow(monkeypatch)
 
 
 @pytest.fixture
@@ -98,8 +95,8 @@ def test_file_names_of_the_published_codes(tmp_path: Path, name: str) -> None:
 
 
 def test_hps(result: Result, run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The score is the mean over whole images, prepared one at a time, with prompts that have no words in
-    front."""
+    """The score is the mean over whole images, prepared one at a time. No words are put before the
+    prompts."""
     name, path = tiny.hps(tmp_path)
     monkeypatch.setattr("cli.scores.eval_hpsv2.HPS_CLIP", name)
     entry = result("eval_hpsv2", "--image_path", run_folder, "--hps_path", path, "--how_many", 4)

@@ -35,7 +35,8 @@ def test_every_exact_method_makes_the_images_of_the_ar_baseline(
 
 @pytest.mark.parametrize("name", ["anole", "lumina_mgpt"])
 def test_self_drafting_accepts_what_repeats(checkpoints: Checkpoints, name: str) -> None:
-    """If all codes are the same, neighbours are right drafts, with separators or without."""
+    """If all codes of an image are the same, copies of neighbouring codes are right drafts, with row
+    separators and without."""
     model = checkpoints[name].load(need_drafter=False)
     decoder = copy.deepcopy(model.decoder)
     decoder.head.weight.zero_()

@@ -1,4 +1,4 @@
-"""Checkpoints in the published formats with other fields, sizes, dtypes and shards, and the commands on Anole
+"""Checkpoints in the published formats with other fields, sizes, dtypes and shards, and commands with Anole
 and Lumina-mGPT."""
 
 from __future__ import annotations

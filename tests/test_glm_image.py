@@ -1,5 +1,5 @@
-"""GLM-Image from its files to its codes: where its parts lie, what is read of them, sizes, sampling, and what
-a model without pixels stores."""
+"""GLM-Image from its files to its codes: where its parts lie, which tensors are read, sizes, sampling, and
+what a run without pixels stores."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_every_exact_method_makes_the_codes_of_the_ar_baseline(files: Tiny, temp
 
 
 def test_only_what_decodes_codes_is_read(files: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the tower that sees images nor the VQ encoder is read."""
+    """Neither the vision tower nor the VQ encoder is read."""
     read, names = Stored.read, set()
 
     def watched(stored: Stored) -> Any:
@@ -66,18 +66,19 @@ def test_only_what_decodes_codes_is_read(files: Tiny, monkeypatch: pytest.Monkey
     assert torch.equal(model.nearest(3)[:, 0], distance.argmin(dim=1))
 
 
-def test_the_repository_its_model_and_what_the_file_says_of_sampling(files: Tiny) -> None:
+def test_the_sampling_of_generation_config_is_the_default(files: Tiny) -> None:
+    """The repository and the model's folder in it are the same model."""
     root = files.path.parent
     inner, outer = (Pipeline(load(str(folder), OPTIONS)) for folder in (files.path, root))
     assert inner.model.weights_sha == outer.model.weights_sha
     assert inner.model.grid == outer.model.grid == Grid(2, 3, before=(Raster(13, 19),))
-    assert inner.sampling == Sampling(0.8, 0, 0.7, 1.0)  # of generation_config.json
+    assert inner.sampling == Sampling(0.8, 0, 0.7, 1.0)
     assert inner.default_method == "self-draft"
     with pytest.raises(UserError, match="--cfg"):
         inner("sun", sampling=Sampling(guidance=3.0))
 
 
-def test_the_cards_sampling_where_the_file_says_nothing(files: Tiny, tmp_path: Path) -> None:
+def test_the_sampling_of_the_model_card_is_used_without_the_file(files: Tiny, tmp_path: Path) -> None:
     copy = files.copied(tmp_path / "copy")
     (copy.path / "generation_config.json").unlink()
     assert Pipeline(load(str(copy.path), OPTIONS)).sampling == Sampling(0.9, 0, 0.75, 1.0)
@@ -104,14 +105,14 @@ def test_a_model_that_transformers_has_loaded(files: Tiny) -> None:
         for part, whole in shared.items():
             assert within(part.weight, whole.weight)
     assert within(theirs.lm_head.weight, ours.head.weight) and pipe.sampling == read.sampling
-    codes = [found("a red heart", "self-draft", seed=3).codes for found in (pipe, read)]
+    codes = [pipeline("a red heart", "self-draft", seed=3).codes for pipeline in (pipe, read)]
     assert codes[0] == codes[1] and pipe("a red heart", "ar", seed=3).codes == codes[1]
     with torch.no_grad():
         assert torch.equal(theirs(tokens).logits, before)
 
 
 def test_sizes() -> None:
-    """The preview as transformers' processor computes it: about 256 cells at any size."""
+    """As in transformers' processor, the preview has about 256 cells at any size."""
     assert grid_of(1024, 1024) == Grid(32, 32, before=(Raster(16, 16),))
     assert grid_of(36 * 32, 24 * 32) == Grid(36, 24, before=(Raster(19, 13),))
     assert grid_of(256, 256).size == 64 + 256
@@ -122,7 +123,8 @@ def test_sizes() -> None:
 
 
 def test_a_run_stores_codes_and_says_so(files: Tiny, run: Run, tmp_path: Path) -> None:
-    """Twice, the second time with nothing to do; the checkpoint says what no option says of sampling."""
+    """The command runs twice, the second time with nothing to do. The sampling that no option sets is that of
+    the checkpoint."""
     words = ["generate_images", *files.words(), "--height", 64, "--width", 96, "--top_p", 0.5]
     words += ["--prompt", "a red heart", "--num_images", 2, "--output_dir", tmp_path / "o"]
     for _ in range(2):
@@ -182,7 +184,8 @@ def test_prompts_that_hold_images_are_refused(files: Tiny, text: str) -> None:
 
 
 def test_memory_is_that_of_the_part_that_is_read() -> None:
-    """Counted on transformers' model of the published dimensions, which are its defaults."""
+    """The expected numbers are counted in transformers' model, whose default dimensions are the published
+    ones."""
     from transformers import GlmImageConfig, GlmImageForConditionalGeneration
 
     manifest = json.loads((CKPTS / "manifest.json").read_text(encoding="utf-8"))["shapes"]["glm_image"]
@@ -195,10 +198,11 @@ def test_memory_is_that_of_the_part_that_is_read() -> None:
         theirs: Any = GlmImageForConditionalGeneration(config)
     heads = theirs.lm_head.weight[: config.vq_config.num_embeddings]
     expected = sum(p.numel() for p in theirs.model.language_model.parameters()) + heads.numel()
-    found = parts(published_use("glm_image"))
-    assert found["target"] == 2 * expected
-    assert found["codec"] == 4 * theirs.model.vqmodel.quantize.embedding.weight.numel()
+    usual = parts(published_use("glm_image"))
+    assert usual["target"] == 2 * expected
+    assert usual["codec"] == 4 * theirs.model.vqmodel.quantize.embedding.weight.numel()
     assert published_use("glm_image").tokens == grid_of(1024, 1024).size
     larger = parts(published_use("glm_image", tokens=grid_of(2048, 2048).size))
-    slots = larger["cache"] - found["cache"]
-    assert slots == (4352 - 1280) * 40 * 2 * 2 * 128 * 2 and larger["pixels"] == 0
+    # Codes, layers, keys and values, key heads, head size, bytes of bf16.
+    more = larger["cache"] - usual["cache"]
+    assert more == (4352 - 1280) * 40 * 2 * 2 * 128 * 2 and larger["pixels"] == 0

@@ -53,13 +53,13 @@ def test_tokens_are_the_cpus(
 
 
 def warm_up(engine: Engine, request: Request) -> None:
-    """Makes images until nothing more is captured, at most MAX_IMAGES."""
-    seen = -1
+    """Generates images until one of them records no graph, at most MAX_IMAGES."""
+    captured = -1
     for _ in range(MAX_IMAGES):
         list(engine.decode([request]))
         graphs = graphs_of(engine.target)
-        before, seen = seen, graphs.captured if graphs else -1
-        if seen == before:
+        before, captured = captured, graphs.captured if graphs else -1
+        if captured == before:
             return
 
 
@@ -119,7 +119,7 @@ CASES += distribution.REJECTION
 
 @pytest.mark.parametrize("method", CASES, ids=str)
 def test_distribution(method: Method) -> None:
-    """This repeats on the GPU the check of tests/test_distribution.py."""
+    """Repeats a check of tests/test_distribution.py on the GPU."""
     assert distance(method, method.sampling) < distribution.LIMIT
 
 

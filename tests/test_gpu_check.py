@@ -1,10 +1,9 @@
-"""gpu_check on a CPU. The parts that need no GPU run, at tiny dimensions, with torch.cuda stubbed."""
+"""gpu_check on a CPU: the parts of it that need no GPU run at tiny dimensions, with torch.cuda stubbed."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,12 +16,13 @@ from adt_tree import Pipeline
 from cli import gpu_check
 from eval.gpu import measure, part, summary, trace
 from eval.gpu.measure import Item, Subject
-from models.footprint import Use, published_use
+from models.footprint import Use
 from models.transformer import join
 from tests.conftest import Run
 from tests.decoding import CPU
 from tests.gpu_parts import ENVIRONMENT, crash, slow
 from tests.tape import Machine
+from tests.tiny import tiny_use
 
 Sent = list[tuple[str, str, Any]]
 
@@ -30,13 +30,7 @@ Sent = list[tuple[str, str, Any]]
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> Use:
     """Gives every family the layers of lumina_mgpt in tiny dimensions, and a drafter."""
-    published = published_use("lumina_mgpt")
-    small = {"hidden_size": 64, "intermediate_size": 128, "vocab_size": 300}
-    small |= {"num_heads": 4, "num_kv_heads": 4}
-    decoder = replace(published.decoder, num_layers=2, **small)
-    vq = replace(published.vq, num_embeddings=256, embed_dim=8)
-    sizes = {"codes": 256, "side": 4 * vq.patch_size, "tokens": 20, "prompt": 12, "element": 4}
-    use = replace(published, decoder=decoder, drafter=replace(decoder, num_layers=1), vq=vq, **sizes)
+    use = tiny_use(element=4)
     monkeypatch.setattr("models.footprint.published_use", lambda name, precision="fp32": use)
     monkeypatch.setattr(measure, "MIDDLE", 8)
     monkeypatch.setattr(measure, "PROFILED", 2)
@@ -61,7 +55,7 @@ def test_a_family(tiny: Use, monkeypatch: pytest.MonkeyPatch) -> None:
         assert row["mode"] == "eager" and row["precision"] in ("fp32", "bf16")
         assert row["step_ms"] > 0 and row["read_ms"] > 0 and row["steps"] > 0
         assert row["attention"] == {"_scaled_dot_product_flash_attention_for_cpu": []}
-        assert row["estimate_bytes"] > sum(map(torch.Tensor.nbytes.__get__, parameters()))
+        assert row["estimate_bytes"] > sum(weight.nbytes for weight in parameters())
     assert rows["eagle-2"]["first_s"] > 0 and rows["eagle-2"]["other_s"] > 0
     assert rows["eagle-2"]["codes"] == 16
     assert rows["ar"]["steps"] == 7, "two rows of four codes, the first of which is the prompt's"

@@ -1,5 +1,5 @@
-"""Recorded parts of a step give the images and the steps of direct calls, and read static buffers alone. On
-the CPU, tests.tape stands in for CUDA."""
+"""Recorded parts of a step give the images and the steps of direct calls, and read nothing but static
+buffers. On the CPU, tests.tape stands in for CUDA."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ CASES = exact_methods(Sampling()) + exact_methods(PLAIN) + drafted_methods(Sampl
 @pytest.mark.parametrize("slots", [1, 3])
 @pytest.mark.parametrize("method", CASES, ids=str)
 def test_captured_passes_are_the_direct_ones(method: Method, slots: int) -> None:
-    """Idle slots, and rows that nobody reads, have no effect."""
+    """Idle slots, and rows that only pad a pass, have no effect."""
     captured, direct = (new_engine(method, slots, graphs) for graphs in (True, False))
     assert steps(captured.decode(IMAGES)) == steps(direct.decode(IMAGES))
     assert captured.target.run.captured > 1 and captured.target.cache.store.isfinite().all()
@@ -88,12 +88,12 @@ def test_row_separators(name: str) -> None:
 TREES = {"ar": None, "eagle-2": TreeShape(4, 3, 12)}
 
 
-@pytest.mark.parametrize("shift", ALIGNMENTS)
+@pytest.mark.parametrize("alignment", ALIGNMENTS)
 @pytest.mark.parametrize("name", ["ar", "eagle-2", "self-draft"])
-def test_models(name: str, shift: str, tiny_checkpoint: Path) -> None:
-    """Graphs do not change a model's images, whatever its drafter reads."""
+def test_models(name: str, alignment: str, tiny_checkpoint: Path) -> None:
+    """Graphs do not change a loaded model's images, in either alignment of its drafter."""
     outputs = []
-    model = replace(load("emoji", tiny_checkpoint), alignment=shift)
+    model = replace(load("emoji", tiny_checkpoint), alignment=alignment)
     prompts = [model.encode(text) for text in ("sun", "red heart", "pizza")]
     requests = [Request(str(n), prompt, n) for n, prompt in enumerate(prompts)]
     method = Method(name, Sampling(), TREES.get(name, TreeShape(9, 3, 20)))
@@ -127,8 +127,8 @@ def doubling(by: Tensor) -> Callable[[Tensor, int], Tensor]:
 
 
 def check_results(run: GraphRunner, device: torch.device) -> None:
-    """Replays a graph, one of another shape, and one with another number, then again after a tensor was
-    updated in place; and checks that a function of a result leaves that result in its memory."""
+    """Checks the results of a graph, of one for another shape and of one for another number, and of the first
+    after a tensor was updated in place. A function that takes a result leaves it where it was."""
     by, three = torch.tensor(2.0, device=device), torch.ones(3, device=device)
     double = doubling(by)
     results = [run(double, three, 1).tolist(), run(double, 5 * three, 1).tolist()]
@@ -147,8 +147,8 @@ def test_results_hold_until_the_next_call() -> None:
 
 
 def test_the_tape_shows_what_a_graph_breaks() -> None:
-    """A replay runs no Python, and tensors that Python keeps of a recorded function lie in memory that others
-    use."""
+    """A replay runs no Python. A tensor that Python keeps from a recorded function lies in scratch memory,
+    which other recordings overwrite."""
     run, inputs = GraphRunner(Machine()), []
 
     def count(x: Tensor) -> Tensor:

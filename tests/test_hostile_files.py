@@ -1,4 +1,4 @@
-"""Malicious files: none of them runs code, leads out of its folder, hangs, or asks for terabytes. Each is
+"""Malicious files: none of them runs code, leads out of its folder, hangs, or allocates terabytes. Each is
 refused in one line that names it."""
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ CONTENTS = {
     "list": saved([1]),
     "code": saved({"w": torch.ones(2), "x": Command()}),
     "old code": saved({"w": torch.ones(2), "x": Command()}, zipped=False),
-    "plain code": pickle.dumps({"x": Command()}, protocol=4),  # torch warns of this protocol
+    "plain code": pickle.dumps({"x": Command()}, protocol=4),  # torch warns about this protocol
     "archive": b"PK\5\6" + bytes(18),
     "tape": tarfile.TarInfo("a").tobuf() + bytes(1024),
 }
@@ -121,7 +121,12 @@ FIELDS: dict[str, dict[str, tuple[Any, ...]]] = {
         "hidden_size": ("many",),
     },
 }  # fmt: skip
-CASES = [(family, name, value) for family, of in FIELDS.items() for name in of for value in of[name]]
+CASES = [
+    (family, name, value)
+    for family, fields in FIELDS.items()
+    for name, wrong_values in fields.items()
+    for value in wrong_values
+]
 
 
 @pytest.fixture(scope="module")

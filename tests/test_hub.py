@@ -24,7 +24,8 @@ Hub = Callable[..., list]
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
-    """Replaces the hub by one that answers with a folder or an error. Returns its calls."""
+    """Returns a function that replaces the hub by one that answers with this folder or error, and returns the
+    list of its calls."""
 
     def install(answer: object) -> list:
         calls: list = []
@@ -107,9 +108,8 @@ def test_on_the_command_line(hub: Hub, refused: Refused, tmp_path: Path, option:
     assert ERRORS[0][1] in line and not (tmp_path / "o").exists()
 
 
-def test_of_a_pipeline_only_the_parts_of_the_model_are_fetched(hub: Hub, checkpoints: Checkpoints) -> None:
-    """This holds for the hub id alone, for the family's name, and for another repository of the same
-    layout."""
+def test_only_two_folders_of_glm_image_are_fetched(hub: Hub, checkpoints: Checkpoints) -> None:
+    """This holds for the hub id, for the family's name, and for another repository of the same layout."""
     repository = checkpoints["glm_image"].path.parent
     parts = ("vision_language_encoder/", "processor/")
     base = LoadOptions(device="meta", precision="fp32", need_drafter=False, height=64, width=64)

@@ -1,4 +1,4 @@
-"""The launches, reads and memory of a step on a GPU, as a stand-in device counts them."""
+"""The launches, reads and memory of a step on a GPU, as a fake device counts them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from adt_tree.method import METHODS
 from models.graphs import GraphRunner
 from models.registry import SPECS
 from models.target import ARTarget
-from tests.fake_device import TOLERANCE, Case, cases, look, recorded
+from tests.fake_device import TOLERANCE, Case, cases, count, recorded
 from tests.fake_gpu import GPU, FakeRecorder, fake_gpu
 
 # Every family, method, mode, temperature, batch size and rule occurs. Rows of lumina_mgpt and emu3 end in
@@ -41,7 +41,7 @@ def case_of(name: str) -> Case:
 @pytest.mark.parametrize("family", CASES)
 def test_a_step_launches_reads_and_holds_what_it_should(family: str) -> None:
     case = case_of(f"{family} {CASES[family]}")
-    assert look(case).problems(recorded()[case.name]) == []
+    assert count(case).problems(recorded()[case.name]) == []
 
 
 def test_every_kind_of_case_occurs() -> None:
@@ -94,14 +94,16 @@ def holding(size: int) -> Iterator[None]:
         yield
 
 
-def test_a_sound_case_has_no_problem_and_two_launches_more_are_none() -> None:
+def test_two_more_launches_are_no_problem() -> None:
     case = case_of(SOUND)
-    bound = recorded()[case.name]
-    assert look(case).problems(bound) == []
+    expected = recorded()[case.name]
+    assert count(case).problems(expected) == []
     with launching(TOLERANCE):
-        assert look(case).problems(bound) == []
+        assert count(case).problems(expected) == []
 
 
+# By the name of a fault: a function from the expected bytes to a context with the fault, and the words of the
+# problem that it causes.
 SPOILT: dict[str, tuple[Callable[[int], AbstractContextManager[Any]], str]] = {
     "item": (lambda _: after_commit(lambda target, verdict: verdict.count.max().item()), "reads [2, 2,"),
     "cpu": (lambda _: after_commit(lambda target, verdict: torch.zeros(3)), "zeros on cpu"),
@@ -119,8 +121,8 @@ SPOILT: dict[str, tuple[Callable[[int], AbstractContextManager[Any]], str]] = {
 @pytest.mark.parametrize("name", SPOILT)
 def test_every_fault_is_seen(name: str) -> None:
     case, (spoil, words) = case_of(SOUND), SPOILT[name]
-    with spoil(look(case).expected):
-        assert words in "; ".join(look(case).problems(recorded()[case.name]))
+    with spoil(count(case).expected):
+        assert words in "; ".join(count(case).problems(recorded()[case.name]))
 
 
 def test_tensors_of_two_devices_do_not_mix() -> None:
@@ -129,16 +131,16 @@ def test_tensors_of_two_devices_do_not_mix() -> None:
 
 
 def test_the_counter() -> None:
-    """Compares the counts of launches of ten operations. A function's first call runs it between two copies.
-    A replay copies its input, unless that is the result of another."""
-    launched = []
+    """Counts the launches of ten calls. The first call of a recorded function runs it between two copies. A
+    replay copies its input, unless that is the result of another replay."""
+    launches = []
     with fake_gpu() as (device, _):
         x, run = torch.zeros(2, 4, device=GPU), GraphRunner(FakeRecorder(device))
 
         def double(z: torch.Tensor) -> torch.Tensor:
             return (2 * z).sort().values.masked_fill(z > 0, 1).view(-1)
 
-        for made in (
+        for call in (
             lambda: x + 1,
             lambda: x.view(-1)[1:],
             lambda: x.masked_fill(x > 0, 1),
@@ -151,6 +153,6 @@ def test_the_counter() -> None:
             lambda: run(torch.neg, run(double, x)),
         ):
             before = device.total
-            made()
-            launched.append(device.total - before)
-    assert launched == [1, 0, 3, 1, 1, 2, 1 + 7 + 1, 2, 2 + 2, 2 + 1]
+            call()
+            launches.append(device.total - before)
+    assert launches == [1, 0, 3, 1, 1, 2, 1 + 7 + 1, 2, 2 + 2, 2 + 1]

@@ -26,8 +26,8 @@ MAY_IMPORT = {  # main -> cli -> eval, training, serve -> adt_tree.pipeline, mod
     "models": {"models", "adt_tree"},
     "adt_tree": {"adt_tree"},
 }
-# Backbones import the method's protocols, value types, defaults and two helpers. They import no loop, no
-# policy and one rule, which samples the codes on which the alignments of a drafter are compared.
+# What models/ may import from adt_tree: the method's protocols, value types and defaults, some helpers, and
+# the loop of the AR baseline with its noise, which generates the image on which alignments are compared.
 FOR_MODELS = {
     ("adt_tree.roles", None), ("adt_tree.tree", None), ("adt_tree.grid", None),
     ("adt_tree.verify", "Verdict"), ("adt_tree.sampling", "Sampling"), ("adt_tree.relax", "nearest_table"),
@@ -49,7 +49,7 @@ FRONT_DOORS = {
     "adt_tree/generation/call_settings.py": {"transformers"},
     "adt_tree/generation/engines.py": {"models"},
 }
-CONTRACTS = {("adt_tree/generation/contract.py", "generate")}  # called with any arguments
+CONTRACTS = {("adt_tree/generation/contract.py", "generate")}  # functions that may take **arguments
 WITHOUT_TORCH = ("budget", "errors", "grid", "method", "policy", "records", "static_trees")
 NO_TORCH = tuple(f"adt_tree/{name}.py" for name in WITHOUT_TORCH)
 LONGEST_FILE, LONGEST_FUNCTION, LONGEST_LOOP, LARGEST_FOLDER = 400, 60, 40, 20
@@ -68,7 +68,7 @@ EVERYTHING = OURS | sources("tests")
 
 
 def imports(tree: ast.AST) -> Iterator[tuple[str, str | None]]:
-    """Returns the (module, name) of every import, wherever it stands; name is None for whole modules."""
+    """Yields the (module, name) of every import, wherever it stands; name is None for whole modules."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, None) for alias in node.names)
@@ -79,8 +79,8 @@ def imports(tree: ast.AST) -> Iterator[tuple[str, str | None]]:
 
 @pytest.mark.parametrize("file", OURS)
 def test_imports(file: str) -> None:
-    """Layers import downwards only, adt_tree imports no more than types of models, and the method imports
-    nothing but torch from outside."""
+    """Layers import downwards only, models/ imports FOR_MODELS alone from adt_tree, and adt_tree imports no
+    package but torch. FRONT_DOORS are the exceptions."""
     layer, more = file.split("/")[0].removesuffix(".py"), FRONT_DOORS.get(file, set())
     allowed = MAY_IMPORT[layer] | more
     below = MODELS_BELOW.get(file.rpartition("/")[0], ("models",))
@@ -96,7 +96,7 @@ def test_imports(file: str) -> None:
 
 
 def run_imports(tree: ast.Module) -> Iterator[tuple[str, str | None]]:
-    """Returns the imports of a file that run at some time: all but those for type checkers."""
+    """Yields the imports of a file that run at some time: all but those for type checkers."""
     every = list(ast.walk(tree))
     typed = [n for n in every if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.unparse(n.test)]
     hidden = {id(inner) for node in typed for part in node.body for inner in ast.walk(part)}
@@ -113,7 +113,7 @@ def test_imports_have_no_circles() -> None:
             target = f"{module}.{name}" if f"{module}.{name}" in graph else module
             if target in graph and target != importer:
                 graph[importer].add(target)
-    TopologicalSorter(graph).prepare()  # CycleError names one
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names a circle
 
 
 def test_folders_are_small() -> None:

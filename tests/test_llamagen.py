@@ -44,7 +44,7 @@ def test_other_sizes(tmp_path: Path) -> None:
 
 def test_text_features(folder: Path) -> None:
     """The features are those of the padded and masked batch of the published code. The text encoder is loaded
-    late, cut, and freed."""
+    for the first text and can be freed, and long texts are cut off."""
     from transformers import T5EncoderModel
 
     home = folder / "t5" / "flan-t5-xl"
@@ -63,7 +63,7 @@ def test_text_features(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_the_text_encoder_goes_when_prompts_are_encoded(
+def test_the_text_encoder_is_freed_once_prompts_are_encoded(
     folder: Path, keep: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded, load_encoder = [], T5Text._load

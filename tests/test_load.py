@@ -1,4 +1,4 @@
-"""load_test: a plan of requests, what is counted and compared, and what it refuses."""
+"""load_test: its plan of requests, what it counts and compares, and what it refuses."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_figures_are_of_finished_images() -> None:
     assert (figures["first_p50"], figures["image_p50"]) == (2, 4)
 
 
-def test_a_service_that_holds_more_is_a_fault() -> None:
+def test_a_service_that_grows_is_a_fault() -> None:
     before = Process(rss=1000, files=9, threads=4)
     assert growth(before, replace(before, rss=1050)) == []
     for name, value in {"rss": 1051, "files": 10, "threads": 5}.items():
@@ -72,18 +72,8 @@ def test_images_are_those_made_offline(
 
 
 def test_a_stored_test_says_what_it_watched(live: Running, tmp_path: Path, run: Run) -> None:
-    """The process is this one, whose memory may grow, so the status is not looked at."""
-    words = [
-        "load_test",
-        "--url",
-        live.site,
-        "--requests",
-        "4",
-        "--concurrency",
-        "2",
-        "--partial_images",
-        "0",
-    ]
+    """The watched process is this one. Its memory may grow, so the test does not read the status."""
+    words = ["load_test", "--url", live.site, *"--requests 4 --concurrency 2 --partial_images 0".split()]
     result = json.loads(run(*words, "--pid", os.getpid(), "--output_dir", tmp_path)[1].splitlines()[-1])
     assert result["images"] == 4 and result["first_p99"] == result["image_p99"]  # no picture before the last
     (before, after) = result["held"]

@@ -47,7 +47,7 @@ def flash(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("batch_size", [1, 2])
 def test_the_baseline_is_the_same(flash: None, pipe: Pipeline, batch_size: int) -> None:
-    """This holds for prompts of several lengths, with and without guidance."""
+    """Prompts have several lengths, and the images are made with and without guidance."""
     other = Pipeline(replace(pipe.model, attention="flash"))
     for guidance in (1.0, 3.0):
         options = {"sampling": Sampling(guidance=guidance), "seed": 3, "batch_size": batch_size}
@@ -89,7 +89,7 @@ def test_products_that_depend_on_their_neighbours_are_found(monkeypatch: pytest.
         load("emoji", LoadOptions(precision="fp32", deterministic=True))
 
 
-def test_where_either_is_not_made_for_it_is_refused(refused: Refused, tmp_path: Path) -> None:
+def test_options_that_do_not_fit_are_refused(refused: Refused, tmp_path: Path) -> None:
     words = ["generate_images", "--output_dir", tmp_path / "out"]
     line = refused(*words, *"--deterministic --precision fp16".split())
     assert "--deterministic" in line and "--precision" in line

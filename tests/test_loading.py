@@ -1,5 +1,5 @@
-"""Every family loads in one way, by name or folder, with device and precision chosen; a family is one
-file."""
+"""Every family loads in the same way, by name or by folder, with a device and a precision. Its name stands in
+few files of models/."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_what_is_no_model(checkpoints: Checkpoints, tmp_path: Path) -> None:
         ("emojy", OPTIONS, "emojy"),
         ("emojy", replace(OPTIONS, model_path=str(copy)), "emojy"),
         (str(copy), OPTIONS, f"{copy}: .*--model_path"),
-        # A text model in a .pt could belong to either stage.
+        # A text-conditional model in a .pt could be LlamaGen's first stage or its second.
         (str(unsized), OPTIONS, str(unsized)),
         (str(nowhere), OPTIONS, str(nowhere)),
         (emoji, replace(OPTIONS, precision="fp8"), "--precision fp8"),

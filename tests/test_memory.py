@@ -25,10 +25,9 @@ from models.registry import SPECS
 from models.spec import CKPTS
 from tests import tiny
 from tests.checkpoints import Checkpoints, load
-from tests.conftest import Refused, Run
+from tests.conftest import Command, Refused, Run
 from tests.runs import python
 
-Command = Callable[..., list[str]]
 SAMPLING = Sampling()
 DEPTH, WIDTH, NODES = 4, 3, 13
 
@@ -63,7 +62,7 @@ def held(modules: Iterable[nn.Module]) -> int:
 
 
 def test_weights_and_caches_to_the_byte(tiny_checkpoint: Path) -> None:
-    model = load("emoji", tiny_checkpoint, precision="fp16")  # nobody packs it
+    model = load("emoji", tiny_checkpoint, precision="fp16")  # in which a CPU does not pack layers
     target = model.target(3, SAMPLING, NODES, 20)
     drafter = model.drafter(target, DEPTH, WIDTH)
     computed = parts(use(model, 3, 20))
@@ -74,9 +73,9 @@ def test_weights_and_caches_to_the_byte(tiny_checkpoint: Path) -> None:
     assert computed["peak"] > sum(computed[name] for name in ("target", "drafter", "codec", "cache"))
 
 
-def test_one_head_of_the_codes_alone(tiny_checkpoint: Path) -> None:
-    """The head is cut when the model is loaded, the whole one is freed, and all targets share the rest."""
-    model = load("emoji", tiny_checkpoint, precision="fp16")  # nobody packs it
+def test_all_targets_share_a_head_of_the_codes_alone(tiny_checkpoint: Path) -> None:
+    """Loading cuts the head down to the rows of codes and frees the other rows."""
+    model = load("emoji", tiny_checkpoint, precision="fp16")  # in which a CPU does not pack layers
     head, stored = model.decoder.head, read_weights(tiny_checkpoint)["lm_head.weight"]
     rows = stored[model.first_code : model.first_code + model.num_codes]
     assert torch.equal(head.weight, rows.half()) and len(rows) < len(stored)
@@ -105,8 +104,8 @@ def test_what_decoding_allocates_is_known_before(
 
 
 def room_for(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch, images: int) -> Callable[[], int]:
-    """Leaves the memory that eagle-2 needs with `images` in flight. Returns a function that counts the
-    checks."""
+    """Pretends that the free memory is what eagle-2 needs with `images` in flight. Returns a function that
+    returns how often the free memory was asked for."""
     uses: list[Use] = []
     monkeypatch.setattr("models.model.check_room", lambda use, *_: uses.append(use))
     pipe.engine(pipe.method("eagle-2"), pipe.requests(["sun"] * images, 0), images)
@@ -133,7 +132,7 @@ def test_too_many_images_are_refused_by_the_largest_number_that_fits(
     assert generate("o", *words, "--batch_size", "3")[0] == 0 and checked() == 2
     with pytest.raises(UserError, match="--batch_size 4.*--batch_size 3"):
         pipe(["sun"] * 5, method="eagle-2", batch_size=4)
-    assert len(pipe(["sun"] * 3, method="eagle-2", batch_size=4).images) == 3  # no more in flight
+    assert len(pipe(["sun"] * 3, method="eagle-2", batch_size=4).images) == 3  # three are in flight
 
 
 def test_a_single_image_that_does_not_fit_is_refused_by_the_precision(
@@ -167,8 +166,8 @@ def status(key: str) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith(key)) * 1024
 
 
-def draw(folder: str, images: int) -> int:
-    """Generates images all at once. Returns the peak that was computed for this."""
+def decode_at_once(folder: str, images: int) -> int:
+    """Generates images, all in flight at once. Returns the peak of memory that is computed for this."""
     model = load("emoji", folder)
     pipe = Pipeline(model)
     method = pipe.method("eagle-2", sampling=SAMPLING, tree=TreeShape(DEPTH, WIDTH, NODES - 1))
@@ -180,10 +179,10 @@ def draw(folder: str, images: int) -> int:
 
 def print_peaks(first: str, second: str) -> None:
     """Prints the peak of generating from the second checkpoint after the first, measured and computed."""
-    draw(first, 1)
+    decode_at_once(first, 1)
     before = status("VmRSS:")
     Path("/proc/self/clear_refs").write_text("5")
-    computed = draw(second, 4)
+    computed = decode_at_once(second, 4)
     print(status("VmHWM:") - before, computed)
 
 
@@ -195,7 +194,7 @@ def test_the_peak_of_a_process(
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")
     code = f"from tests.test_memory import print_peaks; print_peaks({str(tiny_checkpoint)!r}, {str(large)!r})"
     measured, computed = map(int, python("-c", code).stdout.split())
-    compiled = 40e6  # oneDNN's products for the shapes met here
+    compiled = 40e6  # bytes of the code that oneDNN compiles for products of these shapes
     assert computed > 50e6 and 0.8 < measured / computed, (measured, computed)
     assert measured - compiled < 1.1 * computed, (measured, computed)
 
@@ -204,9 +203,8 @@ def test_the_command_and_the_copy_in_the_readme(run: Run, refused: Refused) -> N
     status, out, _ = run("memory")
     by_model = json.loads(out.splitlines()[-1])
     text = (CKPTS / "README.md").read_text(encoding="utf-8")
-    assert (
-        status == 0 and list(by_model) == list(NAMES) and table(by_model) in text and table(by_model) in out
-    )
+    assert status == 0 and list(by_model) == list(NAMES)
+    assert table(by_model) in text and table(by_model) in out
     for name in NAMES:
         more = parts(published_use(name, "fp32", 2))
         assert more["target"] == 2 * by_model[name]["target"] and more["cache"] == 4 * by_model[name]["cache"]

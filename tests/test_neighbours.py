@@ -57,7 +57,7 @@ def test_columns_of_the_chameleon_table(tmp_path: Path) -> None:
 def test_where_tables_lie(table: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert find_table((tmp_path / "empty", tmp_path), 256) == table
-    assert find_table((table,), 9) == table  # a file given is read, whatever its name
+    assert find_table((table,), 9) == table  # a file is taken whatever its name
     assert find_table((tmp_path,), 9) is None and find_table((), 256) is None
 
 

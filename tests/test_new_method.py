@@ -1,4 +1,5 @@
-"""A new way of drafting takes one module, one row and one test: here a module that copies the row above."""
+"""A new way of drafting takes one module, one row of METHODS and one test. The module here copies the codes
+of the row above."""
 
 from __future__ import annotations
 
@@ -78,7 +79,7 @@ sys.exit(main.main(sys.argv[2:]))
 
 
 def run(tmp_path: Path, *words: str) -> tuple[int, str, str]:
-    """Runs main.py of a program that has the module and the row."""
+    """Runs main.py with the module and the row added."""
     (tmp_path / "copy_above.py").write_text(MODULE)
     done = python("-c", SCRIPT.format(row=ROW.strip()), str(tmp_path), *words)
     return done.returncode, done.stdout, done.stderr

@@ -44,7 +44,7 @@ def test_the_published_flags_name_methods(words: str, name: str) -> None:
     assert parse(words).name == name
 
 
-# A new bound moves the defaults that lie beyond it.
+# --adt_depth_max 5 also lowers depth_min and depth_start, whose defaults are larger.
 FIVE_DEEP = {"depth_min": 5, "depth_start": 5, "depth_max": 5}
 
 
@@ -129,7 +129,8 @@ VALUES = {
     "lantern": "", "lantern_delta": "0.5", "verify": "coupled", "rules": "reference", "seed_cells": "left",
     "tree_choices": "chain", "drafter_alignment": "auto", "adt_init": "both", "adt_beta": "0.5",
 }  # fmt: skip
-# The words that an option needs beside it, so that only its method can refuse it.
+# Further words by the beginning of an option's name. Without them the option would be refused for another
+# reason than its method.
 NEEDED = {"lantern_": "--lantern", "rules": "--verify rejection"} | {
     f"adt_{side}": f"--adt_{side}_min 6 --adt_{side}_start 6 --adt_{side}_max 6"
     for side in ("depth", "width")
@@ -231,7 +232,8 @@ def test_every_option_is_explained_and_states_its_default(
     text = capsys.readouterr().out
     assert "default: None" not in text and "MISSING" not in text
     for item in fields(command):
-        assert item.name in text or item.metadata["unit"] in text
+        positional = item.metadata.get("positional", False)
+        assert (item.metadata["unit"] if positional else f"--{item.name}") in text
 
 
 def test_a_command_inherits_groups_and_changes_their_defaults(

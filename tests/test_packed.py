@@ -34,7 +34,7 @@ POST_NORMS = {"qk_norm": False, "qkv_bias": True, "post_norms": True}  # as in G
 
 
 def inputs(width: int) -> list[torch.Tensor]:
-    """Returns rows in one and in two leading dimensions, and rows that are not contiguous."""
+    """Returns rows with one and with two leading dimensions, and rows that are not contiguous."""
     torch.manual_seed(0)
     contiguous = [torch.randn(2, rows, width) for rows in ROWS] + [torch.randn(3, width)]
     return [*contiguous, torch.randn(2, width, 9).transpose(1, 2)]
@@ -57,10 +57,10 @@ def test_a_product_and_what_is_fused_into_it(bias: bool) -> None:
         )
         for result, expected in pairs:
             torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
-        assert torch.equal(other, before), "the stream was written"
+        assert torch.equal(other, before), "a product wrote to its second input"
 
 
-def test_a_norm_whose_scale_is_elsewhere() -> None:
+def test_a_norm_and_its_scale_apart() -> None:
     torch.manual_seed(3)
     norm = nn.RMSNorm(48, 1e-3)
     norm.weight = nn.Parameter(torch.rand(48), requires_grad=False)

@@ -45,8 +45,8 @@ def grow(tree: str, drafter: Drafter, logits: Tensor, feature: Tensor, root: Ten
 
 
 def check_tree(tree: str, drafted: DraftTree, cycle: dict[str, Tensor], first: int) -> None:
-    """Compares a tree with the released one node by node; no recorded scores tie. first: the token id of code
-    0."""
+    """Compares a tree with the released one node by node, which is possible because no recorded scores tie.
+    first: the token id of code 0."""
     if tree == "dynamic":
         assert drafted.codes[0].tolist() == (cycle["tree_tokens"] - first).tolist()
         assert drafted.parents[0].tolist() == cycle["tree_parents"].clamp_min(0).tolist()
@@ -102,10 +102,10 @@ def of_anole(run: str) -> Recorded:
 
 
 def of_llamagen(run: str) -> Recorded:
-    """Returns a run with our target's features of all 119 rows of a prompt; neither text nor padding is
-    masked."""
+    """Returns a run with our target's features of all rows of a prompt, padding included."""
     model, recorded = llamagen("t2i", 16), cycles("llamagen/drafter_expected", run)
-    target, prompt = model.target(1, 59), model.prompts()[int(run[6])]
+    number = int(run.removeprefix("prompt")[0])
+    target, prompt = model.target(1, 59), model.prompts()[number]
     features = target.prefill(0, prompt).features
     return Recorded(recorded, target, model.drafter_net(), prompt, features, 0, torch.arange(model.num_codes))
 

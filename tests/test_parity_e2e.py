@@ -1,4 +1,5 @@
-"""Parity with the released decoders of Anole and LlamaGen: greedy tokens and accept lengths, in one batch."""
+"""Parity with the released decoders of Anole and LlamaGen: greedy tokens and accept lengths, with several
+images in flight."""
 
 from __future__ import annotations
 
@@ -32,6 +33,7 @@ TREES = ("dynamic", "naive_extend_57", "mc_sim_7b_63")
 DELTA = {"exact": None, "lantern_k10_d0p3": 0.3, "lantern_k10_d2p0": 2.0}
 LLAMAGEN = [(tree, mode, 16) for tree in TREES for mode in DELTA]
 LLAMAGEN += [(tree, "exact", 32) for tree in TREES[:2]]
+# The number of a run's prompt, and whether its padding attends to the text.
 RUNS = {"prompt0.pad_any": (0, False), "prompt1.pad_bf16": (1, False), "prompt1.pad_fp32": (1, True)}
 
 
@@ -104,11 +106,11 @@ def test_greedy_tokens_of_the_ar_baseline(models: Anole) -> None:
 
 @pytest.mark.parametrize(("tree", "mode", "side"), LLAMAGEN)
 def test_llamagen(tree: str, mode: str, side: int) -> None:
-    """A long prompt, and a padded one by either rule of padding, are three images in flight; the long one
-    also runs over the second stage's raster with the same weights."""
+    """Three images are in flight: one of a long prompt, and two of a padded prompt, under each rule of
+    padding. The long prompt is also decoded with the larger raster of the second stage."""
     model, recorded = llamagen("t2i", side), tensors("llamagen/e2e")
     runs = RUNS if side == 16 else {"stage2.prompt0.pad_any": (0, False)}
-    images = [Request(run, model.prompts(ahead)[n], 0) for run, (n, ahead) in runs.items()]
+    images = [Request(run, model.prompts(attends)[n], 0) for run, (n, attends) in runs.items()]
     longest = max(len(value) for key, value in recorded.items() if key.endswith(f".{tree}.{mode}.tokens"))
     target = model.target(len(images), 59, min(longest + SPARE, side * side))
     decoded = list(decode(target, model.drafter_net(), tree, mode, recorded["nearest"].long(), images))

@@ -1,4 +1,5 @@
-"""GLM-Image beside transformers: prompts, hidden states, logits, greedy codes, and what is sampled."""
+"""Parity of GLM-Image with transformers: prompts, hidden states, logits, greedy codes, and the distribution
+of sampled codes."""
 
 from __future__ import annotations
 
@@ -22,6 +23,7 @@ from models.spec import LoadOptions
 from models.target import ARTarget, chain_mask
 from tests import tiny_glm_image as tiny
 from tests.golden import close
+from tests.tabular import chi_square
 
 TEXTS = ["a red heart", "a cat in the sun, with a hat", "sea"]
 OPTIONS = LoadOptions(device="cpu", precision="fp32", need_drafter=False)
@@ -29,12 +31,10 @@ GREEDY, ONE = Sampling(temperature=0.0, guidance=1.0), Sampling(temperature=1.0,
 SIZES = ((24, 40), (36, 24), (8, 8))  # rows and columns of the image
 PREVIEWS = {(24, 40): (12, 20), (36, 24): (19, 13), (8, 8): (16, 16)}
 CASES: dict[str, dict[str, Any]] = {
-    "half a head turns, one key head": {"width": 64, "heads": 2, "kv_heads": 1, "sections": (1, 3, 4)},
-    "whole heads turn, gqa": {"width": 96, "heads": 4, "kv_heads": 2, "factor": 1.0, "sections": (3, 4, 5)},
+    "half of a head rotates, one key head": {"width": 64, "heads": 2, "kv_heads": 1, "sections": (1, 3, 4)},
+    "whole heads rotate, gqa": {"width": 96, "heads": 4, "kv_heads": 2, "factor": 1.0, "sections": (3, 4, 5)},
     "five sections": {"width": 96, "heads": 4, "kv_heads": 4, "sections": (1, 1, 2, 1, 1), "layers": 3},
 }
-
-
 FIRST = next(iter(CASES))
 
 
@@ -79,10 +79,10 @@ class Theirs:
         return hidden, self.model.lm_head(hidden)
 
     def greedy(self, texts: list[str], grid: Grid) -> list[list[int]]:
-        """Returns the codes of generate with the other rows of the head masked."""
-        inputs, scored = self.inputs(texts, grid), self.model.lm_head.out_features
-        behind = list(range(len(self.codes), scored))
-        options = {"do_sample": False, "max_new_tokens": grid.size, "suppress_tokens": behind}
+        """Returns the codes of generate. Tokens that are no codes are masked."""
+        inputs, rows = self.inputs(texts, grid), self.model.lm_head.out_features
+        masked = list(range(len(self.codes), rows))
+        options = {"do_sample": False, "max_new_tokens": grid.size, "suppress_tokens": masked}
         tokens = self.model.generate(**inputs, **options)
         return tokens[:, inputs.input_ids.shape[1] :].tolist()
 
@@ -116,7 +116,7 @@ def along(target: ARTarget, prompt: Any, codes: Tensor) -> tuple[Tensor, Tensor]
 def test_hidden_states_and_logits(
     cases: dict[str, Theirs], case: str, size: tuple[int, int], packs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At every position of the prompt and of both rasters, with layers that decoding has packed or not."""
+    """Compares every position of the prompt and of both rasters, with packed layers and with plain ones."""
     if not packs:
         monkeypatch.setattr("models.target.pack", lambda decoder: None)
     theirs, text = cases[case], TEXTS[SIZES.index(size)]
@@ -134,13 +134,13 @@ def test_hidden_states_and_logits(
 
 
 def check_greedy(theirs: Theirs, size: tuple[int, int], count: int) -> None:
-    """Compares whole sequences, plain and self-drafted, decoded `count` at a time."""
+    """Compares the codes of `count` images, plain and self-drafted, that are in flight together."""
     pipe, texts = theirs.ours(*size), TEXTS[:count]
     expected = theirs.greedy(texts, pipe.model.grid)
     assert len({tuple(codes) for codes in expected}) == count
     for name, tree in (("ar", None), ("self-draft", TreeShape(9, 3, 20)), ("adt-self-draft", SELF_DRAFTED)):
-        engine, requests = Method(name, GREEDY, tree), pipe.requests(texts, 0)
-        done = pipe.engine(engine, requests, count).decode(requests)
+        method, requests = Method(name, GREEDY, tree), pipe.requests(texts, 0)
+        done = pipe.engine(method, requests, count).decode(requests)
         assert [codes for _, codes in sorted((image.name, image.codes) for image in done)] == expected, name
 
 
@@ -167,8 +167,8 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Theirs:
 
 @torch.inference_mode()
 def logits_of_three(theirs: Theirs) -> Tensor:
-    """Returns transformers' logits after the prompt, the first and the second code of every image of THREE,
-    [24, 24, 3, rows of the head]."""
+    """Returns transformers' logits [24, 24, 3, rows of the head] for the three codes of every image of THREE.
+    The first two dimensions are the first two codes."""
     count = len(theirs.codes)
     pairs = torch.cartesian_prod(*2 * [torch.arange(count)])
     prompt = theirs.inputs(["sun"], Grid(8, 8)).items()
@@ -181,8 +181,8 @@ def logits_of_three(theirs: Theirs) -> Tensor:
 
 
 def filtered(logits: Tensor, temperature: float, top_p: float) -> Tensor:
-    """Returns the probability of every image of THREE, [24, 24, 24], by transformers' own filters. The rows
-    behind the codes are masked before them."""
+    """Returns the probability [24, 24, 24] of every image of THREE by transformers' own filters. Tokens that
+    are no codes are masked before the filters."""
     from transformers import SuppressTokensLogitsProcessor, TemperatureLogitsWarper, TopPLogitsWarper
 
     ids: Any = None  # these filters do not read the tokens before
@@ -190,23 +190,19 @@ def filtered(logits: Tensor, temperature: float, top_p: float) -> Tensor:
     scores = SuppressTokensLogitsProcessor(masked)(ids, logits.flatten(0, 2))
     scores = TopPLogitsWarper(top_p)(ids, TemperatureLogitsWarper(temperature)(ids, scores))
     p = scores.double().softmax(dim=-1)[:, : len(logits)].unflatten(0, logits.shape[:3])
+    # p(a, b, c) = p(a) p(b | a) p(c | a, b)
     return p[0, 0, 0][:, None, None] * p[:, 0, 1][:, :, None] * p[:, :, 2]
 
 
-def chi_square(counts: Tensor, p: Tensor) -> float:
-    """Returns options far counts are from expectation, in standard scores of chi-square. Cells that are
-    expected fewer than five times are one."""
+def distance(counts: Tensor, p: Tensor) -> float:
+    """Returns how far counts are from a distribution, in standard scores of chi-square."""
     expected = p * counts.sum()
-    rare = expected < 5
-    assert rare.sum() < rare.numel() - 30
-    seen, likely = (torch.cat((x[~rare], x[rare].sum()[None])) for x in (counts.double(), expected))
-    statistic = ((seen - likely) ** 2 / likely.clamp(min=1e-9)).sum()
-    freedom = len(likely) - 1
-    return float((statistic - freedom) / (2 * freedom) ** 0.5)
+    assert (expected >= 5).sum() > 30  # enough images are not pooled
+    return chi_square(counts, expected)
 
 
 def counted(theirs: Theirs, images: int, control: str | None = None) -> Tensor:
-    """Returns options often self-drafting generates every image of THREE."""
+    """Returns how often self-drafting generates every image of THREE."""
     pipe = theirs.ours(8, 8)
     pipe = Pipeline(replace(pipe.model, grid=THREE))
     count = len(theirs.codes)
@@ -224,13 +220,13 @@ def counted(theirs: Theirs, images: int, control: str | None = None) -> Tensor:
 
 
 def test_sampled_codes_follow_transformers_own_probabilities(few: Theirs) -> None:
-    """The joint distribution across both rasters. A slightly other filter or temperature fails the same test,
-    and so do drafts that are accepted whatever the model says of them."""
+    """The joint distribution of the codes of both rasters is that of transformers. A slightly different
+    filter or temperature fails the same test, and so does a rule that accepts every draft."""
     logits = logits_of_three(few)
     theirs = filtered(logits, SAMPLED.temperature, SAMPLED.top_p)
     assert torch.allclose(theirs.sum(), torch.ones((), dtype=torch.float64))
     counts = counted(few, IMAGES)
-    assert abs(chi_square(counts, theirs)) < LIMIT and counts[theirs == 0].sum() == 0
-    assert chi_square(counts, filtered(logits, 2.3, SAMPLED.top_p)) > 2 * LIMIT
-    assert chi_square(counts, filtered(logits, SAMPLED.temperature, 0.7)) > 2 * LIMIT
-    assert chi_square(counted(few, IMAGES // 4, "accept-all"), theirs) > 2 * LIMIT
+    assert abs(distance(counts, theirs)) < LIMIT and counts[theirs == 0].sum() == 0
+    assert distance(counts, filtered(logits, 2.3, SAMPLED.top_p)) > 2 * LIMIT
+    assert distance(counts, filtered(logits, SAMPLED.temperature, 0.7)) > 2 * LIMIT
+    assert distance(counted(few, IMAGES // 4, "accept-all"), theirs) > 2 * LIMIT

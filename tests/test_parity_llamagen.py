@@ -17,8 +17,8 @@ from tests.golden import close, llamagen, tensors
 
 @pytest.mark.parametrize(("family", "side"), [("t2i", 8), ("t2i", 16), ("c2i", 6)])
 def test_teacher_forced_logits(family: str, side: int) -> None:
-    """Prompts of 120 rows, and of 9 rows behind padding, share a pass; then the recorded codes are one
-    chain."""
+    """A prompt of 120 rows and one of 9 rows behind padding are in flight together. The recorded codes are
+    scored as one chain."""
     recorded = tensors(f"llamagen/{family}_expected")
     start = f"grid{side}." if family == "t2i" else ""
     tokens, expected = recorded[f"{start}teacher_tokens"], recorded[f"{start}teacher_logits"]
@@ -52,16 +52,16 @@ def test_prefill_logits_of_real_rows() -> None:
             close(model.decoder.head(features[positions[real]]), expected[real])
 
 
-@pytest.mark.parametrize("ahead", [False, True])
-def test_prefill_features(ahead: bool) -> None:
-    """All rows are compared, those of padding too, under either rule of the released class."""
+@pytest.mark.parametrize("padding_attends", [False, True])
+def test_prefill_features(padding_attends: bool) -> None:
+    """All rows are compared, also those of padding, under both rules of the released class."""
     recorded = tensors("llamagen/t2i_hf_expected")
     expected = recorded["prefill_hidden_padrule_fp32"].clone()
-    if not ahead:
+    if not padding_attends:
         expected[[1, 3]] = recorded["prefill_hidden_padrule_bf16"]
     model = llamagen("t2i", 16)
     target = model.target(2, 1)
-    for slot, prompt in enumerate(model.prompts(ahead)):
+    for slot, prompt in enumerate(model.prompts(padding_attends)):
         for branch, features in enumerate(target.prefill(slot, prompt).features):
             close(features, expected[2 * branch + slot])
 

@@ -77,7 +77,8 @@ def test_greedy_tokens(models: tuple[Decoder, DrafterNet], run: str, name: str) 
 
 @pytest.mark.parametrize("name", values("lumina/meta")["grammar"])
 def test_grammar(name: str) -> None:
-    """Codes stand wherever the reference forces no token; separators and the end of the image remain."""
+    """Our codes stand at the places where the reference forces no token. It forces separators and the end of
+    the image."""
     facts = values("lumina/meta")["grammar"][name]
     rows, columns = facts["rows"], facts["columns"]
     ours = {num_tokens(code, columns) for code in range(rows * columns)}

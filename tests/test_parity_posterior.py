@@ -66,7 +66,7 @@ def check_sampled(tree: DraftTree, rows: Tensor, p: Tensor, result: dict[str, An
     assert length == result["accept_length"] + 1
     assert verdict.path[0, 1:length].tolist() == taken
     torch.testing.assert_close(residual[0, verdict.path[0, length - 1]], bonus, atol=2e-6, rtol=1e-4)
-    # Up to the first rejection with a borrowed mass, the corrected rule decides every comparison as recorded.
+    # The corrected rule decides as recorded up to the first rejection of a code with borrowed mass.
     hit, _ = Rejection(CODES, tree.q is not None, relaxation(result)).judge(tree, p, chances)
     for node, _, _, _, accepted, borrowed in compared:
         assert bool(hit[0, node]) == accepted
@@ -80,7 +80,7 @@ RECORDED += [(family, case) for family in ("dyn_llamagen", "dyn_anole") for case
 
 @pytest.mark.parametrize(("family", "case"), RECORDED)
 def test_dynamic_rejection(family: str, case: int) -> None:
-    """Comparisons and outcomes of one tree under all settings; Lumina's trees have codes and no
+    """Compares the comparisons and the outcome of one tree under all settings. Lumina's trees have no
     separators."""
     arrays, facts = "posterior_sampled", "posterior"
     if family == "dyn_lumina":

@@ -105,8 +105,8 @@ class Emu3(Theirs):
         return hidden, self.model.lm_head(hidden)[:, FIRST : FIRST + tiny.CODES]
 
     def greedy(self, texts: list[str], grid: Grid) -> list[list[int]]:
-        """Returns the images that generate gives over the forced grid. The tokens allowed at each place are
-        those that transformers documents."""
+        """Returns the images of generate on this grid. The tokens allowed at each place are those that
+        transformers documents."""
         width, last = grid.width + 1, (grid.width + 1) * grid.height
         names = (tiny.FRAME_END, tiny.IMAGE_END, tiny.END)
         behind = {last + n: [IDS[name]] for n, name in enumerate(names, 1)}
@@ -162,8 +162,8 @@ def random_codes(seed: int) -> Tensor:
 
 @torch.inference_mode()
 def test_hidden_states_and_guided_logits(theirs: Janus | Emu3) -> None:
-    """The codes behind a prompt are teacher-forced in both branches, through layers that no target has
-    packed."""
+    """The codes behind a prompt are teacher-forced in both branches. The layers are not packed, because no
+    target was made."""
     codes, model, ours, expected = random_codes(0), load(str(theirs.folder), theirs.options), [], []
     prompt: Any = model.encode(TEXTS[1])
     for ids in (prompt.conditional, prompt.unconditional):

@@ -1,5 +1,5 @@
-"""The Python API: every exact method gives the same image in any batch, and bad arguments are one clear
-error."""
+"""The Python API: every exact method gives the same image in any batch, and a bad argument gives an error of
+one line."""
 
 from __future__ import annotations
 
@@ -97,8 +97,8 @@ def test_importing_the_package_needs_no_torch() -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_stream_is_the_image_as_it_grows(pipe: Pipeline, name: str) -> None:
-    """Two images are in flight. The codes of each step follow those before, its path is a path of its tree
-    with the accepted drafts on it, and confidence falls along paths."""
+    """Two images are in flight. The codes of each step follow the codes before it, its path is that of the
+    accepted drafts in its tree, and confidence falls along paths."""
     expected = pipe(PROMPTS, method=name, seed=5, batch_size=2)
     codes: dict[int, list[int]] = {}
     for step in pipe.stream(PROMPTS, method=name, seed=5, batch_size=2):

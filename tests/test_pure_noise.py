@@ -1,4 +1,4 @@
-"""The noise has its distribution, is independent for different keys, and is the same alone and in a batch."""
+"""The noise has its distribution, is independent for different keys, and does not depend on the batch."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from adt_tree.noise import ACCEPT, COUPLED, DRAFT, RESIDUAL, Noise, uniform
+from tests.tabular import chi_square
 
 STREAMS = [COUPLED, DRAFT, ACCEPT, RESIDUAL]
 
@@ -24,15 +25,13 @@ def block(stream: int, first_seed: int = 0) -> torch.Tensor:
 def test_uniforms_are_uniform(stream: int, first_seed: int) -> None:
     u = block(stream, first_seed).flatten()
     assert 0 < float(u.min()) < float(u.max()) < 1
-    counts = torch.histc(u, 64, 0, 1)
-    expected = len(u) / 64
-    z = (((counts - expected) ** 2 / expected).sum() - 63) / math.sqrt(2 * 63)
-    assert abs(float(z)) < 4
+    expected = torch.full((64,), len(u) / 64, dtype=torch.float64)
+    assert abs(chi_square(torch.histc(u, 64, 0, 1), expected)) < 4
     assert float(u.mean()) == pytest.approx(0.5, abs=4 / math.sqrt(12 * len(u)))
 
 
 def test_keys_are_uncorrelated() -> None:
-    """Noise is compared with that of the neighbours along every axis, and of other streams."""
+    """Noise is compared with its neighbours along every axis, and with that of other streams."""
     u = block(COUPLED)
     pairs = [(block(one), block(other)) for one, other in combinations(STREAMS, 2)]
     for axis, lag in product(range(3), (1, 2, 7)):
@@ -52,7 +51,7 @@ def test_gumbel_moments() -> None:
     assert bool(g.isfinite().all())
 
 
-def test_argmax_with_gumbel_noise_draws_from_the_distribution() -> None:
+def test_argmax_with_gumbel_noise_samples_from_the_distribution() -> None:
     p = torch.tensor([0.5, 0.3, 0.15, 0.05])
     g = Noise(4, silent=False).gumbel(torch.arange(40_000), torch.full((40_000, 1), 3))[:, 0]
     counts = torch.bincount((p.log() + g).argmax(-1), minlength=4)
@@ -62,8 +61,8 @@ def test_argmax_with_gumbel_noise_draws_from_the_distribution() -> None:
 
 @pytest.mark.parametrize("silent", [False, True])
 def test_a_table_holds_the_noise_of_its_slots(silent: bool) -> None:
-    """It equals the noise computed directly to the bit, in slots that several images use in turn. Behind an
-    image stands its last noise."""
+    """The noise is equal, to the bit, to noise that is computed directly, in slots that several images use in
+    turn. Positions beyond the image get the noise of its last position."""
     noise, seeds = Noise(6, silent), [7, -3, 1 << 40]
     table = noise.table(2, 37, torch.device("cpu"))
     table.begin(0, seeds[0])

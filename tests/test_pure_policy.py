@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from adt_tree.grid import Cell, Grid, Raster
 from adt_tree.policy import INITS, SELF_DRAFTED, AdaptiveTree, AdjacencyAdaptive, TreeShape
 from adt_tree.records import Step
+from tests.runs import ROOT
 
 BUDGET = AdaptiveTree().budget
 START = {"depth_start": 4, "width_start": 4, "depth_max": 6, "width_max": 6, "depth_min": 2, "width_min": 2}
@@ -62,14 +62,15 @@ def test_update(
 
 
 def test_the_rate_is_that_of_the_drafted_levels() -> None:
-    """A tree that was cut is judged by the levels that it drafted, and one without levels has no effect. All
-    cells of a step get its state."""
+    """A tree that was cut is judged by the levels that it drafted, and a tree without levels leaves the rate
+    as it was. All cells that a step commits store its depth and width."""
     policy = adaptive()
     policy.shape(0, Cell(0, 0))
     policy.observe(0, step(1, 2), [Cell(0, 1)])  # of 4 levels asked for, 2 were drafted
     assert policy.shape(0, Cell(0, 1)).depth == 5
     policy.observe(0, step(0, 0), [Cell(0, 2), Cell(0, 3)])
-    assert policy.shape(0, Cell(0, 2)).depth == 5  # the state 4 of (0, 1), moved by the rate of before
+    # The state of (0, 1) has depth 4; the last rate is still 1 of 2, so the tree becomes deeper.
+    assert policy.shape(0, Cell(0, 2)).depth == 5
     assert policy.shape(0, Cell(0, 3)).depth == policy.shape(0, Cell(0, 4)).depth == 6
 
 
@@ -164,8 +165,8 @@ def test_a_position_counts_through_all_rasters() -> None:
 
 
 def test_a_further_raster_begins_as_an_image_does() -> None:
-    """The first tree of a raster has the start values, wherever the last tree of the raster before ended.
-    Later trees look only at the cells of their raster."""
+    """The first tree of a raster has the start values, at whatever cell it begins. Later trees look only at
+    the cells of their raster."""
     for first in (Cell(0, 0, 1), Cell(0, 2, 1), Cell(1, 1, 1)):
         policy = adaptive()
         policy.shape(0, Cell(0, 0))
@@ -179,7 +180,7 @@ def test_a_further_raster_begins_as_an_image_does() -> None:
 
 def test_the_method_states_the_constants_of_the_code() -> None:
     """Section 4 of docs/METHOD.md has a column for the network's trees and one for self-drafted trees."""
-    text = (Path(__file__).resolve().parent.parent / "docs" / "METHOD.md").read_text()
+    text = (ROOT / "docs" / "METHOD.md").read_text()
     block = text.split("<!-- constants:start -->")[1].split("<!-- constants:end -->")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in block.strip().splitlines()[2:]]
     fields = ["beta", "step_depth step_width", "depth_min depth_max", "width_min width_max"]

@@ -50,7 +50,7 @@ def test_top_p(p: tuple[float, ...], top_p: float, survivors: list[int]) -> None
 
 def test_filters_in_both_orders() -> None:
     logits = logits_of(*DISTINCT)[None]
-    # k = 3 leaves 4/9, 3/9, 2/9, of which two reach 0.75; of all four two reach 0.7 only.
+    # top-k leaves 4/9, 3/9, 2/9, of which two reach 0.75. Of all four codes two reach only 0.7.
     for top_p_first, survivors in ((False, [0, 1]), (True, [0, 1, 2])):
         sampling = Sampling(top_k=3, top_p=0.75, guidance=1.0, top_p_first=top_p_first)
         filtered = log_probs(logits, sampling)
@@ -91,7 +91,7 @@ def test_greedy_reads_the_unfiltered_guided_distribution() -> None:
 
 @pytest.mark.parametrize("top_k", [1, 7, 40, 299])
 def test_top_k_keeps_what_the_sorted_order_keeps(top_k: int) -> None:
-    """Among many ties."""
+    """Many logits are equal."""
     logits = torch.randn(50, 300, generator=torch.Generator().manual_seed(top_k)).round(decimals=1)
     least = logits.sort(dim=-1, descending=True).values[:, top_k - 1, None]
     assert torch.equal(keep_top_k(logits, top_k), logits.masked_fill(logits < least, float("-inf")))

@@ -16,7 +16,7 @@ INF = float("inf")
 
 
 def slow_ancestors(parents: list[int]) -> Tensor:
-    """Walks up from every node."""
+    """Returns the ancestor mask, computed node by node."""
     mask = torch.eye(len(parents), dtype=torch.bool)
     for node in range(1, len(parents)):
         mask[node] |= mask[parents[node]]
@@ -97,7 +97,7 @@ def test_static_trees_are_the_released_ones(name: str) -> None:
             path.insert(0, tree.parents[path[0]])
         rows.append(path + [-1] * (tree.depth + 1 - len(path)))
     assert sorted(rows) == sorted(recorded["retrieve"])
-    # The index of a node's code in the root followed by the flattened top-10 tables of the expanded nodes.
+    # The place of each node's code in a list of the root and then the top-10 tables of all expanded nodes.
     expanded = [node for level in tree.levels for node in level]
     places = [
         1 + 10 * expanded.index(parent) + rank for parent, rank in zip(tree.parents, tree.ranks, strict=True)

@@ -52,7 +52,7 @@ def test_the_accepted_path_holds_the_committed_codes(runners: list[Recording]) -
         assert committed == runners[1].codes[start - 1 : start + step["accepted"]]
 
 
-def test_a_partial_image_shows_its_codes_alone(pipe: Pipeline, runners: list[Recording]) -> None:
+def test_a_partial_image_shows_only_its_codes(pipe: Pipeline, runners: list[Recording]) -> None:
     frames, size = runners[0].frames, pipe.model.grid.size
     sheet = Image.open(io.BytesIO(base64.b64decode(frames["sheet"].partition(",")[2]))).convert("RGBA")
     (width, height), columns = frames["size"], frames["columns"]

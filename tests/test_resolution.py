@@ -1,8 +1,9 @@
 """The method that a command line means: every combination of the published flags, compared with a stored
 table.
 
-The code of commit 2803594 wrote the table, without --drafter_type hybrid, so a difference is a change of
-behaviour. A refusal is stored as the option that its message names first, a method with the kind of its tree.
+The code of commit 2803594 wrote the table, except for --drafter_type hybrid, which no longer exists. A
+difference is a change of behaviour. A refusal is stored as the option that its message names first, a method
+as in outcome().
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def outcome(values: dict[str, Any]) -> str:
     except UserError as error:
         return f"refused {str(error).split()[0].rstrip(':')}"
     tree = "static" if isinstance(method.tree, str) else type(method.tree).__name__
-    # An AutoTree has a TreeShape as well, which it chooses while decoding.
+    # An AutoTree chooses a TreeShape while decoding, so it counts as one.
     tree = "TreeShape" if tree == "AutoTree" else tree
     return " ".join([method.name, tree, method.verify, *(["lantern"] if method.lantern else [])])
 

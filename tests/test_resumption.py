@@ -1,5 +1,6 @@
 """generate_images stopped at any point and started again, alone or in several processes: nothing that was
-generated is lost, and the folder ends as that of a run that was never stopped. Tiny random checkpoint."""
+generated is lost, and the folder ends as that of a run that was never stopped. The checkpoint is tiny and
+random."""
 
 from __future__ import annotations
 

@@ -93,13 +93,14 @@ def test_control(name: str, kind: type[JacobiWindow], monkeypatch: pytest.Monkey
     assert score(name, images=2560) > LIMIT
 
 
-def test_a_draw_is_by_inversion() -> None:
+def test_sampling_is_by_inversion() -> None:
     p = torch.tensor([[[0.0, 1.0, 0.0, 3.0]] * 3])
     assert sample(p, torch.tensor([[1e-9, 0.25, 1 - 1e-12]], dtype=torch.float64)).tolist() == [[1, 3, 3]]
 
 
 def test_a_coupled_code_stays_with_the_greatest_probability() -> None:
-    """Over many uniforms X' follows p, and equals X as often as the total variation allows."""
+    """X follows q. Over many uniforms the coupled code X' follows p, and equals X with probability 1 - TV(p,
+    q) = 0.7, the greatest possible."""
     count, q, p = 40000, torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.3, 0.5])
     noise, seeds = Noise(3, silent=False, stream=7), torch.arange(count)
     x = (q.log() + noise.gumbel(seeds, torch.zeros(count, 1, dtype=torch.int64))[:, 0]).argmax(dim=1)
@@ -128,7 +129,8 @@ def naive_jacobi(image: list[int], length: int, choose: Callable[[list[int]], in
 
 
 def test_the_gumbel_window_is_jacobi_iteration() -> None:
-    """They agree step for step. tests.test_engine checks that the images are the AR baseline's."""
+    """The two commit equal numbers of codes in every step. tests.test_engine checks that the images are the
+    AR baseline's."""
     sampling = Sampling(guidance=1.0)
     method = Method("sjd-gumbel", sampling, TreeShape(3, 1, 3), seed_cells="left")
     decoder = build(TabularModel(LOGITS, LOGITS, Grid(1, LENGTH)), method, 8, 0)
@@ -157,7 +159,7 @@ def test_the_window_of_pac_is_a_tree_and_a_chain() -> None:
     assert [tree.depths.count(depth) for depth in range(5)] == [1, 4, 16, 1, 1] and tree.depth == 45
     assert [windowed(budget, 4).depth for budget in (1, 5, 20, 31)] == [1, 2, 2, 13]
     assert [*map(len, product_tree(TreeShape(9, 3, 4)))] == [1, 2, 3, 4]
-    small = StaticTree(product_tree(TreeShape(3, 2, 7)))  # nodes 1, 2; 3 to 6; 7 below 3
+    small = StaticTree(product_tree(TreeShape(3, 2, 7)))  # levels: nodes 1, 2; nodes 3 to 6; node 7, below 3
     assert small.parents == [0, 0, 0, 1, 1, 2, 2, 3]
     rows = readers(small)
     assert rows[0] == [0, 1, 3, 7] and rows[2][2:] == [5, 7] and rows[4][3:] == [7]

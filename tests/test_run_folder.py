@@ -196,7 +196,7 @@ def test_a_folder_without_records_is_refused_and_left_alone(tmp_path: Path) -> N
     assert read_statistics(tmp_path)["0"]["target_calls"] == 3  # a report can still read them
 
 
-def test_figures_bear_any_prompt_and_mark_those_held_out(tmp_path: Path) -> None:
+def test_figures_show_any_prompt_and_mark_held_out_ones(tmp_path: Path) -> None:
     picture, plain, marked = (tmp_path / name for name in ("p.png", "plain.png", "marked.png"))
     Image.new("RGB", (8, 8), "red").save(picture)
     pictures = [(picture, "a very long prompt " * 20), (picture, "w" * 300)]
@@ -204,3 +204,4 @@ def test_figures_bear_any_prompt_and_mark_those_held_out(tmp_path: Path) -> None
     contact_sheet(pictures, ["w" * 300], marked)
     assert plain.read_bytes() != marked.read_bytes()
     heatmap(picture, "costs $5 and $6", STEPS, Grid(2, 2), tmp_path / "heat.png")
+    Image.open(tmp_path / "heat.png").verify()

@@ -131,7 +131,7 @@ def test_what_is_wrong_missing_or_unknown_is_refused(
 
 
 def test_gpu_check_passes_its_words_on(stub_calls: Callable[..., Any]) -> None:
-    """The interpreter is first asked what it lacks."""
+    """The script first asks the interpreter what it lacks."""
     _, (question, call) = stub_calls("PYTHON", "gpu_check.sh", "anole", "--minutes", "3")
     (asked, _, *packages), (program, name, *words) = question, call
     assert (asked, program, name) == ("-c", "main.py", "gpu_check") and "torch" in packages
@@ -147,8 +147,8 @@ case $1 in
 esac
 """
 SET_UP = 'echo setup "$@" >>{log}; mkdir -p .venv/bin; cp ready .venv/bin/python; exit {status}\n'
-# What each interpreter lacks, the exit status of set-up, and the interpreter that runs or what the refusal
-# names.
+# What each interpreter lacks, the exit status of setup.sh, and the interpreter that runs main.py or, if none
+# does, words of the refusal.
 INTERPRETERS = [
     ({".venv/bin/python": "", "bin/python3": ""}, 0, ".venv/bin/python"),
     ({".venv/bin/python": CPU_BUILD, "bin/python3": ""}, 0, "bin/python3"),

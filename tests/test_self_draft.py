@@ -23,7 +23,7 @@ from tests.test_engine import CODES, FILTERED, GREEDY, IMAGES, LONG, TREE, new_e
 NOTHING = torch.empty(0)  # stands for the target's features and the noise, which self-drafting does not read
 SEED_CELLS = METHODS["self-draft"].seed_cells
 RASTER = Grid(3, 5)
-POSITIONS, WORDS = 3, 4  # of the small histories
+POSITIONS, WORDS = 3, 4  # positions and codes of the small histories
 Tree = tuple[list[int], list[int]]  # codes and parents
 SIBLINGS: Tree = ([3, 1, 7, 1, 1], [0, 0, 0, 1, 2])  # two children of the root, each with a child of its own
 
@@ -72,22 +72,29 @@ def test_stale_choices_are_accepted_more_often_than_chance(seed_cells: str) -> N
 
 
 def test_the_next_chain_is_the_latest_distribution_on_the_best_path() -> None:
-    """Node 4 is a sibling of node 1, and node 5 its child. As node 4 is accepted, the chain continues with
-    node 5's distribution. Positions 1 and 2 are committed; 3 comes from node 5, 4 from node 3 of the old
-    chain. Node 2 scored position 3 as well, with best code 4."""
+    """Node 4 is accepted, so positions 1 and 2 are committed. Nodes 2 and 5 scored position 3: the chain
+    takes the best code of node 5, which is below node 4, and a leaf takes that of node 2. Only node 3 scored
+    position 4.
+
+        nodes              0 +- 1 -- 2 -- 3       best codes    7 +- 2 -- 4 -- 5
+                             +- 4 -- 5                            +- 8 -- 2
+        score position     1    2    3    4
+    """
     proposer = observed(([3, 1, 1, 1, 7, 6], [0, 0, 1, 2, 0, 4]), [7, 2, 4, 5, 8, 2], [0, 4], [7, 8])
     assert drafted(proposer, (2, 1, 2), 8) == [8, 2, 5]
     assert drafted(proposer, (2, 2, 3), 8) == [8, 2, 5, 4]
 
 
 def test_where_all_siblings_failed_the_main_chains_distribution_is_kept() -> None:
-    """Code 6 is committed, and not 1, after which 2 is likeliest, nor 7, after which 4 is."""
+    """Code 6 is committed, so the drafts 1 and 7 both failed. Position 2 was scored below 1, in the main
+    chain, with best code 2, and below 7 with best code 4. The next chain begins with 2."""
     assert drafted(observed(SIBLINGS, [6, 2, 4, 5, 8], [0], [6]), (2, 1, 2), 6) == [6, 2, 5]
 
 
 def test_a_chain_comes_first_and_its_alternatives_by_their_paths() -> None:
-    """There are two levels of three candidates; the last of the second level is missing. The tree is the
-    chain, then two leaves and one. The tree of a second image may have depth 1 and width 2."""
+    """There are two levels of three candidates; the last one of the second level is missing. The tree of the
+    first image is the chain 5, 7 with the leaves 6, 1 of level 1 and 8 of level 2. The tree of the second
+    image may have depth 1 and width 2."""
     gain = torch.tensor([[[0.5, 0.25, 0.1], [0.8, 0.1, 0.0]]]).log().expand(2, -1, -1)
     codes = torch.tensor([5, 6, 1, 7, 8, 2]).view(1, 2, 3).expand(2, -1, -1)
     candidates, roots = Candidates(codes, gain), torch.tensor([9, 4])
@@ -116,7 +123,7 @@ def test_an_older_distribution_below_the_committed_code_comes_first() -> None:
     observed(([3, 1, 2, 1, 1], SIBLINGS[1]), [7, 3, 5, 6, 8], [0], [7], proposer)
     candidates = proposer.candidates(2, 2)
     assert candidates.codes[0, :, 0].tolist() == [4, 5]
-    # Below 7 once, beside two distributions of the last pass, one of them the newest.
+    # The weights of three entries: one below 7, and two of the last pass, one of them the newest entry.
     mass, others = BELOW + LATE + LATE * NEWEST, favour([3, 5]).softmax(dim=-1)[0]
     four = BELOW * math.exp(-0.1) + LATE * NEWEST * float(others[0, 4])
     assert float(candidates.confidence[0, 0, 0].exp()) == pytest.approx(four / mass, abs=1e-4)
@@ -125,8 +132,8 @@ def test_an_older_distribution_below_the_committed_code_comes_first() -> None:
 @pytest.mark.parametrize("sampling", [Sampling(), GREEDY])
 @pytest.mark.parametrize("name", ["self-draft", "eagle-2"])
 def test_under_relaxation_what_was_committed_is_remembered(name: str, sampling: Sampling) -> None:
-    """A relaxed rule may commit a draft in place of the choice. After every step the stored codes, from which
-    later cells copy, and the pairs that the network reads, hold that draft."""
+    """A relaxed rule may commit a draft in place of the target's choice. After every step, that draft stands
+    in the codes that later cells copy, or in the pairs that the network reads."""
     engine = new_engine(Method(name, sampling, TREE, Lantern(0.8, 7)), 1)
     proposer, codes = engine.drafting[0], {}
     for step in engine.steps(IMAGES):
@@ -156,8 +163,8 @@ def test_positions_never_scored_copy_their_neighbours() -> None:
 def copied(
     grid: Grid, committed: list[int], chain: list[int], scored: int, cells: str
 ) -> list[tuple[int, int]]:
-    """Computes Neighbours.fill() cell by cell for a chain behind committed codes; the first `scored` codes
-    of the chain are known."""
+    """Returns the pairs of Neighbours.fill(), computed cell by cell, for a chain behind committed codes. The
+    first `scored` codes of the chain are known."""
     codes, pairs = list(committed), []
     for step in range(min(len(chain), grid.size - len(committed))):
         position, left = len(committed) + step, (committed + chain[:scored])[-1]
@@ -210,9 +217,9 @@ def test_no_two_children_of_a_node_share_a_code(sampling: Sampling) -> None:
             assert torch.equal(above + 1, grown.depths[image, nodes])
 
 
-class Plain:
-    """A plain history that only forgets the oldest entries. It holds the entries of an image by position, the
-    newest first, as (pass, above, codes, confidence)."""
+class ListHistory:
+    """A history of one image as lists: for each position its entries, the newest first, as (pass, code above,
+    codes, confidence)."""
 
     def __init__(self) -> None:
         self.entries: list[list[tuple[int, int, list[int], list[float]]]] = [[] for _ in range(POSITIONS + 1)]
@@ -243,7 +250,7 @@ class Plain:
 
 
 def passes(slots: int, nodes: int, seed: int) -> tuple[torch.Tensor, ...]:
-    """Returns the entries of a pass as History.write takes them, some of them at the position P, which is
+    """Returns the entries of a pass as History.write takes them. Some are at position P, and so are
     dropped."""
     rng = torch.Generator().manual_seed(seed)
     at = torch.randint(0, POSITIONS + 1, (slots, nodes), generator=rng)
@@ -255,27 +262,28 @@ def passes(slots: int, nodes: int, seed: int) -> tuple[torch.Tensor, ...]:
 
 
 @pytest.mark.parametrize("nodes", [2, 9, 5 * HISTORY])
-def test_the_entries_around_a_position(nodes: int) -> None:
-    """Passes have few nodes, or more nodes for a position than the history stores."""
+def test_the_entries_of_a_position(nodes: int) -> None:
+    """The history equals lists after every pass. Passes have few nodes, or more nodes for a position than the
+    history stores."""
     slots = 2
-    seen, plain = History(POSITIONS, slots, 2, CPU), [Plain() for _ in range(slots)]
+    history, expected = History(POSITIONS, slots, 2, CPU), [ListHistory() for _ in range(slots)]
     at = torch.arange(POSITIONS + 1).expand(slots, -1)
     for turn in range(30):
         written = passes(slots, nodes, turn)
-        seen.write(*written)
-        for slot, store in enumerate(plain):
+        history.write(*written)
+        for slot, store in enumerate(expected):
             where, above, codes, confidence, order = (part[slot].tolist() for part in written)
             store.write(turn, list(zip(order, where, above, codes, confidence, strict=True)))
         if turn == 20:
-            seen.clear(1)
-            plain[1] = Plain()
-        around = seen.entries(at)
-        newest = around.newest()
+            history.clear(1)
+            expected[1] = ListHistory()
+        entries = history.entries(at)
+        newest = entries.newest()
         for code in range(WORDS):
             above = torch.full_like(at, code)
-            below, (mixed, confidence) = around.below(above), around.mixture(above, WORDS, WORDS)
-            assert torch.equal(around.mixture(above, 1, WORDS)[1], confidence[..., :1])
-            for slot, store in enumerate(plain):
+            below, (mixed, confidence) = entries.below(above), entries.mixture(above, WORDS, WORDS)
+            assert torch.equal(entries.mixture(above, 1, WORDS)[1], confidence[..., :1])
+            for slot, store in enumerate(expected):
                 for position in range(POSITIONS + 1):
                     held, here = store.entries[position], (slot, position)
                     if not held:

@@ -51,7 +51,7 @@ def test_several_images_have_seeds_that_follow(live: Running, pipe: Pipeline) ->
         assert base64.b64decode(item.b64_json) == offline(pipe, seed=item.seed)
 
 
-def test_the_server_draws_a_seed_and_names_it(live: Running, pipe: Pipeline) -> None:
+def test_the_server_chooses_a_seed_and_names_it(live: Running, pipe: Pipeline) -> None:
     first, second = (live.openai.images.generate(prompt=PROMPT).data[0] for _ in range(2))
     assert first.seed != second.seed
     assert base64.b64decode(first.b64_json) == offline(pipe, seed=first.seed)
@@ -80,15 +80,12 @@ def test_a_stream_shows_the_image_as_it_grows(live: Running, pipe: Pipeline) -> 
 def test_the_events_of_a_stream_carry_their_type(live: Running) -> None:
     text = live.post({"prompt": PROMPT, "stream": True, "partial_rows": 1, "n": 2, "quality": "hd"}).text
     events = [block.split("\n") for block in text.strip().split("\n\n")]
-    assert len(events) == 8  # of each image three rows, and the whole of it
+    assert len(events) == 8  # for each of two images three rows, and then the whole image
     for name, data in events:
         content = json.loads(data.removeprefix("data: "))
         assert name == f"event: {content['type']}" and content["image_index"] in (0, 1)
-    assert (
-        live.openai.images.generate(prompt=PROMPT, stream=True, partial_images=0)
-        .__next__()
-        .type.endswith("completed")
-    )
+    stream = live.openai.images.generate(prompt=PROMPT, stream=True, partial_images=0)
+    assert next(iter(stream)).type.endswith("completed")
 
 
 @pytest.mark.parametrize("kind", ["webp", "jpeg"])
@@ -106,11 +103,11 @@ def variants() -> list[tuple[dict[str, Any], dict[str, Any]]]:
         sampling = {"temperature": (1.0, 0.0, 0.6)[number % 3], "guidance": (3.0, 1.0, 4.5, 7.0)[number % 4]}
         sampling |= {"top_p": (1.0, 0.8)[number // 2 % 2]}
         fields = {"seed": 100 + number, "method": names[number // 2 % 4], "prompt": f"image {number % 5}"}
-        own: dict[str, Any] = {"sampling": Sampling(top_k=0, **sampling)}
-        own |= {"method": fields["method"], "seed": fields["seed"], "prompt": fields["prompt"]}
+        arguments: dict[str, Any] = {"sampling": Sampling(top_k=0, **sampling)}
+        arguments |= {"method": fields["method"], "seed": fields["seed"], "prompt": fields["prompt"]}
         if number % 8 == 3:
-            fields["lantern"], own["lantern"] = {"delta": 0.5, "k": 6}, Lantern(0.5, 6)
-        made.append(({**fields, **sampling, "top_k": 0}, own))
+            fields["lantern"], arguments["lantern"] = {"delta": 0.5, "k": 6}, Lantern(0.5, 6)
+        made.append(({**fields, **sampling, "top_k": 0}, arguments))
     return made
 
 
@@ -120,8 +117,8 @@ def test_whatever_else_is_in_flight(live: Running, pipe: Pipeline) -> None:
     requests = variants()
     with ThreadPoolExecutor(8) as pool:
         made = list(pool.map(lambda request: live.image(**request[0]), requests))
-    for data, (fields, own) in zip(made, requests, strict=True):
-        assert data == offline(pipe, **own), fields
+    for data, (fields, arguments) in zip(made, requests, strict=True):
+        assert data == offline(pipe, **arguments), fields
     assert live.service.scheduler.backlog == 0
 
 
@@ -159,15 +156,14 @@ def test_the_page(live: Running, path: str) -> None:
     assert "<script>" not in answer.text and "innerHTML" not in answer.text
 
 
-@pytest.mark.parametrize("threads", [2])
-def test_threads_are_those_of_the_process(pipe: Pipeline, threads: int) -> None:
-    """torch uses as many threads in the decoding thread as in the thread that starts the service."""
+def test_threads_are_those_of_the_process(pipe: Pipeline) -> None:
+    """Pixels are decoded with as many threads as torch uses in the thread that starts the service."""
     before = torch.get_num_threads()
-    torch.set_num_threads(threads)
+    torch.set_num_threads(2)
     try:
         with running(pipe, SETTINGS) as service:
             pool = service.service.painter._pixels
-            assert pool.submit(torch.get_num_threads).result() == threads
+            assert pool.submit(torch.get_num_threads).result() == 2
             assert service.image(seed=5) == offline(pipe, seed=5)
     finally:
         torch.set_num_threads(before)

@@ -50,7 +50,7 @@ def flying(live: Running) -> int:
 
 
 def test_nobody_starves(live: Running, slow: list[float]) -> None:
-    """While requests for one method keep coming, one for another is served in its turn, oldest first."""
+    """While requests for one method keep coming, a request for another method is served in its turn."""
     slow[0] = 0.01
     finished: list[str] = []
 
@@ -142,7 +142,7 @@ def test_logits_that_are_no_numbers(live: Running, pipe: Pipeline, slow: list[fl
     assert live.image(prompt="~", seed=1) == offline(pipe, "~", seed=1)
 
 
-def test_pixels_have_a_thread_of_their_own(live: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pixels_have_their_own_thread(live: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pictures are made neither by the decoding thread nor by the event loop, so that neither waits."""
     threads, paint = list[str](), Painter._paint
 
@@ -183,7 +183,7 @@ def test_a_decoding_that_fails(live: Running, pipe: Pipeline, monkeypatch: pytes
 
 
 def test_memory_that_fits_one_engine(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine that finds no room is built again once the others are gone."""
+    """If an engine does not fit in memory, the other engines are freed and it is built again."""
     build, engines = scheduler.build, list[Scheduler]()
 
     def tight(*arguments: Any) -> object:

@@ -1,4 +1,4 @@
-"""What a hostile client sends: every refusal is a 4xx in OpenAI's form, and others are served meanwhile."""
+"""Hostile clients: every refusal is a status 4xx in OpenAI's form, and other clients are served meanwhile."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_missing_and_unfit(live: Running) -> None:
 
 
 def test_large_bodies(live: Running) -> None:
-    """The bodies have 100 MB, with and without a stated length, and one has a prompt of 1 MB."""
+    """The bodies are one of 100 MB, one with a prompt of 1 MB, and one of 200 kB without a stated length."""
     check_form(live.post(b"x" * 100_000_000), 413)
     check_form(live.post({"prompt": "x" * 1_000_000}), 413)
 
@@ -210,7 +210,7 @@ def test_the_key(pipe: Pipeline) -> None:
 def test_other_machines_need_a_key(
     pipe: Pipeline, client: tuple[str, int] | None, key: str | None, status: int
 ) -> None:
-    """Also where somebody else listens for the application, at whatever address."""
+    """This holds too if another server runs the application, at any address."""
 
     async def ask() -> httpx.Response:
         app = create_app(pipe, Settings(slots=1, api_key=key))

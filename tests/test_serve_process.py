@@ -1,4 +1,4 @@
-"""`main.py serve` as a process: its refusals, and its end."""
+"""`main.py serve` as a process: what it refuses, and how it ends."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def served(gate: Path, words: list[str], *more: object) -> Iterator[tuple[subpro
 @pytest.fixture
 def words(checkpoints: Checkpoints) -> list[str]:
     """Returns the options of the tiny model."""
-    return [*checkpoints["emoji"].words(), "--device", "cpu", "--precision", "fp32"]
+    return [*checkpoints["emoji"].words(), "--device", "cpu"]
 
 
 def post(site: str, **fields: Any) -> httpx.Response:
@@ -98,7 +98,7 @@ def test_sigterm_loses_nothing(words: list[str], pipe: Pipeline, tmp_path: Path)
             httpx.get(f"{site}/health")
 
 
-def test_what_the_grace_cuts_is_told(words: list[str], tmp_path: Path) -> None:
+def test_a_client_is_told_when_the_grace_ends(words: list[str], tmp_path: Path) -> None:
     """The client of an unfinished image gets an error in OpenAI's form, and the exit status is 1."""
     gate = tmp_path / "gate"
     with served(gate, words, "--grace", 1) as (process, site), ThreadPoolExecutor(1) as pool:
@@ -120,7 +120,7 @@ def test_a_second_signal_cuts_at_once(words: list[str], tmp_path: Path) -> None:
         process.send_signal(signal.SIGTERM)
         wait_for(lambda: not listens(site))
         process.send_signal(signal.SIGTERM)
-        time.sleep(1)  # for the images to be given up; their pass still waits
+        time.sleep(1)  # time for the service to give up the images, whose pass still waits
         gate.touch()
         assert process.wait(timeout=60) == 1 and process.stderr is not None
         assert process.stderr.read() == ""

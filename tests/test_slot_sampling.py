@@ -86,7 +86,7 @@ def test_a_batch_of_different_samplings(method: Method, slots: int) -> None:
 
 @pytest.mark.parametrize("method", METHODS[:3], ids=str)
 def test_under_graphs(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Settings change in place, or are inputs of the recordings."""
+    """Recordings read the settings from tensors, which are changed in place or are inputs."""
     monkeypatch.setattr("models.model.CudaRecorder", lambda device: Machine())
     check_mixed(new_engine(method, 3, graphs=True))
 
@@ -108,7 +108,8 @@ class Watcher:
 
 
 def test_none_means_not_yet() -> None:
-    """A step goes on with fewer images; with none in flight the next request is asked for at once."""
+    """While no request comes, steps go on with fewer images. With none in flight, the next request is asked
+    for at once."""
     asked: list[int] = []
 
     def trickle() -> Iterator[Request | None]:
@@ -124,7 +125,8 @@ def test_none_means_not_yet() -> None:
 
 @pytest.mark.parametrize("method", METHODS, ids=str)
 def test_a_slot_may_idle_for_any_time(method: Method) -> None:
-    """Images come one at a time. There are more of them than an idle slot's cache has room for steps."""
+    """Images come one at a time, so two of three slots idle for more steps than their caches have room
+    for."""
 
     def one_by_one() -> Iterator[Request | None]:
         for image in IMAGES:

@@ -1,4 +1,5 @@
-"""scripts/slurm_generate.sbatch: tasks of an array, killed and repeated, leave what one process leaves."""
+"""scripts/slurm_generate.sbatch: tasks of an array, one of them killed and repeated, leave the folder that
+one process leaves."""
 
 from __future__ import annotations
 

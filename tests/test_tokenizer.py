@@ -10,8 +10,8 @@ from training.emoji.codebook import Codebook
 from training.muon import orthogonalise
 
 
-def test_rate_zero_is_the_nearest_code_and_a_rate_uses_fewer_codes() -> None:
-    """The vectors lie around two points. Without a rate all codes stay in use, with one only a few."""
+def test_a_rate_uses_fewer_codes_and_rate_zero_the_nearest() -> None:
+    """The vectors lie around two points. At rate 0 all codes stay in use, at rate 2 only a few."""
     rng = torch.Generator().manual_seed(0)
     vectors = torch.randn(2000, 4, generator=rng) * 0.3
     vectors[:300] += 8

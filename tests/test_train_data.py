@@ -35,7 +35,8 @@ def models(checkpoints: Checkpoints) -> dict[str, Model]:
 
 @pytest.fixture
 def prompts_of(checkpoints: Checkpoints, tmp_path: Path) -> Words:
-    """Returns the options that generate the prompts' images with a family's target, all but the folder."""
+    """Returns a function that builds the options for generating the prompts' images with a family's target.
+    The folder of the images is to be appended."""
     path = tmp_path / "prompts.txt"
     path.write_text("\n".join(PROMPTS) + "\n")
     return lambda name: [*checkpoints[name].words(), "--prompt", str(path), "--output_dir"]

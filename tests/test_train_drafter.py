@@ -41,7 +41,8 @@ Train = Callable[..., Path]
 
 @pytest.fixture(scope="module")
 def data(checkpoints: Checkpoints, tmp_path_factory: pytest.TempPathFactory) -> Data:
-    """Returns a folder of twelve greedy images of a family, generated at the first call."""
+    """Returns a function that returns a folder of twelve greedy images of a family. The first call for a
+    family generates them."""
     root = tmp_path_factory.mktemp("data")
     (root / "prompts.txt").write_text("\n".join(f"thing {'abc'[n % 3] * (1 + n)}" for n in range(12)))
 
@@ -57,7 +58,7 @@ def data(checkpoints: Checkpoints, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture
 def words(checkpoints: Checkpoints, data: Data) -> Words:
-    """Returns the words of the command that trains a family's drafter into a folder."""
+    """Returns a function that builds the words of train_drafter for a family."""
 
     def call(save: Path, name: str = "emoji") -> list[object]:
         fixed = ["train_drafter", *checkpoints[name].words(), "--data_dir", data(name), "--save_dir", save]
@@ -68,7 +69,7 @@ def words(checkpoints: Checkpoints, data: Data) -> Words:
 
 @pytest.fixture
 def train(run: Run, words: Words) -> Train:
-    """Runs that command and returns the newest state."""
+    """Returns a function that runs that command and returns the newest state."""
 
     def call(save: Path, *more: object, name: str = "emoji") -> Path:
         assert run(*words(save, name), *more)[0] == 0
@@ -123,12 +124,12 @@ def test_unrolled_steps_are_the_levels_of_a_tree(checkpoints: Checkpoints) -> No
 def test_batches_and_their_first_step_are_those_of_decoding(
     name: str, checkpoints: Checkpoints, data: Data
 ) -> None:
-    """Checks batches of greedy images: at every code, the mode of the target's guided distribution is that
-    code; row ends are left out.
+    """In batches of greedy images, every code after the first is the mode of the target's guided distribution
+    there. Row ends are left out.
 
-    The unrolled network's distributions are those of the decoding drafter when an image is committed code by
-    code. After the last code of a row, decoding drafts from the drafter's feature of the row end, which is
-    the second step of training.
+    The distributions of training's first step are those of the decoding drafter when an image is committed
+    code by code. After the last code of a row, decoding drafts from the drafter's feature of the row end,
+    which is the second step of training.
     """
     model = loaded(checkpoints, name)
     images, head, numbers = images_of(model, data(name)), head_of(model), [0, 5, 7]
@@ -322,8 +323,8 @@ def test_training_starts_from_a_drafter_of_the_same_shape(
 def test_stored_features_train_as_recomputed_ones(
     train: Train, checkpoints: Checkpoints, data: Data, tmp_path: Path
 ) -> None:
-    """Features are read again for each step, or computed once and held in memory. Noise has its published
-    width."""
+    """Stored features are read again for each step; others are computed once and held in memory. The noise on
+    features has its published width."""
     model = loaded(checkpoints)
     images = images_of(model, data("emoji"))
     folder, shards = tmp_path / "features", images.shards

@@ -87,8 +87,8 @@ def test_held_out_pairs_leave_every_name_in_other_styles_and_pinned_pairs_in_tra
 
 
 def test_prompt_files(work: Path) -> None:
-    """No drafter prompt is of a held-out pair, bench and development prompts share none, and all are the same
-    every time."""
+    """No drafter prompt shows a held-out pair, and bench and development prompts have none in common. All
+    prompts are the same every time."""
     held_out = {bpe.caption(row["style"], row["name"], []) for row in data.read_captions(work)
                 if row["split"] == "held_out"}  # fmt: skip
     texts, names = [], ("drafter_prompts", "emoji_bench", "emoji_development")
@@ -102,7 +102,7 @@ def test_prompt_files(work: Path) -> None:
 
 
 def test_a_picture_is_a_function_of_stream_and_number_and_none_comes_twice(work: Path) -> None:
-    """The held-out stream shows held-out pairs only, every other stream none of them."""
+    """The held-out stream shows only held-out pairs, and every other stream only the others."""
     streams = pictures.Pictures(work)
     planned = streams.plan("train", range(300))
     assert planned[100:110] == pictures.Pictures(work).plan("train", range(100, 110))

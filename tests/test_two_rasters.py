@@ -58,11 +58,8 @@ def test_two_rasters_decode_as_the_ar_baseline_does(
     assert codes_of(images.values()) == reference(temperature)
     crossing = 0
     for image in images.values():
-        assert (
-            len(image.codes)
-            == PREVIEW.size + PICTURE.size
-            == image.steps[-1].position + (image.steps[-1].accepted + 1)
-        )
+        last = image.steps[-1]
+        assert len(image.codes) == PREVIEW.size + PICTURE.size == last.position + last.accepted + 1
         for step in image.steps:
             assert (step.row, step.column, step.raster) == GRID.cell(step.position)
             crossing += step.position < PREVIEW.size < step.position + step.accepted + 1

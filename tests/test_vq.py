@@ -59,8 +59,8 @@ def test_vqgan_encoder_equals_transformers(attention: tuple[int, ...]) -> None:
 
 
 def test_pixels_are_truncated_not_rounded() -> None:
-    """uint8 = trunc((clamp(x) + 1) / 2 * 255). Turning the pixels into numbers again is exact within one
-    level."""
+    """uint8 = trunc((clamp(x) + 1) / 2 * 255). Pixels that are turned into numbers and back change by at most
+    one level."""
     values = torch.tensor([-2.0, -1.0, 0.0, 0.999, 1.0, 3.0]).view(1, 1, 1, 6).expand(1, 3, 1, 6)
     assert to_uint8(values)[0, 0, :, 0].tolist() == [0, 0, 127, 254, 255, 255]
     levels = torch.arange(256, dtype=torch.uint8).view(1, 16, 16, 1).expand(1, 16, 16, 3)

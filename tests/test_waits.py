@@ -25,8 +25,8 @@ NOISE = Noise(CODES, silent=False)
 
 
 def waits(target: Target, decode: Callable[[], Iterator[StepOutput]]) -> tuple[list[str], int]:
-    """Returns the operations for which the steps of a run wait, from the first target pass on, and the number
-    of steps.
+    """Returns the operations for which the steps of a run wait, and the number of steps. Operations before
+    the first target pass are left out.
 
     All images start together, so no prefill follows the first step. The first use of a shape makes its
     tables, so the images are generated twice, and the second run is watched.

@@ -1,5 +1,5 @@
-"""Weights are read late and once, into the memory where they stay. A damaged file gives one line that names
-it."""
+"""Weights are read when they are needed, once, into the memory where they stay. A damaged file gives one line
+that names it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from models.registry import EMOJI
 from tests import tiny
 from tests.published import write_shards
 from tests.runs import python
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 def tensors() -> dict[str, torch.Tensor]:
@@ -99,8 +97,7 @@ PEAK = """
 import sys
 from pathlib import Path
 from tests.checkpoints import load
-def status(key):
-    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(key)) * 1024
+from tests.test_memory import status
 load("emoji", sys.argv[1], precision="bf16")
 before = status("VmRSS:")
 Path("/proc/self/clear_refs").write_text("5")

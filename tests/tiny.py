@@ -1,9 +1,11 @@
-"""A tiny random checkpoint laid out as the embedded model: 2 layers, 4 x 4 grid, 64 codes, a drafter."""
+"""A tiny random checkpoint laid out as the embedded model: 2 layers, 4 x 4 grid, 64 codes, a drafter. Also
+tiny dimensions for models without a checkpoint."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,6 +15,7 @@ from tokenizers.models import BPE
 
 from models.codecs.vq import VQConfig, VQModel
 from models.drafter import DrafterNet
+from models.footprint import Use, published_use
 from models.layouts.llama import decoder_names, drafter_names, scatter
 from models.transformer import Decoder, read_shape
 
@@ -23,6 +26,19 @@ VQ = {
     "attn_type": "vanilla", "in_channels": 3,
     "double_latent": False, "dropout": 0.0, "initializer_range": 0.02, "model_type": "chameleon_vqgan",
 }  # fmt: skip
+
+
+def tiny_use(**changes: int) -> Use:
+    """Returns the dimensions of lumina_mgpt made tiny: 4 x 4 codes with row separators, and a drafter.
+    changes: fields of Use to replace."""
+    published = published_use("lumina_mgpt")
+    small = {"hidden_size": 64, "intermediate_size": 128, "vocab_size": 300}
+    small |= {"num_heads": 4, "num_kv_heads": 4}
+    decoder = replace(published.decoder, num_layers=2, **small)
+    vq = replace(published.vq, num_embeddings=256, embed_dim=8)
+    sizes = {"codes": 256, "side": 4 * vq.patch_size, "tokens": 20, "prompt": 12}
+    drafter = replace(decoder, num_layers=1)
+    return replace(published, decoder=decoder, drafter=drafter, vq=vq, **sizes | changes)
 
 
 def _image_token(code: int) -> str:

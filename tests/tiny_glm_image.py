@@ -16,7 +16,8 @@ from tests.tiny_transformers import LETTERS, write
 CODES, MORE = 64, 16  # codes, and rows of the head behind them
 START, END = 0, 1  # image start and end, counted behind the codes
 GRID_START, GRID_END, SOURCE, PAD = "<sop>", "<eop>", "<|image|>", "<|endoftext|>"
-# Unlike the published one in its words, like it in its kind: a role before the text, the answer's at the end.
+# Other words than in the published template, in the same form: a role before each text, and at the end the
+# role of the answer.
 TEMPLATE = (
     "[gMASK]{% for message in messages %}<|user|>\n{% for part in message['content'] %}{{ part['text'] }}"
     "{% endfor %}{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
@@ -77,15 +78,15 @@ def build(
     import transformers as hf
 
     torch.manual_seed(0)
-    made = config(width, heads, kv_heads, factor, sections, codes, layers)
-    model: Any = hf.GlmImageForConditionalGeneration(made).eval()
+    model_config = config(width, heads, kv_heads, factor, sections, codes, layers)
+    model: Any = hf.GlmImageForConditionalGeneration(model_config).eval()
     torch.nn.init.normal_(model.model.vqmodel.quantize.embedding.weight)
     model.generation_config.update(do_sample=True, temperature=0.8, top_p=0.7)
     words = vocabulary(codes)
-    own = bytes_tokenizer(words)
-    own.add_special_tokens([AddedToken(name, special=True) for name in words if len(name) > 1])
+    byte_tokenizer = bytes_tokenizer(words)
+    byte_tokenizer.add_special_tokens([AddedToken(name, special=True) for name in words if len(name) > 1])
     tokenizer = hf.PreTrainedTokenizerFast(
-        tokenizer_object=own, bos_token=f"<|dit_token_{codes + START}|>", pad_token=PAD,
+        tokenizer_object=byte_tokenizer, bos_token=f"<|dit_token_{codes + START}|>", pad_token=PAD,
         extra_special_tokens={
             "image_token": SOURCE, "grid_bos_token": GRID_START, "grid_eos_token": GRID_END,
         },

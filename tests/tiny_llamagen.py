@@ -49,13 +49,14 @@ def build(folder: Path, seed: int = 0, wrapper: str | None = None, **changes: ob
         decoder.head.weight.mul_(12)
     names = decoder_names(config) if wrapper is None else original_names(config)
     state = scatter(decoder.state_dict(), names, config)
-    side: Mapping[str, Tensor] = {"embedding_table.weight": torch.randn(CLASSES + 1, config.hidden_size)}
+    table = torch.randn(CLASSES + 1, config.hidden_size)
+    conditioner: Mapping[str, Tensor] = {"embedding_table.weight": table}
     if not of_classes:
         project = CaptionProjector(config.raster_start, FEATURES, config.hidden_size)
         torch.nn.init.normal_(project.uncond_embedding)
-        side = project.state_dict()
+        conditioner = project.state_dict()
     start = "cls_embedding." if wrapper is not None else "model.cls_embedding."
-    state |= {start + name: tensor for name, tensor in side.items()}
+    state |= {start + name: tensor for name, tensor in conditioner.items()}
     path = _write(folder, fields, state, wrapper)
     vq = VQModel(VQ)
     torch.nn.init.normal_(vq.quantize.embedding.weight)

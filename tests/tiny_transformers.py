@@ -96,9 +96,8 @@ def janus(folder: Path, width: int = 32, layers: int = 2, kv_heads: int = 4, ali
     config = hf.JanusConfig(text_config=text, vision_config=vision, vq_config=vq, image_token_id=6)
     model: Any = hf.JanusForConditionalGeneration(config).eval()
     torch.nn.init.normal_(model.model.vqmodel.quantize.embedding.weight)
-    model.generation_config._from_model_config = (
-        False  # as published; otherwise the fields below are not read back
-    )
+    # As published; otherwise the fields below are not read back.
+    model.generation_config._from_model_config = False
     model.generation_config.generation_kwargs = {"boi_token_id": JANUS_SPECIAL.index(BEGIN_OF_IMAGE)}
     byte_tokenizer = bytes_tokenizer(_numbered([*JANUS_SPECIAL, *LETTERS]), unk_token="<unk>")
     byte_tokenizer.post_processor = processors.TemplateProcessing(
