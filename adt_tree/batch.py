@@ -82,8 +82,9 @@ class BatchSlots:
             if self._exhausted or any(self._slots):
                 break
         for slot, image in enumerate(self._slots):
-            # The prefix of an idle slot grows by a code a step, and its cache has room for the steps of one
-            # image. No image takes more steps, so it is enough to empty the slot whenever an image begins.
+            # The prefix of an idle slot grows by a code a step, and its cache has room for as many steps as
+            # one image takes. While no image begins, those in flight end within that many steps. So it is
+            # enough to empty idle slots whenever an image begins.
             if image is None and started:
                 self._release(slot)
         return any(self._slots)

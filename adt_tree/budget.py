@@ -23,19 +23,22 @@ MOST_CHAIN = 23  # nodes of a pure chain; larger budgets have alternatives besid
 TRIAL_STEPS = 3  # steps of a candidate's trial; the first, which may record graphs, is not timed
 PERIOD = 8  # steps from one decision to the next
 RECENT = 24  # step times of a candidate; their median is what its step costs
-MEMORY = 400.0  # image steps, one per image and step, over which a candidate's acceptance is averaged
+# Image steps: a step with B images in flight counts as B of them.
+MEMORY = 400.0  # image steps over which a candidate's acceptance is averaged
 PRIOR_STEPS = 12.0  # weight of the growth law's estimate, in image steps of a candidate
-# The growth law: a step accepts c * depth ** EXPONENT codes. That rises for longer than in a chain of
-# independent levels, because every pass refines the next drafts along the whole chain. c and the exponent are
-# fitted to the run; the exponent starts from this value, which chains of 1 to 15 codes gave (docs/LOG.md).
+# The growth law: a step accepts c * depth ** EXPONENT codes. In a chain of independent levels that number
+# would stop growing at a smaller depth, but here every pass refines the next drafts along the whole chain. c
+# and the exponent are fitted to the run; the exponent starts from this value, which chains of 1 to 15 codes
+# gave (docs/LOG.md).
 EXPONENT = 0.7
 # Estimates are raised by OPTIMISM standard errors. The standard deviation of a step's accepted codes is about
 # equal to their mean, so the mean stands for it.
 OPTIMISM = 0.5
 # Times change with the load of the device, and one slow moment can spoil the first trial of a shape. So the
 # neighbours of the chosen shape are tried again, in turn, as long as these trials take at most the share
-# TRIAL_COST of a run's time. Plain decoding scores nothing ahead, so the smallest tree drafts badly after
-# it; the first one of at least EXPLORE_DEPTH levels is tried instead.
+# TRIAL_COST of a run's time. If plain decoding is chosen, its neighbour, the smallest tree, would draft
+# badly, because plain decoding scores no positions ahead. The first tree of at least EXPLORE_DEPTH levels is
+# tried instead.
 TRIAL_COST, EXPLORE_DEPTH = 0.02, 3
 # Candidates of a drafter network as (levels, drafted nodes): True if passes are rounded up to buckets, False
 # if every row of a pass costs. The tree that the model has by default is among the candidates as well.
@@ -106,7 +109,7 @@ class _Candidate:
     steps: float = 0.0  # image steps, older ones with less weight
     accepted: float = 0.0  # codes accepted in them, likewise
     times_ms: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
-    tried: int = 0  # number of trials that had begun when its last one began
+    tried: int = 0  # number of its last trial, from 1, over all candidates; 0: only the first ones
 
     def count(self, accepted: int) -> None:
         """Adds one step of one image."""
@@ -115,7 +118,7 @@ class _Candidate:
 
 
 class CostAware:
-    """Chooses the shape that commits most codes per second. It bounds the trees of all images in flight."""
+    """Chooses the shape that commits most codes per second. All images in flight have the same candidate."""
 
     def __init__(self, shapes: Sequence[TreeShape], inner: Policy | None = None) -> None:
         """shapes: the candidates, the first of them plain decoding. inner: chooses depth and width within the
@@ -178,7 +181,7 @@ class CostAware:
         if neighbour is not None and self._in_trial:
             self._trials += 1
             neighbour.tried = self._trials
-            neighbour.times_ms.clear()  # they may be of a time of another load
+            neighbour.times_ms.clear()  # the device may have had another load when they were measured
             self._scheduled.extend([neighbour] * TRIAL_STEPS)
         else:
             self._scheduled.extend([chosen] * PERIOD)

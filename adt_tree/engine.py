@@ -67,8 +67,8 @@ def build(model: Model, method: Method, slots: int, max_prompt: int) -> Engine:
     policy: Policy = adaptive or Fixed(shapes[-1])
     if isinstance(tree, AutoTree):
         policy = CostAware(shapes, adaptive)
-    judges_itself = not method.spec.verify and method.control is None
-    rule: Rule = proposer if judges_itself else make_rule(setup)
+    proposer_is_rule = not method.spec.verify and method.control is None
+    rule: Rule = proposer if proposer_is_rule else make_rule(setup)
     return Engine(method, sampling, target, (proposer, policy, rule))
 
 

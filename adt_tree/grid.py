@@ -1,4 +1,4 @@
-"""The rasters of codes that a model generates one after the other, usually one: the image's. No torch."""
+"""The codes of an image as rasters. Most models generate one, some a small preview before it. No torch."""
 
 from __future__ import annotations
 

@@ -211,11 +211,13 @@ class Rejection:
     - Dynamic trees (EAGLE-2, ADT-Tree; q = 1) accept x with probability p(x). A rejection sets p(x) <- 0.
     - LANTERN accepts with (p(x) + S_j*) / q(x), and a rejection also removes the mass of A(x) from p.
 
-    If no child is accepted, the next code is sampled from what is left of p; after a leaf, from p. With
-    reference=True the rule repeats the released code's arithmetic. A rejection removes k + 1 neighbours as
-    soon as one is admissible, in static trees from q in place of p, so that their mass stays in p; where
-    nothing is left, p becomes uniform. Randomness: one uniform per node and one Gumbel vector per image,
-    keyed by the root's position, on two separate streams.
+    If no child is accepted, the next code is sampled from what is left of p; after a leaf, from p.
+    Randomness: one uniform per node and one Gumbel vector per image, keyed by the root's position, on two
+    separate streams.
+
+    With reference=True the rule repeats the released code's arithmetic, which differs in three ways. A
+    rejection removes k + 1 neighbours as soon as one is admissible. In static trees it removes them from q
+    instead of p, so that their mass stays in p. Where nothing is left of p, p becomes uniform.
     """
 
     def __init__(
@@ -253,7 +255,8 @@ class Rejection:
             chance = residual.gather(-1, code)[..., 0] + mass
             if q is not None:
                 q_of_code = q.gather(-1, code)[..., 0]
-                # q(x) is 0 only if all of q is (_exclude). Whatever x is, it is skipped: no code is favoured.
+                # q(x) is 0 only where _exclude() has set all of q to 0. Every child is skipped there,
+                # whatever its code, so that no code is favoured.
                 exists = exists & (q_of_code > 0)
                 chance = chance / q_of_code.clamp_min(TINY)
             accepted = exists & ~done & (chances.gather(1, child) <= chance)

@@ -50,8 +50,8 @@ class EagleProposer:
     def __init__(
         self, drafter: Drafter, growth: Growth, slots: int, run: Run = call, most_unread: int | None = None
     ) -> None:
-        """most_unread: number of steps without trees to remember, the most that an image can take; older
-        steps belong to finished images."""
+        """most_unread: how many steps without trees to remember. An image cannot take more steps than that,
+        so older ones belong to finished images."""
         self.drafter, self.growth, self._run = drafter, growth, run
         # Target features that the drafter has not read yet, [G, B, A, D], and the code after each, [B, A].
         # The first `_count` [B] of a slot are valid. The size D is unknown until the first prefill.

@@ -166,7 +166,7 @@ class JacobiWindow:
     def choose(self, log_p: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
         # No pass uses the uniform of position 0, because the first one begins at position 1.
         chances = uniform(seeds, positions[:, None], 1, RESIDUAL)[:, 0]
-        return sample(self._target(log_p)[:, None], chances)[:, 0]
+        return sample(self._probabilities(log_p)[:, None], chances)[:, 0]
 
     def propose(
         self,
@@ -202,7 +202,7 @@ class JacobiWindow:
     def __call__(
         self, tree: DraftTree, log_p: Tensor, perturbed: Tensor, seeds: Tensor, positions: Tensor
     ) -> Verdict:
-        p, root = self._target(log_p), positions[:, None]
+        p, root = self._probabilities(log_p), positions[:, None]
         accept, chances = (uniform(seeds, root, tree.nodes, stream)[:, 0] for stream in (ACCEPT, RESIDUAL))
         hit, left = self.rejection.judge(tree, p, accept.float())
         judged = Judged(tree, p, hit, sample(left, chances), chances)
@@ -214,7 +214,7 @@ class JacobiWindow:
 
     def observe(self, tree: DraftTree, perturbed: Tensor, features: Tensor, verdict: Verdict) -> None: ...
 
-    def _target(self, log_p: Tensor) -> Tensor:
+    def _probabilities(self, log_p: Tensor) -> Tensor:
         """Returns p [..., V] from log p; one-hot at temperature 0."""
         if not self._greedy:
             return log_p.exp()
