@@ -32,7 +32,7 @@ POOL = 4  # number of [images, nodes, codes] fp32 tensors in the scratch memory 
 NOISE_PARTS = 3  # number of fp64 tensors that exist at once while noise is computed for ROWS positions
 DEMAND = Demand()  # of the AR baseline
 MAPS = 4  # number of the codec's feature maps that exist at once, each as large as the largest
-LIBRARIES = 2**28  # bytes that cuBLAS and cuDNN allocate at their first use, or that are lost between blocks
+LIBRARIES = 2**28  # bytes that cuBLAS and cuDNN allocate at their first use, or that fragmentation wastes
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +122,9 @@ def decoding_parts(use: Use) -> dict[str, int]:
 def _step(use: Use) -> int:
     """Returns the bytes that a step allocates at most, including the memory that CUDA graphs hold.
 
-    The most is a layer's activations while the target scores, or distributions over the codes while drafts
-    are verified. Graphs share one pool of scratch memory, as large as the greatest recording needs. The
-    results of each function have fixed memory outside the pool.
+    A step needs most either while the target scores, for a layer's activations, or while drafts are verified,
+    for distributions over the codes. Graphs share one pool of scratch memory, as large as the greatest
+    recording needs. The results of each function have fixed memory outside the pool.
     """
     demand, distribution = use.demand, use.images * use.nodes * use.codes * FP32
     nodes = row_bucket(use.nodes) if use.graphs else use.nodes

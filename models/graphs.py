@@ -26,8 +26,9 @@ import torch
 from torch import Tensor
 
 ROWS = (1, 8, 16, 32, 64)  # numbers of nodes that passes are recorded with; above, multiples of the last
-CONTEXT = 256  # bounds on the committed codes are multiples of this, or of a multiple of it for large images
-BOUNDS = 8  # most different bounds for one image
+# A pass is recorded for a bound on the committed codes: 256, 512, ... for images of up to 2048 codes. Larger
+# images have larger steps, multiples of CONTEXT, so that no image has more than BOUNDS bounds.
+CONTEXT, BOUNDS = 256, 8
 
 
 class Recorder(Protocol):
@@ -86,7 +87,8 @@ class _Graph:
 
 
 class GraphRunner:
-    """Calls functions by replaying recordings: one per function, inputs that are not tensors, and shapes.
+    """Calls functions by replaying recordings. A recording is for one function, the shapes of its tensors and
+    the values of its other inputs.
 
     If a recording fails it says so on stderr, once, and calls everything directly from then on.
     """

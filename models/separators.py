@@ -272,8 +272,8 @@ class SeparatorDrafter:
         level: int,
         ancestors: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Returns the logits and features of a level, 0 for the root. In slots where the level lies in the
-        last column they are those at its separators. columns, ancestors: as in _Pass and expand()."""
+        """Returns the logits and features of a level. In slots where the level lies in the last column they
+        are those at its separators. level: 0 is the root. columns, ancestors: as in _Pass and expand()."""
         width, last_column = self.target.grid.width, self.target.grid.width - 1
         if level % width not in self._ends:
             return logits, features

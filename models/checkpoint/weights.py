@@ -190,7 +190,8 @@ def weights_in_memory(model: nn.Module, name: Path) -> Weights:
 
 
 def weights_file(folder: Path) -> Path:
-    """Returns the only .pt file of a folder without weights under the usual names; else the path itself."""
+    """Returns the weights to read for a path: the .pt file in it, if it is a folder that holds exactly one
+    and no weights under the usual names; otherwise the path itself. VQ models (vq_*.pt) do not count."""
     inside = sorted(folder.glob("*.pt")) if folder.is_dir() else []
     inside = [path for path in inside if not path.name.startswith("vq_")]
     if any(folder.glob("model*.safetensors*")) or any(folder.glob("pytorch_model*")) or len(inside) != 1:

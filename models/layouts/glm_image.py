@@ -49,14 +49,14 @@ def read_tokens(config: Mapping[str, Any]) -> tuple[range, int, int]:
     if config.get("model_type") != "glm_image":
         raise ValueError(f"model_type is {config.get('model_type')!r}: it is not a checkpoint of GLM-Image")
     codes = range(integer(section(config, "vq_config", required=True), "num_embeddings"))
-    scored = integer(section(config, "text_config", required=True), "vision_vocab_size")
+    head_rows = integer(section(config, "text_config", required=True), "vision_vocab_size")
     names = ("image_start_token_id", "image_end_token_id")
     start, end = (check_integer(name, config[name], least=0) for name in names)
     for name, token in zip(names, (start, end), strict=True):
-        if token in codes or token >= scored:
+        if token in codes or token >= head_rows:
             raise ValueError(
                 f"{name} is {token}: it must lie between the {len(codes)} codes of vq_config.num_embeddings "
-                f"and text_config.vision_vocab_size, {scored}"
+                f"and text_config.vision_vocab_size, {head_rows}"
             )
     return codes, start, end
 

@@ -97,8 +97,8 @@ def drafter_config(config: Mapping[str, Any], target: DecoderConfig) -> DecoderC
     """Reads a drafter's config.json and gives it the target's raster. KeyError names a missing field,
     ValueError a drafter of another stage.
 
-    A drafter pairs each row with the next token, so its prefix is one row shorter than the target's, which
-    leaves every code at its own row and column. Its layer has no norm before attention.
+    A drafter pairs each row with the next token, so its prefix is one row shorter than the target's. With
+    cls_token_num one less, every code keeps its row and column. The layer has no norm before attention.
     """
     rows, cells = target.raster_start, target.raster_side**2
     stage = STAGES.get(config.get("input_type", ""), cells)
