@@ -95,7 +95,8 @@ class Subject:
 
 
 def items_of(part: str, device: torch.device) -> list[Item]:
-    """Returns what a part measures, in order: the embedded model, a family, or all of them compiled."""
+    """Returns the items of a part, in the order of measuring. A part is the embedded model, a published
+    family, or "compiled", which measures all published families."""
     usual = "graphs" if device.type == "cuda" else "eager"
     if part == EMBEDDED:
         return [
@@ -132,9 +133,10 @@ def subject_of(name: str, precision: str, device: torch.device) -> Subject:
     model = random_model(name, use, Grid(side, side), DTYPES[precision], device)
     middle = replace(model, grid=Grid(min(side, max(2, MIDDLE // side)), side))
     lengths = [use.prompt, max(1, use.prompt - SHORTER)]
-    before = use.prompt + (side * side - middle.grid.size) // 2
-    whole = Pipeline(model).requests([str(length) for length in lengths], SEED)
-    return Subject(model, whole, middle, Pipeline(model).requests(str(before), SEED), weights_read(model))
+    middle_length = use.prompt + (side * side - middle.grid.size) // 2
+    pipe = Pipeline(model)  # the text of a prompt to a random model is its number of tokens
+    whole = pipe.requests([str(length) for length in lengths], SEED)
+    return Subject(model, whole, middle, pipe.requests(str(middle_length), SEED), weights_read(model))
 
 
 def measure(part: str, device: torch.device) -> Iterator[tuple[Item, Figures | Exception]]:

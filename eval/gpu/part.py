@@ -91,7 +91,7 @@ def run_part(part: str, device: str, seconds: float, work: Work = work) -> dict[
         process.join()
     result[ended] |= dict.fromkeys(pending, reason)
     left_out = result["left_out"]
-    if left_out.keys() == plan and len(set(left_out.values())) == 1:
+    if left_out.keys() == plan and len(set(left_out.values())) == 1:  # one line for the whole part is enough
         result["left_out"] = {part: next(iter(left_out.values()))}
     return {**result, "rows": merged(result["rows"]), "seconds": round(time.monotonic() - started, 1)}
 
