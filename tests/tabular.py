@@ -151,10 +151,9 @@ def deviation(images: Iterator[Decoded], exact: Tensor) -> float:
 
 def chi_square(counts: Tensor, expected: Tensor) -> float:
     """Returns the chi-square statistic of counts as a standard score. Outcomes that are expected fewer than
-    five times are pooled into one."""
+    five times are pooled into one. An outcome that cannot occur, but did, makes the score huge."""
     rare = expected < 5
     counts, expected = (torch.cat((x[~rare], x[rare].sum()[None])) for x in (counts.double(), expected))
-    possible = expected > 1e-6
-    square = ((counts - expected)[possible] ** 2 / expected[possible]).sum()
-    freedom = int(possible.sum()) - 1
+    square = ((counts - expected) ** 2 / expected.clamp(min=1e-6)).sum()
+    freedom = int(((expected > 1e-6) | (counts > 0)).sum()) - 1
     return float((square - freedom) / (2 * freedom) ** 0.5)
