@@ -20,8 +20,8 @@ Result = TypeVar("Result")
 
 
 def in_own_thread(threads: int, function: Callable[..., Result], *arguments: object) -> Result:
-    """Returns function(*arguments), computed in a new thread with `threads` OpenMP threads. The new thread has
-    the name of the calling one.
+    """Returns function(*arguments), computed in a new thread that has the name of the calling one, and
+    `threads` OpenMP threads.
 
     Every thread that calls OpenMP has a number of its own, and the rounding of convolutions depends on it, so
     pictures equal those of generate_images only with the number of the main thread. Raises what the function
