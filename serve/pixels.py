@@ -1,4 +1,4 @@
-"""The threads beside the decoding one: one encodes prompts, the other turns codes into picture files."""
+"""The work beside the decoding thread: encoding prompts, and turning codes into picture files."""
 
 from __future__ import annotations
 
@@ -13,26 +13,23 @@ from PIL import Image
 from adt_tree.pipeline import Pipeline
 from eval.runs.run_folder import png_bytes
 from models.target import EncodedPrompt
+from serve.own_thread import in_own_thread
 
 MISSING = (128, 128, 128)  # colour of the cells that have no code yet
 
 
 class Painter:
-    """Encodes prompts in one thread and makes pictures in another. As each is a single thread, the pictures
-    of an image are made in the order of the calls."""
+    """Encodes prompts one after the other, and beside them makes pictures one after the other, so that the
+    pictures of an image are made in the order of the calls."""
 
     def __init__(self, pipe: Pipeline) -> None:
-        self._pipe = pipe
-        # The rounding of the codec's convolutions depends on OpenMP's number of threads, which each thread
-        # that calls OpenMP has to itself. Both threads start with the number of this one, so that pictures
-        # are the same as those of generate_images.
-        start = (torch.set_num_threads, (torch.get_num_threads(),))
-        self._texts = ThreadPoolExecutor(1, "texts", *start)
-        self._pixels = ThreadPoolExecutor(1, "pixels", *start)
+        self._pipe, self._threads = pipe, torch.get_num_threads()
+        self._texts, self._pixels = ThreadPoolExecutor(1, "texts"), ThreadPoolExecutor(1, "pixels")
 
     async def encode(self, text: str) -> EncodedPrompt:
         """Returns a prompt's tokens. Raises UserError for a prompt that the model cannot encode."""
-        return await asyncio.get_running_loop().run_in_executor(self._texts, self._encode, text)
+        run = asyncio.get_running_loop().run_in_executor
+        return await run(self._texts, in_own_thread, self._threads, self._encode, text)
 
     def _encode(self, text: str) -> EncodedPrompt:
         with torch.inference_mode():
@@ -44,7 +41,7 @@ class Painter:
         kind: png, webp or jpeg; compression: the quality of the last two, 0 to 100.
         """
         run = asyncio.get_running_loop().run_in_executor
-        return await run(self._pixels, self._paint, codes, kind, compression)
+        return await run(self._pixels, in_own_thread, self._threads, self._paint, codes, kind, compression)
 
     def _paint(self, codes: list[int], kind: str, compression: int) -> str:
         if len(codes) == self._pipe.model.grid.size:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field
 from ray import serve
 from ray.serve import Application
@@ -18,6 +19,7 @@ from starlette.types import ASGIApp
 
 from adt_tree.pipeline import Pipeline
 from serve.app import DEFAULTS, create_app
+from serve.own_thread import in_own_thread
 from serve.settings import KEY_VARIABLE, Settings
 
 # Requests that a replica takes beyond its slots and queue: those that it refuses with 429, /health, /metrics.
@@ -51,12 +53,7 @@ class Images:
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         arguments = self.arguments
-        pipe = Pipeline.from_pretrained(
-            arguments.model,
-            drafter=arguments.drafter,
-            device="cuda" if arguments.num_gpus else "cpu",
-            precision=arguments.precision,
-        )
+        pipe = in_own_thread(torch.get_num_threads(), self._load)
         replica = serve.get_replica_context().replica_id.unique_id
         settings = Settings(
             arguments.slots,
@@ -67,6 +64,15 @@ class Images:
             replica=replica,
         )
         return create_app(pipe, settings)
+
+    def _load(self) -> Pipeline:
+        arguments = self.arguments
+        return Pipeline.from_pretrained(
+            arguments.model,
+            drafter=arguments.drafter,
+            device="cuda" if arguments.num_gpus else "cpu",
+            precision=arguments.precision,
+        )
 
 
 def build(args: dict[str, Any]) -> Application:

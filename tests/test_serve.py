@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from adt_tree import Lantern, Pipeline, Sampling
+from serve.pixels import Painter
 from serve.settings import Settings
 from tests.service import PROMPT, Running, offline, opened, running
 
@@ -156,14 +157,19 @@ def test_the_page(live: Running, path: str) -> None:
     assert "<script>" not in answer.text and "innerHTML" not in answer.text
 
 
-def test_threads_are_those_of_the_process(pipe: Pipeline) -> None:
+def test_threads_are_those_of_the_process(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pixels are decoded with as many threads as torch uses in the thread that starts the service."""
-    before = torch.get_num_threads()
+    before, paint, seen = torch.get_num_threads(), Painter._paint, list[int]()
+
+    def watched(*given: Any) -> str:
+        seen.append(torch.get_num_threads())
+        return paint(*given)
+
+    monkeypatch.setattr(Painter, "_paint", watched)
     torch.set_num_threads(2)
     try:
         with running(pipe, SETTINGS) as service:
-            pool = service.service.painter._pixels
-            assert pool.submit(torch.get_num_threads).result() == 2
             assert service.image(seed=5) == offline(pipe, seed=5)
+        assert seen == [2]
     finally:
         torch.set_num_threads(before)
