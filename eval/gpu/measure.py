@@ -23,6 +23,7 @@ from adt_tree.grid import Grid
 from adt_tree.method import METHODS, Method
 from adt_tree.pipeline import Pipeline
 from adt_tree.policy import TreeShape
+from adt_tree.records import tau
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
 from eval.gpu import trace
@@ -227,11 +228,10 @@ STAGES: dict[str, Callable[[Subject, Item], Figures]] = {
 def speed(done: Sequence[Any]) -> Figures:
     """Returns the median of the milliseconds per step of decoded images, and the codes per target call."""
     every = [step for image in done for step in image.steps]
-    codes = sum(step.accepted + 1 for step in every)
     return {
         "step_ms": round(median(step.ms for step in every), 4),
         "steps": len(every),
-        "tau": round(codes / len(every), 3),
+        "tau": round(tau(done), 3),
     }
 
 
