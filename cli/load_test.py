@@ -22,12 +22,12 @@ from adt_tree.method import METHODS
 from cli.parser import Options as Base
 from cli.parser import declare, option
 from eval.runs.prompts import BENCH_FILE, read_file
+from serve.settings import is_loopback
 
 if TYPE_CHECKING:
     from serve.load import Outcome
 
 ROOT = Path(__file__).resolve().parent.parent
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 @declare
@@ -85,7 +85,7 @@ def run(options: Options) -> None:
     an image still in flight at the end, or, with --pid, memory, files or threads of the service that grew.
     Raises UserError if there is no service, or if time ran out.
     """
-    if urlsplit(options.url).hostname not in LOOPBACK:
+    if not is_loopback(urlsplit(options.url).hostname or ""):
         raise UserError(
             f"--url {options.url}: load is sent to this machine alone; give http://127.0.0.1:PORT"
         )
