@@ -27,6 +27,7 @@ from cli.method_options import (
     LanternOptions,
     TreeOptions,
     method_from,
+    takes,
     total_token,
     unread,
 )
@@ -217,7 +218,7 @@ def configurations(options: Options) -> dict[Configuration, Method]:
     for temperature, name, nodes, chosen in every:
         values = {"temperature": temperature, "total_token": nodes, **dict(chosen)}
         method_options = options_of(options, name, values)
-        if not all(takes(method_options.method, *pair) for pair in chosen):
+        if not all(takes(METHODS[name.removesuffix(LANTERN_SUFFIX)], *pair) for pair in chosen):
             continue
         names_measured.add(name)
         method = method_from(method_options, RELAXED)
@@ -242,15 +243,6 @@ def configurations(options: Options) -> dict[Configuration, Method]:
         if words and name not in options_read:
             raise UserError(f"{words}: none of --methods {' '.join(names)} reads it; leave it out")
     return {configuration: method for (method, _), configuration in distinct.items()}
-
-
-def takes(name: str | None, option: str, value: Any) -> bool:
-    """Tells whether a method can be measured with this value of an option: it takes the value, or it does not
-    read the option and is measured once without it."""
-    assert name is not None
-    spec = METHODS[name]
-    allowed = {"verify": spec.verify, "seed_cells": spec.seed_cells}.get(option, (value,))
-    return option not in spec.options or value in allowed
 
 
 def options_of(options: Options, name: str, values: dict[str, Any]) -> DecodingOptions:
