@@ -302,9 +302,8 @@ def load(options: Options, need_drafter: bool) -> tuple[Pipeline, list[Prompt]]:
         return model_from_options.load(options, need_drafter), prompts
     import torch
 
-    from adt_tree.grid import Grid
     from adt_tree.pipeline import Pipeline
-    from eval.random_model import random_model
+    from eval.random_model import middle_rows, random_model
     from models import footprint
     from models.loading import pick_device, pick_precision
     from models.model import DTYPES
@@ -318,12 +317,8 @@ def load(options: Options, need_drafter: bool) -> tuple[Pipeline, list[Prompt]]:
     if layers > use.decoder.num_layers:
         raise UserError(f"--layers {layers}: {options.model} has {use.decoder.num_layers}")
     use = replace(use, decoder=replace(use.decoder, num_layers=layers))
-    side = use.side // use.vq.patch_size
-    grid = Grid(min(side, max(2, RANDOM_CODES // side)), side)
+    grid, before = middle_rows(use, RANDOM_CODES)
     model = random_model(options.model, use, grid, DTYPES[precision], torch.device(device))
-    # The grid is the middle of the image. The codes above it are counted with the prompt, so that the caches
-    # are as full as in the middle of an image.
-    before = use.prompt + (side * side - grid.size) // 2
     prompts = [Prompt(str(row), str(before), row) for row in range(max(1, options.num_images))]
     return Pipeline(replace(model, **graphs)), prompts
 
