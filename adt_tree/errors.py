@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 LONGEST_REASON = 200  # characters
 
@@ -29,3 +30,13 @@ def reason(error: BaseException) -> str:
     """Returns an exception's message on one line, shortened if it is long, or the exception's name."""
     text = str(error.args[0] if isinstance(error, KeyError) and error.args else error)
     return " ".join(text.split())[:LONGEST_REASON] or type(error).__name__
+
+
+def refuse_other(stored: Mapping[str, Any], now: Mapping[str, Any], subject: str, remedy: str) -> None:
+    """Raises UserError for the first name in `now` whose stored value is another one, or missing.
+
+    subject: start of the message, before the name, such as "runs/a was trained with".
+    """
+    for name, value in now.items():
+        if stored.get(name) != value:
+            raise UserError(f"{subject} {name} = {stored.get(name)!r}, now it is {value!r}: {remedy}")

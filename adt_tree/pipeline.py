@@ -19,7 +19,7 @@ from adt_tree.budget import AutoTree
 from adt_tree.engine import Engine, build
 from adt_tree.errors import UserError
 from adt_tree.method import METHODS, Lantern, Method, Tree
-from adt_tree.records import Decoded, Step
+from adt_tree.records import Decoded, Step, tau
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
 from models.loading import load, pick_graphs
@@ -49,14 +49,13 @@ class Output:
     @property
     def stats(self) -> dict[str, float]:
         """tau, which is codes per target call, and the means per image of calls, depth, nodes and seconds."""
-        count, calls = len(self.decoded), sum(image.target_calls for image in self.decoded)
-        committed = sum(step.accepted + 1 for image in self.decoded for step in image.steps)
+        count = len(self.decoded)
 
         def mean(name: str) -> float:
             return sum(getattr(image, name) for image in self.decoded) / count
 
         names = ("target_calls", "drafter_calls", "mean_depth", "mean_nodes", "seconds")
-        return {"tau": committed / max(calls, 1), **{name: mean(name) for name in names}}
+        return {"tau": tau(self.decoded), **{name: mean(name) for name in names}}
 
 
 @dataclass(frozen=True, slots=True)

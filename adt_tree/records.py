@@ -46,8 +46,8 @@ class Decoded:
 
     @property
     def tau(self) -> float:
-        """Codes committed per target call: mean of accepted + 1 over steps."""
-        return _mean([step.accepted + 1 for step in self.steps])
+        """Codes committed per target call."""
+        return tau([self])
 
     @property
     def mean_depth(self) -> float:
@@ -64,6 +64,11 @@ class Decoded:
     def mean_nodes(self) -> float:
         """Mean drafted nodes per target call."""
         return _mean([step.nodes for step in self.steps])
+
+
+def tau(images: Iterable[Decoded]) -> float:
+    """Returns codes committed per target call, the mean of accepted + 1 over all steps of the images."""
+    return _mean([step.accepted + 1 for image in images for step in image.steps])
 
 
 def size_shares(images: Iterable[Mapping[Any, int]]) -> dict[str, float]:

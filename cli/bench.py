@@ -27,6 +27,7 @@ from cli.method_options import (
     LanternOptions,
     TreeOptions,
     method_from,
+    takes,
     total_token,
     unread,
 )
@@ -217,7 +218,7 @@ def configurations(options: Options) -> dict[Configuration, Method]:
     for temperature, name, nodes, chosen in every:
         values = {"temperature": temperature, "total_token": nodes, **dict(chosen)}
         method_options = options_of(options, name, values)
-        if not all(takes(method_options.method, *pair) for pair in chosen):
+        if not all(takes(METHODS[name.removesuffix(LANTERN_SUFFIX)], *pair) for pair in chosen):
             continue
         names_measured.add(name)
         method = method_from(method_options, RELAXED)
@@ -242,15 +243,6 @@ def configurations(options: Options) -> dict[Configuration, Method]:
         if words and name not in options_read:
             raise UserError(f"{words}: none of --methods {' '.join(names)} reads it; leave it out")
     return {configuration: method for (method, _), configuration in distinct.items()}
-
-
-def takes(name: str | None, option: str, value: Any) -> bool:
-    """Tells whether a method can be measured with this value of an option: it takes the value, or it does not
-    read the option and is measured once without it."""
-    assert name is not None
-    spec = METHODS[name]
-    allowed = {"verify": spec.verify, "seed_cells": spec.seed_cells}.get(option, (value,))
-    return option not in spec.options or value in allowed
 
 
 def options_of(options: Options, name: str, values: dict[str, Any]) -> DecodingOptions:
@@ -310,9 +302,8 @@ def load(options: Options, need_drafter: bool) -> tuple[Pipeline, list[Prompt]]:
         return model_from_options.load(options, need_drafter), prompts
     import torch
 
-    from adt_tree.grid import Grid
     from adt_tree.pipeline import Pipeline
-    from eval.random_model import random_model
+    from eval.random_model import middle_rows, random_model
     from models import footprint
     from models.loading import pick_device, pick_precision
     from models.model import DTYPES
@@ -326,12 +317,8 @@ def load(options: Options, need_drafter: bool) -> tuple[Pipeline, list[Prompt]]:
     if layers > use.decoder.num_layers:
         raise UserError(f"--layers {layers}: {options.model} has {use.decoder.num_layers}")
     use = replace(use, decoder=replace(use.decoder, num_layers=layers))
-    side = use.side // use.vq.patch_size
-    grid = Grid(min(side, max(2, RANDOM_CODES // side)), side)
+    grid, before = middle_rows(use, RANDOM_CODES)
     model = random_model(options.model, use, grid, DTYPES[precision], torch.device(device))
-    # The grid is the middle of the image. The codes above it are counted with the prompt, so that the caches
-    # are as full as in the middle of an image.
-    before = use.prompt + (side * side - grid.size) // 2
     prompts = [Prompt(str(row), str(before), row) for row in range(max(1, options.num_images))]
     return Pipeline(replace(model, **graphs)), prompts
 

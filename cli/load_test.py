@@ -20,14 +20,15 @@ from urllib.parse import urlsplit
 from adt_tree.errors import UserError
 from adt_tree.method import METHODS
 from cli.parser import Options as Base
-from cli.parser import declare, option
+from cli.parser import as_written, declare, option
 from eval.runs.prompts import BENCH_FILE, read_file
+from serve.settings import is_loopback
 
 if TYPE_CHECKING:
     from serve.load import Outcome
 
 ROOT = Path(__file__).resolve().parent.parent
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
+SERVICE_ALONE = ("pid", "rate", "cancelled", "compare")  # options that --offline does not read
 
 
 @declare
@@ -85,7 +86,7 @@ def run(options: Options) -> None:
     an image still in flight at the end, or, with --pid, memory, files or threads of the service that grew.
     Raises UserError if there is no service, or if time ran out.
     """
-    if urlsplit(options.url).hostname not in LOOPBACK:
+    if not is_loopback(urlsplit(options.url).hostname or ""):
         raise UserError(
             f"--url {options.url}: load is sent to this machine alone; give http://127.0.0.1:PORT"
         )
@@ -159,12 +160,15 @@ def differences(options: Options, images: Sequence[Outcome]) -> list[str]:
 
 
 def offline_row(options: Options) -> tuple[dict[str, Any], list[str]]:
-    """Returns the figures of generate_images, run in a new process. Raises UserError if it fails."""
-    (method, *more), (temperature, *_), (guidance, *_) = (
-        options.methods, options.temperatures, options.guidances,
-    )  # fmt: skip
-    if more:
-        raise UserError(f"--offline {options.offline}: give one of --methods, not {len(more) + 1}")
+    """Returns the figures of generate_images, run in a new process. Raises UserError if it fails, and for
+    options that it does not read."""
+    for name in ("methods", "temperatures", "guidances"):
+        if len(getattr(options, name)) > 1:
+            raise UserError(f"--offline {options.offline} takes one value: {as_written(options, name)}")
+    for name in SERVICE_ALONE:
+        if getattr(options, name):
+            raise UserError(f"{as_written(options, name)}: --offline sends no requests; leave one out")
+    (method,), (temperature,), (guidance,) = options.methods, options.temperatures, options.guidances
     with tempfile.TemporaryDirectory() as folder:
         words = {
             "prompt": options.prompts or BENCH_FILE,

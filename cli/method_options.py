@@ -341,9 +341,15 @@ def unread(options: DecodingOptions, spec: MethodSpec) -> dict[str, str]:
             )
         elif name == "rules" and (options.verify != "rejection" or greedy):
             reasons[name] = "it is read with --verify rejection at temperatures above 0"
-        elif name in ("verify", "seed_cells") and getattr(options, name) not in getattr(spec, name):
+        elif not takes(spec, name, getattr(options, name)):
             reasons[name] = f"method {spec.name} takes {' or '.join(getattr(spec, name))}"
     return reasons
+
+
+def takes(spec: MethodSpec, name: str, value: Any) -> bool:
+    """Tells whether a method takes this value of an option, or does not read the option."""
+    allowed = {"verify": spec.verify, "seed_cells": spec.seed_cells}.get(name, (value,))
+    return name not in spec.options or value in allowed
 
 
 def tree_of(options: DecodingOptions, spec: MethodSpec) -> Tree | None:

@@ -52,7 +52,7 @@ class Pane:
         """Returns the last partial image with at most `codes` codes."""
         frames = self.recording.frames
         width, height = frames["size"]
-        index = max(number for number, count in enumerate(frames["counts"]) if count <= max(codes, 1))
+        index = max(number for number, count in enumerate(frames["counts"]) if count <= codes)
         left, top = index % frames["columns"] * width, index // frames["columns"] * height
         picture = self._sheet.crop((left, top, left + width, top + height))
         return picture.resize((SIDE, SIDE), Image.Resampling.BICUBIC)

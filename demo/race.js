@@ -212,7 +212,7 @@ function layOut(tree) {
     while (children[chain.at(-1)].length) chain.push(children[chain.at(-1)][0]);
     const first = tree.depths[node], last = tree.depths[chain.at(-1)];
     // The level before a chain's first must be free too: the edge from its parent enters the line there.
-    while ((taken[line] ??= []).some(([from, to]) => first <= to && last >= from - 1)) line++;
+    while ((taken[line] ??= []).some(([from, to]) => first - 1 <= to && last >= from - 1)) line++;
     taken[line].push([first, last]);
     for (const one of chain) spots[one] = [tree.depths[one], line];
     for (const one of chain.toReversed()) for (const child of children[one].slice(1)) place(child, line + 1);

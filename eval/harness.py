@@ -18,7 +18,7 @@ import torch
 from tqdm import tqdm
 
 from adt_tree.method import METHODS
-from adt_tree.records import Decoded, size_shares
+from adt_tree.records import Decoded, size_shares, tau
 from adt_tree.roles import Request
 from eval.runs.measurements import Measured, Measurements
 from eval.runs.session import synchronise
@@ -204,12 +204,6 @@ def leads(configurations: Iterable[Configuration], results: Results) -> list[dic
 def interval(ratios: np.ndarray) -> tuple[float, float]:
     """Returns a bootstrap 95 % interval of the median."""
     return percentiles(np.median(ratios[resamples(len(ratios))], axis=1))
-
-
-def tau(images: Sequence[Decoded]) -> float:
-    """Returns the mean number of codes that a target call commits, over all calls of all images."""
-    codes, calls = counts(images)
-    return float(codes.sum() / max(calls.sum(), 1))
 
 
 def tau_interval(images: Sequence[Decoded], rival: Sequence[Decoded] | None = None) -> tuple[float, float]:

@@ -44,6 +44,16 @@ def random_prompts(first_code: int, num_codes: int, row: torch.Tensor | None) ->
     return PromptEncoder(encode, first_code, num_codes)
 
 
+def middle_rows(use: Use, codes: int) -> tuple[Grid, int]:
+    """Returns a grid of about `codes` codes, the rows in the middle of an image, and the number of tokens in
+    front of it: the prompt, and the rows above with their separators. With a prompt of that length the
+    caches are as full as in the middle of an image."""
+    assert use.vq is not None, "a family with pixels"
+    side = use.side // use.vq.patch_size
+    height = min(side, max(2, codes // side))
+    return Grid(height, side), use.prompt + use.tokens * (side - height) // (2 * side)
+
+
 def random_model(name: str, use: Use, grid: Grid, dtype: torch.dtype, device: torch.device) -> Model:
     """Returns a model of the family `name` whose decoder and drafter have the dimensions of `use`.
 

@@ -70,19 +70,22 @@ def create_app(pipe: Pipeline, settings: Settings = DEFAULTS) -> FastAPI:
 
 
 def add_models(app: FastAPI, pipe: Pipeline) -> None:
-    """Adds the routes of OpenAI's API that list models. The list has this server's one model, with its
+    """Adds the routes of OpenAI's API that describe models. There is one model, this server's, with its
     methods and the number of rows of codes in its images."""
-    name, created = pipe.model.name, int(time.time())
-    model = {"id": name, "object": "model", "created": created, "owned_by": "adt-tree"}
+    name = pipe.model.name
+    model = {
+        "id": name,
+        "object": "model",
+        "created": int(time.time()),
+        "owned_by": "adt-tree",
+        "methods": pipe.methods,
+        "default_method": pipe.default_method,
+        "rows": pipe.model.grid.height,
+    }
 
     @app.get("/v1/models")
     async def models() -> Response:
-        more = {
-            "methods": pipe.methods,
-            "default_method": pipe.default_method,
-            "rows": pipe.model.grid.height,
-        }
-        return json_response({"object": "list", "data": [{**model, **more}]})
+        return json_response({"object": "list", "data": [model]})
 
     @app.get("/v1/models/{model_name}")
     async def one_model(model_name: str) -> Response:

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+
+from models.graphs import tensors_in
 
 FILLER = 77  # written over the contents of scratch memory
 
@@ -140,17 +141,13 @@ def written(func: Any, args: tuple, kwargs: dict[str, Any]) -> list[Tensor]:
     """Returns the tensors among an operator's arguments that it changes."""
     arguments = dict(zip([x.name for x in func._schema.arguments], args, strict=False)) | kwargs
     names = [x.name for x in func._schema.arguments if x.alias_info and x.alias_info.is_write]
-    return list(_tensors([arguments[name] for name in names if name in arguments]))
+    return tensors_in([arguments[name] for name in names if name in arguments])
 
 
 def new_tensors(args: tuple, kwargs: dict[str, Any], answer: Any) -> list[Tensor]:
     """Returns the tensors in an operator's answer that have new memory, which no argument shares."""
-    shared = {_memory(x) for x in _tensors((args, kwargs))}
-    return [x for x in _tensors(answer) if _memory(x) not in shared]
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    return (x for x in tree_leaves(value) if isinstance(x, Tensor))
+    shared = {_memory(x) for x in tensors_in((args, *kwargs.values()))}
+    return [x for x in tensors_in(answer) if _memory(x) not in shared]
 
 
 def _memory(x: Tensor) -> int:

@@ -11,12 +11,14 @@ import pytest
 import torch
 
 from adt_tree.errors import UserError
+from adt_tree.grid import Grid
 from adt_tree.method import METHODS
 from adt_tree.records import Decoded, Step
 from adt_tree.roles import Request
 from cli.bench import Options, check, configurations, load
 from eval.harness import Configuration, interval, leads, row, tau_interval, turns
 from eval.profile import PARTS, exclusive_time
+from eval.random_model import middle_rows
 from eval.runs.measurements import Measured, Measurements
 from tests.checkpoints import Checkpoints
 from tests.conftest import Refused, Result, Run
@@ -210,6 +212,13 @@ def test_random_weights_read_no_file(
     assert pipe.model.decoder.config.num_layers == len(pipe.model.decoder.blocks) == 1
     with pytest.raises(UserError, match="--layers 3"):
         load(parsed("--model lumina_mgpt --random_weights --layers 3"), need_drafter=False)
+
+
+def test_the_prompt_of_random_weights_holds_the_rows_above() -> None:
+    """One of four rows lies above the middle two: four codes, and with row ends a separator."""
+    assert middle_rows(tiny_use(), 8) == (Grid(2, 4), 12 + 5)
+    assert middle_rows(tiny_use(tokens=16), 8) == (Grid(2, 4), 12 + 4)
+    assert middle_rows(tiny_use(), 256) == (Grid(4, 4), 12)
 
 
 def test_an_interrupted_bench_goes_on(

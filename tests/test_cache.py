@@ -11,8 +11,8 @@ from torch import Tensor
 from models.cache import ALIGNMENT, AttentionMetadata, KVCache, choose_attention_kernels
 from models.target import chain_mask
 from models.transformer import DecoderConfig, attend_densely
+from tests.decoding import CPU
 
-CPU = torch.device("cpu")
 LENGTHS = [5, 2]  # committed slots of two rows
 
 

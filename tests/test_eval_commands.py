@@ -20,7 +20,8 @@ from tests.conftest import Refused, Result, Run
 from tests.metric_checkpoints import narrow
 
 __all__ = ["narrow"]  # a fixture that every test uses
-CPU = torch.device("cpu")
+from tests.decoding import CPU
+
 TEXTS = ("a cat", "photo", "a b c", "cat photo", "x y", "z")
 
 

@@ -17,9 +17,9 @@ from models.spec import LoadOptions
 from tests import tiny_llamagen
 from tests.checkpoints import Checkpoints, load
 from tests.conftest import Run
+from tests.decoding import CPU
 from tests.methods import check_exact
 
-CPU = torch.device("cpu")
 TEXTS = ["a red heart", "pizza", "a blue cat face with a red hat on the sea with the sun", "sun", "the sea"]
 
 

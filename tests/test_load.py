@@ -94,6 +94,9 @@ def test_generate_images_is_timed_beside_it(tmp_path: Path, run: Run) -> None:
 def test_refusals(refused: Refused, tmp_path: Path) -> None:
     assert "--url http://example.org" in refused("load_test", "--url", "http://example.org")
     assert "--cancelled 0.5" in refused("load_test", "--cancelled", "0.5", "--partial_images", "0")
-    assert "--offline 2" in refused("load_test", "--offline", "2", "--methods", "ar", "self-draft")
+    for words in ("--methods ar self-draft", "--temperatures 0 1", "--guidances 1 3", "--rate 2.0",
+                  "--pid 1", "--cancelled 0.5", "--compare emoji"):  # fmt: skip
+        line = refused("load_test", "--offline", "2", *words.split())
+        assert "--offline" in line and words.split()[0] in line
     folder = ("--output_dir", tmp_path)
     assert "127.0.0.1:1" in refused("load_test", "--url", "http://127.0.0.1:1", "--requests", "1", *folder)

@@ -24,7 +24,7 @@ from tests.metric_checkpoints import narrow
 from tests.test_hostile_files import CONTENTS, MARK
 
 __all__ = ["narrow"]  # a fixture that every test uses
-CPU = torch.device("cpu")
+from tests.decoding import CPU
 
 
 @torch.inference_mode()

@@ -135,6 +135,7 @@ def test_models_health_and_metrics(live: Running) -> None:
     assert live.openai.models.retrieve("emoji").id == "emoji"
     (described,) = httpx.get(f"{live.site}/v1/models").json()["data"]
     assert described["default_method"] in described["methods"] and described["rows"] == 4
+    assert httpx.get(f"{live.site}/v1/models/emoji").json() == described
     with pytest.raises(openai.NotFoundError):
         live.openai.models.retrieve("dall-e-3")
     assert httpx.get(f"{live.site}/health").json()["status"] == "ok"

@@ -12,9 +12,8 @@ from safetensors.torch import save_file
 from adt_tree.errors import CheckpointError
 from models.codecs.vq import VQConfig, VQModel, from_uint8, to_uint8
 from models.codecs.vq16 import published_names, read_vq16
+from tests.decoding import CPU
 from tests.golden import FOLDER, close, tensors
-
-CPU = torch.device("cpu")
 
 
 def test_vqgan_decodes_as_the_published_code() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from adt_tree.errors import UserError
+from adt_tree.errors import refuse_other
 from models.checkpoint.files import reading, replacing
 from training.loop import save_checkpoint
 
@@ -74,12 +74,8 @@ def resume(root: Path, settings: Mapping[str, Any]) -> dict[str, Any] | None:
     with reading(path, f"remove {path.parent}, or give --restart"):
         payload = torch.load(path, map_location="cpu", weights_only=True)
         saved = payload["determines"]
-    for name, value in settings.items():
-        if saved.get(name) != value:
-            raise UserError(
-                f"{path} was trained with {name} = {saved.get(name)!r}, now it is {value!r}: give the same, "
-                "choose another --save_dir, or give --restart, which discards it"
-            )
+    remedy = "give the same, choose another --save_dir, or give --restart, which discards it"
+    refuse_other(saved, settings, f"{path} was trained with", remedy)
     return payload
 
 

@@ -24,7 +24,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from adt_tree.errors import CheckpointError
+from adt_tree.errors import CheckpointError, refuse_other
 from models.checkpoint.files import read_json, reading, replacing, write_json
 from models.model import Model
 
@@ -66,18 +66,14 @@ class ShardWriter:
     def __init__(self, root: Path, facts: Mapping[str, Any], size: int) -> None:
         """facts: origin() and all options that change the images. size: images per shard.
 
-        Raises CheckpointError if the folder holds images made with other facts.
+        Raises UserError if the folder holds images made with other facts.
         """
         self.root, self.size, self._buffer = root, size, list[StoredImage]()
         facts = {"format": FORMAT, **json.loads(json.dumps(facts))}
         root.mkdir(parents=True, exist_ok=True)
         index = read_index(root) if (root / INDEX).exists() else {**facts, "shards": []}
-        for name, value in facts.items():
-            if index.get(name) != value:
-                raise CheckpointError(
-                    f"{root} holds images made with {name} = {index.get(name)!r}, now it is {value!r}: "
-                    "choose another folder, or give the same options"
-                )
+        remedy = "choose another folder, or give the same options"
+        refuse_other(index, facts, f"{root} holds images made with", remedy)
         # The images of a shard that is missing are made again.
         index["shards"] = [shard for shard in index["shards"] if (root / shard["file"]).is_file()]
         self._index = index

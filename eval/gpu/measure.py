@@ -23,11 +23,12 @@ from adt_tree.grid import Grid
 from adt_tree.method import METHODS, Method
 from adt_tree.pipeline import Pipeline
 from adt_tree.policy import TreeShape
+from adt_tree.records import tau
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
 from eval.gpu import trace
 from eval.profile import weights_read
-from eval.random_model import random_model
+from eval.random_model import middle_rows, random_model
 from eval.runs.prompts import BENCH_FILE, read_file
 from eval.runs.session import free_memory, make_requests
 from models import footprint
@@ -69,7 +70,7 @@ class Subject:
     model: Model
     requests: list[Request]  # of whole images; the first two differ in the length of their prompts
     middle: Model | None = None  # the same weights with a small grid: some rows from the middle of an image
-    # One request. Its prompt is as long as the real prompt and the codes above these rows together.
+    # One request. Its prompt is as long as the real prompt and the rows above these together.
     middle_requests: list[Request] = field(default_factory=list)
     weights: Figures = field(default_factory=dict)  # of eval.profile.weights_read
     baseline: dict[str, list[int]] = field(default_factory=dict)  # the AR baseline's codes by image
@@ -131,12 +132,12 @@ def subject_of(name: str, precision: str, device: torch.device) -> Subject:
         raise UserError(f"it needs {needed / 1e9:.1f} GB, and {device} has {free / 1e9:.1f} GB free")
     side = use.side // use.vq.patch_size
     model = random_model(name, use, Grid(side, side), DTYPES[precision], device)
-    middle = replace(model, grid=Grid(min(side, max(2, MIDDLE // side)), side))
+    grid, middle_length = middle_rows(use, MIDDLE)
     lengths = [use.prompt, max(1, use.prompt - SHORTER)]
-    middle_length = use.prompt + (side * side - middle.grid.size) // 2
     pipe = Pipeline(model)  # the text of a prompt to a random model is its number of tokens
     whole = pipe.requests([str(length) for length in lengths], SEED)
-    return Subject(model, whole, middle, pipe.requests(str(middle_length), SEED), weights_read(model))
+    rows = pipe.requests(str(middle_length), SEED)
+    return Subject(model, whole, replace(model, grid=grid), rows, weights_read(model))
 
 
 def measure(part: str, device: torch.device) -> Iterator[tuple[Item, Figures | Exception]]:
@@ -227,11 +228,10 @@ STAGES: dict[str, Callable[[Subject, Item], Figures]] = {
 def speed(done: Sequence[Any]) -> Figures:
     """Returns the median of the milliseconds per step of decoded images, and the codes per target call."""
     every = [step for image in done for step in image.steps]
-    codes = sum(step.accepted + 1 for step in every)
     return {
         "step_ms": round(median(step.ms for step in every), 4),
         "steps": len(every),
-        "tau": round(codes / len(every), 3),
+        "tau": round(tau(done), 3),
     }
 
 

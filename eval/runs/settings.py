@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from adt_tree.errors import UserError
+from adt_tree.errors import UserError, refuse_other
 from models.checkpoint.files import read_json, write_json
 
 FINGERPRINT = "fingerprint"  # key of the stored settings under which the fingerprint stands
@@ -36,12 +36,9 @@ def check_settings(path: Path, fingerprint: Mapping[str, Any]) -> None:
             f"--output_dir {root}: another version of this program, or another program, wrote {path.name}; "
             "choose another folder"
         )
-    for name in sorted({*stored, *fingerprint}):
-        if stored.get(name) != fingerprint.get(name):
-            raise UserError(
-                f"--output_dir {root} holds a run with {name} = {stored.get(name)!r}, now it is "
-                f"{fingerprint.get(name)!r}: choose another folder or give the same options"
-            )
+    now = {name: fingerprint.get(name) for name in sorted({*stored, *fingerprint})}
+    remedy = "choose another folder or give the same options"
+    refuse_other(stored, now, f"--output_dir {root} holds a run with", remedy)
 
 
 def write_settings(path: Path, fingerprint: Mapping[str, Any], options: Mapping[str, Any]) -> None:

@@ -78,7 +78,7 @@ class VQConfig:
         """Reads Meta's vqgan.yaml, in the layout of taming-transformers (model.params.ddconfig)."""
         import yaml
 
-        params = yaml.safe_load(Path(path).read_text())["model"]["params"]
+        params = yaml.safe_load(path.read_text())["model"]["params"]
         ddconfig = params["ddconfig"]
         if ddconfig["double_z"] or ddconfig["in_channels"] != ddconfig["out_ch"]:
             raise ValueError(f"{path}: double_z must be false and in_channels must equal out_ch")

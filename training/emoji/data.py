@@ -23,7 +23,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from adt_tree.errors import UserError
-from models.checkpoint.files import reading
+from models.checkpoint.files import reading, write_json
 
 EMOJIBASE = "emojibase-data@17.0.0"
 STYLES = {
@@ -169,11 +169,6 @@ def held_out_pairs(names: list[str], styles: list[str], count: int, seed: int) -
 def sha256(path: Path) -> str:
     """Returns the SHA-256 of a file in hexadecimal digits."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def write_json(path: Path, content: object) -> None:
-    """Writes one JSON document, indented for people to read."""
-    path.write_text(json.dumps(content, indent=1) + "\n")
 
 
 def licence_record(styles: list[str], cache: Path) -> list[dict[str, str]]:

@@ -14,11 +14,12 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from adt_tree.errors import UserError
+from models.checkpoint.files import write_json
 from models.layouts.llama import decoder_names, scatter
 from models.transformer import DecoderConfig
 from training.emoji.bpe import Layout, image_token
 from training.emoji.card import model_card
-from training.emoji.data import sha256, write_json
+from training.emoji.data import sha256
 from training.emoji.restore import STATE, write_state
 from training.emoji.target import newest
 from training.emoji.tokenizer import VQ

@@ -10,13 +10,13 @@ import torch
 from training.emoji import target
 from training.emoji.pictures import Pictures
 from training.emoji.tokenizer import Tokenizer, figures
-from training.loop import load_checkpoint, write_figures
+from training.loop import load_checkpoint, use_device, write_figures
 
 
 def run(args: Any) -> None:
     """Prints and stores the figures of the parts that --of names. The decayed target is measured if there is
     one, else the stable one."""
-    device, work = target.use_device(args), Path(args.work_dir)
+    device, work = use_device(args), Path(args.work_dir)
     if "tokenizer" in args.of:
         pictures = Pictures(work)
         fresh = torch.from_numpy(pictures.render(pictures.plan("validation", range(args.num_pictures))))
