@@ -261,8 +261,8 @@ def options_of(options: Options, name: str, values: dict[str, Any]) -> DecodingO
 
 
 def repeated(prompts: Sequence[Prompt], seeds: int) -> list[Prompt]:
-    """Returns every prompt `seeds` times, under different names, on which seeds depend. All prompts come once
-    before the first comes again, so that neighbours in a batch differ."""
+    """Returns every prompt `seeds` times, each time under another name, because the name decides an image's
+    seed. All prompts come once before the first comes again, so that neighbours in a batch differ."""
     again = [
         replace(prompt, name=f"{prompt.name}.{number}") for number in range(1, seeds) for prompt in prompts
     ]
@@ -270,8 +270,8 @@ def repeated(prompts: Sequence[Prompt], seeds: int) -> list[Prompt]:
 
 
 def check(options: Options) -> None:
-    """Raises UserError for --reference or --random_weights with a model that offers neither, and for --layers
-    without --random_weights."""
+    """Raises UserError for --reference or --random_weights if the model or the batch sizes do not allow it,
+    and for --layers without --random_weights."""
     if options.random_weights and options.model not in PUBLISHED:
         raise UserError(
             f"--random_weights with --model {options.model}: choose one of {', '.join(PUBLISHED)} by --model"

@@ -77,7 +77,7 @@ def run(options: Options) -> None:
     record(options, method, pipe, folder, prompts)
     # Statistics are written last: where they are, everything else is there too.
     if not folder.write_results(statistics) and rank > 0 and not share:
-        return  # all images were there at the start, so process 0 prints the summary
+        return  # this process had no image to make, and another one prints the summary
     summary = summarise(statistics, skipped, wall)
     print(table(summary))
     alignment = pipe.model.alignment if method.spec.network else None

@@ -169,15 +169,15 @@ class TreeOptions(Options):
         read=_nodes,
     )
     depth: int | None = option(
-        "levels of the tree below its root; in self-draft the codes of the main chain: 3/4 of the drafted "
-        f"nodes, at most {MAIN_CHAIN}, or half of the nodes if that is more "
+        "levels of the tree below its root; in self-draft the length of the main chain, without this option "
+        f"3/4 of the drafted nodes up to {MAIN_CHAIN}, or half of the nodes if that is more "
         f"(default: {_by_method('depth', lambda tree: tree.depth)})",
         unit="LEVELS",
         least=1,
     )
     draft_top_k: int | None = option(
-        "largest number of children of a node, and of nodes in a level; in self-draft the candidates per "
-        "cell, in sjd-pac those of each of the first positions "
+        "largest number of children of a node, and of nodes of a level that get children; in self-draft the "
+        "candidates per cell, in sjd-pac those of each of the first positions "
         f"(default: {_by_method('draft_top_k', lambda tree: tree.width)})",
         unit="NODES",
         least=1,

@@ -219,8 +219,8 @@ class FilterOptions(Options):
         most=100,
     )
     cfg_mode: str | None = option(
-        "lumina_mgpt: sequential and parallel mean the same here, both guidance rows share a pass; other "
-        "models refuse sequential (default: parallel)",
+        "lumina_mgpt: sequential and parallel mean the same here, because both guidance rows share a pass; "
+        "other models refuse sequential (default: parallel)",
         choices=("sequential", "parallel"),
         unit="MODE",
     )
@@ -260,7 +260,7 @@ def check_model(options: ModelOptions) -> None:
     sequential = isinstance(options, FilterOptions) and options.cfg_mode == "sequential"
     if sequential and options.model != "lumina_mgpt":
         raise UserError(
-            "--cfg_mode sequential: it belongs to lumina_mgpt; both guidance rows share a pass, leave it out"
+            "--cfg_mode sequential: it belongs to lumina_mgpt, and changes nothing even there; leave it out"
         )
     if isinstance(options, FilterOptions) and options.cfg != 1 and SPECS[options.model].guidance == 1:
         raise UserError(

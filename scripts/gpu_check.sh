@@ -29,6 +29,7 @@ if [ -n "${PYTHON:-}" ]; then
     reason=$(lacks "$PYTHON")
     [ -z "$reason" ] || refuse "PYTHON=$PYTHON cannot use a GPU: $reason"
 else
+    # PYTHON becomes the first interpreter that lacks nothing, or stays empty if there is none.
     for PYTHON in .venv/bin/python python3 ""; do
         [ -n "$PYTHON" ] && [ -n "$(lacks "$PYTHON")" ] || break
     done

@@ -97,7 +97,7 @@ def _refuse_constant(name: str) -> NoReturn:
 def _check_together(request: ImageRequest) -> None:
     """Raises ApiError 400 for fields that contradict one another."""
     png = request.output_format == "png"
-    checks = {
+    checks = {  # field -> why it is refused, or a false value
         "output_compression": png and request.output_compression < 100 and "it is for webp and jpeg",
         "partial_images": request.partial_images and not request.stream and "only with stream: true",
         "partial_rows": request.partial_rows

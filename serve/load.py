@@ -65,7 +65,7 @@ class Process:
 
     @classmethod
     def of(cls, pid: int) -> Process:
-        """Returns the resources of a process by /proc. Raises OSError if one of them does not exist."""
+        """Reads the resources of a process from /proc. Raises OSError without /proc or such a process."""
         folder = Path("/proc") / str(pid)
         status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
         rss, threads = int(status["VmRSS"].split()[0]) * 1024, int(status["Threads"])
@@ -195,7 +195,7 @@ async def measure(
         asyncio.timeout(limit_s),
         AsyncOpenAI(api_key=key, base_url=base, max_retries=0, timeout=limit_s) as client,
     ):
-        first = await send_all(client, replace(target, concurrency=1, rate=None), warm_up)
+        warmed_up = await send_all(client, replace(target, concurrency=1, rate=None), warm_up)
         for part in (calls[:quarter], calls[quarter:]):
             started = time.perf_counter()
             outcomes += await send_all(client, target, part)
@@ -203,7 +203,8 @@ async def measure(
             health = await settle(target.url)
             if target.pid:
                 held.append(Process.of(target.pid))
-    faults = [f"{outcome.call}: {outcome.fault}" for outcome in first + outcomes if outcome.state == FAILED]
+    failed = [outcome for outcome in warmed_up + outcomes if outcome.state == FAILED]
+    faults = [f"{outcome.call}: {outcome.fault}" for outcome in failed]
     if health["images"]:
         faults.append(f"{health['images']} images are in flight after the last request")
     figures = {"slots": health["slots"], **summary(outcomes, seconds)}

@@ -24,8 +24,8 @@ class Metrics:
         # Committed codes and target calls of all images, and seconds of all steps.
         self._codes = self._calls = self._seconds = 0.0
         self.refused = self._add(Counter, "adt_refused", "requests that the full queue refused")
-        until = "from a request to the first picture of its stream"
-        self.first_partial = self._add(Histogram, "adt_first_partial_seconds", until)
+        meaning = "from a request to the first picture of its stream"
+        self.first_partial = self._add(Histogram, "adt_first_partial_seconds", meaning)
         self.image_seconds = 1.0  # moving average, from a request to a finished image
         self._image = self._add(Histogram, "adt_image_seconds", "from a request to a finished image")
         images = Counter("adt_images", "images by outcome", ("replica", "outcome"), registry=self._registry)

@@ -260,7 +260,7 @@ def chosen(options: argparse.Namespace) -> Iterable[Case]:
 def main() -> None:
     """Prints a line per case with its problems, then a table. The exit status is 1 if there is any
     problem."""
-    parser = argparse.ArgumentParser(description="What a step launches, reads and holds on a fake device.")
+    parser = argparse.ArgumentParser(description="Counts launches, waits and memory of steps on a fake GPU.")
     parser.add_argument("--families", default=",".join(FAMILIES), help="default: %(default)s")
     parser.add_argument("--methods", help="names as printed, with commas; default: all but the rivals")
     parser.add_argument("--cross", action="store_true", help="all modes, temperatures and batch sizes")

@@ -178,7 +178,7 @@ class Device(TorchDispatchMode):
             raise RuntimeError(f"{name}: all tensors must be on the same device")
         if func in READS:
             self.read("read")
-            return args[0].dtype.is_floating_point and 0.0
+            return args[0].dtype.is_floating_point and 0.0  # 0.0, or False, which is the integer 0
         if func not in self._single and func.namespace == "aten":
             with self:  # a composite operator dispatches its parts to this mode
                 parts = func.decompose(*args, **given)

@@ -212,8 +212,8 @@ def test_control_other_distribution() -> None:
     assert score(images_of(Method("eagle-2", GUIDED, FIXED)), Sampling(guidance=1.7)) > LIMIT
 
 
-# Relaxed acceptance is the exact rule without a budget; with one, the distribution moves within the stated
-# bound.
+# With delta = 0 relaxed acceptance is the exact rule. With a greater delta the distribution moves within the
+# stated bound.
 
 GREEDY = Sampling(temperature=0.0, guidance=1.5)
 METHODS = [
@@ -231,8 +231,8 @@ METHODS = [
 
 
 @pytest.mark.parametrize("method", METHODS, ids=str)
-def test_budget_of_nothing_is_exact(method: Method) -> None:
-    """Without neighbours or without budget the codes are the exact ones; with both they are not."""
+def test_without_neighbours_or_delta_relaxation_is_exact(method: Method) -> None:
+    """With k = 0 or delta = 0 the codes are the exact ones; if neither is 0, they are not."""
 
     def codes(delta: float, k: int) -> dict[str, list[int]]:
         return codes_of(images_of(replace(method, lantern=Lantern(delta, k)), 512, slots=64))
@@ -270,9 +270,9 @@ P, NEAR = (1.3 * NORMAL[0]).softmax(-1), nearest_table(NORMAL[1:].T, WIDE - 1)
 
 @pytest.mark.parametrize(("k", "delta"), [(3, 0.05), (8, 0.1), (8, 0.4), (4, 2.0), (8, 3.0)])
 @pytest.mark.parametrize("kind", ["coupled", "rejection"])
-def test_total_variation_is_within_the_budget(kind: str, k: int, delta: float) -> None:
-    """Given the drafted code, a step's distribution differs from p by the borrowed mass, and the budget
-    bounds that."""
+def test_total_variation_is_within_the_bound(kind: str, k: int, delta: float) -> None:
+    """Given the drafted code, a step's distribution differs from p by the mass that the draft gains from its
+    neighbours, and delta bounds that mass."""
     relaxation = Relaxation(NEAR, k, delta)
     moved = 0.0
     for draft in range(0, WIDE, 2):
@@ -288,7 +288,7 @@ def test_total_variation_is_within_the_budget(kind: str, k: int, delta: float) -
 
 @pytest.mark.parametrize("kind", ["coupled", "rejection"])
 def test_siblings_borrow_once_each(kind: str) -> None:
-    """With w children the distance is at most w budgets. Without relaxation it is none."""
+    """With w children the distance is at most w * delta. Without relaxation it is 0."""
     measured = one_step(RULES[kind](Relaxation(NEAR, 3, 0.08)), siblings([1, 4, 7]), P)
     assert 0.5 * float((measured - P).abs().sum()) <= 3 * 0.08 + 0.012
     exact = one_step(Coupled(Noise(WIDE, silent=False)), siblings([1, 4, 7]), P)

@@ -127,8 +127,9 @@ def doubling(by: Tensor) -> Callable[[Tensor, int], Tensor]:
 
 
 def check_results(run: GraphRunner, device: torch.device) -> None:
-    """Checks the results of a graph, of one for another shape and of one for another number, and of the first
-    after a tensor was updated in place. A function that takes a result leaves it where it was."""
+    """Checks the results of three graphs, for another shape and another `more` each, and that a replay sees a
+    tensor that was updated in place. Results of one shape are one tensor, which other functions read in
+    place."""
     by, three = torch.tensor(2.0, device=device), torch.ones(3, device=device)
     double = doubling(by)
     results = [run(double, three, 1).tolist(), run(double, 5 * three, 1).tolist()]
@@ -161,7 +162,7 @@ def test_the_tape_shows_what_a_graph_breaks() -> None:
     assert inputs[-1].item() == FILLER
 
 
-def test_a_function_counts_once_in_its_first_call() -> None:
+def test_the_first_call_runs_a_function_once() -> None:
     run, total = GraphRunner(Machine()), torch.zeros(2)
     assert [run(total.add_, torch.ones(2)).tolist() for _ in range(3)] == [[1.0] * 2, [2.0] * 2, [3.0] * 2]
     assert total.tolist() == [3.0] * 2 and run.captured == 1

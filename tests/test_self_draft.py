@@ -240,8 +240,8 @@ class ListHistory:
     def mixture(self, position: int, above: int) -> list[float]:
         """Returns the mass of every code."""
         mass, total, held = [0.0] * WORDS, 0.0, self.entries[position]
-        for number, (turn, below, codes, confidence) in enumerate(held):
-            weight = BELOW if below == above else 1.0
+        for number, (turn, stored_above, codes, confidence) in enumerate(held):
+            weight = BELOW if stored_above == above else 1.0
             weight *= (LATE if turn == held[0][0] else 1.0) * (NEWEST if number == 0 else 1.0)
             total += weight
             for code, value in zip(codes, confidence, strict=True):

@@ -33,7 +33,7 @@ class Images:
         self._prompt = lru_cache(MAX_ENCODED_PROMPTS)(self._encode)
         tokens = image_tokens(model, torch.zeros(model.grid.size))
         self._num_tokens = len(tokens)
-        self.is_code = (tokens[1:] == 0).to(self.device)  # all codes are 0 here, so other tokens end rows
+        self.is_code = (tokens[1:] == 0).to(self.device)  # codes are 0 in `tokens`, row ends are not
 
     def _encode(self, image: int) -> EncodedPrompt:
         try:

@@ -43,7 +43,7 @@ def drafter_tokens(model: Model, prompt: EncodedPrompt, branch: int, codes: Tens
 def features(model: Model, prompts: Sequence[EncodedPrompt], codes: Tensor) -> list[list[Tensor]]:
     """Returns the features [P + m, D] of both guidance branches of every image, in the model's data type.
 
-    codes: [B, n]. These are the features that decoding computes, row ends and padding included.
+    codes: [B, n]. Decoding computes the same features. Row ends and a prompt's padding have features too.
     """
     device, count = model.codebook.device, len(prompts)
     grid = model.grid if model.row_end is None else Grid(model.grid.height, model.grid.width + 1)
