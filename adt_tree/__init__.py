@@ -2,7 +2,7 @@
 
     from adt_tree import Pipeline, Sampling, AdaptiveTree, Lantern
 
-Pipeline and generate, the decoding method for transformers, need torch and the models, and are resolved when
+Pipeline and generate, the decoding method for transformers, need torch and the models, and are imported when
 they are first used.
 """
 

@@ -19,7 +19,7 @@ from adt_tree.grid import Cell
 from adt_tree.policy import AdaptiveTree, Policy, TreeShape, self_drafted
 from adt_tree.records import Step
 
-MOST_CHAIN = 23  # nodes of a pure chain; larger budgets have alternatives beside a shorter chain
+MOST_CHAIN = 23  # most nodes of a pure chain; larger budgets have alternatives beside a shorter chain
 TRIAL_STEPS = 3  # steps of a candidate's trial; the first, which may record graphs, is not timed
 PERIOD = 8  # steps from one decision to the next
 RECENT = 24  # step times of a candidate; their median is what its step costs
@@ -28,8 +28,8 @@ MEMORY = 400.0  # image steps over which a candidate's acceptance is averaged
 PRIOR_STEPS = 12.0  # weight of the growth law's estimate, in image steps of a candidate
 # The growth law: a step accepts c * depth ** EXPONENT codes. In a chain of independent levels that number
 # would stop growing at a smaller depth, but here every pass refines the next drafts along the whole chain. c
-# and the exponent are fitted to the run; the exponent starts from this value, which chains of 1 to 15 codes
-# gave (docs/LOG.md).
+# and the exponent are fitted to the run; the exponent starts from this value, measured on chains of 1 to 15
+# codes (docs/LOG.md).
 EXPONENT = 0.7
 # Estimates are raised by OPTIMISM standard errors. The standard deviation of a step's accepted codes is about
 # equal to their mean, so the mean stands for it.
@@ -109,7 +109,7 @@ class _Candidate:
     steps: float = 0.0  # image steps, older ones with less weight
     accepted: float = 0.0  # codes accepted in them, likewise
     times_ms: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
-    tried: int = 0  # number of its last trial, from 1, over all candidates; 0: only the first ones
+    last_trial: int = 0  # number of its last trial after the first ones, counted over all candidates; 0: none
 
     def count(self, accepted: int) -> None:
         """Adds one step of one image."""
@@ -128,7 +128,7 @@ class CostAware:
         self._scheduled = deque(c for c in self._candidates[::-1] for _ in range(TRIAL_STEPS))
         self._current = self._scheduled.popleft()
         self._in_a_row = 0  # steps of the current candidate since another one ran
-        self._trials, self._in_trial = 0, False  # trials after the first ones; whether one is going on
+        self._trials, self._in_trial = 0, False  # number of trials after the first ones; true during one
         self._total_ms, self._trial_ms = 0.0, 0.0  # time of all steps, and of those trials
         self._shapes: dict[int, TreeShape] = {}  # of the present step, by slot
         self._observed = False  # true once an image of the present step has been observed
@@ -180,7 +180,7 @@ class CostAware:
         self._in_trial = neighbour is not None and self._is_due(neighbour)
         if neighbour is not None and self._in_trial:
             self._trials += 1
-            neighbour.tried = self._trials
+            neighbour.last_trial = self._trials
             neighbour.times_ms.clear()  # the device may have had another load when they were measured
             self._scheduled.extend([neighbour] * TRIAL_STEPS)
         else:
@@ -193,7 +193,7 @@ class CostAware:
             neighbours = [*self._candidates[at - 1 : at], *self._candidates[at + 1 : at + 2]]
         else:
             neighbours = [c for c in self._candidates if c.shape.depth >= EXPLORE_DEPTH][:1]
-        return min(neighbours, key=lambda candidate: candidate.tried, default=None)
+        return min(neighbours, key=lambda candidate: candidate.last_trial, default=None)
 
     def _is_due(self, candidate: _Candidate) -> bool:
         """Returns whether a trial of the candidate keeps the time of all trials within TRIAL_COST."""

@@ -98,8 +98,11 @@ def largest_target(
     max_prompt: int,
     demand: Demand,
 ) -> Target:
-    """Returns a target with room for the largest of the shapes. Removes larger ones from `shapes` for which
-    the model has no positions or the device no memory, and says so on stderr; UserError if none is left."""
+    """Returns a target with room for all of `shapes`, smallest first.
+
+    Shapes that are too large for the model's positions or the device's memory are removed from the list, with
+    a line on stderr for each. UserError if no tree would be left.
+    """
     while True:
         try:
             return model.target(slots, sampling, shapes[-1].budget + 1, max_prompt, demand)

@@ -33,7 +33,7 @@ def reason(error: BaseException) -> str:
 
 
 def refuse_other(stored: Mapping[str, Any], now: Mapping[str, Any], subject: str, remedy: str) -> None:
-    """Raises UserError for the first name in `now` whose stored value is another one, or missing.
+    """Raises UserError for the first name in `now` whose stored value differs or is missing.
 
     subject: start of the message, before the name, such as "runs/a was trained with".
     """

@@ -198,7 +198,7 @@ class Lantern:
 class Demand:
     """The method's use of device memory in addition to networks and caches."""
 
-    distributions: int = 8  # [images, nodes, codes] fp32 tensors at once; counted by tests.fake_device
+    distributions: int = 8  # number of [images, nodes, codes] fp32 tensors at once; see tests.fake_device
     neighbours: int = 0  # columns of the table of nearest codes
     noise: bool = True  # true if the noise of the images in flight is stored
 

@@ -132,8 +132,8 @@ def num_sibling_nodes(width: int, positions: int) -> int:
 def windowed(budget: int, width: int) -> TreeShape:
     """Returns the shape of a rival's window (adt_tree.proposers.rivals) with `budget` drafted nodes.
 
-    The first two positions have `width` candidates each. If the budget is too small for that, only the first
-    position has, or none. A chain takes the rest of the budget.
+    As many of the first two positions as the budget allows have `width` candidates each. A chain takes the
+    rest of the budget.
     """
     positions = next((n for n in (2, 1) if budget - num_sibling_nodes(width, n) >= n), 0)
     return TreeShape(budget - num_sibling_nodes(width, positions), width, budget)

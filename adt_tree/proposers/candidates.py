@@ -23,7 +23,7 @@ from adt_tree.verify import Verdict, accepted_nodes
 CHAIN_SCORE = 1e6  # above every confidence, so that the nodes of the main chain come first
 HISTORY = 8  # H: about as many passes score a position before it is committed
 EMPTY = -1  # value of `stamp` and `before` in an empty entry
-SAME_CODE = 2**40  # raises the stamps of some entries above all others, so it exceeds every stamp of a run
+SAME_CODE = 2**40  # greater than every stamp of a run; Entries.below() adds it to stamps that must win
 # Factors by which the weight of an entry grows (docs/LOG.md): BELOW if it was scored below the code that now
 # precedes the position, LATE if the newest pass over the position wrote it, NEWEST if it is the newest entry.
 BELOW, LATE, NEWEST = 10.0, 2.0, 2.0
