@@ -100,8 +100,8 @@ def published_use(
 def decoding_parts(use: Use) -> dict[str, int]:
     """Returns the bytes that decoding allocates in a loaded model, by part.
 
-    The last two, a step and the decoding of an image's pixels, do not exist at the same time. Caches are
-    exact, the rest are estimates.
+    The last two, `pass` (a step) and `pixels` (the decoding of an image's pixels), do not exist at the same
+    time. Caches are exact, the rest are estimates.
     """
     config, codes, drafter = use.decoder, use.codes, 0
     slots = use.prompt + use.tokens + use.nodes

@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 ROWS = (1, 8, 16, 32, 64)  # numbers of nodes that passes are recorded with; above, multiples of the last
-# A pass is recorded for a bound on the committed codes: 256, 512, ... for images of up to 2048 codes. Larger
-# images have larger steps, multiples of CONTEXT, so that no image has more than BOUNDS bounds.
+# A pass is recorded for a bound on the committed codes: 256, 512, ... for images of up to 2048 codes. The
+# bounds of larger images lie a greater multiple of CONTEXT apart, so that no image has more than BOUNDS.
 CONTEXT, BOUNDS = 256, 8
 
 

@@ -234,8 +234,8 @@ class SeparatorDrafter:
     def extend(
         self, features: Tensor, codes: Tensor, count: Tensor, context: RowContext
     ) -> tuple[Tensor, Tensor]:
-        """As Drafter.extend. Commits the separators among the codes too, and runs the network over the one
-        after the root."""
+        """As Drafter.extend. Commits the separators among the codes too. If the root ends a row, the network
+        also runs over the separator after it."""
         width, pairs = self.target.grid.width, codes.shape[1]
         self._ends = context.ends
         at_code, read = features.split(self._feature_size, dim=-1)

@@ -84,7 +84,6 @@ class _Text(HTMLParser):
         self.parts: list[str] = []
 
     def handle_data(self, data: str) -> None:
-        """Keeps one piece of text."""
         self.parts.append(data)
 
 
