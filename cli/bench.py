@@ -215,16 +215,16 @@ def configurations(options: Options) -> dict[Configuration, Method]:
     options_read: set[str] = set()
     names_measured: set[str] = set()
     every = product(options.temperatures, names, options.total_token or (None,), product(*varied.values()))
-    for temperature, name, nodes, chosen in every:
-        values = {"temperature": temperature, "total_token": nodes, **dict(chosen)}
+    for temperature, name, nodes, pairs in every:
+        values = {"temperature": temperature, "total_token": nodes, **dict(pairs)}
         method_options = options_of(options, name, values)
-        if not all(takes(METHODS[name.removesuffix(LANTERN_SUFFIX)], *pair) for pair in chosen):
+        if not all(takes(METHODS[name.removesuffix(LANTERN_SUFFIX)], *pair) for pair in pairs):
             continue
         names_measured.add(name)
         method = method_from(method_options, RELAXED)
         options_read |= {option for option in METHOD_OPTIONS if as_written(method_options, option)}
         # The varied options that this method reads; tables show them.
-        shown = tuple((key, value) for key, value in chosen if getattr(method_options, key) is not None)
+        shown = tuple((key, value) for key, value in pairs if getattr(method_options, key) is not None)
         bounds = options.controls if method.exact and method.drafting else ()
         for control, batch_size in product((None, *bounds), options.batch_size):
             # A control accepts wrong drafts, so an AutoTree could learn nothing from its steps.

@@ -25,7 +25,12 @@ class Options(ScoringOptions):
     fake_dir: str | None = option(
         "a run's folder, or a folder of images (default: only write --fname_precalc)", unit="DIR"
     )
-    k: int = option("an image's ball reaches to its K-th nearest neighbour", 3, unit="K", least=1)
+    k: int = option(
+        "an image matches those of the other set that lie no farther away than its own K-th neighbour",
+        3,
+        unit="K",
+        least=1,
+    )
     num_samples: int = option(
         "number of images of each set; fewer are an error; -1: all", -1, unit="N", read=image_count
     )
