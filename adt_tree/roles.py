@@ -214,7 +214,8 @@ class Model(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """One method on one model: the argument of `make` in every module of adt_tree/proposers/."""
+    """One method on one model: the argument of `make` in the modules of adt_tree/proposers/ that METHODS
+    names."""
 
     model: Model
     method: Method

@@ -1,9 +1,9 @@
 """The method that a command line means: every combination of the published flags, compared with a stored
 table.
 
-The code of commit 2803594 wrote the table, except for --drafter_type hybrid, which no longer exists. A
-difference is a change of behaviour. A refusal is stored as the option that its message names first, a method
-as in outcome().
+The code of commit 2803594 wrote the table, except for --drafter_type hybrid, which no longer exists, and for
+families added later, whose lines lines() gave. Another difference is a change of behaviour. A refusal is
+stored as the option that its message names first, a method as in outcome().
 """
 
 from __future__ import annotations
