@@ -45,7 +45,8 @@ class Theirs:
         self.tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder, padding_side="left")
 
     def batch(self, texts: list[str]) -> Any:
-        """Returns ids and mask of texts with their openings."""
+        """Returns ids and mask of texts that end in the tokens which open an image: Janus-Pro's begin of
+        image; Emu3's begin of image, size and image wrapper."""
         return self.tokenizer(texts, padding=True, return_tensors="pt")
 
 
