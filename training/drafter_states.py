@@ -73,7 +73,7 @@ def resume(root: Path, settings: Mapping[str, Any]) -> dict[str, Any] | None:
     path = resumable[-1] / TRAINER
     with reading(path, f"remove {path.parent}, or give --restart"):
         payload = torch.load(path, map_location="cpu", weights_only=True)
-        saved = payload["determines"]
+        saved = payload["settings"]
     remedy = "give the same, choose another --save_dir, or give --restart, which discards it"
     refuse_other(saved, settings, f"{path} was trained with", remedy)
     return payload

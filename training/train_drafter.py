@@ -121,7 +121,7 @@ class Trainer:
         return {
             "net": self.net.state_dict(), "average": self.averaged.state_dict(), "step": self.step,
             "spent_s": self.spent_s, "optimisers": [o.state_dict() for o in self.optimisers],
-            "determines": settings,
+            "settings": settings,
         }  # fmt: skip
 
     def resume(self, payload: dict[str, Any]) -> None:

@@ -29,8 +29,8 @@ MEASURED = {  # name of figures_NAME.json -> the command that writes it; key, la
         ("no_text", "new placements, no prompt", NATS),
     )),
     "recognised": ("`main.py train_emoji recognise`", (
-        ("drawn", "recognised, trained pairs", SHARES),
-        ("drawn_held_out", "recognised, held-out pairs", SHARES),
+        ("generated", "recognised, trained pairs", SHARES),
+        ("generated_held_out", "recognised, held-out pairs", SHARES),
         ("originals_through_codes", "recognised, originals through the codes", SHARES),
     )),
 }  # fmt: skip

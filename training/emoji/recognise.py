@@ -98,7 +98,7 @@ def run(args: Any) -> None:
     )
     reconstructed = tokenizer.decode(tokenizer.encode(torch.from_numpy(placed))).numpy()
     result = {}
-    for label, images in (("drawn", generated), ("originals_through_codes", reconstructed)):
+    for label, images in (("generated", generated), ("originals_through_codes", reconstructed)):
         by_picture = ranks(embed(images), rows, views, names)
         result[label] = summary(by_picture[: args.num_pictures])
         if held_out:

@@ -26,6 +26,7 @@ from training.emoji.tokenizer import Tokenizer, load_exported
 from training.loop import save_checkpoint
 
 STATE = "training_state.safetensors"  # file of the exported folder with values that only training needs
+# "drawn" is the number of the next picture in the stream. The name is kept for stored files.
 TOKENIZER = ("config", "rate", "step", "drawn", "spent_s")
 TARGET = ("config", "step", "drawn", "pictures", "spent_s")
 
