@@ -39,7 +39,7 @@ def contact_sheet(images: Sequence[tuple[Path, str]], held_out: Collection[str],
     sheet = Image.new(
         "RGB", (columns * (side + MARGIN) + MARGIN, rows * (side + CAPTION + MARGIN) + MARGIN), WHITE
     )
-    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(13)
+    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(13)
     for number, (picture, (_, text)) in enumerate(zip(pictures, images, strict=True)):
         left = MARGIN + number % columns * (side + MARGIN)
         top = MARGIN + number // columns * (side + CAPTION + MARGIN)
@@ -48,8 +48,8 @@ def contact_sheet(images: Sequence[tuple[Path, str]], held_out: Collection[str],
         sheet.paste(picture, (left, top))
         ink = UNSEEN if text in held_out else INK
         if text in held_out:
-            draw.rectangle((left - 2, top - 2, left + side + 1, top + side + 1), outline=UNSEEN, width=2)
-        draw.multiline_text((left, top + side + 2), _wrap(text, font, side), fill=ink, font=font, spacing=2)
+            pen.rectangle((left - 2, top - 2, left + side + 1, top + side + 1), outline=UNSEEN, width=2)
+        pen.multiline_text((left, top + side + 2), _wrap(text, font, side), fill=ink, font=font, spacing=2)
     write_atomic(path, png_bytes(sheet))
 
 

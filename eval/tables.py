@@ -130,17 +130,17 @@ def tau_text(row: Row) -> str:
 
 
 def untimed(result: Mapping[str, Any]) -> bool:
-    """Whether bench was told that the machine did other work, so that times mean nothing (--untimed)."""
+    """Returns whether times mean nothing, because the machine did other work (bench --untimed)."""
     return bool(result.get("options", {}).get("untimed"))
 
 
 def varies(key: str, rows: Sequence[Row]) -> bool:
-    """Whether a method ran with several values of `key`."""
+    """Returns whether a method ran with several values of `key`."""
     return len({(row["method"], row[key]) for row in rows}) > len({row["method"] for row in rows})
 
 
 def concerns(paper: str, rows: Sequence[Row]) -> bool:
-    """Whether that table of the paper has a figure for any of these rows."""
+    """Returns whether that table of the paper has a figure for any of these rows."""
     return any((row["method"], row["temperature"]) in PAPER[paper] for row in rows)
 
 
@@ -254,7 +254,7 @@ def document(texts: Mapping[str, str]) -> str:
 
 
 def batched(result: Mapping[str, Any]) -> bool:
-    """Whether a result compares several batch sizes."""
+    """Returns whether a result compares several batch sizes."""
     return len({row["batch_size"] for row in result["rows"]}) > 1
 
 

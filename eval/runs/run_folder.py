@@ -219,7 +219,7 @@ class RunFolder:
 
     @property
     def complete(self) -> bool:
-        """Whether all images of this run are finished."""
+        """True if all images of this run are finished."""
         return all(map(self.is_finished, self._prompts))
 
     def read(self, name: str) -> ImageRecord:
