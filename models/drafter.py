@@ -187,7 +187,7 @@ class EagleDrafter:
     def expand_at(
         self, codes: Tensor, features: Tensor, ancestors: Tensor, depths: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """As expand(), with one depth per node, depths [B, W]."""
+        """Does what expand() does, with one depth per node: depths [B, W]."""
         tokens = self.alignment.drafted(codes, ancestors)
         with part("drafter"):
             hidden = self.run(tokens, features, depths, ancestors, self._most_committed)

@@ -205,11 +205,9 @@ class PackedBlock(nn.Module):
         self.down = joining(mlp.down.weight, block.after_mlp)
 
     def project(self, x: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor]:
-        """As Block.project, in fp32."""
         return self.heads(x if self.attention_norm is None else self.attention_norm(x), rotation)
 
     def merge(self, x: Tensor, mixed: Tensor) -> Tensor:
-        """As Block.merge."""
         x = self.out.plus(mixed.to(x.dtype), x)
         normed = self.mlp_norm(x)
         return self.down.plus(self.up.times(normed, self.gate.silu(normed)), x)

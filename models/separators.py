@@ -220,8 +220,8 @@ class SeparatorDrafter:
         self.tokens.release(slot)
 
     def context(self, committed: Sequence[int]) -> RowContext:
-        """As Drafter.context. `committed` are the indices of the roots. With few_shapes there are few
-        contexts: all levels may end a row, or none."""
+        """Takes `committed` as the indices of the roots. With few_shapes there are few contexts: all levels
+        may end a row, or none."""
         width = self.target.grid.width
         since_separator = min((root % width for root in committed if root >= width), default=width)
         ends = frozenset(width - 1 - root % width for root in committed)
@@ -234,8 +234,8 @@ class SeparatorDrafter:
     def extend(
         self, features: Tensor, codes: Tensor, count: Tensor, context: RowContext
     ) -> tuple[Tensor, Tensor]:
-        """As Drafter.extend. Commits the separators among the codes too. If the root ends a row, the network
-        also runs over the separator after it."""
+        """Also commits the separators among the codes. If the root ends a row, the network also runs over the
+        separator after it."""
         width, pairs = self.target.grid.width, codes.shape[1]
         self._ends = context.ends
         at_code, read = features.split(self._feature_size, dim=-1)
@@ -257,7 +257,7 @@ class SeparatorDrafter:
         return logits[:, :, 0], feature[:, :, 0]
 
     def expand(self, codes: Tensor, features: Tensor, ancestors: Tensor, depth: int) -> tuple[Tensor, Tensor]:
-        """As Drafter.expand. If the level ends a row, also runs the network over the separators after it."""
+        """If the level ends a row, the network also runs over the separators after it."""
         columns = slice(ancestors.shape[2] - codes.shape[1], ancestors.shape[2])
         self._passes.append(_Pass(columns, None))
         token_ancestors, depths = self._token_ancestors(ancestors), self._token_depths(codes, depth)

@@ -156,8 +156,7 @@ class ARTarget:
         self.cache = KVCache.allocate(config, rows, capacity, dtype, self.device, padded, axes)
 
     def prefill(self, slot: int, prompt: EncodedPrompt) -> Prefix:
-        """As Target.prefill, with one pass per guidance branch. Raises ValueError for a prompt longer than
-        max_prompt."""
+        """Takes one pass per guidance branch. Raises ValueError for a prompt longer than max_prompt."""
         if prompt.length > self.max_prompt:
             raise ValueError(f"a prompt of {prompt.length} tokens; the cache was sized for {self.max_prompt}")
         self._prompts[slot] = prompt.length
