@@ -73,7 +73,7 @@ class Product:
 
 def row_invariant(decoder: Decoder) -> bool:
     """Returns whether a row's products with the weights of a layer and of the head are bit for bit the same
-    in passes of 1 to 64 rows. It is measured on this machine."""
+    in passes of 1 to 64 rows. It is measured when a model is loaded, because it depends on the CPU."""
     modules = (*decoder.blocks[0].modules(), *decoder.head.modules())
     weights = [module.weight for module in modules if isinstance(module, nn.Linear)]
     if not all(packable(weight) for weight in weights):
