@@ -1,18 +1,21 @@
-"""All presets parse, and manifest and registry agree on where checkpoints lie."""
+"""Presets and the READMEs' command lines parse, and manifest and registry agree on where checkpoints lie."""
 
 from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
 from adt_tree.budget import AutoTree
+from adt_tree.errors import UserError
 from adt_tree.policy import TreeShape
 from cli.generate_images import Options
 from cli.method_options import method_from
 from cli.train_drafter import Options as Training
+from main import COMMANDS, module_of, pick
 from models.registry import SPECS
 from models.spec import CKPTS
 from tests.runs import ROOT
@@ -60,3 +63,50 @@ def test_the_manifest_states_no_more_than_is_known() -> None:
             assert all(size is None or size > 0 for size in part["files"].values())
             for digest in part.get("sha256", {}).values():
                 assert re.fullmatch(r"[0-9a-f]{64}", digest)
+
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def command_lines(text: str) -> list[tuple[str, str]]:
+    """Returns the command and the further words of every `main.py COMMAND ...` in a document, in code blocks
+    and inside lines. A line that a backslash continues is one; pipes, comments and later commands are cut."""
+    return re.findall(r"main\.py (\w+)([^\n`|#&]*)", text.replace("\\\n", " "))
+
+
+def parse(command: str, words: str) -> None:
+    """Parses a command line as main.py does, and for generate_images also makes its method."""
+    given = [word for word in shlex.split(words) if word not in ("...", "--help")]
+    options = module_of(pick("main.py", command, COMMANDS)).Options.parse(given)
+    if isinstance(options, Options):
+        method_from(options)
+
+
+LINES = command_lines(README) + command_lines((CKPTS / "README.md").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(("command", "words"), LINES)
+def test_a_command_line_of_a_readme_is_accepted(
+    command: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)  # its --config is a path below the repository
+    parse(command, words)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "named"),
+    [
+        ("main.py serve", "main.py srve", "srve"),
+        ("check_ckpts anole", "check_ckpts --anole", "--anole"),
+        ("--lantern_delta 0.5", "--lantern_dleta 0.5", "--lantern_dleta"),  # in the line after a backslash
+        ("--method eagle-2", "--method self-draft", "--drafter_path"),
+    ],
+)
+def test_a_wrong_command_line_of_readme_is_refused(
+    right: str, wrong: str, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    assert right in README
+    with pytest.raises(UserError, match=named):
+        for command, words in command_lines(README.replace(right, wrong)):
+            parse(command, words)
