@@ -14,7 +14,7 @@ from adt_tree.errors import CheckpointError
 from adt_tree.method import METHODS, Method
 from adt_tree.sampling import Sampling
 from models.checkpoint.weights import read_weights, weights_file
-from models.loading import detect, load, pick_device, pick_precision
+from models.loading import detect, find_files, load, pick_device, pick_precision
 from models.model import Model
 from models.registry import SPECS, spec_of
 from models.spec import LoadOptions
@@ -63,6 +63,15 @@ def test_what_is_no_model(checkpoints: Checkpoints, tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match=named) as caught:
             load(model, options)
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["emoji", "anole"])
+def test_a_missing_checkpoint(name: str, tmp_path: Path) -> None:
+    """The error names get_ckpts.sh only for a family that it fetches."""
+    spec = replace(spec_of(name), home=tmp_path / "nowhere")
+    with pytest.raises(CheckpointError, match=str(spec.home)) as caught:
+        find_files(spec, OPTIONS, "cpu", "fp32")
+    assert (f"get_ckpts.sh {name}" in str(caught.value)) == spec.published
 
 
 def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
