@@ -171,8 +171,10 @@ GLM_IMAGE = ModelSpec(
 )
 FAMILIES = (EMOJI, ANOLE, LUMINA_MGPT, LLAMAGEN, LLAMAGEN2, JANUS_PRO, EMU3, GLM_IMAGE)
 SPECS: dict[str, ModelSpec] = {spec.name: spec for spec in FAMILIES}
-# Families for which eval.random_model can make a model of the published dimensions.
-PUBLISHED = tuple(name for name, spec in SPECS.items() if spec.published and spec.pixels)
+PUBLISHED = tuple(name for name, spec in SPECS.items() if spec.published)
+# Families that bench --random_weights and gpu_check time. Both compute the rows of an image from the
+# dimensions of its VQ decoder.
+RANDOM_WEIGHTS = tuple(name for name in PUBLISHED if SPECS[name].pixels)
 
 
 def spec_of(name: str) -> ModelSpec:

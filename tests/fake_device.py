@@ -34,7 +34,7 @@ from models.footprint import Use
 from models.layouts import glm_image
 from models.layouts.llamagen import HEADS
 from models.model import Model
-from models.registry import SPECS, spec_of
+from models.registry import PUBLISHED, spec_of
 from models.transformer import DecoderConfig
 from tests.fake_gpu import GPU, Device, Script, fake_gpu, unfilled
 
@@ -44,7 +44,7 @@ TOLERANCE = 2  # launches by which a step may differ from the recorded number
 MEMORY_TOLERANCE = 0.05  # the peak may differ from the estimate by this share of it
 RECORDED = Path(__file__).parent / "goldens" / "launches.json"  # launches of a step by Case.name
 CLASSES = "llamagen_c2i"  # LlamaGen's class-conditional 3B, whose heads have 100 numbers
-FAMILIES = (*(name for name, spec in SPECS.items() if spec.published), CLASSES)
+FAMILIES = (*PUBLISHED, CLASSES)
 
 
 @dataclass(frozen=True, slots=True)
