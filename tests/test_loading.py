@@ -119,21 +119,15 @@ def test_a_family_has_a_tree_for_every_method(name: str) -> None:
 
 
 def test_no_other_file_knows_a_family_by_name() -> None:
-    """Only the registry and the layout of its checkpoints name a family."""
-    allowed = {
-        "emoji": {"loading"},
-        "anole": {"chameleon", "adopted"},
-        "lumina_mgpt": {"chameleon"},
-        "llamagen": {"llamagen"},
-        "llamagen2": {"llamagen"},
-        "janus_pro": {"adopted"},
-        "emu3": {"emu3", "adopted"},
-        "glm_image": {"glm_image", "adopted"},
-    }
+    """Only the registry, the layout of its checkpoints and the table of models from transformers name a
+    family."""
+    shared = {"anole": "chameleon", "lumina_mgpt": "chameleon", "llamagen2": "llamagen"}  # layouts
+    allowed = {name: {"registry", "adopted", shared.get(name, name)} for name in SPECS}
+    allowed["emoji"].add("loading")  # the default
     for path in sorted((ROOT / "models").rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         families = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)} & set(SPECS)
-        assert all(path.stem in allowed[name] | {"registry"} for name in families), f"{path.name}: {families}"
+        assert all(path.stem in allowed[name] for name in families), f"{path.name}: {families}"
 
 
 def test_loading_needs_no_drafter(checkpoints: Checkpoints) -> None:
