@@ -191,7 +191,7 @@ def use_of(case: Case) -> Use:
     if classes:  # 384 px
         width, side = 3200, 24
         shape = DecoderConfig(
-            use.codes, width, 8704, LAYERS, HEADS[width], qk_norm=False, raster_side=side,
+            use.codes, width, 8704, LAYERS, HEADS[width], raster_side=side,
             raster_start=1, max_positions=1 + side * side + 4096,
         )  # fmt: skip
         use = replace(use, decoder=shape, drafter=None, side=16 * side, tokens=side * side, prompt=1)
