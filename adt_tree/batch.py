@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from adt_tree.grid import Cell
-from adt_tree.policy import Policy, TreeShape
+from adt_tree.policy import PLAIN, Policy, TreeShape
 from adt_tree.records import Decoded, Step
 from adt_tree.roles import Request, Target
 from adt_tree.sampling import RowSampling, Sampling
 from adt_tree.slot_sampling import SlotSampling
-from adt_tree.tree import IDLE, BatchShapes, DraftTree, to_device
+from adt_tree.tree import BatchShapes, DraftTree, to_device
 from adt_tree.verify import Verdict
 
 END = object()  # follows the last request
@@ -154,8 +154,8 @@ class BatchSlots:
 
     def shapes(self, policy: Policy) -> list[TreeShape]:
         """Returns the policy's tree shape for each slot, cut so that no tree reaches past the end of its
-        image. Idle slots have the shape IDLE."""
-        shapes = [IDLE] * len(self._slots)
+        image. Idle slots have the shape PLAIN."""
+        shapes = [PLAIN] * len(self._slots)
         for slot, image in self.active():
             shape = policy.shape(slot, self.grid.cell(len(image.codes) - 1))
             shapes[slot] = shape.cut(self.grid.size - len(image.codes) - 1)
@@ -164,7 +164,7 @@ class BatchSlots:
     def bounds(self, shapes: Sequence[TreeShape], policy: Policy) -> BatchShapes:
         """Returns the shapes of one step with their bounds. On a target with few_shapes the bounds are those
         of the policy, the same in every step."""
-        return BatchShapes.of(shapes, self.device, policy.bounds if self._few_shapes else IDLE)
+        return BatchShapes.of(shapes, self.device, policy.bounds if self._few_shapes else PLAIN)
 
     def advance(
         self, tree: DraftTree, top1: Tensor, verdict: Verdict, shapes: Sequence[TreeShape], started: float

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 from adt_tree.grid import Cell
-from adt_tree.policy import AdaptiveTree, Policy, TreeShape, self_drafted
+from adt_tree.policy import PLAIN, AdaptiveTree, Policy, TreeShape, self_drafted
 from adt_tree.records import Step
 
 MOST_CHAIN = 23  # most nodes of a pure chain; larger budgets have alternatives beside a shorter chain
@@ -75,9 +75,6 @@ class AutoTree:
             return [PLAIN, *map(_chain, (7, 15)), *(_across(nodes, row_width) for nodes in (31, 63, 127))]
         chains = sorted({1, 3, 7, min(max(row_width - 1, 11), MOST_CHAIN)})
         return [PLAIN, *map(_chain, chains), _across(min(max(2 * row_width - 1, 31), 63), row_width)]
-
-
-PLAIN = TreeShape(0, 0, 0)  # plain decoding: the tree of the root alone
 
 
 def _chain(length: int) -> TreeShape:

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from adt_tree.batch import BatchSlots, StepOutput, nan_error
 from adt_tree.noise import Noise
-from adt_tree.policy import Policy
+from adt_tree.policy import PLAIN, Policy
 from adt_tree.ranges import part
 from adt_tree.records import Decoded
 from adt_tree.roles import Prefix, Proposer, Request, Target
 from adt_tree.sampling import RowSampling, Sampling, log_probs
-from adt_tree.tree import IDLE, DraftTree, root_only_tree
+from adt_tree.tree import DraftTree, root_only_tree
 from adt_tree.verify import Coupled, Rule, Verdict
 
 
@@ -41,7 +41,7 @@ def autoregressive(
     """
     rule, slots = Coupled(noise), BatchSlots(target, requests, target.release, sampling)
     noise_table = noise.table(target.slots, target.grid.size, target.device)
-    idle = [IDLE] * target.slots
+    idle = [PLAIN] * target.slots
 
     def begin(slot: int, request: Request, sampling: Sampling) -> Tensor:
         noise_table.begin(slot, request.seed, sampling.greedy)

@@ -32,13 +32,16 @@ class TreeShape:
         return self if self.depth <= levels else TreeShape(levels, self.width, self.budget)
 
 
+PLAIN = TreeShape(0, 0, 0)  # the root alone: plain decoding, and the tree of a slot without an image
+
+
 class Policy(Protocol):
     """Chooses the shape of each tree and learns from what was accepted. It keeps one state per slot."""
 
     @property
     def bounds(self) -> TreeShape:
         """The shape to which all trees are padded if steps of equal shapes are faster (Target.few_shapes).
-        All zero if the policy wants smaller trees to make smaller passes."""
+        PLAIN if the policy wants smaller trees to make smaller passes."""
 
     def reset(self, slot: int, seed: int) -> None:
         """Starts a new image, with this seed, in the slot."""

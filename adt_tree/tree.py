@@ -20,10 +20,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from adt_tree.policy import TreeShape
+from adt_tree.policy import PLAIN, TreeShape
 from adt_tree.static_trees import Paths
-
-IDLE = TreeShape(0, 0, 0)  # the shape of the tree in a slot without an image
 
 
 def to_device(values: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> Tensor:
@@ -47,7 +45,7 @@ class BatchShapes:
     limits: Tensor  # [B, 3] int64: depth, width and budget of each image's tree
 
     @staticmethod
-    def of(shapes: Sequence[TreeShape], device: torch.device, at_least: TreeShape = IDLE) -> BatchShapes:
+    def of(shapes: Sequence[TreeShape], device: torch.device, at_least: TreeShape = PLAIN) -> BatchShapes:
         """Returns one shape per image with their bounds, which are at least those of at_least. If at_least is
         the largest shape of a policy, all steps have the same bounds."""
         limits = [(shape.depth, shape.width, shape.budget) for shape in shapes]

@@ -34,7 +34,7 @@ from cli.method_options import (
 from cli.options import FilterOptions, ModelOptions, PromptOptions, RunOptions, check_model
 from cli.parser import as_written, declare, option
 from eval.runs.prompts import BENCH_FILE, Prompt, load_prompts
-from models.registry import PUBLISHED, SPECS
+from models.registry import RANDOM_WEIGHTS, SPECS
 
 if TYPE_CHECKING:
     from adt_tree.pipeline import Pipeline
@@ -117,7 +117,7 @@ class BenchOptions(ModelOptions):
         choices=("transformers",),
     )
     random_weights: bool = option(
-        f"time a model of the published dimensions ({', '.join(PUBLISHED)}) with random weights on "
+        f"time a model of the published dimensions ({', '.join(RANDOM_WEIGHTS)}) with random weights on "
         f"{RANDOM_CODES} codes from the middle of an image; no checkpoint is read",
         False,
     )
@@ -272,9 +272,10 @@ def repeated(prompts: Sequence[Prompt], seeds: int) -> list[Prompt]:
 def check(options: Options) -> None:
     """Raises UserError for --reference or --random_weights if the model or the batch sizes do not allow it,
     and for --layers without --random_weights."""
-    if options.random_weights and options.model not in PUBLISHED:
+    if options.random_weights and options.model not in RANDOM_WEIGHTS:
         raise UserError(
-            f"--random_weights with --model {options.model}: choose one of {', '.join(PUBLISHED)} by --model"
+            f"--random_weights with --model {options.model}: choose one of {', '.join(RANDOM_WEIGHTS)} by "
+            "--model"
         )
     if options.layers is not None and not options.random_weights:
         raise UserError(f"--layers {options.layers}: it needs --random_weights; leave it out")

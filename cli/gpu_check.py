@@ -14,9 +14,9 @@ from adt_tree.errors import UserError
 from cli.parser import Options as Base
 from cli.parser import declare, option, positional
 from models.checkpoint.files import make_folder, read_json, write_json
-from models.registry import PUBLISHED
+from models.registry import RANDOM_WEIGHTS
 
-PARTS = ("tests", "emoji", *PUBLISHED, "compiled")
+PARTS = ("tests", "emoji", *RANDOM_WEIGHTS, "compiled")
 
 
 @declare
@@ -25,8 +25,8 @@ class Options(Base):
 
     parts: tuple[str, ...] = positional(
         "tests: the tests marked gpu; emoji: images of the embedded model, compared with the AR baseline's; "
-        f"{', '.join(PUBLISHED)}: a model of the published dimensions with random weights; compiled: emoji "
-        "and all of these models with --compile (default: all parts)",
+        f"{', '.join(RANDOM_WEIGHTS)}: a model of the published dimensions with random weights; compiled: "
+        "emoji and all of these models with --compile (default: all parts)",
         "PART",
     )
     minutes: float = option(

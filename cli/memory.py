@@ -8,17 +8,15 @@ from adt_tree.errors import UserError
 from cli.parser import Options as Base
 from cli.parser import declare, option, positional
 from eval.tables import markdown
-from models.registry import SPECS
+from models.registry import PUBLISHED
 from models.spec import DTYPE_NAMES
-
-NAMES = tuple(name for name, spec in SPECS.items() if spec.published)
 
 
 @declare
 class Options(Base):
     """memory"""
 
-    names: tuple[str, ...] = positional(f"models, among {', '.join(NAMES)} (default: all)", "NAME")
+    names: tuple[str, ...] = positional(f"models, among {', '.join(PUBLISHED)} (default: all)", "NAME")
     precision: str = option(
         "type of weights and caches (a CPU that multiplies bf16 weights keeps fp32 caches beside them)",
         "bf16",
@@ -41,15 +39,15 @@ def run(options: Options) -> None:
     from models.footprint import parts, published_use
 
     for name in options.names:
-        if name not in NAMES:
-            raise UserError(f"memory {name}: unknown model; choose from {', '.join(NAMES)}")
+        if name not in PUBLISHED:
+            raise UserError(f"memory {name}: unknown model; choose from {', '.join(PUBLISHED)}")
     by_model = {
         name: parts(
             published_use(
                 name, options.precision, options.batch_size, options.total_token, options.image_tokens
             )
         )
-        for name in options.names or NAMES
+        for name in options.names or PUBLISHED
     }
     print(table(by_model))
     print(json.dumps(by_model))

@@ -14,8 +14,9 @@ from torch import nn
 from adt_tree.grid import Grid
 from models.checkpoint.meta_init import on_meta
 from models.codecs.vq import Quantizer, VQModel
-from models.drafter import CHAMELEON, DrafterNet
+from models.drafter import DrafterNet
 from models.footprint import Use
+from models.layouts.chameleon import CHAMELEON
 from models.layouts.llamagen_prompts import PaddedPrompt
 from models.model import Model
 from models.registry import spec_of

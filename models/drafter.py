@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,17 +75,13 @@ def drafter_fields(shape: DecoderConfig) -> dict[str, Any]:
 class DrafterLayout:
     """The form of config.json in which a family's drafters are published."""
 
-    config: Callable[[Mapping[str, Any]], DecoderConfig] = read_shape  # fields of config.json -> shape
+    config: Callable[[Mapping[str, Any]], DecoderConfig]  # fields of config.json -> shape
     fields: Callable[[DecoderConfig], dict[str, Any]] = drafter_fields  # the target's shape -> fields
 
 
-def llama_config(config: Mapping[str, Any]) -> DecoderConfig:
-    """Reads the config.json of a drafter whose layer does not norm queries and keys."""
-    return replace(read_shape(config, norm_eps=1e-6), qk_norm=False)
-
-
-CHAMELEON = DrafterLayout()
-LLAMA = DrafterLayout(llama_config, lambda shape: drafter_fields(shape) | {"model_type": "llama"})
+LLAMA = DrafterLayout(
+    partial(read_shape, norm_eps=1e-6), lambda shape: drafter_fields(shape) | {"model_type": "llama"}
+)
 
 
 def shape_conflict(drafter: DecoderConfig, target: DecoderConfig) -> str | None:

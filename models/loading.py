@@ -100,10 +100,8 @@ def find_files(spec: ModelSpec, options: LoadOptions, device: str, precision: st
     """Returns the paths of the model's files, and fetches hub ids. CheckpointError if there is no target."""
     folder = find_target(spec, options)
     if not folder.exists():
-        raise CheckpointError(
-            f"{folder} does not exist: fetch it by `bash scripts/get_ckpts.sh {spec.name}`, or give "
-            "--model_path (a folder or a hub id)"
-        )
+        fetch = f"fetch it by `bash scripts/get_ckpts.sh {spec.name}`, or " if spec.published else ""
+        raise CheckpointError(f"{folder} does not exist: {fetch}give --model_path (a folder or a hub id)")
     drafter = None
     if options.need_drafter:
         drafter = locate(options.drafter_path) if options.drafter_path else drafter_folder(spec, folder)

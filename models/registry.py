@@ -61,7 +61,7 @@ EMOJI = ModelSpec(
     about="the embedded model",
     load=late("layouts.chameleon.load"),
     recognises=lambda fields, shapes: is_chameleon(fields, shapes, False) and has_codec(shapes),
-    decoder_config=late("transformer.read_shape"),
+    decoder_config=late("layouts.chameleon.decoder_config"),
     home=CKPTS / "emoji",
     tree=EMBEDDED_TREE,
     method="self-draft",  # the fastest exact method, by bench
@@ -74,7 +74,7 @@ ANOLE = ModelSpec(
     about="Anole-7b",
     load=late("layouts.chameleon.load"),
     recognises=lambda fields, shapes: is_chameleon(fields, shapes, False) and not has_codec(shapes),
-    decoder_config=late("transformer.read_shape"),
+    decoder_config=late("layouts.chameleon.decoder_config"),
     home=CKPTS / "anole",
     target="Anole-7b-v0.1-hf",
     drafter="trained_drafters/anole_drafter",
@@ -88,7 +88,7 @@ LUMINA_MGPT = ModelSpec(
     about="Lumina-mGPT-7B",
     load=late("layouts.chameleon.load"),
     recognises=lambda fields, shapes: is_chameleon(fields, shapes, True),
-    decoder_config=late("transformer.read_shape"),
+    decoder_config=late("layouts.chameleon.decoder_config"),
     home=CKPTS / "lumina_mgpt",
     target="Lumina-mGPT-7B-768",
     drafter="trained_drafters/LANTERN-Lumina-mGPT-7B-768",
@@ -171,8 +171,10 @@ GLM_IMAGE = ModelSpec(
 )
 FAMILIES = (EMOJI, ANOLE, LUMINA_MGPT, LLAMAGEN, LLAMAGEN2, JANUS_PRO, EMU3, GLM_IMAGE)
 SPECS: dict[str, ModelSpec] = {spec.name: spec for spec in FAMILIES}
-# Families for which eval.random_model can make a model of the published dimensions.
-PUBLISHED = tuple(name for name, spec in SPECS.items() if spec.published and spec.pixels)
+PUBLISHED = tuple(name for name, spec in SPECS.items() if spec.published)
+# Families that bench --random_weights and gpu_check time. Both compute the rows of an image from the
+# dimensions of its VQ decoder.
+RANDOM_WEIGHTS = tuple(name for name in PUBLISHED if SPECS[name].pixels)
 
 
 def spec_of(name: str) -> ModelSpec:

@@ -43,7 +43,7 @@ class DecoderConfig:
     norm_eps: float = 1e-5
     rope_theta: float = 10000.0
     max_positions: int = 4096
-    qk_norm: bool = True  # queries and keys have a LayerNorm per head (Chameleon); False in a plain Llama
+    qk_norm: bool = False  # queries and keys have a LayerNorm per head (Chameleon)
     input_norm: bool = True  # layers have a norm before attention; LlamaGen's drafters have none
     raster_side: int = 0  # > 0: two-dimensional rotary positions over a raster of this side (LlamaGen)
     raster_start: int = 0  # position of the raster's first code; queries and keys before it become zero

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from adt_tree.grid import Grid
 from models.drafter import DrafterNet
+from models.layouts.chameleon import decoder_config
 from models.layouts.llama import decoder_names, drafter_names, gather, original_names
 from models.layouts.llamagen import decoder_config as llamagen_config
 from models.layouts.llamagen import drafter_config as llamagen_drafter_config
@@ -20,7 +21,7 @@ from models.layouts.llamagen import original_config
 from models.layouts.llamagen_prompts import CaptionProjector, PaddedPrompt
 from models.model import Model
 from models.target import ARTarget
-from models.transformer import Decoder, read_shape
+from models.transformer import Decoder
 
 FOLDER = Path(__file__).parent / "goldens"
 FIRST_CODE = 4
@@ -71,7 +72,7 @@ def _spread(rows: Tensor, values: Tensor, size: int) -> Tensor:
 def anole() -> Anole:
     """Builds the recorded models."""
     config, state, drafter = values("anole"), tensors("anole_target"), tensors("anole_drafter")
-    shape, drafter_shape = read_shape(config["target"]), read_shape(config["drafter"])
+    shape, drafter_shape = decoder_config(config["target"]), decoder_config(config["drafter"])
     rows, vocabulary = state["rows"], shape.vocab_size
     head = torch.cat([tensors(f"anole_head_{part}")["head"] for part in "ab"])
     state["model.embed_tokens.weight"] = _spread(rows, state["embed_rows"], vocabulary)

@@ -21,13 +21,12 @@ from adt_tree.sampling import Sampling
 from eval.random_model import random_model
 from models.footprint import Use, published_use
 from models.graphs import GraphRunner
-from models.registry import SPECS
+from models.registry import RANDOM_WEIGHTS, SPECS
 
 # Bounds on the recordings of an image: of families whose rows end in no separator, of families whose rows do,
 # and of these with adt-tree, for which drafting is recorded at every number of levels.
 MOST, MOST_ROWS, MOST_ADAPTIVE = 28, 56, 96
 CODES, WIDTH = 32, 8
-FAMILIES = [name for name, spec in SPECS.items() if spec.published and spec.pixels]
 ROW_ENDS = ("lumina_mgpt", "emu3")  # families whose rows end in separators
 METHOD_NAMES = [name for name, row in METHODS.items() if row.proposer != "rivals"]
 PERIOD = 12  # steps: 12 accept nothing, the next 12 all drafts, the next 12 accept 0, 1, 2, 3, 0, ... drafts
@@ -101,7 +100,7 @@ def recordings(family: str, name: str, monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 @pytest.mark.parametrize("name", METHOD_NAMES)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", RANDOM_WEIGHTS)
 def test_an_image_takes_few_recordings(family: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rows_end = family in ROW_ENDS
     most = MOST if not rows_end else MOST_ADAPTIVE if name == "adt-tree" else MOST_ROWS

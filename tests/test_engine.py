@@ -28,7 +28,7 @@ from models.transformer import Decoder, DecoderConfig
 from tests.decoding import codes_of, commit_two_paths, model_of, path_to, random_tree
 from tests.tabular import TabularModel, requests, table
 
-SIZES = DecoderConfig(40, 32, 48, 1, 4, max_positions=120)
+SIZES = DecoderConfig(40, 32, 48, 1, 4, max_positions=120, qk_norm=True)
 CODES, FIRST, GRID, MAX_PROMPT, MAX_NODES = 24, 4, Grid(4, 4), 10, 60
 CODEBOOK = torch.randn(CODES, 3, generator=torch.Generator().manual_seed(2))
 IMAGES = [

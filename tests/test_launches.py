@@ -13,43 +13,25 @@ import torch
 import adt_tree.tree
 from adt_tree.method import METHODS
 from models.graphs import GraphRunner
-from models.registry import SPECS
+from models.registry import PUBLISHED
 from models.target import ARTarget
-from tests.fake_device import TOLERANCE, Case, cases, count, recorded
+from tests.fake_device import SOUND, TOLERANCE, Case, case_of, count, recorded, stored_cases
 from tests.fake_gpu import GPU, FakeRecorder, fake_gpu
 
-# Every family, method, mode, temperature, batch size and rule occurs. Rows of lumina_mgpt and emu3 end in
-# separators.
-CASES = {
-    "anole": "eagle-1 rejection graphs sampled 4",
-    "lumina_mgpt": "eagle-2 graphs greedy 1",
-    "llamagen": "self-draft-lantern graphs greedy 4",
-    "llamagen2": "adt-tree graphs sampled 1",
-    "janus_pro": "ar graphs sampled 4",
-    "emu3": "adt-self-draft eager sampled 1",
-    "llamagen_c2i": "self-draft eager greedy 4",
-    "glm_image": "adt-self-draft-lantern eager sampled 1",
-}
-SOUND = "llamagen ar eager sampled 1"  # the case that the controls spoil
 
-
-def case_of(name: str) -> Case:
-    """Returns the case with this name."""
-    return next(case for case in cases(name.split()[0]) if str(case) == name)
-
-
-@pytest.mark.parametrize("family", CASES)
-def test_a_step_launches_reads_and_holds_what_it_should(family: str) -> None:
-    case = case_of(f"{family} {CASES[family]}")
-    assert count(case).problems(recorded()[case.name]) == []
+@pytest.mark.parametrize("case", stored_cases(), ids=str)
+def test_a_step_launches_reads_and_holds_what_it_should(case: Case) -> None:
+    launches = recorded().get(case.name)
+    assert launches is not None, "it is not in launches.json: run `python -m tests.fake_device --record`"
+    assert count(case).problems(launches) == []
 
 
 def test_every_kind_of_case_occurs() -> None:
-    words = {word.removesuffix("-lantern") for words in CASES.values() for word in words.split()}
+    names = [str(case) for case in stored_cases()]
+    words = {word.removesuffix("-lantern") for name in names for word in name.split()}
     assert {name for name, row in METHODS.items() if row.proposer != "rivals"} < words
-    assert {"eager", "graphs", "greedy", "sampled", "1", "4", "rejection"} < words
-    assert any("-lantern" in words for words in CASES.values())
-    assert {name for name, spec in SPECS.items() if spec.published} < set(CASES)
+    assert {"eager", "graphs", "greedy", "sampled", "1", "4", "rejection", *PUBLISHED} < words
+    assert any("-lantern" in name for name in names)
 
 
 @contextmanager
@@ -96,10 +78,8 @@ def holding(size: int) -> Iterator[None]:
 
 def test_two_more_launches_are_no_problem() -> None:
     case = case_of(SOUND)
-    expected = recorded()[case.name]
-    assert count(case).problems(expected) == []
     with launching(TOLERANCE):
-        assert count(case).problems(expected) == []
+        assert count(case).problems(recorded()[case.name]) == []
 
 
 # By the name of a fault: a function from the expected bytes to a context with the fault, and the words of the

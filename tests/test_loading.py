@@ -14,7 +14,7 @@ from adt_tree.errors import CheckpointError
 from adt_tree.method import METHODS, Method
 from adt_tree.sampling import Sampling
 from models.checkpoint.weights import read_weights, weights_file
-from models.loading import detect, load, pick_device, pick_precision
+from models.loading import detect, find_files, load, pick_device, pick_precision
 from models.model import Model
 from models.registry import SPECS, spec_of
 from models.spec import LoadOptions
@@ -65,6 +65,15 @@ def test_what_is_no_model(checkpoints: Checkpoints, tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["emoji", "anole"])
+def test_a_missing_checkpoint(name: str, tmp_path: Path) -> None:
+    """The error names get_ckpts.sh only for a family that it fetches."""
+    spec = replace(spec_of(name), home=tmp_path / "nowhere")
+    with pytest.raises(CheckpointError, match=str(spec.home)) as caught:
+        find_files(spec, OPTIONS, "cpu", "fp32")
+    assert (f"get_ckpts.sh {name}" in str(caught.value)) == spec.published
+
+
 def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     placed: list[int] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -110,21 +119,15 @@ def test_a_family_has_a_tree_for_every_method(name: str) -> None:
 
 
 def test_no_other_file_knows_a_family_by_name() -> None:
-    """Only the registry and the layout of its checkpoints name a family."""
-    allowed = {
-        "emoji": {"loading"},
-        "anole": {"chameleon", "adopted"},
-        "lumina_mgpt": {"chameleon"},
-        "llamagen": {"llamagen"},
-        "llamagen2": {"llamagen"},
-        "janus_pro": {"adopted"},
-        "emu3": {"emu3", "adopted"},
-        "glm_image": {"glm_image", "adopted"},
-    }
+    """Only the registry, the layout of its checkpoints and the table of models from transformers name a
+    family."""
+    shared = {"anole": "chameleon", "lumina_mgpt": "chameleon", "llamagen2": "llamagen"}  # layouts
+    allowed = {name: {"registry", "adopted", shared.get(name, name)} for name in SPECS}
+    allowed["emoji"].add("loading")  # the default
     for path in sorted((ROOT / "models").rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         families = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)} & set(SPECS)
-        assert all(path.stem in allowed[name] | {"registry"} for name in families), f"{path.name}: {families}"
+        assert all(path.stem in allowed[name] for name in families), f"{path.name}: {families}"
 
 
 def test_loading_needs_no_drafter(checkpoints: Checkpoints) -> None:

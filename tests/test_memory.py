@@ -17,11 +17,11 @@ from adt_tree.method import Demand
 from adt_tree.pipeline import Pipeline
 from adt_tree.policy import TreeShape
 from adt_tree.sampling import Sampling
-from cli.memory import NAMES, table
+from cli.memory import table
 from models.checkpoint.weights import read_weights
 from models.footprint import LIBRARIES, Use, decoding_parts, decoding_peak, free_bytes, parts, published_use
 from models.model import Model
-from models.registry import SPECS
+from models.registry import PUBLISHED, SPECS
 from models.spec import CKPTS
 from tests import tiny
 from tests.checkpoints import Checkpoints, load
@@ -203,9 +203,9 @@ def test_the_command_and_the_copy_in_the_readme(run: Run, refused: Refused) -> N
     status, out, _ = run("memory")
     by_model = json.loads(out.splitlines()[-1])
     text = (CKPTS / "README.md").read_text(encoding="utf-8")
-    assert status == 0 and list(by_model) == list(NAMES)
+    assert status == 0 and list(by_model) == list(PUBLISHED)
     assert table(by_model) in text and table(by_model) in out
-    for name in NAMES:
+    for name in PUBLISHED:
         more = parts(published_use(name, "fp32", 2))
         assert more["target"] == 2 * by_model[name]["target"] and more["cache"] == 4 * by_model[name]["cache"]
     uncut = by_model["anole"]["target"] + 2 * (65_536 - 8_192) * 4_096  # with the rows that score no code
@@ -216,6 +216,6 @@ def test_the_command_and_the_copy_in_the_readme(run: Run, refused: Refused) -> N
 
 def test_a_family_without_published_dimensions(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SPECS, "unlisted", replace(SPECS["anole"], name="unlisted"))
-    monkeypatch.setattr("cli.memory.NAMES", (*NAMES, "unlisted"))
+    monkeypatch.setattr("cli.memory.PUBLISHED", (*PUBLISHED, "unlisted"))
     line = refused("memory")
     assert "unlisted" in line and "manifest.json" in line

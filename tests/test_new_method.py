@@ -1,5 +1,5 @@
 """A new way of drafting takes one module, one row of METHODS and one test. The module here copies the codes
-of the row above."""
+of the row above. It is fit for copying: it runs on all devices, and a GPU can record its steps."""
 
 from __future__ import annotations
 
@@ -15,41 +15,50 @@ MODULE = '''
 import torch
 
 from adt_tree.proposers.candidates import Candidates, grow_chains
+from adt_tree.proposers.neighbours import Neighbours
 from adt_tree.tree import root_only_tree
 
 
 def make(setup):
-    return CopyAbove(setup.model.grid, setup.target.slots, setup.target.device)
+    return CopyAbove(setup.target)
 
 
 class CopyAbove:
-    """A chain of the codes that stand one row above."""
+    """A chain of the codes that stand above."""
 
-    def __init__(self, grid, slots, device):
-        self.grid, self.codes = grid, torch.zeros(slots, grid.size + 1, dtype=torch.int64, device=device)
-        self.position = torch.ones(slots, dtype=torch.int64, device=device)
+    def __init__(self, target):
+        device = target.device
+        self.run = target.run
+        self.neighbours = Neighbours(target.grid, target.slots, target.num_codes, "above", device)
+        self.position = torch.ones(target.slots, dtype=torch.int64, device=device)
 
     def calls(self, shape):
         return 0
 
     def prefill(self, slot, prompt, prefix, code):
-        self.codes[slot, 0], self.position[slot] = code, 1
+        self.neighbours.begin(slot, code)
+        self.position[slot] = 1
 
     def release(self, slot):
         self.position[slot] = 1
 
     def propose(self, shapes, last_codes, noise_below, committed, sampling):
+        return self.run(self.draft, shapes.all_levels, last_codes)
+
+    def draft(self, shapes, last_codes):
         if shapes.empty:
             return root_only_tree(last_codes)
-        above = self.position[:, None] + torch.arange(shapes.depth) - self.grid.width
-        codes = self.codes.gather(1, above.clamp(0, self.grid.size))[..., None]
-        return grow_chains(Candidates(codes, torch.zeros(codes.shape)), shapes, last_codes)
+        at = self.neighbours.ahead(self.position, torch.arange(shapes.depth, device=last_codes.device))
+        unknown = torch.ones_like(at, dtype=torch.bool)
+        codes, _ = self.neighbours.fill(at, torch.zeros_like(at), unknown)
+        confidence = torch.zeros(*codes.shape, 1, device=codes.device)
+        return grow_chains(Candidates(codes[..., None], confidence), shapes, last_codes)
 
     def observe(self, tree, perturbed, features, verdict):
-        column = torch.arange(verdict.codes.shape[1])
-        at = (self.position[:, None] + column).clamp(max=self.grid.size)
-        at = at.masked_fill(column >= verdict.count[:, None], self.grid.size)
-        self.codes.scatter_(1, at, verdict.codes)
+        self.run(self.advance, verdict)
+
+    def advance(self, verdict):
+        self.neighbours.commit(self.position, verdict.codes, verdict.count)
         self.position += verdict.count
 '''
 ROW = """

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from adt_tree.grid import Grid
+from models.layouts.chameleon import decoder_config
 from models.layouts.llama import decoder_names, gather
 from models.target import ARTarget, Prompt
-from models.transformer import Decoder, read_shape
+from models.transformer import Decoder
 from tests.decoding import accept, chain, tree_of
 from tests.golden import FIRST_CODE, anole, close, tensors, values
 
@@ -41,7 +42,7 @@ def recorded(request: pytest.FixtureRequest) -> Recorded:
         models.decoder.embed.weight[expected["rows"]] = expected["embed_rows"]
         models.decoder.cut_head(FIRST_CODE, 8192)
         return Recorded(models.decoder, expected, 8192, expected["columns"])
-    config, codes = read_shape(values("anole_tiny")), 256
+    config, codes = decoder_config(values("anole_tiny")), 256
     model = Decoder(config)
     model.load_state_dict(gather(tensors("anole_tiny_weights"), decoder_names(config), config))
     model.cut_head(FIRST_CODE, codes)

@@ -11,11 +11,11 @@ from adt_tree.method import Method
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
 from models.drafter import DrafterNet
-from models.layouts.chameleon import SIZES, grid_of
+from models.layouts.chameleon import SIZES, decoder_config, grid_of
 from models.layouts.llama import decoder_names, gather
 from models.separators import num_tokens
 from models.target import Prompt
-from models.transformer import Decoder, read_shape
+from models.transformer import Decoder
 from tests.decoding import codes_of, model_of
 from tests.golden import FIRST_CODE, anole, close, tensors, values
 from tests.test_engine_separators import TREES
@@ -28,7 +28,7 @@ RUNS = ("grid2x2.cfg3.0", "grid1x3.cfg4.0", "grid3x2.cfg3.0", "grid24x24.cfg3.0"
 def test_hidden_states_and_logits() -> None:
     """Norms of queries and keys are stored once for all heads. A left-padded row is compared without its
     padding."""
-    shape = read_shape(values("lumina/meta")["target"])
+    shape = decoder_config(values("lumina/meta")["target"])
     decoder, recorded = Decoder(shape), tensors("lumina/expected")
     decoder.load_state_dict(gather(tensors("lumina/target"), decoder_names(shape), shape))
     first, count = FIRST_CODE, recorded["logits"].shape[-1]
@@ -44,7 +44,7 @@ def models() -> tuple[Decoder, DrafterNet]:
     """Returns the recorded Anole with the norms of Lumina, and a drafter of the same shape."""
     recorded, models = tensors("lumina/e2e"), anole()
     config = values("anole")["target"]
-    shape, state = read_shape(config), tensors("anole_target")
+    shape, state = decoder_config(config), tensors("anole_target")
     table = models.decoder.embed.weight.clone()
     table[recorded["rows"]] = recorded["embed_rows"]
     state["model.embed_tokens.weight"], state["lm_head.weight"] = table, models.decoder.head.weight

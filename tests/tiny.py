@@ -16,8 +16,9 @@ from tokenizers.models import BPE
 from models.codecs.vq import VQConfig, VQModel
 from models.drafter import DrafterNet
 from models.footprint import Use, published_use
+from models.layouts.chameleon import decoder_config
 from models.layouts.llama import decoder_names, drafter_names, scatter
-from models.transformer import Decoder, read_shape
+from models.transformer import Decoder
 
 CODES, FIRST_CODE, GRID = 64, 4, 4
 VQ = {
@@ -95,7 +96,7 @@ def build(folder: Path, **changes: int) -> Path:
     config = _config() | changes
     (folder / "drafter").mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
-    decoder = Decoder(read_shape(config))
+    decoder = Decoder(decoder_config(config))
     vq = VQModel(VQConfig.from_hf(VQ))
     torch.nn.init.normal_(vq.quantize.embedding.weight)
     state = scatter(decoder.state_dict(), decoder_names(decoder.config), decoder.config)
@@ -103,7 +104,7 @@ def build(folder: Path, **changes: int) -> Path:
     state["lm_head.weight"] = 12 * state["lm_head.weight"]  # peaked enough that options matter
     _write(state, folder)
     small = config | {"num_hidden_layers": 1}
-    net = taught(DrafterNet(read_shape(small)), decoder)
+    net = taught(DrafterNet(decoder_config(small)), decoder)
     (folder / "drafter" / "config.json").write_text(json.dumps(small))
     _write(scatter(net.state_dict(), drafter_names(net.config, bias=True), net.config), folder / "drafter")
     tokenizer = bytes_tokenizer(vocabulary(), unk_token="<unk>")

@@ -35,7 +35,7 @@ from models import footprint
 from models.graphs import GraphRunner
 from models.loading import pick_precision
 from models.model import DTYPES, Model
-from models.registry import PUBLISHED, SPECS
+from models.registry import RANDOM_WEIGHTS, SPECS
 from models.spec import TOP_K
 
 EMBEDDED = "emoji"
@@ -105,7 +105,9 @@ def items_of(part: str, device: torch.device) -> list[Item]:
         ]
     if part == "compiled":
         return [
-            Item(family, "auto", name, part, "steps") for family in PUBLISHED for name in ("ar", "self-draft")
+            Item(family, "auto", name, part, "steps")
+            for family in RANDOM_WEIGHTS
+            for name in ("ar", "self-draft")
         ]
     names = ["ar", "self-draft", *(["eagle-2"] if footprint.published_use(part).drafter else [])]
     modes = dict.fromkeys((usual, "eager"))

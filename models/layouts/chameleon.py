@@ -12,7 +12,7 @@ jadohu/LANTERN.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,12 @@ from models.checkpoint.files import reading
 from models.checkpoint.meta_init import build, expected, require
 from models.checkpoint.weights import Weights, read_weights
 from models.codecs.vq import VQConfig, VQModel
-from models.drafter import CHAMELEON
+from models.drafter import DrafterLayout
 from models.layouts.llama import decoder_names, gather, scatter
 from models.model import Model, load_networks
 from models.spec import Checkpoint
 from models.target import Prompt, PromptEncoder
-from models.transformer import Decoder, read_shape
+from models.transformer import Decoder, DecoderConfig, read_shape
 
 BEGIN_OF_IMAGE = "<racm3:break>"
 SEPARATOR = "<reserved08706>"  # ends the user's turn
@@ -76,6 +76,14 @@ class TokenLayout:
         return cls(codes[0], len(codes), vocabulary["<s>"], vocabulary[BEGIN_OF_IMAGE], vocabulary[SEPARATOR])
 
 
+def decoder_config(config: Mapping[str, Any]) -> DecoderConfig:
+    """Reads config.json of a target or a drafter. KeyError or ValueError names what is missing or wrong."""
+    return replace(read_shape(config), qk_norm=True)
+
+
+CHAMELEON = DrafterLayout(decoder_config)
+
+
 def load(checkpoint: Checkpoint) -> Model:
     """Returns the model of a checkpoint. CheckpointError names what is missing or does not fit."""
     config, state = read_config(checkpoint.folder), read_weights(checkpoint.folder)
@@ -99,7 +107,7 @@ def assemble(
     missing or does not fit."""
     folder, lumina = checkpoint.folder, checkpoint.spec.name == "lumina_mgpt"
     with reading(folder / "config.json"):
-        layout, shape = TokenLayout.read(config), read_shape(config)
+        layout, shape = TokenLayout.read(config), decoder_config(config)
     check_tokenizer(tokenizer, config["vocabulary_map"], shape.vocab_size)
     names = decoder_names(shape)
     tensor_shapes = expected(lambda: Decoder(shape), lambda tensors: scatter(tensors, names, shape))

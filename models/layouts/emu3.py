@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -111,8 +111,7 @@ def read_tokens(config: Mapping[str, Any]) -> tuple[range, int]:
 
 def decoder_config(config: Mapping[str, Any]) -> DecoderConfig:
     """Reads config.json. ValueError for a variant that this decoder does not implement."""
-    shape = read_shape(TEXT_FIELDS | dict(section(config, "text_config")), norm_eps=1e-5)
-    return replace(shape, qk_norm=False)
+    return read_shape(TEXT_FIELDS | dict(section(config, "text_config")))
 
 
 def grid_of(size: int, ratio: str, patch: int) -> Grid:

@@ -81,7 +81,6 @@ def decoder_config(config: Mapping[str, Any]) -> DecoderConfig:
         raise ValueError(f"vision_vocab_size is {head_rows}, more than vocab_size, {shape.vocab_size}")
     return replace(
         shape,
-        qk_norm=False,
         qkv_bias=bias,
         post_norms=True,
         rope_sections=sections,

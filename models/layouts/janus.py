@@ -78,7 +78,6 @@ def decoder_config(config: Mapping[str, Any]) -> DecoderConfig:
     return replace(
         shape,
         vocab_size=shape.vocab_size + vq["num_embeddings"],
-        qk_norm=False,
         head_width=vq["projection_dim"],
         num_codes=vq["num_embeddings"],
     )

@@ -56,7 +56,7 @@ def _over_raster(config: DecoderConfig, cells: int, rows: int) -> DecoderConfig:
 def decoder_config(config: Mapping[str, Any]) -> DecoderConfig:
     """Reads config.json of the HF-style layout. KeyError or ValueError names what is missing or wrong."""
     shape = read_shape(config, norm_eps=HF_NORM_EPS)
-    shape = replace(shape, rope_theta=positive(config, "rope_base", ROPE_BASE), qk_norm=False)
+    shape = replace(shape, rope_theta=positive(config, "rope_base", ROPE_BASE))
     # 0 is valid: a drafter's prefix is one row shorter than its target's, and a class has one row.
     rows = check_integer("cls_token_num", config["cls_token_num"], least=0)
     return _over_raster(shape, config["block_size"], rows)
@@ -88,7 +88,6 @@ def original_config(
         num_kv_heads=(qkv_rows - width) // (2 * (width // heads)),
         norm_eps=positive(fields, "norm_eps", ORIGINAL_NORM_EPS),
         rope_theta=positive(fields, "rope_base", ROPE_BASE),
-        qk_norm=False,
     )
     return _over_raster(shape, cells, text[0] if text else 1)
 

@@ -117,6 +117,7 @@ class Trainer:
             num_layers=args.num_layers,
             num_heads=args.num_heads,
             max_positions=args.max_positions,
+            qk_norm=True,
         )
         self.decoder = Decoder(config)
         initialise(self.decoder)
