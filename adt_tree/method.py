@@ -43,6 +43,8 @@ class MethodSpec:
     auto: bool = False  # true if its trees can be sized while decoding
     auto_default: bool = False  # true if its trees are sized while decoding unless a size is given
     exact: bool = True  # under the coupled rule a seed gives the AR baseline's image
+    rival: bool = False  # true for a published method with which bench compares self-draft
+    tail: str = ""  # of proposer rivals: the name in its TAILS of how a window goes on after a rejected draft
 
     @property
     def tree_type(self) -> type:
@@ -103,6 +105,8 @@ SJD = MethodSpec(
     resize=windowed,
     seed_cells=("random", "left", "above"),
     exact=False,
+    rival=True,
+    tail="resample",
 )
 METHODS: dict[str, MethodSpec] = {
     spec.name: spec
@@ -141,14 +145,17 @@ METHODS: dict[str, MethodSpec] = {
             name="sjd-coupled",
             about="sjd that keeps drafts by maximal coupling (2510.24211)",
             tree=windowed(63, 1),
+            tail="couple",
         ),
         replace(
             SJD,
             name="sjd-gumbel",
             about="a Jacobi window with noise fixed per position (2510.24211): self-draft without a history",
+            proposer="gumbel_window",
             tree=windowed(63, 1),
             verify=("coupled",),
             exact=True,
+            tail="",
         ),
         replace(
             SJD,
@@ -156,6 +163,7 @@ METHODS: dict[str, MethodSpec] = {
             about="sjd with several candidates for the first two positions (SJD-PAC, 2603.18599)",
             tree=windowed(63, 4),
             tree_options=SHAPE_OPTIONS,
+            tail="couple",
         ),
     )
 }

@@ -26,7 +26,7 @@ from eval.runs.session import synchronise
 BASELINE = "ar"
 RESAMPLES = 10_000  # random samples of the bootstrap
 OURS = "self-draft"
-RIVALS = tuple(name for name, spec in METHODS.items() if spec.proposer == "rivals")
+RIVALS = tuple(name for name, spec in METHODS.items() if spec.rival)
 REFILLS = 4  # a batch of prompts is at least this many times as large as the number of images in flight
 
 

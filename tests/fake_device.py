@@ -145,7 +145,7 @@ def methods(family: str, greedy: bool) -> Iterator[Method]:
     top_k = 2000 if spec.top_k is None else spec.top_k
     sampling = Sampling(0.0 if greedy else 1.0, top_k, 1.0, spec.guidance)
     for name, row in METHODS.items():
-        if row.proposer != "rivals":
+        if not row.rival:
             exact = Method(name, sampling, spec.default_tree(name))
             rules = ("coupled",) if greedy else row.verify or ("coupled",)
             for verify, lantern in itertools.product(rules, (None, Lantern())):

@@ -28,7 +28,7 @@ from models.registry import RANDOM_WEIGHTS, SPECS
 MOST, MOST_ROWS, MOST_ADAPTIVE = 28, 56, 96
 CODES, WIDTH = 32, 8
 ROW_ENDS = ("lumina_mgpt", "emu3")  # families whose rows end in separators
-METHOD_NAMES = [name for name, row in METHODS.items() if row.proposer != "rivals"]
+METHOD_NAMES = [name for name, row in METHODS.items() if not row.rival]
 PERIOD = 12  # steps: 12 accept nothing, the next 12 all drafts, the next 12 accept 0, 1, 2, 3, 0, ... drafts
 
 

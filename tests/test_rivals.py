@@ -93,6 +93,12 @@ def test_control(name: str, kind: type[JacobiWindow], monkeypatch: pytest.Monkey
     assert score(name, images=2560) > LIMIT
 
 
+def test_a_row_without_a_tail_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METHODS, "sjd", replace(METHODS["sjd"], tail=""))
+    with pytest.raises(KeyError):
+        score("sjd", images=1)
+
+
 def test_sampling_is_by_inversion() -> None:
     p = torch.tensor([[[0.0, 1.0, 0.0, 3.0]] * 3])
     assert sample(p, torch.tensor([[1e-9, 0.25, 1 - 1e-12]], dtype=torch.float64)).tolist() == [[1, 3, 3]]

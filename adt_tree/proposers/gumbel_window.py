@@ -18,10 +18,15 @@ from torch import Tensor
 
 from adt_tree.policy import TreeShape
 from adt_tree.proposers.neighbours import Neighbours
-from adt_tree.roles import NoiseBelow, Prefix, Target
+from adt_tree.roles import NoiseBelow, Prefix, Setup, Target
 from adt_tree.sampling import RowSampling, Sampling
 from adt_tree.tree import BatchShapes, DraftTree, root_only_tree
 from adt_tree.verify import Verdict
+
+
+def make(setup: Setup) -> GumbelWindow:
+    """Returns the proposer of sjd-gumbel."""
+    return GumbelWindow(setup.shape.depth, setup.target, setup.method.copied_cells)
 
 
 class GumbelWindow:

@@ -28,7 +28,6 @@ from torch import Tensor
 
 from adt_tree.noise import ACCEPT, DRAFT, RESIDUAL, Noise, uniform
 from adt_tree.policy import TreeShape, num_sibling_nodes
-from adt_tree.proposers.gumbel_window import GumbelWindow
 from adt_tree.proposers.neighbours import Neighbours
 from adt_tree.roles import NoiseBelow, Prefix, Setup, Target
 from adt_tree.sampling import RowSampling, Sampling
@@ -79,16 +78,14 @@ def couple(judged: Judged) -> Tensor:
     return F.pad(judged.recovered, (0, 1)).scatter(1, parents, tree.codes[:, 1:])[:, :-1]
 
 
-TAILS: dict[str, Tail] = {"sjd": resample, "sjd-coupled": couple, "sjd-pac": couple}  # by method
+TAILS: dict[str, Tail] = {"resample": resample, "couple": couple}
 
 
-def make(setup: Setup) -> JacobiWindow | GumbelWindow:
-    """Returns the proposer of a rival. All but sjd-gumbel's are the verification rule as well."""
-    method, target = setup.method, setup.target
-    if method.name not in TAILS:
-        return GumbelWindow(setup.shape.depth, target, method.copied_cells)
-    tree = StaticTree(product_tree(setup.shape))
-    return JacobiWindow(tree, TAILS[method.name], target, method.greedy, method.copied_cells)
+def make(setup: Setup) -> JacobiWindow:
+    """Returns the proposer of a method, which is its verification rule as well. KeyError if the method's row
+    names no tail."""
+    method, tree = setup.method, StaticTree(product_tree(setup.shape))
+    return JacobiWindow(tree, TAILS[method.spec.tail], setup.target, method.greedy, method.copied_cells)
 
 
 def product_tree(shape: TreeShape) -> Paths:
