@@ -74,6 +74,11 @@ def _readers(name: str) -> str:
     return ", ".join(spec.name for spec in METHODS.values() if name in spec.options)
 
 
+def _with_trees(kind: type) -> str:
+    """Returns the names of the methods whose trees are of that type."""
+    return ", ".join(spec.name for spec in METHODS.values() if spec.tree_type is kind)
+
+
 def _nodes(text: str) -> int | str:
     """Reads --total_token: auto, or a number of nodes of at least 1, which is the root alone."""
     if text == AUTO:
@@ -116,8 +121,8 @@ class PublishedOptions(Options):
         "--drafter_path, else that of the model's default method)",
         choices=tuple(dict.fromkeys(spec.drafter for spec in METHODS.values())),
     )
-    peanut: bool = option("ADT-Tree: adaptive trees (adt-tree, adt-self-draft)", False)
-    static_tree: bool = option("EAGLE-1: a static tree (eagle-1)", False)
+    peanut: bool = option(f"ADT-Tree: adaptive trees ({_with_trees(AdaptiveTree)})", False)
+    static_tree: bool = option(f"EAGLE-1: a static tree ({_with_trees(str)})", False)
     eagle_version: int | None = option(
         "lumina_mgpt: 1 means static trees, any other number dynamic ones (default: dynamic)", unit="N"
     )
@@ -212,7 +217,7 @@ def _adaptive(name: str, text: str, unit: str, least: float = 1, most: float | N
 
 @declare
 class AdaptOptions(Options):
-    """adaptive trees (adt-tree, adt-self-draft)"""
+    __doc__ = f"adaptive trees ({_with_trees(AdaptiveTree)})"
 
     adt_init: str | None = option(
         "decoded cell whose state a tree starts from; horizontal: the left neighbour; vertical: the one "
