@@ -169,6 +169,17 @@ METHODS: dict[str, MethodSpec] = {
 }
 
 
+def all_names() -> tuple[str, ...]:
+    """Returns the names of all methods, and with LANTERN's suffix those that take it."""
+    return (*METHODS, *(name + LANTERN_SUFFIX for name, spec in METHODS.items() if spec.lantern))
+
+
+def split_name(name: str) -> tuple[str, bool]:
+    """Returns the name of a method without LANTERN's suffix, and whether it had the suffix."""
+    plain = name.removesuffix(LANTERN_SUFFIX)
+    return plain, plain != name
+
+
 def method_spec(name: str) -> MethodSpec:
     """Returns the row of that name. UserError if there is none."""
     if name not in METHODS:

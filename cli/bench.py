@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from adt_tree.budget import AutoTree
 from adt_tree.errors import UserError
-from adt_tree.method import CONTROLS, LANTERN_SUFFIX, METHODS, RELAXED, Method
+from adt_tree.method import CONTROLS, LANTERN_SUFFIX, METHODS, RELAXED, Method, all_names, split_name
 from cli.method_options import (
     METHOD_OPTIONS,
     AdaptOptions,
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from eval.harness import Configuration, Decodes
     from models.model import Model
 
-NAMES = (*METHODS, *(name + LANTERN_SUFFIX for name, spec in METHODS.items() if spec.lantern))
 PAPER = ("eagle-1", "eagle-2", "adt-tree", "eagle-2-lantern", "adt-tree-lantern")
 REFERENCED = tuple(name for name, spec in SPECS.items() if spec.reference)  # models for --reference
 # Options on which no measurement depends.
@@ -83,7 +82,7 @@ class BenchOptions(ModelOptions):
         "; ".join(f"{spec.name}: {spec.about}" for spec in METHODS.values())
         + f"; NAME{LANTERN_SUFFIX}: the method with --lantern",
         PAPER,
-        choices=NAMES,
+        choices=all_names(),
         unit="METHOD",
     )
     temperatures: tuple[float, ...] = option(
@@ -218,7 +217,7 @@ def configurations(options: Options) -> dict[Configuration, Method]:
     for temperature, name, nodes, pairs in every:
         values = {"temperature": temperature, "total_token": nodes, **dict(pairs)}
         method_options = options_of(options, name, values)
-        if not all(takes(METHODS[name.removesuffix(LANTERN_SUFFIX)], *pair) for pair in pairs):
+        if not all(takes(METHODS[split_name(name)[0]], *pair) for pair in pairs):
             continue
         names_measured.add(name)
         method = method_from(method_options, RELAXED)
@@ -251,10 +250,10 @@ def options_of(options: Options, name: str, values: dict[str, Any]) -> DecodingO
 
     name: of a method, with LANTERN's suffix or without. values: the options that bench changes in turn.
     """
-    plain = name.removesuffix(LANTERN_SUFFIX)
+    plain, lantern = split_name(name)
     names = [item.name for item in fields(DecodingOptions) if hasattr(options, item.name)]
     shared = {key: getattr(options, key) for key in names} | {"batch_size": 1}
-    chosen = {"method": plain, "lantern": name != plain or options.lantern}
+    chosen = {"method": plain, "lantern": lantern or options.lantern}
     method_options = DecodingOptions(**{**shared, **values, **chosen})
     ignored = unread(method_options, METHODS[plain])
     return replace(method_options, **{key: False if key == "lantern" else None for key in ignored})

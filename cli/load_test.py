@@ -18,7 +18,7 @@ from urllib.error import URLError
 from urllib.parse import urlsplit
 
 from adt_tree.errors import UserError
-from adt_tree.method import METHODS
+from adt_tree.method import LANTERN_SUFFIX, Lantern, all_names, split_name
 from cli.parser import Options as Base
 from cli.parser import as_written, declare, option
 from eval.runs.prompts import BENCH_FILE, read_file
@@ -59,7 +59,10 @@ class Options(Base):
         "partial images of each request; 0: the image alone", 3, least=0, most=3, unit="IMAGES"
     )
     methods: tuple[str, ...] = option(
-        "methods of the requests, in equal shares", ("self-draft",), choices=tuple(METHODS), unit="METHOD"
+        f"methods of the requests, in equal shares; NAME{LANTERN_SUFFIX}: with LANTERN as published",
+        ("self-draft",),
+        choices=all_names(),
+        unit="METHOD",
     )
     temperatures: tuple[float, ...] = option("temperatures, in equal shares", (1.0,), least=0, most=100)
     guidances: tuple[float, ...] = option("scales of guidance, in equal shares", (3.0,), least=0, most=100)
@@ -152,7 +155,9 @@ def differences(options: Options, images: Sequence[Outcome]) -> list[str]:
         sampling = replace(pipe.sampling, temperature=temperature, guidance=guidance)
         seeds = [image.call.seed for image in group]
         texts = [image.call.prompt for image in group]
-        output = pipe(texts, method, sampling=sampling, seed=seeds, batch_size=options.batch_size)
+        plain, relaxed = split_name(method)
+        chosen = pipe.method(plain, sampling=sampling, lantern=Lantern() if relaxed else None)
+        output = pipe(texts, chosen, seed=seeds, batch_size=options.batch_size)
         for image, picture in zip(group, output.images, strict=True):
             if png_bytes(picture) != image.png:
                 lines.append(f"{image.call}: the image differs from the one made offline")
@@ -169,11 +174,12 @@ def offline_row(options: Options) -> tuple[dict[str, Any], list[str]]:
         if getattr(options, name):
             raise UserError(f"{as_written(options, name)}: --offline sends no requests; leave one out")
     (method,), (temperature,), (guidance,) = options.methods, options.temperatures, options.guidances
+    plain, relaxed = split_name(method)
     with tempfile.TemporaryDirectory() as folder:
         words = {
             "prompt": options.prompts or BENCH_FILE,
             "num_images": options.requests,
-            "method": method,
+            "method": plain,
             "cfg": guidance,
             "temperature": temperature,
             "batch_size": options.offline,
@@ -182,6 +188,7 @@ def offline_row(options: Options) -> tuple[dict[str, Any], list[str]]:
         }
         line = [sys.executable, "main.py", "generate_images"]
         line += [str(word) for name, value in words.items() for word in (f"--{name}", value)]
+        line += ["--lantern"] if relaxed else []
         done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         raise UserError(f"--offline {options.offline}: {done.stderr.strip().splitlines()[-1]}")

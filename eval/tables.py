@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from adt_tree.errors import UserError
-from adt_tree.method import LANTERN_SUFFIX, METHODS
+from adt_tree.method import METHODS, split_name
 from models.checkpoint.files import read_json, reading, write_atomic
 
 STORED = "bench.json"
@@ -78,8 +78,7 @@ def drop_unknown_methods(result: dict[str, Any]) -> None:
     """Deletes the rows and profiles of methods that no longer exist, and stores their names as `dropped`."""
 
     def exists(label: str) -> bool:
-        name = label.partition(":")[0].removesuffix(LANTERN_SUFFIX)
-        return name in (*METHODS, "transformers")
+        return split_name(label.partition(":")[0])[0] in (*METHODS, "transformers")
 
     names = dict.fromkeys(row["method"] for row in result["rows"])
     result["dropped"] = [name for name in names if not exists(name)]

@@ -23,6 +23,7 @@ from urllib.request import urlopen
 import numpy as np
 from openai import APIError, APIStatusError, AsyncOpenAI
 
+from adt_tree.method import split_name
 from serve.settings import KEY_VARIABLE
 
 STATES = IMAGE, CANCELLED, REFUSED, FAILED = "images", "cancelled", "refused", "failed"
@@ -37,10 +38,17 @@ class Call:
 
     prompt: str
     seed: int
-    method: str
+    method: str  # with LANTERN's suffix: the request asks for LANTERN with its published settings
     temperature: float
     guidance: float
     cancel: bool  # whether the client goes away at the first partial image
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields of the request that OpenAI's API does not have."""
+        method, lantern = split_name(self.method)
+        values = {"temperature": self.temperature, "guidance": self.guidance}
+        return {"seed": self.seed, "method": method, "lantern": lantern, **values}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +112,9 @@ async def send(client: AsyncOpenAI, call: Call, partial_images: int) -> Outcome:
     partial_images: number of them that the client asks for, 0 to 3.
     """
     started, first = time.perf_counter(), None
-    settings = {name: getattr(call, name) for name in ("seed", "method", "temperature", "guidance")}
     try:
         stream = await client.images.generate(
-            prompt=call.prompt, stream=True, partial_images=partial_images, extra_body=settings
+            prompt=call.prompt, stream=True, partial_images=partial_images, extra_body=call.fields
         )
         async with stream:
             async for event in stream:

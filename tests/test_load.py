@@ -84,11 +84,25 @@ def test_a_stored_test_says_what_it_watched(live: Running, tmp_path: Path, run: 
     assert "## load" in text and f"{after['rss'] / 1e6:.0f} MB, {after['files']} files" in text
 
 
-def test_generate_images_is_timed_beside_it(tmp_path: Path, run: Run) -> None:
+def test_a_name_with_the_suffix_asks_for_lantern(
+    live: Running, checkpoints: Checkpoints, tmp_path: Path, run: Run
+) -> None:
+    name = "self-draft-lantern"
+    fields = replace(CALL, method=name).fields
+    assert (fields["method"], fields["lantern"], CALL.fields["lantern"]) == ("self-draft", True, False)
+    words = ["load_test", "--url", live.site, *"--requests 4 --concurrency 2 --methods".split(), name]
+    words += ["--compare", checkpoints["emoji"].path, "--output_dir", tmp_path]
+    status, out, err = run(*words)
+    result = json.loads(out.splitlines()[-1])
+    assert (status, result["faults"], result["compared"], result["methods"]) == (0, [], 4, [name]), err
+
+
+@pytest.mark.parametrize("name", ["self-draft", "self-draft-lantern"])
+def test_generate_images_is_timed_beside_it(name: str, tmp_path: Path, run: Run) -> None:
     words = ["load_test", "--offline", "2", "--requests", "2", "--output_dir", tmp_path]
-    status, out, err = run(*words, "--methods", "self-draft")
+    status, out, err = run(*words, "--methods", name)
     assert status == 0, err
-    assert "| self-draft | 2 | 2 | generate_images | 0 | 2 | - |" in out
+    assert f"| {name} | 2 | 2 | generate_images | 0 | 2 | - |" in out
 
 
 def test_refusals(refused: Refused, tmp_path: Path) -> None:
