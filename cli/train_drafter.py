@@ -131,6 +131,6 @@ class Options(TargetOptions, DataOptions, LossOptions, OptimiserOptions):
 def run(options: Options) -> None:
     """Trains, validates and saves the drafter. The last line printed is one JSON document."""
     from cli.model_from_options import load_options
-    from training.train_drafter import run as train
+    from training.drafter_trainer import run as train
 
     train(options, load_options(options, need_drafter=options.drafter_path is not None))

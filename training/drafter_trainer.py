@@ -1,4 +1,4 @@
-"""train_drafter: trains an EAGLE drafter for a target on stored images, in one process or several.
+"""Trains an EAGLE drafter for a target on stored images, in one process or several (train_drafter).
 
 Everything random is a function of the seed, the epoch and the step. So a resumed run continues exactly as an
 uninterrupted one, if its length is given in epochs.
