@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from fastapi.responses import FileResponse, Response
 
 from adt_tree.pipeline import Pipeline
-from serve.errors import ApiError, install, json_response
+from serve.api_errors import ApiError, install, json_response
 from serve.guard import Guard
 from serve.images import generate
 from serve.service import Service

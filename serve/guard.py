@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serve.errors import ApiError
+from serve.api_errors import ApiError
 from serve.settings import Settings, is_loopback
 
 HEADERS = {

@@ -12,7 +12,7 @@ from adt_tree.errors import UserError
 from adt_tree.method import METHODS, Lantern, Method
 from adt_tree.pipeline import Pipeline
 from adt_tree.sampling import Sampling
-from serve.errors import ApiError
+from serve.api_errors import ApiError
 from serve.settings import MAX_IMAGES
 
 LARGEST_SEED = 2**63 - 1 - MAX_IMAGES  # image i of a request has seed + i, and seeds have 64 bits

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from adt_tree.errors import UserError
 from adt_tree.grid import Grid
-from serve.errors import ApiError, failure, json_response
+from serve.api_errors import ApiError, failure, json_response
 from serve.image_request import ImageRequest, check_model, method_of, parse, size_of
 from serve.job import Job, News, Order
 from serve.metrics import since

@@ -16,7 +16,7 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from serve.errors import ApiError
+from serve.api_errors import ApiError
 from serve.settings import Settings
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
