@@ -15,7 +15,7 @@ from PIL import Image
 from adt_tree.errors import UserError
 from eval.runs.prompts import DEFAULT_END, image_seed, load_prompts
 from eval.runs.run_folder import SETTINGS, STEPS, RunFolder
-from eval.runs.settings import FINGERPRINT
+from eval.runs.run_settings import FINGERPRINT
 from models.checkpoint.files import read_json, reading
 
 REMEDY = "delete it and run the same command again"

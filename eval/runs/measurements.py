@@ -16,7 +16,7 @@ from typing import Any
 
 from adt_tree.errors import UserError
 from adt_tree.records import Decoded, Step
-from eval.runs.settings import digest, write_settings
+from eval.runs.run_settings import digest, write_settings
 from models.checkpoint.files import read_json, reading, write_json
 
 

@@ -31,7 +31,7 @@ from PIL import Image
 from adt_tree.errors import UserError
 from adt_tree.records import Decoded
 from eval.runs.prompts import Prompt
-from eval.runs.settings import check_settings, digest, write_settings
+from eval.runs.run_settings import check_settings, digest, write_settings
 from models.checkpoint.files import (
     make_folder,
     read_json,
