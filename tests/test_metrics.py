@@ -16,8 +16,8 @@ from adt_tree.errors import CheckpointError, UserError
 from eval.metrics import networks, pictures
 from eval.metrics.clip import aesthetic, load_clip
 from eval.metrics.distances import frechet, inception_score, kid, precision_recall
+from eval.metrics.metric_weights import VGG16, weights_file
 from eval.metrics.networks import library
-from eval.metrics.weights import VGG16, weights_file
 from tests import metric_checkpoints as tiny
 from tests.golden import close, tensors
 from tests.metric_checkpoints import narrow

@@ -9,7 +9,7 @@ from dataclasses import MISSING
 
 from cli.options import PAIRED_COUNT, ScoringOptions, image_count
 from cli.parser import declare, option
-from eval.metrics.weights import ANY_SOURCE, CLIPS, INCEPTION
+from eval.metrics.metric_weights import ANY_SOURCE, CLIPS, INCEPTION
 
 CAPTION_PREFIX = "A photo depicts "  # stands before every caption, as in the published evaluation
 
@@ -41,10 +41,10 @@ def run(options: Options) -> None:
 
     from eval.metrics.clip import clip_scores, load_clip
     from eval.metrics.distances import frechet
+    from eval.metrics.metric_weights import weights_file
     from eval.metrics.networks import features, inception
     from eval.metrics.pictures import images_of, pairs_of
     from eval.metrics.scores import record_scores, scores_path
-    from eval.metrics.weights import weights_file
     from models.loading import pick_device
 
     device, batch, side = torch.device(pick_device(options.device)), options.batch_size, options.eval_res

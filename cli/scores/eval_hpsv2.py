@@ -6,7 +6,7 @@ from dataclasses import MISSING
 
 from cli.options import PAIRED_COUNT, ScoringOptions, image_count
 from cli.parser import declare, option
-from eval.metrics.weights import ANY_SOURCE, HPS, HPS_CLIP
+from eval.metrics.metric_weights import ANY_SOURCE, HPS, HPS_CLIP
 
 
 @declare
@@ -25,9 +25,9 @@ def run(options: Options) -> None:
     import torch
 
     from eval.metrics.clip import load_clip, preference_scores
+    from eval.metrics.metric_weights import weights_file
     from eval.metrics.pictures import pairs_of
     from eval.metrics.scores import record_scores, scores_path
-    from eval.metrics.weights import weights_file
     from models.loading import pick_device
 
     device = torch.device(pick_device(options.device))

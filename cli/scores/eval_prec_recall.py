@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from adt_tree.errors import UserError
 from cli.options import ScoringOptions, image_count
 from cli.parser import declare, option
-from eval.metrics.weights import ANY_SOURCE, VGG16
+from eval.metrics.metric_weights import ANY_SOURCE, VGG16
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,10 +47,10 @@ def run(options: Options) -> None:
     import torch
 
     from eval.metrics.distances import precision_recall
+    from eval.metrics.metric_weights import weights_file
     from eval.metrics.networks import features, vgg16
     from eval.metrics.pictures import images_of
     from eval.metrics.scores import record_scores, scores_path
-    from eval.metrics.weights import weights_file
     from models.loading import pick_device
 
     store = Path(options.fname_precalc) if options.fname_precalc else None

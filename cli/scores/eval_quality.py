@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from adt_tree.errors import UserError
 from cli.options import ScoringOptions, image_count
 from cli.parser import declare, option
-from eval.metrics.weights import AESTHETIC, AESTHETIC_CLIP, ANY_SOURCE, INCEPTION
+from eval.metrics.metric_weights import AESTHETIC, AESTHETIC_CLIP, ANY_SOURCE, INCEPTION
 
 if TYPE_CHECKING:
     from torch import device as Device
@@ -73,12 +73,12 @@ def run(options: Options) -> None:
 
 def _inception(options: Options, fakes: list[Path], reals: list[Path], device: Device) -> Scores:
     """Computes is, kid and fid in one pass over the images."""
-    from eval.metrics import distances, networks, weights
+    from eval.metrics import distances, metric_weights, networks
 
     if "is" in options.metrics and len(fakes) < options.splits:
         raise UserError(f"--splits {options.splits}: there are {len(fakes)} images; give fewer splits")
     scores: dict[str, float] = {}
-    path, seed = weights.weights_file(options.inception_path, "--inception_path"), options.random_seed
+    path, seed = metric_weights.weights_file(options.inception_path, "--inception_path"), options.random_seed
     network, classifier = networks.inception(path, options.eval_res, device)
     fake = networks.features(network, fakes, options.batch_size)
     if "is" in options.metrics:
@@ -94,9 +94,9 @@ def _inception(options: Options, fakes: list[Path], reals: list[Path], device: D
 
 
 def _aesthetic(options: Options, fakes: list[Path], _: list[Path], device: Device) -> Scores:
-    from eval.metrics import clip, networks, weights
+    from eval.metrics import clip, metric_weights, networks
 
-    path = weights.weights_file(options.aesthetic_path, "--aesthetic_path")
+    path = metric_weights.weights_file(options.aesthetic_path, "--aesthetic_path")
     model = clip.load_clip(options.clip_path, "--clip_path", device)
     network = clip.aesthetic(model, path)
     scores = networks.features(network, fakes, options.batch_size)
