@@ -33,7 +33,7 @@ from cli.method_options import (
 )
 from cli.options import FilterOptions, ModelOptions, PromptOptions, RunOptions, check_model
 from cli.parser import as_written, declare, option
-from eval.runs.prompts import BENCH_FILE, Prompt, load_prompts
+from eval.runs.prompts import BENCH_FILE, Prompt, load_prompts, make_requests
 from models.registry import RANDOM_WEIGHTS, SPECS
 
 if TYPE_CHECKING:
@@ -328,7 +328,6 @@ def prepare(
 ) -> tuple[dict[Configuration, Decodes], list[Request]]:
     """Returns the decoder of every configuration, and the requests. Raises UserError if the model refuses a
     method or a prompt."""
-    from eval.runs.session import make_requests
     from models.loading import find_target
 
     requests = make_requests(pipe, prompts, options.random_seed)
@@ -349,7 +348,7 @@ def prepare(
 
 def describe(model: Model) -> dict[str, Any]:
     """Returns the facts that a repetition needs: commit, date, device, versions, precision, weights, grid."""
-    from eval.runs.session import environment
+    from eval.runs.process import environment
 
     return {
         **environment(model.device.type),

@@ -18,7 +18,7 @@ from adt_tree.method import Method
 from cli.method_options import DecodingOptions, method_from
 from cli.options import PromptOptions, RunOptions
 from cli.parser import declare, option
-from eval.runs.prompts import DEFAULT_END, Prompt, held_out_texts, load_prompts
+from eval.runs.prompts import DEFAULT_END, Prompt, held_out_texts, load_prompts, make_requests
 
 if TYPE_CHECKING:
     from adt_tree.pipeline import Pipeline
@@ -45,8 +45,8 @@ def run(options: Options) -> None:
     """Generates the images that the folder lacks; the last line printed is one JSON document."""
     method, prompts = method_from(options), load_prompts(options)
     from cli.model_from_options import load, resolved_options, with_checkpoint_sampling
+    from eval.runs.process import worker
     from eval.runs.run_folder import CODES, RunFolder
-    from eval.runs.session import worker
 
     rank, count = worker()
     pipe = load(options, method.spec.network)
@@ -115,7 +115,6 @@ def decode(
     Raises every UserError before it returns. The iterator alone holds the caches, so that their memory is
     free once it has ended.
     """
-    from eval.runs.session import make_requests
 
     prompts = [prompt for prompt in share if not folder.has_record(prompt.name)]
     if not prompts:
@@ -136,7 +135,7 @@ def store(
     """
     from tqdm import tqdm
 
-    from eval.runs.session import free_memory
+    from eval.runs.process import free_memory
 
     without_codes = sum(not folder.has_record(prompt.name) for prompt in share)
     codes = calls = number = 0
@@ -161,7 +160,7 @@ def decode_pixels(pipe: Pipeline, folder: RunFolder, name: str) -> None:
 
     Raises UserError if the model has no such codes, or an image has another number of them.
     """
-    from eval.runs.session import synchronise
+    from eval.runs.process import synchronise
 
     record, model = folder.read(name), pipe.model
     if len(record.codes) != model.grid.size or not all(0 <= code < model.num_codes for code in record.codes):

@@ -14,7 +14,7 @@ from adt_tree.method import Method
 from adt_tree.sampling import Sampling
 from cli.options import ModelOptions, PromptOptions, SamplingOptions, ShardOptions
 from cli.parser import declare
-from eval.runs.prompts import DRAFTER_FILE, load_prompts
+from eval.runs.prompts import DRAFTER_FILE, load_prompts, make_requests
 
 
 @declare
@@ -33,7 +33,6 @@ def run(options: Options) -> None:
     from tqdm import tqdm
 
     from cli.model_from_options import load_without_drafter, with_checkpoint_sampling
-    from eval.runs.session import make_requests
     from training.shards import ShardWriter, StoredImage, origin
     from training.teacher import features
 

@@ -95,7 +95,7 @@ def run(options: Options) -> None:
         )
     row, faults = offline_row(options) if options.offline else service_row(options)
     from eval import load_tables
-    from eval.runs.session import environment
+    from eval.runs.process import environment
 
     row |= {"command": f"python main.py {shlex.join(sys.argv[1:])}", "environment": environment("cpu")}
     load_tables.add(Path(options.output_dir) / load_tables.STORED, row)

@@ -21,7 +21,7 @@ from adt_tree.method import METHODS
 from adt_tree.records import Decoded, size_shares, tau
 from adt_tree.roles import Request
 from eval.runs.measurements import Measured, Measurements
-from eval.runs.session import synchronise
+from eval.runs.process import synchronise
 
 BASELINE = "ar"
 RESAMPLES = 10_000  # random samples of the bootstrap

@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity
 from adt_tree.engine import Engine
 from adt_tree.ranges import Span, clocked
 from adt_tree.roles import Request
-from eval.runs.session import synchronise
+from eval.runs.process import synchronise
 from models.footprint import count
 from models.model import Model
 from models.transformer import Block, make_head

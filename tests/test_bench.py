@@ -264,7 +264,7 @@ def test_another_configuration_is_refused(
     assert "cfg = 3.0, now it is 2.0" in refused(*words, "--cfg", "2")
     assert "methods = ['eagle-2']" in refused(*words, "--methods", "eagle-1")
     assert "prompt = None, now it is 'cat'" in refused(*words, "--prompt", "cat")
-    monkeypatch.setattr("eval.runs.session._git", lambda *words: "fffffff")
+    monkeypatch.setattr("eval.runs.process._git", lambda *words: "fffffff")
     assert re.search("commit|changes", refused(*words))
     assert file.read_bytes() == before
 

@@ -14,7 +14,7 @@ import torch
 from adt_tree import decode
 from adt_tree.errors import UserError
 from cli.train_emoji import STAGES
-from eval.runs.session import worker
+from eval.runs.process import worker
 from main import COMMANDS
 from tests.checkpoints import Checkpoints
 from tests.conftest import Command, Refused, Result, Run

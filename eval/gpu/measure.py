@@ -29,8 +29,8 @@ from adt_tree.sampling import Sampling
 from eval.gpu import trace
 from eval.profile import weights_read
 from eval.random_model import middle_rows, random_model
-from eval.runs.prompts import BENCH_FILE, read_file
-from eval.runs.session import free_memory, make_requests
+from eval.runs.process import free_memory
+from eval.runs.prompts import BENCH_FILE, make_requests, read_file
 from models import footprint
 from models.graphs import GraphRunner
 from models.loading import pick_precision

@@ -16,7 +16,7 @@ import torch
 
 from adt_tree.errors import UserError
 from eval.gpu.measure import items_of, measure
-from eval.runs.session import ROOT, environment
+from eval.runs.process import ROOT, environment
 
 TESTS = "tests"
 KEY = ("model", "precision", "method", "mode")  # items that agree in these fields share one row

@@ -10,7 +10,7 @@ import torch
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity
 
-from eval.runs.session import synchronise
+from eval.runs.process import synchronise
 
 # Calls of the CUDA runtime, and of the driver for compiled kernels, that put work on the device.
 LAUNCH = re.compile(r"cu(da)?(LaunchKernel|LaunchCooperativeKernel|GraphLaunch|Memcpy|Memset)")

@@ -40,7 +40,7 @@ def record_scores(
     options: the command's dataclass. weights: the digest of every network used. facts: further fields of the
     line, such as the numbers of images.
     """
-    from eval.runs.session import environment
+    from eval.runs.process import environment
 
     entry = {
         "line": " ".join(["python", *map(os.path.basename, sys.argv[:1]), *sys.argv[1:]]),

@@ -1,4 +1,4 @@
-"""Reads and selects the prompts of a run.
+"""Reads and selects the prompts of a run, and makes requests of them. No torch.
 
 Every prompt has a name. The file, seed and record of its image depend on this name, not on the prompt's place
 in the list, so a selection of prompts gives the same images.
@@ -14,10 +14,14 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from adt_tree.errors import UserError
 from models.checkpoint.files import reading
+
+if TYPE_CHECKING:
+    from adt_tree.pipeline import Pipeline
+    from adt_tree.roles import Request
 
 CAPTIONS = ("first", "longest", "all")  # which captions of a COCO image are prompts; the first is the default
 DEFAULT_END = 10000  # of --end_idx, as published
@@ -54,6 +58,16 @@ def image_seed(run_seed: int, name: str) -> int:
     """Returns an image's seed, of 48 bits, which does not depend on the other prompts of the run."""
     digest = hashlib.sha256(f"{run_seed}\n{name}".encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:6], "big")
+
+
+def make_requests(pipe: Pipeline, prompts: Sequence[Prompt], run_seed: int) -> list[Request]:
+    """Returns the requests of a run. The seed of an image is a hash of the run's seed and the prompt's name.
+
+    Raises UserError for a prompt that does not fit the model.
+    """
+    names = [prompt.name for prompt in prompts]
+    seeds = [image_seed(run_seed, name) for name in names]
+    return pipe.requests([prompt.text for prompt in prompts], seeds, names)
 
 
 def held_out_texts() -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""The process and the machine that a command runs on, and its prompts as requests."""
+"""The process that runs a command, and its machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import hashlib
 import os
 import platform
 import subprocess
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,6 @@ from typing import Any
 import torch
 
 from adt_tree.errors import UserError
-from adt_tree.pipeline import Pipeline
-from adt_tree.roles import Request
-from eval.runs.prompts import Prompt, image_seed
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -37,16 +33,6 @@ def worker() -> tuple[int, int]:
     if rank >= count:
         raise UserError(f"RANK={rank} with WORLD_SIZE={count}: ranks count from 0; unset or repair them")
     return rank, count
-
-
-def make_requests(pipe: Pipeline, prompts: Sequence[Prompt], run_seed: int) -> list[Request]:
-    """Returns the requests of a run. The seed of an image is a hash of the run's seed and the prompt's name.
-
-    Raises UserError for a prompt that does not fit the model.
-    """
-    names = [prompt.name for prompt in prompts]
-    seeds = [image_seed(run_seed, name) for name in names]
-    return pipe.requests([prompt.text for prompt in prompts], seeds, names)
 
 
 def synchronise(device: torch.device) -> None:
