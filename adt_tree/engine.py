@@ -77,7 +77,7 @@ def candidate_shapes(tree: TreeShape | AdaptiveTree | AutoTree | StaticTree, mod
 
     UserError if a node would have more children than the codebook has codes.
     """
-    shape = tree if isinstance(tree, TreeShape) else tree.largest
+    shape = tree.largest
     if shape is not None and shape.width > model.num_codes:
         raise UserError(
             f"a tree {shape.width} nodes wide: the codebook has {model.num_codes} codes; give less "
@@ -105,11 +105,11 @@ def largest_target(
     """
     while True:
         try:
-            return model.target(slots, sampling, shapes[-1].budget + 1, max_prompt, demand)
+            return model.target(slots, sampling, shapes[-1].num_nodes, max_prompt, demand)
         except UserError as error:
             if len(shapes) <= 2:  # one tree is left, because the first of two shapes is plain decoding
                 raise
-            print(f"total_token auto: no trees of {shapes.pop().budget + 1} nodes: {error}", file=sys.stderr)
+            print(f"total_token auto: no trees of {shapes.pop().num_nodes} nodes: {error}", file=sys.stderr)
 
 
 def bounds(shapes: Iterable[TreeShape]) -> TreeShape:

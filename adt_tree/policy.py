@@ -27,6 +27,16 @@ class TreeShape:
                 f"tree shape {self.depth} x {self.width}, budget {self.budget}: none may be negative"
             )
 
+    @property
+    def num_nodes(self) -> int:
+        """Most nodes of the tree: the drafted ones and the root. --total_token counts them so."""
+        return self.budget + 1
+
+    @property
+    def largest(self) -> TreeShape:
+        """The shape itself. Other kinds of trees have several shapes, of which this is the largest."""
+        return self
+
     def cut(self, levels: int) -> TreeShape:
         """Returns the shape with at most `levels` levels, so that no code beyond the image is drafted."""
         return self if self.depth <= levels else TreeShape(levels, self.width, self.budget)

@@ -41,7 +41,7 @@ def total_token(tree: Tree | None) -> int | str | None:
     tree, root included, or "auto"; None for static trees and the AR baseline."""
     if isinstance(tree, AutoTree):
         return AUTO
-    return tree.budget + 1 if isinstance(tree, TreeShape | AdaptiveTree) else None
+    return tree.largest.num_nodes if isinstance(tree, TreeShape | AdaptiveTree) else None
 
 
 def _by_method(name: str, value: Callable[[Any], object]) -> str:

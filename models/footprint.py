@@ -88,7 +88,7 @@ def published_use(
         side=round(shape["side"] * (tokens / shape["image_tokens"]) ** 0.5) if tokens else shape["side"],
         tokens=tokens or shape["image_tokens"],
         prompt=shape["prompt"],
-        nodes=nodes or spec.tree.budget + 1,
+        nodes=nodes or spec.tree.num_nodes,
         scratch=max(spec.tree.depth + 1, spec.tree.depth * spec.tree.width),
         images=images,
         branches=1 if spec.guidance == 1 else 2,

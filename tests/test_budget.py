@@ -268,5 +268,5 @@ def test_a_run_says_auto_and_continues(generate: Run, tmp_path: Path) -> None:
 def test_a_candidate_without_positions_is_left_out(pipe: Pipeline) -> None:
     """On a device of buckets and narrow rows every candidate that does not fit is dropped, not refused."""
     wide = AutoTree().candidates(row_width=48, buckets=True)
-    assert [shape.budget + 1 for shape in wide] == [1, 8, 16, 32, 64, 128]
+    assert [shape.num_nodes for shape in wide] == [1, 8, 16, 32, 64, 128]
     assert wide[-2].depth == 49 and wide[-1].depth == 63 and CANDIDATES[-2] == TreeShape(15, 1, 15)

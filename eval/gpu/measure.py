@@ -246,7 +246,7 @@ def peak(model: Model, engine: Engine, requests: Sequence[Request]) -> Figures:
     measured peak alone includes cuBLAS's workspaces, tens of megabytes.
     """
     method, target = engine.method, engine.target
-    nodes = method.tree.budget + 1 if isinstance(method.tree, TreeShape) else 1
+    nodes = method.tree.num_nodes if isinstance(method.tree, TreeShape) else 1
     longest = max(request.prompt.length for request in requests)
     measured = replace(model, grid=target.grid, graphs=target.few_shapes)
     demand = method.demand(target.num_codes)
