@@ -39,7 +39,9 @@ def inspect(model: str, options: LoadOptions) -> list[Part]:
     fetched. Raises CheckpointError for an unknown family.
     """
     spec, drafter_path = spec_of(model), options.drafter_path
-    headers = replace(options, device="meta", precision="fp32", need_drafter=False, alignment="published")
+    headers = replace(
+        options, device="meta", precision="fp32", need_drafter=False, drafter_alignment="published"
+    )
     target = Part("target", options.model_path or _shown(spec.target_folder))
     loaded = target.check(lambda: load(model, headers))
     if loaded is None:

@@ -45,7 +45,7 @@ def load(model: str = "emoji", options: LoadOptions = DEFAULTS) -> Model:
     if options.deterministic:
         _check_deterministic(loaded, options, device)
     loaded = replace(loaded, attention=options.attention, deterministic=options.deterministic, graphs=graphs)
-    return choose_alignment(loaded, options.alignment, options.guidance)
+    return choose_alignment(loaded, options.drafter_alignment, options.guidance)
 
 
 def _family(model: str, options: LoadOptions) -> tuple[ModelSpec, LoadOptions]:

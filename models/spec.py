@@ -46,8 +46,8 @@ class LoadOptions:
     attention: str = "sdpa"  # or flash: flash-attn, for the AR baseline alone
     deterministic: bool = False  # every exact method gives the same image in bf16 too (CPU only)
     need_drafter: bool = True
-    alignment: str | None = None  # of the drafter (models.alignment): auto or one of ALIGNMENTS
-    guidance: float = 3.0  # guidance scale under which alignment "auto" compares the alignments
+    drafter_alignment: str | None = None  # auto or one of ALIGNMENTS (models.alignment)
+    guidance: float = 3.0  # guidance scale under which drafter_alignment "auto" compares the alignments
     target_size: int | None = None  # pixels along the side of a square of the image's area
     ratio: str | None = None  # width:height of an image (Emu3)
     height: int | None = None  # pixels of an image (GLM-Image)

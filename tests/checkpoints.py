@@ -36,7 +36,7 @@ def load(
         precision=precision,
         device="cpu",
         need_drafter=need_drafter,
-        alignment=options.alignment or "published",
+        drafter_alignment=options.drafter_alignment or "published",
     )
     return load_model(family, complete)
 

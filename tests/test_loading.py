@@ -21,7 +21,7 @@ from models.spec import LoadOptions
 from tests.checkpoints import BUILD, Checkpoints
 from tests.runs import ROOT
 
-OPTIONS = LoadOptions(precision="fp32", device="cpu", alignment="published")
+OPTIONS = LoadOptions(precision="fp32", device="cpu", drafter_alignment="published")
 
 
 def test_every_family_is_recognised_in_its_folder(checkpoints: Checkpoints) -> None:
