@@ -161,13 +161,18 @@ class Scheduler:
             yield request
 
     def _deliver(self, output: StepOutput) -> None:
-        """Tells the clients of a step's images how far they are."""
+        """Tells the clients of a step's images how far they are.
+
+        A client who leaves while the engine fills other slots is no longer in `_flying`, but the image is in
+        this step, because the engine frees slots before it fills any.
+        """
         for _, image in output.images:
-            self._flying[image.name].tell(image.codes)
+            if job := self._flying.get(image.name):
+                job.tell(image.codes)
         self.metrics.count([image.steps[-1] for _, image in output.images])
-        for image in output.finished:
-            with self._changed:
-                self._flying.pop(image.name)
+        with self._changed:
+            for image in output.finished:
+                self._flying.pop(image.name, None)
 
     def _fail(self, error: Exception) -> None:
         """Fails the images in flight, or the oldest in the queue if its engine could not be built."""

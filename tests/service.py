@@ -48,7 +48,7 @@ class Running:
         headers = {"Content-Type": "application/json", **more.pop("headers", {})}
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         address = f"{self.site}/v1/images/generations"
-        return httpx.post(address, content=content, headers=headers, timeout=60, **more)
+        return httpx.post(address, content=content, headers=headers, **{"timeout": 60, **more})
 
     def image(self, **fields: Any) -> bytes:
         """Returns one image as a file."""

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -17,6 +18,7 @@ from adt_tree import Pipeline
 from adt_tree.errors import UserError
 from models.target import ARTarget
 from serve import scheduler
+from serve.job import Job
 from serve.pixels import Painter
 from serve.scheduler import Scheduler
 from serve.settings import Settings
@@ -91,6 +93,37 @@ def test_a_client_who_leaves_frees_its_slots(live: Running, pipe: Pipeline, slow
         wait_for(lambda: live.service.scheduler.backlog <= 1)
         assert beside.result() == offline(pipe, seed=7)
     assert live.image(seed=8) == offline(pipe, seed=8)
+
+
+def test_a_client_who_leaves_while_other_slots_are_filled(
+    pipe: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An image in a slot is given up while the first of two others is prefilled, which are not affected."""
+    forward, prefill, gate, leavers = ARTarget.forward, ARTarget.prefill, threading.Event(), list[Job]()
+
+    def waiting(*given: Any) -> object:
+        assert gate.wait(30)
+        return forward(*given)
+
+    def leaving(*given: Any) -> object:
+        if leavers:
+            live.service.scheduler.leave([leavers.pop()])
+        return prefill(*given)
+
+    monkeypatch.setattr(ARTarget, "forward", waiting)
+    monkeypatch.setattr(ARTarget, "prefill", leaving)
+    body = {"prompt": PROMPT, "method": "ar", "n": 2, "seed": 7}
+    with running(pipe, replace(SETTINGS, slots=3)) as live, ThreadPoolExecutor(2) as pool:
+        pool.submit(live.post, {"prompt": PROMPT, "method": "ar"}, timeout=2)
+        wait_for(lambda: flying(live) == 1)
+        leavers += live.service.scheduler._flying.values()
+        others = pool.submit(live.post, body)
+        wait_for(lambda: live.service.scheduler.backlog == 3)
+        gate.set()
+        made = others.result()
+        assert made.status_code == 200 and not leavers, made.text
+        for item in made.json()["data"]:
+            assert base64.b64decode(item["b64_json"]) == offline(pipe, method="ar", seed=item["seed"])
 
 
 def test_overflow_is_refused_with_the_time_to_wait(live: Running, slow: list[float]) -> None:
