@@ -19,6 +19,7 @@ from serve.settings import Settings
 
 DEFAULTS = Settings()
 PAGE = Path(__file__).resolve().parent / "page"
+OPEN = ("/health", "/", "/page.js", "/icon.svg", "/page.css")  # paths that need no key
 
 
 def create_app(pipe: Pipeline, settings: Settings = DEFAULTS) -> FastAPI:
@@ -33,7 +34,7 @@ def create_app(pipe: Pipeline, settings: Settings = DEFAULTS) -> FastAPI:
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan, redirect_slashes=False)
     app.state.cut = 0  # number of requests that were unfinished when the server ended
     install(app)
-    app.add_middleware(Guard, settings=settings)
+    app.add_middleware(Guard, settings=settings, open_paths=OPEN)
     app.add_api_route("/v1/images/generations", generate, methods=["POST"])
     add_models(app, pipe)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import ipaddress
+from collections.abc import Collection
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -18,7 +19,6 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
-NEED_KEY = ("/v1", "/metrics")
 
 
 def is_address(name: str) -> bool:
@@ -33,8 +33,9 @@ def is_address(name: str) -> bool:
 class Guard:
     """Refuses requests for other hosts, from pages of other sites, and without the key."""
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
-        self._app, self._settings = app, settings
+    def __init__(self, app: ASGIApp, settings: Settings, open_paths: Collection[str]) -> None:
+        """open_paths: those that need no key."""
+        self._app, self._settings, self._open = app, settings, frozenset(open_paths)
         self._names = {"localhost", *(name.lower() for name in settings.server_names)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -53,7 +54,11 @@ class Guard:
             await send(message)
 
         try:
-            self._check(scope["path"], Headers(scope=scope))
+            headers = Headers(scope=scope)
+            self._check_site(headers)
+            # Behind a prefix, such as Ray's route_prefix, the path may begin with it.
+            if scope["path"].removeprefix(scope.get("root_path", "")) not in self._open:
+                self._check_key(headers)
             self._check_client(scope.get("client"))
             await self._app(scope, receive, with_headers)
         except ApiError as error:
@@ -71,8 +76,8 @@ class Guard:
         if self._settings.api_key is None and client is not None and not is_loopback(client[0]):
             raise ApiError(403, "this server has no key, so it answers clients of its own machine alone")
 
-    def _check(self, path: str, headers: Headers) -> None:
-        """Raises ApiError for a request that may not pass."""
+    def _check_site(self, headers: Headers) -> None:
+        """Raises ApiError for a request that names another host, or comes from a page of another site."""
         host = headers.get("host", "")
         try:
             name = urlsplit(f"//{host}").hostname or ""
@@ -85,9 +90,13 @@ class Guard:
         origin = headers.get("origin")
         if origin is not None and urlsplit(origin).netloc != host:
             raise ApiError(403, f"origin {origin!r}: pages of other sites may not call this server")
-        if self._settings.api_key is not None and path.startswith(NEED_KEY):
-            authorization = headers.get("authorization", "").encode("latin-1", "replace")
-            expected = b"Bearer " + self._settings.api_key.encode()
-            if not hmac.compare_digest(authorization, expected):
-                text = "the key is missing or wrong: send it as `Authorization: Bearer KEY`"
-                raise ApiError(401, text, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+    def _check_key(self, headers: Headers) -> None:
+        """Raises ApiError for a request without the key, if there is one."""
+        if self._settings.api_key is None:
+            return
+        authorization = headers.get("authorization", "").encode("latin-1", "replace")
+        expected = b"Bearer " + self._settings.api_key.encode()
+        if not hmac.compare_digest(authorization, expected):
+            text = "the key is missing or wrong: send it as `Authorization: Bearer KEY`"
+            raise ApiError(401, text, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})

@@ -203,6 +203,20 @@ def test_the_key(pipe: Pipeline) -> None:
         assert passed.status_code == 200
 
 
+def ask(pipe: Pipeline, settings: Settings, path: str, **transport: Any) -> httpx.Response:
+    """Returns the answer of an application without a server, which another server may run in its own way.
+    transport: more settings of httpx.ASGITransport."""
+
+    async def get() -> httpx.Response:
+        app = create_app(pipe, settings)
+        async with app.router.lifespan_context(app):
+            using = httpx.ASGITransport(app, **transport)
+            async with httpx.AsyncClient(transport=using, base_url="http://localhost") as caller:
+                return await caller.get(path)
+
+    return asyncio.run(get())
+
+
 @pytest.mark.parametrize(("client", "key", "status"), [
     (("10.0.0.9", 5), None, 403), (("::1", 5), None, 200), (("127.0.0.9", 5), None, 200), (None, None, 200),
     (("10.0.0.9", 5), KEY, 200),
@@ -211,16 +225,18 @@ def test_other_machines_need_a_key(
     pipe: Pipeline, client: tuple[str, int] | None, key: str | None, status: int
 ) -> None:
     """This holds too if another server runs the application, at any address."""
-
-    async def ask() -> httpx.Response:
-        app = create_app(pipe, Settings(slots=1, api_key=key))
-        async with app.router.lifespan_context(app):
-            transport = httpx.ASGITransport(app, client=client)
-            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as caller:
-                return await caller.get("/health")
-
-    answer = asyncio.run(ask())
+    answer = ask(pipe, Settings(slots=1, api_key=key), "/health", client=client)
     if status == 200:
         assert answer.status_code == 200
     else:
         check_form(answer, status)
+
+
+@pytest.mark.parametrize(("path", "status"), [
+    ("/x/v1/models", 401), ("/v1/models", 401), ("/x/metrics", 401), ("/x", 401), ("/x/x/health", 401),
+    ("/xhealth", 401), ("/x/health", 200), ("/x/", 200),
+])  # fmt: skip
+def test_the_key_behind_a_prefix(pipe: Pipeline, path: str, status: int) -> None:
+    """Another server may give the application a prefix of its paths."""
+    answer = ask(pipe, Settings(slots=1, api_key=KEY), path, root_path="/x")
+    assert answer.status_code == status
