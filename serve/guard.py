@@ -6,7 +6,7 @@ import asyncio
 import hmac
 import ipaddress
 from collections.abc import Collection
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -28,6 +28,14 @@ def is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def split(address: str) -> SplitResult:
+    """Returns the parts of an address. All are empty if it is not one."""
+    try:
+        return urlsplit(address)
+    except ValueError:
+        return urlsplit("")
 
 
 class Guard:
@@ -79,16 +87,13 @@ class Guard:
     def _check_site(self, headers: Headers) -> None:
         """Raises ApiError for a request that names another host, or comes from a page of another site."""
         host = headers.get("host", "")
-        try:
-            name = urlsplit(f"//{host}").hostname or ""
-        except ValueError:
-            name = ""
+        name = split(f"//{host}").hostname or ""
         # Another site can make its DNS name resolve to this machine, so that its pages may call the server. A
         # request by address cannot come from such a page.
         if name not in self._names and not is_address(name):
             raise ApiError(403, f"host {host!r}: this server does not answer to that name")
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != host:
+        if origin is not None and split(origin).netloc != host:
             raise ApiError(403, f"origin {origin!r}: pages of other sites may not call this server")
 
     def _check_key(self, headers: Headers) -> None:

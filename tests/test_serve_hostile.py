@@ -103,9 +103,12 @@ def test_large_bodies(live: Running) -> None:
         ({"Content-Encoding": "gzip"}, 415),
         ({"Origin": "http://evil.example"}, 403),
         ({"Origin": "null"}, 403),
+        ({"Origin": "http://["}, 403),
+        ({"Origin": ""}, 403),
         ({"Host": "evil.example"}, 403),
         ({"Host": "localhost.evil.example:80"}, 403),
         ({"Host": "[::1"}, 403),
+        ({"Host": "["}, 403),
     ],
 )
 def test_headers_that_are_refused(live: Running, headers: dict[str, str], status: int) -> None:
