@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from fastapi import FastAPI
-from fastapi.responses import FileResponse, Response
+from fastapi.responses import Response
 
 from adt_tree.pipeline import Pipeline
 from serve.errors import ApiError, install, json_response
@@ -19,7 +19,13 @@ from serve.settings import Settings
 
 DEFAULTS = Settings()
 PAGE = Path(__file__).resolve().parent / "page"
-OPEN = ("/health", "/", "/page.js", "/icon.svg", "/page.css")  # paths that need no key
+PAGES = {  # path -> file, type
+    "/": ("index.html", "text/html"),
+    "/page.js": ("page.js", "text/javascript"),
+    "/page.css": ("page.css", "text/css"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
+}
+OPEN = ("/health", *PAGES)  # paths that need no key
 
 
 def create_app(pipe: Pipeline, settings: Settings = DEFAULTS) -> FastAPI:
@@ -37,6 +43,7 @@ def create_app(pipe: Pipeline, settings: Settings = DEFAULTS) -> FastAPI:
     app.add_middleware(Guard, settings=settings, open_paths=OPEN)
     app.add_api_route("/v1/images/generations", generate, methods=["POST"])
     add_models(app, pipe)
+    add_pages(app)
 
     @app.get("/health")
     async def health() -> Response:
@@ -51,23 +58,19 @@ def create_app(pipe: Pipeline, settings: Settings = DEFAULTS) -> FastAPI:
         figures = app.state.service.metrics
         return Response(figures.text(), headers={"Content-Type": figures.content_type})
 
-    @app.get("/")
-    async def page() -> Response:
-        return FileResponse(PAGE / "index.html")
-
-    @app.get("/page.js")
-    async def script() -> Response:
-        return FileResponse(PAGE / "page.js", media_type="text/javascript")
-
-    @app.get("/icon.svg")
-    async def icon() -> Response:
-        return FileResponse(PAGE / "icon.svg")
-
-    @app.get("/page.css")
-    async def style() -> Response:
-        return FileResponse(PAGE / "page.css")
-
     return app
+
+
+def add_pages(app: FastAPI) -> None:
+    """Adds the routes of the page. Its files are read once; a range of bytes is answered with all of them."""
+
+    def add(path: str, content: bytes, kind: str) -> None:
+        @app.get(path)
+        async def page() -> Response:
+            return Response(content, media_type=kind)
+
+    for path, (name, kind) in PAGES.items():
+        add(path, (PAGE / name).read_bytes(), kind)
 
 
 def add_models(app: FastAPI, pipe: Pipeline) -> None:

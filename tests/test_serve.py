@@ -155,6 +155,9 @@ def test_models_health_and_metrics(live: Running) -> None:
 def test_the_page(live: Running, path: str) -> None:
     answer = httpx.get(live.site + path)
     assert answer.status_code == 200 and "default-src 'self'" in answer.headers["Content-Security-Policy"]
+    for bytes_wanted in ("x", "bytes=999999-"):
+        part = httpx.get(live.site + path, headers={"Range": bytes_wanted})
+        assert part.status_code == 200 and part.content == answer.content
     assert "<script>" not in answer.text and "innerHTML" not in answer.text
 
 
