@@ -47,10 +47,9 @@ def create_app(pipe: Pipeline, settings: Settings = DEFAULTS) -> FastAPI:
 
     @app.get("/health")
     async def health() -> Response:
-        service: Service = app.state.service
-        if not service.scheduler.alive:
-            raise ApiError(503, "the decoding thread has ended", code="server_error")
-        images = service.scheduler.backlog
+        scheduler = app.state.service.scheduler
+        scheduler.check()
+        images = scheduler.backlog
         return json_response({"status": "ok", "images": images, "slots": settings.slots})
 
     @app.get("/metrics")

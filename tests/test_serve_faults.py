@@ -215,6 +215,31 @@ def test_a_decoding_that_fails(live: Running, pipe: Pipeline, monkeypatch: pytes
     assert live.image(seed=5) == offline(pipe, seed=5)
 
 
+def test_a_decoding_thread_that_ends(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the device is lost, images in flight and in the queue fail, and later requests are refused."""
+    gate = threading.Event()
+
+    def lost(*_: Any) -> None:
+        assert gate.wait(30)
+        raise RuntimeError("the device is lost")
+
+    monkeypatch.setattr(ARTarget, "forward", lost)
+    monkeypatch.setattr(Scheduler, "_free_memory", lost)
+    with running(pipe, SETTINGS) as live, ThreadPoolExecutor(3) as pool:
+        first = pool.submit(live.post, {"prompt": PROMPT, "n": 3, "method": "ar"})
+        wait_for(lambda: live.service.scheduler.backlog == 3)
+        more = [pool.submit(live.post, {"prompt": PROMPT, "stream": stream}) for stream in (False, True)]
+        wait_for(lambda: live.service.scheduler.backlog == 5)
+        assert httpx.get(f"{live.site}/health").status_code == 200
+        gate.set()
+        assert first.result().status_code == more[0].result().status_code == 500
+        assert '"server_error"' in more[1].result().text
+        wait_for(lambda: not live.service.scheduler.alive)
+        assert httpx.get(f"{live.site}/health").status_code == 503
+        answer = live.post({"prompt": PROMPT})
+        assert answer.status_code == 503 and answer.json()["error"]["code"] == "server_error"
+
+
 def test_memory_that_fits_one_engine(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     """If an engine does not fit in memory, the other engines are freed and it is built again."""
     build, engines = scheduler.build, list[Scheduler]()
