@@ -10,6 +10,7 @@ from pathlib import Path
 from fastapi import FastAPI
 from fastapi.responses import Response
 
+from adt_tree.errors import UserError
 from adt_tree.pipeline import Pipeline
 from serve.errors import ApiError, install, json_response
 from serve.guard import Guard
@@ -29,7 +30,10 @@ OPEN = ("/health", *PAGES)  # paths that need no key
 
 
 def create_app(pipe: Pipeline, settings: Settings = DEFAULTS) -> FastAPI:
-    """Returns the application. Its lifespan starts and ends the thread that decodes."""
+    """Returns the application. Its lifespan starts and ends the thread that decodes. Raises UserError for a
+    model without pixels."""
+    if pipe.model.codec is None:
+        raise UserError(f"the server shows pixels, and {pipe.model.no_codec_message}")
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -19,6 +19,18 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def checked_key(key: str | None, source: str) -> str | None:
+    """Returns a key without the space around it; None if there is none.
+
+    source: where the key comes from, for the message. Raises UserError if the key is not one word.
+    """
+    if key is None:
+        return None
+    if len(key.split()) != 1:
+        raise UserError(f"{source}: it must hold one word, the key")
+    return key.strip()
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """The limits of a service, and the clients that it accepts."""

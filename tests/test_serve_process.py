@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import pytest
 from adt_tree import Pipeline
 from adt_tree.errors import UserError
 from cli import serve as command
+from serve.app import create_app
 from serve.load import Process
 from serve.settings import Settings
 from tests.checkpoints import Checkpoints
@@ -167,6 +169,11 @@ def test_a_port_that_is_taken(pipe: Pipeline, refused: Callable[..., str]) -> No
     with running(pipe, Settings(slots=1)) as live:
         assert f"--port {live.port}" in refused("serve", "--port", live.port)
         assert live.image(seed=1) == offline(pipe, seed=1)
+
+
+def test_a_model_without_pixels(pipe: Pipeline) -> None:
+    with pytest.raises(UserError, match="pixels"):
+        create_app(Pipeline(replace(pipe.model, codec=None)))
 
 
 def test_packages_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
