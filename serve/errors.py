@@ -41,6 +41,11 @@ class ApiError(Exception):
         """Returns the error as a response."""
         return json_response(self.content, self.status, self.headers)
 
+    @property
+    def event(self) -> bytes:
+        """Returns the error as the last event of a stream."""
+        return f"data: {json.dumps(self.content)}\n\n".encode()
+
 
 def json_response(content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Returns content as JSON in ASCII, which can hold any text that a client may send."""

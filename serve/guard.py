@@ -38,8 +38,29 @@ def split(address: str) -> SplitResult:
         return urlsplit("")
 
 
+class Answer:
+    """The answer to a request: adds HEADERS to what the application sends, and knows how far it is."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.started = self.complete = self.is_stream = False
+
+    async def send(self, message: Message) -> None:
+        """Sends a message of the application."""
+        if message["type"] == "http.response.start":
+            self.started = True
+            headers = MutableHeaders(scope=message)
+            self.is_stream = headers.get("content-type", "").startswith("text/event-stream")
+            for name, value in HEADERS.items():
+                headers[name] = value
+        else:
+            self.complete = not message.get("more_body", False)
+        await self._send(message)
+
+
 class Guard:
-    """Refuses requests for other hosts, from pages of other sites, and without the key."""
+    """Refuses requests for other hosts, from pages of other sites, and without the key. Answers those that
+    the server cannot finish before it ends."""
 
     def __init__(self, app: ASGIApp, settings: Settings, open_paths: Collection[str]) -> None:
         """open_paths: those that need no key."""
@@ -50,17 +71,7 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        started = False
-
-        async def with_headers(message: Message) -> None:
-            nonlocal started
-            if message["type"] == "http.response.start":
-                started = True
-                headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    headers[name] = value
-            await send(message)
-
+        answer = Answer(send)
         try:
             headers = Headers(scope=scope)
             self._check_site(headers)
@@ -68,15 +79,18 @@ class Guard:
             if scope["path"].removeprefix(scope.get("root_path", "")) not in self._open:
                 self._check_key(headers)
             self._check_client(scope.get("client"))
-            await self._app(scope, receive, with_headers)
+            await self._app(scope, receive, answer.send)
         except ApiError as error:
-            await error.response(scope, receive, with_headers)
+            await error.response(scope, receive, answer.send)
         except asyncio.CancelledError:  # uvicorn cancels requests that it may not wait for any longer
             scope["app"].state.cut += 1
-            if started:
-                raise
             error = ApiError(503, "the server ends", code="server_shutting_down")
-            await error.response(scope, receive, with_headers)
+            if not answer.started:
+                await error.response(scope, receive, answer.send)
+            elif answer.is_stream and not answer.complete:
+                await answer.send({"type": "http.response.body", "body": error.event})
+            else:
+                raise
 
     def _check_client(self, client: tuple[str, int] | None) -> None:
         """Raises ApiError for a client of another machine if there is no key. `main.py serve` does not listen

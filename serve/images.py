@@ -164,7 +164,7 @@ async def events(order: Order, image_request: ImageRequest, service: Service) ->
         try:
             picture = await paint(news, image_request, service)
         except Exception as error:
-            yield f"data: {json.dumps(failure(error).content)}\n\n".encode()
+            yield failure(error).event
             return
         event = {"b64_json": picture, "created_at": int(time.time()), "seed": job.seed, **common}
         if len(order.jobs) > 1:
