@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import ipaddress
+import logging
 from collections.abc import Collection
 from urllib.parse import SplitResult, urlsplit
 
@@ -19,6 +20,7 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
+log = logging.getLogger(__name__)
 
 
 def is_address(name: str) -> bool:
@@ -60,7 +62,7 @@ class Answer:
 
 class Guard:
     """Refuses requests for other hosts, from pages of other sites, and without the key. Answers those that
-    the server cannot finish before it ends."""
+    the application cannot: after a fault of its code, or if the server ends first."""
 
     def __init__(self, app: ASGIApp, settings: Settings, open_paths: Collection[str]) -> None:
         """open_paths: those that need no key."""
@@ -91,6 +93,12 @@ class Guard:
                 await answer.send({"type": "http.response.body", "body": error.event})
             else:
                 raise
+        except Exception:
+            if answer.started:
+                raise
+            log.exception("%s %s failed", scope["method"], scope["path"])
+            error = ApiError(500, "internal error; the server's log has more", code="server_error")
+            await error.response(scope, receive, answer.send)
 
     def _check_client(self, client: tuple[str, int] | None) -> None:
         """Raises ApiError for a client of another machine if there is no key. `main.py serve` does not listen

@@ -14,6 +14,7 @@ import pytest
 
 from adt_tree import Pipeline
 from serve.app import create_app
+from serve.metrics import Metrics
 from serve.settings import Settings
 from tests.service import PROMPT, Running, running
 
@@ -233,6 +234,15 @@ def test_other_machines_need_a_key(
         assert answer.status_code == 200
     else:
         check_form(answer, status)
+
+
+def test_a_fault_of_the_code(
+    pipe: Pipeline, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its answer is one of OpenAI's errors with the usual headers, and says nothing of the code."""
+    monkeypatch.setattr(Metrics, "text", lambda _: 1 / 0)
+    assert "division" not in check_form(ask(pipe, Settings(slots=1), "/metrics"), 500)
+    assert "ZeroDivisionError" in caplog.text
 
 
 @pytest.mark.parametrize(("path", "status"), [
