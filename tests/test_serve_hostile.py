@@ -15,6 +15,7 @@ import pytest
 from adt_tree import Pipeline
 from serve.app import create_app
 from serve.metrics import Metrics
+from serve.pixels import Painter
 from serve.settings import Settings
 from tests.service import PROMPT, Running, running
 
@@ -189,6 +190,27 @@ def test_connections_that_send_no_request(live: Running) -> None:
     assert closed == 200
     # The service has closed the idle connection of this client, which opens another one.
     assert kept.get(f"{live.site}/health").status_code == 200
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_a_client_that_reads_slowly(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch, stops: bool) -> None:
+    """It takes three timeouts to read an answer, and gets all of it. One that stops reading does not."""
+    settings, size = Settings(slots=1, max_prompt_tokens=32, timeout_s=1.0), 5_000_000
+    monkeypatch.setattr(Painter, "_paint", lambda *_: "A" * size)
+    with running(pipe, settings) as live, socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", live.port))
+        body = b'{"prompt": "sun"}'
+        connection.sendall(HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        data, started = connection.recv(1000), time.perf_counter()
+        if stops:
+            time.sleep(3 * settings.timeout_s)
+        while time.perf_counter() - started < 3 * settings.timeout_s:
+            data += connection.recv(10_000)
+            time.sleep(0.02)
+        connection.settimeout(20)
+        data += everything(connection)
+    assert (len(data) > size) != stops
 
 
 def test_the_key(pipe: Pipeline) -> None:
