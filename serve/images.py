@@ -107,9 +107,12 @@ async def paint(news: News, image_request: ImageRequest, service: Service) -> st
     if news.error:
         raise news.error
     codes = news.job.codes[: news.codes]
-    picture = await service.painter.paint(
-        codes, image_request.output_format, image_request.output_compression
-    )
+    form = image_request.output_format, image_request.output_compression
+    try:
+        picture = await service.painter.paint(codes, *form)
+    except Exception:
+        news.job.failed = True
+        raise
     whole, started = len(codes) == service.pipe.model.grid.size, news.job.submitted
     if image_request.stream and not news.job.shown:
         service.metrics.first_partial.observe(since(started))

@@ -50,6 +50,13 @@ class Running:
         address = f"{self.site}/v1/images/generations"
         return httpx.post(address, content=content, headers=headers, **{"timeout": 60, **more})
 
+    @property
+    def figures(self) -> dict[str, float]:
+        """Returns the figures of /metrics by their names and labels."""
+        lines = httpx.get(f"{self.site}/metrics").text.splitlines()
+        parts = (line.rpartition(" ") for line in lines if not line.startswith("#"))
+        return {name: float(value) for name, _, value in parts}
+
     def image(self, **fields: Any) -> bytes:
         """Returns one image as a file."""
         answer = self.post({"prompt": PROMPT, **fields})

@@ -140,12 +140,12 @@ def test_models_health_and_metrics(live: Running) -> None:
         live.openai.models.retrieve("dall-e-3")
     assert httpx.get(f"{live.site}/health").json()["status"] == "ok"
     live.image()
-    text = httpx.get(f"{live.site}/metrics").text
-    figures = {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in text.splitlines()
-               if not line.startswith("#")}  # fmt: skip
+    figures = live.figures
     assert figures['adt_images_total{outcome="completed",replica="one"}'] >= 1
     assert figures['adt_tau{replica="one"}'] >= 1 and figures['adt_codes_per_second{replica="one"}'] > 0
     assert figures['adt_queue_images{replica="one"}'] == figures['adt_in_flight_images{replica="one"}'] == 0
+    assert figures['adt_codes_total{replica="one"}'] >= 15
+    assert "# TYPE adt_codes_total counter" in httpx.get(f"{live.site}/metrics").text
     assert {"adt_first_partial_seconds_count", "adt_image_seconds_count"} <= {
         name.partition("{")[0] for name in figures
     }

@@ -51,6 +51,14 @@ def flying(live: Running) -> int:
     return len(live.service.scheduler._flying)
 
 
+def check_failed(live: Running, before: dict[str, float], count: int) -> None:
+    """Checks that since the figures `before` so many images failed, and that none was cancelled."""
+    labels = (f'{{outcome="{name}",replica=""}}' for name in ("failed", "cancelled"))
+    failed, cancelled = ("adt_images_total" + label for label in labels)
+    wait_for(lambda: live.figures[failed] == before[failed] + count)
+    assert live.figures[cancelled] == before[cancelled]
+
+
 def test_nobody_starves(live: Running, slow: list[float]) -> None:
     """While requests for one method keep coming, a request for another method is served in its turn."""
     slow[0] = 0.01
@@ -155,7 +163,7 @@ def test_health_while_it_decodes(live: Running, pipe: Pipeline) -> None:
 
 def test_logits_that_are_no_numbers(live: Running, pipe: Pipeline, slow: list[float]) -> None:
     """One prompt has a token whose embedding is NaN. It fails alone, and its slot makes images again."""
-    slow[0] = 0.02
+    slow[0], figures = 0.02, live.figures
     embedding = pipe.model.decoder.embed.weight
     token = max(set(pipe.model.encode("~").tokens(0)) - set(pipe.model.encode(PROMPT).tokens(0)))
     before = embedding[token].clone()
@@ -172,6 +180,7 @@ def test_logits_that_are_no_numbers(live: Running, pipe: Pipeline, slow: list[fl
         embedding.data[token] = before
     assert answer.status_code == 500 and answer.json()["error"]["type"] == "server_error"
     assert made == [offline(pipe, seed=n) for n in range(3)]
+    check_failed(live, figures, 2)
     assert live.image(prompt="~", seed=1) == offline(pipe, "~", seed=1)
 
 
@@ -189,7 +198,7 @@ def test_pixels_have_their_own_thread(live: Running, monkeypatch: pytest.MonkeyP
 
 
 def test_a_codec_that_fails(live: Running, pipe: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    paint, bad = Painter._paint, pipe(PROMPT, seed=6).codes[0]
+    paint, bad, figures = Painter._paint, pipe(PROMPT, seed=6).codes[0], live.figures
 
     def failing(painter: Painter, codes: list[int], *more: Any) -> str:
         if codes[:5] == bad[:5]:
@@ -204,14 +213,18 @@ def test_a_codec_that_fails(live: Running, pipe: Pipeline, monkeypatch: pytest.M
         assert good.result() == offline(pipe, seed=5)
     with pytest.raises(openai.APIError, match="no pixels"):
         list(live.openai.images.generate(prompt=PROMPT, stream=True, extra_body={"seed": 6}))
+    check_failed(live, figures, 2)
 
 
 def test_a_decoding_that_fails(live: Running, pipe: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fault of our code fails all images in flight, but the next image is decoded."""
+    figures = live.figures
     with monkeypatch.context() as patch:
         patch.setattr(ARTarget, "forward", lambda *_: 1 / 0)
-        answer = live.post({"prompt": PROMPT, "n": 2})
-        assert answer.status_code == 500 and answer.json()["error"]["type"] == "server_error"
+        with ThreadPoolExecutor(2) as pool:
+            for answer in pool.map(live.post, [{"prompt": PROMPT}] * 2):
+                assert answer.status_code == 500 and answer.json()["error"]["type"] == "server_error"
+    check_failed(live, figures, 2)
     assert live.image(seed=5) == offline(pipe, seed=5)
 
 
