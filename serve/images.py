@@ -12,6 +12,7 @@ from typing import Any
 
 from fastapi import Request
 from fastapi.responses import Response, StreamingResponse
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from adt_tree.errors import UserError
@@ -40,7 +41,7 @@ async def generate(request: Request) -> Response:
 
 
 async def read_body(request: Request, service: Service) -> bytes:
-    """Returns the body. Raises ApiError if it is not JSON, is too large, or arrives too slowly."""
+    """Returns the body. Raises ApiError if it is not JSON, is too large, arrives too slowly or not at all."""
     settings = service.settings
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" or "content-encoding" in request.headers:
@@ -59,6 +60,8 @@ async def read_body(request: Request, service: Service) -> bytes:
     except TimeoutError:
         text = f"the body did not arrive within {settings.timeout_s:g} s"
         raise ApiError(408, text, headers={"Connection": "close"}) from None
+    except ClientDisconnect:
+        raise ApiError(400, "the client left before its body had arrived") from None
     return body
 
 

@@ -14,10 +14,11 @@ import pytest
 
 from adt_tree import Pipeline
 from serve.app import create_app
+from serve.errors import ApiError
 from serve.metrics import Metrics
 from serve.pixels import Painter
 from serve.settings import Settings
-from tests.service import PROMPT, Running, running
+from tests.service import PROMPT, Running, running, wait_for
 
 KEY = "kéy-of-the-test"
 LIMIT_S = 1.0
@@ -158,6 +159,22 @@ def test_half_a_body(live: Running) -> None:
     answer = everything(raw(live, HEAD + b'Content-Length: 50\r\n\r\n{"prompt": "su'))
     assert b" 408 " in answer.partition(b"\r\n")[0]
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"]
+
+
+def test_a_client_that_leaves_within_its_body(
+    live: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody reads the answer, so all that counts is that it is no fault of the server."""
+    answered, json_of = list[ApiError](), ApiError.response.fget
+
+    def noted(error: ApiError) -> Any:
+        answered.append(error)
+        return json_of(error)
+
+    monkeypatch.setattr(ApiError, "response", property(noted))
+    raw(live, HEAD + b'Content-Length: 50\r\n\r\n{"prompt": "su').close()
+    wait_for(lambda: bool(answered))
+    assert answered[0].status == 400 and not caplog.records
 
 
 def test_bytes_that_are_no_http(live: Running) -> None:
