@@ -45,6 +45,13 @@ def test_one_image_is_that_of_generate_images(
     assert made == (tmp_path / "o" / "img" / "3.png").read_bytes()
 
 
+def test_fields_that_change_nothing(live: Running) -> None:
+    """OpenAI's clients may send them. The size is that of the model."""
+    fields = {"quality": "hd", "moderation": "low", "style": "natural", "user": "one", "size": "8x8"}
+    fields |= {"safety_identifier": "two", "background": "opaque"}
+    assert live.image(seed=7, **fields) == live.image(seed=7)
+
+
 def test_several_images_have_seeds_that_follow(live: Running, pipe: Pipeline) -> None:
     answer = live.openai.images.generate(prompt=PROMPT, n=4, extra_body={"seed": 40})
     assert [item.seed for item in answer.data] == [40, 41, 42, 43]
@@ -136,8 +143,9 @@ def test_models_health_and_metrics(live: Running) -> None:
     (described,) = httpx.get(f"{live.site}/v1/models").json()["data"]
     assert described["default_method"] in described["methods"] and described["rows"] == 4
     assert httpx.get(f"{live.site}/v1/models/emoji").json() == described
-    with pytest.raises(openai.NotFoundError):
+    with pytest.raises(openai.NotFoundError) as refused:
         live.openai.models.retrieve("dall-e-3")
+    assert (refused.value.code, refused.value.param) == ("model_not_found", "model")
     assert httpx.get(f"{live.site}/health").json()["status"] == "ok"
     live.image()
     figures = live.figures

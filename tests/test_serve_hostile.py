@@ -78,7 +78,9 @@ def test_bodies_that_are_no_request(live: Running, body: bytes) -> None:
 
 def test_missing_and_unfit(live: Running) -> None:
     check_form(live.post({}), 400, "prompt")
-    check_form(live.post({"prompt": PROMPT, "model": "dall-e-3"}), 404, "model")
+    other = live.post({"prompt": PROMPT, "model": "dall-e-3"})
+    check_form(other, 404, "model")
+    assert other.json()["error"]["code"] == "model_not_found"
     check_form(live.post({"prompt": PROMPT, "method": "ar", "lantern": True}), 400, "lantern")
     both = {"partial_images": 1, "partial_rows": 1, "stream": True}
     check_form(live.post({"prompt": PROMPT, **both}), 400, "partial_rows")
