@@ -50,7 +50,7 @@ def create_app(pipe: Pipeline, settings: Settings = DEFAULTS) -> FastAPI:
     add_models(app, pipe)
     add_pages(app)
 
-    @app.get("/health")
+    @app.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> Response:
         scheduler = app.state.service.scheduler
         scheduler.check()

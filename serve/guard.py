@@ -122,8 +122,8 @@ class Guard:
         """Raises ApiError for a request without the key, if there is one."""
         if self._settings.api_key is None:
             return
-        authorization = headers.get("authorization", "").encode("latin-1", "replace")
-        expected = b"Bearer " + self._settings.api_key.encode()
-        if not hmac.compare_digest(authorization, expected):
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        same = hmac.compare_digest(key.encode("latin-1", "replace"), self._settings.api_key.encode())
+        if not same or scheme.lower() != "bearer":
             text = "the key is missing or wrong: send it as `Authorization: Bearer KEY`"
             raise ApiError(401, text, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})

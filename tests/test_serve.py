@@ -147,6 +147,7 @@ def test_models_health_and_metrics(live: Running) -> None:
         live.openai.models.retrieve("dall-e-3")
     assert (refused.value.code, refused.value.param) == ("model_not_found", "model")
     assert httpx.get(f"{live.site}/health").json()["status"] == "ok"
+    assert httpx.head(f"{live.site}/health").status_code == 200
     live.image()
     figures = live.figures
     assert figures['adt_images_total{outcome="completed",replica="one"}'] >= 1

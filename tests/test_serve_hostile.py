@@ -235,7 +235,16 @@ def test_a_client_that_reads_slowly(pipe: Pipeline, monkeypatch: pytest.MonkeyPa
 def test_the_key(pipe: Pipeline) -> None:
     with running(pipe, Settings(slots=1, queue=10, max_prompt_tokens=32, api_key=KEY)) as live:
         bearer = f"Bearer {KEY}".encode()
-        keys = (None, b"Bearer wrong", b"Bearer k\xe9y", KEY.encode(), b"Bearer", bearer + b"x", bearer[:-1])
+        keys = (
+            None,
+            b"Bearer wrong",
+            b"Basic " + KEY.encode(),
+            b"Bearer k\xe9y",
+            KEY.encode(),
+            b"Bearer",
+            bearer + b"x",
+            bearer[:-1],
+        )
         for key in keys:
             headers = [(b"Content-Type", b"application/json")] + ([(b"Authorization", key)] if key else [])
             address = f"{live.site}/v1/images/generations"
@@ -244,8 +253,9 @@ def test_the_key(pipe: Pipeline) -> None:
         assert httpx.get(f"{live.site}/v1/models").status_code == 401
         for path in ("/health", "/", "/page.js"):
             assert httpx.get(live.site + path).status_code == 200
-        passed = httpx.get(f"{live.site}/v1/models", headers=[(b"Authorization", bearer)])
-        assert passed.status_code == 200
+        for passing in (bearer, bearer.replace(b"Bearer", b"bearer")):
+            passed = httpx.get(f"{live.site}/v1/models", headers=[(b"Authorization", passing)])
+            assert passed.status_code == 200
 
 
 def ask(pipe: Pipeline, settings: Settings, path: str, **transport: Any) -> httpx.Response:
