@@ -97,6 +97,7 @@ def keep_top_p(logits: Tensor, top_p: float | Tensor) -> Tensor:
     probability = ordered.softmax(dim=-1)
     before = probability.cumsum(dim=-1) - probability
     beyond = before >= top_p
+    beyond[..., 0] = False  # a top_p below the smallest number of fp32 is 0
     return logits.masked_fill(beyond.scatter(-1, order, beyond), float("-inf"))
 
 

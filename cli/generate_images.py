@@ -46,7 +46,7 @@ def run(options: Options) -> None:
     method, prompts = method_from(options), load_prompts(options)
     from cli.model_from_options import load, resolved_options, with_checkpoint_sampling
     from eval.runs.process import worker
-    from eval.runs.run_folder import CODES, RunFolder
+    from eval.runs.run_folder import CODES, IMAGE_CODES, RunFolder
 
     rank, count = worker()
     pipe = load(options, method.spec.network)
@@ -61,7 +61,8 @@ def run(options: Options) -> None:
     skipped = sum(folder.is_finished(prompt.name) for prompt in prompts)
     share = [prompt for prompt in prompts[rank::count] if not folder.is_finished(prompt.name)]
     images = decode(options, method, pipe, folder, share)
-    folder.start(resolved_options(options, pipe.model))  # nothing is refused from here on
+    stored = {**resolved_options(options, pipe.model), IMAGE_CODES: pipe.model.grid.size}
+    folder.start(stored)  # nothing is refused from here on
     started = time.perf_counter()
     store(pipe, images, folder, share, silent=rank > 0)
     wall = time.perf_counter() - started

@@ -98,9 +98,9 @@ def check_runs(roots: Sequence[Path]) -> None:
     """
     complete = True
     for root in roots:
-        folder, run_seed = stored_run(root)
-        lines = faults(folder, run_seed)
-        print("\n".join(lines) or f"{root}: all {len(folder.names)} images of its configuration are there")
+        run = stored_run(root)
+        lines, count = faults(run), len(run.folder.names)
+        print("\n".join(lines) or f"{root}: all {count} images of its configuration are there")
         complete &= not lines
     if not complete:
         sys.exit(1)

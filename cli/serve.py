@@ -15,7 +15,7 @@ from adt_tree.errors import UserError
 from cli.options import GraphOptions, ModelOptions, check_model, check_pixels
 from cli.parser import declare, option
 from models.checkpoint.files import reading
-from serve.settings import KEY_VARIABLE, is_loopback
+from serve.settings import KEY_VARIABLE, checked_key, is_loopback
 
 
 @declare
@@ -116,14 +116,9 @@ def run(options: Options) -> None:
 
 
 def read_key(options: Options) -> str | None:
-    """Returns the key without the space around it, or None. Raises UserError if the key is not one word."""
-    key, source = os.environ.get(KEY_VARIABLE), KEY_VARIABLE
-    if options.api_key_file is not None:
-        source = f"--api_key_file {options.api_key_file}"
-        with reading(Path(options.api_key_file), "give a file that holds the key"):
-            key = Path(options.api_key_file).read_text(encoding="utf-8")
-    if key is None:
-        return None
-    if not key.strip() or len(key.split()) != 1:
-        raise UserError(f"{source}: it must hold one word, the key")
-    return key.strip()
+    """Returns the key of the file or the environment, or None. Raises UserError if it is not one word."""
+    if options.api_key_file is None:
+        return checked_key(os.environ.get(KEY_VARIABLE), KEY_VARIABLE)
+    with reading(Path(options.api_key_file), "give a file that holds the key"):
+        key = Path(options.api_key_file).read_text(encoding="utf-8")
+    return checked_key(key, f"--api_key_file {options.api_key_file}")

@@ -41,6 +41,11 @@ class ApiError(Exception):
         """Returns the error as a response."""
         return json_response(self.content, self.status, self.headers)
 
+    @property
+    def event(self) -> bytes:
+        """Returns the error as the last event of a stream."""
+        return f"data: {json.dumps(self.content)}\n\n".encode()
+
 
 def json_response(content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Returns content as JSON in ASCII, which can hold any text that a client may send."""
@@ -53,7 +58,7 @@ def failure(error: BaseException) -> ApiError:
 
 
 def install(app: FastAPI) -> None:
-    """Gives every error of the application OpenAI's form."""
+    """Gives the errors of the routes and of the framework OpenAI's form; serve.guard does so with faults."""
 
     async def from_routes(request: Request, error: Exception) -> Response:
         return failure(error).response
@@ -63,9 +68,5 @@ def install(app: FastAPI) -> None:
         text = f"{request.method} {request.url.path}: {error.detail}"
         return ApiError(error.status_code, text, headers=error.headers).response
 
-    async def unexpected(request: Request, error: Exception) -> Response:
-        return ApiError(500, "internal error; the server's log has more", code="server_error").response
-
     app.add_exception_handler(ApiError, from_routes)
     app.add_exception_handler(HTTPException, from_framework)
-    app.add_exception_handler(Exception, unexpected)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from fastapi import FastAPI
-from fastapi.responses import FileResponse, Response
+from fastapi.responses import Response
 
+from adt_tree.errors import UserError
 from adt_tree.pipeline import Pipeline
 from serve.api_errors import ApiError, install, json_response
 from serve.guard import Guard
@@ -19,30 +21,40 @@ from serve.settings import Settings
 
 DEFAULTS = Settings()
 PAGE = Path(__file__).resolve().parent / "page"
+PAGES = {  # path -> file, type
+    "/": ("index.html", "text/html"),
+    "/page.js": ("page.js", "text/javascript"),
+    "/page.css": ("page.css", "text/css"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
+}
+OPEN = ("/health", *PAGES)  # paths that need no key
 
 
 def create_app(pipe: Pipeline, settings: Settings = DEFAULTS) -> FastAPI:
-    """Returns the application. Its lifespan starts and ends the thread that decodes."""
+    """Returns the application. Its lifespan starts and ends the thread that decodes. Raises UserError for a
+    model without pixels."""
+    if pipe.model.codec is None:
+        raise UserError(f"the server shows pixels, and {pipe.model.no_codec_message}")
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.service = service = Service(pipe, settings)
         yield
-        service.close()
+        await asyncio.to_thread(service.close)  # clients are told meanwhile that the server ends
 
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan, redirect_slashes=False)
     app.state.cut = 0  # number of requests that were unfinished when the server ended
     install(app)
-    app.add_middleware(Guard, settings=settings)
+    app.add_middleware(Guard, settings=settings, open_paths=OPEN)
     app.add_api_route("/v1/images/generations", generate, methods=["POST"])
     add_models(app, pipe)
+    add_pages(app)
 
-    @app.get("/health")
+    @app.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> Response:
-        service: Service = app.state.service
-        if not service.scheduler.alive:
-            raise ApiError(503, "the decoding thread has ended", code="server_error")
-        images = service.scheduler.backlog
+        scheduler = app.state.service.scheduler
+        scheduler.check()
+        images = scheduler.backlog
         return json_response({"status": "ok", "images": images, "slots": settings.slots})
 
     @app.get("/metrics")
@@ -50,23 +62,19 @@ def create_app(pipe: Pipeline, settings: Settings = DEFAULTS) -> FastAPI:
         figures = app.state.service.metrics
         return Response(figures.text(), headers={"Content-Type": figures.content_type})
 
-    @app.get("/")
-    async def page() -> Response:
-        return FileResponse(PAGE / "index.html")
-
-    @app.get("/page.js")
-    async def script() -> Response:
-        return FileResponse(PAGE / "page.js", media_type="text/javascript")
-
-    @app.get("/icon.svg")
-    async def icon() -> Response:
-        return FileResponse(PAGE / "icon.svg")
-
-    @app.get("/page.css")
-    async def style() -> Response:
-        return FileResponse(PAGE / "page.css")
-
     return app
+
+
+def add_pages(app: FastAPI) -> None:
+    """Adds the routes of the page. Its files are read once; a range of bytes is answered with all of them."""
+
+    def add(path: str, content: bytes, kind: str) -> None:
+        @app.get(path)
+        async def page() -> Response:
+            return Response(content, media_type=kind)
+
+    for path, (name, kind) in PAGES.items():
+        add(path, (PAGE / name).read_bytes(), kind)
 
 
 def add_models(app: FastAPI, pipe: Pipeline) -> None:

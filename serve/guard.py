@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import hmac
 import ipaddress
-from urllib.parse import urlsplit
+import logging
+from collections.abc import Collection
+from urllib.parse import SplitResult, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -18,7 +20,7 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
-NEED_KEY = ("/v1", "/metrics")
+log = logging.getLogger(__name__)
 
 
 def is_address(name: str) -> bool:
@@ -30,40 +32,73 @@ def is_address(name: str) -> bool:
     return True
 
 
-class Guard:
-    """Refuses requests for other hosts, from pages of other sites, and without the key."""
+def split(address: str) -> SplitResult:
+    """Returns the parts of an address. All are empty if it is not one."""
+    try:
+        return urlsplit(address)
+    except ValueError:
+        return urlsplit("")
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
-        self._app, self._settings = app, settings
+
+class Answer:
+    """The answer to a request: adds HEADERS to what the application sends, and knows how far it is."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.started = self.complete = self.is_stream = False
+
+    async def send(self, message: Message) -> None:
+        """Sends a message of the application."""
+        if message["type"] == "http.response.start":
+            self.started = True
+            headers = MutableHeaders(scope=message)
+            self.is_stream = headers.get("content-type", "").startswith("text/event-stream")
+            for name, value in HEADERS.items():
+                headers[name] = value
+        else:
+            self.complete = not message.get("more_body", False)
+        await self._send(message)
+
+
+class Guard:
+    """Refuses requests for other hosts, from pages of other sites, and without the key. Answers those that
+    the application cannot: after a fault of its code, or if the server ends first."""
+
+    def __init__(self, app: ASGIApp, settings: Settings, open_paths: Collection[str]) -> None:
+        """open_paths: those that need no key."""
+        self._app, self._settings, self._open = app, settings, frozenset(open_paths)
         self._names = {"localhost", *(name.lower() for name in settings.server_names)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        started = False
-
-        async def with_headers(message: Message) -> None:
-            nonlocal started
-            if message["type"] == "http.response.start":
-                started = True
-                headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    headers[name] = value
-            await send(message)
-
+        answer = Answer(send)
         try:
-            self._check(scope["path"], Headers(scope=scope))
+            headers = Headers(scope=scope)
+            self._check_site(headers)
+            # Behind a prefix, such as Ray's route_prefix, the path may begin with it.
+            if scope["path"].removeprefix(scope.get("root_path", "")) not in self._open:
+                self._check_key(headers)
             self._check_client(scope.get("client"))
-            await self._app(scope, receive, with_headers)
+            await self._app(scope, receive, answer.send)
         except ApiError as error:
-            await error.response(scope, receive, with_headers)
+            await error.response(scope, receive, answer.send)
         except asyncio.CancelledError:  # uvicorn cancels requests that it may not wait for any longer
             scope["app"].state.cut += 1
-            if started:
-                raise
             error = ApiError(503, "the server ends", code="server_shutting_down")
-            await error.response(scope, receive, with_headers)
+            if not answer.started:
+                await error.response(scope, receive, answer.send)
+            elif answer.is_stream and not answer.complete:
+                await answer.send({"type": "http.response.body", "body": error.event})
+            else:
+                raise
+        except Exception:
+            if answer.started:
+                raise
+            log.exception("%s %s failed", scope["method"], scope["path"])
+            error = ApiError(500, "internal error; the server's log has more", code="server_error")
+            await error.response(scope, receive, answer.send)
 
     def _check_client(self, client: tuple[str, int] | None) -> None:
         """Raises ApiError for a client of another machine if there is no key. `main.py serve` does not listen
@@ -71,23 +106,24 @@ class Guard:
         if self._settings.api_key is None and client is not None and not is_loopback(client[0]):
             raise ApiError(403, "this server has no key, so it answers clients of its own machine alone")
 
-    def _check(self, path: str, headers: Headers) -> None:
-        """Raises ApiError for a request that may not pass."""
+    def _check_site(self, headers: Headers) -> None:
+        """Raises ApiError for a request that names another host, or comes from a page of another site."""
         host = headers.get("host", "")
-        try:
-            name = urlsplit(f"//{host}").hostname or ""
-        except ValueError:
-            name = ""
+        name = split(f"//{host}").hostname or ""
         # Another site can make its DNS name resolve to this machine, so that its pages may call the server. A
         # request by address cannot come from such a page.
         if name not in self._names and not is_address(name):
             raise ApiError(403, f"host {host!r}: this server does not answer to that name")
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != host:
+        if origin is not None and split(origin).netloc != host:
             raise ApiError(403, f"origin {origin!r}: pages of other sites may not call this server")
-        if self._settings.api_key is not None and path.startswith(NEED_KEY):
-            authorization = headers.get("authorization", "").encode("latin-1", "replace")
-            expected = b"Bearer " + self._settings.api_key.encode()
-            if not hmac.compare_digest(authorization, expected):
-                text = "the key is missing or wrong: send it as `Authorization: Bearer KEY`"
-                raise ApiError(401, text, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+    def _check_key(self, headers: Headers) -> None:
+        """Raises ApiError for a request without the key, if there is one."""
+        if self._settings.api_key is None:
+            return
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        same = hmac.compare_digest(key.encode("latin-1", "replace"), self._settings.api_key.encode())
+        if not same or scheme.lower() != "bearer":
+            text = "the key is missing or wrong: send it as `Authorization: Bearer KEY`"
+            raise ApiError(401, text, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})

@@ -12,6 +12,7 @@ from typing import Any
 
 from fastapi import Request
 from fastapi.responses import Response, StreamingResponse
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from adt_tree.errors import UserError
@@ -40,7 +41,7 @@ async def generate(request: Request) -> Response:
 
 
 async def read_body(request: Request, service: Service) -> bytes:
-    """Returns the body. Raises ApiError if it is not JSON, is too large, or arrives too slowly."""
+    """Returns the body. Raises ApiError if it is not JSON, is too large, arrives too slowly or not at all."""
     settings = service.settings
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" or "content-encoding" in request.headers:
@@ -59,6 +60,8 @@ async def read_body(request: Request, service: Service) -> bytes:
     except TimeoutError:
         text = f"the body did not arrive within {settings.timeout_s:g} s"
         raise ApiError(408, text, headers={"Connection": "close"}) from None
+    except ClientDisconnect:
+        raise ApiError(400, "the client left before its body had arrived") from None
     return body
 
 
@@ -107,9 +110,12 @@ async def paint(news: News, image_request: ImageRequest, service: Service) -> st
     if news.error:
         raise news.error
     codes = news.job.codes[: news.codes]
-    picture = await service.painter.paint(
-        codes, image_request.output_format, image_request.output_compression
-    )
+    form = image_request.output_format, image_request.output_compression
+    try:
+        picture = await service.painter.paint(codes, *form)
+    except Exception:
+        news.job.failed = True
+        raise
     whole, started = len(codes) == service.pipe.model.grid.size, news.job.submitted
     if image_request.stream and not news.job.shown:
         service.metrics.first_partial.observe(since(started))
@@ -164,7 +170,7 @@ async def events(order: Order, image_request: ImageRequest, service: Service) ->
         try:
             picture = await paint(news, image_request, service)
         except Exception as error:
-            yield f"data: {json.dumps(failure(error).content)}\n\n".encode()
+            yield failure(error).event
             return
         event = {"b64_json": picture, "created_at": int(time.time()), "seed": job.seed, **common}
         if len(order.jobs) > 1:

@@ -24,7 +24,8 @@ class News:
 class Job:
     """An image of a request. To the engine it is the adt_tree.roles.Client of that image.
 
-    The decoding thread writes `codes` and calls tell() and fail(); the event loop's thread sets `gone`.
+    The decoding thread writes `codes` and calls tell() and fail(); the event loop's thread sets `gone`, and
+    `failed` if no picture can be made of the codes.
     """
 
     def __init__(self, order: Order, index: int, seed: int, method: Method, marks: Sequence[int]) -> None:

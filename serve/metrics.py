@@ -23,6 +23,7 @@ class Metrics:
         self._registry, self._replica = CollectorRegistry(), replica
         # Committed codes and target calls of all images, and seconds of all steps.
         self._codes = self._calls = self._seconds = 0.0
+        self._committed = self._add(Counter, "adt_codes", "codes that were committed")
         self.refused = self._add(Counter, "adt_refused", "requests that the full queue refused")
         meaning = "from a request to the first picture of its stream"
         self.first_partial = self._add(Histogram, "adt_first_partial_seconds", meaning)
@@ -30,7 +31,6 @@ class Metrics:
         self._image = self._add(Histogram, "adt_image_seconds", "from a request to a finished image")
         images = Counter("adt_images", "images by outcome", ("replica", "outcome"), registry=self._registry)
         self.images = {outcome: images.labels(replica, outcome) for outcome in OUTCOMES}
-        self._gauge("adt_codes_total", "codes that were committed", lambda: self._codes)
         self._gauge("adt_tau", "codes per target call", lambda: self._codes / max(self._calls, 1))
         rate = "codes per second of decoding"
         self._gauge("adt_codes_per_second", rate, lambda: self._codes / max(self._seconds, 1e-9))
@@ -49,7 +49,9 @@ class Metrics:
 
     def count(self, steps: Sequence[Step]) -> None:
         """Counts one step of the engine. steps: its record for every image in flight."""
-        self._codes += sum(step.accepted + 1 for step in steps)
+        codes = sum(step.accepted + 1 for step in steps)
+        self._committed.inc(codes)
+        self._codes += codes
         self._calls += len(steps)
         self._seconds += steps[0].ms / 1e3 if steps else 0.0
 

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp
 from adt_tree.pipeline import Pipeline
 from serve.app import DEFAULTS, create_app
 from serve.own_thread import in_own_thread
-from serve.settings import KEY_VARIABLE, Settings
+from serve.settings import KEY_VARIABLE, Settings, checked_key
 
 # Requests that a replica takes beyond its slots and queue: those that it refuses with 429, /health, /metrics.
 # Ray answers 503 above its limit, and its default of 5 would leave slots idle.
@@ -59,11 +59,17 @@ class Images:
             arguments.slots,
             arguments.queue,
             arguments.max_prompt_tokens,
-            api_key=os.environ.get(KEY_VARIABLE),
+            api_key=checked_key(os.environ.get(KEY_VARIABLE), KEY_VARIABLE),
             server_names=arguments.server_names,
             replica=replica,
         )
-        return create_app(pipe, settings)
+        self.application = create_app(pipe, settings)
+        return self.application
+
+    def check_health(self) -> None:
+        """Raises ApiError if the replica can decode no more. Ray calls it again and again, and replaces a
+        replica for which it raises."""
+        self.application.state.service.scheduler.check()
 
     def _load(self) -> Pipeline:
         arguments = self.arguments

@@ -21,6 +21,7 @@ from adt_tree.errors import UserError
 from adt_tree.method import Method
 from adt_tree.pipeline import Pipeline
 from adt_tree.roles import Request
+from serve.api_errors import ApiError
 from serve.image_request import engine_method
 from serve.job import Job
 from serve.metrics import Metrics
@@ -74,9 +75,15 @@ class Scheduler:
         """Returns the number of images in flight and in the queue."""
         return len(self._flying) + len(self._waiting)
 
+    def check(self) -> None:
+        """Raises ApiError 503 if the thread has ended, so that no image can be decoded any more."""
+        if self._closing or not self.alive:
+            raise ApiError(503, "the decoding thread has ended", code="server_error")
+
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Queues images. Raises Full if there is no room for all of them."""
+        """Queues images. Raises Full if there is no room for all of them, and ApiError as check()."""
         with self._changed:
+            self.check()
             if self.backlog + len(jobs) > self.settings.slots + self.settings.queue:
                 raise Full
             self._waiting.extend(jobs)
@@ -91,16 +98,32 @@ class Scheduler:
             self._changed.notify()
 
     def _run(self) -> None:
+        """Decodes until the scheduler closes. A fault outside of decoding ends the thread: all images fail,
+        and check() says so."""
         torch.set_num_threads(self._threads)  # each thread that calls OpenMP has its own number of threads
-        while (method := self._next_method()) is not None:
-            try:
-                for output in self._engine(method).steps(self._feed(method)):
-                    self._deliver(output)
-            except Exception as error:
-                log.exception("decoding by %s failed", method.label)
-                self._fail(error)
-                self._engines.clear()
-                self._free_memory()
+        try:
+            while (method := self._next_method()) is not None:
+                self._decode(method)
+        except Exception as error:
+            log.exception("the decoding thread ends")
+            with self._changed:
+                self._closing = True
+                jobs = [*self._flying.values(), *self._waiting]
+                self._flying.clear()
+                self._waiting.clear()
+            for job in jobs:
+                job.fail(error)
+
+    def _decode(self, method: Method) -> None:
+        """Decodes the images of one engine until the next one needs another, or until decoding fails."""
+        try:
+            for output in self._engine(method).steps(self._feed(method)):
+                self._deliver(output)
+        except Exception as error:
+            log.exception("decoding by %s failed", method.label)
+            self._fail(error)
+            self._engines.clear()
+            self._free_memory()
 
     def _next_method(self) -> Method | None:
         """Waits for an image, and returns the method of the engine that the oldest one needs. Returns None
@@ -133,7 +156,7 @@ class Scheduler:
     def _free_memory(self) -> None:
         gc.collect()  # a target and its graphs refer to one another
         if self.pipe.model.device.type == "cuda":
-            torch.cuda.empty_cache()
+            torch.cuda.empty_cache()  # also raises the error of a kernel that ended the CUDA context
 
     def _feed(self, method: Method) -> Iterator[Request | None]:
         """Yields the requests of one engine, oldest first.
@@ -161,13 +184,18 @@ class Scheduler:
             yield request
 
     def _deliver(self, output: StepOutput) -> None:
-        """Tells the clients of a step's images how far they are."""
+        """Tells the clients of a step's images how far they are.
+
+        A client who leaves while the engine fills other slots is no longer in `_flying`, but the image is in
+        this step, because the engine frees slots before it fills any.
+        """
         for _, image in output.images:
-            self._flying[image.name].tell(image.codes)
+            if job := self._flying.get(image.name):
+                job.tell(image.codes)
         self.metrics.count([image.steps[-1] for _, image in output.images])
-        for image in output.finished:
-            with self._changed:
-                self._flying.pop(image.name)
+        with self._changed:
+            for image in output.finished:
+                self._flying.pop(image.name, None)
 
     def _fail(self, error: Exception) -> None:
         """Fails the images in flight, or the oldest in the queue if its engine could not be built."""

@@ -22,10 +22,12 @@ from serve.settings import Settings
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 LARGEST_HEAD = 2**15  # bytes of the headers of a request
 BACKLOG = 2048  # connections that may wait to be accepted
+UNSENT = 2**16  # bytes of an answer that the kernel takes before it can send them
 
 
 class TimedProtocol(H11Protocol):
-    """HTTP/1.1 that closes a connection if a whole request does not arrive in time.
+    """HTTP/1.1 that closes a connection if a whole request does not arrive in time, or if the client no
+    longer reads the answer.
 
     uvicorn has a timer for idle connections between two requests, but none until the first one and none for
     headers that stop midway.
@@ -33,6 +35,7 @@ class TimedProtocol(H11Protocol):
 
     timeout_s: float  # set by protocol_of
     _due: asyncio.TimerHandle | None = None
+    _unread = 0  # bytes of answers that were still to be sent when the timer was started
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -56,7 +59,17 @@ class TimedProtocol(H11Protocol):
         if self.cycle is not None and not self.cycle.response_complete:
             self._stop_timer()
         elif self._due is None:
-            self._due = self.loop.call_later(self.timeout_s, self.transport.abort)
+            self._unread = self.transport.get_write_buffer_size()
+            self._due = self.loop.call_later(self.timeout_s, self._expire)
+
+    def _expire(self) -> None:
+        """Closes the connection, unless the client has read a part of an answer since the timer was started,
+        but not yet all of it."""
+        self._due = None
+        if 0 < self.transport.get_write_buffer_size() < self._unread:
+            self._set_timer()
+        else:
+            self.transport.abort()
 
     def _stop_timer(self) -> None:
         if self._due is not None:
@@ -107,11 +120,13 @@ def bind(host: str, port: int) -> socket.socket:
     """Returns a socket that listens at an address. Raises OSError if it cannot be had.
 
     It listens before the model is loaded: a port that another server has is named at once, and a client that
-    comes early waits instead of being refused.
+    comes early waits instead of being refused. The kernel takes few bytes of an answer in advance, so that
+    what is left of it shows how fast the client reads.
     """
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     listener = socket.socket(family, kind, protocol)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT)
     try:
         listener.bind(address)
         listener.listen(BACKLOG)

@@ -19,6 +19,18 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def checked_key(key: str | None, source: str) -> str | None:
+    """Returns a key without the space around it; None if there is none.
+
+    source: where the key comes from, for the message. Raises UserError if the key is not one word.
+    """
+    if key is None:
+        return None
+    if len(key.split()) != 1:
+        raise UserError(f"{source}: it must hold one word, the key")
+    return key.strip()
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """The limits of a service, and the clients that it accepts."""
@@ -28,7 +40,7 @@ class Settings:
     max_prompt_tokens: int = 128  # tokens of the longest prompt; caches are sized for it
     max_body: int = 2**16  # bytes of a request's body
     timeout_s: float = 30.0  # time within which a request's headers, and then its body, must arrive
-    api_key: str | None = None  # required by /v1 and /metrics; None: clients of this machine need none
+    api_key: str | None = None  # for all but the page and /health; None: clients of this machine need none
     server_names: tuple[str, ...] = ()  # names, beside localhost and addresses, by which clients may call
     replica: str = ""  # value of the label `replica` of every metric
 

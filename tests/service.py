@@ -48,7 +48,14 @@ class Running:
         headers = {"Content-Type": "application/json", **more.pop("headers", {})}
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         address = f"{self.site}/v1/images/generations"
-        return httpx.post(address, content=content, headers=headers, timeout=60, **more)
+        return httpx.post(address, content=content, headers=headers, **{"timeout": 60, **more})
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Returns the figures of /metrics by their names and labels."""
+        lines = httpx.get(f"{self.site}/metrics").text.splitlines()
+        parts = (line.rpartition(" ") for line in lines if not line.startswith("#"))
+        return {name: float(value) for name, _, value in parts}
 
     def image(self, **fields: Any) -> bytes:
         """Returns one image as a file."""

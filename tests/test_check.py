@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import main
@@ -39,6 +40,12 @@ def test_complete_runs_pass_in_one_line_each(finished: Path, run: Run) -> None:
     assert all(str(finished) in line and "3 images" in line for line in out.splitlines())
 
 
+def cut_off(record: dict[str, Any]) -> None:
+    """Removes the last step and its codes."""
+    accepted = record["steps"].pop()["accepted"]
+    del record["codes"][-accepted - 1 :]
+
+
 RECORD, PNG, STATISTICS = "records/1.json", "img/2.png", "global_statistics_0_10000.json"
 DAMAGES: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "no record": (RECORD, Path.unlink),
@@ -51,6 +58,7 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "half the steps": ("steps.jsonl", lambda path: path.write_text(path.read_text()[:-999])),
     "a code too few": (RECORD, lambda path: edit(path, lambda record: record["codes"].pop())),
     "a step too few": (RECORD, lambda path: edit(path, lambda record: record["steps"].pop(3))),
+    "a record cut off": (RECORD, lambda path: edit(path, cut_off)),
     "another seed": (RECORD, lambda path: edit(path, lambda record: record["statistics"].update(seed=1))),
     "another prompt": (
         RECORD,
@@ -76,6 +84,37 @@ def test_every_byte_of_the_pixels_counts(folder: Path, run: Run) -> None:
         (folder / PNG).write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
         status, out, _ = run("report", folder, "--check")
         assert status == 1 and str(folder / PNG) in out, place
+
+
+def test_a_record_of_an_earlier_version_has_any_number_of_codes(folder: Path, run: Run) -> None:
+    edit(folder / "generation_configs.json", lambda stored: stored.pop("image_codes"))
+    assert run("report", folder, "--check")[0] == 0
+
+
+def test_a_run_without_pixels_has_files_of_codes(checkpoints: Checkpoints, tmp_path: Path, run: Run) -> None:
+    words = [
+        *checkpoints["glm_image"].words(),
+        "--height",
+        32,
+        "--width",
+        32,
+        "--prompt",
+        "sun",
+        "--num_images",
+        2,
+    ]
+    assert run("generate_images", *words, "--method", "ar", "--output_dir", tmp_path)[0] == 0
+    assert run("report", tmp_path, "--check")[0] == 0
+    path = tmp_path / "codes" / "0.npy"
+    codes = np.load(path)
+    for spoilt in (codes[:-1], codes[::-1], codes.astype(np.int32)):
+        np.save(path, spoilt)
+        status, out, _ = run("report", tmp_path, "--check")
+        assert status == 1 and out.startswith(f"{path}: ") and out.count("\n") == 1
+    path.write_bytes(b"")
+    assert str(path) in run("report", tmp_path, "--check")[1]
+    path.unlink()
+    assert run("report", tmp_path, "--check")[1].startswith(str(tmp_path / "img" / "0.png"))
 
 
 def test_all_faults_are_named_at_once(folder: Path, finished: Path, run: Run) -> None:

@@ -48,6 +48,14 @@ def test_top_p(p: tuple[float, ...], top_p: float, survivors: list[int]) -> None
     assert remaining(keep_top_p(logits_of(*p), top_p)) == survivors
 
 
+@pytest.mark.parametrize("top_p", [1e-30, 1e-46])  # the second is 0 in fp32
+def test_the_most_probable_code_stays(top_p: float) -> None:
+    logits = torch.stack([logits_of(*EQUAL), logits_of(*DISTINCT), logits_of(*reversed(DISTINCT))])
+    rows = torch.full((3, 1), top_p)
+    for filtered in (keep_top_p(logits, top_p), keep_top_p(logits, rows)):
+        assert [remaining(row) for row in filtered] == [[0], [0], [3]]
+
+
 def test_filters_in_both_orders() -> None:
     logits = logits_of(*DISTINCT)[None]
     # top-k leaves 4/9, 3/9, 2/9, of which two reach 0.75. Of all four codes two reach only 0.7.

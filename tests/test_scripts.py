@@ -139,6 +139,35 @@ def test_gpu_check_passes_its_words_on(stub_calls: Callable[..., Any]) -> None:
     assert (options.parts, options.minutes) == (("anole",), 3)
 
 
+SERVICE = """#!/bin/bash
+echo "$@" >>log
+[ "$2" = serve ] || exit 0
+trap 'kill $!; exit 0' TERM
+sleep 60 &
+touch ready
+wait
+"""
+
+
+@pytest.mark.parametrize(("mixed", "tests"), [("0", 10), ("1", 1)])
+def test_load_test_measures_or_compares(mixed: str, tests: int, tmp_path: Path) -> None:
+    """The script runs in another folder, where Python and curl are stubs."""
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(SCRIPTS / "load_test.sh", tmp_path / "scripts")
+    for name, text in {"python": SERVICE, "curl": "#!/bin/sh\ntest -e ready\n"}.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    paths = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHON": str(tmp_path / "python")}
+    environment = {**os.environ, **paths, "MIXED": mixed}
+    words = ["bash", "scripts/load_test.sh"]
+    subprocess.run(words, cwd=tmp_path, check=True, env=environment, timeout=60, capture_output=True)
+    calls = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
+    names = [name for _, name, *_ in calls]
+    assert names == ["serve", *["load_test"] * tests, "report"]
+    options = [module_of(name).Options.parse(words) for _, name, *words in calls]
+    assert [bool(test.compare and test.pid) for test in options[1:-1]] == [mixed == "1"] * tests
+
+
 NO_TORCH, CPU_BUILD = "it has no torch", "its torch 2.13.0 is a build for CPUs"
 ASKED = """#!/bin/sh
 case $1 in

@@ -45,6 +45,13 @@ def test_one_image_is_that_of_generate_images(
     assert made == (tmp_path / "o" / "img" / "3.png").read_bytes()
 
 
+def test_fields_that_change_nothing(live: Running) -> None:
+    """OpenAI's clients may send them. The size is that of the model."""
+    fields = {"quality": "hd", "moderation": "low", "style": "natural", "user": "one", "size": "8x8"}
+    fields |= {"safety_identifier": "two", "background": "opaque"}
+    assert live.image(seed=7, **fields) == live.image(seed=7)
+
+
 def test_several_images_have_seeds_that_follow(live: Running, pipe: Pipeline) -> None:
     answer = live.openai.images.generate(prompt=PROMPT, n=4, extra_body={"seed": 40})
     assert [item.seed for item in answer.data] == [40, 41, 42, 43]
@@ -136,16 +143,18 @@ def test_models_health_and_metrics(live: Running) -> None:
     (described,) = httpx.get(f"{live.site}/v1/models").json()["data"]
     assert described["default_method"] in described["methods"] and described["rows"] == 4
     assert httpx.get(f"{live.site}/v1/models/emoji").json() == described
-    with pytest.raises(openai.NotFoundError):
+    with pytest.raises(openai.NotFoundError) as refused:
         live.openai.models.retrieve("dall-e-3")
+    assert (refused.value.code, refused.value.param) == ("model_not_found", "model")
     assert httpx.get(f"{live.site}/health").json()["status"] == "ok"
+    assert httpx.head(f"{live.site}/health").status_code == 200
     live.image()
-    text = httpx.get(f"{live.site}/metrics").text
-    figures = {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in text.splitlines()
-               if not line.startswith("#")}  # fmt: skip
+    figures = live.figures
     assert figures['adt_images_total{outcome="completed",replica="one"}'] >= 1
     assert figures['adt_tau{replica="one"}'] >= 1 and figures['adt_codes_per_second{replica="one"}'] > 0
     assert figures['adt_queue_images{replica="one"}'] == figures['adt_in_flight_images{replica="one"}'] == 0
+    assert figures['adt_codes_total{replica="one"}'] >= 15
+    assert "# TYPE adt_codes_total counter" in httpx.get(f"{live.site}/metrics").text
     assert {"adt_first_partial_seconds_count", "adt_image_seconds_count"} <= {
         name.partition("{")[0] for name in figures
     }
@@ -155,6 +164,9 @@ def test_models_health_and_metrics(live: Running) -> None:
 def test_the_page(live: Running, path: str) -> None:
     answer = httpx.get(live.site + path)
     assert answer.status_code == 200 and "default-src 'self'" in answer.headers["Content-Security-Policy"]
+    for bytes_wanted in ("x", "bytes=999999-"):
+        part = httpx.get(live.site + path, headers={"Range": bytes_wanted})
+        assert part.status_code == 200 and part.content == answer.content
     assert "<script>" not in answer.text and "innerHTML" not in answer.text
 
 

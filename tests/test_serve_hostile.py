@@ -13,9 +13,12 @@ import httpx
 import pytest
 
 from adt_tree import Pipeline
+from serve.api_errors import ApiError
 from serve.app import create_app
+from serve.metrics import Metrics
+from serve.pixels import Painter
 from serve.settings import Settings
-from tests.service import PROMPT, Running, running
+from tests.service import PROMPT, Running, running, wait_for
 
 KEY = "kéy-of-the-test"
 LIMIT_S = 1.0
@@ -75,7 +78,9 @@ def test_bodies_that_are_no_request(live: Running, body: bytes) -> None:
 
 def test_missing_and_unfit(live: Running) -> None:
     check_form(live.post({}), 400, "prompt")
-    check_form(live.post({"prompt": PROMPT, "model": "dall-e-3"}), 404, "model")
+    other = live.post({"prompt": PROMPT, "model": "dall-e-3"})
+    check_form(other, 404, "model")
+    assert other.json()["error"]["code"] == "model_not_found"
     check_form(live.post({"prompt": PROMPT, "method": "ar", "lantern": True}), 400, "lantern")
     both = {"partial_images": 1, "partial_rows": 1, "stream": True}
     check_form(live.post({"prompt": PROMPT, **both}), 400, "partial_rows")
@@ -103,9 +108,12 @@ def test_large_bodies(live: Running) -> None:
         ({"Content-Encoding": "gzip"}, 415),
         ({"Origin": "http://evil.example"}, 403),
         ({"Origin": "null"}, 403),
+        ({"Origin": "http://["}, 403),
+        ({"Origin": ""}, 403),
         ({"Host": "evil.example"}, 403),
         ({"Host": "localhost.evil.example:80"}, 403),
         ({"Host": "[::1"}, 403),
+        ({"Host": "["}, 403),
     ],
 )
 def test_headers_that_are_refused(live: Running, headers: dict[str, str], status: int) -> None:
@@ -155,6 +163,22 @@ def test_half_a_body(live: Running) -> None:
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"]
 
 
+def test_a_client_that_leaves_within_its_body(
+    live: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody reads the answer, so all that counts is that it is no fault of the server."""
+    answered, json_of = list[ApiError](), ApiError.response.fget
+
+    def noted(error: ApiError) -> Any:
+        answered.append(error)
+        return json_of(error)
+
+    monkeypatch.setattr(ApiError, "response", property(noted))
+    raw(live, HEAD + b'Content-Length: 50\r\n\r\n{"prompt": "su').close()
+    wait_for(lambda: bool(answered))
+    assert answered[0].status == 400 and not caplog.records
+
+
 def test_bytes_that_are_no_http(live: Running) -> None:
     for data in (b"\x16\x03\x01\x02\x00" * 9 + b"\r\n\r\n", b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
                  b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\n"):  # fmt: skip
@@ -187,10 +211,40 @@ def test_connections_that_send_no_request(live: Running) -> None:
     assert kept.get(f"{live.site}/health").status_code == 200
 
 
+@pytest.mark.parametrize("stops", [False, True])
+def test_a_client_that_reads_slowly(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch, stops: bool) -> None:
+    """It takes three timeouts to read an answer, and gets all of it. One that stops reading does not."""
+    settings, size = Settings(slots=1, max_prompt_tokens=32, timeout_s=1.0), 5_000_000
+    monkeypatch.setattr(Painter, "_paint", lambda *_: "A" * size)
+    with running(pipe, settings) as live, socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", live.port))
+        body = b'{"prompt": "sun"}'
+        connection.sendall(HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        data, started = connection.recv(1000), time.perf_counter()
+        if stops:
+            time.sleep(3 * settings.timeout_s)
+        while time.perf_counter() - started < 3 * settings.timeout_s:
+            data += connection.recv(10_000)
+            time.sleep(0.02)
+        connection.settimeout(20)
+        data += everything(connection)
+    assert (len(data) > size) != stops
+
+
 def test_the_key(pipe: Pipeline) -> None:
     with running(pipe, Settings(slots=1, queue=10, max_prompt_tokens=32, api_key=KEY)) as live:
         bearer = f"Bearer {KEY}".encode()
-        keys = (None, b"Bearer wrong", b"Bearer k\xe9y", KEY.encode(), b"Bearer", bearer + b"x", bearer[:-1])
+        keys = (
+            None,
+            b"Bearer wrong",
+            b"Basic " + KEY.encode(),
+            b"Bearer k\xe9y",
+            KEY.encode(),
+            b"Bearer",
+            bearer + b"x",
+            bearer[:-1],
+        )
         for key in keys:
             headers = [(b"Content-Type", b"application/json")] + ([(b"Authorization", key)] if key else [])
             address = f"{live.site}/v1/images/generations"
@@ -199,8 +253,23 @@ def test_the_key(pipe: Pipeline) -> None:
         assert httpx.get(f"{live.site}/v1/models").status_code == 401
         for path in ("/health", "/", "/page.js"):
             assert httpx.get(live.site + path).status_code == 200
-        passed = httpx.get(f"{live.site}/v1/models", headers=[(b"Authorization", bearer)])
-        assert passed.status_code == 200
+        for passing in (bearer, bearer.replace(b"Bearer", b"bearer")):
+            passed = httpx.get(f"{live.site}/v1/models", headers=[(b"Authorization", passing)])
+            assert passed.status_code == 200
+
+
+def ask(pipe: Pipeline, settings: Settings, path: str, **transport: Any) -> httpx.Response:
+    """Returns the answer of an application without a server, which another server may run in its own way.
+    transport: more settings of httpx.ASGITransport."""
+
+    async def get() -> httpx.Response:
+        app = create_app(pipe, settings)
+        async with app.router.lifespan_context(app):
+            using = httpx.ASGITransport(app, **transport)
+            async with httpx.AsyncClient(transport=using, base_url="http://localhost") as caller:
+                return await caller.get(path)
+
+    return asyncio.run(get())
 
 
 @pytest.mark.parametrize(("client", "key", "status"), [
@@ -211,16 +280,27 @@ def test_other_machines_need_a_key(
     pipe: Pipeline, client: tuple[str, int] | None, key: str | None, status: int
 ) -> None:
     """This holds too if another server runs the application, at any address."""
-
-    async def ask() -> httpx.Response:
-        app = create_app(pipe, Settings(slots=1, api_key=key))
-        async with app.router.lifespan_context(app):
-            transport = httpx.ASGITransport(app, client=client)
-            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as caller:
-                return await caller.get("/health")
-
-    answer = asyncio.run(ask())
+    answer = ask(pipe, Settings(slots=1, api_key=key), "/health", client=client)
     if status == 200:
         assert answer.status_code == 200
     else:
         check_form(answer, status)
+
+
+def test_a_fault_of_the_code(
+    pipe: Pipeline, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its answer is one of OpenAI's errors with the usual headers, and says nothing of the code."""
+    monkeypatch.setattr(Metrics, "text", lambda _: 1 / 0)
+    assert "division" not in check_form(ask(pipe, Settings(slots=1), "/metrics"), 500)
+    assert "ZeroDivisionError" in caplog.text
+
+
+@pytest.mark.parametrize(("path", "status"), [
+    ("/x/v1/models", 401), ("/v1/models", 401), ("/x/metrics", 401), ("/x", 401), ("/x/x/health", 401),
+    ("/xhealth", 401), ("/x/health", 200), ("/x/", 200),
+])  # fmt: skip
+def test_the_key_behind_a_prefix(pipe: Pipeline, path: str, status: int) -> None:
+    """Another server may give the application a prefix of its paths."""
+    answer = ask(pipe, Settings(slots=1, api_key=KEY), path, root_path="/x")
+    assert answer.status_code == status

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ import pytest
 from adt_tree import Pipeline
 from adt_tree.errors import UserError
 from cli import serve as command
+from serve.app import create_app
 from serve.load import Process
 from serve.settings import Settings
 from tests.checkpoints import Checkpoints
@@ -104,16 +107,19 @@ def test_sigterm_loses_nothing(words: list[str], pipe: Pipeline, tmp_path: Path)
 
 
 def test_a_client_is_told_when_the_grace_ends(words: list[str], tmp_path: Path) -> None:
-    """The client of an unfinished image gets an error in OpenAI's form, and the exit status is 1."""
+    """The client of an unfinished image gets an error in OpenAI's form, in a stream as its last event, and
+    the exit status is 1."""
     gate = tmp_path / "gate"
-    with served(gate, words, "--grace", 1) as (process, site), ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(post, site, n=10)
-        wait_for(lambda: accepted(site) == 10, 120)
+    with served(gate, words, "--grace", 1) as (process, site), ThreadPoolExecutor(2) as pool:
+        answers = [pool.submit(post, site, n=4, stream=stream) for stream in (False, True)]
+        wait_for(lambda: accepted(site) == 8, 120)
         process.send_signal(signal.SIGTERM)
-        cut = answer.result()
+        cut, stream = (answer.result() for answer in answers)
         gate.touch()
         assert cut.status_code == 503 and cut.json()["error"]["code"] == "server_shutting_down"
-        assert process.wait(timeout=120) == 1
+        assert stream.status_code == 200 and stream.text == f"data: {json.dumps(cut.json())}\n\n"
+        assert process.wait(timeout=120) == 1 and process.stderr is not None
+        assert "Traceback" not in process.stderr.read()
 
 
 def test_a_second_signal_cuts_at_once(words: list[str], tmp_path: Path) -> None:
@@ -167,6 +173,11 @@ def test_a_port_that_is_taken(pipe: Pipeline, refused: Callable[..., str]) -> No
     with running(pipe, Settings(slots=1)) as live:
         assert f"--port {live.port}" in refused("serve", "--port", live.port)
         assert live.image(seed=1) == offline(pipe, seed=1)
+
+
+def test_a_model_without_pixels(pipe: Pipeline) -> None:
+    with pytest.raises(UserError, match="pixels"):
+        create_app(Pipeline(replace(pipe.model, codec=None)))
 
 
 def test_packages_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:

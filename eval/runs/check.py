@@ -7,22 +7,31 @@ from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from itertools import starmap
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 from PIL import Image
 
 from adt_tree.errors import UserError
 from eval.runs.prompts import DEFAULT_END, image_seed, load_prompts
-from eval.runs.run_folder import SETTINGS, STEPS, RunFolder
+from eval.runs.run_folder import IMAGE_CODES, SETTINGS, STEPS, RunFolder
 from eval.runs.run_settings import FINGERPRINT
 from models.checkpoint.files import read_json, reading
 
 REMEDY = "delete it and run the same command again"
 
 
-def stored_run(root: Path) -> tuple[RunFolder, int]:
-    """Returns the run that a folder's stored options describe, and the seed of that run.
+class StoredRun(NamedTuple):
+    """A run and what its stored options say about its images."""
+
+    folder: RunFolder
+    seed: int  # --random_seed
+    codes: int | None  # number of codes of an image; None if an earlier version made the run
+
+
+def stored_run(root: Path) -> StoredRun:
+    """Returns the run that a folder's stored options describe.
 
     Raises UserError if the folder holds no run of generate_images, or if the run's prompts cannot be read.
     """
@@ -31,25 +40,29 @@ def stored_run(root: Path) -> tuple[RunFolder, int]:
     with reading(root / SETTINGS, remedy):
         options = Namespace(**settings)
         window = (options.start_idx, options.end_idx or DEFAULT_END)
-        return RunFolder(root, window, load_prompts(options), settings[FINGERPRINT]), options.random_seed
+        folder = RunFolder(root, window, load_prompts(options), settings[FINGERPRINT])
+        return StoredRun(folder, options.random_seed, settings.get(IMAGE_CODES))
 
 
-def faults(folder: RunFolder, run_seed: int) -> list[str]:
+def faults(run: StoredRun) -> list[str]:
     """Returns one line for each file of a run that is missing or damaged: its path, the fault and the remedy.
 
-    Every record and every pixel is read. The statistics and steps.jsonl are copies of the records. They are
-    compared with the records only if all images are whole.
+    Every record and every pixel is read. The statistics, steps.jsonl and the codes of a run without pixels
+    are copies of the records. They are compared only with records that are whole.
     """
-    checks: list[tuple[Path, Callable[[], None]]] = []
+    folder, lines = run.folder, list[str | None]()
     for name in folder.names:
-        checks.append((folder.record_path(name), partial(check_record, folder, name, run_seed)))
-        checks.append((folder.png(name), partial(check_png, folder.png(name))))
-    results: list[tuple[Path, Callable[[], None]]] = [
-        (folder.statistics_path, partial(check_statistics, folder)),
-        (folder.root / STEPS, partial(check_steps, folder)),
-    ]
-    lines = list(filter(None, starmap(fault, checks)))
-    return lines or list(filter(None, starmap(fault, results)))
+        record = fault(folder.record_path(name), partial(check_record, run, name))
+        png, codes = folder.png(name), folder.codes_path(name)
+        lines.append(record)
+        if png.is_file() or not codes.is_file():
+            lines.append(fault(png, partial(check_png, png)))
+        elif record is None:
+            lines.append(fault(codes, partial(check_codes, folder, name)))
+    if not any(lines):
+        lines.append(fault(folder.statistics_path, partial(check_statistics, folder)))
+        lines.append(fault(folder.root / STEPS, partial(check_steps, folder)))
+    return list(filter(None, lines))
 
 
 def fault(path: Path, check: Callable[[], None]) -> str | None:
@@ -64,11 +77,11 @@ def fault(path: Path, check: Callable[[], None]) -> str | None:
     return None
 
 
-def check_record(folder: RunFolder, name: str, run_seed: int) -> None:
-    """Raises ValueError or UserError unless the record belongs to this prompt, run and seed, and its steps
-    cover all codes from position 1 on."""
-    record = folder.read(name)
-    if record.statistics["seed"] != image_seed(run_seed, name):
+def check_record(run: StoredRun, name: str) -> None:
+    """Raises ValueError or UserError unless the record belongs to this prompt, run and seed, has as many
+    codes as the run's images, and its steps cover all of them from position 1 on."""
+    record = run.folder.read(name)
+    if record.statistics["seed"] != image_seed(run.seed, name):
         raise ValueError(f"seed {record.statistics['seed']} is not that of this prompt and --random_seed")
     position = 1
     for step in record.steps:
@@ -77,6 +90,15 @@ def check_record(folder: RunFolder, name: str, run_seed: int) -> None:
         position += step["accepted"] + 1
     if len(record.codes) != position:
         raise ValueError(f"{len(record.codes)} codes, but the steps made {position}")
+    if run.codes not in (None, position):
+        raise ValueError(f"{position} codes, but the images of this run have {run.codes}")
+
+
+def check_codes(folder: RunFolder, name: str) -> None:
+    """Raises ValueError unless the file of codes holds those of the record as int64."""
+    stored = np.load(folder.codes_path(name))
+    if stored.dtype != np.int64 or stored.tolist() != folder.read(name).codes:
+        raise ValueError("does not hold the codes of the record")
 
 
 def check_png(path: Path) -> None:

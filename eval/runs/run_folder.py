@@ -1,6 +1,7 @@
 """The folder of generate_images. No torch.
 
-    generation_configs.json       the options, and the fingerprint that all runs in this folder share
+    generation_configs.json       the options, an image's number of codes, and the fingerprint that all runs
+                                  in this folder share
     records/NAME.json             an image's codes, statistics (its seed among them) and steps
     img/NAME.png                  its pixels
     codes/NAME.npy                where no pixels can be made: the codes as int64 [codes]
@@ -44,6 +45,7 @@ from models.checkpoint.files import (
 MAX_NAME_LENGTH = 100  # characters of the prompt's name that a file name takes
 IMAGES, CODES, RECORDS, STEPS = "img", "codes", "records", "steps.jsonl"
 SETTINGS, STATISTICS = "generation_configs.json", "global_statistics_{}_{}.json"
+IMAGE_CODES = "image_codes"  # key of SETTINGS beside the options: the number of codes of an image
 PNG_START, PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"
 
 
@@ -195,7 +197,7 @@ class RunFolder:
                 self.read(name)
 
     def start(self, options: Mapping[str, Any]) -> None:
-        """Makes the folder. options: the parsed command line, stored as it is."""
+        """Makes the folder. options: the parsed command line, stored as it is with IMAGE_CODES."""
         for folder in (IMAGES, RECORDS):
             (self.root / folder).mkdir(parents=True, exist_ok=True)
         write_settings(self.root / SETTINGS, self.fingerprint, options)
@@ -203,6 +205,10 @@ class RunFolder:
     def png(self, name: str) -> Path:
         """Returns the path of an image."""
         return self.root / IMAGES / f"{file_name(name)}.png"
+
+    def codes_path(self, name: str) -> Path:
+        """Returns the path of an image's codes, of a run without pixels."""
+        return self.root / CODES / f"{file_name(name)}.npy"
 
     def record_path(self, name: str) -> Path:
         """Returns the path of an image's record."""
@@ -255,7 +261,7 @@ class RunFolder:
 
     def finish_codes(self, record: ImageRecord) -> None:
         """Stores the codes of an image of which no pixels can be made."""
-        path = self.root / CODES / f"{file_name(record.name)}.npy"
+        path = self.codes_path(record.name)
         make_folder(path.parent)
         stream = io.BytesIO()
         np.save(stream, np.array(record.codes, dtype=np.int64))

@@ -58,7 +58,7 @@ async function paint(event) {
   bitmap.close();
 }
 
-async function generate() {
+async function generate(mine) {
   const started = performance.now();
   const seconds = () => `${((performance.now() - started) / 1000).toFixed(1)} s`;
   const body = { prompt: at("prompt").value, stream: true, partial_rows: 1, temperature: at("temperature").valueAsNumber };
@@ -66,12 +66,13 @@ async function generate() {
   if (at("seed").value !== "") body.seed = at("seed").valueAsNumber;
   at("progress").removeAttribute("value");
   say("Waiting for a slot.");
-  const request = { method: "POST", headers: headers(), body: JSON.stringify(body), signal: running.signal };
+  const request = { method: "POST", headers: headers(), body: JSON.stringify(body), signal: mine.signal };
   const response = await fetch("/v1/images/generations", request);
   if (!response.ok) throw new Error(await message(response));
   for await (const event of events(response)) {
     if (event.error) throw new Error(event.error.message);
     await paint(event);
+    mine.signal.throwIfAborted();
     const whole = event.type === "image_generation.completed";
     const row = whole ? rows : event.partial_image_index + 1;
     at("progress").value = row / rows;
@@ -86,9 +87,11 @@ async function start(submit) {
   at("cancel").disabled = false;
   try {
     if (!at("method").options.length) await loadMethods();
-    await generate();
+    await generate(mine);
   } catch (error) {
-    say(error.name === "AbortError" ? "Cancelled." : error.message, error.name !== "AbortError");
+    const cancelled = error.name === "AbortError";
+    // The caption of a run that a later one has replaced is that of the later one.
+    if (running === mine) say(cancelled ? "Cancelled." : error.message, !cancelled);
   }
   if (running === mine) {
     at("cancel").disabled = true;
