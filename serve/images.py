@@ -7,7 +7,7 @@ import json
 import math
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from fastapi import Request
@@ -155,7 +155,7 @@ def usage(order: Order, service: Service, images: int) -> dict[str, Any]:
     }
 
 
-async def events(order: Order, image_request: ImageRequest, service: Service) -> AsyncIterator[bytes]:
+async def events(order: Order, image_request: ImageRequest, service: Service) -> AsyncGenerator[bytes, None]:
     """Yields the images of a request as server-sent events. An error ends them."""
     common = {
         "background": "opaque",
@@ -187,15 +187,16 @@ async def events(order: Order, image_request: ImageRequest, service: Service) ->
 class Stream(StreamingResponse):
     """A response of server-sent events. Once the client leaves, its images leave their slots."""
 
-    def __init__(self, content: AsyncIterator[bytes], order: Order, service: Service) -> None:
+    def __init__(self, content: AsyncGenerator[bytes, None], order: Order, service: Service) -> None:
         super().__init__(content, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
-        self._order, self._service = order, service
+        self._content, self._order, self._service = content, order, service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
             self._service.leave(self._order)
+            await self._content.aclose()  # which the garbage collector would do, in any thread
 
 
 async def unless_gone(request: Request, work: Any, order: Order, service: Service) -> Response:

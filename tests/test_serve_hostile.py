@@ -207,6 +207,7 @@ def test_connections_that_send_no_request(live: Running) -> None:
         closed += everything(connection) == b""
         connection.close()
     assert closed == 200
+    time.sleep(2 * LIMIT_S)
     # The service has closed the idle connection of this client, which opens another one.
     assert kept.get(f"{live.site}/health").status_code == 200
 
