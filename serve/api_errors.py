@@ -58,7 +58,8 @@ def failure(error: BaseException) -> ApiError:
 
 
 def install(app: FastAPI) -> None:
-    """Gives the errors of the routes and of the framework OpenAI's form; serve.guard does so with faults."""
+    """Gives the errors of the routes and of the framework OpenAI's form. serve.guard answers all other
+    exceptions."""
 
     async def from_routes(request: Request, error: Exception) -> Response:
         return failure(error).response

@@ -66,7 +66,8 @@ def create_app(pipe: Pipeline, settings: Settings = DEFAULTS) -> FastAPI:
 
 
 def add_pages(app: FastAPI) -> None:
-    """Adds the routes of the page. Its files are read once; a range of bytes is answered with all of them."""
+    """Adds the routes of the page. Its files are read once; a request for a range of bytes gets the whole
+    file."""
 
     def add(path: str, content: bytes, kind: str) -> None:
         @app.get(path)

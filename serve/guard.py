@@ -41,7 +41,8 @@ def split(address: str) -> SplitResult:
 
 
 class Answer:
-    """The answer to a request: adds HEADERS to what the application sends, and knows how far it is."""
+    """The answer to a request: adds HEADERS to what the application sends, and records whether the answer has
+    started and whether it is complete."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -61,11 +62,11 @@ class Answer:
 
 
 class Guard:
-    """Refuses requests for other hosts, from pages of other sites, and without the key. Answers those that
-    the application cannot: after a fault of its code, or if the server ends first."""
+    """Refuses requests for other hosts, from pages of other sites, and without the key. Answers in place of
+    the application if its code raises an exception, or if the server ends before the answer is complete."""
 
     def __init__(self, app: ASGIApp, settings: Settings, open_paths: Collection[str]) -> None:
-        """open_paths: those that need no key."""
+        """open_paths: paths that need no key."""
         self._app, self._settings, self._open = app, settings, frozenset(open_paths)
         self._names = {"localhost", *(name.lower() for name in settings.server_names)}
 

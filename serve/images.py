@@ -196,11 +196,12 @@ class Stream(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             self._service.leave(self._order)
-            await self._content.aclose()  # which the garbage collector would do, in any thread
+            await self._content.aclose()  # else the garbage collector closes it, in whatever thread it runs
 
 
 async def unless_gone(request: Request, work: Any, order: Order, service: Service) -> Response:
-    """Returns the result of the coroutine `work`, which ends when the client goes."""
+    """Returns the result of the coroutine `work`. If the client goes first, cancels it and returns status
+    CLIENT_CLOSED."""
     working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(disconnected(request))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)

@@ -20,12 +20,12 @@ Result = TypeVar("Result")
 
 
 def in_own_thread(threads: int, function: Callable[..., Result], *arguments: object) -> Result:
-    """Returns function(*arguments), computed in a new thread that has the name of the calling one, and
-    `threads` OpenMP threads.
+    """Returns function(*arguments), computed in a new thread that has the name of the calling one and a team
+    of `threads` OpenMP threads.
 
-    Every thread that calls OpenMP has a number of its own, and the rounding of convolutions depends on it, so
-    pictures equal those of generate_images only with the number of the main thread. Raises what the function
-    raises. Ctrl-C ends the wait, but not the function.
+    The size of the team is a setting of each calling thread, and the rounding of convolutions depends on it,
+    so pictures equal those of generate_images only with the size that the main thread has. Raises what the
+    function raises. Ctrl-C ends the wait, but not the function.
     """
     future = Future[Result]()
 

@@ -36,8 +36,8 @@ class Arguments(BaseModel):
     model: str = "emoji"  # a name, a folder or a hub id
     drafter: str | None = None
     precision: str = "auto"
-    num_gpus: float = Field(default=0.0, ge=0.0)  # of one replica: 1; 0.5 puts two on a GPU; 0: the CPU
-    num_cpus: float = Field(default=1.0, gt=0.0)  # of one replica; whole numbers set its threads
+    num_gpus: float = Field(default=0.0, ge=0.0)  # GPUs per replica; 0.5: two share one; 0: on the CPU
+    num_cpus: float = Field(default=1.0, gt=0.0)  # CPUs per replica; Ray makes a whole number its threads
     slots: int = DEFAULTS.slots
     queue: int = DEFAULTS.queue
     max_prompt_tokens: int = DEFAULTS.max_prompt_tokens

@@ -100,7 +100,7 @@ class Scheduler:
     def _run(self) -> None:
         """Decodes until the scheduler closes. A fault outside of decoding ends the thread: all images fail,
         and check() says so."""
-        torch.set_num_threads(self._threads)  # each thread that calls OpenMP has its own number of threads
+        torch.set_num_threads(self._threads)  # the size of an OpenMP team is set for each calling thread
         try:
             while (method := self._next_method()) is not None:
                 self._decode(method)

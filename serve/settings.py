@@ -40,7 +40,7 @@ class Settings:
     max_prompt_tokens: int = 128  # tokens of the longest prompt; caches are sized for it
     max_body: int = 2**16  # bytes of a request's body
     timeout_s: float = 30.0  # time within which a request's headers, and then its body, must arrive
-    api_key: str | None = None  # for all but the page and /health; None: clients of this machine need none
+    api_key: str | None = None  # not for the page and /health; None: only this machine's clients, keyless
     server_names: tuple[str, ...] = ()  # names, beside localhost and addresses, by which clients may call
     replica: str = ""  # value of the label `replica` of every metric
 
