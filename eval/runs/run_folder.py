@@ -121,8 +121,9 @@ def read_steps(root: Path) -> dict[str, list[dict[str, Any]]]:
 def read_statistics(root: Path) -> dict[str, dict[str, Any]]:
     """Returns the statistics of the finished images in a folder, by name. Raises UserError if there are none.
 
-    They come from the records, in the order of the statistics files, which is that of the prompts; images of
-    a run that is not complete follow. Folders of the released code have no records, only statistics files.
+    They come from the records. Images that a statistics file names come first, in its order, which is that
+    of the prompts; the others, whose run is not complete, follow. Folders of the released code have only
+    statistics files, which are then returned as they are.
     """
     files: dict[str, dict[str, Any]] = {}
     for path in sorted(root.glob(STATISTICS.format("*", "*")), key=lambda path: (len(path.name), path.name)):
