@@ -22,7 +22,7 @@ from adt_tree.records import Step
 MOST_CHAIN = 23  # most nodes of a pure chain; larger budgets have alternatives beside a shorter chain
 TRIAL_STEPS = 3  # steps of a candidate's trial; the first, which may record graphs, is not timed
 PERIOD = 8  # steps from one decision to the next
-RECENT = 24  # step times of a candidate; their median is what its step costs
+RECENT = 24  # number of step times kept per candidate; their median is the cost of its step
 # Image steps: a step with B images in flight counts as B of them.
 MEMORY = 400.0  # image steps over which a candidate's acceptance is averaged
 PRIOR_STEPS = 12.0  # weight of the growth law's estimate, in image steps of a candidate

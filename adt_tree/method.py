@@ -42,9 +42,9 @@ class MethodSpec:
     seed_cells: tuple[str, ...] = ()  # cells that may be copied to unscored positions; the default first
     auto: bool = False  # true if its trees can be sized while decoding
     auto_default: bool = False  # true if its trees are sized while decoding unless a size is given
-    exact: bool = True  # under the coupled rule a seed gives the AR baseline's image
+    exact: bool = True  # true if a seed gives the AR baseline's image under the coupled rule
     rival: bool = False  # true for a published method with which bench compares self-draft
-    tail: str = ""  # of proposer rivals: the name in its TAILS of how a window goes on after a rejected draft
+    tail: str = ""  # for the proposer `rivals`: the key in TAILS of its rule for codes after a rejected draft
 
     @property
     def tree_type(self) -> type:
@@ -307,8 +307,8 @@ class Method:
     def exact(self) -> bool:
         """True if a seed gives the AR baseline's image, code for code.
 
-        The coupled rule does, and so does every rule at temperature 0. Rejection keeps only the distribution,
-        as do the rivals; LANTERN and controls keep neither.
+        Under the coupled rule it does, and under every rule at temperature 0. Rejection keeps only the
+        distribution, as do the methods of the proposer `rivals`; LANTERN and controls keep neither.
         """
         coupled = self.verify == "coupled" and self.spec.exact
         return not self.lantern and not self.control and (coupled or self.greedy)

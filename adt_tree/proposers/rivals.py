@@ -44,7 +44,7 @@ class Judged:
 
     tree: DraftTree
     p: Tensor  # [B, N, V] distribution of the code after each node
-    hit: Tensor  # [B, N] bool: accepted by its parent's p; at most one child of every node, and the root
+    hit: Tensor  # [B, N] bool: accepted by its parent's p; true for the root and at most one child per node
     recovered: Tensor  # [B, N] a code after each node, sampled from the residual that its children left
     chances: Tensor  # [B, N] the uniforms with which `recovered` was sampled
 
@@ -89,8 +89,8 @@ def make(setup: Setup) -> JacobiWindow:
 
 
 def product_tree(shape: TreeShape) -> Paths:
-    """Returns the paths of a main chain of shape.depth codes, whose first positions have K = shape.width
-    candidates each: as many positions as the budget allows. Width 1 gives the chain alone.
+    """Returns the paths of a main chain of shape.depth codes with K = shape.width candidates at each of its
+    first positions. As many positions branch as the budget allows. Width 1 gives the chain alone.
 
     This is the tree of SJD-PAC (2603.18599). Most drafts are rejected at the first open positions, so the
     window begins as a K-ary tree: below every candidate of one position stand K candidates of the next, which
@@ -135,7 +135,7 @@ class JacobiWindow:
         self._tree, self._tail, self._greedy = tree, tail, greedy
         self._sibling_noise = Noise(num_codes, silent=greedy, stream=DRAFT)
         # Number of positions with several candidates.
-        self._levels = max((d for d, r in zip(tree.depths, tree.ranks, strict=True) if r), default=0)
+        self._branching = max((d for d, r in zip(tree.depths, tree.ranks, strict=True) if r), default=0)
         self._parents = torch.tensor(tree.parents, device=device)
         self._depths = torch.tensor(tree.depths, device=device)
         # Index of each node's candidate in a window [L, K] seen as a vector; the root's is not used.
@@ -245,10 +245,10 @@ class JacobiWindow:
     def _add_candidates(self, seeds: Tensor, first: Tensor) -> None:
         """Samples the other candidates of the foremost positions, which begin at first [B], without
         replacement: those of greatest log q + G, best first."""
-        if not self._levels:
+        if not self._branching:
             return
-        codes, q = self.codes[:, : self._levels], self.q[:, : self._levels]
-        key = first[:, None] * len(self._offsets) + self._offsets[: self._levels]
+        codes, q = self.codes[:, : self._branching], self.q[:, : self._branching]
+        key = first[:, None] * len(self._offsets) + self._offsets[: self._branching]
         perturbed = q.log() + self._sibling_noise.gumbel(seeds, key)
         others = perturbed.scatter(2, codes[..., :1], float("-inf")).topk(self._tree.width - 1, dim=-1)
         codes[..., 1:] = others.indices.masked_fill(~others.values.isfinite(), NONE)
