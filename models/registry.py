@@ -44,8 +44,8 @@ def has_codec(shapes: Shapes) -> bool:
 def is_stage(name: str, fields: Fields, shapes: Shapes) -> bool:
     """Returns whether a checkpoint is of the LlamaGen family of that name.
 
-    Models of classes, and of image sizes that were not published, count as stage 1. A .pt for texts does not
-    say its image size, so it could belong to either stage and is recognised as neither.
+    Models of classes, and of image sizes that were not published, count as stage 1. A .pt file of a
+    text-to-image model does not state its image size, so it is recognised as neither stage.
     """
     prompts = {key.removeprefix("model.") for key in shapes if key.removeprefix("model.").startswith(PROMPT)}
     if not prompts:
@@ -172,8 +172,8 @@ GLM_IMAGE = ModelSpec(
 FAMILIES = (EMOJI, ANOLE, LUMINA_MGPT, LLAMAGEN, LLAMAGEN2, JANUS_PRO, EMU3, GLM_IMAGE)
 SPECS: dict[str, ModelSpec] = {spec.name: spec for spec in FAMILIES}
 PUBLISHED = tuple(name for name, spec in SPECS.items() if spec.published)
-# Families that bench --random_weights and gpu_check time. Both compute the rows of an image from the
-# dimensions of its VQ decoder.
+# Families that bench --random_weights and gpu_check time. Both need the dimensions of a VQ
+# decoder to compute the rows of an image, so families without one are left out.
 RANDOM_WEIGHTS = tuple(name for name in PUBLISHED if SPECS[name].pixels)
 
 
