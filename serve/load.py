@@ -173,11 +173,11 @@ async def send_all(client: AsyncOpenAI, target: Target, calls: Sequence[Call]) -
     return outcomes
 
 
-async def settle(url: str) -> dict[str, Any]:
+async def settle(url: str, limit_s: float) -> dict[str, Any]:
     """Waits until the service works on no image, for about 10 seconds at most: it needs time to notice that
-    clients left. Returns what /health said last."""
+    clients left. Returns what /health said last. limit_s: seconds to wait for one answer."""
     for _ in range(SETTLING):
-        with await asyncio.to_thread(urlopen, f"{url}/health") as answer:
+        with await asyncio.to_thread(urlopen, f"{url}/health", timeout=limit_s) as answer:
             health = json.load(answer)
         await asyncio.sleep(0.2)
         if not health["images"]:
@@ -195,19 +195,19 @@ async def measure(
     seconds, and URLError if nothing answers at the address.
     """
     key, base = os.environ.get(KEY_VARIABLE, "none"), f"{target.url}/v1"
-    health = await settle(target.url)
     quarter = len(calls) // 4 if target.pid else 0
     outcomes, held, seconds = list[Outcome](), list[Process](), 0.0
     async with (
         asyncio.timeout(limit_s),
         AsyncOpenAI(api_key=key, base_url=base, max_retries=0, timeout=limit_s) as client,
     ):
+        await settle(target.url, limit_s)
         warmed_up = await send_all(client, replace(target, concurrency=1, rate=None), warm_up)
         for part in (calls[:quarter], calls[quarter:]):
             started = time.perf_counter()
             outcomes += await send_all(client, target, part)
             seconds += time.perf_counter() - started
-            health = await settle(target.url)
+            health = await settle(target.url, limit_s)
             if target.pid:
                 held.append(Process.of(target.pid))
     failed = [outcome for outcome in warmed_up + outcomes if outcome.state == FAILED]

@@ -7,7 +7,6 @@ and hands over, so that nobody starves.
 
 from __future__ import annotations
 
-import gc
 import logging
 import threading
 from collections import deque
@@ -21,6 +20,7 @@ from adt_tree.errors import UserError
 from adt_tree.method import Method
 from adt_tree.pipeline import Pipeline
 from adt_tree.roles import Request
+from eval.runs.process import free_memory
 from serve.api_errors import ApiError
 from serve.image_request import engine_method
 from serve.job import Job
@@ -123,7 +123,7 @@ class Scheduler:
             log.exception("decoding by %s failed", method.label)
             self._fail(error)
             self._engines.clear()
-            self._free_memory()
+            free_memory(self.pipe.model.device)
 
     def _next_method(self) -> Method | None:
         """Waits for an image, and returns the method of the engine that the oldest one needs. Returns None
@@ -148,15 +148,10 @@ class Scheduler:
                 if not self._engines:
                     raise
                 self._engines.clear()
-                self._free_memory()
+                free_memory(self.pipe.model.device)
                 engine = build(self.pipe.model, method, *size)
         self._engines[method] = engine
         return engine
-
-    def _free_memory(self) -> None:
-        gc.collect()  # a target and its graphs refer to one another
-        if self.pipe.model.device.type == "cuda":
-            torch.cuda.empty_cache()  # also raises the error of a kernel that ended the CUDA context
 
     def _feed(self, method: Method) -> Iterator[Request | None]:
         """Yields the requests of one engine, oldest first.

@@ -240,7 +240,7 @@ def test_a_decoding_thread_that_ends(pipe: Pipeline, monkeypatch: pytest.MonkeyP
         raise RuntimeError("the device is lost")
 
     monkeypatch.setattr(ARTarget, "forward", lost)
-    monkeypatch.setattr(Scheduler, "_free_memory", lost)
+    monkeypatch.setattr("serve.scheduler.free_memory", lost)
     with running(pipe, SETTINGS) as live, ThreadPoolExecutor(3) as pool:
         first = pool.submit(live.post, {"prompt": PROMPT, "n": 3, "method": "ar"})
         wait_for(lambda: live.service.scheduler.backlog == 3)

@@ -55,7 +55,7 @@ def environment(device: str) -> dict[str, Any]:
     """
     cpu = torch.cpu.get_capabilities().get("cpu_name", "unknown")
     name = torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()} CPU, {cpu}"
-    changes = _git("diff", "HEAD", "--", "adt_tree", "models", "eval", "cli")  # the folders whose code runs
+    changes = _git("diff", "HEAD", "--", "adt_tree", "models", "eval", "cli", "serve")  # code that runs
     return {
         "commit": _git("rev-parse", "--short", "HEAD"),
         "dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
