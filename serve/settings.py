@@ -39,8 +39,10 @@ class Settings:
     queue: int = 64  # images that wait beyond those in flight; more are answered by 429
     max_prompt_tokens: int = 128  # tokens of the longest prompt; caches are sized for it
     max_body: int = 2**16  # bytes of a request's body
-    timeout_s: float = 30.0  # time within which a request's headers, and then its body, must arrive
-    api_key: str | None = None  # not for the page and /health; None: only this machine's clients, keyless
+    timeout_s: float = 30.0  # time for the headers of a request, for its body, and between two requests
+    # Every path but /health and the page's needs this key. None: clients of this machine need no key, and
+    # others are refused.
+    api_key: str | None = None
     server_names: tuple[str, ...] = ()  # names, beside localhost and addresses, by which clients may call
     replica: str = ""  # value of the label `replica` of every metric
 

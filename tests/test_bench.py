@@ -201,7 +201,7 @@ def test_batches_trees_and_bounds(result: Result, words: list[str]) -> None:
 def test_random_weights_read_no_file(
     result: Result, words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The model has the dimensions of lumina_mgpt made tiny."""
+    """The model is a tiny one in the layout of lumina_mgpt."""
     use = tiny_use()
     monkeypatch.setattr("models.footprint.published_use", lambda name: use)
     more = "--model lumina_mgpt --random_weights --methods eagle-2 self-draft --temperatures 1 --num_images 2"

@@ -30,7 +30,7 @@ VQ = {
 
 
 def tiny_use(**changes: int) -> Use:
-    """Returns the dimensions of lumina_mgpt made tiny: 4 x 4 codes with row separators, and a drafter.
+    """Returns tiny dimensions in the layout of lumina_mgpt: 4 x 4 codes with row separators, and a drafter.
     changes: fields of Use to replace."""
     published = published_use("lumina_mgpt")
     small = {"hidden_size": 64, "intermediate_size": 128, "vocab_size": 300}

@@ -57,12 +57,12 @@ class Neighbours:
         return self._codes.gather(1, (at[:, :1] - 1).clamp(min=0))
 
     def fill(self, at: Tensor, codes: Tensor, fresh: Tensor, slots: slice = ALL) -> tuple[Tensor, Tensor]:
-        """Copies neighbours to those of the successive positions `at` [B, L] of these slots that no pass has
-        scored, which fresh [B, L] marks.
+        """Drafts codes for the positions that no pass has scored, by copying a neighbouring cell.
 
-        Returns `codes` [B, L] with the first neighbour's code at fresh positions, and the second neighbour's
-        codes [B, L] at all positions: that on the left if the first is above, and the other way round. The
-        scored positions, whose codes stay, must precede the fresh ones.
+        at [B, L]: successive positions in these slots, with their codes [B, L]. fresh [B, L]: true where no
+        pass has scored the position; such positions must come last. Returns `codes` with the first
+        neighbour's code at fresh positions, and the second neighbour's codes [B, L] at all positions: the one
+        on the left if the first is above, and the other way round.
         """
         last = at[:, :1] - 1 + (~fresh).sum(dim=1, keepdim=True)  # the last position whose code is known
         if self._seed_cells == "random":
