@@ -20,16 +20,18 @@ from adt_tree.policy import PLAIN, AdaptiveTree, Policy, TreeShape, self_drafted
 from adt_tree.records import Step
 
 MOST_CHAIN = 23  # most nodes of a pure chain; larger budgets have alternatives beside a shorter chain
-TRIAL_STEPS = 3  # steps of a candidate's trial; the first, which may record graphs, is not timed
+TRIAL_STEPS = 3  # counted steps of a candidate's trial; the first, which may record graphs, is not timed
+# A deeper tree reaches positions that no pass has scored, so its first steps accept less than later ones: a
+# chain of 15 after a chain of 7 commits 3.2, 4.6 and then 4.8 codes (docs/LOG.md). They are not counted.
+WARM_UP = 2
 PERIOD = 8  # steps from one decision to the next
 RECENT = 24  # number of step times kept per candidate; their median is the cost of its step
 # Image steps: a step with B images in flight counts as B of them.
 MEMORY = 400.0  # image steps over which a candidate's acceptance is averaged
 PRIOR_STEPS = 12.0  # weight of the growth law's estimate, in image steps of a candidate
 # The growth law: a step accepts c * depth ** EXPONENT codes. In a chain of independent levels that number
-# would stop growing at a smaller depth, but here every pass refines the next drafts along the whole chain. c
-# and the exponent are fitted to the run; the exponent starts from this value, measured on chains of 1 to 15
-# codes (docs/LOG.md).
+# would stop growing at a smaller depth, but here every pass refines the next drafts along the whole chain.
+# The exponent is that of chains of 1 to 15 codes (docs/LOG.md); c is fitted to the run.
 EXPONENT = 0.7
 # Estimates are raised by OPTIMISM standard errors. The standard deviation of a step's accepted codes is about
 # equal to their mean, so the mean stands for it.
@@ -121,14 +123,17 @@ class CostAware:
         """shapes: the candidates, the first of them plain decoding. inner: chooses depth and width within the
         candidate that is taken; None: the candidate is the shape."""
         self._candidates, self._inner = [_Candidate(shape) for shape in shapes], inner
-        # Candidates of the next steps: at first every one is tried, the largest first.
-        self._scheduled = deque(c for c in self._candidates[::-1] for _ in range(TRIAL_STEPS))
-        self._current = self._scheduled.popleft()
+        self._current = self._candidates[0]
         self._in_a_row = 0  # steps of the current candidate since another one ran
+        self._warm_up = 0  # number of them that are not counted
+        # Candidates of the next steps: at first every one is tried, the largest first.
+        largest_first = self._candidates[::-1]
+        self._scheduled = deque(self._trial(largest_first[0]))
+        self._scheduled.extend(c for c in largest_first[1:] for _ in range(TRIAL_STEPS))
         self._trials, self._in_trial = 0, False  # number of trials after the first ones; true during one
         self._total_ms, self._trial_ms = 0.0, 0.0  # time of all steps, and of those trials
         self._shapes: dict[int, TreeShape] = {}  # of the present step, by slot
-        self._observed = False  # true once an image of the present step has been observed
+        self._observed = True  # true if an image of the last step has been observed
 
     @property
     def bounds(self) -> TreeShape:
@@ -155,7 +160,8 @@ class CostAware:
         if self._inner is not None:
             self._inner.observe(slot, step, committed)
         if step.depth == self._shapes[slot].depth:
-            self._current.count(step.accepted)
+            if self._in_a_row >= self._warm_up:
+                self._current.count(step.accepted)
             if self._in_a_row and not self._observed:  # all images in flight share the step's time
                 self._current.times_ms.append(step.ms)
         if not self._observed:
@@ -167,8 +173,10 @@ class CostAware:
         if not self._scheduled:
             self._schedule()
         upcoming = self._scheduled.popleft()
-        self._in_a_row = self._in_a_row + 1 if upcoming is self._current else 0
-        self._current = upcoming
+        self._in_a_row += 1
+        if upcoming is not self._current:
+            self._warm_up = self._warm_up_of(upcoming)
+            self._current, self._in_a_row = upcoming, 0
 
     def _schedule(self) -> None:
         """Chooses the candidate of the next PERIOD steps, or begins a trial of a neighbour if one is due."""
@@ -179,9 +187,17 @@ class CostAware:
             self._trials += 1
             neighbour.last_trial = self._trials
             neighbour.times_ms.clear()  # the device may have had another load when they were measured
-            self._scheduled.extend([neighbour] * TRIAL_STEPS)
+            self._scheduled.extend(self._trial(neighbour))
         else:
             self._scheduled.extend([chosen] * PERIOD)
+
+    def _trial(self, candidate: _Candidate) -> list[_Candidate]:
+        """Returns the steps of a trial that begins now."""
+        return [candidate] * (self._warm_up_of(candidate) + TRIAL_STEPS)
+
+    def _warm_up_of(self, candidate: _Candidate) -> int:
+        """Returns how many steps of the candidate are not to be counted if it follows the current one."""
+        return WARM_UP if candidate.shape.depth > self._current.shape.depth else 0
 
     def _least_tried_neighbour(self, chosen: _Candidate) -> _Candidate | None:
         """Returns the candidate to try next while `chosen` is the best; None if there is no other."""
@@ -194,7 +210,7 @@ class CostAware:
 
     def _is_due(self, candidate: _Candidate) -> bool:
         """Returns whether a trial of the candidate keeps the time of all trials within TRIAL_COST."""
-        expected_ms = TRIAL_STEPS * median(candidate.times_ms) if candidate.times_ms else 0.0
+        expected_ms = len(self._trial(candidate)) * median(candidate.times_ms) if candidate.times_ms else 0.0
         return self._trial_ms + expected_ms <= TRIAL_COST * self._total_ms
 
     def _rates(self) -> dict[_Candidate, float]:
@@ -203,29 +219,17 @@ class CostAware:
         The estimate is optimistic, the more so the fewer steps it rests on: a candidate that was unlucky in
         its trial is tried again while it may still be the best (an upper confidence bound).
         """
-        scale, exponent = self._growth()
+        scale = self._scale()
         rates = {}
         for candidate in self._candidates:
             depth, steps = candidate.shape.depth, candidate.steps
-            expected = scale * depth**exponent if depth else 0.0
+            expected = scale * depth**EXPONENT
             mean = (candidate.accepted + PRIOR_STEPS * expected) / (steps + PRIOR_STEPS)
             codes = 1 + mean * (1 + OPTIMISM / math.sqrt(steps + 1))
             rates[candidate] = codes / median(candidate.times_ms) if candidate.times_ms else 0.0
         return rates
 
-    def _growth(self) -> tuple[float, float]:
-        """Returns c and the exponent of the growth law, fitted to the logarithms by least squares.
-
-        The weight of a candidate is its number of steps. EXPONENT is a prior of the weight PRIOR_STEPS.
-        """
-        points = [(math.log(c.shape.depth), math.log(max(c.accepted / c.steps, 0.02)), c.steps)
-                  for c in self._candidates if c.shape.depth and c.steps]  # fmt: skip
-        total = sum(weight for _, _, weight in points)
-        if not total:
-            return 0.0, EXPONENT
-        mean_x = sum(weight * x for x, _, weight in points) / total
-        mean_y = sum(weight * y for _, y, weight in points) / total
-        xx = sum(weight * (x - mean_x) ** 2 for x, _, weight in points)
-        xy = sum(weight * (x - mean_x) * (y - mean_y) for x, y, weight in points)
-        exponent = (xy + PRIOR_STEPS * EXPONENT) / (xx + PRIOR_STEPS)
-        return math.exp(mean_y - exponent * mean_x), exponent
+    def _scale(self) -> float:
+        """Returns c of the growth law: the codes that all steps accepted, over their depth ** EXPONENT."""
+        drafted = sum(c.steps * c.shape.depth**EXPONENT for c in self._candidates)
+        return sum(c.accepted for c in self._candidates) / drafted if drafted else 0.0
