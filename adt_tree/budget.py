@@ -25,10 +25,10 @@ TRIAL_STEPS = 3  # counted steps of a candidate's trial; the first, which may re
 # chain of 15 after a chain of 7 commits 3.2, 4.6 and then 4.8 codes (docs/LOG.md). They are not counted.
 WARM_UP = 2
 PERIOD = 8  # steps from one decision to the next
-RECENT = 24  # number of step times kept per candidate; their median is the cost of its step
+RECENT = 24  # number of step times whose median is the time of a candidate's step
 # Image steps: a step with B images in flight counts as B of them.
 MEMORY = 400.0  # image steps over which a candidate's acceptance is averaged
-PRIOR_STEPS = 12.0  # weight of the growth law's estimate, in image steps of a candidate
+PRIOR_STEPS = 40.0  # weight of the growth law's estimate, in image steps of a candidate
 # The growth law: a step accepts c * depth ** EXPONENT codes. In a chain of independent levels that number
 # would stop growing at a smaller depth, but here every pass refines the next drafts along the whole chain.
 # The exponent is that of chains of 1 to 15 codes (docs/LOG.md); c is fitted to the run.
@@ -102,12 +102,13 @@ def _network_shapes(largest: TreeShape, buckets: bool, adaptive: bool) -> list[T
 
 @dataclass(slots=True, eq=False)
 class _Candidate:
-    """A shape, and the acceptance and times of its steps."""
+    """A shape, and the acceptance and time of its steps."""
 
     shape: TreeShape
     steps: float = 0.0  # image steps, older ones with less weight
     accepted: float = 0.0  # codes accepted in them, likewise
-    times_ms: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+    ms: float = math.inf  # estimated time of a step; infinite before the first trial
+    times_ms: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))  # since another one ran
     last_trial: int = 0  # number of its last trial after the first ones, counted over all candidates; 0: none
 
     def count(self, accepted: int) -> None:
@@ -170,6 +171,7 @@ class CostAware:
         self._observed = True
 
     def _next_step(self) -> None:
+        self._update_times()
         if not self._scheduled:
             self._schedule()
         upcoming = self._scheduled.popleft()
@@ -177,6 +179,23 @@ class CostAware:
         if upcoming is not self._current:
             self._warm_up = self._warm_up_of(upcoming)
             self._current, self._in_a_row = upcoming, 0
+            upcoming.times_ms.clear()
+
+    def _update_times(self) -> None:
+        """Estimates the time of the current candidate's step anew.
+
+        If it has run for more than a period, a change of its time is taken for a change of the device, which
+        may be shared, and applies to all candidates. Otherwise the candidate that ran in a slow moment would
+        look worse than those that were timed before.
+        """
+        current = self._current
+        if not current.times_ms:
+            return
+        before, current.ms = current.ms, median(current.times_ms)
+        if self._in_a_row > PERIOD:
+            for candidate in self._candidates:
+                if candidate is not current:
+                    candidate.ms *= current.ms / before
 
     def _schedule(self) -> None:
         """Chooses the candidate of the next PERIOD steps, or begins a trial of a neighbour if one is due."""
@@ -186,7 +205,6 @@ class CostAware:
         if neighbour is not None and self._in_trial:
             self._trials += 1
             neighbour.last_trial = self._trials
-            neighbour.times_ms.clear()  # the device may have had another load when they were measured
             self._scheduled.extend(self._trial(neighbour))
         else:
             self._scheduled.extend([chosen] * PERIOD)
@@ -210,11 +228,11 @@ class CostAware:
 
     def _is_due(self, candidate: _Candidate) -> bool:
         """Returns whether a trial of the candidate keeps the time of all trials within TRIAL_COST."""
-        expected_ms = len(self._trial(candidate)) * median(candidate.times_ms) if candidate.times_ms else 0.0
+        expected_ms = len(self._trial(candidate)) * candidate.ms
         return self._trial_ms + expected_ms <= TRIAL_COST * self._total_ms
 
     def _rates(self) -> dict[_Candidate, float]:
-        """Returns the codes per millisecond that each candidate may reach, 0 if it has not been timed.
+        """Returns the codes per millisecond that each candidate may reach.
 
         The estimate is optimistic, the more so the fewer steps it rests on: a candidate that was unlucky in
         its trial is tried again while it may still be the best (an upper confidence bound).
@@ -226,7 +244,7 @@ class CostAware:
             expected = scale * depth**EXPONENT
             mean = (candidate.accepted + PRIOR_STEPS * expected) / (steps + PRIOR_STEPS)
             codes = 1 + mean * (1 + OPTIMISM / math.sqrt(steps + 1))
-            rates[candidate] = codes / median(candidate.times_ms) if candidate.times_ms else 0.0
+            rates[candidate] = codes / candidate.ms
         return rates
 
     def _scale(self) -> float:

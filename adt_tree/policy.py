@@ -120,17 +120,20 @@ class AdaptiveTree:
         return TreeShape(self.depth_max, self.width_max, self.budget)
 
 
-MAIN_CHAIN = 24  # self-drafting: length of the main chain, unless half of the budget is more
+# Self-drafting: up to PURE_CHAIN nodes a tree is a chain. The main chain of a larger one ends at MAIN_CHAIN
+# codes, or at half of the budget if that is more (docs/LOG.md).
+PURE_CHAIN, MAIN_CHAIN = 15, 24
 CANDIDATES = 8  # self-drafting: candidates per position
 
 
 def self_drafted(budget: int, width: int = CANDIDATES) -> TreeShape:
     """Returns the fixed shape of self-drafted trees with `budget` drafted nodes.
 
-    The main chain has three quarters of the nodes, because every pass refines the drafts along it for the
-    next pass. It ends at MAIN_CHAIN codes, or at half of the budget if that is more (docs/LOG.md).
+    The main chain has at least three quarters of the nodes up to MAIN_CHAIN, because every pass refines the
+    drafts along it for the next pass.
     """
-    return TreeShape(max(min(MAIN_CHAIN, -(-3 * budget // 4)), budget // 2), width, budget)
+    depth = max(min(budget, PURE_CHAIN), min(MAIN_CHAIN, -(-3 * budget // 4)), budget // 2)
+    return TreeShape(depth, width, budget)
 
 
 def num_sibling_nodes(width: int, positions: int) -> int:

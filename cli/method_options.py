@@ -25,7 +25,7 @@ from adt_tree.method import (
     MethodSpec,
     Tree,
 )
-from adt_tree.policy import INITS, MAIN_CHAIN, AdaptiveTree, TreeShape
+from adt_tree.policy import INITS, MAIN_CHAIN, PURE_CHAIN, AdaptiveTree, TreeShape
 from adt_tree.sampling import Sampling
 from adt_tree.static_trees import STATIC_TREES
 from cli.options import ModelOptions, SamplingOptions, check_model
@@ -175,7 +175,7 @@ class TreeOptions(Options):
     )
     depth: int | None = option(
         "levels of the tree below its root; in self-draft the length of the main chain, without this option "
-        f"3/4 of the drafted nodes up to {MAIN_CHAIN}, or half of the nodes if that is more "
+        f"up to {PURE_CHAIN} drafted nodes all of them, else 3/4 up to {MAIN_CHAIN}, or half if that is more "
         f"(default: {_by_method('depth', lambda tree: tree.depth)})",
         unit="LEVELS",
         least=1,

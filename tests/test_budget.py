@@ -108,6 +108,21 @@ def test_a_slow_moment_in_the_first_trials_is_forgotten() -> None:
         assert share(used[-500:], CANDIDATES[-1]) + share(used[-500:], CANDIDATES[-2]) >= 0.9
 
 
+def test_a_device_that_becomes_slower_does_not_change_the_choice() -> None:
+    """The chain of 7 is best, as above. After 1000 steps every pass takes twice as long, which says nothing
+    about other sizes, although those were timed before."""
+    calls = 0
+
+    def cost(nodes: int) -> float:
+        nonlocal calls
+        calls += 1
+        return (1 + 0.05 * nodes) * (1.0 if calls < 4 * 1000 else 2.0)
+
+    used = simulate(cost, 1100, slots=4)
+    assert share(used[900:1000], TreeShape(7, 1, 7)) >= 0.9
+    assert share(used[1000:], TreeShape(7, 1, 7)) >= 0.9
+
+
 def test_plain_decoding_is_left_when_rows_become_cheap() -> None:
     calls = 0
 
