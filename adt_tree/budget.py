@@ -13,6 +13,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from statistics import median
 
 from adt_tree.grid import Cell
@@ -27,15 +28,13 @@ WARM_UP = 2
 PERIOD = 8  # steps from one decision to the next
 RECENT = 24  # number of step times whose median is the time of a candidate's step
 # Image steps: a step with B images in flight counts as B of them.
-MEMORY = 400.0  # image steps over which a candidate's acceptance is averaged
-PRIOR_STEPS = 40.0  # weight of the growth law's estimate, in image steps of a candidate
-# The growth law: a step accepts c * depth ** EXPONENT codes. In a chain of independent levels that number
-# would stop growing at a smaller depth, but here every pass refines the next drafts along the whole chain.
-# The exponent is that of chains of 1 to 15 codes (docs/LOG.md); c is fitted to the run.
-EXPONENT = 0.7
-# Estimates are raised by OPTIMISM standard errors. The standard deviation of a step's accepted codes is about
-# equal to their mean, so the mean stands for it.
-OPTIMISM = 0.5
+MEMORY = 400.0  # image steps over which the acceptance of every level is averaged
+# The growth law holds where nothing is measured yet: a share h of the steps accepts a code, and a tree of d
+# levels accepts h * d ** EXPONENT codes (docs/LOG.md). The law counts as much as LAW_STEPS image steps of
+# every level, and h begins at FIRST_HITS.
+FIRST_HITS, EXPONENT, LAW_STEPS = 0.5, 0.7, 10.0
+# Likewise, what the levels of a candidate promise counts as much as LEVEL_STEPS of its image steps.
+LEVEL_STEPS = 300.0
 # Times change with the load of the device, and one slow moment can spoil the first trial of a shape. So the
 # neighbours of the chosen shape are tried again, in turn, as long as these trials take at most the share
 # TRIAL_COST of a run's time. If plain decoding is chosen, its neighbour, the smallest tree, would draft
@@ -100,6 +99,44 @@ def _network_shapes(largest: TreeShape, buckets: bool, adaptive: bool) -> list[T
     return [PLAIN, *sorted(shapes, key=lambda shape: (shape.budget, shape.depth))]
 
 
+class _Levels:
+    """How many steps accept a code of each level, counted over the last image steps of all candidates.
+
+    Images differ, and so do the regions of an image. So two candidates cannot be compared by the codes that
+    each accepted at its time. But the levels of a shallow tree are levels of a deep one too: they show at any
+    time what a shallower candidate would accept.
+    """
+
+    def __init__(self, deepest: int) -> None:
+        """deepest: number of levels of the deepest tree."""
+        self._weight = 1.0  # of the next step; it grows, so that older steps weigh less
+        self._drafted = [0.0] * (deepest + 1)  # weight of the steps whose tree had 0, 1, 2, ... levels
+        self._accepted = [0.0] * (deepest + 1)  # weight of the steps that accepted 0, 1, 2, ... codes
+
+    def count(self, depth: int, accepted: int) -> None:
+        """Adds one step of one image."""
+        self._drafted[depth] += self._weight
+        self._accepted[accepted] += self._weight
+        self._weight *= 1 + 1 / MEMORY
+
+    def accepted_codes(self) -> list[float]:
+        """Returns the expected number of accepted codes of a tree of 0, 1, 2, ... levels."""
+        self._drafted = [weight / self._weight for weight in self._drafted]
+        self._accepted = [weight / self._weight for weight in self._accepted]
+        self._weight = 1.0
+        # By level, the weight of the steps that drafted it, and of those that accepted a code of it.
+        drafted = list(accumulate(reversed(self._drafted)))[::-1]
+        accepted = list(accumulate(reversed(self._accepted)))[::-1]
+        codes, h = [0.0], FIRST_HITS
+        for level in range(1, len(drafted)):
+            law = h * (level**EXPONENT - (level - 1) ** EXPONENT)
+            share = (accepted[level] + LAW_STEPS * law) / (drafted[level] + LAW_STEPS)
+            if level == 1:
+                h = share
+            codes.append(codes[-1] + share)
+        return codes
+
+
 @dataclass(slots=True, eq=False)
 class _Candidate:
     """A shape, and the acceptance and time of its steps."""
@@ -107,14 +144,21 @@ class _Candidate:
     shape: TreeShape
     steps: float = 0.0  # image steps, older ones with less weight
     accepted: float = 0.0  # codes accepted in them, likewise
+    expected: float = 0.0  # codes that its levels promised for them
     ms: float = math.inf  # estimated time of a step; infinite before the first trial
     times_ms: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))  # since another one ran
     last_trial: int = 0  # number of its last trial after the first ones, counted over all candidates; 0: none
 
-    def count(self, accepted: int) -> None:
+    def count(self, accepted: int, expected: float) -> None:
         """Adds one step of one image."""
         decay = 1 - 1 / MEMORY
         self.steps, self.accepted = self.steps * decay + 1, self.accepted * decay + accepted
+        self.expected = self.expected * decay + expected
+
+    def accepts(self, expected: float) -> float:
+        """Returns the number of codes that a step accepts if its levels promise so many, more than 0."""
+        promised = LEVEL_STEPS * expected
+        return expected * (self.accepted + promised) / (self.expected + promised)
 
 
 class CostAware:
@@ -133,6 +177,8 @@ class CostAware:
         self._scheduled.extend(c for c in largest_first[1:] for _ in range(TRIAL_STEPS))
         self._trials, self._in_trial = 0, False  # number of trials after the first ones; true during one
         self._total_ms, self._trial_ms = 0.0, 0.0  # time of all steps, and of those trials
+        self._levels = _Levels(max(shape.depth for shape in shapes))
+        self._expected = self._levels.accepted_codes()  # by depth, at the time of the last choice
         self._shapes: dict[int, TreeShape] = {}  # of the present step, by slot
         self._observed = True  # true if an image of the last step has been observed
 
@@ -162,7 +208,8 @@ class CostAware:
             self._inner.observe(slot, step, committed)
         if step.depth == self._shapes[slot].depth:
             if self._in_a_row >= self._warm_up:
-                self._current.count(step.accepted)
+                self._current.count(step.accepted, self._expected[self._current.shape.depth])
+                self._levels.count(step.depth, step.accepted)
             if self._in_a_row and not self._observed:  # all images in flight share the step's time
                 self._current.times_ms.append(step.ms)
         if not self._observed:
@@ -199,7 +246,8 @@ class CostAware:
 
     def _schedule(self) -> None:
         """Chooses the candidate of the next PERIOD steps, or begins a trial of a neighbour if one is due."""
-        chosen = max(self._candidates, key=self._rates().__getitem__)
+        self._expected = self._levels.accepted_codes()
+        chosen = max(self._candidates, key=self._rate)
         neighbour = self._least_tried_neighbour(chosen)
         self._in_trial = neighbour is not None and self._is_due(neighbour)
         if neighbour is not None and self._in_trial:
@@ -231,23 +279,7 @@ class CostAware:
         expected_ms = len(self._trial(candidate)) * candidate.ms
         return self._trial_ms + expected_ms <= TRIAL_COST * self._total_ms
 
-    def _rates(self) -> dict[_Candidate, float]:
-        """Returns the codes per millisecond that each candidate may reach.
-
-        The estimate is optimistic, the more so the fewer steps it rests on: a candidate that was unlucky in
-        its trial is tried again while it may still be the best (an upper confidence bound).
-        """
-        scale = self._scale()
-        rates = {}
-        for candidate in self._candidates:
-            depth, steps = candidate.shape.depth, candidate.steps
-            expected = scale * depth**EXPONENT
-            mean = (candidate.accepted + PRIOR_STEPS * expected) / (steps + PRIOR_STEPS)
-            codes = 1 + mean * (1 + OPTIMISM / math.sqrt(steps + 1))
-            rates[candidate] = codes / candidate.ms
-        return rates
-
-    def _scale(self) -> float:
-        """Returns c of the growth law: the codes that all steps accepted, over their depth ** EXPONENT."""
-        drafted = sum(c.steps * c.shape.depth**EXPONENT for c in self._candidates)
-        return sum(c.accepted for c in self._candidates) / drafted if drafted else 0.0
+    def _rate(self, candidate: _Candidate) -> float:
+        """Returns the codes per millisecond that the candidate is expected to commit."""
+        expected = self._expected[candidate.shape.depth]
+        return (1 + (candidate.accepts(expected) if expected else 0.0)) / candidate.ms
