@@ -20,20 +20,22 @@ from adt_tree.grid import Cell
 from adt_tree.policy import PLAIN, AdaptiveTree, Policy, TreeShape, self_drafted
 from adt_tree.records import Step
 
-MOST_CHAIN = 23  # most nodes of a pure chain; larger budgets have alternatives beside a shorter chain
+MOST_CHAIN = 23  # most nodes of a chain about as long as a row; trees with more have alternatives as well
 TRIAL_STEPS = 3  # counted steps of a candidate's trial; the first, which may record graphs, is not timed
 # A deeper tree reaches positions that no pass has scored, so its first steps accept less than later ones: a
-# chain of 15 after a chain of 7 commits 3.2, 4.6 and then 4.8 codes (docs/LOG.md). They are not counted.
+# chain of 15 after a chain of 7 commits 3.2, 4.6 and then 4.8 codes (docs/LOG.md). So the acceptance of the
+# first WARM_UP steps is not counted.
 WARM_UP = 2
 PERIOD = 8  # steps from one decision to the next
 RECENT = 24  # number of step times whose median is the time of a candidate's step
 # Image steps: a step with B images in flight counts as B of them.
-MEMORY = 400.0  # image steps over which the acceptance of every level is averaged
+MEMORY = 400.0  # image steps over which the acceptance of levels and of candidates is averaged
 # The growth law holds where nothing is measured yet: a share h of the steps accepts a code, and a tree of d
 # levels accepts h * d ** EXPONENT codes (docs/LOG.md). The law counts as much as LAW_STEPS image steps of
 # every level, and h begins at FIRST_HITS.
 FIRST_HITS, EXPONENT, LAW_STEPS = 0.5, 0.7, 10.0
-# Likewise, what the levels of a candidate promise counts as much as LEVEL_STEPS of its image steps.
+# A candidate can accept more or fewer codes than its levels promise, for instance because it is wider. The
+# promise counts as much as LEVEL_STEPS of its own image steps.
 LEVEL_STEPS = 300.0
 # Times change with the load of the device, and one slow moment can spoil the first trial of a shape. So the
 # neighbours of the chosen shape are tried again, in turn, as long as these trials take at most the share
@@ -142,23 +144,24 @@ class _Candidate:
     """A shape, and the acceptance and time of its steps."""
 
     shape: TreeShape
-    steps: float = 0.0  # image steps, older ones with less weight
-    accepted: float = 0.0  # codes accepted in them, likewise
-    expected: float = 0.0  # codes that its levels promised for them
+    accepted: float = 0.0  # codes accepted in its image steps, older ones with less weight
+    promised: float = 0.0  # codes that its levels promised for them
     ms: float = math.inf  # estimated time of a step; infinite before the first trial
-    times_ms: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))  # since another one ran
+    times_ms: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))  # since chosen or tried
     last_trial: int = 0  # number of its last trial after the first ones, counted over all candidates; 0: none
 
-    def count(self, accepted: int, expected: float) -> None:
+    def count(self, accepted: int, promised: float) -> None:
         """Adds one step of one image."""
         decay = 1 - 1 / MEMORY
-        self.steps, self.accepted = self.steps * decay + 1, self.accepted * decay + accepted
-        self.expected = self.expected * decay + expected
+        self.accepted, self.promised = self.accepted * decay + accepted, self.promised * decay + promised
 
-    def accepts(self, expected: float) -> float:
-        """Returns the number of codes that a step accepts if its levels promise so many, more than 0."""
-        promised = LEVEL_STEPS * expected
-        return expected * (self.accepted + promised) / (self.expected + promised)
+    def accepts(self, promised: float, promise_steps: float) -> float:
+        """Returns the number of codes that a step is expected to accept if its levels promise so many. The
+        promise counts as much as promise_steps image steps."""
+        if not promised:
+            return 0.0
+        prior = promise_steps * promised
+        return promised * (self.accepted + prior) / (self.promised + prior)
 
 
 class CostAware:
@@ -169,6 +172,7 @@ class CostAware:
         candidate that is taken; None: the candidate is the shape."""
         self._candidates, self._inner = [_Candidate(shape) for shape in shapes], inner
         self._current = self._candidates[0]
+        self._chosen: _Candidate | None = None  # by the last choice; None during the first trials
         self._in_a_row = 0  # steps of the current candidate since another one ran
         self._warm_up = 0  # number of them that are not counted
         # Candidates of the next steps: at first every one is tried, the largest first.
@@ -178,7 +182,9 @@ class CostAware:
         self._trials, self._in_trial = 0, False  # number of trials after the first ones; true during one
         self._total_ms, self._trial_ms = 0.0, 0.0  # time of all steps, and of those trials
         self._levels = _Levels(max(shape.depth for shape in shapes))
-        self._expected = self._levels.accepted_codes()  # by depth, at the time of the last choice
+        self._promised: list[float] = []  # codes by depth, at the last choice; empty during the first trials
+        # An inner policy drafts fewer levels than the candidate allows, so that promises are worth less.
+        self._promise_steps = LEVEL_STEPS if inner is None else LAW_STEPS
         self._shapes: dict[int, TreeShape] = {}  # of the present step, by slot
         self._observed = True  # true if an image of the last step has been observed
 
@@ -207,9 +213,10 @@ class CostAware:
         if self._inner is not None:
             self._inner.observe(slot, step, committed)
         if step.depth == self._shapes[slot].depth:
-            if self._in_a_row >= self._warm_up:
-                self._current.count(step.accepted, self._expected[self._current.shape.depth])
+            if step.depth and self._in_a_row >= self._warm_up:
                 self._levels.count(step.depth, step.accepted)
+                if self._promised:
+                    self._current.count(step.accepted, self._promised[self._current.shape.depth])
             if self._in_a_row and not self._observed:  # all images in flight share the step's time
                 self._current.times_ms.append(step.ms)
         if not self._observed:
@@ -226,33 +233,36 @@ class CostAware:
         if upcoming is not self._current:
             self._warm_up = self._warm_up_of(upcoming)
             self._current, self._in_a_row = upcoming, 0
-            upcoming.times_ms.clear()
 
     def _update_times(self) -> None:
         """Estimates the time of the current candidate's step anew.
 
-        If it has run for more than a period, a change of its time is taken for a change of the device, which
-        may be shared, and applies to all candidates. Otherwise the candidate that ran in a slow moment would
-        look worse than those that were timed before.
+        The device may be shared with other programs. So if the chosen candidate has run for long enough, a
+        change of its time is taken for a change of the device and applies to all candidates. Otherwise the
+        one that ran in a slow moment would look worse than those that were timed before.
         """
         current = self._current
         if not current.times_ms:
             return
         before, current.ms = current.ms, median(current.times_ms)
-        if self._in_a_row > PERIOD:
+        if current is self._chosen and len(current.times_ms) == RECENT:
             for candidate in self._candidates:
                 if candidate is not current:
                     candidate.ms *= current.ms / before
 
     def _schedule(self) -> None:
         """Chooses the candidate of the next PERIOD steps, or begins a trial of a neighbour if one is due."""
-        self._expected = self._levels.accepted_codes()
+        self._promised = self._levels.accepted_codes()
         chosen = max(self._candidates, key=self._rate)
+        if chosen is not self._chosen:
+            chosen.times_ms.clear()
+            self._chosen = chosen
         neighbour = self._least_tried_neighbour(chosen)
         self._in_trial = neighbour is not None and self._is_due(neighbour)
         if neighbour is not None and self._in_trial:
             self._trials += 1
             neighbour.last_trial = self._trials
+            neighbour.times_ms.clear()
             self._scheduled.extend(self._trial(neighbour))
         else:
             self._scheduled.extend([chosen] * PERIOD)
@@ -271,15 +281,18 @@ class CostAware:
         if chosen.shape.depth:
             neighbours = [*self._candidates[at - 1 : at], *self._candidates[at + 1 : at + 2]]
         else:
-            neighbours = [c for c in self._candidates if c.shape.depth >= EXPLORE_DEPTH][:1]
+            deep = [c for c in self._candidates if c.shape.depth >= EXPLORE_DEPTH]
+            neighbours = deep[:1] or self._candidates[1:][-1:]
         return min(neighbours, key=lambda candidate: candidate.last_trial, default=None)
 
     def _is_due(self, candidate: _Candidate) -> bool:
         """Returns whether a trial of the candidate keeps the time of all trials within TRIAL_COST."""
-        expected_ms = len(self._trial(candidate)) * candidate.ms
+        # If the end of an image cut all of the first trial, nothing was timed. Another one is due at once.
+        ms = candidate.ms if math.isfinite(candidate.ms) else 0.0
+        expected_ms = len(self._trial(candidate)) * ms
         return self._trial_ms + expected_ms <= TRIAL_COST * self._total_ms
 
     def _rate(self, candidate: _Candidate) -> float:
         """Returns the codes per millisecond that the candidate is expected to commit."""
-        expected = self._expected[candidate.shape.depth]
-        return (1 + (candidate.accepts(expected) if expected else 0.0)) / candidate.ms
+        promised = self._promised[candidate.shape.depth]
+        return (1 + candidate.accepts(promised, self._promise_steps)) / candidate.ms

@@ -120,8 +120,8 @@ class AdaptiveTree:
         return TreeShape(self.depth_max, self.width_max, self.budget)
 
 
-# Self-drafting: up to PURE_CHAIN nodes a tree is a chain. The main chain of a larger one ends at MAIN_CHAIN
-# codes, or at half of the budget if that is more (docs/LOG.md).
+# Self-drafting: a tree of up to PURE_CHAIN nodes is a chain; MAIN_CHAIN bounds the main chain of a larger one
+# (docs/LOG.md).
 PURE_CHAIN, MAIN_CHAIN = 15, 24
 CANDIDATES = 8  # self-drafting: candidates per position
 
@@ -129,8 +129,9 @@ CANDIDATES = 8  # self-drafting: candidates per position
 def self_drafted(budget: int, width: int = CANDIDATES) -> TreeShape:
     """Returns the fixed shape of self-drafted trees with `budget` drafted nodes.
 
-    The main chain has at least three quarters of the nodes up to MAIN_CHAIN, because every pass refines the
-    drafts along it for the next pass.
+    The main chain has all nodes up to PURE_CHAIN. Beyond that it has three quarters of them, at least
+    PURE_CHAIN and at most MAIN_CHAIN, or half of them if that is more: every pass refines the drafts along
+    the chain for the next pass.
     """
     depth = max(min(budget, PURE_CHAIN), min(MAIN_CHAIN, -(-3 * budget // 4)), budget // 2)
     return TreeShape(depth, width, budget)

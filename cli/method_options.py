@@ -175,7 +175,8 @@ class TreeOptions(Options):
     )
     depth: int | None = option(
         "levels of the tree below its root; in self-draft the length of the main chain, without this option "
-        f"up to {PURE_CHAIN} drafted nodes all of them, else 3/4 up to {MAIN_CHAIN}, or half if that is more "
+        f"all drafted nodes up to {PURE_CHAIN}, beyond that 3/4 of them, at least {PURE_CHAIN} and at most "
+        f"{MAIN_CHAIN}, or half of them if that is more "
         f"(default: {_by_method('depth', lambda tree: tree.depth)})",
         unit="LEVELS",
         least=1,

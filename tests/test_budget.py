@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from adt_tree.batch import StepOutput
-from adt_tree.budget import TRIAL_COST, TRIAL_STEPS, AutoTree, CostAware
+from adt_tree.budget import TRIAL_COST, TRIAL_STEPS, WARM_UP, AutoTree, CostAware
 from adt_tree.decode import speculative
 from adt_tree.engine import largest_target
 from adt_tree.errors import UserError
@@ -92,18 +92,30 @@ def test_a_deeper_tree_is_not_judged_by_its_first_steps() -> None:
 
 
 def test_a_slow_moment_in_the_first_trials_is_forgotten() -> None:
-    """Rows are free, so the largest tree is best, but its first trial is slowed down ten times, or
-    those of the two largest trees."""
-    for spoiled in (TRIAL_STEPS, 2 * TRIAL_STEPS):
-        calls = 0
+    """Rows are free, so the largest tree is best, but the first trials of the two largest trees are slowed
+    down ten times."""
+    calls = 0
 
-        def cost(nodes: int, spoiled: int = spoiled) -> float:
-            nonlocal calls
-            calls += 1
-            return 10.0 if calls <= spoiled else 1.0
+    def cost(nodes: int) -> float:
+        nonlocal calls
+        calls += 1
+        return 10.0 if calls <= WARM_UP + 2 * TRIAL_STEPS else 1.0
 
-        used = simulate(cost, 3000)
-        assert share(used[-500:], CANDIDATES[-1]) + share(used[-500:], CANDIDATES[-2]) >= 0.9
+    used = simulate(cost, 3000)
+    assert share(used[-500:], CANDIDATES[-1]) + share(used[-500:], CANDIDATES[-2]) >= 0.9
+
+
+def test_a_first_trial_that_the_end_of_an_image_cut_is_made_up_for() -> None:
+    """The chain of 15 is best, but the whole first trial of it is cut to 14 levels, so nothing is timed."""
+    best, policy, used = TreeShape(15, 1, 15), CostAware(CANDIDATES), Counter[TreeShape]()
+    for _ in range(2000):
+        shape = policy.shape(0, Cell(0, 0))
+        depth = 14 if shape == best and used[best] < TRIAL_STEPS else shape.depth
+        used[shape] += 1
+        ms = 1 + 0.02 * shape.budget
+        accepted = min(2 * depth // 3, 9)
+        policy.observe(0, Step(0, 0, 0, depth, shape.width, depth, accepted, ms), [])
+    assert used[best] >= 1500
 
 
 def test_a_device_that_becomes_slower_does_not_change_the_choice() -> None:
@@ -117,7 +129,7 @@ def test_a_device_that_becomes_slower_does_not_change_the_choice() -> None:
         return (1 + 0.05 * nodes) * (1.0 if calls < 4 * 1000 else 2.0)
 
     used = simulate(cost, 1100, slots=4)
-    assert share(used[900:1000], TreeShape(7, 1, 7)) >= 0.85
+    assert share(used[500:1000], TreeShape(7, 1, 7)) >= 0.8
     assert share(used[1000:], TreeShape(7, 1, 7)) >= 0.9
 
 
