@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from statistics import median
 
 from adt_tree.grid import Cell
 from adt_tree.policy import PLAIN, AdaptiveTree, Policy, TreeShape, self_drafted
@@ -27,7 +26,7 @@ TRIAL_STEPS = 3  # counted steps of a candidate's trial; the first, which may re
 # first WARM_UP steps is not counted.
 WARM_UP = 2
 PERIOD = 8  # steps from one decision to the next
-RECENT = 24  # number of step times whose median is the time of a candidate's step
+RECENT = 24  # number of step times whose lower quartile is the time of a candidate's step
 # Image steps: a step with B images in flight counts as B of them.
 MEMORY = 400.0  # image steps over which the acceptance of levels and of candidates is averaged
 # The growth law holds where nothing is measured yet: a share h of the steps accepts a code, and a tree of d
@@ -39,7 +38,7 @@ FIRST_HITS, EXPONENT, LAW_STEPS = 0.5, 0.7, 10.0
 LEVEL_STEPS = 300.0
 # Times change with the load of the device, and one slow moment can spoil the first trial of a shape. So the
 # neighbours of the chosen shape are tried again, in turn, as long as these trials take at most the share
-# TRIAL_COST of a run's time. If plain decoding is chosen, its neighbour, the smallest tree, would draft
+# TRIAL_COST of a run's time; the first of these trials of a shape is made in any case. If plain decoding is chosen, its neighbour, the smallest tree, would draft
 # badly, because plain decoding scores no positions ahead. The first tree of at least EXPLORE_DEPTH levels is
 # tried instead.
 TRIAL_COST, EXPLORE_DEPTH = 0.02, 3
@@ -164,6 +163,12 @@ class _Candidate:
         return promised * (self.accepted + prior) / (self.promised + prior)
 
 
+def lower_quartile(times_ms: Collection[float]) -> float:
+    """Returns a typical time. Other programs make single steps slower but never faster, so that the median of
+    a few steps may be the time of a disturbed one."""
+    return sorted(times_ms)[(len(times_ms) - 1) // 4]
+
+
 class CostAware:
     """Chooses the shape that commits most codes per second. All images in flight have the same candidate."""
 
@@ -244,7 +249,7 @@ class CostAware:
         current = self._current
         if not current.times_ms:
             return
-        before, current.ms = current.ms, median(current.times_ms)
+        before, current.ms = current.ms, lower_quartile(current.times_ms)
         if current is self._chosen and len(current.times_ms) == RECENT:
             for candidate in self._candidates:
                 if candidate is not current:
@@ -286,11 +291,10 @@ class CostAware:
         return min(neighbours, key=lambda candidate: candidate.last_trial, default=None)
 
     def _is_due(self, candidate: _Candidate) -> bool:
-        """Returns whether a trial of the candidate keeps the time of all trials within TRIAL_COST."""
-        # If the end of an image cut all of the first trial, nothing was timed. Another one is due at once.
-        ms = candidate.ms if math.isfinite(candidate.ms) else 0.0
-        expected_ms = len(self._trial(candidate)) * ms
-        return self._trial_ms + expected_ms <= TRIAL_COST * self._total_ms
+        """Returns whether a trial of the candidate is its first one after the first trials, or keeps the time of
+        all trials within TRIAL_COST."""
+        expected_ms = len(self._trial(candidate)) * candidate.ms
+        return not candidate.last_trial or self._trial_ms + expected_ms <= TRIAL_COST * self._total_ms
 
     def _rate(self, candidate: _Candidate) -> float:
         """Returns the codes per millisecond that the candidate is expected to commit."""
