@@ -37,10 +37,10 @@ FIRST_HITS, EXPONENT, LAW_STEPS = 0.5, 0.7, 10.0
 # promise counts as much as LEVEL_STEPS of its own image steps.
 LEVEL_STEPS = 300.0
 # Times change with the load of the device, and one slow moment can spoil the first trial of a shape. So the
-# neighbours of the chosen shape are tried again, in turn, as long as these trials take at most the share
-# TRIAL_COST of a run's time; the first of these trials of a shape is made in any case. If plain decoding is chosen, its neighbour, the smallest tree, would draft
-# badly, because plain decoding scores no positions ahead. The first tree of at least EXPLORE_DEPTH levels is
-# tried instead.
+# neighbours of the chosen shape are tried again, in turn: for the first time at once, and then as long as
+# trials take at most the share TRIAL_COST of a run's time. If plain decoding is chosen, its neighbour, the
+# smallest tree, would draft badly, because plain decoding scores no positions ahead. The first tree of at
+# least EXPLORE_DEPTH levels is tried instead.
 TRIAL_COST, EXPLORE_DEPTH = 0.02, 3
 # Candidates of a drafter network as (levels, drafted nodes): True if passes are rounded up to buckets, False
 # if every row of a pass costs. The tree that the model has by default is among the candidates as well.
@@ -291,8 +291,8 @@ class CostAware:
         return min(neighbours, key=lambda candidate: candidate.last_trial, default=None)
 
     def _is_due(self, candidate: _Candidate) -> bool:
-        """Returns whether a trial of the candidate is its first one after the first trials, or keeps the time of
-        all trials within TRIAL_COST."""
+        """Returns whether the candidate has had only its first trial, or another one keeps the time of all
+        trials within TRIAL_COST."""
         expected_ms = len(self._trial(candidate)) * candidate.ms
         return not candidate.last_trial or self._trial_ms + expected_ms <= TRIAL_COST * self._total_ms
 
