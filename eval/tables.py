@@ -35,10 +35,10 @@ COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
 TIMED = ("SR", "step_ms", "median_s", "images_per_min")  # columns that --untimed leaves out
 ONLY_IF_VARIED = ("total_token", "batch_size")  # columns that appear where a method ran with several values
 LEGEND = (
-    "SR: seconds of the AR baseline divided by the method's seconds, median over prompts with its bootstrap "
-    "95 % interval; tau: codes per target call, with its interval over images; depth, drafted: levels and "
-    "nodes of a tree, on average; calls and seconds: per image; = AR: share of images equal to the AR "
-    "baseline's, code for code."
+    "SR: seconds of the AR baseline divided by the method's seconds, median over batches of prompts with "
+    "its bootstrap 95 % interval, which needs several batches; tau: codes per target call, with its "
+    "interval over images; depth, drafted: levels and nodes of a tree, on average; calls and seconds: per "
+    "image; = AR: share of images equal to the AR baseline's, code for code."
 )
 # The ADT-Tree paper (2512.21857), on Anole-7b: table -> (method, temperature) -> speed-up, tau, mean depth.
 # None: not known to us. These stand beside our figures and never in place of them.
@@ -109,8 +109,7 @@ def cells(result: dict[str, Any], paper: str | None = None) -> list[list[str]]:
     before, after = columns[:first], columns[first:]
     table = [[*(COLUMNS[key][0] for key in before), *varied, *(COLUMNS[key][0] for key in after)]]
     for row in rows:
-        low, high = row["SR_95"]
-        values = {**row, "SR": f"{row['SR']:.2f} ({low:.2f}-{high:.2f})", "tau": tau_text(row)}
+        values = {**row, "SR": with_interval(row, "SR"), "tau": with_interval(row, "tau")}
         texts = {key: COLUMNS[key][1](values[key]) for key in columns}
         options = [str(row["varied"].get(key, "-")) for key in varied]
         table.append([*(texts[key] for key in before), *options, *(texts[key] for key in after)])
@@ -122,10 +121,11 @@ def cells(result: dict[str, Any], paper: str | None = None) -> list[list[str]]:
     return table
 
 
-def tau_text(row: Row) -> str:
-    """Returns tau with its interval, which results of earlier versions do not have."""
-    low, high = row.get("tau_95", (None, None))
-    return f"{row['tau']:.2f}" + ("" if low is None else f" ({low:.2f}-{high:.2f})")
+def with_interval(row: Row, key: str) -> str:
+    """Returns SR or tau with its interval. Results of earlier versions have none for tau, and one that was
+    measured on a single batch of prompts says nothing."""
+    low, high = row.get(f"{key}_95") or (None, None)
+    return f"{row[key]:.2f}" + ("" if low == high else f" ({low:.2f}-{high:.2f})")
 
 
 def untimed(result: Mapping[str, Any]) -> bool:

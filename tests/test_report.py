@@ -47,6 +47,12 @@ def test_times_of_a_busy_machine_are_left_out() -> None:
     assert "16 prompts with 3 seeds" in text and "other work" in text and "other work" not in text_of(RESULT)
 
 
+def test_one_batch_of_prompts_has_no_interval_of_speed() -> None:
+    once = {**ROW, "SR_95": [1.5, 1.5], "tau_95": [3.0, 3.5]}
+    _, line, other = cells({**RESULT, "rows": [once, ROW]})
+    assert line[2:4] == ["1.50", "3.25 (3.00-3.50)"] and other[2:4] == ["1.50 (1.40-1.60)", "3.25"]
+
+
 def test_what_was_varied_has_columns() -> None:
     varied = {**ROW, "varied": {"adt_beta": 0.3}}
     rows = [{**varied, "total_token": n, "temperature": t} for n in (8, 16) for t in (0.0, 1.0)]
