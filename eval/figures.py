@@ -146,7 +146,7 @@ def throughput(rows: Sequence[Mapping[str, Any]], labels: Sequence[str], path: P
     rows: as bench stores them. labels: the name of each row without its temperature and batch size.
     """
     temperatures = list(dict.fromkeys(row["temperature"] for row in rows))
-    figure = _figure(4.6 * len(temperatures), 3.6)
+    figure = _figure(4.6 * len(temperatures) + 1.6, 3.6)
     axes = figure.subplots(1, len(temperatures), sharey=True, squeeze=False)[0]
     for axis, temperature in zip(axes, temperatures, strict=True):
         for label in dict.fromkeys(labels):
@@ -164,7 +164,7 @@ def throughput(rows: Sequence[Mapping[str, Any]], labels: Sequence[str], path: P
         axis.grid(color="0.9")
     axes[0].set_ylabel("images per minute")
     axes[0].set_ylim(bottom=0)
-    axes[0].legend(fontsize=8, frameon=False)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8, frameon=False)
     _save(figure, path)
 
 
