@@ -36,11 +36,11 @@ FIRST_HITS, EXPONENT, LAW_STEPS = 0.5, 0.7, 10.0
 # A candidate can accept more or fewer codes than its levels promise, for instance because it is wider. The
 # promise counts as much as LEVEL_STEPS of its own image steps.
 LEVEL_STEPS = 300.0
-# Times change with the load of the device, and one slow moment can spoil the first trial of a shape. So the
-# neighbours of the chosen shape are tried again, in turn: for the first time at once, and then as long as
-# trials take at most the share TRIAL_COST of a run's time. If plain decoding is chosen, its neighbour, the
-# smallest tree, would draft badly, because plain decoding scores no positions ahead. The first tree of at
-# least EXPLORE_DEPTH levels is tried instead.
+# Times change with the load of the device, and one slow moment can spoil the first trial of a shape. So plain
+# decoding and the neighbours of the chosen shape are tried again, in turn: for the first time at once, and
+# then as long as trials take at most the share TRIAL_COST of a run's time. If plain decoding is chosen, its
+# neighbour, the smallest tree, would draft badly, because plain decoding scores no positions ahead. The first
+# tree of at least EXPLORE_DEPTH levels is tried instead.
 TRIAL_COST, EXPLORE_DEPTH = 0.02, 3
 # Candidates of a drafter network as (levels, drafted nodes): True if passes are rounded up to buckets, False
 # if every row of a pass costs. The tree that the model has by default is among the candidates as well.
@@ -256,19 +256,19 @@ class CostAware:
                     candidate.ms *= current.ms / before
 
     def _schedule(self) -> None:
-        """Chooses the candidate of the next PERIOD steps, or begins a trial of a neighbour if one is due."""
+        """Chooses the candidate of the next PERIOD steps, or begins a trial of another one if one is due."""
         self._promised = self._levels.accepted_codes()
         chosen = max(self._candidates, key=self._rate)
         if chosen is not self._chosen:
             chosen.times_ms.clear()
             self._chosen = chosen
-        neighbour = self._least_tried_neighbour(chosen)
-        self._in_trial = neighbour is not None and self._is_due(neighbour)
-        if neighbour is not None and self._in_trial:
+        rival = self._least_tried_rival(chosen)
+        self._in_trial = rival is not None and self._is_due(rival)
+        if rival is not None and self._in_trial:
             self._trials += 1
-            neighbour.last_trial = self._trials
-            neighbour.times_ms.clear()
-            self._scheduled.extend(self._trial(neighbour))
+            rival.last_trial = self._trials
+            rival.times_ms.clear()
+            self._scheduled.extend(self._trial(rival))
         else:
             self._scheduled.extend([chosen] * PERIOD)
 
@@ -280,15 +280,15 @@ class CostAware:
         """Returns how many steps of the candidate are not to be counted if it follows the current one."""
         return WARM_UP if candidate.shape.depth > self._current.shape.depth else 0
 
-    def _least_tried_neighbour(self, chosen: _Candidate) -> _Candidate | None:
+    def _least_tried_rival(self, chosen: _Candidate) -> _Candidate | None:
         """Returns the candidate to try next while `chosen` is the best; None if there is no other."""
         at = self._candidates.index(chosen)
         if chosen.shape.depth:
-            neighbours = [*self._candidates[at - 1 : at], *self._candidates[at + 1 : at + 2]]
+            rivals = {self._candidates[0], *self._candidates[at - 1 : at], *self._candidates[at + 1 : at + 2]}
         else:
             deep = [c for c in self._candidates if c.shape.depth >= EXPLORE_DEPTH]
-            neighbours = deep[:1] or self._candidates[1:][-1:]
-        return min(neighbours, key=lambda candidate: candidate.last_trial, default=None)
+            rivals = set(deep[:1] or self._candidates[1:][-1:])
+        return min(rivals, key=lambda candidate: (candidate.last_trial, candidate.shape.depth), default=None)
 
     def _is_due(self, candidate: _Candidate) -> bool:
         """Returns whether the candidate has had only its first trial, or another one keeps the time of all

@@ -22,7 +22,7 @@ from adt_tree.records import Decoded
 from adt_tree.roles import Prefix, Proposer, Request, Target
 from adt_tree.sampling import RowSampling, Sampling, log_probs
 from adt_tree.tree import DraftTree, root_only_tree
-from adt_tree.verify import Coupled, Rule, Verdict
+from adt_tree.verify import Coupled, Rule, Verdict, root_verdict
 
 
 def finished(steps: Iterable[StepOutput]) -> Iterator[Decoded]:
@@ -63,9 +63,7 @@ def choose(sampling: Sampling | RowSampling, logits: Tensor, noise: Tensor) -> t
     """Returns the log-probability of the most probable code [B, 1], and the verdict for trees that consist of
     the root: the argmax of log p + G follows it. logits [G, B, 1, V], noise [B, 1, V]."""
     log_p = log_probs(logits, sampling)
-    choice = (log_p + noise).argmax(dim=-1)
-    root = torch.zeros_like(choice)
-    return log_p.amax(dim=-1), Verdict(root, root[:, 0] + 1, choice)
+    return log_p.amax(dim=-1), root_verdict((log_p + noise).argmax(dim=-1))
 
 
 @torch.inference_mode()

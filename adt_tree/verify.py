@@ -55,6 +55,12 @@ class Rule(Protocol):
         """
 
 
+def root_verdict(choice: Tensor) -> Verdict:
+    """Returns the verdict for trees that consist of the root: the target's choice [B, 1] follows it."""
+    root = torch.zeros_like(choice)
+    return Verdict(root, root[:, 0] + 1, choice)
+
+
 def verdict_from_hits(tree: DraftTree, hit: Tensor, choice: Tensor) -> Verdict:
     """Returns the verdict for accepted nodes hit [B, N], of which no two are children of one node.
 
@@ -107,6 +113,8 @@ class Coupled:
         self, tree: DraftTree, log_p: Tensor, perturbed: Tensor, seeds: Tensor, positions: Tensor
     ) -> Verdict:
         choice = perturbed.argmax(dim=-1)
+        if tree.nodes == 1:  # a step of plain decoding should cost no more than one of the AR baseline
+            return root_verdict(choice)
         chosen_by_parent = choice.gather(1, tree.parents)
         if self.relaxation is None:
             hit = (tree.codes == chosen_by_parent) & tree.valid
