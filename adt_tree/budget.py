@@ -262,13 +262,13 @@ class CostAware:
         if chosen is not self._chosen:
             chosen.times_ms.clear()
             self._chosen = chosen
-        rival = self._least_tried_rival(chosen)
-        self._in_trial = rival is not None and self._is_due(rival)
-        if rival is not None and self._in_trial:
+        other = self._least_tried(chosen)
+        self._in_trial = other is not None and self._is_due(other)
+        if other is not None and self._in_trial:
             self._trials += 1
-            rival.last_trial = self._trials
-            rival.times_ms.clear()
-            self._scheduled.extend(self._trial(rival))
+            other.last_trial = self._trials
+            other.times_ms.clear()
+            self._scheduled.extend(self._trial(other))
         else:
             self._scheduled.extend([chosen] * PERIOD)
 
@@ -280,15 +280,15 @@ class CostAware:
         """Returns how many steps of the candidate are not to be counted if it follows the current one."""
         return WARM_UP if candidate.shape.depth > self._current.shape.depth else 0
 
-    def _least_tried_rival(self, chosen: _Candidate) -> _Candidate | None:
+    def _least_tried(self, chosen: _Candidate) -> _Candidate | None:
         """Returns the candidate to try next while `chosen` is the best; None if there is no other."""
         at = self._candidates.index(chosen)
         if chosen.shape.depth:
-            rivals = {self._candidates[0], *self._candidates[at - 1 : at], *self._candidates[at + 1 : at + 2]}
+            others = {self._candidates[0], *self._candidates[at - 1 : at], *self._candidates[at + 1 : at + 2]}
         else:
             deep = [c for c in self._candidates if c.shape.depth >= EXPLORE_DEPTH]
-            rivals = set(deep[:1] or self._candidates[1:][-1:])
-        return min(rivals, key=lambda candidate: (candidate.last_trial, candidate.shape.depth), default=None)
+            others = set(deep[:1] or self._candidates[1:][-1:])
+        return min(others, key=lambda candidate: (candidate.last_trial, candidate.shape.depth), default=None)
 
     def _is_due(self, candidate: _Candidate) -> bool:
         """Returns whether the candidate has had only its first trial, or another one keeps the time of all
