@@ -282,13 +282,13 @@ class CostAware:
 
     def _least_tried(self, chosen: _Candidate) -> _Candidate | None:
         """Returns the candidate to try next while `chosen` is the best; None if there is no other."""
-        at = self._candidates.index(chosen)
         if chosen.shape.depth:
-            others = {self._candidates[0], *self._candidates[at - 1 : at], *self._candidates[at + 1 : at + 2]}
+            at = self._candidates.index(chosen)
+            others = [c for n, c in enumerate(self._candidates) if n == 0 or abs(n - at) == 1]
         else:
             deep = [c for c in self._candidates if c.shape.depth >= EXPLORE_DEPTH]
-            others = set(deep[:1] or self._candidates[1:][-1:])
-        return min(others, key=lambda candidate: (candidate.last_trial, candidate.shape.depth), default=None)
+            others = deep[:1] or self._candidates[1:][-1:]
+        return min(others, key=lambda candidate: candidate.last_trial, default=None)
 
     def _is_due(self, candidate: _Candidate) -> bool:
         """Returns whether the candidate has had only its first trial, or another one keeps the time of all
