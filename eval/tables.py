@@ -122,8 +122,8 @@ def cells(result: dict[str, Any], paper: str | None = None) -> list[list[str]]:
 
 
 def with_interval(row: Row, key: str) -> str:
-    """Returns SR or tau with its interval. Results of earlier versions have no interval for tau. One of width 0,
-    from a single batch of prompts or of the baseline itself, is left out."""
+    """Returns SR or tau with its interval. Results of earlier versions have no interval for tau. One of width
+    0, from a single batch of prompts or of the baseline itself, is left out."""
     low, high = row.get(f"{key}_95") or (None, None)
     return f"{row[key]:.2f}" + ("" if low == high else f" ({low:.2f}-{high:.2f})")
 

@@ -119,8 +119,8 @@ def test_a_first_trial_that_the_end_of_an_image_cut_is_made_up_for() -> None:
 
 
 def test_a_device_that_becomes_slower_does_not_change_the_choice() -> None:
-    """The chain of 7 is best. After 1000 steps every pass takes twice as long, whatever its size, so the chain
-    of 7 stays best, although all others were timed before."""
+    """The chain of 7 is best. After 1000 steps every pass takes twice as long, whatever its size, so the
+    chain of 7 stays best, although all others were timed before."""
     calls = 0
 
     def cost(nodes: int) -> float:
