@@ -1,10 +1,11 @@
 """The policy of `--total_token auto`, which chooses the size of trees while decoding. No torch here.
 
 A larger tree commits more codes per step and makes every step longer. How much longer depends on the device,
-the images in flight and guidance, so it is measured while decoding: the first steps of a run try every
-candidate shape, and from then on the policy takes the one that commits most codes per second. A trial wastes
-nothing, because every step of an exact method commits right codes whatever its tree; for the same reason the
-image does not depend on the choice. Source of the idea: SmartSpec / TurboSpec (arXiv 2406.14066).
+the images in flight and guidance, so it is measured while decoding. The first steps of a run try the
+candidate shapes, smallest first, until larger ones cannot be best. From then on the policy takes the shape
+that commits most codes per second. A trial wastes nothing, because every step of an exact method commits
+right codes whatever its tree; for the same reason the image does not depend on the choice. Source of the
+idea: SmartSpec / TurboSpec (arXiv 2406.14066).
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ FIRST_HITS, EXPONENT, LAW_STEPS = 0.5, 0.7, 10.0
 # A candidate can accept more or fewer codes than its levels promise, for instance because it is wider. The
 # promise counts as much as LEVEL_STEPS of its own image steps.
 LEVEL_STEPS = 300.0
-# Times change with the load of the device, and one slow moment can spoil the first trial of a shape. So plain
-# decoding and the neighbours of the chosen shape are tried again, in turn: for the first time at once, and
-# then as long as trials take at most the share TRIAL_COST of a run's time. If plain decoding is chosen, its
-# neighbour, the smallest tree, would draft badly, because plain decoding scores no positions ahead. The first
-# tree of at least EXPLORE_DEPTH levels is tried instead.
+# Times change with the load of the device, and one slow moment can spoil the first trial of a shape, or end
+# the first trials too early. So plain decoding and the neighbours of the chosen shape are tried again, in
+# turn: for the first time at once, and then as long as trials take at most the share TRIAL_COST of a run's
+# time. If plain decoding is chosen, its neighbour, the smallest tree, would draft badly, because plain
+# decoding scores no positions ahead. The first tree of at least EXPLORE_DEPTH levels is tried instead.
 TRIAL_COST, EXPLORE_DEPTH = 0.02, 3
 # Candidates of a drafter network as (levels, drafted nodes): True if passes are rounded up to buckets, False
 # if every row of a pass costs. The tree that the model has by default is among the candidates as well.
@@ -178,12 +179,10 @@ class CostAware:
         self._candidates, self._inner = [_Candidate(shape) for shape in shapes], inner
         self._current = self._candidates[0]
         self._chosen: _Candidate | None = None  # by the last choice; None during the first trials
-        self._in_a_row = 0  # steps of the current candidate since another one ran
-        self._warm_up = 0  # number of them that are not counted
-        # Candidates of the next steps: at first every one is tried, the largest first.
-        largest_first = self._candidates[::-1]
-        self._scheduled = deque(self._trial(largest_first[0]))
-        self._scheduled.extend(c for c in largest_first[1:] for _ in range(TRIAL_STEPS))
+        self._in_a_row = -1  # steps of the current candidate after its first one; -1 before the first step
+        self._warm_up = 0  # number of steps in a row that are not counted
+        self._scheduled = deque[_Candidate]()  # candidates of the next steps
+        self._untried = deque(self._candidates)  # candidates whose first trial is to come, smallest first
         self._trials, self._in_trial = 0, False  # number of trials after the first ones; true during one
         self._total_ms, self._trial_ms = 0.0, 0.0  # time of all steps, and of those trials
         self._levels = _Levels(max(shape.depth for shape in shapes))
@@ -257,7 +256,12 @@ class CostAware:
 
     def _schedule(self) -> None:
         """Chooses the candidate of the next PERIOD steps, or begins a trial of another one if one is due."""
-        self._promised = self._levels.accepted_codes()
+        promised = self._levels.accepted_codes()
+        if self._untried and self._may_be_best(self._untried[0], promised):
+            self._scheduled.extend(self._trial(self._untried.popleft()))
+            return
+        self._untried.clear()
+        self._promised = promised
         chosen = max(self._candidates, key=self._rate)
         if chosen is not self._chosen:
             chosen.times_ms.clear()
@@ -265,12 +269,21 @@ class CostAware:
         other = self._least_tried(chosen)
         self._in_trial = other is not None and self._is_due(other)
         if other is not None and self._in_trial:
-            self._trials += 1
-            other.last_trial = self._trials
+            if other.ms < math.inf:  # otherwise it is the first trial, which a slow moment may spoil as well
+                self._trials += 1
+                other.last_trial = self._trials
             other.times_ms.clear()
             self._scheduled.extend(self._trial(other))
         else:
             self._scheduled.extend([chosen] * PERIOD)
+
+    def _may_be_best(self, candidate: _Candidate, promised: Sequence[float]) -> bool:
+        """Returns whether the candidate would be best so far if its steps were as short as those of the next
+        smaller one. If not, neither it nor a larger one is worth a first trial, which would take long with
+        many images in flight."""
+        timed = [c for c in self._candidates if c.ms < math.inf]
+        best = max(((1 + promised[c.shape.depth]) / c.ms for c in timed), default=0.0)
+        return not timed or (1 + promised[candidate.shape.depth]) / timed[-1].ms > best
 
     def _trial(self, candidate: _Candidate) -> list[_Candidate]:
         """Returns the steps of a trial that begins now."""
@@ -291,7 +304,7 @@ class CostAware:
         return min(others, key=lambda candidate: candidate.last_trial, default=None)
 
     def _is_due(self, candidate: _Candidate) -> bool:
-        """Returns whether the candidate has had only its first trial, or another one keeps the time of all
+        """Returns whether the candidate has had at most its first trial, or another one keeps the time of all
         trials within TRIAL_COST."""
         expected_ms = len(self._trial(candidate)) * candidate.ms
         return not candidate.last_trial or self._trial_ms + expected_ms <= TRIAL_COST * self._total_ms
