@@ -127,7 +127,7 @@ def acceptance_rates(model: Model, guidance: float) -> dict[str, float]:
     # One pass along the image gives every p, and one of the drafter every q.
     prefix, codes = target.prefill(0, prompt), torch.tensor([image.codes[:cells]], device=model.device)
     order = torch.arange(cells, device=model.device)[None]
-    scored = target.score(codes, order, chain_mask(cells, model.device), most_committed=0)
+    scored = target.score(codes, order, chain_mask(cells, model.device), committed=(0,))
     p, rates = log_probs(scored.logits, sampling).exp(), {}
     net.reserve(prompt.length + cells)
     for shift, name in ((1, "published"), (0, "unshifted")):

@@ -7,7 +7,8 @@ heads, G = H / Hkv, E head size, N nodes of a pass, M nodes of a tree so far.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from models.transformer import DecoderConfig
 
 ALIGNMENT = 8  # CUDA's fused attention needs head sizes and mask strides that are multiples of this
+# On a CPU a call of attention costs about as much as reading so many bytes of keys and values.
+CALL_BYTES = 1 << 18
 
 
 def aligned(size: int) -> int:
@@ -50,6 +53,8 @@ class AttentionMetadata:
     positions: Tensor  # [R, N] int64: rotary positions; [R, N, 3] on three axes
     mask: Tensor  # [R, 1, G * N, context_len] additive: 0 where a query row may attend, -inf elsewhere
     context_len: int  # number of slots that attention reads; no node attends to a later one
+    # If given, row r reads only the first own_lens[r % B] slots, in a call for the rows of each of B images.
+    own_lens: Sequence[int] = ()
 
     def attend(self, store: Tensor, query: Tensor, kv: Tensor) -> Tensor:
         """Writes the nodes' keys and values into a layer, then returns the nodes' attention [R * N, H * E].
@@ -66,7 +71,15 @@ class AttentionMetadata:
         kv_heads, groups = key.shape[1], heads // key.shape[1]
         folded = query.view(rows, nodes, kv_heads, groups, -1).permute(0, 2, 3, 1, 4).flatten(2, 3)
         scale = 1.0 / math.sqrt(size)  # of the unpadded head
-        mixed = F.scaled_dot_product_attention(folded, key, value, attn_mask=self.mask, scale=scale)
+        if self.own_lens:
+            mixed = torch.empty_like(folded)
+            for image, length in enumerate(self.own_lens):
+                own = slice(image, None, len(self.own_lens))
+                read = key[own, :, :length], value[own, :, :length]
+                mask = self.mask[own, ..., :length]
+                mixed[own] = F.scaled_dot_product_attention(folded[own], *read, attn_mask=mask, scale=scale)
+        else:
+            mixed = F.scaled_dot_product_attention(folded, key, value, attn_mask=self.mask, scale=scale)
         mixed = mixed.view(rows, kv_heads, groups, nodes, -1).permute(0, 3, 1, 2, 4)
         if padding:
             mixed = mixed.narrow(-1, 0, size)
@@ -185,16 +198,17 @@ class KVCache:
         if self.axes is not None:
             self.axes.begin(self.position)
 
-    def metadata(self, depths: Tensor, ancestors: Tensor, max_length: int) -> AttentionMetadata:
+    def metadata(self, depths: Tensor, ancestors: Tensor, lengths: Sequence[int]) -> AttentionMetadata:
         """Places N nodes after the committed prefix and the M - N nodes of earlier passes over the tree.
 
         depths [R, N] int64: the rotary positions, counted from that of the next node. ancestors [R, N, M]
         bool: node n attends to the whole prefix, and to slot length + m where ancestors[r, n, m]; the N nodes
-        of this pass are the last of the M. max_length: an upper bound on length that the host knows, so that
-        nobody waits for the device. Raises ValueError if the cache is too small for max_length + M slots.
+        of this pass are the last of the M. lengths: upper bounds on length that the host knows, so that
+        nobody waits for the device; that of row r is lengths[r % len(lengths)]. Raises ValueError if the
+        cache is too small for max(lengths) + M slots.
         """
         nodes, tree_slots = ancestors.shape[1:]
-        context_len = max_length + tree_slots
+        context_len = max(lengths) + tree_slots
         if context_len > self.capacity:
             raise ValueError(f"the cache has {self.capacity} slots a row, {context_len} are needed")
         length, columns = self.length[:, None], self._columns
@@ -206,7 +220,7 @@ class KVCache:
         mask.masked_fill_((columns[: shape[2]] >= length)[:, None], float("-inf"))
         tree_mask = torch.zeros(ancestors.shape, dtype=mask.dtype, device=mask.device)
         tree_mask.masked_fill_(~ancestors, float("-inf"))
-        # The clamp concerns idle rows alone: they may be longer than max_length, and nobody reads them.
+        # The clamp concerns idle rows alone: they may be longer than their bound, and nobody reads them.
         tree_columns = (length + columns[:tree_slots]).clamp(max=context_len - 1)
         mask.scatter_(2, tree_columns[:, None].expand(-1, nodes, -1), tree_mask)
         if self.head_groups > 1:
@@ -216,7 +230,17 @@ class KVCache:
             positions=self._place(self.position[:, None] + depths),
             mask=mask[:, None, :, :context_len],
             context_len=context_len,
+            own_lens=[n + tree_slots for n in lengths] if self._splits(lengths) else (),
         )
+
+    def _splits(self, lengths: Sequence[int]) -> bool:
+        """Returns whether attention is faster in a call for each image, which reads only the image's own
+        slots. Images are in step with one another in the AR baseline, but not if they draft."""
+        store = self.layers[0]
+        if store.device.type != "cpu" or len(lengths) == 1:
+            return False
+        slot_bytes = store[0, :, :, 0].nbytes * len(store) // len(lengths)  # of one image
+        return slot_bytes * (max(lengths) * len(lengths) - sum(lengths)) > CALL_BYTES * len(lengths)
 
     def commit(self, path: Tensor, count: Tensor, leafy_chain: bool = False) -> None:
         """Appends the tree nodes path[r, :count[r]] to the prefix of row r, in place.
@@ -254,7 +278,7 @@ class KVCache:
 class ChainMetadata(AttentionMetadata):
     """Metadata of a pass whose nodes are a chain, for flash-attn, which takes no mask."""
 
-    ends: Tensor  # [R] int32: number of slots of each row, those of this pass included
+    ends: Tensor = field(kw_only=True)  # [R] int32: number of slots of each row, with those of this pass
 
     def attend(self, store: Tensor, query: Tensor, kv: Tensor) -> Tensor:
         from flash_attn import flash_attn_with_kvcache
@@ -269,7 +293,7 @@ class FlashCache(KVCache):
     """A cache that flash-attn reads, for prompts and the AR baseline, whose nodes are a chain. It needs fp16
     or bf16 on CUDA, and has not been run on a GPU yet."""
 
-    def metadata(self, depths: Tensor, ancestors: Tensor, max_length: int) -> ChainMetadata:
-        plain = super().metadata(depths, ancestors, max_length)
+    def metadata(self, depths: Tensor, ancestors: Tensor, lengths: Sequence[int]) -> ChainMetadata:
+        plain = super().metadata(depths, ancestors, lengths)
         ends = (self.length + ancestors.shape[1]).to(torch.int32)
-        return ChainMetadata(plain.slots, plain.positions, plain.mask, plain.context_len, ends)
+        return ChainMetadata(plain.slots, plain.positions, plain.mask, plain.context_len, ends=ends)

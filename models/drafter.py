@@ -153,7 +153,7 @@ class EagleDrafter:
             cache.clear()
             if tokens:
                 order = torch.arange(len(tokens), device=self.device)[None]
-                meta = cache.metadata(order, chain_mask(len(tokens), self.device), max_length=0)
+                meta = cache.metadata(order, chain_mask(len(tokens), self.device), [0])
                 self.net(torch.tensor([tokens], device=self.device), features[None, :-1], cache, meta)
                 cache.begin(len(tokens))
 
@@ -199,6 +199,6 @@ class EagleDrafter:
             by_branch(x, features.shape[0]) for x in (depths, ancestors, codes + self.target.first_code)
         )
         # After extend() a row has as many entries as the target's row has tokens.
-        meta = self.cache.metadata(depths, ancestors, most_committed + self.target.longest_prompt)
+        meta = self.cache.metadata(depths, ancestors, [most_committed + self.target.longest_prompt])
         hidden = self.net(tokens, features.flatten(0, 1), self.cache, meta)
         return hidden.unflatten(0, features.shape[:2])

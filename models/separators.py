@@ -112,27 +112,29 @@ class SeparatorTarget:
     def forward(self, tree: DraftTree, committed: Sequence[int]) -> Scored:
         max_separators = self._max_separators(tree, committed)
         rows = self.tokens.rows(tree.nodes + max_separators)
-        bound = self.tokens.bound(num_tokens(max(committed), self.grid.width))
+        bounds = self.tokens.bounds([num_tokens(count, self.grid.width) for count in committed])
         if max_separators == 0:
             self._token_tree = None
-            return self.run(self._score_nodes, tree.codes, tree.depths, tree.ancestors, bound, rows)
+            return self.run(self._score_nodes, tree.codes, tree.depths, tree.ancestors, bounds, rows)
         roots = to_device(committed, self.device)
-        scored, self._token_tree = self.run(self._score_separated, tree, roots, bound, rows)
+        scored, self._token_tree = self.run(self._score_separated, tree, roots, bounds, rows)
         return scored
 
-    def _score_nodes(self, codes: Tensor, depths: Tensor, ancestors: Tensor, bound: int, rows: int) -> Scored:
+    def _score_nodes(
+        self, codes: Tensor, depths: Tensor, ancestors: Tensor, bounds: tuple[int, ...], rows: int
+    ) -> Scored:
         """Scores trees without separators."""
-        scored = self.tokens.score(codes, depths, ancestors, bound, rows)
+        scored = self.tokens.score(codes, depths, ancestors, bounds, rows)
         return Scored(scored.logits, torch.cat((scored.features, scored.features), dim=-1))
 
     def _score_separated(
-        self, tree: DraftTree, roots: Tensor, bound: int, rows: int
+        self, tree: DraftTree, roots: Tensor, bounds: tuple[int, ...], rows: int
     ) -> tuple[Scored, TokenTree]:
         """Scores trees with as many separators as the pass has rows for. roots [B]: the roots' indices."""
         column = (roots[:, None] + tree.depths) % self.grid.width
         ends_row = (column == self.grid.width - 1) & tree.valid
         tokens = separate(tree, ends_row, rows - tree.nodes, self.separator)
-        scored = self.tokens.score(tokens.codes, tokens.depths, tokens.ancestors, bound, rows)
+        scored = self.tokens.score(tokens.codes, tokens.depths, tokens.ancestors, bounds, rows)
         logits, read = (self._at(x, tokens.read) for x in (scored.logits, scored.features))
         features = torch.cat((scored.features[:, :, : tree.nodes], read), dim=-1)
         return Scored(logits, features), tokens

@@ -167,24 +167,26 @@ class ARTarget:
             cache = self.cache.row(branch * self.slots + slot)
             cache.clear()
             order = torch.arange(count, device=self.device)[None]
-            hidden = self.decoder(prefix.rows, cache, cache.metadata(order, prefix.mask, max_length=0))[0]
+            hidden = self.decoder(prefix.rows, cache, cache.metadata(order, prefix.mask, [0]))[0]
             cache.begin(count, prefix.padding)
             features.append(hidden)
             logits.append(self.logits(hidden[-1]))
         return Prefix(torch.stack(logits), features)
 
     def forward(self, tree: DraftTree, committed: Sequence[int]) -> Scored:
-        rows, bound = self.rows(tree.nodes), self.bound(max(committed))
-        return self.run(self.score, tree.codes, tree.depths, tree.ancestors, bound, rows)
+        rows, bounds = self.rows(tree.nodes), self.bounds(committed)
+        return self.run(self.score, tree.codes, tree.depths, tree.ancestors, bounds, rows)
 
     def rows(self, nodes: int) -> int:
         """Returns the number of rows of a pass over `nodes` nodes: with few_shapes it is rounded up."""
         return row_bucket(nodes) if self.few_shapes else nodes
 
-    def bound(self, most_committed: int) -> int:
-        """Returns the bound on the codes in any slot's prefix that a pass works with: most_committed, rounded
-        up with few_shapes."""
-        return context_bucket(most_committed, self.grid.size) if self.few_shapes else most_committed
+    def bounds(self, committed: Sequence[int]) -> tuple[int, ...]:
+        """Returns the bounds on the codes in the slots' prefixes that a pass works with: one for each slot,
+        or with few_shapes a single one for all, rounded up."""
+        if self.few_shapes:
+            return (context_bucket(max(committed), self.grid.size),)
+        return tuple(committed)
 
     @property
     def longest_prompt(self) -> int:
@@ -192,11 +194,11 @@ class ARTarget:
         return self.max_prompt if self.few_shapes else max(self._prompts)
 
     def score(
-        self, codes: Tensor, depths: Tensor, ancestors: Tensor, most_committed: int, rows: int = 0
+        self, codes: Tensor, depths: Tensor, ancestors: Tensor, committed: tuple[int, ...], rows: int = 0
     ) -> Scored:
         """Returns the logits and features of nodes with codes and depths [B, N] and ancestors [B, N, N].
 
-        most_committed: a bound on the codes in any slot's prefix. rows: the number of rows of the pass, if
+        committed: the result of bounds(). rows: the number of rows of the pass, if
         greater than N. Nobody reads the added rows, which attend to the prefix and to themselves.
         """
         nodes = codes.shape[1]
@@ -205,15 +207,19 @@ class ARTarget:
             codes, depths = F.pad(codes, (0, added)), F.pad(depths, (0, added))
             ancestors = F.pad(ancestors, (0, added, 0, added))
             ancestors = ancestors | torch.eye(rows, dtype=torch.bool, device=self.device)
-        features = self.features(codes, depths, ancestors, most_committed)[:, :, :nodes]
+        features = self.features(codes, depths, ancestors, committed)[:, :, :nodes]
         return Scored(self.logits(features), features)
 
-    def features(self, codes: Tensor, depths: Tensor, ancestors: Tensor, most_committed: int) -> Tensor:
+    def features(
+        self, codes: Tensor, depths: Tensor, ancestors: Tensor, committed: tuple[int, ...]
+    ) -> Tensor:
         """Returns the features [G, B, N, D] of the nodes that score() takes. A pass writes only slots after
         the committed prefix, so running it twice has the effect of running it once."""
         x = by_branch(self.decoder.embed(codes + self.first_code), self.branches)
         depths, ancestors = (by_branch(t, self.branches) for t in (depths, ancestors))
-        meta = self.cache.metadata(depths, ancestors, most_committed + self.longest_prompt)
+        prompts = [self.max_prompt] if self.few_shapes else self._prompts
+        lengths = [codes + prompt for codes, prompt in zip(committed, prompts, strict=True)]
+        meta = self.cache.metadata(depths, ancestors, lengths)
         return self.decoder(x, self.cache, meta, self.join).unflatten(0, (self.branches, self.slots))
 
     def logits(self, features: Tensor) -> Tensor:

@@ -3,6 +3,8 @@ it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -17,17 +19,17 @@ LENGTHS = [5, 2]  # committed slots of two rows
 
 
 def placed(
-    cache: KVCache, prefix: Tensor, ancestors: Tensor, max_length: int = max(LENGTHS)
+    cache: KVCache, prefix: Tensor, ancestors: Tensor, lengths: Sequence[int] = (max(LENGTHS),)
 ) -> AttentionMetadata:
     """Writes each row's prefix [2, max_length, 2 * Hkv, E] into layer 0. Returns the metadata of tree nodes
     that follow it."""
     for row, count in enumerate(LENGTHS):
         one = cache.row(row)
-        meta = one.metadata(torch.arange(count)[None], chain_mask(count, CPU), 0)
+        meta = one.metadata(torch.arange(count)[None], chain_mask(count, CPU), [0])
         meta.write(one.layers[0], prefix[row, :count])
         one.begin(count)
     depths = ancestors.sum(dim=2) - 1
-    return cache.metadata(depths, ancestors, max_length)
+    return cache.metadata(depths, ancestors, lengths)
 
 
 def test_a_head_is_read_in_one_piece() -> None:
@@ -37,7 +39,7 @@ def test_a_head_is_read_in_one_piece() -> None:
     config = DecoderConfig(10, 12, 8, 2, 3)
     cache, kv = KVCache.allocate(config, 2, 9, torch.float32, CPU), torch.randn(4, 6, 4)
     cache.length += torch.tensor(LENGTHS)
-    meta = cache.metadata(torch.arange(2).expand(2, -1), chain_mask(2, kv.device).expand(2, -1, -1), 5)
+    meta = cache.metadata(torch.arange(2).expand(2, -1), chain_mask(2, kv.device).expand(2, -1, -1), [5])
     for part, expected in zip(meta.write(cache.layers[1], kv), kv.chunk(2, dim=1), strict=True):
         assert part.shape == (2, 3, 7, 4) and all(head.is_contiguous() for row in part for head in row)
         for row, length in enumerate(LENGTHS):
@@ -46,9 +48,12 @@ def test_a_head_is_read_in_one_piece() -> None:
         assert part.count_nonzero() == expected.numel()
 
 
+@pytest.mark.parametrize("lengths", [[6], [6, 3]], ids=["in one call", "by image"])
 @pytest.mark.parametrize("stored", [6, 8], ids=["as it is", "padded"])
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_attention_over_a_tree(kv_heads: int, stored: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_over_a_tree(
+    kv_heads: int, stored: int, lengths: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Grouped and padded heads give the attention that a dense computation over each row's sequence gives."""
     torch.manual_seed(0)
     heads, size, nodes = 4, 6, 3
@@ -56,7 +61,8 @@ def test_attention_over_a_tree(kv_heads: int, stored: int, monkeypatch: pytest.M
     cache = KVCache(store, torch.zeros(2, dtype=torch.int64), head_groups=heads // kv_heads)
     ancestors = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 0, 1]], dtype=torch.bool).expand(2, -1, -1)
     prefix, kv = torch.randn(2, 5, 2 * kv_heads, size), torch.randn(2 * nodes, 2 * kv_heads, size)
-    meta, query = placed(cache, prefix, ancestors, max_length=6), torch.randn(2 * nodes, heads, size)
+    monkeypatch.setattr("models.cache.CALL_BYTES", 0)
+    meta, query = placed(cache, prefix, ancestors, lengths), torch.randn(2 * nodes, heads, size)
     calls, sdpa = [], F.scaled_dot_product_attention
 
     def watched(*args: Tensor, **options: object) -> Tensor:
@@ -66,10 +72,11 @@ def test_attention_over_a_tree(kv_heads: int, stored: int, monkeypatch: pytest.M
     with monkeypatch.context() as patch:
         patch.setattr("models.cache.F.scaled_dot_product_attention", watched)
         mixed = meta.attend(cache.layers[0], query, kv).view(2, nodes, heads * size)
-    (((folded, key, value), options),) = calls
-    assert set(options) == {"attn_mask", "scale"}, "enable_gqa with a mask has no fused kernel"
-    assert folded.shape == (2, kv_heads, heads // kv_heads * nodes, stored)
-    assert key.shape == value.shape == (2, kv_heads, 9, stored)
+    assert len(calls) == len(lengths)
+    for ((folded, key, value), options), length in zip(calls, lengths, strict=True):
+        assert set(options) == {"attn_mask", "scale"}, "enable_gqa with a mask has no fused kernel"
+        assert folded.shape == (2 // len(lengths), kv_heads, heads // kv_heads * nodes, stored)
+        assert key.shape == value.shape == (2 // len(lengths), kv_heads, length + nodes, stored)
     for row, length in enumerate(LENGTHS):
         sequence = torch.cat((prefix[row, :length], kv.view(2, nodes, 2 * kv_heads, size)[row]))[None]
         mask = torch.cat((torch.ones(nodes, length, dtype=torch.bool), ancestors[row]), dim=1)
@@ -84,7 +91,7 @@ def test_rows_of_the_mask_are_aligned(max_length: int, head_groups: int) -> None
     """All strides but the last are multiples of 8, else torch copies the mask in every layer on CUDA."""
     cache = KVCache(torch.zeros(1, 2, 2, 1, 20, 4), torch.tensor(LENGTHS), head_groups=head_groups)
     ancestors = chain_mask(3, CPU).expand(2, -1, -1)
-    mask = cache.metadata(torch.arange(3).expand(2, -1), ancestors, max_length).mask
+    mask = cache.metadata(torch.arange(3).expand(2, -1), ancestors, [max_length]).mask
     assert mask.shape == (2, 1, 3 * head_groups, max_length + 3)
     assert all(stride % ALIGNMENT == 0 for stride in mask.stride()[:-1]) and mask.stride(-1) == 1
     for row, length in enumerate(LENGTHS):
@@ -92,6 +99,15 @@ def test_rows_of_the_mask_are_aligned(max_length: int, head_groups: int) -> None
         for group in mask[row, 0].unflatten(0, (head_groups, 3)):
             assert torch.equal(group[:, : length + 3] == 0, seen)
             assert (group[:, length + 3 :] == float("-inf")).all()
+
+
+def test_images_read_their_own_slots_where_that_saves_enough() -> None:
+    """Each of two images in two branches has 4 KiB a slot. A call costs 256 KiB: 64 slots of an image."""
+    cache = KVCache(torch.zeros(1, 4, 2, 4, 300, 64), torch.tensor([200, 71, 200, 71]))
+    depths, ancestors = torch.zeros(4, 1, dtype=torch.int64), chain_mask(1, CPU).expand(4, -1, -1)
+    assert cache.metadata(depths, ancestors, [200, 71]).own_lens == [201, 72]
+    assert not cache.metadata(depths, ancestors, [200, 72]).own_lens
+    assert not cache.metadata(depths, ancestors, [200]).own_lens
 
 
 def test_heads_are_padded_off_the_cpu() -> None:

@@ -252,9 +252,11 @@ def test_room_for_longer_prompts_is_not_read(monkeypatch: pytest.MonkeyPatch) ->
     """A pass reads as much as the longest prompt in flight needs, and the codes stay the same."""
     bounds, metadata = list[int](), KVCache.metadata
 
-    def watched(cache: KVCache, depths: Tensor, ancestors: Tensor, max_length: int) -> AttentionMetadata:
-        bounds.append(max_length)
-        return metadata(cache, depths, ancestors, max_length)
+    def watched(
+        cache: KVCache, depths: Tensor, ancestors: Tensor, lengths: Sequence[int]
+    ) -> AttentionMetadata:
+        bounds.append(max(lengths))
+        return metadata(cache, depths, ancestors, lengths)
 
     monkeypatch.setattr(KVCache, "metadata", watched)
     longest = max(image.prompt.length for image in IMAGES)

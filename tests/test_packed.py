@@ -91,7 +91,7 @@ def through_a_cache(
     count = x.shape[1]
     cache = KVCache.allocate(config, 2, count + 10, dtype, x.device)
     seen = chain_mask(count, x.device).expand(2, -1, -1)
-    meta = cache.metadata(torch.arange(count).expand(2, -1), seen, 0)
+    meta = cache.metadata(torch.arange(count).expand(2, -1), seen, [0])
     flat = rotation.expand(2, *rotation.shape[1:]).flatten(0, 1)
     rows = x.flatten(0, 1)
     return packed.merge(rows, meta.attend(cache.layers[0], *packed.project(rows, flat))).view_as(x)
