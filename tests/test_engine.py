@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from adt_tree.engine import Engine, build
@@ -268,6 +270,23 @@ def test_room_for_longer_prompts_is_not_read(monkeypatch: pytest.MonkeyPatch) ->
         next(engine.decode(IMAGES[:1]))  # the long prompts before it are forgotten
         assert max(bounds) < IMAGES[0].prompt.length + GRID.size < longest + GRID.size
         bounds.clear()
+
+
+@pytest.mark.parametrize("method", ["self-draft", "eagle-2"])
+def test_images_that_read_their_own_slots_are_the_same(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three images in two slots: they are out of step, and at the end one slot is idle."""
+    calls, sdpa = [], F.scaled_dot_product_attention
+
+    def watched(query: Tensor, *args: Tensor, **options: Any) -> Tensor:
+        calls.append(len(query))
+        return sdpa(query, *args, **options)
+
+    monkeypatch.setattr("models.cache.F.scaled_dot_product_attention", watched)
+    monkeypatch.setattr("models.cache.CALL_BYTES", 0)
+    engine = new_engine(Method(method, Sampling(), FIXED), 2)
+    assert codes_of(engine.decode(IMAGES)) == reference(Sampling())
+    by_image = engine.target.cache.length.numel() // 2  # rows of an image: its branches
+    assert calls.count(by_image) > 2 * GRID.size
 
 
 def test_bf16_runs() -> None:
