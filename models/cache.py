@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from adt_tree.tree import to_device
 from models.positions import AxisPositions
 
 if TYPE_CHECKING:
@@ -53,8 +54,9 @@ class AttentionMetadata:
     positions: Tensor  # [R, N] int64: rotary positions; [R, N, 3] on three axes
     mask: Tensor  # [R, 1, G * N, context_len] additive: 0 where a query row may attend, -inf elsewhere
     context_len: int  # number of slots that attention reads; no node attends to a later one
-    # If given, row r reads only the first own_lens[r % B] slots, in a call for the rows of each of B images.
-    own_lens: Sequence[int] = ()
+    # If given, attention takes a call for each image, over the image's rows of the cache and as many of their
+    # slots as it has. The image's rows of the pass are image, image + B, image + 2 B, ..., for B images.
+    images: Sequence[tuple[slice, int]] = ()
 
     def attend(self, store: Tensor, query: Tensor, kv: Tensor) -> Tensor:
         """Writes the nodes' keys and values into a layer, then returns the nodes' attention [R * N, H * E].
@@ -71,12 +73,14 @@ class AttentionMetadata:
         kv_heads, groups = key.shape[1], heads // key.shape[1]
         folded = query.view(rows, nodes, kv_heads, groups, -1).permute(0, 2, 3, 1, 4).flatten(2, 3)
         scale = 1.0 / math.sqrt(size)  # of the unpadded head
-        if self.own_lens:
+        if self.images:
             mixed = torch.empty_like(folded)
-            for image, length in enumerate(self.own_lens):
-                own = slice(image, None, len(self.own_lens))
-                read = key[own, :, :length], value[own, :, :length]
-                mask = self.mask[own, ..., :length]
+            for image, (cached, length) in enumerate(self.images):
+                own = slice(image, None, len(self.images))
+                read, mask = (
+                    (key[cached, :, :length], value[cached, :, :length]),
+                    self.mask[own, ..., :length],
+                )
                 mixed[own] = F.scaled_dot_product_attention(folded[own], *read, attn_mask=mask, scale=scale)
         else:
             mixed = F.scaled_dot_product_attention(folded, key, value, attn_mask=self.mask, scale=scale)
@@ -126,7 +130,6 @@ class KVCache:
         row. position [R] int64: given if it differs from length. head_groups: G. axes: given if rotary
         positions have three axes."""
         self.store, self.length, self.head_groups, self.axes = store, length, head_groups, axes
-        self._place = index_as_position if axes is None else axes.place
         self.position = length if position is None else position
         self._counters = (length,) if position is None else (length, position)
         rows, heads, capacity = store.shape[1], 2 * store.shape[3], store.shape[4]
@@ -198,20 +201,29 @@ class KVCache:
         if self.axes is not None:
             self.axes.begin(self.position)
 
-    def metadata(self, depths: Tensor, ancestors: Tensor, lengths: Sequence[int]) -> AttentionMetadata:
+    def metadata(self, depths: Tensor, ancestors: Tensor, lengths: Sequence[int | None]) -> AttentionMetadata:
         """Places N nodes after the committed prefix and the M - N nodes of earlier passes over the tree.
 
         depths [R, N] int64: the rotary positions, counted from that of the next node. ancestors [R, N, M]
         bool: node n attends to the whole prefix, and to slot length + m where ancestors[r, n, m]; the N nodes
         of this pass are the last of the M. lengths: upper bounds on length that the host knows, so that
-        nobody waits for the device; that of row r is lengths[r % len(lengths)]. Raises ValueError if the
-        cache is too small for max(lengths) + M slots.
+        nobody waits for the device. That of row r is lengths[r % len(lengths)]; if it is None, the pass
+        leaves the row out, as depths and ancestors do. Raises ValueError if the cache is too small for
+        max(lengths) + M slots.
         """
         nodes, tree_slots = ancestors.shape[1:]
-        context_len = max(lengths) + tree_slots
+        present = [length for length in lengths if length is not None]
+        context_len = max(present) + tree_slots
         if context_len > self.capacity:
             raise ValueError(f"the cache has {self.capacity} slots a row, {context_len} are needed")
-        length, columns = self.length[:, None], self._columns
+        rows: slice | Tensor = slice(None)
+        if len(present) < len(lengths):
+            numbers = range(len(self.length))
+            rows = to_device(
+                [r for r in numbers if lengths[r % len(lengths)] is not None], self.length.device
+            )
+        length, columns = self.length[rows, None], self._columns
+        place = index_as_position if self.axes is None else self.axes.row(rows).place
         # The mask is additive, because SDPA would convert a boolean one in every layer. Its columns beyond
         # context_len make the row stride a multiple of ALIGNMENT; with another stride, CUDA would copy the
         # mask in every layer.
@@ -226,11 +238,17 @@ class KVCache:
         if self.head_groups > 1:
             mask = mask.repeat(1, self.head_groups, 1)
         return AttentionMetadata(
-            slots=self._flat_slots(length + columns[tree_slots - nodes : tree_slots]),
-            positions=self._place(self.position[:, None] + depths),
+            slots=self._flat_slots(length + columns[tree_slots - nodes : tree_slots], rows),
+            positions=place(self.position[rows, None] + depths),
             mask=mask[:, None, :, :context_len],
             context_len=context_len,
-            own_lens=[n + tree_slots for n in lengths] if self._splits(lengths) else (),
+            images=[
+                (slice(image, None, len(lengths)), length + tree_slots)
+                for image, length in enumerate(lengths)
+                if length is not None
+            ]
+            if len(present) < len(lengths) or self._splits(present)
+            else (),
         )
 
     def _splits(self, lengths: Sequence[int]) -> bool:
@@ -268,10 +286,10 @@ class KVCache:
         for counter in self._counters:
             counter += count
 
-    def _flat_slots(self, slots: Tensor) -> Tensor:
-        """Returns the indices of slots [R, N] in the flat view of a layer, for every head of keys and of
-        values: [R * N, 2 * Hkv] int64."""
-        return (self._starts + slots[..., None]).flatten(0, 1)
+    def _flat_slots(self, slots: Tensor, rows: slice | Tensor = slice(None)) -> Tensor:
+        """Returns the indices of slots [R, N] of some rows in the flat view of a layer, for every head of
+        keys and of values: [R * N, 2 * Hkv] int64."""
+        return (self._starts[rows] + slots[..., None]).flatten(0, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +311,7 @@ class FlashCache(KVCache):
     """A cache that flash-attn reads, for prompts and the AR baseline, whose nodes are a chain. It needs fp16
     or bf16 on CUDA, and has not been run on a GPU yet."""
 
-    def metadata(self, depths: Tensor, ancestors: Tensor, lengths: Sequence[int]) -> ChainMetadata:
+    def metadata(self, depths: Tensor, ancestors: Tensor, lengths: Sequence[int | None]) -> ChainMetadata:
         plain = super().metadata(depths, ancestors, lengths)
         ends = (self.length + ancestors.shape[1]).to(torch.int32)
         return ChainMetadata(plain.slots, plain.positions, plain.mask, plain.context_len, ends=ends)

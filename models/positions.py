@@ -50,8 +50,8 @@ class AxisPositions:
         table = torch.cat((before, codes[index])).to(device)
         return cls(table, torch.full((rows,), text, device=device), text)
 
-    def row(self, at: slice) -> Self:
-        """Returns the positions of some rows, over the same memory."""
+    def row(self, at: slice | Tensor) -> Self:
+        """Returns the positions of some rows; those of a slice are over the same memory."""
         return type(self)(self.table, self.first[at], self.text)
 
     def clear(self, rows: slice) -> None:

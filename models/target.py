@@ -17,7 +17,7 @@ from torch import Tensor
 from adt_tree.errors import UserError
 from adt_tree.grid import Grid
 from adt_tree.roles import Prefix, Run, Scored, call
-from adt_tree.tree import DraftTree
+from adt_tree.tree import DraftTree, to_device
 from adt_tree.verify import Verdict
 from models.cache import KVCache
 from models.graphs import context_bucket, row_bucket
@@ -215,12 +215,32 @@ class ARTarget:
     ) -> Tensor:
         """Returns the features [G, B, N, D] of the nodes that score() takes. A pass writes only slots after
         the committed prefix, so running it twice has the effect of running it once."""
+        lengths = self._lengths(committed)
+        active = [slot for slot, length in enumerate(lengths) if length is not None]
+        if len(active) == len(lengths):
+            return self._features(codes, depths, ancestors, lengths)
+        index = to_device(active, self.device)
+        present = self._features(codes[index], depths[index], ancestors[index], lengths)
+        shape = (self.branches, self.slots, *present.shape[2:])
+        return present.new_zeros(shape).index_copy_(1, index, present)
+
+    def _lengths(self, committed: tuple[int, ...]) -> list[int | None]:
+        """Returns the bounds on the rows of prefixes that KVCache.metadata() takes. On a CPU, where every row
+        of a pass costs, passes leave out idle slots."""
+        if self.few_shapes:
+            return [committed[0] + self.max_prompt]
+        skip = self.device.type == "cpu"
+        pairs = zip(committed, self._prompts, strict=True)
+        return [None if skip and not prompt else codes + prompt for codes, prompt in pairs]
+
+    def _features(
+        self, codes: Tensor, depths: Tensor, ancestors: Tensor, lengths: Sequence[int | None]
+    ) -> Tensor:
+        """Returns the features [G, B, N, D] of nodes in the slots that lengths does not leave out."""
         x = by_branch(self.decoder.embed(codes + self.first_code), self.branches)
         depths, ancestors = (by_branch(t, self.branches) for t in (depths, ancestors))
-        prompts = [self.max_prompt] if self.few_shapes else self._prompts
-        lengths = [codes + prompt for codes, prompt in zip(committed, prompts, strict=True)]
         meta = self.cache.metadata(depths, ancestors, lengths)
-        return self.decoder(x, self.cache, meta, self.join).unflatten(0, (self.branches, self.slots))
+        return self.decoder(x, self.cache, meta, self.join).unflatten(0, (self.branches, len(codes)))
 
     def logits(self, features: Tensor) -> Tensor:
         """Returns the logits of the codes, [..., V] fp32, of features [..., D]."""

@@ -255,9 +255,9 @@ def test_room_for_longer_prompts_is_not_read(monkeypatch: pytest.MonkeyPatch) ->
     bounds, metadata = list[int](), KVCache.metadata
 
     def watched(
-        cache: KVCache, depths: Tensor, ancestors: Tensor, lengths: Sequence[int]
+        cache: KVCache, depths: Tensor, ancestors: Tensor, lengths: Sequence[int | None]
     ) -> AttentionMetadata:
-        bounds.append(max(lengths))
+        bounds.append(max(length for length in lengths if length is not None))
         return metadata(cache, depths, ancestors, lengths)
 
     monkeypatch.setattr(KVCache, "metadata", watched)
