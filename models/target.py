@@ -198,8 +198,8 @@ class ARTarget:
     ) -> Scored:
         """Returns the logits and features of nodes with codes and depths [B, N] and ancestors [B, N, N].
 
-        committed: the result of bounds(). rows: the number of rows of the pass, if
-        greater than N. Nobody reads the added rows, which attend to the prefix and to themselves.
+        committed: the result of bounds(). rows: the number of rows of the pass, if greater than N. Nobody
+        reads the added rows, which attend to the prefix and to themselves.
         """
         nodes = codes.shape[1]
         added = rows - nodes
@@ -213,8 +213,9 @@ class ARTarget:
     def features(
         self, codes: Tensor, depths: Tensor, ancestors: Tensor, committed: tuple[int, ...]
     ) -> Tensor:
-        """Returns the features [G, B, N, D] of the nodes that score() takes. A pass writes only slots after
-        the committed prefix, so running it twice has the effect of running it once."""
+        """Returns the features [G, B, N, D] of the nodes that score() takes; zeros for slots that the pass
+        leaves out. A pass writes only slots after the committed prefix, so running it twice has the effect of
+        running it once."""
         lengths = self._lengths(committed)
         active = [slot for slot, length in enumerate(lengths) if length is not None]
         if len(active) == len(lengths):

@@ -53,7 +53,8 @@ def features(model: Model, prompts: Sequence[EncodedPrompt], codes: Tensor) -> l
     tokens = image_tokens(model, codes).to(device)
     length = tokens.shape[1]
     depths = torch.arange(length, device=device).expand(count, -1)
-    hidden = target.features(tokens, depths, chain_mask(length, device).expand(count, -1, -1), 0)
+    ancestors = chain_mask(length, device).expand(count, -1, -1)
+    hidden = target.features(tokens, depths, ancestors, committed=(0,) * count)
     return [
         [torch.cat((prefixes[image][branch], hidden[branch, image])) for branch in range(BRANCHES)]
         for image in range(count)
