@@ -114,8 +114,8 @@ class Target(Protocol):
         """Appends the accepted path of the tree that was scored last, root first, to each slot's prefix."""
 
     def release(self, slot: int) -> None:
-        """Empties the prefix of an idle slot. Until its next prefill the slot still has a row in every pass,
-        whose results nobody reads."""
+        """Empties the prefix of an idle slot. Until its next prefill nobody reads the slot's results, so
+        passes may leave it out."""
 
 
 class Drafter(Protocol):

@@ -105,7 +105,8 @@ def test_images_read_their_own_slots_where_that_saves_enough() -> None:
     """Each of two images in two branches has 4 KiB a slot. A call costs 256 KiB: 64 slots of an image."""
     cache = KVCache(torch.zeros(1, 4, 2, 4, 300, 64), torch.tensor([200, 71, 200, 71]))
     depths, ancestors = torch.zeros(4, 1, dtype=torch.int64), chain_mask(1, CPU).expand(4, -1, -1)
-    assert cache.metadata(depths, ancestors, [200, 71]).images == [(slice(0, None, 2), 201), (slice(1, None, 2), 72)]
+    first, second = slice(0, None, 2), slice(1, None, 2)
+    assert cache.metadata(depths, ancestors, [200, 71]).images == [(first, 201), (second, 72)]
     assert not cache.metadata(depths, ancestors, [200, 72]).images
     assert not cache.metadata(depths, ancestors, [200]).images
 
