@@ -212,16 +212,10 @@ class KVCache:
         max(lengths) + M slots.
         """
         nodes, tree_slots = ancestors.shape[1:]
-        present = [length for length in lengths if length is not None]
-        context_len = max(present) + tree_slots
+        context_len = max(length for length in lengths if length is not None) + tree_slots
         if context_len > self.capacity:
             raise ValueError(f"the cache has {self.capacity} slots a row, {context_len} are needed")
-        rows: slice | Tensor = slice(None)
-        if len(present) < len(lengths):
-            numbers = range(len(self.length))
-            rows = to_device(
-                [r for r in numbers if lengths[r % len(lengths)] is not None], self.length.device
-            )
+        rows = self._rows(lengths)
         length, columns = self.length[rows, None], self._columns
         place = index_as_position if self.axes is None else self.axes.row(rows).place
         # The mask is additive, because SDPA would convert a boolean one in every layer. Its columns beyond
@@ -242,23 +236,31 @@ class KVCache:
             positions=place(self.position[rows, None] + depths),
             mask=mask[:, None, :, :context_len],
             context_len=context_len,
-            images=[
-                (slice(image, None, len(lengths)), length + tree_slots)
-                for image, length in enumerate(lengths)
-                if length is not None
-            ]
-            if len(present) < len(lengths) or self._splits(present)
-            else (),
+            images=self._images(lengths, tree_slots),
         )
 
-    def _splits(self, lengths: Sequence[int]) -> bool:
-        """Returns whether attention is faster in a call for each image, which reads only the image's own
-        slots. Images are in step with one another in the AR baseline, but not if they draft."""
-        store = self.layers[0]
-        if store.device.type != "cpu" or len(lengths) == 1:
-            return False
-        slot_bytes = store[0, :, :, 0].nbytes * len(store) // len(lengths)  # of one image
-        return slot_bytes * (max(lengths) * len(lengths) - sum(lengths)) > CALL_BYTES * len(lengths)
+    def _rows(self, lengths: Sequence[int | None]) -> slice | Tensor:
+        """Returns the rows that metadata() does not leave out."""
+        if None not in lengths:
+            return slice(None)
+        numbers = range(len(self.length))
+        present = [row for row in numbers if lengths[row % len(lengths)] is not None]
+        return to_device(present, self.length.device)
+
+    def _images(self, lengths: Sequence[int | None], tree_slots: int) -> list[tuple[slice, int]]:
+        """Returns AttentionMetadata.images; none if a single call of attention is at least as fast.
+
+        In the AR baseline images are in step with one another. If they draft, they are not, and a single call
+        reads as many slots of every image as the longest one has.
+        """
+        images = [(n, length) for n, length in enumerate(lengths) if length is not None]
+        if len(images) == len(lengths):
+            store, present = self.layers[0], [length for _, length in images]
+            slot_bytes = store[0, :, :, 0].nbytes * len(store) // len(images)  # of one image
+            unused_bytes = slot_bytes * (max(present) * len(images) - sum(present))
+            if store.device.type != "cpu" or unused_bytes <= CALL_BYTES * len(images):
+                return []
+        return [(slice(n, None, len(lengths)), length + tree_slots) for n, length in images]
 
     def commit(self, path: Tensor, count: Tensor, leafy_chain: bool = False) -> None:
         """Appends the tree nodes path[r, :count[r]] to the prefix of row r, in place.
