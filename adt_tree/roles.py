@@ -27,6 +27,9 @@ from adt_tree.sampling import RowSampling, Sampling
 from adt_tree.tree import BatchShapes, DraftTree, StaticTree
 from adt_tree.verify import Verdict
 
+# A drafter reads at most so many pairs at once, beside those of one path: the step's, or those of earlier
+# steps without trees.
+MOST_UNREAD_PAIRS = 16
 # noise_below(levels) is the noise [B, levels, V] for the codes below the roots; row l is for depth l + 1.
 NoiseBelow = Callable[[int], Tensor]
 Result = TypeVar("Result")
@@ -130,14 +133,15 @@ class Drafter(Protocol):
     def release(self, slot: int) -> None:
         """Empties the prefix of an idle slot."""
 
-    def context(self, committed: Sequence[int]) -> Hashable:
+    def context(self, committed: Sequence[int], late: bool = False) -> Hashable:
         """Returns the prefix lengths in the form that extend() takes. Steps of equal contexts have passes of
-        equal shapes."""
+        equal shapes. late: the pairs to extend by are not those of the last step, but of earlier ones."""
 
     def extend(self, features: Tensor, codes: Tensor, count: Tensor, context: Any) -> tuple[Tensor, Tensor]:
         """Commits pairs of a feature [G, B, A, D] and the code [B, A] one position later, of which the first
         `count` [B] are valid, perhaps none. Returns the logits [G, B, V] fp32 and the feature [G, B, D] at
-        the last valid pair, where there is one. context: the result of context() in the same step."""
+        the last valid pair, where there is one. context: the result of context() in the same step. A is at
+        most MOST_UNREAD_PAIRS more than the depth of the deepest tree."""
 
     def expand(self, codes: Tensor, features: Tensor, ancestors: Tensor, depth: int) -> tuple[Tensor, Tensor]:
         """Runs W tree nodes per slot. Returns their logits [G, B, W, V] fp32 and features [G, B, W, D].

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from adt_tree.errors import CheckpointError
 from adt_tree.ranges import part
-from adt_tree.roles import Prefix
+from adt_tree.roles import MOST_UNREAD_PAIRS, Prefix
 from models.alignment import pairing
 from models.cache import AttentionMetadata, KVCache
 from models.checkpoint.config import read_config
@@ -115,6 +115,12 @@ def load_drafter(
     return net, placed.digest()
 
 
+def tree_entries(max_depth: int, max_width: int) -> int:
+    """Returns the greatest number of entries that one step places after the prefix of a row: those of a tree,
+    or the pairs that extend() reads, with a separator before each."""
+    return max(max_depth + 1 + 2 * MOST_UNREAD_PAIRS, max_depth * max_width)
+
+
 class EagleDrafter:
     """The Drafter made of a network and a cache with a row for every row of the target.
 
@@ -139,8 +145,7 @@ class EagleDrafter:
         self._most_committed = 0  # bound on the codes in any slot's prefix at the last extend()
         self.alignment = pairing(alignment, target)
         config = net.config
-        scratch = max(max_depth + 1, max_depth * max_width)
-        capacity = target.max_prompt + target.grid.size + scratch
+        capacity = target.max_prompt + target.grid.size + tree_entries(max_depth, max_width)
         net.reserve(capacity)
         pack(net)
         rows, dtype = target.branches * target.slots, cache_dtype(net.embed.weight)
@@ -160,7 +165,7 @@ class EagleDrafter:
     def release(self, slot: int) -> None:
         self.cache.erase(slice(slot, None, self.target.slots))
 
-    def context(self, committed: Sequence[int]) -> int:
+    def context(self, committed: Sequence[int], late: bool = False) -> int:
         """Returns a bound on the codes in any slot's prefix. With few_shapes it is the whole image: the cache
         of one layer is small, so reading all of it costs little."""
         return self.target.grid.size if self.target.few_shapes else max(committed)

@@ -21,7 +21,7 @@ from adt_tree.noise import ROWS
 from models.cache import aligned
 from models.checkpoint.meta_init import on_meta
 from models.codecs.vq import VQConfig, VQModel
-from models.drafter import DrafterNet
+from models.drafter import DrafterNet, tree_entries
 from models.graphs import row_bucket
 from models.registry import spec_of
 from models.spec import CKPTS, DTYPE_NAMES
@@ -89,7 +89,7 @@ def published_use(
         tokens=tokens or shape["image_tokens"],
         prompt=shape["prompt"],
         nodes=nodes or spec.tree.num_nodes,
-        scratch=max(spec.tree.depth + 1, spec.tree.depth * spec.tree.width),
+        scratch=tree_entries(spec.tree.depth, spec.tree.width),
         images=images,
         branches=1 if spec.guidance == 1 else 2,
         element=getattr(torch, DTYPE_NAMES[precision]).itemsize,

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from adt_tree.grid import Grid
 from adt_tree.roles import Prefix, Scored
-from adt_tree.tree import DraftTree, to_device
+from adt_tree.tree import DraftTree, to_device, valid_first
 from adt_tree.verify import Verdict
 from models.drafter import EagleDrafter
 from models.target import ARTarget
@@ -74,12 +74,6 @@ def separate(tree: DraftTree, ends_row: Tensor, max_separators: int, separator: 
         ends_row=ends_row,
         read=number.expand_as(ends_row).scatter(1, node_before, torch.where(valid, row, node_before)),
     )
-
-
-def valid_first(valid: Tensor) -> Tensor:
-    """Returns the indices [B, 2A] that move the valid entries of a flattened [B, A, 2] to the front, in
-    order."""
-    return (~valid.flatten(1)).int().sort(dim=1, stable=True).indices
 
 
 def max_nodes(tree: DraftTree, depth: int) -> int:
@@ -155,7 +149,7 @@ class SeparatorTarget:
         accepted = torch.arange(verdict.path.shape[1], device=self.device) < verdict.count[:, None]
         pairs = torch.stack((verdict.path, read.gather(1, verdict.path)), dim=2)
         valid = torch.stack((accepted, accepted & ends_row.gather(1, verdict.path)), dim=2)
-        path = pairs.flatten(1).gather(1, valid_first(valid))
+        path = pairs.flatten(1).gather(1, valid_first(valid.flatten(1)))
         self.tokens.commit_path(path, valid.flatten(1).sum(dim=1))
 
     def release(self, slot: int) -> None:
@@ -221,16 +215,18 @@ class SeparatorDrafter:
         self._num_pairs[slot] = 0
         self.tokens.release(slot)
 
-    def context(self, committed: Sequence[int]) -> RowContext:
+    def context(self, committed: Sequence[int], late: bool = False) -> RowContext:
         """Takes `committed` as the indices of the roots. With few_shapes there are few contexts: all levels
         may end a row, or none."""
         width = self.target.grid.width
         since_separator = min((root % width for root in committed if root >= width), default=width)
+        if late:  # separators may be anywhere
+            since_separator = 0
         ends = frozenset(width - 1 - root % width for root in committed)
         if self.target.few_shapes:
             since_separator = 0 if since_separator <= self._max_depth else width
             ends = frozenset(range(width) if min(ends) <= self._max_depth else ())
-        tokens = self.tokens.context([num_tokens(root, width) for root in committed])
+        tokens = self.tokens.context([num_tokens(root, width) for root in committed], late)
         return RowContext(tokens, since_separator, ends)
 
     def extend(
@@ -248,7 +244,7 @@ class SeparatorDrafter:
             # Two entries a code: the separator before it, valid if it starts a row, and the code itself.
             valid = order < count[:, None]
             valid = torch.stack((valid & (index % width == 0) & (index > 0), valid), dim=2)
-            entry = valid_first(valid)
+            entry = valid_first(valid.flatten(1))
             tokens = torch.stack((torch.full_like(codes, self.target.separator), codes), dim=2)
             both = torch.stack((at_code, read), dim=3).flatten(2, 3)
             read = both.gather(2, entry[None, ..., None].expand_as(both))

@@ -24,6 +24,7 @@ from adt_tree.method import Demand, Lantern, Method
 from adt_tree.pipeline import Pipeline
 from adt_tree.policy import AdaptiveTree, AdjacencyAdaptive, TreeShape, self_drafted
 from adt_tree.records import Step
+from adt_tree.roles import MOST_UNREAD_PAIRS
 from adt_tree.sampling import Sampling
 from tests.checkpoints import Checkpoints
 from tests.conftest import Refused, Run
@@ -248,10 +249,12 @@ def test_codes_of_a_drafter_network_do_not_depend_on_the_choice(
 
 @pytest.mark.parametrize("family", ["emoji", "lumina_mgpt"])
 @pytest.mark.parametrize("alignment", ["published", "unshifted"])
+@pytest.mark.parametrize("most_pairs", [2, MOST_UNREAD_PAIRS])
 def test_a_drafter_reads_the_steps_that_it_did_not_draft(
-    checkpoints: Checkpoints, family: str, alignment: str
+    checkpoints: Checkpoints, family: str, alignment: str, most_pairs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the same position of an image it drafts the same tree, whether the steps before had trees or not."""
+    monkeypatch.setattr("adt_tree.proposers.eagle.MOST_UNREAD_PAIRS", most_pairs)
     pipe = Pipeline(replace(checkpoints[family].load(), alignment=alignment))
     requests, shape = pipe.requests(["red heart", "sun", "rocket"], seed=5), TreeShape(2, 3, 4)
     method = pipe.method("eagle-2", sampling=Sampling(temperature=0.0), tree=shape)
@@ -268,7 +271,7 @@ def test_a_drafter_reads_the_steps_that_it_did_not_draft(
                     trees[image.name, image.steps[-1].position] = output.tree.codes[slot].tolist()
         return trees
 
-    always, sometimes = drafts([shape]), drafts([PLAIN, PLAIN, PLAIN, shape, PLAIN])
+    always, sometimes = drafts([shape]), drafts([PLAIN, PLAIN, PLAIN, PLAIN, PLAIN, shape, PLAIN])
     shared = always.keys() & sometimes.keys()
     assert len(shared) >= 3
     assert {place: always[place] for place in shared} == {place: sometimes[place] for place in shared}

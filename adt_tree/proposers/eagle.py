@@ -17,12 +17,13 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from adt_tree.policy import TreeShape
-from adt_tree.roles import Drafter, NoiseBelow, Prefix, Run, Setup, call
+from adt_tree.roles import MOST_UNREAD_PAIRS, Drafter, NoiseBelow, Prefix, Run, Setup, call
 from adt_tree.sampling import RowSampling, Sampling, log_probs
-from adt_tree.tree import BatchShapes, DraftTree, Pool, StaticTree, root_only_tree, select
+from adt_tree.tree import BatchShapes, DraftTree, Pool, StaticTree, root_only_tree, select, valid_first
 from adt_tree.verify import Verdict
 
 
@@ -58,8 +59,8 @@ class EagleProposer:
         self._features: Tensor | None = None
         self._codes = torch.zeros(slots, 1, dtype=torch.int64, device=drafter.device)
         self._count = torch.ones(slots, dtype=torch.int64, device=drafter.device)
-        # The steps without trees since the drafter last ran: features, codes and count as above, and context.
-        self._unread = deque[tuple[Tensor, Tensor, Tensor, Hashable]](maxlen=most_unread)
+        # Features, codes and count, as above, of the steps without trees since the drafter last ran.
+        self._unread = deque[tuple[Tensor, Tensor, Tensor]](maxlen=most_unread)
 
     def prefill(self, slot: int, prompt: Any, prefix: Prefix, code: Tensor) -> None:
         # The drafter reads the prompt except for its last feature, which is paired with the first code here.
@@ -84,7 +85,7 @@ class EagleProposer:
 
     def _forget(self, slot: int) -> None:
         """Makes the slot's pairs in the unread steps invalid, because they belong to its earlier image."""
-        for features, _, count, _ in self._unread:
+        for features, _, count in self._unread:
             features[:, slot], count[slot] = 0, 0
 
     def propose(
@@ -97,16 +98,26 @@ class EagleProposer:
     ) -> DraftTree:
         assert self._features is not None, "propose() needs a prefilled image"
         pairs = (self._features, self._codes, self._count)
-        context = self.drafter.context(committed)
         if shapes.empty:
             features, codes, count = (part.clone() for part in pairs)
-            self._unread.append((features, codes, count, context))
+            self._unread.append((features, codes, count))
             return self._run(root_only_tree, last_codes)
-        for unread in self._unread:
-            self._run(self.drafter.extend, *unread)
-        self._unread.clear()
-        noise = noise_below(shapes.levels)
+        self._read_unread(committed)
+        context, noise = self.drafter.context(committed), noise_below(shapes.levels)
         return self._run(self._grow, pairs, last_codes, shapes, noise, context, sampling)
+
+    def _read_unread(self, committed: Sequence[int]) -> None:
+        """Extends the drafter's prefix by the pairs of the unread steps: about MOST_UNREAD_PAIRS at a time,
+        because a pair in a pass of its own costs as much as many together."""
+        if not self._unread:
+            return
+        context = self.drafter.context(committed, late=True)
+        while self._unread:
+            steps, width = [], 0
+            while self._unread and width < MOST_UNREAD_PAIRS:
+                steps.append(self._unread.popleft())
+                width += steps[-1][1].shape[1]
+            self._run(self.drafter.extend, *joined(steps), context)
 
     def _grow(
         self,
@@ -123,6 +134,20 @@ class EagleProposer:
 
     def observe(self, tree: DraftTree, perturbed: Tensor, features: Tensor, verdict: Verdict) -> None:
         self._features, self._codes, self._count = self._run(pairs_on_path, features, verdict)
+
+
+def joined(steps: Sequence[tuple[Tensor, Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the features [G, B, A, D], codes [B, A] and number of valid pairs [B] of consecutive steps as
+    those of one step, whose valid pairs come first. A is at least MOST_UNREAD_PAIRS, so that there are few
+    shapes."""
+    features = torch.cat([step[0] for step in steps], dim=2)
+    codes = torch.cat([step[1] for step in steps], dim=1)
+    number = torch.arange(codes.shape[1], device=codes.device)
+    valid = torch.cat([number[: c.shape[1]] < count[:, None] for _, c, count in steps], dim=1)
+    order = valid_first(valid)
+    features = features.gather(2, order[None, ..., None].expand_as(features))
+    added = max(MOST_UNREAD_PAIRS - codes.shape[1], 0)
+    return F.pad(features, (0, 0, 0, added)), F.pad(codes.gather(1, order), (0, added)), valid.sum(dim=1)
 
 
 def pairs_on_path(features: Tensor, verdict: Verdict) -> tuple[Tensor, Tensor, Tensor]:
