@@ -42,7 +42,7 @@ LEVEL_STEPS = 300.0
 # turn: for the first time at once, and then as long as trials take at most the share TRIAL_COST of a run's
 # time. If plain decoding is chosen, its neighbour, the smallest tree, would draft badly, because plain
 # decoding scores no positions ahead. The first tree of at least EXPLORE_DEPTH levels is tried instead.
-TRIAL_COST, EXPLORE_DEPTH = 0.02, 3
+TRIAL_COST, EXPLORE_DEPTH = 0.01, 3
 # Candidates of a drafter network as (levels, drafted nodes): True if passes are rounded up to buckets, False
 # if every row of a pass costs. The tree that the model has by default is among the candidates as well.
 NETWORK_TREES = {False: ((2, 3), (4, 6), (8, 12)), True: ((2, 7), (4, 15), (8, 63))}

@@ -56,7 +56,7 @@ def share(shapes: Iterable[Hashable], shape: Hashable) -> float:
 
 @pytest.mark.parametrize("slots", [1, 4])
 def test_rows_that_cost_a_full_pass_leave_plain_decoding(slots: int) -> None:
-    used = simulate(lambda nodes: 1.0 + nodes, 2000, slots)
+    used = simulate(lambda nodes: 1.0 + nodes, 6000, slots)
     assert share(used[300:], PLAIN) >= 0.97
     trials = [shape.budget for shape in used[300:] if shape.budget > 1]
     assert trials, "it must still draft now and then"
@@ -153,7 +153,7 @@ def test_plain_decoding_is_left_when_rows_become_cheap() -> None:
         calls += 1
         return 1.0 + nodes * (1.0 if calls < 1000 else 0.0)
 
-    used = simulate(cost, 4000)
+    used = simulate(cost, 6000)
     assert share(used[300:1000], PLAIN) > 0.9 and share(used[-500:], PLAIN) < 0.1
 
 

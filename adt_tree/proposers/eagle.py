@@ -45,7 +45,8 @@ Growth = Callable[[Drafter, Sampling | RowSampling, DraftState], DraftTree]
 class EagleProposer:
     """Feeds the accepted path to the drafter, then grows a tree.
 
-    In a step without trees the drafter does not run. It reads the codes of such steps before it drafts again.
+    In a step without trees the drafter does not run. It reads the prompts and the codes of such steps before
+    it drafts again.
     """
 
     def __init__(
@@ -59,13 +60,14 @@ class EagleProposer:
         self._features: Tensor | None = None
         self._codes = torch.zeros(slots, 1, dtype=torch.int64, device=drafter.device)
         self._count = torch.ones(slots, dtype=torch.int64, device=drafter.device)
+        self._unread_prompts = dict[int, tuple[Any, Prefix]]()  # by slot
         # Features, codes and count, as above, of the steps without trees since the drafter last ran.
         self._unread = deque[tuple[Tensor, Tensor, Tensor]](maxlen=most_unread)
 
     def prefill(self, slot: int, prompt: Any, prefix: Prefix, code: Tensor) -> None:
         # The drafter reads the prompt except for its last feature, which is paired with the first code here.
-        self.drafter.prefill(slot, prompt, prefix)
         self._forget(slot)
+        self._unread_prompts[slot] = prompt, prefix
         last = torch.stack([branch[-1] for branch in prefix.features])
         if self._features is None:
             self._features = last[:, None, None].repeat(1, *self._codes.shape, 1)
@@ -84,7 +86,8 @@ class EagleProposer:
             self._features[:, slot] = 0
 
     def _forget(self, slot: int) -> None:
-        """Makes the slot's pairs in the unread steps invalid, because they belong to its earlier image."""
+        """Forgets what the drafter has not read of the slot's earlier image."""
+        self._unread_prompts.pop(slot, None)
         for features, _, count in self._unread:
             features[:, slot], count[slot] = 0, 0
 
@@ -107,8 +110,11 @@ class EagleProposer:
         return self._run(self._grow, pairs, last_codes, shapes, noise, context, sampling)
 
     def _read_unread(self, committed: Sequence[int]) -> None:
-        """Extends the drafter's prefix by the pairs of the unread steps: about MOST_UNREAD_PAIRS at a time,
-        because a pair in a pass of its own costs as much as many together."""
+        """Extends the drafter's prefix by the unread prompts, and by the pairs of the unread steps: about
+        MOST_UNREAD_PAIRS at a time, because a pair in a pass of its own costs as much as many together."""
+        for slot, (prompt, prefix) in self._unread_prompts.items():
+            self.drafter.prefill(slot, prompt, prefix)
+        self._unread_prompts.clear()
         if not self._unread:
             return
         context = self.drafter.context(committed, late=True)
