@@ -22,9 +22,9 @@ from adt_tree.records import Step
 
 MOST_CHAIN = 23  # most nodes of a chain about as long as a row; trees with more have alternatives as well
 TRIAL_STEPS = 3  # counted steps of a candidate's trial; the first, which may record graphs, is not timed
-# A deeper tree reaches positions that no pass has scored, so its first steps accept less than later ones: a
-# chain of 15 after a chain of 7 commits 3.2, 4.6 and then 4.8 codes (docs/LOG.md). So the acceptance of the
-# first WARM_UP steps is not counted.
+# A deeper self-drafted tree reaches positions that no pass has scored, so its first steps accept less than
+# later ones: a chain of 15 after a chain of 7 commits 3.2, 4.6 and then 4.8 codes (docs/LOG.md). So the
+# acceptance of the first WARM_UP steps is not counted.
 WARM_UP = 2
 PERIOD = 8  # steps from one decision to the next
 RECENT = 24  # number of step times whose lower quartile is the time of a candidate's step
@@ -40,7 +40,7 @@ LEVEL_STEPS = 300.0
 # Times change with the load of the device, and one slow moment can spoil the first trial of a shape, or end
 # the first trials too early. So plain decoding and the neighbours of the chosen shape are tried again, in
 # turn: for the first time at once, and then as long as trials take at most the share TRIAL_COST of a run's
-# time. If plain decoding is chosen, its neighbour, the smallest tree, would draft badly, because plain
+# time. If plain decoding is chosen, its neighbour, the smallest tree, would self-draft badly, because plain
 # decoding scores no positions ahead. The first tree of at least EXPLORE_DEPTH levels is tried instead.
 TRIAL_COST, EXPLORE_DEPTH = 0.01, 3
 # Candidates of a drafter network as (levels, drafted nodes): True if passes are rounded up to buckets, False
@@ -173,10 +173,14 @@ def lower_quartile(times_ms: Collection[float]) -> float:
 class CostAware:
     """Chooses the shape that commits most codes per second. All images in flight have the same candidate."""
 
-    def __init__(self, shapes: Sequence[TreeShape], inner: Policy | None = None) -> None:
+    def __init__(
+        self, shapes: Sequence[TreeShape], inner: Policy | None = None, self_drafted: bool = True
+    ) -> None:
         """shapes: the candidates, the first of them plain decoding. inner: chooses depth and width within the
-        candidate that is taken; None: the candidate is the shape."""
+        candidate that is taken; None: the candidate is the shape. self_drafted: drafts come from earlier
+        passes of the target, so that they depend on the trees of these passes."""
         self._candidates, self._inner = [_Candidate(shape) for shape in shapes], inner
+        self._self_drafted = self_drafted
         self._current = self._candidates[0]
         self._chosen: _Candidate | None = None  # by the last choice; None during the first trials
         self._in_a_row = -1  # steps of the current candidate after its first one; -1 before the first step
@@ -291,7 +295,8 @@ class CostAware:
 
     def _warm_up_of(self, candidate: _Candidate) -> int:
         """Returns how many steps of the candidate are not to be counted if it follows the current one."""
-        return WARM_UP if candidate.shape.depth > self._current.shape.depth else 0
+        deeper = candidate.shape.depth > self._current.shape.depth
+        return WARM_UP if deeper and self._self_drafted else 0
 
     def _least_tried(self, chosen: _Candidate) -> _Candidate | None:
         """Returns the candidate to try next while `chosen` is the best; None if there is no other."""
@@ -299,7 +304,8 @@ class CostAware:
             at = self._candidates.index(chosen)
             others = [c for n, c in enumerate(self._candidates) if n == 0 or abs(n - at) == 1]
         else:
-            deep = [c for c in self._candidates if c.shape.depth >= EXPLORE_DEPTH]
+            least_depth = EXPLORE_DEPTH if self._self_drafted else 1
+            deep = [c for c in self._candidates if c.shape.depth >= least_depth]
             others = deep[:1] or self._candidates[1:][-1:]
         return min(others, key=lambda candidate: candidate.last_trial, default=None)
 

@@ -66,7 +66,7 @@ def build(model: Model, method: Method, slots: int, max_prompt: int) -> Engine:
     adaptive = AdjacencyAdaptive(base, slots) if isinstance(base, AdaptiveTree) else None
     policy: Policy = adaptive or Fixed(shapes[-1])
     if isinstance(tree, AutoTree):
-        policy = CostAware(shapes, adaptive)
+        policy = CostAware(shapes, adaptive, self_drafted=tree.base is None)
     proposer_is_rule = not method.spec.verify and method.control is None
     rule: Rule = proposer if proposer_is_rule else make_rule(setup)
     return Engine(method, sampling, target, (proposer, policy, rule))
