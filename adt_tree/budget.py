@@ -43,6 +43,10 @@ LEVEL_STEPS = 300.0
 # time. If plain decoding is chosen, its neighbour, the smallest tree, would self-draft badly, because plain
 # decoding scores no positions ahead. The first tree of at least EXPLORE_DEPTH levels is tried instead.
 TRIAL_COST, EXPLORE_DEPTH = 0.01, 3
+# Under plain decoding the images of a batch stay in step. If they draft, they end at different times, and at
+# the end of a run slots are idle: with four images a slot that costs about a twentieth of the time. As nobody
+# knows how many images will follow, a tree must commit so many times the codes per second of plain decoding.
+IN_STEP = 1.05
 # Candidates of a drafter network as (levels, drafted nodes): True if passes are rounded up to buckets, False
 # if every row of a pass costs. The tree that the model has by default is among the candidates as well.
 NETWORK_TREES = {False: ((2, 3), (4, 6), (8, 12)), True: ((2, 7), (4, 15), (8, 63))}
@@ -194,6 +198,7 @@ class CostAware:
         # An inner policy drafts fewer levels than the candidate allows, so that promises are worth less.
         self._promise_steps = LEVEL_STEPS if inner is None else LAW_STEPS
         self._shapes: dict[int, TreeShape] = {}  # of the present step, by slot
+        self._images = 0  # most images in flight so far
         self._observed = True  # true if an image of the last step has been observed
 
     @property
@@ -214,6 +219,7 @@ class CostAware:
             inner = self._inner.shape(slot, cell)
             shape = TreeShape(min(inner.depth, limit.depth), min(inner.width, limit.width), limit.budget)
         self._shapes[slot] = shape
+        self._images = max(self._images, slot + 1)
         return shape
 
     def observe(self, slot: int, step: Step, committed: list[Cell]) -> None:
@@ -316,6 +322,7 @@ class CostAware:
         return not candidate.last_trial or self._trial_ms + expected_ms <= TRIAL_COST * self._total_ms
 
     def _rate(self, candidate: _Candidate) -> float:
-        """Returns the codes per millisecond that the candidate is expected to commit."""
+        """Returns the codes per millisecond that the candidate is expected to commit, counting IN_STEP."""
         promised = self._promised[candidate.shape.depth]
-        return (1 + candidate.accepts(promised, self._promise_steps)) / candidate.ms
+        rate = (1 + candidate.accepts(promised, self._promise_steps)) / candidate.ms
+        return rate if candidate.shape.depth or self._images < 2 else IN_STEP * rate
