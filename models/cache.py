@@ -77,11 +77,10 @@ class AttentionMetadata:
             mixed = torch.empty_like(folded)
             for image, (cached, length) in enumerate(self.images):
                 own = slice(image, None, len(self.images))
-                read, mask = (
-                    (key[cached, :, :length], value[cached, :, :length]),
-                    self.mask[own, ..., :length],
+                pair, mask = store[cached, :, :, :length], self.mask[own, ..., :length]
+                mixed[own] = F.scaled_dot_product_attention(
+                    folded[own], pair[:, 0], pair[:, 1], attn_mask=mask, scale=scale
                 )
-                mixed[own] = F.scaled_dot_product_attention(folded[own], *read, attn_mask=mask, scale=scale)
         else:
             mixed = F.scaled_dot_product_attention(folded, key, value, attn_mask=self.mask, scale=scale)
         mixed = mixed.view(rows, kv_heads, groups, nodes, -1).permute(0, 3, 1, 2, 4)
