@@ -168,6 +168,11 @@ class KVCache:
         """Number of slots of a row."""
         return self.store.shape[4]
 
+    @property
+    def may_skip_rows(self) -> bool:
+        """True if passes may leave out rows, and are faster then: on a CPU every row of a pass costs."""
+        return self.store.device.type == "cpu"
+
     def row(self, index: int) -> KVCache:
         """Returns the one-row cache over the same memory."""
         at = slice(index, index + 1)
@@ -311,6 +316,8 @@ class ChainMetadata(AttentionMetadata):
 class FlashCache(KVCache):
     """A cache that flash-attn reads, for prompts and the AR baseline, whose nodes are a chain. It needs fp16
     or bf16 on CUDA, and has not been run on a GPU yet."""
+
+    may_skip_rows = False
 
     def metadata(self, depths: Tensor, ancestors: Tensor, lengths: Sequence[int | None]) -> ChainMetadata:
         plain = super().metadata(depths, ancestors, lengths)

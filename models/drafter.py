@@ -115,10 +115,10 @@ def load_drafter(
     return net, placed.digest()
 
 
-def tree_entries(max_depth: int, max_width: int) -> int:
-    """Returns the greatest number of entries that one step places after the prefix of a row: those of a tree,
-    or the pairs that extend() reads, with a separator before each."""
-    return max(max_depth + 1 + 2 * MOST_UNREAD_PAIRS, max_depth * max_width)
+def step_entries(max_depth: int, max_width: int) -> int:
+    """Returns a bound on the entries that one step places after the prefix of a row: those of a tree, or the
+    pairs that extend() reads, which may be unread ones of earlier steps, with a separator before each."""
+    return max(max_depth + 1, max_depth * max_width) + 2 * MOST_UNREAD_PAIRS
 
 
 class EagleDrafter:
@@ -145,7 +145,7 @@ class EagleDrafter:
         self._most_committed = 0  # bound on the codes in any slot's prefix at the last extend()
         self.alignment = pairing(alignment, target)
         config = net.config
-        capacity = target.max_prompt + target.grid.size + tree_entries(max_depth, max_width)
+        capacity = target.max_prompt + target.grid.size + step_entries(max_depth, max_width)
         net.reserve(capacity)
         pack(net)
         rows, dtype = target.branches * target.slots, cache_dtype(net.embed.weight)

@@ -21,7 +21,7 @@ from adt_tree.noise import ROWS
 from models.cache import aligned
 from models.checkpoint.meta_init import on_meta
 from models.codecs.vq import VQConfig, VQModel
-from models.drafter import DrafterNet, tree_entries
+from models.drafter import DrafterNet, step_entries
 from models.graphs import row_bucket
 from models.registry import spec_of
 from models.spec import CKPTS, DTYPE_NAMES
@@ -47,7 +47,7 @@ class Use:
     tokens: int  # of one image, row ends included
     prompt: int  # tokens of the longest prompt
     nodes: int  # of the largest tree, the root included
-    scratch: int  # entries of a tree in the drafter's cache
+    scratch: int  # entries of a step in the drafter's cache
     images: int  # in flight
     branches: int  # 2 under guidance
     element: int  # bytes of a weight, an activation or a cached number
@@ -89,7 +89,7 @@ def published_use(
         tokens=tokens or shape["image_tokens"],
         prompt=shape["prompt"],
         nodes=nodes or spec.tree.num_nodes,
-        scratch=tree_entries(spec.tree.depth, spec.tree.width),
+        scratch=step_entries(spec.tree.depth, spec.tree.width),
         images=images,
         branches=1 if spec.guidance == 1 else 2,
         element=getattr(torch, DTYPE_NAMES[precision]).itemsize,

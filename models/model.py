@@ -23,7 +23,7 @@ from models.checkpoint.weights import Weights
 from models.codecs.glm_pixels import DiffusionDecoder
 from models.codecs.nearest_codes import find_table, read_table
 from models.codecs.vq import VQModel, to_uint8
-from models.drafter import DrafterLayout, DrafterNet, EagleDrafter, load_drafter
+from models.drafter import DrafterLayout, DrafterNet, EagleDrafter, load_drafter, step_entries
 from models.footprint import DEMAND, Use, check_room
 from models.graphs import CudaRecorder, GraphRunner
 from models.packed import cache_dtype
@@ -176,7 +176,7 @@ class Model:
             tokens=tokens.size,
             prompt=max_prompt,
             nodes=nodes,
-            scratch=nodes,
+            scratch=step_entries(nodes - 1, 1),
             images=slots,
             branches=sampling.branches,
             element=cached.itemsize,

@@ -226,11 +226,11 @@ class ARTarget:
         return present.new_zeros(shape).index_copy_(1, index, present)
 
     def _lengths(self, committed: tuple[int, ...]) -> list[int | None]:
-        """Returns the bounds on the rows of prefixes that KVCache.metadata() takes. On a CPU, where every row
-        of a pass costs, passes leave out idle slots."""
+        """Returns the bounds on the rows of prefixes that KVCache.metadata() takes. If the cache may skip
+        rows, passes leave out idle slots."""
         if self.few_shapes:
             return [committed[0] + self.max_prompt]
-        skip = self.device.type == "cpu"
+        skip = self.cache.may_skip_rows
         pairs = zip(committed, self._prompts, strict=True)
         return [None if skip and not prompt else codes + prompt for codes, prompt in pairs]
 

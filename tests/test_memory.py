@@ -16,6 +16,7 @@ from adt_tree.errors import UserError
 from adt_tree.method import Demand
 from adt_tree.pipeline import Pipeline
 from adt_tree.policy import TreeShape
+from adt_tree.roles import MOST_UNREAD_PAIRS
 from adt_tree.sampling import Sampling
 from cli.memory import table
 from models.checkpoint.weights import read_weights
@@ -38,7 +39,7 @@ def use(model: Model, images: int, prompt: int) -> Use:
     assert net is not None
     config, grid = model.codec.config, model.grid
     side = grid.height * config.patch_size
-    scratch = max(DEPTH + 1, DEPTH * WIDTH)
+    scratch = max(DEPTH + 1, DEPTH * WIDTH) + 2 * MOST_UNREAD_PAIRS
     element = model.decoder.embed.weight.element_size()
     return Use(
         decoder=model.decoder.config,
