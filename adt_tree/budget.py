@@ -198,7 +198,7 @@ class CostAware:
         # An inner policy drafts fewer levels than the candidate allows, so that promises are worth less.
         self._promise_steps = LEVEL_STEPS if inner is None else LAW_STEPS
         self._shapes: dict[int, TreeShape] = {}  # of the present step, by slot
-        self._images = 0  # most images in flight so far
+        self._images = 0  # the highest slot that held an image so far, counted from 1
         self._observed = True  # true if an image of the last step has been observed
 
     @property
@@ -322,7 +322,8 @@ class CostAware:
         return not candidate.last_trial or self._trial_ms + expected_ms <= TRIAL_COST * self._total_ms
 
     def _rate(self, candidate: _Candidate) -> float:
-        """Returns the codes per millisecond that the candidate is expected to commit, counting IN_STEP."""
+        """Returns the codes per millisecond that the candidate is expected to commit. In a batch those of
+        plain decoding count IN_STEP times."""
         promised = self._promised[candidate.shape.depth]
         rate = (1 + candidate.accepts(promised, self._promise_steps)) / candidate.ms
         return rate if candidate.shape.depth or self._images < 2 else IN_STEP * rate

@@ -27,8 +27,8 @@ from adt_tree.sampling import RowSampling, Sampling
 from adt_tree.tree import BatchShapes, DraftTree, StaticTree
 from adt_tree.verify import Verdict
 
-# A drafter reads at most so many pairs at once, beside those of one path: the step's, or those of earlier
-# steps without trees.
+# A drafter that has not run for some steps reads the pairs of these steps in groups. A group is complete as
+# soon as it has this many pairs.
 MOST_UNREAD_PAIRS = 16
 # noise_below(levels) is the noise [B, levels, V] for the codes below the roots; row l is for depth l + 1.
 NoiseBelow = Callable[[int], Tensor]
@@ -135,7 +135,8 @@ class Drafter(Protocol):
 
     def context(self, committed: Sequence[int], late: bool = False) -> Hashable:
         """Returns the prefix lengths in the form that extend() takes. Steps of equal contexts have passes of
-        equal shapes. late: the pairs to extend by are not those of the last step, but of earlier ones."""
+        equal shapes. late: extend() will read pairs of earlier steps, so separators may precede any of
+        them; otherwise it reads those of the last step, which end at the roots."""
 
     def extend(self, features: Tensor, codes: Tensor, count: Tensor, context: Any) -> tuple[Tensor, Tensor]:
         """Commits pairs of a feature [G, B, A, D] and the code [B, A] one position later, of which the first

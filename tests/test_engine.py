@@ -274,7 +274,7 @@ def test_room_for_longer_prompts_is_not_read(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("method", ["self-draft", "eagle-2"])
 def test_images_that_read_their_own_slots_are_the_same(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three images in two slots: they are out of step, and at the end one slot is idle."""
+    """Five images in two slots: they are out of step, and at the end one slot is idle."""
     calls, sdpa = [], F.scaled_dot_product_attention
 
     def watched(query: Tensor, *args: Tensor, **options: Any) -> Tensor:
