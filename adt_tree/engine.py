@@ -11,7 +11,8 @@ from pathlib import Path
 import torch
 
 from adt_tree.batch import StepOutput
-from adt_tree.budget import AutoTree, CostAware
+from adt_tree.budget.candidates import AutoTree
+from adt_tree.budget.policy import CostAware
 from adt_tree.decode import autoregressive, finished, speculative
 from adt_tree.errors import UserError
 from adt_tree.method import Demand, Method
@@ -66,7 +67,8 @@ def build(model: Model, method: Method, slots: int, max_prompt: int) -> Engine:
     adaptive = AdjacencyAdaptive(base, slots) if isinstance(base, AdaptiveTree) else None
     policy: Policy = adaptive or Fixed(shapes[-1])
     if isinstance(tree, AutoTree):
-        policy = CostAware(shapes, adaptive, self_drafted=tree.base is None)
+        idle_slots_cost = target.few_shapes or target.device.type != "cpu"
+        policy = CostAware(shapes, adaptive, tree.base is None, idle_slots_cost)
     proposer_is_rule = not method.spec.verify and method.control is None
     rule: Rule = proposer if proposer_is_rule else make_rule(setup)
     return Engine(method, sampling, target, (proposer, policy, rule))

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from types import NoneType
 
-from adt_tree.budget import AutoTree
+from adt_tree.budget.candidates import AutoTree
 from adt_tree.errors import UserError
 from adt_tree.policy import SELF_DRAFTED, AdaptiveTree, TreeShape, self_drafted, windowed
 from adt_tree.sampling import Sampling

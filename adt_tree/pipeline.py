@@ -15,7 +15,7 @@ import torch
 from PIL import Image, ImageChops, ImageDraw
 
 from adt_tree.batch import StepOutput
-from adt_tree.budget import AutoTree
+from adt_tree.budget.candidates import AutoTree
 from adt_tree.engine import Engine, build
 from adt_tree.errors import UserError
 from adt_tree.method import METHODS, Lantern, Method, Tree

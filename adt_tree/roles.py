@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from adt_tree.budget import AutoTree
+from adt_tree.budget.candidates import AutoTree
 from adt_tree.grid import Grid
 from adt_tree.method import Demand, Method
 from adt_tree.policy import AdaptiveTree, TreeShape

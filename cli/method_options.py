@@ -12,7 +12,7 @@ from dataclasses import replace
 from types import NoneType
 from typing import Any, ClassVar, NoReturn
 
-from adt_tree.budget import AutoTree
+from adt_tree.budget.candidates import AutoTree
 from adt_tree.errors import UserError
 from adt_tree.method import (
     ADAPTIVE_OPTIONS,

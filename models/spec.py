@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adt_tree.budget import AutoTree
+from adt_tree.budget.candidates import AutoTree
 from adt_tree.errors import CheckpointError
 from adt_tree.method import Tree, method_spec
 from adt_tree.policy import AdaptiveTree, TreeShape

@@ -36,7 +36,7 @@ FOR_MODELS = {
     ("adt_tree.method", "Demand"), ("adt_tree.noise", "Noise"), ("adt_tree.noise", "ROWS"),
     ("adt_tree.sampling", "log_probs"),
     ("adt_tree.decode", "autoregressive"), ("adt_tree.decode", "finished"),
-    ("adt_tree.budget", "AutoTree"), ("adt_tree.ranges", "part"), ("adt_tree.errors", None),
+    ("adt_tree.budget.candidates", "AutoTree"), ("adt_tree.ranges", "part"), ("adt_tree.errors", None),
 }  # fmt: skip
 MODELS_BELOW = {  # folders of models that stand below the rest -> the parts of models that they may import
     "models/checkpoint": ("models.checkpoint",),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from adt_tree.budget import AutoTree
+from adt_tree.budget.candidates import AutoTree
 from adt_tree.errors import UserError
 from adt_tree.policy import TreeShape
 from cli.generate_images import Options

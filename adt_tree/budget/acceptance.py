@@ -1,0 +1,50 @@
+"""The codes that steps are expected to accept, by the number of levels of their trees."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+# Image steps: a step with B images in flight counts as B of them.
+MEMORY = 400.0  # image steps over which the acceptance of levels and of candidates is averaged
+# The growth law holds where nothing is measured yet: a share h of the steps accepts a code, and a tree of d
+# levels accepts h * d ** EXPONENT codes (docs/LOG.md). The law counts as much as LAW_STEPS image steps of
+# every level, and h begins at FIRST_HITS.
+FIRST_HITS, EXPONENT, LAW_STEPS = 0.5, 0.7, 10.0
+
+
+class Levels:
+    """How many steps accept a code of each level, counted over the last image steps of all candidates.
+
+    Images differ, and so do the regions of an image. So two candidates cannot be compared by the codes that
+    each accepted at its time. But the levels of a shallow tree are levels of a deep one too: they show at any
+    time what a shallower candidate would accept.
+    """
+
+    def __init__(self, deepest: int) -> None:
+        """deepest: number of levels of the deepest tree."""
+        self._weight = 1.0  # of the next step; it grows, so that older steps weigh less
+        self._drafted = [0.0] * (deepest + 1)  # weight of the steps whose tree had 0, 1, 2, ... levels
+        self._accepted = [0.0] * (deepest + 1)  # weight of the steps that accepted 0, 1, 2, ... codes
+
+    def count(self, depth: int, accepted: int) -> None:
+        """Adds one step of one image."""
+        self._drafted[depth] += self._weight
+        self._accepted[accepted] += self._weight
+        self._weight *= 1 + 1 / MEMORY
+
+    def accepted_codes(self) -> list[float]:
+        """Returns the expected number of accepted codes of a tree of 0, 1, 2, ... levels."""
+        self._drafted = [weight / self._weight for weight in self._drafted]
+        self._accepted = [weight / self._weight for weight in self._accepted]
+        self._weight = 1.0
+        # By level, the weight of the steps that drafted it, and of those that accepted a code of it.
+        drafted = list(accumulate(reversed(self._drafted)))[::-1]
+        accepted = list(accumulate(reversed(self._accepted)))[::-1]
+        codes, h = [0.0], FIRST_HITS
+        for level in range(1, len(drafted)):
+            law = h * (level**EXPONENT - (level - 1) ** EXPONENT)
+            share = (accepted[level] + LAW_STEPS * law) / (drafted[level] + LAW_STEPS)
+            if level == 1:
+                h = share
+            codes.append(codes[-1] + share)
+        return codes

@@ -1,0 +1,100 @@
+"""The times of steps, by the shape of their trees and by the number of images in flight."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict, deque
+from collections.abc import Collection, Sequence
+from functools import partial
+from operator import mul
+from statistics import median_low
+
+RECENT = 24  # number of step times whose lower quartile is the time of a step
+TRIALS = 3  # number of trials whose median is the time of a step of a candidate that is not in use
+
+
+def lower_quartile(times_ms: Collection[float]) -> float:
+    """Returns a typical time. Other programs make single steps slower but never faster, so that the median of
+    a few steps may be the time of a disturbed one."""
+    return sorted(times_ms)[(len(times_ms) - 1) // 4]
+
+
+class StepTimes:
+    """Estimates how long a step of each candidate takes with any number of images in flight."""
+
+    def __init__(self, nodes: Sequence[int]) -> None:
+        """nodes: number of nodes of each candidate's trees, root included."""
+        self._nodes = nodes
+        self._ms: dict[tuple[int, int], float] = {}  # estimates by (candidate, images in flight)
+        # For each key of _ms: single times since begin() or begin_trial(), and the times of earlier trials.
+        self._recent = defaultdict[tuple[int, int], deque[float]](partial(deque, maxlen=RECENT))
+        self._trials = defaultdict[tuple[int, int], deque[float]](partial(deque, maxlen=TRIALS - 1))
+        self._call_ms, self._node_ms = math.inf, 0.0  # of _on_line()
+
+    def begin(self, candidate: int) -> None:
+        """Says that the candidate will be in use from now on. What was timed at other moments remains its
+        estimate only until the next time arrives."""
+        for key in [key for key in self._recent if key[0] == candidate]:
+            del self._recent[key]
+            self._trials.pop(key, None)
+
+    def begin_trial(self, candidate: int) -> None:
+        """Says that the next times of the candidate are those of a trial."""
+        for key in [key for key in self._recent if key[0] == candidate]:
+            self._trials[key].append(lower_quartile(self._recent.pop(key)))
+
+    def add(self, candidate: int, images: int, ms: float, in_use: bool) -> None:
+        """Adds the time of a step.
+
+        in_use: the candidate is the one in use. The device may be shared with other programs. So if it has
+        been in use for long enough, a change of its time is taken for a change of the device and applies to
+        all estimates. Otherwise the candidate in use in a slow moment would look worse than those that were
+        timed before.
+        """
+        key = candidate, images
+        recent, before = self._recent[key], self._ms.get(key)
+        recent.append(ms)
+        now = self._ms[key] = median_low([*self._trials[key], lower_quartile(recent)])
+        if in_use and before and now != before and len(recent) == RECENT:
+            self._scale(now / before, except_for=key)
+
+    def _scale(self, factor: float, except_for: tuple[int, int]) -> None:
+        for key in self._ms.keys() - {except_for}:
+            self._ms[key] *= factor
+            for store in (self._recent, self._trials):
+                if key in store:
+                    store[key] = deque((ms * factor for ms in store[key]), store[key].maxlen)
+
+    def is_timed(self, candidate: int) -> bool:
+        """Returns whether a step of the candidate was timed."""
+        return any(key[0] == candidate for key in self._ms)
+
+    def fit(self) -> None:
+        """Fits a line through all estimates: a step takes call_ms, and node_ms for every node of its trees.
+        The sum of squared relative errors is least."""
+        if not self._ms:
+            return
+        nodes = [self._nodes[candidate] * images for candidate, images in self._ms]
+        # With u = 1 / ms and v = nodes / ms, the errors are call_ms * u + node_ms * v - 1.
+        u = [1 / ms for ms in self._ms.values()]
+        v = list(map(mul, nodes, u))
+        uu, uv, vv = (sum(map(mul, x, y)) for x, y in ((u, u), (u, v), (v, v)))
+        determinant = uu * vv - uv * uv
+        if determinant > 1e-6 * uu * vv:  # otherwise all steps had the same number of nodes
+            self._node_ms = max(0.0, (uu * sum(v) - uv * sum(u)) / determinant)
+        self._call_ms = max(0.0, (sum(u) - self._node_ms * uv) / uu)
+
+    def of(self, candidate: int, images: int) -> float:
+        """Returns the time of a step. If it was not measured with so many images in flight, it comes from the
+        nearest number and changes as the line does; infinite before the first time of all."""
+        if (candidate, images) in self._ms:
+            return self._ms[candidate, images]
+        timed = [key[1] for key in self._ms if key[0] == candidate]
+        here = self._on_line(candidate, images)
+        if not timed:
+            return here
+        nearest = min(timed, key=lambda number: max(number / images, images / number))
+        return self._ms[candidate, nearest] * here / self._on_line(candidate, nearest)
+
+    def _on_line(self, candidate: int, images: int) -> float:
+        return self._call_ms + self._node_ms * self._nodes[candidate] * images
