@@ -16,8 +16,10 @@ LEAST_GAIN = 1.1
 # be slow for a moment. So what counts is the median of trials, which are made at several rows. A gain that
 # few trials show must be larger: after n trials at least 1 + 1 / n.
 MOST_GAINS = 16
-# Trials take at most the share TRIAL_COST of the time, or EARLY_COST before there were EARLY_TRIALS.
-TRIAL_COST, EARLY_COST, EARLY_TRIALS = 0.01, 0.2, 8
+# Early trials take at most the share EARLY_COST of the time, until there were EARLY_TRIALS, or LEAST_TRIALS whose
+# median is a loss. Later ones take the share LATE_COST, because one trial leaves the images of a batch out of
+# step until they have ended.
+EARLY_COST, EARLY_TRIALS, LEAST_TRIALS, LATE_COST = 0.2, 8, 3, 0.001
 RECENT_STEPS = 8  # number of plain steps, before a trial and after it, with which it is compared
 
 
@@ -42,7 +44,9 @@ class InStep:
         """Returns the share of the time that trials may take at present."""
         if len(self._plain_ms) < RECENT_STEPS:
             return 0.0
-        return EARLY_COST if len(self._gains[self._images]) < EARLY_TRIALS else TRIAL_COST
+        gains = self._gains[self._images]
+        is_loss = len(gains) >= LEAST_TRIALS and median(gains) < 1
+        return LATE_COST if is_loss or len(gains) >= EARLY_TRIALS else EARLY_COST
 
     def begin(self, images: int) -> None:
         """Starts a batch, whose images have all just begun."""
@@ -71,7 +75,7 @@ class InStep:
             self._codes.append(step.accepted + 1)
 
     def judge(self) -> bool:
-        """Counts the gain of the last trial, if there was one, after the plain steps that followed it. Returns
+        """Counts the gain of the last trial, if there was one, once plain steps have followed it. Returns
         whether this ends plain decoding."""
         if self._tree_ms and len(self._plain_ms) == 2 * RECENT_STEPS:
             speed = median(self._plain_ms) / median(self._tree_ms)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from adt_tree.budget.acceptance import LAW_STEPS, MEMORY, Levels
-from adt_tree.budget.in_step import LEAST_GAIN, TRIAL_COST, InStep
+from adt_tree.budget.in_step import LEAST_GAIN, InStep
 from adt_tree.budget.times import StepTimes
 from adt_tree.grid import Cell
 from adt_tree.policy import PLAIN, Policy, TreeShape
@@ -27,7 +27,7 @@ LEVEL_STEPS = 300.0
 # turn: for the first time at once, and then as long as trials take at most the share TRIAL_COST of a run's
 # time. If plain decoding is chosen, its neighbour, the smallest tree, would self-draft badly, because plain
 # decoding scores no positions ahead. The first tree of at least EXPLORE_DEPTH levels is tried instead.
-EXPLORE_DEPTH = 3
+TRIAL_COST, EXPLORE_DEPTH = 0.01, 3
 FIRST = Cell(0, 0)  # the root of an image's first step
 
 
