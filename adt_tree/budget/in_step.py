@@ -16,9 +16,9 @@ LEAST_GAIN = 1.1
 # be slow for a moment. So what counts is the median of trials, which are made at several rows. A gain that
 # few trials show must be larger: after n trials at least 1 + 1 / n.
 MOST_GAINS = 16
-# Early trials take at most the share EARLY_COST of the time, until there were EARLY_TRIALS, or LEAST_TRIALS whose
-# median is a loss. Later ones take the share LATE_COST, because one trial leaves the images of a batch out of
-# step until they have ended.
+# Early trials take at most the share EARLY_COST of the time, until there were EARLY_TRIALS, or LEAST_TRIALS
+# whose median is a loss. Later ones take the share LATE_COST, because one trial leaves the images of a batch
+# out of step until they have ended.
 EARLY_COST, EARLY_TRIALS, LEAST_TRIALS, LATE_COST = 0.2, 8, 3, 0.001
 RECENT_STEPS = 8  # number of plain steps, before a trial and after it, with which it is compared
 

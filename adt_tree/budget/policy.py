@@ -79,6 +79,7 @@ class CostAware:
         self._untried = deque(self._candidates)  # candidates whose first trial is to come, smallest first
         self._trials, self._in_trial = 0, False  # number of trials after the first ones; true during one
         self._total_ms, self._trial_ms = 0.0, 0.0  # time of all steps, and of those trials
+        self._since_trial_ms = 0.0  # time of the steps since the last trial of any kind
         self._times = StepTimes([shape.num_nodes for shape in shapes])
         self._levels = Levels(max(shape.depth for shape in shapes))
         self._promised: list[float] = []  # codes by depth, at the last choice; empty during the first trials
@@ -128,6 +129,7 @@ class CostAware:
         if not self._observed:
             self._total_ms += step.ms
             self._trial_ms += step.ms if self._in_trial else 0.0
+            self._since_trial_ms += step.ms
         self._observed = True
 
     def _next_step(self) -> None:
@@ -199,7 +201,8 @@ class CostAware:
         return not timed or (1 + promised[candidate.shape.depth]) / self._ms(timed[-1]) > best
 
     def _trial(self, candidate: _Candidate) -> list[_Candidate]:
-        """Returns the steps of a trial that begins now."""
+        """Begins a trial. Returns its steps."""
+        self._since_trial_ms = 0.0
         steps = TRIAL_STEPS if self._times.is_timed(0) else PERIOD  # all are compared with plain decoding
         return [candidate] * (self._warm_up_of(candidate) + steps)
 
@@ -222,9 +225,9 @@ class CostAware:
     def _is_due(self, candidate: _Candidate) -> bool:
         """Returns whether the candidate has had at most its first trial, or another one keeps the time of all
         trials within TRIAL_COST."""
-        expected_ms = len(self._trial(candidate)) * self._ms(candidate)
+        expected_ms = (self._warm_up_of(candidate) + TRIAL_STEPS) * self._ms(candidate)
         if self._in_step.is_plain:
-            return self._trial_ms + expected_ms <= self._in_step.share() * self._total_ms
+            return expected_ms <= self._in_step.share() * self._since_trial_ms
         return not candidate.last_trial or self._trial_ms + expected_ms <= TRIAL_COST * self._total_ms
 
     def _rate(self, candidate: _Candidate) -> float:
