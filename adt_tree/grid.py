@@ -76,11 +76,11 @@ class Grid:
 
     def cell(self, position: int) -> Cell:
         """Returns the cell of a position. ValueError outside the grid."""
-        if not 0 <= position < self.size:
-            raise ValueError(f"position {position} is outside a grid of {self.size} cells")
         offset = position
         for index, raster in enumerate(self.before):
-            if offset < raster.size:
+            if 0 <= offset < raster.size:
                 return Cell(*divmod(offset, raster.width), index)
             offset -= raster.size
+        if position < 0 or offset >= self.height * self.width:
+            raise ValueError(f"position {position} is outside a grid of {self.size} cells")
         return Cell(*divmod(offset, self.width), len(self.before))

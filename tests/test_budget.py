@@ -99,7 +99,7 @@ def test_a_deeper_tree_is_not_judged_by_its_first_steps() -> None:
 
 @pytest.mark.parametrize(
     ("slots", "least_gain", "chosen"),
-    [(1, 1.5, TreeShape(3, 1, 3)), (4, 1.1, TreeShape(3, 1, 3)), (4, 1.5, PLAIN)],
+    [(1, 1.5, TreeShape(3, 1, 3)), (4, 1.2, TreeShape(3, 1, 3)), (4, 1.5, PLAIN)],
 )
 def test_a_batch_in_step_is_left_for_a_clear_gain(
     slots: int, least_gain: float, chosen: TreeShape, monkeypatch: pytest.MonkeyPatch

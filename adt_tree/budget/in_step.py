@@ -11,7 +11,7 @@ from adt_tree.records import Step
 # Images that draft get out of step. That costs time which a trial does not show: attention over prefixes of
 # different lengths takes longer, and at the end of a run slots are idle (docs/LOG.md). So a tree must commit
 # at least LEAST_GAIN times the codes per second of plain decoding.
-LEAST_GAIN = 1.1
+LEAST_GAIN = 1.2
 # All images are in the same rows, and in some rows more drafts are right than in others. The device may also
 # be slow for a moment. So what counts is the median of trials, which are made at several rows. A gain that
 # few trials show must be larger: after n trials at least 1 + 1 / n.
