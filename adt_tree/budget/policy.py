@@ -133,12 +133,12 @@ class CostAware:
         self._observed = True
 
     def _next_step(self) -> None:
-        is_due, self._images = self._images != len(self._roots), len(self._roots)
+        has_changed, self._images = self._images != len(self._roots), len(self._roots)
         if self._roots and all(root == FIRST for root in self._roots):
             self._in_step.begin(self._images)
-            is_due = True
+            has_changed = True
         self._roots.clear()
-        if not self._scheduled or (is_due and self._chosen and not self._in_trial):
+        if not self._scheduled or (has_changed and self._chosen and not self._in_trial):
             self._schedule()
         upcoming = self._scheduled.popleft()
         self._in_a_row += 1
@@ -157,7 +157,7 @@ class CostAware:
     def _schedule(self) -> None:
         """Chooses the candidate of the next PERIOD steps, or begins a trial of another one if one is due."""
         if self._in_step.is_plain and not self._in_trial and self._in_step.judge():
-            # Times of rows far above would mislead, because attention took less time there.
+            # Times of rows far above would mislead, because attention was shorter there.
             self._times = StepTimes([candidate.shape.num_nodes for candidate in self._candidates])
             self._untried = deque(self._candidates)
         self._in_step.update(self._images)
