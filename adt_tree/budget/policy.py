@@ -78,7 +78,7 @@ class CostAware:
         self._scheduled = deque[_Candidate]()  # candidates of the next steps
         self._untried = deque(self._candidates)  # candidates whose first trial is to come, smallest first
         self._trials, self._in_trial = 0, False  # number of trials after the first ones; true during one
-        self._total_ms, self._trial_ms = 0.0, 0.0  # time of all steps, and of those trials
+        self._total_ms, self._trial_ms = 0.0, 0.0  # time of all steps, and of trials that TRIAL_COST limits
         self._since_trial_ms = 0.0  # time of the steps since the last trial of any kind
         self._times = StepTimes([shape.num_nodes for shape in shapes])
         self._levels = Levels(max(shape.depth for shape in shapes))
@@ -128,7 +128,8 @@ class CostAware:
                 self._times.add(self._current.index, self._paid_images(len(self._roots)), step.ms, in_use)
         if not self._observed:
             self._total_ms += step.ms
-            self._trial_ms += step.ms if self._in_trial else 0.0
+            if self._in_trial and not self._in_step.is_plain:  # InStep.share() limits the others
+                self._trial_ms += step.ms
             self._since_trial_ms += step.ms
         self._observed = True
 
