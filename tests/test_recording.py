@@ -14,25 +14,27 @@ from PIL import Image
 
 from adt_tree import Lantern, Pipeline, Sampling
 from adt_tree.errors import UserError
+from adt_tree.policy import TreeShape
 from demo import recording
 from demo.race_page import race_frame, race_page
 from demo.recording import Recording
 from tests.conftest import Refused, Run
 
 PROMPT, SAMPLING = "sun", Sampling(temperature=0.5)
+TREES = {"ar": None, "self-draft": TreeShape(3, 1, 3)}  # a fixed tree, so that all runs take the same steps
 HOSTILE = "</script><img src=x onerror=alert(1)>\u2028“'&"
 
 
 @pytest.fixture(scope="module")
 def runners(pipe: Pipeline) -> list[Recording]:
     """Returns recordings of one image by the AR baseline and by self-drafting."""
-    methods = [pipe.method(name, sampling=SAMPLING) for name in ("ar", "self-draft")]
+    methods = [pipe.method(name, sampling=SAMPLING, tree=tree) for name, tree in TREES.items()]
     return [recording.record(pipe, method, PROMPT, 5) for method in methods]
 
 
 def test_a_recording_holds_what_was_decoded(pipe: Pipeline, runners: list[Recording]) -> None:
     for runner in runners:
-        out = pipe(PROMPT, method=runner.method, sampling=SAMPLING, seed=5)
+        out = pipe(PROMPT, runner.method, sampling=SAMPLING, tree=TREES[runner.method], seed=5)
         assert runner.codes == out.codes[0] and runner.exact
         assert [step["accepted"] for step in runner.steps] == [step.accepted for step in out.steps[0]]
         assert runner.seconds == pytest.approx(sum(step["ms"] for step in runner.steps) / 1e3)
