@@ -4,35 +4,49 @@ from __future__ import annotations
 
 import pytest
 
-from adt_tree.budget.in_step import RECENT_STEPS, InStep
+from adt_tree.budget.in_step import EARLY_COST, LATE_COST, RECENT_STEPS, InStep
 from adt_tree.budget.times import RECENT, StepTimes
 from adt_tree.records import Step
+
+
+def trial(in_step: InStep, gain: float) -> None:
+    """Adds a trial between plain steps of 1 ms. Its step commits two codes."""
+    for _ in range(RECENT_STEPS):
+        in_step.add(Step(0, 0, 0, 0, 0, 0, 0, 1.0), is_first=True)
+    in_step.add(Step(0, 0, 0, 3, 1, 3, 1, 2.0 / gain), is_first=True)
+    for _ in range(RECENT_STEPS):
+        in_step.add(Step(0, 0, 0, 0, 0, 0, 0, 1.0), is_first=True)
+    in_step.judge()
 
 
 def test_a_batch_that_begins_anew_is_in_step_again() -> None:
     """Two images draft after it has been seen that trees pay, and so does the next batch from its first step
     on. A larger batch decodes plainly until trials have shown the same."""
     in_step = InStep()
-
-    def trial(gain: float) -> None:
-        for _ in range(RECENT_STEPS):
-            in_step.add(Step(0, 0, 0, 0, 0, 0, 0, 1.0), is_first=True)
-        in_step.add(Step(0, 0, 0, 3, 1, 3, 1, 2.0 / gain), is_first=True)
-        for _ in range(RECENT_STEPS):
-            in_step.add(Step(0, 0, 0, 0, 0, 0, 0, 1.0), is_first=True)
-        in_step.judge()
-
     in_step.begin(images=2)
-    trial(gain=1.7)
+    trial(in_step, gain=1.7)
     assert in_step.is_plain, "one trial is not enough"
-    trial(gain=1.7)
+    trial(in_step, gain=1.7)
     assert not in_step.is_plain
     for images, plain in ((2, False), (1, False), (8, True)):
         in_step.begin(images)
         assert in_step.is_plain == plain
-    trial(gain=0.9)
+    trial(in_step, gain=0.9)
     in_step.update(images=1)
     assert not in_step.is_plain, "a single image need not stay in step"
+
+
+def test_one_row_or_one_moment_does_not_end_plain_decoding() -> None:
+    """What counts is the median: here it is 1, while the mean is 3.5."""
+    in_step = InStep()
+    in_step.begin(images=4)
+    for gain in (0.9, 1.0, 9.0, 1.0, 9.0, 0.9):
+        trial(in_step, gain)
+        assert in_step.is_plain
+    assert in_step.share() == EARLY_COST
+    for gain in (0.8, 0.8):
+        trial(in_step, gain)
+    assert in_step.is_plain and in_step.share() == LATE_COST
 
 
 def test_times_depend_on_the_number_of_images() -> None:

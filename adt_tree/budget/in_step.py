@@ -15,7 +15,7 @@ LEAST_GAIN = 1.2
 # All images are in the same rows, and in some rows more drafts are right than in others. The device may also
 # be slow for a moment. So what counts is the median of trials, which are made at several rows. A gain that
 # few trials show must be larger: after n trials at least 1 + 1 / n.
-MOST_GAINS = 16
+MOST_GAINS = 16  # number of trials that are remembered
 # Early trials take at most the share EARLY_COST of the time, until there were EARLY_TRIALS, or LEAST_TRIALS
 # whose median is a loss. Later ones take the share LATE_COST, because one trial leaves the images of a batch
 # out of step until they have ended.
@@ -34,8 +34,8 @@ class InStep:
 
     def __init__(self) -> None:
         self.is_plain = False  # true while a batch in step decodes plainly
-        self._images = 0
-        self._gains = defaultdict[int, deque[float]](partial(deque, maxlen=MOST_GAINS))
+        self._images = 0  # number of images in flight
+        self._gains = defaultdict[int, deque[float]](partial(deque, maxlen=MOST_GAINS))  # by images
         self._plain_ms = deque[float](maxlen=2 * RECENT_STEPS)
         self._tree_ms: list[float] = []  # times of the counted steps of the last trial
         self._codes: list[int] = []  # number of codes that each image committed in each of these steps

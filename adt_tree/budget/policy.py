@@ -185,7 +185,8 @@ class CostAware:
         other = self._least_tried(chosen)
         self._in_trial = other is not None and self._is_due(other)
         if other is not None and self._in_trial:
-            if self._times.is_timed(other.index):  # otherwise a slow moment may spoil this trial
+            # A trial of a candidate without a time does not count: a slow moment might spoil its only one.
+            if self._times.is_timed(other.index):
                 self._trials += 1
                 other.last_trial = self._trials
             self._times.begin_trial(other.index)
@@ -224,8 +225,9 @@ class CostAware:
         return min(others, key=lambda candidate: candidate.last_trial, default=None)
 
     def _is_due(self, candidate: _Candidate) -> bool:
-        """Returns whether the candidate has had at most its first trial, or another one keeps the time of all
-        trials within TRIAL_COST."""
+        """Returns whether a trial of the candidate is due. While a batch in step decodes plainly, it is if it
+        takes at most InStep.share() of the time since the last one. Otherwise it is if the candidate has had
+        at most its first trial, or if the time of all trials stays within TRIAL_COST."""
         expected_ms = (self._warm_up_of(candidate) + TRIAL_STEPS) * self._ms(candidate)
         if self._in_step.is_plain:
             return expected_ms <= self._in_step.share() * self._since_trial_ms
