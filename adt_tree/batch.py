@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from adt_tree.grid import Cell
 from adt_tree.policy import PLAIN, Policy, TreeShape
 from adt_tree.records import Decoded, Step
 from adt_tree.roles import Request, Target
@@ -44,12 +43,13 @@ class BatchSlots:
         self,
         target: Target,
         requests: Iterable[Request],
-        release: Callable[[int], None],
+        release: Sequence[Callable[[int], None]],
         sampling: Sampling,
     ) -> None:
         """Empties all slots, because an earlier run may have left its images in them.
 
-        release: empties the caches of a slot. sampling: the settings of requests that name none.
+        release: the functions that empty the caches of a slot. sampling: the settings of requests that name
+        none.
         """
         self.grid, self.device = target.grid, target.device
         self._run, self._few_shapes = target.run, target.few_shapes
@@ -58,11 +58,11 @@ class BatchSlots:
         self._requests: list[Request | None] = [None] * target.slots
         self._sampling = SlotSampling(sampling, target.slots, target.device)
         self._started = [0.0] * target.slots
-        self._exhausted, self._release = False, release
+        self._exhausted, self._release_parts = False, release
         self.last_codes = torch.zeros(target.slots, dtype=torch.int64, device=target.device)  # [B]
         self.seeds = torch.zeros_like(self.last_codes)  # [B]; an idle slot has the seed of its last image
         for slot in range(target.slots):
-            release(slot)
+            self._release(slot)
 
     def refill(self, begin: Callable[[int, Request, Sampling], Tensor]) -> bool:
         """Frees the slots of clients who have gone, and gives every free slot the next request. Returns
@@ -129,6 +129,10 @@ class BatchSlots:
         self._sampling.release(slot)
         self._release(slot)
 
+    def _release(self, slot: int) -> None:
+        for release in self._release_parts:
+            release(slot)
+
     @property
     def sampling(self) -> Sampling | RowSampling:
         """The settings of the next pass: one Sampling if all images in flight share it."""
@@ -156,9 +160,10 @@ class BatchSlots:
         """Returns the policy's tree shape for each slot, cut so that no tree reaches past the end of its
         image. Idle slots have the shape PLAIN."""
         shapes = [PLAIN] * len(self._slots)
-        for slot, image in self.active():
-            shape = policy.shape(slot, self.grid.cell(len(image.codes) - 1))
-            shapes[slot] = shape.cut(self.grid.size - len(image.codes) - 1)
+        roots = {slot: len(image.codes) - 1 for slot, image in self.active()}
+        for slot, shape in policy.shapes(roots).items():
+            # The target itself chooses the code at the last position.
+            shapes[slot] = shape.cut(self.grid.size - 2 - roots[slot])
         return shapes
 
     def bounds(self, shapes: Sequence[TreeShape], policy: Policy) -> BatchShapes:
@@ -203,10 +208,6 @@ class BatchSlots:
             image.steps.append(step)
             image.target_calls += 1
         return StepOutput(self.active(), self.pop_finished(), tree, verdict)
-
-    def cells(self, step: Step) -> list[Cell]:
-        """Returns the cells whose codes a step committed."""
-        return [self.grid.cell(step.position + offset) for offset in range(step.accepted + 1)]
 
     def pop_finished(self) -> list[Decoded]:
         """Takes the finished images out of their slots and returns them. The slots are idle afterwards."""

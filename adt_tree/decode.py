@@ -39,7 +39,7 @@ def autoregressive(
     The code is y = argmax(log p + G) with Gumbel noise G, a sample from p by the Gumbel-max trick. Coupled
     verification commits the same codes at the same seed.
     """
-    rule, slots = Coupled(noise), BatchSlots(target, requests, target.release, sampling)
+    rule, slots = Coupled(noise), BatchSlots(target, requests, [target.release], sampling)
     noise_table = noise.table(target.slots, target.grid.size, target.device)
     idle = [PLAIN] * target.slots
 
@@ -81,10 +81,6 @@ def speculative(
     are the codes of autoregressive() at the same seed.
     """
 
-    def release(slot: int) -> None:
-        target.release(slot)
-        proposer.release(slot)
-
     def begin(slot: int, request: Request, sampling: Sampling) -> Tensor:
         noise.begin(slot, request.seed, sampling.greedy)
         code, prefix = _first_code(target, rule, sampling, slot, request)
@@ -92,17 +88,20 @@ def speculative(
         policy.reset(slot, request.seed)
         return code
 
-    slots = BatchSlots(target, requests, release, sampling)
+    slots = BatchSlots(target, requests, [target.release, proposer.release], sampling)
     noise = rule.noise.table(target.slots, target.grid.size, target.device)
     while slots.refill(begin):
         clock = time.perf_counter()
         positions, committed, settings = slots.positions, slots.committed, slots.sampling
         # Shape: the policy sets the depth, width and budget of each image's tree.
         shapes = slots.shapes(policy)
-        bounds, noise_below = slots.bounds(shapes, policy), partial(noise.below, positions)
         # Draft: a tree of likely continuations of the last committed code.
         with part("tree"):
-            tree = proposer.propose(bounds, slots.last_codes, noise_below, committed, settings)
+            if any(shape.levels for shape in shapes):
+                bounds, noise_below = slots.bounds(shapes, policy), partial(noise.below, positions)
+                tree = proposer.propose(bounds, slots.last_codes, noise_below, committed, settings)
+            else:  # a step of plain decoding should cost no more than one of the AR baseline
+                tree = target.run(root_only_tree, slots.last_codes)
         # Score: one target pass computes the distribution after every node.
         with part("target"):
             scored = target.forward(tree, committed)
@@ -120,8 +119,7 @@ def speculative(
         step = slots.advance(tree, top1, verdict, shapes, clock)
         for slot, image in step.images:
             image.drafter_calls += proposer.calls(shapes[slot])
-            record = image.steps[-1]
-            policy.observe(slot, record, slots.cells(record))
+        policy.observe({slot: image.steps[-1] for slot, image in step.images})
         yield step
 
 

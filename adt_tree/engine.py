@@ -64,7 +64,7 @@ def build(model: Model, method: Method, slots: int, max_prompt: int) -> Engine:
     setup = Setup(model, method, sampling, target, tree, bounds(shapes))
     proposer = import_module(f"adt_tree.proposers.{method.spec.proposer}").make(setup)
     base = tree.base if isinstance(tree, AutoTree) else tree
-    adaptive = AdjacencyAdaptive(base, slots) if isinstance(base, AdaptiveTree) else None
+    adaptive = AdjacencyAdaptive(base, slots, model.grid) if isinstance(base, AdaptiveTree) else None
     policy: Policy = adaptive or Fixed(shapes[-1])
     if isinstance(tree, AutoTree):
         idle_slots_cost = target.few_shapes or target.device.type != "cpu"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from adt_tree.errors import UserError
-from adt_tree.grid import Cell
+from adt_tree.grid import Cell, Grid
 from adt_tree.records import Step
 
 INITS = ("horizontal", "vertical", "both", "random")  # the decoded cell whose state a tree starts from
@@ -28,6 +29,11 @@ class TreeShape:
             )
 
     @property
+    def levels(self) -> int:
+        """Number of levels that the tree can have: 0 if it has no room for a node."""
+        return self.depth if min(self.width, self.budget) else 0
+
+    @property
     def num_nodes(self) -> int:
         """Most nodes of the tree: the drafted ones and the root. --total_token counts them so."""
         return self.budget + 1
@@ -46,7 +52,7 @@ PLAIN = TreeShape(0, 0, 0)  # the root alone: plain decoding, and the tree of a 
 
 
 class Policy(Protocol):
-    """Chooses the shape of each tree and learns from what was accepted. It keeps one state per slot."""
+    """Chooses the shapes of a step's trees and learns from what was accepted. Images are named by slot."""
 
     @property
     def bounds(self) -> TreeShape:
@@ -56,11 +62,12 @@ class Policy(Protocol):
     def reset(self, slot: int, seed: int) -> None:
         """Starts a new image, with this seed, in the slot."""
 
-    def shape(self, slot: int, cell: Cell) -> TreeShape:
-        """Returns the shape of the tree whose root, the last committed code, lies at `cell`."""
+    def shapes(self, roots: Mapping[int, int]) -> Mapping[int, TreeShape]:
+        """Begins a step. Returns the shape of the tree of every image in flight. roots: position of each
+        tree's root, which is the code that the image committed last."""
 
-    def observe(self, slot: int, step: Step, committed: list[Cell]) -> None:
-        """Learns from a step of the slot's image, which committed these cells."""
+    def observe(self, steps: Mapping[int, Step]) -> None:
+        """Learns from the step. An image whose logits were not numbers is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +82,10 @@ class Fixed:
 
     def reset(self, slot: int, seed: int) -> None: ...
 
-    def shape(self, slot: int, cell: Cell) -> TreeShape:
-        return self.constant
+    def shapes(self, roots: Mapping[int, int]) -> Mapping[int, TreeShape]:
+        return dict.fromkeys(roots, self.constant)
 
-    def observe(self, slot: int, step: Step, committed: list[Cell]) -> None: ...
+    def observe(self, steps: Mapping[int, Step]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +202,8 @@ class AdjacencyAdaptive:
     width). Each further raster of the image starts anew, without the states and the rate of the one before.
     """
 
-    def __init__(self, constants: AdaptiveTree, slots: int) -> None:
-        self.constants = constants
+    def __init__(self, constants: AdaptiveTree, slots: int, grid: Grid) -> None:
+        self.constants, self._grid = constants, grid
         self._memory = [_Memory(random.Random(0)) for _ in range(slots)]
 
     @property
@@ -208,9 +215,12 @@ class AdjacencyAdaptive:
         start = (self.constants.depth_start, self.constants.width_start)
         self._memory[slot] = _Memory(random.Random(seed), current=start)
 
-    def shape(self, slot: int, cell: Cell) -> TreeShape:
+    def shapes(self, roots: Mapping[int, int]) -> Mapping[int, TreeShape]:
+        return {slot: self._shape(self._memory[slot], self._grid.cell(root)) for slot, root in roots.items()}
+
+    def _shape(self, memory: _Memory, cell: Cell) -> TreeShape:
         """Returns the adjacent state, moved once by the last acceptance rate."""
-        memory, constants = self._memory[slot], self.constants
+        constants = self.constants
         if cell.raster != memory.raster:
             memory.raster, memory.rate = cell.raster, None
             memory.states.clear()
@@ -222,12 +232,16 @@ class AdjacencyAdaptive:
         memory.current = (depth, width)
         return TreeShape(depth if constants.budget else 0, width, constants.budget)
 
-    def observe(self, slot: int, step: Step, committed: list[Cell]) -> None:
-        """Stores the step's state in its cells. A step that drafted nothing leaves the rate as it was."""
-        memory = self._memory[slot]
-        if step.depth:
-            memory.rate = step.accepted / step.depth
-        memory.states.update({(cell.row, cell.column): memory.current for cell in committed})
+    def observe(self, steps: Mapping[int, Step]) -> None:
+        """Stores the state of each tree in the cells that the image committed. A tree without levels leaves
+        the rate as it was."""
+        for slot, step in steps.items():
+            memory = self._memory[slot]
+            if step.depth:
+                memory.rate = step.accepted / step.depth
+            for position in range(step.position, step.position + step.accepted + 1):
+                cell = self._grid.cell(position)
+                memory.states[cell.row, cell.column] = memory.current
 
     def _adjacent(self, memory: _Memory, cell: Cell) -> tuple[int, int]:
         row, column = cell.row, cell.column

@@ -174,13 +174,13 @@ class Proposer(Protocol):
         committed: Sequence[int],
         sampling: Sampling | RowSampling,
     ) -> DraftTree:
-        """Returns one tree per slot, whose roots are last_codes [B]; the roots alone if shapes.empty.
+        """Returns one tree per slot, whose roots are last_codes [B]. Not called for a step without trees.
 
         sampling: that of the target's distribution in this step.
         """
 
     def observe(self, tree: DraftTree, perturbed: Tensor, features: Tensor, verdict: Verdict) -> None:
-        """Learns from a step.
+        """Learns from a step. A step without trees has the roots alone as nodes.
 
         perturbed [B, N, V]: log p plus noise for the position after each node. features [G, B, N, D]: the
         target's features of the nodes. Both cover all nodes, accepted or not.

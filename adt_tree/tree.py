@@ -60,20 +60,15 @@ class BatchShapes:
             depth=max(depth, at_least.depth),
             width=max(width, at_least.width),
             budget=max(budget, at_least.budget),
-            levels=depth if min(width, budget) else 0,
+            levels=max(shape.levels for shape in shapes),
             limits=to_device(limits, device),
         )
-
-    @property
-    def empty(self) -> bool:
-        """True if all trees consist of the root alone."""
-        return self.levels == 0
 
     @property
     def all_levels(self) -> BatchShapes:
         """These shapes with `levels` raised to the bound on depth. For proposers that draft further levels at
         no cost: fewer different values of `levels` mean fewer graphs to record."""
-        return self if self.empty else replace(self, levels=self.depth)
+        return replace(self, levels=self.depth)
 
 
 @dataclass(frozen=True, slots=True)

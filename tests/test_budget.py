@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import replace
-from itertools import count
+from itertools import count, cycle
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +21,7 @@ from adt_tree.budget.policy import PERIOD, TRIAL_COST, TRIAL_STEPS, WARM_UP, Cos
 from adt_tree.decode import speculative
 from adt_tree.engine import largest_target
 from adt_tree.errors import UserError
-from adt_tree.grid import Cell
+from adt_tree.grid import Grid
 from adt_tree.method import Demand, Lantern, Method
 from adt_tree.pipeline import Pipeline
 from adt_tree.policy import AdaptiveTree, AdjacencyAdaptive, TreeShape, self_drafted
@@ -41,15 +41,22 @@ def simulate(cost_ms: Callable[[int], float], steps: int, slots: int = 1, seed: 
     policy, generator, used = CostAware(CANDIDATES), random.Random(seed), []
     codes = [0] * slots  # of each image, after the first one
     for _ in range(steps):
-        shapes = [policy.shape(slot, Cell(*divmod(codes[slot], 16))) for slot in range(slots)]
-        assert len(set(shapes)) == 1, "images of one step have trees of one shape"
-        used.append(shapes[0])
-        for slot, shape in enumerate(shapes):
-            accepted = next((n for n in range(shape.depth) if generator.random() > 0.8), shape.depth)
-            ms = cost_ms(shape.budget) * generator.uniform(0.9, 1.1)
-            policy.observe(slot, Step(0, 0, 0, shape.depth, shape.width, shape.budget, accepted, ms), [])
-            codes[slot] = codes[slot] + accepted + 1 if codes[slot] + accepted < 255 else 0
+        shapes = policy.shapes(dict(enumerate(codes)))
+        shape = shapes[0]
+        assert set(shapes.values()) == {shape}, "images of one step have trees of one shape"
+        used.append(shape)
+        ms = cost_ms(shape.budget) * generator.uniform(0.9, 1.1)
+        accepted = [
+            next((n for n in range(shape.depth) if generator.random() > 0.8), shape.depth) for _ in codes
+        ]
+        policy.observe({slot: step(shape, number, ms) for slot, number in enumerate(accepted)})
+        for slot, number in enumerate(accepted):
+            codes[slot] = codes[slot] + number + 1 if codes[slot] + number < 255 else 0
     return used
+
+
+def step(shape: TreeShape, accepted: int, ms: float) -> Step:
+    return Step(0, 0, 0, shape.depth, shape.width, shape.budget, accepted, ms)
 
 
 def share(shapes: Iterable[Hashable], shape: Hashable) -> float:
@@ -85,14 +92,14 @@ def test_a_deeper_tree_is_not_judged_by_its_first_steps() -> None:
     for seed in range(10):
         policy, generator, used, useless = CostAware(CANDIDATES), random.Random(seed), [PLAIN], 0
         for _ in range(1500):
-            shape = policy.shape(0, Cell(0, 0))
+            shape = policy.shapes({0: 1})[0]
             if shape != used[-1]:
                 useless = 3 if shape.depth > used[-1].depth else 0
             used.append(shape)
             accepted = next((n for n in range(shape.depth) if generator.random() > 0.9), shape.depth)
             accepted = 0 if useless > 0 else accepted
             ms = (1 + 0.03 * shape.budget) * generator.uniform(0.95, 1.05)
-            policy.observe(0, Step(0, 0, 0, shape.depth, shape.width, shape.budget, accepted, ms), [])
+            policy.observe({0: step(shape, accepted, ms)})
             useless -= 1
         assert share(used[300:], TreeShape(15, 1, 15)) >= 0.9, f"seed {seed}"
 
@@ -146,12 +153,12 @@ def test_a_first_trial_that_the_end_of_an_image_cut_is_made_up_for() -> None:
     """The chain of 15 is best, but the whole first trial of it is cut to 14 levels, so nothing is timed."""
     best, policy, used = TreeShape(15, 1, 15), CostAware(CANDIDATES), Counter[TreeShape]()
     for _ in range(2000):
-        shape = policy.shape(0, Cell(0, 0))
+        shape = policy.shapes({0: 1})[0]
         depth = 14 if shape == best and used[best] < TRIAL_STEPS else shape.depth
         used[shape] += 1
         ms = 1 + 0.02 * shape.budget
         accepted = min(2 * depth // 3, 9)
-        policy.observe(0, Step(0, 0, 0, depth, shape.width, depth, accepted, ms), [])
+        policy.observe({0: step(TreeShape(depth, shape.width, depth), accepted, ms)})
     assert used[best] >= 1500
 
 
@@ -185,18 +192,18 @@ def test_plain_decoding_is_left_when_rows_become_cheap() -> None:
 
 
 class Forced:
-    """A policy that cycles through shapes, as if another machine had chosen them."""
+    """A policy that cycles through shapes, as if another machine had chosen them. The images of one step have
+    shapes that follow one another."""
 
     def __init__(self, shapes: list[TreeShape]) -> None:
-        self.shapes, self.calls = shapes, 0
+        self._shapes = cycle(shapes)
 
     def reset(self, slot: int, seed: int) -> None: ...
 
-    def shape(self, slot: int, cell: Cell) -> TreeShape:
-        self.calls += 1
-        return self.shapes[self.calls % len(self.shapes)]
+    def shapes(self, roots: Mapping[int, int]) -> dict[int, TreeShape]:
+        return {slot: next(self._shapes) for slot in roots}
 
-    def observe(self, slot: int, step: Step, committed: list[Cell]) -> None: ...
+    def observe(self, steps: Mapping[int, Step]) -> None: ...
 
 
 def codes(outputs: Iterable[StepOutput]) -> dict[str, list[int]]:
@@ -310,14 +317,14 @@ def test_an_adaptive_tree_keeps_to_the_budget() -> None:
     assert [shape.budget for shape in shapes] == [0, 3, 6, 10, 12]
 
     def budgets(row_ms: float) -> list[int]:
-        policy, used = CostAware(shapes, AdjacencyAdaptive(base, slots=1), self_drafted=False), []
+        policy, used = CostAware(shapes, AdjacencyAdaptive(base, 1, Grid(40, 16)), self_drafted=False), []
         policy.reset(0, seed=1)
         for number in range(300):
-            shape = policy.shape(0, Cell(number // 16, number % 16))
+            shape = policy.shapes({0: number})[0]
             assert shape.depth <= min(8, shape.budget) and shape.width <= 4
             used.append(shape.budget)
             ms = 1.0 + row_ms * shape.budget
-            policy.observe(0, Step(0, 0, 0, shape.depth, 1, 0, min(2, shape.depth), ms), [])
+            policy.observe({0: step(shape, min(2, shape.depth), ms)})
         return used
 
     dear = budgets(row_ms=1.0)

@@ -16,7 +16,6 @@ import torch
 
 from adt_tree.proposers.candidates import Candidates, grow_chains
 from adt_tree.proposers.neighbours import Neighbours
-from adt_tree.tree import root_only_tree
 
 
 def make(setup):
@@ -46,8 +45,6 @@ class CopyAbove:
         return self.run(self.draft, shapes.all_levels, last_codes)
 
     def draft(self, shapes, last_codes):
-        if shapes.empty:
-            return root_only_tree(last_codes)
         at = self.neighbours.ahead(self.position, torch.arange(shapes.depth, device=last_codes.device))
         unknown = torch.ones_like(at, dtype=torch.bool)
         codes, _ = self.neighbours.fill(at, torch.zeros_like(at), unknown)

@@ -6,27 +6,37 @@ from collections.abc import Callable
 
 import pytest
 
-from adt_tree.grid import Cell, Grid, Raster
-from adt_tree.policy import INITS, SELF_DRAFTED, AdaptiveTree, AdjacencyAdaptive, TreeShape
+from adt_tree.grid import Grid, Raster
+from adt_tree.policy import INITS, AdaptiveTree, AdjacencyAdaptive, TreeShape
 from adt_tree.records import Step
-from tests.runs import ROOT
 
 BUDGET = AdaptiveTree().budget
 START = {"depth_start": 4, "width_start": 4, "depth_max": 6, "width_max": 6, "depth_min": 2, "width_min": 2}
 STILL = {"step_depth": 0, "step_width": 0}
 
 
-def adaptive(init: str = "horizontal", slots: int = 1, **changes: float) -> AdjacencyAdaptive:
+GRID = Grid(4, 40)
+
+
+def adaptive(
+    init: str = "horizontal", slots: int = 1, grid: Grid = GRID, **changes: float
+) -> AdjacencyAdaptive:
     """Returns a policy with every slot reset."""
-    policy = AdjacencyAdaptive(AdaptiveTree(**{**START, "init": init, **changes}), slots)
+    policy = AdjacencyAdaptive(AdaptiveTree(**{**START, "init": init, **changes}), slots, grid)
     for slot in range(slots):
         policy.reset(slot, seed=slot)
     return policy
 
 
-def step(accepted: int, depth: int) -> Step:
-    """Returns a step whose tree had `depth` levels, of which `accepted` were accepted."""
-    return Step(0, 0, 0, depth=depth, width=1, nodes=depth, accepted=accepted, ms=1.0)
+def shape(policy: AdjacencyAdaptive, root: int, slot: int = 0) -> TreeShape:
+    """Returns the shape of the tree whose root has the position `root`."""
+    return policy.shapes({slot: root})[slot]
+
+
+def observe(policy: AdjacencyAdaptive, position: int, accepted: int, depth: int) -> None:
+    """Gives the policy a step whose tree had `depth` levels, of which `accepted` were accepted. It committed
+    accepted + 1 codes from `position` on."""
+    policy.observe({0: Step(position, 0, 0, depth=depth, width=1, nodes=depth, accepted=accepted, ms=1.0)})
 
 
 @pytest.mark.parametrize(
@@ -56,22 +66,22 @@ def test_update(
     depth: int, width: int, accepted: int, expected: tuple[int, int], changes: dict[str, float]
 ) -> None:
     policy = adaptive(depth_start=depth, width_start=width, **changes)
-    assert policy.shape(0, Cell(0, 0)) == TreeShape(depth, width, BUDGET)
-    policy.observe(0, step(accepted, depth), [Cell(0, 1)])
-    assert policy.shape(0, Cell(0, 2)) == TreeShape(*expected, BUDGET)
+    assert shape(policy, root=0) == TreeShape(depth, width, BUDGET)
+    observe(policy, 1, accepted, depth)
+    assert shape(policy, root=2) == TreeShape(*expected, BUDGET)
 
 
 def test_the_rate_is_that_of_the_drafted_levels() -> None:
     """A tree that was cut is judged by the levels that it drafted, and a tree without levels leaves the rate
     as it was. All cells that a step commits store its depth and width."""
     policy = adaptive()
-    policy.shape(0, Cell(0, 0))
-    policy.observe(0, step(1, 2), [Cell(0, 1)])  # of 4 levels asked for, 2 were drafted
-    assert policy.shape(0, Cell(0, 1)).depth == 5
-    policy.observe(0, step(0, 0), [Cell(0, 2), Cell(0, 3)])
-    # The state of (0, 1) has depth 4; the last rate is still 1 of 2, so the tree becomes deeper.
-    assert policy.shape(0, Cell(0, 2)).depth == 5
-    assert policy.shape(0, Cell(0, 3)).depth == policy.shape(0, Cell(0, 4)).depth == 6
+    shape(policy, root=0)
+    observe(policy, 1, accepted=1, depth=2)  # of 4 levels asked for, 2 were drafted
+    assert shape(policy, root=2).depth == 5
+    observe(policy, 3, accepted=0, depth=0)
+    # The states of cells 1 and 2 have depth 4; the last rate is still 1 of 2, so the tree becomes deeper.
+    assert shape(policy, root=2).depth == shape(policy, root=3).depth == 5
+    assert shape(policy, root=4).depth == 6
 
 
 @pytest.mark.parametrize(
@@ -95,7 +105,7 @@ def test_neighbours(
 ) -> None:
     policy = adaptive(init, **STILL)
     policy._memory[0].states.update(states)
-    assert policy.shape(0, Cell(*cell)) == TreeShape(*expected, BUDGET)
+    assert shape(policy, cell[0] * GRID.width + cell[1]) == TreeShape(*expected, BUDGET)
 
 
 def test_random_repeat_takes_a_decoded_cell_and_follows_the_seed() -> None:
@@ -103,22 +113,22 @@ def test_random_repeat_takes_a_decoded_cell_and_follows_the_seed() -> None:
         policy = adaptive("random", **STILL)
         policy.reset(0, seed)
         policy._memory[0].states.update({(0, n): (2 + n % 5, 6 - n % 5) for n in range(10)})
-        return [policy.shape(0, Cell(1, n)) for n in range(40)]
+        return [shape(policy, GRID.width + n) for n in range(40)]
 
     chosen = shapes(1)
-    assert {(shape.depth, shape.width) for shape in chosen} == {(2 + n, 6 - n) for n in range(5)}
+    assert {(tree.depth, tree.width) for tree in chosen} == {(2 + n, 6 - n) for n in range(5)}
     assert shapes(1) == chosen
     assert shapes(2) != chosen
 
 
 def test_a_new_image_starts_over_and_slots_are_apart() -> None:
     policy = adaptive(slots=2)
-    policy.shape(0, Cell(0, 0))
-    policy.observe(0, step(4, 4), [Cell(0, 1)])
-    assert policy.shape(1, Cell(0, 1)) == TreeShape(4, 4, BUDGET)
-    assert policy.shape(0, Cell(0, 1)).depth == 5
+    shape(policy, root=0)
+    observe(policy, 1, accepted=4, depth=4)
+    chosen = policy.shapes({0: 1, 1: 1})
+    assert chosen[0].depth == 5 and chosen[1] == TreeShape(4, 4, BUDGET)
     policy.reset(0, seed=3)
-    assert policy.shape(0, Cell(0, 1)) == TreeShape(4, 4, BUDGET)
+    assert shape(policy, root=1) == TreeShape(4, 4, BUDGET)
 
 
 @pytest.mark.parametrize(
@@ -164,32 +174,16 @@ def test_a_position_counts_through_all_rasters() -> None:
         TWO.cell(12)
 
 
-def test_a_further_raster_begins_as_an_image_does() -> None:
+@pytest.mark.parametrize("accepted", [2, 3, 4])
+def test_a_further_raster_begins_as_an_image_does(accepted: int) -> None:
     """The first tree of a raster has the start values, at whatever cell it begins. Later trees look only at
     the cells of their raster."""
-    for first in (Cell(0, 0, 1), Cell(0, 2, 1), Cell(1, 1, 1)):
-        policy = adaptive()
-        policy.shape(0, Cell(0, 0))
-        policy.observe(0, step(4, 4), [Cell(0, 1), Cell(0, 2), Cell(0, 0, 1), Cell(0, 1, 1)])
-        assert policy.shape(0, Cell(0, 3)).depth == 5
-        policy.observe(0, step(5, 5), [Cell(1, 0), first])
-        assert policy.shape(0, first) == TreeShape(4, 4, BUDGET)
-        policy.observe(0, step(4, 4), [Cell(first.row, first.column + 1, 1)])
-        assert policy.shape(0, Cell(first.row, first.column + 1, 1)) == TreeShape(5, 3, BUDGET)
-
-
-def test_the_method_states_the_constants_of_the_code() -> None:
-    """Section 4 of docs/METHOD.md has a column for the network's trees and one for self-drafted trees."""
-    text = (ROOT / "docs" / "METHOD.md").read_text()
-    block = text.split("<!-- constants:start -->")[1].split("<!-- constants:end -->")[0]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in block.strip().splitlines()[2:]]
-    fields = ["beta", "step_depth step_width", "depth_min depth_max", "width_min width_max"]
-    fields += ["depth_start width_start", "budget"]
-    for column, constants in ((2, AdaptiveTree()), (3, SELF_DRAFTED)):
-        values = [[f"{getattr(constants, name):g}" for name in names.split()] for names in fields]
-        assert [row[column] for row in rows] == [", ".join(texts) for texts in values]
-
-
-@pytest.mark.parametrize(("levels", "depth"), [(7, 5), (5, 5), (2, 2), (0, 0)])
-def test_cut_at_the_end(levels: int, depth: int) -> None:
-    assert TreeShape(5, 4, 20).cut(levels) == TreeShape(depth, 4, 20)
+    policy = adaptive(grid=Grid(3, 4, before=(Raster(1, 4),)))
+    shape(policy, root=0)
+    observe(policy, 1, accepted=0, depth=0)
+    observe(policy, 2, accepted, depth=4)  # the last of its codes are the first ones of the image
+    assert shape(policy, root=1).depth == 5
+    first = 2 + accepted
+    assert shape(policy, first) == TreeShape(4, 4, BUDGET)
+    observe(policy, first + 1, accepted=4, depth=4)
+    assert shape(policy, first + 1) == TreeShape(5, 3, BUDGET)

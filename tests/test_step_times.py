@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from adt_tree.budget.in_step import EARLY_COST, LATE_COST, RECENT_STEPS, InStep
 from adt_tree.budget.times import RECENT, StepTimes
 from adt_tree.records import Step
 
+PLAIN_STEP = Step(0, 0, 0, depth=0, width=0, nodes=0, accepted=0, ms=1.0)
+TREE_STEP = replace(PLAIN_STEP, depth=3, width=1, nodes=3, accepted=1)
+
 
 def trial(in_step: InStep, gain: float) -> None:
     """Adds a trial between plain steps of 1 ms. Its step commits two codes."""
     for _ in range(RECENT_STEPS):
-        in_step.add(Step(0, 0, 0, 0, 0, 0, 0, 1.0), is_first=True)
-    in_step.add(Step(0, 0, 0, 3, 1, 3, 1, 2.0 / gain), is_first=True)
+        in_step.add([PLAIN_STEP], 1.0)
+    in_step.add([TREE_STEP], 2.0 / gain)
     for _ in range(RECENT_STEPS):
-        in_step.add(Step(0, 0, 0, 0, 0, 0, 0, 1.0), is_first=True)
+        in_step.add([PLAIN_STEP], 1.0)
     in_step.judge()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Sequence
 from functools import partial
 from statistics import mean, median
 
@@ -66,13 +67,13 @@ class InStep:
         self._plain_ms.clear()
         self._tree_ms, self._codes = [], []
 
-    def add(self, step: Step, is_first: bool) -> None:
-        """Adds a step of one image. is_first: no other image of this step has been added."""
-        times = self._tree_ms if step.depth else self._plain_ms
-        if is_first:
-            times.append(step.ms)
-        if step.depth:
-            self._codes.append(step.accepted + 1)
+    def add(self, steps: Sequence[Step], ms: float) -> None:
+        """Adds one step of some or all images in flight, at least one, which took ms."""
+        if steps[0].depth:
+            self._tree_ms.append(ms)
+            self._codes.extend(step.accepted + 1 for step in steps)
+        else:
+            self._plain_ms.append(ms)
 
     def judge(self) -> bool:
         """Counts the gain of the last trial, if there was one, once plain steps have followed it. Returns

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from adt_tree.budget.acceptance import LAW_STEPS, MEMORY, Levels
 from adt_tree.budget.in_step import LEAST_GAIN, InStep
 from adt_tree.budget.times import StepTimes
-from adt_tree.grid import Cell
 from adt_tree.policy import PLAIN, Policy, TreeShape
 from adt_tree.records import Step
 
@@ -28,7 +27,6 @@ LEVEL_STEPS = 300.0
 # time. If plain decoding is chosen, its neighbour, the smallest tree, would self-draft badly, because plain
 # decoding scores no positions ahead. The first tree of at least EXPLORE_DEPTH levels is tried instead.
 TRIAL_COST, EXPLORE_DEPTH = 0.01, 3
-FIRST = Cell(0, 0)  # the root of an image's first step
 
 
 @dataclass(slots=True, eq=False)
@@ -85,11 +83,9 @@ class CostAware:
         self._promised: list[float] = []  # codes by depth, at the last choice; empty during the first trials
         # An inner policy drafts fewer levels than the candidate allows, so that promises are worth less.
         self._promise_steps = LEVEL_STEPS if inner is None else LAW_STEPS
-        self._shapes: dict[int, TreeShape] = {}  # of the present step, by slot
+        self._shapes: Mapping[int, TreeShape] = {}  # of the present step, by slot
         self._in_step = InStep()
-        self._images = 0  # number of images in flight in the last step
-        self._roots: list[Cell] = []  # of the images in flight in the present step
-        self._observed = True  # true if an image of the last step has been observed
+        self._images = 0  # number of images in flight
 
     @property
     def bounds(self) -> TreeShape:
@@ -100,45 +96,52 @@ class CostAware:
         if self._inner is not None:
             self._inner.reset(slot, seed)
 
-    def shape(self, slot: int, cell: Cell) -> TreeShape:
-        if self._observed:  # the first call after an observation begins a step
-            self._observed = False
-            self._next_step()
-        shape = limit = self._current.shape
-        if self._inner is not None:
-            inner = self._inner.shape(slot, cell)
-            shape = TreeShape(min(inner.depth, limit.depth), min(inner.width, limit.width), limit.budget)
-        self._shapes[slot] = shape
-        self._roots.append(cell)
-        return shape
+    def shapes(self, roots: Mapping[int, int]) -> Mapping[int, TreeShape]:
+        self._next_step(roots)
+        limit = self._current.shape
+        if self._inner is None:
+            self._shapes = dict.fromkeys(roots, limit)
+        else:
+            self._shapes = {
+                slot: TreeShape(min(shape.depth, limit.depth), min(shape.width, limit.width), limit.budget)
+                for slot, shape in self._inner.shapes(roots).items()
+            }
+        return self._shapes
 
-    def observe(self, slot: int, step: Step, committed: list[Cell]) -> None:
-        """Counts a step, unless the end of the image cut its tree."""
+    def observe(self, steps: Mapping[int, Step]) -> None:
+        """Counts the steps of the images whose trees the end of the image did not cut."""
         if self._inner is not None:
-            self._inner.observe(slot, step, committed)
-        if step.depth == self._shapes[slot].depth:
-            if self._in_step.is_plain and self._in_a_row >= self._warm_up:
-                self._in_step.add(step, is_first=not self._observed)
-            if step.depth and self._in_a_row >= self._warm_up:
-                self._levels.count(step.depth, step.accepted)
-                if self._promised:
-                    self._current.count(step.accepted, self._promised[self._current.shape.depth])
-            if self._in_a_row and not self._observed:  # all images in flight share the step's time
-                in_use = self._current is self._chosen
-                self._times.add(self._current.index, self._paid_images(len(self._roots)), step.ms, in_use)
-        if not self._observed:
-            self._total_ms += step.ms
-            if self._in_trial and not self._in_step.is_plain:  # InStep.share() limits the others
-                self._trial_ms += step.ms
-            self._since_trial_ms += step.ms
-        self._observed = True
+            self._inner.observe(steps)
+        if not steps:
+            return
+        ms = next(iter(steps.values())).ms  # all images in flight share the step's time
+        self._total_ms += ms
+        self._since_trial_ms += ms
+        if self._in_trial and not self._in_step.is_plain:  # InStep.share() limits the others
+            self._trial_ms += ms
+        whole = [step for slot, step in steps.items() if step.depth == self._shapes[slot].depth]
+        if self._in_a_row and whole:
+            in_use = self._current is self._chosen
+            self._times.add(self._current.index, self._paid_images(self._images), ms, in_use)
+        if self._in_a_row >= self._warm_up:
+            self._count(whole, ms)
 
-    def _next_step(self) -> None:
-        has_changed, self._images = self._images != len(self._roots), len(self._roots)
-        if self._roots and all(root == FIRST for root in self._roots):
+    def _count(self, steps: Sequence[Step], ms: float) -> None:
+        """Counts what the images accepted in one step."""
+        if self._in_step.is_plain and steps:
+            self._in_step.add(steps, ms)
+        if not self._current.shape.depth:
+            return
+        for step in steps:
+            self._levels.count(step.depth, step.accepted)
+            if self._promised:
+                self._current.count(step.accepted, self._promised[self._current.shape.depth])
+
+    def _next_step(self, roots: Mapping[int, int]) -> None:
+        has_changed, self._images = self._images != len(roots), len(roots)
+        if not any(roots.values()):  # all images have just begun
             self._in_step.begin(self._images)
             has_changed = True
-        self._roots.clear()
         if not self._scheduled or (has_changed and self._chosen and not self._in_trial):
             self._schedule()
         upcoming = self._scheduled.popleft()
@@ -152,7 +155,7 @@ class CostAware:
         return 1 if self._idle_slots_cost else images
 
     def _ms(self, candidate: _Candidate) -> float:
-        """Returns the time of a step of the candidate with as many images in flight as in the last step."""
+        """Returns the time of a step of the candidate with as many images in flight as now."""
         return self._times.of(candidate.index, self._paid_images(self._images))
 
     def _schedule(self) -> None:

@@ -23,7 +23,7 @@ from torch import Tensor
 from adt_tree.policy import TreeShape
 from adt_tree.roles import MOST_UNREAD_PAIRS, Drafter, NoiseBelow, Prefix, Run, Setup, call
 from adt_tree.sampling import RowSampling, Sampling, log_probs
-from adt_tree.tree import BatchShapes, DraftTree, Pool, StaticTree, root_only_tree, select, valid_first
+from adt_tree.tree import BatchShapes, DraftTree, Pool, StaticTree, select, valid_first
 from adt_tree.verify import Verdict
 
 
@@ -101,10 +101,6 @@ class EagleProposer:
     ) -> DraftTree:
         assert self._features is not None, "propose() needs a prefilled image"
         pairs = (self._features, self._codes, self._count)
-        if shapes.empty:
-            features, codes, count = (part.clone() for part in pairs)
-            self._unread.append((features, codes, count))
-            return self._run(root_only_tree, last_codes)
         self._read_unread(committed)
         context, noise = self.drafter.context(committed), noise_below(shapes.levels)
         return self._run(self._grow, pairs, last_codes, shapes, noise, context, sampling)
@@ -139,6 +135,9 @@ class EagleProposer:
         return self.growth(self.drafter, sampling, state)
 
     def observe(self, tree: DraftTree, perturbed: Tensor, features: Tensor, verdict: Verdict) -> None:
+        if tree.nodes == 1:  # the drafter did not run, so it has not read the pairs of the step before
+            assert self._features is not None, "observe() needs a prefilled image"
+            self._unread.append((self._features.clone(), self._codes.clone(), self._count.clone()))
         self._features, self._codes, self._count = self._run(pairs_on_path, features, verdict)
 
 

@@ -20,7 +20,7 @@ from adt_tree.policy import TreeShape
 from adt_tree.proposers.neighbours import Neighbours
 from adt_tree.roles import NoiseBelow, Prefix, Setup, Target
 from adt_tree.sampling import RowSampling, Sampling
-from adt_tree.tree import BatchShapes, DraftTree, root_only_tree
+from adt_tree.tree import BatchShapes, DraftTree
 from adt_tree.verify import Verdict
 
 
@@ -66,8 +66,6 @@ class GumbelWindow:
         return self._run(self._chain, shapes.all_levels, last_codes)
 
     def _chain(self, shapes: BatchShapes, last_codes: Tensor) -> DraftTree:
-        if shapes.empty:
-            return root_only_tree(last_codes)
         number = torch.arange(shapes.depth + 1, device=last_codes.device)
         depths = number.expand(len(last_codes), -1)
         return DraftTree(

@@ -32,7 +32,7 @@ from adt_tree.proposers.neighbours import Neighbours
 from adt_tree.roles import NoiseBelow, Prefix, Setup, Target
 from adt_tree.sampling import RowSampling, Sampling
 from adt_tree.static_trees import Paths, chain
-from adt_tree.tree import BatchShapes, DraftTree, StaticTree, root_only_tree, rows_at
+from adt_tree.tree import BatchShapes, DraftTree, StaticTree, rows_at
 from adt_tree.verify import Rejection, Verdict, verdict_from_hits
 
 NONE = -1  # marks a missing candidate
@@ -176,8 +176,6 @@ class JacobiWindow:
         return self._run(self._window_tree, shapes.all_levels, last_codes)
 
     def _window_tree(self, shapes: BatchShapes, last_codes: Tensor) -> DraftTree:
-        if shapes.empty:
-            return root_only_tree(last_codes)
         nodes = sum(depth <= shapes.depth for depth in self._tree.depths)
         parents, depths = (x[:nodes].expand(len(last_codes), -1) for x in (self._parents, self._depths))
         ancestors = self._ancestors[:nodes, :nodes].expand(len(last_codes), -1, -1)

@@ -24,7 +24,7 @@ from adt_tree.proposers.candidates import Candidates, History, grow_chains, newe
 from adt_tree.proposers.neighbours import Neighbours
 from adt_tree.roles import NoiseBelow, Prefix, Run, Setup, call
 from adt_tree.sampling import RowSampling, Sampling
-from adt_tree.tree import BatchShapes, DraftTree, root_only_tree
+from adt_tree.tree import BatchShapes, DraftTree
 from adt_tree.verify import Verdict
 
 SEED_CONFIDENCE = -1.0  # log-confidence of a code that is copied from a neighbouring cell
@@ -68,11 +68,15 @@ class SelfDraftProposer:
         self.history = History(grid.size, slots, candidates, device)
         self._neighbours = Neighbours(grid, slots, num_codes, seed_cells, device)
         self._position = torch.ones(slots, dtype=torch.int64, device=device)
+        # Codes [B, 1] of the steps without trees since the last draft or prefill; _position and _neighbours
+        # do not count them yet.
+        self._unread: list[Tensor] = []
 
     def calls(self, shape: TreeShape) -> int:
         return 0
 
     def prefill(self, slot: int, prompt: Any, prefix: Prefix, code: Tensor) -> None:
+        self._read_plain_steps()  # they belong to the images of the other slots
         self.history.clear(slot)
         self._neighbours.begin(slot, code)
         self._position[slot] = 1
@@ -88,15 +92,27 @@ class SelfDraftProposer:
         committed: Sequence[int],
         sampling: Sampling | RowSampling,
     ) -> DraftTree:
+        self._read_plain_steps()
         return self._run(self._draft, shapes.all_levels, last_codes)
 
+    def _read_plain_steps(self) -> None:
+        """Stores the codes of the steps without trees. It does so for all at once, so that such a step costs
+        next to nothing."""
+        if self._unread:
+            codes = torch.cat(self._unread, dim=1)
+            self._unread.clear()
+            count = torch.full_like(self._position, codes.shape[1])
+            self._neighbours.commit(self._position, codes, count)
+            self._position += count
+
     def _draft(self, shapes: BatchShapes, last_codes: Tensor) -> DraftTree:
-        if shapes.empty:
-            return root_only_tree(last_codes)
         return grow_chains(self.candidates(shapes.depth, shapes.width), shapes, last_codes)
 
     def observe(self, tree: DraftTree, perturbed: Tensor, features: Tensor, verdict: Verdict) -> None:
-        self._run(self._learn, tree, perturbed, verdict)
+        if tree.nodes > 1:
+            self._run(self._learn, tree, perturbed, verdict)
+        else:  # the root scores the position that this step commits, so nobody would read it
+            self._unread.append(verdict.codes.clone())
 
     def _learn(self, tree: DraftTree, perturbed: Tensor, verdict: Verdict) -> None:
         """Stores the best codes of every node's distribution, accepted or not, and the committed codes.
@@ -104,11 +120,10 @@ class SelfDraftProposer:
         The log-confidences are stored uncorrected: a correction by observed rates of acceptance made
         acceptance worse (docs/LOG.md).
         """
-        if tree.nodes > 1:  # the root scores the position that this step commits, so nobody would read it
-            value, code = perturbed.log_softmax(dim=-1).topk(self.history.candidates, dim=-1)
-            usable = tree.valid & value[..., 0].isfinite()
-            at = self._neighbours.ahead(self._position, tree.depths).masked_fill(~usable, self.grid.size)
-            self.history.write(at, tree.codes, code, value, newest_first(tree, verdict))
+        value, code = perturbed.log_softmax(dim=-1).topk(self.history.candidates, dim=-1)
+        usable = tree.valid & value[..., 0].isfinite()
+        at = self._neighbours.ahead(self._position, tree.depths).masked_fill(~usable, self.grid.size)
+        self.history.write(at, tree.codes, code, value, newest_first(tree, verdict))
         self._neighbours.commit(self._position, verdict.codes, verdict.count)
         self._position += verdict.count
 
