@@ -48,10 +48,25 @@ def test_one_row_or_one_moment_does_not_end_plain_decoding() -> None:
     for gain in (0.9, 1.0, 9.0, 1.0, 9.0, 0.9):
         trial(in_step, gain)
         assert in_step.is_plain
-    assert in_step.share() == EARLY_COST
-    for gain in (0.8, 0.8):
+
+
+@pytest.mark.parametrize(
+    ("gains", "cost"),
+    [
+        ([0.5], EARLY_COST),
+        ([0.9, 1.25], LATE_COST),
+        ([1.0, 1.25], EARLY_COST),
+        ([1.0, 1.25, 1.0], LATE_COST),
+        ([1.15] * 7, EARLY_COST),
+        ([1.15] * 8, LATE_COST),
+    ],
+)
+def test_trials_become_rare_when_there_is_little_hope(gains: list[float], cost: float) -> None:
+    in_step = InStep()
+    in_step.begin(images=4)
+    for gain in gains:
         trial(in_step, gain)
-    assert in_step.is_plain and in_step.share() == LATE_COST
+    assert in_step.is_plain and in_step.share() == cost
 
 
 def test_times_depend_on_the_number_of_images() -> None:

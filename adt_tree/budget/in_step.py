@@ -17,10 +17,10 @@ LEAST_GAIN = 1.2
 # be slow for a moment. So what counts is the median of trials, which are made at several rows. A gain that
 # few trials show must be larger: after n trials at least 1 + 1 / n.
 MOST_GAINS = 16  # number of trials that are remembered
-# Early trials take at most the share EARLY_COST of the time, until there were EARLY_TRIALS, or LEAST_TRIALS
-# whose median is a loss. Later ones take the share LATE_COST, because one trial leaves the images of a batch
-# out of step until they have ended.
-EARLY_COST, EARLY_TRIALS, LEAST_TRIALS, LATE_COST = 0.2, 8, 3, 0.001
+# Two trials, and up to EARLY_TRIALS while the median gain is at least HOPE, take at most the share EARLY_COST
+# of the time. Later ones take the share LATE_COST. A trial costs more than its own time, because it leaves the
+# images of a batch out of step until they have ended, and a run ends with the slowest of them.
+EARLY_COST, EARLY_TRIALS, HOPE, LATE_COST = 0.2, 8, 1.1, 0.003
 RECENT_STEPS = 8  # number of plain steps, before a trial and after it, with which it is compared
 
 
@@ -46,8 +46,8 @@ class InStep:
         if len(self._plain_ms) < RECENT_STEPS:
             return 0.0
         gains = self._gains[self._images]
-        is_loss = len(gains) >= LEAST_TRIALS and median(gains) < 1
-        return LATE_COST if is_loss or len(gains) >= EARLY_TRIALS else EARLY_COST
+        is_early = len(gains) < 2 or (len(gains) < EARLY_TRIALS and median(gains) >= HOPE)
+        return EARLY_COST if is_early else LATE_COST
 
     def begin(self, images: int) -> None:
         """Starts a batch, whose images have all just begun."""
