@@ -12,7 +12,7 @@ from adt_tree.records import Step
 # different lengths takes longer, and at the end of a run slots are idle (docs/LOG.md). So a tree must commit
 # at least LEAST_GAIN times the codes per second of plain decoding. With fewer than LEAST_IMAGES images the
 # cost is small, and they need not stay in step.
-LEAST_GAIN, LEAST_IMAGES = 1.2, 3
+LEAST_GAIN, LEAST_IMAGES = 1.25, 3
 # All images are in the same rows, and in some rows more drafts are right than in others. So trees are taken
 # after LEAST_TRIALS at the earliest. MOST_TRIALS are remembered.
 LEAST_TRIALS, MOST_TRIALS = 3, 16
