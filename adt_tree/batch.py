@@ -43,13 +43,13 @@ class BatchSlots:
         self,
         target: Target,
         requests: Iterable[Request],
-        release: Sequence[Callable[[int], None]],
+        releases: Sequence[Callable[[int], None]],
         sampling: Sampling,
     ) -> None:
         """Empties all slots, because an earlier run may have left its images in them.
 
-        release: the functions that empty the caches of a slot. sampling: the settings of requests that name
-        none.
+        releases: the functions that empty the caches of a slot. sampling: the settings of requests that
+        name none.
         """
         self.grid, self.device = target.grid, target.device
         self._run, self._few_shapes = target.run, target.few_shapes
@@ -58,7 +58,7 @@ class BatchSlots:
         self._requests: list[Request | None] = [None] * target.slots
         self._sampling = SlotSampling(sampling, target.slots, target.device)
         self._started = [0.0] * target.slots
-        self._exhausted, self._release_parts = False, release
+        self._exhausted, self._releases = False, releases
         self.last_codes = torch.zeros(target.slots, dtype=torch.int64, device=target.device)  # [B]
         self.seeds = torch.zeros_like(self.last_codes)  # [B]; an idle slot has the seed of its last image
         for slot in range(target.slots):
@@ -130,7 +130,7 @@ class BatchSlots:
         self._release(slot)
 
     def _release(self, slot: int) -> None:
-        for release in self._release_parts:
+        for release in self._releases:
             release(slot)
 
     @property

@@ -179,6 +179,17 @@ def test_a_device_that_becomes_slower_does_not_change_the_choice() -> None:
     assert sum(shares) / len(shares) >= 0.8
 
 
+def test_a_step_whose_images_have_failed_is_not_counted() -> None:
+    """One of two images fails in step 50, and both fail in step 60. Others take their places each time."""
+    policy, left = CostAware(CANDIDATES), {50: [0], 60: []}
+    for number in range(400):
+        shapes = policy.shapes({0: number % 200, 1: number % 200})
+        policy.observe(
+            {slot: step(shapes[slot], shapes[slot].depth, 1.0) for slot in left.get(number, [0, 1])}
+        )
+    assert policy.shapes({0: 201, 1: 201})[0].depth >= 15
+
+
 def test_plain_decoding_is_left_when_rows_become_cheap() -> None:
     calls = 0
 
@@ -194,6 +205,8 @@ def test_plain_decoding_is_left_when_rows_become_cheap() -> None:
 class Forced:
     """A policy that cycles through shapes, as if another machine had chosen them. The images of one step have
     shapes that follow one another."""
+
+    bounds = PLAIN
 
     def __init__(self, shapes: list[TreeShape]) -> None:
         self._shapes = cycle(shapes)

@@ -41,7 +41,8 @@ class Trials:
     @property
     def gain(self) -> float:
         """The codes per second of the tree, relative to plain decoding. The codes differ from row to row, so
-        their mean counts. The speeds differ only where the device was slow for a moment, hence the median."""
+        their mean counts. The speeds differ less, but now and then the device is slow for a moment; hence the
+        median."""
         return mean(self._codes) * median(self._speed)
 
 

@@ -68,8 +68,8 @@ class SelfDraftProposer:
         self.history = History(grid.size, slots, candidates, device)
         self._neighbours = Neighbours(grid, slots, num_codes, seed_cells, device)
         self._position = torch.ones(slots, dtype=torch.int64, device=device)
-        # Codes [B, 1] of the steps without trees since the last draft or prefill; _position and _neighbours
-        # do not count them yet.
+        # The codes, [B, 1] each, of the steps without trees since the last draft or prefill. _position and
+        # _neighbours do not include them yet.
         self._unread: list[Tensor] = []
 
     def calls(self, shape: TreeShape) -> int:
