@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from adt_tree.budget.acceptance import LAW_STEPS, MEMORY, Levels
-from adt_tree.budget.in_step import LEAST_GAIN, LEAST_IMAGES, InStep
+from adt_tree.budget.in_step import LEAST_GAIN, InStep
 from adt_tree.budget.times import StepTimes
 from adt_tree.policy import PLAIN, Policy, TreeShape
 from adt_tree.records import Step
@@ -241,5 +241,5 @@ class CostAware:
         count less if trials have shown that trees pay in a batch that was in step."""
         promised = self._promised[candidate.shape.depth]
         rate = (1 + candidate.accepts(promised, self._promise_steps)) / self._ms(candidate)
-        counts_less = self._images >= LEAST_IMAGES and not candidate.shape.depth and self._in_step.trees_pay()
+        counts_less = self._images > 1 and not candidate.shape.depth and self._in_step.trees_pay()
         return rate / LEAST_GAIN if counts_less else rate
