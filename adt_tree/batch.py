@@ -130,6 +130,7 @@ class BatchSlots:
         self._release(slot)
 
     def _release(self, slot: int) -> None:
+        """Empties all caches of a slot."""
         for release in self._releases:
             release(slot)
 

@@ -42,7 +42,7 @@ def test_a_batch_that_begins_anew_is_in_step_again() -> None:
 
 
 def test_one_row_or_one_moment_does_not_end_plain_decoding() -> None:
-    """What counts is the median: here it is 1, while the mean is 3.5."""
+    """What counts is the median: here it is 1, while the mean is 3.6."""
     in_step = InStep()
     in_step.begin(images=4)
     for gain in (0.9, 1.0, 9.0, 1.0, 9.0, 0.9):

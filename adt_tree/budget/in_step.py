@@ -68,7 +68,8 @@ class InStep:
         self._tree_ms, self._codes = [], []
 
     def add(self, steps: Sequence[Step], ms: float) -> None:
-        """Adds one step of some or all images in flight, at least one, which took ms."""
+        """Adds a step, which took `ms` milliseconds. steps: its records of the images whose trees were not
+        cut, at least one."""
         if steps[0].depth:
             self._tree_ms.append(ms)
             self._codes.extend(step.accepted + 1 for step in steps)

@@ -96,8 +96,8 @@ class SelfDraftProposer:
         return self._run(self._draft, shapes.all_levels, last_codes)
 
     def _read_plain_steps(self) -> None:
-        """Stores the codes of the steps without trees. It does so for all at once, so that such a step costs
-        next to nothing."""
+        """Stores the codes of all steps without trees since the last draft. In each such step this would take
+        time that a step of the AR baseline does not need."""
         if self._unread:
             codes = torch.cat(self._unread, dim=1)
             self._unread.clear()
