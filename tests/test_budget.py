@@ -17,7 +17,7 @@ import pytest
 from adt_tree.batch import StepOutput
 from adt_tree.budget.candidates import AutoTree
 from adt_tree.budget.in_step import LATE_COST
-from adt_tree.budget.policy import PERIOD, TRIAL_COST, TRIAL_STEPS, WARM_UP, CostAware
+from adt_tree.budget.policy import FIRST_STEPS, PERIOD, TRIAL_LOSS, WARM_UP, CostAware
 from adt_tree.decode import speculative
 from adt_tree.engine import largest_target
 from adt_tree.errors import UserError
@@ -65,13 +65,20 @@ def share(shapes: Iterable[Hashable], shape: Hashable) -> float:
     return counts[shape] / counts.total()
 
 
-@pytest.mark.parametrize(("slots", "steps", "cost"), [(1, 6000, TRIAL_COST), (4, 40000, LATE_COST)])
-def test_rows_that_cost_a_full_pass_leave_plain_decoding(slots: int, steps: int, cost: float) -> None:
-    used = simulate(lambda nodes: 1.0 + nodes, steps, slots)[steps // 20 :]
+def test_rows_that_cost_a_full_pass_leave_plain_decoding() -> None:
+    """Trials go on. A step of three drafts commits 2.95 codes in the time of 4 plain steps, so it loses about
+    a quarter of its time. All trials may lose the share TRIAL_LOSS of the run."""
+    used = simulate(lambda nodes: 1.0 + nodes, 6000)[300:]
     assert share(used, PLAIN) >= 0.97
     trials = [shape.budget for shape in used if shape.budget > 1]
     assert trials, "it must still draft now and then"
-    assert sum(1 + nodes for nodes in trials) <= cost * steps
+    assert sum(1 + nodes for nodes in trials) / 4 <= TRIAL_LOSS * 6000
+
+
+def test_a_batch_in_step_seldom_drafts_if_rows_cost_a_full_pass() -> None:
+    used = simulate(lambda nodes: 1.0 + nodes, 100000, slots=4)[2000:]
+    trials = [shape.budget for shape in used if shape.budget > 1]
+    assert trials and sum(1 + nodes for nodes in trials) <= LATE_COST * 100000
 
 
 def test_free_rows_take_the_largest_tree() -> None:
@@ -120,11 +127,11 @@ def test_a_batch_in_step_is_left_for_a_clear_gain(
 
 
 def test_early_trials_of_a_batch_do_not_delay_later_ones() -> None:
-    """The trials that end plain decoding take a fifth of the time. They do not count as the trials that may
-    take a hundredth of it from then on, so plain decoding is soon tried again."""
+    """What the trials that end plain decoding lose does not count as the loss that later ones may make, so
+    plain decoding is tried again at the usual times."""
     for seed in range(3):
         used = simulate(lambda nodes: 1 + 0.04 * nodes, 3000, slots=4, seed=seed)
-        assert used[-2000:].count(PLAIN) == TRIAL_STEPS, f"seed {seed}"
+        assert PERIOD <= used[-2000:].count(PLAIN) <= 3 * PERIOD, f"seed {seed}"
 
 
 def test_rows_that_cost_too_much_are_not_even_tried() -> None:
@@ -143,7 +150,7 @@ def test_a_slow_moment_in_the_first_trials_is_forgotten() -> None:
     def cost(nodes: int) -> float:
         nonlocal calls
         calls += 1
-        return 10.0 if PERIOD < calls <= PERIOD + 2 * (WARM_UP + TRIAL_STEPS) else 1.0
+        return 10.0 if PERIOD < calls <= PERIOD + 2 * (WARM_UP + FIRST_STEPS) else 1.0
 
     used = simulate(cost, 1000)
     assert share(used[-500:], CANDIDATES[-1]) + share(used[-500:], CANDIDATES[-2]) >= 0.9
@@ -154,7 +161,7 @@ def test_a_first_trial_that_the_end_of_an_image_cut_is_made_up_for() -> None:
     best, policy, used = TreeShape(15, 1, 15), CostAware(CANDIDATES), Counter[TreeShape]()
     for _ in range(2000):
         shape = policy.shapes({0: 1})[0]
-        depth = 14 if shape == best and used[best] < TRIAL_STEPS else shape.depth
+        depth = 14 if shape == best and used[best] < FIRST_STEPS else shape.depth
         used[shape] += 1
         ms = 1 + 0.02 * shape.budget
         accepted = min(2 * depth // 3, 9)
@@ -343,7 +350,7 @@ def test_an_adaptive_tree_keeps_to_the_budget() -> None:
     dear = budgets(row_ms=1.0)
     assert share(dear[-100:], 0) > 0.9
     # The smallest tree alone is tried, and tried again at once; a drafter network needs no steps to warm up.
-    assert dear[PERIOD : PERIOD + 2 * TRIAL_STEPS] == [3] * 2 * TRIAL_STEPS and set(dear) == {0, 3}
+    assert dear[PERIOD : PERIOD + 2 * FIRST_STEPS] == [3] * 2 * FIRST_STEPS and set(dear) == {0, 3}
     free = budgets(row_ms=0.0)
     assert set(free) == {0, 3, 6, 10, 12} and share(free[-100:], 0) < 0.1
 

@@ -6,10 +6,11 @@ from itertools import accumulate
 
 # Image steps: a step with B images in flight counts as B of them.
 MEMORY = 400.0  # image steps over which the acceptance of levels and of candidates is averaged
-# The growth law holds where nothing is measured yet: a share h of the steps accepts a code, and a tree of d
-# levels accepts h * d ** EXPONENT codes (docs/LOG.md). The law counts as much as LAW_STEPS image steps of
-# every level, and h begins at FIRST_HITS.
-FIRST_HITS, EXPONENT, LAW_STEPS = 0.5, 0.7, 10.0
+# The growth law holds where nothing is measured yet: a share FIRST_HITS of the steps accepts a code, and the
+# codes that a tree of d levels accepts grow as d ** EXPONENT (docs/LOG.md). So the share of the steps that
+# accept a code of one level promises the share of the next one. The promise counts as much as LAW_STEPS image
+# steps of that level.
+FIRST_HITS, EXPONENT, LAW_STEPS = 0.5, 0.7, 40.0
 
 
 class Levels:
@@ -40,11 +41,10 @@ class Levels:
         # By level, the weight of the steps that drafted it, and of those that accepted a code of it.
         drafted = list(accumulate(reversed(self._drafted)))[::-1]
         accepted = list(accumulate(reversed(self._accepted)))[::-1]
-        codes, h = [0.0], FIRST_HITS
-        for level in range(1, len(drafted)):
-            law = h * (level**EXPONENT - (level - 1) ** EXPONENT)
+        growth = [level**EXPONENT - (level - 1) ** EXPONENT for level in range(1, len(drafted))]
+        codes, law = [0.0], FIRST_HITS
+        for level, here in enumerate(growth, start=1):
             share = (accepted[level] + LAW_STEPS * law) / (drafted[level] + LAW_STEPS)
-            if level == 1:
-                h = share
             codes.append(codes[-1] + share)
+            law = share * growth[level] / here if level < len(growth) else 0.0
         return codes

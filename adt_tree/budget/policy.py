@@ -6,27 +6,31 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from adt_tree.budget.acceptance import LAW_STEPS, MEMORY, Levels
+from adt_tree.budget.acceptance import MEMORY, Levels
 from adt_tree.budget.in_step import LEAST_GAIN, InStep
 from adt_tree.budget.times import StepTimes
 from adt_tree.policy import PLAIN, Policy, TreeShape
 from adt_tree.records import Step
 
-TRIAL_STEPS = 3  # counted steps of a candidate's trial; the first, which may record graphs, is not timed
+FIRST_STEPS = 3  # counted steps of a first trial; the first of them, which may record graphs, is not timed
 # A deeper self-drafted tree reaches positions that no pass has scored, so its first steps accept less than
 # later ones: a chain of 15 after a chain of 7 commits 3.2, 4.6 and then 4.8 codes (docs/LOG.md). So the
 # acceptance of the first WARM_UP steps is not counted.
 WARM_UP = 2
-PERIOD = 8  # steps from one decision to the next
+PERIOD = 8  # steps from one decision to the next, and counted steps of a later trial
 # A candidate can accept more or fewer codes than its levels promise, for instance because it is wider. The
-# promise counts as much as LEVEL_STEPS of its own image steps.
-LEVEL_STEPS = 300.0
+# promise counts as much as LEVEL_STEPS of its own image steps, or INNER_LEVEL_STEPS if an inner policy drafts
+# fewer levels than the candidate allows.
+LEVEL_STEPS, INNER_LEVEL_STEPS = 300.0, 10.0
 # Times change with the load of the device, and one slow moment can spoil the first trial of a shape, or end
-# the first trials too early. So plain decoding and the neighbours of the chosen shape are tried again, in
-# turn: for the first time at once, and then as long as trials take at most the share TRIAL_COST of a run's
-# time. If plain decoding is chosen, its neighbour, the smallest tree, would self-draft badly, because plain
-# decoding scores no positions ahead. The first tree of at least EXPLORE_DEPTH levels is tried instead.
-TRIAL_COST, EXPLORE_DEPTH = 0.01, 3
+# the first trials too early. So plain decoding and the neighbours of the chosen shape are tried again: each
+# once without delay, and then the one whose trials have lost least time, as long as all trials lose at most
+# the share TRIAL_LOSS of a run's time. What a trial loses is estimated from the codes per second of its shape
+# and of the chosen one, so that a shape that is nearly as good is tried often. But a trial counts as a loss
+# of at least LEAST_LOSS of its time. If plain decoding is chosen, its neighbour, the smallest tree, would
+# self-draft badly, because plain decoding scores no positions ahead. The first tree of at least EXPLORE_DEPTH
+# levels is tried instead.
+TRIAL_LOSS, LEAST_LOSS, EXPLORE_DEPTH = 0.01, 0.1, 3
 
 
 @dataclass(slots=True, eq=False)
@@ -37,7 +41,8 @@ class _Candidate:
     shape: TreeShape
     accepted: float = 0.0  # codes accepted in its image steps, older ones with less weight
     promised: float = 0.0  # codes that its levels promised for them
-    last_trial: int = 0  # number of its last trial after the first ones, counted over all candidates; 0: none
+    # Time that its trials are estimated to have lost, without its first two; None: it had at most one.
+    lost_ms: float | None = None
 
     def count(self, accepted: int, promised: float) -> None:
         """Adds one step of one image."""
@@ -75,14 +80,12 @@ class CostAware:
         self._warm_up = 0  # number of steps in a row that are not counted
         self._scheduled = deque[_Candidate]()  # candidates of the next steps
         self._untried = deque(self._candidates)  # candidates whose first trial is to come, smallest first
-        self._trials, self._in_trial = 0, False  # number of trials after the first ones; true during one
-        self._total_ms, self._trial_ms = 0.0, 0.0  # time of all steps, and of trials that TRIAL_COST limits
-        self._since_trial_ms = 0.0  # time of the steps since the last trial of any kind
+        self._in_trial = False  # true during a trial after the first ones
+        self._total_ms = 0.0  # time of all steps
         self._times = StepTimes([shape.num_nodes for shape in shapes])
         self._levels = Levels(max(shape.depth for shape in shapes))
         self._promised: list[float] = []  # codes by depth, at the last choice; empty during the first trials
-        # An inner policy drafts fewer levels than the candidate allows, so that promises are worth less.
-        self._promise_steps = LEVEL_STEPS if inner is None else LAW_STEPS
+        self._promise_steps = LEVEL_STEPS if inner is None else INNER_LEVEL_STEPS
         self._shapes: Mapping[int, TreeShape] = {}  # of the present step, by slot
         self._in_step = InStep()
         self._images = 0  # number of images in flight
@@ -116,22 +119,18 @@ class CostAware:
             return
         ms = next(iter(steps.values())).ms  # all images in flight share the step's time
         self._total_ms += ms
-        self._since_trial_ms += ms
-        if self._in_trial and not self._in_step.is_plain:  # InStep.share() limits the others
-            self._trial_ms += ms
         whole = [step for slot, step in steps.items() if step.depth == self._shapes[slot].depth]
-        if self._in_a_row and whole:
+        counted = whole if self._in_a_row >= self._warm_up else []
+        if self._in_step.is_plain:
+            self._in_step.add(self._current.shape.depth, counted, ms)
+        elif self._in_a_row and whole:
             in_use = self._current is self._chosen
             self._times.add(self._current.index, self._paid_images(self._images), ms, in_use)
-        if self._in_a_row >= self._warm_up:
-            self._count(whole, ms)
+        if self._current.shape.depth:
+            self._count(counted)
 
-    def _count(self, steps: Sequence[Step], ms: float) -> None:
+    def _count(self, steps: Sequence[Step]) -> None:
         """Counts what the images accepted in one step."""
-        if self._in_step.is_plain and steps:
-            self._in_step.add(steps, ms)
-        if not self._current.shape.depth:
-            return
         for step in steps:
             self._levels.count(step.depth, step.accepted)
             if self._promised:
@@ -160,25 +159,35 @@ class CostAware:
 
     def _schedule(self) -> None:
         """Chooses the candidate of the next PERIOD steps, or begins a trial of another one if one is due."""
+        self._scheduled.clear()
         if self._in_step.is_plain and not self._in_trial and self._in_step.judge():
             # Times of rows far above would mislead, because attention was shorter there.
             self._times = StepTimes([candidate.shape.num_nodes for candidate in self._candidates])
             self._untried = deque(self._candidates)
         self._in_step.update(self._images)
-        self._scheduled.clear()
+        if self._in_step.is_plain:
+            self._schedule_in_step()
+            return
         self._times.fit()
         promised = self._levels.accepted_codes()
-        if self._in_step.is_plain:
-            chosen = self._candidates[0]
-        elif self._untried and self._may_be_best(self._untried[0], promised):
+        if self._untried and self._may_be_best(self._untried[0], promised):
             self._in_trial = False
-            self._scheduled.extend(self._trial(self._untried.popleft()))
-            return
+            steps = FIRST_STEPS if self._times.is_timed(0) else PERIOD  # all are compared with plain decoding
+            self._begin_trial(self._untried.popleft(), steps)
         else:
             self._untried.clear()
             self._promised = promised
-            chosen = max(self._candidates, key=self._rate)
-        self._schedule_around(chosen)
+            self._schedule_around(max(self._candidates, key=self._rate))
+
+    def _schedule_in_step(self) -> None:
+        """Schedules steps of a batch in step: plain ones, or a trial if one is due."""
+        self._chosen = self._candidates[0]
+        other = self._least_tried(self._chosen)
+        self._in_trial = other is not None and self._in_step.is_due()
+        if other is not None and self._in_trial:
+            self._begin_trial(other, PERIOD)
+        else:
+            self._scheduled.extend([self._chosen] * PERIOD)
 
     def _schedule_around(self, chosen: _Candidate) -> None:
         """Schedules steps of the chosen candidate, or a trial of another one if one is due."""
@@ -186,14 +195,13 @@ class CostAware:
             self._times.begin(chosen.index)
             self._chosen = chosen
         other = self._least_tried(chosen)
-        self._in_trial = other is not None and self._is_due(other)
+        self._in_trial = other is not None and self._is_due(other, chosen)
         if other is not None and self._in_trial:
             # A trial of a candidate without a time does not count: a slow moment might spoil its only one.
             if self._times.is_timed(other.index):
-                self._trials += 1
-                other.last_trial = self._trials
+                other.lost_ms = 0.0 if other.lost_ms is None else other.lost_ms + self._loss_ms(other, chosen)
             self._times.begin_trial(other.index)
-            self._scheduled.extend(self._trial(other))
+            self._begin_trial(other, PERIOD)
         else:
             self._scheduled.extend([chosen] * PERIOD)
 
@@ -205,11 +213,9 @@ class CostAware:
         best = max(((1 + promised[c.shape.depth]) / self._ms(c) for c in timed), default=0.0)
         return not timed or (1 + promised[candidate.shape.depth]) / self._ms(timed[-1]) > best
 
-    def _trial(self, candidate: _Candidate) -> list[_Candidate]:
-        """Begins a trial. Returns its steps."""
-        self._since_trial_ms = 0.0
-        steps = TRIAL_STEPS if self._times.is_timed(0) else PERIOD  # all are compared with plain decoding
-        return [candidate] * (self._warm_up_of(candidate) + steps)
+    def _begin_trial(self, candidate: _Candidate, steps: int) -> None:
+        """Schedules a trial with so many counted steps."""
+        self._scheduled.extend([candidate] * (self._warm_up_of(candidate) + steps))
 
     def _warm_up_of(self, candidate: _Candidate) -> int:
         """Returns how many steps of the candidate are not to be counted if it follows the current one."""
@@ -225,16 +231,21 @@ class CostAware:
             least_depth = EXPLORE_DEPTH if self._self_drafted else 1
             deep = [c for c in self._candidates if c.shape.depth >= least_depth]
             others = deep[:1] or self._candidates[1:][-1:]
-        return min(others, key=lambda candidate: candidate.last_trial, default=None)
+        return min(others, key=lambda c: -1.0 if c.lost_ms is None else c.lost_ms, default=None)
 
-    def _is_due(self, candidate: _Candidate) -> bool:
-        """Returns whether a trial of the candidate is due. While a batch in step decodes plainly, it is if it
-        takes at most InStep.share() of the time since the last one. Otherwise it is if the candidate has had
-        at most its first trial, or if the time of all trials stays within TRIAL_COST."""
-        expected_ms = (self._warm_up_of(candidate) + TRIAL_STEPS) * self._ms(candidate)
-        if self._in_step.is_plain:
-            return expected_ms <= self._in_step.share() * self._since_trial_ms
-        return not candidate.last_trial or self._trial_ms + expected_ms <= TRIAL_COST * self._total_ms
+    def _is_due(self, candidate: _Candidate, chosen: _Candidate) -> bool:
+        """Returns whether a trial of the candidate is due: if it has had at most its first one, or if all
+        that follow second ones lose at most TRIAL_LOSS of the time."""
+        if candidate.lost_ms is None:
+            return True
+        lost_ms = sum(c.lost_ms or 0.0 for c in self._candidates) + self._loss_ms(candidate, chosen)
+        return lost_ms <= TRIAL_LOSS * self._total_ms
+
+    def _loss_ms(self, candidate: _Candidate, chosen: _Candidate) -> float:
+        """Returns the time that a trial of the candidate is expected to lose."""
+        steps = self._warm_up_of(candidate) + PERIOD
+        loss = 1 - self._rate(candidate) / self._rate(chosen)
+        return steps * self._ms(candidate) * max(LEAST_LOSS, loss)
 
     def _rate(self, candidate: _Candidate) -> float:
         """Returns the codes per millisecond that the candidate is expected to commit. Those of plain decoding

@@ -9,7 +9,7 @@ from functools import partial
 from operator import mul
 from statistics import median_low
 
-RECENT = 24  # number of step times whose lower quartile is the time of a step
+RECENT = 8  # number of step times whose lower quartile is the time of a step
 TRIALS = 3  # number of trials whose median is the time of a step of a candidate that is not in use
 
 
@@ -32,8 +32,7 @@ class StepTimes:
         self._call_ms, self._node_ms = math.inf, 0.0  # of _on_line()
 
     def begin(self, candidate: int) -> None:
-        """Says that the candidate will be in use from now on. What was timed at other moments remains its
-        estimate only until the next time arrives."""
+        """Says that the candidate will be in use from now on, so that its older times no longer count."""
         for key in [key for key in self._recent if key[0] == candidate]:
             del self._recent[key]
             self._trials.pop(key, None)
@@ -46,16 +45,16 @@ class StepTimes:
     def add(self, candidate: int, images: int, ms: float, in_use: bool) -> None:
         """Adds the time of a step.
 
-        in_use: the candidate is the one in use. The device may be shared with other programs. So if it has
-        been in use for long enough, a change of its time is taken for a change of the device and applies to
-        all estimates. Otherwise the candidate in use in a slow moment would look worse than those that were
-        timed before.
+        in_use: the candidate is the one in use. Then a change of its time applies to all estimates. For the
+        device may be shared with other programs, and steps take longer from row to row of an image, because
+        its prefix grows. The candidate in use in such a moment would look worse than those that were timed
+        before. So candidates are compared by the times at which one follows the other: those of trials.
         """
         key = candidate, images
         recent, before = self._recent[key], self._ms.get(key)
         recent.append(ms)
         now = self._ms[key] = median_low([*self._trials[key], lower_quartile(recent)])
-        if in_use and before and now != before and len(recent) == RECENT:
+        if in_use and before and now != before:
             self._scale(now / before, except_for=key)
 
     def _scale(self, factor: float, except_for: tuple[int, int]) -> None:
