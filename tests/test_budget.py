@@ -78,7 +78,9 @@ def test_rows_that_cost_a_full_pass_leave_plain_decoding() -> None:
 def test_a_batch_in_step_seldom_drafts_if_rows_cost_a_full_pass() -> None:
     used = simulate(lambda nodes: 1.0 + nodes, 100000, slots=4)[2000:]
     trials = [shape.budget for shape in used if shape.budget > 1]
-    assert trials and sum(1 + nodes for nodes in trials) <= LATE_COST * 100000
+    # LATE_COST limits the counted steps; WARM_UP more come before them.
+    most = LATE_COST * 100000 * (WARM_UP + PERIOD) / PERIOD
+    assert trials and sum(1 + nodes for nodes in trials) <= most
 
 
 def test_free_rows_take_the_largest_tree() -> None:
@@ -161,7 +163,7 @@ def test_a_first_trial_that_the_end_of_an_image_cut_is_made_up_for() -> None:
     best, policy, used = TreeShape(15, 1, 15), CostAware(CANDIDATES), Counter[TreeShape]()
     for _ in range(2000):
         shape = policy.shapes({0: 1})[0]
-        depth = 14 if shape == best and used[best] < FIRST_STEPS else shape.depth
+        depth = 14 if shape == best and used[best] < WARM_UP + FIRST_STEPS else shape.depth
         used[shape] += 1
         ms = 1 + 0.02 * shape.budget
         accepted = min(2 * depth // 3, 9)
@@ -177,7 +179,7 @@ def test_a_device_that_becomes_slower_does_not_change_the_choice() -> None:
     for seed in range(10):
         calls = count()
         used = simulate(
-            lambda nodes: (1 + 0.05 * nodes) * (1.0 if next(calls) < 4 * 1000 else 2.0),  # noqa: B023
+            lambda nodes: (1 + 0.05 * nodes) * (1.0 if next(calls) < 1000 else 2.0),  # noqa: B023
             1100,
             slots=4,
             seed=seed,
@@ -349,8 +351,11 @@ def test_an_adaptive_tree_keeps_to_the_budget() -> None:
 
     dear = budgets(row_ms=1.0)
     assert share(dear[-100:], 0) > 0.9
-    # The smallest tree alone is tried, and tried again at once; a drafter network needs no steps to warm up.
-    assert dear[PERIOD : PERIOD + 2 * FIRST_STEPS] == [3] * 2 * FIRST_STEPS and set(dear) == {0, 3}
+    # The smallest tree alone is tried, and again after plain steps. A drafter network needs no steps to warm
+    # up.
+    second = 2 * PERIOD + FIRST_STEPS
+    assert dear[PERIOD : PERIOD + FIRST_STEPS] == [3] * FIRST_STEPS
+    assert dear[second : second + PERIOD] == [3] * PERIOD and set(dear) == {0, 3}
     free = budgets(row_ms=0.0)
     assert set(free) == {0, 3, 6, 10, 12} and share(free[-100:], 0) < 0.1
 

@@ -55,9 +55,9 @@ def test_few_images_draft_at_once() -> None:
     assert not in_step.is_plain
 
 
-def test_one_row_or_one_moment_does_not_end_plain_decoding() -> None:
+def test_slow_moments_do_not_end_plain_decoding() -> None:
     """In two slow moments plain steps take so long that a trial seems to gain eight times its codes per
-    second. Their mean gain is 3.5, but the median of the speeds is a half, and a step commits 2 codes."""
+    second. The mean of the gains is 3.4, but the median of the speeds is 0.55, and a step commits 2 codes."""
     in_step = InStep()
     in_step.begin(images=4)
     for gain in (1.0, 1.0, 8.0, 1.2, 8.0, 1.0):
@@ -73,6 +73,35 @@ def test_early_trials_end_without_hope() -> None:
         for n in range(1, number + 1):
             trial(in_step, gain)
             assert in_step.is_plain and in_step.share() == (EARLY_COST if n < number else LATE_COST)
+
+
+def test_a_trial_is_due_after_a_time_that_depends_on_the_last_one() -> None:
+    """A trial of two counted steps, of 3 ms each, may follow plain steps of 6 / EARLY_COST = 20 ms."""
+    in_step = InStep()
+    in_step.begin(images=4)
+    for _ in range(RECENT_STEPS):
+        assert not in_step.is_due(), "nothing to compare a trial with"
+        in_step.add(0, [PLAIN_STEP], 1.0)
+    assert in_step.is_due()
+    for steps in ([], [TREE_STEP], [TREE_STEP]):
+        in_step.add(3, steps, 3.0)
+    for number in range(1, 25):
+        in_step.add(0, [PLAIN_STEP], 1.0)
+        in_step.judge()
+        if number >= RECENT_STEPS:
+            assert in_step.is_due() == (number * EARLY_COST >= 6), number
+
+
+def test_the_first_time_at_a_new_number_of_images_does_not_change_the_order() -> None:
+    """The candidate in use takes 2 ms with two images. With one image in flight, its first step is a slow one
+    of 9 ms, and all that follow take 1 ms. The other candidate then takes half its time as well."""
+    times = StepTimes([1, 1])
+    for candidate in (0, 1):
+        times.add(candidate, 2, 2.0, in_use=False)
+    times.fit()
+    for ms in [9.0] + [1.0] * RECENT:
+        times.add(0, 1, ms, in_use=True)
+    assert times.of(0, 1) == 1.0 and times.of(1, 1) == pytest.approx(1.0)
 
 
 def test_a_gain_of_codes_is_that_of_all_trials() -> None:

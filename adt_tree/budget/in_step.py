@@ -18,9 +18,9 @@ LEAST_GAIN, FREE_IMAGES = 1.3, 2
 # be slow for a moment. So what counts is the gain of several trials, which are made at several rows. A gain
 # that few trials show must be larger: after n trials at least 1 + 1 / n.
 MOST_TRIALS = 16  # number of trials that are remembered
-# Early trials take at most the share EARLY_COST of the time, until there were EARLY_TRIALS, or LEAST_TRIALS
-# whose gain is below HOPE. Later ones take the share LATE_COST, because one trial leaves the images of a
-# batch out of step until they have ended.
+# Early trials take at most EARLY_COST of the time of plain steps, until there were EARLY_TRIALS, or
+# LEAST_TRIALS whose gain is below HOPE. Later ones take at most LATE_COST, because one trial leaves the
+# images of a batch out of step until they have ended.
 EARLY_COST, EARLY_TRIALS, LEAST_TRIALS, HOPE, LATE_COST = 0.3, 6, 3, 1.0, 0.005
 RECENT_STEPS = 8  # number of plain steps, before a trial and after it, with which it is compared
 
@@ -41,17 +41,18 @@ class InStep:
         # to plain decoding.
         self._trials = defaultdict[int, deque[tuple[float, float]]](partial(deque, maxlen=MOST_TRIALS))
         self._plain_ms = deque[float](maxlen=2 * RECENT_STEPS)
-        self._trial_ms = 0.0  # time that the last trial took
+        self._trial_ms = 0.0  # time that the counted steps of the last trial took
         self._since_trial_ms = 0.0  # time of the plain steps since then
         self._tree_ms: list[float] = []  # times of the counted steps of the last trial
         self._codes: list[int] = []  # number of codes that each image committed in each of these steps
 
     def is_due(self) -> bool:
-        """Returns whether a trial is due: if one that takes as long as the last one keeps to share()."""
-        return len(self._plain_ms) >= RECENT_STEPS and self._trial_ms <= self.share() * self._since_trial_ms
+        """Returns whether a trial is due: if the last one took at most share() of the time since then."""
+        is_comparable = len(self._plain_ms) >= RECENT_STEPS and self._since_trial_ms > 0
+        return is_comparable and self._trial_ms <= self.share() * self._since_trial_ms
 
     def share(self) -> float:
-        """Returns the share of the time that trials may take at present."""
+        """Returns the time that trials may take at present, as a share of that of plain steps."""
         trials = self._trials[self._images]
         is_hopeless = len(trials) >= LEAST_TRIALS and _gain(trials) < HOPE
         return LATE_COST if is_hopeless or len(trials) >= EARLY_TRIALS else EARLY_COST
@@ -63,7 +64,7 @@ class InStep:
         self.is_plain = images > FREE_IMAGES and not self.trees_pay()
 
     def update(self, images: int) -> None:
-        """Says how many images are in flight."""
+        """Says how many images are in flight. Few of them need not stay in step."""
         if images != self._images:
             self._images = images
             self._forget()
@@ -84,7 +85,6 @@ class InStep:
             self._plain_ms.append(ms)
             self._since_trial_ms += ms
             return
-        self._trial_ms = ms if self._since_trial_ms else self._trial_ms + ms
         self._since_trial_ms = 0.0
         if steps:
             self._tree_ms.append(ms)
@@ -94,8 +94,9 @@ class InStep:
         """Counts the last trial, if there was one, once plain steps have followed it. Returns whether this
         ends plain decoding."""
         if self._tree_ms and len(self._plain_ms) == 2 * RECENT_STEPS:
-            speed = median(self._plain_ms) / median(self._tree_ms)
-            self._trials[self._images].append((mean(self._codes), speed))
+            tree_ms = median(self._tree_ms)
+            self._trials[self._images].append((mean(self._codes), median(self._plain_ms) / tree_ms))
+            self._trial_ms = len(self._tree_ms) * tree_ms
             self._tree_ms, self._codes = [], []
             self.is_plain = not self.trees_pay()
             return not self.is_plain
@@ -111,7 +112,7 @@ class InStep:
 
 
 def _gain(trials: Collection[tuple[float, float]]) -> float:
-    """Returns the gain that trials show together. A slow moment changes a speed at most, so the median of the
-    speeds counts; of the codes, which vary more, the mean."""
+    """Returns the gain that trials show together. A slow moment spoils the speed of one trial, so the median
+    of the speeds counts. Codes differ from row to row, so their mean counts."""
     codes, speeds = zip(*trials, strict=True)
     return mean(codes) * median(speeds)

@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from adt_tree.budget.acceptance import MEMORY, Levels
-from adt_tree.budget.in_step import LEAST_GAIN, InStep
+from adt_tree.budget.in_step import FREE_IMAGES, LEAST_GAIN, InStep
 from adt_tree.budget.times import StepTimes
 from adt_tree.policy import PLAIN, Policy, TreeShape
 from adt_tree.records import Step
 
-FIRST_STEPS = 3  # counted steps of a first trial; the first of them, which may record graphs, is not timed
+# Counted steps of a first trial. The very first step, which may record graphs, is not timed.
+FIRST_STEPS = 3
 # A deeper self-drafted tree reaches positions that no pass has scored, so its first steps accept less than
 # later ones: a chain of 15 after a chain of 7 commits 3.2, 4.6 and then 4.8 codes (docs/LOG.md). So the
 # acceptance of the first WARM_UP steps is not counted.
@@ -27,9 +28,9 @@ LEVEL_STEPS, INNER_LEVEL_STEPS = 300.0, 10.0
 # once without delay, and then the one whose trials have lost least time, as long as all trials lose at most
 # the share TRIAL_LOSS of a run's time. What a trial loses is estimated from the codes per second of its shape
 # and of the chosen one, so that a shape that is nearly as good is tried often. But a trial counts as a loss
-# of at least LEAST_LOSS of its time. If plain decoding is chosen, its neighbour, the smallest tree, would
-# self-draft badly, because plain decoding scores no positions ahead. The first tree of at least EXPLORE_DEPTH
-# levels is tried instead.
+# of at least LEAST_LOSS of its time, for the first steps after it may accept less as well. If plain decoding
+# is chosen, its neighbour, the smallest tree, would self-draft badly, because plain decoding scores no
+# positions ahead. The first tree of at least EXPLORE_DEPTH levels is tried instead.
 TRIAL_LOSS, LEAST_LOSS, EXPLORE_DEPTH = 0.01, 0.1, 3
 
 
@@ -41,7 +42,8 @@ class _Candidate:
     shape: TreeShape
     accepted: float = 0.0  # codes accepted in its image steps, older ones with less weight
     promised: float = 0.0  # codes that its levels promised for them
-    # Time that its trials are estimated to have lost, without its first two; None: it had at most one.
+    # Time that its trials are estimated to have lost, without its first two. Each later trial of any
+    # candidate halves it. None: it had at most one trial.
     lost_ms: float | None = None
 
     def count(self, accepted: int, promised: float) -> None:
@@ -75,13 +77,15 @@ class CostAware:
         self._candidates = [_Candidate(index, shape) for index, shape in enumerate(shapes)]
         self._inner, self._self_drafted, self._idle_slots_cost = inner, self_drafted, idle_slots_cost
         self._current = self._candidates[0]
-        self._chosen: _Candidate | None = None  # by the last choice; None during the first trials
+        # By the last choice; None during the first trials, and while a batch in step decodes plainly.
+        self._chosen: _Candidate | None = None
         self._in_a_row = -1  # steps of the current candidate after its first one; -1 before the first step
         self._warm_up = 0  # number of steps in a row that are not counted
         self._scheduled = deque[_Candidate]()  # candidates of the next steps
         self._untried = deque(self._candidates)  # candidates whose first trial is to come, smallest first
         self._in_trial = False  # true during a trial after the first ones
-        self._total_ms = 0.0  # time of all steps
+        # Time of all steps outside batches in step, and what trials are estimated to have lost of it.
+        self._total_ms, self._lost_ms = 0.0, 0.0
         self._times = StepTimes([shape.num_nodes for shape in shapes])
         self._levels = Levels(max(shape.depth for shape in shapes))
         self._promised: list[float] = []  # codes by depth, at the last choice; empty during the first trials
@@ -118,14 +122,15 @@ class CostAware:
         if not steps:
             return
         ms = next(iter(steps.values())).ms  # all images in flight share the step's time
-        self._total_ms += ms
         whole = [step for slot, step in steps.items() if step.depth == self._shapes[slot].depth]
         counted = whole if self._in_a_row >= self._warm_up else []
         if self._in_step.is_plain:
             self._in_step.add(self._current.shape.depth, counted, ms)
-        elif self._in_a_row and whole:
-            in_use = self._current is self._chosen
-            self._times.add(self._current.index, self._paid_images(self._images), ms, in_use)
+        else:
+            self._total_ms += ms
+            if self._in_a_row and whole:
+                in_use = self._current is self._chosen
+                self._times.add(self._current.index, self._paid_images(self._images), ms, in_use)
         if self._current.shape.depth:
             self._count(counted)
 
@@ -141,7 +146,11 @@ class CostAware:
         if not any(roots.values()):  # all images have just begun
             self._in_step.begin(self._images)
             has_changed = True
-        if not self._scheduled or (has_changed and self._chosen and not self._in_trial):
+        if has_changed:
+            self._in_a_row = -1
+        # A trial ends as well, because its times cannot be compared with those before the change.
+        if not self._scheduled or (has_changed and (self._chosen or self._in_step.is_plain)):
+            self._in_trial &= not has_changed
             self._schedule()
         upcoming = self._scheduled.popleft()
         self._in_a_row += 1
@@ -161,33 +170,40 @@ class CostAware:
         """Chooses the candidate of the next PERIOD steps, or begins a trial of another one if one is due."""
         self._scheduled.clear()
         if self._in_step.is_plain and not self._in_trial and self._in_step.judge():
-            # Times of rows far above would mislead, because attention was shorter there.
-            self._times = StepTimes([candidate.shape.num_nodes for candidate in self._candidates])
-            self._untried = deque(self._candidates)
+            self._begin_anew()
         self._in_step.update(self._images)
+        promised = self._levels.accepted_codes()
         if self._in_step.is_plain:
             self._schedule_in_step()
             return
         self._times.fit()
-        promised = self._levels.accepted_codes()
         if self._untried and self._may_be_best(self._untried[0], promised):
             self._in_trial = False
-            steps = FIRST_STEPS if self._times.is_timed(0) else PERIOD  # all are compared with plain decoding
+            # Plain decoding, with which all others are compared, is tried for longer.
+            steps = FIRST_STEPS if self._times.is_timed(0) else PERIOD
             self._begin_trial(self._untried.popleft(), steps)
         else:
             self._untried.clear()
             self._promised = promised
             self._schedule_around(max(self._candidates, key=self._rate))
 
+    def _begin_anew(self) -> None:
+        """Begins the first trials again. Times of rows far above would mislead, because attention was shorter
+        there."""
+        self._times = StepTimes([candidate.shape.num_nodes for candidate in self._candidates])
+        self._untried, self._promised = deque(self._candidates), []
+        for candidate in self._candidates:
+            candidate.lost_ms = None
+
     def _schedule_in_step(self) -> None:
         """Schedules steps of a batch in step: plain ones, or a trial if one is due."""
-        self._chosen = self._candidates[0]
-        other = self._least_tried(self._chosen)
+        self._chosen, plain = None, self._candidates[0]
+        other = self._least_tried(plain)
         self._in_trial = other is not None and self._in_step.is_due()
         if other is not None and self._in_trial:
             self._begin_trial(other, PERIOD)
         else:
-            self._scheduled.extend([self._chosen] * PERIOD)
+            self._scheduled.extend([plain] * PERIOD)
 
     def _schedule_around(self, chosen: _Candidate) -> None:
         """Schedules steps of the chosen candidate, or a trial of another one if one is due."""
@@ -199,7 +215,7 @@ class CostAware:
         if other is not None and self._in_trial:
             # A trial of a candidate without a time does not count: a slow moment might spoil its only one.
             if self._times.is_timed(other.index):
-                other.lost_ms = 0.0 if other.lost_ms is None else other.lost_ms + self._loss_ms(other, chosen)
+                self._count_loss(other, chosen)
             self._times.begin_trial(other.index)
             self._begin_trial(other, PERIOD)
         else:
@@ -235,11 +251,21 @@ class CostAware:
 
     def _is_due(self, candidate: _Candidate, chosen: _Candidate) -> bool:
         """Returns whether a trial of the candidate is due: if it has had at most its first one, or if all
-        that follow second ones lose at most TRIAL_LOSS of the time."""
-        if candidate.lost_ms is None:
-            return True
-        lost_ms = sum(c.lost_ms or 0.0 for c in self._candidates) + self._loss_ms(candidate, chosen)
-        return lost_ms <= TRIAL_LOSS * self._total_ms
+        that follow second ones lose at most TRIAL_LOSS of the time. It follows steps of the chosen candidate
+        with as many images in flight, with which it is compared."""
+        if self._current is not chosen or self._in_a_row < PERIOD - 1:
+            return False
+        lost_ms = self._lost_ms + self._loss_ms(candidate, chosen)
+        return candidate.lost_ms is None or lost_ms <= TRIAL_LOSS * self._total_ms
+
+    def _count_loss(self, tried: _Candidate, chosen: _Candidate) -> None:
+        """Counts what a trial is expected to lose, unless it is the second one of its candidate."""
+        loss_ms = 0.0 if tried.lost_ms is None else self._loss_ms(tried, chosen)
+        self._lost_ms += loss_ms
+        for candidate in self._candidates:
+            if candidate.lost_ms is not None:
+                candidate.lost_ms /= 2
+        tried.lost_ms = (tried.lost_ms or 0.0) + loss_ms
 
     def _loss_ms(self, candidate: _Candidate, chosen: _Candidate) -> float:
         """Returns the time that a trial of the candidate is expected to lose."""
@@ -252,5 +278,5 @@ class CostAware:
         count less if trials have shown that trees pay in a batch that was in step."""
         promised = self._promised[candidate.shape.depth]
         rate = (1 + candidate.accepts(promised, self._promise_steps)) / self._ms(candidate)
-        counts_less = self._images > 1 and not candidate.shape.depth and self._in_step.trees_pay()
+        counts_less = self._images > FREE_IMAGES and not candidate.shape.depth and self._in_step.trees_pay()
         return rate / LEAST_GAIN if counts_less else rate

@@ -32,7 +32,7 @@ class StepTimes:
         self._call_ms, self._node_ms = math.inf, 0.0  # of _on_line()
 
     def begin(self, candidate: int) -> None:
-        """Says that the candidate will be in use from now on, so that its older times no longer count."""
+        """Says that the candidate will be in use from now on. Its estimate lasts until its next time."""
         for key in [key for key in self._recent if key[0] == candidate]:
             del self._recent[key]
             self._trials.pop(key, None)
@@ -51,10 +51,10 @@ class StepTimes:
         before. So candidates are compared by the times at which one follows the other: those of trials.
         """
         key = candidate, images
-        recent, before = self._recent[key], self._ms.get(key)
+        recent, before = self._recent[key], self.of(candidate, images)
         recent.append(ms)
         now = self._ms[key] = median_low([*self._trials[key], lower_quartile(recent)])
-        if in_use and before and now != before:
+        if in_use and before not in (0.0, now, math.inf):
             self._scale(now / before, except_for=key)
 
     def _scale(self, factor: float, except_for: tuple[int, int]) -> None:
