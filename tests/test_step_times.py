@@ -133,3 +133,19 @@ def test_a_slower_device_changes_the_times_of_all_numbers_of_images() -> None:
         times.add(0, 4, ms, in_use=True)
     times.fit()
     assert [times.of(0, 4), times.of(1, 4), times.of(1, 1)] == pytest.approx([3.0, 15.0, 15.0])
+
+
+def test_a_trial_is_compared_with_steps_on_both_sides() -> None:
+    """Every step takes 1 % longer than the one before, and one of the other candidate twice as long."""
+    times = StepTimes([1, 4])
+    steps = [1.01**number for number in range(3 * RECENT)]
+    for ms in steps[:RECENT]:
+        times.add(0, 4, ms, in_use=True)
+    before = times.of(0, 4)
+    for ms in steps[RECENT : 2 * RECENT]:
+        times.add(1, 4, 2 * ms, in_use=False)
+    for ms in steps[2 * RECENT :]:
+        times.add(0, 4, ms, in_use=True)
+    assert times.of(1, 4) / times.of(0, 4) > 2.15
+    times.end_trial(1, 4, times.of(0, 4) / before)
+    assert times.of(1, 4) / times.of(0, 4) == pytest.approx(2.0, rel=0.01)

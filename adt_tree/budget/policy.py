@@ -84,6 +84,9 @@ class CostAware:
         self._scheduled = deque[_Candidate]()  # candidates of the next steps
         self._untried = deque(self._candidates)  # candidates whose first trial is to come, smallest first
         self._in_trial = False  # true during a trial after the first ones
+        # The candidate of the last trial, and the time of a step of the chosen one before it; None if steps
+        # after it have been compared as well.
+        self._tried: tuple[_Candidate, float] | None = None
         # Time of all steps outside batches in step, and what trials are estimated to have lost of it.
         self._total_ms, self._lost_ms = 0.0, 0.0
         self._times = StepTimes([shape.num_nodes for shape in shapes])
@@ -147,7 +150,7 @@ class CostAware:
             self._in_step.begin(self._images)
             has_changed = True
         if has_changed:
-            self._in_a_row = -1
+            self._in_a_row, self._tried = -1, None
         # A trial ends as well, because its times cannot be compared with those before the change.
         if not self._scheduled or (has_changed and (self._chosen or self._in_step.is_plain)):
             self._in_trial &= not has_changed
@@ -185,7 +188,16 @@ class CostAware:
         else:
             self._untried.clear()
             self._promised = promised
+            self._end_trial()
             self._schedule_around(max(self._candidates, key=self._rate))
+
+    def _end_trial(self) -> None:
+        """Corrects the time of the last trial once steps of the chosen candidate have followed it."""
+        if self._tried and self._current is self._chosen:
+            tried, before_ms = self._tried
+            change = self._ms(self._chosen) / before_ms
+            self._times.end_trial(tried.index, self._paid_images(self._images), change)
+            self._tried = None
 
     def _begin_anew(self) -> None:
         """Begins the first trials again. Times of rows far above would mislead, because attention was shorter
@@ -209,7 +221,7 @@ class CostAware:
         """Schedules steps of the chosen candidate, or a trial of another one if one is due."""
         if chosen is not self._chosen:
             self._times.begin(chosen.index)
-            self._chosen = chosen
+            self._chosen, self._tried = chosen, None
         other = self._least_tried(chosen)
         self._in_trial = other is not None and self._is_due(other, chosen)
         if other is not None and self._in_trial:
@@ -217,6 +229,7 @@ class CostAware:
             if self._times.is_timed(other.index):
                 self._count_loss(other, chosen)
             self._times.begin_trial(other.index)
+            self._tried = other, self._ms(chosen)
             self._begin_trial(other, PERIOD)
         else:
             self._scheduled.extend([chosen] * PERIOD)

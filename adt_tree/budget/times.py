@@ -57,12 +57,25 @@ class StepTimes:
         if in_use and before not in (0.0, now, math.inf):
             self._scale(now / before, except_for=key)
 
+    def end_trial(self, candidate: int, images: int, change: float) -> None:
+        """Corrects the estimate of a candidate after its trial, which was compared with the steps before it.
+
+        change: the factor by which the time of the candidate in use has changed since then. Along an image it
+        is greater than 1, and half of the change took place before the middle of the trial. Without the
+        correction every trial would make the candidate in use look better than it is.
+        """
+        if (candidate, images) in self._ms:
+            self._scale_one((candidate, images), change**-0.5)
+
     def _scale(self, factor: float, except_for: tuple[int, int]) -> None:
         for key in self._ms.keys() - {except_for}:
-            self._ms[key] *= factor
-            for store in (self._recent, self._trials):
-                if key in store:
-                    store[key] = deque((ms * factor for ms in store[key]), store[key].maxlen)
+            self._scale_one(key, factor)
+
+    def _scale_one(self, key: tuple[int, int], factor: float) -> None:
+        self._ms[key] *= factor
+        for store in (self._recent, self._trials):
+            if key in store:
+                store[key] = deque((ms * factor for ms in store[key]), store[key].maxlen)
 
     def is_timed(self, candidate: int) -> bool:
         """Returns whether a step of the candidate was timed."""
