@@ -13,7 +13,7 @@ from adt_tree.records import Step
 # different lengths takes longer, and at the end of a run slots are idle. Where trials gained a fifth, whole
 # runs gained nothing (docs/LOG.md). So a tree must commit at least LEAST_GAIN times the codes per second of
 # plain decoding. Two images lose little out of step, so up to FREE_IMAGES may draft at once.
-LEAST_GAIN, FREE_IMAGES = 1.3, 2
+LEAST_GAIN, FREE_IMAGES = 1.25, 2
 # All images are in the same rows, and in some rows more drafts are right than in others. The device may also
 # be slow for a moment. So what counts is the gain of several trials, which are made at several rows. A gain
 # that few trials show must be larger: after n trials at least 1 + 1 / n.
@@ -21,7 +21,7 @@ MOST_TRIALS = 16  # number of trials that are remembered
 # Early trials take at most EARLY_COST of the time of plain steps, until there were EARLY_TRIALS, or
 # LEAST_TRIALS whose gain is below HOPE. Later ones take at most LATE_COST, because one trial leaves the
 # images of a batch out of step until they have ended.
-EARLY_COST, EARLY_TRIALS, LEAST_TRIALS, HOPE, LATE_COST = 0.3, 6, 3, 1.0, 0.005
+EARLY_COST, EARLY_TRIALS, LEAST_TRIALS, HOPE, LATE_COST = 0.3, 10, 3, 1.0, 0.005
 RECENT_STEPS = 8  # number of plain steps, before a trial and after it, with which it is compared
 
 
