@@ -15,8 +15,9 @@ from adt_tree.records import Step
 # Counted steps of a first trial. The very first step, which may record graphs, is not timed.
 FIRST_STEPS = 3
 # A deeper self-drafted tree reaches positions that no pass has scored, so its first steps accept less than
-# later ones: a chain of 15 after a chain of 7 commits 3.2, 4.6 and then 4.8 codes (docs/LOG.md). So the
-# acceptance of the first WARM_UP steps is not counted.
+# later ones: a chain of 15 after a chain of 7 commits 3.2, 4.6 and then 4.8 codes (docs/LOG.md). A shallower
+# tree accepts more at first, because the deeper one has scored its positions. So the acceptance of the first
+# WARM_UP steps after a change of depth is not counted.
 WARM_UP = 2
 PERIOD = 8  # steps from one decision to the next, and counted steps of a later trial
 # A candidate can accept more or fewer codes than its levels promise, for instance because it is wider. The
@@ -248,8 +249,8 @@ class CostAware:
 
     def _warm_up_of(self, candidate: _Candidate) -> int:
         """Returns how many steps of the candidate are not to be counted if it follows the current one."""
-        deeper = candidate.shape.depth > self._current.shape.depth
-        return WARM_UP if deeper and self._self_drafted else 0
+        changes = candidate.shape.depth not in (0, self._current.shape.depth)
+        return WARM_UP if changes and self._self_drafted else 0
 
     def _least_tried(self, chosen: _Candidate) -> _Candidate | None:
         """Returns the candidate to try next while `chosen` is the best; None if there is no other."""
