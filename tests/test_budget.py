@@ -128,9 +128,7 @@ def test_a_batch_in_step_is_left_for_a_clear_gain(
     assert share(used[-1000:], chosen) > 0.8
 
 
-def test_early_trials_of_a_batch_do_not_delay_later_ones() -> None:
-    """What the trials that end plain decoding lose does not count as the loss that later ones may make, so
-    plain decoding is tried again at the usual times."""
+def test_plain_decoding_is_tried_again_after_a_batch_has_left_it() -> None:
     for seed in range(3):
         used = simulate(lambda nodes: 1 + 0.04 * nodes, 3000, slots=4, seed=seed)
         assert PERIOD <= used[-2000:].count(PLAIN) <= 3 * PERIOD, f"seed {seed}"

@@ -41,10 +41,11 @@ class Levels:
         # By level, the weight of the steps that drafted it, and of those that accepted a code of it.
         drafted = list(accumulate(reversed(self._drafted)))[::-1]
         accepted = list(accumulate(reversed(self._accepted)))[::-1]
-        growth = [level**EXPONENT - (level - 1) ** EXPONENT for level in range(1, len(drafted))]
-        codes, law = [0.0], FIRST_HITS
-        for level, here in enumerate(growth, start=1):
+        codes, share, growth_above = [0.0], FIRST_HITS, 1.0
+        for level in range(1, len(drafted)):
+            growth = level**EXPONENT - (level - 1) ** EXPONENT
+            law = share * growth / growth_above  # level 1: FIRST_HITS
             share = (accepted[level] + LAW_STEPS * law) / (drafted[level] + LAW_STEPS)
             codes.append(codes[-1] + share)
-            law = share * growth[level] / here if level < len(growth) else 0.0
+            growth_above = growth
         return codes

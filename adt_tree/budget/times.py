@@ -32,7 +32,8 @@ class StepTimes:
         self._call_ms, self._node_ms = math.inf, 0.0  # of _on_line()
 
     def begin(self, candidate: int) -> None:
-        """Says that the candidate will be in use from now on. Its estimate lasts until its next time."""
+        """Says that the candidate will be in use from now on. Its earlier times no longer count, but its
+        estimate remains until the next time arrives."""
         for key in [key for key in self._recent if key[0] == candidate]:
             del self._recent[key]
             self._trials.pop(key, None)
