@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from functools import partial
 from statistics import mean, median
 
+from adt_tree.budget.acceptance import law
 from adt_tree.records import Step
 
 # Images that draft get out of step. That costs time which a trial does not show: attention over prefixes of
@@ -18,10 +19,10 @@ LEAST_GAIN, FREE_IMAGES = 1.25, 2
 # be slow for a moment. So what counts is the gain of several trials, which are made at several rows. A gain
 # that few trials show must be larger: after n trials at least 1 + 1 / n.
 MOST_TRIALS = 16  # number of trials that are remembered
-# Early trials take at most EARLY_COST of the time of plain steps, until there were EARLY_TRIALS, or
-# LEAST_TRIALS whose gain is below HOPE. Later ones take at most LATE_COST, because one trial leaves the
-# images of a batch out of step until they have ended.
-EARLY_COST, EARLY_TRIALS, LEAST_TRIALS, HOPE, LATE_COST = 0.3, 10, 3, 1.0, 0.005
+# Early trials take at most EARLY_COST of the time of plain steps, until there were EARLY_TRIALS, or until
+# their gain is below HOPE if the codes that the growth law promises count as much as one trial. Later ones
+# take at most LATE_COST, because one trial leaves the images of a batch out of step until they have ended.
+EARLY_COST, EARLY_TRIALS, HOPE, LATE_COST = 0.3, 10, 1.1, 0.01
 RECENT_STEPS = 8  # number of plain steps, before a trial and after it, with which it is compared
 
 
@@ -45,6 +46,7 @@ class InStep:
         self._since_trial_ms = 0.0  # time of the plain steps since then
         self._tree_ms: list[float] = []  # times of the counted steps of the last trial
         self._codes: list[int] = []  # number of codes that each image committed in each of these steps
+        self._law = 0.0  # number of codes that a step of such trees commits by the growth law
 
     def is_due(self) -> bool:
         """Returns whether a trial is due: if the last one took at most share() of the time since then."""
@@ -54,7 +56,7 @@ class InStep:
     def share(self) -> float:
         """Returns the time that trials may take at present, as a share of that of plain steps."""
         trials = self._trials[self._images]
-        is_hopeless = len(trials) >= LEAST_TRIALS and _gain(trials) < HOPE
+        is_hopeless = bool(trials) and _gain(trials, self._law) < HOPE
         return LATE_COST if is_hopeless or len(trials) >= EARLY_TRIALS else EARLY_COST
 
     def begin(self, images: int) -> None:
@@ -85,7 +87,7 @@ class InStep:
             self._plain_ms.append(ms)
             self._since_trial_ms += ms
             return
-        self._since_trial_ms = 0.0
+        self._since_trial_ms, self._law = 0.0, 1 + law(depth)
         if steps:
             self._tree_ms.append(ms)
             self._codes.extend(step.accepted + 1 for step in steps)
@@ -111,8 +113,9 @@ class InStep:
         )
 
 
-def _gain(trials: Collection[tuple[float, float]]) -> float:
+def _gain(trials: Collection[tuple[float, float]], *promised: float) -> float:
     """Returns the gain that trials show together. A slow moment spoils the speed of one trial, so the median
-    of the speeds counts. Codes differ from row to row, so their mean counts."""
+    of the speeds counts. Codes differ from row to row, so their mean counts. promised: numbers of codes that
+    count like those of trials."""
     codes, speeds = zip(*trials, strict=True)
-    return mean(codes) * median(speeds)
+    return mean((*codes, *promised)) * median(speeds)

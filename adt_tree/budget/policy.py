@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from adt_tree.budget.acceptance import MEMORY, Levels
+from adt_tree.budget.acceptance import MEMORY, Levels, refinement_of
 from adt_tree.budget.in_step import FREE_IMAGES, LEAST_GAIN, InStep
 from adt_tree.budget.times import StepTimes
 from adt_tree.policy import PLAIN, Policy, TreeShape
@@ -27,12 +27,13 @@ LEVEL_STEPS, INNER_LEVEL_STEPS = 300.0, 10.0
 # Times change with the load of the device, and one slow moment can spoil the first trial of a shape, or end
 # the first trials too early. So plain decoding and the neighbours of the chosen shape are tried again: each
 # once without delay, and then the one whose trials have lost least time, as long as all trials lose at most
-# the share TRIAL_LOSS of a run's time. What a trial loses is estimated from the codes per second of its shape
-# and of the chosen one, so that a shape that is nearly as good is tried often. But a trial counts as a loss
-# of at least LEAST_LOSS of its time, for the first steps after it may accept less as well. If plain decoding
-# is chosen, its neighbour, the smallest tree, would self-draft badly, because plain decoding scores no
-# positions ahead. The first tree of at least EXPLORE_DEPTH levels is tried instead.
-TRIAL_LOSS, LEAST_LOSS, EXPLORE_DEPTH = 0.01, 0.1, 3
+# the share TRIAL_LOSS of a run's time, which counts as EARLY_STEPS longer than it is, so that first errors
+# last a short time. What a trial loses is estimated from the codes per second of its shape and of the chosen
+# one, so that a shape that is nearly as good is tried often. But a trial counts as a loss of at least
+# LEAST_LOSS of its time, for the first steps after it may accept less as well. If plain decoding is chosen,
+# its neighbour, the smallest tree, would self-draft badly, because plain decoding scores no positions ahead.
+# The first tree of at least EXPLORE_DEPTH levels is tried instead.
+TRIAL_LOSS, EARLY_STEPS, LEAST_LOSS, EXPLORE_DEPTH = 0.01, 500, 0.1, 3
 
 
 @dataclass(slots=True, eq=False)
@@ -41,6 +42,7 @@ class _Candidate:
 
     index: int  # among the candidates
     shape: TreeShape
+    refinement: float  # factor by which its trees accept more codes than the levels of a chain of 7 promise
     accepted: float = 0.0  # codes accepted in its image steps, older ones with less weight
     promised: float = 0.0  # codes that its levels promised for them
     # Time that its trials are estimated to have lost, without its first two. Each later trial of any
@@ -75,7 +77,10 @@ class CostAware:
         candidate that is taken; None: the candidate is the shape. self_drafted: drafts come from earlier
         passes of the target, so that they depend on the trees of these passes. idle_slots_cost: a step
         takes equally long whatever number of slots hold images."""
-        self._candidates = [_Candidate(index, shape) for index, shape in enumerate(shapes)]
+        self._candidates = [
+            _Candidate(index, shape, refinement_of(shape.num_nodes) if self_drafted else 1.0)
+            for index, shape in enumerate(shapes)
+        ]
         self._inner, self._self_drafted, self._idle_slots_cost = inner, self_drafted, idle_slots_cost
         self._current = self._candidates[0]
         # By the last choice; None during the first trials, and while a batch in step decodes plainly.
@@ -92,7 +97,8 @@ class CostAware:
         self._total_ms, self._lost_ms = 0.0, 0.0
         self._times = StepTimes([shape.num_nodes for shape in shapes])
         self._levels = Levels(max(shape.depth for shape in shapes))
-        self._promised: list[float] = []  # codes by depth, at the last choice; empty during the first trials
+        # Codes by candidate, at the last choice; empty during the first trials.
+        self._promised: list[float] = []
         self._promise_steps = LEVEL_STEPS if inner is None else INNER_LEVEL_STEPS
         self._shapes: Mapping[int, TreeShape] = {}  # of the present step, by slot
         self._in_step = InStep()
@@ -141,9 +147,9 @@ class CostAware:
     def _count(self, steps: Sequence[Step]) -> None:
         """Counts what the images accepted in one step."""
         for step in steps:
-            self._levels.count(step.depth, step.accepted)
+            self._levels.count(step.depth, step.accepted, self._current.refinement)
             if self._promised:
-                self._current.count(step.accepted, self._promised[self._current.shape.depth])
+                self._current.count(step.accepted, self._promised[self._current.index])
 
     def _next_step(self, roots: Mapping[int, int]) -> None:
         has_changed, self._images = self._images != len(roots), len(roots)
@@ -176,7 +182,7 @@ class CostAware:
         if self._in_step.is_plain and not self._in_trial and self._in_step.judge():
             self._begin_anew()
         self._in_step.update(self._images)
-        promised = self._levels.accepted_codes()
+        promised = self._promise()
         if self._in_step.is_plain:
             self._schedule_in_step()
             return
@@ -191,6 +197,11 @@ class CostAware:
             self._promised = promised
             self._end_trial()
             self._schedule_around(max(self._candidates, key=self._rate))
+
+    def _promise(self) -> list[float]:
+        """Returns the number of codes that the levels of each candidate promise."""
+        codes, measured = self._levels.accepted_codes(), self._levels.refinement
+        return [codes[c.shape.depth] * c.refinement / measured for c in self._candidates]
 
     def _end_trial(self) -> None:
         """Corrects the time of the last trial once steps of the chosen candidate have followed it."""
@@ -240,8 +251,8 @@ class CostAware:
         smaller one. If not, neither it nor a larger one is worth a first trial, which would take long with
         many images in flight."""
         timed = [c for c in self._candidates if self._times.is_timed(c.index)]
-        best = max(((1 + promised[c.shape.depth]) / self._ms(c) for c in timed), default=0.0)
-        return not timed or (1 + promised[candidate.shape.depth]) / self._ms(timed[-1]) > best
+        best = max(((1 + promised[c.index]) / self._ms(c) for c in timed), default=0.0)
+        return not timed or (1 + promised[candidate.index]) / self._ms(timed[-1]) > best
 
     def _begin_trial(self, candidate: _Candidate, steps: int) -> None:
         """Schedules a trial with so many counted steps."""
@@ -270,7 +281,8 @@ class CostAware:
         if self._current is not chosen or self._in_a_row < PERIOD - 1:
             return False
         lost_ms = self._lost_ms + self._loss_ms(candidate, chosen)
-        return candidate.lost_ms is None or lost_ms <= TRIAL_LOSS * self._total_ms
+        credited_ms = self._total_ms + EARLY_STEPS * self._ms(chosen)
+        return candidate.lost_ms is None or lost_ms <= TRIAL_LOSS * credited_ms
 
     def _count_loss(self, tried: _Candidate, chosen: _Candidate) -> None:
         """Counts what a trial is expected to lose, unless it is the second one of its candidate."""
@@ -290,7 +302,7 @@ class CostAware:
     def _rate(self, candidate: _Candidate) -> float:
         """Returns the codes per millisecond that the candidate is expected to commit. Those of plain decoding
         count less if trials have shown that trees pay in a batch that was in step."""
-        promised = self._promised[candidate.shape.depth]
+        promised = self._promised[candidate.index]
         rate = (1 + candidate.accepts(promised, self._promise_steps)) / self._ms(candidate)
         counts_less = self._images > FREE_IMAGES and not candidate.shape.depth and self._in_step.trees_pay()
         return rate / LEAST_GAIN if counts_less else rate

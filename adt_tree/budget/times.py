@@ -10,7 +10,7 @@ from operator import mul
 from statistics import median_low
 
 RECENT = 8  # number of step times whose lower quartile is the time of a step
-TRIALS = 3  # number of trials whose median is the time of a step of a candidate that is not in use
+TRIALS = 5  # number of trials whose median is the time of a step of a candidate that is not in use
 
 
 def lower_quartile(times_ms: Collection[float]) -> float:
