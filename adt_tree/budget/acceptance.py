@@ -12,7 +12,7 @@ MEMORY = 400.0  # image steps over which the acceptance of levels and of candida
 # steps of that level.
 FIRST_HITS, EXPONENT, LAW_STEPS = 0.5, 0.7, 40.0
 # Self-drafted trees with more nodes score a position more often before it is read, so that they accept more
-# codes of every level: about nodes ** REFINEMENT, from REFINING_NODES on (docs/LOG.md).
+# codes of every level: nodes ** REFINEMENT, from REFINING_NODES nodes on, root included (docs/LOG.md).
 REFINEMENT, REFINING_NODES = 0.1, 8
 
 
@@ -22,8 +22,8 @@ def law(depth: int) -> float:
 
 
 def refinement_of(nodes: int) -> float:
-    """Returns by which factor more codes a self-drafted tree with so many nodes, root included, accepts than
-    the levels of a chain of 7 do."""
+    """Returns the factor by which a self-drafted tree with so many nodes, root included, accepts more codes
+    than one of at most REFINING_NODES nodes with as many levels."""
     return max(1.0, nodes / REFINING_NODES) ** REFINEMENT
 
 
@@ -38,22 +38,21 @@ class Levels:
     def __init__(self, deepest: int) -> None:
         """deepest: number of levels of the deepest tree."""
         self._weight = 1.0  # of the next step; it grows, so that older steps weigh less
-        self._drafted = [0.0] * (deepest + 1)  # weight of the steps whose tree had 0, 1, 2, ... levels
+        # Weight, times refinement, of the steps whose tree had 0, 1, 2, ... levels.
+        self._drafted = [0.0] * (deepest + 1)
         self._accepted = [0.0] * (deepest + 1)  # weight of the steps that accepted 0, 1, 2, ... codes
-        self._refinement = 0.0  # sum of the refinement of the steps' trees, by weight
 
     def count(self, depth: int, accepted: int, refinement: float) -> None:
         """Adds one step of one image. refinement: that of its tree."""
-        self._drafted[depth] += self._weight
+        self._drafted[depth] += self._weight * refinement
         self._accepted[accepted] += self._weight
-        self._refinement += self._weight * refinement
         self._weight *= 1 + 1 / MEMORY
 
     def accepted_codes(self) -> list[float]:
-        """Returns the expected number of accepted codes of a tree of 0, 1, 2, ... levels."""
+        """Returns the expected number of accepted codes of a tree of 0, 1, 2, ... levels, whose refinement is
+        1."""
         self._drafted = [weight / self._weight for weight in self._drafted]
         self._accepted = [weight / self._weight for weight in self._accepted]
-        self._refinement /= self._weight
         self._weight = 1.0
         # By level, the weight of the steps that drafted it, and of those that accepted a code of it.
         drafted = list(accumulate(reversed(self._drafted)))[::-1]
@@ -66,9 +65,3 @@ class Levels:
             codes.append(codes[-1] + share)
             growth_above = growth
         return codes
-
-    @property
-    def refinement(self) -> float:
-        """The mean refinement of the trees of all steps."""
-        total = sum(self._drafted)
-        return self._refinement / total if total else 1.0

@@ -19,9 +19,10 @@ LEAST_GAIN, FREE_IMAGES = 1.25, 2
 # be slow for a moment. So what counts is the gain of several trials, which are made at several rows. A gain
 # that few trials show must be larger: after n trials at least 1 + 1 / n.
 MOST_TRIALS = 16  # number of trials that are remembered
-# Early trials take at most EARLY_COST of the time of plain steps, until there were EARLY_TRIALS, or until
-# their gain is below HOPE if the codes that the growth law promises count as much as one trial. Later ones
+# Early trials take at most EARLY_COST of the time of plain steps, until there were EARLY_TRIALS. Later ones
 # take at most LATE_COST, because one trial leaves the images of a batch out of step until they have ended.
+# They begin earlier if there is no hope: if the gain of the trials is below HOPE. Here the codes that the
+# growth law promises count as much as one trial, because one poor row should not end hope.
 EARLY_COST, EARLY_TRIALS, HOPE, LATE_COST = 0.3, 10, 1.1, 0.01
 RECENT_STEPS = 8  # number of plain steps, before a trial and after it, with which it is compared
 
@@ -46,7 +47,7 @@ class InStep:
         self._since_trial_ms = 0.0  # time of the plain steps since then
         self._tree_ms: list[float] = []  # times of the counted steps of the last trial
         self._codes: list[int] = []  # number of codes that each image committed in each of these steps
-        self._law = 0.0  # number of codes that a step of such trees commits by the growth law
+        self._promised = 0.0  # number of codes that one of these steps commits by the growth law
 
     def is_due(self) -> bool:
         """Returns whether a trial is due: if the last one took at most share() of the time since then."""
@@ -56,7 +57,7 @@ class InStep:
     def share(self) -> float:
         """Returns the time that trials may take at present, as a share of that of plain steps."""
         trials = self._trials[self._images]
-        is_hopeless = bool(trials) and _gain(trials, self._law) < HOPE
+        is_hopeless = bool(trials) and _gain(trials, [self._promised]) < HOPE
         return LATE_COST if is_hopeless or len(trials) >= EARLY_TRIALS else EARLY_COST
 
     def begin(self, images: int) -> None:
@@ -87,8 +88,9 @@ class InStep:
             self._plain_ms.append(ms)
             self._since_trial_ms += ms
             return
-        self._since_trial_ms, self._law = 0.0, 1 + law(depth)
+        self._since_trial_ms = 0.0
         if steps:
+            self._promised = 1 + mean(law(step.depth) for step in steps)
             self._tree_ms.append(ms)
             self._codes.extend(step.accepted + 1 for step in steps)
 
@@ -113,7 +115,7 @@ class InStep:
         )
 
 
-def _gain(trials: Collection[tuple[float, float]], *promised: float) -> float:
+def _gain(trials: Collection[tuple[float, float]], promised: Sequence[float] = ()) -> float:
     """Returns the gain that trials show together. A slow moment spoils the speed of one trial, so the median
     of the speeds counts. Codes differ from row to row, so their mean counts. promised: numbers of codes that
     count like those of trials."""

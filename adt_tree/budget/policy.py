@@ -27,12 +27,12 @@ LEVEL_STEPS, INNER_LEVEL_STEPS = 300.0, 10.0
 # Times change with the load of the device, and one slow moment can spoil the first trial of a shape, or end
 # the first trials too early. So plain decoding and the neighbours of the chosen shape are tried again: each
 # once without delay, and then the one whose trials have lost least time, as long as all trials lose at most
-# the share TRIAL_LOSS of a run's time, which counts as EARLY_STEPS longer than it is, so that first errors
-# last a short time. What a trial loses is estimated from the codes per second of its shape and of the chosen
-# one, so that a shape that is nearly as good is tried often. But a trial counts as a loss of at least
-# LEAST_LOSS of its time, for the first steps after it may accept less as well. If plain decoding is chosen,
-# its neighbour, the smallest tree, would self-draft badly, because plain decoding scores no positions ahead.
-# The first tree of at least EXPLORE_DEPTH levels is tried instead.
+# the share TRIAL_LOSS of a run's time. EARLY_STEPS steps of the chosen shape count as part of that time from
+# the start, so that early mistakes are soon found. What a trial loses is estimated from the codes per second
+# of its shape and of the chosen one, so that a shape that is nearly as good is tried often. But a trial
+# counts as a loss of at least LEAST_LOSS of its time, for the first steps after it may accept less as well.
+# If plain decoding is chosen, its neighbour, the smallest tree, would self-draft badly, because plain
+# decoding scores no positions ahead. The first tree of at least EXPLORE_DEPTH levels is tried instead.
 TRIAL_LOSS, EARLY_STEPS, LEAST_LOSS, EXPLORE_DEPTH = 0.01, 500, 0.1, 3
 
 
@@ -42,7 +42,7 @@ class _Candidate:
 
     index: int  # among the candidates
     shape: TreeShape
-    refinement: float  # factor by which its trees accept more codes than the levels of a chain of 7 promise
+    refinement: float  # factor by which it accepts more codes than a smaller tree of as many levels
     accepted: float = 0.0  # codes accepted in its image steps, older ones with less weight
     promised: float = 0.0  # codes that its levels promised for them
     # Time that its trials are estimated to have lost, without its first two. Each later trial of any
@@ -200,8 +200,8 @@ class CostAware:
 
     def _promise(self) -> list[float]:
         """Returns the number of codes that the levels of each candidate promise."""
-        codes, measured = self._levels.accepted_codes(), self._levels.refinement
-        return [codes[c.shape.depth] * c.refinement / measured for c in self._candidates]
+        codes = self._levels.accepted_codes()
+        return [min(c.shape.depth, codes[c.shape.depth] * c.refinement) for c in self._candidates]
 
     def _end_trial(self) -> None:
         """Corrects the time of the last trial once steps of the chosen candidate have followed it."""

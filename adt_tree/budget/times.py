@@ -52,11 +52,16 @@ class StepTimes:
         before. So candidates are compared by the times at which one follows the other: those of trials.
         """
         key = candidate, images
-        recent, before = self._recent[key], self.of(candidate, images)
-        recent.append(ms)
-        now = self._ms[key] = median_low([*self._trials[key], lower_quartile(recent)])
+        before = self.of(candidate, images)
+        self._recent[key].append(ms)
+        now = self._estimate(key)
         if in_use and before not in (0.0, now, math.inf):
             self._scale(now / before, except_for=key)
+
+    def _estimate(self, key: tuple[int, int]) -> float:
+        """Renews an estimate, and returns it."""
+        self._ms[key] = median_low([*self._trials[key], lower_quartile(self._recent[key])])
+        return self._ms[key]
 
     def end_trial(self, candidate: int, images: int, change: float) -> None:
         """Corrects the estimate of a candidate after its trial, which was compared with the steps before it.
@@ -65,18 +70,17 @@ class StepTimes:
         is greater than 1, and half of the change took place before the middle of the trial. Without the
         correction every trial would make the candidate in use look better than it is.
         """
-        if (candidate, images) in self._ms:
-            self._scale_one((candidate, images), change**-0.5)
+        key = candidate, images
+        if key in self._recent:
+            self._recent[key] = deque((ms * change**-0.5 for ms in self._recent[key]), RECENT)
+            self._estimate(key)
 
     def _scale(self, factor: float, except_for: tuple[int, int]) -> None:
         for key in self._ms.keys() - {except_for}:
-            self._scale_one(key, factor)
-
-    def _scale_one(self, key: tuple[int, int], factor: float) -> None:
-        self._ms[key] *= factor
-        for store in (self._recent, self._trials):
-            if key in store:
-                store[key] = deque((ms * factor for ms in store[key]), store[key].maxlen)
+            self._ms[key] *= factor
+            for store in (self._recent, self._trials):
+                if key in store:
+                    store[key] = deque((ms * factor for ms in store[key]), store[key].maxlen)
 
     def is_timed(self, candidate: int) -> bool:
         """Returns whether a step of the candidate was timed."""
