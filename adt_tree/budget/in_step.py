@@ -21,7 +21,7 @@ LEAST_GAIN, FREE_IMAGES = 1.25, 2
 MOST_TRIALS = 16  # number of trials that are remembered
 # Early trials take at most EARLY_COST of the time of plain steps, until there were EARLY_TRIALS. Later ones
 # take at most LATE_COST, because one trial leaves the images of a batch out of step until they have ended.
-# They begin earlier if there is no hope: if the gain of the trials is below HOPE. Here the codes that the
+# Early trials end at once if there is no hope, that is if their gain is below HOPE. Here the codes that the
 # growth law promises count as much as one trial, because one poor row should not end hope.
 EARLY_COST, EARLY_TRIALS, HOPE, LATE_COST = 0.3, 10, 1.1, 0.01
 RECENT_STEPS = 8  # number of plain steps, before a trial and after it, with which it is compared
