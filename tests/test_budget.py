@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from adt_tree.batch import StepOutput
+from adt_tree.budget.acceptance import OPTIMISM, Levels
 from adt_tree.budget.candidates import AutoTree
 from adt_tree.budget.in_step import LATE_COST
 from adt_tree.budget.policy import EARLY_STEPS, FIRST_STEPS, PERIOD, TRIAL_LOSS, WARM_UP, CostAware
@@ -100,7 +101,7 @@ def test_the_choice_is_that_of_most_codes_a_second() -> None:
 def test_a_deeper_tree_is_not_judged_by_its_first_steps() -> None:
     """The chain of 15 is best: with 0.9 a level it commits 5.6 codes in the time of a plain pass, the chain
     of 7 commits 4.7 and the tree of 31 nodes 4.8. But three steps accept nothing whenever a deeper tree
-    follows, as no pass has scored the positions ahead."""
+    follows, as no pass has scored the positions ahead. Trials of the others take about a tenth of the steps."""
     for seed in range(10):
         policy, generator, used, useless = CostAware(CANDIDATES), random.Random(seed), [PLAIN], 0
         for _ in range(1500):
@@ -113,7 +114,7 @@ def test_a_deeper_tree_is_not_judged_by_its_first_steps() -> None:
             ms = (1 + 0.03 * shape.budget) * generator.uniform(0.95, 1.05)
             policy.observe({0: step(shape, accepted, ms)})
             useless -= 1
-        assert share(used[300:], TreeShape(15, 1, 15)) >= 0.9, f"seed {seed}"
+        assert share(used[300:], TreeShape(15, 1, 15)) >= 0.85, f"seed {seed}"
 
 
 @pytest.mark.parametrize(
@@ -211,6 +212,16 @@ def test_deeper_self_drafted_trees_promise_more_of_every_level() -> None:
             promised = policy._promise()
             assert promised[2] == pytest.approx(promised[1] * (2**0.1 if self_drafts else 1.0))
             assert promised[measured] == pytest.approx(3, abs=0.1)
+
+
+def test_levels_that_are_little_measured_are_hoped_for() -> None:
+    """Steps of a chain of 15 show what one of 7 accepts, but not the other way round."""
+    for depth, known in ((7, [7]), (15, [7, 15])):
+        levels = Levels(15)
+        for _ in range(2000):
+            levels.count(depth, 3, 1.0)
+        assert [n for n in (7, 15) if levels.optimism(n) < 1 + OPTIMISM / 4] == known
+        assert levels.optimism(15) == pytest.approx(1 + OPTIMISM) or 15 in known
 
 
 def test_a_step_whose_images_have_failed_is_not_counted() -> None:

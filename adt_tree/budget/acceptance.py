@@ -14,6 +14,10 @@ FIRST_HITS, EXPONENT, LAW_STEPS = 0.5, 0.7, 40.0
 # Self-drafted trees with more nodes score a position more often before it is read, so that they accept more
 # codes of every level: nodes ** REFINEMENT, from REFINING_NODES nodes on, root included (docs/LOG.md).
 REFINEMENT, REFINING_NODES = 0.1, 8
+# A shallow tree tells nothing of deeper levels, whereas a deep one shows what a shallow one would accept. So
+# a tree whose levels are little measured counts as accepting up to the share OPTIMISM more codes: half of
+# that if DOUBTFUL_STEPS of the last image steps had as many levels.
+OPTIMISM, DOUBTFUL_STEPS = 0.1, 100.0
 
 
 def law(depth: int) -> float:
@@ -47,6 +51,11 @@ class Levels:
         self._drafted[depth] += self._weight * refinement
         self._accepted[accepted] += self._weight
         self._weight *= 1 + 1 / MEMORY
+
+    def optimism(self, depth: int) -> float:
+        """Returns the factor by which more codes are hoped for from a tree of so many levels."""
+        measured = sum(self._drafted[depth:]) / self._weight
+        return 1 + OPTIMISM * DOUBTFUL_STEPS / (DOUBTFUL_STEPS + measured)
 
     def accepted_codes(self) -> list[float]:
         """Returns the expected number of accepted codes of a tree of 0, 1, 2, ... levels, whose refinement is

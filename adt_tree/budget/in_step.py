@@ -21,9 +21,9 @@ LEAST_GAIN, FREE_IMAGES = 1.25, 2
 MOST_TRIALS = 16  # number of trials that are remembered
 # Early trials take at most EARLY_COST of the time of plain steps, until there were EARLY_TRIALS. Later ones
 # take at most LATE_COST, because one trial leaves the images of a batch out of step until they have ended.
-# Early trials end at once if there is no hope, that is if their gain is below HOPE. Here the codes that the
-# growth law promises count as much as one trial, because one poor row should not end hope.
-EARLY_COST, EARLY_TRIALS, HOPE, LATE_COST = 0.3, 10, 1.1, 0.01
+# Early trials end after LEAST_TRIALS if there is no hope, that is if their gain is below HOPE. Here the codes
+# that the growth law promises count as much as one trial, because poor rows should not end hope.
+EARLY_COST, EARLY_TRIALS, LEAST_TRIALS, HOPE, LATE_COST = 0.3, 10, 2, 1.1, 0.01
 RECENT_STEPS = 8  # number of plain steps, before a trial and after it, with which it is compared
 
 
@@ -57,7 +57,7 @@ class InStep:
     def share(self) -> float:
         """Returns the time that trials may take at present, as a share of that of plain steps."""
         trials = self._trials[self._images]
-        is_hopeless = bool(trials) and _gain(trials, [self._promised]) < HOPE
+        is_hopeless = len(trials) >= LEAST_TRIALS and _gain(trials, [self._promised]) < HOPE
         return LATE_COST if is_hopeless or len(trials) >= EARLY_TRIALS else EARLY_COST
 
     def begin(self, images: int) -> None:

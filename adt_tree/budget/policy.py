@@ -18,7 +18,7 @@ FIRST_STEPS = 3
 # later ones: a chain of 15 after a chain of 7 commits 3.2, 4.6 and then 4.8 codes (docs/LOG.md). A shallower
 # tree accepts more at first, because the deeper one has scored its positions. So the acceptance of the first
 # WARM_UP steps after a change of depth is not counted.
-WARM_UP = 2
+WARM_UP = 4
 PERIOD = 8  # steps from one decision to the next, and counted steps of a later trial
 # A candidate can accept more or fewer codes than its levels promise, for instance because it is wider. The
 # promise counts as much as LEVEL_STEPS of its own image steps, or INNER_LEVEL_STEPS if an inner policy drafts
@@ -196,7 +196,7 @@ class CostAware:
             self._untried.clear()
             self._promised = promised
             self._end_trial()
-            self._schedule_around(max(self._candidates, key=self._rate))
+            self._schedule_around(max(self._candidates, key=self._hoped_rate))
 
     def _promise(self) -> list[float]:
         """Returns the number of codes that the levels of each candidate promise."""
@@ -299,10 +299,15 @@ class CostAware:
         loss = 1 - self._rate(candidate) / self._rate(chosen)
         return steps * self._ms(candidate) * max(LEAST_LOSS, loss)
 
-    def _rate(self, candidate: _Candidate) -> float:
+    def _hoped_rate(self, candidate: _Candidate) -> float:
+        """Returns the rate that decides which candidate is chosen."""
+        return self._rate(candidate, self._levels.optimism(candidate.shape.depth))
+
+    def _rate(self, candidate: _Candidate, optimism: float = 1.0) -> float:
         """Returns the codes per millisecond that the candidate is expected to commit. Those of plain decoding
         count less if trials have shown that trees pay in a batch that was in step."""
         promised = self._promised[candidate.index]
-        rate = (1 + candidate.accepts(promised, self._promise_steps)) / self._ms(candidate)
+        accepted = optimism * candidate.accepts(promised, self._promise_steps)
+        rate = (1 + accepted) / self._ms(candidate)
         counts_less = self._images > FREE_IMAGES and not candidate.shape.depth and self._in_step.trees_pay()
         return rate / LEAST_GAIN if counts_less else rate
