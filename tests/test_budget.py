@@ -101,7 +101,7 @@ def test_the_choice_is_that_of_most_codes_a_second() -> None:
 def test_a_deeper_tree_is_not_judged_by_its_first_steps() -> None:
     """The chain of 15 is best: with 0.9 a level it commits 5.6 codes in the time of a plain pass, the chain
     of 7 commits 4.7 and the tree of 31 nodes 4.8. But three steps accept nothing whenever a deeper tree
-    follows, as no pass has scored the positions ahead. Trials of the others take about a tenth of the steps."""
+    follows, as no pass has scored the positions ahead. Trials of the others take a tenth of the steps."""
     for seed in range(10):
         policy, generator, used, useless = CostAware(CANDIDATES), random.Random(seed), [PLAIN], 0
         for _ in range(1500):
