@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from adt_tree.batch import StepOutput
-from adt_tree.budget.acceptance import OPTIMISM, Levels
 from adt_tree.budget.candidates import AutoTree
 from adt_tree.budget.in_step import LATE_COST
 from adt_tree.budget.policy import EARLY_STEPS, FIRST_STEPS, PERIOD, TRIAL_LOSS, WARM_UP, CostAware
@@ -198,41 +197,6 @@ def test_a_trial_is_compared_with_the_steps_after_it(monkeypatch: pytest.MonkeyP
     calls = count()
     simulate(lambda nodes: (1 + 0.05 * nodes) * 1.005 ** next(calls), 2000)
     assert len(changes) >= 5 and 1.05 < median(changes) < 1.2
-
-
-def test_deeper_self_drafted_trees_promise_more_of_every_level() -> None:
-    """Two trees have 7 levels, and the second has twice as many nodes. The steps of either promise the second
-    one more, but not with a drafter network, whose drafts do not depend on the trees before them."""
-    for self_drafts in (True, False):
-        for measured in (1, 2):
-            policy = CostAware([PLAIN, TreeShape(7, 1, 7), TreeShape(7, 2, 15)], self_drafted=self_drafts)
-            policy.shapes({0: 0})
-            policy._current = policy._candidates[measured]
-            policy._count([step(policy._current.shape, 3, 1.0)] * 2000)
-            promised = policy._promise()
-            assert promised[2] == pytest.approx(promised[1] * (2**0.1 if self_drafts else 1.0))
-            assert promised[measured] == pytest.approx(3, abs=0.1)
-
-
-def test_levels_that_are_little_measured_are_hoped_for() -> None:
-    """Steps of a chain of 15 show what one of 7 accepts, but not the other way round."""
-    for depth, known in ((7, [7]), (15, [7, 15])):
-        levels = Levels(15)
-        for _ in range(2000):
-            levels.count(depth, 3, 1.0)
-        assert [n for n in (7, 15) if levels.optimism(n) < 1 + OPTIMISM / 4] == known
-        assert levels.optimism(15) == pytest.approx(1 + OPTIMISM) or 15 in known
-
-
-def test_a_step_whose_images_have_failed_is_not_counted() -> None:
-    """One of two images fails in step 50, and both fail in step 60. Others take their places each time."""
-    policy, left = CostAware(CANDIDATES), {50: [0], 60: []}
-    for number in range(400):
-        shapes = policy.shapes({0: number % 200, 1: number % 200})
-        policy.observe(
-            {slot: step(shapes[slot], shapes[slot].depth, 1.0) for slot in left.get(number, [0, 1])}
-        )
-    assert policy.shapes({0: 201, 1: 201})[0].depth >= 15
 
 
 def test_plain_decoding_is_left_when_rows_become_cheap() -> None:
