@@ -66,7 +66,7 @@ class Levels:
         # By level, the weight of the steps that drafted it, and of those that accepted a code of it.
         drafted = list(accumulate(reversed(self._drafted)))[::-1]
         accepted = list(accumulate(reversed(self._accepted)))[::-1]
-        codes, share, growth_above = [0.0], 1.0, 1.0
+        codes, share, growth_above = [0.0], 1.0, 1.0  # so that level 1 promises FIRST_HITS
         for level in range(1, len(drafted)):
             growth = law(level) - law(level - 1)
             promised = share * growth / growth_above

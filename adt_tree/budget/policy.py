@@ -15,7 +15,7 @@ from adt_tree.records import Step
 # Counted steps of a first trial. The very first step, which may record graphs, is not timed.
 FIRST_STEPS = 3
 # A deeper self-drafted tree reaches positions that no pass has scored, so its first steps accept less than
-# later ones: a chain of 15 after a chain of 7 commits 3.2, 4.6 and then 4.8 codes (docs/LOG.md). A shallower
+# later ones: a chain of 15 after one of 7 commits 3.9, 3.3, 3.4 and then 4.7 codes (docs/LOG.md). A shallower
 # tree accepts more at first, because the deeper one has scored its positions. So the acceptance of the first
 # WARM_UP steps after a change of depth is not counted.
 WARM_UP = 4
