@@ -153,7 +153,8 @@ def run(options: Options) -> None:
     check(options)
     from cli.model_from_options import resolved_options, with_checkpoint_sampling
     from eval import tables
-    from eval.harness import leads, measure, rows
+    from eval.comparison import beside_best, leads, rows
+    from eval.harness import measure
     from eval.runs.measurements import Measurements
     from models.checkpoint.files import write_json
 
@@ -179,6 +180,7 @@ def run(options: Options) -> None:
         "runs": list(store.runs.values()),
         "rows": rows(decoders, measured),
         "leads": leads(decoders, measured),
+        "auto": beside_best(decoders, measured),
     }
     if options.profile:
         from eval.profile import shares, weights_read

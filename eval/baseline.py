@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,13 @@ from eval.harness import Configuration
 from models.model import DTYPES, Model
 
 
+@dataclass(frozen=True, slots=True)
+class Image:
+    """The outcome of a step that generates a whole image (eval.harness.Outcome)."""
+
+    finished: list[Decoded]
+
+
 class TransformersDecoder:
     """Chameleon in transformers. It samples as our AR baseline does: the same image, up to rounding."""
 
@@ -43,7 +51,7 @@ class TransformersDecoder:
         self.cache = StaticCache(config=net.config, max_cache_len=self.capacity)
 
     @torch.inference_mode()
-    def decode(self, requests: Iterable[Request]) -> Iterator[Decoded]:
+    def steps(self, requests: Iterable[Request]) -> Iterator[Image]:
         """Yields images, one at a time."""
         for request in requests:
             codes, clocks = [], [time.perf_counter()]
@@ -51,7 +59,7 @@ class TransformersDecoder:
                 codes.append(code)
                 clocks.append(time.perf_counter())
             seconds = [after - before for before, after in pairwise(clocks)]
-            yield _decoded(request, self.model, codes, seconds)
+            yield Image([_decoded(request, self.model, codes, seconds)])
 
     def _codes(self, request: Request) -> Iterator[int]:
         """Yields codes in raster order. Rows are padded on the left; positions count from the first token."""
@@ -99,7 +107,7 @@ class JanusDecoder:
         self.net, self.model, self.sampling = net, model, sampling
 
     @torch.inference_mode()
-    def decode(self, requests: Iterable[Request]) -> Iterator[Decoded]:
+    def steps(self, requests: Iterable[Request]) -> Iterator[Image]:
         """Yields images, one at a time. generate() reports no times, so every step gets the image's mean."""
         sampling, device = self.sampling, self.net.device
         settings = {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
@@ -117,7 +125,7 @@ class JanusDecoder:
             )
             codes = generated[0].tolist()
             mean = (time.perf_counter() - started) / len(codes)
-            yield _decoded(request, self.model, codes, [mean] * len(codes))
+            yield Image([_decoded(request, self.model, codes, [mean] * len(codes))])
 
 
 def _decoded(request: Request, model: Model, codes: list[int], seconds: list[float]) -> Decoded:

@@ -1,40 +1,46 @@
 """The harness: configurations timed on the same prompts and seeds, each next to the AR baseline.
 
-All of it happens in one process. A batch of prompts goes through every configuration before the next batch
-does, and a different configuration starts each time, so that whatever else the machine does slows all of them
-alike. Warm-up is not timed, and clocks are read when the device has finished.
+All of it happens in one process. The configurations decode a batch of prompts at the same time: each runs for
+a quarter of a second, then the next one does, so that whatever else the machine does slows all of them alike.
+A different configuration starts with every batch. Warm-up is not timed, and clocks are read when the device
+has finished.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from tqdm import tqdm
 
-from adt_tree.method import METHODS
-from adt_tree.records import Decoded, size_shares, tau
+from adt_tree.records import Decoded
 from adt_tree.roles import Request
-from eval.runs.measurements import Measured, Measurements
+from eval.runs.measurements import Batch, Measured, Measurements
 from eval.runs.process import synchronise
 
 BASELINE = "ar"
-RESAMPLES = 10_000  # random samples of the bootstrap
-OURS = "self-draft"
-RIVALS = tuple(name for name, spec in METHODS.items() if spec.rival)
+SLICE = 0.25  # seconds for which a configuration decodes before the next one does
 REFILLS = 4  # a batch of prompts is at least this many times as large as the number of images in flight
+
+
+class Outcome(Protocol):
+    """The outcome of a step, such as adt_tree.batch.StepOutput."""
+
+    @property
+    def finished(self) -> list[Decoded]:
+        """The images that the step completed."""
 
 
 class Decodes(Protocol):
     """Anything that turns requests into images: an adt_tree.engine.Engine or a decoder of eval.baseline."""
 
-    def decode(self, requests: Iterable[Request]) -> Iterator[Decoded]:
-        """Yields finished images."""
+    def steps(self, requests: Iterable[Request]) -> Iterator[Outcome]:
+        """Yields the outcome of every step as it happens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,30 +84,21 @@ def measure(
     warmup: number of images that each configuration generates first, if any batch is left to measure.
     """
     batches = turns(requests, max(configuration.batch_size for configuration in decoders))
-    pending = sum(store.finished(number) is None for number in range(len(batches)))
+    pending = [number for number in range(len(batches)) if store.finished(number) is None]
+    warm_up = replace(requests[0], name="warm-up", seed=requests[0].seed + 1)
+    warm_ups = [warm_up] * warmup if pending else []
     order = list(decoders)
-    results = {configuration.name: list[Measured]() for configuration in decoders}
-    with tqdm(total=len(order) * (pending + bool(warmup and pending)), unit="run") as bar:
-
-        def measure_one(configuration: Configuration, batch: Sequence[Request]) -> Measured:
-            bar.set_postfix_str(configuration.name, refresh=False)
-            measured = timed(decoders[configuration], batch, device)
-            bar.update()
-            return measured
-
-        warm_up = replace(requests[0], name="warm-up", seed=requests[0].seed + 1)
-        for configuration in order if warmup and pending else ():
-            measure_one(configuration, [warm_up] * warmup)
-        for number, batch in enumerate(batches):
-            measured = store.finished(number)
-            if measured is None:
-                first = number % len(order)
-                rotated = (*order[first:], *order[:first])
-                measured = {item.name: measure_one(item, batch) for item in rotated}
-                store.add(number, [request.name for request in batch], measured)
-            for name, entries in results.items():
-                entries.append(measured[name])
-    return results
+    count = len(warm_ups) + sum(len(batches[number]) for number in pending)
+    with tqdm(total=len(order) * count, unit="image") as bar:
+        if warm_ups:
+            interleaved(decoders, warm_ups, device, bar)
+        for number in pending:
+            first = number % len(order)
+            rotated = {item: decoders[item] for item in (*order[first:], *order[:first])}
+            measured = interleaved(rotated, batches[number], device, bar)
+            store.add(number, [request.name for request in batches[number]], measured)
+    stored = [store.finished(number) for number in range(len(batches))]
+    return {item.name: [batch[item.name] for batch in stored if batch] for item in order}
 
 
 def turns(requests: Sequence[Request], batch_size: int) -> list[Sequence[Request]]:
@@ -117,120 +114,31 @@ def turns(requests: Sequence[Request], batch_size: int) -> list[Sequence[Request
     return [requests[start:end] for start, end in pairwise(cuts)]
 
 
-def timed(decoder: Decodes, requests: Sequence[Request], device: torch.device) -> Measured:
-    """Decodes a batch of prompts and measures the seconds it takes."""
-    synchronise(device)
-    started = time.perf_counter()
-    images = list(decoder.decode(iter(requests)))
-    synchronise(device)
-    seconds = (time.perf_counter() - started) / len(requests)
-    return Measured(seconds, sorted(images, key=lambda image: image.name))
+def interleaved(
+    decoders: Mapping[Configuration, Decodes], requests: Sequence[Request], device: torch.device, bar: tqdm
+) -> Batch:
+    """Returns the times and images of every configuration on a batch of prompts.
 
-
-def rows(configurations: Iterable[Configuration], results: Results) -> list[dict[str, Any]]:
-    """Returns a row per configuration, compared with the AR baseline of its temperature and batch size."""
-    return [row(item, results[item.name], results[item.baseline]) for item in configurations]
-
-
-def row(
-    configuration: Configuration, measured: Sequence[Measured], baseline: Sequence[Measured]
-) -> dict[str, Any]:
-    """Returns one row of the result.
-
-    SR, the speed-up, is the median over batches of prompts of the baseline's seconds divided by the
-    configuration's, both of the same run.
+    Each configuration in turn decodes for SLICE seconds, or for one step if that takes longer, until it has
+    all images. An image's own `seconds` contain the turns of the other configurations.
     """
-    seconds = np.array([entry.seconds for entry in measured])
-    ratios = np.array([entry.seconds for entry in baseline]) / seconds
-    images = [image for entry in measured for image in entry.images]
-    expected = {image.name: image.codes for entry in baseline for image in entry.images}
-    steps = [step for image in images for step in image.steps]
-    count, calls = len(images), sum(image.target_calls for image in images)
-    total = sum(entry.seconds * len(entry.images) for entry in measured)
+    waiting = deque((item, decoder.steps(iter(requests))) for item, decoder in decoders.items())
+    seconds, finished = dict.fromkeys(decoders, 0.0), {item: list[Decoded]() for item in decoders}
+    while waiting:
+        item, steps = waiting.popleft()
+        images, before = finished[item], len(finished[item])
+        bar.set_postfix_str(item.name, refresh=False)
+        synchronise(device)
+        started = time.perf_counter()
+        for outcome in steps:
+            images += outcome.finished
+            if time.perf_counter() - started > SLICE:
+                waiting.append((item, steps))
+                break
+        synchronise(device)
+        seconds[item] += time.perf_counter() - started
+        bar.update(len(images) - before)
     return {
-        "method": configuration.method,
-        "temperature": configuration.temperature,
-        "batch_size": configuration.batch_size,
-        "total_token": configuration.total_token,
-        "varied": dict(configuration.varied),
-        "exact": configuration.exact,
-        "SR": round(float(np.median(ratios)), 3),
-        "SR_95": [round(bound, 3) for bound in interval(ratios)],
-        "tau": round(tau(images), 3),
-        "tau_95": [round(bound, 3) for bound in tau_interval(images)],
-        "mean_depth": round(sum(image.mean_depth for image in images) / count, 3),
-        "mean_nodes": round(sum(image.mean_nodes for image in images) / count, 2),
-        "tree_sizes": size_shares(image.tree_sizes for image in images),
-        "target_calls": round(calls / count, 2),
-        "drafter_calls": round(sum(image.drafter_calls for image in images) / count, 2),
-        "step_ms": round(float(np.median([step.ms for step in steps])), 3),
-        "median_s": round(float(np.median(seconds)), 4),
-        "images_per_min": round(60 * count / total, 2),
-        "images": count,
-        "same_image": round(sum(image.codes == expected[image.name] for image in images) / count, 3),
+        item.name: Measured(seconds[item] / len(images), sorted(images, key=lambda image: image.name))
+        for item, images in finished.items()
     }
-
-
-def leads(configurations: Iterable[Configuration], results: Results) -> list[dict[str, Any]]:
-    """Returns how far self-drafting is ahead of the best rival in tau, for every temperature, batch size and
-    tree size at which both were measured. The better of several variants counts on either side."""
-    groups: dict[tuple[Any, ...], dict[bool, list[tuple[float, Configuration, list[Decoded]]]]] = {}
-    for item in configurations:
-        name = item.method.partition(":")[0]
-        if name not in (OURS, *RIVALS):
-            continue
-        images = [image for entry in results[item.name] for image in entry.images]
-        group = groups.setdefault((item.temperature, item.batch_size, item.total_token), {})
-        group.setdefault(name == OURS, []).append((tau(images), item, images))
-    answer = []
-    for (temperature, batch_size, total_token), group in groups.items():
-        if len(group) < 2:
-            continue
-        ours, rival = (max(group[side], key=lambda entry: entry[0]) for side in (True, False))
-        answer.append(
-            {
-                "temperature": temperature,
-                "batch_size": batch_size,
-                "total_token": total_token,
-                "method": " ".join([ours[1].method, *map(str, dict(ours[1].varied).values())]),
-                "rival": " ".join([rival[1].method, *map(str, dict(rival[1].varied).values())]),
-                "tau": [round(ours[0], 3), round(rival[0], 3)],
-                "lead_95": [round(bound, 3) for bound in tau_interval(ours[2], rival[2])],
-            }
-        )
-    return answer
-
-
-def interval(ratios: np.ndarray) -> tuple[float, float]:
-    """Returns a bootstrap 95 % interval of the median."""
-    return percentiles(np.median(ratios[resamples(len(ratios))], axis=1))
-
-
-def tau_interval(images: Sequence[Decoded], rival: Sequence[Decoded] | None = None) -> tuple[float, float]:
-    """Returns a bootstrap 95 % interval of tau over images, or of its lead over a rival's images of the same
-    names, which are resampled in pairs."""
-    picks = resamples(len(images))
-
-    def resampled(these: Sequence[Decoded]) -> np.ndarray:
-        codes, calls = counts(sorted(these, key=lambda image: image.name))
-        return codes[picks].sum(axis=1) / np.maximum(calls[picks].sum(axis=1), 1)
-
-    return percentiles(resampled(images) - (0.0 if rival is None else resampled(rival)))
-
-
-def counts(images: Sequence[Decoded]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the codes that the steps of each image committed, and its target calls."""
-    codes = [sum(step.accepted + 1 for step in image.steps) for image in images]
-    return np.array(codes), np.array([image.target_calls for image in images])
-
-
-def resamples(count: int) -> np.ndarray:
-    """Returns the indices [RESAMPLES, count] of random samples of `count` items with replacement. They are
-    the same at every call."""
-    return np.random.default_rng(0).integers(0, count, (RESAMPLES, count))
-
-
-def percentiles(values: np.ndarray) -> tuple[float, float]:
-    """Returns the bounds of the middle 95 %."""
-    low, high = np.percentile(values, (2.5, 97.5))
-    return float(low), float(high)

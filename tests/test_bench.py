@@ -8,15 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from adt_tree.errors import UserError
 from adt_tree.grid import Grid
 from adt_tree.method import METHODS
 from adt_tree.records import Decoded, Step
-from adt_tree.roles import Request
 from cli.bench import Options, check, configurations, load
-from eval.harness import Configuration, interval, leads, row, tau_interval, turns
 from eval.profile import PARTS, exclusive_time
 from eval.random_model import middle_rows
 from eval.runs.measurements import Measured, Measurements
@@ -249,7 +246,7 @@ def test_an_interrupted_bench_goes_on(
     order = [[name.split(" ")[0] for name in batch["measured"]] for batch in batches]
     assert order == [["ar", "eagle-2", "eagle-2:accept-none"], ["eagle-2", "eagle-2:accept-none", "ar"],
                      ["eagle-2:accept-none", "ar", "eagle-2"]]  # fmt: skip
-    monkeypatch.setattr("eval.harness.timed", None)  # nothing is measured again
+    monkeypatch.setattr("eval.harness.interleaved", None)  # nothing is measured again
     again = result(*words)
     assert again["rows"] == resumed["rows"] and again["runs"] == resumed["runs"]
 
@@ -304,50 +301,14 @@ def test_two_processes_in_one_folder_lose_nothing(tmp_path: Path) -> None:
     assert all(third.finished(number) for number in range(3)) and third.runs[1]["prompts"] == 3
 
 
-def test_a_row() -> None:
-    """Speed is the median over batches of prompts; same_image is the share of images that equal the
-    baseline's."""
-    baseline = [Measured(s, [image(n)]) for n, s in (("0", 2.0), ("1", 3.0), ("2", 4.0))]
-    measured = [Measured(1.0, [image("0")]), Measured(1.0, [image("1", (1, 3))]), Measured(4.0, [image("2")])]
-    summary = row(Configuration("adt-tree", 1.0, 1, 8, (("adt_beta", 0.3),)), measured, baseline)
-    assert summary["SR"] == 2 and summary["SR_95"] == [1, 3] and summary["median_s"] == 1
-    assert summary["images_per_min"] == 30 and summary["same_image"] == 0.667 and summary["step_ms"] == 0.125
-    assert (summary["total_token"], summary["varied"]) == (8, {"adt_beta": 0.3})
-    assert interval(torch.ones(5).numpy()) == (1, 1)
-
-
-def test_intervals_of_tau() -> None:
-    """tau is the number of codes per step. The interval of a lead resamples pairs of images with the same
-    name."""
-
-    def decoded(name: str, *accepted: int) -> Decoded:
-        steps = [Step(n, 0, 0, 4, 1, 4, count, 1.0) for n, count in enumerate(accepted)]
-        return Decoded(name, 0, [], steps, target_calls=len(steps))
-
-    ours = [decoded("a", 3, 3), decoded("b", 1, 1)]
-    assert tau_interval(ours) == (2, 4) and tau_interval(ours[:1]) == (4, 4)
-    rival = [decoded("b", 0, 0), decoded("a", 2, 2)]
-    assert tau_interval(ours, rival) == (1, 1)
-    items = [Configuration(name, 1.0, 1, 16) for name in ("ar", "self-draft", "sjd", "sjd-pac")]
-    entries = ([], ours, rival, [decoded("a", 0), decoded("b", 0)])
-    results = {item.name: [Measured(1.0, images)] for item, images in zip(items, entries, strict=True)}
-    (lead,) = leads(items, results)
-    assert (lead["method"], lead["rival"], lead["tau"]) == ("self-draft", "sjd", [3, 2])
-    assert lead["lead_95"] == [1, 1] and leads(items[:2], results) == []
-
-
-def test_portions_keep_slots_full() -> None:
-    requests = [Request(str(n), None, n) for n in range(70)]
-    assert [len(portion) for portion in turns(requests, 1)] == [1] * 70
-    assert [len(portion) for portion in turns(requests, 4)] == [17, 18, 17, 18]
-    assert [len(portion) for portion in turns(requests, 32)] == [70]
-    assert sum(turns(requests, 4), []) == requests
-
-
 def test_several_seeds_a_prompt(result: Result, words: list[str]) -> None:
-    more = "--methods self-draft --total_token 4 --temperatures 1 --warmup 0 --num_images 2 --seeds 3"
-    rows = result(*words, *more.split())["rows"]
-    assert [row["images"] for row in rows] == [6, 6] and rows[1]["same_image"] == 1
+    more = "--methods self-draft --total_token 4 auto --temperatures 1 --warmup 0 --num_images 2 --seeds 3"
+    found = result(*words, *more.split())
+    rows, (auto,) = found["rows"], found["auto"]
+    assert [row["images"] for row in rows] == [6, 6, 6] and rows[1]["same_image"] == rows[2][
+        "same_image"
+    ] == 1
+    assert auto["method"] == "self-draft" and {*auto["best"]} <= {4, "ar"} and min(auto["to_best"]) > 0
     low, high = rows[1]["tau_95"]
     assert low < rows[1]["tau"] < high
 

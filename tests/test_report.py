@@ -53,6 +53,17 @@ def test_one_batch_of_prompts_has_no_interval_of_speed() -> None:
     assert line[2:4] == ["1.50", "3.25 (3.00-3.50)"] and other[2:4] == ["1.50 (1.40-1.60)", "3.25"]
 
 
+def test_auto_stands_beside_the_best_other_sizes() -> None:
+    found = {
+        "method": "self-draft",
+        "temperature": 1.0,
+        "batch_size": 8,
+        "best": [16, "ar"],
+        "to_best": [0.98, 1.01],
+    }
+    assert text_of({**RESULT, "auto": [found]}).endswith("| self-draft | 1 | 8 | 16; ar | 0.98; 1.01 |")
+
+
 def test_what_was_varied_has_columns() -> None:
     varied = {**ROW, "varied": {"adt_beta": 0.3}}
     rows = [{**varied, "total_token": n, "temperature": t} for n in (8, 16) for t in (0.0, 1.0)]
