@@ -35,6 +35,11 @@ class StepOutput:
     tree: DraftTree  # the draft trees; their roots are the codes committed last before this call
     verdict: Verdict  # the accepted path: nodes verdict.path[slot, : accepted + 1], the root first
 
+    @property
+    def committed(self) -> int:
+        """Number of codes that this call committed to all images together."""
+        return sum(image.steps[-1].accepted + 1 for _, image in self.images)
+
 
 class BatchSlots:
     """The images in flight, with the state of each that the host needs. Only advance() reads the device."""

@@ -36,6 +36,11 @@ class Image:
 
     finished: list[Decoded]
 
+    @property
+    def committed(self) -> int:
+        """Number of codes of the image."""
+        return sum(len(image.codes) for image in self.finished)
+
 
 class TransformersDecoder:
     """Chameleon in transformers. It samples as our AR baseline does: the same image, up to rounding."""
@@ -52,7 +57,7 @@ class TransformersDecoder:
 
     @torch.inference_mode()
     def steps(self, requests: Iterable[Request]) -> Iterator[Image]:
-        """Yields images, one at a time."""
+        """Yields one outcome for each image."""
         for request in requests:
             codes, clocks = [], [time.perf_counter()]
             for code in self._codes(request):
@@ -108,7 +113,7 @@ class JanusDecoder:
 
     @torch.inference_mode()
     def steps(self, requests: Iterable[Request]) -> Iterator[Image]:
-        """Yields images, one at a time. generate() reports no times, so every step gets the image's mean."""
+        """Yields one outcome for each image. generate() reports no times, so every step gets the mean."""
         sampling, device = self.sampling, self.net.device
         settings = {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
         for request in requests:

@@ -1,5 +1,5 @@
 """The rows of a result of bench: every configuration beside the AR baseline, self-drafting beside the best
-rival, and trees sized by cost beside the best fixed size."""
+rival, and trees sized by cost beside the best other size or plain decoding."""
 
 from __future__ import annotations
 
@@ -93,13 +93,13 @@ def leads(configurations: Iterable[Configuration], results: Results) -> list[dic
 
 
 def beside_best(configurations: Iterable[Configuration], results: Results) -> list[dict[str, Any]]:
-    """Returns how fast trees sized by cost (--total_token auto) are beside the best other size of the same
-    method and options, plain decoding included.
+    """Returns how fast trees sized by cost (--total_token auto) are beside the fastest other size of the same
+    method and options, or plain decoding if that is faster. A method without another size is left out.
 
-    The best size is chosen on one half of the batches of prompts, and `auto` is compared with it on the other
-    half, because the fastest of several sizes owes a part of its lead to noise. The first of each two values
-    is of the size that is best on the batches 0, 2, 4, ...: its name, and the ratio of its seconds to those
-    of `auto` on all other batches.
+    The fastest size is chosen on one half of the batches of prompts and compared on the other half, because
+    the fastest of several owes a part of its lead to noise. "best" names the fastest on the batches 0, 2, 4,
+    ... and then that on the batches 1, 3, 5, ...; "speed_over_best" has for each of the two its seconds
+    divided by those of `auto` on the batches that did not choose it. Above 1, `auto` is faster.
     """
     groups: dict[tuple[Any, ...], dict[int | str | None, np.ndarray]] = {}
     for item in configurations:
@@ -109,21 +109,22 @@ def beside_best(configurations: Iterable[Configuration], results: Results) -> li
     answer = []
     for (method, temperature, batch_size, varied), sizes in groups.items():
         auto = sizes.pop("auto", None)
-        if auto is None or len(auto) < 2:
+        if auto is None or not sizes or len(auto) < 2:
             continue
         sizes[BASELINE] = groups[BASELINE, temperature, batch_size, ()][None]
-        best, to_best = [], []
+        best, ratios = [], []
         for first in (0, 1):
             chosen = min(sizes, key=lambda size: sizes[size][first::2].sum())
             best.append(chosen)
-            to_best.append(round(float(sizes[chosen][1 - first :: 2].sum() / auto[1 - first :: 2].sum()), 3))
+            other = slice(1 - first, None, 2)
+            ratios.append(round(float(sizes[chosen][other].sum() / auto[other].sum()), 3))
         answer.append(
             {
                 "method": " ".join([method, *map(str, dict(varied).values())]),
                 "temperature": temperature,
                 "batch_size": batch_size,
                 "best": best,
-                "to_best": to_best,
+                "speed_over_best": ratios,
             }
         )
     return answer

@@ -1,15 +1,13 @@
 """The harness: configurations timed on the same prompts and seeds, each next to the AR baseline.
 
-All of it happens in one process. The configurations decode a batch of prompts at the same time: each runs for
-a quarter of a second, then the next one does, so that whatever else the machine does slows all of them alike.
-A different configuration starts with every batch. Warm-up is not timed, and clocks are read when the device
-has finished.
+All of it happens in one process. The configurations decode a batch of prompts at the same time, in turns of a
+quarter of a second, so that whatever else the machine does slows all of them alike. A different configuration
+starts with every batch. Warm-up is not timed, and clocks are read when the device has finished.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -30,6 +28,10 @@ REFILLS = 4  # a batch of prompts is at least this many times as large as the nu
 
 class Outcome(Protocol):
     """The outcome of a step, such as adt_tree.batch.StepOutput."""
+
+    @property
+    def committed(self) -> int:
+        """Number of codes that the step committed."""
 
     @property
     def finished(self) -> list[Decoded]:
@@ -83,26 +85,26 @@ def measure(
     A batch of prompts whose measurements are in `store` is not measured again; the others are added to it.
     warmup: number of images that each configuration generates first, if any batch is left to measure.
     """
-    batches = turns(requests, max(configuration.batch_size for configuration in decoders))
-    pending = [number for number in range(len(batches)) if store.finished(number) is None]
+    batches = portions(requests, max(configuration.batch_size for configuration in decoders))
+    found = [store.finished(number) for number in range(len(batches))]
+    missing = [number for number, batch in enumerate(found) if batch is None]
     warm_up = replace(requests[0], name="warm-up", seed=requests[0].seed + 1)
-    warm_ups = [warm_up] * warmup if pending else []
+    warm_ups = [warm_up] * warmup if missing else []
     order = list(decoders)
-    count = len(warm_ups) + sum(len(batches[number]) for number in pending)
+    count = len(warm_ups) + sum(len(batches[number]) for number in missing)
     with tqdm(total=len(order) * count, unit="image") as bar:
         if warm_ups:
             interleaved(decoders, warm_ups, device, bar)
-        for number in pending:
+        for number in missing:
             first = number % len(order)
             rotated = {item: decoders[item] for item in (*order[first:], *order[:first])}
-            measured = interleaved(rotated, batches[number], device, bar)
+            found[number] = measured = interleaved(rotated, batches[number], device, bar)
             store.add(number, [request.name for request in batches[number]], measured)
-    stored = [store.finished(number) for number in range(len(batches))]
-    return {item.name: [batch[item.name] for batch in stored if batch] for item in order}
+    return {item.name: [batch[item.name] for batch in found if batch] for item in order}
 
 
-def turns(requests: Sequence[Request], batch_size: int) -> list[Sequence[Request]]:
-    """Returns the requests in the batches of prompts that every configuration decodes in turn.
+def portions(requests: Sequence[Request], batch_size: int) -> list[Sequence[Request]]:
+    """Returns the requests in batches of prompts. All configurations decode one batch before the next begins.
 
     batch_size: the number of images in flight, B. With B = 1 a batch of prompts is one image, else it has at
     least REFILLS * B images, or all if there are fewer. So most images that finish leave their slot to
@@ -119,26 +121,29 @@ def interleaved(
 ) -> Batch:
     """Returns the times and images of every configuration on a batch of prompts.
 
-    Each configuration in turn decodes for SLICE seconds, or for one step if that takes longer, until it has
-    all images. An image's own `seconds` contain the turns of the other configurations.
+    The configuration that has committed fewest codes decodes for SLICE seconds, or for one step if that takes
+    longer; then the one that now has fewest does, until all have all images. So a fast configuration waits
+    for the slow ones, and each spends its time at the same moments as the others.
     """
-    waiting = deque((item, decoder.steps(iter(requests))) for item, decoder in decoders.items())
-    seconds, finished = dict.fromkeys(decoders, 0.0), {item: list[Decoded]() for item in decoders}
-    while waiting:
-        item, steps = waiting.popleft()
-        images, before = finished[item], len(finished[item])
-        bar.set_postfix_str(item.name, refresh=False)
-        synchronise(device)
+    running = {item: decoder.steps(iter(requests)) for item, decoder in decoders.items()}
+    seconds, codes = dict.fromkeys(decoders, 0.0), dict.fromkeys(decoders, 0)
+    images = {item: list[Decoded]() for item in decoders}
+    synchronise(device)
+    while running:
+        item = min(running, key=codes.__getitem__)
+        before = len(images[item])
         started = time.perf_counter()
-        for outcome in steps:
-            images += outcome.finished
+        for outcome in running[item]:
+            codes[item] += outcome.committed
+            images[item] += outcome.finished
             if time.perf_counter() - started > SLICE:
-                waiting.append((item, steps))
                 break
+        else:
+            del running[item]
         synchronise(device)
         seconds[item] += time.perf_counter() - started
-        bar.update(len(images) - before)
+        bar.update(len(images[item]) - before)
     return {
-        item.name: Measured(seconds[item] / len(images), sorted(images, key=lambda image: image.name))
-        for item, images in finished.items()
+        item.name: Measured(seconds[item] / len(requests), sorted(images[item], key=lambda image: image.name))
+        for item in decoders
     }

@@ -184,7 +184,7 @@ def text_of(result: dict[str, Any], paper: str | None = None) -> str:
         parts += ["", markdown([["share of time", *kinds], *shares])]
     if result.get("leads"):
         parts += ["", markdown(lead_cells(result["leads"]))]
-    if result.get("auto"):
+    if result.get("auto") and not untimed(result):
         parts += ["", markdown(auto_cells(result["auto"]))]
     return "\n".join(parts)
 
@@ -203,11 +203,11 @@ def lead_cells(leads: Sequence[Row]) -> list[list[str]]:
 
 def auto_cells(comparisons: Sequence[Row]) -> list[list[str]]:
     """Returns a table of trees sized by cost beside the best other sizes, headings first."""
-    chosen = "fastest other size on even batches of prompts; on odd ones"
-    table = [["nodes auto", "T", "batch", chosen, "speed of auto over it on odd ones; on even ones"]]
+    chosen = "fastest other nodes, or ar, on even batches of prompts; on odd ones"
+    table = [["with nodes auto", "T", "batch", chosen, "speed over it on odd ones; on even ones"]]
     for item in comparisons:
         best = "; ".join(str(size) for size in item["best"])
-        ratios = "; ".join(f"{ratio:.2f}" for ratio in item["to_best"])
+        ratios = "; ".join(f"{ratio:.2f}" for ratio in item["speed_over_best"])
         table.append([item["method"], f"{item['temperature']:g}", str(item["batch_size"]), best, ratios])
     return table
 

@@ -26,7 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
-from eval.harness import interval
+from eval.comparison import interval
 
 folder, pairs = Path(sys.argv[1]), int(sys.argv[2])
 ms = {"other": {}, "this": {}}  # checkout -> method -> milliseconds per step, one entry per pair

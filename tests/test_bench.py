@@ -305,10 +305,9 @@ def test_several_seeds_a_prompt(result: Result, words: list[str]) -> None:
     more = "--methods self-draft --total_token 4 auto --temperatures 1 --warmup 0 --num_images 2 --seeds 3"
     found = result(*words, *more.split())
     rows, (auto,) = found["rows"], found["auto"]
-    assert [row["images"] for row in rows] == [6, 6, 6] and rows[1]["same_image"] == rows[2][
-        "same_image"
-    ] == 1
-    assert auto["method"] == "self-draft" and {*auto["best"]} <= {4, "ar"} and min(auto["to_best"]) > 0
+    assert [(row["images"], row["same_image"]) for row in rows] == [(6, 1)] * 3
+    assert auto["method"] == "self-draft" and len(auto["speed_over_best"]) == len(auto["best"]) == 2
+    assert {*auto["best"]} <= {4, "ar"}
     low, high = rows[1]["tau_95"]
     assert low < rows[1]["tau"] < high
 

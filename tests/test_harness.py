@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,45 +13,93 @@ from tqdm import tqdm
 
 from adt_tree.records import Decoded, Step
 from adt_tree.roles import Request
-from eval.baseline import Image
 from eval.comparison import beside_best, interval, leads, row, tau_interval
-from eval.harness import SLICE, Configuration, interleaved, turns
-from eval.runs.measurements import Measured
+from eval.harness import SLICE, Configuration, interleaved, measure, portions
+from eval.runs.measurements import Measured, Measurements
 from tests.test_bench import image
 
 CPU = torch.device("cpu")
 
 
 @dataclass
+class MadeClock:
+    """The clock of a made device, which finishes half of every step only when it is waited for."""
+
+    seconds: float = 0.0
+    queued: float = 0.0
+
+    def read(self) -> float:
+        return self.seconds
+
+    def synchronise(self, device: torch.device) -> None:
+        self.seconds, self.queued = self.seconds + self.queued, 0.0
+
+
+@dataclass
 class MadeDecoder:
-    """Takes step_s seconds of a made clock for a step, and two steps for an image."""
+    """Commits so many codes in a step, which takes step_s seconds. An image takes two steps."""
 
     name: str
     step_s: float
-    clock: list[float]  # its only entry is the time
-    log: list[str] = field(default_factory=list)  # the names of decoders, one for each step
+    codes: int
+    clock: MadeClock
+    log: list[str]  # the names of decoders, one for each step
 
-    def steps(self, requests: Iterable[Request]) -> Iterator[Image]:
+    def steps(self, requests: Iterable[Request]) -> Iterator[MadeStep]:
         for request in requests:
             for finished in ([], [image(request.name)]):
-                self.clock[0] += self.step_s
+                self.clock.seconds += self.step_s / 2
+                self.clock.queued += self.step_s / 2
                 self.log.append(self.name)
-                yield Image(finished)
+                yield MadeStep(self.codes, finished)
 
 
-def test_configurations_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each decodes for SLICE seconds or for one step, and is charged for its own steps alone."""
-    clock, log = [0.0], list[str]()
-    monkeypatch.setattr("eval.harness.time.perf_counter", lambda: clock[0])
-    speeds = {"ar": 0.6 * SLICE, "eagle-2": 2 * SLICE}
-    decoders = {Configuration(n, 1.0, 1): MadeDecoder(n, s, clock, log) for n, s in speeds.items()}
-    requests = [Request(name, None, 0) for name in ("b", "a")]
-    with tqdm(disable=True) as bar:
-        measured = interleaved(decoders, requests, CPU, bar)
-    assert log == ["ar", "ar", "eagle-2", "ar", "ar", "eagle-2", "eagle-2", "eagle-2"]
-    for entry, (name, step_s) in zip(measured.values(), speeds.items(), strict=True):
-        assert [item.name for item in entry.images] == ["a", "b"], name
-        assert entry.seconds == pytest.approx(2 * step_s)
+@dataclass
+class MadeStep:
+    committed: int
+    finished: list[Decoded]
+
+
+Decoders = dict[Configuration, MadeDecoder]
+
+
+@pytest.fixture
+def decoders(monkeypatch: pytest.MonkeyPatch) -> Decoders:
+    """Returns two decoders of one device, a fast one and a slow one."""
+    clock, log = MadeClock(), list[str]()
+    monkeypatch.setattr("eval.harness.time.perf_counter", clock.read)
+    monkeypatch.setattr("eval.harness.synchronise", clock.synchronise)
+    made = MadeDecoder("ar", 1.2 * SLICE, 1, clock, log), MadeDecoder("eagle-2", 4 * SLICE, 1, clock, log)
+    return {Configuration(decoder.name, 1.0, 1): decoder for decoder in made}
+
+
+def requests_of(*names: str) -> list[Request]:
+    return [Request(name, None, 0) for name in names]
+
+
+def test_the_configuration_that_is_behind_decodes_next(decoders: Decoders) -> None:
+    """ar takes two steps in a turn, eagle-2 one. Both are charged for their own steps alone."""
+    bar = tqdm(total=4, file=io.StringIO())
+    measured = interleaved(decoders, requests_of("b", "a"), CPU, bar)
+    (log,) = {id(decoder.log): decoder.log for decoder in decoders.values()}.values()
+    assert log == ["ar", "ar", "eagle-2", "eagle-2", "ar", "ar", "eagle-2", "eagle-2"]
+    assert bar.n == 4
+    for item, decoder in decoders.items():
+        assert [image.name for image in measured[item.name].images] == ["a", "b"]
+        assert measured[item.name].seconds == pytest.approx(2 * decoder.step_s)
+
+
+def test_warm_up_is_not_measured(decoders: Decoders, tmp_path: Path) -> None:
+    """Nothing is decoded once all batches are stored."""
+    requests = requests_of("0", "1")
+    for steps in (6, 0):
+        store = Measurements(tmp_path, "today", {}, {})
+        results = measure(decoders, requests, store, 1, CPU)
+        for item, decoder in decoders.items():
+            images = [image.name for entry in results[item.name] for image in entry.images]
+            assert images == ["0", "1"] and decoder.log.count(decoder.name) == steps
+            assert [entry.seconds for entry in results[item.name]] == pytest.approx([2 * decoder.step_s] * 2)
+        next(iter(decoders.values())).log.clear()
 
 
 def test_a_row() -> None:
@@ -84,30 +134,34 @@ def test_intervals_of_tau() -> None:
     assert lead["lead_95"] == [1, 1] and leads(items[:2], results) == []
 
 
-def test_auto_beside_the_size_that_is_best_on_the_other_half() -> None:
-    """16 nodes are best on batches 0 and 2, plain decoding on batches 1 and 3."""
+def test_auto_beside_the_size_that_is_fastest_on_the_other_half() -> None:
+    """Batches hold 1, 1, 2 and 1 images. 16 nodes are fastest on batches 0 and 2, plain decoding on batches 1
+    and 3. On batches 0 and 2 plain decoding takes fewer seconds per image, but more for all images."""
     seconds = {
-        None: (4.0, 2.0, 4.0, 2.0),
-        16: (1.0, 6.0, 1.0, 6.0),
-        32: (3.0, 3.0, 3.0, 3.0),
-        "auto": (2.0,) * 4,
+        None: [1.0, 2.0, 4.0, 2.0],
+        16: [3.0, 6.0, 2.5, 6.0],
+        32: [4.0, 3.0, 4.0, 3.0],
+        "auto": [1.5, 2.0, 1.5, 2.0],
     }
     items = {size: Configuration("self-draft" if size else "ar", 1.0, 8, size) for size in seconds}
     results = {
-        items[size].name: [Measured(s, [image(str(n))]) for n, s in enumerate(values)]
+        items[size].name: [
+            Measured(second, [image(str(n))] * (2 if n == 2 else 1)) for n, second in enumerate(values)
+        ]
         for size, values in seconds.items()
     }
     (found,) = beside_best(items.values(), results)
     assert (found["method"], found["temperature"], found["batch_size"]) == ("self-draft", 1.0, 8)
-    assert found["best"] == [16, "ar"] and found["to_best"] == [3, 2]
+    assert found["best"] == [16, "ar"] and found["speed_over_best"] == [3, 2]
     assert beside_best([items[None], items[16]], results) == []  # nothing is sized by cost
-    halves = {name: entries[:1] for name, entries in results.items()}
-    assert beside_best(items.values(), halves) == []  # one batch has no other half
+    assert beside_best([items[None], items["auto"]], results) == []  # there is no other size
+    once = {name: entries[:1] for name, entries in results.items()}
+    assert beside_best(items.values(), once) == []  # one batch has no other half
 
 
 def test_portions_keep_slots_full() -> None:
     requests = [Request(str(n), None, n) for n in range(70)]
-    assert [len(portion) for portion in turns(requests, 1)] == [1] * 70
-    assert [len(portion) for portion in turns(requests, 4)] == [17, 18, 17, 18]
-    assert [len(portion) for portion in turns(requests, 32)] == [70]
-    assert sum(turns(requests, 4), []) == requests
+    assert [len(portion) for portion in portions(requests, 1)] == [1] * 70
+    assert [len(portion) for portion in portions(requests, 4)] == [17, 18, 17, 18]
+    assert [len(portion) for portion in portions(requests, 32)] == [70]
+    assert sum(portions(requests, 4), []) == requests

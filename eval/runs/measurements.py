@@ -4,7 +4,8 @@
     measurements/NUMBER.json     one batch of prompts, measured under every configuration by one run
 
 Figures that are compared with one another are in one file, because they were measured within the same
-minutes. A batch that a run did not finish leaves no file.
+minutes. The `seconds` of an image contain the turns of the other configurations. A batch that a run did not
+finish leaves no file.
 """
 
 from __future__ import annotations
