@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -87,7 +88,9 @@ def candidate_shapes(tree: TreeShape | AdaptiveTree | AutoTree | StaticTree, mod
         )
     if isinstance(tree, AutoTree):
         shapes = tree.candidates(model.grid.width, buckets=model.codebook.device.type == "cuda")
-        return [shape for shape in shapes if shape.width <= model.num_codes]
+        # The end of the image would cut all steps of a deeper self-drafted tree, so none would be timed.
+        deepest = max(1, model.grid.size - 2) if tree.base is None else math.inf
+        return [shape for shape in shapes if shape.width <= model.num_codes and shape.depth <= deepest]
     assert shape is not None
     return [shape]
 

@@ -10,7 +10,6 @@ from dataclasses import replace
 from itertools import count, cycle
 from pathlib import Path
 from statistics import median
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,10 +20,9 @@ from adt_tree.budget.in_step import LATE_COST
 from adt_tree.budget.policy import EARLY_STEPS, FIRST_STEPS, PERIOD, TRIAL_LOSS, WARM_UP, CostAware
 from adt_tree.budget.times import StepTimes
 from adt_tree.decode import speculative
-from adt_tree.engine import largest_target
 from adt_tree.errors import UserError
 from adt_tree.grid import Grid
-from adt_tree.method import Demand, Lantern, Method
+from adt_tree.method import Lantern, Method
 from adt_tree.pipeline import Pipeline
 from adt_tree.policy import AdaptiveTree, AdjacencyAdaptive, TreeShape, self_drafted
 from adt_tree.records import Step
@@ -190,8 +188,8 @@ def test_a_device_that_becomes_slower_does_not_change_the_choice() -> None:
 
 
 def test_a_trial_is_compared_with_the_steps_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every step takes half a percent longer than the one before. From the middle of the eight steps before a
-    trial to the middle of those after it there are 18 steps, in which a step has become a tenth longer."""
+    """Every step takes half a percent longer than the one before. From the middle of the 8 steps before a
+    trial to the middle of those after it there are 20 steps, in which a step has become a tenth longer."""
     changes: list[float] = []
     monkeypatch.setattr(StepTimes, "end_trial", lambda *arguments: changes.append(arguments[-1]))
     calls = count()
@@ -240,8 +238,11 @@ def test_codes_do_not_depend_on_the_choice(pipe: Pipeline, temperature: float, b
 
     expected = codes(pipe.engine(pipe.method("ar", sampling=sampling), requests, batch_size).steps(requests))
     engine = pipe.engine(pipe.method("self-draft", sampling=sampling), requests, batch_size)
-    assert engine.method.tree == AutoTree() and engine.drafting is not None
+    assert engine.method.tree == AutoTree()
     assert codes(engine.steps(requests)) == expected
+    # The image is so small that the largest tree is not among the candidates of this engine.
+    engine = pipe.engine(replace(engine.method, tree=self_drafted(31)), requests, batch_size)
+    assert engine.drafting is not None
     proposer, _, rule = engine.drafting
     for schedule in (list(CANDIDATES), [self_drafted(31), PLAIN, PLAIN, TreeShape(3, 1, 3)]):
         outputs = speculative(engine.target, proposer, Forced(schedule), rule, requests, sampling)
@@ -360,21 +361,6 @@ def test_an_adaptive_tree_keeps_to_the_budget() -> None:
     assert set(free) == {0, 3, 6, 10, 12} and share(free[-100:], 0) < 0.1
 
 
-def test_what_does_not_fit_is_left_out_with_a_notice(capsys: pytest.CaptureFixture[str]) -> None:
-    def target(slots: int, sampling: Sampling, max_nodes: int, max_prompt: int, demand: Demand) -> int:
-        if max_nodes > 8:
-            raise UserError("out of memory")
-        return max_nodes
-
-    model: Any = SimpleNamespace(target=target)
-    shapes = list(CANDIDATES)
-    assert largest_target(model, Sampling(), shapes, slots=1, max_prompt=9, demand=Demand()) == 8
-    assert [shape.budget for shape in shapes] == [0, 1, 3, 7]
-    notices = capsys.readouterr().err.splitlines()
-    assert len(notices) == 2 and all("auto" in line and "out of memory" in line for line in notices)
-    assert "32" in notices[0] and "16" in notices[1]
-
-
 def test_one_node_is_plain_decoding(generate: Run) -> None:
     status, out, err = generate("one", "--total_token", "1", "--batch_size", "2")
     assert status == 0, err
@@ -391,10 +377,3 @@ def test_a_run_says_auto_and_continues(generate: Run, tmp_path: Path) -> None:
         assert sum(summary["tree_sizes"].values()) == pytest.approx(1, abs=0.001)
     settings = (tmp_path / "auto" / "generation_configs.json").read_text()
     assert "auto, from AdaptiveTree" in settings
-
-
-def test_a_candidate_without_positions_is_left_out(pipe: Pipeline) -> None:
-    """On a device of buckets and narrow rows every candidate that does not fit is dropped, not refused."""
-    wide = AutoTree().candidates(row_width=48, buckets=True)
-    assert [shape.num_nodes for shape in wide] == [1, 8, 16, 32, 64, 128]
-    assert wide[-2].depth == 49 and wide[-1].depth == 63 and CANDIDATES[-2] == TreeShape(15, 1, 15)

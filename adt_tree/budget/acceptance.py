@@ -15,8 +15,8 @@ FIRST_HITS, EXPONENT, LAW_STEPS = 0.5, 0.7, 40.0
 # codes of every level: nodes ** REFINEMENT, from REFINING_NODES nodes on, root included (docs/LOG.md).
 REFINEMENT, REFINING_NODES = 0.1, 8
 # A shallow tree tells nothing of deeper levels, whereas a deep one shows what a shallow one would accept. So
-# a tree whose levels are little measured counts as accepting up to the share OPTIMISM more codes: half of
-# that if DOUBTFUL_STEPS of the last image steps had as many levels.
+# trees with levels that are little measured count as accepting more codes: a share OPTIMISM more if no step
+# had as many levels, and half of it after DOUBTFUL_STEPS such image steps.
 OPTIMISM, DOUBTFUL_STEPS = 0.1, 100.0
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 from adt_tree.policy import PLAIN, AdaptiveTree, TreeShape, self_drafted
 
-MOST_CHAIN = 23  # most nodes of a chain about as long as a row; trees with more have alternatives as well
+# Drafted nodes of a chain that is about as long as a row, and of a tree that is about as long as two.
+LEAST_CHAIN, MOST_CHAIN, LEAST_TREE, MOST_TREE = 11, 23, 31, 63
 # Candidates of a drafter network as (levels, drafted nodes): True if passes are rounded up to buckets, False
 # if every row of a pass costs. The tree that the model has by default is among the candidates as well.
 NETWORK_TREES = {False: ((2, 3), (4, 6), (8, 12)), True: ((2, 7), (4, 15), (8, 63))}
@@ -27,7 +28,7 @@ class AutoTree:
     @property
     def largest(self) -> TreeShape | None:
         """The shape, or the greatest shape, of the base."""
-        return self.base.largest if isinstance(self.base, AdaptiveTree) else self.base
+        return None if self.base is None else self.base.largest
 
     def candidates(self, row_width: int, buckets: bool) -> list[TreeShape]:
         """Returns the shapes to choose from, smallest first; the first is plain decoding.
@@ -40,8 +41,9 @@ class AutoTree:
             return _network_shapes(self.largest, buckets, isinstance(self.base, AdaptiveTree))
         if buckets:
             return [PLAIN, *map(_chain, (7, 15)), *(_across(nodes, row_width) for nodes in (31, 63, 127))]
-        chains = sorted({1, 3, 7, min(max(row_width - 1, 11), MOST_CHAIN)})
-        return [PLAIN, *map(_chain, chains), _across(min(max(2 * row_width - 1, 31), 63), row_width)]
+        chain = min(max(row_width - 1, LEAST_CHAIN), MOST_CHAIN)
+        tree = min(max(2 * row_width - 1, LEAST_TREE), MOST_TREE)
+        return [PLAIN, *map(_chain, (1, 3, 7, chain)), _across(tree, row_width)]
 
 
 def _chain(length: int) -> TreeShape:

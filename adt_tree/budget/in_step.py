@@ -8,6 +8,7 @@ from functools import partial
 from statistics import mean, median
 
 from adt_tree.budget.acceptance import law
+from adt_tree.budget.times import PERIOD
 from adt_tree.records import Step
 
 # Images that draft get out of step. That costs time which a trial does not show: attention over prefixes of
@@ -19,45 +20,44 @@ LEAST_GAIN, FREE_IMAGES = 1.25, 2
 # be slow for a moment. So what counts is the gain of several trials, which are made at several rows. A gain
 # that few trials show must be larger: after n trials at least 1 + 1 / n.
 MOST_TRIALS = 16  # number of trials that are remembered
-# Early trials take at most EARLY_COST of the time of plain steps, until there were EARLY_TRIALS. Later ones
-# take at most LATE_COST, because one trial leaves the images of a batch out of step until they have ended.
-# Early trials end after LEAST_TRIALS if there is no hope, that is if their gain is below HOPE. Here the codes
-# that the growth law promises count as much as one trial, because poor rows should not end hope.
+# The counted steps of early trials take at most the share EARLY_COST of the time of plain steps. After
+# EARLY_TRIALS trials, or after LEAST_TRIALS without hope, the share is LATE_COST, because a trial leaves the
+# images out of step until the end of the run. There is no hope while the gain is below HOPE. Here the codes
+# that the growth law promises count as one more trial, because poor rows should not end hope.
 EARLY_COST, EARLY_TRIALS, LEAST_TRIALS, HOPE, LATE_COST = 0.3, 10, 2, 1.1, 0.01
-RECENT_STEPS = 8  # number of plain steps, before a trial and after it, with which it is compared
 
 
 class InStep:
-    """Decides for plain decoding or for trees while the images of a batch are in step.
+    """Decides for plain decoding or for trees in a batch whose images began together.
 
-    The images of a batch begin together, and under plain decoding they stay in step. From time to time a tree
-    is tried. What decides is its gain, the ratio of its codes per second to those of the plain steps just
-    before it and just after. Trials are kept by number of images, because the more there are, the more the
-    rows of a tree cost.
+    Under plain decoding they stay in step. From time to time a tree is tried. What decides is its gain, the
+    ratio of its codes per second to those of the PERIOD plain steps before it and after it. Trials are kept
+    by number of images, because the more there are, the more the rows of a tree cost.
     """
 
     def __init__(self) -> None:
-        self.is_plain = False  # true while a batch in step decodes plainly
+        self.is_plain = False  # true while a batch that began together decodes plainly
         self._images = 0  # number of images in flight
-        # By number of images, the codes that a step of each trial committed, and its speed in steps, relative
-        # to plain decoding.
+        # For each number of images, its trials: codes per image and step, and the time of a plain step over
+        # that of a tree's step.
         self._trials = defaultdict[int, deque[tuple[float, float]]](partial(deque, maxlen=MOST_TRIALS))
-        self._plain_ms = deque[float](maxlen=2 * RECENT_STEPS)
-        self._trial_ms = 0.0  # time that the counted steps of the last trial took
+        self._plain_ms = deque[float](maxlen=2 * PERIOD)
+        self._trial_ms = 0.0  # time that the counted steps of the last trial took; more if one was cut since
         self._since_trial_ms = 0.0  # time of the plain steps since then
         self._tree_ms: list[float] = []  # times of the counted steps of the last trial
         self._codes: list[int] = []  # number of codes that each image committed in each of these steps
-        self._promised = 0.0  # number of codes that one of these steps commits by the growth law
+        self._law_codes = 0.0  # number of codes that one of these steps commits by the growth law
 
     def is_due(self) -> bool:
-        """Returns whether a trial is due: if the last one took at most share() of the time since then."""
-        is_comparable = len(self._plain_ms) >= RECENT_STEPS and self._since_trial_ms > 0
+        """Returns whether a trial may begin: there are plain steps to compare it with, and the last trial
+        took at most share() of their time since."""
+        is_comparable = len(self._plain_ms) >= PERIOD and self._since_trial_ms > 0
         return is_comparable and self._trial_ms <= self.share() * self._since_trial_ms
 
     def share(self) -> float:
         """Returns the time that trials may take at present, as a share of that of plain steps."""
         trials = self._trials[self._images]
-        is_hopeless = len(trials) >= LEAST_TRIALS and _gain(trials, [self._promised]) < HOPE
+        is_hopeless = len(trials) >= LEAST_TRIALS and _gain(trials, [self._law_codes]) < HOPE
         return LATE_COST if is_hopeless or len(trials) >= EARLY_TRIALS else EARLY_COST
 
     def begin(self, images: int) -> None:
@@ -74,15 +74,17 @@ class InStep:
         self.is_plain &= images > FREE_IMAGES
 
     def _forget(self) -> None:
-        """Forgets the last steps, because the next ones cannot be compared with them."""
+        """Forgets the last steps, because the next ones cannot be compared with them. The time of a trial
+        that is cut counts nevertheless, or else trials that are always cut would follow one another."""
+        self._trial_ms = max(self._trial_ms, sum(self._tree_ms))
         self._plain_ms.clear()
         self._tree_ms, self._codes = [], []
 
     def add(self, depth: int, steps: Sequence[Step], ms: float) -> None:
         """Adds a step, which took `ms` milliseconds.
 
-        depth: levels of its trees; 0 for a plain step. steps: its records of the images that count: of those
-        whose trees were not cut, and of none while the trees warm up.
+        depth: levels of its trees; 0 for a plain step. steps: the records that count. They leave out images
+        whose trees were cut, and there are none while trees warm up.
         """
         if not depth:
             self._plain_ms.append(ms)
@@ -90,14 +92,14 @@ class InStep:
             return
         self._since_trial_ms = 0.0
         if steps:
-            self._promised = 1 + mean(law(step.depth) for step in steps)
+            self._law_codes = 1 + mean(law(step.depth) for step in steps)
             self._tree_ms.append(ms)
             self._codes.extend(step.accepted + 1 for step in steps)
 
     def judge(self) -> bool:
         """Counts the last trial, if there was one, once plain steps have followed it. Returns whether this
         ends plain decoding."""
-        if self._tree_ms and len(self._plain_ms) == 2 * RECENT_STEPS:
+        if self._tree_ms and self._since_trial_ms and len(self._plain_ms) == 2 * PERIOD:
             tree_ms = median(self._tree_ms)
             self._trials[self._images].append((mean(self._codes), median(self._plain_ms) / tree_ms))
             self._trial_ms = len(self._tree_ms) * tree_ms

@@ -8,21 +8,22 @@ from dataclasses import dataclass
 
 from adt_tree.budget.acceptance import MEMORY, Levels, refinement_of
 from adt_tree.budget.in_step import FREE_IMAGES, LEAST_GAIN, InStep
-from adt_tree.budget.times import StepTimes
+from adt_tree.budget.times import PERIOD, StepTimes
 from adt_tree.policy import PLAIN, Policy, TreeShape
 from adt_tree.records import Step
 
-# Counted steps of a first trial. The very first step, which may record graphs, is not timed.
+# Counted steps of a first trial. The first step after a change of candidate, or of the number of images, is
+# not timed, because it may record graphs.
 FIRST_STEPS = 3
 # A deeper self-drafted tree reaches positions that no pass has scored, so its first steps accept less than
 # later ones: a chain of 15 after one of 7 commits 3.9, 3.3, 3.4 and then 4.7 codes (docs/LOG.md). A shallower
 # tree accepts more at first, because the deeper one has scored its positions. So the acceptance of the first
 # WARM_UP steps after a change of depth is not counted.
 WARM_UP = 4
-PERIOD = 8  # steps from one decision to the next, and counted steps of a later trial
-# A candidate can accept more or fewer codes than its levels promise, for instance because it is wider. The
-# promise counts as much as LEVEL_STEPS of its own image steps, or INNER_LEVEL_STEPS if an inner policy drafts
-# fewer levels than the candidate allows.
+# A candidate can accept more or fewer codes than its levels promise, for instance because it is wider. But
+# an image's mean of accepted codes varies by a fifth, so the promise counts as much as LEVEL_STEPS of its own
+# image steps (with 100, runs had 0.86 of the best speed). If an inner policy drafts fewer levels than the
+# candidate allows, it counts as much as INNER_LEVEL_STEPS.
 LEVEL_STEPS, INNER_LEVEL_STEPS = 300.0, 10.0
 # Times change with the load of the device, and one slow moment can spoil the first trial of a shape, or end
 # the first trials too early. So plain decoding and the neighbours of the chosen shape are tried again: each
@@ -73,23 +74,24 @@ class CostAware:
         self_drafted: bool = True,
         idle_slots_cost: bool = False,
     ) -> None:
-        """shapes: the candidates, the first of them plain decoding. inner: chooses depth and width within the
-        candidate that is taken; None: the candidate is the shape. self_drafted: drafts come from earlier
-        passes of the target, so that they depend on the trees of these passes. idle_slots_cost: a step
-        takes equally long whatever number of slots hold images."""
+        """shapes: at least two candidates, the first of them plain decoding. inner: chooses depth and width
+        within the candidate that is taken; None: the candidate is the shape. self_drafted: drafts come from
+        earlier passes of the target, so that they depend on the trees of these passes. idle_slots_cost: a
+        step takes equally long whatever number of slots hold images."""
         self._candidates = [
             _Candidate(index, shape, refinement_of(shape.num_nodes) if self_drafted else 1.0)
             for index, shape in enumerate(shapes)
         ]
         self._inner, self._self_drafted, self._idle_slots_cost = inner, self_drafted, idle_slots_cost
         self._current = self._candidates[0]
-        # By the last choice; None during the first trials, and while a batch in step decodes plainly.
+        # By the last choice; None during the first trials, and while a batch that began together decodes
+        # plainly.
         self._chosen: _Candidate | None = None
-        self._in_a_row = -1  # steps of the current candidate after its first one; -1 before the first step
+        # Steps since the candidate or the number of images changed, without the first; -1 before that one.
+        self._in_a_row = -1
         self._warm_up = 0  # number of steps in a row that are not counted
         self._scheduled = deque[_Candidate]()  # candidates of the next steps
         self._untried = deque(self._candidates)  # candidates whose first trial is to come, smallest first
-        self._in_trial = False  # true during a trial after the first ones
         # The candidate of the last trial, and the time of a step of the chosen one before it; None if steps
         # after it have been compared as well.
         self._tried: tuple[_Candidate, float] | None = None
@@ -140,7 +142,7 @@ class CostAware:
             self._total_ms += ms
             if self._in_a_row and whole:
                 in_use = self._current is self._chosen
-                self._times.add(self._current.index, self._paid_images(self._images), ms, in_use)
+                self._times.add(self._current.index, self._paid_images, ms, in_use)
         if self._current.shape.depth:
             self._count(counted)
 
@@ -153,14 +155,14 @@ class CostAware:
 
     def _next_step(self, roots: Mapping[int, int]) -> None:
         has_changed, self._images = self._images != len(roots), len(roots)
+        is_chosen = self._chosen is not None or self._in_step.is_plain  # false during the first trials
         if not any(roots.values()):  # all images have just begun
             self._in_step.begin(self._images)
             has_changed = True
         if has_changed:
             self._in_a_row, self._tried = -1, None
         # A trial ends as well, because its times cannot be compared with those before the change.
-        if not self._scheduled or (has_changed and (self._chosen or self._in_step.is_plain)):
-            self._in_trial &= not has_changed
+        if not self._scheduled or (has_changed and (is_chosen or self._in_step.is_plain)):
             self._schedule()
         upcoming = self._scheduled.popleft()
         self._in_a_row += 1
@@ -168,18 +170,19 @@ class CostAware:
             self._warm_up = self._warm_up_of(upcoming)
             self._current, self._in_a_row = upcoming, 0
 
-    def _paid_images(self, images: int) -> int:
-        """Returns the number of images that the time of a step depends on."""
-        return 1 if self._idle_slots_cost else images
+    @property
+    def _paid_images(self) -> int:
+        """The number of images that the time of a step depends on."""
+        return 1 if self._idle_slots_cost else self._images
 
     def _ms(self, candidate: _Candidate) -> float:
         """Returns the time of a step of the candidate with as many images in flight as now."""
-        return self._times.of(candidate.index, self._paid_images(self._images))
+        return self._times.of(candidate.index, self._paid_images)
 
     def _schedule(self) -> None:
         """Chooses the candidate of the next PERIOD steps, or begins a trial of another one if one is due."""
         self._scheduled.clear()
-        if self._in_step.is_plain and not self._in_trial and self._in_step.judge():
+        if self._in_step.is_plain and self._in_step.judge():
             self._begin_anew()
         self._in_step.update(self._images)
         promised = self._promise()
@@ -188,7 +191,6 @@ class CostAware:
             return
         self._times.fit()
         if self._untried and self._may_be_best(self._untried[0], promised):
-            self._in_trial = False
             # Plain decoding, with which all others are compared, is tried for longer.
             steps = FIRST_STEPS if self._times.is_timed(0) else PERIOD
             self._begin_trial(self._untried.popleft(), steps)
@@ -208,7 +210,7 @@ class CostAware:
         if self._tried and self._current is self._chosen:
             tried, before_ms = self._tried
             change = self._ms(self._chosen) / before_ms
-            self._times.end_trial(tried.index, self._paid_images(self._images), change)
+            self._times.end_trial(tried.index, self._paid_images, change)
             self._tried = None
 
     def _begin_anew(self) -> None:
@@ -222,10 +224,8 @@ class CostAware:
     def _schedule_in_step(self) -> None:
         """Schedules steps of a batch in step: plain ones, or a trial if one is due."""
         self._chosen, plain = None, self._candidates[0]
-        other = self._least_tried(plain)
-        self._in_trial = other is not None and self._in_step.is_due()
-        if other is not None and self._in_trial:
-            self._begin_trial(other, PERIOD)
+        if self._in_step.is_due():
+            self._begin_trial(self._least_tried(plain), PERIOD)
         else:
             self._scheduled.extend([plain] * PERIOD)
 
@@ -235,8 +235,7 @@ class CostAware:
             self._times.begin(chosen.index)
             self._chosen, self._tried = chosen, None
         other = self._least_tried(chosen)
-        self._in_trial = other is not None and self._is_due(other, chosen)
-        if other is not None and self._in_trial:
+        if self._is_due(other, chosen):
             # A trial of a candidate without a time does not count: a slow moment might spoil its only one.
             if self._times.is_timed(other.index):
                 self._count_loss(other, chosen)
@@ -263,21 +262,21 @@ class CostAware:
         changes = candidate.shape.depth not in (0, self._current.shape.depth)
         return WARM_UP if changes and self._self_drafted else 0
 
-    def _least_tried(self, chosen: _Candidate) -> _Candidate | None:
-        """Returns the candidate to try next while `chosen` is the best; None if there is no other."""
+    def _least_tried(self, chosen: _Candidate) -> _Candidate:
+        """Returns the candidate to try next while `chosen` is the best."""
         if chosen.shape.depth:
             at = chosen.index
             others = [c for n, c in enumerate(self._candidates) if n == 0 or abs(n - at) == 1]
         else:
             least_depth = EXPLORE_DEPTH if self._self_drafted else 1
             deep = [c for c in self._candidates if c.shape.depth >= least_depth]
-            others = deep[:1] or self._candidates[1:][-1:]
-        return min(others, key=lambda c: -1.0 if c.lost_ms is None else c.lost_ms, default=None)
+            others = deep[:1] or self._candidates[-1:]
+        return min(others, key=lambda c: -1.0 if c.lost_ms is None else c.lost_ms)
 
     def _is_due(self, candidate: _Candidate, chosen: _Candidate) -> bool:
-        """Returns whether a trial of the candidate is due: if it has had at most its first one, or if all
-        that follow second ones lose at most TRIAL_LOSS of the time. It follows steps of the chosen candidate
-        with as many images in flight, with which it is compared."""
+        """Returns whether a trial of the candidate may begin. The last PERIOD steps, with which it is
+        compared, must be of the chosen candidate with as many images in flight. A candidate's second trial is
+        free; later ones may bring the loss of all trials to at most TRIAL_LOSS of the time."""
         if self._current is not chosen or self._in_a_row < PERIOD - 1:
             return False
         lost_ms = self._lost_ms + self._loss_ms(candidate, chosen)
@@ -304,8 +303,12 @@ class CostAware:
         return self._rate(candidate, self._levels.optimism(candidate.shape.depth))
 
     def _rate(self, candidate: _Candidate, optimism: float = 1.0) -> float:
-        """Returns the codes per millisecond that the candidate is expected to commit. Those of plain decoding
-        count less if trials have shown that trees pay in a batch that was in step."""
+        """Returns the codes per millisecond that the candidate is expected to commit.
+
+        Once trials in step have shown that trees pay, plain decoding must beat a tree by LEAST_GAIN, as a
+        tree had to beat it: images that draft are out of step, and plain decoding would not bring them
+        together.
+        """
         promised = self._promised[candidate.index]
         accepted = optimism * candidate.accepts(promised, self._promise_steps)
         rate = (1 + accepted) / self._ms(candidate)

@@ -9,13 +9,13 @@ from functools import partial
 from operator import mul
 from statistics import median_low
 
-RECENT = 8  # number of step times whose lower quartile is the time of a step
+PERIOD = 8  # number of step times whose lower quartile is the time of a step; counted steps of a trial
 TRIALS = 5  # number of trials whose median is the time of a step of a candidate that is not in use
 
 
 def lower_quartile(times_ms: Collection[float]) -> float:
-    """Returns a typical time. Other programs make single steps slower but never faster, so that the median of
-    a few steps may be the time of a disturbed one."""
+    """Returns the lower quartile; of up to four times, the least. Other programs make single steps slower but
+    never faster, so the median of a few steps may be the time of a disturbed one."""
     return sorted(times_ms)[(len(times_ms) - 1) // 4]
 
 
@@ -27,16 +27,16 @@ class StepTimes:
         self._nodes = nodes
         self._ms: dict[tuple[int, int], float] = {}  # estimates by (candidate, images in flight)
         # For each key of _ms: single times since begin() or begin_trial(), and the times of earlier trials.
-        self._recent = defaultdict[tuple[int, int], deque[float]](partial(deque, maxlen=RECENT))
+        self._recent = defaultdict[tuple[int, int], deque[float]](partial(deque, maxlen=PERIOD))
         self._trials = defaultdict[tuple[int, int], deque[float]](partial(deque, maxlen=TRIALS - 1))
         self._call_ms, self._node_ms = math.inf, 0.0  # of _on_line()
 
     def begin(self, candidate: int) -> None:
         """Says that the candidate will be in use from now on. Its earlier times no longer count, but its
         estimate remains until the next time arrives."""
-        for key in [key for key in self._recent if key[0] == candidate]:
-            del self._recent[key]
-            self._trials.pop(key, None)
+        for store in (self._recent, self._trials):
+            for key in [key for key in store if key[0] == candidate]:
+                del store[key]
 
     def begin_trial(self, candidate: int) -> None:
         """Says that the next times of the candidate are those of a trial."""
@@ -46,16 +46,16 @@ class StepTimes:
     def add(self, candidate: int, images: int, ms: float, in_use: bool) -> None:
         """Adds the time of a step.
 
-        in_use: the candidate is the one in use. Then a change of its time applies to all estimates. For the
-        device may be shared with other programs, and steps take longer from row to row of an image, because
-        its prefix grows. The candidate in use in such a moment would look worse than those that were timed
-        before. So candidates are compared by the times at which one follows the other: those of trials.
+        in_use: the candidate is the one in use. When its time changes, all estimates change by the same
+        factor. Other programs slow the device down, and steps take longer from row to row of an image,
+        because its prefix grows. Without this, the candidate in use would look worse than those that were
+        timed before. So candidates are compared by the times at which one follows the other, those of trials.
         """
         key = candidate, images
-        before = self.of(candidate, images)
+        before = self.of(candidate, images) if in_use else math.inf
         self._recent[key].append(ms)
         now = self._estimate(key)
-        if in_use and before not in (0.0, now, math.inf):
+        if before not in (now, math.inf):
             self._scale(now / before, except_for=key)
 
     def _estimate(self, key: tuple[int, int]) -> float:
@@ -72,7 +72,7 @@ class StepTimes:
         """
         key = candidate, images
         if key in self._recent:
-            self._recent[key] = deque((ms * change**-0.5 for ms in self._recent[key]), RECENT)
+            self._recent[key] = deque((ms * change**-0.5 for ms in self._recent[key]), PERIOD)
             self._estimate(key)
 
     def _scale(self, factor: float, except_for: tuple[int, int]) -> None:
@@ -103,7 +103,8 @@ class StepTimes:
 
     def of(self, candidate: int, images: int) -> float:
         """Returns the time of a step. If it was not measured with so many images in flight, it comes from the
-        nearest number and changes as the line does; infinite before the first time of all."""
+        nearest number and changes as the line does, which fit() renews; infinite before the first time of
+        all."""
         if (candidate, images) in self._ms:
             return self._ms[candidate, images]
         timed = [key[1] for key in self._ms if key[0] == candidate]

@@ -1,0 +1,155 @@
+"""Whether a batch whose images began together decodes plainly: the gain of trees over plain decoding."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from adt_tree.budget.in_step import (
+    EARLY_COST,
+    EARLY_TRIALS,
+    FREE_IMAGES,
+    LATE_COST,
+    LEAST_TRIALS,
+    InStep,
+)
+from adt_tree.budget.policy import EXPLORE_DEPTH, CostAware
+from adt_tree.budget.times import PERIOD
+from adt_tree.policy import PLAIN, TreeShape
+from adt_tree.records import Step
+from tests.test_budget import CANDIDATES, step
+
+PLAIN_STEP = Step(0, 0, 0, depth=0, width=0, nodes=0, accepted=0, ms=1.0)
+TREE_STEP = replace(PLAIN_STEP, depth=3, width=1, nodes=3, accepted=1)
+
+
+def trial(in_step: InStep, gain: float, codes: float = 2) -> None:
+    """Adds a trial between plain steps of 1 ms. Two images commit so many codes in its step, on average: a
+    multiple of one half."""
+    for _ in range(PERIOD):
+        in_step.add(0, [PLAIN_STEP], 1.0)
+    accepted = int(codes - 1), int(2 * (codes - 1)) - int(codes - 1)
+    in_step.add(3, [replace(TREE_STEP, accepted=number) for number in accepted], codes / gain)
+    for _ in range(PERIOD):
+        in_step.add(0, [PLAIN_STEP], 1.0)
+    in_step.judge()
+
+
+def test_a_batch_that_begins_anew_is_in_step_again() -> None:
+    """Four images draft after it has been seen that trees pay, and so does the next batch from its first step
+    on. A larger batch decodes plainly until trials have shown the same."""
+    in_step = InStep()
+    in_step.begin(images=4)
+    trial(in_step, gain=1.7)
+    assert in_step.is_plain, "one trial is not enough"
+    trial(in_step, gain=1.7)
+    assert not in_step.is_plain
+    for images, plain in ((4, False), (3, False), (8, True)):
+        in_step.begin(images)
+        assert in_step.is_plain == plain
+    trial(in_step, gain=0.9)
+    assert in_step.is_plain
+    in_step.update(images=2)
+    assert not in_step.is_plain, "two images need not stay in step"
+
+
+def test_few_images_draft_at_once() -> None:
+    in_step = InStep()
+    in_step.begin(images=FREE_IMAGES)
+    assert not in_step.is_plain
+
+
+def test_slow_moments_do_not_end_plain_decoding() -> None:
+    """In two slow moments plain steps take so long that a trial seems to gain eight times its codes per
+    second. The mean of the gains is 3.4, but the median of the speeds is 0.55, and a step commits 2 codes."""
+    in_step = InStep()
+    in_step.begin(images=4)
+    for gain in (1.0, 1.0, 8.0, 1.2, 8.0, 1.0):
+        trial(in_step, gain)
+        assert in_step.is_plain
+
+
+def test_early_trials_end_without_hope() -> None:
+    """A tree that gains a fifth is tried EARLY_TRIALS times, one that loses a tenth LEAST_TRIALS times."""
+    for gain, number in ((1.2, EARLY_TRIALS), (0.9, LEAST_TRIALS)):
+        in_step = InStep()
+        in_step.begin(images=4)
+        for n in range(1, number + 1):
+            trial(in_step, gain)
+            assert in_step.is_plain and in_step.share() == (EARLY_COST if n < number else LATE_COST)
+
+
+def test_poor_rows_do_not_end_hope() -> None:
+    """By the growth law a step of a chain of 3 commits 2.08 codes. So two trials of 1.5 codes, which take as
+    long as 1.5 plain steps, count as a gain of 1.13 rather than 1."""
+    in_step = InStep()
+    in_step.begin(images=4)
+    for _ in range(LEAST_TRIALS):
+        trial(in_step, gain=1.0, codes=1.5)
+    assert in_step.share() == EARLY_COST
+
+
+def test_a_trial_is_due_after_a_time_that_depends_on_the_last_one() -> None:
+    """A trial of two counted steps, of 2 ms each, may follow plain steps of 4 / EARLY_COST = 13.3 ms. Each of
+    its steps commits 3 codes, so that there is hope."""
+    in_step = InStep()
+    in_step.begin(images=4)
+    for _ in range(PERIOD):
+        assert not in_step.is_due(), "nothing to compare a trial with"
+        in_step.add(0, [PLAIN_STEP], 1.0)
+    assert in_step.is_due()
+    for steps in ([], [replace(TREE_STEP, accepted=2)], [replace(TREE_STEP, accepted=2)]):
+        in_step.add(3, steps, 2.0)
+    for number in range(1, 25):
+        in_step.add(0, [PLAIN_STEP], 1.0)
+        in_step.judge()
+        if number >= PERIOD:
+            assert in_step.is_due() == (number * EARLY_COST >= 4), number
+
+
+def test_a_gain_of_codes_is_that_of_all_trials() -> None:
+    """Two of three trials gain 1.5, because their step commits 3 codes; the third commits 1."""
+    in_step = InStep()
+    in_step.begin(images=4)
+    for codes in (3, 1, 3):
+        trial(in_step, codes / 2, codes)
+        assert in_step.is_plain
+
+
+def test_a_trial_that_is_cut_is_not_judged() -> None:
+    """The plain steps before it are enough in number, but there are none after it."""
+    in_step = InStep()
+    in_step.begin(images=4)
+    for _ in range(2 * PERIOD):
+        in_step.add(0, [PLAIN_STEP], 1.0)
+    in_step.add(3, [replace(TREE_STEP, accepted=3)], 1.0)
+    assert not in_step.judge() and not any(in_step._trials.values())
+
+
+def test_trials_that_are_cut_cost_time_too() -> None:
+    """A trial of 4 ms may follow plain steps of 4 / EARLY_COST = 13.3 ms. Here an image ends and another one
+    begins, so that the trial tells nothing."""
+    in_step = InStep()
+    in_step.begin(images=4)
+    for number in range(PERIOD, 3 * PERIOD):
+        if number == 2 * PERIOD:
+            assert in_step.is_due()
+            in_step.add(3, [TREE_STEP], 4.0)
+            for images in (3, 4):
+                in_step.update(images)
+        in_step.add(0, [PLAIN_STEP], 1.0)
+    assert not in_step.is_due()
+
+
+def test_first_trials_follow_a_batch_that_ends_in_a_trial() -> None:
+    """Three images decode plainly, and all end in the trial of a small tree. The next batch has one image,
+    for which plain decoding is timed first."""
+    policy = CostAware(CANDIDATES)
+
+    def shape_of_next(images: int, position: int) -> TreeShape:
+        shapes = policy.shapes(dict.fromkeys(range(images), position))
+        policy.observe({slot: step(shape, 0, 1.0) for slot, shape in shapes.items()})
+        return shapes[0]
+
+    shapes = [shape_of_next(3, position) for position in range(PERIOD + 2)]
+    assert shapes == [PLAIN] * PERIOD + [TreeShape(EXPLORE_DEPTH, 1, EXPLORE_DEPTH)] * 2
+    assert [shape_of_next(1, position) for position in range(PERIOD)] == [PLAIN] * PERIOD
