@@ -115,14 +115,15 @@ def test_a_deeper_tree_is_not_judged_by_its_first_steps() -> None:
 
 
 @pytest.mark.parametrize(
-    ("slots", "least_gain", "chosen"),
-    [(1, 1.5, TreeShape(3, 1, 3)), (4, 1.2, TreeShape(3, 1, 3)), (4, 1.5, PLAIN)],
+    ("slots", "loss", "chosen"),
+    [(1, 0.5, TreeShape(3, 1, 3)), (4, 0.05, TreeShape(3, 1, 3)), (4, 0.125, PLAIN)],
 )
 def test_a_batch_in_step_is_left_for_a_clear_gain(
-    slots: int, least_gain: float, chosen: TreeShape, monkeypatch: pytest.MonkeyPatch
+    slots: int, loss: float, chosen: TreeShape, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A step of three drafts commits 2.95 codes in 2.2 ms, so its gain over plain steps of 1 ms is 1.34."""
-    monkeypatch.setattr("adt_tree.budget.in_step.LEAST_GAIN", least_gain)
+    """A step of three drafts commits 2.95 codes in 2.2 ms, so its gain over plain steps of 1 ms is 1.34. Four
+    images that lose 0.125 each must gain 1.5."""
+    monkeypatch.setattr("adt_tree.budget.in_step.LOSS_PER_IMAGE", loss)
     cost = {0: 1.0, 1: 1.8, 3: 2.2}
     used = simulate(lambda nodes: cost.get(nodes, 9.0), 3000, slots)
     assert used[:PERIOD] == [PLAIN] * PERIOD

@@ -62,17 +62,18 @@ def test_slow_moments_do_not_end_plain_decoding() -> None:
     """In two slow moments plain steps take so long that a trial seems to gain eight times its codes per
     second. The mean of the gains is 3.4, but the median of the speeds is 0.55, and a step commits 2 codes."""
     in_step = InStep()
-    in_step.begin(images=4)
+    in_step.begin(images=16)
     for gain in (1.0, 1.0, 8.0, 1.2, 8.0, 1.0):
         trial(in_step, gain)
         assert in_step.is_plain
 
 
 def test_early_trials_end_without_hope() -> None:
-    """A tree that gains a fifth is tried EARLY_TRIALS times, one that loses a tenth LEAST_TRIALS times."""
+    """Sixteen images must gain 1.24. A tree that gains a fifth is tried EARLY_TRIALS times, one that loses a
+    tenth LEAST_TRIALS times."""
     for gain, number in ((1.2, EARLY_TRIALS), (0.9, LEAST_TRIALS)):
         in_step = InStep()
-        in_step.begin(images=4)
+        in_step.begin(images=16)
         for n in range(1, number + 1):
             trial(in_step, gain)
             assert in_step.is_plain and in_step.share() == (EARLY_COST if n < number else LATE_COST)
@@ -113,6 +114,16 @@ def test_a_gain_of_codes_is_that_of_all_trials() -> None:
     for codes in (3, 1, 3):
         trial(in_step, codes / 2, codes)
         assert in_step.is_plain
+
+
+def test_more_images_must_gain_more() -> None:
+    """A gain of 1.15 is enough for eight images, but neither for sixteen nor with a drafter network."""
+    for images, self_drafted, pays in ((8, True, True), (16, True, False), (8, False, False)):
+        in_step = InStep(self_drafted)
+        in_step.begin(images)
+        for _ in range(EARLY_TRIALS):
+            trial(in_step, gain=1.15)
+        assert in_step.trees_pay() == pays
 
 
 def test_a_trial_that_is_cut_is_not_judged() -> None:

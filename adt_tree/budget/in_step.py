@@ -12,10 +12,11 @@ from adt_tree.budget.times import PERIOD
 from adt_tree.records import Step
 
 # Images that draft get out of step. That costs time which a trial does not show: attention over prefixes of
-# different lengths takes longer, and at the end of a run slots are idle. Where trials gained a fifth, whole
-# runs gained nothing (docs/LOG.md). So a tree must commit at least LEAST_GAIN times the codes per second of
-# plain decoding. Two images lose little out of step, so up to FREE_IMAGES may draft at once.
-LEAST_GAIN, FREE_IMAGES = 1.25, 2
+# different lengths takes longer, and at the end of a run slots are idle. The more images there are, the more
+# it costs (docs/LOG.md). So the gain of a self-drafted tree must be at least LOSS_PER_IMAGE for each image,
+# and that of a drafter network, whose own passes are out of step too, NETWORK_LOSS. Two images lose little,
+# so up to FREE_IMAGES may draft at once.
+LOSS_PER_IMAGE, NETWORK_LOSS, FREE_IMAGES = 0.015, 0.25, 2
 # All images are in the same rows, and in some rows more drafts are right than in others. The device may also
 # be slow for a moment. So what counts is the gain of several trials, which are made at several rows. A gain
 # that few trials show must be larger: after n trials at least 1 + 1 / n.
@@ -35,7 +36,9 @@ class InStep:
     by number of images, because the more there are, the more the rows of a tree cost.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, self_drafted: bool = True) -> None:
+        """self_drafted: trees are drafted without a network."""
+        self._self_drafted = self_drafted
         self.is_plain = False  # true while a batch that began together decodes plainly
         self._images = 0  # number of images in flight
         # For each number of images, its trials: codes per image and step, and the time of a plain step over
@@ -108,10 +111,14 @@ class InStep:
             return not self.is_plain
         return False
 
+    def least_gain(self) -> float:
+        """Returns the gain from which trees pay with so many images in flight."""
+        return 1 + (LOSS_PER_IMAGE * self._images if self._self_drafted else NETWORK_LOSS)
+
     def trees_pay(self) -> bool:
         """Returns whether trials with as many images, or more, have shown that trees pay."""
         return any(
-            _gain(trials) >= max(LEAST_GAIN, 1 + 1 / len(trials))
+            _gain(trials) >= max(self.least_gain(), 1 + 1 / len(trials))
             for images, trials in self._trials.items()
             if images >= self._images and trials
         )

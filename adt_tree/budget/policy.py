@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from adt_tree.budget.acceptance import MEMORY, Levels, refinement_of
-from adt_tree.budget.in_step import FREE_IMAGES, LEAST_GAIN, InStep
+from adt_tree.budget.in_step import FREE_IMAGES, InStep
 from adt_tree.budget.times import PERIOD, StepTimes
 from adt_tree.policy import PLAIN, Policy, TreeShape
 from adt_tree.records import Step
@@ -103,7 +103,7 @@ class CostAware:
         self._promised: list[float] = []
         self._promise_steps = LEVEL_STEPS if inner is None else INNER_LEVEL_STEPS
         self._shapes: Mapping[int, TreeShape] = {}  # of the present step, by slot
-        self._in_step = InStep()
+        self._in_step = InStep(self_drafted)
         self._images = 0  # number of images in flight
 
     @property
@@ -305,7 +305,7 @@ class CostAware:
     def _rate(self, candidate: _Candidate, optimism: float = 1.0) -> float:
         """Returns the codes per millisecond that the candidate is expected to commit.
 
-        Once trials in step have shown that trees pay, plain decoding must beat a tree by LEAST_GAIN, as a
+        Once trials in step have shown that trees pay, plain decoding must beat a tree by the least gain, as a
         tree had to beat it: images that draft are out of step, and plain decoding would not bring them
         together.
         """
@@ -313,4 +313,4 @@ class CostAware:
         accepted = optimism * candidate.accepts(promised, self._promise_steps)
         rate = (1 + accepted) / self._ms(candidate)
         counts_less = self._images > FREE_IMAGES and not candidate.shape.depth and self._in_step.trees_pay()
-        return rate / LEAST_GAIN if counts_less else rate
+        return rate / self._in_step.least_gain() if counts_less else rate
