@@ -19,13 +19,15 @@ from adt_tree.records import Step
 LOSS_PER_IMAGE, NETWORK_LOSS, FREE_IMAGES = 0.015, 0.25, 2
 # All images are in the same rows, and in some rows more drafts are right than in others. The device may also
 # be slow for a moment. So what counts is the gain of several trials, which are made at several rows. A gain
-# that few trials show must be larger: after n trials at least 1 + 1 / n.
+# that few trials show must be larger: after n trials at least 1 + DOUBT / n.
+DOUBT = 0.7
 MOST_TRIALS = 16  # number of trials that are remembered
 # The counted steps of early trials take at most the share EARLY_COST of the time of plain steps. After
 # EARLY_TRIALS trials, or after LEAST_TRIALS without hope, the share is LATE_COST, because a trial leaves the
-# images out of step until the end of the run. There is no hope while the gain is below HOPE. Here the codes
-# that the growth law promises count as one more trial, because poor rows should not end hope.
-EARLY_COST, EARLY_TRIALS, LEAST_TRIALS, HOPE, LATE_COST = 0.3, 10, 2, 1.1, 0.01
+# images out of step until the end of the run. There is no hope while the gain is below the share HOPE of the
+# least gain. Here the codes that the growth law promises count as one more trial, because poor rows should
+# not end hope.
+EARLY_COST, EARLY_TRIALS, LEAST_TRIALS, HOPE, LATE_COST = 0.5, 10, 2, 0.9, 0.01
 
 
 class InStep:
@@ -60,7 +62,8 @@ class InStep:
     def share(self) -> float:
         """Returns the time that trials may take at present, as a share of that of plain steps."""
         trials = self._trials[self._images]
-        is_hopeless = len(trials) >= LEAST_TRIALS and _gain(trials, [self._law_codes]) < HOPE
+        least = HOPE * self.least_gain()
+        is_hopeless = len(trials) >= LEAST_TRIALS and _gain(trials, [self._law_codes]) < least
         return LATE_COST if is_hopeless or len(trials) >= EARLY_TRIALS else EARLY_COST
 
     def begin(self, images: int) -> None:
@@ -118,7 +121,7 @@ class InStep:
     def trees_pay(self) -> bool:
         """Returns whether trials with as many images, or more, have shown that trees pay."""
         return any(
-            _gain(trials) >= max(self.least_gain(), 1 + 1 / len(trials))
+            _gain(trials) >= max(self.least_gain(), 1 + DOUBT / len(trials))
             for images, trials in self._trials.items()
             if images >= self._images and trials
         )
