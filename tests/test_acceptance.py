@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from adt_tree.budget.acceptance import OPTIMISM, Levels
@@ -22,6 +24,20 @@ def test_deeper_self_drafted_trees_promise_more_of_every_level() -> None:
             promised = policy._promise()
             assert promised[2] == pytest.approx(promised[1] * (2**0.1 if self_drafts else 1.0))
             assert promised[measured] == pytest.approx(3, abs=0.1)
+
+
+def test_deep_levels_do_not_suffer_from_the_images_of_deep_trees(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quarter of the steps of trees of 3 levels reach level 3, and half of these accept a code of it.
+    Half of the steps of trees of 2 levels, in other images, accept two codes. So 3/8 of all steps reach level
+    3, and 3/16 should accept a code of it, not 1/8."""
+    monkeypatch.setattr("adt_tree.budget.acceptance.LAW_STEPS", 0.0)
+    levels = Levels(3)
+    for _ in range(200):
+        for accepted in ((3, 2), (2, 2), (0, 2), (0, 2), (0, 0), (0, 0), (0, 0), (0, 0)):
+            for depth, number in zip((3, 2), accepted, strict=True):
+                levels.count(depth, number, 1.0)
+    shares = [after - before for before, after in pairwise(levels.accepted_codes())]
+    assert shares == pytest.approx([3 / 8, 3 / 8, 3 / 16], rel=0.02)
 
 
 def test_levels_that_are_little_measured_are_hoped_for() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from adt_tree.batch import StepOutput
+from adt_tree.budget.acceptance import Levels
 from adt_tree.budget.candidates import AutoTree
 from adt_tree.budget.in_step import LATE_COST
 from adt_tree.budget.policy import EARLY_STEPS, FIRST_STEPS, PERIOD, TRIAL_LOSS, WARM_UP, CostAware
@@ -95,23 +96,20 @@ def test_the_choice_is_that_of_most_codes_a_second() -> None:
     assert share(simulate(lambda nodes: 1 + 0.05 * nodes, 1200)[400:], TreeShape(7, 1, 7)) >= 0.6
 
 
-def test_a_deeper_tree_is_not_judged_by_its_first_steps() -> None:
-    """The chain of 15 is best: with 0.9 a level it commits 5.6 codes in the time of a plain pass, the chain
-    of 7 commits 4.7 and the tree of 31 nodes 4.8. But three steps accept nothing whenever a deeper tree
-    follows, as no pass has scored the positions ahead. Trials of the others take a tenth of the steps."""
-    for seed in range(10):
-        policy, generator, used, useless = CostAware(CANDIDATES), random.Random(seed), [PLAIN], 0
-        for _ in range(1500):
-            shape = policy.shapes({0: 1})[0]
-            if shape != used[-1]:
-                useless = 3 if shape.depth > used[-1].depth else 0
-            used.append(shape)
-            accepted = next((n for n in range(shape.depth) if generator.random() > 0.9), shape.depth)
-            accepted = 0 if useless > 0 else accepted
-            ms = (1 + 0.03 * shape.budget) * generator.uniform(0.95, 1.05)
-            policy.observe({0: step(shape, accepted, ms)})
-            useless -= 1
-        assert share(used[300:], TreeShape(15, 1, 15)) >= 0.85, f"seed {seed}"
+def test_the_first_steps_after_a_change_of_depth_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step counts if it is no plain one and the WARM_UP steps before it had trees as deep as its own."""
+    counted: list[int] = []
+    monkeypatch.setattr(Levels, "count", lambda *arguments: counted.append(len(used) - 1))
+    policy, used = CostAware(CANDIDATES), list[int]()
+    for _ in range(1000):
+        shape = policy.shapes({0: 1})[0]
+        used.append(shape.depth)
+        policy.observe({0: step(shape, shape.depth, 1.0 + 0.1 * shape.budget)})
+    expected = [
+        number for number, depth in enumerate(used)
+        if depth and number >= WARM_UP and set(used[number - WARM_UP : number]) == {depth}
+    ]  # fmt: skip
+    assert counted == expected and len({*used}) > 2
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ MEMORY = 400.0  # image steps over which the acceptance of levels and of candida
 # The growth law holds where nothing is measured yet: a share FIRST_HITS of the steps accepts a code, and the
 # codes that a tree of d levels accepts grow as d ** EXPONENT (docs/LOG.md). So the share of the steps that
 # accept a code of one level promises the share of the next one. The promise counts as much as LAW_STEPS image
-# steps of that level.
+# steps of a tree that has that level.
 FIRST_HITS, EXPONENT, LAW_STEPS = 0.5, 0.7, 40.0
 # Self-drafted trees with more nodes score a position more often before it is read, so that they accept more
 # codes of every level: nodes ** REFINEMENT, from REFINING_NODES nodes on, root included (docs/LOG.md).
@@ -36,19 +36,28 @@ class Levels:
 
     Images differ, and so do the regions of an image. So two candidates cannot be compared by the codes that
     each accepted at its time. But the levels of a shallow tree are levels of a deep one too: they show at any
-    time what a shallower candidate would accept.
+    time what a shallower candidate would accept. What a deeper one would accept beyond them follows from the
+    deeper trees of earlier steps: from the share of those that accepted a code of a level among those that
+    accepted the level above it. This is the product-limit estimator of Kaplan and Meier, for which a step
+    that accepts its whole tree is censored.
     """
 
     def __init__(self, deepest: int) -> None:
         """deepest: number of levels of the deepest tree."""
         self._weight = 1.0  # of the next step; it grows, so that older steps weigh less
-        # Weight, times refinement, of the steps whose tree had 0, 1, 2, ... levels.
-        self._drafted = [0.0] * (deepest + 1)
+        self._steps = 0.0  # weight, times refinement, of all steps
+        self._drafted = [0.0] * (deepest + 1)  # weight of the steps whose tree had 0, 1, 2, ... levels
+        # Weight of the steps whose deepest level below an accepted code, or below the root, was 0, 1, 2, ...:
+        # that of a tree of 3 levels is 1, 2, 3 and 3 if it accepts 0, 1, 2 and 3 codes.
+        self._reached = [0.0] * (deepest + 1)
         self._accepted = [0.0] * (deepest + 1)  # weight of the steps that accepted 0, 1, 2, ... codes
 
     def count(self, depth: int, accepted: int, refinement: float) -> None:
-        """Adds one step of one image. refinement: that of its tree."""
-        self._drafted[depth] += self._weight * refinement
+        """Adds one step of one image. refinement: that of its tree, which concerns its first level alone: it
+        makes more steps reach the others."""
+        self._steps += self._weight * refinement * (depth > 0)
+        self._drafted[depth] += self._weight
+        self._reached[min(depth, accepted + 1)] += self._weight
         self._accepted[accepted] += self._weight
         self._weight *= 1 + 1 / MEMORY
 
@@ -60,17 +69,17 @@ class Levels:
     def accepted_codes(self) -> list[float]:
         """Returns the expected number of accepted codes of a tree of 0, 1, 2, ... levels, whose refinement is
         1."""
-        self._drafted = [weight / self._weight for weight in self._drafted]
-        self._accepted = [weight / self._weight for weight in self._accepted]
-        self._weight = 1.0
-        # By level, the weight of the steps that drafted it, and of those that accepted a code of it.
-        drafted = list(accumulate(reversed(self._drafted)))[::-1]
+        for counts in (self._drafted, self._reached, self._accepted):
+            counts[:] = [weight / self._weight for weight in counts]
+        self._steps, self._weight = self._steps / self._weight, 1.0
+        # By level, the weight of the steps that reached it, and of those that accepted a code of it.
+        reached = list(accumulate(reversed(self._reached)))[::-1]
         accepted = list(accumulate(reversed(self._accepted)))[::-1]
+        reached[1] = self._steps
         codes, share, growth_above = [0.0], 1.0, 1.0  # so that level 1 promises FIRST_HITS
-        for level in range(1, len(drafted)):
-            growth = law(level) - law(level - 1)
-            promised = share * growth / growth_above
-            share = (accepted[level] + LAW_STEPS * promised) / (drafted[level] + LAW_STEPS)
+        for level in range(1, len(reached)):
+            growth, law_steps = law(level) - law(level - 1), LAW_STEPS * share
+            share *= (accepted[level] + law_steps * growth / growth_above) / (reached[level] + law_steps)
             codes.append(codes[-1] + share)
             growth_above = growth
         return codes
