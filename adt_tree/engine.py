@@ -18,7 +18,7 @@ from adt_tree.decode import autoregressive, finished, speculative
 from adt_tree.errors import UserError
 from adt_tree.method import Demand, Method
 from adt_tree.noise import Noise
-from adt_tree.policy import AdaptiveTree, AdjacencyAdaptive, Fixed, Policy, TreeShape
+from adt_tree.policy import PLAIN, AdaptiveTree, AdjacencyAdaptive, Fixed, Policy, TreeShape
 from adt_tree.records import Decoded
 from adt_tree.relax import Relaxation
 from adt_tree.roles import Model, Proposer, Request, Setup, Target
@@ -88,9 +88,11 @@ def candidate_shapes(tree: TreeShape | AdaptiveTree | AutoTree | StaticTree, mod
         )
     if isinstance(tree, AutoTree):
         shapes = tree.candidates(model.grid.width, buckets=model.codebook.device.type == "cuda")
-        # The end of the image would cut all steps of a deeper self-drafted tree, so none would be timed.
-        deepest = max(1, model.grid.size - 2) if tree.base is None else math.inf
-        return [shape for shape in shapes if shape.width <= model.num_codes and shape.depth <= deepest]
+        # The end of the image would cut all steps of a deeper self-drafted tree but the first, which is not
+        # timed. A tree of one node always remains.
+        deepest = max(1, model.grid.size - 3) if tree.base is None else math.inf
+        shapes = [shape for shape in shapes if shape.width <= model.num_codes and shape.depth <= deepest]
+        return shapes if len(shapes) > 1 else [PLAIN, TreeShape(1, 1, 1)]
     assert shape is not None
     return [shape]
 

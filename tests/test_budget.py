@@ -122,6 +122,7 @@ def test_a_batch_in_step_is_left_for_a_clear_gain(
     """A step of three drafts commits 2.95 codes in 2.2 ms, so its gain over plain steps of 1 ms is 1.34. Four
     images that lose 0.125 each must gain 1.5."""
     monkeypatch.setattr("adt_tree.budget.in_step.LOSS_PER_IMAGE", loss)
+    monkeypatch.setattr("adt_tree.budget.in_step.MOST_LOSS", 0.5)
     cost = {0: 1.0, 1: 1.8, 3: 2.2}
     used = simulate(lambda nodes: cost.get(nodes, 9.0), 3000, slots)
     assert used[:PERIOD] == [PLAIN] * PERIOD

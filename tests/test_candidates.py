@@ -40,12 +40,17 @@ def test_candidates_of_wide_rows_on_a_device_of_buckets() -> None:
     assert wide[-2].depth == 49 and wide[-1].depth == 63
 
 
-def test_a_tree_that_no_image_has_room_for_is_no_candidate() -> None:
-    """All its steps would be cut, so that it would be tried for ever. The policy of a drafter network chooses
-    depths within a candidate, so its candidates stay."""
-    model: Any = SimpleNamespace(grid=Grid(4, 4), num_codes=64, codebook=torch.zeros(1))
-    assert [shape.depth for shape in candidate_shapes(AutoTree(), model)] == [0, 1, 3, 7, 11]
-    model.grid = Grid(2, 3)
-    assert [shape.depth for shape in candidate_shapes(AutoTree(), model)] == [0, 1, 3]
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_tree_that_no_image_has_room_for_is_no_candidate(device: str) -> None:
+    """All its timed steps would be cut, so that it would be tried for ever. The policy of a drafter network
+    chooses depths within a candidate, so its candidates stay."""
+    codebook = SimpleNamespace(device=torch.device(device))
+    model: Any = SimpleNamespace(grid=Grid(4, 4), num_codes=64, codebook=codebook)
+    depths = {"cpu": [0, 1, 3, 7, 11], "cuda": [0, 7]}
+    assert [shape.depth for shape in candidate_shapes(AutoTree(), model)] == depths[device]
+    for grid, smaller in ((Grid(3, 3), [0, 1, 3]), (Grid(2, 3), [0, 1, 3]), (Grid(1, 3), [0, 1])):
+        model.grid = grid
+        expected = smaller if device == "cpu" else [0, 1]
+        assert [shape.depth for shape in candidate_shapes(AutoTree(), model)] == expected
     base = AdaptiveTree()
     assert candidate_shapes(AutoTree(base), model)[-1].depth == base.largest.depth

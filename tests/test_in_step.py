@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from adt_tree.budget.in_step import (
     EARLY_COST,
     EARLY_TRIALS,
@@ -12,7 +14,7 @@ from adt_tree.budget.in_step import (
     LEAST_TRIALS,
     InStep,
 )
-from adt_tree.budget.policy import EXPLORE_DEPTH, CostAware
+from adt_tree.budget.policy import EXPLORE_DEPTH, WARM_UP, CostAware
 from adt_tree.budget.times import PERIOD
 from adt_tree.policy import PLAIN, TreeShape
 from adt_tree.records import Step
@@ -79,6 +81,17 @@ def test_early_trials_end_without_hope() -> None:
             assert in_step.is_plain and in_step.share() == (EARLY_COST if n < number else LATE_COST)
 
 
+def test_hope_depends_on_the_images() -> None:
+    """Two trials gain 1.0, or 1.01 with the codes of the law. Four images have hope from 0.95 on, sixteen
+    from 1.12 on."""
+    for images, share in ((4, EARLY_COST), (16, LATE_COST)):
+        in_step = InStep()
+        in_step.begin(images)
+        for _ in range(LEAST_TRIALS):
+            trial(in_step, gain=1.0)
+        assert in_step.share() == share
+
+
 def test_poor_rows_do_not_end_hope() -> None:
     """By the growth law a step of a chain of 3 commits 2.08 codes. So two trials of 1.5 codes, which take as
     long as 1.5 plain steps, count as a gain of 1.13 rather than 1. Sixteen images have hope from 1.12 on."""
@@ -126,29 +139,54 @@ def test_more_images_must_gain_more() -> None:
         assert in_step.trees_pay() == pays
 
 
-def test_a_trial_that_is_cut_is_not_judged() -> None:
-    """The plain steps before it are enough in number, but there are none after it."""
+def test_a_trial_without_enough_plain_steps_after_it_is_not_judged() -> None:
+    """The plain steps before it are enough in number. After one more an image ends."""
     in_step = InStep()
     in_step.begin(images=4)
     for _ in range(2 * PERIOD):
         in_step.add(0, [PLAIN_STEP], 1.0)
     in_step.add(3, [replace(TREE_STEP, accepted=3)], 1.0)
+    assert not in_step.judge()
+    in_step.add(0, [PLAIN_STEP], 1.0)
+    in_step.update(images=3)
     assert not in_step.judge() and not any(in_step._trials.values())
 
 
-def test_trials_that_are_cut_cost_time_too() -> None:
+@pytest.mark.parametrize("counted", [True, False])
+def test_trials_that_are_cut_cost_time_too(counted: bool) -> None:
     """A trial of 8 ms may follow plain steps of 8 / EARLY_COST = 16 ms. Here an image ends and another one
-    begins, so that the trial tells nothing."""
+    begins while the trees still warm up, or later, so that the trial tells nothing."""
     in_step = InStep()
     in_step.begin(images=4)
     for number in range(PERIOD, 3 * PERIOD):
         if number == 2 * PERIOD:
             assert in_step.is_due()
-            in_step.add(3, [TREE_STEP], 8.0)
+            in_step.add(3, [TREE_STEP] if counted else [], 8.0)
             for images in (3, 4):
                 in_step.update(images)
         in_step.add(0, [PLAIN_STEP], 1.0)
     assert not in_step.is_due()
+
+
+def test_a_change_of_images_comes_before_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of four images that decode plainly, one ends after the first plain step that follows a trial."""
+    policy, judged = CostAware(CANDIDATES), list[bool]()
+
+    def judge(in_step: InStep) -> bool:
+        judged.append(bool(in_step._tree_ms))
+        return False
+
+    monkeypatch.setattr(InStep, "judge", judge)
+    left, after = 4, 0
+    for position in range(100):
+        shapes = policy.shapes(dict.fromkeys(range(left), position))
+        policy.observe({slot: step(shape, 0, 1.0) for slot, shape in shapes.items()})
+        after = after + 1 if after or shapes[0].depth else 0
+        if after == WARM_UP + PERIOD + 1:
+            left, judged[:] = 3, []
+        if left == 3 and judged:
+            break
+    assert judged == [False]
 
 
 def test_first_trials_follow_a_batch_that_ends_in_a_trial() -> None:

@@ -38,14 +38,14 @@ class Levels:
     each accepted at its time. But the levels of a shallow tree are levels of a deep one too: they show at any
     time what a shallower candidate would accept. What a deeper one would accept beyond them follows from the
     deeper trees of earlier steps: from the share of those that accepted a code of a level among those that
-    accepted the level above it. This is the product-limit estimator of Kaplan and Meier, for which a step
+    reached it. This is the product-limit estimator of Kaplan and Meier, for which a step
     that accepts its whole tree is censored.
     """
 
     def __init__(self, deepest: int) -> None:
         """deepest: number of levels of the deepest tree."""
         self._weight = 1.0  # of the next step; it grows, so that older steps weigh less
-        self._steps = 0.0  # weight, times refinement, of all steps
+        self._steps = 0.0  # weight, times refinement, of all steps with trees
         self._drafted = [0.0] * (deepest + 1)  # weight of the steps whose tree had 0, 1, 2, ... levels
         # Weight of the steps whose deepest level below an accepted code, or below the root, was 0, 1, 2, ...:
         # that of a tree of 3 levels is 1, 2, 3 and 3 if it accepts 0, 1, 2 and 3 codes.

@@ -13,10 +13,10 @@ from adt_tree.records import Step
 
 # Images that draft get out of step. That costs time which a trial does not show: attention over prefixes of
 # different lengths takes longer, and at the end of a run slots are idle. The more images there are, the more
-# it costs (docs/LOG.md). So the gain of a self-drafted tree must be at least LOSS_PER_IMAGE for each image,
-# and that of a drafter network, whose own passes are out of step too, NETWORK_LOSS. Two images lose little,
-# so up to FREE_IMAGES may draft at once.
-LOSS_PER_IMAGE, NETWORK_LOSS, FREE_IMAGES = 0.015, 0.25, 2
+# it costs (docs/LOG.md). So a self-drafted tree must gain 1 + LOSS_PER_IMAGE times the number of images, but
+# at most 1 + MOST_LOSS. A drafter network, whose own passes are out of step too, must always gain that. Two
+# images lose little, so up to FREE_IMAGES may draft at once.
+LOSS_PER_IMAGE, MOST_LOSS, FREE_IMAGES = 0.015, 0.25, 2
 # All images are in the same rows, and in some rows more drafts are right than in others. The device may also
 # be slow for a moment. So what counts is the gain of several trials, which are made at several rows. A gain
 # that few trials show must be larger: after n trials at least 1 + DOUBT / n.
@@ -47,7 +47,10 @@ class InStep:
         # that of a tree's step.
         self._trials = defaultdict[int, deque[tuple[float, float]]](partial(deque, maxlen=MOST_TRIALS))
         self._plain_ms = deque[float](maxlen=2 * PERIOD)
-        self._trial_ms = 0.0  # time that the counted steps of the last trial took; more if one was cut since
+        # Time of the counted steps of the last trial that was judged, or of all steps of a longer one that
+        # was cut since.
+        self._trial_ms = 0.0
+        self._drafting_ms = 0.0  # time of all steps of a trial that is not judged yet
         self._since_trial_ms = 0.0  # time of the plain steps since then
         self._tree_ms: list[float] = []  # times of the counted steps of the last trial
         self._codes: list[int] = []  # number of codes that each image committed in each of these steps
@@ -82,7 +85,7 @@ class InStep:
     def _forget(self) -> None:
         """Forgets the last steps, because the next ones cannot be compared with them. The time of a trial
         that is cut counts nevertheless, or else trials that are always cut would follow one another."""
-        self._trial_ms = max(self._trial_ms, sum(self._tree_ms))
+        self._trial_ms, self._drafting_ms = max(self._trial_ms, self._drafting_ms), 0.0
         self._plain_ms.clear()
         self._tree_ms, self._codes = [], []
 
@@ -97,6 +100,7 @@ class InStep:
             self._since_trial_ms += ms
             return
         self._since_trial_ms = 0.0
+        self._drafting_ms += ms
         if steps:
             self._law_codes = 1 + mean(law(step.depth) for step in steps)
             self._tree_ms.append(ms)
@@ -108,7 +112,7 @@ class InStep:
         if self._tree_ms and self._since_trial_ms and len(self._plain_ms) == 2 * PERIOD:
             tree_ms = median(self._tree_ms)
             self._trials[self._images].append((mean(self._codes), median(self._plain_ms) / tree_ms))
-            self._trial_ms = len(self._tree_ms) * tree_ms
+            self._trial_ms, self._drafting_ms = len(self._tree_ms) * tree_ms, 0.0
             self._tree_ms, self._codes = [], []
             self.is_plain = not self.trees_pay()
             return not self.is_plain
@@ -116,7 +120,7 @@ class InStep:
 
     def least_gain(self) -> float:
         """Returns the gain from which trees pay with so many images in flight."""
-        return 1 + (LOSS_PER_IMAGE * self._images if self._self_drafted else NETWORK_LOSS)
+        return 1 + (min(LOSS_PER_IMAGE * self._images, MOST_LOSS) if self._self_drafted else MOST_LOSS)
 
     def trees_pay(self) -> bool:
         """Returns whether trials with as many images, or more, have shown that trees pay."""

@@ -87,7 +87,7 @@ class CostAware:
         # By the last choice; None during the first trials, and while a batch that began together decodes
         # plainly.
         self._chosen: _Candidate | None = None
-        # Steps since the candidate or the number of images changed, without the first; -1 before that one.
+        # Steps since the candidate or the number of images changed: 0 at the first of them, -1 before it.
         self._in_a_row = -1
         self._warm_up = 0  # number of steps in a row that are not counted
         self._scheduled = deque[_Candidate]()  # candidates of the next steps
@@ -155,14 +155,15 @@ class CostAware:
 
     def _next_step(self, roots: Mapping[int, int]) -> None:
         has_changed, self._images = self._images != len(roots), len(roots)
-        is_chosen = self._chosen is not None or self._in_step.is_plain  # false during the first trials
+        in_first_trials = self._chosen is None and not self._in_step.is_plain
         if not any(roots.values()):  # all images have just begun
             self._in_step.begin(self._images)
             has_changed = True
         if has_changed:
             self._in_a_row, self._tried = -1, None
-        # A trial ends as well, because its times cannot be compared with those before the change.
-        if not self._scheduled or (has_changed and (is_chosen or self._in_step.is_plain)):
+        # A change of the images leads to a new choice. It ends a trial too, because its times cannot be
+        # compared with those before the change.
+        if not self._scheduled or (has_changed and (self._in_step.is_plain or not in_first_trials)):
             self._schedule()
         upcoming = self._scheduled.popleft()
         self._in_a_row += 1
@@ -182,9 +183,9 @@ class CostAware:
     def _schedule(self) -> None:
         """Chooses the candidate of the next PERIOD steps, or begins a trial of another one if one is due."""
         self._scheduled.clear()
+        self._in_step.update(self._images)
         if self._in_step.is_plain and self._in_step.judge():
             self._begin_anew()
-        self._in_step.update(self._images)
         promised = self._promise()
         if self._in_step.is_plain:
             self._schedule_in_step()

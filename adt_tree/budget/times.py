@@ -9,7 +9,9 @@ from functools import partial
 from operator import mul
 from statistics import median_low
 
-PERIOD = 8  # number of step times whose lower quartile is the time of a step; counted steps of a trial
+# Steps from one decision to the next, counted steps of a trial, and the number of step times whose lower
+# quartile is the time of a step.
+PERIOD = 8
 TRIALS = 5  # number of trials whose median is the time of a step of a candidate that is not in use
 
 
