@@ -86,8 +86,9 @@ def measure(
     warmup: number of images that each configuration generates first, if any batch is left to measure.
     """
     batches = portions(requests, max(configuration.batch_size for configuration in decoders))
-    found = [store.finished(number) for number in range(len(batches))]
-    missing = [number for number, batch in enumerate(found) if batch is None]
+    numbers = range(len(batches))
+    found = {number: batch for number in numbers if (batch := store.finished(number)) is not None}
+    missing = [number for number in numbers if number not in found]
     warm_up = replace(requests[0], name="warm-up", seed=requests[0].seed + 1)
     warm_ups = [warm_up] * warmup if missing else []
     order = list(decoders)
@@ -100,7 +101,7 @@ def measure(
             rotated = {item: decoders[item] for item in (*order[first:], *order[:first])}
             found[number] = measured = interleaved(rotated, batches[number], device, bar)
             store.add(number, [request.name for request in batches[number]], measured)
-    return {item.name: [batch[item.name] for batch in found if batch] for item in order}
+    return {item.name: [found[number][item.name] for number in numbers] for item in order}
 
 
 def portions(requests: Sequence[Request], batch_size: int) -> list[Sequence[Request]]:

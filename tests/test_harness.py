@@ -37,11 +37,10 @@ class MadeClock:
 
 @dataclass
 class MadeDecoder:
-    """Commits so many codes in a step, which takes step_s seconds. An image takes two steps."""
+    """Commits one code in a step, which takes step_s seconds. An image takes two steps."""
 
     name: str
     step_s: float
-    codes: int
     clock: MadeClock
     log: list[str]  # the names of decoders, one for each step
 
@@ -51,7 +50,7 @@ class MadeDecoder:
                 self.clock.seconds += self.step_s / 2
                 self.clock.queued += self.step_s / 2
                 self.log.append(self.name)
-                yield MadeStep(self.codes, finished)
+                yield MadeStep(1, finished)
 
 
 @dataclass
@@ -69,7 +68,7 @@ def decoders(monkeypatch: pytest.MonkeyPatch) -> Decoders:
     clock, log = MadeClock(), list[str]()
     monkeypatch.setattr("eval.harness.time.perf_counter", clock.read)
     monkeypatch.setattr("eval.harness.synchronise", clock.synchronise)
-    made = MadeDecoder("ar", 1.2 * SLICE, 1, clock, log), MadeDecoder("eagle-2", 4 * SLICE, 1, clock, log)
+    made = MadeDecoder("ar", 1.2 * SLICE, clock, log), MadeDecoder("eagle-2", 4 * SLICE, clock, log)
     return {Configuration(decoder.name, 1.0, 1): decoder for decoder in made}
 
 

@@ -38,14 +38,14 @@ class Levels:
     each accepted at its time. But the levels of a shallow tree are levels of a deep one too: they show at any
     time what a shallower candidate would accept. What a deeper one would accept beyond them follows from the
     deeper trees of earlier steps: from the share of those that accepted a code of a level among those that
-    reached it. This is the product-limit estimator of Kaplan and Meier, for which a step
-    that accepts its whole tree is censored.
+    reached it. This is the product-limit estimator of Kaplan and Meier, for which a step that accepts its
+    whole tree is censored.
     """
 
     def __init__(self, deepest: int) -> None:
         """deepest: number of levels of the deepest tree."""
         self._weight = 1.0  # of the next step; it grows, so that older steps weigh less
-        self._steps = 0.0  # weight, times refinement, of all steps with trees
+        self._steps = 0.0  # weight, times refinement, of all steps
         self._drafted = [0.0] * (deepest + 1)  # weight of the steps whose tree had 0, 1, 2, ... levels
         # Weight of the steps whose deepest level below an accepted code, or below the root, was 0, 1, 2, ...:
         # that of a tree of 3 levels is 1, 2, 3 and 3 if it accepts 0, 1, 2 and 3 codes.
@@ -53,9 +53,9 @@ class Levels:
         self._accepted = [0.0] * (deepest + 1)  # weight of the steps that accepted 0, 1, 2, ... codes
 
     def count(self, depth: int, accepted: int, refinement: float) -> None:
-        """Adds one step of one image. refinement: that of its tree, which concerns its first level alone: it
-        makes more steps reach the others."""
-        self._steps += self._weight * refinement * (depth > 0)
+        """Adds one step of one image, whose tree had at least one level. refinement: that of its tree, which
+        concerns its first level alone: it makes more steps reach the others."""
+        self._steps += self._weight * refinement
         self._drafted[depth] += self._weight
         self._reached[min(depth, accepted + 1)] += self._weight
         self._accepted[accepted] += self._weight

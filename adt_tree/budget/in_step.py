@@ -1,4 +1,4 @@
-"""Whether a batch whose images are in step goes on decoding plainly."""
+"""Whether a batch whose images began together decodes plainly."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class InStep:
         # was cut since.
         self._trial_ms = 0.0
         self._drafting_ms = 0.0  # time of all steps of a trial that is not judged yet
-        self._since_trial_ms = 0.0  # time of the plain steps since then
+        self._since_trial_ms = 0.0  # time of the plain steps since the last trial
         self._tree_ms: list[float] = []  # times of the counted steps of the last trial
         self._codes: list[int] = []  # number of codes that each image committed in each of these steps
         self._law_codes = 0.0  # number of codes that one of these steps commits by the growth law
