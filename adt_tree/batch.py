@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -28,7 +28,8 @@ END = object()  # follows the last request
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """The outcome of one target call for all images in flight. The tensors are on the target's device."""
+    """The outcome of one target call for the images in flight that took part in it. The tensors are on the
+    target's device."""
 
     images: list[tuple[int, Decoded]]  # (slot, image); images already hold the codes and step of this call
     finished: list[Decoded]  # the images that this call completed
@@ -63,6 +64,7 @@ class BatchSlots:
         self._requests: list[Request | None] = [None] * target.slots
         self._sampling = SlotSampling(sampling, target.slots, target.device)
         self._started = [0.0] * target.slots
+        self._waits = [False] * target.slots  # true for images that take no part in the present step
         self._exhausted, self._releases = False, releases
         self.last_codes = torch.zeros(target.slots, dtype=torch.int64, device=target.device)  # [B]
         self.seeds = torch.zeros_like(self.last_codes)  # [B]; an idle slot has the seed of its last image
@@ -162,14 +164,30 @@ class BatchSlots:
         0 for an idle slot."""
         return [0 if image is None else len(image.codes) - 1 for image in self._slots]
 
+    @property
+    def taking_part(self) -> list[int | None]:
+        """What `committed` is, but None for images that wait in this step."""
+        pairs = zip(self.committed, self._waits, strict=True)
+        return [None if waits else number for number, waits in pairs]
+
+    def keep_waiting(self, verdict: Verdict) -> Verdict:
+        """Returns the verdict of a step, by which images that wait commit nothing."""
+        if not any(self._waits):
+            return verdict
+        moves = to_device([not waits for waits in self._waits], self.device)
+        return replace(verdict, count=verdict.count * moves)
+
     def shapes(self, policy: Policy) -> list[TreeShape]:
         """Returns the policy's tree shape for each slot, cut so that no tree reaches past the end of its
-        image. Idle slots have the shape PLAIN."""
+        image. Idle slots, and images that wait in this step, have the shape PLAIN."""
         shapes = [PLAIN] * len(self._slots)
         roots = {slot: len(image.codes) - 1 for slot, image in self.active()}
-        for slot, shape in policy.shapes(roots).items():
+        chosen = policy.shapes(roots)
+        for slot, shape in chosen.items():
             # The target itself chooses the code at the last position.
             shapes[slot] = shape.cut(self.grid.size - 2 - roots[slot])
+        self._waits = [slot in roots and slot not in chosen for slot in range(len(self._slots))]
+        assert not (any(self._waits) and any(shape.levels for shape in shapes)), "no tree while images wait"
         return shapes
 
     def bounds(self, shapes: Sequence[TreeShape], policy: Policy) -> BatchShapes:
@@ -183,14 +201,16 @@ class BatchSlots:
         """Appends the codes that a step committed to their images.
 
         top1 [B, N]: log-probability of the most probable code after every node. started: the clock at the
-        beginning of the step. An image with NaN among the log-probabilities on its path leaves its slot;
-        FloatingPointError if it has no client.
+        beginning of the step. Images that wait, whose count is 0, get no record. An image with NaN among the
+        log-probabilities on its path leaves its slot; FloatingPointError if it has no client.
         """
-        self.last_codes, outcome = self._run(outcomes, tree.valid, top1, verdict)
+        self.last_codes, outcome = self._run(outcomes, tree, top1, verdict)
         table = outcome.tolist()  # the only line of a step at which the host waits for the device
         ms, longest = 1e3 * (time.perf_counter() - started), verdict.path.shape[1]
         for slot, image in self.active():
             count, drafted = map(int, table[slot][:2])
+            if not count:
+                continue
             codes, best = table[slot][2 : 2 + count], table[slot][2 + longest : 2 + longest + count]
             position, shape = len(image.codes), shapes[slot]
             if any(map(math.isnan, best)):
@@ -213,7 +233,8 @@ class BatchSlots:
             )
             image.steps.append(step)
             image.target_calls += 1
-        return StepOutput(self.active(), self.pop_finished(), tree, verdict)
+        moved = [(slot, image) for slot, image in self.active() if table[slot][0]]
+        return StepOutput(moved, self.pop_finished(), tree, verdict)
 
     def pop_finished(self) -> list[Decoded]:
         """Takes the finished images out of their slots and returns them. The slots are idle afterwards."""
@@ -226,16 +247,18 @@ class BatchSlots:
         return finished
 
 
-def outcomes(valid: Tensor, top1: Tensor, verdict: Verdict) -> tuple[Tensor, Tensor]:
+def outcomes(tree: DraftTree, top1: Tensor, verdict: Verdict) -> tuple[Tensor, Tensor]:
     """Returns the last committed codes [B], and the step's results for the host, a table [B, 2 + 2 A] fp32,
     where A is the number of columns of verdict.codes.
 
     Row b is [number of codes committed, number of nodes drafted, A codes, A probabilities]; probability j is
     that of the most probable code at the position of code j. All share one tensor, so that one transfer is
-    enough; fp32 represents integers up to 2^24, and so every code, exactly. valid, top1 [B, N].
+    enough; fp32 represents integers up to 2^24, and so every code, exactly. top1 [B, N]. The last code of an
+    image that commits none is its root.
     """
-    last = verdict.codes.gather(1, verdict.count[:, None] - 1)[:, 0]
-    drafted = valid.sum(dim=1, keepdim=True) - 1
+    codes = torch.cat((tree.codes[:, :1], verdict.codes), dim=1)
+    last = codes.gather(1, verdict.count[:, None])[:, 0]
+    drafted = tree.valid.sum(dim=1, keepdim=True) - 1
     best = top1.gather(1, verdict.path).exp()
     return last, torch.cat((verdict.count[:, None], drafted, verdict.codes, best), dim=1)
 

@@ -93,7 +93,7 @@ def speculative(
     while slots.refill(begin):
         clock = time.perf_counter()
         positions, committed, settings = slots.positions, slots.committed, slots.sampling
-        # Shape: the policy sets the depth, width and budget of each image's tree.
+        # Shape: the policy sets the depth, width and budget of each image's tree, or lets the image wait.
         shapes = slots.shapes(policy)
         # Draft: a tree of likely continuations of the last committed code.
         with part("tree"):
@@ -104,12 +104,13 @@ def speculative(
                 tree = target.run(root_only_tree, slots.last_codes)
         # Score: one target pass computes the distribution after every node.
         with part("target"):
-            scored = target.forward(tree, committed)
+            scored = target.forward(tree, slots.taking_part)
         # Verify: the rule accepts a path of the tree, and the target chooses the code that follows it.
         with part("verify"):
             noise_here = noise.at(positions[:, None] + tree.depths)
             inputs = (tree, scored.logits, noise_here, slots.seeds, positions)
             top1, perturbed, verdict = target.run(judge, rule, settings, *inputs)
+            verdict = slots.keep_waiting(verdict)
         # Commit: the cache entries of the path become part of the prefix; none is computed again.
         with part("commit"):
             target.commit(tree, verdict)

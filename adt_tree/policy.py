@@ -64,10 +64,14 @@ class Policy(Protocol):
 
     def shapes(self, roots: Mapping[int, int]) -> Mapping[int, TreeShape]:
         """Begins a step. Returns the shape of the tree of every image in flight. roots: position of each
-        tree's root, which is the code that the image committed last."""
+        tree's root, which is the code that the image committed last.
+
+        An image without a shape waits: it commits nothing. Images may wait only if no other has a tree, and
+        not under the rules of rival methods, which keep a state of their own. A step for all images without
+        trees must follow before the next one with trees, so that a drafter has a pair to start from."""
 
     def observe(self, steps: Mapping[int, Step]) -> None:
-        """Learns from the step. An image whose logits were not numbers is missing."""
+        """Learns from the step. Images that waited are missing, and those whose logits were not numbers."""
 
 
 @dataclass(frozen=True, slots=True)

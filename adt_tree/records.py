@@ -19,7 +19,7 @@ class Step:
     width: int  # most children of a node of that tree
     nodes: int  # drafted nodes that the target scored; the root is not counted
     accepted: int  # drafted codes that were accepted; the step committed one code more
-    ms: float  # wall-clock milliseconds of the step, which all images in flight share
+    ms: float  # wall-clock milliseconds of the step, which all its images share
     top1: list[float] = field(default_factory=list)  # for each committed code: the largest probability there
     budget: int = 0  # most drafted nodes that the policy allowed; 0 in the AR baseline
     raster: int | None = None  # index of the raster of that position; None if the model has only one

@@ -110,11 +110,13 @@ class Target(Protocol):
     def prefill(self, slot: int, prompt: Any) -> Prefix:
         """Commits the prompt to a slot in place of the image it held."""
 
-    def forward(self, tree: DraftTree, committed: Sequence[int]) -> Scored:
-        """Scores every node of the trees in one pass."""
+    def forward(self, tree: DraftTree, committed: Sequence[int | None]) -> Scored:
+        """Scores every node of the trees in one pass. Nobody reads the results of a slot whose `committed`
+        is None, so the pass may leave it out."""
 
     def commit(self, tree: DraftTree, verdict: Verdict) -> None:
-        """Appends the accepted path of the tree that was scored last, root first, to each slot's prefix."""
+        """Appends the accepted path of the tree that was scored last, root first, to each slot's prefix. The
+        count of a slot without results may be 0, as that of an image that waits."""
 
     def release(self, slot: int) -> None:
         """Empties the prefix of an idle slot. Until its next prefill nobody reads the slot's results, so
@@ -183,7 +185,8 @@ class Proposer(Protocol):
         """Learns from a step. A step without trees has the roots alone as nodes.
 
         perturbed [B, N, V]: log p plus noise for the position after each node. features [G, B, N, D]: the
-        target's features of the nodes. Both cover all nodes, accepted or not.
+        target's features of the nodes. Both cover all nodes, accepted or not; those of an image that waits,
+        whose count is 0, mean nothing.
         """
 
 

@@ -26,14 +26,15 @@ LEAST = 1e-25  # total mass below which fp32 cannot represent the proportions of
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The outcome of a step: every image commits `count` codes, count - 1 accepted drafts and one more.
+    """The outcome of a step: every image commits `count` codes, count - 1 accepted drafts and one more. An
+    image that waits in the step commits none.
 
     Example: the path root -> 3 -> 5 is accepted, and the target chose code y after node 5. Then path is
     [0, 3, 5], count is 3, and codes are [code of 3, code of 5, y].
     """
 
     path: Tensor  # [B, A] int64: accepted nodes, the root first; entries from count on are arbitrary indices
-    count: Tensor  # [B] int64, >= 1: nodes on the path, the root included
+    count: Tensor  # [B] int64: nodes on the path, the root included; 0 for an image that waits
     codes: Tensor  # [B, A] int64: codes[:, j] follows node path[:, j]; code count - 1 is the target's choice
 
 

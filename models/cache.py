@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import torch
@@ -54,9 +55,9 @@ class AttentionMetadata:
     positions: Tensor  # [R, N] int64: rotary positions; [R, N, 3] on three axes
     mask: Tensor  # [R, 1, G * N, context_len] additive: 0 where a query row may attend, -inf elsewhere
     context_len: int  # number of slots that attention reads; no node attends to a later one
-    # If given, attention takes a call for each image, over the image's rows of the cache and as many of their
-    # slots as it has. The image's rows of the pass are image, image + B, image + 2 B, ..., for B images.
-    images: Sequence[tuple[slice, int]] = ()
+    # If given, attention takes a call for each of them: rows of the pass, their rows of the cache, and the
+    # number of slots to read.
+    calls: Sequence[tuple[slice, slice, int]] = ()
 
     def attend(self, store: Tensor, query: Tensor, kv: Tensor) -> Tensor:
         """Writes the nodes' keys and values into a layer, then returns the nodes' attention [R * N, H * E].
@@ -73,10 +74,9 @@ class AttentionMetadata:
         kv_heads, groups = key.shape[1], heads // key.shape[1]
         folded = query.view(rows, nodes, kv_heads, groups, -1).permute(0, 2, 3, 1, 4).flatten(2, 3)
         scale = 1.0 / math.sqrt(size)  # of the unpadded head
-        if self.images:
+        if self.calls:
             mixed = torch.empty_like(folded)
-            for image, (cached, length) in enumerate(self.images):
-                own = slice(image, None, len(self.images))
+            for own, cached, length in self.calls:
                 pair, mask = store[cached, :, :, :length], self.mask[own, ..., :length]
                 mixed[own] = F.scaled_dot_product_attention(
                     folded[own], pair[:, 0], pair[:, 1], attn_mask=mask, scale=scale
@@ -97,6 +97,15 @@ class AttentionMetadata:
         flat.index_put_((self.slots,), kv.to(store.dtype))
         key, value = store.narrow(3, 0, self.context_len).unbind(1)
         return key, value
+
+
+def adjacent_rows(first: int, count: int, images: int, branches: int) -> list[slice]:
+    """Returns the rows of `count` adjacent ones among so many images: for one image a single slice with its
+    rows in all branches, else a slice for each branch."""
+    if count == 1:
+        return [slice(first, None, images)]
+    starts = range(first, branches * images, images)
+    return [slice(start, start + count) for start in starts]
 
 
 def index_as_position(index: Tensor) -> Tensor:
@@ -230,7 +239,7 @@ class KVCache:
         mask.masked_fill_((columns[: shape[2]] >= length)[:, None], float("-inf"))
         tree_mask = torch.zeros(ancestors.shape, dtype=mask.dtype, device=mask.device)
         tree_mask.masked_fill_(~ancestors, float("-inf"))
-        # The clamp concerns idle rows alone: they may be longer than their bound, and nobody reads them.
+        # The clamp concerns rows alone that nobody reads: they may be longer than their bound.
         tree_columns = (length + columns[:tree_slots]).clamp(max=context_len - 1)
         mask.scatter_(2, tree_columns[:, None].expand(-1, nodes, -1), tree_mask)
         if self.head_groups > 1:
@@ -240,7 +249,7 @@ class KVCache:
             positions=place(self.position[rows, None] + depths),
             mask=mask[:, None, :, :context_len],
             context_len=context_len,
-            images=self._images(lengths, tree_slots),
+            calls=self._calls(lengths, tree_slots),
         )
 
     def _rows(self, lengths: Sequence[int | None]) -> slice | Tensor:
@@ -251,11 +260,13 @@ class KVCache:
         present = [row for row in numbers if lengths[row % len(lengths)] is not None]
         return to_device(present, self.length.device)
 
-    def _images(self, lengths: Sequence[int | None], tree_slots: int) -> list[tuple[slice, int]]:
-        """Returns AttentionMetadata.images; none if a single call of attention is at least as fast.
+    def _calls(self, lengths: Sequence[int | None], tree_slots: int) -> list[tuple[slice, slice, int]]:
+        """Returns AttentionMetadata.calls; none if a single call of attention is at least as fast.
 
         In the AR baseline images are in step with one another. If they draft, they are not, and a single call
-        reads as many slots of every image as the longest one has.
+        reads as many slots of every image as the longest one has. So each has a call of its own, but adjacent
+        images of equal lengths share one for each guidance branch. Example: of images 0 to 3 the pass leaves
+        out image 2, and all are in step. Then images 0 and 1 share two calls, and image 3 has one.
         """
         images = [(n, length) for n, length in enumerate(lengths) if length is not None]
         if len(images) == len(lengths):
@@ -264,7 +275,17 @@ class KVCache:
             unused_bytes = slot_bytes * (max(present) * len(images) - sum(present))
             if store.device.type != "cpu" or unused_bytes <= CALL_BYTES * len(images):
                 return []
-        return [(slice(n, None, len(lengths)), length + tree_slots) for n, length in images]
+        calls, branches = [], len(self.length) // len(lengths)
+        # Adjacent images have the same difference between their slot and their place in the pass.
+        placed = [(slot - place, length) for place, (slot, length) in enumerate(images)]
+        place = 0
+        for (shift, length), run in groupby(placed):
+            count = len(list(run))
+            own = adjacent_rows(place, count, len(images), branches)
+            cached = adjacent_rows(place + shift, count, len(lengths), branches)
+            calls += [(*pair, length + tree_slots) for pair in zip(own, cached, strict=True)]
+            place += count
+        return calls
 
     def commit(self, path: Tensor, count: Tensor, leafy_chain: bool = False) -> None:
         """Appends the tree nodes path[r, :count[r]] to the prefix of row r, in place.

@@ -103,26 +103,27 @@ class SeparatorTarget:
         prefix = self.tokens.prefill(slot, prompt)
         return Prefix(prefix.logits, [torch.cat((branch, branch), dim=-1) for branch in prefix.features])
 
-    def forward(self, tree: DraftTree, committed: Sequence[int]) -> Scored:
-        max_separators = self._max_separators(tree, committed)
+    def forward(self, tree: DraftTree, committed: Sequence[int | None]) -> Scored:
+        max_separators = self._max_separators(tree, [number for number in committed if number is not None])
         rows = self.tokens.rows(tree.nodes + max_separators)
-        bounds = self.tokens.bounds([num_tokens(count, self.grid.width) for count in committed])
+        width = self.grid.width
+        bounds = self.tokens.bounds([None if n is None else num_tokens(n, width) for n in committed])
         if max_separators == 0:
             self._token_tree = None
             return self.run(self._score_nodes, tree.codes, tree.depths, tree.ancestors, bounds, rows)
-        roots = to_device(committed, self.device)
+        roots = to_device([number or 0 for number in committed], self.device)
         scored, self._token_tree = self.run(self._score_separated, tree, roots, bounds, rows)
         return scored
 
     def _score_nodes(
-        self, codes: Tensor, depths: Tensor, ancestors: Tensor, bounds: tuple[int, ...], rows: int
+        self, codes: Tensor, depths: Tensor, ancestors: Tensor, bounds: tuple[int | None, ...], rows: int
     ) -> Scored:
         """Scores trees without separators."""
         scored = self.tokens.score(codes, depths, ancestors, bounds, rows)
         return Scored(scored.logits, torch.cat((scored.features, scored.features), dim=-1))
 
     def _score_separated(
-        self, tree: DraftTree, roots: Tensor, bounds: tuple[int, ...], rows: int
+        self, tree: DraftTree, roots: Tensor, bounds: tuple[int | None, ...], rows: int
     ) -> tuple[Scored, TokenTree]:
         """Scores trees with as many separators as the pass has rows for. roots [B]: the roots' indices."""
         column = (roots[:, None] + tree.depths) % self.grid.width

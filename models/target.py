@@ -173,7 +173,7 @@ class ARTarget:
             logits.append(self.logits(hidden[-1]))
         return Prefix(torch.stack(logits), features)
 
-    def forward(self, tree: DraftTree, committed: Sequence[int]) -> Scored:
+    def forward(self, tree: DraftTree, committed: Sequence[int | None]) -> Scored:
         rows, bounds = self.rows(tree.nodes), self.bounds(committed)
         return self.run(self.score, tree.codes, tree.depths, tree.ancestors, bounds, rows)
 
@@ -181,11 +181,11 @@ class ARTarget:
         """Returns the number of rows of a pass over `nodes` nodes: with few_shapes it is rounded up."""
         return row_bucket(nodes) if self.few_shapes else nodes
 
-    def bounds(self, committed: Sequence[int]) -> tuple[int, ...]:
+    def bounds(self, committed: Sequence[int | None]) -> tuple[int | None, ...]:
         """Returns the bounds on the codes in the slots' prefixes that a pass works with: one for each slot,
-        or with few_shapes a single one for all, rounded up."""
+        None where nobody reads the results, or with few_shapes a single one for all, rounded up."""
         if self.few_shapes:
-            return (context_bucket(max(committed), self.grid.size),)
+            return (context_bucket(max(number or 0 for number in committed), self.grid.size),)
         return tuple(committed)
 
     @property
@@ -194,7 +194,12 @@ class ARTarget:
         return self.max_prompt if self.few_shapes else max(self._prompts)
 
     def score(
-        self, codes: Tensor, depths: Tensor, ancestors: Tensor, committed: tuple[int, ...], rows: int = 0
+        self,
+        codes: Tensor,
+        depths: Tensor,
+        ancestors: Tensor,
+        committed: tuple[int | None, ...],
+        rows: int = 0,
     ) -> Scored:
         """Returns the logits and features of nodes with codes and depths [B, N] and ancestors [B, N, N].
 
@@ -211,7 +216,7 @@ class ARTarget:
         return Scored(self.logits(features), features)
 
     def features(
-        self, codes: Tensor, depths: Tensor, ancestors: Tensor, committed: tuple[int, ...]
+        self, codes: Tensor, depths: Tensor, ancestors: Tensor, committed: tuple[int | None, ...]
     ) -> Tensor:
         """Returns the features [G, B, N, D] of the nodes that score() takes; zeros for slots that the pass
         leaves out. A pass writes only slots after the committed prefix, so running it twice has the effect of
@@ -225,14 +230,17 @@ class ARTarget:
         shape = (self.branches, self.slots, *present.shape[2:])
         return present.new_zeros(shape).index_copy_(1, index, present)
 
-    def _lengths(self, committed: tuple[int, ...]) -> list[int | None]:
+    def _lengths(self, committed: tuple[int | None, ...]) -> list[int | None]:
         """Returns the bounds on the rows of prefixes that KVCache.metadata() takes. If the cache may skip
-        rows, passes leave out idle slots."""
+        rows, passes leave out idle slots and those whose results nobody reads."""
         if self.few_shapes:
-            return [committed[0] + self.max_prompt]
+            return [(committed[0] or 0) + self.max_prompt]
         skip = self.cache.may_skip_rows
         pairs = zip(committed, self._prompts, strict=True)
-        return [None if skip and not prompt else codes + prompt for codes, prompt in pairs]
+        return [
+            None if skip and (codes is None or not prompt) else (codes or 0) + prompt
+            for codes, prompt in pairs
+        ]
 
     def _features(
         self, codes: Tensor, depths: Tensor, ancestors: Tensor, lengths: Sequence[int | None]

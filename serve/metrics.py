@@ -48,7 +48,7 @@ class Metrics:
         self._gauge("adt_in_flight_images", "images in slots", flying)
 
     def count(self, steps: Sequence[Step]) -> None:
-        """Counts one step of the engine. steps: its record for every image in flight."""
+        """Counts one step of the engine. steps: its record for every image that took part."""
         codes = sum(step.accepted + 1 for step in steps)
         self._committed.inc(codes)
         self._codes += codes

@@ -51,7 +51,7 @@ class TabularTarget:
         self.committed[slot] = 0
         return Prefix(self.logits[:, 0], [self.logits.new_zeros(1, 1)] * self.logits.shape[0])
 
-    def forward(self, tree: DraftTree, committed: Sequence[int]) -> Scored:
+    def forward(self, tree: DraftTree, committed: Sequence[int | None]) -> Scored:
         state = append(self.committed[:, None], tree.codes)
         for depth in range(1, tree.depth + 1):
             below = append(state.gather(1, tree.parents), tree.codes)
@@ -62,8 +62,9 @@ class TabularTarget:
         return Scored(self.logits[:, state % self.logits.shape[1]], features)
 
     def commit(self, tree: DraftTree, verdict: Verdict) -> None:
-        last = verdict.path.gather(1, verdict.count[:, None] - 1)
-        self.committed = self._states.gather(1, last)[:, 0]
+        last = verdict.path.gather(1, (verdict.count - 1).clamp(min=0)[:, None])
+        states = self._states.gather(1, last)[:, 0]
+        self.committed = torch.where(verdict.count > 0, states, self.committed)
 
     def release(self, slot: int) -> None:
         self.committed[slot] = 0

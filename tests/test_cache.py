@@ -106,9 +106,33 @@ def test_images_read_their_own_slots_where_that_saves_enough() -> None:
     cache = KVCache(torch.zeros(1, 4, 2, 4, 300, 64), torch.tensor([200, 71, 200, 71]))
     depths, ancestors = torch.zeros(4, 1, dtype=torch.int64), chain_mask(1, CPU).expand(4, -1, -1)
     first, second = slice(0, None, 2), slice(1, None, 2)
-    assert cache.metadata(depths, ancestors, [200, 71]).images == [(first, 201), (second, 72)]
-    assert not cache.metadata(depths, ancestors, [200, 72]).images
-    assert not cache.metadata(depths, ancestors, [200]).images
+    calls = [(first, first, 201), (second, second, 72)]
+    assert cache.metadata(depths, ancestors, [200, 71]).calls == calls
+    assert not cache.metadata(depths, ancestors, [200, 72]).calls
+    assert not cache.metadata(depths, ancestors, [200]).calls
+
+
+def test_adjacent_images_of_equal_lengths_share_calls() -> None:
+    """A pass leaves out the second of five images in two branches. The last two are in step."""
+    lengths = [5, None, 6, 7, 7]
+    cache = KVCache(torch.zeros(1, 10, 2, 1, 20, 4), torch.tensor([5, 9, 6, 7, 7] * 2))
+    depths, ancestors = torch.zeros(8, 1, dtype=torch.int64), chain_mask(1, CPU).expand(8, -1, -1)
+    assert cache.metadata(depths, ancestors, lengths).calls == [
+        (slice(0, None, 4), slice(0, None, 5), 6),
+        (slice(1, None, 4), slice(2, None, 5), 7),
+        (slice(2, 4), slice(3, 5), 8),
+        (slice(6, 8), slice(8, 10), 8),
+    ]
+    torch.manual_seed(0)
+    store = torch.randn(10, 2, 1, 20, 4)
+    query, kv = torch.randn(8, 1, 4), torch.randn(8, 2, 4)
+    meta = cache.metadata(depths, ancestors, lengths)
+    mixed = meta.attend(store, query, kv)
+    for place, row in enumerate((0, 2, 3, 4, 5, 7, 8, 9)):
+        alone = KVCache(store[None, row : row + 1].clone(), cache.length[row : row + 1])
+        one = alone.metadata(depths[:1], ancestors[:1], [int(alone.length)])
+        expected = one.attend(alone.layers[0], query[place : place + 1], kv[place : place + 1])
+        assert torch.equal(mixed[place], expected[0])
 
 
 def test_heads_are_padded_off_the_cpu() -> None:
