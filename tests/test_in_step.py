@@ -103,21 +103,21 @@ def test_poor_rows_do_not_end_hope() -> None:
 
 
 def test_a_trial_is_due_after_a_time_that_depends_on_the_last_one() -> None:
-    """A trial of two counted steps, of 4 ms each, may follow plain steps of 8 / EARLY_COST = 16 ms. Each of
-    its steps commits 5 codes, so that there is hope."""
+    """After a trial of two counted steps of 8 ms plain steps of 16 / EARLY_COST ms precede the next one. Each
+    step commits 9 codes, so that there is hope."""
     in_step = InStep()
     in_step.begin(images=4)
     for _ in range(PERIOD):
         assert not in_step.is_due(), "nothing to compare a trial with"
         in_step.add(0, [PLAIN_STEP], 1.0)
     assert in_step.is_due()
-    for steps in ([], [replace(TREE_STEP, accepted=4)], [replace(TREE_STEP, accepted=4)]):
-        in_step.add(3, steps, 4.0)
+    for steps in ([], [replace(TREE_STEP, accepted=8)], [replace(TREE_STEP, accepted=8)]):
+        in_step.add(3, steps, 8.0)
     for number in range(1, 25):
         in_step.add(0, [PLAIN_STEP], 1.0)
         in_step.judge()
         if number >= PERIOD:
-            assert in_step.is_due() == (number * EARLY_COST >= 8), number
+            assert in_step.is_due() == (number * EARLY_COST >= 16), number
 
 
 def test_a_gain_of_codes_is_that_of_all_trials() -> None:
@@ -154,14 +154,14 @@ def test_a_trial_without_enough_plain_steps_after_it_is_not_judged() -> None:
 
 @pytest.mark.parametrize("counted", [True, False])
 def test_trials_that_are_cut_cost_time_too(counted: bool) -> None:
-    """A trial of 8 ms may follow plain steps of 8 / EARLY_COST = 16 ms. Here an image ends and another one
-    begins while the trees still warm up, or later, so that the trial tells nothing."""
+    """After a trial of 16 ms plain steps of 16 / EARLY_COST ms precede the next one. Here an image ends and
+    another one begins while the trees still warm up, or later, so that the trial tells nothing."""
     in_step = InStep()
     in_step.begin(images=4)
     for number in range(PERIOD, 3 * PERIOD):
         if number == 2 * PERIOD:
             assert in_step.is_due()
-            in_step.add(3, [TREE_STEP] if counted else [], 8.0)
+            in_step.add(3, [TREE_STEP] if counted else [], 16.0)
             for images in (3, 4):
                 in_step.update(images)
         in_step.add(0, [PLAIN_STEP], 1.0)
@@ -202,3 +202,89 @@ def test_first_trials_follow_a_batch_that_ends_in_a_trial() -> None:
     shapes = [shape_of_next(3, position) for position in range(PERIOD + 2)]
     assert shapes == [PLAIN] * PERIOD + [TreeShape(EXPLORE_DEPTH, 1, EXPLORE_DEPTH)] * 2
     assert [shape_of_next(1, position) for position in range(PERIOD)] == [PLAIN] * PERIOD
+
+
+MOST_OF_TRIAL = (WARM_UP + PERIOD) * (1 + EXPLORE_DEPTH)  # codes of an image in a trial
+IN_TRIAL = PERIOD + WARM_UP + PERIOD  # steps from the beginning of a batch to the end of its first trial
+
+
+def run(policy: CostAware, roots: dict[int, int], steps: int) -> list[dict[int, TreeShape]]:
+    """Returns the shapes of steps that take 1 ms. The first image accepts all drafts, the others one."""
+    used = []
+    for _ in range(steps):
+        shapes = dict(policy.shapes(roots))
+        used.append(shapes)
+        accepted = {slot: shape.depth if slot == 0 else min(1, shape.depth) for slot, shape in shapes.items()}
+        policy.observe({slot: step(shapes[slot], number, 1.0) for slot, number in accepted.items()})
+        for slot, number in accepted.items():
+            roots[slot] += number + 1
+    return used
+
+
+def test_images_ahead_wait_after_a_trial() -> None:
+    """In a trial of 12 steps the first of three images commits 48 codes, the others 24. In the next 24 steps
+    it waits. A step for all follows, and as many plain steps as a trial is compared with."""
+    policy, roots = CostAware(CANDIDATES), dict.fromkeys(range(3), 0)
+    before = run(policy, roots, IN_TRIAL)
+    assert before[PERIOD][0].depth == EXPLORE_DEPTH and roots[0] - roots[1] == 24
+    assert run(policy, roots, 24) == [{1: PLAIN, 2: PLAIN}] * 24
+    assert len({*roots.values()}) == 1
+    assert run(policy, roots, 1 + PERIOD) == [dict.fromkeys(range(3), PLAIN)] * (1 + PERIOD)
+
+
+def test_no_image_waits_where_idle_slots_cost() -> None:
+    policy, roots = CostAware(CANDIDATES, idle_slots_cost=True), dict.fromkeys(range(3), 0)
+    assert all(len(shapes) == 3 for shapes in run(policy, roots, 200))
+
+
+def test_no_image_waits_for_a_new_one() -> None:
+    """A client leaves after a trial, and the next image takes the slot."""
+    for new_image in (False, True):
+        policy, roots = CostAware(CANDIDATES), dict.fromkeys(range(3), 0)
+        run(policy, roots, IN_TRIAL)
+        if new_image:
+            policy.reset(2, seed=1)
+            roots[2] = 0
+        assert len(policy.shapes(roots)) == (3 if new_image else 2)
+
+
+def test_no_image_waits_after_a_trial_out_of_step() -> None:
+    policy, roots = CostAware(CANDIDATES), dict.fromkeys(range(3), 0)
+    run(policy, roots, 1)
+    roots[2] = 90
+    used = run(policy, roots, IN_TRIAL - 1 + PERIOD)
+    assert all(len(shapes) == 3 for shapes in used)
+    assert roots[0] - roots[1] == 24, "there was a trial"
+
+
+def test_two_images_do_not_wait() -> None:
+    policy, roots = CostAware(CANDIDATES), dict.fromkeys(range(3), 0)
+    run(policy, roots, IN_TRIAL)
+    del roots[2]
+    assert set(policy.shapes(roots)) == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("room", "idle_slots_cost", "tried"),
+    [(MOST_OF_TRIAL, False, True), (MOST_OF_TRIAL - 1, False, False), (MOST_OF_TRIAL - 1, True, True)],
+)
+def test_a_trial_ends_no_image(room: int, idle_slots_cost: bool, tried: bool) -> None:
+    """An image that ended in a trial would leave its slot to one that begins while the others go on. So the
+    codes that a trial may commit must fit between the root and the last code of the image."""
+    policy = CostAware(CANDIDATES, idle_slots_cost=idle_slots_cost, positions=200)
+    run(policy, dict.fromkeys(range(3), 0), PERIOD)
+    used = policy.shapes(dict.fromkeys(range(3), 200 - 2 - room))
+    assert (used[0] != PLAIN) == tried
+
+
+def test_a_step_for_all_images_precedes_trees() -> None:
+    """While an image waits, another one leaves. Two images may draft at once, since all trees have been tried
+    before, but a drafter needs a step first in which both commit a code."""
+    policy = CostAware(CANDIDATES)
+    run(policy, dict.fromkeys(range(2), 0), 300)
+    roots = dict.fromkeys(range(3), 0)
+    run(policy, roots, IN_TRIAL)
+    assert set(run(policy, roots, 1)[0]) == {1, 2}
+    del roots[2]
+    first, second = run(policy, roots, 2)
+    assert first == {0: PLAIN, 1: PLAIN} and second[0] != PLAIN

@@ -23,11 +23,11 @@ LOSS_PER_IMAGE, MOST_LOSS, FREE_IMAGES = 0.015, 0.25, 2
 DOUBT = 0.7
 MOST_TRIALS = 16  # number of trials that are remembered
 # The counted steps of early trials take at most the share EARLY_COST of the time of plain steps. After
-# EARLY_TRIALS trials, or after LEAST_TRIALS without hope, the share is LATE_COST, because a trial leaves the
-# images out of step until the end of the run. There is no hope while the gain is below the share HOPE of the
-# least gain. Here the codes that the growth law promises count as one more trial, because poor rows should
-# not end hope.
-EARLY_COST, EARLY_TRIALS, LEAST_TRIALS, HOPE, LATE_COST = 0.5, 10, 2, 0.9, 0.01
+# EARLY_TRIALS trials, or after LEAST_TRIALS without hope, the share is LATE_COST, because every trial loses
+# time: its first steps accept less, and after it the images get in step again, or stay out of step. There is
+# no hope while the gain is below the share HOPE of the least gain. Here the codes that the growth law
+# promises count as one more trial, because poor rows should not end hope.
+EARLY_COST, EARLY_TRIALS, LEAST_TRIALS, HOPE, LATE_COST = 1.0, 10, 2, 0.9, 0.01
 
 
 class InStep:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -73,16 +74,19 @@ class CostAware:
         inner: Policy | None = None,
         self_drafted: bool = True,
         idle_slots_cost: bool = False,
+        positions: int = sys.maxsize,
     ) -> None:
         """shapes: at least two candidates, the first of them plain decoding. inner: chooses depth and width
         within the candidate that is taken; None: the candidate is the shape. self_drafted: drafts come from
         earlier passes of the target, so that they depend on the trees of these passes. idle_slots_cost: a
-        step takes equally long whatever number of slots hold images."""
+        step takes equally long whatever number of slots hold images, or take part in it. positions: number of
+        codes of an image."""
         self._candidates = [
             _Candidate(index, shape, refinement_of(shape.num_nodes) if self_drafted else 1.0)
             for index, shape in enumerate(shapes)
         ]
         self._inner, self._self_drafted, self._idle_slots_cost = inner, self_drafted, idle_slots_cost
+        self._positions = positions
         self._current = self._candidates[0]
         # By the last choice; None during the first trials, and while a batch that began together decodes
         # plainly.
@@ -105,6 +109,12 @@ class CostAware:
         self._shapes: Mapping[int, TreeShape] = {}  # of the present step, by slot
         self._in_step = InStep(self_drafted)
         self._images = 0  # number of images in flight
+        self._first = 0  # root of the image that is furthest
+        self._is_in_step = False  # whether all roots are equal
+        # Whether a trial has put the images out of step, and no other image has begun since.
+        self._may_wait = False
+        # Whether images waited in the last step, and whether the last step was not scheduled for that reason.
+        self._has_waited = self._is_extra = False
 
     @property
     def bounds(self) -> TreeShape:
@@ -112,10 +122,17 @@ class CostAware:
 
     def reset(self, slot: int, seed: int) -> None:
         """Starts an image. The estimates last for the whole run."""
+        self._may_wait = False
         if self._inner is not None:
             self._inner.reset(slot, seed)
 
     def shapes(self, roots: Mapping[int, int]) -> Mapping[int, TreeShape]:
+        behind = self._behind(roots)
+        # A step without trees for all images follows those in which some waited.
+        self._is_extra = bool(behind) or (self._has_waited and any(roots.values()))
+        self._has_waited = bool(behind)
+        if self._is_extra:
+            return dict.fromkeys(behind or roots, PLAIN)
         self._next_step(roots)
         limit = self._current.shape
         if self._inner is None:
@@ -127,11 +144,23 @@ class CostAware:
             }
         return self._shapes
 
+    def _behind(self, roots: Mapping[int, int]) -> list[int]:
+        """Returns the last images of a batch that a trial has put out of step. If there are any, they alone
+        take part in the next step, so that the batch gets in step again. The step is shorter without the
+        images that wait."""
+        is_due = self._may_wait and self._in_step.is_plain and not self._scheduled
+        if not is_due or len(roots) <= FREE_IMAGES:
+            return []
+        last = min(roots.values())
+        behind = [slot for slot, root in roots.items() if root == last]
+        self._may_wait = len(behind) < len(roots)
+        return behind if self._may_wait else []
+
     def observe(self, steps: Mapping[int, Step]) -> None:
         """Counts the steps of the images whose trees the end of the image did not cut."""
         if self._inner is not None:
             self._inner.observe(steps)
-        if not steps:
+        if not steps or self._is_extra:
             return
         ms = next(iter(steps.values())).ms  # all images in flight share the step's time
         whole = [step for slot, step in steps.items() if step.depth == self._shapes[slot].depth]
@@ -155,6 +184,8 @@ class CostAware:
 
     def _next_step(self, roots: Mapping[int, int]) -> None:
         has_changed, self._images = self._images != len(roots), len(roots)
+        self._first = max(roots.values())
+        self._is_in_step = min(roots.values()) == self._first
         in_first_trials = self._chosen is None and not self._in_step.is_plain
         if not any(roots.values()):  # all images have just begun
             self._in_step.begin(self._images)
@@ -225,8 +256,15 @@ class CostAware:
     def _schedule_in_step(self) -> None:
         """Schedules steps of a batch in step: plain ones, or a trial if one is due."""
         self._chosen, plain = None, self._candidates[0]
-        if self._in_step.is_due():
-            self._begin_trial(self._least_tried(plain), PERIOD)
+        tree = self._least_tried(plain)
+        waits = self._is_in_step and not self._idle_slots_cost
+        # An image that ended in a trial would leave its slot to one that begins while the others go on, so
+        # that the batch would stay out of step.
+        most_codes = (self._warm_up_of(tree) + PERIOD) * (tree.shape.depth + 1)
+        ends_image = self._first + most_codes >= self._positions - 1
+        if self._in_step.is_due() and not (waits and ends_image):
+            self._begin_trial(tree, PERIOD)
+            self._may_wait = waits
         else:
             self._scheduled.extend([plain] * PERIOD)
 
