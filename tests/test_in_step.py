@@ -14,7 +14,7 @@ from adt_tree.budget.in_step import (
     LEAST_TRIALS,
     InStep,
 )
-from adt_tree.budget.policy import EXPLORE_DEPTH, WARM_UP, CostAware
+from adt_tree.budget.policy import EXPLORE_DEPTH, PROBE_STEPS, WARM_UP, CostAware
 from adt_tree.budget.times import PERIOD
 from adt_tree.policy import PLAIN, TreeShape
 from adt_tree.records import Step
@@ -102,9 +102,27 @@ def test_poor_rows_do_not_end_hope() -> None:
     assert in_step.share() == EARLY_COST
 
 
+@pytest.mark.parametrize(("large_ms", "pays"), [(2.4, True), (3.1, False)])
+def test_a_larger_tree_may_pay(large_ms: float, pays: bool) -> None:
+    """A step of 3 levels commits 2 codes in 2 plain steps' time, which is no gain. One of 15 levels commits
+    1 + 5 ** EXPONENT = 4.1 codes by the law. Four images must gain 1.35 in two trials; 4.1 / 2.4 does."""
+    in_step = InStep()
+    in_step.begin(images=4)
+    for _ in range(2):
+        for _ in range(PERIOD):
+            in_step.add(0, [PLAIN_STEP], 1.0)
+        in_step.add(3, [TREE_STEP], 2.0)
+        in_step.add(15, [], 9.0, timed=False)
+        in_step.add(15, [], large_ms)
+        for _ in range(PERIOD):
+            in_step.add(0, [PLAIN_STEP], 1.0)
+        in_step.judge()
+    assert in_step.is_plain != pays
+
+
 def test_a_trial_is_due_after_a_time_that_depends_on_the_last_one() -> None:
-    """After a trial of two counted steps of 8 ms plain steps of 16 / EARLY_COST ms precede the next one. Each
-    step commits 9 codes, so that there is hope."""
+    """After a trial of three steps of 8 ms plain steps of 24 / EARLY_COST ms precede the next one. Each step
+    commits 9 codes, so that there is hope."""
     in_step = InStep()
     in_step.begin(images=4)
     for _ in range(PERIOD):
@@ -117,7 +135,7 @@ def test_a_trial_is_due_after_a_time_that_depends_on_the_last_one() -> None:
         in_step.add(0, [PLAIN_STEP], 1.0)
         in_step.judge()
         if number >= PERIOD:
-            assert in_step.is_due() == (number * EARLY_COST >= 16), number
+            assert in_step.is_due() == (number * EARLY_COST >= 24), number
 
 
 def test_a_gain_of_codes_is_that_of_all_trials() -> None:
@@ -154,18 +172,29 @@ def test_a_trial_without_enough_plain_steps_after_it_is_not_judged() -> None:
 
 @pytest.mark.parametrize("counted", [True, False])
 def test_trials_that_are_cut_cost_time_too(counted: bool) -> None:
-    """After a trial of 16 ms plain steps of 16 / EARLY_COST ms precede the next one. Here an image ends and
+    """After a trial of 32 ms plain steps of 32 / EARLY_COST ms precede the next one. Here an image ends and
     another one begins while the trees still warm up, or later, so that the trial tells nothing."""
     in_step = InStep()
     in_step.begin(images=4)
     for number in range(PERIOD, 3 * PERIOD):
         if number == 2 * PERIOD:
             assert in_step.is_due()
-            in_step.add(3, [TREE_STEP] if counted else [], 16.0)
+            in_step.add(3, [TREE_STEP] if counted else [], 32.0)
             for images in (3, 4):
                 in_step.update(images)
         in_step.add(0, [PLAIN_STEP], 1.0)
     assert not in_step.is_due()
+
+
+def test_trials_that_are_cut_are_early_trials_too() -> None:
+    """Their images end before a step of theirs counts."""
+    in_step = InStep()
+    in_step.begin(images=4)
+    for _ in range(EARLY_TRIALS):
+        assert in_step.share() == EARLY_COST
+        in_step.add(0, [PLAIN_STEP], 1.0)
+        in_step.add(3, [], 1.0)
+    assert in_step.share() == LATE_COST
 
 
 def test_a_change_of_images_comes_before_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,8 +233,9 @@ def test_first_trials_follow_a_batch_that_ends_in_a_trial() -> None:
     assert [shape_of_next(1, position) for position in range(PERIOD)] == [PLAIN] * PERIOD
 
 
-MOST_OF_TRIAL = (WARM_UP + PERIOD) * (1 + EXPLORE_DEPTH)  # codes of an image in a trial
-IN_TRIAL = PERIOD + WARM_UP + PERIOD  # steps from the beginning of a batch to the end of its first trial
+TRIAL = [EXPLORE_DEPTH] * (WARM_UP + PERIOD) + [7] * PROBE_STEPS + [15] * PROBE_STEPS  # levels, by step
+MOST_OF_TRIAL = sum(depth + 1 for depth in TRIAL)  # codes of an image in a trial
+IN_TRIAL = PERIOD + len(TRIAL)  # steps from the beginning of a batch to the end of its first trial
 
 
 def run(policy: CostAware, roots: dict[int, int], steps: int) -> list[dict[int, TreeShape]]:
@@ -222,12 +252,12 @@ def run(policy: CostAware, roots: dict[int, int], steps: int) -> list[dict[int, 
 
 
 def test_images_ahead_wait_after_a_trial() -> None:
-    """In a trial of 12 steps the first of three images commits 48 codes, the others 24. In the next 24 steps
+    """In a trial of 16 steps the first of three images commits 96 codes, the others 32. In the next 64 steps
     it waits. A step for all follows, and as many plain steps as a trial is compared with."""
     policy, roots = CostAware(CANDIDATES), dict.fromkeys(range(3), 0)
     before = run(policy, roots, IN_TRIAL)
-    assert before[PERIOD][0].depth == EXPLORE_DEPTH and roots[0] - roots[1] == 24
-    assert run(policy, roots, 24) == [{1: PLAIN, 2: PLAIN}] * 24
+    assert [shapes[0].depth for shapes in before] == [0] * PERIOD + TRIAL and roots[0] - roots[1] == 64
+    assert run(policy, roots, 64) == [{1: PLAIN, 2: PLAIN}] * 64
     assert len({*roots.values()}) == 1
     assert run(policy, roots, 1 + PERIOD) == [dict.fromkeys(range(3), PLAIN)] * (1 + PERIOD)
 
@@ -254,7 +284,7 @@ def test_no_image_waits_after_a_trial_out_of_step() -> None:
     roots[2] = 90
     used = run(policy, roots, IN_TRIAL - 1 + PERIOD)
     assert all(len(shapes) == 3 for shapes in used)
-    assert roots[0] - roots[1] == 24, "there was a trial"
+    assert roots[0] - roots[1] == 64, "there was a trial"
 
 
 def test_two_images_do_not_wait() -> None:

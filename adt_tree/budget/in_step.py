@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from collections.abc import Collection, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from statistics import mean, median
 
@@ -22,20 +23,34 @@ LOSS_PER_IMAGE, MOST_LOSS, FREE_IMAGES = 0.015, 0.25, 2
 # that few trials show must be larger: after n trials at least 1 + DOUBT / n.
 DOUBT = 0.7
 MOST_TRIALS = 16  # number of trials that are remembered
-# The counted steps of early trials take at most the share EARLY_COST of the time of plain steps. After
-# EARLY_TRIALS trials, or after LEAST_TRIALS without hope, the share is LATE_COST, because every trial loses
-# time: its first steps accept less, and after it the images get in step again, or stay out of step. There is
-# no hope while the gain is below the share HOPE of the least gain. Here the codes that the growth law
-# promises count as one more trial, because poor rows should not end hope.
-EARLY_COST, EARLY_TRIALS, LEAST_TRIALS, HOPE, LATE_COST = 1.0, 10, 2, 0.9, 0.01
+# Early trials take at most EARLY_COST times as long as the plain steps between them. After EARLY_TRIALS
+# trials, or after LEAST_TRIALS without hope, the factor is LATE_COST, because every trial loses time: its
+# first steps accept less, and after it the images get in step again, or stay out of step. There is no hope
+# while the gain is below the share HOPE of the least gain. Here the codes that the growth law promises count
+# as one more trial, because poor rows should not end hope.
+EARLY_COST, EARLY_TRIALS, LEAST_TRIALS, HOPE, LATE_COST = 2.0, 10, 2, 0.9, 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """The steps of a trial, and of larger trees that were timed with it."""
+
+    depth: int  # levels of the tree that was tried
+    codes: float  # codes that its step committed to an image, on average
+    speeds: Mapping[int, float]  # time of a plain step over that of a tree's step, by the tree's levels
+
+    def promised(self, depth: int) -> float:
+        """Returns the codes that a step of a tree with so many levels commits, by the growth law."""
+        return 1 + (self.codes - 1) * law(depth) / law(self.depth)
 
 
 class InStep:
     """Decides for plain decoding or for trees in a batch whose images began together.
 
-    Under plain decoding they stay in step. From time to time a tree is tried. What decides is its gain, the
-    ratio of its codes per second to those of the PERIOD plain steps before it and after it. Trials are kept
-    by number of images, because the more there are, the more the rows of a tree cost.
+    Under plain decoding they stay in step. From time to time a tree is tried, and larger ones are timed. What
+    decides is the gain of the best of them, the ratio of its codes per second to those of the PERIOD plain
+    steps before the trial and after it. Trials are kept by number of images, because the more there are, the
+    more the rows of a tree cost.
     """
 
     def __init__(self, self_drafted: bool = True) -> None:
@@ -43,18 +58,14 @@ class InStep:
         self._self_drafted = self_drafted
         self.is_plain = False  # true while a batch that began together decodes plainly
         self._images = 0  # number of images in flight
-        # For each number of images, its trials: codes per image and step, and the time of a plain step over
-        # that of a tree's step.
-        self._trials = defaultdict[int, deque[tuple[float, float]]](partial(deque, maxlen=MOST_TRIALS))
+        self._trials = defaultdict[int, deque[_Trial]](partial(deque, maxlen=MOST_TRIALS))  # by images
+        self._begun = Counter[int]()  # number of trials, judged or not, by number of images
         self._plain_ms = deque[float](maxlen=2 * PERIOD)
-        # Time of the counted steps of the last trial that was judged, or of all steps of a longer one that
-        # was cut since.
-        self._trial_ms = 0.0
-        self._drafting_ms = 0.0  # time of all steps of a trial that is not judged yet
-        self._since_trial_ms = 0.0  # time of the plain steps since the last trial
-        self._tree_ms: list[float] = []  # times of the counted steps of the last trial
-        self._codes: list[int] = []  # number of codes that each image committed in each of these steps
-        self._law_codes = 0.0  # number of codes that one of these steps commits by the growth law
+        self._trial_ms = 0.0  # time of the last trial
+        self._since_trial_ms = 0.0  # time of the plain steps since then
+        # Of a trial that is not judged yet: its depth, the times of its steps by levels of their trees, and
+        # the number of codes that each image committed in each counted step.
+        self._depth, self._tree_ms, self._codes = 0, defaultdict[int, list[float]](list), list[int]()
 
     def is_due(self) -> bool:
         """Returns whether a trial may begin: there are plain steps to compare it with, and the last trial
@@ -63,11 +74,11 @@ class InStep:
         return is_comparable and self._trial_ms <= self.share() * self._since_trial_ms
 
     def share(self) -> float:
-        """Returns the time that trials may take at present, as a share of that of plain steps."""
+        """Returns the time that trials may take at present, over that of the plain steps between them."""
         trials = self._trials[self._images]
         least = HOPE * self.least_gain()
-        is_hopeless = len(trials) >= LEAST_TRIALS and _gain(trials, [self._law_codes]) < least
-        return LATE_COST if is_hopeless or len(trials) >= EARLY_TRIALS else EARLY_COST
+        is_hopeless = len(trials) >= LEAST_TRIALS and _gain(trials, with_law=True) < least
+        return LATE_COST if is_hopeless or self._begun[self._images] >= EARLY_TRIALS else EARLY_COST
 
     def begin(self, images: int) -> None:
         """Starts a batch, whose images have all just begun."""
@@ -83,37 +94,44 @@ class InStep:
         self.is_plain &= images > FREE_IMAGES
 
     def _forget(self) -> None:
-        """Forgets the last steps, because the next ones cannot be compared with them. The time of a trial
-        that is cut counts nevertheless, or else trials that are always cut would follow one another."""
-        self._trial_ms, self._drafting_ms = max(self._trial_ms, self._drafting_ms), 0.0
+        """Forgets the last steps, because the next ones cannot be compared with them. A trial that is cut has
+        taken its time nevertheless."""
         self._plain_ms.clear()
-        self._tree_ms, self._codes = [], []
+        self._tree_ms.clear()
+        self._codes.clear()
 
-    def add(self, depth: int, steps: Sequence[Step], ms: float) -> None:
+    def add(self, depth: int, steps: Sequence[Step], ms: float, timed: bool = True) -> None:
         """Adds a step, which took `ms` milliseconds.
 
-        depth: levels of its trees; 0 for a plain step. steps: the records that count. They leave out images
-        whose trees were cut, and there are none while trees warm up.
+        depth: levels of its trees; 0 for a plain step. steps: the records of a trial's tree that count. They
+        leave out images whose trees were cut, and there are none while trees warm up, nor for larger trees.
+        timed: the time of the step counts; always true of a plain step.
         """
         if not depth:
             self._plain_ms.append(ms)
             self._since_trial_ms += ms
             return
-        self._since_trial_ms = 0.0
-        self._drafting_ms += ms
+        if self._since_trial_ms:
+            self._begun[self._images] += 1
+            self._trial_ms = self._since_trial_ms = 0.0
+            self._tree_ms.clear()  # a trial that was cut from its first step on has left no codes
+        self._trial_ms += ms
+        if timed:
+            self._tree_ms[depth].append(ms)
         if steps:
-            self._law_codes = 1 + mean(law(step.depth) for step in steps)
-            self._tree_ms.append(ms)
+            self._depth = depth
             self._codes.extend(step.accepted + 1 for step in steps)
 
     def judge(self) -> bool:
         """Counts the last trial, if there was one, once plain steps have followed it. Returns whether this
         ends plain decoding."""
-        if self._tree_ms and self._since_trial_ms and len(self._plain_ms) == 2 * PERIOD:
-            tree_ms = median(self._tree_ms)
-            self._trials[self._images].append((mean(self._codes), median(self._plain_ms) / tree_ms))
-            self._trial_ms, self._drafting_ms = len(self._tree_ms) * tree_ms, 0.0
-            self._tree_ms, self._codes = [], []
+        was_tried = bool(self._codes and self._tree_ms and self._since_trial_ms)
+        if was_tried and len(self._plain_ms) == 2 * PERIOD:
+            plain_ms = median(self._plain_ms)
+            speeds = {depth: plain_ms / median(times_ms) for depth, times_ms in self._tree_ms.items()}
+            self._trials[self._images].append(_Trial(self._depth, mean(self._codes), speeds))
+            self._tree_ms.clear()
+            self._codes.clear()
             self.is_plain = not self.trees_pay()
             return not self.is_plain
         return False
@@ -131,9 +149,12 @@ class InStep:
         )
 
 
-def _gain(trials: Collection[tuple[float, float]], promised: Sequence[float] = ()) -> float:
-    """Returns the gain that trials show together. A slow moment spoils the speed of one trial, so the median
-    of the speeds counts. Codes differ from row to row, so their mean counts. promised: numbers of codes that
-    count like those of trials."""
-    codes, speeds = zip(*trials, strict=True)
-    return mean((*codes, *promised)) * median(speeds)
+def _gain(trials: Collection[_Trial], with_law: bool = False) -> float:
+    """Returns the gain that trials show together, of the best tree. A slow moment spoils the speed of one
+    trial, so the median of the speeds counts. Codes differ from row to row, so their mean counts. with_law:
+    the codes that the growth law promises count as one more trial."""
+    gains = []
+    for depth in {depth for trial in trials for depth in trial.speeds}:
+        codes = [trial.promised(depth) for trial in trials] + [1 + law(depth)] * with_law
+        gains.append(mean(codes) * median(trial.speeds[depth] for trial in trials if depth in trial.speeds))
+    return max(gains)

@@ -36,6 +36,9 @@ LEVEL_STEPS, INNER_LEVEL_STEPS = 300.0, 10.0
 # If plain decoding is chosen, its neighbour, the smallest tree, would self-draft badly, because plain
 # decoding scores no positions ahead. The first tree of at least EXPLORE_DEPTH levels is tried instead.
 TRIAL_LOSS, EARLY_STEPS, LEAST_LOSS, EXPLORE_DEPTH = 0.01, 500, 0.1, 3
+# A trial of a batch in step ends with steps of the next larger self-drafted trees, PROBE_STEPS of each of
+# PROBES trees, whose first is not timed. They may pay where the tree that is tried does not.
+PROBES, PROBE_STEPS = 2, 2
 
 
 @dataclass(slots=True, eq=False)
@@ -166,7 +169,7 @@ class CostAware:
         whole = [step for slot, step in steps.items() if step.depth == self._shapes[slot].depth]
         counted = whole if self._in_a_row >= self._warm_up else []
         if self._in_step.is_plain:
-            self._in_step.add(self._current.shape.depth, counted, ms)
+            self._in_step.add(self._current.shape.depth, counted, ms, bool(self._in_a_row and whole))
         else:
             self._total_ms += ms
             if self._in_a_row and whole:
@@ -256,17 +259,24 @@ class CostAware:
     def _schedule_in_step(self) -> None:
         """Schedules steps of a batch in step: plain ones, or a trial if one is due."""
         self._chosen, plain = None, self._candidates[0]
-        tree = self._least_tried(plain)
         waits = self._is_in_step and not self._idle_slots_cost
+        trial = self._trial_in_step()
         # An image that ended in a trial would leave its slot to one that begins while the others go on, so
         # that the batch would stay out of step.
-        most_codes = (self._warm_up_of(tree) + PERIOD) * (tree.shape.depth + 1)
+        most_codes = sum(candidate.shape.depth + 1 for candidate in trial)
         ends_image = self._first + most_codes >= self._positions - 1
         if self._in_step.is_due() and not (waits and ends_image):
-            self._begin_trial(tree, PERIOD)
+            self._scheduled.extend(trial)
             self._may_wait = waits
         else:
             self._scheduled.extend([plain] * PERIOD)
+
+    def _trial_in_step(self) -> list[_Candidate]:
+        """Returns the candidates of the steps of a trial."""
+        tree = self._least_tried(self._candidates[0])
+        larger = self._candidates[tree.index + 1 :][: PROBES if self._self_drafted else 0]
+        trial = [tree] * (self._warm_up_of(tree) + PERIOD)
+        return [*trial, *(candidate for candidate in larger for _ in range(PROBE_STEPS))]
 
     def _schedule_around(self, chosen: _Candidate) -> None:
         """Schedules steps of the chosen candidate, or a trial of another one if one is due."""
