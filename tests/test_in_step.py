@@ -287,6 +287,13 @@ def test_no_image_waits_after_a_trial_out_of_step() -> None:
     assert roots[0] - roots[1] == 64, "there was a trial"
 
 
+def test_images_that_are_too_short_for_a_trial_do_not_wait() -> None:
+    for positions, images in ((PERIOD + MOST_OF_TRIAL + 1, 3), (PERIOD + MOST_OF_TRIAL + 2, 2)):
+        policy, roots = CostAware(CANDIDATES, positions=positions), dict.fromkeys(range(3), 0)
+        used = run(policy, roots, IN_TRIAL)
+        assert used[-1][0] != PLAIN and len(policy.shapes(roots)) == images
+
+
 def test_two_images_do_not_wait() -> None:
     policy, roots = CostAware(CANDIDATES), dict.fromkeys(range(3), 0)
     run(policy, roots, IN_TRIAL)

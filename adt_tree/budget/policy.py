@@ -259,13 +259,12 @@ class CostAware:
     def _schedule_in_step(self) -> None:
         """Schedules steps of a batch in step: plain ones, or a trial if one is due."""
         self._chosen, plain = None, self._candidates[0]
-        waits = self._is_in_step and not self._idle_slots_cost
         trial = self._trial_in_step()
         # An image that ended in a trial would leave its slot to one that begins while the others go on, so
-        # that the batch would stay out of step.
-        most_codes = sum(candidate.shape.depth + 1 for candidate in trial)
-        ends_image = self._first + most_codes >= self._positions - 1
-        if self._in_step.is_due() and not (waits and ends_image):
+        # that the batch would stay out of step. Of images that are too short for any trial none waits.
+        room = self._positions - 2 - sum(candidate.shape.depth + 1 for candidate in trial)
+        waits = self._is_in_step and not self._idle_slots_cost and room >= PERIOD
+        if self._in_step.is_due() and (self._first <= room or not waits):
             self._scheduled.extend(trial)
             self._may_wait = waits
         else:
