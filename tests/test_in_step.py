@@ -22,6 +22,9 @@ from tests.test_budget import CANDIDATES, step
 
 PLAIN_STEP = Step(0, 0, 0, depth=0, width=0, nodes=0, accepted=0, ms=1.0)
 TREE_STEP = replace(PLAIN_STEP, depth=3, width=1, nodes=3, accepted=1)
+TRIAL = [EXPLORE_DEPTH] * (WARM_UP + PERIOD) + [7] * PROBE_STEPS + [15] * PROBE_STEPS  # levels, by step
+MOST_OF_TRIAL = sum(depth + 1 for depth in TRIAL)  # codes of an image in a trial
+IN_TRIAL = PERIOD + len(TRIAL)  # steps from the beginning of a batch to the end of its first trial
 
 
 def trial(in_step: InStep, gain: float, codes: float = 2) -> None:
@@ -78,7 +81,7 @@ def test_early_trials_end_without_hope() -> None:
         in_step.begin(images=16)
         for n in range(1, number + 1):
             trial(in_step, gain)
-            assert in_step.is_plain and in_step.share() == (EARLY_COST if n < number else LATE_COST)
+            assert in_step.is_plain and in_step.cost() == (EARLY_COST if n < number else LATE_COST)
 
 
 def test_hope_depends_on_the_images() -> None:
@@ -89,7 +92,7 @@ def test_hope_depends_on_the_images() -> None:
         in_step.begin(images)
         for _ in range(LEAST_TRIALS):
             trial(in_step, gain=1.0)
-        assert in_step.share() == share
+        assert in_step.cost() == share
 
 
 def test_poor_rows_do_not_end_hope() -> None:
@@ -99,13 +102,13 @@ def test_poor_rows_do_not_end_hope() -> None:
     in_step.begin(images=16)
     for _ in range(LEAST_TRIALS):
         trial(in_step, gain=1.0, codes=1.5)
-    assert in_step.share() == EARLY_COST
+    assert in_step.cost() == EARLY_COST
 
 
-@pytest.mark.parametrize(("large_ms", "pays"), [(2.4, True), (3.1, False)])
+@pytest.mark.parametrize(("large_ms", "pays"), [(2.9, True), (3.1, False)])
 def test_a_larger_tree_may_pay(large_ms: float, pays: bool) -> None:
     """A step of 3 levels commits 2 codes in 2 plain steps' time, which is no gain. One of 15 levels commits
-    1 + 5 ** EXPONENT = 4.1 codes by the law. Four images must gain 1.35 in two trials; 4.1 / 2.4 does."""
+    1 + 5 ** EXPONENT = 4.1 codes by the law. Four images must gain 1.35 in two trials: 4.1 / 2.9 is 1.41."""
     in_step = InStep()
     in_step.begin(images=4)
     for _ in range(2):
@@ -187,14 +190,16 @@ def test_trials_that_are_cut_cost_time_too(counted: bool) -> None:
 
 
 def test_trials_that_are_cut_are_early_trials_too() -> None:
-    """Their images end before a step of theirs counts."""
+    """An image ends before a step of theirs counts."""
     in_step = InStep()
-    in_step.begin(images=4)
-    for _ in range(EARLY_TRIALS):
-        assert in_step.share() == EARLY_COST
+    for _ in range(2 * EARLY_TRIALS):
+        in_step.update(images=4)
+        assert in_step.cost() == EARLY_COST
         in_step.add(0, [PLAIN_STEP], 1.0)
         in_step.add(3, [], 1.0)
-    assert in_step.share() == LATE_COST
+        in_step.update(images=3)
+    in_step.update(images=4)
+    assert in_step.cost() == LATE_COST
 
 
 def test_a_change_of_images_comes_before_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +216,7 @@ def test_a_change_of_images_comes_before_the_verdict(monkeypatch: pytest.MonkeyP
         shapes = policy.shapes(dict.fromkeys(range(left), position))
         policy.observe({slot: step(shape, 0, 1.0) for slot, shape in shapes.items()})
         after = after + 1 if after or shapes[0].depth else 0
-        if after == WARM_UP + PERIOD + 1:
+        if after == len(TRIAL) + 1:
             left, judged[:] = 3, []
         if left == 3 and judged:
             break
@@ -231,11 +236,6 @@ def test_first_trials_follow_a_batch_that_ends_in_a_trial() -> None:
     shapes = [shape_of_next(3, position) for position in range(PERIOD + 2)]
     assert shapes == [PLAIN] * PERIOD + [TreeShape(EXPLORE_DEPTH, 1, EXPLORE_DEPTH)] * 2
     assert [shape_of_next(1, position) for position in range(PERIOD)] == [PLAIN] * PERIOD
-
-
-TRIAL = [EXPLORE_DEPTH] * (WARM_UP + PERIOD) + [7] * PROBE_STEPS + [15] * PROBE_STEPS  # levels, by step
-MOST_OF_TRIAL = sum(depth + 1 for depth in TRIAL)  # codes of an image in a trial
-IN_TRIAL = PERIOD + len(TRIAL)  # steps from the beginning of a batch to the end of its first trial
 
 
 def run(policy: CostAware, roots: dict[int, int], steps: int) -> list[dict[int, TreeShape]]:
@@ -288,7 +288,7 @@ def test_no_image_waits_after_a_trial_out_of_step() -> None:
 
 
 def test_images_that_are_too_short_for_a_trial_do_not_wait() -> None:
-    for positions, images in ((PERIOD + MOST_OF_TRIAL + 1, 3), (PERIOD + MOST_OF_TRIAL + 2, 2)):
+    for positions, images in ((2 * PERIOD + MOST_OF_TRIAL + 1, 3), (2 * PERIOD + MOST_OF_TRIAL + 2, 2)):
         policy, roots = CostAware(CANDIDATES, positions=positions), dict.fromkeys(range(3), 0)
         used = run(policy, roots, IN_TRIAL)
         assert used[-1][0] != PLAIN and len(policy.shapes(roots)) == images
@@ -303,11 +303,16 @@ def test_two_images_do_not_wait() -> None:
 
 @pytest.mark.parametrize(
     ("room", "idle_slots_cost", "tried"),
-    [(MOST_OF_TRIAL, False, True), (MOST_OF_TRIAL - 1, False, False), (MOST_OF_TRIAL - 1, True, True)],
+    [
+        (MOST_OF_TRIAL + PERIOD, False, True),
+        (MOST_OF_TRIAL + PERIOD - 1, False, False),
+        (MOST_OF_TRIAL, True, True),
+    ],
 )
 def test_a_trial_ends_no_image(room: int, idle_slots_cost: bool, tried: bool) -> None:
     """An image that ended in a trial would leave its slot to one that begins while the others go on. So the
-    codes that a trial may commit must fit between the root and the last code of the image."""
+    codes that a trial may commit, and PERIOD more, must fit between the root and the last code of the
+    image."""
     policy = CostAware(CANDIDATES, idle_slots_cost=idle_slots_cost, positions=200)
     run(policy, dict.fromkeys(range(3), 0), PERIOD)
     used = policy.shapes(dict.fromkeys(range(3), 200 - 2 - room))

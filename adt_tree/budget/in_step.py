@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import mean, median
@@ -24,10 +24,10 @@ LOSS_PER_IMAGE, MOST_LOSS, FREE_IMAGES = 0.015, 0.25, 2
 DOUBT = 0.7
 MOST_TRIALS = 16  # number of trials that are remembered
 # Early trials take at most EARLY_COST times as long as the plain steps between them. After EARLY_TRIALS
-# trials, or after LEAST_TRIALS without hope, the factor is LATE_COST, because every trial loses time: its
-# first steps accept less, and after it the images get in step again, or stay out of step. There is no hope
-# while the gain is below the share HOPE of the least gain. Here the codes that the growth law promises count
-# as one more trial, because poor rows should not end hope.
+# trials, or twice as many with those that were cut, or after LEAST_TRIALS without hope, the factor is
+# LATE_COST, because every trial loses time: its first steps accept less, and after it the images get in step
+# again, or stay out of step. There is no hope while the gain is below the share HOPE of the least gain. Here
+# the codes that the growth law promises count as one more trial, because poor rows should not end hope.
 EARLY_COST, EARLY_TRIALS, LEAST_TRIALS, HOPE, LATE_COST = 2.0, 10, 2, 0.9, 0.02
 
 
@@ -36,12 +36,15 @@ class _Trial:
     """The steps of a trial, and of larger trees that were timed with it."""
 
     depth: int  # levels of the tree that was tried
-    codes: float  # codes that its step committed to an image, on average
+    accepted: float  # codes that its step accepted of an image, on average
+    by_law: float  # codes that it would have accepted by the growth law
     speeds: Mapping[int, float]  # time of a plain step over that of a tree's step, by the tree's levels
 
-    def promised(self, depth: int) -> float:
-        """Returns the codes that a step of a tree with so many levels commits, by the growth law."""
-        return 1 + (self.codes - 1) * law(depth) / law(self.depth)
+    def codes(self, depth: int, with_law: bool = False) -> float:
+        """Returns the codes that a step of a tree with so many levels commits, by the growth law. with_law:
+        the law tells also how many the tree that was tried accepts."""
+        accepted = self.by_law if with_law else self.accepted
+        return 1 + accepted * law(depth) / law(self.depth)
 
 
 class InStep:
@@ -63,22 +66,24 @@ class InStep:
         self._plain_ms = deque[float](maxlen=2 * PERIOD)
         self._trial_ms = 0.0  # time of the last trial
         self._since_trial_ms = 0.0  # time of the plain steps since then
-        # Of a trial that is not judged yet: its depth, the times of its steps by levels of their trees, and
-        # the number of codes that each image committed in each counted step.
-        self._depth, self._tree_ms, self._codes = 0, defaultdict[int, list[float]](list), list[int]()
+        # Of a trial that is not judged yet: its depth, the number of its steps and the times of those that
+        # are timed, by levels of their trees, and the records of its counted steps.
+        self._depth, self._numbers, self._tree_ms = 0, Counter[int](), defaultdict[int, list[float]](list)
+        self._steps: list[Step] = []
 
     def is_due(self) -> bool:
-        """Returns whether a trial may begin: there are plain steps to compare it with, and the last trial
-        took at most share() of their time since."""
+        """Returns whether a trial may begin: there are plain steps to compare it with, and those since the
+        last trial took long enough."""
         is_comparable = len(self._plain_ms) >= PERIOD and self._since_trial_ms > 0
-        return is_comparable and self._trial_ms <= self.share() * self._since_trial_ms
+        return is_comparable and self._trial_ms <= self.cost() * self._since_trial_ms
 
-    def share(self) -> float:
+    def cost(self) -> float:
         """Returns the time that trials may take at present, over that of the plain steps between them."""
         trials = self._trials[self._images]
         least = HOPE * self.least_gain()
-        is_hopeless = len(trials) >= LEAST_TRIALS and _gain(trials, with_law=True) < least
-        return LATE_COST if is_hopeless or self._begun[self._images] >= EARLY_TRIALS else EARLY_COST
+        is_hopeless = len(trials) >= LEAST_TRIALS and max(gain for gain, _ in _gains(trials, True)) < least
+        is_late = len(trials) >= EARLY_TRIALS or self._begun[self._images] >= 2 * EARLY_TRIALS
+        return LATE_COST if is_hopeless or is_late else EARLY_COST
 
     def begin(self, images: int) -> None:
         """Starts a batch, whose images have all just begun."""
@@ -97,8 +102,12 @@ class InStep:
         """Forgets the last steps, because the next ones cannot be compared with them. A trial that is cut has
         taken its time nevertheless."""
         self._plain_ms.clear()
+        self._forget_trial()
+
+    def _forget_trial(self) -> None:
+        self._numbers.clear()
         self._tree_ms.clear()
-        self._codes.clear()
+        self._steps.clear()
 
     def add(self, depth: int, steps: Sequence[Step], ms: float, timed: bool = True) -> None:
         """Adds a step, which took `ms` milliseconds.
@@ -114,24 +123,31 @@ class InStep:
         if self._since_trial_ms:
             self._begun[self._images] += 1
             self._trial_ms = self._since_trial_ms = 0.0
-            self._tree_ms.clear()  # a trial that was cut from its first step on has left no codes
+            self._forget_trial()  # the last one, if it was not judged because all its trees were cut
         self._trial_ms += ms
+        self._numbers[depth] += 1
         if timed:
             self._tree_ms[depth].append(ms)
         if steps:
             self._depth = depth
-            self._codes.extend(step.accepted + 1 for step in steps)
+            self._steps.extend(steps)
 
     def judge(self) -> bool:
         """Counts the last trial, if there was one, once plain steps have followed it. Returns whether this
         ends plain decoding."""
-        was_tried = bool(self._codes and self._tree_ms and self._since_trial_ms)
+        was_tried = bool(self._steps and self._tree_ms and self._since_trial_ms)
         if was_tried and len(self._plain_ms) == 2 * PERIOD:
             plain_ms = median(self._plain_ms)
-            speeds = {depth: plain_ms / median(times_ms) for depth, times_ms in self._tree_ms.items()}
-            self._trials[self._images].append(_Trial(self._depth, mean(self._codes), speeds))
-            self._tree_ms.clear()
-            self._codes.clear()
+            tree_ms = {depth: median(times_ms) for depth, times_ms in self._tree_ms.items()}
+            accepted, by_law = (
+                (step.accepted for step in self._steps),
+                (law(step.depth) for step in self._steps),
+            )
+            speeds = {depth: plain_ms / ms for depth, ms in tree_ms.items()}
+            self._trials[self._images].append(_Trial(self._depth, mean(accepted), mean(by_law), speeds))
+            # A slow moment in a trial should not put off the next one.
+            self._trial_ms = sum(ms * self._numbers[depth] for depth, ms in tree_ms.items())
+            self._forget_trial()
             self.is_plain = not self.trees_pay()
             return not self.is_plain
         return False
@@ -143,18 +159,21 @@ class InStep:
     def trees_pay(self) -> bool:
         """Returns whether trials with as many images, or more, have shown that trees pay."""
         return any(
-            _gain(trials) >= max(self.least_gain(), 1 + DOUBT / len(trials))
+            gain >= max(self.least_gain(), 1 + DOUBT / number)
             for images, trials in self._trials.items()
-            if images >= self._images and trials
+            if images >= self._images
+            for gain, number in _gains(trials)
         )
 
 
-def _gain(trials: Collection[_Trial], with_law: bool = False) -> float:
-    """Returns the gain that trials show together, of the best tree. A slow moment spoils the speed of one
-    trial, so the median of the speeds counts. Codes differ from row to row, so their mean counts. with_law:
-    the codes that the growth law promises count as one more trial."""
+def _gains(trials: Sequence[_Trial], with_law: bool = False) -> list[tuple[float, int]]:
+    """Returns the gain of each tree that trials show together, and the number of trials that have timed it.
+
+    A slow moment spoils the speed of one trial, so the median of the speeds counts. Codes differ from row to
+    row, so their mean counts. with_law: the codes that the growth law promises count as one more trial."""
     gains = []
     for depth in {depth for trial in trials for depth in trial.speeds}:
-        codes = [trial.promised(depth) for trial in trials] + [1 + law(depth)] * with_law
-        gains.append(mean(codes) * median(trial.speeds[depth] for trial in trials if depth in trial.speeds))
-    return max(gains)
+        codes = [trial.codes(depth) for trial in trials] + [trials[-1].codes(depth, True)] * with_law
+        speeds = [trial.speeds[depth] for trial in trials if depth in trial.speeds]
+        gains.append((mean(codes) * median(speeds), len(speeds)))
+    return gains

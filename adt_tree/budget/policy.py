@@ -36,8 +36,8 @@ LEVEL_STEPS, INNER_LEVEL_STEPS = 300.0, 10.0
 # If plain decoding is chosen, its neighbour, the smallest tree, would self-draft badly, because plain
 # decoding scores no positions ahead. The first tree of at least EXPLORE_DEPTH levels is tried instead.
 TRIAL_LOSS, EARLY_STEPS, LEAST_LOSS, EXPLORE_DEPTH = 0.01, 500, 0.1, 3
-# A trial of a batch in step ends with steps of the next larger self-drafted trees, PROBE_STEPS of each of
-# PROBES trees, whose first is not timed. They may pay where the tree that is tried does not.
+# A trial of a batch in step ends with PROBE_STEPS steps of each of the next PROBES larger self-drafted trees.
+# The first step of each is not timed. Larger trees may pay where the tree that is tried does not.
 PROBES, PROBE_STEPS = 2, 2
 
 
@@ -261,8 +261,9 @@ class CostAware:
         self._chosen, plain = None, self._candidates[0]
         trial = self._trial_in_step()
         # An image that ended in a trial would leave its slot to one that begins while the others go on, so
-        # that the batch would stay out of step. Of images that are too short for any trial none waits.
-        room = self._positions - 2 - sum(candidate.shape.depth + 1 for candidate in trial)
+        # that the batch would stay out of step. PERIOD plain steps must follow as well, or it is not judged.
+        # Of images that are too short for any trial none waits.
+        room = self._positions - 2 - PERIOD - sum(candidate.shape.depth + 1 for candidate in trial)
         waits = self._is_in_step and not self._idle_slots_cost and room >= PERIOD
         if self._in_step.is_due() and (self._first <= room or not waits):
             self._scheduled.extend(trial)
