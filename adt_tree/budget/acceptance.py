@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
-
 # Image steps: a step with B images in flight counts as B of them.
-MEMORY = 400.0  # image steps over which the acceptance of levels and of candidates is averaged
+MEMORY = 400.0  # image steps over which the acceptance of a level or of a candidate is averaged
 # The growth law holds where nothing is measured yet: a share FIRST_HITS of the steps accepts a code, and the
 # codes that a tree of d levels accepts grow as d ** EXPONENT (docs/LOG.md). So the share of the steps that
 # accept a code of one level promises the share of the next one. The promise counts as much as LAW_STEPS image
@@ -32,7 +30,7 @@ def refinement_of(nodes: int) -> float:
 
 
 class Levels:
-    """How many steps accept a code of each level, counted over the last image steps of all candidates.
+    """How many steps accept a code of each level, counted over the last image steps whose trees had it.
 
     Images differ, and so do the regions of an image. So two candidates cannot be compared by the codes that
     each accepted at its time. But the levels of a shallow tree are levels of a deep one too: they show at any
@@ -44,42 +42,35 @@ class Levels:
 
     def __init__(self, deepest: int) -> None:
         """deepest: number of levels of the deepest tree."""
-        self._weight = 1.0  # of the next step; it grows, so that older steps weigh less
-        self._steps = 0.0  # weight, times refinement, of all steps
-        self._drafted = [0.0] * (deepest + 1)  # weight of the steps whose tree had 0, 1, 2, ... levels
-        # Weight of the steps whose deepest level below an accepted code, or below the root, was 0, 1, 2, ...:
-        # that of a tree of 3 levels is 1, 2, 3 and 3 if it accepts 0, 1, 2 and 3 codes.
+        # By level: image steps whose tree had the level, those that accepted all codes above it, times the
+        # refinement for level 1, and those that accepted a code of it. Each level forgets by its own steps.
+        # Deep trees are tried seldom, and several of their trials together must tell what they accept.
+        self._drafted = [0.0] * (deepest + 1)
         self._reached = [0.0] * (deepest + 1)
-        self._accepted = [0.0] * (deepest + 1)  # weight of the steps that accepted 0, 1, 2, ... codes
+        self._accepted = [0.0] * (deepest + 1)
 
     def count(self, depth: int, accepted: int, refinement: float) -> None:
         """Adds one step of one image, whose tree had at least one level. refinement: that of its tree, which
         concerns its first level alone: it makes more steps reach the others."""
-        self._steps += self._weight * refinement
-        self._drafted[depth] += self._weight
-        self._reached[min(depth, accepted + 1)] += self._weight
-        self._accepted[accepted] += self._weight
-        self._weight *= 1 + 1 / MEMORY
+        decay = 1 - 1 / MEMORY
+        for level in range(1, depth + 1):
+            self._drafted[level] = self._drafted[level] * decay + 1
+            self._reached[level] = self._reached[level] * decay + (level <= accepted + 1)
+            self._accepted[level] = self._accepted[level] * decay + (level <= accepted)
+        self._reached[1] += refinement - 1
 
     def optimism(self, depth: int) -> float:
         """Returns the factor by which more codes are hoped for from a tree of so many levels."""
-        measured = sum(self._drafted[depth:]) / self._weight
-        return 1 + OPTIMISM * DOUBTFUL_STEPS / (DOUBTFUL_STEPS + measured)
+        return 1 + OPTIMISM * DOUBTFUL_STEPS / (DOUBTFUL_STEPS + self._drafted[depth])
 
     def accepted_codes(self) -> list[float]:
         """Returns the expected number of accepted codes of a tree of 0, 1, 2, ... levels, whose refinement is
         1."""
-        for counts in (self._drafted, self._reached, self._accepted):
-            counts[:] = [weight / self._weight for weight in counts]
-        self._steps, self._weight = self._steps / self._weight, 1.0
-        # By level, the weight of the steps that reached it, and of those that accepted a code of it.
-        reached = list(accumulate(reversed(self._reached)))[::-1]
-        accepted = list(accumulate(reversed(self._accepted)))[::-1]
-        reached[1] = self._steps
         codes, share, growth_above = [0.0], 1.0, 1.0  # so that level 1 promises FIRST_HITS
-        for level in range(1, len(reached)):
+        for level in range(1, len(self._reached)):
             growth, law_steps = law(level) - law(level - 1), LAW_STEPS * share
-            share *= (accepted[level] + law_steps * growth / growth_above) / (reached[level] + law_steps)
+            promised = law_steps * growth / growth_above
+            share *= (self._accepted[level] + promised) / (self._reached[level] + law_steps)
             codes.append(codes[-1] + share)
             growth_above = growth
         return codes
