@@ -18,7 +18,7 @@ from adt_tree.batch import StepOutput
 from adt_tree.budget.acceptance import Levels
 from adt_tree.budget.candidates import AutoTree
 from adt_tree.budget.in_step import LATE_COST
-from adt_tree.budget.policy import EARLY_STEPS, FIRST_STEPS, PERIOD, TRIAL_LOSS, WARM_UP, CostAware
+from adt_tree.budget.policy import EARLY_STEPS, FIRST_STEPS, PERIOD, STAY, TRIAL_LOSS, WARM_UP, CostAware
 from adt_tree.budget.times import StepTimes
 from adt_tree.decode import speculative
 from adt_tree.errors import UserError
@@ -193,6 +193,18 @@ def test_a_trial_is_compared_with_the_steps_after_it(monkeypatch: pytest.MonkeyP
     calls = count()
     simulate(lambda nodes: (1 + 0.05 * nodes) * 1.005 ** next(calls), 2000)
     assert len(changes) >= 5 and 1.05 < median(changes) < 1.2
+
+
+def test_a_chosen_tree_is_kept_for_some_steps() -> None:
+    """Its first steps accept less, so a few of them do not show what it commits."""
+    policy = CostAware(CANDIDATES)
+    for number in range(300):
+        shape = policy.shapes({0: number})[0]
+        policy.observe({0: step(shape, shape.depth, 1.0)})
+    assert policy._current.shape.depth > 3
+    policy._scheduled.clear()
+    policy._schedule_around(policy._candidates[2])
+    assert [*policy._scheduled] == [policy._candidates[2]] * STAY * PERIOD
 
 
 def test_plain_decoding_is_left_when_rows_become_cheap() -> None:

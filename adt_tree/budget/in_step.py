@@ -21,7 +21,7 @@ LOSS_PER_IMAGE, MOST_LOSS, FREE_IMAGES = 0.015, 0.25, 2
 # All images are in the same rows, and in some rows more drafts are right than in others. The device may also
 # be slow for a moment. So what counts is the gain of several trials, which are made at several rows. A gain
 # that few trials show must be larger: after n trials at least 1 + DOUBT / n.
-DOUBT = 0.7
+DOUBT = 0.5
 MOST_TRIALS = 16  # number of trials that are remembered
 # Early trials take at most EARLY_COST times as long as the plain steps between them. After EARLY_TRIALS
 # trials, or twice as many with those that were cut, or after LEAST_TRIALS without hope, the factor is

@@ -17,10 +17,11 @@ from adt_tree.records import Step
 # not timed, because it may record graphs.
 FIRST_STEPS = 3
 # A deeper self-drafted tree reaches positions that no pass has scored, so its first steps accept less than
-# later ones: a chain of 15 after one of 7 commits 3.9, 3.3, 3.4 and then 4.7 codes (docs/LOG.md). A shallower
-# tree accepts more at first, because the deeper one has scored its positions. So the acceptance of the first
-# WARM_UP steps after a change of depth is not counted.
-WARM_UP = 4
+# later ones: a chain of 15 after one of 7 commits 3.9, 3.3, 3.4, 4.7, 4.3, 4.0 and then 5 (docs/LOG.md). A
+# shallower tree accepts more at first, because the deeper one has scored its positions. So the acceptance of
+# the first WARM_UP steps after a change of depth is not counted, and the chosen candidate is kept for STAY
+# periods, unless the number of images changes.
+WARM_UP, STAY = 6, 3
 # A candidate can accept more or fewer codes than its levels promise, for instance because it is wider. But
 # an image's mean of accepted codes varies by a fifth, so the promise counts as much as LEVEL_STEPS of its own
 # image steps (with 100, runs had 0.86 of the best speed). If an inner policy drafts fewer levels than the
@@ -283,6 +284,9 @@ class CostAware:
         if chosen is not self._chosen:
             self._times.begin(chosen.index)
             self._chosen, self._tried = chosen, None
+            if self._warm_up_of(chosen):
+                self._scheduled.extend([chosen] * STAY * PERIOD)
+                return
         other = self._least_tried(chosen)
         if self._is_due(other, chosen):
             # A trial of a candidate without a time does not count: a slow moment might spoil its only one.
