@@ -65,7 +65,10 @@ def test_draft_trees_are_refused(flash: None, pipe: Pipeline) -> None:
 def test_one_seed_gives_one_image_in_bf16(temperature: float) -> None:
     """Without the option some images differ. With it none differs, whatever the tree and the number of images
     in flight."""
-    exact = Pipeline.from_pretrained(precision="bf16", options=LoadOptions(deterministic=True))
+    try:
+        exact = Pipeline.from_pretrained(precision="bf16", options=LoadOptions(deterministic=True))
+    except CheckpointError as error:
+        pytest.skip(str(error))
     rough, sampling = Pipeline(replace(exact.model, deterministic=False)), Sampling(temperature)
     prompts = ["noto emoji of red heart", "fluent emoji of pizza", "twemoji emoji of owl"]
 
