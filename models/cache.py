@@ -100,8 +100,8 @@ class AttentionMetadata:
 
 
 def adjacent_rows(first: int, count: int, images: int, branches: int) -> list[slice]:
-    """Returns the rows of `count` adjacent ones among so many images: for one image a single slice with its
-    rows in all branches, else a slice for each branch."""
+    """Returns the rows of `count` adjacent images, which begin with image `first`, where every branch has a
+    row for each of `images` images: one slice for a single image, else a slice for each branch."""
     if count == 1:
         return [slice(first, None, images)]
     starts = range(first, branches * images, images)

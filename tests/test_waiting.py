@@ -68,7 +68,6 @@ def test_an_image_that_waits_commits_nothing(checkpoints: Checkpoints, family: s
     policy, images = Waiting("TwwpTppwp"), []
     for _, output in decoded(pipe, method, policy):
         images += output.finished
-        assert output.committed == sum(image.steps[-1].accepted + 1 for _, image in output.images)
     assert policy.waited > 5
     assert codes_of(images) == expected
     for image in images:

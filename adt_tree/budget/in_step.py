@@ -41,8 +41,9 @@ class _Trial:
     speeds: Mapping[int, float]  # time of a plain step over that of a tree's step, by the tree's levels
 
     def codes(self, depth: int, with_law: bool = False) -> float:
-        """Returns the codes that a step of a tree with so many levels commits, by the growth law. with_law:
-        the law tells also how many the tree that was tried accepts."""
+        """Returns the codes that a step of a tree with so many levels commits: those of the tree that was
+        tried, and as many more as the growth law says. with_law: the codes of the tree that was tried come
+        from the law as well, not from its steps."""
         accepted = self.by_law if with_law else self.accepted
         return 1 + accepted * law(depth) / law(self.depth)
 
@@ -139,12 +140,10 @@ class InStep:
         if was_tried and len(self._plain_ms) == 2 * PERIOD:
             plain_ms = median(self._plain_ms)
             tree_ms = {depth: median(times_ms) for depth, times_ms in self._tree_ms.items()}
-            accepted, by_law = (
-                (step.accepted for step in self._steps),
-                (law(step.depth) for step in self._steps),
-            )
+            accepted = mean(step.accepted for step in self._steps)
+            by_law = mean(law(step.depth) for step in self._steps)
             speeds = {depth: plain_ms / ms for depth, ms in tree_ms.items()}
-            self._trials[self._images].append(_Trial(self._depth, mean(accepted), mean(by_law), speeds))
+            self._trials[self._images].append(_Trial(self._depth, accepted, by_law, speeds))
             # A slow moment in a trial should not put off the next one.
             self._trial_ms = sum(ms * self._numbers[depth] for depth, ms in tree_ms.items())
             self._forget_trial()

@@ -68,8 +68,8 @@ class SelfDraftProposer:
         self.history = History(grid.size, slots, candidates, device)
         self._neighbours = Neighbours(grid, slots, num_codes, seed_cells, device)
         self._position = torch.ones(slots, dtype=torch.int64, device=device)
-        # The codes [B, 1], and their numbers [B], 0 or 1, of the steps without trees since the last draft or
-        # prefill. _position and _neighbours do not include them yet.
+        # The steps without trees since the last draft or prefill: the codes [B, 1], and how many of them each
+        # image committed [B], 0 or 1. _position and _neighbours do not include them yet.
         self._unread: list[tuple[Tensor, Tensor]] = []
 
     def calls(self, shape: TreeShape) -> int:
