@@ -69,7 +69,7 @@ def build(model: Model, method: Method, slots: int, max_prompt: int) -> Engine:
     policy: Policy = adaptive or Fixed(shapes[-1])
     if isinstance(tree, AutoTree):
         idle_slots_cost = target.few_shapes or target.device.type != "cpu"
-        policy = CostAware(shapes, adaptive, tree.base is None, idle_slots_cost, model.grid.size)
+        policy = CostAware(shapes, model.grid.size, adaptive, tree.base is None, idle_slots_cost)
     proposer_is_rule = not method.spec.verify and method.control is None
     rule: Rule = proposer if proposer_is_rule else make_rule(setup)
     return Engine(method, sampling, target, (proposer, policy, rule))

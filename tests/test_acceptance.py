@@ -6,10 +6,10 @@ from itertools import pairwise
 
 import pytest
 
-from adt_tree.budget.acceptance import OPTIMISM, Levels
+from adt_tree.budget.acceptance import REFINEMENT, Levels
 from adt_tree.budget.policy import CostAware
 from adt_tree.policy import PLAIN, TreeShape
-from tests.test_budget import CANDIDATES, step
+from tests.test_budget import CANDIDATES, POSITIONS, step
 
 
 def test_deeper_self_drafted_trees_promise_more_of_every_level() -> None:
@@ -17,12 +17,15 @@ def test_deeper_self_drafted_trees_promise_more_of_every_level() -> None:
     one more, but not with a drafter network, whose drafts do not depend on the trees before them."""
     for self_drafts in (True, False):
         for measured in (1, 2):
-            policy = CostAware([PLAIN, TreeShape(7, 1, 7), TreeShape(7, 2, 15)], self_drafted=self_drafts)
+            shapes = [PLAIN, TreeShape(7, 1, 7), TreeShape(7, 2, 15)]
+            policy = CostAware(shapes, POSITIONS, self_drafted=self_drafts)
             policy.shapes({0: 0})
             policy._current = policy._candidates[measured]
-            policy._count([step(policy._current.shape, 3, 1.0)] * 2000)
-            promised = policy._promise()
-            assert promised[2] == pytest.approx(promised[1] * (2**0.1 if self_drafts else 1.0))
+            for _ in range(3000):
+                policy.observe({0: step(policy._current.shape, 3, 1.0)})
+            policy._schedule()
+            promised = policy._promised
+            assert promised[2] == pytest.approx(promised[1] * (2**REFINEMENT if self_drafts else 1.0))
             assert promised[measured] == pytest.approx(3, abs=0.1)
 
 
@@ -40,19 +43,23 @@ def test_deep_levels_do_not_suffer_from_the_images_of_deep_trees(monkeypatch: py
     assert shares == pytest.approx([3 / 8, 3 / 8, 3 / 16], rel=0.02)
 
 
-def test_levels_that_are_little_measured_are_hoped_for() -> None:
-    """Steps of a chain of 15 show what one of 7 accepts, but not the other way round."""
-    for depth, hoped in ((7, [15]), (15, [])):
-        levels = Levels(15)
-        for _ in range(2000):
-            levels.count(depth, 3, 1.0)
-        assert [n for n in (7, 15) if levels.optimism(n) == pytest.approx(1 + OPTIMISM)] == hoped
-        assert levels.optimism(7) < 1 + OPTIMISM / 4
+def test_a_tree_that_was_little_used_is_hoped_for() -> None:
+    """A chain of 7 that has accepted 4 codes in each step is hoped to accept a fifth more after 0 steps, and
+    a tenth more after 75."""
+    policy = CostAware(CANDIDATES, POSITIONS)
+    policy.shapes({0: 0})
+    chain = next(c for c in policy._candidates if c.shape == TreeShape(7, 1, 7))
+    policy._promised[chain.index] = 4.0
+    for steps, hoped in ((0, 4.8), (75, 4.4)):
+        chain.accepted, chain.steps = 4.0 * steps, steps
+        assert policy._hoped_codes(chain) == pytest.approx(1 + hoped)
+    chain.accepted, chain.steps = 0.0, 1e9
+    assert policy._hoped_codes(chain) == pytest.approx(1.0, abs=0.01)
 
 
 def test_a_step_whose_images_have_failed_is_not_counted() -> None:
     """One of two images fails in step 50, and both fail in step 60. Others take their places each time."""
-    policy, left = CostAware(CANDIDATES), {50: [0], 60: []}
+    policy, left = CostAware(CANDIDATES, POSITIONS), {50: [0], 60: []}
     for number in range(400):
         shapes = policy.shapes({0: number % 200, 1: number % 200})
         policy.observe(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 # Image steps: a step with B images in flight counts as B of them.
-MEMORY = 400.0  # image steps over which the acceptance of a level or of a candidate is averaged
+MEMORY = 2000.0  # image steps over which the acceptance of a level or of a candidate is averaged
 # The growth law holds where nothing is measured yet: a share FIRST_HITS of the steps accepts a code, and the
 # codes that a tree of d levels accepts grow as d ** EXPONENT (docs/LOG.md). So the share of the steps that
 # accept a code of one level promises the share of the next one. The promise counts as much as LAW_STEPS image
@@ -11,11 +11,7 @@ MEMORY = 400.0  # image steps over which the acceptance of a level or of a candi
 FIRST_HITS, EXPONENT, LAW_STEPS = 0.5, 0.7, 40.0
 # Self-drafted trees with more nodes score a position more often before it is read, so that they accept more
 # codes of every level: nodes ** REFINEMENT, from REFINING_NODES nodes on, root included (docs/LOG.md).
-REFINEMENT, REFINING_NODES = 0.1, 8
-# A shallow tree tells nothing of deeper levels, whereas a deep one shows what a shallow one would accept. So
-# trees with levels that are little measured count as accepting more codes: a share OPTIMISM more if no step
-# had as many levels, and half of it after DOUBTFUL_STEPS such image steps.
-OPTIMISM, DOUBTFUL_STEPS = 0.1, 100.0
+REFINEMENT, REFINING_NODES = 0.2, 8
 
 
 def law(depth: int) -> float:
@@ -42,10 +38,9 @@ class Levels:
 
     def __init__(self, deepest: int) -> None:
         """deepest: number of levels of the deepest tree."""
-        # By level: image steps whose tree had the level, those that accepted all codes above it, times the
-        # refinement for level 1, and those that accepted a code of it. Each level forgets by its own steps.
-        # Deep trees are tried seldom, and several of their trials together must tell what they accept.
-        self._drafted = [0.0] * (deepest + 1)
+        # By level: image steps that accepted all codes above it, times the refinement for level 1, and those
+        # that accepted a code of it. Each level forgets by its own steps. Deep trees are tried seldom, and
+        # several of their trials together must tell what they accept.
         self._reached = [0.0] * (deepest + 1)
         self._accepted = [0.0] * (deepest + 1)
 
@@ -54,14 +49,9 @@ class Levels:
         concerns its first level alone: it makes more steps reach the others."""
         decay = 1 - 1 / MEMORY
         for level in range(1, depth + 1):
-            self._drafted[level] = self._drafted[level] * decay + 1
             self._reached[level] = self._reached[level] * decay + (level <= accepted + 1)
             self._accepted[level] = self._accepted[level] * decay + (level <= accepted)
         self._reached[1] += refinement - 1
-
-    def optimism(self, depth: int) -> float:
-        """Returns the factor by which more codes are hoped for from a tree of so many levels."""
-        return 1 + OPTIMISM * DOUBTFUL_STEPS / (DOUBTFUL_STEPS + self._drafted[depth])
 
     def accepted_codes(self) -> list[float]:
         """Returns the expected number of accepted codes of a tree of 0, 1, 2, ... levels, whose refinement is

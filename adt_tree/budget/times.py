@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict, deque
-from collections.abc import Collection, Sequence
-from functools import partial
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from operator import mul
 from statistics import median_low
 
@@ -13,89 +13,141 @@ from statistics import median_low
 # quartile is the time of a step.
 PERIOD = 8
 TRIALS = 5  # number of trials whose median is the time of a step of a candidate that is not in use
+# What the first steps of a run say about the cost of longer prefixes is mostly noise. So it counts as if a
+# quarter of an image, whose steps all took equally long, had been seen before: 64 points, evenly spread over
+# a quarter, have this sum of squared distances from their mean.
+SEEN_BEFORE = 1 / 3
+
+_Time = tuple[float, float]  # milliseconds of a step, and its `progress` times the images in flight
 
 
-def lower_quartile(times_ms: Collection[float]) -> float:
-    """Returns the lower quartile; of up to four times, the least. Other programs make single steps slower but
-    never faster, so the median of a few steps may be the time of a disturbed one."""
-    return sorted(times_ms)[(len(times_ms) - 1) // 4]
+class _Slope:
+    """The slope b of y = a + b * x by least squares over stretches of points, each of which has its own a. It
+    is at least 0."""
+
+    def __init__(self) -> None:
+        self._xx = self._xy = 0.0
+        self.begin()
+
+    @property
+    def value(self) -> float:
+        return max(self._xy / (self._xx + SEEN_BEFORE), 0.0)
+
+    def begin(self) -> None:
+        """Begins a stretch."""
+        self._number, self._mean_x, self._mean_y = 0, 0.0, 0.0
+
+    def add(self, x: float, y: float) -> None:
+        """Adds a point."""
+        self._number += 1
+        before = x - self._mean_x
+        self._mean_x += before / self._number
+        self._mean_y += (y - self._mean_y) / self._number
+        self._xx += before * (x - self._mean_x)
+        self._xy += before * (y - self._mean_y)
+
+
+@dataclass(slots=True)
+class _Timed:
+    """Times of a candidate with one number of images in flight."""
+
+    recent: deque[_Time] = field(default_factory=lambda: deque(maxlen=PERIOD))  # of its use, or last trial
+    trials: deque[_Time] = field(default_factory=lambda: deque(maxlen=TRIALS - 1))  # one of each trial before
+    is_old: bool = False  # whether the next time replaces all others
 
 
 class StepTimes:
-    """Estimates how long a step of each candidate takes with any number of images in flight."""
+    """Estimates how long a step of each candidate takes with any number of images in flight.
+
+    Attention reads longer prefixes from step to step, so a step at the end of an image takes longer than one
+    at its beginning, by about the same time whatever its tree. What is estimated is the time of a step in the
+    middle of the images. Otherwise a candidate that is timed near the end would look worse than one that is
+    timed near the beginning: a plain step of 16 images takes 10 ms first and 15 ms last (docs/LOG.md).
+    """
 
     def __init__(self, nodes: Sequence[int]) -> None:
         """nodes: number of nodes of each candidate's trees, root included."""
         self._nodes = nodes
-        self._ms: dict[tuple[int, int], float] = {}  # estimates by (candidate, images in flight)
-        # For each key of _ms: single times since begin() or begin_trial(), and the times of earlier trials.
-        self._recent = defaultdict[tuple[int, int], deque[float]](partial(deque, maxlen=PERIOD))
-        self._trials = defaultdict[tuple[int, int], deque[float]](partial(deque, maxlen=TRIALS - 1))
+        self._timed: dict[tuple[int, int], _Timed] = {}  # by (candidate, images in flight)
+        self._per_image = _Slope()  # time that the prefix of one image takes if it is whole
         self._call_ms, self._node_ms = math.inf, 0.0  # of _on_line()
 
     def begin(self, candidate: int) -> None:
         """Says that the candidate will be in use from now on. Its earlier times no longer count, but its
         estimate remains until the next time arrives."""
-        for store in (self._recent, self._trials):
-            for key in [key for key in store if key[0] == candidate]:
-                del store[key]
+        for timed in self._of_candidate(candidate):
+            timed.is_old = True
 
     def begin_trial(self, candidate: int) -> None:
         """Says that the next times of the candidate are those of a trial."""
-        for key in [key for key in self._recent if key[0] == candidate]:
-            self._trials[key].append(lower_quartile(self._recent.pop(key)))
+        for timed in self._of_candidate(candidate):
+            if timed.recent:
+                timed.trials.append(self._quartile(timed))
+                timed.recent.clear()
 
-    def add(self, candidate: int, images: int, ms: float, in_use: bool) -> None:
+    def _of_candidate(self, candidate: int) -> list[_Timed]:
+        return [timed for key, timed in self._timed.items() if key[0] == candidate]
+
+    def add(
+        self, candidate: int, images: int, ms: float, progress: float, is_first: bool, in_use: bool
+    ) -> None:
         """Adds the time of a step.
 
-        in_use: the candidate is the one in use. When its time changes, all estimates change by the same
-        factor. Other programs slow the device down, and steps take longer from row to row of an image,
-        because its prefix grows. Without this, the candidate in use would look worse than those that were
-        timed before. So candidates are compared by the times at which one follows the other, those of trials.
+        progress: share of an image that is decoded, less 1/2, as the mean of all images. is_first: the step
+        before it was of another candidate, or with other images. in_use: the candidate is the one in use.
+        When its time changes, all estimates change by the same factor, because other programs slow the device
+        down. Without this, the candidate in use would look worse than those that were timed before.
         """
-        key = candidate, images
-        before = self.of(candidate, images) if in_use else math.inf
-        self._recent[key].append(ms)
-        now = self._estimate(key)
-        if before not in (now, math.inf):
-            self._scale(now / before, except_for=key)
+        if is_first:
+            self._per_image.begin()
+        self._per_image.add(progress, ms / images)
+        timed = self._timed.setdefault((candidate, images), _Timed())
+        if timed.is_old:
+            timed.recent.clear()
+            timed.trials.clear()
+            timed.is_old = False
+        # The lower quartile of fewer times falls from time to time, whatever the device does.
+        is_comparable = in_use and len(timed.recent) == PERIOD
+        before = self._estimate(timed) if is_comparable else 1.0
+        timed.recent.append((ms, images * progress))
+        if is_comparable:
+            self._scale(self._estimate(timed) / before, timed)
 
-    def _estimate(self, key: tuple[int, int]) -> float:
-        """Renews an estimate, and returns it."""
-        self._ms[key] = median_low([*self._trials[key], lower_quartile(self._recent[key])])
-        return self._ms[key]
+    def _quartile(self, timed: _Timed) -> _Time:
+        """Returns the lower quartile of the recent times; of up to four times, the least. Other programs make
+        single steps slower but never faster, so the median of a few may be the time of a disturbed one."""
+        return sorted(timed.recent, key=self._in_the_middle)[(len(timed.recent) - 1) // 4]
 
-    def end_trial(self, candidate: int, images: int, change: float) -> None:
-        """Corrects the estimate of a candidate after its trial, which was compared with the steps before it.
+    def _in_the_middle(self, time: _Time) -> float:
+        """Returns how long the step would have taken in the middle of the images."""
+        ms, progress = time
+        return ms - min(self._per_image.value * progress, ms / 2)
 
-        change: the factor by which the time of the candidate in use has changed since then. Along an image it
-        is greater than 1, and half of the change took place before the middle of the trial. Without the
-        correction every trial would make the candidate in use look better than it is.
-        """
-        key = candidate, images
-        if key in self._recent:
-            self._recent[key] = deque((ms * change**-0.5 for ms in self._recent[key]), PERIOD)
-            self._estimate(key)
+    def _estimate(self, timed: _Timed) -> float:
+        """Returns the median of its trials; the time since begin() counts as one."""
+        times = [*timed.trials, self._quartile(timed)] if timed.recent else timed.trials
+        return median_low(map(self._in_the_middle, times))
 
-    def _scale(self, factor: float, except_for: tuple[int, int]) -> None:
-        for key in self._ms.keys() - {except_for}:
-            self._ms[key] *= factor
-            for store in (self._recent, self._trials):
-                if key in store:
-                    store[key] = deque((ms * factor for ms in store[key]), store[key].maxlen)
+    def _scale(self, factor: float, in_use: _Timed) -> None:
+        """Multiplies all times by the factor but those of the candidate in use."""
+        for timed in self._timed.values():
+            if timed is not in_use:
+                for times in (timed.recent, timed.trials):
+                    for index, (ms, progress) in enumerate(times):
+                        times[index] = ms * factor, progress
 
     def is_timed(self, candidate: int) -> bool:
         """Returns whether a step of the candidate was timed."""
-        return any(key[0] == candidate for key in self._ms)
+        return any(key[0] == candidate for key in self._timed)
 
     def fit(self) -> None:
         """Fits a line through all estimates: a step takes call_ms, and node_ms for every node of its trees.
         The sum of squared relative errors is least."""
-        if not self._ms:
+        if not self._timed:
             return
-        nodes = [self._nodes[candidate] * images for candidate, images in self._ms]
+        nodes = [self._nodes[candidate] * images for candidate, images in self._timed]
         # With u = 1 / ms and v = nodes / ms, the errors are call_ms * u + node_ms * v - 1.
-        u = [1 / ms for ms in self._ms.values()]
+        u = [1 / self._estimate(timed) for timed in self._timed.values()]
         v = list(map(mul, nodes, u))
         uu, uv, vv = (sum(map(mul, x, y)) for x, y in ((u, u), (u, v), (v, v)))
         determinant = uu * vv - uv * uv
@@ -107,14 +159,14 @@ class StepTimes:
         """Returns the time of a step. If it was not measured with so many images in flight, it comes from the
         nearest number and changes as the line does, which fit() renews; infinite before the first time of
         all."""
-        if (candidate, images) in self._ms:
-            return self._ms[candidate, images]
-        timed = [key[1] for key in self._ms if key[0] == candidate]
+        if (candidate, images) in self._timed:
+            return self._estimate(self._timed[candidate, images])
+        numbers = [key[1] for key in self._timed if key[0] == candidate]
         here = self._on_line(candidate, images)
-        if not timed:
+        if not numbers:
             return here
-        nearest = min(timed, key=lambda number: max(number / images, images / number))
-        return self._ms[candidate, nearest] * here / self._on_line(candidate, nearest)
+        nearest = min(numbers, key=lambda number: max(number / images, images / number))
+        return self._estimate(self._timed[candidate, nearest]) * here / self._on_line(candidate, nearest)
 
     def _on_line(self, candidate: int, images: int) -> float:
         return self._call_ms + self._node_ms * self._nodes[candidate] * images
