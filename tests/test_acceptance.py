@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from adt_tree.budget.acceptance import REFINEMENT, Levels
-from adt_tree.budget.policy import CostAware
+from adt_tree.budget.policy import WARM_UP, CostAware
 from adt_tree.policy import PLAIN, TreeShape
 from tests.test_budget import CANDIDATES, POSITIONS, step
 
@@ -20,7 +20,7 @@ def test_deeper_self_drafted_trees_promise_more_of_every_level() -> None:
             shapes = [PLAIN, TreeShape(7, 1, 7), TreeShape(7, 2, 15)]
             policy = CostAware(shapes, POSITIONS, self_drafted=self_drafts)
             policy.shapes({0: 0})
-            policy._current = policy._candidates[measured]
+            policy._current, policy._settled = policy._candidates[measured], WARM_UP
             for _ in range(3000):
                 policy.observe({0: step(policy._current.shape, 3, 1.0)})
             policy._schedule()
@@ -43,18 +43,17 @@ def test_deep_levels_do_not_suffer_from_the_images_of_deep_trees(monkeypatch: py
     assert shares == pytest.approx([3 / 8, 3 / 8, 3 / 16], rel=0.02)
 
 
-def test_a_tree_that_was_little_used_is_hoped_for() -> None:
-    """A chain of 7 that has accepted 4 codes in each step is hoped to accept a fifth more after 0 steps, and
-    a tenth more after 75."""
+def test_a_tree_is_hoped_for_until_steps_of_its_depth_tell() -> None:
+    """A chain of 7 is expected to accept 4 codes. It is hoped to accept a fifth more after no step, and also
+    after steps of a chain of 3, but only a tenth more after 75 steps of a chain of 15."""
     policy = CostAware(CANDIDATES, POSITIONS)
     policy.shapes({0: 0})
     chain = next(c for c in policy._candidates if c.shape == TreeShape(7, 1, 7))
     policy._promised[chain.index] = 4.0
-    for steps, hoped in ((0, 4.8), (75, 4.4)):
-        chain.accepted, chain.steps = 4.0 * steps, steps
-        assert policy._hoped_codes(chain) == pytest.approx(1 + hoped)
-    chain.accepted, chain.steps = 0.0, 1e9
-    assert policy._hoped_codes(chain) == pytest.approx(1.0, abs=0.01)
+    for depth, hoped in ((3, 4.8), (15, 4.4)):
+        for _ in range(75):
+            policy._levels.count(depth, 3, 1.0)
+        assert policy._hoped_codes(chain) == pytest.approx(1 + hoped, abs=0.01)
 
 
 def test_a_step_whose_images_have_failed_is_not_counted() -> None:

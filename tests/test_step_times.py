@@ -39,6 +39,8 @@ def test_a_slower_device_changes_the_times_of_all_numbers_of_images() -> None:
     times = StepTimes([1, 4])
     for images in (1, 4):
         add(times, 1, images, 10.0, in_use=False)
+    for progress in (-0.5, 0.5) * 6:  # after this it is known that prefixes cost nothing
+        times.add(1, 9, 100.0, progress, is_first=False, in_use=False)
     times.begin(0)
     for ms in [2.0] * PERIOD + [3.0] * PERIOD:
         add(times, 0, 4, ms, in_use=True)
@@ -59,17 +61,22 @@ def test_times_are_those_of_the_middle_of_the_images() -> None:
     assert times.of(1, 8) == pytest.approx(22, abs=0.1)
 
 
-def test_a_device_that_becomes_slower_does_not_make_prefixes_dearer() -> None:
-    """At the same place of every image all steps take twice as long from some time on."""
+def test_longer_prefixes_do_not_look_like_a_slower_device() -> None:
+    """In the first image of a run plain steps take 6 ms at first and 10 ms at the end. A tree was timed at
+    its beginning."""
     times = StepTimes([1, 4])
-    for ms in [2.0] * 50 + [4.0] * 50:
-        times.add(0, 4, ms, -0.4, is_first=False, in_use=True)
-    assert times.of(0, 4) == 4.0
+    times.add(1, 8, 20.0, -0.5, is_first=True, in_use=False)
+    for number in range(255):
+        progress = number / 255 - 0.5
+        times.add(0, 8, 8 + 4 * progress, progress, is_first=number == 0, in_use=True)
+    assert times.of(1, 8) == pytest.approx(22, abs=0.5)
 
 
 def test_the_first_times_of_use_do_not_change_the_others() -> None:
     """The lower quartile of few times is the least of them, so it falls while they become more."""
     times = StepTimes([1, 4])
+    for progress in (-0.5, 0.5) * 6:
+        times.add(1, 9, 100.0, progress, is_first=False, in_use=False)
     add(times, 1, 4, 10.0, in_use=False)
     times.begin(0)
     for number in range(PERIOD):

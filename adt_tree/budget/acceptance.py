@@ -38,9 +38,10 @@ class Levels:
 
     def __init__(self, deepest: int) -> None:
         """deepest: number of levels of the deepest tree."""
-        # By level: image steps that accepted all codes above it, times the refinement for level 1, and those
-        # that accepted a code of it. Each level forgets by its own steps. Deep trees are tried seldom, and
-        # several of their trials together must tell what they accept.
+        # By level: image steps whose tree had the level, those that accepted all codes above it, times the
+        # refinement for level 1, and those that accepted a code of it. Each level forgets by its own steps.
+        # Deep trees are tried seldom, and several of their trials together must tell what they accept.
+        self._drafted = [0.0] * (deepest + 1)
         self._reached = [0.0] * (deepest + 1)
         self._accepted = [0.0] * (deepest + 1)
 
@@ -49,9 +50,15 @@ class Levels:
         concerns its first level alone: it makes more steps reach the others."""
         decay = 1 - 1 / MEMORY
         for level in range(1, depth + 1):
+            self._drafted[level] = self._drafted[level] * decay + 1
             self._reached[level] = self._reached[level] * decay + (level <= accepted + 1)
             self._accepted[level] = self._accepted[level] * decay + (level <= accepted)
         self._reached[1] += refinement - 1
+
+    def steps(self, depth: int) -> float:
+        """Returns the number of image steps whose trees had at least so many levels, older ones with less
+        weight."""
+        return self._drafted[depth]
 
     def accepted_codes(self) -> list[float]:
         """Returns the expected number of accepted codes of a tree of 0, 1, 2, ... levels, whose refinement is

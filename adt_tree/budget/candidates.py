@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 
 from adt_tree.policy import PLAIN, AdaptiveTree, TreeShape, self_drafted
 
-# Drafted nodes of a chain that is about as long as a row, and of a tree that is about as long as two.
-LEAST_CHAIN, MOST_CHAIN, LEAST_TREE, MOST_TREE = 11, 23, 31, 63
+# Drafted nodes of a chain that is about as long as a row, and of a tree that is about as long as two. Another
+# candidate is that chain with LEAVES leaves, which is best with one image in flight where rows are cheap.
+LEAST_CHAIN, MOST_CHAIN, LEAST_TREE, MOST_TREE, LEAVES = 11, 23, 31, 63, 4
 # Candidates of a drafter network as (levels, drafted nodes): True if passes are rounded up to buckets, False
 # if every row of a pass costs. The tree that the model has by default is among the candidates as well.
 NETWORK_TREES = {False: ((2, 3), (4, 6), (8, 12)), True: ((2, 7), (4, 15), (8, 63))}
@@ -43,7 +44,8 @@ class AutoTree:
             return [PLAIN, *map(_chain, (7, 15)), *(_across(nodes, row_width) for nodes in (31, 63, 127))]
         chain = min(max(row_width - 1, LEAST_CHAIN), MOST_CHAIN)
         tree = min(max(2 * row_width - 1, LEAST_TREE), MOST_TREE)
-        return [PLAIN, *map(_chain, (1, 3, 7, chain)), _across(tree, row_width)]
+        leafy = replace(self_drafted(chain + LEAVES), depth=chain)
+        return [PLAIN, *map(_chain, (3, 7, chain)), leafy, _across(tree, row_width)]
 
 
 def _chain(length: int) -> TreeShape:

@@ -28,8 +28,9 @@ WARM_UP, STAY = 6, 2
 # as INNER_LEVEL_STEPS.
 LEVEL_STEPS, INNER_LEVEL_STEPS = 100.0, 10.0
 # The codes that n image steps accept are about as uncertain as their mean over the root of n. So a candidate
-# is hoped to accept more by DOUBT / sqrt(n + DOUBT_STEPS): one that was little used is used, until its own
-# steps tell what it accepts.
+# is hoped to accept more by DOUBT / sqrt(n + DOUBT_STEPS), where n counts the steps of all trees that were at
+# least as deep, for the steps of a deep tree show what a shallow one would accept. So a candidate is used
+# until steps of its depth tell what it accepts.
 DOUBT, DOUBT_STEPS = 1.0, 25.0
 # Images that draft get out of step. That costs time which a step does not show: attention over prefixes of
 # different lengths takes longer, and slots are idle at the end of a run. With 8 and 16 images in flight trees
@@ -91,7 +92,7 @@ class CostAware:
         self._chosen: _Candidate | None = None  # by the last choice; None during the first trials
         # Steps since the candidate or the number of images changed: 0 at the first of them, -1 before it.
         self._in_a_row = -1
-        self._warm_up = 0  # number of steps in a row whose acceptance is not counted
+        self._settled = 0  # steps since the depth of the trees changed
         self._scheduled = deque[_Candidate]()  # candidates of the next steps
         self._untried = deque(self._candidates)  # candidates whose first trial is to come, smallest first
         # Time of all steps, and what trials, and images that waited after them, have lost of it.
@@ -156,13 +157,14 @@ class CostAware:
         ms = next(iter(steps.values())).ms  # all images in flight share the step's time
         self._total_ms += ms
         if self._is_extra:
-            self._lost_ms += ms * (1 - len(steps) / self._images)
+            if self._lost_ms:  # otherwise it follows first trials, which do not count
+                self._lost_ms += ms * (1 - len(steps) / self._images)
             return
         if self._in_a_row and any(step.depth == self._shapes[slot].depth for slot, step in steps.items()):
             progress = fmean(step.position for step in steps.values()) / self._positions - 0.5
             is_first, in_use = self._in_a_row == 1, self._current is self._chosen
             self._times.add(self._current.index, self._paid_images, ms, progress, is_first, in_use)
-        if self._current.shape.depth and self._in_a_row >= self._warm_up:
+        if self._current.shape.depth and (self._settled >= WARM_UP or not self._self_drafted):
             for step in steps.values():
                 self._levels.count(step.depth, step.accepted, self._current.refinement)
                 self._current.count(step.accepted)
@@ -176,10 +178,9 @@ class CostAware:
         if not self._scheduled:
             self._schedule()
         upcoming = self._scheduled.popleft()
-        self._in_a_row += 1
-        if upcoming is not self._current:
-            self._warm_up = self._warm_up_of(upcoming)
-            self._current, self._in_a_row = upcoming, 0
+        self._in_a_row = self._in_a_row + 1 if upcoming is self._current else 0
+        self._settled = self._settled + 1 if upcoming.shape.depth == self._current.shape.depth else 0
+        self._current = upcoming
 
     @property
     def _paid_images(self) -> int:
@@ -274,8 +275,9 @@ class CostAware:
         if not candidate.shape.depth:
             loss = STEP_LOSS if self._self_drafted else NETWORK_STEP_LOSS
             return 1 + min(loss * (self._images - 1), MOST_STEP_LOSS)
-        hope = 1 + DOUBT / math.sqrt(candidate.steps + DOUBT_STEPS)
-        return 1 + min(candidate.shape.depth, hope * self._accepts(candidate))
+        depth = candidate.shape.depth
+        hope = 1 + DOUBT / math.sqrt(self._levels.steps(depth) + DOUBT_STEPS)
+        return 1 + min(depth, hope * self._accepts(candidate))
 
     def _hoped_rate(self, candidate: _Candidate) -> float:
         """Returns the codes per millisecond that decide which candidate is chosen."""

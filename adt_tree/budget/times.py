@@ -17,6 +17,8 @@ TRIALS = 5  # number of trials whose median is the time of a step of a candidate
 # quarter of an image, whose steps all took equally long, had been seen before: 64 points, evenly spread over
 # a quarter, have this sum of squared distances from their mean.
 SEEN_BEFORE = 1 / 3
+# The line counts as known once half an image has been seen: 128 points have this sum.
+KNOWN = 128 / 48
 
 _Time = tuple[float, float]  # milliseconds of a step, and its `progress` times the images in flight
 
@@ -32,6 +34,10 @@ class _Slope:
     @property
     def value(self) -> float:
         return max(self._xy / (self._xx + SEEN_BEFORE), 0.0)
+
+    @property
+    def is_known(self) -> bool:
+        return self._xx >= KNOWN
 
     def begin(self) -> None:
         """Begins a stretch."""
@@ -106,8 +112,9 @@ class StepTimes:
             timed.recent.clear()
             timed.trials.clear()
             timed.is_old = False
-        # The lower quartile of fewer times falls from time to time, whatever the device does.
-        is_comparable = in_use and len(timed.recent) == PERIOD
+        # The lower quartile of fewer times falls from time to time, whatever the device does. While the line
+        # is not known, longer prefixes would look like a slower device.
+        is_comparable = in_use and len(timed.recent) == PERIOD and self._per_image.is_known
         before = self._estimate(timed) if is_comparable else 1.0
         timed.recent.append((ms, images * progress))
         if is_comparable:
