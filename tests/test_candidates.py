@@ -27,10 +27,10 @@ def test_what_does_not_fit_is_left_out_with_a_notice(capsys: pytest.CaptureFixtu
     model: Any = SimpleNamespace(target=target)
     shapes = list(CANDIDATES)
     assert largest_target(model, Sampling(), shapes, slots=1, max_prompt=9, demand=Demand()) == 8
-    assert [shape.budget for shape in shapes] == [0, 1, 3, 7]
+    assert [shape.budget for shape in shapes] == [0, 3, 7]
     notices = capsys.readouterr().err.splitlines()
-    assert len(notices) == 2 and all("auto" in line and "out of memory" in line for line in notices)
-    assert "32" in notices[0] and "16" in notices[1]
+    assert len(notices) == 3 and all("auto" in line and "out of memory" in line for line in notices)
+    assert "32" in notices[0] and "20" in notices[1] and "16" in notices[2]
 
 
 def test_candidates_of_wide_rows_on_a_device_of_buckets() -> None:
@@ -46,9 +46,9 @@ def test_a_tree_that_no_image_has_room_for_is_no_candidate(device: str) -> None:
     chooses depths within a candidate, so its candidates stay."""
     codebook = SimpleNamespace(device=torch.device(device))
     model: Any = SimpleNamespace(grid=Grid(4, 4), num_codes=64, codebook=codebook)
-    depths = {"cpu": [0, 1, 3, 7, 11], "cuda": [0, 7]}
+    depths = {"cpu": [0, 3, 7, 11, 11], "cuda": [0, 7]}
     assert [shape.depth for shape in candidate_shapes(AutoTree(), model)] == depths[device]
-    for grid, smaller in ((Grid(3, 3), [0, 1, 3]), (Grid(2, 3), [0, 1, 3]), (Grid(1, 3), [0, 1])):
+    for grid, smaller in ((Grid(3, 3), [0, 3]), (Grid(2, 3), [0, 3]), (Grid(1, 3), [0, 1])):
         model.grid = grid
         expected = smaller if device == "cpu" else [0, 1]
         assert [shape.depth for shape in candidate_shapes(AutoTree(), model)] == expected
