@@ -7,8 +7,10 @@ from itertools import pairwise
 import pytest
 
 from adt_tree.budget.acceptance import REFINEMENT, Levels
+from adt_tree.budget.candidates import AutoTree
 from adt_tree.budget.policy import WARM_UP, CostAware
-from adt_tree.policy import PLAIN, TreeShape
+from adt_tree.grid import Grid
+from adt_tree.policy import PLAIN, AdaptiveTree, AdjacencyAdaptive, TreeShape
 from tests.test_budget import CANDIDATES, POSITIONS, step
 
 
@@ -54,6 +56,20 @@ def test_a_tree_is_hoped_for_until_steps_of_its_depth_tell() -> None:
         for _ in range(75):
             policy._levels.count(depth, 3, 1.0)
         assert policy._hoped_codes(chain) == pytest.approx(1 + hoped, abs=0.01)
+
+
+def test_a_tree_whose_levels_an_inner_policy_cuts_is_not_hoped_for_for_ever() -> None:
+    """The inner policy drafts 2 of 8 levels, so no step has so many."""
+    base = AdaptiveTree()
+    shapes = AutoTree(base).candidates(row_width=16, buckets=False)
+    policy = CostAware(shapes, POSITIONS, AdjacencyAdaptive(base, 1, Grid(16, 16)), self_drafted=False)
+    policy.shapes({0: 0})
+    policy._current = policy._candidates[-1]
+    for _ in range(975):
+        policy.observe({0: step(TreeShape(2, 2, 6), 1, 1.0)})
+    policy._schedule()
+    hope = (policy._hoped_codes(policy._candidates[-1]) - 1) / policy._accepts(policy._candidates[-1])
+    assert 1 < hope < 1.05
 
 
 def test_a_step_whose_images_have_failed_is_not_counted() -> None:

@@ -28,9 +28,9 @@ WARM_UP, STAY = 6, 2
 # as INNER_LEVEL_STEPS.
 LEVEL_STEPS, INNER_LEVEL_STEPS = 100.0, 10.0
 # The codes that n image steps accept are about as uncertain as their mean over the root of n. So a candidate
-# is hoped to accept more by DOUBT / sqrt(n + DOUBT_STEPS), where n counts the steps of all trees that were at
-# least as deep, for the steps of a deep tree show what a shallow one would accept. So a candidate is used
-# until steps of its depth tell what it accepts.
+# is hoped to accept more by DOUBT / sqrt(n + DOUBT_STEPS), where n counts its steps, or those of all trees
+# that were at least as deep, for the steps of a deep tree show what a shallow one would accept. So it is
+# used until such steps tell what it accepts.
 DOUBT, DOUBT_STEPS = 1.0, 25.0
 # Images that draft get out of step. That costs time which a step does not show: attention over prefixes of
 # different lengths takes longer, and slots are idle at the end of a run. With 8 and 16 images in flight trees
@@ -276,7 +276,9 @@ class CostAware:
             loss = STEP_LOSS if self._self_drafted else NETWORK_STEP_LOSS
             return 1 + min(loss * (self._images - 1), MOST_STEP_LOSS)
         depth = candidate.shape.depth
-        hope = 1 + DOUBT / math.sqrt(self._levels.steps(depth) + DOUBT_STEPS)
+        # An inner policy may draft fewer levels.
+        steps = max(candidate.steps, self._levels.steps(depth))
+        hope = 1 + DOUBT / math.sqrt(steps + DOUBT_STEPS)
         return 1 + min(depth, hope * self._accepts(candidate))
 
     def _hoped_rate(self, candidate: _Candidate) -> float:
