@@ -7,10 +7,8 @@ from itertools import pairwise
 import pytest
 
 from adt_tree.budget.acceptance import REFINEMENT, Levels
-from adt_tree.budget.candidates import AutoTree
 from adt_tree.budget.policy import WARM_UP, CostAware
-from adt_tree.grid import Grid
-from adt_tree.policy import PLAIN, AdaptiveTree, AdjacencyAdaptive, TreeShape
+from adt_tree.policy import PLAIN, TreeShape
 from tests.test_budget import CANDIDATES, POSITIONS, step
 
 
@@ -58,18 +56,12 @@ def test_a_tree_is_hoped_for_until_steps_of_its_depth_tell() -> None:
         assert policy._hoped_codes(chain) == pytest.approx(1 + hoped, abs=0.01)
 
 
-def test_a_tree_whose_levels_an_inner_policy_cuts_is_not_hoped_for_for_ever() -> None:
-    """The inner policy drafts 2 of 8 levels, so no step has so many."""
-    base = AdaptiveTree()
-    shapes = AutoTree(base).candidates(row_width=16, buckets=False)
-    policy = CostAware(shapes, POSITIONS, AdjacencyAdaptive(base, 1, Grid(16, 16)), self_drafted=False)
+def test_trees_of_a_network_are_not_hoped_for() -> None:
+    """Each time it is taken up, it reads what was decoded plainly, which no timed step shows."""
+    policy = CostAware([PLAIN, TreeShape(2, 3, 6)], POSITIONS, self_drafted=False)
     policy.shapes({0: 0})
-    policy._current = policy._candidates[-1]
-    for _ in range(975):
-        policy.observe({0: step(TreeShape(2, 2, 6), 1, 1.0)})
-    policy._schedule()
-    hope = (policy._hoped_codes(policy._candidates[-1]) - 1) / policy._accepts(policy._candidates[-1])
-    assert 1 < hope < 1.05
+    tree = policy._candidates[1]
+    assert policy._hoped_codes(tree) == 1 + policy._accepts(tree)
 
 
 def test_a_step_whose_images_have_failed_is_not_counted() -> None:

@@ -28,16 +28,17 @@ WARM_UP, STAY = 6, 2
 # as INNER_LEVEL_STEPS.
 LEVEL_STEPS, INNER_LEVEL_STEPS = 100.0, 10.0
 # The codes that n image steps accept are about as uncertain as their mean over the root of n. So a candidate
-# is hoped to accept more by DOUBT / sqrt(n + DOUBT_STEPS), where n counts its steps, or those of all trees
-# that were at least as deep, for the steps of a deep tree show what a shallow one would accept. So it is
-# used until such steps tell what it accepts.
+# is hoped to accept more by DOUBT / sqrt(n + DOUBT_STEPS), where n counts the steps of all trees that were at
+# least as deep, for the steps of a deep tree show what a shallow one would accept. So it is used until such
+# steps tell what it accepts. A drafter network gets no such credit: whenever trees follow plain decoding, it
+# has to read what was decoded since, in a step that is not timed.
 DOUBT, DOUBT_STEPS = 1.0, 25.0
 # Images that draft get out of step. That costs time which a step does not show: attention over prefixes of
 # different lengths takes longer, and slots are idle at the end of a run. With 8 and 16 images in flight trees
 # gain 3 and 4 % less than their steps promise (docs/LOG.md). So plain decoding counts as faster by a share
 # STEP_LOSS for each image but the first. The passes of a drafter network are out of step too, so with one it
 # counts as faster by NETWORK_STEP_LOSS, at most MOST_STEP_LOSS in all.
-STEP_LOSS, NETWORK_STEP_LOSS, MOST_STEP_LOSS = 0.005, 0.06, 0.25
+STEP_LOSS, NETWORK_STEP_LOSS, MOST_STEP_LOSS = 0.005, 0.125, 0.25
 # Times change with the load of the device, and one slow moment can spoil the first trial of a shape, or end
 # the first trials too early. So plain decoding and the neighbours of the chosen shape are tried again:
 # whichever has lost least time of late, as long as all trials lose at most the share TRIAL_LOSS of a run's
@@ -217,8 +218,8 @@ class CostAware:
         if chosen is not self._chosen:
             self._times.begin(chosen.index)
             self._chosen = chosen
-            if self._warm_up_of(chosen):
-                self._scheduled.extend([chosen] * (WARM_UP + STAY * PERIOD))
+            if chosen.shape.depth:
+                self._scheduled.extend([chosen] * (self._warm_up_of(chosen) + STAY * PERIOD))
                 return
         other = self._least_tried(chosen)
         loss_ms = self._loss_ms(other, chosen)
@@ -275,10 +276,9 @@ class CostAware:
         if not candidate.shape.depth:
             loss = STEP_LOSS if self._self_drafted else NETWORK_STEP_LOSS
             return 1 + min(loss * (self._images - 1), MOST_STEP_LOSS)
-        depth = candidate.shape.depth
-        # An inner policy may draft fewer levels.
-        steps = max(candidate.steps, self._levels.steps(depth))
-        hope = 1 + DOUBT / math.sqrt(steps + DOUBT_STEPS)
+        depth, hope = candidate.shape.depth, 1.0
+        if self._self_drafted:
+            hope += DOUBT / math.sqrt(self._levels.steps(depth) + DOUBT_STEPS)
         return 1 + min(depth, hope * self._accepts(candidate))
 
     def _hoped_rate(self, candidate: _Candidate) -> float:
