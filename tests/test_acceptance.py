@@ -73,3 +73,12 @@ def test_a_step_whose_images_have_failed_is_not_counted() -> None:
             {slot: step(shapes[slot], shapes[slot].depth, 1.0) for slot in left.get(number, [0, 1])}
         )
     assert policy.shapes({0: 201, 1: 201})[0].depth >= 15
+
+
+def test_a_run_without_any_time_decodes_plainly() -> None:
+    """The number of images changes at every step, so none is timed."""
+    policy = CostAware(CANDIDATES, POSITIONS)
+    for number in range(200):
+        shapes = policy.shapes(dict.fromkeys(range(1 + number % 2), 1))
+        policy.observe({slot: step(shape, 0, 1.0) for slot, shape in shapes.items()})
+    assert shapes[0] == PLAIN

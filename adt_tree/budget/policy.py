@@ -201,6 +201,8 @@ class CostAware:
             # Plain decoding, with which all others are compared, is tried for longer.
             steps = FIRST_STEPS if self._times.is_timed(0) else PERIOD
             self._scheduled.extend([self._untried.popleft()] * steps)
+        elif not self._times.is_timed(0):  # all steps have failed, or the images have changed at each of them
+            self._scheduled.extend([self._candidates[0]] * PERIOD)
         else:
             self._untried.clear()
             self._schedule_around(max(self._candidates, key=self._hoped_rate))
