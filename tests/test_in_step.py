@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from adt_tree.budget.policy import EXPLORE_DEPTH, CostAware
+from adt_tree.budget.policy import CostAware
 from adt_tree.policy import PLAIN, TreeShape
 from tests.test_budget import CANDIDATES, POSITIONS, step
 
@@ -88,7 +88,7 @@ def test_what_images_lose_by_waiting_counts_as_loss_of_trials(lost_ms: float, co
 
 
 def test_a_step_for_all_images_precedes_trees() -> None:
-    """While images wait, the last one leaves, and the policy is made to choose a tree. A drafter needs a step
+    """While an image waits, the policy is made to choose a tree. A drafter needs a step
     first in which all commit a code."""
     policy, roots = CostAware(CANDIDATES, POSITIONS), dict.fromkeys(range(3), 0)
     until_plain(policy, roots)
@@ -96,4 +96,4 @@ def test_a_step_for_all_images_precedes_trees() -> None:
     policy._scheduled.clear()
     policy._scheduled.extend([policy._candidates[1]] * 2)
     first, second = run(policy, roots, 2)
-    assert first == dict.fromkeys(range(3), PLAIN) and second[0].depth == EXPLORE_DEPTH
+    assert first == dict.fromkeys(range(3), PLAIN) and second[0] == CANDIDATES[1]

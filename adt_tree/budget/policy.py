@@ -44,9 +44,8 @@ STEP_LOSS, NETWORK_STEP_LOSS, MOST_STEP_LOSS = 0.005, 0.125, 0.25
 # whichever has lost least time of late, as long as all trials lose at most the share TRIAL_LOSS of a run's
 # time. EARLY_STEPS steps of the chosen shape count as part of that time from the start, so that early
 # mistakes are soon found. A trial of a shape that is nearly as good loses at least LEAST_LOSS of its time.
-# While plain decoding is chosen, the best tree of at least EXPLORE_DEPTH levels is tried: a self-drafted
-# chain of one node tells nothing of longer ones.
-TRIAL_LOSS, EARLY_STEPS, LEAST_LOSS, EXPLORE_DEPTH = 0.005, 500, 0.1, 3
+# While plain decoding is chosen, the tree that seems best is tried.
+TRIAL_LOSS, EARLY_STEPS, LEAST_LOSS = 0.005, 500, 0.1
 
 
 @dataclass(slots=True, eq=False)
@@ -248,9 +247,7 @@ class CostAware:
         """Returns the candidate to try next while `chosen` is the best."""
         at = chosen.index
         if not at:
-            least_depth = EXPLORE_DEPTH if self._self_drafted else 1
-            deep = [c for c in self._candidates if c.shape.depth >= least_depth]
-            return max(deep or self._candidates[1:], key=self._hoped_rate)
+            return max(self._candidates[1:], key=self._hoped_rate)
         others = [c for n, c in enumerate(self._candidates) if n == 0 or abs(n - at) == 1]
         return min(others, key=lambda c: c.lost_ms)
 
