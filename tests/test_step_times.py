@@ -9,7 +9,7 @@ from adt_tree.budget.times import PERIOD, StepTimes
 
 def add(times: StepTimes, candidate: int, images: int, ms: float, *, in_use: bool) -> None:
     """Adds the time of a step in the middle of the images."""
-    times.add(candidate, images, ms, progress=0.0, is_first=False, in_use=in_use)
+    times.add(candidate, images, ms, progress=0.0, in_use=in_use)
 
 
 def test_the_first_time_at_a_new_number_of_images_does_not_change_the_order() -> None:
@@ -40,7 +40,7 @@ def test_a_slower_device_changes_the_times_of_all_numbers_of_images() -> None:
     for images in (1, 4):
         add(times, 1, images, 10.0, in_use=False)
     for progress in (-0.5, 0.5) * 6:  # after this it is known that prefixes cost nothing
-        times.add(1, 9, 100.0, progress, is_first=False, in_use=False)
+        times.add(1, 9, 100.0, progress, in_use=False)
     times.begin(0)
     for ms in [2.0] * PERIOD + [3.0] * PERIOD:
         add(times, 0, 4, ms, in_use=True)
@@ -54,10 +54,10 @@ def test_times_are_those_of_the_middle_of_the_images() -> None:
     times = StepTimes([1, 4])
     for number in range(512):
         progress = number % 256 / 256 - 0.5
-        times.add(0, 8, 12 + 8 * progress, progress, is_first=number == 0, in_use=True)
+        times.add(0, 8, 12 + 8 * progress, progress, in_use=True)
         assert number < 256 or times.of(0, 8) == pytest.approx(12, abs=0.2)
-    for number in range(PERIOD):
-        times.add(1, 8, 22 + 8 * -0.45, -0.45, is_first=number == 0, in_use=False)
+    for _ in range(PERIOD):
+        times.add(1, 8, 22 + 8 * -0.45, -0.45, in_use=False)
     assert times.of(1, 8) == pytest.approx(22, abs=0.1)
 
 
@@ -65,10 +65,10 @@ def test_longer_prefixes_do_not_look_like_a_slower_device() -> None:
     """In the first image of a run plain steps take 6 ms at first and 10 ms at the end. A tree was timed at
     its beginning."""
     times = StepTimes([1, 4])
-    times.add(1, 8, 20.0, -0.5, is_first=True, in_use=False)
+    times.add(1, 8, 20.0, -0.5, in_use=False)
     for number in range(255):
         progress = number / 255 - 0.5
-        times.add(0, 8, 8 + 4 * progress, progress, is_first=number == 0, in_use=True)
+        times.add(0, 8, 8 + 4 * progress, progress, in_use=True)
     assert times.of(1, 8) == pytest.approx(22, abs=0.5)
 
 
@@ -76,7 +76,7 @@ def test_the_first_times_of_use_do_not_change_the_others() -> None:
     """The lower quartile of few times is the least of them, so it falls while they become more."""
     times = StepTimes([1, 4])
     for progress in (-0.5, 0.5) * 6:
-        times.add(1, 9, 100.0, progress, is_first=False, in_use=False)
+        times.add(1, 9, 100.0, progress, in_use=False)
     add(times, 1, 4, 10.0, in_use=False)
     times.begin(0)
     for number in range(PERIOD):
@@ -94,3 +94,22 @@ def test_a_candidate_that_comes_into_use_forgets_all_its_times() -> None:
     assert times.of(1, 4) == 10.0
     add(times, 1, 4, 20.0, in_use=True)
     assert times.of(1, 4) == 20.0
+
+
+def test_one_very_long_step_does_not_spoil_the_times() -> None:
+    """Plain steps of 8 images take 8 ms at first and 16 ms at the end. In the second image another program
+    stops one of them for three seconds."""
+    times = StepTimes([1, 4])
+    for number in range(512):
+        progress = number % 256 / 256 - 0.5
+        times.add(0, 8, 3000.0 if number == 300 else 12 + 8 * progress, progress, in_use=True)
+        assert number < 256 or times.of(0, 8) == pytest.approx(12, abs=0.5)
+
+
+def test_what_longer_prefixes_cost_is_learned_anew_when_it_changes() -> None:
+    """A prefix costs nothing for eight images, and 8 ms from then on."""
+    times = StepTimes([1, 4])
+    for number in range(24 * 256):
+        progress = number % 256 / 256 - 0.5
+        times.add(0, 8, 12 + 8 * progress * (number >= 8 * 256), progress, in_use=True)
+    assert times.of(0, 8) == pytest.approx(12, abs=0.1)

@@ -35,17 +35,18 @@ LEVEL_STEPS, INNER_LEVEL_STEPS = 100.0, 10.0
 DOUBT, DOUBT_STEPS = 1.0, 25.0
 # Images that draft get out of step. That costs time which a step does not show: attention over prefixes of
 # different lengths takes longer, and slots are idle at the end of a run. With 8 and 16 images in flight trees
-# gain 3 and 4 % less than their steps promise (docs/LOG.md). So plain decoding counts as faster by a share
-# STEP_LOSS for each image but the first. The passes of a drafter network are out of step too, so with one it
-# counts as faster by NETWORK_STEP_LOSS, at most MOST_STEP_LOSS in all.
-STEP_LOSS, NETWORK_STEP_LOSS, MOST_STEP_LOSS = 0.005, 0.125, 0.25
+# gain 3 and 4.5 % less than their steps promise (docs/LOG.md). So plain decoding counts as faster by a share
+# STEP_LOSS for each doubling of the images. The passes of a drafter network are out of step too, so with one
+# it counts as faster by NETWORK_STEP_LOSS for each image but the first, at most by MOST_STEP_LOSS.
+STEP_LOSS, NETWORK_STEP_LOSS, MOST_STEP_LOSS = 0.011, 0.125, 0.25
 # Times change with the load of the device, and one slow moment can spoil the first trial of a shape, or end
 # the first trials too early. So plain decoding and the neighbours of the chosen shape are tried again:
-# whichever has lost least time of late, as long as all trials lose at most the share TRIAL_LOSS of a run's
-# time. EARLY_STEPS steps of the chosen shape count as part of that time from the start, so that early
-# mistakes are soon found. A trial of a shape that is nearly as good loses at least LEAST_LOSS of its time.
-# While plain decoding is chosen, the tree that seems best is tried.
-TRIAL_LOSS, EARLY_STEPS, LEAST_LOSS = 0.005, 500, 0.1
+# whichever will have lost least time, where every trial makes those before it count less by TRIAL_MEMORY, as
+# long as all trials lose at most the share TRIAL_LOSS of a run's time. EARLY_STEPS steps of the chosen shape
+# count as part of that time from the start, so that early mistakes are soon found. A trial of a shape that is
+# nearly as good loses at least LEAST_LOSS of its time. While plain decoding is chosen, the tree that seems
+# best is tried.
+TRIAL_LOSS, EARLY_STEPS, LEAST_LOSS, TRIAL_MEMORY = 0.005, 500, 0.1, 0.9
 
 
 @dataclass(slots=True, eq=False)
@@ -57,7 +58,7 @@ class _Candidate:
     refinement: float  # factor by which it accepts more codes than a smaller tree of as many levels
     accepted: float = 0.0  # codes accepted in its image steps, older ones with less weight
     steps: float = 0.0  # image steps, older ones with less weight
-    # Time that its trials are estimated to have lost. Each later trial of any candidate halves it.
+    # Time that its trials are estimated to have lost. Each later trial of any candidate makes it count less.
     lost_ms: float = 0.0
 
     def count(self, accepted: int) -> None:
@@ -97,11 +98,15 @@ class CostAware:
         self._untried = deque(self._candidates)  # candidates whose first trial is to come, smallest first
         # Time of all steps, and what trials, and images that waited after them, have lost of it.
         self._total_ms, self._lost_ms = 0.0, 0.0
+        self._step_loss_ms = 0.0  # what each step of the last trial was estimated to lose
+        # Whether the last trees were those of a trial, and not of a choice that plain decoding has replaced.
+        self._is_after_trial = False
         self._times = StepTimes([shape.num_nodes for shape in shapes])
         self._levels = Levels(max(shape.depth for shape in shapes))
         self._promised: list[float] = []  # accepted codes by candidate, at the last choice
         self._shapes: Mapping[int, TreeShape] = {}  # of the present step, by slot
-        self._images = 0  # number of images in flight
+        self._in_flight = 0  # number of images in flight
+        self._images = 0  # in the last step that was scheduled
         self._was_in_step = False  # whether no image has begun since all were equally far
         # Whether images waited in the last step, and whether the last step was not scheduled for that reason.
         self._has_waited = self._is_extra = False
@@ -117,15 +122,17 @@ class CostAware:
             self._inner.reset(slot, seed)
 
     def shapes(self, roots: Mapping[int, int]) -> Mapping[int, TreeShape]:
+        self._in_flight = len(roots)
         behind = self._behind(roots)
         # A step without trees for all images follows those in which some waited.
         self._is_extra = bool(behind) or (self._has_waited and any(roots.values()))
         self._has_waited = bool(behind)
         if self._is_extra:
             return dict.fromkeys(behind or roots, PLAIN)
-        self._next_step(len(roots))
+        self._next_step()
         limit = self._current.shape
-        if self._inner is None:
+        # The inner policy is not asked for trees that are not drafted, because each answer moves its state.
+        if self._inner is None or not limit.depth:
             self._shapes = dict.fromkeys(roots, limit)
         else:
             self._shapes = {
@@ -157,30 +164,39 @@ class CostAware:
         ms = next(iter(steps.values())).ms  # all images in flight share the step's time
         self._total_ms += ms
         if self._is_extra:
-            if self._lost_ms:  # otherwise it follows first trials, which do not count
-                self._lost_ms += ms * (1 - len(steps) / self._images)
+            if self._is_after_trial:
+                self._lost_ms += ms * (1 - len(steps) / self._in_flight)
             return
         if self._in_a_row and any(step.depth == self._shapes[slot].depth for slot, step in steps.items()):
             progress = fmean(step.position for step in steps.values()) / self._positions - 0.5
-            is_first, in_use = self._in_a_row == 1, self._current is self._chosen
-            self._times.add(self._current.index, self._paid_images, ms, progress, is_first, in_use)
+            in_use = self._current is self._chosen
+            self._times.add(self._current.index, self._paid_images, ms, progress, in_use)
         if self._current.shape.depth and (self._settled >= WARM_UP or not self._self_drafted):
             for step in steps.values():
                 self._levels.count(step.depth, step.accepted, self._current.refinement)
                 self._current.count(step.accepted)
 
-    def _next_step(self, images: int) -> None:
-        if self._images != images:
-            self._images, self._in_a_row = images, -1
-            # The times of a trial cannot be compared with those before the change, so it ends.
-            if self._chosen and self._current is not self._chosen:
-                self._scheduled = deque([self._chosen] * PERIOD)
+    def _next_step(self) -> None:
+        if self._images != self._in_flight:
+            before, self._images = self._paid_images, self._in_flight
+            if self._paid_images != before:
+                self._end_trial()
         if not self._scheduled:
             self._schedule()
         upcoming = self._scheduled.popleft()
         self._in_a_row = self._in_a_row + 1 if upcoming is self._current else 0
         self._settled = self._settled + 1 if upcoming.shape.depth == self._current.shape.depth else 0
         self._current = upcoming
+
+    def _end_trial(self) -> None:
+        """Ends a trial, if there is one, because the times after a change of the number of images cannot be
+        compared with those before it. Steps that do not run lose nothing."""
+        self._in_a_row = -1
+        if self._chosen and self._current is not self._chosen:
+            refund_ms = len(self._scheduled) * self._step_loss_ms
+            self._lost_ms -= refund_ms
+            self._current.lost_ms -= refund_ms
+            self._scheduled = deque([self._chosen] * PERIOD)
 
     @property
     def _paid_images(self) -> int:
@@ -220,18 +236,21 @@ class CostAware:
             self._times.begin(chosen.index)
             self._chosen = chosen
             if chosen.shape.depth:
+                self._is_after_trial = False
                 self._scheduled.extend([chosen] * (self._warm_up_of(chosen) + STAY * PERIOD))
                 return
         other = self._least_tried(chosen)
         loss_ms = self._loss_ms(other, chosen)
-        # A trial is compared with the last PERIOD steps, which must be of the chosen candidate with as many
-        # images in flight.
+        # The times of the chosen candidate, with which those of the trial are compared, must be recent ones,
+        # with as many images in flight.
         is_comparable = self._current is chosen and self._in_a_row >= PERIOD - 1
         credited_ms = self._total_ms + EARLY_STEPS * self._ms(chosen)
         if is_comparable and self._lost_ms + loss_ms <= TRIAL_LOSS * credited_ms:
+            self._is_after_trial = not chosen.shape.depth
             self._lost_ms += loss_ms
+            self._step_loss_ms = loss_ms / self._steps_of_trial(other, chosen)
             for candidate in self._candidates:
-                candidate.lost_ms /= 2
+                candidate.lost_ms *= TRIAL_MEMORY
             other.lost_ms += loss_ms
             self._times.begin_trial(other.index)
             self._scheduled.extend([other] * (self._warm_up_of(other) + PERIOD))
@@ -249,15 +268,19 @@ class CostAware:
         if not at:
             return max(self._candidates[1:], key=self._hoped_rate)
         others = [c for n, c in enumerate(self._candidates) if n == 0 or abs(n - at) == 1]
-        return min(others, key=lambda c: c.lost_ms)
+        return min(others, key=lambda c: c.lost_ms + self._loss_ms(c, chosen))
 
     def _loss_ms(self, candidate: _Candidate, chosen: _Candidate) -> float:
-        """Returns the time that a trial of the candidate is expected to lose, with the steps in which trees
-        warm up at its beginning and after it."""
-        trees = bool(candidate.shape.depth) + bool(chosen.shape.depth)
-        steps = PERIOD + WARM_UP * trees * self._self_drafted
+        """Returns the time that a trial of the candidate is expected to lose."""
         loss = 1 - self._rate(candidate) / self._rate(chosen)
-        return steps * self._ms(candidate) * max(LEAST_LOSS, loss)
+        return self._steps_of_trial(candidate, chosen) * self._ms(candidate) * max(LEAST_LOSS, loss)
+
+    def _steps_of_trial(self, candidate: _Candidate, chosen: _Candidate) -> int:
+        """Returns the number of steps that a trial of the candidate makes slower: its own, and those in which
+        trees warm up after it."""
+        depths = candidate.shape.depth, chosen.shape.depth
+        warm_ups = sum(map(bool, depths)) if self._self_drafted and depths[0] != depths[1] else 0
+        return PERIOD + WARM_UP * warm_ups
 
     def _accepts(self, candidate: _Candidate) -> float:
         """Returns the number of codes that a step of the candidate is expected to accept."""
@@ -273,8 +296,9 @@ class CostAware:
         """Returns the codes that a step of the candidate is hoped to commit; for plain decoding, the codes
         that a tree of equal time must commit to be better."""
         if not candidate.shape.depth:
-            loss = STEP_LOSS if self._self_drafted else NETWORK_STEP_LOSS
-            return 1 + min(loss * (self._images - 1), MOST_STEP_LOSS)
+            if self._self_drafted:
+                return 1 + STEP_LOSS * math.log2(self._images)
+            return 1 + min(NETWORK_STEP_LOSS * (self._images - 1), MOST_STEP_LOSS)
         depth, hope = candidate.shape.depth, 1.0
         if self._self_drafted:
             hope += DOUBT / math.sqrt(self._levels.steps(depth) + DOUBT_STEPS)

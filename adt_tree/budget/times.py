@@ -13,12 +13,13 @@ from statistics import median_low
 # quartile is the time of a step.
 PERIOD = 8
 TRIALS = 5  # number of trials whose median is the time of a step of a candidate that is not in use
-# What the first steps of a run say about the cost of longer prefixes is mostly noise. So it counts as if a
-# quarter of an image, whose steps all took equally long, had been seen before: 64 points, evenly spread over
-# a quarter, have this sum of squared distances from their mean.
+# What the first steps of a run say about the cost of longer prefixes is mostly noise. So it counts as if 64
+# steps, evenly spread over a quarter of an image, had taken equally long before: their sum of squared
+# distances from the mean is this.
 SEEN_BEFORE = 1 / 3
-# The line counts as known once half an image has been seen: 128 points have this sum.
+# The line counts as known once 128 steps, evenly spread over half an image, were timed, or more over less.
 KNOWN = 128 / 48
+FORGETTING = 0.999  # factor by which every point makes those before it count less
 
 _Time = tuple[float, float]  # milliseconds of a step, and its `progress` times the images in flight
 
@@ -44,7 +45,9 @@ class _Slope:
         self._number, self._mean_x, self._mean_y = 0, 0.0, 0.0
 
     def add(self, x: float, y: float) -> None:
-        """Adds a point."""
+        """Adds a point. The points before it count a little less."""
+        self._xx *= FORGETTING
+        self._xy *= FORGETTING
         self._number += 1
         before = x - self._mean_x
         self._mean_x += before / self._number
@@ -75,6 +78,7 @@ class StepTimes:
         """nodes: number of nodes of each candidate's trees, root included."""
         self._nodes = nodes
         self._timed: dict[tuple[int, int], _Timed] = {}  # by (candidate, images in flight)
+        self._last: _Timed | None = None  # whose time was added last
         self._per_image = _Slope()  # time that the prefix of one image takes if it is whole
         self._call_ms, self._node_ms = math.inf, 0.0  # of _on_line()
 
@@ -94,20 +98,21 @@ class StepTimes:
     def _of_candidate(self, candidate: int) -> list[_Timed]:
         return [timed for key, timed in self._timed.items() if key[0] == candidate]
 
-    def add(
-        self, candidate: int, images: int, ms: float, progress: float, is_first: bool, in_use: bool
-    ) -> None:
+    def add(self, candidate: int, images: int, ms: float, progress: float, in_use: bool) -> None:
         """Adds the time of a step.
 
-        progress: share of an image that is decoded, less 1/2, as the mean of all images. is_first: the step
-        before it was of another candidate, or with other images. in_use: the candidate is the one in use.
-        When its time changes, all estimates change by the same factor, because other programs slow the device
-        down. Without this, the candidate in use would look worse than those that were timed before.
+        progress: share of an image that is decoded, less 1/2, as the mean of all images. in_use: the
+        candidate is the one in use. When its time changes, all estimates change by the same factor, because
+        other programs slow the device down. Without this, the candidate in use would look worse than those
+        that were timed before.
         """
-        if is_first:
-            self._per_image.begin()
-        self._per_image.add(progress, ms / images)
         timed = self._timed.setdefault((candidate, images), _Timed())
+        if timed is not self._last:
+            self._per_image.begin()
+            self._last = timed
+        # One very long step would spoil the line for many images.
+        most = 2 * self._quartile(timed)[0] if timed.recent else math.inf
+        self._per_image.add(progress, min(ms, most) / images)
         if timed.is_old:
             timed.recent.clear()
             timed.trials.clear()
@@ -118,7 +123,9 @@ class StepTimes:
         before = self._estimate(timed) if is_comparable else 1.0
         timed.recent.append((ms, images * progress))
         if is_comparable:
-            self._scale(self._estimate(timed) / before, timed)
+            factor = self._estimate(timed) / before
+            if factor != 1:
+                self._scale(factor, timed)
 
     def _quartile(self, timed: _Timed) -> _Time:
         """Returns the lower quartile of the recent times; of up to four times, the least. Other programs make

@@ -1,0 +1,116 @@
+"""Trials of candidates: in which order, what they are charged, and what a change of images does to them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pytest
+
+from adt_tree.budget.candidates import AutoTree
+from adt_tree.budget.policy import PERIOD, WARM_UP, CostAware
+from adt_tree.budget.times import StepTimes
+from adt_tree.policy import PLAIN, AdaptiveTree, TreeShape
+from adt_tree.records import Step
+from tests.test_budget import CANDIDATES, POSITIONS, step
+
+
+def run(policy: CostAware, slots: list[int], steps: int, row_ms: float) -> list[TreeShape]:
+    """Returns the shapes of steps that take 1 ms, and row_ms more for every drafted node. All images stand at
+    position 64 and accept two thirds of the drafts."""
+    used = []
+    for _ in range(steps):
+        shapes = policy.shapes(dict.fromkeys(slots, 63))
+        used.append(shapes[slots[0]])
+        ms = 1.0 + row_ms * used[-1].budget
+        policy.observe({slot: step(shape, 2 * shape.depth // 3, ms, 64) for slot, shape in shapes.items()})
+    return used
+
+
+def until_trial(policy: CostAware, slots: list[int], row_ms: float) -> float:
+    """Decodes until the first step of a trial. Returns the time that trials had lost before it."""
+    for _ in range(5000):
+        before = policy._lost_ms
+        run(policy, slots, 1, row_ms)
+        if policy._chosen not in (None, policy._current):
+            return before
+    pytest.fail("nothing was tried")
+
+
+def test_the_trial_that_costs_least_comes_first() -> None:
+    """The chain of 15 is best. A trial of the tree with 4 leaves more costs least, because it is as deep. One
+    of plain decoding costs most, but others must not keep it from being tried."""
+    policy = CostAware(CANDIDATES, POSITIONS)
+    until_trial(policy, [0], row_ms=0.1)
+    best, leafy = TreeShape(15, 1, 15), CANDIDATES[4]
+    assert policy._chosen is not None and policy._chosen.shape == best and policy._current.shape == leafy
+    trials = [shape for shape in run(policy, [0], 12000, row_ms=0.1) if shape != best]
+    assert set(trials) == {TreeShape(7, 1, 7), leafy, PLAIN}
+    assert trials.count(PLAIN) < min(trials.count(leafy), trials.count(TreeShape(7, 1, 7)))
+
+
+def test_a_trial_that_a_change_of_images_ends_is_charged_for_the_steps_that_ran() -> None:
+    """While the batch decodes plainly, a chain is tried for WARM_UP + PERIOD steps. An image ends after the
+    first of them."""
+    policy = CostAware(CANDIDATES, POSITIONS)
+    before = until_trial(policy, [0, 1, 2], row_ms=0.9)
+    tried, charged = policy._current, policy._lost_ms - before
+    assert policy._chosen is policy._candidates[0] and tried.lost_ms == charged > 0
+    assert run(policy, [0, 1], PERIOD, row_ms=0.9) == [PLAIN] * PERIOD
+    assert policy._lost_ms - before == pytest.approx(charged / (WARM_UP + PERIOD))
+    assert tried.lost_ms == pytest.approx(charged / (WARM_UP + PERIOD))
+
+
+def test_a_trial_goes_on_where_steps_do_not_depend_on_the_number_of_images() -> None:
+    policy = CostAware(CANDIDATES, POSITIONS, idle_slots_cost=True)
+    until_trial(policy, [0, 1, 2], row_ms=0.9)
+    tried = policy._current.shape
+    assert run(policy, [0, 1], WARM_UP + PERIOD, row_ms=0.9) == [*[tried] * (WARM_UP + PERIOD - 1), PLAIN]
+
+
+@pytest.mark.parametrize(("idle_slots_cost", "expected"), [(False, {2, 3}), (True, {1})])
+def test_times_are_kept_by_the_images_that_they_depend_on(
+    idle_slots_cost: bool, expected: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All images stand at position 64 of 256, so they are a quarter less than half done."""
+    counts = Counter[tuple[int, float]]()
+    add = StepTimes.add
+
+    def spy(self: StepTimes, candidate: int, images: int, ms: float, progress: float, in_use: bool) -> None:
+        counts[images, progress] += 1
+        add(self, candidate, images, ms, progress, in_use)
+
+    monkeypatch.setattr(StepTimes, "add", spy)
+    policy = CostAware(CANDIDATES, POSITIONS, idle_slots_cost=idle_slots_cost)
+    for slots in ([0, 1, 2], [0, 1]):
+        run(policy, slots, 50, row_ms=0.1)
+    assert {images for images, _ in counts} == expected and {progress for _, progress in counts} == {-0.25}
+
+
+@dataclass
+class Counting:
+    """An inner policy that counts how often it is asked, and what it learns."""
+
+    bounds: TreeShape = PLAIN
+    asked: int = 0
+    observed: list[int] = field(default_factory=list)  # depth of each step
+
+    def reset(self, slot: int, seed: int) -> None: ...
+
+    def shapes(self, roots: Mapping[int, int]) -> dict[int, TreeShape]:
+        self.asked += 1
+        return dict.fromkeys(roots, TreeShape(2, 2, 10))
+
+    def observe(self, steps: Mapping[int, Step]) -> None:
+        self.observed += [step.depth for step in steps.values()]
+
+
+def test_an_inner_policy_is_not_asked_for_trees_that_are_not_drafted() -> None:
+    """Each answer of ADT-Tree moves its state by the last acceptance rate."""
+    inner = Counting()
+    shapes = AutoTree(AdaptiveTree()).candidates(row_width=16, buckets=False)
+    policy = CostAware(shapes, POSITIONS, inner, self_drafted=False)
+    used = run(policy, [0], 500, row_ms=0.5)
+    assert len(used) == len(inner.observed) and used.count(PLAIN) > 400
+    assert inner.asked == len(used) - used.count(PLAIN) == len(used) - inner.observed.count(0) > 0
