@@ -78,13 +78,14 @@ def test_images_wait_again_once_a_batch_begins_anew() -> None:
 
 def test_what_images_lose_by_waiting_counts_as_loss_of_trials() -> None:
     """One of three images takes no part in each step, so a third of its time counts, but only if they wait
-    because of a trial. The first ones wait because plain decoding was chosen after trees."""
-    policy, roots = CostAware(CANDIDATES, POSITIONS), dict.fromkeys(range(3), 0)
+    because of a trial. The first ones wait because plain decoding was chosen after first trials. All of this
+    is in the middle of very large images."""
+    policy, roots = CostAware(CANDIDATES, 40000), dict.fromkeys(range(3), 16000)
     until_plain(policy, roots)
     lost_ms = policy._lost_ms
     assert all(len(shapes) == 2 for shapes in run(policy, roots, roots[0] - roots[1]))
     assert policy._lost_ms == lost_ms
-    for _ in range(5000):
+    for _ in range(7000):
         lost_ms = policy._lost_ms
         if len(run(policy, roots, 1, row_ms=0.8)[0]) == 2:
             assert policy._lost_ms - lost_ms == pytest.approx(1 / 3)
@@ -102,3 +103,44 @@ def test_a_step_for_all_images_precedes_trees() -> None:
     policy._scheduled.extend([policy._candidates[1]] * 2)
     first, second = run(policy, roots, 2)
     assert first == dict.fromkeys(range(3), PLAIN) and second[0] == CANDIDATES[1]
+
+
+def in_turn(positions: int, plain_ms: tuple[float, float], tree_ms: float, steps: int) -> list[TreeShape]:
+    """Returns the shapes of steps of four images that begin together whenever all have ended. A plain step
+    takes plain_ms at the beginning and at the end of the images, one with a tree tree_ms, and 1 ms more for
+    every drafted node. Two drafts are accepted."""
+    policy, used, root = CostAware(CANDIDATES, positions), list[TreeShape](), 0
+    for _ in range(steps):
+        if root == 0:
+            for slot in range(4):
+                policy.reset(slot, seed=1)
+        shape = policy.shapes(dict.fromkeys(range(4), root))[0]
+        used.append(shape)
+        low, high = plain_ms
+        ms = tree_ms + shape.budget if shape.depth else low + (high - low) * root / positions
+        accepted = min(2, shape.depth)
+        policy.observe({slot: step(shape, accepted, ms, root + 1) for slot in range(4)})
+        root = root + accepted + 1 if root + accepted < positions - 1 else 0
+    return used
+
+
+def test_the_first_images_of_a_batch_are_decoded_plainly_unless_a_tree_is_clearly_better() -> None:
+    """A plain step takes 4 ms at the beginning of an image and 12 ms at its end, one with three drafts 14 ms,
+    so that trees look bad at first. The chain of 3 commits three codes in it, and is taken from the second
+    images on. It is taken at once where it takes 5 ms."""
+    used = in_turn(256, (4.0, 12.0), tree_ms=11.0, steps=2000)
+    first = used[:255]
+    assert first.count(PLAIN) >= 200 and used[-1000:].count(CANDIDATES[1]) > 800
+    used = in_turn(256, (4.0, 12.0), tree_ms=2.0, steps=500)
+    assert used[:255].count(PLAIN) < 30
+
+
+def test_a_batch_that_decodes_plainly_tries_trees_in_the_middle_of_its_images() -> None:
+    policy, root, trials = CostAware(CANDIDATES, POSITIONS), 0, set[int]()
+    for _ in range(20000):
+        shape = policy.shapes(dict.fromkeys(range(4), root))[0]
+        if shape.depth and policy._chosen is policy._candidates[0] and policy._in_a_row == 0:
+            trials.add(root)
+        policy.observe({slot: step(shape, 0, 1.0 + shape.budget, root + 1) for slot in range(4)})
+        root = root + 1 if root < POSITIONS - 2 else 0
+    assert trials and 0.375 * POSITIONS <= min(trials) and max(trials) <= 0.6 * POSITIONS + 1

@@ -18,13 +18,13 @@ from tests.test_budget import CANDIDATES, POSITIONS, step
 
 def run(policy: CostAware, slots: list[int], steps: int, row_ms: float) -> list[TreeShape]:
     """Returns the shapes of steps that take 1 ms, and row_ms more for every drafted node. All images stand at
-    position 64 and accept two thirds of the drafts."""
+    position 112 and accept two thirds of the drafts."""
     used = []
     for _ in range(steps):
-        shapes = policy.shapes(dict.fromkeys(slots, 63))
+        shapes = policy.shapes(dict.fromkeys(slots, 111))
         used.append(shapes[slots[0]])
         ms = 1.0 + row_ms * used[-1].budget
-        policy.observe({slot: step(shape, 2 * shape.depth // 3, ms, 64) for slot, shape in shapes.items()})
+        policy.observe({slot: step(shape, 2 * shape.depth // 3, ms, 112) for slot, shape in shapes.items()})
     return used
 
 
@@ -73,7 +73,7 @@ def test_a_trial_goes_on_where_steps_do_not_depend_on_the_number_of_images() -> 
 def test_times_are_kept_by_the_images_that_they_depend_on(
     idle_slots_cost: bool, expected: set[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All images stand at position 64 of 256, so they are a quarter less than half done."""
+    """All images stand at position 112 of 256, so they are a sixteenth less than half done."""
     counts = Counter[tuple[int, float]]()
     add = StepTimes.add
 
@@ -85,7 +85,7 @@ def test_times_are_kept_by_the_images_that_they_depend_on(
     policy = CostAware(CANDIDATES, POSITIONS, idle_slots_cost=idle_slots_cost)
     for slots in ([0, 1, 2], [0, 1]):
         run(policy, slots, 50, row_ms=0.1)
-    assert {images for images, _ in counts} == expected and {progress for _, progress in counts} == {-0.25}
+    assert {images for images, _ in counts} == expected and {progress for _, progress in counts} == {-0.0625}
 
 
 @dataclass

@@ -27,6 +27,13 @@ WARM_UP, STAY = 6, 2
 # LEVEL_STEPS image steps. If an inner policy drafts fewer levels than the candidate allows, it counts as much
 # as INNER_LEVEL_STEPS.
 LEVEL_STEPS, INNER_LEVEL_STEPS = 100.0, 10.0
+# The first steps of a batch say little about plain decoding and trees. There trees commit more codes than
+# later, and all steps are shorter: with 16 images in flight a plain step takes 13 ms first, 20 ms in the
+# middle of the images and 28 ms last, one of a chain of 15 63, 97 and 100 ms (docs/LOG.md). And images that
+# trees put out of step have to wait before plain decoding is fast again. So unless a tree has CLEAR_GAIN,
+# the first images are decoded plainly. A batch leaves plain decoding when images begin, or after a trial.
+# Trials of trees lie in the MIDDLE of the images, where they can be compared with plain steps.
+CLEAR_GAIN, MIDDLE = 1.1, (0.375, 0.6)  # MIDDLE: shares of an image that are decoded
 # The codes that n image steps accept are about as uncertain as their mean over the root of n. So a candidate
 # is hoped to accept more by DOUBT / sqrt(n + DOUBT_STEPS), where n counts the steps of all trees that were at
 # least as deep, for the steps of a deep tree show what a shallow one would accept. So it is used until such
@@ -107,7 +114,10 @@ class CostAware:
         self._shapes: Mapping[int, TreeShape] = {}  # of the present step, by slot
         self._in_flight = 0  # number of images in flight
         self._images = 0  # in the last step that was scheduled
-        self._was_in_step = False  # whether no image has begun since all were equally far
+        self._progress = 0.0  # mean share of the images that is decoded
+        self._plain_steps = 0  # of a batch in step
+        # Whether no image has begun since all were equally far, or since plain decoding was chosen.
+        self._may_wait = False
         # Whether images waited in the last step, and whether the last step was not scheduled for that reason.
         self._has_waited = self._is_extra = False
 
@@ -117,12 +127,13 @@ class CostAware:
 
     def reset(self, slot: int, seed: int) -> None:
         """Starts an image. The estimates last for the whole run."""
-        self._was_in_step = False
+        self._may_wait = False
         if self._inner is not None:
             self._inner.reset(slot, seed)
 
     def shapes(self, roots: Mapping[int, int]) -> Mapping[int, TreeShape]:
-        self._in_flight = len(roots)
+        self._in_flight, self._progress = len(roots), fmean(roots.values()) / self._positions
+        self._are_equal = len({*roots.values()}) == 1
         behind = self._behind(roots)
         # A step without trees for all images follows those in which some waited.
         self._is_extra = bool(behind) or (self._has_waited and any(roots.values()))
@@ -148,11 +159,11 @@ class CostAware:
         last = min(roots.values())
         behind = [slot for slot, root in roots.items() if root == last]
         if len(behind) == len(roots):
-            self._was_in_step = True
+            self._may_wait = True
             return []
         plain = self._candidates[0]
         is_plain = self._chosen is plain and self._scheduled and self._scheduled[0] is plain
-        return behind if is_plain and self._was_in_step and not self._idle_slots_cost else []
+        return behind if is_plain and self._is_batch and self._may_wait else []
 
     def observe(self, steps: Mapping[int, Step]) -> None:
         """Counts what the images accepted, and the time of the step unless all trees were cut by the end of
@@ -170,7 +181,13 @@ class CostAware:
         if self._in_a_row and any(step.depth == self._shapes[slot].depth for slot, step in steps.items()):
             progress = fmean(step.position for step in steps.values()) / self._positions - 0.5
             in_use = self._current is self._chosen
-            self._times.add(self._current.index, self._paid_images, ms, progress, in_use)
+            is_plain = not self._current.shape.depth
+            self._plain_steps += is_plain and self._are_equal
+            # If plain decoding is chosen, its images get in step, and its steps become shorter.
+            if is_plain and self._is_batch and not in_use and not self._are_equal:
+                self._times.bound(self._current.index, self._paid_images, ms, progress)
+            else:
+                self._times.add(self._current.index, self._paid_images, ms, progress, in_use)
         if self._current.shape.depth and (self._settled >= WARM_UP or not self._self_drafted):
             for step in steps.values():
                 self._levels.count(step.depth, step.accepted, self._current.refinement)
@@ -220,7 +237,32 @@ class CostAware:
             self._scheduled.extend([self._candidates[0]] * PERIOD)
         else:
             self._untried.clear()
-            self._schedule_around(max(self._candidates, key=self._hoped_rate))
+            best = max(self._candidates, key=self._hoped_rate)
+            if self._is_batch and self._may_wait and self._chosen in (None, self._candidates[0]):
+                self._schedule_in_step(best)
+            else:
+                self._schedule_around(best)
+
+    @property
+    def _is_batch(self) -> bool:
+        """Whether there are so many images that it pays to let some wait for others."""
+        return self._in_flight > 2 and not self._idle_slots_cost
+
+    def _schedule_in_step(self, best: _Candidate) -> None:
+        """Schedules the next steps of a batch that has decoded nothing yet, or decodes plainly in step."""
+        plain = self._candidates[0]
+        if self._chosen is None:
+            leaves = self._rate(best) > CLEAR_GAIN * self._rate(plain)
+        else:
+            is_beginning = self._progress < MIDDLE[0] and self._plain_steps > MIDDLE[1] * self._positions
+            leaves = self._current is best or is_beginning
+        if best is not plain and leaves:
+            self._schedule_around(best)
+        elif self._chosen is plain and MIDDLE[0] <= self._progress <= MIDDLE[1]:
+            self._schedule_around(plain)  # which may begin a trial
+        else:
+            self._chosen = plain
+            self._scheduled.extend([plain] * PERIOD)
 
     def _may_be_best(self, candidate: _Candidate) -> bool:
         """Returns whether the candidate would be best so far if its steps were as short as those of the next
@@ -239,6 +281,7 @@ class CostAware:
                 self._is_after_trial = False
                 self._scheduled.extend([chosen] * (self._warm_up_of(chosen) + STAY * PERIOD))
                 return
+            self._may_wait = True
         other = self._least_tried(chosen)
         loss_ms = self._loss_ms(other, chosen)
         # The times of the chosen candidate, with which those of the trial are compared, must be recent ones,

@@ -14,14 +14,13 @@ from statistics import median_low
 PERIOD = 8
 TRIALS = 5  # number of trials whose median is the time of a step of a candidate that is not in use
 # What the first steps of a run say about the cost of longer prefixes is mostly noise. So it counts as if 64
-# steps, evenly spread over a quarter of an image, had taken equally long before: their sum of squared
-# distances from the mean is this.
-SEEN_BEFORE = 1 / 3
+# steps, evenly spread over a quarter of an image, had been timed before: their sum of squared distances from
+# the mean is this. All had taken equally long, or as the other kind of steps says: longer prefixes cost trees
+# about TREES_PER_PLAIN times as much as plain steps (one to four times, docs/LOG.md).
+SEEN_BEFORE, TREES_PER_PLAIN = 1 / 3, 2.0
 # The line counts as known once 128 steps, evenly spread over half an image, were timed, or more over less.
 KNOWN = 128 / 48
 FORGETTING = 0.999  # factor by which every point makes those before it count less
-
-_Time = tuple[float, float]  # milliseconds of a step, and its `progress` times the images in flight
 
 
 class _Slope:
@@ -32,9 +31,9 @@ class _Slope:
         self._xx = self._xy = 0.0
         self.begin()
 
-    @property
-    def value(self) -> float:
-        return max(self._xy / (self._xx + SEEN_BEFORE), 0.0)
+    def value(self, expected: float = 0.0) -> float:
+        """expected: the slope of the points that count as seen before."""
+        return max((self._xy + SEEN_BEFORE * expected) / (self._xx + SEEN_BEFORE), 0.0)
 
     @property
     def is_known(self) -> bool:
@@ -56,6 +55,10 @@ class _Slope:
         self._xy += before * (y - self._mean_y)
 
 
+# Milliseconds of a step, its `progress` times the images in flight, and whether it had a tree.
+_Time = tuple[float, float, bool]
+
+
 @dataclass(slots=True)
 class _Timed:
     """Times of a candidate with one number of images in flight."""
@@ -69,7 +72,7 @@ class StepTimes:
     """Estimates how long a step of each candidate takes with any number of images in flight.
 
     Attention reads longer prefixes from step to step, so a step at the end of an image takes longer than one
-    at its beginning, by about the same time whatever its tree. What is estimated is the time of a step in the
+    at its beginning. What is estimated is the time of a step in the
     middle of the images. Otherwise a candidate that is timed near the end would look worse than one that is
     timed near the beginning: a plain step of 16 images takes 10 ms first and 15 ms last (docs/LOG.md).
     """
@@ -79,7 +82,8 @@ class StepTimes:
         self._nodes = nodes
         self._timed: dict[tuple[int, int], _Timed] = {}  # by (candidate, images in flight)
         self._last: _Timed | None = None  # whose time was added last
-        self._per_image = _Slope()  # time that the prefix of one image takes if it is whole
+        # Time that the prefix of one image takes if it is whole, for plain decoding and for trees.
+        self._per_image = _Slope(), _Slope()
         self._call_ms, self._node_ms = math.inf, 0.0  # of _on_line()
 
     def begin(self, candidate: int) -> None:
@@ -107,25 +111,34 @@ class StepTimes:
         that were timed before.
         """
         timed = self._timed.setdefault((candidate, images), _Timed())
+        is_tree = self._nodes[candidate] > 1
+        slope = self._per_image[is_tree]
         if timed is not self._last:
-            self._per_image.begin()
+            slope.begin()
             self._last = timed
         # One very long step would spoil the line for many images.
         most = 2 * self._quartile(timed)[0] if timed.recent else math.inf
-        self._per_image.add(progress, min(ms, most) / images)
+        slope.add(progress, min(ms, most) / images)
         if timed.is_old:
             timed.recent.clear()
             timed.trials.clear()
             timed.is_old = False
         # The lower quartile of fewer times falls from time to time, whatever the device does. While the line
         # is not known, longer prefixes would look like a slower device.
-        is_comparable = in_use and len(timed.recent) == PERIOD and self._per_image.is_known
+        is_comparable = in_use and len(timed.recent) == PERIOD and slope.is_known
         before = self._estimate(timed) if is_comparable else 1.0
-        timed.recent.append((ms, images * progress))
+        timed.recent.append((ms, images * progress, is_tree))
         if is_comparable:
             factor = self._estimate(timed) / before
             if factor != 1:
                 self._scale(factor, timed)
+
+    def bound(self, candidate: int, images: int, ms: float, progress: float) -> None:
+        """Adds the time of a step that may have taken longer than usual: it counts if it is shorter."""
+        time = ms, images * progress, self._nodes[candidate] > 1
+        timed = self._timed.get((candidate, images))
+        if timed is not None and self._in_the_middle(time) < self._estimate(timed):
+            timed.recent.append(time)
 
     def _quartile(self, timed: _Timed) -> _Time:
         """Returns the lower quartile of the recent times; of up to four times, the least. Other programs make
@@ -134,8 +147,10 @@ class StepTimes:
 
     def _in_the_middle(self, time: _Time) -> float:
         """Returns how long the step would have taken in the middle of the images."""
-        ms, progress = time
-        return ms - min(self._per_image.value * progress, ms / 2)
+        ms, progress, is_tree = time
+        share = TREES_PER_PLAIN if is_tree else 1 / TREES_PER_PLAIN
+        slope = self._per_image[is_tree].value(share * self._per_image[not is_tree].value())
+        return ms - min(slope * progress, ms / 2)
 
     def _estimate(self, timed: _Timed) -> float:
         """Returns the median of its trials; the time since begin() counts as one."""
@@ -147,8 +162,8 @@ class StepTimes:
         for timed in self._timed.values():
             if timed is not in_use:
                 for times in (timed.recent, timed.trials):
-                    for index, (ms, progress) in enumerate(times):
-                        times[index] = ms * factor, progress
+                    for index, (ms, progress, is_tree) in enumerate(times):
+                        times[index] = ms * factor, progress, is_tree
 
     def is_timed(self, candidate: int) -> bool:
         """Returns whether a step of the candidate was timed."""
