@@ -7,10 +7,10 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import mul
-from statistics import median_low
+from statistics import fmean, median_low
 
-# Steps from one decision to the next, counted steps of a trial, and the number of step times whose lower
-# quartile is the time of a step.
+# Steps from one decision to the next, counted steps of a trial, and the number of step times whose mean is the
+# time of a step.
 PERIOD = 8
 TRIALS = 5  # number of trials whose median is the time of a step of a candidate that is not in use
 # What the first steps of a run say about the cost of longer prefixes is mostly noise. So it counts as if 64
@@ -96,7 +96,7 @@ class StepTimes:
         """Says that the next times of the candidate are those of a trial."""
         for timed in self._of_candidate(candidate):
             if timed.recent:
-                timed.trials.append(self._quartile(timed))
+                timed.trials.append(self._typical(timed))
                 timed.recent.clear()
 
     def _of_candidate(self, candidate: int) -> list[_Timed]:
@@ -117,7 +117,7 @@ class StepTimes:
             slope.begin()
             self._last = timed
         # One very long step would spoil the line for many images.
-        most = 2 * self._quartile(timed)[0] if timed.recent else math.inf
+        most = 2 * self._typical(timed)[0] if timed.recent else math.inf
         slope.add(progress, min(ms, most) / images)
         if timed.is_old:
             timed.recent.clear()
@@ -137,13 +137,21 @@ class StepTimes:
         """Adds the time of a step that may have taken longer than usual: it counts if it is shorter."""
         time = ms, images * progress, self._nodes[candidate] > 1
         timed = self._timed.get((candidate, images))
-        if timed is not None and self._in_the_middle(time) < self._estimate(timed):
+        if timed is not None and self._in_the_middle(time) < 0.9 * self._estimate(timed):
             timed.recent.append(time)
 
-    def _quartile(self, timed: _Timed) -> _Time:
-        """Returns the lower quartile of the recent times; of up to four times, the least. Other programs make
-        single steps slower but never faster, so the median of a few may be the time of a disturbed one."""
-        return sorted(timed.recent, key=self._in_the_middle)[(len(timed.recent) - 1) // 4]
+    def _typical(self, timed: _Timed) -> _Time:
+        """Returns the mean of the recent times, in which those beyond twice the lower quartile count as twice
+        of it. Of fewer than PERIOD - 1 times it is the least: other programs make steps slower but never
+        faster, and a mean of few would often be that of a disturbed one. But no quantile of more times is
+        taken. A program that runs now and then slows down a few short steps, which a quantile hides, and a
+        little of every long step."""
+        ordered = sorted(timed.recent, key=self._in_the_middle)
+        if len(ordered) < PERIOD - 1:
+            return ordered[0]
+        most = 2 * ordered[(len(ordered) - 1) // 4][0]
+        ms = fmean(min(time[0], most) for time in ordered)
+        return ms, fmean(time[1] for time in ordered), ordered[0][2]
 
     def _in_the_middle(self, time: _Time) -> float:
         """Returns how long the step would have taken in the middle of the images."""
@@ -154,7 +162,7 @@ class StepTimes:
 
     def _estimate(self, timed: _Timed) -> float:
         """Returns the median of its trials; the time since begin() counts as one."""
-        times = [*timed.trials, self._quartile(timed)] if timed.recent else timed.trials
+        times = [*timed.trials, self._typical(timed)] if timed.recent else timed.trials
         return median_low(map(self._in_the_middle, times))
 
     def _scale(self, factor: float, in_use: _Timed) -> None:
