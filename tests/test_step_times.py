@@ -118,8 +118,8 @@ def test_what_longer_prefixes_cost_is_learned_anew_when_it_changes() -> None:
 
 
 def test_a_program_that_runs_now_and_then_slows_short_and_long_steps_alike() -> None:
-    """It takes every third millisecond. So one of three plain steps takes 2 ms instead of 1, and every step of
-    a tree 4 instead of 3."""
+    """It takes every third millisecond. So one of three plain steps takes 2 ms instead of 1, and every step
+    of a tree 4 instead of 3."""
     times = StepTimes([1, 4])
     for ms in [1.0, 2.0, 1.0] * 3:
         add(times, 0, 1, ms, in_use=False)

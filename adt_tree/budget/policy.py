@@ -31,8 +31,9 @@ LEVEL_STEPS, INNER_LEVEL_STEPS = 100.0, 10.0
 # later, and all steps are shorter: with 16 images in flight a plain step takes 13 ms first, 20 ms in the
 # middle of the images and 28 ms last, one of a chain of 15 63, 97 and 100 ms (docs/LOG.md). And images that
 # trees put out of step have to wait before plain decoding is fast again. So unless a tree has CLEAR_GAIN,
-# the first images are decoded plainly, and a batch goes back to it only for a gain of WAIT_LOSS. A batch leaves plain decoding when images begin, or after a trial.
-# Trials of trees lie in the MIDDLE of the images, where they can be compared with plain steps.
+# the first images are decoded plainly, and a batch goes back to it only for a gain of WAIT_LOSS. A batch
+# leaves plain decoding when images begin, or after a trial. Trials of trees lie in the MIDDLE of the images,
+# where they can be compared with plain steps.
 WAIT_LOSS, CLEAR_GAIN, MIDDLE = 0.06, 1.1, (0.375, 0.6)  # MIDDLE: shares of an image that are decoded
 # The codes that n image steps accept are about as uncertain as their mean over the root of n. So a candidate
 # is hoped to accept more by DOUBT / sqrt(n + DOUBT_STEPS), where n counts the steps of all trees that were at

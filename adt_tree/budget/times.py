@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from operator import mul
 from statistics import fmean, median_low
 
-# Steps from one decision to the next, counted steps of a trial, and the number of step times whose mean is the
-# time of a step.
+# Steps from one decision to the next, counted steps of a trial, and the number of step times whose mean is
+# the time of a step.
 PERIOD = 8
 TRIALS = 5  # number of trials whose median is the time of a step of a candidate that is not in use
 # What the first steps of a run say about the cost of longer prefixes is mostly noise. So it counts as if 64
@@ -134,7 +134,8 @@ class StepTimes:
                 self._scale(factor, timed)
 
     def bound(self, candidate: int, images: int, ms: float, progress: float) -> None:
-        """Adds the time of a step that may have taken longer than usual: it counts if it is shorter."""
+        """Adds the time of a step that may have taken longer than usual: it counts if it is
+        shorter by a tenth, so that noise alone does not lower the estimate."""
         time = ms, images * progress, self._nodes[candidate] > 1
         timed = self._timed.get((candidate, images))
         if timed is not None and self._in_the_middle(time) < 0.9 * self._estimate(timed):
