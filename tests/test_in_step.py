@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from adt_tree.budget.policy import CostAware
+from adt_tree.budget.policy import PERIOD, CostAware
 from adt_tree.policy import PLAIN, TreeShape
 from tests.test_budget import CANDIDATES, POSITIONS, step
 
@@ -144,3 +144,26 @@ def test_a_batch_that_decodes_plainly_tries_trees_in_the_middle_of_its_images() 
         policy.observe({slot: step(shape, 0, 1.0 + shape.budget, root + 1) for slot in range(4)})
         root = root + 1 if root < POSITIONS - 2 else 0
     assert trials and 0.375 * POSITIONS <= min(trials) and max(trials) <= 0.6 * POSITIONS + 1
+
+
+@pytest.mark.parametrize(("tree_ms", "stays"), [(3.4, True), (4.0, False)])
+def test_a_batch_that_begins_to_draft_does_so_for_a_whole_image_unless_it_is_much_slower(
+    tree_ms: float, stays: bool
+) -> None:
+    """A chain of three looks better than plain decoding in its trial, but then commits 3 codes in tree_ms.
+    Plain decoding, at 1 ms a code, is better by an eighth or by a third."""
+    policy = CostAware(CANDIDATES[:2], POSITIONS)
+    plain, chain = policy._candidates
+    roots = dict.fromkeys(range(4), 96)
+    for shape in [PLAIN] * PERIOD + [CANDIDATES[1]] * 3:
+        assert policy.shapes(roots)[0] == shape
+        policy.observe({slot: step(shape, 0, 1.0 if shape == PLAIN else 2.9, 97) for slot in roots})
+    policy._chosen, policy._current = plain, chain
+    policy._scheduled.clear()
+    policy._schedule_in_step(chain)
+    assert policy._chosen is chain
+    for _ in range(60):
+        shape = policy.shapes(roots)[0]
+        ms = tree_ms if shape.depth else 1.0
+        policy.observe({slot: step(shape, min(2, shape.depth), ms, 97) for slot in roots})
+    assert (policy._chosen is chain) == stays

@@ -31,10 +31,16 @@ LEVEL_STEPS, INNER_LEVEL_STEPS = 100.0, 10.0
 # later, and all steps are shorter: with 16 images in flight a plain step takes 13 ms first, 20 ms in the
 # middle of the images and 28 ms last, one of a chain of 15 63, 97 and 100 ms (docs/LOG.md). And images that
 # trees put out of step have to wait before plain decoding is fast again. So unless a tree has CLEAR_GAIN,
-# the first images are decoded plainly, and a batch goes back to it only for a gain of WAIT_LOSS. A batch
-# leaves plain decoding when images begin, or after a trial. Trials of trees lie in the MIDDLE of the images,
-# where they can be compared with plain steps.
-WAIT_LOSS, CLEAR_GAIN, MIDDLE = 0.06, 1.1, (0.375, 0.6)  # MIDDLE: shares of an image that are decoded
+# the first images are decoded plainly, and a batch goes back to it only for a gain of WAIT_LOSS, or of
+# EARLY_WAIT_LOSS as long as trees have not decoded all rows of an image. A batch leaves plain decoding when
+# images begin, or after a trial. Trials of trees lie in the MIDDLE of the images, where they can be compared
+# with plain steps.
+WAIT_LOSS, EARLY_WAIT_LOSS, CLEAR_GAIN, MIDDLE = (
+    0.06,
+    0.2,
+    1.1,
+    (0.375, 0.6),
+)  # MIDDLE: shares of an image that are decoded
 # The codes that n image steps accept are about as uncertain as their mean over the root of n. So a candidate
 # is hoped to accept more by DOUBT / sqrt(n + DOUBT_STEPS), where n counts the steps of all trees that were at
 # least as deep, for the steps of a deep tree show what a shallow one would accept. So it is used until such
@@ -117,6 +123,7 @@ class CostAware:
         self._images = 0  # in the last step that was scheduled
         self._progress = 0.0  # mean share of the images that is decoded
         self._plain_steps = 0  # of a batch in step
+        self._drafted = 0.0  # codes of an image since trees were chosen after plain decoding
         # Whether no image has begun since all were equally far, or since plain decoding was chosen.
         self._may_wait = False
         # Whether images waited in the last step, and whether the last step was not scheduled for that reason.
@@ -189,6 +196,7 @@ class CostAware:
                 self._times.bound(self._current.index, self._paid_images, ms, progress)
             else:
                 self._times.add(self._current.index, self._paid_images, ms, progress, in_use)
+        self._drafted += fmean(step.accepted + 1 for step in steps.values())
         if self._current.shape.depth and (self._settled >= WARM_UP or not self._self_drafted):
             for step in steps.values():
                 self._levels.count(step.depth, step.accepted, self._current.refinement)
@@ -258,6 +266,7 @@ class CostAware:
             is_beginning = self._progress < MIDDLE[0] and self._plain_steps > MIDDLE[1] * self._positions
             leaves = self._current is best or is_beginning
         if best is not plain and leaves:
+            self._drafted = 0.0
             self._schedule_around(best)
         elif self._chosen is plain and MIDDLE[0] <= self._progress <= MIDDLE[1]:
             self._schedule_around(plain)  # which may begin a trial
@@ -342,8 +351,10 @@ class CostAware:
         if not candidate.shape.depth:
             if not self._self_drafted:
                 return 1 + min(NETWORK_STEP_LOSS * (self._images - 1), MOST_STEP_LOSS)
-            drafts = self._chosen is not None and self._chosen.shape.depth > 0
-            return 1 + STEP_LOSS * math.log2(self._images) - WAIT_LOSS * (drafts and self._is_batch)
+            codes = 1 + STEP_LOSS * math.log2(self._images)
+            if self._is_batch and self._chosen is not None and self._chosen.shape.depth:
+                codes -= WAIT_LOSS if self._drafted > self._positions else EARLY_WAIT_LOSS
+            return codes
         depth, hope = candidate.shape.depth, 1.0
         if self._self_drafted:
             hope += DOUBT / math.sqrt(self._levels.steps(depth) + DOUBT_STEPS)
