@@ -33,14 +33,10 @@ LEVEL_STEPS, INNER_LEVEL_STEPS = 100.0, 10.0
 # trees put out of step have to wait before plain decoding is fast again. So unless a tree has CLEAR_GAIN,
 # the first images are decoded plainly, and a batch goes back to it only for a gain of WAIT_LOSS, or of
 # EARLY_WAIT_LOSS as long as trees have not decoded all rows of an image. A batch leaves plain decoding when
-# images begin, or after a trial. Trials of trees lie in the MIDDLE of the images, where they can be compared
-# with plain steps.
-WAIT_LOSS, EARLY_WAIT_LOSS, CLEAR_GAIN, MIDDLE = (
-    0.06,
-    0.2,
-    1.1,
-    (0.375, 0.6),
-)  # MIDDLE: shares of an image that are decoded
+# images begin, for the deepest tree that is at least NEARLY_BEST, or after a trial. Trials of trees lie in
+# the MIDDLE of the images, where they can be compared with plain steps.
+WAIT_LOSS, EARLY_WAIT_LOSS, CLEAR_GAIN, NEARLY_BEST = 0.06, 0.2, 1.1, 0.85
+MIDDLE = 0.375, 0.6  # shares of an image that are decoded
 # The codes that n image steps accept are about as uncertain as their mean over the root of n. So a candidate
 # is hoped to accept more by DOUBT / sqrt(n + DOUBT_STEPS), where n counts the steps of all trees that were at
 # least as deep, for the steps of a deep tree show what a shallow one would accept. So it is used until such
@@ -267,7 +263,7 @@ class CostAware:
             leaves = self._current is best or is_beginning
         if best is not plain and leaves:
             self._drafted = 0.0
-            self._schedule_around(best)
+            self._schedule_around(best if self._current is best else self._deepest_good(best))
         elif self._chosen is plain and MIDDLE[0] <= self._progress <= MIDDLE[1]:
             self._schedule_around(plain)  # which may begin a trial
         else:
@@ -309,6 +305,12 @@ class CostAware:
             self._scheduled.extend([other] * (self._warm_up_of(other) + PERIOD))
         else:
             self._scheduled.extend([chosen] * PERIOD)
+
+    def _deepest_good(self, best: _Candidate) -> _Candidate:
+        """Returns the deepest candidate that is nearly as good as the best one and beats plain decoding.
+        Its steps show what all shallower ones would accept."""
+        least = max(NEARLY_BEST * self._hoped_rate(best), self._hoped_rate(self._candidates[0]))
+        return max((c for c in self._candidates if self._hoped_rate(c) >= least), key=lambda c: c.shape.depth)
 
     def _warm_up_of(self, candidate: _Candidate) -> int:
         """Returns how many steps of the candidate are not to be counted if it follows the current one."""
