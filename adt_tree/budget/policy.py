@@ -56,7 +56,7 @@ STEP_LOSS, NETWORK_STEP_LOSS, MOST_STEP_LOSS = 0.011, 0.125, 0.25
 # count as part of that time from the start, so that early mistakes are soon found. A trial of a shape that is
 # nearly as good loses at least LEAST_LOSS of its time. While plain decoding is chosen, the tree that seems
 # best is tried.
-TRIAL_LOSS, EARLY_STEPS, LEAST_LOSS, TRIAL_MEMORY = 0.005, 500, 0.1, 0.9
+TRIAL_LOSS, EARLY_STEPS, LEAST_LOSS, TRIAL_MEMORY = 0.005, 500, 0.1, 0.95
 
 
 @dataclass(slots=True, eq=False)
