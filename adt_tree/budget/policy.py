@@ -118,7 +118,8 @@ class CostAware:
         self._in_flight = 0  # number of images in flight
         self._images = 0  # in the last step that was scheduled
         self._progress = 0.0  # mean share of the images that is decoded
-        self._plain_steps = 0  # of a batch in step
+        self._are_equal = False  # whether all images are equally far
+        self._plain_steps = 0  # steps in which they were, without trees
         self._drafted = 0.0  # codes of an image since trees were chosen after plain decoding
         # Whether no image has begun since all were equally far, or since plain decoding was chosen.
         self._may_wait = False
