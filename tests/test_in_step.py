@@ -167,3 +167,17 @@ def test_a_batch_that_begins_to_draft_does_so_for_a_whole_image_unless_it_is_muc
         ms = tree_ms if shape.depth else 1.0
         policy.observe({slot: step(shape, min(2, shape.depth), ms, 97) for slot in roots})
     assert (policy._chosen is chain) == stays
+
+
+@pytest.mark.parametrize("self_drafted", [True, False])
+def test_a_batch_with_a_drafter_network_leaves_plain_decoding_after_a_trial_alone(self_drafted: bool) -> None:
+    """A chain of three looks twice as good as plain decoding when the second images begin."""
+    policy = CostAware(CANDIDATES[:2], POSITIONS, self_drafted=self_drafted)
+    roots = dict.fromkeys(range(4), 0)
+    for shape in [PLAIN] * PERIOD + [CANDIDATES[1]] * 3:
+        assert policy.shapes(roots)[0] == shape
+        policy.observe({slot: step(shape, 0, 1.0 if shape == PLAIN else 1.1, 1) for slot in roots})
+    policy._chosen = policy._current = policy._candidates[0]
+    policy._plain_steps = POSITIONS
+    policy._schedule_in_step(policy._candidates[1])
+    assert policy._chosen is policy._candidates[self_drafted]

@@ -33,8 +33,9 @@ LEVEL_STEPS, INNER_LEVEL_STEPS = 100.0, 10.0
 # trees put out of step have to wait before plain decoding is fast again. So unless a tree has CLEAR_GAIN,
 # the first images are decoded plainly, and a batch goes back to it only for a gain of WAIT_LOSS, or of
 # EARLY_WAIT_LOSS as long as trees have not decoded all rows of an image. A batch leaves plain decoding when
-# images begin, for the deepest tree that is at least NEARLY_BEST, or after a trial. Trials of trees lie in
-# the MIDDLE of the images, where they can be compared with plain steps.
+# images begin, for the deepest tree that is at least NEARLY_BEST, or after a trial; with a drafter network
+# after a trial alone, because the times of the first trials promise too much. Trials of trees lie in the
+# MIDDLE of the images, where they can be compared with plain steps.
 WAIT_LOSS, EARLY_WAIT_LOSS, CLEAR_GAIN, NEARLY_BEST = 0.06, 0.2, 1.1, 0.85
 MIDDLE = 0.375, 0.6  # shares of an image that are decoded
 # The codes that n image steps accept are about as uncertain as their mean over the root of n. So a candidate
@@ -261,7 +262,7 @@ class CostAware:
             leaves = self._rate(best) > CLEAR_GAIN * self._rate(plain)
         else:
             is_beginning = self._progress < MIDDLE[0] and self._plain_steps > MIDDLE[1] * self._positions
-            leaves = self._current is best or is_beginning
+            leaves = self._current is best or (is_beginning and self._self_drafted)
         if best is not plain and leaves:
             self._drafted = 0.0
             self._schedule_around(best if self._current is best else self._deepest_good(best))
