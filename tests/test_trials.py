@@ -50,6 +50,13 @@ def test_the_trial_that_costs_least_comes_first() -> None:
     assert trials.count(PLAIN) < min(trials.count(leafy), trials.count(TreeShape(7, 1, 7)))
 
 
+def test_with_a_drafter_network_plain_decoding_is_tried_first() -> None:
+    """Other programs may have slowed down the first steps of the run, which were plain."""
+    policy = CostAware(CANDIDATES, POSITIONS, self_drafted=False)
+    until_trial(policy, [0], row_ms=0.1)
+    assert policy._current.shape == PLAIN
+
+
 def test_a_trial_that_a_change_of_images_ends_is_charged_for_the_steps_that_ran() -> None:
     """While the batch decodes plainly, a chain is tried for WARM_UP + PERIOD steps. An image ends after the
     first of them."""

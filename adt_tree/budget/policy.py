@@ -325,6 +325,8 @@ class CostAware:
         if not at:
             return max(self._candidates[1:], key=self._hoped_rate)
         others = [c for n, c in enumerate(self._candidates) if n == 0 or abs(n - at) == 1]
+        if not self._self_drafted:  # plain decoding first, because its first steps may have been slow ones
+            return min(others, key=lambda c: c.lost_ms)
         return min(others, key=lambda c: c.lost_ms + self._loss_ms(c, chosen))
 
     def _loss_ms(self, candidate: _Candidate, chosen: _Candidate) -> float:
