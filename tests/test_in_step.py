@@ -105,33 +105,32 @@ def test_a_step_for_all_images_precedes_trees() -> None:
     assert first == dict.fromkeys(range(3), PLAIN) and second[0] == CANDIDATES[1]
 
 
-def in_turn(positions: int, plain_ms: tuple[float, float], tree_ms: float, steps: int) -> list[TreeShape]:
+def in_turn(tree_ms: float, steps: int) -> list[TreeShape]:
     """Returns the shapes of steps of four images that begin together whenever all have ended. A plain step
-    takes plain_ms at the beginning and at the end of the images, one with a tree tree_ms, and 1 ms more for
-    every drafted node. Two drafts are accepted."""
-    policy, used, root = CostAware(CANDIDATES, positions), list[TreeShape](), 0
+    takes 4 ms at the beginning of the images and 12 ms at their end, one with a tree tree_ms, and 1 ms more
+    for every drafted node. Two drafts are accepted."""
+    policy, used, root = CostAware(CANDIDATES, POSITIONS), list[TreeShape](), 0
     for _ in range(steps):
         if root == 0:
             for slot in range(4):
                 policy.reset(slot, seed=1)
         shape = policy.shapes(dict.fromkeys(range(4), root))[0]
         used.append(shape)
-        low, high = plain_ms
-        ms = tree_ms + shape.budget if shape.depth else low + (high - low) * root / positions
+        ms = tree_ms + shape.budget if shape.depth else 4 + 8 * root / POSITIONS
         accepted = min(2, shape.depth)
         policy.observe({slot: step(shape, accepted, ms, root + 1) for slot in range(4)})
-        root = root + accepted + 1 if root + accepted < positions - 1 else 0
+        root = root + accepted + 1 if root + accepted < POSITIONS - 1 else 0
     return used
 
 
 def test_the_first_images_of_a_batch_are_decoded_plainly_unless_a_tree_is_clearly_better() -> None:
-    """A plain step takes 4 ms at the beginning of an image and 12 ms at its end, one with three drafts 14 ms,
-    so that trees look bad at first. The chain of 3 commits three codes in it, and is taken from the second
-    images on. It is taken at once where it takes 5 ms."""
-    used = in_turn(256, (4.0, 12.0), tree_ms=11.0, steps=2000)
+    """A step of the chain of 3 commits three codes. If it takes 14 ms, it is worse than plain steps at the
+    beginning of the images and better later, so it is taken from the second images on. If it takes 5 ms, it
+    is taken at once."""
+    used = in_turn(tree_ms=11.0, steps=2000)
     first = used[:255]
     assert first.count(PLAIN) >= 200 and used[-1000:].count(CANDIDATES[1]) > 800
-    used = in_turn(256, (4.0, 12.0), tree_ms=2.0, steps=500)
+    used = in_turn(tree_ms=2.0, steps=500)
     assert used[:255].count(PLAIN) < 30
 
 

@@ -120,8 +120,8 @@ class CostAware:
         self._images = 0  # in the last step that was scheduled
         self._progress = 0.0  # mean share of the images that is decoded
         self._are_equal = False  # whether all images are equally far
-        self._plain_steps = 0  # steps in which they were, without trees
-        self._drafted = 0.0  # codes of an image since trees were chosen after plain decoding
+        self._plain_steps = 0  # timed steps without trees in which they were
+        self._drafted = 0.0  # codes that an image has committed since the batch left plain decoding
         # Whether no image has begun since all were equally far, or since plain decoding was chosen.
         self._may_wait = False
         # Whether images waited in the last step, and whether the last step was not scheduled for that reason.

@@ -72,9 +72,9 @@ class StepTimes:
     """Estimates how long a step of each candidate takes with any number of images in flight.
 
     Attention reads longer prefixes from step to step, so a step at the end of an image takes longer than one
-    at its beginning. What is estimated is the time of a step in the
-    middle of the images. Otherwise a candidate that is timed near the end would look worse than one that is
-    timed near the beginning: a plain step of 16 images takes 10 ms first and 15 ms last (docs/LOG.md).
+    at its beginning. What is estimated is the time of a step in the middle of the images. Otherwise a
+    candidate that is timed near the end would look worse than one that is timed near the beginning: a plain
+    step of 16 images takes 10 ms first and 15 ms last (docs/LOG.md).
     """
 
     def __init__(self, nodes: Sequence[int]) -> None:
@@ -123,8 +123,8 @@ class StepTimes:
             timed.recent.clear()
             timed.trials.clear()
             timed.is_old = False
-        # The lower quartile of fewer times falls from time to time, whatever the device does. While the line
-        # is not known, longer prefixes would look like a slower device.
+        # The least of fewer times falls from time to time, whatever the device does. While the line is not
+        # known, longer prefixes would look like a slower device.
         is_comparable = in_use and len(timed.recent) == PERIOD and slope.is_known
         before = self._estimate(timed) if is_comparable else 1.0
         timed.recent.append((ms, images * progress, is_tree))
@@ -134,19 +134,21 @@ class StepTimes:
                 self._scale(factor, timed)
 
     def bound(self, candidate: int, images: int, ms: float, progress: float) -> None:
-        """Adds the time of a step that may have taken longer than usual: it counts if it is
-        shorter by a tenth, so that noise alone does not lower the estimate."""
+        """Adds the time of a step that may have taken longer than usual. It counts if it is less than 0.9 of
+        the estimate, so that noise alone does not lower that."""
         time = ms, images * progress, self._nodes[candidate] > 1
         timed = self._timed.get((candidate, images))
         if timed is not None and self._in_the_middle(time) < 0.9 * self._estimate(timed):
             timed.recent.append(time)
 
     def _typical(self, timed: _Timed) -> _Time:
-        """Returns the mean of the recent times, in which those beyond twice the lower quartile count as twice
-        of it. Of fewer than PERIOD - 1 times it is the least: other programs make steps slower but never
-        faster, and a mean of few would often be that of a disturbed one. But no quantile of more times is
-        taken. A program that runs now and then slows down a few short steps, which a quantile hides, and a
-        little of every long step."""
+        """Returns the mean of the recent times; none counts for more than twice their lower quartile.
+        If there are fewer than PERIOD - 1 times, it returns the least: other programs make steps slower but
+        never faster, and a disturbed step would spoil the mean of a few.
+
+        It is a mean because a quantile favours short steps. A program that runs now and then makes some short
+        steps much slower, which a quantile does not show, and all long steps a little slower.
+        """
         ordered = sorted(timed.recent, key=self._in_the_middle)
         if len(ordered) < PERIOD - 1:
             return ordered[0]
