@@ -205,6 +205,8 @@ class CostAware:
             before, self._images = self._paid_images, self._in_flight
             if self._paid_images != before:
                 self._end_trial()
+                if self._times.is_new(self._paid_images):
+                    self._begin_first_trials()
         if not self._scheduled:
             self._schedule()
         upcoming = self._scheduled.popleft()
@@ -222,6 +224,12 @@ class CostAware:
             self._current.lost_ms -= refund_ms
             self._scheduled = deque([self._chosen] * PERIOD)
 
+    def _begin_first_trials(self) -> None:
+        """Begins first trials anew, because times with far fewer images in flight say too little."""
+        self._untried = deque(self._candidates)
+        self._scheduled.clear()
+        self._chosen = None
+
     @property
     def _paid_images(self) -> int:
         """The number of images that the time of a step depends on."""
@@ -238,9 +246,9 @@ class CostAware:
         self._times.fit()
         if self._untried and self._may_be_best(self._untried[0]):
             # Plain decoding, with which all others are compared, is tried for longer.
-            steps = FIRST_STEPS if self._times.is_timed(0) else PERIOD
-            self._scheduled.extend([self._untried.popleft()] * steps)
-        elif not self._times.is_timed(0):  # all steps have failed, or the images have changed at each of them
+            untried = self._untried.popleft()
+            self._scheduled.extend([untried] * (FIRST_STEPS if untried.index else PERIOD))
+        elif math.isinf(self._ms(self._candidates[0])):  # all steps failed, or images changed at each of them
             self._scheduled.extend([self._candidates[0]] * PERIOD)
         else:
             self._untried.clear()
@@ -276,9 +284,9 @@ class CostAware:
         """Returns whether the candidate would be best so far if its steps were as short as those of the next
         smaller one. If not, neither it nor a larger one is worth a first trial, which would take long with
         many images in flight."""
-        timed = [c for c in self._candidates if self._times.is_timed(c.index)]
-        best = max((self._hoped_rate(c) for c in timed), default=0.0)
-        return not timed or self._hoped_codes(candidate) / self._ms(timed[-1]) > best
+        tried = self._candidates[: candidate.index]
+        best = max(map(self._hoped_rate, tried), default=0.0)
+        return not tried or self._hoped_codes(candidate) / self._ms(tried[-1]) > best
 
     def _schedule_around(self, chosen: _Candidate) -> None:
         """Schedules steps of the chosen candidate, or a trial of another one if one is due."""

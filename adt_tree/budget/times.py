@@ -176,9 +176,9 @@ class StepTimes:
                     for index, (ms, progress, is_tree) in enumerate(times):
                         times[index] = ms * factor, progress, is_tree
 
-    def is_timed(self, candidate: int) -> bool:
-        """Returns whether a step of the candidate was timed."""
-        return any(key[0] == candidate for key in self._timed)
+    def is_new(self, images: int) -> bool:
+        """Returns whether no step was timed with more than half as many images in flight."""
+        return all(2 * key[1] <= images for key in self._timed)
 
     def fit(self) -> None:
         """Fits a line through all estimates: a step takes call_ms, and node_ms for every node of its trees.
@@ -197,16 +197,20 @@ class StepTimes:
 
     def of(self, candidate: int, images: int) -> float:
         """Returns the time of a step. If it was not measured with so many images in flight, it comes from the
-        nearest number and changes as the line does, which fit() renews; infinite before the first time of
-        all."""
+        most similar step, a smaller one of as many images for instance, and changes as the line does, which
+        fit() renews; infinite before the first time of all."""
+        if not self._timed:
+            return math.inf
         if (candidate, images) in self._timed:
             return self._estimate(self._timed[candidate, images])
-        numbers = [key[1] for key in self._timed if key[0] == candidate]
-        here = self._on_line(candidate, images)
-        if not numbers:
-            return here
-        nearest = min(numbers, key=lambda number: max(number / images, images / number))
-        return self._estimate(self._timed[candidate, nearest]) * here / self._on_line(candidate, nearest)
+
+        def difference(key: tuple[int, int]) -> float:
+            nodes = self._nodes[key[0]] / self._nodes[candidate]
+            return abs(math.log(nodes)) + abs(math.log(key[1] / images))
+
+        nearest = min(self._timed, key=difference)
+        change = self._on_line(candidate, images) / self._on_line(*nearest)
+        return self._estimate(self._timed[nearest]) * change
 
     def _on_line(self, candidate: int, images: int) -> float:
         return self._call_ms + self._node_ms * self._nodes[candidate] * images
