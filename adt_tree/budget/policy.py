@@ -186,14 +186,13 @@ class CostAware:
             return
         if self._in_a_row and any(step.depth == self._shapes[slot].depth for slot, step in steps.items()):
             progress = fmean(step.position for step in steps.values()) / self._positions - 0.5
-            in_use = self._current is self._chosen
             is_plain = not self._current.shape.depth
             self._plain_steps += is_plain and self._are_equal
             # If plain decoding is chosen, its images get in step, and its steps become shorter.
-            if is_plain and self._is_batch and not in_use and not self._are_equal:
+            if is_plain and self._is_batch and self._current is not self._chosen and not self._are_equal:
                 self._times.bound(self._current.index, self._paid_images, ms, progress)
             else:
-                self._times.add(self._current.index, self._paid_images, ms, progress, in_use)
+                self._times.add(self._current.index, self._paid_images, ms, progress)
         self._drafted += fmean(step.accepted + 1 for step in steps.values())
         if self._current.shape.depth and (self._settled >= WARM_UP or not self._self_drafted):
             for step in steps.values():
@@ -243,7 +242,6 @@ class CostAware:
         """Chooses the candidate of the next PERIOD steps, or begins a trial of another one if one is due."""
         codes = self._levels.accepted_codes()
         self._promised = [min(c.shape.depth, codes[c.shape.depth] * c.refinement) for c in self._candidates]
-        self._times.fit()
         if self._untried and self._may_be_best(self._untried[0]):
             # Plain decoding, with which all others are compared, is tried for longer.
             untried = self._untried.popleft()
@@ -291,7 +289,6 @@ class CostAware:
     def _schedule_around(self, chosen: _Candidate) -> None:
         """Schedules steps of the chosen candidate, or a trial of another one if one is due."""
         if chosen is not self._chosen:
-            self._times.begin(chosen.index)
             self._chosen = chosen
             if chosen.shape.depth:
                 self._is_after_trial = False
@@ -311,7 +308,6 @@ class CostAware:
             for candidate in self._candidates:
                 candidate.lost_ms *= TRIAL_MEMORY
             other.lost_ms += loss_ms
-            self._times.begin_trial(other.index)
             self._scheduled.extend([other] * (self._warm_up_of(other) + PERIOD))
         else:
             self._scheduled.extend([chosen] * PERIOD)

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from operator import mul
-from statistics import fmean, median_low
+from itertools import pairwise
 
-# Steps from one decision to the next, counted steps of a trial, and the number of step times whose mean is
-# the time of a step.
+# Steps from one decision to the next, and counted steps of a trial.
 PERIOD = 8
-TRIALS = 5  # number of trials whose median is the time of a step of a candidate that is not in use
 # What the first steps of a run say about the cost of longer prefixes is mostly noise. So it counts as if 64
 # steps, evenly spread over a quarter of an image, had been timed before: their sum of squared distances from
 # the mean is this. All had taken equally long, or as the other kind of steps says: longer prefixes cost trees
 # about TREES_PER_PLAIN times as much as plain steps (one to four times, docs/LOG.md).
 SEEN_BEFORE, TREES_PER_PLAIN = 1 / 3, 2.0
-# The line counts as known once 128 steps, evenly spread over half an image, were timed, or more over less.
-KNOWN = 128 / 48
-FORGETTING = 0.999  # factor by which every point makes those before it count less
+FORGETTING = 0.999  # factor by which every point of such a line makes those before it count less
+# Before anything is timed, a step is expected to take rows ** GROWTH times as long with so many times the
+# rows. From one candidate to the next one the logarithm of its time may differ from that by SPREAD times the
+# root of the logarithm of the ratio of their nodes. The same holds from one number of images to another,
+# where the common part may differ by COMMON_SPREAD times the logarithm of their ratio, and that of each
+# candidate by IMAGES_SPREAD.
+GROWTH, SPREAD, COMMON_SPREAD, IMAGES_SPREAD = 0.5, 0.35, 0.35, 0.15
+LEAST_DISTANCE = 0.1  # of two candidates with equally many nodes, one of which is deeper
+# Variances of the logarithm of a time: of single steps; of the load of the device, which changes all times;
+# and of the time of a candidate on its own, both by millisecond, for at most MOST_MS.
+STEP_VARIANCE, LOAD_VARIANCE, OWN_VARIANCE, MOST_MS = 0.01, 1e-5, 1e-7, 1e4
+MOST_ERROR = 3.0  # standard deviations by which a time may differ before it counts as a disturbed one
 
 
 class _Slope:
@@ -34,10 +38,6 @@ class _Slope:
     def value(self, expected: float = 0.0) -> float:
         """expected: the slope of the points that count as seen before."""
         return max((self._xy + SEEN_BEFORE * expected) / (self._xx + SEEN_BEFORE), 0.0)
-
-    @property
-    def is_known(self) -> bool:
-        return self._xx >= KNOWN
 
     def begin(self) -> None:
         """Begins a stretch."""
@@ -55,17 +55,33 @@ class _Slope:
         self._xy += before * (y - self._mean_y)
 
 
-# Milliseconds of a step, its `progress` times the images in flight, and whether it had a tree.
-_Time = tuple[float, float, bool]
+class _Estimates:
+    """Logarithms of the times of all candidates' steps with one number of images in flight: a Kalman filter.
 
+    A step of one candidate tells about the others as well: the load of the device changes all times by the
+    same factor, and candidates of similar sizes take similar times.
+    """
 
-@dataclass(slots=True)
-class _Timed:
-    """Times of a candidate with one number of images in flight."""
+    def __init__(self, means: list[float], covariance: list[list[float]], clock_ms: float) -> None:
+        self.means, self.covariance, self._clock_ms = means, covariance, clock_ms
 
-    recent: deque[_Time] = field(default_factory=lambda: deque(maxlen=PERIOD))  # of its use, or last trial
-    trials: deque[_Time] = field(default_factory=lambda: deque(maxlen=TRIALS - 1))  # one of each trial before
-    is_old: bool = False  # whether the next time replaces all others
+    def add(self, candidate: int, ms: float, clock_ms: float) -> None:
+        """Adds the time of a step that ended at clock_ms."""
+        passed_ms, self._clock_ms = min(clock_ms - self._clock_ms, MOST_MS), clock_ms
+        for index, row in enumerate(self.covariance):
+            row[:] = [value + LOAD_VARIANCE * passed_ms for value in row]
+            row[index] += OWN_VARIANCE * passed_ms
+        shared = self.covariance[candidate][:]
+        variance = shared[candidate] + STEP_VARIANCE
+        # The relative error, so that the mean of times is estimated and not that of their logarithms, which
+        # favours short steps: a program that runs now and then makes some of them much slower, and all long
+        # ones a little.
+        most = MOST_ERROR * math.sqrt(variance)
+        error = max(-most, min(ms / math.exp(self.means[candidate]) - 1, most))
+        for index, row in enumerate(self.covariance):
+            gain = shared[index] / variance
+            self.means[index] += gain * error
+            row[:] = [value - gain * other for value, other in zip(row, shared, strict=True)]
 
 
 class StepTimes:
@@ -78,139 +94,80 @@ class StepTimes:
     """
 
     def __init__(self, nodes: Sequence[int]) -> None:
-        """nodes: number of nodes of each candidate's trees, root included."""
+        """nodes: number of nodes of each candidate's trees, root included, in ascending order."""
         self._nodes = nodes
-        self._timed: dict[tuple[int, int], _Timed] = {}  # by (candidate, images in flight)
-        self._last: _Timed | None = None  # whose time was added last
+        self._estimates: dict[int, _Estimates] = {}  # by images in flight
+        self._clock_ms = 0.0  # sum of all times
+        self._last = (-1, 0)  # candidate and images in flight of the last time
         # Time that the prefix of one image takes if it is whole, for plain decoding and for trees.
         self._per_image = _Slope(), _Slope()
-        self._call_ms, self._node_ms = math.inf, 0.0  # of _on_line()
+        # Expected logarithm of a candidate's time over that of plain decoding, and its variance.
+        self._growth = [GROWTH * math.log(number / nodes[0]) for number in nodes]
+        self._distance = [0.0]
+        for before, after in pairwise(nodes):
+            self._distance.append(self._distance[-1] + max(math.log(after / before), LEAST_DISTANCE))
 
-    def begin(self, candidate: int) -> None:
-        """Says that the candidate will be in use from now on. Its earlier times no longer count, but its
-        estimate remains until the next time arrives."""
-        for timed in self._of_candidate(candidate):
-            timed.is_old = True
-
-    def begin_trial(self, candidate: int) -> None:
-        """Says that the next times of the candidate are those of a trial."""
-        for timed in self._of_candidate(candidate):
-            if timed.recent:
-                timed.trials.append(self._typical(timed))
-                timed.recent.clear()
-
-    def _of_candidate(self, candidate: int) -> list[_Timed]:
-        return [timed for key, timed in self._timed.items() if key[0] == candidate]
-
-    def add(self, candidate: int, images: int, ms: float, progress: float, in_use: bool) -> None:
-        """Adds the time of a step.
-
-        progress: share of an image that is decoded, less 1/2, as the mean of all images. in_use: the
-        candidate is the one in use. When its time changes, all estimates change by the same factor, because
-        other programs slow the device down. Without this, the candidate in use would look worse than those
-        that were timed before.
-        """
-        timed = self._timed.setdefault((candidate, images), _Timed())
+    def add(self, candidate: int, images: int, ms: float, progress: float) -> None:
+        """Adds the time of a step. progress: share of an image that is decoded, less 1/2, as the mean of all
+        images."""
         is_tree = self._nodes[candidate] > 1
         slope = self._per_image[is_tree]
-        if timed is not self._last:
+        if self._last != (candidate, images):
+            self._last = candidate, images
             slope.begin()
-            self._last = timed
         # One very long step would spoil the line for many images.
-        most = 2 * self._typical(timed)[0] if timed.recent else math.inf
-        slope.add(progress, min(ms, most) / images)
-        if timed.is_old:
-            timed.recent.clear()
-            timed.trials.clear()
-            timed.is_old = False
-        # The least of fewer times falls from time to time, whatever the device does. While the line is not
-        # known, longer prefixes would look like a slower device.
-        is_comparable = in_use and len(timed.recent) == PERIOD and slope.is_known
-        before = self._estimate(timed) if is_comparable else 1.0
-        timed.recent.append((ms, images * progress, is_tree))
-        if is_comparable:
-            factor = self._estimate(timed) / before
-            if factor != 1:
-                self._scale(factor, timed)
+        slope.add(progress, min(ms, 2 * self.of(candidate, images)) / images)
+        self._add_in_the_middle(candidate, images, ms, progress)
 
     def bound(self, candidate: int, images: int, ms: float, progress: float) -> None:
         """Adds the time of a step that may have taken longer than usual. It counts if it is less than 0.9 of
         the estimate, so that noise alone does not lower that."""
-        time = ms, images * progress, self._nodes[candidate] > 1
-        timed = self._timed.get((candidate, images))
-        if timed is not None and self._in_the_middle(time) < 0.9 * self._estimate(timed):
-            timed.recent.append(time)
+        if self._in_the_middle(candidate, images, ms, progress) < 0.9 * self.of(candidate, images):
+            self._add_in_the_middle(candidate, images, ms, progress)
 
-    def _typical(self, timed: _Timed) -> _Time:
-        """Returns the mean of the recent times; none counts for more than twice their lower quartile.
-        If there are fewer than PERIOD - 1 times, it returns the least: other programs make steps slower but
-        never faster, and a disturbed step would spoil the mean of a few.
+    def _add_in_the_middle(self, candidate: int, images: int, ms: float, progress: float) -> None:
+        ms = self._in_the_middle(candidate, images, ms, progress)
+        self._clock_ms += ms
+        if images not in self._estimates:
+            self._estimates[images] = self._first(candidate, images, ms)
+        self._estimates[images].add(candidate, ms, self._clock_ms)
 
-        It is a mean because a quantile favours short steps. A program that runs now and then makes some short
-        steps much slower, which a quantile does not show, and all long steps a little slower.
-        """
-        ordered = sorted(timed.recent, key=self._in_the_middle)
-        if len(ordered) < PERIOD - 1:
-            return ordered[0]
-        most = 2 * ordered[(len(ordered) - 1) // 4][0]
-        ms = fmean(min(time[0], most) for time in ordered)
-        return ms, fmean(time[1] for time in ordered), ordered[0][2]
-
-    def _in_the_middle(self, time: _Time) -> float:
+    def _in_the_middle(self, candidate: int, images: int, ms: float, progress: float) -> float:
         """Returns how long the step would have taken in the middle of the images."""
-        ms, progress, is_tree = time
+        is_tree = self._nodes[candidate] > 1
         share = TREES_PER_PLAIN if is_tree else 1 / TREES_PER_PLAIN
         slope = self._per_image[is_tree].value(share * self._per_image[not is_tree].value())
-        return ms - min(slope * progress, ms / 2)
+        return ms - min(slope * images * progress, ms / 2)
 
-    def _estimate(self, timed: _Timed) -> float:
-        """Returns the median of its trials; the time since begin() counts as one."""
-        times = [*timed.trials, self._typical(timed)] if timed.recent else timed.trials
-        return median_low(map(self._in_the_middle, times))
+    def _first(self, candidate: int, images: int, ms: float) -> _Estimates:
+        """Returns the estimates before the first step with so many images, which is one of `candidate`."""
+        if not self._estimates:
+            level = math.log(ms) - self._growth[candidate]
+            means = [level + growth for growth in self._growth]
+            return _Estimates(means, self._covariance(1.0, SPREAD**2), self._clock_ms)
+        nearest = self._nearest(images)
+        ratio = abs(math.log(images / nearest))
+        added = self._covariance((COMMON_SPREAD * ratio) ** 2, IMAGES_SPREAD**2 * ratio)
+        known = self._estimates[nearest].covariance
+        covariance = [[a + b for a, b in zip(*rows, strict=True)] for rows in zip(known, added, strict=True)]
+        means = [math.log(self.of(index, images)) for index in range(len(self._nodes))]
+        return _Estimates(means, covariance, self._clock_ms)
 
-    def _scale(self, factor: float, in_use: _Timed) -> None:
-        """Multiplies all times by the factor but those of the candidate in use."""
-        for timed in self._timed.values():
-            if timed is not in_use:
-                for times in (timed.recent, timed.trials):
-                    for index, (ms, progress, is_tree) in enumerate(times):
-                        times[index] = ms * factor, progress, is_tree
+    def _covariance(self, common: float, by_distance: float) -> list[list[float]]:
+        """Returns the covariance of a random walk from one candidate to the next, plus a common variance."""
+        return [[common + by_distance * min(a, b) for a in self._distance] for b in self._distance]
+
+    def _nearest(self, images: int) -> int:
+        """Returns the most similar number of images with which steps were timed."""
+        return min(self._estimates, key=lambda number: abs(math.log(number / images)))
 
     def is_new(self, images: int) -> bool:
         """Returns whether no step was timed with more than half as many images in flight."""
-        return all(2 * key[1] <= images for key in self._timed)
-
-    def fit(self) -> None:
-        """Fits a line through all estimates: a step takes call_ms, and node_ms for every node of its trees.
-        The sum of squared relative errors is least."""
-        if not self._timed:
-            return
-        nodes = [self._nodes[candidate] * images for candidate, images in self._timed]
-        # With u = 1 / ms and v = nodes / ms, the errors are call_ms * u + node_ms * v - 1.
-        u = [1 / self._estimate(timed) for timed in self._timed.values()]
-        v = list(map(mul, nodes, u))
-        uu, uv, vv = (sum(map(mul, x, y)) for x, y in ((u, u), (u, v), (v, v)))
-        determinant = uu * vv - uv * uv
-        if determinant > 1e-6 * uu * vv:  # otherwise all steps had the same number of nodes
-            self._node_ms = max(0.0, (uu * sum(v) - uv * sum(u)) / determinant)
-        self._call_ms = max(0.0, (sum(u) - self._node_ms * uv) / uu)
+        return all(2 * number <= images for number in self._estimates)
 
     def of(self, candidate: int, images: int) -> float:
-        """Returns the time of a step. If it was not measured with so many images in flight, it comes from the
-        most similar step, a smaller one of as many images for instance, and changes as the line does, which
-        fit() renews; infinite before the first time of all."""
-        if not self._timed:
+        """Returns the time of a step; infinite before the first time of all."""
+        if not self._estimates:
             return math.inf
-        if (candidate, images) in self._timed:
-            return self._estimate(self._timed[candidate, images])
-
-        def difference(key: tuple[int, int]) -> float:
-            nodes = self._nodes[key[0]] / self._nodes[candidate]
-            return abs(math.log(nodes)) + abs(math.log(key[1] / images))
-
-        nearest = min(self._timed, key=difference)
-        change = self._on_line(candidate, images) / self._on_line(*nearest)
-        return self._estimate(self._timed[nearest]) * change
-
-    def _on_line(self, candidate: int, images: int) -> float:
-        return self._call_ms + self._node_ms * self._nodes[candidate] * images
+        nearest = self._nearest(images)
+        return math.exp(self._estimates[nearest].means[candidate] + GROWTH * math.log(images / nearest))
