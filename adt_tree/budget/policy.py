@@ -27,17 +27,9 @@ WARM_UP, STAY = 6, 2
 # LEVEL_STEPS image steps. If an inner policy drafts fewer levels than the candidate allows, it counts as much
 # as INNER_LEVEL_STEPS.
 LEVEL_STEPS, INNER_LEVEL_STEPS = 100.0, 10.0
-# The first steps of a batch say little about plain decoding and trees. There trees commit more codes than
-# later, and all steps are shorter: with 16 images in flight a plain step takes 13 ms first, 20 ms in the
-# middle of the images and 28 ms last, one of a chain of 15 63, 97 and 100 ms (docs/LOG.md). And images that
-# trees put out of step have to wait before plain decoding is fast again. So unless a tree has CLEAR_GAIN,
-# the first images are decoded plainly, and a batch goes back to it only for a gain of WAIT_LOSS, or of
-# EARLY_WAIT_LOSS as long as trees have not decoded all rows of an image. A batch leaves plain decoding when
-# images begin, for the deepest tree that is at least NEARLY_BEST, or after a trial; with a drafter network
-# after a trial alone, because the times of the first trials promise too much. Trials of trees lie in the
-# MIDDLE of the images, where they can be compared with plain steps.
-WAIT_LOSS, EARLY_WAIT_LOSS, CLEAR_GAIN, NEARLY_BEST = 0.06, 0.2, 1.1, 0.85
-MIDDLE = 0.375, 0.6  # shares of an image that are decoded
+# Images that trees put out of step have to wait before plain decoding is fast again. So a batch goes back to
+# it only for a gain of WAIT_LOSS.
+WAIT_LOSS = 0.06
 # The codes that n image steps accept are about as uncertain as their mean over the root of n. So a candidate
 # is hoped to accept more by DOUBT / sqrt(n + DOUBT_STEPS), where n counts the steps of all trees that were at
 # least as deep, for the steps of a deep tree show what a shallow one would accept. So it is used until such
@@ -57,7 +49,7 @@ STEP_LOSS, NETWORK_STEP_LOSS, MOST_STEP_LOSS = 0.011, 0.125, 0.25
 # count as part of that time from the start, so that early mistakes are soon found. A trial of a shape that is
 # nearly as good loses at least LEAST_LOSS of its time. While plain decoding is chosen, the tree that seems
 # best is tried.
-TRIAL_LOSS, EARLY_STEPS, LEAST_LOSS, TRIAL_MEMORY = 0.005, 500, 0.1, 0.95
+TRIAL_LOSS, EARLY_STEPS, LEAST_LOSS, TRIAL_MEMORY = 0.02, 500, 0.1, 0.95
 
 
 @dataclass(slots=True, eq=False)
@@ -120,8 +112,6 @@ class CostAware:
         self._images = 0  # in the last step that was scheduled
         self._progress = 0.0  # mean share of the images that is decoded
         self._are_equal = False  # whether all images are equally far
-        self._plain_steps = 0  # timed steps without trees in which they were
-        self._drafted = 0.0  # codes that an image has committed since the batch left plain decoding
         # Whether no image has begun since all were equally far, or since plain decoding was chosen.
         self._may_wait = False
         # Whether images waited in the last step, and whether the last step was not scheduled for that reason.
@@ -187,13 +177,11 @@ class CostAware:
         if self._in_a_row and any(step.depth == self._shapes[slot].depth for slot, step in steps.items()):
             progress = fmean(step.position for step in steps.values()) / self._positions - 0.5
             is_plain = not self._current.shape.depth
-            self._plain_steps += is_plain and self._are_equal
             # If plain decoding is chosen, its images get in step, and its steps become shorter.
             if is_plain and self._is_batch and self._current is not self._chosen and not self._are_equal:
                 self._times.bound(self._current.index, self._paid_images, ms, progress)
             else:
                 self._times.add(self._current.index, self._paid_images, ms, progress)
-        self._drafted += fmean(step.accepted + 1 for step in steps.values())
         if self._current.shape.depth and (self._settled >= WARM_UP or not self._self_drafted):
             for step in steps.values():
                 self._levels.count(step.depth, step.accepted, self._current.refinement)
@@ -250,33 +238,12 @@ class CostAware:
             self._scheduled.extend([self._candidates[0]] * PERIOD)
         else:
             self._untried.clear()
-            best = max(self._candidates, key=self._hoped_rate)
-            if self._is_batch and self._may_wait and self._chosen in (None, self._candidates[0]):
-                self._schedule_in_step(best)
-            else:
-                self._schedule_around(best)
+            self._schedule_around(max(self._candidates, key=self._hoped_rate))
 
     @property
     def _is_batch(self) -> bool:
         """Whether there are so many images that it pays to let some wait for others."""
         return self._in_flight > 2 and not self._idle_slots_cost
-
-    def _schedule_in_step(self, best: _Candidate) -> None:
-        """Schedules the next steps of a batch that has decoded nothing yet, or decodes plainly in step."""
-        plain = self._candidates[0]
-        if self._chosen is None:
-            leaves = self._rate(best) > CLEAR_GAIN * self._rate(plain)
-        else:
-            is_beginning = self._progress < MIDDLE[0] and self._plain_steps > MIDDLE[1] * self._positions
-            leaves = self._current is best or (is_beginning and self._self_drafted)
-        if best is not plain and leaves:
-            self._drafted = 0.0
-            self._schedule_around(best if self._current is best else self._deepest_good(best))
-        elif self._chosen is plain and MIDDLE[0] <= self._progress <= MIDDLE[1]:
-            self._schedule_around(plain)  # which may begin a trial
-        else:
-            self._chosen = plain
-            self._scheduled.extend([plain] * PERIOD)
 
     def _may_be_best(self, candidate: _Candidate) -> bool:
         """Returns whether the candidate would be best so far if its steps were as short as those of the next
@@ -311,12 +278,6 @@ class CostAware:
             self._scheduled.extend([other] * (self._warm_up_of(other) + PERIOD))
         else:
             self._scheduled.extend([chosen] * PERIOD)
-
-    def _deepest_good(self, best: _Candidate) -> _Candidate:
-        """Returns the deepest candidate that is nearly as good as the best one and beats plain decoding.
-        Its steps show what all shallower ones would accept."""
-        least = max(NEARLY_BEST * self._hoped_rate(best), self._hoped_rate(self._candidates[0]))
-        return max((c for c in self._candidates if self._hoped_rate(c) >= least), key=lambda c: c.shape.depth)
 
     def _warm_up_of(self, candidate: _Candidate) -> int:
         """Returns how many steps of the candidate are not to be counted if it follows the current one."""
@@ -363,7 +324,7 @@ class CostAware:
                 return 1 + min(NETWORK_STEP_LOSS * (self._images - 1), MOST_STEP_LOSS)
             codes = 1 + STEP_LOSS * math.log2(self._images)
             if self._is_batch and self._chosen is not None and self._chosen.shape.depth:
-                codes -= WAIT_LOSS if self._drafted > self._positions else EARLY_WAIT_LOSS
+                codes -= WAIT_LOSS
             return codes
         depth, hope = candidate.shape.depth, 1.0
         if self._self_drafted:
