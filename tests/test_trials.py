@@ -84,9 +84,9 @@ def test_times_are_kept_by_the_images_that_they_depend_on(
     counts = Counter[tuple[int, float]]()
     add = StepTimes.add
 
-    def spy(self: StepTimes, candidate: int, images: int, ms: float, progress: float, in_use: bool) -> None:
+    def spy(self: StepTimes, candidate: int, images: int, ms: float, progress: float) -> None:
         counts[images, progress] += 1
-        add(self, candidate, images, ms, progress, in_use)
+        add(self, candidate, images, ms, progress)
 
     monkeypatch.setattr(StepTimes, "add", spy)
     policy = CostAware(CANDIDATES, POSITIONS, idle_slots_cost=idle_slots_cost)

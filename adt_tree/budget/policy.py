@@ -110,7 +110,6 @@ class CostAware:
         self._shapes: Mapping[int, TreeShape] = {}  # of the present step, by slot
         self._in_flight = 0  # number of images in flight
         self._images = 0  # in the last step that was scheduled
-        self._progress = 0.0  # mean share of the images that is decoded
         self._are_equal = False  # whether all images are equally far
         # Whether no image has begun since all were equally far, or since plain decoding was chosen.
         self._may_wait = False
@@ -128,7 +127,7 @@ class CostAware:
             self._inner.reset(slot, seed)
 
     def shapes(self, roots: Mapping[int, int]) -> Mapping[int, TreeShape]:
-        self._in_flight, self._progress = len(roots), fmean(roots.values()) / self._positions
+        self._in_flight = len(roots)
         self._are_equal = len({*roots.values()}) == 1
         behind = self._behind(roots)
         # A step without trees for all images follows those in which some waited.

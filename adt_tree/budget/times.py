@@ -20,9 +20,9 @@ LEAST_DISTANCE = 0.1  # of two candidates with equally many nodes, one of which 
 # number of images to another it may change by PREFIX_CHANGE times the logarithm of their ratio.
 PREFIX, PREFIX_SPREAD, PREFIX_SHARED, PREFIX_CHANGE = 0.3, 0.3, 0.7, 0.15
 # Variances of the logarithm of a time: of single steps; of the load of the device, which changes all times;
-# and of the time of a candidate on its own, both by millisecond, for at most MOST_MS.
+# and of any part of the state on its own, both by millisecond, for at most MOST_MS.
 STEP_VARIANCE, LOAD_VARIANCE, OWN_VARIANCE, MOST_MS = 0.01, 1e-5, 1e-7, 1e4
-MOST_ERROR = 3.0  # standard deviations by which a time may differ before it counts as a disturbed one
+MOST_ERROR = 5.0  # standard deviations by which a time may differ before it counts as a disturbed one
 
 _Matrix = list[list[float]]
 
@@ -49,8 +49,9 @@ class _Estimates:
     def add(self, candidate: int, ms: float, progress: float, clock_ms: float) -> None:
         """Adds the time of a step that ended at clock_ms."""
         passed_ms, self._clock_ms = min(clock_ms - self._clock_ms, MOST_MS), clock_ms
-        for index, row in enumerate(self.covariance[:-2]):
+        for row in self.covariance[:-2]:
             row[:-2] = [value + LOAD_VARIANCE * passed_ms for value in row[:-2]]
+        for index, row in enumerate(self.covariance):
             row[index] += OWN_VARIANCE * passed_ms
         prefix = self._prefix(candidate)
         shared = [row[candidate] + progress * row[prefix] for row in self.covariance]
