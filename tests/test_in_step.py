@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from adt_tree.budget.policy import PERIOD, CostAware
+from adt_tree.budget.policy import CostAware
 from adt_tree.policy import PLAIN, TreeShape
 from tests.test_budget import CANDIDATES, POSITIONS, step
 

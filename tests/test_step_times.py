@@ -28,7 +28,7 @@ def test_a_slow_first_step_with_another_number_of_images_does_not_change_the_ord
     for candidate in (0, 1):
         add(times, candidate, 2, 2.0, PERIOD)
     add(times, 0, 1, 9.0)
-    add(times, 0, 1, 1.0, 2 * PERIOD)
+    add(times, 0, 1, 1.0, 6 * PERIOD)
     assert times.of(0, 1) == pytest.approx(1.0, rel=0.1)
     assert times.of(1, 1) == pytest.approx(times.of(0, 1), rel=0.1)
 
@@ -45,12 +45,14 @@ def test_times_depend_on_the_number_of_images() -> None:
 
 
 def test_a_candidate_that_was_not_timed_lies_between_its_neighbours() -> None:
-    """The candidates take 4 and 16 ms. The third one, which lies between them, follows both."""
+    """The candidates take 4 and 16 ms. The other one lies between them and, when the device becomes
+    slower, follows."""
     times = StepTimes([1, 4, 16])
     add(times, 0, 1, 4.0, PERIOD)
     add(times, 2, 1, 16.0, PERIOD)
     assert times.of(1, 1) == pytest.approx(8, rel=0.1)
-    add(times, 0, 1, 8.0, 50 * PERIOD)
+    for step in range(50 * PERIOD):
+        add(times, 0, 1, 4.0 * 2 ** (step / (50 * PERIOD)))
     assert times.of(1, 1) == pytest.approx(16, rel=0.1)
 
 
@@ -70,7 +72,7 @@ def test_times_are_those_of_the_middle_of_the_images() -> None:
     for number in range(512):
         progress = number % 256 / 256 - 0.5
         times.add(0, 8, 12 + 8 * progress, progress)
-        assert number < 256 or times.of(0, 8) == pytest.approx(12, rel=0.05)
+        assert number < 256 or times.of(0, 8) == pytest.approx(12, rel=0.08)
     for _ in range(PERIOD):
         times.add(1, 8, 22 + 16 * -0.45, -0.45)
     assert times.of(1, 8) == pytest.approx(22, rel=0.15)
@@ -94,8 +96,8 @@ def test_one_very_long_step_does_not_spoil_the_times() -> None:
     for number in range(512):
         progress = number % 256 / 256 - 0.5
         times.add(0, 8, 3000.0 if number == 300 else 12 + 8 * progress, progress)
-        assert number < 256 or times.of(0, 8) == pytest.approx(12, rel=0.3 if number >= 300 else 0.05)
-    assert times.of(0, 8) == pytest.approx(12, rel=0.05)
+        assert number < 256 or times.of(0, 8) == pytest.approx(12, rel=0.3 if number >= 300 else 0.08)
+    assert times.of(0, 8) == pytest.approx(12, rel=0.08)
 
 
 def test_what_longer_prefixes_cost_is_learned_anew_when_it_changes() -> None:

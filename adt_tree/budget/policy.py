@@ -27,9 +27,9 @@ WARM_UP, STAY = 6, 2
 # LEVEL_STEPS image steps. If an inner policy drafts fewer levels than the candidate allows, it counts as much
 # as INNER_LEVEL_STEPS.
 LEVEL_STEPS, INNER_LEVEL_STEPS = 100.0, 10.0
-# Images that trees put out of step have to wait before plain decoding is fast again. So a batch goes back to
-# it only for a gain of WAIT_LOSS.
-WAIT_LOSS = 0.06
+# Images that trees put out of step have to wait for the last one before plain decoding is fast again. So a
+# batch goes back to it only for a gain of WAIT_LOSS.
+WAIT_LOSS = 0.15
 # The codes that n image steps accept are about as uncertain as their mean over the root of n. So a candidate
 # is hoped to accept more by DOUBT / sqrt(n + DOUBT_STEPS), where n counts the steps of all trees that were at
 # least as deep, for the steps of a deep tree show what a shallow one would accept. So it is used until such

@@ -22,6 +22,7 @@ PREFIX, PREFIX_SPREAD, PREFIX_SHARED, PREFIX_CHANGE = 0.3, 0.3, 0.7, 0.15
 # Variances of the logarithm of a time: of single steps; of the load of the device, which changes all times;
 # and of any part of the state on its own, both by millisecond, for at most MOST_MS.
 STEP_VARIANCE, LOAD_VARIANCE, OWN_VARIANCE, MOST_MS = 0.01, 1e-5, 1e-7, 1e4
+LEAST_MS = 1e-3  # shorter times are beyond the resolution of a clock
 MOST_ERROR = 5.0  # standard deviations by which a time may differ before it counts as a disturbed one
 
 _Matrix = list[list[float]]
@@ -90,7 +91,10 @@ class StepTimes:
     def add(self, candidate: int, images: int, ms: float, progress: float) -> None:
         """Adds the time of a step. progress: share of an image that is decoded, less 1/2, as the mean of all
         images."""
-        self._clock_ms += ms
+        ms = max(ms, LEAST_MS)
+        self._clock_ms += min(
+            ms, 2 * self.of(candidate, images)
+        )  # a very long step says little about the load
         if images not in self._estimates:
             self._estimates[images] = self._first(candidate, images, ms)
         self._estimates[images].add(candidate, ms, progress, self._clock_ms)
