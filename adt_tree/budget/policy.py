@@ -45,11 +45,12 @@ STEP_LOSS, NETWORK_STEP_LOSS, MOST_STEP_LOSS = 0.011, 0.125, 0.25
 # Times change with the load of the device, and one slow moment can spoil the first trial of a shape, or end
 # the first trials too early. So plain decoding and the neighbours of the chosen shape are tried again:
 # whichever will have lost least time, where every trial makes those before it count less by TRIAL_MEMORY, as
-# long as all trials lose at most the share TRIAL_LOSS of a run's time. EARLY_STEPS steps of the chosen shape
+# long as all trials lose at most the share TRIAL_LOSS of a run's time; NETWORK_TRIAL_LOSS with a drafter
+# network, whose sizes differ by more, so that few trials tell which is best. EARLY_STEPS steps of the chosen shape
 # count as part of that time from the start, so that early mistakes are soon found. A trial of a shape that is
 # nearly as good loses at least LEAST_LOSS of its time. While plain decoding is chosen, the tree that seems
 # best is tried.
-TRIAL_LOSS, EARLY_STEPS, LEAST_LOSS, TRIAL_MEMORY = 0.02, 500, 0.1, 0.95
+TRIAL_LOSS, NETWORK_TRIAL_LOSS, EARLY_STEPS, LEAST_LOSS, TRIAL_MEMORY = 0.02, 0.005, 500, 0.1, 0.95
 
 
 @dataclass(slots=True, eq=False)
@@ -92,6 +93,7 @@ class CostAware:
         ]
         self._positions, self._inner = positions, inner
         self._self_drafted, self._idle_slots_cost = self_drafted, idle_slots_cost
+        self._trial_loss = TRIAL_LOSS if self_drafted else NETWORK_TRIAL_LOSS
         self._current = self._candidates[0]
         self._chosen: _Candidate | None = None  # by the last choice; None during the first trials
         # Steps since the candidate or the number of images changed: 0 at the first of them, -1 before it.
@@ -267,7 +269,7 @@ class CostAware:
         # with as many images in flight.
         is_comparable = self._current is chosen and self._in_a_row >= PERIOD - 1
         credited_ms = self._total_ms + EARLY_STEPS * self._ms(chosen)
-        if is_comparable and self._lost_ms + loss_ms <= TRIAL_LOSS * credited_ms:
+        if is_comparable and self._lost_ms + loss_ms <= self._trial_loss * credited_ms:
             self._is_after_trial = not chosen.shape.depth
             self._lost_ms += loss_ms
             self._step_loss_ms = loss_ms / self._steps_of_trial(other, chosen)
