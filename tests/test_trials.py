@@ -57,6 +57,17 @@ def test_with_a_drafter_network_plain_decoding_is_tried_first() -> None:
     assert policy._current.shape == PLAIN
 
 
+def test_what_the_first_step_of_a_trial_takes_longer_counts_as_lost() -> None:
+    """A drafter network reads all codes since its last tree, which takes 90 ms."""
+    policy = CostAware(CANDIDATES, POSITIONS, self_drafted=False)
+    until_trial(policy, [0], row_ms=0.9)
+    trial, lost_ms = policy._current, policy._lost_ms
+    policy._in_a_row = 0
+    expected = policy._ms(trial)
+    policy.observe({0: step(trial.shape, 0, expected + 90.0, 112)})
+    assert policy._lost_ms == pytest.approx(lost_ms + 90.0)
+
+
 def test_a_trial_that_a_change_of_images_ends_is_charged_for_the_steps_that_ran() -> None:
     """While the batch decodes plainly, a chain is tried for WARM_UP + PERIOD steps. An image ends after the
     first of them."""

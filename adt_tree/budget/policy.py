@@ -46,10 +46,10 @@ STEP_LOSS, NETWORK_STEP_LOSS, MOST_STEP_LOSS = 0.011, 0.125, 0.25
 # the first trials too early. So plain decoding and the neighbours of the chosen shape are tried again:
 # whichever will have lost least time, where every trial makes those before it count less by TRIAL_MEMORY, as
 # long as all trials lose at most the share TRIAL_LOSS of a run's time; NETWORK_TRIAL_LOSS with a drafter
-# network, whose sizes differ by more, so that few trials tell which is best. EARLY_STEPS steps of the chosen shape
-# count as part of that time from the start, so that early mistakes are soon found. A trial of a shape that is
-# nearly as good loses at least LEAST_LOSS of its time. While plain decoding is chosen, the tree that seems
-# best is tried.
+# network, whose shapes differ by more, so that few trials tell which is best. EARLY_STEPS steps of the chosen
+# shape count as part of that time from the start, so that early mistakes are soon found. A trial of a shape
+# that is nearly as good loses at least LEAST_LOSS of its time. While plain decoding is chosen, the tree that
+# seems best is tried.
 TRIAL_LOSS, NETWORK_TRIAL_LOSS, EARLY_STEPS, LEAST_LOSS, TRIAL_MEMORY = 0.02, 0.005, 500, 0.1, 0.95
 
 
@@ -175,6 +175,10 @@ class CostAware:
             if self._is_after_trial:
                 self._lost_ms += ms * (1 - len(steps) / self._in_flight)
             return
+        if not self._in_a_row and self._chosen not in (None, self._current):
+            # The first step of a trial may take longer, for instance because a drafter network reads all
+            # codes that were decoded without it.
+            self._lost_ms += max(0.0, ms - self._ms(self._current))
         if self._in_a_row and any(step.depth == self._shapes[slot].depth for slot, step in steps.items()):
             progress = fmean(step.position for step in steps.values()) / self._positions - 0.5
             is_plain = not self._current.shape.depth
