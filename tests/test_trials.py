@@ -87,6 +87,22 @@ def test_a_trial_goes_on_where_steps_do_not_depend_on_the_number_of_images() -> 
     assert run(policy, [0, 1], WARM_UP + PERIOD, row_ms=0.9) == [*[tried] * (WARM_UP + PERIOD - 1), PLAIN]
 
 
+def test_the_size_is_chosen_anew_when_a_batch_follows_its_last_image() -> None:
+    """With one image rows are free, so the largest tree was chosen for many steps. With three images in flight
+    that tree is far too slow."""
+    policy = CostAware(CANDIDATES, POSITIONS)
+    run(policy, [0, 1, 2], 400, row_ms=0.3)
+    small = policy._chosen
+    assert small is not None and small.shape.depth < 15
+    largest = policy._candidates[-1]
+    run(policy, [0], 100, row_ms=0.0)
+    policy._chosen = policy._current = largest
+    policy._scheduled.clear()
+    policy._scheduled.extend([largest] * 20)
+    assert run(policy, [0], 2, row_ms=0.0) == [largest.shape] * 2
+    assert largest.shape not in run(policy, [0, 1, 2], PERIOD, row_ms=0.3)
+
+
 @pytest.mark.parametrize(("idle_slots_cost", "expected"), [(False, {2, 3}), (True, {1})])
 def test_times_are_kept_by_the_images_that_they_depend_on(
     idle_slots_cost: bool, expected: set[int], monkeypatch: pytest.MonkeyPatch

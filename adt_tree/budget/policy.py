@@ -199,6 +199,9 @@ class CostAware:
                 self._end_trial()
                 if self._times.is_new(self._paid_images):
                     self._begin_first_trials()
+                elif self._paid_images >= 2 * before and self._chosen is not None:
+                    # What was chosen for the last image of a batch may be far too large for the next batch.
+                    self._scheduled.clear()
         if not self._scheduled:
             self._schedule()
         upcoming = self._scheduled.popleft()
