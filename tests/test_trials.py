@@ -88,8 +88,8 @@ def test_a_trial_goes_on_where_steps_do_not_depend_on_the_number_of_images() -> 
 
 
 def test_the_size_is_chosen_anew_when_a_batch_follows_its_last_image() -> None:
-    """With one image rows are free, so the largest tree was chosen for many steps. With three images in flight
-    that tree is far too slow."""
+    """With one image rows are free, so the largest tree was chosen for many steps. With three images in
+    flight that tree is far too slow."""
     policy = CostAware(CANDIDATES, POSITIONS)
     run(policy, [0, 1, 2], 400, row_ms=0.3)
     small = policy._chosen
