@@ -105,26 +105,19 @@ def test_a_step_for_all_images_precedes_trees() -> None:
     assert first == dict.fromkeys(range(3), PLAIN) and second[0] == CANDIDATES[1]
 
 
-def in_turn(tree_ms: float, steps: int) -> list[TreeShape]:
-    """Returns the shapes of steps of four images that begin together whenever all have ended. A plain step
-    takes 4 ms at the beginning of the images and 12 ms at their end, one with a tree tree_ms, and 1 ms more
-    for every drafted node. Two drafts are accepted."""
+def test_a_batch_in_step_drafts_if_trees_are_better_over_the_whole_image() -> None:
+    """Four images begin together whenever all have ended. A plain step takes 4 ms at their beginning, where
+    trees are tried, and 12 ms at their end. A step of the chain of 3 commits three codes in 14 ms, so it is
+    worse at first, and better later."""
     policy, used, root = CostAware(CANDIDATES, POSITIONS), list[TreeShape](), 0
-    for _ in range(steps):
+    for _ in range(3000):
         if root == 0:
             for slot in range(4):
                 policy.reset(slot, seed=1)
         shape = policy.shapes(dict.fromkeys(range(4), root))[0]
         used.append(shape)
-        ms = tree_ms + shape.budget if shape.depth else 4 + 8 * root / POSITIONS
+        ms = 11.0 + shape.budget if shape.depth else 4 + 8 * root / POSITIONS
         accepted = min(2, shape.depth)
         policy.observe({slot: step(shape, accepted, ms, root + 1) for slot in range(4)})
         root = root + accepted + 1 if root + accepted < POSITIONS - 1 else 0
-    return used
-
-
-def test_trees_that_were_timed_where_steps_are_short_are_compared_with_plain_steps_there() -> None:
-    """A step of the chain of 3 commits three codes in 14 ms, so it is worse than plain steps at the beginning
-    of the images and better later."""
-    used = in_turn(tree_ms=11.0, steps=3000)
     assert used[-1000:].count(CANDIDATES[1]) > 800

@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from adt_tree.budget.times import PERIOD, StepTimes
+from adt_tree.budget.policy import PERIOD
+from adt_tree.budget.times import StepTimes
 
 
 def add(times: StepTimes, candidate: int, images: int, ms: float, steps: int = 1) -> None:
@@ -127,3 +128,17 @@ def test_a_time_that_may_be_too_long_counts_only_if_it_is_short() -> None:
         assert times.of(0, 4) == pytest.approx(10.0)
     times.bound(0, 4, 8.0, progress=0.0)
     assert times.of(0, 4) < 9.9
+
+
+def test_a_candidate_that_was_not_timed_for_long_is_still_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything is forgotten so fast that 200 steps are as long as some hours. Then the first step of the
+    tree takes ten times as long as usual, and the next ones take as long as before."""
+    monkeypatch.setattr("adt_tree.budget.times.OWN_VARIANCE", 1e-3)
+    times = StepTimes([1, 4])
+    add(times, 0, 1, 5.0, PERIOD)
+    add(times, 1, 1, 10.0, PERIOD)
+    add(times, 0, 1, 5.0, 200)
+    add(times, 1, 1, 100.0)
+    assert 10 < times.of(1, 1) < 40
+    add(times, 1, 1, 10.0, PERIOD)
+    assert times.of(1, 1) == pytest.approx(10, rel=0.1)

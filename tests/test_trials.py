@@ -58,14 +58,31 @@ def test_with_a_drafter_network_plain_decoding_is_tried_first() -> None:
 
 
 def test_what_the_first_step_of_a_trial_takes_longer_counts_as_lost() -> None:
-    """A drafter network reads all codes since its last tree, which takes 90 ms."""
+    """A drafter network reads all codes since its last tree. At most the time of PERIOD steps counts."""
     policy = CostAware(CANDIDATES, POSITIONS, self_drafted=False)
     until_trial(policy, [0], row_ms=0.9)
     trial, lost_ms = policy._current, policy._lost_ms
-    policy._in_a_row = 0
     expected = policy._ms(trial)
-    policy.observe({0: step(trial.shape, 0, expected + 90.0, 112)})
-    assert policy._lost_ms == pytest.approx(lost_ms + 90.0)
+    policy.observe({0: step(trial.shape, 0, 4 * expected, 112)})
+    assert policy._lost_ms == pytest.approx(lost_ms + 3 * expected)
+    policy.observe({0: step(trial.shape, 0, 1e6, 112)})
+    assert policy._lost_ms == pytest.approx(lost_ms + (3 + PERIOD) * expected)
+
+
+def test_all_sizes_are_tried_anew_when_the_images_double() -> None:
+    """Images 1 and 2 begin while image 0 is half done, so they are out of step, and plain steps count all the
+    same. Later these numbers of images are known."""
+    policy, used = CostAware(CANDIDATES, POSITIONS), list[TreeShape]()
+    run(policy, [0], 300, row_ms=0.01)
+    for number in range(40):
+        shapes = policy.shapes({0: 100 + number, 1: number, 2: 2 * number})
+        used.append(shapes[0])
+        policy.observe({slot: step(shape, 0, 3.0 + shape.budget, 128) for slot, shape in shapes.items()})
+    assert used[:PERIOD] == [PLAIN] * PERIOD and used[PERIOD] == CANDIDATES[1]
+    assert policy._times.of(0, 3) == pytest.approx(3.0, rel=0.1)
+    run(policy, [0], PERIOD, row_ms=0.01)
+    run(policy, [0, 1, 2], 1, row_ms=0.01)
+    assert not policy._untried
 
 
 def test_a_trial_that_a_change_of_images_ends_is_charged_for_the_steps_that_ran() -> None:

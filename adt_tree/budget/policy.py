@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from adt_tree.budget.acceptance import MEMORY, Levels, refinement_of
-from adt_tree.budget.times import PERIOD, StepTimes
+from adt_tree.budget.times import StepTimes
 from adt_tree.policy import PLAIN, Policy, TreeShape
 from adt_tree.records import Step
 
+PERIOD = 8  # steps from one decision to the next, and counted steps of a trial
 # Steps of a first trial. The first step after a change of candidate, or of the number of images, is not
 # timed, because it may record graphs.
 FIRST_STEPS = 3
@@ -28,7 +29,7 @@ WARM_UP, STAY = 6, 2
 # as INNER_LEVEL_STEPS.
 LEVEL_STEPS, INNER_LEVEL_STEPS = 100.0, 10.0
 # Images that trees put out of step have to wait for the last one before plain decoding is fast again. So a
-# batch goes back to it only for a gain of WAIT_LOSS.
+# batch goes back to it only for a gain of WAIT_LOSS codes a step.
 WAIT_LOSS = 0.15
 # The codes that n image steps accept are about as uncertain as their mean over the root of n. So a candidate
 # is hoped to accept more by DOUBT / sqrt(n + DOUBT_STEPS), where n counts the steps of all trees that were at
@@ -175,15 +176,17 @@ class CostAware:
             if self._is_after_trial:
                 self._lost_ms += ms * (1 - len(steps) / self._in_flight)
             return
-        if not self._in_a_row and self._chosen not in (None, self._current):
-            # The first step of a trial may take longer, for instance because a drafter network reads all
-            # codes that were decoded without it.
-            self._lost_ms += max(0.0, ms - self._ms(self._current))
+        is_trial = self._chosen not in (None, self._current)
+        if is_trial and not self._in_a_row and not self._self_drafted:
+            # The drafter network reads all codes that were decoded without it. Only once, a step may also
+            # take very long because it records graphs.
+            usual_ms = self._ms(self._current)
+            self._lost_ms += max(0.0, min(ms - usual_ms, PERIOD * usual_ms))
         if self._in_a_row and any(step.depth == self._shapes[slot].depth for slot, step in steps.items()):
             progress = fmean(step.position for step in steps.values()) / self._positions - 0.5
             is_plain = not self._current.shape.depth
             # If plain decoding is chosen, its images get in step, and its steps become shorter.
-            if is_plain and self._is_batch and self._current is not self._chosen and not self._are_equal:
+            if is_plain and is_trial and self._is_batch and not self._are_equal:
                 self._times.bound(self._current.index, self._paid_images, ms, progress)
             else:
                 self._times.add(self._current.index, self._paid_images, ms, progress)

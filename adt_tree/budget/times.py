@@ -6,13 +6,12 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-# Steps from one decision to the next, and counted steps of a trial.
-PERIOD = 8
 # Before anything is timed, a step is expected to take rows ** GROWTH times as long with so many times the
-# rows. From one candidate to the next one the logarithm of its time may differ from that by SPREAD times the
-# root of the logarithm of the ratio of their nodes. The same holds from one number of images to another,
-# where the common part may differ by COMMON_SPREAD times the logarithm of their ratio, and that of each
-# candidate by IMAGES_SPREAD.
+# rows. The exponent has a standard deviation of GROWTH_SPREAD. From one candidate to the next one the
+# logarithm of the time may differ from that by SPREAD times the root of their distance, the logarithm of the
+# ratio of their nodes. From one number of images to another the times of all candidates may differ from it by
+# COMMON_SPREAD times the logarithm of the ratio, and the step from one candidate to the next by IMAGES_SPREAD
+# times the root of that logarithm and of their distance.
 GROWTH, GROWTH_SPREAD, SPREAD, COMMON_SPREAD, IMAGES_SPREAD = 0.5, 0.25, 0.25, 0.35, 0.15
 LEAST_DISTANCE = 0.1  # of two candidates with equally many nodes, one of which is deeper
 # From the beginning of an image to its end the logarithm of a time grows by PREFIX, with this standard
@@ -20,8 +19,9 @@ LEAST_DISTANCE = 0.1  # of two candidates with equally many nodes, one of which 
 # number of images to another it may change by PREFIX_CHANGE times the logarithm of their ratio.
 PREFIX, PREFIX_SPREAD, PREFIX_SHARED, PREFIX_CHANGE = 0.3, 0.3, 0.7, 0.15
 # Variances of the logarithm of a time: of single steps; of the load of the device, which changes all times;
-# and of any part of the state on its own, both by millisecond, for at most MOST_MS.
-STEP_VARIANCE, LOAD_VARIANCE, OWN_VARIANCE, MOST_MS = 0.01, 1e-5, 1e-7, 1e4
+# and of any part of the state on its own, both by millisecond, for at most MOST_MS. A part whose variance is
+# MOST_VARIANCE is not doubted any further.
+STEP_VARIANCE, LOAD_VARIANCE, OWN_VARIANCE, MOST_MS, MOST_VARIANCE = 0.01, 1e-5, 1e-7, 1e4, 0.05
 LEAST_MS = 1e-3  # shorter times are beyond the resolution of a clock
 MOST_ERROR = 5.0  # standard deviations by which a time may differ before it counts as a disturbed one
 
@@ -38,7 +38,7 @@ class _Estimates:
     """
 
     def __init__(self, means: list[float], covariance: _Matrix, clock_ms: float) -> None:
-        self.means, self.covariance, self._clock_ms = means, covariance, clock_ms
+        self.means, self.covariance, self.clock_ms = means, covariance, clock_ms
 
     def logarithm(self, candidate: int, progress: float) -> float:
         """Returns the expected logarithm of a step's time."""
@@ -49,11 +49,12 @@ class _Estimates:
 
     def add(self, candidate: int, ms: float, progress: float, clock_ms: float) -> None:
         """Adds the time of a step that ended at clock_ms."""
-        passed_ms, self._clock_ms = min(clock_ms - self._clock_ms, MOST_MS), clock_ms
+        passed_ms, self.clock_ms = min(clock_ms - self.clock_ms, MOST_MS), clock_ms
         for row in self.covariance[:-2]:
             row[:-2] = [value + LOAD_VARIANCE * passed_ms for value in row[:-2]]
         for index, row in enumerate(self.covariance):
-            row[index] += OWN_VARIANCE * passed_ms
+            if row[index] < MOST_VARIANCE:
+                row[index] += OWN_VARIANCE * passed_ms
         prefix = self._prefix(candidate)
         shared = [row[candidate] + progress * row[prefix] for row in self.covariance]
         known = shared[candidate] + progress * shared[prefix]
@@ -83,7 +84,7 @@ class StepTimes:
         """nodes: number of nodes of each candidate's trees, root included, in ascending order. The first
         candidate is plain decoding."""
         self._estimates: dict[int, _Estimates] = {}  # by images in flight
-        self._clock_ms = 0.0  # sum of all times
+        self._clock_ms = 0.0  # sum of the times that were added
         self._distance = [0.0]  # of each candidate from plain decoding
         for before, after in pairwise(nodes):
             self._distance.append(self._distance[-1] + max(math.log(after / before), LEAST_DISTANCE))
@@ -101,7 +102,7 @@ class StepTimes:
 
     def bound(self, candidate: int, images: int, ms: float, progress: float) -> None:
         """Adds the time of a step that may have taken longer than usual. It counts if it is less than 0.9 of
-        the estimate, so that noise alone does not lower that."""
+        the estimate, so that noise alone seldom lowers that."""
         estimates = self._estimates.get(images)
         if estimates is not None and ms < 0.9 * math.exp(estimates.logarithm(candidate, progress)):
             self.add(candidate, images, ms, progress)
@@ -121,7 +122,7 @@ class StepTimes:
         rows = zip(nearest.covariance, added, strict=True)
         covariance = [[a + b for a, b in zip(*pair, strict=True)] for pair in rows]
         means = [mean + GROWTH * ratio for mean in nearest.means[:-2]]
-        return _Estimates(means + nearest.means[-2:], covariance, self._clock_ms)
+        return _Estimates(means + nearest.means[-2:], covariance, nearest.clock_ms)
 
     def _covariance(self, common: float, growth: float, step: float, prefix: float) -> _Matrix:
         """Returns the covariance of a state: that of a line through the candidates, whose level and slope
