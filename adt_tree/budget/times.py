@@ -14,9 +14,10 @@ from itertools import pairwise
 # times the root of that logarithm and of their distance.
 GROWTH, GROWTH_SPREAD, SPREAD, COMMON_SPREAD, IMAGES_SPREAD = 0.5, 0.25, 0.25, 0.35, 0.15
 LEAST_DISTANCE = 0.1  # of two candidates with equally many nodes, one of which is deeper
-# From the beginning of an image to its end the logarithm of a time grows by PREFIX, with this standard
-# deviation, of which plain steps and those with trees share the part PREFIX_SHARED of the variance. From one
-# number of images to another it may change by PREFIX_CHANGE times the logarithm of their ratio.
+# From the beginning of an image to its end the logarithm of a time is expected to grow by PREFIX, with a
+# standard deviation of PREFIX_SPREAD. Plain steps and those with trees have growths of their own, whose
+# correlation is PREFIX_SHARED. From one number of images to another a growth may change by PREFIX_CHANGE
+# times the logarithm of their ratio.
 PREFIX, PREFIX_SPREAD, PREFIX_SHARED, PREFIX_CHANGE = 0.3, 0.3, 0.7, 0.15
 # Variances of the logarithm of a time: of single steps; of the load of the device, which changes all times;
 # and of any part of the state on its own, both by millisecond, for at most MOST_MS. A part whose variance is
@@ -84,7 +85,7 @@ class StepTimes:
         """nodes: number of nodes of each candidate's trees, root included, in ascending order. The first
         candidate is plain decoding."""
         self._estimates: dict[int, _Estimates] = {}  # by images in flight
-        self._clock_ms = 0.0  # sum of the times that were added
+        self._clock_ms = 0.0  # sum of the added times, none for more than twice its estimate
         self._distance = [0.0]  # of each candidate from plain decoding
         for before, after in pairwise(nodes):
             self._distance.append(self._distance[-1] + max(math.log(after / before), LEAST_DISTANCE))
@@ -93,9 +94,8 @@ class StepTimes:
         """Adds the time of a step. progress: share of an image that is decoded, less 1/2, as the mean of all
         images."""
         ms = max(ms, LEAST_MS)
-        self._clock_ms += min(
-            ms, 2 * self.of(candidate, images)
-        )  # a very long step says little about the load
+        # During one very long step the load need not have changed for so long.
+        self._clock_ms += min(ms, 2 * self.of(candidate, images))
         if images not in self._estimates:
             self._estimates[images] = self._first(candidate, images, ms)
         self._estimates[images].add(candidate, ms, progress, self._clock_ms)
@@ -114,8 +114,8 @@ class StepTimes:
             means = [*(level + GROWTH * distance for distance in self._distance), PREFIX, PREFIX]
             covariance = self._covariance(1.0, GROWTH_SPREAD**2, SPREAD**2, PREFIX_SPREAD**2)
             return _Estimates(means, covariance, self._clock_ms)
-        nearest = self._estimates[self._nearest(images)]
-        ratio = math.log(images / self._nearest(images))
+        number = self._nearest(images)
+        nearest, ratio = self._estimates[number], math.log(images / number)
         added = self._covariance(
             (COMMON_SPREAD * ratio) ** 2, 0.0, IMAGES_SPREAD**2 * abs(ratio), (PREFIX_CHANGE * ratio) ** 2
         )
