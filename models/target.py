@@ -204,7 +204,9 @@ class ARTarget:
         """Returns the logits and features of nodes with codes and depths [B, N] and ancestors [B, N, N].
 
         committed: the result of bounds(). rows: the number of rows of the pass, if greater than N. Nobody
-        reads the added rows, which attend to the prefix and to themselves.
+        reads the added rows, which attend to the prefix and to themselves. The result is zero for slots that
+        the pass leaves out. A pass writes only slots after the committed prefix, so running it twice has the
+        effect of running it once.
         """
         nodes = codes.shape[1]
         added = rows - nodes
@@ -212,23 +214,21 @@ class ARTarget:
             codes, depths = F.pad(codes, (0, added)), F.pad(depths, (0, added))
             ancestors = F.pad(ancestors, (0, added, 0, added))
             ancestors = ancestors | torch.eye(rows, dtype=torch.bool, device=self.device)
-        features = self.features(codes, depths, ancestors, committed)[:, :, :nodes]
-        return Scored(self.logits(features), features)
-
-    def features(
-        self, codes: Tensor, depths: Tensor, ancestors: Tensor, committed: tuple[int | None, ...]
-    ) -> Tensor:
-        """Returns the features [G, B, N, D] of the nodes that score() takes; zeros for slots that the pass
-        leaves out. A pass writes only slots after the committed prefix, so running it twice has the effect of
-        running it once."""
         lengths = self._lengths(committed)
-        active = [slot for slot, length in enumerate(lengths) if length is not None]
-        if len(active) == len(lengths):
-            return self._features(codes, depths, ancestors, lengths)
-        index = to_device(active, self.device)
-        present = self._features(codes[index], depths[index], ancestors[index], lengths)
-        shape = (self.branches, self.slots, *present.shape[2:])
-        return present.new_zeros(shape).index_copy_(1, index, present)
+        present = None
+        if None in lengths:
+            numbers = [slot for slot, length in enumerate(lengths) if length is not None]
+            present = to_device(numbers, self.device)
+            codes, depths, ancestors = codes[present], depths[present], ancestors[present]
+        features = self._features(codes, depths, ancestors, lengths)[:, :, :nodes]
+        logits = self.logits(features)
+        if present is None:
+            return Scored(logits, features)
+        return Scored(*(self._in_slots(present, x) for x in (logits, features)))
+
+    def _in_slots(self, present: Tensor, x: Tensor) -> Tensor:
+        """Returns [G, B, ...] with x [G, P, ...] in the P slots `present`, and zeros in the others."""
+        return x.new_zeros(self.branches, self.slots, *x.shape[2:]).index_copy_(1, present, x)
 
     def _lengths(self, committed: tuple[int | None, ...]) -> list[int | None]:
         """Returns the bounds on the rows of prefixes that KVCache.metadata() takes. If the cache may skip
