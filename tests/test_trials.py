@@ -69,6 +69,22 @@ def test_what_the_first_step_of_a_trial_takes_longer_counts_as_lost() -> None:
     assert policy._lost_ms == pytest.approx(lost_ms + (3 + PERIOD) * expected)
 
 
+def test_what_a_plain_step_takes_longer_out_of_step_counts_as_lost() -> None:
+    """Three images that draft are out of step, so that plain steps are longer than they would be in step."""
+    policy, roots = CostAware(CANDIDATES, POSITIONS), {0: 111, 1: 120, 2: 130}
+    for _ in range(5000):
+        shapes = policy.shapes(roots)
+        if policy._chosen not in (None, policy._current) and shapes[0] == PLAIN:
+            break
+        depth = shapes[0].depth
+        policy.observe({slot: step(shapes[slot], depth, 1 + 0.1 * depth, 112) for slot in roots})
+    trial, lost_ms = policy._current, policy._lost_ms
+    of_trial_ms, usual_ms = trial.lost_ms, policy._ms(trial)
+    policy.observe({slot: step(PLAIN, 0, 1.5 * usual_ms, 112) for slot in roots})
+    assert policy._lost_ms == pytest.approx(lost_ms + 0.5 * usual_ms)
+    assert trial.lost_ms == pytest.approx(of_trial_ms + 0.5 * usual_ms)
+
+
 def test_all_sizes_are_tried_anew_when_the_images_double() -> None:
     """Images 1 and 2 begin while image 0 is half done, so they are out of step, and plain steps count all the
     same. Later these numbers of images are known."""

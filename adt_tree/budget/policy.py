@@ -51,7 +51,7 @@ STEP_LOSS, NETWORK_STEP_LOSS, MOST_STEP_LOSS = 0.011, 0.125, 0.25
 # shape count as part of that time from the start, so that early mistakes are soon found. A trial of a shape
 # that is nearly as good loses at least LEAST_LOSS of its time. While plain decoding is chosen, the tree that
 # seems best is tried.
-TRIAL_LOSS, NETWORK_TRIAL_LOSS, EARLY_STEPS, LEAST_LOSS, TRIAL_MEMORY = 0.02, 0.005, 500, 0.1, 0.95
+TRIAL_LOSS, NETWORK_TRIAL_LOSS, EARLY_STEPS, LEAST_LOSS, TRIAL_MEMORY = 0.01, 0.005, 500, 0.1, 0.95
 
 
 @dataclass(slots=True, eq=False)
@@ -177,19 +177,20 @@ class CostAware:
                 self._lost_ms += ms * (1 - len(steps) / self._in_flight)
             return
         is_trial = self._chosen not in (None, self._current)
-        if is_trial and not self._in_a_row and not self._self_drafted:
-            # The drafter network reads all codes that were decoded without it. Only once, a step may also
-            # take very long because it records graphs.
+        # If plain decoding is chosen, its images get in step, and its steps become shorter.
+        is_longer = is_trial and self._is_batch and not (self._current.shape.depth or self._are_equal)
+        # The drafter network reads all codes that were decoded without it.
+        reads_all = is_trial and not (self._in_a_row or self._self_drafted)
+        if is_longer or reads_all:
             usual_ms = self._ms(self._current)
-            self._lost_ms += max(0.0, min(ms - usual_ms, PERIOD * usual_ms))
+            # Once only, a step may also take very long because it records graphs.
+            excess_ms = max(0.0, min(ms - usual_ms, PERIOD * usual_ms))
+            self._lost_ms += excess_ms
+            self._current.lost_ms += excess_ms
         if self._in_a_row and any(step.depth == self._shapes[slot].depth for slot, step in steps.items()):
             progress = fmean(step.position for step in steps.values()) / self._positions - 0.5
-            is_plain = not self._current.shape.depth
-            # If plain decoding is chosen, its images get in step, and its steps become shorter.
-            if is_plain and is_trial and self._is_batch and not self._are_equal:
-                self._times.bound(self._current.index, self._paid_images, ms, progress)
-            else:
-                self._times.add(self._current.index, self._paid_images, ms, progress)
+            add = self._times.bound if is_longer else self._times.add
+            add(self._current.index, self._paid_images, ms, progress)
         if self._current.shape.depth and (self._settled >= WARM_UP or not self._self_drafted):
             for step in steps.values():
                 self._levels.count(step.depth, step.accepted, self._current.refinement)
