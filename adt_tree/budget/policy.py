@@ -177,7 +177,8 @@ class CostAware:
                 self._lost_ms += ms * (1 - len(steps) / self._in_flight)
             return
         is_trial = self._chosen not in (None, self._current)
-        # If plain decoding is chosen, its images get in step, and its steps become shorter.
+        # Plain steps of images out of step. Were plain decoding chosen, its images would get in step, and its
+        # steps would become shorter.
         is_longer = is_trial and self._is_batch and not (self._current.shape.depth or self._are_equal)
         # The drafter network reads all codes that were decoded without it.
         reads_all = is_trial and not (self._in_a_row or self._self_drafted)
