@@ -220,7 +220,7 @@ class ARTarget:
             numbers = [slot for slot, length in enumerate(lengths) if length is not None]
             present = to_device(numbers, self.device)
             codes, depths, ancestors = codes[present], depths[present], ancestors[present]
-        features = self._features(codes, depths, ancestors, lengths)[:, :, :nodes]
+        features = self.features(codes, depths, ancestors, lengths)[:, :, :nodes]
         logits = self.logits(features)
         if present is None:
             return Scored(logits, features)
@@ -242,10 +242,14 @@ class ARTarget:
             for codes, prompt in pairs
         ]
 
-    def _features(
+    def features(
         self, codes: Tensor, depths: Tensor, ancestors: Tensor, lengths: Sequence[int | None]
     ) -> Tensor:
-        """Returns the features [G, B, N, D] of nodes in the slots that lengths does not leave out."""
+        """Returns the features [G, P, N, D] of nodes with codes and depths [P, N] and ancestors [P, N, N].
+
+        lengths: a bound on the rows of each slot's prefix, prompt included, as KVCache.metadata() takes them.
+        P counts the slots whose bound is not None; the pass leaves out the others.
+        """
         x = by_branch(self.decoder.embed(codes + self.first_code), self.branches)
         depths, ancestors = (by_branch(t, self.branches) for t in (depths, ancestors))
         meta = self.cache.metadata(depths, ancestors, lengths)

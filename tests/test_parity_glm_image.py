@@ -104,7 +104,7 @@ def along(target: ARTarget, prompt: Any, codes: Tensor) -> tuple[Tensor, Tensor]
     """Returns our features and logits along a prompt and codes."""
     before = target.prefill(0, prompt).features[0]
     order = torch.arange(len(codes))[None]
-    behind = target.score(codes[None], order, chain_mask(len(codes), target.device), (0,)).features[0, 0]
+    behind = target.features(codes[None], order, chain_mask(len(codes), target.device), [prompt.length])[0, 0]
     features = torch.cat((before, behind))
     return features, target.logits(features)
 

@@ -54,7 +54,7 @@ def features(model: Model, prompts: Sequence[EncodedPrompt], codes: Tensor) -> l
     length = tokens.shape[1]
     depths = torch.arange(length, device=device).expand(count, -1)
     ancestors = chain_mask(length, device).expand(count, -1, -1)
-    hidden = target.features(tokens, depths, ancestors, committed=(0,) * count)
+    hidden = target.features(tokens, depths, ancestors, [prompt.length for prompt in prompts])
     return [
         [torch.cat((prefixes[image][branch], hidden[branch, image])) for branch in range(BRANCHES)]
         for image in range(count)
