@@ -16,7 +16,7 @@ import pytest
 from adt_tree.batch import StepOutput
 from adt_tree.budget.acceptance import Levels
 from adt_tree.budget.candidates import AutoTree
-from adt_tree.budget.policy import EARLY_STEPS, FIRST_STEPS, PERIOD, STAY, TRIAL_LOSS, WARM_UP, CostAware
+from adt_tree.budget.policy import EARLY_STEPS, FIRST_STEPS, PERIOD, TRIAL_LOSS, WARM_UP, CostAware
 from adt_tree.decode import speculative
 from adt_tree.errors import UserError
 from adt_tree.grid import Grid
@@ -180,18 +180,6 @@ def test_a_device_that_becomes_slower_does_not_change_the_choice() -> None:
         )
         shares.append(share(used[1000:], TreeShape(7, 1, 7)))
     assert sum(shares) / len(shares) >= 0.55
-
-
-def test_a_chosen_tree_is_kept_for_some_steps() -> None:
-    """Its first steps accept less, so a few of them do not show what it commits."""
-    policy = CostAware(CANDIDATES, POSITIONS)
-    for number in range(300):
-        shape = policy.shapes({0: number})[0]
-        policy.observe({0: step(shape, shape.depth, 1.0)})
-    assert policy._current.shape.depth > 3
-    policy._scheduled.clear()
-    policy._schedule_around(policy._candidates[2])
-    assert [*policy._scheduled] == [policy._candidates[2]] * (WARM_UP + STAY * PERIOD)
 
 
 def test_plain_decoding_is_left_when_rows_become_cheap() -> None:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from adt_tree.budget import policy as policy_module
 from adt_tree.budget.candidates import AutoTree
-from adt_tree.budget.policy import PERIOD, WARM_UP, CostAware
+from adt_tree.budget.policy import LEAVE_GAIN, PERIOD, STAY, TRIAL_PART, WAIT_LOSS, WARM_UP, CostAware
 from adt_tree.budget.times import StepTimes
 from adt_tree.policy import PLAIN, AdaptiveTree, TreeShape
 from adt_tree.records import Step
@@ -181,3 +182,63 @@ def test_an_inner_policy_is_not_asked_for_trees_that_are_not_drafted() -> None:
     used = run(policy, [0], 500, row_ms=0.5)
     assert len(used) == len(inner.observed) and used.count(PLAIN) > 400
     assert inner.asked == len(used) - used.count(PLAIN) == len(used) - inner.observed.count(0) > 0
+
+
+@pytest.mark.parametrize(("ms", "kept"), [(1.0, WARM_UP + STAY * PERIOD), (20.0, WARM_UP)])
+def test_a_chosen_tree_is_kept_unless_its_first_steps_are_slow(ms: float, kept: int) -> None:
+    """They accept less than later ones, so that their codes do not show what the tree commits. Their times
+    show how long its steps take. Plain steps take 1 ms here, and the tree was never timed before."""
+    policy = CostAware(CANDIDATES, POSITIONS)
+    run(policy, [0], 60, row_ms=1.0)
+    chain = policy._candidates[3]
+    assert policy._current.shape == PLAIN and not chain.steps
+    policy._scheduled.clear()
+    policy._schedule_around(chain)
+    used = []
+    while not used or used[-1] == chain.shape:
+        shapes = policy.shapes({0: 111})
+        used.append(shapes[0])
+        policy.observe({0: step(used[-1], 2 * used[-1].depth // 3, ms, 112)})
+    assert len(used) - 1 == kept
+
+
+def trials_by_position(trial_part: float, monkeypatch: pytest.MonkeyPatch) -> Counter[bool]:
+    """Returns how many trials of trees four images in step begin in the second half of the images (true), and
+    in the first (false), where rows are so dear that plain decoding is best."""
+    monkeypatch.setattr(policy_module, "TRIAL_PART", trial_part)
+    policy, begun = CostAware(CANDIDATES, POSITIONS), Counter[bool]()
+    position, before = 0, PLAIN
+    for _ in range(20000):
+        shapes = policy.shapes(dict.fromkeys(range(4), position))
+        shape = shapes[0]
+        if shape.depth and not before.depth and policy._chosen:
+            begun[position > POSITIONS / 2] += 1
+        before = shape
+        policy.observe({slot: step(shape, 0, 1.0 + shape.budget, position + 1) for slot in shapes})
+        position = (position + 1) % (POSITIONS - 1)
+        if not position:
+            for slot in range(4):
+                policy.reset(slot, 0)
+    return begun
+
+
+def test_a_batch_in_step_tries_no_tree_late_in_its_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The images would still be out of step when the first of them ends."""
+    with_rule = trials_by_position(TRIAL_PART, monkeypatch)
+    assert with_rule[False] >= 5 and not with_rule[True]
+    assert trials_by_position(1.0, monkeypatch)[True], "without the rule there would be late trials"
+
+
+def test_being_in_step_is_worth_something() -> None:
+    """A batch that drafts goes back to plain decoding for less if it is in step, because no image has to
+    wait, and draws a line between the two so that it does not go to and fro."""
+    policy = CostAware(CANDIDATES, POSITIONS)
+    until_trial(policy, [0, 1, 2, 3], row_ms=0.1)
+    plain, tree = policy._candidates[0], policy._candidates[3]
+    hoped = {}
+    for chosen in (plain, tree):
+        for is_in_step in (True, False):
+            policy._chosen, policy._are_equal = chosen, is_in_step
+            hoped[chosen is plain, is_in_step] = policy._hoped_codes(plain)
+    assert hoped[True, True] == hoped[False, True] == pytest.approx(hoped[True, False] + LEAVE_GAIN)
+    assert hoped[False, False] == pytest.approx(hoped[True, False] - WAIT_LOSS)

@@ -21,16 +21,20 @@ FIRST_STEPS = 3
 # later ones: a chain of 15 after one of 7 commits 3.9, 3.3, 3.4, 4.7, 4.3, 4.0 and then 5 (docs/LOG.md). A
 # shallower tree accepts more at first, because the deeper one has scored its positions. So the acceptance
 # of the first WARM_UP steps after a change of depth is not counted, and a newly chosen candidate is kept for
-# STAY periods after them.
-WARM_UP, STAY = 6, 2
+# STAY periods after them, unless its first steps took so long that its hoped rate is less than CONFIRMED
+# times that of a smaller one.
+WARM_UP, STAY, CONFIRMED = 6, 2, 0.9
 # A candidate accepts more or fewer codes than its levels promise, for instance because it is wider. Its own
 # steps tell, but an image's mean of accepted codes varies by a fifth, so the promise counts as much as
 # LEVEL_STEPS image steps. If an inner policy drafts fewer levels than the candidate allows, it counts as much
 # as INNER_LEVEL_STEPS.
 LEVEL_STEPS, INNER_LEVEL_STEPS = 100.0, 10.0
 # Images that trees put out of step have to wait for the last one before plain decoding is fast again. So a
-# batch goes back to it only for a gain of WAIT_LOSS codes a step.
-WAIT_LOSS = 0.15
+# batch out of step goes back to it only for a gain of WAIT_LOSS codes a step, and one in step begins to draft
+# only for a gain of LEAVE_GAIN. No image waits for one that begins later: images that a trial puts out of
+# step shortly before they end would stay so. So a batch in step tries trees only while no image has more than
+# the share TRIAL_PART of its codes.
+WAIT_LOSS, LEAVE_GAIN, TRIAL_PART = 0.15, 0.05, 0.5
 # The codes that n image steps accept are about as uncertain as their mean over the root of n. So a candidate
 # is hoped to accept more by DOUBT / sqrt(n + DOUBT_STEPS), where n counts the steps of all trees that were at
 # least as deep, for the steps of a deep tree show what a shallow one would accept. So it is used until such
@@ -97,6 +101,7 @@ class CostAware:
         self._trial_loss = TRIAL_LOSS if self_drafted else NETWORK_TRIAL_LOSS
         self._current = self._candidates[0]
         self._chosen: _Candidate | None = None  # by the last choice; None during the first trials
+        self._is_confirmed = False  # whether the chosen candidate has been kept after its first steps
         # Steps since the candidate or the number of images changed: 0 at the first of them, -1 before it.
         self._in_a_row = -1
         self._settled = 0  # steps since the depth of the trees changed
@@ -113,6 +118,7 @@ class CostAware:
         self._shapes: Mapping[int, TreeShape] = {}  # of the present step, by slot
         self._in_flight = 0  # number of images in flight
         self._images = 0  # in the last step that was scheduled
+        self._furthest = 0  # the greatest number of codes that an image has
         self._are_equal = False  # whether all images are equally far
         # Whether no image has begun since all were equally far, or since plain decoding was chosen.
         self._may_wait = False
@@ -131,6 +137,7 @@ class CostAware:
 
     def shapes(self, roots: Mapping[int, int]) -> Mapping[int, TreeShape]:
         self._in_flight = len(roots)
+        self._furthest = max(roots.values())
         self._are_equal = len({*roots.values()}) == 1
         behind = self._behind(roots)
         # A step without trees for all images follows those in which some waited.
@@ -251,7 +258,12 @@ class CostAware:
             self._scheduled.extend([self._candidates[0]] * PERIOD)
         else:
             self._untried.clear()
-            self._schedule_around(max(self._candidates, key=self._hoped_rate))
+            chosen, is_new = self._chosen, not self._is_confirmed
+            self._is_confirmed = True
+            if chosen and is_new and self._hoped_rate(chosen) >= CONFIRMED * self._best_rate(chosen.index):
+                self._scheduled.extend([chosen] * STAY * PERIOD)
+            else:
+                self._schedule_around(max(self._candidates, key=self._hoped_rate))
 
     @property
     def _is_batch(self) -> bool:
@@ -262,9 +274,14 @@ class CostAware:
         """Returns whether the candidate would be best so far if its steps were as short as those of the next
         smaller one. If not, neither it nor a larger one is worth a first trial, which would take long with
         many images in flight."""
-        tried = self._candidates[: candidate.index]
-        best = max(map(self._hoped_rate, tried), default=0.0)
-        return not tried or self._hoped_codes(candidate) / self._ms(tried[-1]) > best
+        if not candidate.index:
+            return True
+        ms = self._ms(self._candidates[candidate.index - 1])
+        return self._hoped_codes(candidate) / ms > self._best_rate(candidate.index)
+
+    def _best_rate(self, count: int) -> float:
+        """Returns the greatest hoped rate of the `count` smallest candidates."""
+        return max(map(self._hoped_rate, self._candidates[:count]))
 
     def _schedule_around(self, chosen: _Candidate) -> None:
         """Schedules steps of the chosen candidate, or a trial of another one if one is due."""
@@ -272,16 +289,19 @@ class CostAware:
             self._chosen = chosen
             if chosen.shape.depth:
                 self._is_after_trial = False
-                self._scheduled.extend([chosen] * (self._warm_up_of(chosen) + STAY * PERIOD))
+                warm_up = self._warm_up_of(chosen)
+                self._is_confirmed = not warm_up
+                self._scheduled.extend([chosen] * (warm_up or STAY * PERIOD))
                 return
-            self._may_wait = True
+            self._may_wait = self._is_confirmed = True
         other = self._least_tried(chosen)
         loss_ms = self._loss_ms(other, chosen)
         # The times of the chosen candidate, with which those of the trial are compared, must be recent ones,
         # with as many images in flight.
         is_comparable = self._current is chosen and self._in_a_row >= PERIOD - 1
+        is_late = self._is_batch and self._are_equal and self._furthest > TRIAL_PART * self._positions
         credited_ms = self._total_ms + EARLY_STEPS * self._ms(chosen)
-        if is_comparable and self._lost_ms + loss_ms <= self._trial_loss * credited_ms:
+        if is_comparable and not is_late and self._lost_ms + loss_ms <= self._trial_loss * credited_ms:
             self._is_after_trial = not chosen.shape.depth
             self._lost_ms += loss_ms
             self._step_loss_ms = loss_ms / self._steps_of_trial(other, chosen)
@@ -336,8 +356,8 @@ class CostAware:
             if not self._self_drafted:
                 return 1 + min(NETWORK_STEP_LOSS * (self._images - 1), MOST_STEP_LOSS)
             codes = 1 + STEP_LOSS * math.log2(self._images)
-            if self._is_batch and self._chosen is not None and self._chosen.shape.depth:
-                codes -= WAIT_LOSS
+            if self._is_batch and self._chosen is not None:
+                codes += LEAVE_GAIN if self._are_equal else -WAIT_LOSS if self._chosen.shape.depth else 0.0
             return codes
         depth, hope = candidate.shape.depth, 1.0
         if self._self_drafted:
