@@ -134,6 +134,8 @@ class StepTimes:
 
     def _nearest(self, images: int) -> int:
         """Returns the most similar number of images with which steps were timed."""
+        if images in self._estimates:  # as in nearly all steps, which must not wait for a search
+            return images
         return min(self._estimates, key=lambda number: abs(math.log(number / images)))
 
     def is_new(self, images: int) -> bool:
