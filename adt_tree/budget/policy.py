@@ -6,7 +6,6 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 
 from adt_tree.budget.acceptance import MEMORY, Levels, refinement_of
 from adt_tree.budget.times import StepTimes
@@ -196,7 +195,7 @@ class CostAware:
             self._lost_ms += excess_ms
             self._current.lost_ms += excess_ms
         if self._in_a_row and any(step.depth == self._shapes[slot].depth for slot, step in steps.items()):
-            progress = fmean(step.position for step in steps.values()) / self._positions - 0.5
+            progress = sum(step.position for step in steps.values()) / len(steps) / self._positions - 0.5
             add = self._times.bound if is_longer else self._times.add
             add(self._current.index, self._paid_images, ms, progress)
         if self._current.shape.depth and (self._settled >= WARM_UP or not self._self_drafted):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
+from statistics import fmean, median
 
 # Before anything is timed, a step is expected to take rows ** GROWTH times as long with so many times the
 # rows. The exponent has a standard deviation of GROWTH_SPREAD. From one candidate to the next one the
@@ -23,8 +24,11 @@ PREFIX, PREFIX_SPREAD, PREFIX_SHARED, PREFIX_CHANGE = 0.3, 0.3, 0.7, 0.15
 # and of any part of the state on its own, both by millisecond, for at most MOST_MS. A part whose variance is
 # MOST_VARIANCE is not doubted any further.
 STEP_VARIANCE, LOAD_VARIANCE, OWN_VARIANCE, MOST_MS, MOST_VARIANCE = 0.01, 1e-5, 1e-7, 1e4, 0.05
+MOST_STEPS = 8  # most steps from one estimate to the next
 LEAST_MS = 1e-3  # shorter times are beyond the resolution of a clock
-MOST_ERROR = 5.0  # standard deviations by which a time may differ before it counts as a disturbed one
+# A time counts as a disturbed one, and only in part, beyond MOST_RATIO times the median of equal steps before
+# and after it, and beyond MOST_ERROR standard deviations from the estimate.
+MOST_RATIO, MOST_ERROR = 3.0, 5.0
 
 _Matrix = list[list[float]]
 
@@ -48,8 +52,8 @@ class _Estimates:
     def _prefix(self, candidate: int) -> int:
         return len(self.means) - 1 if candidate else len(self.means) - 2
 
-    def add(self, candidate: int, ms: float, progress: float, clock_ms: float) -> None:
-        """Adds the time of a step that ended at clock_ms."""
+    def add(self, candidate: int, steps: int, ms: float, progress: float, clock_ms: float) -> None:
+        """Adds the mean time of some steps, of which the last ended at clock_ms."""
         passed_ms, self.clock_ms = min(clock_ms - self.clock_ms, MOST_MS), clock_ms
         for row in self.covariance[:-2]:
             row[:-2] = [value + LOAD_VARIANCE * passed_ms for value in row[:-2]]
@@ -59,7 +63,7 @@ class _Estimates:
         prefix = self._prefix(candidate)
         shared = [row[candidate] + progress * row[prefix] for row in self.covariance]
         known = shared[candidate] + progress * shared[prefix]
-        variance = known + STEP_VARIANCE
+        variance = known + STEP_VARIANCE / steps
         # While little is known, the error is that of the logarithm. Later it is the relative error, so that
         # the mean of times is estimated and not that of their logarithms, which favours short steps: a
         # program that runs now and then makes some of them much slower, and all long ones a little.
@@ -85,6 +89,8 @@ class StepTimes:
         """nodes: number of nodes of each candidate's trees, root included, in ascending order. The first
         candidate is plain decoding."""
         self._estimates: dict[int, _Estimates] = {}  # by images in flight
+        # The steps since the last estimate: the candidate and the images of all, time and progress of each.
+        self._kind, self._steps = (0, 0), list[tuple[float, float]]()
         self._clock_ms = 0.0  # sum of the added times, none for more than twice its estimate
         self._distance = [0.0]  # of each candidate from plain decoding
         for before, after in pairwise(nodes):
@@ -93,16 +99,29 @@ class StepTimes:
     def add(self, candidate: int, images: int, ms: float, progress: float) -> None:
         """Adds the time of a step. progress: share of an image that is decoded, less 1/2, as the mean of all
         images."""
-        ms = max(ms, LEAST_MS)
+        if self._kind != (candidate, images) or len(self._steps) == MOST_STEPS:
+            self._estimate()
+            self._kind = candidate, images
+        self._steps.append((max(ms, LEAST_MS), progress))
+
+    def _estimate(self) -> None:
+        """Estimates the times anew from the steps that were added since the last estimate. It is called once
+        for several steps, because it takes a hundredth of the time of a short one."""
+        if not self._steps:
+            return
+        (candidate, images), steps, self._steps = self._kind, self._steps, []
+        most = MOST_RATIO * median(ms for ms, _ in steps)
+        ms, progress = fmean(min(ms, most) for ms, _ in steps), fmean(progress for _, progress in steps)
         # During one very long step the load need not have changed for so long.
-        self._clock_ms += min(ms, 2 * self.of(candidate, images))
+        self._clock_ms += len(steps) * min(ms, 2 * self.of(candidate, images))
         if images not in self._estimates:
             self._estimates[images] = self._first(candidate, images, ms)
-        self._estimates[images].add(candidate, ms, progress, self._clock_ms)
+        self._estimates[images].add(candidate, len(steps), ms, progress, self._clock_ms)
 
     def bound(self, candidate: int, images: int, ms: float, progress: float) -> None:
         """Adds the time of a step that may have taken longer than usual. It counts if it is less than 0.9 of
         the estimate, so that noise alone seldom lowers that."""
+        self._estimate()
         estimates = self._estimates.get(images)
         if estimates is not None and ms < 0.9 * math.exp(estimates.logarithm(candidate, progress)):
             self.add(candidate, images, ms, progress)
@@ -140,10 +159,12 @@ class StepTimes:
 
     def is_new(self, images: int) -> bool:
         """Returns whether no step was timed with more than half as many images in flight."""
+        self._estimate()
         return all(2 * number <= images for number in self._estimates)
 
     def of(self, candidate: int, images: int) -> float:
         """Returns the time of a step; infinite before the first time of all."""
+        self._estimate()
         if not self._estimates:
             return math.inf
         nearest = self._nearest(images)
