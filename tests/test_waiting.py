@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from itertools import cycle
 
 import pytest
+import torch
 
 from adt_tree.batch import StepOutput
 from adt_tree.budget.candidates import AutoTree
@@ -18,6 +19,7 @@ from adt_tree.roles import Proposer
 from adt_tree.sampling import Sampling
 from tests.checkpoints import Checkpoints
 from tests.decoding import codes_of
+from tests.tape import Operators
 
 TREE = TreeShape(2, 3, 4)
 SLOTS = 3
@@ -98,6 +100,20 @@ def test_a_drafter_skips_the_steps_in_which_its_image_waited(checkpoints: Checkp
     shared = always.keys() & sometimes.keys()
     assert len(shared) >= 2
     assert {place: always[place] for place in shared} == {place: sometimes[place] for place in shared}
+
+
+def test_the_end_of_an_image_takes_no_longer_after_many_steps_without_trees(pipe: Pipeline) -> None:
+    """The drafter has not read these steps yet, and forgets the image's share of them."""
+    operations, seen = list[int](), list[str]()
+    for number, (proposer, _) in enumerate(decoded(pipe, "eagle-2", Waiting("p"))):
+        if number in (2, 10):
+            seen.clear()
+            with torch.inference_mode(), Operators(lambda operator, *_: seen.append(str(operator))):
+                proposer.release(0)
+            operations.append(len(seen))
+        if number == 10:
+            break
+    assert operations[0] == operations[1] > 0
 
 
 def test_self_drafting_skips_the_steps_in_which_its_image_waited(pipe: Pipeline) -> None:

@@ -23,7 +23,7 @@ from torch import Tensor
 from adt_tree.policy import TreeShape
 from adt_tree.roles import MOST_UNREAD_PAIRS, Drafter, NoiseBelow, Prefix, Run, Setup, call
 from adt_tree.sampling import RowSampling, Sampling, log_probs
-from adt_tree.tree import BatchShapes, DraftTree, Pool, StaticTree, select, valid_first
+from adt_tree.tree import BatchShapes, DraftTree, Pool, StaticTree, select, to_device, valid_first
 from adt_tree.verify import Verdict
 
 
@@ -61,8 +61,10 @@ class EagleProposer:
         self._codes = torch.zeros(slots, 1, dtype=torch.int64, device=drafter.device)
         self._count = torch.ones(slots, dtype=torch.int64, device=drafter.device)
         self._unread_prompts = dict[int, tuple[Any, Prefix]]()  # by slot
-        # Features, codes and count, as above, of the steps without trees since the drafter last ran.
+        # Features, codes and count, as above, of the steps without trees since the drafter last ran. The last
+        # of them is number _steps - 1. A slot's image has only the pairs of steps from number _first on.
         self._unread = deque[tuple[Tensor, Tensor, Tensor]](maxlen=most_unread)
+        self._steps, self._first = 0, [0] * slots
 
     def prefill(self, slot: int, prompt: Any, prefix: Prefix, code: Tensor) -> None:
         # The drafter reads the prompt except for its last feature, which is paired with the first code here.
@@ -88,8 +90,7 @@ class EagleProposer:
     def _forget(self, slot: int) -> None:
         """Forgets what the drafter has not read of the slot's earlier image."""
         self._unread_prompts.pop(slot, None)
-        for features, _, count in self._unread:
-            features[:, slot], count[slot] = 0, 0
+        self._first[slot] = self._steps
 
     def propose(
         self,
@@ -111,14 +112,19 @@ class EagleProposer:
         for slot, (prompt, prefix) in self._unread_prompts.items():
             self.drafter.prefill(slot, prompt, prefix)
         self._unread_prompts.clear()
+        while self._unread and self._steps - len(self._unread) < min(self._first):
+            self._unread.popleft()  # no image had begun
         if not self._unread:
             return
         context = self.drafter.context(committed, late=True)
+        first = to_device(self._first, self.drafter.device)
         while self._unread:
             steps, width = [], 0
             while self._unread and width < MOST_UNREAD_PAIRS:
-                steps.append(self._unread.popleft())
-                width += steps[-1][1].shape[1]
+                number = self._steps - len(self._unread)
+                features, codes, count = self._unread.popleft()
+                steps.append((features, codes, count.masked_fill(first > number, 0)))
+                width += codes.shape[1]
             self._run(self.drafter.extend, *joined(steps), context)
 
     def _grow(
@@ -138,18 +144,20 @@ class EagleProposer:
         if tree.nodes == 1:  # the drafter did not run, so it has not read the pairs of the step before
             assert self._features is not None, "observe() needs a prefilled image"
             self._unread.append((self._features.clone(), self._codes.clone(), self._count.clone()))
+            self._steps += 1
         self._features, self._codes, self._count = self._run(pairs_on_path, features, verdict)
 
 
 def joined(steps: Sequence[tuple[Tensor, Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the features [G, B, A, D], codes [B, A] and number of valid pairs [B] of consecutive steps as
-    those of one step, whose valid pairs come first. A is at least MOST_UNREAD_PAIRS, so that there are few
-    shapes."""
+    those of one step, whose valid pairs come first; the features of the others are 0, because NaN would reach
+    the valid ones. A is at least MOST_UNREAD_PAIRS, so that there are few shapes."""
     features = torch.cat([step[0] for step in steps], dim=2)
     codes = torch.cat([step[1] for step in steps], dim=1)
     number = torch.arange(codes.shape[1], device=codes.device)
     valid = torch.cat([number[: c.shape[1]] < count[:, None] for _, c, count in steps], dim=1)
     order = valid_first(valid)
+    features = features.masked_fill(~valid[..., None], 0)
     features = features.gather(2, order[None, ..., None].expand_as(features))
     added = max(MOST_UNREAD_PAIRS - codes.shape[1], 0)
     return F.pad(features, (0, 0, 0, added)), F.pad(codes.gather(1, order), (0, added)), valid.sum(dim=1)
