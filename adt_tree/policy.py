@@ -243,7 +243,8 @@ class AdjacencyAdaptive:
             memory = self._memory[slot]
             if step.depth:
                 memory.rate = step.accepted / step.depth
-            for position in range(step.position, step.position + step.accepted + 1):
+            memory.states[step.row, step.column] = memory.current
+            for position in range(step.position + 1, step.position + step.accepted + 1):
                 cell = self._grid.cell(position)
                 memory.states[cell.row, cell.column] = memory.current
 

@@ -37,7 +37,9 @@ def shape(policy: AdjacencyAdaptive, root: int, slot: int = 0) -> TreeShape:
 def observe(policy: AdjacencyAdaptive, position: int, accepted: int, depth: int) -> None:
     """Gives the policy a step whose tree had `depth` levels, of which `accepted` were accepted. It committed
     accepted + 1 codes from `position` on."""
-    policy.observe({0: Step(position, 0, 0, depth=depth, width=1, nodes=depth, accepted=accepted, ms=1.0)})
+    cell = policy._grid.cell(position)
+    step = Step(position, cell.row, cell.column, depth, width=1, nodes=depth, accepted=accepted, ms=1.0)
+    policy.observe({0: step})
 
 
 @pytest.mark.parametrize(

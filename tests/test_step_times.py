@@ -101,6 +101,26 @@ def test_one_very_long_step_does_not_spoil_the_times() -> None:
     assert times.of(0, 8) == pytest.approx(12, rel=0.08)
 
 
+def test_steps_that_are_added_together_count_as_if_each_were_estimated() -> None:
+    together, singly = StepTimes([1, 4]), StepTimes([1, 4])
+    for ms in (8.0, 9.0, 7.0, 10.0) * 4:
+        add(together, 0, 1, ms)
+        add(singly, 0, 1, ms)
+        singly.of(0, 1)
+    for candidate in (0, 1):
+        assert together.of(candidate, 1) == pytest.approx(singly.of(candidate, 1), rel=0.03)
+    variances = [times._estimates[1].covariance[0][0] for times in (together, singly)]
+    assert variances[0] == pytest.approx(variances[1], rel=0.3)
+
+
+def test_a_long_step_among_others_counts_as_three_of_them() -> None:
+    """The time is unknown before, so that only the other steps show which one is disturbed."""
+    times = StepTimes([1, 4])
+    for ms in (8.0, 8.0, 800.0, 8.0, 8.0, 8.0, 8.0, 8.0):
+        add(times, 0, 1, ms)
+    assert times.of(0, 1) == pytest.approx((7 * 8 + 24) / 8, rel=0.02)
+
+
 def test_what_longer_prefixes_cost_is_learned_anew_when_it_changes() -> None:
     """A prefix costs nothing for eight images. From then on the logarithm of a time grows by 0.6."""
     times = StepTimes([1, 4])
@@ -139,6 +159,6 @@ def test_a_candidate_that_was_not_timed_for_long_is_still_estimated(monkeypatch:
     add(times, 1, 1, 10.0, PERIOD)
     add(times, 0, 1, 5.0, 200)
     add(times, 1, 1, 100.0)
-    assert 10 < times.of(1, 1) < 50
+    assert 10 < times.of(1, 1) < 50  # far from 100
     add(times, 1, 1, 10.0, PERIOD)
     assert times.of(1, 1) == pytest.approx(10, rel=0.1)

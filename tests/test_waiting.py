@@ -13,6 +13,7 @@ from adt_tree.budget.candidates import AutoTree
 from adt_tree.decode import speculative
 from adt_tree.pipeline import Pipeline
 from adt_tree.policy import PLAIN, TreeShape
+from adt_tree.proposers.eagle import joined
 from adt_tree.proposers.self_draft import SelfDraftProposer
 from adt_tree.records import Step
 from adt_tree.roles import Proposer
@@ -114,6 +115,17 @@ def test_the_end_of_an_image_takes_no_longer_after_many_steps_without_trees(pipe
         if number == 10:
             break
     assert operations[0] == operations[1] > 0
+
+
+def test_numbers_that_are_none_do_not_reach_the_drafter_from_another_image() -> None:
+    """Only the second of two pairs is one of the present image."""
+    features = torch.tensor([float("nan"), 1.0])[:, None, None, None]  # of one image and branch, in two steps
+    codes, counts = torch.tensor([[[5]], [[6]]]), torch.tensor([[0], [1]])
+    read, read_codes, count = joined(
+        [(x[None], y, n) for x, y, n in zip(features, codes, counts, strict=True)]
+    )
+    assert read[0, 0, 0] == 1.0 and read_codes[0, 0] == 6 and count.tolist() == [1]
+    assert read.isfinite().all()
 
 
 def test_self_drafting_skips_the_steps_in_which_its_image_waited(pipe: Pipeline) -> None:

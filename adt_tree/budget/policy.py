@@ -20,8 +20,8 @@ FIRST_STEPS = 3
 # later ones: a chain of 15 after one of 7 commits 3.9, 3.3, 3.4, 4.7, 4.3, 4.0 and then 5 (docs/LOG.md). A
 # shallower tree accepts more at first, because the deeper one has scored its positions. So the acceptance
 # of the first WARM_UP steps after a change of depth is not counted, and a newly chosen candidate is kept for
-# STAY periods after them, unless its first steps took so long that its hoped rate is less than CONFIRMED
-# times that of a smaller one.
+# STAY periods after them, unless they took so long that its hoped rate is less than CONFIRMED times that of a
+# smaller one.
 WARM_UP, STAY, CONFIRMED = 6, 2, 0.9
 # A candidate accepts more or fewer codes than its levels promise, for instance because it is wider. Its own
 # steps tell, but an image's mean of accepted codes varies by a fifth, so the promise counts as much as
@@ -29,10 +29,10 @@ WARM_UP, STAY, CONFIRMED = 6, 2, 0.9
 # as INNER_LEVEL_STEPS.
 LEVEL_STEPS, INNER_LEVEL_STEPS = 100.0, 10.0
 # Images that trees put out of step have to wait for the last one before plain decoding is fast again. So a
-# batch out of step goes back to it only for a gain of WAIT_LOSS codes a step, and one in step begins to draft
-# only for a gain of LEAVE_GAIN. No image waits for one that begins later: images that a trial puts out of
-# step shortly before they end would stay so. So a batch in step tries trees only while no image has more than
-# the share TRIAL_PART of its codes.
+# self-drafting batch out of step goes back to it only for a gain of WAIT_LOSS codes a step, and one in step
+# begins to draft only for a gain of LEAVE_GAIN. No image waits for one that begins later: images that a trial
+# puts out of step shortly before they end would stay so. So a batch in step begins trials only while no image
+# has more than the share TRIAL_PART of its codes.
 WAIT_LOSS, LEAVE_GAIN, TRIAL_PART = 0.15, 0.05, 0.5
 # The codes that n image steps accept are about as uncertain as their mean over the root of n. So a candidate
 # is hoped to accept more by DOUBT / sqrt(n + DOUBT_STEPS), where n counts the steps of all trees that were at
@@ -100,7 +100,7 @@ class CostAware:
         self._trial_loss = TRIAL_LOSS if self_drafted else NETWORK_TRIAL_LOSS
         self._current = self._candidates[0]
         self._chosen: _Candidate | None = None  # by the last choice; None during the first trials
-        self._is_confirmed = False  # whether the chosen candidate has been kept after its first steps
+        self._is_confirmed = False  # whether the chosen candidate has passed the test after its first steps
         # Steps since the candidate or the number of images changed: 0 at the first of them, -1 before it.
         self._in_a_row = -1
         self._settled = 0  # steps since the depth of the trees changed
@@ -213,6 +213,7 @@ class CostAware:
                 elif self._paid_images >= 2 * before and self._chosen is not None:
                     # What was chosen for the last image of a batch may be far too large for the next batch.
                     self._scheduled.clear()
+                    self._is_confirmed = True
         if not self._scheduled:
             self._schedule()
         upcoming = self._scheduled.popleft()

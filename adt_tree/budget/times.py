@@ -26,8 +26,8 @@ PREFIX, PREFIX_SPREAD, PREFIX_SHARED, PREFIX_CHANGE = 0.3, 0.3, 0.7, 0.15
 STEP_VARIANCE, LOAD_VARIANCE, OWN_VARIANCE, MOST_MS, MOST_VARIANCE = 0.01, 1e-5, 1e-7, 1e4, 0.05
 MOST_STEPS = 8  # most steps from one estimate to the next
 LEAST_MS = 1e-3  # shorter times are beyond the resolution of a clock
-# A time counts as a disturbed one, and only in part, beyond MOST_RATIO times the median of equal steps before
-# and after it, and beyond MOST_ERROR standard deviations from the estimate.
+# A time counts as a disturbed one, and only in part, beyond MOST_RATIO times the median of three or more
+# equal steps around it, and beyond MOST_ERROR standard deviations of a single step from the estimate.
 MOST_RATIO, MOST_ERROR = 3.0, 5.0
 
 _Matrix = list[list[float]]
@@ -68,7 +68,7 @@ class _Estimates:
         # the mean of times is estimated and not that of their logarithms, which favours short steps: a
         # program that runs now and then makes some of them much slower, and all long ones a little.
         doubt, ratio = known / variance, ms / math.exp(self.logarithm(candidate, progress))
-        most = MOST_ERROR * math.sqrt(variance)
+        most = MOST_ERROR * math.sqrt(known + STEP_VARIANCE)
         error = max(-most, min(doubt * math.log(ratio) + (1 - doubt) * (ratio - 1), most))
         for index, row in enumerate(self.covariance):
             gain = shared[index] / variance
@@ -107,16 +107,16 @@ class StepTimes:
     def _estimate(self) -> None:
         """Estimates the times anew from the steps that were added since the last estimate. It is called once
         for several steps, because it takes a hundredth of the time of a short one."""
-        if not self._steps:
-            return
         (candidate, images), steps, self._steps = self._kind, self._steps, []
-        most = MOST_RATIO * median(ms for ms, _ in steps)
-        ms, progress = fmean(min(ms, most) for ms, _ in steps), fmean(progress for _, progress in steps)
-        # During one very long step the load need not have changed for so long.
-        self._clock_ms += len(steps) * min(ms, 2 * self.of(candidate, images))
-        if images not in self._estimates:
-            self._estimates[images] = self._first(candidate, images, ms)
-        self._estimates[images].add(candidate, len(steps), ms, progress, self._clock_ms)
+        # Of two steps none can be seen to be the disturbed one, so each counts on its own.
+        for part in [steps] if len(steps) > 2 else [[step] for step in steps]:
+            most = MOST_RATIO * median(ms for ms, _ in part)
+            ms, progress = fmean(min(ms, most) for ms, _ in part), fmean(progress for _, progress in part)
+            # During one very long step the load need not have changed for so long.
+            self._clock_ms += len(part) * min(ms, 2 * self.of(candidate, images))
+            if images not in self._estimates:
+                self._estimates[images] = self._first(candidate, images, ms)
+            self._estimates[images].add(candidate, len(part), ms, progress, self._clock_ms)
 
     def bound(self, candidate: int, images: int, ms: float, progress: float) -> None:
         """Adds the time of a step that may have taken longer than usual. It counts if it is less than 0.9 of
@@ -164,7 +164,8 @@ class StepTimes:
 
     def of(self, candidate: int, images: int) -> float:
         """Returns the time of a step; infinite before the first time of all."""
-        self._estimate()
+        if self._steps:
+            self._estimate()
         if not self._estimates:
             return math.inf
         nearest = self._nearest(images)

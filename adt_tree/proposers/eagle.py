@@ -113,7 +113,7 @@ class EagleProposer:
             self.drafter.prefill(slot, prompt, prefix)
         self._unread_prompts.clear()
         while self._unread and self._steps - len(self._unread) < min(self._first):
-            self._unread.popleft()  # no image had begun
+            self._unread.popleft()  # before the image of any slot began
         if not self._unread:
             return
         context = self.drafter.context(committed, late=True)
