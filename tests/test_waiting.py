@@ -103,6 +103,36 @@ def test_a_drafter_skips_the_steps_in_which_its_image_waited(checkpoints: Checkp
     assert {place: always[place] for place in shared} == {place: sometimes[place] for place in shared}
 
 
+class Late(Waiting):
+    """A policy without trees until an image has followed another one in its slot."""
+
+    begun = 0
+
+    def reset(self, slot: int, seed: int) -> None:
+        self.begun += 1
+
+    def shapes(self, roots: Mapping[int, int]) -> dict[int, TreeShape]:
+        return dict.fromkeys(roots, TREE if self.begun > SLOTS else PLAIN)
+
+
+@pytest.mark.parametrize("family", ["emoji", "lumina_mgpt"])
+def test_a_drafter_does_not_read_the_steps_of_the_image_before(checkpoints: Checkpoints, family: str) -> None:
+    """An image that follows another one, all of whose steps had no trees, drafts what it always drafts."""
+
+    def drafts(policy: Waiting) -> dict[tuple[str, int], list[int]]:
+        trees = {}
+        for _, output in decoded(Pipeline(checkpoints[family].load()), "eagle-2", policy):
+            for slot, image in output.images:
+                if image.name in ("3", "4") and image.steps[-1].depth == TREE.depth:
+                    trees[image.name, image.steps[-1].position] = output.tree.codes[slot].tolist()
+        return trees
+
+    always, late = drafts(Waiting("T")), drafts(Late("T"))
+    shared = always.keys() & late.keys()
+    assert ("3", 1) in shared
+    assert {place: always[place] for place in shared} == {place: late[place] for place in shared}
+
+
 def test_the_end_of_an_image_takes_no_longer_after_many_steps_without_trees(pipe: Pipeline) -> None:
     """The drafter has not read these steps yet, and forgets the image's share of them."""
     operations, seen = list[int](), list[str]()
