@@ -102,6 +102,7 @@ def test_one_very_long_step_does_not_spoil_the_times() -> None:
 
 
 def test_steps_that_are_added_together_count_as_if_each_were_estimated() -> None:
+    """Times and their uncertainty come out alike, whether nobody asks in between or after every step."""
     together, singly = StepTimes([1, 4]), StepTimes([1, 4])
     for ms in (8.0, 9.0, 7.0, 10.0) * 4:
         add(together, 0, 1, ms)
@@ -159,6 +160,6 @@ def test_a_candidate_that_was_not_timed_for_long_is_still_estimated(monkeypatch:
     add(times, 1, 1, 10.0, PERIOD)
     add(times, 0, 1, 5.0, 200)
     add(times, 1, 1, 100.0)
-    assert 10 < times.of(1, 1) < 50  # far from 100
+    assert 10 < times.of(1, 1) < 50  # the one long step of 100 ms is not believed
     add(times, 1, 1, 10.0, PERIOD)
     assert times.of(1, 1) == pytest.approx(10, rel=0.1)

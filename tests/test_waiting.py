@@ -147,8 +147,8 @@ def test_the_end_of_an_image_takes_no_longer_after_many_steps_without_trees(pipe
     assert operations[0] == operations[1] > 0
 
 
-def test_numbers_that_are_none_do_not_reach_the_drafter_from_another_image() -> None:
-    """Only the second of two pairs is one of the present image."""
+def test_nan_of_an_earlier_image_does_not_reach_the_drafter() -> None:
+    """Of two pairs the first belongs to an earlier image and is NaN, the second to the present one."""
     features = torch.tensor([float("nan"), 1.0])[:, None, None, None]  # of one image and branch, in two steps
     codes, counts = torch.tensor([[[5]], [[6]]]), torch.tensor([[0], [1]])
     read, read_codes, count = joined(

@@ -20,9 +20,9 @@ FIRST_STEPS = 3
 # later ones: a chain of 15 after one of 7 commits 3.9, 3.3, 3.4, 4.7, 4.3, 4.0 and then 5 (docs/LOG.md). A
 # shallower tree accepts more at first, because the deeper one has scored its positions. So the acceptance
 # of the first WARM_UP steps after a change of depth is not counted, and a newly chosen candidate is kept for
-# STAY periods after them, unless they took so long that its hoped rate is less than CONFIRMED times that of a
-# smaller one.
-WARM_UP, STAY, CONFIRMED = 6, 2, 0.9
+# STAY periods after them. Their times count: if they were so long that its hoped rate is now less than the
+# share LEAST_RATE of a smaller candidate's, it is left after them.
+WARM_UP, STAY, LEAST_RATE = 6, 2, 0.9
 # A candidate accepts more or fewer codes than its levels promise, for instance because it is wider. Its own
 # steps tell, but an image's mean of accepted codes varies by a fifth, so the promise counts as much as
 # LEVEL_STEPS image steps. If an inner policy drafts fewer levels than the candidate allows, it counts as much
@@ -100,7 +100,7 @@ class CostAware:
         self._trial_loss = TRIAL_LOSS if self_drafted else NETWORK_TRIAL_LOSS
         self._current = self._candidates[0]
         self._chosen: _Candidate | None = None  # by the last choice; None during the first trials
-        self._is_confirmed = False  # whether the chosen candidate has passed the test after its first steps
+        self._is_warming_up = False  # whether the first WARM_UP steps of the chosen candidate are scheduled
         # Steps since the candidate or the number of images changed: 0 at the first of them, -1 before it.
         self._in_a_row = -1
         self._settled = 0  # steps since the depth of the trees changed
@@ -117,7 +117,7 @@ class CostAware:
         self._shapes: Mapping[int, TreeShape] = {}  # of the present step, by slot
         self._in_flight = 0  # number of images in flight
         self._images = 0  # in the last step that was scheduled
-        self._furthest = 0  # the greatest number of codes that an image has
+        self._furthest = 0  # the position of the root that is furthest in its image
         self._are_equal = False  # whether all images are equally far
         # Whether no image has begun since all were equally far, or since plain decoding was chosen.
         self._may_wait = False
@@ -213,7 +213,7 @@ class CostAware:
                 elif self._paid_images >= 2 * before and self._chosen is not None:
                     # What was chosen for the last image of a batch may be far too large for the next batch.
                     self._scheduled.clear()
-                    self._is_confirmed = True
+                    self._is_warming_up = False
         if not self._scheduled:
             self._schedule()
         upcoming = self._scheduled.popleft()
@@ -258,9 +258,8 @@ class CostAware:
             self._scheduled.extend([self._candidates[0]] * PERIOD)
         else:
             self._untried.clear()
-            chosen, is_new = self._chosen, not self._is_confirmed
-            self._is_confirmed = True
-            if chosen and is_new and self._hoped_rate(chosen) >= CONFIRMED * self._best_rate(chosen.index):
+            chosen, has_warmed_up, self._is_warming_up = self._chosen, self._is_warming_up, False
+            if chosen and has_warmed_up and self._keeps_up(chosen):
                 self._scheduled.extend([chosen] * STAY * PERIOD)
             else:
                 self._schedule_around(max(self._candidates, key=self._hoped_rate))
@@ -279,6 +278,10 @@ class CostAware:
         ms = self._ms(self._candidates[candidate.index - 1])
         return self._hoped_codes(candidate) / ms > self._best_rate(candidate.index)
 
+    def _keeps_up(self, candidate: _Candidate) -> bool:
+        """Returns whether the candidate is hoped to be nearly as fast as every smaller one, or faster."""
+        return self._hoped_rate(candidate) >= LEAST_RATE * self._best_rate(candidate.index)
+
     def _best_rate(self, count: int) -> float:
         """Returns the greatest hoped rate of the `count` smallest candidates."""
         return max(map(self._hoped_rate, self._candidates[:count]))
@@ -290,10 +293,10 @@ class CostAware:
             if chosen.shape.depth:
                 self._is_after_trial = False
                 warm_up = self._warm_up_of(chosen)
-                self._is_confirmed = not warm_up
+                self._is_warming_up = warm_up > 0
                 self._scheduled.extend([chosen] * (warm_up or STAY * PERIOD))
                 return
-            self._may_wait = self._is_confirmed = True
+            self._may_wait = True
         other = self._least_tried(chosen)
         loss_ms = self._loss_ms(other, chosen)
         # The times of the chosen candidate, with which those of the trial are compared, must be recent ones,
