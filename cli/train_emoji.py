@@ -107,20 +107,6 @@ class TargetOptions(TrainedOptions):
 
 
 @declare
-class PreviewOptions(TrainedOptions):
-    """tune the target to generate a preview of half the side before the picture"""
-
-    num_pictures: int = option("pictures to train on", 720, unit="N", least=1)
-    batch_size: int = option("pictures per step", 8, unit="N", least=1)
-    muon_lr: float = option("learning rate of hidden matrices", 3e-3, unit="LR", above=0)
-    adam_lr: float = option("learning rate of embedding, head and norms", 1.5e-3, unit="LR", above=0)
-    weight_decay: float = option("a step shrinks hidden matrices by W * muon_lr", 0.02, unit="W", least=0)
-    warmup_steps: int = option(
-        "steps over which the rates rise, before they fall to 0", 10, unit="N", least=1
-    )
-
-
-@declare
 class RestoreOptions(StageOptions):
     """put an exported checkpoint back into a work folder, to train it further"""
 
@@ -175,8 +161,8 @@ class RecogniseOptions(StageOptions):
 
 STAGES: dict[str, type[StageOptions]] = {
     "data": DataOptions, "tokenizer": TokenizerOptions, "bpe": BpeOptions, "target": TargetOptions,
-    "preview": PreviewOptions, "restore": RestoreOptions, "measure": MeasureOptions,
-    "prompts": PromptsOptions, "export": ExportOptions, "recognise": RecogniseOptions,
+    "restore": RestoreOptions, "measure": MeasureOptions, "prompts": PromptsOptions,
+    "export": ExportOptions, "recognise": RecogniseOptions,
 }  # fmt: skip
 
 

@@ -26,33 +26,21 @@ def digest(tokenizer: Tokenizer) -> str:
     return digest.hexdigest()[:16]
 
 
-def halved(images: Tensor) -> Tensor:
-    """Returns uint8 images [N, P, P, 3] at half their side: the means of blocks of 2 x 2 pixels."""
-    blocks = images.float().unflatten(2, (-1, 2)).unflatten(1, (-1, 2))
-    return blocks.mean((2, 4)).round().to(torch.uint8)
-
-
 class Codes:
     """Pictures of a stream with their codes, by number. Missing ones are rendered and encoded first."""
 
-    def __init__(self, work: Path, pictures: Pictures, tokenizer: Tokenizer, preview: bool = False) -> None:
-        """preview: the codes of a picture follow those of the same picture at half its side."""
-        self.pictures, self.tokenizer, self.preview = pictures, tokenizer, preview
+    def __init__(self, work: Path, pictures: Pictures, tokenizer: Tokenizer) -> None:
+        self.pictures, self.tokenizer = pictures, tokenizer
         self.digest = digest(tokenizer)
-        self.folder = work / "codes" / f"{self.digest}{'-preview' * preview}"
+        self.folder = work / "codes" / self.digest
         self._chunk = lru_cache(1)(self._read_chunk)
         self.sample = cache(self._sample)
 
     def encode(self, planned: Sequence[Picture]) -> Tensor:
         """Returns the codes [N, n] int64 of planned pictures."""
         parts = [planned[i : i + 256] for i in range(0, len(planned), 256)]
-        return torch.cat([self._encode(torch.from_numpy(self.pictures.render(part))) for part in parts])
-
-    def _encode(self, images: Tensor) -> Tensor:
-        codes = self.tokenizer.encode(images).flatten(1)
-        if not self.preview:
-            return codes
-        return torch.cat((self.tokenizer.encode(halved(images)).flatten(1), codes), dim=1)
+        images = (torch.from_numpy(self.pictures.render(part)) for part in parts)
+        return torch.cat([self.tokenizer.encode(part).flatten(1) for part in images])
 
     def _read_chunk(self, stream: str, number: int) -> Tensor:
         """Returns the codes [CHUNK, n] of the pictures from number * CHUNK on."""
