@@ -43,7 +43,8 @@ class StepOutput:
 
 
 class BatchSlots:
-    """The images in flight, with the state of each that the host needs. Only advance() reads the device."""
+    """The images in flight, with the state of each that the host needs. Only advance() reads the device, and
+    refill() the first code of an image."""
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ class Cell(NamedTuple):
 
     row: int
     column: int
-    raster: int = 0  # index of the raster that the row and the column belong to
+    raster: int  # index of the raster that the row and the column belong to
 
 
 @dataclass(frozen=True, slots=True)

@@ -309,10 +309,9 @@ def load(options: Options, need_drafter: bool) -> tuple[Pipeline, list[Prompt]]:
     from models import footprint
     from models.loading import pick_device, pick_precision
     from models.model import DTYPES
-    from models.registry import spec_of
 
     device = pick_device(options.device)
-    precision = pick_precision(options.precision, device, spec_of(options.model))
+    precision = pick_precision(options.precision, device, SPECS[options.model])
     graphs = model_from_options.check_graphs(options, device)
     use = footprint.published_use(options.model)
     layers = options.layers or use.decoder.num_layers

@@ -108,11 +108,6 @@ def adjacent_rows(first: int, count: int, images: int, branches: int) -> list[sl
     return [slice(start, start + count) for start in starts]
 
 
-def index_as_position(index: Tensor) -> Tensor:
-    """Returns the rotary positions [R, N] of indices in the sequence, on one axis: the indices themselves."""
-    return index
-
-
 class KVCache:
     """Keys and values of every layer. A row is one image in one guidance branch; each has a length.
 
@@ -230,7 +225,9 @@ class KVCache:
             raise ValueError(f"the cache has {self.capacity} slots a row, {context_len} are needed")
         rows = self._rows(lengths)
         length, columns = self.length[rows, None], self._columns
-        place = index_as_position if self.axes is None else self.axes.row(rows).place
+        positions = self.position[rows, None] + depths
+        if self.axes is not None:
+            positions = self.axes.row(rows).place(positions)
         # The mask is additive, because SDPA would convert a boolean one in every layer. Its columns beyond
         # context_len make the row stride a multiple of ALIGNMENT; with another stride, CUDA would copy the
         # mask in every layer.
@@ -246,7 +243,7 @@ class KVCache:
             mask = mask.repeat(1, self.head_groups, 1)
         return AttentionMetadata(
             slots=self._flat_slots(length + columns[tree_slots - nodes : tree_slots], rows),
-            positions=place(self.position[rows, None] + depths),
+            positions=positions,
             mask=mask[:, None, :, :context_len],
             context_len=context_len,
             calls=self._calls(lengths, tree_slots),

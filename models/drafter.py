@@ -177,7 +177,7 @@ class EagleDrafter:
         ancestors = chain_mask(pairs, self.device).expand(images, -1, -1)
         tokens = self.alignment.committed(codes, count)
         with part("drafter"):
-            hidden = self.run(tokens, features, order, ancestors, self._most_committed)
+            hidden = self.run(tokens, features, order, ancestors)
             self.cache.length += by_branch(count, branches)
             last = (count - 1).clamp(min=0)[None, :, None, None].expand(branches, -1, 1, size)
             feature = hidden.gather(2, last)[:, :, 0]
@@ -192,18 +192,16 @@ class EagleDrafter:
         """Does what expand() does, with one depth per node: depths [B, W]."""
         tokens = self.alignment.drafted(codes, ancestors)
         with part("drafter"):
-            hidden = self.run(tokens, features, depths, ancestors, self._most_committed)
+            hidden = self.run(tokens, features, depths, ancestors)
             return self.target.logits(hidden), hidden
 
-    def run(
-        self, codes: Tensor, features: Tensor, depths: Tensor, ancestors: Tensor, most_committed: int
-    ) -> Tensor:
+    def run(self, codes: Tensor, features: Tensor, depths: Tensor, ancestors: Tensor) -> Tensor:
         """Returns the network's outputs [G, B, W, D] for pairs of codes [B, W] and features [G, B, W, D],
         with depths [B, W] and ancestors [B, W, E]. It writes only cache slots after the committed prefix."""
         depths, ancestors, tokens = (
             by_branch(x, features.shape[0]) for x in (depths, ancestors, codes + self.target.first_code)
         )
         # After extend() a row has as many entries as the target's row has tokens.
-        meta = self.cache.metadata(depths, ancestors, [most_committed + self.target.longest_prompt])
+        meta = self.cache.metadata(depths, ancestors, [self._most_committed + self.target.longest_prompt])
         hidden = self.net(tokens, features.flatten(0, 1), self.cache, meta)
         return hidden.unflatten(0, features.shape[:2])

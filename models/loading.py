@@ -25,7 +25,7 @@ from models.spec import PRECISIONS, Checkpoint, LoadOptions, ModelSpec, home_of
 DEFAULTS = LoadOptions()
 
 
-def load(model: str = "emoji", options: LoadOptions = DEFAULTS) -> Model:
+def load(model: str, options: LoadOptions = DEFAULTS) -> Model:
     """Loads the model that `model` names: a family of models.registry, or a checkpoint's folder or hub id.
 
     Weights are cast to the precision as they are read; the codec stays fp32. A drafter in the folder

@@ -160,11 +160,6 @@ def _rotations(count: int, size: int, theta: float, device: torch.device | str) 
     return torch.stack((cos, sin, -sin, cos), dim=-1).unflatten(-1, (2, 2))
 
 
-def by_position(table: Tensor, positions: Tensor) -> Tensor:
-    """Returns the rotations [R, N, E/2, 2, 2] at positions [R, N]."""
-    return table[positions]
-
-
 class ByAxis:
     """Looks rotations up by positions on three axes. Every pair of a head belongs to one of the axes."""
 
@@ -336,7 +331,7 @@ class Positioned(nn.Module):
         # The table is not a buffer, so it is a real tensor even if the module is built on the meta device,
         # and a cast of the module leaves it in fp32 (a bf16 table is off by 0.6 rad at position 500).
         self.rotary = rotary_table(replace(config, max_positions=min(config.max_positions, MOST_TABULATED)))
-        self._look_up = ByAxis(config) if config.rope_sections else by_position
+        self._by_axis = ByAxis(config) if config.rope_sections else None
 
     def reserve(self, positions: int) -> None:
         """Makes the rotary table longer if it has fewer positions than `positions`."""
@@ -348,7 +343,9 @@ class Positioned(nn.Module):
         """Returns the rotations [R, N, 1, E/2, 2, 2] of positions [R, N], or [R, N, 3] on three axes."""
         if self.rotary.device != positions.device:
             self.rotary = self.rotary.to(positions.device)
-        return self._look_up(self.rotary, positions).unsqueeze(2)
+        if self._by_axis is None:
+            return self.rotary[positions].unsqueeze(2)
+        return self._by_axis(self.rotary, positions).unsqueeze(2)
 
 
 class Decoder(Positioned):

@@ -12,12 +12,11 @@ from adt_tree.engine import Engine, build
 from adt_tree.generation.call_settings import refuse
 from adt_tree.grid import Grid
 from adt_tree.method import Method
-from adt_tree.pipeline import OPTIONS, Pipeline
+from adt_tree.pipeline import Pipeline
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
 from models.image_tokens import ImageTokens
-from models.layouts.adopted import adopt, image_tokens
-from models.loading import pick_graphs
+from models.layouts.adopted import image_tokens
 
 PROMPT_STEP = 32  # the room for prompts is a multiple of this, so that similar lengths share an engine
 MOST_ENGINES = 2  # engines per model: each holds a cache of keys and values
@@ -39,9 +38,8 @@ class Adopted:
         adopted = ADOPTED.get(model)
         if adopted is None or adopted.stamp != stamp(model):
             ADOPTED.pop(model, None)
-            tokens, ours = image_tokens(model), adopt(model, None, OPTIONS)
-            ours = replace(ours, graphs=pick_graphs(None, ours.device.type))
-            adopted = ADOPTED[model] = cls(Pipeline(ours), tokens, stamp(model))
+            tokens, pipe = image_tokens(model), Pipeline.from_transformers(model, None)
+            adopted = ADOPTED[model] = cls(pipe, tokens, stamp(model))
         return adopted
 
     def decode(

@@ -29,7 +29,6 @@ MAX_NAMES = 3  # file names listed in one error
 class Pair:
     """An image and the prompt it was generated from."""
 
-    name: str
     text: str
     path: Path
 
@@ -107,9 +106,7 @@ def pairs_of(folder: str, source: str | None, count: int, options: tuple[str, st
             f"{len(strays)} of {len(paths)} images in {paths[0].parent} belong to no prompt "
             f"({_first_names(strays)}): give the prompt file they were made from, or remove them"
         )
-    pairs = [
-        Pair(prompt.name, prompt.text, images[prompt.name]) for prompt in prompts if prompt.name in images
-    ]
+    pairs = [Pair(prompt.text, images[prompt.name]) for prompt in prompts if prompt.name in images]
     missing = [prompt.name for prompt in prompts if prompt.name not in images]
     if len(pairs) < count or (count < 0 and missing):
         raise UserError(

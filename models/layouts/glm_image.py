@@ -32,7 +32,7 @@ from models.codecs.glm_pixels import CELL, DiffusionDecoder
 from models.drafter import LLAMA
 from models.image_tokens import ImageTokens
 from models.layouts.chat import ChatTokenizer
-from models.layouts.llama import POST_NORM_BLOCK, Names, decoder_names, gather, scatter
+from models.layouts.llama import POST_NORM_BLOCK, decoder_names, gather, scatter
 from models.model import Model, load_networks
 from models.spec import Checkpoint, ModelSpec
 from models.target import Prompt, PromptEncoder, token_prompts
@@ -105,11 +105,6 @@ def grid_of(height: int, width: int) -> Grid:
             f"give sides of which one is less than {PREVIEW * PREVIEW} times the other"
         )
     return Grid(rows, columns, before=(Raster(*preview),))
-
-
-def published_names(shape: DecoderConfig) -> Names:
-    """Returns the names of a Decoder's tensors in the checkpoint, as in models.layouts.llama."""
-    return decoder_names(shape, "model.language_model.", block=POST_NORM_BLOCK)
 
 
 def prompt_encoder(tokenizer: ChatTokenizer, config: Mapping[str, Any], grid: Grid) -> PromptEncoder:
@@ -213,7 +208,7 @@ def assemble(
     if options.target_size is not None:
         raise UserError(f"--target_size {options.target_size}: give --height and --width to this model")
     grid = grid_of(options.height or SIDE, options.width or SIDE)
-    names = published_names(shape)
+    names = decoder_names(shape, "model.language_model.", block=POST_NORM_BLOCK)
     shapes = expected(lambda: Decoder(shape), lambda tensors: scatter(tensors, names, shape))
     codebook = {CODEBOOK: (shape.num_codes, width)}
     require(folder, state, shapes | codebook, "fetch it again, or the config.json that belongs to it")
