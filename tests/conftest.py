@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,13 +13,13 @@ import torch
 if TYPE_CHECKING:
     from adt_tree.pipeline import Pipeline
     from tests.checkpoints import Checkpoints
+    from tests.service import Running
 
 Command = Callable[..., list[str]]
 Run = Callable[..., tuple[int, str, str]]
 Refused = Callable[..., str]
 Result = Callable[..., dict[str, Any]]
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 torch.set_num_threads(1)
 
 
@@ -44,6 +43,15 @@ def pipe(tiny_checkpoint: Path) -> Pipeline:
     from adt_tree.pipeline import Pipeline
 
     return Pipeline.from_pretrained(str(tiny_checkpoint), device="cpu", precision="fp32")
+
+
+@pytest.fixture(scope="module")
+def live(request: pytest.FixtureRequest, pipe: Pipeline) -> Iterator[Running]:
+    """Serves the tiny checkpoint with the test module's SETTINGS."""
+    from tests.service import running
+
+    with running(pipe, request.module.SETTINGS) as service:
+        yield service
 
 
 @pytest.fixture

@@ -224,20 +224,12 @@ class Device(TorchDispatchMode):
 
 
 def attention_faults(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *rest: Any, **more: Any
 ) -> list[str]:
     """Returns the reasons for which a call of scaled_dot_product_attention would not use CUDA's fused
     kernels."""
     faults = []
-    if enable_gqa or query.shape[1] != key.shape[1]:
+    if more.get("enable_gqa") or query.shape[1] != key.shape[1]:
         faults.append("grouped heads at SDPA")
     if query.shape[-1] % ALIGNED:
         faults.append("head size at SDPA")

@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 
-from adt_tree.batch import StepOutput
 from adt_tree.budget.acceptance import Levels
 from adt_tree.budget.candidates import AutoTree
 from adt_tree.budget.policy import EARLY_STEPS, FIRST_STEPS, PERIOD, TRIAL_LOSS, WARM_UP, CostAware
-from adt_tree.decode import speculative
+from adt_tree.decode import finished, speculative
 from adt_tree.errors import UserError
 from adt_tree.grid import Grid
 from adt_tree.method import Lantern, Method
@@ -28,6 +27,7 @@ from adt_tree.roles import MOST_UNREAD_PAIRS
 from adt_tree.sampling import Sampling
 from tests.checkpoints import Checkpoints
 from tests.conftest import Refused, Run
+from tests.decoding import codes_of
 
 CANDIDATES = AutoTree().candidates(row_width=16, buckets=False)
 PLAIN = CANDIDATES[0]
@@ -211,27 +211,24 @@ class Forced:
     def observe(self, steps: Mapping[int, Step]) -> None: ...
 
 
-def codes(outputs: Iterable[StepOutput]) -> dict[str, list[int]]:
-    return {image.name: image.codes for output in outputs for image in output.finished}
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_codes_do_not_depend_on_the_choice(pipe: Pipeline, temperature: float, batch_size: int) -> None:
     sampling = Sampling(temperature, guidance=3.0)
     requests = pipe.requests(["red heart", "sun", "rocket", "pizza"], seed=5)
 
-    expected = codes(pipe.engine(pipe.method("ar", sampling=sampling), requests, batch_size).steps(requests))
+    plain = pipe.engine(pipe.method("ar", sampling=sampling), requests, batch_size)
+    expected = codes_of(plain.decode(requests))
     engine = pipe.engine(pipe.method("self-draft", sampling=sampling), requests, batch_size)
     assert engine.method.tree == AutoTree()
-    assert codes(engine.steps(requests)) == expected
+    assert codes_of(engine.decode(requests)) == expected
     # The image is so small that the largest tree is not among the candidates of this engine.
     engine = pipe.engine(replace(engine.method, tree=self_drafted(31)), requests, batch_size)
     assert engine.drafting is not None
     proposer, _, rule = engine.drafting
     for schedule in (list(CANDIDATES), [self_drafted(31), PLAIN, PLAIN, TreeShape(3, 1, 3)]):
         outputs = speculative(engine.target, proposer, Forced(schedule), rule, requests, sampling)
-        assert codes(outputs) == expected
+        assert codes_of(finished(outputs)) == expected
 
 
 @pytest.mark.parametrize(
@@ -278,15 +275,15 @@ def test_codes_of_a_drafter_network_do_not_depend_on_the_choice(
 ) -> None:
     sampling, slots = Sampling(temperature, guidance=3.0), 3
     requests = pipe.requests(["red heart", "sun", "rocket", "pizza"], seed=5)
-    expected = codes(pipe.engine(pipe.method("ar", sampling=sampling), requests, slots).steps(requests))
+    expected = codes_of(pipe.engine(pipe.method("ar", sampling=sampling), requests, slots).decode(requests))
     engine = pipe.engine(pipe.method(method, sampling=sampling, tree=AutoTree()), requests, slots)
     assert engine.method.tree == AutoTree(pipe.model.spec.default_tree(method))  # type: ignore[arg-type]
-    assert codes(engine.steps(requests)) == expected and engine.drafting is not None
+    assert codes_of(engine.decode(requests)) == expected and engine.drafting is not None
     proposer, _, rule = engine.drafting
     small, large = TreeShape(2, 3, 3), TreeShape(5, 4, 10)
     for schedule in ([large, PLAIN, PLAIN, small, PLAIN], [small, small, PLAIN, large]):
         outputs = speculative(engine.target, proposer, Forced(schedule), rule, requests, sampling)
-        assert codes(outputs) == expected
+        assert codes_of(finished(outputs)) == expected
 
 
 @pytest.mark.parametrize("family", ["emoji", "lumina_mgpt"])

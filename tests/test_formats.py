@@ -1,5 +1,4 @@
-"""Checkpoints in the published formats with other fields, sizes, dtypes and shards, and commands with Anole
-and Lumina-mGPT."""
+"""Checkpoints in the published formats with other fields, sizes, dtypes and shards, and Anole's commands."""
 
 from __future__ import annotations
 
@@ -155,12 +154,6 @@ def test_prompts_of_lumina_mgpt(checkpoints: Checkpoints) -> None:
     assert prompt.unconditional == opening
     assert prompt.conditional == [words["<s>"], *ids, words["<reserved08706>"], *opening]
     assert model.row_end == words["<reserved08799>"] and (model.grid.height, model.grid.width) == (4, 4)
-
-
-def test_lumina_mgpt_by_the_command(run: Run, checkpoints: Checkpoints, tmp_path: Path) -> None:
-    words = ["generate_images", *checkpoints["lumina_mgpt"].words(), "--prompt", "cat", "--num_images", "1"]
-    words += ["--model_type", "base", "--cfg_mode", "sequential", "--output_dir", tmp_path / "o"]
-    assert run(*words)[0] == 0
 
 
 def test_where_the_tokenizer_may_lie(

@@ -15,7 +15,7 @@ import pytest
 from tests.runs import ROOT
 
 LAYERS = ("main", "cli", "demo", "eval", "training", "serve", "custom_generate", "models", "adt_tree")
-MAY_IMPORT = {  # main -> cli -> eval, training, serve -> adt_tree.pipeline, models -> adt_tree
+MAY_IMPORT = {  # main -> cli -> demo, eval, training, serve -> adt_tree.pipeline, models -> adt_tree
     "main": {"cli", "adt_tree"},
     "cli": {"cli", "demo", "eval", "training", "serve", "models", "adt_tree"},
     "demo": {"demo", "eval", "models", "adt_tree"},

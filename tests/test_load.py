@@ -5,27 +5,20 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from adt_tree.pipeline import Pipeline
 from eval import load_tables
 from serve.load import IMAGE, REFUSED, Call, Outcome, Process, growth, plan, summary
 from serve.settings import Settings
 from tests.checkpoints import Checkpoints
 from tests.conftest import Refused, Run
-from tests.service import Running, running
+from tests.service import Running
 
 CALL = Call("red heart", 7, "ar", 1.0, 3.0, False)
-
-
-@pytest.fixture(scope="module")
-def live(pipe: Pipeline) -> Iterator[Running]:
-    with running(pipe, Settings(slots=2)) as service:
-        yield service
+SETTINGS = Settings(slots=2)  # of the fixture `live`
 
 
 def test_a_plan_mixes_all_settings_equally() -> None:

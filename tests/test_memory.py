@@ -35,26 +35,8 @@ DEPTH, WIDTH, NODES = 4, 3, 13
 
 def use(model: Model, images: int, prompt: int) -> Use:
     """Returns the use of a model under guidance with trees of those sizes."""
-    net = model.drafter_net
-    assert net is not None
-    config, grid = model.codec.config, model.grid
-    side = grid.height * config.patch_size
     scratch = max(DEPTH + 1, DEPTH * WIDTH) + 2 * MOST_UNREAD_PAIRS
-    element = model.decoder.embed.weight.element_size()
-    return Use(
-        decoder=model.decoder.config,
-        drafter=net.config,
-        vq=config,
-        codes=model.num_codes,
-        side=side,
-        tokens=grid.size,
-        prompt=prompt,
-        nodes=NODES,
-        scratch=scratch,
-        images=images,
-        branches=2,
-        element=element,
-    )
+    return replace(model.use(images, SAMPLING, NODES, prompt), scratch=scratch)
 
 
 def held(modules: Iterable[nn.Module]) -> int:

@@ -133,8 +133,13 @@ def test_hidden_states_and_logits(
     assert logits.std() > 0.1
 
 
-def check_greedy(theirs: Theirs, size: tuple[int, int], count: int) -> None:
+@pytest.mark.parametrize(
+    ("case", "size", "count"),
+    [*((case, (8, 8), 3) for case in CASES), (FIRST, (8, 8), 1), (FIRST, SIZES[0], 1), (FIRST, SIZES[1], 3)],
+)
+def test_greedy_codes(cases: dict[str, Theirs], case: str, size: tuple[int, int], count: int) -> None:
     """Compares the codes of `count` images, plain and self-drafted, that are in flight together."""
+    theirs = cases[case]
     pipe, texts = theirs.ours(*size), TEXTS[:count]
     expected = theirs.greedy(texts, pipe.model.grid)
     assert len({tuple(codes) for codes in expected}) == count
@@ -142,16 +147,6 @@ def check_greedy(theirs: Theirs, size: tuple[int, int], count: int) -> None:
         method, requests = Method(name, GREEDY, tree), pipe.requests(texts, 0)
         done = pipe.engine(method, requests, count).decode(requests)
         assert [codes for _, codes in sorted((image.name, image.codes) for image in done)] == expected, name
-
-
-@pytest.mark.parametrize(("case", "count"), [*((case, 3) for case in CASES), (FIRST, 1)])
-def test_greedy_codes(cases: dict[str, Theirs], case: str, count: int) -> None:
-    check_greedy(cases[case], (8, 8), count)
-
-
-@pytest.mark.parametrize(("size", "count"), [(SIZES[0], 1), (SIZES[1], 3)])
-def test_greedy_codes_of_larger_images(cases: dict[str, Theirs], size: tuple[int, int], count: int) -> None:
-    check_greedy(cases[FIRST], size, count)
 
 
 SAMPLED = Sampling(temperature=2.5, top_p=0.75, guidance=1.0)

@@ -8,7 +8,6 @@ from collections.abc import Callable
 import pytest
 
 from adt_tree import METHODS, AdaptiveTree, Lantern, Pipeline, Sampling, TreeShape
-from tests.runs import python
 
 PROMPTS = ["sun", "red moon", "a"]
 
@@ -88,11 +87,6 @@ def test_bad_arguments_are_one_line(pipe: Pipeline, make: Callable[[Pipeline], o
 def test_the_fastest_method_is_exact_and_taken_by_default(pipe: Pipeline) -> None:
     method = pipe.method()
     assert method.exact and pipe("sun", seed=1).codes == pipe("sun", method=method, seed=1).codes
-
-
-def test_importing_the_package_needs_no_torch() -> None:
-    done = python("-c", "import sys, adt_tree; assert 'torch' not in sys.modules; adt_tree.Sampling")
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -159,11 +159,6 @@ def test_what_lies_outside_is_refused(make: Callable[[], object], named: str) ->
         make()
 
 
-def test_cells_row_by_row() -> None:
-    cells = [Grid(2, 3).cell(position) for position in range(Grid(2, 3).size)]
-    assert cells == [(0, 0, 0), (0, 1, 0), (0, 2, 0), (1, 0, 0), (1, 1, 0), (1, 2, 0)]
-
-
 TWO = Grid(3, 2, before=(Raster(2, 3),))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,6 @@ from serve.settings import Settings
 from tests.service import PROMPT, Running, offline, opened, running
 
 SETTINGS = Settings(slots=3, queue=40, max_prompt_tokens=32, timeout_s=2.0, replica="one")
-
-
-@pytest.fixture(scope="module")
-def live(pipe: Pipeline) -> Iterator[Running]:
-    with running(pipe, SETTINGS) as service:
-        yield service
 
 
 def test_one_image_is_the_pipelines(live: Running, pipe: Pipeline) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -26,12 +25,6 @@ from tests.service import PROMPT, Running, offline, running, wait_for
 
 SETTINGS = Settings(slots=2, queue=10, max_prompt_tokens=32, timeout_s=2.0)
 ROWS = {"stream": True, "partial_rows": 1}
-
-
-@pytest.fixture(scope="module")
-def live(pipe: Pipeline) -> Iterator[Running]:
-    with running(pipe, SETTINGS) as service:
-        yield service
 
 
 @pytest.fixture

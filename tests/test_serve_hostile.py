@@ -25,12 +25,6 @@ LIMIT_S = 1.0
 SETTINGS = Settings(slots=1, queue=10, max_prompt_tokens=32, timeout_s=LIMIT_S)
 
 
-@pytest.fixture(scope="module")
-def live(pipe: Pipeline) -> Iterator[Running]:
-    with running(pipe, SETTINGS) as service:
-        yield service
-
-
 def check_form(answer: httpx.Response, status: int, param: str | None = None) -> str:
     """Checks that an answer is an error as OpenAI writes it. Returns its message."""
     assert answer.status_code == status, answer.text

@@ -13,7 +13,7 @@ from adt_tree.method import Lantern, Method
 from adt_tree.roles import Request
 from adt_tree.sampling import RowSampling, Sampling, log_probs
 from adt_tree.slot_sampling import SlotSampling
-from models.target import Prompt
+from models.target import ARTarget, Prompt
 from tests.decoding import CPU, codes_of
 from tests.tape import Machine
 from tests.test_engine import ADAPT, FIXED, IMAGES, TREE, decoder, new_engine, reference
@@ -157,7 +157,6 @@ def test_logits_that_are_no_numbers_fail_one_image(method: Method, monkeypatch: 
     row = decoder(4, torch.float32).embed.weight[poison]
     before = row.clone()
     bad, client = Request("bad", Prompt([0, poison, 38, 39], [0, 39]), 5), Watcher()
-    late = Late(monkeypatch)
     requests = [replace(image, client=Watcher()) for image in IMAGES]
     requests = [requests[0], replace(bad, client=client), *requests[1:]]
     engine = new_engine(method, 2)
@@ -169,36 +168,29 @@ def test_logits_that_are_no_numbers_fail_one_image(method: Method, monkeypatch: 
             list(engine.decode([IMAGES[0], bad]))
     finally:
         row.copy_(before)
-    late.spoil("1", requests)
+    spoil_midway(monkeypatch, "1", requests)
     late_client = requests[2].client
     done = codes_of(engine.decode(requests[:1] + requests[2:]))
     assert done == {n: codes for n, codes in reference(COMMON).items() if n != "1"}
     assert isinstance(late_client, Watcher) and "image 1" in late_client.faults[0]
 
 
-class Late:
-    """Spoils the caches of one image midway, so that its logits are not numbers from then on."""
+def spoil_midway(monkeypatch: pytest.MonkeyPatch, name: str, requests: Sequence[Request]) -> None:
+    """Makes the third pass after the prefill of an image write NaN into its slot, so that its logits are not
+    numbers from then on."""
+    prompt = next(request.prompt for request in requests if request.name == name)
+    prefill, forward, state = ARTarget.prefill, ARTarget.forward, {"slot": -1, "passes": 0}
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._patch = monkeypatch
+    def prefilling(target: ARTarget, slot: int, new_prompt: Prompt) -> object:
+        if new_prompt is prompt:
+            state["slot"] = slot
+        return prefill(target, slot, new_prompt)
 
-    def spoil(self, name: str, requests: Sequence[Request]) -> None:
-        """Makes the third pass after the prefill of an image write NaN into its slot."""
-        prompt = next(request.prompt for request in requests if request.name == name)
-        from models.target import ARTarget
+    def passing(target: ARTarget, tree: object, committed: Sequence[int]) -> object:
+        state["passes"] += state["slot"] >= 0
+        if state["passes"] == 3:
+            target.cache.store[:, state["slot"] :: target.slots, :, :, :3] = float("nan")
+        return forward(target, tree, committed)
 
-        prefill, forward, state = ARTarget.prefill, ARTarget.forward, {"slot": -1, "passes": 0}
-
-        def prefilling(target: ARTarget, slot: int, new_prompt: Prompt) -> object:
-            if new_prompt is prompt:
-                state["slot"] = slot
-            return prefill(target, slot, new_prompt)
-
-        def passing(target: ARTarget, tree: object, committed: Sequence[int]) -> object:
-            state["passes"] += state["slot"] >= 0
-            if state["passes"] == 3:
-                target.cache.store[:, state["slot"] :: target.slots, :, :, :3] = float("nan")
-            return forward(target, tree, committed)
-
-        self._patch.setattr(ARTarget, "prefill", prefilling)
-        self._patch.setattr(ARTarget, "forward", passing)
+    monkeypatch.setattr(ARTarget, "prefill", prefilling)
+    monkeypatch.setattr(ARTarget, "forward", passing)
