@@ -23,11 +23,11 @@ FIRST_STEPS = 3
 # STAY periods after them. Their times count: if they were so long that its hoped rate is now less than the
 # share LEAST_RATE of a smaller candidate's, it is left after them.
 WARM_UP, STAY, LEAST_RATE = 6, 2, 0.9
-# A candidate accepts more or fewer codes than its levels promise, for instance because it is wider. Its own
-# steps tell, but an image's mean of accepted codes varies by a fifth, so the promise counts as much as
-# LEVEL_STEPS image steps. If an inner policy drafts fewer levels than the candidate allows, it counts as much
-# as INNER_LEVEL_STEPS.
-LEVEL_STEPS, INNER_LEVEL_STEPS = 100.0, 10.0
+# A candidate accepts more or fewer codes than its levels promise: it may be wider, nodes may refine more or
+# less than assumed, and an inner policy may draft fewer levels than the candidate allows. Its own steps tell,
+# but an image's mean of accepted codes varies by a fifth, so the promise counts as much as LEVEL_STEPS image
+# steps. Where nodes refine far more, chains of 7 were kept for 15 with five times as many (docs/LOG.md).
+LEVEL_STEPS = 20.0
 # Images that trees put out of step have to wait for the last one before plain decoding is fast again. So a
 # self-drafting batch out of step goes back to it only for a gain of WAIT_LOSS codes a step, and one in step
 # begins to draft only for a gain of LEAVE_GAIN. No image waits for one that begins later: images that a trial
@@ -48,13 +48,13 @@ DOUBT, DOUBT_STEPS = 1.0, 25.0
 STEP_LOSS, NETWORK_STEP_LOSS, MOST_STEP_LOSS = 0.011, 0.125, 0.25
 # Times change with the load of the device, and one slow moment can spoil the first trial of a shape, or end
 # the first trials too early. So plain decoding and the neighbours of the chosen shape are tried again:
-# whichever will have lost least time, where every trial makes those before it count less by TRIAL_MEMORY, as
-# long as all trials lose at most the share TRIAL_LOSS of a run's time; NETWORK_TRIAL_LOSS with a drafter
-# network, whose shapes differ by more, so that few trials tell which is best. EARLY_STEPS steps of the chosen
-# shape count as part of that time from the start, so that early mistakes are soon found. A trial of a shape
-# that is nearly as good loses at least LEAST_LOSS of its time. While plain decoding is chosen, the tree that
-# seems best is tried.
-TRIAL_LOSS, NETWORK_TRIAL_LOSS, EARLY_STEPS, LEAST_LOSS, TRIAL_MEMORY = 0.01, 0.005, 500, 0.1, 0.95
+# whichever will have lost least, counted in its own steps, where every trial makes those before it count less
+# by TRIAL_MEMORY, as long as all trials lose at most the share TRIAL_LOSS of a run's time. It is
+# BATCH_TRIAL_LOSS in a self-drafting batch, because a trial of many images tells more. EARLY_STEPS steps of
+# the chosen shape count as part of that time from the start, so that early mistakes are soon found. A trial
+# of a shape that is nearly as good loses at least LEAST_LOSS of its time. While plain decoding is chosen, the
+# tree that seems best is tried.
+TRIAL_LOSS, BATCH_TRIAL_LOSS, EARLY_STEPS, LEAST_LOSS, TRIAL_MEMORY = 0.005, 0.01, 500, 0.1, 0.95
 
 
 @dataclass(slots=True, eq=False)
@@ -97,7 +97,6 @@ class CostAware:
         ]
         self._positions, self._inner = positions, inner
         self._self_drafted, self._idle_slots_cost = self_drafted, idle_slots_cost
-        self._trial_loss = TRIAL_LOSS if self_drafted else NETWORK_TRIAL_LOSS
         self._current = self._candidates[0]
         self._chosen: _Candidate | None = None  # by the last choice; None during the first trials
         self._is_warming_up = False  # whether the first WARM_UP steps of the chosen candidate are scheduled
@@ -303,8 +302,9 @@ class CostAware:
         # with as many images in flight.
         is_comparable = self._current is chosen and self._in_a_row >= PERIOD - 1
         is_late = self._is_batch and self._are_equal and self._furthest > TRIAL_PART * self._positions
+        share = BATCH_TRIAL_LOSS if self._self_drafted and self._is_batch else TRIAL_LOSS
         credited_ms = self._total_ms + EARLY_STEPS * self._ms(chosen)
-        if is_comparable and not is_late and self._lost_ms + loss_ms <= self._trial_loss * credited_ms:
+        if is_comparable and not is_late and self._lost_ms + loss_ms <= share * credited_ms:
             self._is_after_trial = not chosen.shape.depth
             self._lost_ms += loss_ms
             self._step_loss_ms = loss_ms / self._steps_of_trial(other, chosen)
@@ -328,7 +328,8 @@ class CostAware:
         others = [c for n, c in enumerate(self._candidates) if n == 0 or abs(n - at) == 1]
         if not self._self_drafted:  # plain decoding first, because its first steps may have been slow ones
             return min(others, key=lambda c: c.lost_ms)
-        return min(others, key=lambda c: c.lost_ms + self._loss_ms(c, chosen))
+        # In milliseconds the smaller neighbour, whose steps are shorter, would come far more often.
+        return min(others, key=lambda c: (c.lost_ms + self._loss_ms(c, chosen)) / self._ms(c))
 
     def _loss_ms(self, candidate: _Candidate, chosen: _Candidate) -> float:
         """Returns the time that a trial of the candidate is expected to lose."""
@@ -344,9 +345,8 @@ class CostAware:
 
     def _accepts(self, candidate: _Candidate) -> float:
         """Returns the number of codes that a step of the candidate is expected to accept."""
-        steps = LEVEL_STEPS if self._inner is None else INNER_LEVEL_STEPS
-        promised = steps * self._promised[candidate.index]
-        return (candidate.accepted + promised) / (candidate.steps + steps)
+        promised = LEVEL_STEPS * self._promised[candidate.index]
+        return (candidate.accepted + promised) / (candidate.steps + LEVEL_STEPS)
 
     def _rate(self, candidate: _Candidate) -> float:
         """Returns the codes per millisecond that the candidate is expected to commit."""
