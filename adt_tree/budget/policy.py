@@ -26,7 +26,8 @@ WARM_UP, STAY, LEAST_RATE = 6, 2, 0.9
 # A candidate accepts more or fewer codes than its levels promise: it may be wider, nodes may refine more or
 # less than assumed, and an inner policy may draft fewer levels than the candidate allows. Its own steps tell,
 # but an image's mean of accepted codes varies by a fifth, so the promise counts as much as LEVEL_STEPS image
-# steps. Where nodes refine far more, chains of 7 were kept for 15 with five times as many (docs/LOG.md).
+# steps. With 100 of them a chain of 7 was kept where one of 15 was 15 % faster, because the promise of the
+# chain of 15 was too low and outweighed what its own steps had shown (docs/LOG.md).
 LEVEL_STEPS = 20.0
 # Images that trees put out of step have to wait for the last one before plain decoding is fast again. So a
 # self-drafting batch out of step goes back to it only for a gain of WAIT_LOSS codes a step, and one in step
@@ -328,7 +329,8 @@ class CostAware:
         others = [c for n, c in enumerate(self._candidates) if n == 0 or abs(n - at) == 1]
         if not self._self_drafted:  # plain decoding first, because its first steps may have been slow ones
             return min(others, key=lambda c: c.lost_ms)
-        # In milliseconds the smaller neighbour, whose steps are shorter, would come far more often.
+        # In milliseconds a trial of the larger neighbour would seem to lose more just because its steps are
+        # longer, and a better tree might never be tried.
         return min(others, key=lambda c: (c.lost_ms + self._loss_ms(c, chosen)) / self._ms(c))
 
     def _loss_ms(self, candidate: _Candidate, chosen: _Candidate) -> float:
