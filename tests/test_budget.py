@@ -16,7 +16,6 @@ import pytest
 from adt_tree.budget.acceptance import Levels
 from adt_tree.budget.candidates import AutoTree
 from adt_tree.budget.policy import (
-    BATCH_TRIAL_LOSS,
     EARLY_STEPS,
     FIRST_STEPS,
     PERIOD,
@@ -95,7 +94,7 @@ def test_a_batch_seldom_drafts_if_rows_cost_a_full_pass() -> None:
     """A step of a trial loses about a quarter of its time here as well."""
     used = simulate(lambda nodes: 1.0 + nodes, 20000, slots=4)[500:]
     trials = [shape.budget for shape in used if shape.budget > 1]
-    assert trials and sum(1 + nodes for nodes in trials) / 4 <= BATCH_TRIAL_LOSS * (20000 + EARLY_STEPS)
+    assert trials and sum(1 + nodes for nodes in trials) / 4 <= TRIAL_LOSS * (20000 + EARLY_STEPS)
 
 
 def test_free_rows_take_the_largest_tree() -> None:
@@ -163,8 +162,8 @@ def test_a_batch_drafts_for_a_clear_gain(
 
 def test_plain_decoding_is_tried_again_after_a_batch_has_left_it() -> None:
     for seed in range(3):
-        used = simulate(lambda nodes: 1 + 0.04 * nodes, 6000, slots=4, seed=seed)
-        assert PERIOD <= used[-5000:].count(PLAIN) <= 2 * TRIAL_LOSS * 5000, f"seed {seed}"
+        used = simulate(lambda nodes: 1 + 0.04 * nodes, 16000, slots=4, seed=seed)
+        assert PERIOD <= used[-15000:].count(PLAIN) <= 2 * TRIAL_LOSS * 15000, f"seed {seed}"
 
 
 def test_rows_that_cost_too_much_are_not_even_tried() -> None:

@@ -79,13 +79,13 @@ def test_images_wait_again_once_a_batch_begins_anew() -> None:
 def test_what_images_lose_by_waiting_counts_as_loss_of_trials() -> None:
     """One of three images takes no part in each step, so a third of its time counts, but only if they wait
     because of a trial. The first ones wait because plain decoding was chosen after first trials. All of this
-    is in the middle of very large images."""
-    policy, roots = CostAware(CANDIDATES, 40000), dict.fromkeys(range(3), 16000)
+    is in the first half of very large images."""
+    policy, roots = CostAware(CANDIDATES, 80000), dict.fromkeys(range(3), 16000)
     until_plain(policy, roots)
     lost_ms = policy._lost_ms
     assert all(len(shapes) == 2 for shapes in run(policy, roots, roots[0] - roots[1]))
     assert policy._lost_ms == lost_ms
-    for _ in range(7000):
+    for _ in range(14000):
         lost_ms = policy._lost_ms
         if len(run(policy, roots, 1, row_ms=0.8)[0]) == 2:
             assert policy._lost_ms - lost_ms == pytest.approx(1 / 3)

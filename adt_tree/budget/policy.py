@@ -30,11 +30,10 @@ WARM_UP, STAY, LEAST_RATE = 6, 2, 0.9
 # chain of 15 was too low and outweighed what its own steps had shown (docs/LOG.md).
 LEVEL_STEPS = 20.0
 # Images that trees put out of step have to wait for the last one before plain decoding is fast again. So a
-# self-drafting batch out of step goes back to it only for a gain of WAIT_LOSS codes a step, and one in step
-# begins to draft only for a gain of LEAVE_GAIN. No image waits for one that begins later: images that a trial
-# puts out of step shortly before they end would stay so. So a batch in step begins trials only while no image
-# has more than the share TRIAL_PART of its codes.
-WAIT_LOSS, LEAVE_GAIN, TRIAL_PART = 0.15, 0.05, 0.5
+# self-drafting batch out of step goes back to it only for a gain of WAIT_LOSS codes a step. No image waits
+# for one that begins later: images that a trial puts out of step shortly before they end would stay so. So a
+# batch in step begins trials only while no image has more than the share TRIAL_PART of its codes.
+WAIT_LOSS, TRIAL_PART = 0.15, 0.5
 # The codes that n image steps accept are about as uncertain as their mean over the root of n. So a candidate
 # is hoped to accept more by DOUBT / sqrt(n + DOUBT_STEPS), where n counts the steps of all trees that were at
 # least as deep, for the steps of a deep tree show what a shallow one would accept. So it is used until such
@@ -43,19 +42,20 @@ WAIT_LOSS, LEAVE_GAIN, TRIAL_PART = 0.15, 0.05, 0.5
 DOUBT, DOUBT_STEPS = 1.0, 25.0
 # Images that draft get out of step. That costs time which a step does not show: attention over prefixes of
 # different lengths takes longer, and slots are idle at the end of a run. With 8 and 16 images in flight trees
-# gain 3 and 4.5 % less than their steps promise (docs/LOG.md). So plain decoding counts as faster by a share
-# STEP_LOSS for each doubling of the images. The passes of a drafter network are out of step too, so with one
-# it counts as faster by NETWORK_STEP_LOSS for each image but the first, at most by MOST_STEP_LOSS.
-STEP_LOSS, NETWORK_STEP_LOSS, MOST_STEP_LOSS = 0.011, 0.125, 0.25
+# gain 3 and 4.5 % less than their steps promise. Plain decoding counts as faster by less than that, a share
+# STEP_LOSS for each doubling of the images: where both are nearly equal, a batch that drafts learns from all
+# its steps how much it gains, and one that does not draft learns it only from trials (docs/LOG.md). The
+# passes of a drafter network are out of step too, so with one plain decoding counts as faster by
+# NETWORK_STEP_LOSS for each image but the first, at most by MOST_STEP_LOSS.
+STEP_LOSS, NETWORK_STEP_LOSS, MOST_STEP_LOSS = 0.004, 0.125, 0.25
 # Times change with the load of the device, and one slow moment can spoil the first trial of a shape, or end
 # the first trials too early. So plain decoding and the neighbours of the chosen shape are tried again:
 # whichever will have lost least, counted in its own steps, where every trial makes those before it count less
-# by TRIAL_MEMORY, as long as all trials lose at most the share TRIAL_LOSS of a run's time. It is
-# BATCH_TRIAL_LOSS in a self-drafting batch, because a trial of many images tells more. EARLY_STEPS steps of
-# the chosen shape count as part of that time from the start, so that early mistakes are soon found. A trial
-# of a shape that is nearly as good loses at least LEAST_LOSS of its time. While plain decoding is chosen, the
-# tree that seems best is tried.
-TRIAL_LOSS, BATCH_TRIAL_LOSS, EARLY_STEPS, LEAST_LOSS, TRIAL_MEMORY = 0.005, 0.01, 500, 0.1, 0.95
+# by TRIAL_MEMORY, as long as all trials lose at most the share TRIAL_LOSS of a run's time. EARLY_STEPS steps
+# of the chosen shape count as part of that time from the start, so that early mistakes are soon found. A
+# trial of a shape that is nearly as good loses at least LEAST_LOSS of its time. While plain decoding is
+# chosen, the tree that seems best is tried.
+TRIAL_LOSS, EARLY_STEPS, LEAST_LOSS, TRIAL_MEMORY = 0.005, 500, 0.1, 0.95
 
 
 @dataclass(slots=True, eq=False)
@@ -303,9 +303,8 @@ class CostAware:
         # with as many images in flight.
         is_comparable = self._current is chosen and self._in_a_row >= PERIOD - 1
         is_late = self._is_batch and self._are_equal and self._furthest > TRIAL_PART * self._positions
-        share = BATCH_TRIAL_LOSS if self._self_drafted and self._is_batch else TRIAL_LOSS
         credited_ms = self._total_ms + EARLY_STEPS * self._ms(chosen)
-        if is_comparable and not is_late and self._lost_ms + loss_ms <= share * credited_ms:
+        if is_comparable and not is_late and self._lost_ms + loss_ms <= TRIAL_LOSS * credited_ms:
             self._is_after_trial = not chosen.shape.depth
             self._lost_ms += loss_ms
             self._step_loss_ms = loss_ms / self._steps_of_trial(other, chosen)
@@ -361,8 +360,8 @@ class CostAware:
             if not self._self_drafted:
                 return 1 + min(NETWORK_STEP_LOSS * (self._images - 1), MOST_STEP_LOSS)
             codes = 1 + STEP_LOSS * math.log2(self._images)
-            if self._is_batch and self._chosen is not None:
-                codes += LEAVE_GAIN if self._are_equal else -WAIT_LOSS if self._chosen.shape.depth else 0.0
+            if self._is_batch and not self._are_equal and self._chosen and self._chosen.shape.depth:
+                codes -= WAIT_LOSS
             return codes
         depth, hope = candidate.shape.depth, 1.0
         if self._self_drafted:
