@@ -14,10 +14,13 @@ mistake raises a UserError of one line. This file does not import torch, because
 from __future__ import annotations
 
 import argparse
-import difflib
+import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
+from difflib import get_close_matches
 from pathlib import Path
+from types import NoneType
 from typing import Any, ClassVar, NoReturn, Self, TypeVar, dataclass_transform, get_args, get_type_hints
 
 import yaml
@@ -26,6 +29,7 @@ from adt_tree.errors import UserError
 from models.checkpoint.files import reading
 
 Class = TypeVar("Class")
+NOT_IN_FILES = ("help", "config", "debug")
 
 
 def option(
@@ -47,9 +51,16 @@ def option(
     exclusive lower bound. read: function that parses a word, in place of the one of the field's type. repeat:
     the option may be given several times, with one value each.
     """
-    declaration = {"text": text, "unit": unit, "choices": choices, "least": least, "most": most,
-                   "above": above, "read": read, "repeat": repeat}  # fmt: skip
-    return field(default=default, metadata=declaration)
+    bounds = (least, most, above)
+    declared = {
+        "text": text,
+        "unit": unit,
+        "choices": choices,
+        "bounds": bounds,
+        "read": read,
+        "repeat": repeat,
+    }
+    return field(default=default, metadata={**declared, "positional": False})
 
 
 def positional(text: str, unit: str) -> Any:
@@ -74,8 +85,7 @@ class Options:
     @classmethod
     def parse(cls, argv: Sequence[str], prog: str = "main.py", description: str = "") -> Self:
         """Returns a command line's options. Raises a UserError of one line for bad words; --help exits."""
-        parser = Parser(prog=prog, description=description, allow_abbrev=False)
-        values = vars(_add_options(parser, cls).parse(argv))
+        values = Parser(cls, prog, description).parse(argv)
         lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
         return cls(**{**values, **lists})
 
@@ -89,149 +99,134 @@ def as_written(options: object, name: str) -> str | None:
     return f"--{name}" if value is True else f"--{name} {words}"
 
 
-def groups(cls: type) -> list[type]:
-    """Returns the option groups of a command: those of its bases in order, then `cls`, then Options."""
-    if cls is Options:
-        return [Options]
-    inherited = [group for base in cls.__bases__ for group in groups(base) if group is not Options]
-    return [*dict.fromkeys([*inherited, cls]), Options]
-
-
 class Parser(argparse.ArgumentParser):
-    """argparse with errors of one line, suggestions for misspelt options, and options from YAML."""
+    """argparse for a class of options, with errors of one line, hints for misspelt options, and YAML files.
 
-    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Parses argv, which overrides the flat YAML file that --config names."""
-        first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-        first.add_argument("--config")
-        try:
-            path = first.parse_known_args(argv)[0].config
-        except argparse.ArgumentError:
-            path = None  # the full parser says what is wrong
-        values, unknown = self.parse_known_args([*(self.words_of(Path(path)) if path else []), *argv])
+    In --help each class of the options' bases is a section, headed by its docstring.
+    """
+
+    def __init__(self, cls: type[Options], prog: str, description: str) -> None:
+        super().__init__(prog, description=description, allow_abbrev=False)
+        types, defaults = get_type_hints(cls), {item.name: item.default for item in fields(cls)}
+        self._required = [name for name, default in defaults.items() if default is MISSING]
+        groups = cls.__mro__[:-1]
+        aliases = [pair for group in groups for pair in vars(group).get("ALIASES", {}).items()]
+        sections: dict[str, Any] = {}
+        for group in groups:
+            heading, _, text = (group.__doc__ or "").partition("\n\n")
+            for name in vars(group).get("__annotations__", {}):
+                item = group.__dataclass_fields__.get(name)
+                if item is None or not item.metadata:  # not an option, or only another default for one
+                    continue
+                if heading not in sections:
+                    sections[heading] = self.add_argument_group(heading, text.strip() or None)
+                flags = [f"--{name}", *(f"--{alias}" for alias, meant in aliases if meant == name)]
+                add_option(sections[heading], flags, item.metadata, types[name], defaults[name])
+
+    def parse(self, argv: Sequence[str]) -> dict[str, Any]:
+        """Returns the values of argv, which override those of the file that --config names."""
+        values = self._values(argv)
+        if values.config:
+            content = read_config(Path(values.config))
+            try:
+                stored = self._values([word for item in content.items() for word in self.words_of(*item)])
+            except UserError as error:
+                raise UserError(f"config {values.config}: {error}") from None
+            values = self._values(argv, stored)
+        for name in self._required:
+            if getattr(values, name) is None:
+                self.error(f"--{name} is required")
+        return vars(values)
+
+    def _values(self, words: Sequence[str], start: argparse.Namespace | None = None) -> argparse.Namespace:
+        values, unknown = self.parse_known_args(words, start)
         if unknown:
-            self.error(f"unknown option {unknown[0]}{self.suggestion(unknown[0].partition('=')[0])}")
+            word = unknown[0].partition("=")[0]
+            self.error(f"unknown option {unknown[0]}{self.hint(word)}")
         return values
 
     def error(self, message: str) -> NoReturn:
         """Raises a UserError; argparse would print the usage and exit."""
         raise UserError(f"{message} (see {self.prog} --help)")
 
-    def suggestion(self, word: str, bare: bool = False) -> str:
-        """Returns "; did you mean --OPTION?" for a misspelt option, or nothing. bare: without the dashes."""
-        matches = difflib.get_close_matches(word, self._option_string_actions, n=1)
-        return f"; did you mean {matches[0].lstrip('-') if bare else matches[0]}?" if matches else ""
+    def hint(self, word: str) -> str:
+        """Returns "; did you mean --OPTION?" for a misspelt option, or nothing."""
+        matches = get_close_matches(word, self._option_string_actions, n=1)
+        return f"; did you mean {matches[0]}?" if matches else ""
 
-    def words_of(self, path: Path) -> list[str]:
-        """Returns a configuration file as command-line words, so that one place checks types and choices."""
-        words: list[str] = []
-        for key, value in read_config(path).items():
-            action = self._option_string_actions.get(f"--{key}")
-            if action is None or key in ("help", "config", "debug"):
-                raise UserError(f"config {path}: unknown key {key!r}{self.suggestion(f'--{key}', bare=True)}")
-            switch = isinstance(action, argparse.BooleanOptionalAction)
-            if switch != isinstance(value, bool):
-                expected = "true or false" if switch else "a value"
-                raise UserError(f"config {path}: {key} is {value!r}, it must be {expected}")
-            if isinstance(value, list) and action.nargs is None:
-                raise UserError(f"config {path}: {key} is {value!r}, it takes a single value")
-            for word in (value if isinstance(value, list) else [value]) if action.type else ():
-                try:
-                    action.type(str(word))
-                except argparse.ArgumentTypeError as error:
-                    raise UserError(f"config {path}: {key}: {error}") from None
-            if switch:
-                words.append(f"--{key}" if value else f"--no-{key}")
-            elif isinstance(value, list):
-                words += [f"--{key}", *map(str, value)]
-            else:
-                words.append(f"--{key}={value}")
-        return words
+    def words_of(self, key: str, value: object) -> list[str]:
+        """Returns an entry of a file as command-line words, so that one place checks types and choices."""
+        action = self._option_string_actions.get(f"--{key}")
+        if action is None or key in NOT_IN_FILES:
+            raise UserError(f"unknown key {key!r}{self.hint(f'--{key}')}")
+        if isinstance(action, argparse.BooleanOptionalAction):
+            if not isinstance(value, bool):
+                raise UserError(f"{key} is {value!r}: give true or false")
+            return [f"--{key}" if value else f"--no-{key}"]
+        words = value if isinstance(value, list) and action.nargs else [value]
+        if not all(isinstance(word, str | int | float) and not isinstance(word, bool) for word in words):
+            raise UserError(
+                f"{key} is {value!r}: give {'plain values' if action.nargs else 'one plain value'}"
+            )
+        if isinstance(value, list):
+            return [f"--{key}", *map(str, value)]
+        return [f"--{key}={value}"]  # this form also takes a value that begins with a dash
 
 
-def _add_options(parser: Parser, cls: type[Options]) -> Parser:
-    """Adds the options of a class to the parser; groups of the same heading are merged."""
-    types, defaults = get_type_hints(cls), {item.name: item.default for item in fields(cls)}
-    aliases: dict[str, list[str]] = {}
-    for group in groups(cls):
-        for alias, name in vars(group).get("ALIASES", {}).items():
-            aliases.setdefault(name, []).append(f"--{alias}")
-    sections: dict[str, Any] = {}
-    for group in groups(cls):
-        heading, _, text = (group.__doc__ or "").strip().partition("\n\n")
-        for name in vars(group).get("__annotations__", {}):
-            item = group.__dataclass_fields__.get(name)
-            if item is None or not item.metadata:  # not an option, or only another default for one
-                continue
-            if heading not in sections:
-                sections[heading] = parser.add_argument_group(heading, text.strip() or None)
-            flags = [f"--{name}", *aliases.get(name, ())]
-            _add_option(sections[heading], flags, types[name], defaults[name], item.metadata)
-    return parser
-
-
-def _add_option(
-    section: Any, flags: list[str], hint: Any, default: Any, declaration: Mapping[str, Any]
-) -> None:
-    """Adds one option to argparse. hint: type of the field; declaration: the arguments of option()."""
-    name, required = flags[0].lstrip("-"), default is MISSING
-    text = declaration["text"] if required else _with_default(declaration["text"], default)
-    if bool in (hint, *get_args(hint)):
-        switch = section.add_argument(
-            *flags, dest=name, default=default, action=argparse.BooleanOptionalAction
-        )
-        switch.help = text  # set afterwards, because some versions of argparse append the default themselves
-        return
-    # The value type of int, int | None and tuple[int, ...] is int.
-    value_type = next(part for part in (get_args(hint) or (hint,)) if part not in (type(None), ...))
-    bounds = (declaration["least"], declaration["most"], declaration["above"])
-    arguments: dict[str, Any] = {
-        "type": declaration["read"] or _reader(value_type, *bounds),
-        "choices": declaration["choices"],
-        "metavar": declaration["unit"] or (None if declaration["choices"] else name.upper()),
-        "help": text,
-        "default": None if required else default,
-    }
-    if declaration["repeat"]:
-        arguments["action"] = "append"
-    if "positional" in declaration:
-        section.add_argument(name, nargs="*", **arguments)
-        return
-    if getattr(hint, "__origin__", None) is tuple:
-        arguments["nargs"] = "+"
-    section.add_argument(*flags, dest=name, required=required, **arguments)
-
-
-def _with_default(text: str, default: Any) -> str:
-    """Returns the help of an option with its default, escaped for argparse."""
+def add_option(section: Any, flags: list[str], declared: Mapping[str, Any], hint: Any, default: Any) -> None:
+    """Adds one option to argparse. declared: the arguments of option(); hint: type of the field."""
+    text, unit, choices = declared["text"], declared["unit"], declared["choices"]
+    default = None if default is MISSING else default
     if "(default" not in text:
         values = default if isinstance(default, tuple) else (default,)
         names = {True: "on", False: "off"} if isinstance(default, bool) else {}
         stated = " ".join(names.get(value, str(value)) for value in values if value is not None)
         text = f"{text} (default: {stated or 'none'})"
-    return text.replace("%", "%%")
+    text = text.replace("%", "%%")
+    # The value type of int, int | None and tuple[int, ...] is int.
+    kind = next(part for part in (get_args(hint) or (hint,)) if part not in (NoneType, ...))
+    if kind is bool:
+        switch = section.add_argument(*flags, default=default, action=argparse.BooleanOptionalAction)
+        switch.help = text  # set afterwards, because some versions of argparse append the default themselves
+        return
+    arguments: dict[str, Any] = {
+        "type": declared["read"] or _reader(kind, *declared["bounds"]),
+        "choices": choices,
+        "metavar": unit or (None if choices else flags[0].lstrip("-").upper()),
+        "help": text,
+        "default": default,
+    }
+    if declared["positional"]:
+        section.add_argument(flags[0].lstrip("-"), nargs="*", **arguments)
+    elif declared["repeat"]:
+        section.add_argument(*flags, action="append", **arguments)
+    else:
+        section.add_argument(*flags, nargs="+" if isinstance(default, tuple) else None, **arguments)
 
 
 def _reader(kind: type, low: float | None, high: float | None, above: float | None) -> Callable[[str], Any]:
     """Returns the function that reads a word as a value of a type within the bounds; NaN is refused."""
+    if kind not in (int, float):
+        return _text
+    tests = (
+        ("at least", operator.ge, low),
+        ("at most", operator.le, high),
+        ("more than", operator.gt, above),
+    )
+    limits = [(words, holds, bound) for words, holds, bound in tests if bound is not None]
+    wanted = [f"{words} {bound:g}" for words, _, bound in limits]
 
     def number(text: str) -> float:
         try:
             value = kind(text)
-            if value != value:
-                raise ValueError
         except ValueError:
-            what = "an integer" if kind is int else "a number"
-            raise argparse.ArgumentTypeError(f"{text!r} is not {what}") from None
-        if high is not None and value > high:
-            raise argparse.ArgumentTypeError(f"{text} is too large: give {high:g} or less")
-        if low is not None and value < low:
-            raise argparse.ArgumentTypeError(f"{text} is too small: give {low:g} or more")
-        if above is not None and value <= above:
-            raise argparse.ArgumentTypeError(f"{text} is too small: give more than {above:g}")
+            value = math.nan
+        if value != value or not all(holds(value, bound) for _, holds, bound in limits):
+            what = ", ".join(["an integer" if kind is int else "a number", *wanted])
+            raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
         return value
 
-    return number if kind in (int, float) else _text
+    return number
 
 
 def _text(text: str) -> str:
@@ -250,19 +245,15 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value]
-        twice = next((key for number, key in enumerate(keys) if key in keys[:number]), None)
-        if twice is not None:
-            raise yaml.YAMLError(f"{twice} stands twice; leave one out")
+        if len(set(keys)) < len(keys):
+            raise ValueError(f"{max(keys, key=keys.count)} stands twice; leave one out")
         return super().construct_mapping(node, deep)
 
 
 def read_config(path: Path) -> dict[str, object]:
-    """Returns the contents of a flat YAML file. Raises UserError if it is missing, damaged or nested."""
+    """Returns the entries of a flat YAML file. Raises CheckpointError if it is missing or damaged."""
     with reading(path, "give a flat list of `option: value` lines by --config"):
         content = yaml.load(path.read_text(encoding="utf-8"), _Loader) or {}
-        if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        if not isinstance(content, dict):
             raise ValueError("is not a list of options")
-        for key, value in content.items():
-            if value is None or isinstance(value, dict):
-                raise ValueError(f"{key} has no plain value")
     return content

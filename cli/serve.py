@@ -30,9 +30,9 @@ class Options(ModelOptions, GraphOptions):
         unit="ADDRESS",
     )
     port: int = option("port to listen at; 0: any free one", 8000, least=0, most=65535)
-    server_name: tuple[str, ...] | None = option(
-        "names by which clients may call the server, beside localhost and addresses; other names are refused "
-        "(default: none)",
+    server_name: tuple[str, ...] = option(
+        "names by which clients may call the server, beside localhost and addresses; other names are refused",
+        (),
         unit="NAME",
     )
     api_key_file: str | None = option(
@@ -101,7 +101,7 @@ def run(options: Options) -> None:
         max_body=options.max_body,
         timeout_s=options.timeout,
         api_key=key,
-        server_names=(options.host, *(options.server_name or ())),
+        server_names=(options.host, *options.server_name),
     )
     try:
         listener = server.bind(options.host, options.port)

@@ -196,7 +196,7 @@ def test_config_file_gives_options_and_the_command_line_wins(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("temprature: 0\n", "'temprature'.* temperature"),
+        ("temprature: 0\n", "'temprature'.*--temperature"),
         ("peanut: 1\n", "peanut"),
         ("top_k: true\n", "top_k"),
         ("top_k:\n", "top_k"),
@@ -249,5 +249,12 @@ def test_a_command_inherits_groups_and_changes_their_defaults(
     with pytest.raises(SystemExit):
         Bench.parse(["--help"])
     text = " ".join(capsys.readouterr().out.split())
-    assert text.index("loading:") < text.index("what is measured:") < text.index("prompts:")
+    assert all(f"{heading}:" in text for heading in ("loading", "what is measured", "prompts"))
     assert text.count("--num_images N") == 2 and "(default: 16)" in text and "that differs" in text
+
+
+def test_an_option_with_several_values() -> None:
+    assert module_of("serve").Options.parse(["--server_name", "a", "b.example"]).server_name == (
+        "a",
+        "b.example",
+    )
