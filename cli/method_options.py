@@ -9,7 +9,6 @@ from __future__ import annotations
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from types import NoneType
 from typing import Any, ClassVar, NoReturn
 
 from adt_tree.budget.candidates import AutoTree
@@ -259,7 +258,7 @@ def method_from(options: DecodingOptions, lantern: Lantern = PUBLISHED_LANTERN) 
     Raises UserError for options that contradict one another, and for an option that the method does not read.
     """
     check_model(options)
-    spec = METHODS[published_method(options) if options.method is None else named_method(options)]
+    spec = selected(options)
     for name, reason in unread(options, spec).items():
         refuse(options, name, reason)
     values = {"delta": options.lantern_delta, "k": options.lantern_k, "table": options.lantern_table}
@@ -280,53 +279,39 @@ def refuse(options: DecodingOptions, name: str, reason: str) -> NoReturn:
     raise UserError(f"{as_written(options, name)}: {reason}")
 
 
-def named_method(options: DecodingOptions) -> str:
-    """Returns the value of --method. Raises UserError for a published flag that contradicts it."""
-    assert options.method is not None
-    # Published flag -> whether its value agrees with a method.
-    flags: dict[str, Callable[[MethodSpec], bool]] = {
+def selected(options: DecodingOptions) -> MethodSpec:
+    """Returns the method that --method and the published flags select together.
+
+    Each given flag admits the methods that agree with it. Of several that all flags admit, the default method
+    of the model comes first, then the same source of drafts, then trees of a fixed shape.
+    Raises UserError for a flag that admits none of those that the flags before it admit.
+    """
+    admits: dict[str, Callable[[MethodSpec], bool]] = {
+        "method": lambda spec: spec.name == options.method,
         "model_type": lambda spec: (options.model_type == "base") == (spec.proposer is None),
-        "drafter_type": lambda spec: options.drafter_type == spec.drafter,
-        "peanut": lambda spec: spec.tree_type is AdaptiveTree,
+        "drafter_type": lambda spec: spec.drafter == options.drafter_type,
         "static_tree": lambda spec: spec.tree_type is str,
         "eagle_version": lambda spec: (
-            (options.eagle_version == 1) == (spec.tree_type is str) and spec.network
+            spec.network and (options.eagle_version == 1) == (spec.tree_type is str)
         ),
+        "peanut": lambda spec: spec.tree_type is AdaptiveTree,
     }
-    for name, agrees in flags.items():
-        if as_written(options, name) and not agrees(METHODS[options.method]):
+    if options.method is None:  # otherwise unread() tells whether the method reads these
+        admits["drafter_path"] = lambda spec: spec.network
+        admits["verify"] = lambda spec: options.verify != "rejection" or options.verify in spec.verify
+    left = list(METHODS.values())
+    for name, agrees in admits.items():
+        if as_written(options, name) is None:
+            continue
+        if not any(agrees(spec) for spec in left):
             meant = ", ".join(spec.name for spec in METHODS.values() if agrees(spec))
-            refuse(options, name, f"it selects {meant}, but --method selects {options.method}; choose one")
-    return options.method
-
-
-def published_method(options: DecodingOptions) -> str:
-    """Returns the name of the method that the published flags select.
-
-    Raises UserError for flags that contradict one another.
-    """
-    static = options.static_tree or options.eagle_version == 1
-    if options.static_tree and options.eagle_version not in (None, 1):
-        refuse(options, "static_tree", "--eagle_version selects dynamic trees; choose one")
-    if options.model_type == "base" and options.drafter_type:
-        refuse(options, "drafter_type", "--model_type base is the AR baseline, without drafts; choose one")
-    if static and options.peanut:
-        refuse(options, "peanut", "static trees do not adapt; choose --peanut or static trees")
-    drafter = "none" if options.model_type == "base" else options.drafter_type
-    if drafter is None:
-        asks_network = static or options.verify == "rejection" or options.drafter_path is not None
-        usual = METHODS[SPECS[options.model].method].drafter
-        drafter = "eagle" if asks_network or options.eagle_version is not None else usual
-    tree_types: tuple[type, ...] = (TreeShape, NoneType)  # without a flag: a dynamic tree, or none for ar
-    if options.peanut:
-        tree_types = (AdaptiveTree,)
-    elif options.static_tree or (static and drafter == "eagle"):
-        tree_types = (str,)
-    for spec in METHODS.values():
-        if spec.drafter == drafter and spec.tree_type in tree_types:
-            return spec.name
-    flag = "peanut" if options.peanut else "static_tree"
-    refuse(options, flag, f"--drafter_type {drafter} has no such trees; leave one of them out")
+            others = ", ".join(spec.name for spec in left)
+            refuse(options, name, f"it selects {meant}, but the other options select {others}; choose one")
+        left = [spec for spec in left if agrees(spec)]
+    usual = METHODS[SPECS[options.model].method]
+    return min(
+        left, key=lambda spec: (spec != usual, spec.drafter != usual.drafter, spec.tree_type is not TreeShape)
+    )
 
 
 def unread(options: DecodingOptions, spec: MethodSpec) -> dict[str, str]:

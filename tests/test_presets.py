@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from adt_tree.budget.candidates import AutoTree
-from adt_tree.errors import UserError
 from adt_tree.policy import TreeShape
 from cli.generate_images import Options
 from cli.method_options import method_from
@@ -91,22 +90,3 @@ def test_a_command_line_of_a_readme_is_accepted(
 ) -> None:
     monkeypatch.chdir(ROOT)  # its --config is a path below the repository
     parse(command, words)
-
-
-@pytest.mark.parametrize(
-    ("right", "wrong", "named"),
-    [
-        ("main.py serve", "main.py srve", "srve"),
-        ("check_ckpts anole", "check_ckpts --anole", "--anole"),
-        ("--lantern_delta 0.5", "--lantern_dleta 0.5", "--lantern_dleta"),  # in the line after a backslash
-        ("--method eagle-2", "--method self-draft", "--drafter_path"),
-    ],
-)
-def test_a_wrong_command_line_of_readme_is_refused(
-    right: str, wrong: str, named: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(ROOT)
-    assert right in README
-    with pytest.raises(UserError, match=named):
-        for command, words in command_lines(README.replace(right, wrong)):
-            parse(command, words)
