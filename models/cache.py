@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from models.transformer import DecoderConfig
 
 ALIGNMENT = 8  # CUDA's fused attention needs head sizes and mask strides that are multiples of this
-# On a CPU a call of attention costs about as much as reading so many bytes of keys and values.
-CALL_BYTES = 1 << 18
 
 
 def aligned(size: int) -> int:
@@ -55,9 +52,8 @@ class AttentionMetadata:
     positions: Tensor  # [R, N] int64: rotary positions; [R, N, 3] on three axes
     mask: Tensor  # [R, 1, G * N, context_len] additive: 0 where a query row may attend, -inf elsewhere
     context_len: int  # number of slots that attention reads; no node attends to a later one
-    # If given, attention takes a call for each of them: rows of the pass, their rows of the cache, and the
-    # number of slots to read.
-    calls: Sequence[tuple[slice, slice, int]] = ()
+    # Attention takes a call for each: rows of the pass, their rows of the cache, number of slots to read.
+    calls: Sequence[tuple[slice, slice, int]]
 
     def attend(self, store: Tensor, query: Tensor, kv: Tensor) -> Tensor:
         """Writes the nodes' keys and values into a layer, then returns the nodes' attention [R * N, H * E].
@@ -66,23 +62,24 @@ class AttentionMetadata:
         then values. The dtype of the result and of the computation is that of the cache.
         """
         (rows, nodes), (heads, size) = self.positions.shape[:2], query.shape[1:]
-        key, value = self.write(store, kv)
+        self.write(store, kv)
         padding = store.shape[-1] - size
         query = query.to(store.dtype)
         if padding:
             query = F.pad(query, (0, padding))
-        kv_heads, groups = key.shape[1], heads // key.shape[1]
+        kv_heads, groups = store.shape[2], heads // store.shape[2]
         folded = query.view(rows, nodes, kv_heads, groups, -1).permute(0, 2, 3, 1, 4).flatten(2, 3)
         scale = 1.0 / math.sqrt(size)  # of the unpadded head
-        if self.calls:
-            mixed = torch.empty_like(folded)
-            for own, cached, length in self.calls:
-                pair, mask = store[cached, :, :, :length], self.mask[own, ..., :length]
-                mixed[own] = F.scaled_dot_product_attention(
+        by_call = []
+        for own, cached, length in self.calls:
+            pair, mask = store[cached, :, :, :length], self.mask[own, ..., :length]
+            by_call.append(
+                F.scaled_dot_product_attention(
                     folded[own], pair[:, 0], pair[:, 1], attn_mask=mask, scale=scale
                 )
-        else:
-            mixed = F.scaled_dot_product_attention(folded, key, value, attn_mask=self.mask, scale=scale)
+            )
+        # Row g * B + b of the pass is image b in branch g, and every call is for one image.
+        mixed = by_call[0] if len(by_call) == 1 else torch.stack(by_call, dim=1).flatten(0, 1)
         mixed = mixed.view(rows, kv_heads, groups, nodes, -1).permute(0, 3, 1, 2, 4)
         if padding:
             mixed = mixed.narrow(-1, 0, size)
@@ -97,15 +94,6 @@ class AttentionMetadata:
         flat.index_put_((self.slots,), kv.to(store.dtype))
         key, value = store.narrow(3, 0, self.context_len).unbind(1)
         return key, value
-
-
-def adjacent_rows(first: int, count: int, images: int, branches: int) -> list[slice]:
-    """Returns the rows of `count` adjacent images, which begin with image `first`, where every branch has a
-    row for each of `images` images: one slice for a single image, else a slice for each branch."""
-    if count == 1:
-        return [slice(first, None, images)]
-    starts = range(first, branches * images, images)
-    return [slice(start, start + count) for start in starts]
 
 
 class KVCache:
@@ -246,7 +234,7 @@ class KVCache:
             positions=positions,
             mask=mask[:, None, :, :context_len],
             context_len=context_len,
-            calls=self._calls(lengths, tree_slots),
+            calls=self._calls(lengths, context_len, tree_slots),
         )
 
     def _rows(self, lengths: Sequence[int | None]) -> slice | Tensor:
@@ -257,32 +245,18 @@ class KVCache:
         present = [row for row in numbers if lengths[row % len(lengths)] is not None]
         return to_device(present, self.length.device)
 
-    def _calls(self, lengths: Sequence[int | None], tree_slots: int) -> list[tuple[slice, slice, int]]:
-        """Returns AttentionMetadata.calls; none if a single call of attention is at least as fast.
-
-        In the AR baseline images are in step with one another. If they draft, they are not, and a single call
-        reads as many slots of every image as the longest one has. So each has a call of its own, but adjacent
-        images of equal lengths share one for each guidance branch. Example: of images 0 to 3 the pass leaves
-        out image 2, and all are in step. Then images 0 and 1 share two calls, and image 3 has one.
-        """
-        images = [(n, length) for n, length in enumerate(lengths) if length is not None]
-        if len(images) == len(lengths):
-            store, present = self.layers[0], [length for _, length in images]
-            slot_bytes = store[0, :, :, 0].nbytes * len(store) // len(images)  # of one image
-            unused_bytes = slot_bytes * (max(present) * len(images) - sum(present))
-            if store.device.type != "cpu" or unused_bytes <= CALL_BYTES * len(images):
-                return []
-        calls, branches = [], len(self.length) // len(lengths)
-        # Adjacent images have the same difference between their slot and their place in the pass.
-        placed = [(slot - place, length) for place, (slot, length) in enumerate(images)]
-        place = 0
-        for (shift, length), run in groupby(placed):
-            count = len(list(run))
-            own = adjacent_rows(place, count, len(images), branches)
-            cached = adjacent_rows(place + shift, count, len(lengths), branches)
-            calls += [(*pair, length + tree_slots) for pair in zip(own, cached, strict=True)]
-            place += count
-        return calls
+    def _calls(
+        self, lengths: Sequence[int | None], context_len: int, tree_slots: int
+    ) -> list[tuple[slice, slice, int]]:
+        """Returns AttentionMetadata.calls: on a CPU one for each image that is not left out, which reads no
+        more slots than this image has; elsewhere one for all rows."""
+        if self.store.device.type != "cpu":
+            return [(slice(None), slice(None), context_len)]
+        images = [(slot, length) for slot, length in enumerate(lengths) if length is not None]
+        return [
+            (slice(place, None, len(images)), slice(slot, None, len(lengths)), length + tree_slots)
+            for place, (slot, length) in enumerate(images)
+        ]
 
     def commit(self, path: Tensor, count: Tensor, leafy_chain: bool = False) -> None:
         """Appends the tree nodes path[r, :count[r]] to the prefix of row r, in place.
@@ -340,4 +314,6 @@ class FlashCache(KVCache):
     def metadata(self, depths: Tensor, ancestors: Tensor, lengths: Sequence[int | None]) -> ChainMetadata:
         plain = super().metadata(depths, ancestors, lengths)
         ends = (self.length + ancestors.shape[1]).to(torch.int32)
-        return ChainMetadata(plain.slots, plain.positions, plain.mask, plain.context_len, ends=ends)
+        return ChainMetadata(
+            plain.slots, plain.positions, plain.mask, plain.context_len, plain.calls, ends=ends
+        )

@@ -282,7 +282,6 @@ def test_images_that_read_their_own_slots_are_the_same(method: str, monkeypatch:
         return sdpa(query, *args, **options)
 
     monkeypatch.setattr("models.cache.F.scaled_dot_product_attention", watched)
-    monkeypatch.setattr("models.cache.CALL_BYTES", 0)
     engine = new_engine(Method(method, Sampling(), FIXED), 2)
     assert codes_of(engine.decode(IMAGES)) == reference(Sampling())
     by_image = engine.target.cache.length.numel() // 2  # rows of an image: its branches
