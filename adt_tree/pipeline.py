@@ -16,7 +16,8 @@ from PIL import Image, ImageChops, ImageDraw
 
 from adt_tree.batch import StepOutput
 from adt_tree.budget.candidates import AutoTree
-from adt_tree.engine import Engine, build
+from adt_tree.engine import Engine
+from adt_tree.engine_cache import EngineCache, size_of
 from adt_tree.errors import UserError
 from adt_tree.method import METHODS, Lantern, Method, Tree
 from adt_tree.records import Decoded, Step, tau
@@ -84,9 +85,10 @@ class StreamStep:
 class Pipeline:
     """A loaded model, and every method to decode with it."""
 
-    def __init__(self, model: Model) -> None:
-        """model: as models.loading.load gives it."""
-        self.model = model
+    def __init__(self, model: Model, max_engines: int = 2) -> None:
+        """model: as models.loading.load gives it. max_engines: number of engines kept for later calls; each
+        holds the caches of its images, and on CUDA its graphs."""
+        self.model, self.engines = model, EngineCache(model, max_engines)
 
     @classmethod
     def from_pretrained(
@@ -197,7 +199,8 @@ class Pipeline:
         """
         chosen = self.method(method, sampling=sampling, tree=tree, lantern=lantern)
         requests = self.requests(prompts, seed)
-        by_name = {image.name: image for image in self.engine(chosen, requests, batch_size).decode(requests)}
+        with self.engines.lease(chosen, *size_of(requests, batch_size)) as engine:
+            by_name = {image.name: image for image in engine.decode(requests)}
         decoded = [by_name[request.name] for request in requests]
         pictured = decoded if self.model.codec is not None else ()
         return Output([self.image(image.codes) for image in pictured], decoded)
@@ -219,11 +222,12 @@ class Pipeline:
         """
         chosen = self.method(method, sampling=sampling, tree=tree, lantern=lantern)
         requests = self.requests(prompts, seed)
-        for output in self.engine(chosen, requests, batch_size).steps(requests):
-            views = _views(output)
-            for slot, image in output.images:
-                step, view = image.steps[-1], views[slot]
-                yield StreamStep(int(image.name), step.position, image.codes[step.position :], step, view)
+        with self.engines.lease(chosen, *size_of(requests, batch_size)) as engine:
+            for output in engine.steps(requests):
+                views = _views(output)
+                for slot, image in output.images:
+                    step, view = image.steps[-1], views[slot]
+                    yield StreamStep(int(image.name), step.position, image.codes[step.position :], step, view)
 
     def requests(
         self, prompts: str | Sequence[str], seed: int | Sequence[int], names: Sequence[str] | None = None
@@ -245,11 +249,8 @@ class Pipeline:
         return [Request(name, prompt, seed) for name, prompt, seed in parts]
 
     def engine(self, method: Method, requests: Sequence[Request], batch_size: int = 1) -> Engine:
-        """Returns an engine with room for these requests, batch_size of them in flight."""
-        if batch_size < 1:
-            raise UserError(f"batch_size {batch_size}: give 1 or more images in flight")
-        longest = max(request.prompt.length for request in requests)
-        return build(self.model, method, min(batch_size, len(requests)), longest)
+        """Returns an engine for the caller alone, with room for these requests, batch_size in flight."""
+        return self.engines.take(method, *size_of(requests, batch_size))
 
     def image(self, codes: list[int]) -> Image.Image:
         """Returns the RGB picture of codes in raster order."""

@@ -136,8 +136,6 @@ def store(
     """
     from tqdm import tqdm
 
-    from eval.runs.process import free_memory
-
     without_codes = sum(not folder.has_record(prompt.name) for prompt in share)
     codes = calls = number = 0
     with tqdm(total=len(share), unit="image", disable=silent, smoothing=0.1) as bar:
@@ -149,7 +147,7 @@ def store(
             if number < without_codes:
                 decode_pixels(pipe, folder, decoded.name)
                 bar.update()
-        free_memory(pipe.model.device)
+        pipe.engines.clear()
         for prompt in share:
             if not folder.is_finished(prompt.name):
                 decode_pixels(pipe, folder, prompt.name)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import torch
 from fastapi import FastAPI
 from fastapi.responses import Response
 
@@ -15,11 +16,14 @@ from adt_tree.errors import UserError
 from adt_tree.pipeline import Pipeline
 from serve.api_errors import ApiError, install, json_response
 from serve.guard import Guard
+from serve.image_request import engine_method
 from serve.images import generate
+from serve.own_thread import in_own_thread
 from serve.service import Service
 from serve.settings import Settings
 
 DEFAULTS = Settings()
+MAX_ENGINES = 4  # engines whose caches stay in memory for when they are needed again
 PAGE = Path(__file__).resolve().parent / "page"
 PAGES = {  # path -> file, type
     "/": ("index.html", "text/html"),
@@ -31,10 +35,15 @@ OPEN = ("/health", *PAGES)  # paths that need no key
 
 
 def create_app(pipe: Pipeline, settings: Settings = DEFAULTS) -> FastAPI:
-    """Returns the application. Its lifespan starts and ends the thread that decodes. Raises UserError for a
-    model without pixels."""
+    """Returns the application. Its lifespan starts and ends the thread that decodes.
+
+    The engine of the default method is built at once, so that memory which it needs is taken before another
+    process looks for room. Raises UserError if there is no room, and for a model without pixels.
+    """
     if pipe.model.codec is None:
         raise UserError(f"the server shows pixels, and {pipe.model.no_codec_message}")
+    pipe = Pipeline(pipe.model, MAX_ENGINES)
+    in_own_thread(torch.get_num_threads(), build_first, pipe, settings)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -63,6 +72,13 @@ def create_app(pipe: Pipeline, settings: Settings = DEFAULTS) -> FastAPI:
         return Response(figures.text(), headers={"Content-Type": figures.content_type})
 
     return app
+
+
+def build_first(pipe: Pipeline, settings: Settings) -> None:
+    """Builds the engine of the default method, and leaves it to the first request."""
+    method = engine_method(pipe.method(), pipe)
+    with pipe.engines.lease(method, settings.slots, settings.max_prompt_tokens):
+        pass
 
 
 def add_pages(app: FastAPI) -> None:

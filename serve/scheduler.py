@@ -15,19 +15,15 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from adt_tree.batch import StepOutput
-from adt_tree.engine import Engine, build
-from adt_tree.errors import UserError
 from adt_tree.method import Method
 from adt_tree.pipeline import Pipeline
 from adt_tree.roles import Request
-from eval.runs.process import free_memory
 from serve.api_errors import ApiError
 from serve.image_request import engine_method
 from serve.job import Job
 from serve.metrics import Metrics
 from serve.settings import Settings
 
-MAX_ENGINES = 4  # engines whose caches stay in memory for when they are needed again
 log = logging.getLogger(__name__)
 
 
@@ -44,7 +40,6 @@ class Scheduler:
         self._waiting: deque[Job] = deque()
         self._flying: dict[str, Job] = {}  # by the name of the image
         self._closing = False
-        self._engines: dict[Method, Engine] = {}  # the one used last comes last
         self._number = 0
         self._threads = torch.get_num_threads()
         self._thread = threading.Thread(target=self._run, name="decoding", daemon=True)
@@ -63,7 +58,6 @@ class Scheduler:
             self._waiting.clear()
             self._changed.notify()
         self._thread.join()
-        self._engines.clear()
 
     @property
     def alive(self) -> bool:
@@ -116,14 +110,15 @@ class Scheduler:
 
     def _decode(self, method: Method) -> None:
         """Decodes the images of one engine until the next one needs another, or until decoding fails."""
+        size = (self.settings.slots, self.settings.max_prompt_tokens)
         try:
-            for output in self._engine(method).steps(self._feed(method)):
-                self._deliver(output)
+            with self.pipe.engines.lease(method, *size) as engine:
+                for output in engine.steps(self._feed(method)):
+                    self._deliver(output)
         except Exception as error:
             log.exception("decoding by %s failed", method.label)
             self._fail(error)
-            self._engines.clear()
-            free_memory(self.pipe.model.device)
+            self.pipe.engines.clear()
 
     def _next_method(self) -> Method | None:
         """Waits for an image, and returns the method of the engine that the oldest one needs. Returns None
@@ -134,24 +129,6 @@ class Scheduler:
 
     def _key(self, job: Job) -> Method:
         return engine_method(job.method, self.pipe)
-
-    def _engine(self, method: Method) -> Engine:
-        """Returns the engine of a method. If memory is short, the other engines are freed first."""
-        engine = self._engines.pop(method, None)
-        while len(self._engines) >= MAX_ENGINES:
-            self._engines.pop(next(iter(self._engines)))
-        if engine is None:
-            size = (self.settings.slots, self.settings.max_prompt_tokens)
-            try:
-                engine = build(self.pipe.model, method, *size)
-            except (UserError, MemoryError, torch.OutOfMemoryError):
-                if not self._engines:
-                    raise
-                self._engines.clear()
-                free_memory(self.pipe.model.device)
-                engine = build(self.pipe.model, method, *size)
-        self._engines[method] = engine
-        return engine
 
     def _feed(self, method: Method) -> Iterator[Request | None]:
         """Yields the requests of one engine, oldest first.

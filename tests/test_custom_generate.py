@@ -18,7 +18,7 @@ from torch import Tensor
 
 from adt_tree import Method, Sampling, TreeShape, generate
 from adt_tree.errors import UserError
-from adt_tree.generation.engines import ADOPTED, MOST_ENGINES
+from adt_tree.generation.adopted import ADOPTED
 from adt_tree.grid import Grid
 from adt_tree.pipeline import Pipeline
 from models.layouts.emu3 import CLOSING, NEGATIVE
@@ -260,28 +260,18 @@ def test_other_models_are_refused(checkpoints: Any) -> None:
         )
 
 
-def test_engines_are_kept_while_they_fit(folder: Path, encode: Callable[..., Any]) -> None:
-    """A model keeps its latest engines, each for one grid, batch size, method and longest prompt. New weights
-    need new engines."""
+def test_new_weights_are_adopted_anew(folder: Path, encode: Callable[..., Any]) -> None:
     model = load(folder)
-
-    def engines(count: int = 1, **more: Any) -> list[Any]:
-        model.generate(**arguments(encode, count, **{"method": "ar", **more}), **FORMS["callable"])
-        return list(ADOPTED[model].engines.values())
-
-    (first,) = engines()
-    assert engines() == [first] and len(engines(method="self-draft")) == MOST_ENGINES
-    assert engines()[-1] is first, "an engine that was used lately is kept"
-    assert engines(2)[-1] is not first and engines(1, do_sample=True)[-1] is not first
-    assert first not in engines()
-    decoder = ADOPTED[model].pipe.model.decoder
-    assert engines() and ADOPTED[model].pipe.model.decoder is decoder
     call = arguments(encode, 1)
+    model.generate(**call, **FORMS["callable"])
+    pipe = ADOPTED[model].pipe
+    model.generate(**call, **FORMS["callable"])
+    assert ADOPTED[model].pipe is pipe
     with torch.no_grad():
         model.model.text_model.layers[0].self_attn.q_proj.weight.mul_(-1.0)
     expected = model.generate(**call, prefix_allowed_tokens_fn=allowed)
     assert torch.equal(model.generate(**call, **FORMS["callable"]), expected)
-    assert ADOPTED[model].pipe.model.decoder is not decoder
+    assert ADOPTED[model].pipe is not pipe
 
 
 def test_a_model_is_freed(folder: Path, encode: Callable[..., Any]) -> None:

@@ -47,7 +47,7 @@ FRONT_DOORS = {
     "adt_tree/pipeline.py": {"models", "PIL"},
     "adt_tree/generation/contract.py": {"models", "transformers"},
     "adt_tree/generation/call_settings.py": {"transformers"},
-    "adt_tree/generation/engines.py": {"models"},
+    "adt_tree/generation/adopted.py": {"models"},
 }
 CONTRACTS = {("adt_tree/generation/contract.py", "generate")}  # functions that may take **arguments
 WITHOUT_TORCH = ("budget", "errors", "grid", "method", "policy", "records", "static_trees")

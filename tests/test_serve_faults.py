@@ -14,12 +14,9 @@ import openai
 import pytest
 
 from adt_tree import Pipeline
-from adt_tree.errors import UserError
 from models.target import ARTarget
-from serve import scheduler
 from serve.job import Job
 from serve.pixels import Painter
-from serve.scheduler import Scheduler
 from serve.settings import Settings
 from tests.service import PROMPT, Running, offline, running, wait_for
 
@@ -233,7 +230,7 @@ def test_a_decoding_thread_that_ends(pipe: Pipeline, monkeypatch: pytest.MonkeyP
         raise RuntimeError("the device is lost")
 
     monkeypatch.setattr(ARTarget, "forward", lost)
-    monkeypatch.setattr("serve.scheduler.free_memory", lost)
+    monkeypatch.setattr("adt_tree.engine_cache.free_memory", lost)
     with running(pipe, SETTINGS) as live, ThreadPoolExecutor(3) as pool:
         first = pool.submit(live.post, {"prompt": PROMPT, "n": 3, "method": "ar"})
         wait_for(lambda: live.service.scheduler.backlog == 3)
@@ -247,27 +244,3 @@ def test_a_decoding_thread_that_ends(pipe: Pipeline, monkeypatch: pytest.MonkeyP
         assert httpx.get(f"{live.site}/health").status_code == 503
         answer = live.post({"prompt": PROMPT})
         assert answer.status_code == 503 and answer.json()["error"]["code"] == "server_error"
-
-
-def test_memory_that_fits_one_engine(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If an engine does not fit in memory, the other engines are freed and it is built again."""
-    build, engines = scheduler.build, list[Scheduler]()
-
-    def tight(*arguments: Any) -> object:
-        if engines[0]._engines:
-            raise UserError("no room")
-        return build(*arguments)
-
-    monkeypatch.setattr(scheduler, "build", tight)
-    with running(pipe, SETTINGS) as live:
-        engines.append(live.service.scheduler)
-        for method in ("ar", "self-draft", "ar"):
-            assert live.image(method=method, seed=2) == offline(pipe, seed=2)
-            assert len(live.service.scheduler._engines) == 1
-
-
-def test_engines_in_memory_are_few(live: Running, pipe: Pipeline) -> None:
-    for top_k in range(1, 9):
-        data = base64.b64decode(live.post({"prompt": PROMPT, "top_k": top_k}).json()["data"][0]["b64_json"])
-        assert data.startswith(b"\x89PNG")
-    assert len(live.service.scheduler._engines) <= 4

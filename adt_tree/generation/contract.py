@@ -18,8 +18,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from adt_tree.generation.adopted import Adopted
 from adt_tree.generation.call_settings import CallSettings, check, check_allowed, refuse, unpadded
-from adt_tree.generation.engines import Adopted
 from adt_tree.method import Method
 from adt_tree.roles import Request
 from models.target import Prompt
@@ -103,8 +103,7 @@ def _decode(
         seed = 0 if settings.sampling.greedy else int(torch.randint(2**31, ()))
     pairs = zip(prompts, unconditional(settings, input_ids), strict=True)
     requests = [Request(str(row), Prompt(*pair), seed + row) for row, pair in enumerate(pairs)]
-    with adopted.lock:
-        codes = adopted.decode(requests, grid, settings.sampling, method)
+    codes = adopted.decode(requests, grid, adopted.method(method, settings.sampling))
     rows = with_rows(input_ids, [tokens.sequence(image, grid) + closing for image in codes])
     if settings.allowed:
         check_allowed(settings.allowed, rows, start, tokens.codes)

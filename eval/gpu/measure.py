@@ -18,6 +18,7 @@ import torch
 
 from adt_tree.batch import StepOutput
 from adt_tree.engine import Engine
+from adt_tree.engine_cache import free_memory
 from adt_tree.errors import UserError
 from adt_tree.grid import Grid
 from adt_tree.method import METHODS, Method
@@ -29,7 +30,6 @@ from adt_tree.sampling import Sampling
 from eval.gpu import trace
 from eval.profile import weights_read
 from eval.random_model import middle_rows, random_model
-from eval.runs.process import free_memory
 from eval.runs.prompts import BENCH_FILE, make_requests, read_file
 from models import footprint
 from models.graphs import GraphRunner

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import os
 import platform
@@ -39,13 +38,6 @@ def synchronise(device: torch.device) -> None:
     """Waits until the accelerator has finished, so that a clock read next is right."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def free_memory(device: torch.device) -> None:
-    """Frees cached memory of deleted tensors, so that tensors of other sizes can use it."""
-    gc.collect()  # a target and its graphs refer to one another
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
 
 
 def environment(device: str) -> dict[str, Any]:

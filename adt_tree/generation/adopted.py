@@ -1,0 +1,67 @@
+"""The transformers models that `generate` has taken over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from adt_tree.engine_cache import size_of
+from adt_tree.generation.call_settings import refuse
+from adt_tree.grid import Grid
+from adt_tree.method import Method
+from adt_tree.pipeline import Pipeline
+from adt_tree.roles import Request
+from adt_tree.sampling import Sampling
+from models.image_tokens import ImageTokens
+from models.layouts.adopted import image_tokens
+
+Stamp = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """A transformers model that this engine has taken over."""
+
+    pipe: Pipeline
+    tokens: ImageTokens
+    stamp: Stamp  # of the weights when they were taken over
+
+    @classmethod
+    def of(cls, model: Any) -> Adopted:
+        """Takes a model over. A second call returns the same object, unless the weights have changed."""
+        adopted, now = ADOPTED.get(model), stamp(model)
+        if adopted is None or adopted.stamp != now:
+            ADOPTED.pop(model, None)
+            tokens, pipe = image_tokens(model), Pipeline.from_transformers(model, None)
+            adopted = ADOPTED[model] = cls(pipe, tokens, stamp(model))  # adoption itself moves parameters
+        return adopted
+
+    def method(self, name: str | Method | None, sampling: Sampling) -> Method:
+        """Returns a method with this sampling. UserError for a method that needs a drafter network."""
+        if isinstance(name, Method):
+            method = replace(name, sampling=sampling)
+        else:
+            method = self.pipe.method(name, sampling=sampling)
+        if method.name not in self.pipe.methods:
+            names = ", ".join(self.pipe.methods)
+            refuse(f"method {method.name!r}: it needs a drafter network; choose {names}")
+        return method
+
+    def decode(self, requests: Sequence[Request], grid: Grid, method: Method) -> list[list[int]]:
+        """Returns the codes of every request's image, all of which are in flight at once."""
+        with self.pipe.engines.lease(method, *size_of(requests, len(requests)), grid) as engine:
+            by_name = {image.name: image.codes for image in engine.decode(requests)}
+        return [by_name[request.name] for request in requests]
+
+
+ADOPTED: WeakKeyDictionary[Any, Adopted] = WeakKeyDictionary()  # a model that nobody else holds is freed
+
+
+def stamp(model: Any) -> Stamp:
+    """Returns the address and version of every parameter. They change if it is trained, moved or replaced."""
+    return tuple(
+        (parameter.data_ptr(), 0 if parameter.is_inference() else parameter._version)
+        for parameter in model.parameters()
+    )
