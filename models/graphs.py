@@ -40,6 +40,9 @@ class Recorder(Protocol):
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
         """Returns a function that repeats run() on the memory it used. RuntimeError if recording fails."""
 
+    def free(self) -> None:
+        """Frees unused memory of the device, after a recording that ran out of it."""
+
 
 class CudaRecorder:
     """torch.cuda.graph as recorder. All graphs share one pool of scratch memory, and one stream, because
@@ -61,7 +64,7 @@ class CudaRecorder:
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
         """Captures run() in a graph."""
-        graph = torch.cuda.CUDAGraph()
+        graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device)
         collecting = gc.isenabled()
         gc.disable()  # the collector may find another graph, whose destruction would spoil the capture
         try:
@@ -72,9 +75,15 @@ class CudaRecorder:
             ):
                 run()
         finally:
+            torch.cuda.set_stream(current)  # a capture that cannot end leaves its own stream current
             if collecting:
                 gc.enable()
         return graph.replay
+
+    def free(self) -> None:
+        """Gives back the memory that torch keeps for later tensors."""
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +99,8 @@ class GraphRunner:
     """Calls functions by replaying recordings. A recording is for one function, the shapes of its tensors and
     the values of its other inputs.
 
-    If a recording fails it says so on stderr, once, and calls everything directly from then on.
+    A recording that runs out of memory is tried once more. If a recording fails, the runner says so on
+    stderr, drops all recordings with their memory, and calls everything directly from then on.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -139,15 +149,24 @@ class GraphRunner:
                 result.copy_(value)
 
         try:
-            replay = self._recorder.record(run)
+            replay = self._record(run)
         except RuntimeError as error:
             self._failed = True
-            self._graphs.clear()
+            for kept in (self._graphs, self._results, self._fixed):
+                kept.clear()
             reason = str(error).partition("\n")[0]
             print(f"CUDA graphs are off from here on, a step is slower: {reason}", file=sys.stderr)
         else:
             self._graphs[key] = _Graph(tensors_in(buffers), replay, results)
         return results
+
+    def _record(self, run: Callable[[], None]) -> Callable[[], None]:
+        """Records run(); RuntimeError if it fails, out of memory if it fails so twice."""
+        try:
+            return self._recorder.record(run)
+        except torch.OutOfMemoryError:
+            self._recorder.free()
+        return self._recorder.record(run)
 
     def _store(self, function: Callable[..., Any], values: Any) -> Any:
         """Copies a function's results to the fixed memory for results of these shapes."""

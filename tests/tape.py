@@ -73,10 +73,10 @@ class Tape:
 class Machine:
     """A models.graphs.Recorder that records tapes."""
 
-    def __init__(self, fail_at: int = 0) -> None:
-        """Makes a recorder whose recording number `fail_at`, counted from 1, fails."""
+    def __init__(self, fail_at: int = 0, error: type[RuntimeError] = RuntimeError) -> None:
+        """Makes a recorder whose recording number `fail_at`, counted from 1, fails with that error."""
         self._last: Tape | None = None
-        self._fail_at, self.recordings = fail_at, 0
+        self._fail_at, self._error, self.recordings, self.freed = fail_at, error, 0, 0
         self._warm_up = Saved()
 
     @contextmanager
@@ -97,12 +97,16 @@ class Machine:
             with Operators(tape.note, recording.save):
                 run()
                 if self.recordings == self._fail_at:
-                    raise RuntimeError("out of graphs")
+                    raise self._error("out of graphs")
         finally:
             recording.exchange()
             self._warm_up.exchange()
             tape.spoil()
         return tape.replay
+
+    def free(self) -> None:
+        """Counts how often memory was asked back."""
+        self.freed += 1
 
     def switch_to(self, tape: Tape) -> None:
         """Spoils the tape that ran before, because another one runs now."""

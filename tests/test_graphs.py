@@ -4,6 +4,7 @@ buffers. On the CPU, tests.tape stands in for CUDA."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from adt_tree.proposers.self_draft import SelfDraftProposer
 from adt_tree.records import Decoded
 from adt_tree.roles import Request, call
 from adt_tree.sampling import Sampling
-from models.graphs import GraphRunner, context_bucket, row_bucket
+from models.graphs import CudaRecorder, GraphRunner, context_bucket, row_bucket
 from models.loading import pick_graphs
 from models.spec import ALIGNMENTS
 from tests import test_engine_separators as separators
@@ -196,6 +197,35 @@ def test_a_failed_recording_leaves_plain_calls(fail_at: int, capsys: pytest.Capt
     assert machine.recordings == fail_at and engine.target.run.captured == 0
     (line,) = capsys.readouterr().err.splitlines()
     assert "out of graphs" in line
+
+
+def test_a_recording_out_of_memory_is_tried_once_more() -> None:
+    machine = Machine(1, torch.OutOfMemoryError)
+    run, x = GraphRunner(machine), torch.ones(2)
+    assert [run(torch.neg, x).tolist() for _ in range(2)] == [[-1.0] * 2] * 2
+    assert (machine.freed, machine.recordings, run.captured) == (1, 2, 1)
+
+
+def test_a_capture_that_cannot_end_leaves_the_stream_it_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.cuda.graph leaves the capture's stream current if the capture raises at its end."""
+    current = ["before"]
+
+    @contextmanager
+    def graph(*_: object, **__: object) -> Iterator[None]:
+        current[0] = "capture"
+        yield
+        raise RuntimeError("capture_end")
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: "capture")
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: None)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current[0])
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: current.__setitem__(0, stream))
+    with pytest.raises(RuntimeError, match="capture_end"):
+        CudaRecorder(torch.device("cuda")).record(lambda: None)
+    assert current == ["before"]
 
 
 def updated_tensors(engine: Engine) -> list[Tensor]:
