@@ -33,6 +33,7 @@ from cli.method_options import (
 )
 from cli.options import FilterOptions, ModelOptions, PromptOptions, RunOptions, check_model
 from cli.parser import as_written, declare, option
+from cli.unread import refuse_unread
 from eval.runs.prompts import BENCH_FILE, Prompt, load_prompts, make_requests
 from models.registry import RANDOM_WEIGHTS, SPECS
 
@@ -152,9 +153,9 @@ def run(options: Options) -> None:
     chosen = configurations(options)
     check(options)
     from cli.model_from_options import resolved_options, with_checkpoint_sampling
-    from eval import tables
-    from eval.comparison import beside_best, leads, rows
+    from eval import columns, tables
     from eval.harness import measure
+    from eval.profile import profile
     from eval.runs.measurements import Measurements
     from models.checkpoint.files import write_json
 
@@ -178,24 +179,16 @@ def run(options: Options) -> None:
         "options": stored_options,
         "prompts": len(prompts),
         "runs": list(store.runs.values()),
-        "rows": rows(decoders, measured),
-        "leads": leads(decoders, measured),
-        "auto": beside_best(decoders, measured),
+        "rows": [
+            columns.row(columns.Comparison(item, measured[item.name], measured[item.baseline]))
+            for item in decoders
+        ],
     }
     if options.profile:
-        from eval.profile import shares, weights_read
-
-        result["weights_read"] = weights_read(model)
-        result["profile"] = [
-            {
-                "configuration": configuration.name,
-                "shares": shares(decoders[configuration], requests[:PROFILED]),
-            }
-            for configuration in chosen
-        ]
+        engines = {configuration.name: decoders[configuration] for configuration in chosen}
+        result |= profile(engines, requests[:PROFILED], model)
     write_json(folder / tables.STORED, result)
-    print(tables.text_of(result))
-    print(f"\n{tables.LEGEND}")
+    print(f"{tables.text_of(result)}\n\n{columns.LEGEND}")
     print(json.dumps(result))
 
 
@@ -239,6 +232,9 @@ def configurations(options: Options) -> dict[Configuration, Method]:
         if name not in names_measured:
             words = " ".join(f"--vary {key}" for key in varied)
             raise UserError(f"{words}: method {name} takes none of these values; leave the method out")
+    if options.controls and not any(method.control for method, _ in distinct):
+        controls = as_written(options, "controls")
+        raise UserError(f"{controls}: none of --methods is exact and drafts; leave it out")
     written = {name: as_written(options, name) for name in METHOD_OPTIONS}
     for name, words in (written | {name: f"--vary {name}" for name in varied}).items():
         if words and name not in options_read:
@@ -271,14 +267,16 @@ def repeated(prompts: Sequence[Prompt], seeds: int) -> list[Prompt]:
 
 
 def check(options: Options) -> None:
-    """Raises UserError for --reference or --random_weights if the model or the batch sizes do not allow it,
-    and for --layers without --random_weights."""
-    if options.random_weights and options.model not in RANDOM_WEIGHTS:
-        raise UserError(
-            f"--random_weights with --model {options.model}: choose one of {', '.join(RANDOM_WEIGHTS)} by "
-            "--model"
-        )
-    if options.layers is not None and not options.random_weights:
+    """Raises UserError for --random_weights, --layers or --reference where the model or the other options do
+    not allow it, and for options that random weights do not read."""
+    if options.random_weights:
+        if options.model not in RANDOM_WEIGHTS:
+            models = ", ".join(RANDOM_WEIGHTS)
+            raise UserError(f"--random_weights with --model {options.model}: choose --model among {models}")
+        read = {"model", "precision", "device", "batch_size", "num_images", "random_seed", "config", "debug"}
+        groups = {item.name for group in (ModelOptions, PromptOptions) for item in fields(group)}
+        refuse_unread(options, sorted(groups - read), "--random_weights does not read it")
+    elif options.layers is not None:
         raise UserError(f"--layers {options.layers}: it needs --random_weights; leave it out")
     if options.reference is None:
         return
@@ -302,24 +300,14 @@ def load(options: Options, need_drafter: bool) -> tuple[Pipeline, list[Prompt]]:
     if not options.random_weights:
         prompts = load_prompts(options, BENCH_FILE)
         return model_from_options.load(options, need_drafter), prompts
-    import torch
-
     from adt_tree.pipeline import Pipeline
-    from eval.random_model import middle_rows, random_model
-    from models import footprint
+    from eval.random_model import middle_of_image
     from models.loading import pick_device, pick_precision
-    from models.model import DTYPES
 
     device = pick_device(options.device)
     precision = pick_precision(options.precision, device, SPECS[options.model])
     graphs = model_from_options.check_graphs(options, device)
-    use = footprint.published_use(options.model)
-    layers = options.layers or use.decoder.num_layers
-    if layers > use.decoder.num_layers:
-        raise UserError(f"--layers {layers}: {options.model} has {use.decoder.num_layers}")
-    use = replace(use, decoder=replace(use.decoder, num_layers=layers))
-    grid, before = middle_rows(use, RANDOM_CODES)
-    model = random_model(options.model, use, grid, DTYPES[precision], torch.device(device))
+    model, before = middle_of_image(options.model, precision, device, options.layers, RANDOM_CODES)
     prompts = [Prompt(str(row), str(before), row) for row in range(max(1, options.num_images))]
     return Pipeline(replace(model, **graphs)), prompts
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from adt_tree.errors import UserError
 from cli.parser import Options, as_written, declare, option
-from eval.runs.prompts import CAPTIONS, DEFAULT_END
+from eval.runs.prompts import CAPTIONS, DEFAULT_END, PROMPT_DIR
 from models.registry import SPECS
 from models.spec import ALIGNMENTS, PRECISIONS, TOP_K, ModelSpec
 
@@ -162,7 +162,7 @@ class PromptOptions(Options):
         unit="IDS",
         read=_class_labels,
     )
-    prompt_dir: str = option("folder of the named prompt sets", "data/prompts", unit="DIR")
+    prompt_dir: str = option("folder of the named prompt sets", PROMPT_DIR, unit="DIR")
     captions: str | None = option(
         "of COCO annotations, take the first or the longest caption of each image, or all (default: "
         f"{CAPTIONS[0]})",

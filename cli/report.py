@@ -1,4 +1,4 @@
-"""report: turns results of bench, load_test and generate_images into tables, documents, plots or a race.
+"""report: turns results of bench and generate_images into tables, documents, plots or a race.
 
 With --check it checks folders of generate_images instead.
 
@@ -8,19 +8,21 @@ This command does not import torch.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from adt_tree.errors import UserError
 from cli.parser import Options as Base
 from cli.parser import as_written, declare, option, positional
-from eval import acceptance, load_tables, tables
+from eval import acceptance, tables
+from eval.document import SECTIONS, document
 from eval.metrics.scores import SCORES, newest_scores
 from eval.runs.check import faults, stored_run
 from eval.runs.run_folder import finished_records
 from models.checkpoint.files import make_folder, write_atomic
 
+Results = Mapping[Path, dict[str, Any]]  # results of bench by their files
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results"
 
 
@@ -29,14 +31,14 @@ class Options(Base):
     """report"""
 
     results: tuple[str, ...] = positional(
-        "JSON files of bench or load_test, or folders of bench: prints their tables; folders of "
-        "generate_images: prints codes per call, their correlation with the top-1 probability, and scores of "
-        "the eval_ commands (default, with --write: docs/results/*.json)",
+        "JSON files or folders of bench: prints their tables; folders of generate_images: prints codes per "
+        "call, their correlation with the top-1 probability, and scores of evaluate (default, with --write: "
+        "docs/results/*.json)",
         "RESULT",
     )
     write: str | None = option(
-        "write the tables of all results as one Markdown document, and beside it a figure of each "
-        "result that compares batch sizes",
+        "write docs/RESULTS.md: the tables of the results named bench.json, sizes_*.json, rivals.json and "
+        "paper_budget.json",
         unit="FILE",
     )
     into: str | None = option(
@@ -45,8 +47,8 @@ class Options(Base):
         unit="FILE",
     )
     figures: str | None = option(
-        "write plots as PNG: NAME_speed.png for each bench result, NAME_throughput.png for each that "
-        "compares batch sizes, and acceptance.png, which maps codes per call and trees over the image",
+        "write plots as PNG: NAME_speed.png for each bench result, and acceptance.png, which maps codes per "
+        "call and trees over the image",
         unit="DIR",
     )
     race: str | None = option(
@@ -77,12 +79,16 @@ def run(options: Options) -> None:
     if options.check:
         check_runs([Path(name) for name in options.results])
         return
-    results, runs = sort_results([Path(name) for name in options.results] or sorted(RESULTS.glob("*.json")))
+    paths = [Path(name) for name in options.results]
+    if options.write is not None and not paths:
+        paths = [path for section in SECTIONS for path in sorted(RESULTS.glob(section.files))]
+    files, runs = sort_results(paths)
+    results = {path: tables.read(path) for path in files}
     if options.write is not None:
-        write_document(Path(options.write), results)
+        save(Path(options.write), document(results).encode())
     elif options.into is not None:
-        for path in results:
-            tables.insert(Path(options.into), path.stem, tables.short(tables.read(path)))
+        for path, result in results.items():
+            tables.insert(Path(options.into), path.stem, tables.short(result))
     elif options.figures is not None:
         write_figures(Path(options.figures), results, runs)
     elif options.race is not None:
@@ -107,7 +113,7 @@ def check_runs(roots: Sequence[Path]) -> None:
 
 
 def sort_results(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
-    """Splits paths into result files of bench or load_test and folders of generate_images.
+    """Splits paths into result files of bench and folders of generate_images.
 
     Raises UserError for a folder that is neither.
     """
@@ -123,63 +129,44 @@ def sort_results(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
     return results, runs
 
 
-def text_of(path: Path, paper: str | None = None) -> str:
-    """Returns a result of bench or of load_test as Markdown. paper: as in tables.text_of."""
-    if load_tables.is_load(path):
-        return load_tables.text_of(load_tables.read(path))
-    return tables.text_of(tables.read(path), paper)
-
-
-def print_tables(results: Sequence[Path], runs: Sequence[Path], paper: str | None) -> None:
+def print_tables(results: Results, runs: Sequence[Path], paper: str | None) -> None:
     """Prints a table per result, one of all runs, and one of their scores if any was measured."""
-    texts = [text_of(path, paper) for path in results]
+    texts = [tables.text_of(result, paper) for result in results.values()]
     if runs:
-        averages = [(str(path), acceptance.average(path)) for path in runs]
-        texts.append(tables.markdown(tables.acceptance_cells(averages)))
-    scores = {str(path): newest for path in runs if (newest := newest_scores(path / SCORES))}
+        texts.append(tables.table(acceptance_line(path) for path in runs))
+    scores = {path: newest for path in runs if (newest := newest_scores(path / SCORES))}
     if scores:
-        texts.append(tables.markdown(tables.score_cells(scores)))
+        texts.append(tables.table(
+            {"run": str(path), **{name: f"{value:.5g}" for name, value in newest.items()}}
+            for path, newest in scores.items()
+        ))  # fmt: skip
     print("\n\n".join(texts))
 
 
-def write_document(target: Path, results: Sequence[Path]) -> None:
-    """Writes the document of all results, and the figures that it shows."""
-    texts, batched = {}, {}
-    for path in results:
-        if load_tables.is_load(path):
-            texts[path.stem] = load_tables.text_of(load_tables.read(path))
-            continue
-        result = tables.read(path)
-        texts[path.stem] = tables.section(path.stem, result)
-        if tables.batched(result):
-            batched[path.stem] = result["rows"]
-    save(target, tables.document(texts).encode())
-    for name, rows in batched.items():
-        write_throughput(rows, target.parent / tables.throughput_file(name))
+def acceptance_line(run: Path) -> dict[str, str]:
+    """Returns the line of a run of generate_images."""
+    average = acceptance.average(run)
+    correlation = average["correlation"]
+    return {
+        "run": str(run),
+        "images": str(average["images"]),
+        "codes per call": f"{average['codes_per_call']:.2f}",
+        "correlation with top-1 probability": "-" if correlation is None else f"{correlation:.2f}",
+    }
 
 
-def write_throughput(rows: list[dict[str, Any]], path: Path) -> None:
-    """Writes the figure of images per minute over images in flight."""
-    from eval import figures
-
-    figures.throughput(rows, [tables.label(row, rows, without=["batch_size"]) for row in rows], path)
-
-
-def write_figures(folder: Path, results: Sequence[Path], runs: Sequence[Path]) -> None:
+def write_figures(folder: Path, results: Results, runs: Sequence[Path]) -> None:
     """Writes the speed plot of each bench result, and one plot with the averaged maps of all runs."""
     from eval import figures
 
-    rows_by_name = {name_of(path): tables.read(path)["rows"] for path in results}
     averages = [(str(path), acceptance.average(path)["maps"]) for path in runs]
     make_folder(folder)
-    for name, rows in rows_by_name.items():
-        labels = [tables.label(row, rows) for row in rows]
-        figures.speed(rows, labels, folder / f"{name}_speed.png")
-        if tables.batched({"rows": rows}):
-            write_throughput(rows, folder / tables.throughput_file(name))
+    for path, result in results.items():
+        labels = [tables.label(row, result["rows"]) for row in result["rows"]]
+        figures.speed(result["rows"], labels, folder / f"{name_of(path)}_speed.png")
     if averages:
         figures.acceptance(averages, folder / "acceptance.png")
-    print(f"{folder}: {len(rows_by_name) + bool(averages)} figures")
+    print(f"{folder}: {len(results) + bool(averages)} figures")
 
 
 def name_of(result: Path) -> str:

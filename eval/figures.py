@@ -140,34 +140,6 @@ def speed(rows: Sequence[Mapping[str, Any]], labels: Sequence[str], path: Path) 
     _save(figure, path)
 
 
-def throughput(rows: Sequence[Mapping[str, Any]], labels: Sequence[str], path: Path) -> None:
-    """Writes images per minute over the images in flight: a panel per temperature, a line per label.
-
-    rows: as bench stores them. labels: the name of each row without its temperature and batch size.
-    """
-    temperatures = list(dict.fromkeys(row["temperature"] for row in rows))
-    figure = _figure(4.6 * len(temperatures) + 1.6, 3.6)
-    axes = figure.subplots(1, len(temperatures), sharey=True, squeeze=False)[0]
-    for axis, temperature in zip(axes, temperatures, strict=True):
-        for label in dict.fromkeys(labels):
-            points = sorted(
-                (row["batch_size"], row["images_per_min"])
-                for row, name in zip(rows, labels, strict=True)
-                if name == label and row["temperature"] == temperature
-            )
-            axis.plot(*zip(*points, strict=True), marker="o", markersize=4, label=label)
-        sizes = sorted({row["batch_size"] for row in rows})
-        axis.set_xscale("log", base=2)
-        axis.set_xticks(sizes, map(str, sizes))
-        axis.set_title(f"T = {temperature:g}", fontsize=10)
-        axis.set_xlabel("images in flight")
-        axis.grid(color="0.9")
-    axes[0].set_ylabel("images per minute")
-    axes[0].set_ylim(bottom=0)
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8, frameon=False)
-    _save(figure, path)
-
-
 def _figure(width: float, height: float) -> Any:
     """Returns an empty figure; width and height are in inches."""
     from matplotlib.figure import Figure  # Importing it takes a second, for which --help must not wait.

@@ -4,7 +4,8 @@ step's time: reading the target's weights once. Not yet run on a GPU."""
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch.autograd import DeviceType
@@ -21,6 +22,12 @@ from models.transformer import Block, make_head
 PARTS = ("target", "drafter", "tree", "verify", "commit")  # the ranges that the loop marks
 PROBE_BYTES, PROBES = 2**28, 5  # size and number of the probes that measure the bandwidth of memory
 COPIES = 16  # copies per probe on a GPU: waiting for a single copy would add a tenth to its time
+
+
+def profile(engines: Mapping[str, Engine], requests: Sequence[Request], model: Model) -> dict[str, Any]:
+    """Returns what --profile adds to a result of bench. engines: by the names of their configurations."""
+    parts = [{"configuration": name, "shares": shares(engine, requests)} for name, engine in engines.items()]
+    return {"weights_read": weights_read(model), "profile": parts}
 
 
 def shares(engine: Engine, requests: Sequence[Request]) -> dict[str, float]:

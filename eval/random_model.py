@@ -6,19 +6,22 @@ It reads no files. The text of a prompt is the number of its tokens, such as "64
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeVar, cast
 
 import torch
 from torch import nn
 
+from adt_tree.errors import UserError
 from adt_tree.grid import Grid
+from models import footprint
 from models.checkpoint.meta_init import on_meta
 from models.codecs.vq import Quantizer, VQModel
 from models.drafter import DrafterNet
 from models.footprint import Use
 from models.layouts.chameleon import CHAMELEON
 from models.layouts.llamagen_prompts import PaddedPrompt
-from models.model import Model
+from models.model import DTYPES, Model
 from models.registry import spec_of
 from models.target import EncodedPrompt, Prompt, PromptEncoder
 from models.transformer import Decoder
@@ -53,6 +56,23 @@ def middle_rows(use: Use, codes: int) -> tuple[Grid, int]:
     side = use.side // use.vq.patch_size
     height = min(side, max(2, codes // side))
     return Grid(height, side), use.prompt + use.tokens * (side - height) // (2 * side)
+
+
+def middle_of_image(
+    name: str, precision: str, device: str, layers: int | None, codes: int
+) -> tuple[Model, int]:
+    """Returns a model of the family `name` that makes about `codes` codes, some rows in the middle of an
+    image, and the number of tokens in front of them (see middle_rows).
+
+    layers: of the decoder; None: as many as published. Raises UserError for more than these.
+    """
+    use = footprint.published_use(name)
+    published = use.decoder.num_layers
+    if layers is not None and layers > published:
+        raise UserError(f"--layers {layers}: {name} has {published}")
+    use = replace(use, decoder=replace(use.decoder, num_layers=layers or published))
+    grid, before = middle_rows(use, codes)
+    return random_model(name, use, grid, DTYPES[precision], torch.device(device)), before
 
 
 def random_model(name: str, use: Use, grid: Grid, dtype: torch.dtype, device: torch.device) -> Model:

@@ -26,7 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
-from eval.comparison import interval
+from eval.columns import interval
 
 folder, pairs = Path(sys.argv[1]), int(sys.argv[2])
 ms = {"other": {}, "this": {}}  # checkout -> method -> milliseconds per step, one entry per pair
@@ -38,7 +38,7 @@ print(f"{'':<12}{'other ms':>10}{'this ms':>10}{'ratio':>8}   95 % interval, {pa
 slow = False
 for method, times in ms["other"].items():
     ratios = np.array(times) / np.array(ms["this"][method])
-    low, high = interval(ratios)
+    low, high = interval((ratios,), np.median)
     ratio = float(np.median(ratios))
     slow |= ratio < 0.97
     print(f"{method:<12}{np.median(times):10.3f}{np.median(ms['this'][method]):10.3f}{ratio:8.3f}   {low:.3f} to {high:.3f}")

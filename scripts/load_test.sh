@@ -44,4 +44,3 @@ wait $service
 if [ "${MIXED:-0}" != 1 ]; then
     for method in self-draft ar; do load_test "${usual[@]}" --methods $method --offline $slots; done
 fi
-$python main.py report "$out/load.json"

@@ -22,7 +22,7 @@ from tests.conftest import Refused, Result, Run
 from tests.tiny import tiny_use
 
 VARIED = "--vary seed_cells=random,left,above"
-CLOCKS = ("SR", "SR_95", "median_s", "step_ms", "images_per_min")  # keys that depend on measured times
+CLOCKS = ("SR", "SR_95", "median_s", "step_ms", "images_per_min", "half_s")  # timed keys
 
 
 def parsed(words: str) -> Options:
@@ -115,6 +115,9 @@ def test_an_option_that_one_method_reads_is_taken(methods: str, words: str) -> N
         ("--reference transformers --batch_size 8", "add 1 to --batch_size"),
         ("--random_weights", "--random_weights with --model emoji"),
         ("--layers 4", "--layers 4: it needs --random_weights"),
+        ("--random_weights --model anole --prompt x.txt", "--prompt x.txt"),
+        ("--random_weights --model anole --deterministic", "--deterministic"),
+        ("--methods ar --controls accept-all", "--controls accept-all"),
         ("--methods adt-tree --adt_depth_min 9 --adt_depth_max 3", "adt_depth_max 3"),
         ("--model vicuna", "no such model"),
     ],
@@ -195,13 +198,12 @@ def test_batches_trees_and_bounds(result: Result, words: list[str]) -> None:
     assert by_setting["eagle-2", 4, 1]["mean_nodes"] < 4 < by_setting["eagle-2", 8, 1]["mean_nodes"] < 8
 
 
-def test_random_weights_read_no_file(
-    result: Result, words: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_random_weights_read_no_file(result: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The model is a tiny one in the layout of lumina_mgpt."""
     use = tiny_use()
     monkeypatch.setattr("models.footprint.published_use", lambda name: use)
     more = "--model lumina_mgpt --random_weights --methods eagle-2 self-draft --temperatures 1 --num_images 2"
+    words = ("bench", "--precision", "fp32", "--output_dir", tmp_path)
     rows = result(*words, *more.split(), "--warmup", "0")["rows"]
     assert [row["method"] for row in rows] == ["ar", "eagle-2", "self-draft"]
     assert all(row["same_image"] == 1 and row["step_ms"] > 0 for row in rows)
@@ -304,10 +306,8 @@ def test_two_processes_in_one_folder_lose_nothing(tmp_path: Path) -> None:
 def test_several_seeds_a_prompt(result: Result, words: list[str]) -> None:
     more = "--methods self-draft --total_token 4 auto --temperatures 1 --warmup 0 --num_images 2 --seeds 3"
     found = result(*words, *more.split())
-    rows, (auto,) = found["rows"], found["auto"]
+    rows = found["rows"]
     assert [(row["images"], row["same_image"]) for row in rows] == [(6, 1)] * 3
-    assert auto["method"] == "self-draft" and len(auto["speed_over_best"]) == len(auto["best"]) == 2
-    assert {*auto["best"]} <= {4, "ar"}
     low, high = rows[1]["tau_95"]
     assert low < rows[1]["tau"] < high
 

@@ -118,6 +118,9 @@ def test_an_error_names_the_file_and_what_is_wrong_in_it(
         ({"source": DEFAULT_FILE, "captions": "longest"}, f"--captions longest: {DEFAULT_FILE}"),
         ({"source": "a cat", "count": 1, "captions": "longest"}, "--captions longest: --prompt 'a cat'"),
         ({"source": None, "captions": "longest"}, r"--captions longest: .*\.txt"),
+        ({"source": None, "captions": "longest", "class_labels": (1,)}, "--captions longest"),
+        ({"source": "a cat", "count": 1, "prompt_dir": "x"}, "--prompt_dir x"),
+        ({"source": None, "prompt_dir": "x.txt"}, r"--prompt_dir x\.txt"),
     ],
 )
 def test_selections_that_cannot_be(
@@ -126,7 +129,7 @@ def test_selections_that_cannot_be(
     monkeypatch.chdir(tmp_path)
     Path("p.json").write_text('["a", "b"]')
     with pytest.raises(UserError, match=says):
-        select(**selection, prompt_dir=str(tmp_path))
+        select(**selection)
 
 
 def test_seeds_depend_on_run_and_name_only() -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from adt_tree.pipeline import Pipeline
     from adt_tree.roles import Request
 
+PROMPT_DIR = "data/prompts"
 CAPTIONS = ("first", "longest", "all")  # which captions of a COCO image are prompts; the first is the default
 DEFAULT_END = 10000  # of --end_idx, as published
 NAMED = {  # prompt set -> file names looked for in --prompt_dir, the COCO annotation files first
@@ -103,7 +104,13 @@ def load_prompts(args: Any, default: Path = DEFAULT_FILE) -> list[Prompt]:
 
 def _read(args: Any, default: Path) -> list[Prompt]:
     source = args.prompt
+    if args.prompt_dir != PROMPT_DIR and source not in NAMED:
+        raise UserError(
+            f"--prompt_dir {args.prompt_dir}: only {', '.join(NAMED)} are read from it; give a file "
+            "by --prompt, or leave it out"
+        )
     if args.class_labels:
+        _refuse_captions(args.captions, "--class_labels")
         return [Prompt(str(label), str(label), label) for label in args.class_labels]
     if source is None:
         return read_file(default, args.captions)

@@ -1,0 +1,136 @@
+"""The columns of bench: each says how it is measured and how it is shown. A new column is an entry of COLUMNS
+and, if it needs a new measurement, a field of adt_tree.records.Step or Decoded. No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from adt_tree.records import tau
+
+if TYPE_CHECKING:
+    from eval.harness import Configuration
+    from eval.runs.measurements import Measured
+
+Row = Mapping[str, Any]  # of a stored result, by the columns' keys
+Interval = tuple[float, float]
+
+
+class Comparison:
+    """The measurements of a configuration beside those of its AR baseline, which decoded the same prompts."""
+
+    def __init__(
+        self, configuration: Configuration, measured: Sequence[Measured], baseline: Sequence[Measured]
+    ) -> None:
+        """measured, baseline: one entry per batch of prompts."""
+        self.configuration = configuration
+        self.seconds = np.array([entry.seconds for entry in measured])  # per image
+        self.speed_up = np.array([entry.seconds for entry in baseline]) / self.seconds
+        self.batch_s = self.seconds * [len(entry.images) for entry in measured]
+        self.images = [image for entry in measured for image in entry.images]
+        self.steps = [step for image in self.images for step in image.steps]
+        self.expected = {image.name: image.codes for entry in baseline for image in entry.images}
+
+    def mean(self, name: str) -> float:
+        """Returns the mean over images of an attribute of Decoded."""
+        return sum(getattr(image, name) for image in self.images) / len(self.images)
+
+    def same_image(self) -> float:
+        """Returns the share of images whose codes are those of the AR baseline."""
+        return sum(image.codes == self.expected[image.name] for image in self.images) / len(self.images)
+
+    def tau_interval(self) -> Interval:
+        """Returns the 95 % interval of tau over images."""
+        codes = np.array([sum(step.accepted + 1 for step in image.steps) for image in self.images])
+        calls = np.array([max(len(image.steps), 1) for image in self.images])
+
+        def ratio(codes: np.ndarray, calls: np.ndarray, axis: int) -> np.ndarray:
+            return codes.sum(axis) / calls.sum(axis)
+
+        return interval((codes, calls), ratio)
+
+    def half_s(self) -> list[float]:
+        """Returns the seconds of the batches 0, 2, 4, ... and of the batches 1, 3, 5, ... ."""
+        return [round(float(self.batch_s[first::2].sum()), 4) for first in (0, 1)]
+
+
+def interval(samples: tuple[np.ndarray, ...], statistic: Callable[..., Any]) -> Interval:
+    """Returns the bootstrap 95 % interval of a statistic over paired samples; for a single sample, whose
+    statistic is x, (x, x)."""
+    from scipy.stats import bootstrap  # Importing it takes a second, for which --help must not wait.
+
+    if len(samples[0]) < 2:
+        value = float(statistic(*samples, axis=0))
+        return value, value
+    low, high = bootstrap(samples, statistic, paired=True, method="percentile", rng=0).confidence_interval
+    return float(low), float(high)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of bench's table and the key of its rows."""
+
+    key: str
+    heading: str  # "" for a value that is stored and not shown
+    measure: Callable[[Comparison], Any]
+    form: str = "{}"  # format of a value
+    interval: Callable[[Comparison], Interval] | None = None  # 95 %, stored as KEY_95
+    timed: bool = False  # means nothing if the machine did other work (bench --untimed)
+
+    def text(self, row: Row, intervals: bool = True) -> str:
+        """Returns the cell of a row: the value, with its interval unless its width is 0; "-" for none."""
+        if row.get(self.key) is None:
+            return "-"
+        text = self.form.format(row[self.key])
+        low, high = (intervals and row.get(f"{self.key}_95")) or (None, None)
+        return text if low == high else f"{text} ({self.form.format(low)}-{self.form.format(high)})"
+
+
+SETTINGS = ("method", "temperature", "total_token", "batch_size")  # the columns that tell rows apart
+COLUMNS = {
+    column.key: column
+    for column in (
+        Column("method", "method", lambda c: c.configuration.method),
+        Column("temperature", "T", lambda c: c.configuration.temperature, "{:g}"),
+        Column("total_token", "nodes", lambda c: c.configuration.total_token),
+        Column("batch_size", "images in flight", lambda c: c.configuration.batch_size),
+        Column("varied", "", lambda c: dict(c.configuration.varied)),
+        Column("exact", "", lambda c: c.configuration.exact),
+        Column("SR", "speed-up", lambda c: np.median(c.speed_up), "{:.2f}",
+               lambda c: interval((c.speed_up,), np.median), timed=True),
+        Column("tau", "tau", lambda c: tau(c.images), "{:.2f}", Comparison.tau_interval),
+        Column("mean_depth", "depth", lambda c: c.mean("mean_depth"), "{:.2f}"),
+        Column("mean_nodes", "drafted", lambda c: c.mean("mean_nodes"), "{:.1f}"),
+        Column("target_calls", "target calls", lambda c: c.mean("target_calls"), "{:.1f}"),
+        Column("drafter_calls", "drafter calls", lambda c: c.mean("drafter_calls"), "{:.1f}"),
+        Column("step_ms", "ms per step", lambda c: np.median([step.ms for step in c.steps]), "{:.2f}",
+               timed=True),
+        Column("median_s", "seconds", lambda c: np.median(c.seconds), "{:.2f}", timed=True),
+        Column("images_per_min", "images/min", lambda c: 60 * len(c.images) / c.batch_s.sum(), "{:.1f}",
+               timed=True),
+        Column("half_s", "", Comparison.half_s, timed=True),
+        Column("images", "", lambda c: len(c.images)),
+        Column("same_image", "= AR", Comparison.same_image, "{:.0%}"),
+    )
+}  # fmt: skip
+LEGEND = (
+    "speed-up: seconds of the AR baseline divided by the method's, median over batches of prompts with its "
+    "bootstrap 95 % interval, which needs several batches; tau: codes per target call, with its interval "
+    "over images; depth, drafted: levels and nodes of a tree, on average; calls and seconds: per image; "
+    "= AR: share of images equal to the AR baseline's, code for code."
+)
+
+
+def row(comparison: Comparison) -> dict[str, Any]:
+    """Returns a row of a stored result. Numbers are rounded to four digits behind the point."""
+    values: dict[str, Any] = {}
+    for column in COLUMNS.values():
+        value = column.measure(comparison)
+        values[column.key] = round(float(value), 4) if isinstance(value, float) else value
+        if column.interval is not None:
+            values[f"{column.key}_95"] = [round(bound, 4) for bound in column.interval(comparison)]
+    return values

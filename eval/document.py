@@ -1,0 +1,88 @@
+"""docs/RESULTS.md: the tables that a reader looks for, from stored results of bench. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eval import tables
+from eval.columns import LEGEND, Row
+
+OPENING = f"""# Results
+
+Written by `python main.py report --write docs/RESULTS.md` from docs/results/*.json; edit neither by hand.
+`python main.py report FILE` prints any result of that folder in full.
+
+{LEGEND}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One table of the document."""
+
+    title: str
+    files: str  # pattern of the names of the results that it shows
+    index: tuple[str, ...]
+    values: tuple[str, ...]
+    across: str
+
+
+SECTIONS = (
+    Section("All methods", "bench.json", ("method",), ("tau", "SR", "images_per_min"), "temperature"),
+    Section(
+        "Images per minute by the nodes of self-drafted trees",
+        "sizes_*.json",
+        ("temperature", "batch_size"),
+        ("images_per_min",),
+        "total_token",
+    ),
+    Section(
+        "Codes per target call of methods without a drafter, by the nodes of their trees (T = 1)",
+        "rivals.json",
+        ("method", "seed_cells"),
+        ("tau",),
+        "total_token",
+    ),
+    Section("Trees of the paper's 59 nodes", "paper_budget.json", ("method",), ("tau", "SR"), "temperature"),
+)
+
+
+def document(results: Mapping[Path, Mapping[str, Any]]) -> str:
+    """Returns docs/RESULTS.md. results: by their paths. A section without results is left out."""
+    parts = [OPENING]
+    for section in SECTIONS:
+        chosen = [result for path, result in results.items() if path.match(section.files)]
+        if chosen:
+            parts += [f"## {section.title}\n", f"{body(section, chosen)}\n"]
+    return "\n".join(parts)
+
+
+def body(section: Section, results: Sequence[Mapping[str, Any]]) -> str:
+    """Returns a section's table, and how to repeat each of its results."""
+    rows = [row for result in results for row in result["rows"]]
+    sizes = "method" not in section.index
+    if sizes:  # the AR baseline has no tree: it stands beside the sizes
+        rows = [row | {"total_token": "ar"} if row["method"] == "ar" else row for row in rows]
+    elif section.across == "total_token":
+        rows = [row for row in rows if row["method"] != "ar"]
+    lines = tables.lines_of(rows, section.index, section.values, section.across)
+    if sizes and all(all(row.get("half_s", [0])) for row in rows):
+        groups: dict[tuple[str, ...], list[Row]] = {}
+        for row in rows:
+            groups.setdefault(tuple(tables.text(row, key) for key in section.index), []).append(row)
+        for line, group in zip(lines, groups.values(), strict=True):
+            line |= best_sizes(group)
+    return "\n\n".join([tables.table(lines), "\n".join(f"- {tables.note(result)}" for result in results)])
+
+
+def best_sizes(rows: Sequence[Row]) -> dict[str, str]:
+    """Returns the fastest fixed size, or "ar", on the batches of prompts 0, 2, 4, ... and on the others.
+
+    Where the two differ, the best size owes a part of its lead to noise.
+    """
+    fixed = [row for row in rows if row["total_token"] != "auto"]
+    best = [min(fixed, key=lambda row: row["half_s"][half])["total_token"] for half in (0, 1)]
+    return {"best size, even half": str(best[0]), "best size, odd half": str(best[1])}
